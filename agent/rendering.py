@@ -223,10 +223,11 @@ def texts(job: RenderJob) -> Mapping[str, str]:
         )
 
     # The readers of a cluster's alerts are not on the machine of its agent.
-    kubernetes = render_kubernetes(alerts(elsewhere))
+    dashboards = render_dashboards(objectives)
+    kubernetes = render_kubernetes(alerts(elsewhere), dashboards)
     declared = Declared(metadata.tables.values(), MEANINGS)
     reference = render_reference(declared, objectives, job.timings, job.budget_usd)
-    return {**alerts(links), **kubernetes, **render_dashboards(objectives), **reference}
+    return {**alerts(links), **kubernetes, **dashboards, **reference}
 
 
 def remarks(job: RenderJob) -> Iterator[str]:

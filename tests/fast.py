@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 # What each of these runs takes seconds or is not installed everywhere.
 PARTS = frozenset(
     f"tests.real_parts.{name}"
-    for name in ("alertmanager", "chromium", "processes", "prometheus", "tiny_model")
+    for name in ("alertmanager", "chromium", "helm", "processes", "prometheus", "tiny_model")
 )
 POSTGRES = "postgres"
 # By pattern, because to parse every module takes seconds in each process of the tests.

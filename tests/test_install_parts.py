@@ -39,10 +39,11 @@ class Machine:
         program.chmod(0o755)
 
     def add_engine(self) -> None:
-        """Make folders that look like an installed engine and installed load generators."""
+        """Make folders that look like an installed engine, load generators and Helm."""
         for home in (
             self._where("install-engine").parents[1],
             self._where("install-load-generators"),
+            self._where("install-helm"),
         ):
             home.mkdir(parents=True)
             (home / "complete").touch()
@@ -102,6 +103,7 @@ def test_elsewhere_each_missing_part_is_printed_with_its_command(
     assert any(line.startswith("vLLM for CPU, expected at ") for line in lines)
     assert any(line.endswith(": bash .ci/install-engine") for line in lines)
     assert any(line.endswith(": bash .ci/install-load-generators") for line in lines)
+    assert any(line.endswith(": bash .ci/install-helm") for line in lines)
 
 
 def test_only_missing_parts_are_printed(machine: Machine) -> None:

@@ -1,0 +1,113 @@
+{{/*
+What a pod with the agent holds. Of a chart that has this one as a dependency:
+
+  {{- include "goodput-agent.container" (index .Subcharts "goodput-agent") | nindent 8 }}
+*/}}
+
+{{/* The agent's settings: the chart's, and over them those of the values. */}}
+{{- define "goodput-agent.settings" -}}
+{{- $values := .Values -}}
+{{- if or (hasKey $values.settings "listen") (hasKey (default dict $values.settings.proxy) "listen") -}}
+{{- fail "settings: listen and proxy.listen follow from the chart's ports; set sidecar.proxy" -}}
+{{- end -}}
+{{- $ports := include "goodput-agent.ports" . | fromYaml -}}
+{{- $storage := dict "url" "sqlite:////data/goodput.db" -}}
+{{- if include "goodput-agent.databaseSecret" . -}}
+{{- /* The URL itself comes from the Secret, by the environment. */ -}}
+{{- $storage = dict "journal" (dict "enabled" $values.database.journal "path" "/data/goodput-journal.db") -}}
+{{- end -}}
+{{- $settings := dict
+  "listen" (dict "host" "0.0.0.0" "port" $ports.agent)
+  "security" (dict "read_tokens" "/etc/goodput-agent-tokens/read")
+  "storage" $storage
+  "nvml" (dict "enabled" false)
+  "engines" (list (dict
+    "name" $values.sidecar.engine.name
+    "url" (printf "http://127.0.0.1:%v" $values.sidecar.engine.port)))
+-}}
+{{- if $values.sidecar.proxy.enabled -}}
+{{- $_ := set $settings "proxy" (dict "listen" (printf "0.0.0.0:%v" $values.sidecar.proxy.port)) -}}
+{{- end -}}
+{{- mustMergeOverwrite $settings (deepCopy $values.settings) | toYaml -}}
+{{- end -}}
+
+{{/* The numbers of the agent's ports by name. */}}
+{{- define "goodput-agent.ports" -}}
+agent: 9470
+{{- if .Values.sidecar.proxy.enabled }}
+proxy: {{ .Values.sidecar.proxy.port }}
+{{- end }}
+{{- end -}}
+
+{{/* Annotations of the pod: a change of the settings makes a new pod. */}}
+{{- define "goodput-agent.podAnnotations" -}}
+goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trunc 16 }}
+{{- end -}}
+
+{{/* A list of one container. */}}
+{{- define "goodput-agent.container" -}}
+- name: agent
+  image: {{ include "goodput-agent.image" . | quote }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  {{- $database := include "goodput-agent.databaseSecret" . }}
+  {{- if or $database .Values.env }}
+  env:
+    {{- if $database }}
+    - name: GOODPUT_STORAGE__URL
+      valueFrom:
+        secretKeyRef: {name: {{ $database }}, key: {{ .Values.database.key }}}
+    {{- end }}
+    {{- with .Values.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  ports:
+    {{- range $name, $port := include "goodput-agent.ports" . | fromYaml }}
+    - {name: {{ $name }}, containerPort: {{ $port }}}
+    {{- end }}
+  # The first start of a new version migrates the database before the agent listens.
+  startupProbe:
+    httpGet: {path: /healthz, port: agent}
+    periodSeconds: 2
+    failureThreshold: 900
+  livenessProbe:
+    httpGet: {path: /healthz, port: agent}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
+  # No readiness probe: a store that is away must not take vLLM out of its Service.
+  resources:
+    {{- toYaml .Values.resources | nindent 4 }}
+  securityContext:
+    {{- $fixed := dict
+      "runAsNonRoot" true
+      "allowPrivilegeEscalation" false
+      "readOnlyRootFilesystem" true
+      "capabilities" (dict "drop" (list "ALL")) }}
+    {{- $preset := dict "seccompProfile" (dict "type" "RuntimeDefault") }}
+    {{- mustMergeOverwrite $preset (deepCopy .Values.securityContext) $fixed | toYaml | nindent 4 }}
+  volumeMounts:
+    - {name: goodput-settings, mountPath: /etc/goodput-agent, readOnly: true}
+    - {name: goodput-tokens, mountPath: /etc/goodput-agent-tokens, readOnly: true}
+    - {name: goodput-data, mountPath: /data}
+    - {name: goodput-tmp, mountPath: /tmp}
+    {{- with .Values.volumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/* A list of the volumes that the container mounts. */}}
+{{- define "goodput-agent.volumes" -}}
+- {name: goodput-settings, configMap: {name: {{ include "goodput-agent.fullname" . }}-settings}}
+# Readable for any user, because the pod decides as whom the agent runs.
+- {name: goodput-tokens, secret: {secretName: {{ include "goodput-agent.tokensSecret" . }}, defaultMode: 0444}}
+{{- with include "goodput-agent.dataClaim" . }}
+- {name: goodput-data, persistentVolumeClaim: {claimName: {{ . }}}}
+{{- else }}
+- {name: goodput-data, emptyDir: {}}
+{{- end }}
+- {name: goodput-tmp, emptyDir: {}}
+{{- with .Values.volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,357 @@
+"""The Helm chart, rendered by the real Helm."""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+import agent
+from agent.settings import Settings, load
+from tests.deploy.charts import (
+    CHART,
+    NAMES,
+    VALUES,
+    agent_container,
+    check,
+    kept,
+    objects,
+    only,
+    pod,
+    rendering,
+    with_dependency,
+)
+from tests.deploy.checks import PINNED
+from tests.deploy.dockerfile import ROOT
+from tests.real_parts.helm import documents, rendered, run
+from tests.real_parts.processes import PartFailed
+
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+READ_BY_PARENTS = {"global", "enabled"}
+# Those that make pods.
+PODS = ("vllm", "your-vllm")
+URL = "postgresql://goodput:password@db/goodput"
+
+each_name = pytest.mark.parametrize("name", NAMES)
+each_pod = pytest.mark.parametrize("name", PODS)
+
+
+def refusal(*values: str) -> str:
+    """Why Helm refuses values, each as in `key=value`."""
+    arguments = [word for value in values for word in ("--set", value)]
+    with pytest.raises(PartFailed) as refused:
+        rendered(CHART, *arguments)
+    return str(refused.value)
+
+
+# Lint, renderings, schemas
+
+
+def test_lint_finds_nothing_in_the_chart(tmp_path: Path) -> None:
+    for values in VALUES.values():
+        run("helm", "lint", "--strict", CHART, "--values", values)
+    run("helm", "lint", "--strict", CHART)
+    run("helm", "lint", "--strict", with_dependency(tmp_path))
+
+
+@each_name
+def test_a_rendering_is_as_committed(name: str) -> None:
+    assert kept(name).read_text(encoding="utf-8") == rendering(name), (
+        "after a change of the chart, run python -m tests.deploy.charts and look at the difference"
+    )
+
+
+@each_name
+def test_kubernetes_and_the_prometheus_operator_accept_every_object(name: str) -> None:
+    for found in objects(name):
+        check(found)
+
+
+def test_the_check_refuses_a_wrong_key() -> None:
+    wrong = only("vllm", "NetworkPolicy")
+    with pytest.raises(kubernetes_validate.ValidationError, match="podSelectors"):
+        check({**wrong, "spec": {**wrong["spec"], "podSelectors": {}}})
+
+
+# Values
+
+
+def test_every_value_of_the_schema_has_a_default_in_the_same_order() -> None:
+    """Helm itself refuses a default that the schema does not know."""
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    for place in places(SCHEMA):
+        values = DEFAULTS
+        for key in place[:-1]:
+            values = values[key]
+        assert place[-1] in values, place
+    top = re.findall(r"^(\w+):", text, re.MULTILINE)
+    assert top == [key for key in SCHEMA["properties"] if key not in READ_BY_PARENTS]
+
+
+def places(schema: Any, *above: str) -> Iterator[Sequence[str]]:
+    """The paths of all keys that a schema names."""
+    for key, below in schema.get("properties", {}).items():
+        if above or key not in READ_BY_PARENTS:
+            yield (*above, key)
+            yield from () if "items" in below else places(below, *above, key)
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ("mode=side-car", "at '/mode': value must be"),
+        ("sidecar.proxy.port=0", "at '/sidecar/proxy/port': minimum: got 0, want 1"),
+        ("vllm.replica=2", "at '/vllm': additional properties 'replica' not allowed"),
+        ("vllm.user=0", "at '/vllm/user': minimum: got 0, want 1"),
+        ("podMonitor.enabled=yes", "at '/podMonitor/enabled': got string, want boolean"),
+        ("alerts.grafana=grafana", "at '/alerts/grafana': 'grafana' does not match pattern"),
+        ("settings.listen.port=1", "settings: listen and proxy.listen follow from the chart's"),
+        ("tokens.existingSecret=", "tokens: set existingSecret to the name of a Secret"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(value: str, complaint: str) -> None:
+    assert complaint in refusal(value)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        (("data.createClaim=true", "data.existingClaim=x"), "data: set createClaim or existing"),
+        ((f"database.url={URL}", "database.existingSecret=x"), "database: set url or existing"),
+        (("alerts.enabled=true", "alerts.rules=rules"), "alerts.rules: the text is no file of"),
+    ],
+)
+def test_values_that_exclude_each_other_are_refused(values: Sequence[str], complaint: str) -> None:
+    assert complaint in refusal(*values)
+
+
+@pytest.mark.parametrize("value", ["tokens.read=hunter2", "database.url=mysql://me:hunter2@db/x"])
+def test_a_refusal_shows_no_secret(value: str) -> None:
+    complaint = refusal(value)
+    assert value.partition("=")[0] in complaint
+    assert "hunter2" not in complaint
+
+
+# The agent in a pod
+
+
+def settings_of(name: str, folder: Path) -> Settings:
+    """The settings that the agent gets, with what the environment of its container adds."""
+    path = folder / "settings.yml"
+    path.write_text(only(name, "ConfigMap")["data"]["settings.yml"], encoding="utf-8")
+    made = {found["metadata"]["name"]: found for found in objects(name)}
+    environment = {}
+    for each in agent_container(name).get("env", []) if name in PODS else []:
+        source = each["valueFrom"].get("secretKeyRef")
+        if source is not None:
+            secret = made.get(source["name"], {"stringData": {"url": URL}})
+            environment[each["name"]] = secret["stringData"][source["key"]]
+    return load(path, environment)
+
+
+@each_name
+def test_the_agent_loads_the_settings_of_a_rendering(name: str, tmp_path: Path) -> None:
+    settings = settings_of(name, tmp_path)
+    assert settings.security.read_tokens == Path("/etc/goodput-agent-tokens/read")
+    assert len(settings.engines) == 1
+
+
+def test_values_win_over_the_settings_of_the_chart(tmp_path: Path) -> None:
+    settings = settings_of("sidecar", tmp_path)
+    assert settings.storage.url == "sqlite:////data/goodput.db"
+    assert (settings.storage.keep_requests, settings.storage.journal.max_bytes) == (86400, 2**32)
+    assert settings.proxy.listen is None
+    assert (settings.engines[0].name, settings.engines[0].url) == (
+        "code-0",
+        "http://127.0.0.1:9000",
+    )
+
+
+@each_pod
+def test_with_a_database_there_is_a_journal_in_the_data_volume(name: str, tmp_path: Path) -> None:
+    storage = settings_of(name, tmp_path).storage
+    assert (storage.url, storage.journal.enabled) == (URL, True)
+    mounts = {each["name"]: each["mountPath"] for each in agent_container(name)["volumeMounts"]}
+    assert storage.journal.path == f"{mounts['goodput-data']}/goodput-journal.db"
+
+
+@each_pod
+def test_the_agents_ports_are_those_of_its_settings(name: str, tmp_path: Path) -> None:
+    settings = settings_of(name, tmp_path)
+    container = agent_container(name)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports["agent"] == settings.listen.port
+    assert settings.proxy.listen == f"0.0.0.0:{ports['proxy']}"
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "agent"}
+    service = {port["targetPort"] for port in only(name, "Service")["spec"]["ports"]}
+    assert ports.keys() <= service
+
+
+@each_pod
+def test_the_agent_has_no_more_rights_than_it_needs(name: str) -> None:
+    context = agent_container(name)["securityContext"]
+    assert (
+        context.items()
+        >= {
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }.items()
+    )
+
+
+def test_values_cannot_give_the_agent_more_rights() -> None:
+    wanted = ("runAsNonRoot=false", "allowPrivilegeEscalation=true", "readOnlyRootFilesystem=false")
+    values = [word for each in wanted for word in ("--set", f"securityContext.{each}")]
+    more = documents(rendered(CHART, "--values", VALUES["vllm"], *values))
+    (deployment,) = (found for found in more if found["kind"] == "Deployment")
+    (container,) = (
+        each for each in deployment["spec"]["template"]["spec"]["containers"]
+        if each["name"] == "agent"
+    )  # fmt: skip
+    assert container["securityContext"] == agent_container("vllm")["securityContext"]
+
+
+@each_pod
+def test_every_mounted_volume_is_there(name: str) -> None:
+    spec, made = pod(name)["spec"], {o["metadata"]["name"] for o in objects(name)}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounted = {each["name"] for c in spec["containers"] for each in c.get("volumeMounts", [])}
+    assert mounted == volumes.keys()
+    assert volumes["goodput-settings"]["configMap"]["name"] in made
+    claims = {
+        found["claimName"] for v in volumes.values() if (found := v.get("persistentVolumeClaim"))
+    }
+    assert claims <= made
+
+
+@each_pod
+def test_a_secret_is_in_no_pod_and_no_config_map(name: str) -> None:
+    others = [found for found in objects(name) if found["kind"] != "Secret"]
+    assert "password@" not in json.dumps(others)
+    assert "a-token-of-the-tests" not in json.dumps(others)
+
+
+def test_changed_settings_make_a_new_pod() -> None:
+    changed = rendered(CHART, "--values", VALUES["vllm"], "--set", "settings.storage.max_series=5")
+    (deployment,) = (found for found in documents(changed) if found["kind"] == "Deployment")
+    annotations = deployment["spec"]["template"]["metadata"]["annotations"]
+    assert annotations.keys() == pod("vllm")["metadata"]["annotations"].keys()
+    assert annotations != pod("vllm")["metadata"]["annotations"]
+
+
+def test_images_are_pinned_and_the_agents_is_of_its_version() -> None:
+    assert agent_container("vllm")["image"] == f"goodput-agent:{agent.__version__}"
+    assert all(PINNED.fullmatch(each["image"]) for each in pod("vllm")["spec"]["containers"])
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (agent.__version__, agent.__version__)
+
+
+# What selects the pods
+
+
+def test_service_monitor_and_policy_select_the_pods() -> None:
+    labels = pod("vllm")["metadata"]["labels"]
+    assert only("vllm", "Deployment")["spec"]["selector"]["matchLabels"] == labels
+    assert only("vllm", "Service")["spec"]["selector"] == labels
+    assert only("vllm", "PodMonitor")["spec"]["selector"]["matchLabels"] == labels
+    assert only("vllm", "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
+
+
+def test_prometheus_gets_the_token_that_the_agent_wants() -> None:
+    agents, engine = only("vllm", "PodMonitor")["spec"]["podMetricsEndpoints"]
+    volume = next(v for v in pod("vllm")["spec"]["volumes"] if v["name"] == "goodput-tokens")
+    credentials = agents["authorization"]["credentials"]
+    assert credentials == {"name": volume["secret"]["secretName"], "key": "read"}
+    assert (agents["port"], engine["port"]) == ("agent", "engine")
+
+
+def test_the_policy_lets_only_monitors_read_the_agent() -> None:
+    reading, serving = only("vllm", "NetworkPolicy")["spec"]["ingress"]
+    assert reading["ports"] == [{"port": "agent"}]
+    assert reading["from"] == DEFAULTS["networkPolicy"]["monitors"]
+    assert {port["port"] for port in serving["ports"]} == {8000, "proxy"}
+    assert serving["from"] == [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
+
+
+# Dashboards and alerts
+
+LINKS = ("--set", "alerts.runbooks=https://r.test/x/", "--set", "alerts.grafana=https://g.test")
+
+
+@pytest.fixture(scope="module")
+def shared() -> str:
+    """A rendering with all alerts and dashboards."""
+    return rendered(CHART, "--set", "alerts.enabled=true", *LINKS)
+
+
+def test_each_dashboard_is_a_config_map_for_grafanas_sidecar(shared: str) -> None:
+    made: dict[str, str] = {}
+    for found in documents(shared):
+        if found["metadata"]["labels"].get("grafana_dashboard") == "1":
+            check(found)
+            made |= found["data"]
+    files = (ROOT / "dashboards").glob("*.json")
+    assert made == {path.name: path.read_text(encoding="utf-8") for path in files}
+
+
+def test_the_rules_are_the_agents_with_links_that_lead_somewhere(shared: str) -> None:
+    (found,) = (each for each in documents(shared) if each["kind"] == "PrometheusRule")
+    check(found)
+    text = (ROOT / "deploy/kubernetes/prometheusrule.yaml").read_text(encoding="utf-8")
+    for placeholder, link in (
+        ("https://your-goodput-agent.example/runbooks", "https://r.test/x"),
+        ("https://your-grafana.example", "https://g.test"),
+    ):
+        assert placeholder in text
+        text = text.replace(placeholder, link)
+    assert found["spec"] == yaml.safe_load(text)["spec"]
+
+
+def test_rules_of_other_objectives_come_from_a_file(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yml"
+    rules.write_text("# Mine.\ngroups:\n- {name: mine, rules: []}\n", encoding="utf-8")
+    made = rendered(CHART, "--set", "alerts.enabled=true", "--set-file", f"alerts.rules={rules}")
+    (found,) = (each for each in documents(made) if each["kind"] == "PrometheusRule")
+    assert found["spec"] == {"groups": [{"name": "mine", "rules": []}]}
+
+
+def test_a_release_fits_into_the_secret_in_which_helm_keeps_it(shared: str) -> None:
+    texts = [path.read_bytes() for path in sorted(CHART.rglob("*")) if path.is_file()]
+    kept_bytes = len(gzip.compress(b"".join([*texts, shared.encode()]))) * 4 / 3
+    assert kept_bytes < 2**20 / 2
+
+
+# What Helm prints after an installation
+
+
+def notes(*values: str) -> str:
+    arguments = [word for value in values for word in ("--set", value)]
+    printed = run("helm", "install", "demo", CHART, "--dry-run=client", *arguments)
+    return printed.partition("NOTES:")[2]
+
+
+def test_the_notes_say_what_is_missing() -> None:
+    said = notes()
+    assert "create secret generic goodput-agent-tokens --from-literal=read=" in said
+    for missing in ("makes no pod", "rows end with each pod", "podMonitor", "alerts.enabled"):
+        assert missing in said
+
+
+def test_the_notes_of_a_whole_installation_name_only_the_page() -> None:
+    said = notes(
+        "vllm.enabled=true", "tokens.read=0123456789abcdef", "data.createClaim=true",
+        "podMonitor.enabled=true", "alerts.enabled=true", "alerts.runbooks=https://r.test/x",
+    )  # fmt: skip
+    assert "port-forward service/demo-goodput-agent 9470" in said
+    for missing in ("makes no pod", "create secret", "rows end", "podMonitor", "alerts"):
+        assert missing not in said
