@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter, sub
+from operator import sub
 from pathlib import Path
 
 import psycopg
@@ -33,6 +33,8 @@ STREAMS = 200
 DIRECT = 20
 EVENT_EVERY_S = 0.02
 LONGER_S = 0.05
+# Of the time between two reads: waiting that lets work gather, and a processor that is not idle.
+MUCH, BUSY = 0.5, 0.8
 AGENT, WORKERS = "agent", ("proxy worker 0", "proxy worker 1")
 
 Arrivals = Sequence[float]
@@ -101,38 +103,62 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 class Waits:
-    """For how long workers, and this client, were ready and had no processor."""
+    """For how long workers, and this client, had no processor, or were behind because of that."""
 
     def __init__(self, workers: Sequence[int]) -> None:
-        self._workers = workers
-        self._read: list[tuple[float, float, list[float]]] = []
+        self._client = Schedule(os.getpid())
+        self._workers = [Schedule(pid) for pid in workers]
 
     async def read(self) -> None:
         """Read them as often as streams have events, until it is cancelled."""
         while True:
-            workers_s = [_waited_s(pid) for pid in self._workers]
-            self._read.append((time.perf_counter(), _waited_s(os.getpid()), workers_s))
+            for each in (self._client, *self._workers):
+                each.read()
             await asyncio.sleep(EVENT_EVERY_S)
 
     def within_s(self, earlier: float, later: float) -> float:
         """The longest wait of a worker between these times, and the client's after it."""
-        until = bisect_left(self._read, later, hi=len(self._read) - 1, key=itemgetter(0))
-        _, client_from_s, workers_from_s = self._read[
-            max(bisect_right(self._read, earlier, key=itemgetter(0)) - 1, 0)
-        ]
-        _, client_until_s, workers_until_s = self._read[until]
-        workers_s = map(sub, workers_until_s, workers_from_s)
-        longest_s: float = max(0.0, *workers_s)
-        return client_until_s - client_from_s + longest_s
+        longest_s = max(each.lost_s(earlier, later) for each in self._workers)
+        return self._client.lost_s(earlier, later) + longest_s
 
 
-def _waited_s(pid: int) -> float:
-    """How long its main thread was ready without a processor: Linux's sched-stats."""
-    try:
-        _, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
-    except FileNotFoundError:
-        return 0.0
-    return int(waited_ns) / 1e9
+class Schedule:
+    """What Linux's sched-stats say of a process's main thread, read again and again."""
+
+    def __init__(self, pid: int) -> None:
+        self._path = Path(f"/proc/{pid}/schedstat")
+        self._at: list[float] = []
+        self._lost_s = [0.0]
+        self._last = (0.0, 0.0)
+        self._behind = False
+
+    def read(self) -> None:
+        """Add what was lost since the last time."""
+        try:
+            ran, waited, _ = self._path.read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            return
+        last, self._last = self._last, (int(ran) / 1e9, int(waited) / 1e9)
+        ran_s, waited_s = map(sub, self._last, last)
+        if self._at:
+            self._add(time.perf_counter() - self._at[-1], ran_s, waited_s)
+        self._at.append(time.perf_counter())
+
+    def _add(self, took_s: float, ran_s: float, waited_s: float) -> None:
+        # What came while it waited has to be passed on, until it has nothing to do for a moment.
+        begins = waited_s >= MUCH * took_s
+        self._behind = (self._behind or begins) and ran_s + waited_s >= BUSY * took_s
+        lost_s = ran_s + waited_s if self._behind else waited_s
+        self._lost_s.append(self._lost_s[-1] + lost_s)
+
+    def lost_s(self, earlier: float, later: float) -> float:
+        """The seconds that were lost between these times."""
+        if not self._at:
+            return 0.0
+        begin = max(bisect_right(self._at, earlier) - 1, 0)
+        return (
+            self._lost_s[bisect_left(self._at, later, hi=len(self._at) - 1)] - self._lost_s[begin]
+        )
 
 
 @dataclass(frozen=True, slots=True)
