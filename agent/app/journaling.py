@@ -16,6 +16,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.records.objective import Objective
 from agent.settings import Settings
 from agent.settings.storage_settings import JournalSettings
+from agent.store.agent_state import AgentState
 from agent.store.claim import own_instance
 from agent.store.connection import for_writing, in_transaction, open_engine
 from agent.store.journal.answering import EitherDatabase
@@ -51,10 +52,13 @@ class Journaling:
         engines: tuple[Engine, Engine],
         objectives: Sequence[Objective],
         meter: Meter,
+        *,
+        state: AgentState,
     ) -> None:
         """`engines` are the journal's, for writing and for queries."""
         self._settings = settings
         self._meter = meter
+        self._state = state
         self._own, self._own_queries = engines
         storage = settings.storage
         self.room = JournalRoom(
@@ -80,6 +84,7 @@ class Journaling:
             instance=own_instance(),
             objectives=objectives,
             max_series=storage.max_series,
+            state=self._state,
         )
         return JournalForwarder(
             self._own,

@@ -36,12 +36,14 @@ from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.web import documentation_page, runbooks
 from agent.pipeline.request_pipeline import RequestPipeline
+from agent.records.objective import Objective
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.otlp.body import Body
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.sources.proxy.handover.place import HandoverPlace
+from agent.store.agent_state import AgentState
 from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ class Agent:
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         engines = [engine.name for engine in settings.engines]
         self._meter = Meter(objectives, engines, self._directory.is_served)
-        self._store = store = AgentStore(settings, objectives, self._meter, now)
+        self._store = store = self._make_store(objectives)
         observations = store.observations()
         self._judge = Judge(objectives)
         self._writer = store.writer(self._judge)
@@ -103,6 +105,10 @@ class Agent:
         self._plugins = EnginePlugins(settings, self._meter, consumers, now)
         self._own = self._make_own_health()
         self._readiness = self._make_readiness(engines)
+
+    def _make_store(self, objectives: Sequence[Objective]) -> AgentStore:
+        state = AgentState(engines=self._engines, simulated=self._simulated)
+        return AgentStore(self._settings, objectives, self._meter, self._now, state=state)
 
     def _make_pipeline(self) -> None:
         judge, writer, on_counted = self._judge, self._writer, self._missed.counted

@@ -18,12 +18,14 @@ from agent.pipeline.ended_rows import EndedRows
 from agent.pipeline.request_pipeline import OnCounted
 from agent.records.objective import Objective
 from agent.settings import Settings
+from agent.store.agent_state import AgentState, no_journal
 from agent.store.amending import request_amend
 from agent.store.claim import NameClaim, own_instance
 from agent.store.connection import open_engine
 from agent.store.database_size import database_bytes
 from agent.store.explanations import ExplanationStore
 from agent.store.health import StoreHealth
+from agent.store.journal.waiting import lag_of
 from agent.store.keeping import StoreKeeper
 from agent.store.minute_sums import MinuteQueries, merge_minutes
 from agent.store.minutes import MinuteStore
@@ -60,11 +62,16 @@ class AgentStore:
         objectives: Sequence[Objective],
         meter: Meter,
         now: Callable[[], float],
+        *,
+        state: AgentState,
     ) -> None:
-        """Raises SettingsInvalid where the kind of database is not supported."""
+        """`state` is what the agent tells of itself. Raises SettingsInvalid for a kind of database
+        that is not supported.
+        """
         storage = settings.storage
         self._settings = settings
         self._meter = meter
+        self._state = state
         self.folded_at = now()
         self.size_bytes: float | None = None
         self.health = StoreHealth()
@@ -90,7 +97,9 @@ class AgentStore:
         if journal is None:
             return None
         engines = (self.database, self._query_database)
-        return Journaling(self._settings, journal, engines, objectives, self._meter)
+        return Journaling(
+            self._settings, journal, engines, objectives, self._meter, state=self._state
+        )
 
     def _make_keeper(
         self, objectives: Sequence[Objective], now: Callable[[], float]
@@ -105,7 +114,12 @@ class AgentStore:
         keeper = StoreKeeper(
             storage.own_url,
             [self.database, self._query_database],
-            claim=NameClaim(name, own_instance()),
+            claim=NameClaim(
+                name,
+                own_instance(),
+                state=self._state,
+                lag=no_journal if journaling is None else lag_of,
+            ),
             prepare=prepare,
             health=self.health,
             sets_aside=journaling is not None or storage.on_corrupt == "set_aside",

@@ -5,11 +5,14 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, func, insert, select, update
 
 from agent.errors import StoreUnavailable
+from agent.store.agent_state import AgentState, no_journal
 from agent.store.connection import for_polling, for_writing, in_transaction
+from agent.store.journal.waiting import Lag
 from agent.store.tables import agents
 
 BEAT_EVERY_S = 5.0
@@ -31,14 +34,25 @@ class NameClaim:
 
     Clocks of two agents are not compared: an agent is dead if the other one has seen no new beat
     for DEAD_AFTER_S of its own clock. On one host the number of its process shows it at once.
+
+    Each beat also tells how the agent is (see AgentState).
     """
 
     def __init__(
-        self, agent: str, instance: str, monotonic: Callable[[], float] = time.monotonic
+        self,
+        agent: str,
+        instance: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        state: AgentState | None = None,
+        lag: Callable[[Connection], Lag | None] = no_journal,
     ) -> None:
+        """`lag` is that of the agent's journal; it gets the connection that a beat writes by."""
         self._agent = agent
         self._instance = instance
         self._monotonic = monotonic
+        self._state = state or AgentState()
+        self._lag = lag
         self._seen: tuple[str, int] | None = None
         self._seen_since = 0.0
 
@@ -51,33 +65,36 @@ class NameClaim:
         in_transaction(for_polling(engine), self._beat)
 
     def release(self, engine: Engine) -> None:
-        """Give the name back, so that the next agent need not wait."""
-        own = agents.c.instance == self._instance
-        in_transaction(
-            for_polling(engine),
-            lambda connection: connection.execute(
-                delete(agents).where(agents.c.name == self._agent, own)
-            ),
-        )
+        """Give the name back, so that the next agent need not wait; the row stays."""
+        stopped = update(agents).where(*self._own_row()).values(stopped_at=func.now())
+        in_transaction(for_polling(engine), lambda connection: connection.execute(stopped))
+
+    def _own_row(self) -> tuple[ColumnElement[bool], ...]:
+        return agents.c.name == self._agent, agents.c.instance == self._instance
 
     def _take(self, connection: Connection) -> None:
-        query = select(agents.c.instance, agents.c.beats).where(agents.c.name == self._agent)
-        row = connection.execute(query.with_for_update()).one_or_none()
+        query = select(agents.c.instance, agents.c.beats, agents.c.stopped_at)
+        row = connection.execute(
+            query.where(agents.c.name == self._agent).with_for_update()
+        ).one_or_none()
+        own = {"instance": self._instance, "seen_at": func.now(), **self._state.at_start()}
         if row is None:
-            values = {"name": self._agent, "instance": self._instance, "beats": 0}
-            connection.execute(insert(agents).values(values))
-        elif row.instance == self._instance or self._is_dead(row.instance, row.beats):
-            connection.execute(
-                update(agents)
-                .where(agents.c.name == self._agent)
-                .values(instance=self._instance, beats=row.beats + 1)
-            )
+            connection.execute(insert(agents).values(name=self._agent, beats=0, **own))
+        elif self._is_free(row):
+            taken = update(agents).where(agents.c.name == self._agent)
+            connection.execute(taken.values(beats=row.beats + 1, **own))
         else:
             raise NameTaken(
                 f"another agent of the name {self._agent!r} writes to this database; stop it, or "
                 "give each agent a `name` of its own",
                 f"it runs as {row.instance}",
             )
+
+    def _is_free(self, row: Any) -> bool:
+        """Whether the row is this agent's own, or that of one that stopped or is dead."""
+        if row.stopped_at is not None or row.instance == self._instance:
+            return True
+        return self._is_dead(row.instance, row.beats)
 
     def _is_dead(self, instance: str, beats: int) -> bool:
         if _ended_here(instance):
@@ -87,10 +104,11 @@ class NameClaim:
         return self._monotonic() - self._seen_since >= DEAD_AFTER_S
 
     def _beat(self, connection: Connection) -> None:
+        told = self._state.now(self._lag(connection))
         counted = connection.execute(
             update(agents)
-            .where(agents.c.name == self._agent, agents.c.instance == self._instance)
-            .values(beats=agents.c.beats + 1)
+            .where(*self._own_row())
+            .values(beats=agents.c.beats + 1, seen_at=func.now(), **told)
         )
         if counted.rowcount == 0:
             raise NameTaken(

@@ -10,6 +10,7 @@ from agent.store.connection import for_writing, in_transaction
 from agent.store.folding import agents_with_series, expire_series
 from agent.store.rollups import KEEP_S, WIDTHS_S
 from agent.store.tables import (
+    agents,
     cause_rollups,
     engine_samples,
     events,
@@ -21,6 +22,8 @@ from agent.store.tables import (
 
 # A delete keeps the request writer from writing, so rows are deleted in slices.
 ROWS_PER_SLICE = 5000
+# The row of an agent, at least: that of one that runs is hours younger.
+_AGENT_KEPT_S = 86400.0
 
 
 class Retention:
@@ -44,6 +47,7 @@ class Retention:
                 for width_s in WIDTHS_S
             )
             + self._expire_series()
+            + self._expire_agents(min(requests_before, now - _AGENT_KEPT_S))
         )
 
     def _expire_rows(self, table: Table, old: Any) -> int:
@@ -70,6 +74,10 @@ class Retention:
             in_transaction(self._engine, partial(expire_series, agent=agent))
             for agent in in_transaction(self._engine, agents_with_series)
         )
+
+    def _expire_agents(self, before: float) -> int:
+        """Delete the agents that have not been seen since: they stopped, or are gone."""
+        return self._delete(delete(agents).where(agents.c.seen_at < before))
 
     def _delete(self, statement: Any) -> int:
         return in_transaction(

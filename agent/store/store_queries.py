@@ -32,6 +32,7 @@ from agent.records.queries import (
     Selection,
     Window,
 )
+from agent.store.agent_queries import agents_of
 from agent.store.cause_queries import CauseQueries
 from agent.store.connection import read_all, reading
 from agent.store.facts import facts_by_text
@@ -83,6 +84,10 @@ class StoreQueries(CauseQueries):
     def ping(self) -> None:
         """Return if the database answers."""
         self._all(select(requests.c.id).limit(1))
+
+    def agents(self) -> Sequence[Row]:
+        """Every agent that writes to the database, by name."""
+        return agents_of(self._engine)
 
     def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Requests after a cursor, the newest first."""

@@ -179,13 +179,22 @@ objectives = Table(
 )
 
 
-# The running agents by their names: see agent.store.claim.
+# Agents by their names: see agent.store.claim. What an agent of an earlier version does not tell is
+# null. `seen_at` and `stopped_at` are of the database's clock: agents' clocks may differ.
 agents = Table(
     "agents",
     metadata,
     Column("name", String(100), primary_key=True),
     Column("instance", String(320), nullable=False),
     Column("beats", BigInteger, nullable=False),
+    Column("version", String(64)),
+    Column("simulated", Boolean),
+    Column("started_at", UtcTimestamp),
+    Column("seen_at", UtcTimestamp),
+    Column("stopped_at", UtcTimestamp),
+    Column("waiting_rows", BigInteger),
+    Column("lag_s", Float),
+    Column("engines", Text),
 )
 
 # What the journals of agents have forwarded to this database: see agent.store.journal.

@@ -85,6 +85,15 @@ def test_the_figures_of_now_are_those_of_the_summary(there: Opened, api: Api) ->
     assert f"{summary['ttft_ms']['p50']:,.0f} ms" in page
 
 
+def test_agents_are_shown_with_when_they_were_last_seen(there: Opened, api: Api) -> None:
+    api.beat("agent-of-the-test")
+    page = at(there, api.url, "now")
+    there.page.get_by_role("row").filter(has_text="agent-of-the-test").get_by_text(
+        "running"
+    ).wait_for()
+    assert "Agents that write to this database" in page
+
+
 def test_prices_below_a_dollar_are_not_rounded_to_nothing(there: Opened, api: Api) -> None:
     cost = api.get("/api/v1/summary?window=1h").json()["cost"]
     page = at(there, api.url, "cost")

@@ -40,7 +40,8 @@ def test_an_agent_takes_its_name_again_and_gives_it_back(
     assert name == "chat"
     assert instance.startswith(f"{socket.gethostname()}:{os.getpid()}:")
     claim.release(database)
-    assert rows(database) == []
+    NameClaim("chat", ELSEWHERE).take(database)
+    assert rows(database) == [("chat", ELSEWHERE)]
 
 
 def test_names_do_not_conflict_with_each_other(database: Engine, claim: NameClaim) -> None:

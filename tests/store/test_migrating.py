@@ -39,6 +39,7 @@ SCRIPTS = ScriptDirectory(str(CHECKOUT / "migrations"))
 REVISIONS = [script.revision for script in SCRIPTS.walk_revisions()][::-1]
 
 # A row of each table in the shape of the revision that created it; no revision renames a column.
+# Values of columns that came later are set by an update.
 FIRST_ROWS: Mapping[str, Sequence[str]] = {
     "0001": (
         """
@@ -81,6 +82,13 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
         """
         INSERT INTO journals (run, agent, forwarded, at)
         VALUES ('ab', 'agent-0', 7, '2026-11-21 12:00:00+00:00')
+        """,
+    ),
+    "0019": (
+        """
+        UPDATE agents SET version = '0.2.0', simulated = false, waiting_rows = 3, lag_s = 0.5,
+            started_at = '2026-11-21 12:00:00+00:00', seen_at = '2026-11-21 12:00:00+00:00',
+            engines = '[]'
         """,
     ),
     "0014": (
@@ -247,6 +255,7 @@ def created_until(revision: str) -> set[str]:
         statement.split()[2]
         for created_by in REVISIONS[: REVISIONS.index(revision) + 1]
         for statement in FIRST_ROWS.get(created_by, ())
+        if statement.split()[0] == "INSERT"
     }
 
 

@@ -101,8 +101,9 @@ def test_many_old_rows_are_deleted_in_slices_so_that_the_writer_can_commit_betwe
     fold(database)
     with commits_of(database) as commits:
         assert Retention(database).expire(NOON + 60, 0, NOON + 60) == 10
-    # Three full slices and a partial one; one for each other table or width of rollups; series.
-    assert len(commits) == 4 + 3 + 2 * 4 + 2
+    # Three full slices and a partial one; one for each other table or width of rollups; series;
+    # agents.
+    assert len(commits) == 4 + 3 + 2 * 4 + 2 + 1
     assert stored_keys(database) == keys_of(some([100]))
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from agent.analysis.cause_sums import CauseSums
 from agent.analysis.tally import Tally
+from agent.outputs.api.agent_routes import AgentQueries
 from agent.outputs.api.breakdown_routes import BreakdownQueries
 from agent.outputs.api.gpu_routes import GpuQueries
 from agent.outputs.api.length_routes import LengthQueries
@@ -19,7 +20,13 @@ Row = Mapping[str, Any]
 
 
 class ApiQueries(
-    RequestQueries, GpuQueries, BreakdownQueries, LengthQueries, ObjectiveQueries, Protocol
+    RequestQueries,
+    GpuQueries,
+    BreakdownQueries,
+    LengthQueries,
+    ObjectiveQueries,
+    AgentQueries,
+    Protocol,
 ):
     """The store's queries that the API needs."""
 

@@ -8,6 +8,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from agent.errors import StoreUnavailable
 from agent.outputs.api import responses
+from agent.outputs.api.agent_routes import AgentResponse
 from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.objective_routes import ObjectiveResponse
 
@@ -23,6 +24,7 @@ class LiveResponse(BaseResponse):
     objectives: list[ObjectiveResponse]
     engines: list[responses.EngineResponse]
     gpus: list[responses.GpuResponse]
+    agents: list[AgentResponse]
 
 
 class LiveFigures:

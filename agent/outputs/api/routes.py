@@ -3,6 +3,7 @@
 from fastapi import APIRouter, FastAPI
 
 from agent.outputs.api import responses
+from agent.outputs.api.agent_routes import agent_responses, agent_routes
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.door_guard import DoorGuard
@@ -44,6 +45,7 @@ def live_figures(context: ApiContext) -> LiveFigures:
             objectives=objectives_over(queries, now, _LIVE_S),
             engines=[responses.EngineResponse(**row) for row in context.engines()],
             gpus=[gpu_response(row) for row in queries.newest_gpu_samples(now)],
+            agents=agent_responses(queries),
         )
 
     return LiveFigures(read)
@@ -89,6 +91,7 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         request_routes(queries),
         _lists(context),
         gpu_routes(queries, now, longest_s),
+        agent_routes(queries),
     )
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,17 +15,20 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
 from agent.records.objective import Objective
+from agent.store.agent_state import AgentState
 from agent.store.claim import BEAT_EVERY_S, NameClaim
 from agent.store.connection import for_writing, in_transaction, open_engine, with_words
 from agent.store.journal.cutting_off import cut_off_after
 from agent.store.journal.shared_rows import begin_mark, locked_mark, set_mark, write_batch
 from agent.store.journal.waiting import (
+    Lag,
     NotedRows,
     Run,
     batch_after,
     forget,
     forget_run,
     has_notes,
+    lag_of,
     runs_of,
 )
 from agent.store.migrating import require_newest, upgrade
@@ -55,6 +58,7 @@ class SharedDatabase:
     instance: str
     objectives: Sequence[Objective]
     max_series: int
+    state: AgentState = field(default_factory=AgentState)
     cut_off_s: float = CUT_OFF_S
     notes_per_batch: int = NOTES_PER_BATCH
 
@@ -85,7 +89,12 @@ class JournalForwarder:
         self._shared = for_writing(open_engine(destination.url, pool_pre_ping=False))
         cut_off_after(self._shared, destination.cut_off_s)
         event.listen(self._shared, "begin", _limit_statements)
-        self._claim = NameClaim(destination.agent, destination.instance)
+        self._claim = NameClaim(
+            destination.agent,
+            destination.instance,
+            state=destination.state,
+            lag=lambda _shared: self._lag(),
+        )
         self._known_runs: set[str] = set()
         self._ready = False
         self._beaten_at = 0.0
@@ -186,9 +195,12 @@ class JournalForwarder:
             self._ready = True
         elif time.monotonic() - self._beaten_at < BEAT_EVERY_S:
             return
-        else:
-            self._claim.beat(self._shared)
+        self._claim.beat(self._shared)
         self._beaten_at = time.monotonic()
+
+    def _lag(self) -> Lag:
+        with self._of_journal() as journal:
+            return lag_of(journal)
 
     def _migrate(self) -> None:
         try:

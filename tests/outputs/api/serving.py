@@ -26,6 +26,8 @@ from agent.records.objective import Objective
 from agent.records.request import RequestRecord
 from agent.settings.doors import Door
 from agent.sources.listening import AsgiServer, open_socket
+from agent.store.agent_state import AgentState
+from agent.store.claim import NameClaim
 from agent.store.connection import open_engine
 from agent.store.explanations import ExplanationStore
 from agent.store.minute_sums import MinuteQueries
@@ -47,7 +49,7 @@ QUERY_LIMIT_S = 60.0
 
 
 @dataclass(slots=True)
-class AgentState:
+class ServedAgent:
     """The clock, problems and engines of the agent, set by a test."""
 
     now: float = NOON + 333.75
@@ -58,7 +60,7 @@ class AgentState:
 class Api:
     """One running API, with methods that fill its database and query it."""
 
-    def __init__(self, url: str, engine: Engine, agent: AgentState) -> None:
+    def __init__(self, url: str, engine: Engine, agent: ServedAgent) -> None:
         self.url = url
         self.agent = agent
         self._engine = engine
@@ -135,6 +137,12 @@ class Api:
         ]
         MinuteStore(self._engine, "agent-0").write((), parts, self.agent.now)
 
+    def beat(self, name: str, *engines: Mapping[str, Any]) -> None:
+        """Show that an agent of this name lives, and what its engines are."""
+        claim = NameClaim(name, f"elsewhere:1:{name}", state=AgentState(engines=lambda: engines))
+        claim.take(self._engine)
+        claim.beat(self._engine)
+
     def set_objectives(self, objectives: Sequence[Objective]) -> None:
         """Put these objectives in force."""
         ObjectiveStore(self._engine, "agent-0").write_in_force(objectives, self.agent.now)
@@ -186,7 +194,7 @@ def open_api(folder: Path, *, migrated: bool = True, door: Door | None = None) -
 def open_api_at(url: str, door: Door | None = None) -> Iterator[Api]:
     """Serve an API over the database at this URL."""
     engine = open_engine(url)
-    agent = AgentState()
+    agent = ServedAgent()
     context = _context(engine, agent, door or Door())
     live = live_figures(context)
     with served(make_api(context, live), live.stop) as api_url:
@@ -196,7 +204,7 @@ def open_api_at(url: str, door: Door | None = None) -> Iterator[Api]:
     engine.dispose()
 
 
-def _context(engine: Engine, agent: AgentState, door: Door) -> ApiContext:
+def _context(engine: Engine, agent: ServedAgent, door: Door) -> ApiContext:
     return ApiContext(
         queries=StoreQueries(engine),
         minutes=MinuteQueries(engine).minutes,

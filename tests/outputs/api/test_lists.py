@@ -32,7 +32,7 @@ def numbers(api: Api, **filters: Any) -> list[int]:
 
 
 def test_lists_are_empty_at_first(api: Api) -> None:
-    for path in ("requests", "events", "objectives", "engines", "gpus"):
+    for path in ("requests", "events", "objectives", "engines", "gpus", "agents"):
         assert api.query(path) == EMPTY
 
 

@@ -34,6 +34,7 @@ def follow(api: Api) -> requests.Response:
 
 def test_the_figures_are_those_of_the_summary_and_the_lists(api: Api) -> None:
     api.store([record(1, ended_at=api.agent.now - 1)], [objective()])
+    api.beat("chat")
     with follow(api) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         name, figures = next(events(response))
@@ -42,6 +43,7 @@ def test_the_figures_are_those_of_the_summary_and_the_lists(api: Api) -> None:
     assert figures["objectives"] == api.get("/api/v1/objectives?window=5m").json()["items"]
     assert figures["engines"] == api.get("/api/v1/engines").json()["items"]
     assert figures["gpus"] == api.get("/api/v1/gpus").json()["items"]
+    assert [agent["name"] for agent in figures["agents"]] == ["chat"]
 
 
 def test_new_requests_are_in_the_next_event(api: Api) -> None:

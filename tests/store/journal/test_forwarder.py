@@ -11,15 +11,18 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, Table, select, text
 
+from agent import __version__
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.store.amending import request_amend
 from agent.store.claim import NameClaim
 from agent.store.connection import for_writing
+from agent.store.journal import forwarder
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.tables import (
+    agents,
     engine_minutes,
     engine_samples,
     events,
@@ -31,7 +34,7 @@ from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share, summed_causes
-from tests.store.journal.forwarded import forwarding, journal_in, new_run
+from tests.store.journal.forwarded import Forwarding, forwarding, journal_in, new_run
 from tests.store.making import (
     NOON,
     WITHIN_S,
@@ -172,6 +175,33 @@ def test_views_of_two_agents_and_their_sums_stand_side_by_side(
             pass
     assert counted_rollups(postgres) == counted_rows(postgres)
     assert len(stored_keys(postgres)) == 9
+
+
+def test_the_shared_database_is_told_the_lag_of_the_journal(
+    journal: Engine,
+    postgres: Engine,
+    emptied_postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forwarder, "BEAT_EVERY_S", 0.0)
+    store(journal, some(range(20)))
+
+    def told() -> int | None:
+        rows: list[int | None] = [row["waiting_rows"] for row in stored(postgres, agents)]
+        return rows[0] if rows else None
+
+    with postgres.begin() as connection:
+        connection.execute(text("LOCK TABLE requests"))
+        running = Forwarding(journal, emptied_postgres_url)
+        waiting = running.waiting()
+        running.forwarder.start()
+        eventually(lambda: told() == waiting > 20, within_s=WITHIN_S, what="the lag")
+    eventually(lambda: told() == 0, within_s=WITHIN_S, what="a lag of nothing")
+    (row,) = stored(postgres, agents)
+    assert (row["lag_s"], row["version"]) == (0.0, __version__)
+    running.forwarder.close(WITHIN_S)
+    (row,) = stored(postgres, agents)
+    assert row["stopped_at"] is not None
 
 
 def test_nothing_is_forwarded_while_another_agent_has_the_name(

@@ -2,16 +2,20 @@
 import {Chart, times} from "./chart.js";
 import {Figures, Note, Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {bytes, dollars, milliseconds, number, percent, perSecond, seconds, share, span, words} from "./words.js";
+import {
+  UNKNOWN, bytes, dollars, milliseconds, number, percent, perSecond, seconds, share, span, time, words,
+} from "./words.js";
 
 const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue"};
 
 async function load() {
   const [live, series] = await Promise.all([
     Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
-      query("engines"), query("gpus")])
-      .then(([summary, objectives, engines, gpus]) => ({
-        summary, objectives: objectives.items, engines: engines.items, gpus: gpus.items})),
+      query("engines"), query("gpus"), query("agents")])
+      .then(([summary, ...lists]) => {
+        const [objectives, engines, gpus, agents] = lists.map((list) => list.items);
+        return {summary, objectives, engines, gpus, agents};
+      }),
     query("timeseries", {window: "1h", step: "1m"}),
   ]);
   return {live, steps: series.items};
@@ -74,13 +78,24 @@ const gpu = ({gpu: uuid, index, name, problem, facts}) => [
   facts.gpu_power_watts == null ? "–" : `${number(facts.gpu_power_watts, 0)} W`, uuid,
 ];
 
+const ago = (length) => (length === null ? UNKNOWN : `${span(length)} ago`);
+
+const lives = ({overdue, stopped_at: stopped}) => (stopped ? {text: "stopped", kind: "quiet"}
+  : overdue === null ? {text: "unknown", kind: "quiet"}
+    : overdue ? {text: "overdue", kind: "down"} : {text: "running", kind: "up"});
+
+const agent = ({lag_s: lag, waiting_rows: waiting, ...of}) => [
+  of.name, lives(of), of.version ?? UNKNOWN, time(of.started_at), ago(of.silent_s),
+  number(waiting, 0), lag === null ? UNKNOWN : span(lag),
+];
+
 const cause = ({cause: name, share: part, requests, advice}) => [
   words(name), share(part), number(requests),
   {text: advice?.meaning ?? "", kind: "text"}, {text: advice?.knob ?? "", kind: "text"},
 ];
 
 function Show({data, live, address}) {
-  const {summary, objectives, engines, gpus} = live ?? data.live;
+  const {summary, objectives, engines, gpus, agents} = live ?? data.live;
   const {steps} = data;
   const over = `last ${span(summary.window_s)}`;
   return html`
@@ -106,6 +121,10 @@ function Show({data, live, address}) {
     <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu)}
       head=${["GPU", "state", "busy", "memory used", "memory", "power", "UUID"]} words=${["state", "UUID"]}
       empty="No GPU was read: there is none here, or NVML is not available." />
+    <h2>Agents</h2>
+    <${Table} label="Agents that write to this database" rows=${agents.map(agent)}
+      head=${["agent", "state", "version", "started", "last seen", "waiting in its journal", "lag"]}
+      words=${["state", "version"]} empty="No agent has written to this database." />
     <${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`;
 }
 

@@ -1,0 +1,37 @@
+"""Which agents write to a database, and when each was last seen, by the database's clock alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+
+from agent.store.connection import read_all
+from agent.store.tables import agents
+from agent.store.unix_seconds import UnixSeconds
+
+# Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
+OVERDUE_AFTER_S = 30.0
+
+_COLUMNS = (column for column in agents.c if column.name not in ("instance", "beats"))
+_AGENTS = select(
+    *_COLUMNS, (UnixSeconds(func.now()) - UnixSeconds(agents.c.seen_at)).label("silent_s")
+).order_by(agents.c.name)
+
+
+def agents_of(engine: Engine) -> Sequence[Mapping[str, Any]]:
+    """Every agent by name, the stopped ones included. Raises StoreUnavailable.
+
+    What an agent of an earlier version does not tell is None.
+    """
+    return [_agent(dict(row._mapping)) for row in read_all(engine, _AGENTS)]
+
+
+def _agent(row: dict[str, Any]) -> Mapping[str, Any]:
+    silent_s = None if row["silent_s"] is None else max(row["silent_s"], 0.0)
+    overdue = None if silent_s is None else silent_s > OVERDUE_AFTER_S
+    return row | {
+        "engines": None if row["engines"] is None else json.loads(row["engines"]),
+        "silent_s": silent_s,
+        "overdue": overdue and row["stopped_at"] is None,
+    }
