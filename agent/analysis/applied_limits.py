@@ -1,7 +1,8 @@
 """The limits that apply to one request, and by how much the request exceeded them."""
 
 from dataclasses import replace
-from typing import NamedTuple
+
+import msgspec
 
 from agent.catalog.definitions import Definition
 from agent.records.objective import Objective
@@ -10,7 +11,7 @@ from agent.records.request import FAILED, ProxyView, RequestRecord, Status
 TTFT, TPOT, E2E, FAILURE = "ttft", "tpot", "e2e", "failure"
 
 
-class Excess(NamedTuple):
+class Excess(msgspec.Struct, frozen=True):
     """One limit that a request broke. Times in seconds of the request's own time.
 
     `value_s` and `limit_s` are those of the whole request: for TPOT, of all tokens after the first.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, Engine, Select, bindparam, select, text, tuple_, update
 
 from agent.catalog.causes import Cause
@@ -174,7 +175,7 @@ def _unchanged(
 def explanation_text(explanation: Explanation) -> str:
     """The sources and shares of an explanation as JSON, with so much evidence as rows keep."""
     shares = [
-        share._asdict()
+        msgspec.structs.asdict(share)
         | {"evidence": [each[:MAX_CHARACTERS] for each in share.evidence[:MAX_SENTENCES]]}
         for share in explanation.shares
     ]

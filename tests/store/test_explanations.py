@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from sqlalchemy import Engine, text
 
 from agent.catalog.causes import Cause
@@ -195,7 +196,7 @@ SHARES = st.lists(
     ),
     min_size=1,
     max_size=5,
-    unique_by=lambda each: each[:3],
+    unique_by=lambda each: (each.objective, each.limit, each.cause),
 )
 EXPLAINED = st.tuples(st.integers(0, 3), SHARES)
 
@@ -288,7 +289,7 @@ def test_what_is_no_missed_request_is_not_explained(
 
 def test_evidence_is_bounded(database: Engine) -> None:
     store(database, [missed(1)])
-    long = share(KV, 1.0)._replace(evidence=("e" * 5000,) * 100)
+    long = replace(share(KV, 1.0), evidence=("e" * 5000,) * 100)
     explain(database, explained(missed(1), long))
     (stored,) = json.loads(rows(database)[0]["explanation"])["shares"]
     assert stored["evidence"] == ["e" * MAX_CHARACTERS] * MAX_SENTENCES

@@ -44,7 +44,7 @@ def core_waited(case: MissedCase, period: Span) -> Claim | None:
     if slow_s is None:
         return claim
     enough = slow_s >= STARVED_SHARE * (period[1] - period[0])
-    return claim._replace(seconds=min(claim.seconds, slow_s)) if enough else None
+    return Claim(min(claim.seconds, slow_s), claim.evidence) if enough else None
 
 
 def front_waited(case: MissedCase, period: Span) -> Claim | None:
@@ -118,7 +118,7 @@ def missed_share(case: MissedCase, period: Period) -> float:
 def in_queue(claim: Claim, case: MissedCase, left_s: float, all_at: float) -> Claim:
     """The claim on a queue, of which it has all from this share of lost time on."""
     lost_share = claim.seconds / case.backlog.seconds
-    return claim._replace(seconds=left_s * min(1.0, lost_share / all_at))
+    return Claim(left_s * min(1.0, lost_share / all_at), claim.evidence)
 
 
 def cold(case: MissedCase, left_s: float, began_at: float, what: str) -> Claim | None:

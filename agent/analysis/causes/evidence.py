@@ -16,10 +16,8 @@ def by(period: Period) -> str:
 
 def prompts_text(prompts: Prompts) -> str:
     """Which prompts others had computed."""
-    sizes = np.array(prompts.sizes)
-    if len(sizes) > _NAMED:
-        sizes.partition(-_NAMED)
-    largest = sorted(sizes[-_NAMED:].tolist(), reverse=True)
+    sizes = np.sort(np.array(prompts.sizes))
+    largest = sizes[-_NAMED:][::-1].tolist()
     many = f"{prompts.many} prompts" if prompts.many > 1 else "1 prompt"
     return (
         f"{many} of other requests with {prompts.tokens:,} computed tokens were prefilled "

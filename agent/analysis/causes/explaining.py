@@ -140,7 +140,7 @@ def _add(charges: dict[Cause, _Charge], claims: Sequence[_Claimed], delay_s: flo
 
 def _needed(case: MissedCase, excess: Excess, phases: Sequence[PhaseTime]) -> tuple[Cause, str]:
     """The cause of an excess that remains without any delay: such requests need that long."""
-    needed_s = {phase: min(seconds_, usual_s) for phase, seconds_, usual_s in phases}
+    needed_s = {phase.phase: min(phase.seconds, phase.needed_s) for phase in phases}
     prefill_s, decode_s = needed_s.get(Phase.PREFILL, 0.0), needed_s.get(Phase.DECODE, 0.0)
     long_s = _LONG_SHARE * sum(needed_s.values())
     if prefill_s >= long_s > 0:

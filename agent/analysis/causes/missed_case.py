@@ -1,7 +1,8 @@
 """One missed request with everything that its rules look at, looked up when a rule asks."""
 
 from enum import StrEnum
-from typing import NamedTuple
+
+import msgspec
 
 from agent.analysis.applied_limits import E2E, TPOT, Excess, later_tokens
 from agent.analysis.causes.baselines import (
@@ -38,7 +39,7 @@ class Phase(StrEnum):
     UNSPLIT = "unsplit"
 
 
-class PhaseTime(NamedTuple):
+class PhaseTime(msgspec.Struct, frozen=True):
     """The seconds of a phase, and those that such a request needs with nothing to disturb it."""
 
     phase: Phase
@@ -51,8 +52,11 @@ class PhaseTime(NamedTuple):
         return max(0.0, self.seconds - self.needed_s)
 
 
-class Claim(NamedTuple):
-    """Seconds that a rule explains, and why."""
+class Claim(msgspec.Struct, frozen=True):
+    """Seconds that a rule explains, and why.
+
+    A struct is made in a third of a named tuple's time, and each missed request has several claims.
+    """
 
     seconds: float
     evidence: tuple[str, ...]

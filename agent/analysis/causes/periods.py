@@ -1,12 +1,13 @@
 """What rules look at of an engine: a period, what came to it, and the prompts of others."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from agent.analysis.causes.activity import Activity
 
 
-class Prompts(NamedTuple):
+class Prompts(msgspec.Struct, frozen=True):
     """Prompts of other requests that were prefilled in a period.
 
     `missing_share` is the part of their computed tokens that the prefix cache usually has; None
@@ -19,7 +20,7 @@ class Prompts(NamedTuple):
     sizes: Sequence[int] = ()
 
 
-class Change(NamedTuple):
+class Change(msgspec.Struct, frozen=True):
     """What came to an engine since its queue began, and what usually comes in that time.
 
     `since` is when the queue was last seen empty.
@@ -34,7 +35,7 @@ class Change(NamedTuple):
     usual_running: float
 
 
-class MissedHits(NamedTuple):
+class MissedHits(msgspec.Struct, frozen=True):
     """The shares of prompt tokens that the prefix cache had in a period, and usually has.
 
     `share` is the part of the computed prompt tokens that the cache usually has.
@@ -45,7 +46,7 @@ class MissedHits(NamedTuple):
     share: float
 
 
-class Period(NamedTuple):
+class Period(msgspec.Struct, frozen=True):
     """What the engine did in a period, and from which source that is known: None for none."""
 
     start: float

@@ -105,7 +105,8 @@ class _PromptSums:
     """What all prompts before each one are together, made when it is asked for."""
 
     def __init__(self) -> None:
-        self.sizes = array("q")
+        # Of 32 bits, as no prompt has more than 1e9 tokens: they are sorted for a sentence.
+        self.sizes = array("i")
         self._tokens = array("q", [0])
         self._missing = array("q", [0])
         self._unknown = array("q", [0])

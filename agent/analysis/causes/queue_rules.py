@@ -36,7 +36,7 @@ def cold_start(case: MissedCase, left_s: float) -> Claim | None:
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor while the queue grew."""
-    claim = core_waited(case, case.backlog[:2])
+    claim = core_waited(case, (case.backlog.start, case.backlog.end))
     if claim is None or _lacks_room(case):
         return None
     # The work ahead takes longer by the time that is lost, but most of it would be there anyway.
@@ -45,7 +45,7 @@ def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled while the queue grew."""
-    claim = gpu_slowed(case, case.backlog[:2])
+    claim = gpu_slowed(case, (case.backlog.start, case.backlog.end))
     if claim is None or _lacks_room(case):
         return None
     return in_queue(claim, case, left_s, all_at=ALL_QUEUE_SHARE)

@@ -195,10 +195,10 @@ class Meter:
         with self._lock:
             for judged, explanation in items:
                 labels = self._labels(judged.record.engine, judged.record.model, [judged])
-                for objective, limit, cause, excess_s, _ in explanation.shares:
-                    if excess_s is not None:
-                        place = (objective, *labels, limit, cause)
-                        self._add(m.SLO_MISSED_SECONDS, place, excess_s)
+                for share in explanation.shares:
+                    if share.excess_s is not None:
+                        place = (share.objective, *labels, share.limit, share.cause)
+                        self._add(m.SLO_MISSED_SECONDS, place, share.excess_s)
 
     def _add(self, metric: Metric, labels: Labels, amount: float) -> None:
         self._counters[metric][labels] += amount
