@@ -4,14 +4,14 @@ As vLLM 0.32 implements them (`vllm/entrypoints/{openai,anthropic}`), and as Ope
 document them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from agent.sources.proxy.measuring.engine_times import engine_times
-from agent.sources.proxy.measuring.json_values import JsonReader, as_object
+from agent.sources.proxy.measuring.json_values import JsonCounter, JsonReader, as_object
 from agent.sources.proxy.measuring.parsed_event import (
     NOTHING,
     VISIBLE_TOKEN,
@@ -35,6 +35,8 @@ class ApiProtocol:
     `operation` is its name in the GenAI conventions. `usage_on_request`: a stream counts tokens
     only if the request asks for it. `finish_is_token`: the finish reason comes with the last token;
     elsewhere it comes later. Both readers return None for a text that they cannot read.
+    `read_events` reads lines of data, each of one event; it returns None where it cannot read one.
+    `count_tokens` returns how many events are in such lines, if each is a `VISIBLE_TOKEN`; else 0.
     """
 
     operation: str
@@ -42,6 +44,8 @@ class ApiProtocol:
     read_event: Callable[[bytes], ParsedEvent | None]
     read_body: Callable[[bytes], ParsedEvent | None]
     finish_is_token: bool = False
+    read_events: Callable[[bytes], Sequence[ParsedEvent] | None] = lambda _: None
+    count_tokens: Callable[[bytes], int] = lambda _: 0
 
 
 # Chat completions and completions. Bodies have no `delta`, and events no `message`.
@@ -89,6 +93,35 @@ def _completions_event(payload: _Choices) -> ParsedEvent:
     # One event per token; its text is empty while the bytes of a character are incomplete.
     token = bool(payload.choices)
     return _choices_event(payload, token=token, visible=token)
+
+
+class _TextDelta(msgspec.Struct, gc=False):
+    content: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _UnfinishedChoice(msgspec.Struct, gc=False):
+    finish_reason: None = None
+
+
+class _TextChoice(_UnfinishedChoice, gc=False, kw_only=True):
+    delta: _TextDelta
+
+
+class _OnlyTokens(msgspec.Struct, gc=False):
+    usage: None = None
+    error: None = None
+
+
+class _ChatToken(_OnlyTokens, gc=False, kw_only=True):
+    """A chat event that `_chat_event` makes a `VISIBLE_TOKEN`, as nearly all are."""
+
+    choices: Annotated[list[_TextChoice], msgspec.Meta(min_length=1, max_length=1)]
+
+
+class _CompletionsToken(_OnlyTokens, gc=False, kw_only=True):
+    """The same of completions."""
+
+    choices: Annotated[list[_UnfinishedChoice], msgspec.Meta(min_length=1)]
 
 
 def _choices_body(payload: _Choices) -> ParsedEvent:
@@ -229,20 +262,27 @@ def _messages_body(payload: _Message) -> ParsedEvent:
     )
 
 
+_CHAT_EVENTS = JsonReader(_Choices, _chat_event)
+_COMPLETIONS_EVENTS = JsonReader(_Choices, _completions_event)
+
 PROTOCOLS: Mapping[str, ApiProtocol] = {
     "/v1/chat/completions": ApiProtocol(
         operation="chat",
         usage_on_request=True,
-        read_event=JsonReader(_Choices, _chat_event),
+        read_event=_CHAT_EVENTS,
         read_body=JsonReader(_Choices, _choices_body),
         finish_is_token=True,
+        read_events=_CHAT_EVENTS.all_in,
+        count_tokens=JsonCounter(_ChatToken),
     ),
     "/v1/completions": ApiProtocol(
         operation="text_completion",
         usage_on_request=True,
-        read_event=JsonReader(_Choices, _completions_event),
+        read_event=_COMPLETIONS_EVENTS,
         read_body=JsonReader(_Choices, _choices_body),
         finish_is_token=True,
+        read_events=_COMPLETIONS_EVENTS.all_in,
+        count_tokens=JsonCounter(_CompletionsToken),
     ),
     "/v1/responses": ApiProtocol(
         operation="chat",

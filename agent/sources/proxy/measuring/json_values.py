@@ -36,6 +36,29 @@ class JsonReader(Generic[Schema, Result]):
             return None if other is None else self._read(other)
         return self._read(found)
 
+    def all_in(self, lines: bytes) -> list[Result] | None:
+        """Return what `read` makes of each object in these lines; None where one is unreadable."""
+        try:
+            return [self._read(found) for found in self._decoder.decode_lines(lines)]
+        except (ValueError, RecursionError):
+            return None
+
+
+class JsonCounter:
+    """Counts JSON objects of one schema."""
+
+    __slots__ = ("_decoder",)
+
+    def __init__(self, schema: type[msgspec.Struct]) -> None:
+        self._decoder = msgspec.json.Decoder(schema)
+
+    def __call__(self, lines: bytes) -> int:
+        """Return how many objects the lines hold; 0 where they hold anything else."""
+        try:
+            return len(self._decoder.decode_lines(lines))
+        except (ValueError, RecursionError):
+            return 0
+
 
 def _written_by_python(text: bytes, schema: type[Schema]) -> Schema | None:
     """Read JSON with NaN, Infinity or half a surrogate pair, which Python's `json` writes."""

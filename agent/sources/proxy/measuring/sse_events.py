@@ -14,6 +14,8 @@ _END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
 _LF = ord("\n")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LONGEST_END = 4
+_DATA = b"data: "
+_BETWEEN_DATA = b"\n\n" + _DATA
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -77,6 +79,16 @@ def only_data(piece: bytes) -> bytes | None:
     end = len(piece) - 2
     if piece.startswith(b"data: ") and piece.find(b"\n\n") == end == piece.find(b"\n"):
         return None if b"\r" in piece else piece[6:end]
+    return None
+
+
+def data_lines(events: bytes) -> bytes | None:
+    """Return the data of whole events, one a line; None unless they are events of one data line.
+
+    Other events may be among them, whose lines are then no JSON.
+    """
+    if events.startswith(_DATA) and events.endswith(b"\n\n"):
+        return events[len(_DATA) : -2].replace(_BETWEEN_DATA, b"\n")
     return None
 
 

@@ -3,15 +3,17 @@
 import re
 
 from agent.catalog.reasons import ProxyFailure
+from agent.sources.proxy.exchange import Reads
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.parsed_event import NOTHING, VISIBLE_TOKEN, ParsedEvent
 from agent.sources.proxy.measuring.response_readers import ResponseFindings
-from agent.sources.proxy.measuring.sse_events import EventSplitter, data_of, only_data
+from agent.sources.proxy.measuring.sse_events import EventSplitter, data_lines, data_of
 from agent.sources.proxy.measuring.strip_usage import UsageStripper
 
 _DONE = b"[DONE]"
 _DONE_EVENT = ParsedEvent(done=True)
 _END = b"\n\n"
+_LAST_EVENT = b"data: " + _DONE + _END
 _FINISH_REASON = re.compile(rb'"finish_reason"\s*+:\s*+(?!null)')
 
 # Pieces that the client has and that are not read yet: reading many at once takes less time than
@@ -64,14 +66,49 @@ class StreamReader:
         """Read the deferred pieces, which the client has already."""
         deferred, self._deferred = self._deferred, []
         self._deferred_bytes = 0
-        splitter = self._splitter
-        for data, at_s in deferred:
-            only = None if splitter.waiting else only_data(data)
-            if only is not None:
-                self._note(self._read(only), at_s)
-                continue
-            for event in splitter.split(data):
-                self._note(self._parse(event), at_s)
+        if self._splitter.waiting or not self._read_together(deferred):
+            for data, at_s in deferred:
+                for event in self._splitter.split(data):
+                    self._note(self._parse(event), at_s)
+
+    def _read_together(self, pieces: Reads) -> bool:
+        """Read pieces of whole events, each of one line of data, as nearly all are.
+
+        False, and nothing is read, where there is another event or a part of one.
+        """
+        whole = [data for data, _ in pieces if data.endswith(_END)]
+        stream = b"".join(whole)
+        events = stream.removesuffix(_LAST_EVENT)
+        lines = data_lines(events)
+        if lines is None or len(whole) < len(pieces) or not self._identified(lines):
+            return False
+        # Lines may also hold one event in two, or two events in one.
+        if not self._note_together(pieces, lines, events.count(_END)):
+            return False
+        if len(events) < len(stream):
+            self.findings.note(_DONE_EVENT)
+        return True
+
+    def _note_together(self, pieces: Reads, lines: bytes, number: int) -> bool:
+        protocol = self._protocol
+        if protocol.count_tokens(lines) == number:
+            times_s = [at_s for data, at_s in pieces if data != _LAST_EVENT]
+            self.findings.timing.visible_tokens(times_s, number)
+            return True
+        parsed = protocol.read_events(lines)
+        if parsed is None or len(parsed) != number:
+            return False
+        times_s = [at_s for data, at_s in pieces for _ in range(data.count(_END))]
+        for event, at_s in zip(parsed, times_s, strict=False):
+            self._note(event, at_s)
+        return True
+
+    def _identified(self, lines: bytes) -> bool:
+        """Whether the response's id is known, mostly from the first event."""
+        findings = self.findings
+        if findings.response_id is None:
+            findings.identify(lines.partition(b"\n")[0])
+        return findings.response_id is not None
 
     def finish(self, at_s: float) -> bytes:
         """Read the end of the stream; return the last bytes for the client."""

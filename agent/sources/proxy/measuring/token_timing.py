@@ -1,7 +1,9 @@
 """Token times of one response: time to first token, gaps, and time per output token."""
 
+from collections.abc import Sequence
+
 from agent.analysis.latency import tpot_s
-from agent.analysis.quantiles import bin_of
+from agent.analysis.quantiles import LOWEST_BIN, bin_of
 
 # Times are kept uncounted until there are this many, or until a gap is read.
 _MAX_UNCOUNTED = 64
@@ -21,6 +23,7 @@ class TokenTiming:
         "_gaps",
         "_last_s",
         "_max_gap_s",
+        "_together",
         "_tokens",
         "_uncounted",
         "chunk_tokens",
@@ -40,6 +43,7 @@ class TokenTiming:
         self._gaps: dict[int, int] = {}
         self._max_gap_s: float | None = None
         self._uncounted: list[float] = []
+        self._together = 0
         self.first_tokens: int | None = None
         self.chunk_tokens: int | None = None
         self._tokens: int | None = None
@@ -61,6 +65,24 @@ class TokenTiming:
             return
         self.chunk_tokens = max(self.chunk_tokens or 0, tokens - self._tokens)
         self._tokens = tokens
+
+    def visible_tokens(self, pieces_s: Sequence[float], number: int) -> None:
+        """Add events with visible text, of which none is counted, that arrived in several pieces.
+
+        Each piece has one of these events or more, all pieces together `number`.
+        """
+        first_s = pieces_s[0]
+        if self.visible_s is None:
+            self.visible_s = first_s
+        if self.first_s is None:
+            self.first_s = self._last_s = first_s
+            self._uncounted += pieces_s[1:]
+        else:
+            self._uncounted += pieces_s
+        self._together += number - len(pieces_s)
+        self._tokens = self.chunk_tokens = None
+        if len(self._uncounted) >= _MAX_UNCOUNTED:
+            self._count_gaps()
 
     @property
     def reasoning_s(self) -> float | None:
@@ -91,6 +113,10 @@ class TokenTiming:
             number = bin_of(gap_s)
             gaps[number] = gaps.get(number, 0) + 1
         self._uncounted.clear()
+        if self._together:
+            gaps[LOWEST_BIN] = gaps.get(LOWEST_BIN, 0) + self._together
+            largest_s = largest_s or 0.0
+            self._together = 0
         self._last_s, self._max_gap_s = last_s, largest_s
 
     def finished(self, at_s: float) -> None:
