@@ -37,6 +37,7 @@ HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and 
 - Watch your engine: `goodput-agent run --engine http://127.0.0.1:8000`
 - See its page: <http://127.0.0.1:9470>
 - Is the engine set up well? `goodput-agent check --engine http://127.0.0.1:8000`
+- All agents on one page: `goodput-agent serve --config serve.yml`
 - What did users get? `goodput-agent report --last 24h`
 - Is it better than before? `goodput-agent compare --before 24h/1h --after 1h`
 - Will a model fit? `goodput-agent estimate config.json --gpu H100-SXM`
@@ -197,6 +198,18 @@ def demo(
         _run_agent(simulated.settings, _demo_goes_on, simulated_gpus=simulated.gpus)
 
 
+def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
+    """Show the page and the API of all agents that write to one database, without an engine.
+
+    Example: `serve --config serve.yml`, where `storage.url` is that database. It is only read. For
+    whoever has no Grafana: agents tell it their version, when they were last seen, and their lag.
+    """
+    from agent.app.serving import serve as serve_database
+
+    _log_to_stderr()
+    _run(serve_database(_settings(config, insecure=insecure)))
+
+
 @db.command("upgrade")
 def db_upgrade(config: ConfigFile = None) -> None:
     """Migrate the database of the settings to the newest revision; it is made if absent."""
@@ -244,6 +257,7 @@ def version() -> None:
 # In the order of the help.
 main.command()(run)
 main.command()(demo)
+main.command()(serve)
 main.command()(check)
 main.command()(report)
 main.command("compare")(compare_runs)

@@ -209,7 +209,11 @@ class Agent:
 
     def _engines(self) -> Sequence[Mapping[str, Any]]:
         samples = self._meter.snapshot().samples
-        return [engine_row(name, sample, self._directory) for name, sample in samples.items()]
+        agent_name = self._settings.name
+        return [
+            {"agent": agent_name, **engine_row(name, sample, self._directory)}
+            for name, sample in samples.items()
+        ]
 
     def _schedule(self) -> None:
         for settings, monitor in zip(self._settings.engines, self._monitors, strict=True):

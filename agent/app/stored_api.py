@@ -25,6 +25,7 @@ from agent.store.store_queries import StoreQueries
 
 # A command may take longer than a page: whoever started it can end it.
 _QUERY_LIMIT_S = 600.0
+_ADVICE = "give the agent's settings with --config, or the address of a running agent with --url"
 
 
 class StoredApi:
@@ -52,26 +53,26 @@ def stored_api(settings: Settings) -> Iterator[StoredApi]:
     """
     engine = open_engine(settings.storage.url)
     try:
-        _check(engine)
-        context = _context(engine, settings)
+        require_stored(engine, _ADVICE)
+        context = stored_context(engine, settings)
         yield StoredApi(make_api(context, live_figures(context)))
     finally:
         engine.dispose()
 
 
-def _check(engine: Engine) -> None:
+def require_stored(engine: Engine, advice: str) -> None:
+    """Raises SettingsInvalid, with advice, without a database, StoreUnavailable if it is not read.
+
+    That is so where it does not answer, or is at another revision.
+    """
     path = sqlite_path(engine.url)
     if path is not None and not path.exists():
-        raise SettingsInvalid(
-            [
-                f"storage.url: there is no database {str(path)!r}; give the agent's settings with "
-                "--config, or the address of a running agent with --url"
-            ]
-        )
+        raise SettingsInvalid([f"storage.url: there is no database {str(path)!r}; {advice}"])
     require_newest(engine)
 
 
-def _context(engine: Engine, settings: Settings) -> ApiContext:
+def stored_context(engine: Engine, settings: Settings) -> ApiContext:
+    """What the API serves from where there is no running agent but its database."""
     return ApiContext(
         queries=StoreQueries(engine),
         minutes=MinuteQueries(engine).minutes,

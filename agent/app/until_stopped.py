@@ -1,10 +1,11 @@
-"""Runs one agent until a signal or the end of its supervisor, and ends the process in time."""
+"""Runs an agent until a signal or the end of its supervisor, and ends the process in time."""
 
 import asyncio
 import logging
 import signal
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from agent.app.gpu_jobs import GpuSource
 from agent.app.running import Agent
@@ -22,6 +23,16 @@ from agent.sources.proxy.handover.place import HandoverPlace
 _LOG = logging.getLogger(__name__)
 
 
+class Started(Protocol):
+    """What runs until it is stopped."""
+
+    async def start(self) -> None:
+        """Begin."""
+
+    async def stop(self, within_s: float) -> None:
+        """End in at most this time."""
+
+
 async def run(
     settings: Settings,
     *,
@@ -34,6 +45,14 @@ async def run(
     With `handover` it has a proxy in other processes, and stops with their supervisor.
     """
     give_back_large_blocks()
+    await until_stopped(
+        lambda: Agent(settings, simulated=simulated, now=time.time, handover=handover, gpus=gpus),
+        handover,
+    )
+
+
+async def until_stopped(make: Callable[[], Started], handover: HandoverPlace | None = None) -> None:
+    """Run what `make` builds until SIGTERM or SIGINT, and end the process in time after it."""
     stopping = asyncio.Event()
     within_s = STOP_WITHIN_S if handover is None else AGENT_STOPS_WITHIN_S
 
@@ -45,7 +64,7 @@ async def run(
     for number in (signal.SIGINT, signal.SIGTERM) if handover is None else (signal.SIGTERM,):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     orphaned = asyncio.create_task(_when_orphaned(stop, handover))
-    running = Agent(settings, simulated=simulated, now=time.time, handover=handover, gpus=gpus)
+    running = make()
     try:
         await running.start()
         await stopping.wait()

@@ -10,7 +10,7 @@ Latency = Literal["ttft", "tpot", "e2e"]
 
 # What figures can be grouped by. Of the last four only rows know, no rollup.
 Dimension = Literal[
-    "engine", "model", "tenant", "input_length", "user", "workload", "session", "priority"
+    "agent", "engine", "model", "tenant", "input_length", "user", "workload", "session", "priority"
 ]
 OF_ROWS: frozenset[Dimension] = frozenset(("user", "workload", "session", "priority"))
 
@@ -46,6 +46,20 @@ class Selection:
     model: str | None = None
     tenant: str | None = None
     objective: str | None = None
+    agent: str | None = None
+
+    @property
+    def source(self) -> "DataSource":
+        """The agent and the engine."""
+        return DataSource(agent=self.agent, engine=self.engine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """Where data comes from; None is any."""
+
+    agent: str | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

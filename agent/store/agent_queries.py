@@ -12,6 +12,8 @@ from agent.store.unix_seconds import UnixSeconds
 
 # Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
 OVERDUE_AFTER_S = 30.0
+# What an agent said of its engine that is true later, too.
+_LASTING = {"name", "model", "dialect", "read_at"}
 
 _COLUMNS = (column for column in agents.c if column.name not in ("instance", "beats"))
 _AGENTS = select(
@@ -25,6 +27,29 @@ def agents_of(engine: Engine) -> Sequence[Mapping[str, Any]]:
     What an agent of an earlier version does not tell is None.
     """
     return [_agent(dict(row._mapping)) for row in read_all(engine, _AGENTS)]
+
+
+def engines_of(agents_seen: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The engines of all agents that did not stop, as the last beat of each has them.
+
+    What an engine does now is unknown while its agent is overdue.
+    """
+    return [
+        # An agent of another version may leave some out.
+        {**dict.fromkeys(_LASTING), "up": None, **engine, **_of_agent(row, engine)}
+        for row in agents_seen
+        if row["stopped_at"] is None
+        for engine in row["engines"] or ()
+    ]
+
+
+def _of_agent(row: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"agent": row["name"]}
+    if not row["overdue"]:
+        return own
+    unknown: dict[str, Any] = dict.fromkeys(engine.keys() - _LASTING)
+    problem = f"its agent was last seen {row['silent_s']:.0f} s ago"
+    return unknown | own | {"problem": problem}
 
 
 def _agent(row: dict[str, Any]) -> Mapping[str, Any]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Table, func, select
 
+from agent.records.queries import DataSource
 from agent.store.rollups import WIDTHS_S
 from agent.store.tables import (
     engine_minutes,
@@ -14,40 +15,43 @@ from agent.store.tables import (
 )
 
 
-def first_data_at(connection: Connection, engine: str | None) -> float | None:
-    """The begin of the data, of one engine or of all, in Unix seconds; None without any data.
+def first_data_at(connection: Connection, source: DataSource) -> float | None:
+    """The begin of the data of an agent, of an engine or of all, in Unix seconds; None without any.
 
     Requests alone would not do: an agent that waits for its first request has data, too.
     """
-    known = [at for at in _first_moments(connection, engine) if at is not None]
+    known = [at for at in _first_moments(connection, source) if at is not None]
     return min(known, default=None)
 
 
-def _first_moments(connection: Connection, engine: str | None) -> Iterator[float | None]:
-    yield _first_rollup(connection, engine)
+def _of(table: Table, source: DataSource) -> list[ColumnElement[bool]]:
+    wanted = {"agent": source.agent, "engine": source.engine}
+    return [table.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def _first_moments(connection: Connection, source: DataSource) -> Iterator[float | None]:
+    yield _first_rollup(connection, source)
     for table, column in (
         (rollup_changes, rollup_changes.c.starts_at),
         (engine_samples, engine_samples.c.at),
         (engine_minutes, engine_minutes.c.from_at),
     ):
-        query = select(func.min(column))
-        if engine is not None:
-            query = query.where(table.c.engine == engine)
+        query = select(func.min(column)).where(*_of(table, source))
         yield connection.execute(query).scalar()
 
 
-def _first_rollup(connection: Connection, engine: str | None) -> float | None:
+def _first_rollup(connection: Connection, source: DataSource) -> float | None:
     """The start of the first rollup, of the narrowest width that is kept for so long."""
     first: float | None = None
     width_s = WIDTHS_S[-1]
     for narrower_s in reversed(WIDTHS_S):
-        starts_at = _first_of_width(connection, engine, narrower_s)
+        starts_at = _first_of_width(connection, source, narrower_s)
         if first is None or (starts_at is not None and starts_at < first + width_s):
             first, width_s = starts_at, narrower_s
     return first
 
 
-def _first_of_width(connection: Connection, engine: str | None, width_s: int) -> float | None:
+def _first_of_width(connection: Connection, source: DataSource, width_s: int) -> float | None:
     # By series, so that the primary key finds each first one without a walk.
     of_series = (
         select(func.min(rollups.c.starts_at))
@@ -55,8 +59,6 @@ def _first_of_width(connection: Connection, engine: str | None, width_s: int) ->
         .scalar_subquery()
     )
     query = select(of_series.label("starts_at")).select_from(rollup_series)
-    if engine is not None:
-        query = query.where(rollup_series.c.engine == engine)
-    first = query.subquery()
+    first = query.where(*_of(rollup_series, source)).subquery()
     starts_at: float | None = connection.execute(select(func.min(first.c.starts_at))).scalar()
     return starts_at

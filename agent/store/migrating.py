@@ -1,6 +1,7 @@
 """Migrates the database to the revision that this version needs."""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +38,7 @@ def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(_config())
 
 
+@cache
 def newest_revision() -> str:
     """The revision that this version of the program needs."""
     head = _scripts().get_current_head()
@@ -49,9 +51,18 @@ def require_newest(engine: Engine) -> None:
     with reading(engine) as connection:
         found = MigrationContext.configure(connection).get_current_revision()
     if found != newest_revision():
+        _require_known(found, _scripts())
         raise StoreUnavailable(
             f"the database is at revision {found}, and this version reads {newest_revision()}; "
             "run `goodput-agent db upgrade` of this version on it"
+        )
+
+
+def _require_known(revision: str | None, scripts: ScriptDirectory) -> None:
+    if revision not in {None, *(each.revision for each in scripts.walk_revisions())}:
+        raise StoreUnavailable(
+            f"the database is at revision {revision!r}, which this version does not know (its "
+            f"newest is {newest_revision()!r}); start the version that made it, or a newer one"
         )
 
 
@@ -91,11 +102,7 @@ def _migrate(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _POSTGRES_LOCK}
             )
         before = MigrationContext.configure(connection).get_current_revision()
-        if before not in {None, *(each.revision for each in scripts.walk_revisions())}:
-            raise StoreUnavailable(
-                f"the database is at revision {before!r}, which this version does not know (its "
-                f"newest is {newest_revision()!r}); start the version that made it, or a newer one"
-            )
+        _require_known(before, scripts)
         after = following.get(before)
         if after is None:
             return before, before

@@ -120,11 +120,11 @@ class MinuteQueries:
         self._engine = engine
 
     def minutes(self, over: Window, chosen: Selection) -> list[MinuteRow]:
-        """The minutes that were due in a window, of the chosen engine and model, as few rows.
+        """The minutes due in a window, of the chosen agent, engine and model, as few rows.
 
         Those of the newest minute come one by one, all earlier ones summed where they can be.
         """
-        wanted = {"engine": chosen.engine, "model": chosen.model}
+        wanted = {name: getattr(chosen, name) for name in ("agent", "engine", "model")}
         inside = [
             _MINUTE.starts_at >= over.from_s,
             _MINUTE.starts_at < over.until,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, select
 
 from agent.analysis.tally import Tally
 from agent.catalog.time_units import DAY_S
-from agent.records.queries import Dimension, Selection, Window
+from agent.records.queries import DataSource, Dimension, Selection, Window
 from agent.store.connection import for_reading, reading
 from agent.store.first_data import first_data_at
 from agent.store.rollups import (
@@ -80,20 +80,20 @@ class RollupQueries:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = for_reading(engine)
-        self._first_data_at: dict[str | None, float] = {}
+        self._first_data_at: dict[DataSource, float] = {}
 
-    def data_from(self, window: Window, engine: str | None) -> float | None:
-        """When the data begins, of one engine or of all; None without any data.
+    def data_from(self, window: Window, source: DataSource) -> float | None:
+        """When the data begins, of one agent, engine or of all; None without any data.
 
         A begin before the window may be an earlier query's, though retention has moved it on.
         """
-        known = self._first_data_at.get(engine)
+        known = self._first_data_at.get(source)
         if known is not None and known <= window.from_s:
             return known
         with reading(self._engine) as connection:
-            first = first_data_at(connection, engine)
+            first = first_data_at(connection, source)
         if first is not None:
-            self._first_data_at[engine] = first
+            self._first_data_at[source] = first
         return first
 
     def grid_s(self, length_s: float) -> int:

@@ -67,7 +67,7 @@ def read_run(engine: Engine, name: str, window: Window, chosen: Selection) -> Ru
     It begins with the data, if that begins later. Raises RunEmpty and StoreUnavailable.
     """
     with reading(for_reading(engine)) as connection:
-        begin = max(float(window.from_s), first_data_at(connection, chosen.engine) or 0.0)
+        begin = max(float(window.from_s), first_data_at(connection, chosen.source) or 0.0)
         columns = _request_columns(connection, window, chosen)
         if not len(columns["ended_s"]):
             raise RunEmpty(f"{name}: no request that was asked for ended in this window")

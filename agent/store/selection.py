@@ -6,9 +6,9 @@ from agent.records.queries import Selection
 
 
 def selected(table: Table, selection: Selection) -> list[ColumnElement[bool]]:
-    """Conditions for rows of the selected engine, model and tenant, whatever the objective."""
+    """Conditions for rows of the selected agent, engine, model, tenant; of any objective."""
     return [
         table.c[name] == getattr(selection, name)
-        for name in ("engine", "model", "tenant")
+        for name in ("agent", "engine", "model", "tenant")
         if getattr(selection, name) is not None
     ]

@@ -136,13 +136,15 @@ class StoreQueries(CauseQueries):
         after: Cursor | None,
         limit: int,
         *,
+        agent: str | None = None,
         engine: str | None = None,
         gpu: str | None = None,
         kind: str | None = None,
         confidence: str | None = None,
     ) -> PageOf[Row]:
         """Events after a cursor, the newest first; None matches any."""
-        wanted = {"engine": engine, "gpu": gpu, "kind": kind, "confidence": confidence}
+        wanted = {"agent": agent, "engine": engine, "gpu": gpu}
+        wanted |= {"kind": kind, "confidence": confidence}
         conditions = [
             events.c[name] == value for name, value in wanted.items() if value is not None
         ]

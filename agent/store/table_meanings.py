@@ -102,7 +102,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "at": "When it got that.",
     },
     "agents": {
-        "": "One row for each agent that runs, or has run lately: [storage.md](../storage.md).",
+        "": "One row for each agent that runs, or has run lately: [serving.md](../serving.md).",
         "name": "Its name.",
         "instance": "Its host, its process and a random part.",
         "beats": "How often it has shown that it lives.",

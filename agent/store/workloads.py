@@ -76,6 +76,7 @@ _INPUT_LENGTH = _length(requests.c.input_tokens, EDGES_TOKENS, INPUT_LENGTHS)
 _OUTPUT_LENGTH = _length(requests.c.output_tokens, OUTPUT_EDGES_TOKENS, OUTPUT_LENGTHS)
 
 _GROUPS: dict[Dimension, ColumnElement[str | None]] = {
+    "agent": func.nullif(requests.c.agent, ""),
     "engine": func.nullif(requests.c.engine, ""),
     "model": func.nullif(requests.c.model, ""),
     "tenant": func.nullif(requests.c.tenant, ""),

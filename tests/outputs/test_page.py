@@ -52,7 +52,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
             )
         )
         running.agent.engines.append(
-            {"name": HOSTILE, "up": False, "model": HOSTILE, "dialect": None, "read_at": None}
+            {
+                **dict.fromkeys(("name", "agent", "model"), HOSTILE),
+                **{"up": False, "dialect": None, "read_at": None},
+            }
         )
         yield running
 

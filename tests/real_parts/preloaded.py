@@ -25,6 +25,7 @@ _FORKING = multiprocessing.get_context("forkserver")
 _IMPORTED = [
     "agent.cli",
     "agent.app.processes",
+    "agent.app.serving",
     "agent.app.stored_api",
     "agent.app.until_stopped",
     "agent.auditing",

@@ -48,6 +48,7 @@ class ApiQueries(
         after: Cursor | None,
         limit: int,
         *,
+        agent: str | None,
         engine: str | None,
         gpu: str | None,
         kind: str | None,

@@ -1,7 +1,7 @@
 """The API route `/breakdown`: figures of a window by engine, model, tenant and so on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, Protocol
@@ -20,6 +20,7 @@ from agent.outputs.api.query_parameters import WindowText, selection, window_bef
 from agent.outputs.api.request_figures import RequestFigures
 from agent.records.queries import (
     OF_ROWS,
+    DataSource,
     Dimension,
     GroupCost,
     Selection,
@@ -110,8 +111,8 @@ class BreakdownQueries(Protocol):
     def grid_s(self, length_s: float) -> int:
         """The grid on which a window of this length must lie."""
 
-    def data_from(self, window: Window, engine: str | None) -> float | None:
-        """When the data begins, of one engine or of all, in Unix seconds."""
+    def data_from(self, window: Window, source: DataSource) -> float | None:
+        """When the data begins, of one agent, engine or of all, in Unix seconds."""
 
     def tallies_by(
         self, dimension: Dimension, window: Window, selection: Selection
@@ -193,10 +194,11 @@ def _covered_s(
     """Seconds of the window since the data of a group begins."""
 
     @cache
-    def of_engine(engine: str | None) -> float:
-        return over.covered_s(queries.data_from(over, engine))
+    def since(source: DataSource) -> float:
+        return over.covered_s(queries.data_from(over, source))
 
-    return lambda group: of_engine(group if by == "engine" else chosen.engine)
+    grouped = by in ("agent", "engine")
+    return lambda group: since(replace(chosen.source, **{by: group}) if grouped else chosen.source)
 
 
 def _busiest_first(group: tuple[str | None, Tally]) -> tuple[int, str]:

@@ -61,7 +61,7 @@ def summary_over(
     """The figures of the requests that ended in the last `length_s`."""
     queries = context.queries
     over = window_before(context.now(), length_s, queries.grid_s(length_s))
-    data_from = queries.data_from(over, chosen.engine)
+    data_from = queries.data_from(over, chosen.source)
     covered_s = over.covered_s(data_from)
     figures = _figures_of(queries.tally(over, chosen), covered_s, chosen)
     return responses.SummaryResponse(
@@ -85,7 +85,7 @@ def _figures_of(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, 
 def _steps(
     queries: ApiQueries, over: Window, step_s: int, chosen: Selection
 ) -> Iterator[responses.StepResponse]:
-    data_from = queries.data_from(over, chosen.engine)
+    data_from = queries.data_from(over, chosen.source)
     causes = queries.causes_by_step(over, step_s, chosen)
     for start, tally in queries.tallies_by_step(over, step_s, chosen).items():
         step = Window(from_s=start, until=min(over.until, start + step_s))

@@ -12,9 +12,9 @@ from agent.analysis.error_budget import error_budget
 from agent.analysis.summary import check_traffic_limits, summarise
 from agent.analysis.tally import Tally
 from agent.outputs.api.base_response import BaseResponse
-from agent.outputs.api.query_parameters import WindowText, window_before, window_s
+from agent.outputs.api.query_parameters import Name, WindowText, window_before, window_s
 from agent.outputs.api.responses import ListOf
-from agent.records.queries import Selection, Window
+from agent.records.queries import DataSource, Selection, Window
 
 Row = Mapping[str, Any]
 
@@ -67,8 +67,8 @@ class ObjectiveQueries(Protocol):
     def grid_s(self, length_s: float) -> int:
         """The grid on which a window of this length must lie."""
 
-    def data_from(self, window: Window, engine: str | None) -> float | None:
-        """When the data begins, of one engine or of all, in Unix seconds."""
+    def data_from(self, window: Window, source: DataSource) -> float | None:
+        """When the data begins, of one agent, engine or of all, in Unix seconds."""
 
     def tally(self, window: Window, selection: Selection) -> Tally:
         """The counts of a window."""
@@ -84,25 +84,34 @@ def objective_routes(
     router = APIRouter(tags=["figures"])
 
     @router.get("/objectives")
-    def objectives(window: WindowText = "5m") -> ListOf[ObjectiveResponse]:
-        """The objectives now in force, and their attainment in the last while."""
+    def objectives(window: WindowText = "5m", agent: Name = None) -> ListOf[ObjectiveResponse]:
+        """The objectives now in force, and their attainment in the last while.
+
+        Attainment and budget are of the requests of all agents, or of the chosen one.
+        """
         length_s = window_s(window, longest_s)
-        return ListOf[ObjectiveResponse](items=objectives_over(queries, now(), length_s))
+        found = objectives_over(queries, now(), length_s, agent or None)
+        return ListOf[ObjectiveResponse](items=found)
 
     return router
 
 
 def objectives_over(
-    queries: ObjectiveQueries, now: float, length_s: float
+    queries: ObjectiveQueries, now: float, length_s: float, agent: str | None = None
 ) -> list[ObjectiveResponse]:
-    """The objectives now in force, and their attainment in the last `length_s`."""
+    """The objectives now in force of an agent or of all, and their attainment in `length_s`."""
     over = window_before(now, length_s, queries.grid_s(length_s))
-    return [_objective(row, over, queries) for row in queries.objectives_in_force()]
+    return [
+        _objective(row, over, Selection(objective=row["name"], agent=agent), queries)
+        for row in queries.objectives_in_force()
+        if agent in (None, row["agent"])
+    ]
 
 
-def _objective(row: Row, over: Window, queries: ObjectiveQueries) -> ObjectiveResponse:
-    chosen = Selection(objective=row["name"])
-    covered_s = over.covered_s(queries.data_from(over, None))
+def _objective(
+    row: Row, over: Window, chosen: Selection, queries: ObjectiveQueries
+) -> ObjectiveResponse:
+    covered_s = over.covered_s(queries.data_from(over, chosen.source))
     figures = summarise(queries.tally(over, chosen), covered_s, row["name"])
     definition = row["definition"]
     traffic = check_traffic_limits(
@@ -131,6 +140,6 @@ def _budget(
     found = summarise(queries.tally(over, chosen), over.length_s, chosen.objective or "")
     return BudgetResponse(
         window_s=over.length_s,
-        covered_s=over.covered_s(queries.data_from(over, None)),
+        covered_s=over.covered_s(queries.data_from(over, chosen.source)),
         **asdict(error_budget(found.met, found.missed, definition["target"])),
     )

@@ -83,6 +83,7 @@ def selection(
     model: Name = None,
     tenant: Name = None,
     objective: Name = None,
+    agent: Name = None,
 ) -> Selection:
     """The selection of requests. An empty parameter is none."""
     return Selection(
@@ -90,6 +91,7 @@ def selection(
         model=model or None,
         tenant=tenant or None,
         objective=objective or None,
+        agent=agent or None,
     )
 
 

@@ -213,10 +213,12 @@ class EventResponse(BaseResponse):
 
 
 class EngineResponse(BaseResponse):
-    """A configured engine; `up` is false if the last scrape failed."""
+    """An engine that an agent watches; `up` is false if the last scrape failed."""
 
     name: str
-    up: bool
+    agent: str
+    up: bool | None = Field(description="null where that is not known")
+    problem: str | None = Field(default=None, description="why it is not known")
     model: str | None
     dialect: str | None
     read_at: datetime | None

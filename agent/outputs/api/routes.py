@@ -1,10 +1,13 @@
 """The HTTP API: bounded queries, typed responses."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from fastapi import APIRouter, FastAPI
 
 from agent.outputs.api import responses
 from agent.outputs.api.agent_routes import agent_responses, agent_routes
-from agent.outputs.api.api_context import ApiContext
+from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.door_guard import DoorGuard
 from agent.outputs.api.efficiency_routes import efficiency_routes
@@ -89,19 +92,20 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         length_routes(queries, now, min(kept_s, longest_s)),
         objective_routes(queries, now, longest_s),
         request_routes(queries),
-        _lists(context),
+        _events(queries),
+        _engines(context.engines),
         gpu_routes(queries, now, longest_s),
         agent_routes(queries),
     )
 
 
-def _lists(context: ApiContext) -> APIRouter:
+def _events(queries: ApiQueries) -> APIRouter:
     router = APIRouter(tags=["lists"])
-    queries = context.queries
 
     @router.get("/events")
     def events(
         *,
+        agent: Name = None,
         engine: Name = None,
         gpu: Name = None,
         kind: Name = None,
@@ -113,6 +117,7 @@ def _lists(context: ApiContext) -> APIRouter:
         page = queries.events(
             cursor_of(cursor),
             limit,
+            agent=agent or None,
             engine=engine or None,
             gpu=gpu or None,
             kind=kind or None,
@@ -123,11 +128,21 @@ def _lists(context: ApiContext) -> APIRouter:
             next=cursor_text(page.next),
         )
 
+    return router
+
+
+def _engines(watched: Callable[[], Sequence[Mapping[str, Any]]]) -> APIRouter:
+    router = APIRouter(tags=["lists"])
+
     @router.get("/engines")
-    def engines() -> responses.ListOf[responses.EngineResponse]:
-        """The configured engines."""
+    def engines(agent: Name = None) -> responses.ListOf[responses.EngineResponse]:
+        """The engines of this agent; of `serve` those of every agent."""
         return responses.ListOf[responses.EngineResponse](
-            items=[responses.EngineResponse(**row) for row in context.engines()]
+            items=[
+                responses.EngineResponse(**row)
+                for row in watched()
+                if agent in (None, "", row["agent"])
+            ]
         )
 
     return router

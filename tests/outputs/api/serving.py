@@ -104,10 +104,10 @@ class Api:
         RollupStore(self._engine, "agent-0").fold(now)
         Retention(self._engine).expire(now - KEEP_REQUESTS_S, now - KEEP_ROLLUPS_S, now)
 
-    def store_events(self, *events: Event) -> None:
+    def store_events(self, *events: Event, agent: str = "agent-0") -> None:
         """Store these events."""
         for event in events:
-            self._observations.write_event(event)
+            ObservationStore(self._engine, agent).write_event(event)
 
     def store_engine_sample(self, engine: str, at: float) -> None:
         """Store a sample of an engine without a fact."""
@@ -119,9 +119,9 @@ class Api:
         self._observations.write_gpu_samples(samples)
         self._other_observations.write_gpu_samples(others)
 
-    def store_minutes(self, *minutes: MinuteRow) -> None:
+    def store_minutes(self, *minutes: MinuteRow, agent: str = "agent-0") -> None:
         """Store these minutes of an engine."""
-        MinuteStore(self._engine, "agent-0").write(minutes, (), self.agent.now)
+        MinuteStore(self._engine, agent).write(minutes, (), self.agent.now)
 
     def price(self, records: Sequence[RequestRecord]) -> None:
         """Price each request at its number in eighths of a dollar, at 4 dollars per GPU hour."""
@@ -143,9 +143,9 @@ class Api:
         claim.take(self._engine)
         claim.beat(self._engine)
 
-    def set_objectives(self, objectives: Sequence[Objective]) -> None:
+    def set_objectives(self, objectives: Sequence[Objective], *, agent: str = "agent-0") -> None:
         """Put these objectives in force."""
-        ObjectiveStore(self._engine, "agent-0").write_in_force(objectives, self.agent.now)
+        ObjectiveStore(self._engine, agent).write_in_force(objectives, self.agent.now)
 
     def get(self, path: str, **parameters: Any) -> requests.Response:
         """Return the response to a GET."""

@@ -124,16 +124,26 @@ UNLOADED = dict.fromkeys(LOAD)
 
 
 def test_engines_are_listed_as_they_were_read(api: Api) -> None:
+    unknown = dict.fromkeys(("model", "dialect", "read_at"))
+    unknown |= {"name": "b", "agent": "agent-1", "up": False}
     api.agent.engines += [
-        {"name": "a", "up": True, "model": "llama", "dialect": "vllm", "read_at": NOON + 0.25}
+        {
+            "name": "a",
+            "agent": "agent-0",
+            "up": True,
+            "model": "llama",
+            "dialect": "vllm",
+            "read_at": NOON + 0.25,
+        }
         | LOAD,
-        {"name": "b", "up": False, "model": None, "dialect": None, "read_at": None} | UNLOADED,
+        unknown | UNLOADED,
     ]
     one, other = api.query("engines")["items"]
     assert unix(one.pop("read_at")) == NOON + 0.25
-    assert one == {"name": "a", "up": True, "model": "llama", "dialect": "vllm"} | LOAD
-    unknown = {"name": "b", "up": False, "model": None, "dialect": None, "read_at": None}
-    assert other == unknown | UNLOADED
+    named = {"name": "a", "agent": "agent-0", "problem": None}
+    assert one == {**named, "up": True, "model": "llama", "dialect": "vllm"} | LOAD
+    assert other == {**unknown, "problem": None} | UNLOADED
+    assert [item["name"] for item in api.query("engines", agent="agent-1")["items"]] == ["b"]
 
 
 def test_without_any_data_no_limit_on_the_traffic_is_known_to_be_broken(api: Api) -> None:

@@ -155,23 +155,34 @@ def test_every_query_documents_its_refusals(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("path", "parameters"),
     [
-        ("summary", {"window", "engine", "model", "tenant", "objective"}),
+        ("summary", {"window", "agent", "engine", "model", "tenant", "objective"}),
         (
             "breakdown",
             {
-                *("by", "window", "limit", "engine", "model", "tenant", "objective"),
+                *("by", "window", "limit", "agent", "engine", "model", "tenant", "objective"),
                 *("cost", "histograms"),
             },
         ),
-        ("timeseries", {"window", "step", "engine", "model", "tenant", "objective"}),
-        ("events", {"engine", "gpu", "kind", "confidence", "limit", "cursor"}),
+        ("timeseries", {"window", "step", "agent", "engine", "model", "tenant", "objective"}),
+        ("events", {"agent", "engine", "gpu", "kind", "confidence", "limit", "cursor"}),
         ("gpus", set()),
         ("gpus/{gpu}", {"window", "limit", "cursor"}),
-        ("objectives", {"window"}),
+        ("objectives", {"window", "agent"}),
+        ("engines", {"agent"}),
+        ("agents", set()),
         (
             "requests",
             {
-                *("engine", "model", "tenant", "objective", "verdict", "status", "started_from"),
+                *(
+                    "agent",
+                    "engine",
+                    "model",
+                    "tenant",
+                    "objective",
+                    "verdict",
+                    "status",
+                    "started_from",
+                ),
                 *("started_until", "min_ttft_s", "min_tpot_s", "min_e2e_s", "limit", "cursor"),
                 *("user", "workload", "session", "priority"),
                 *("cause", "min_input_tokens", "max_input_tokens", "worst"),

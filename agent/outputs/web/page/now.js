@@ -34,11 +34,14 @@ const budget = ({name, violations_per_min: violations, budget: {left, window_s: 
   left === null ? "" : left > 0 ? "good" : "bad",
 ];
 
+// An objective of several agents has one budget, of the requests of all of them.
+const is_first = ({name}, place, all) => all.findIndex((each) => each.name === name) === place;
+
 function headline(summary, objectives) {
   const of = (name) => objectives.find((each) => each.name === name);
   return [
     ...summary.by_objective.map((one) => attained(one, of(one.objective)?.definition.target)),
-    ...objectives.map(budget),
+    ...objectives.filter(is_first).map(budget),
     ["Goodput", perSecond(summary.goodput_rps, "req"), "requests that met their objectives"],
     ["Throughput", perSecond(summary.throughput_rps, "req"), "requests without an error"],
     ["Input", perSecond(summary.input_tokens_per_s, "tok")],
@@ -60,15 +63,20 @@ function why_no_use({mfu, efficiency}) {
 const limits = (objectives, name) => objectives
   .map(({name: objective, definition}) => [objective, definition[`${name}_s`]])
   .filter(([, limit]) => limit != null)
-  .map(([objective, limit]) => `${seconds(limit)} (${objective})`).join(", ") || "none";
+  .map(([objective, limit]) => `${seconds(limit)} (${objective})`)
+  .filter((text, place, all) => all.indexOf(text) === place).join(", ") || "none";
 
 const latencies = ({summary, objectives}) => Object.entries(LATENCIES).map(([key, name]) => [
   name, ...["p50", "p95", "p99"].map((q) => milliseconds(summary[`${key}_ms`][q])),
   limits(objectives, key),
 ]);
 
-const engine = ({name, up, model, running, waiting, kv_cache_usage: usage}) => [
-  name, {text: up ? "up" : "not reachable", kind: up ? "up" : "down"}, model ?? "–",
+const reached = ({up, problem}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
+  : up ? {text: "up", kind: "up"} : {text: "not reachable", kind: "down"});
+
+// Agents may give their engines the same name.
+const engine = (several) => ({running, waiting, kv_cache_usage: usage, ...of}) => [
+  several ? `${of.name} (${of.agent})` : of.name, reached(of), of.model ?? UNKNOWN,
   number(running), number(waiting), share(usage),
 ];
 
@@ -116,7 +124,7 @@ function Show({data, live, address}) {
     <h2>Engines</h2>
     <${Table} label="Engines at their last sample"
       head=${["engine", "state", "model", "running", "waiting", "KV cache"]} words=${["state", "model"]}
-      rows=${engines.map(engine)} />
+      rows=${engines.map(engine(new Set(engines.map((each) => each.agent)).size > 1))} />
     <h2>GPUs</h2>
     <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu)}
       head=${["GPU", "state", "busy", "memory used", "memory", "power", "UUID"]} words=${["state", "UUID"]}

@@ -1,0 +1,127 @@
+"""`serve`: the API and the page over the database of all agents, without an engine or an agent.
+
+It reads the database and writes nothing.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Engine
+
+from agent.app.connection_limits import API, ConnectionLimits, raise_descriptors
+from agent.app.doors import Doors
+from agent.app.jobs import Jobs
+from agent.app.readiness import OK
+from agent.app.stopping import EXIT_WITHIN_S, within
+from agent.app.stored_api import require_stored, stored_context
+from agent.app.until_stopped import until_stopped
+from agent.errors import SettingsInvalid, StoreUnavailable
+from agent.outputs.api.api_context import ApiContext
+from agent.outputs.api.live_routes import LiveFigures
+from agent.outputs.api.routes import live_figures, make_api
+from agent.outputs.web import documentation_page, runbooks
+from agent.settings import Settings
+from agent.store.agent_queries import engines_of
+from agent.store.health import StoreHealth
+from agent.store.journal.cutting_off import cut_off_after
+from agent.store.migrating import require_newest
+from agent.store.query_limits import open_query_engine
+from agent.store.store_queries import StoreQueries
+
+Row = Mapping[str, Any]
+
+ASK_EVERY_S = 5.0
+# A frozen server answers no time-out.
+_CUT_OFF_AFTER_QUERY_S = 5.0
+
+_METRICS = b"# `goodput-agent serve` publishes no metrics: Prometheus scrapes the agents.\n"
+
+
+class DatabaseServer:
+    """The API and the page of a database that agents write to."""
+
+    _live: LiveFigures | None = None
+
+    def __init__(self, settings: Settings, now: Callable[[], float]) -> None:
+        """Raises SettingsInvalid, and StoreUnavailable for a database that cannot be read."""
+        self._settings, self._now = settings, now
+        self._doors = Doors(settings, ConnectionLimits(raise_descriptors(), lambda *_: None))
+        self._database = _open(settings)
+        require_stored(self._database, "start an agent that writes to it first")
+        self._queries = StoreQueries(self._database)
+        self._health = StoreHealth()
+        self._agents: Sequence[Row] = self._queries.agents()
+        self._jobs = Jobs(now)
+
+    async def start(self) -> None:
+        """Listen. Raises SettingsInvalid for a taken port."""
+        context = self._context()
+        self._live = live_figures(context)
+        listen = self._settings.listen
+        self._doors.serve(API, make_api(context, self._live), listen.host, listen.port)
+        self._jobs.every(ASK_EVERY_S, "ask the database", self._ask)
+        self._jobs.start()
+
+    async def stop(self, within_s: float) -> None:
+        """Take no more queries, and close everything in at most `within_s`."""
+        if self._live is not None:
+            self._live.stop()
+        works = [self._jobs.stop(), self._doors.stop(within_s / 2)]
+        await within(within_s - 2 * EXIT_WITHIN_S, "open queries", *works)
+        self._database.dispose()
+
+    def _context(self) -> ApiContext:
+        return replace(
+            stored_context(self._database, self._settings),
+            now=self._now,
+            query_limit_s=self._settings.storage.query_timeout,
+            metrics=lambda _accepted: (_METRICS, "text/plain; version=0.0.4; charset=utf-8"),
+            engines=lambda: engines_of(self._queries.agents()),
+            problems=self._problems,
+            parts=self._parts,
+            door=self._doors.read,
+            documentation=documentation_page(),
+            runbooks=runbooks(),
+            simulated=any(agent["simulated"] for agent in self._agents),
+        )
+
+    def _ask(self, _now: float) -> None:
+        with suppress(StoreUnavailable), self._health.write("a query", probe=True):
+            require_newest(self._database)
+            self._agents = self._queries.agents()
+
+    def _problems(self) -> Sequence[str]:
+        problem = self._health.problem()
+        return [] if problem is None else [problem]
+
+    def _parts(self) -> Mapping[str, str]:
+        problem = self._health.problem()
+        return {
+            "database": problem or OK,
+            "agents": self._in_time() if problem is None else "unknown",
+        }
+
+    def _in_time(self) -> str:
+        overdue = sum(bool(agent["overdue"]) for agent in self._agents)
+        return OK if not overdue else f"{overdue} of {len(self._agents)} are overdue"
+
+
+def _open(settings: Settings) -> Engine:
+    """The database of the settings, for queries."""
+    storage = settings.storage
+    if "url" not in storage.model_fields_set:
+        raise SettingsInvalid(
+            ["storage.url is not set; set it to the database that the agents write to"]
+        )
+    engine = open_query_engine(storage.url, storage.query_timeout, pool_pre_ping=False)
+    if engine.dialect.name == "postgresql":
+        cut_off_after(engine, storage.query_timeout + _CUT_OFF_AFTER_QUERY_S)
+    return engine
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal. Raises SettingsInvalid, and StoreUnavailable where there is no data."""
+    await until_stopped(lambda: DatabaseServer(settings, time.time))

@@ -1,0 +1,232 @@
+"""`goodput-agent serve`: the page and the API of all agents, from their database alone."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+from sqlalchemy import Engine, create_engine, text
+
+from agent import __version__
+from agent.app.serving import DatabaseServer
+from agent.errors import AgentError, SettingsInvalid, StoreUnavailable
+from agent.settings import load
+from agent.store.agent_state import AgentState
+from agent.store.claim import NameClaim
+from agent.store.migrating import upgrade
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.chromium import browsing, opened_in
+from tests.real_parts.page_views import broken
+from tests.real_parts.ports import free_port
+from tests.real_parts.postgres import PostgresServer
+from tests.real_parts.span_sender import SpanSender, request_span
+from tests.real_parts.waiting import eventually
+from tests.store.making import some, store
+from tests.store.migrated import migrated_in
+
+WITHIN_S = 120.0
+SPANS = 20
+pytestmark = pytest.mark.slow
+
+GONE = {"name": "code-0", "up": True, "model": "qwen", "dialect": "vllm"}
+
+
+def serving(folder: Path, url: str) -> AgentProcess:
+    """`serve` on the database at this URL."""
+    port, config = free_port(), folder / "serve.yml"
+    settings: dict[str, Any] = {"listen": {"port": port}, "storage": {"url": url}}
+    config.write_text(yaml.safe_dump(settings))
+    return AgentProcess(["serve", "--config", config], folder, port)
+
+
+def refused(url: str | None) -> AgentError:
+    """Why `serve` does not start on the database at this URL."""
+    given = {} if url is None else {"GOODPUT_STORAGE__URL": url}
+    with pytest.raises((SettingsInvalid, StoreUnavailable)) as refusal:
+        DatabaseServer(load(None, given), time.time)
+    return refusal.value
+
+
+def set_revision(engine: Engine, revision: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+
+
+def test_it_does_not_start_without_the_url_of_a_database() -> None:
+    assert "storage.url is not set" in str(refused(None))
+
+
+def test_it_does_not_start_without_a_database_and_makes_none(tmp_path: Path) -> None:
+    file = tmp_path / "absent.db"
+    said = str(refused(f"sqlite:///{file}"))
+    assert "there is no database" in said
+    assert "start an agent" in said
+    assert not file.exists()
+
+
+def test_it_does_not_start_on_a_server_that_cannot_be_reached() -> None:
+    error = refused(f"postgresql://owner:s3cret@127.0.0.1:{free_port()}/goodput")
+    assert isinstance(error, StoreUnavailable)
+    assert error.public.startswith("the database does not answer")
+    assert "s3cret" not in str(error)
+
+
+def test_it_migrates_nothing_and_names_the_command_that_does(tmp_path: Path) -> None:
+    with migrated_in(tmp_path) as engine:
+        set_revision(engine, "0018")
+        assert "run `goodput-agent db upgrade`" in str(refused(str(engine.url)))
+        with engine.connect() as connection:
+            found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    assert found == "0018"
+
+
+def test_a_database_of_a_newer_version_wants_that_version(tmp_path: Path) -> None:
+    with migrated_in(tmp_path) as engine:
+        set_revision(engine, "9999")
+        assert "start the version that made it, or a newer one" in str(refused(str(engine.url)))
+
+
+@contextmanager
+def reader_of(url: str) -> Iterator[str]:
+    """The URL of a role that may only read the database at this URL."""
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in (
+            "CREATE ROLE served LOGIN",
+            "ALTER ROLE served SET default_transaction_read_only = on",
+            "GRANT SELECT ON ALL TABLES IN SCHEMA public TO served",
+        ):
+            connection.execute(text(statement))
+        yield url.replace("//postgres@", "//served@")
+        connection.execute(text("DROP OWNED BY served"))
+        connection.execute(text("DROP ROLE served"))
+    engine.dispose()
+
+
+@dataclass
+class Fleet:
+    """An agent with a journal, its sender, what another agent left, and `serve` beside them."""
+
+    agent: AgentProcess
+    sender: SpanSender
+    server: AgentProcess
+
+    def served(self, path: str, **parameters: str) -> Any:
+        """The JSON of a path of `serve`."""
+        response = requests.get(f"{self.server.url}{path}", params=parameters, timeout=WITHIN_S)
+        return response.json()
+
+    def agents(self) -> dict[str, Any]:
+        """The agents by name, as `serve` has them."""
+        return {item["name"]: item for item in self.served("/api/v1/agents")["items"]}
+
+
+def leave(url: str) -> None:
+    """Store the requests of an agent that was last seen an hour ago."""
+    engine = create_engine(url)
+    upgrade(engine)
+    at = time.time()
+    times = {"started_at": at - 2, "ended_at": at - 1, "received_at": at}
+    store(engine, some(range(5), agent="gone", model="qwen", **times))
+    claim = NameClaim("gone", "elsewhere:1:a", state=AgentState(engines=lambda: [GONE]))
+    claim.take(engine)
+    claim.beat(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE agents SET seen_at = seen_at - interval '1 hour'"))
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer
+) -> Iterator[Fleet]:
+    """The agent has forwarded what it acknowledged."""
+    folder, ports = tmp_path_factory.mktemp("fleet"), AgentPorts.free()
+    with postgres_server.new_database() as url:
+        leave(url)
+        settings = {
+            "name": "agent-0",
+            "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
+            "storage": {"url": url, "journal": {"enabled": True, "path": f"{folder}/journal.db"}},
+        }
+        (served := folder / "served").mkdir()
+        with (
+            AgentProcess.with_settings(folder, ports, settings) as agent,
+            reader_of(url) as reader,
+            serving(served, reader) as server,
+        ):
+            fleet = Fleet(agent, SpanSender(ports.grpc), server)
+            assert fleet.sender.export([request_span(f"r-{n}") for n in range(SPANS)])
+            eventually(
+                lambda: server.api.summary(window="1h", agent="agent-0")["requests"] == SPANS,
+                within_s=WITHIN_S,
+                what="the forwarded requests",
+            )
+            yield fleet
+
+
+def test_requests_of_all_agents_are_summed_and_told_apart(fleet: Fleet) -> None:
+    assert fleet.server.api.summary(window="1h")["requests"] == SPANS + 5
+    groups = fleet.server.api.breakdown(window="1h", by="agent")["groups"]
+    assert {each["group"]: each["requests"] for each in groups} == {"agent-0": SPANS, "gone": 5}
+    rows = fleet.server.api.requests(agent="agent-0")
+    assert {row["trace_id"] for row in rows} == fleet.sender.acknowledged
+
+
+def test_agents_show_their_version_heartbeat_and_lag(fleet: Fleet) -> None:
+    eventually(
+        lambda: fleet.agents()["agent-0"]["waiting_rows"] == 0,
+        within_s=WITHIN_S,
+        what="a beat after everything was forwarded",
+    )
+    agents = fleet.agents()
+    assert agents.keys() == {"agent-0", "gone"}
+    assert agents["agent-0"]["version"] == __version__
+    assert (agents["agent-0"]["lag_s"], agents["agent-0"]["stopped_at"]) == (0, None)
+    assert agents["gone"]["overdue"] is True
+    assert "overdue" in fleet.served("/readyz")["parts"]["agents"]
+
+
+def test_engines_are_those_of_every_agent_and_unknown_without_it(fleet: Fleet) -> None:
+    def engines() -> dict[str, Any]:
+        return {item["agent"]: item for item in fleet.served("/api/v1/engines")["items"]}
+
+    eventually(lambda: "agent-0" in engines(), within_s=WITHIN_S, what="the agent's engine")
+    own, gone = engines()["agent-0"], engines()["gone"]
+    assert (own["name"], own["up"], own["problem"]) == ("chat-0", False, None)
+    assert (gone["name"], gone["model"], gone["up"]) == ("code-0", "qwen", None)
+    assert gone["problem"].startswith("its agent was last seen 36")
+
+
+def test_the_page_is_that_of_an_agent(fleet: Fleet) -> None:
+    with browsing() as browser, opened_in(browser, fleet.server.url) as there:
+        assert broken(there, fleet.server.url, "now") == []
+        page = there.html("Agents that write to this database")
+    assert "code-0 (gone)" in page
+    assert "unknown: its agent was last seen" in page
+    assert "SIMULATED" not in page
+
+
+def test_it_has_no_metrics_of_its_own(fleet: Fleet) -> None:
+    assert fleet.server.api.exposition().startswith("# ")
+    assert not [line for line in fleet.server.api.exposition().splitlines() if line[0] != "#"]
+
+
+def test_it_is_ready_while_the_database_answers(
+    fleet: Fleet, postgres_server: PostgresServer
+) -> None:
+    def status() -> int:
+        return requests.get(f"{fleet.server.url}/readyz", timeout=WITHIN_S).status_code
+
+    eventually(lambda: status() == 200, within_s=WITHIN_S, what="that it is ready")
+    with postgres_server.frozen():
+        eventually(lambda: status() == 503, within_s=WITHIN_S, what="that it is not ready")
+        (problem,) = fleet.served("/readyz")["problems"]
+        assert "database" in problem
+        assert fleet.served("/readyz")["parts"]["agents"] == "unknown"
+    eventually(lambda: status() == 200, within_s=WITHIN_S, what="that it is ready again")
