@@ -118,33 +118,37 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 def _run_agent(
     settings: Settings, again: Callable[[], Settings], *, simulated_gpus: "GpuSource | None" = None
 ) -> None:
-    """Run an agent in this process; where it has a proxy, in one of several processes.
+    """Run an agent in this process; where it has a proxy, in one of several processes. Where it
+    looks for engines, in one that is started again for others.
 
     `again` loads the settings as they are then.
     """
 
     with kept_imports():
-        from agent.app.processes import run_processes
+        from agent.app.processes import run_again, run_processes
         from agent.app.until_stopped import run as run_one
 
-    def work(place: "HandoverPlace | None") -> None:
-        gpus = simulated_gpus
-        _run(run_one(settings, simulated=gpus is not None, handover=place, gpus=gpus))
+    def work(place: "HandoverPlace | None", *, supervised: bool) -> None:
+        simulated, gpus = simulated_gpus is not None, simulated_gpus
+        _run(
+            run_one(settings, simulated=simulated, handover=place, gpus=gpus, supervised=supervised)
+        )
 
-    def agent(place: "HandoverPlace") -> int:
+    def agent(place: "HandoverPlace | None" = None) -> int:
         try:
-            work(place)
+            work(place, supervised=True)
         except AgentError as error:
             _report(error)
             return SETTINGS_INVALID if isinstance(error, SettingsInvalid) else 1
         return 0
 
-    if settings.proxy.listen is None:
-        # This program may have been a supervisor before SIGHUP.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        work(None)
-    else:
+    if settings.proxy.listen is not None:
         raise typer.Exit(run_processes(settings, agent, again))
+    if settings.engines_from.kubernetes is not None:
+        raise typer.Exit(run_again(agent, again))
+    # This program may have been a supervisor before SIGHUP.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    work(None, supervised=False)
 
 
 def _demo_goes_on() -> NoReturn:
@@ -171,7 +175,7 @@ def run(
             if engine is None
             else _settings_with(engine, config, insecure=insecure)
         )
-        if not settings.engines:
+        if not settings.engines and settings.engines_from.kubernetes is None:
             raise SettingsInvalid(
                 ["no engine is set; give --engine http://host:port, or a file with --config"]
             )

@@ -4,6 +4,7 @@ AgentError
 ├── SettingsInvalid       the settings file or environment cannot be used; lists every problem
 ├── ExpositionUnreadable  an engine's response is no exposition; carries a reason
 ├── EngineUnreachable     an engine did not answer in time
+├── DiscoveryFailed       the list of engines cannot be read now; a retry may succeed
 ├── PayloadInvalid        an OTLP body that is invalid, also on a retry
 ├── PayloadTooLarge       an OTLP body over the limit after decompression
 └── StoreUnavailable      the database cannot write or read now; a retry may succeed
@@ -44,6 +45,10 @@ class ExpositionUnreadable(AgentError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class DiscoveryFailed(AgentError):
+    """The list of engines cannot be read now; the same call may succeed later."""
 
 
 class PayloadInvalid(AgentError):

@@ -1,4 +1,4 @@
-"""The processes of an agent with a proxy: its workers, and the agent itself."""
+"""The processes of a supervised agent: with a proxy its workers, and the agent itself."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from typing import Self
 from agent.app.connection_limits import PROXY, connections, raise_descriptors
 from agent.app.doors import tls_files
 from agent.app.proxy_worker import Workplace, run_worker
-from agent.app.stopping import AGENT_STOPS_WITHIN_S, WORKER_FLUSHES_WITHIN_S
+from agent.app.stopping import AGENT_STOPS_WITHIN_S, STOP_WITHIN_S, WORKER_FLUSHES_WITHIN_S
 from agent.app.supervising import ProcessPart, Supervisor
 from agent.errors import SettingsInvalid
 from agent.settings import Settings
@@ -139,6 +139,27 @@ def run_processes(
     status = Supervisor([workers, [last]], reload, doors.left).run()
     doors.close()
     return status
+
+
+def run_again(agent: Callable[[], int], load: Callable[[], Settings]) -> int:
+    """Run an agent without a proxy until a signal, again whenever it ends; the exit status.
+
+    It ends when other engines must be watched. SIGHUP starts it with the settings of that time.
+    """
+
+    def reload(supervisor: Supervisor) -> None:
+        try:
+            tls_files(load().security)
+        except SettingsInvalid as error:
+            _LOG.error("the settings are invalid, so nothing changes: %s", error)
+            return
+        _LOG.info("starting anew")
+        supervisor.stop()
+        if not supervisor.asked_to_stop:
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+    part = ProcessPart(AGENT, agent, STOP_WITHIN_S + _SPARE_S)
+    return Supervisor([[part]], reload).run()
 
 
 def _agent(agent: Callable[[HandoverPlace], int], place: HandoverPlace, supervisor: int) -> int:

@@ -27,7 +27,11 @@ class Readiness:
         self._health = health
         self._writer = writer
         self._engines = engines
-        self._others = others
+        self._others = dict(others)
+
+    def add(self, part: str, in_words: Callable[[], str]) -> None:
+        """Tell of one more part, before the first query."""
+        self._others[part] = in_words
 
     def problems(self) -> Sequence[str]:
         """Why spans cannot be stored now."""

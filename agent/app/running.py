@@ -83,7 +83,7 @@ class Agent:
         self._doors = Doors(settings, limits)
         self._now, self._simulated = now, simulated
         objectives = settings.all_objectives()
-        self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
+        self._directory = _directory(settings)
         engines = [engine.name for engine in settings.engines]
         self._meter = Meter(objectives, engines, self._directory.is_served)
         self._store = store = self._make_store(objectives)
@@ -132,6 +132,10 @@ class Agent:
         words = {"proxy": proxy, "plugins": self._plugins.in_words, **self._own.words()}
         words |= self._store.words()
         return Readiness(self._store.health, self._writer, up, words)
+
+    def tells(self, part: str, in_words: Callable[[], str]) -> None:
+        """Let `/readyz` say how a further part is."""
+        self._readiness.add(part, in_words)
 
     def _make_own_health(self) -> OwnHealth:
         own = OwnHealth(self._meter, self._now)
@@ -266,3 +270,8 @@ class Agent:
         await asyncio.to_thread(self._gpus.close)
         for monitor in self._monitors:
             monitor.close()
+
+
+def _directory(settings: Settings) -> EngineDirectory:
+    engines = ((engine.name, engine.url) for engine in settings.engines)
+    return EngineDirectory(engines, complete=settings.engines_from.kubernetes is None)

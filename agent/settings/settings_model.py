@@ -16,6 +16,7 @@ from agent.catalog.definitions import DEFINITIONS
 from agent.catalog.presets import PRESETS
 from agent.records.objective import Match, Objective
 from agent.records.prices import PriceList
+from agent.settings.discovery_settings import DiscoverySettings
 from agent.settings.engine_settings import EngineSettings
 from agent.settings.gpu_settings import DcgmSettings, NvmlSettings
 from agent.settings.price_settings import (
@@ -174,6 +175,7 @@ class Settings(Section):
     security: SecuritySettings = SecuritySettings()
     engines: tuple[EngineSettings, ...] = ()
     """The inference servers that the agent watches."""
+    engines_from: DiscoverySettings = DiscoverySettings()
     prices: tuple[PriceSettings, ...] = ()
     """The prices of GPUs."""
     electricity: ElectricitySettings | None = None
@@ -224,6 +226,16 @@ class Settings(Section):
             if count > 1:
                 raise ValueError(f"{count} engines have the plugin_socket {path}; each needs one")
         return engines
+
+    @field_validator("engines_from")
+    @classmethod
+    def _without_a_proxy(
+        cls, discovery: DiscoverySettings, others: ValidationInfo
+    ) -> DiscoverySettings:
+        proxy = others.data.get("proxy", ProxySettings())
+        if discovery.kubernetes is not None and proxy.listen is not None:
+            raise ValueError("engines that are found have no proxy; remove proxy.listen")
+        return discovery
 
     @field_validator("prices")
     @classmethod

@@ -35,7 +35,7 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 READ_BY_PARENTS = {"global", "enabled"}
 # Those that make pods.
-PODS = ("vllm", "your-vllm")
+PODS = ("vllm", "your-vllm", "node")
 URL = "postgresql://goodput:password@db/goodput"
 
 each_name = pytest.mark.parametrize("name", NAMES)
@@ -124,6 +124,9 @@ def test_a_wrong_value_is_refused_by_its_name(value: str, complaint: str) -> Non
     [
         (("data.createClaim=true", "data.existingClaim=x"), "data: set createClaim or existing"),
         ((f"database.url={URL}", "database.existingSecret=x"), "database: set url or existing"),
+        (("mode=node", "vllm.enabled=true"), "vllm: its pods hold an agent of their own"),
+        (("mode=node", "data.createClaim=true"), "data: the agents of several nodes cannot"),
+        (("mode=node", "tokens.read=0123456789abcdef"), "tokens: with mode node set both"),
         (("alerts.enabled=true", "alerts.rules=rules"), "alerts.rules: the text is no file of"),
     ],
 )
@@ -148,10 +151,12 @@ def settings_of(name: str, folder: Path) -> Settings:
     made = {found["metadata"]["name"]: found for found in objects(name)}
     environment = {}
     for each in agent_container(name).get("env", []) if name in PODS else []:
-        source = each["valueFrom"].get("secretKeyRef")
-        if source is not None:
-            secret = made.get(source["name"], {"stringData": {"url": URL}})
-            environment[each["name"]] = secret["stringData"][source["key"]]
+        source = each.get("valueFrom", {})
+        if "secretKeyRef" in source:
+            secret = made.get(source["secretKeyRef"]["name"], {"stringData": {"url": URL}})
+            environment[each["name"]] = secret["stringData"][source["secretKeyRef"]["key"]]
+        elif "fieldRef" in source:
+            environment[each["name"]] = f"<{source['fieldRef']['fieldPath']}>"
     return load(path, environment)
 
 
@@ -159,7 +164,8 @@ def settings_of(name: str, folder: Path) -> Settings:
 def test_the_agent_loads_the_settings_of_a_rendering(name: str, tmp_path: Path) -> None:
     settings = settings_of(name, tmp_path)
     assert settings.security.read_tokens == Path("/etc/goodput-agent-tokens/read")
-    assert len(settings.engines) == 1
+    found = settings.engines_from.kubernetes
+    assert (len(settings.engines), found is None) in {(1, True), (0, False)}
 
 
 def test_values_win_over_the_settings_of_the_chart(tmp_path: Path) -> None:
@@ -187,7 +193,11 @@ def test_the_agents_ports_are_those_of_its_settings(name: str, tmp_path: Path) -
     container = agent_container(name)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["agent"] == settings.listen.port
-    assert settings.proxy.listen == f"0.0.0.0:{ports['proxy']}"
+    if name == "node":
+        spans = (f"0.0.0.0:{ports['otlp-grpc']}", f"0.0.0.0:{ports['otlp-http']}")
+        assert spans == (settings.otlp.grpc, settings.otlp.http)
+    else:
+        assert settings.proxy.listen == f"0.0.0.0:{ports['proxy']}"
     for probe in ("startupProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/healthz", "port": "agent"}
     service = {port["targetPort"] for port in only(name, "Service")["spec"]["ports"]}
@@ -207,6 +217,12 @@ def test_the_agent_has_no_more_rights_than_it_needs(name: str) -> None:
             "seccompProfile": {"type": "RuntimeDefault"},
         }.items()
     )
+
+
+def test_no_readiness_of_the_agent_takes_vllm_out_of_its_service() -> None:
+    assert "readinessProbe" not in agent_container("vllm")
+    ready = agent_container("node")["readinessProbe"]
+    assert ready["httpGet"] == {"path": "/readyz", "port": "agent"}
 
 
 def test_values_cannot_give_the_agent_more_rights() -> None:
@@ -238,7 +254,7 @@ def test_every_mounted_volume_is_there(name: str) -> None:
 def test_a_secret_is_in_no_pod_and_no_config_map(name: str) -> None:
     others = [found for found in objects(name) if found["kind"] != "Secret"]
     assert "password@" not in json.dumps(others)
-    assert "a-token-of-the-tests" not in json.dumps(others)
+    assert "token-of-the-tests" not in json.dumps(others)
 
 
 def test_changed_settings_make_a_new_pod() -> None:
@@ -281,6 +297,71 @@ def test_the_policy_lets_only_monitors_read_the_agent() -> None:
     assert reading["from"] == DEFAULTS["networkPolicy"]["monitors"]
     assert {port["port"] for port in serving["ports"]} == {8000, "proxy"}
     assert serving["from"] == [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
+
+
+# An agent on each node
+
+
+def test_the_agent_of_a_node_looks_for_the_pods_of_its_node(tmp_path: Path) -> None:
+    settings = settings_of("node", tmp_path)
+    found = settings.engines_from.kubernetes
+    assert found is not None
+    assert (settings.name, found.node) == ("<spec.nodeName>", "<spec.nodeName>")
+    assert (found.selector, found.port) == ("app=chat,tier in (gold)", "http")
+    assert (found.namespaces, found.name) == (("prod", "test"), "namespace/pod")
+    assert settings.security.ingest_tokens == Path("/etc/goodput-agent-tokens/ingest")
+
+
+def rights(name: str) -> dict[str, list[Any]]:
+    """The rights of the agent's service account, by the namespace in which it has them."""
+    account = only(name, "ServiceAccount")["metadata"]["name"]
+    assert pod(name)["spec"]["serviceAccountName"] == account
+    bound = [found for found in objects(name) if found["kind"].endswith("Binding")]
+    roles = {
+        (found["kind"], found["metadata"].get("namespace"), found["metadata"]["name"]): found
+        for found in objects(name)
+    }
+    given = {}
+    for binding in bound:
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": account, "namespace": "llm"}
+        ]
+        where = binding["metadata"].get("namespace")
+        role = roles[binding["roleRef"]["kind"], where, binding["roleRef"]["name"]]
+        given[where or "everywhere"] = role["rules"]
+    return given
+
+
+def test_the_agent_may_only_list_and_watch_pods_where_it_is_told_to() -> None:
+    pods = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    assert rights("node") == {"prod": pods, "test": pods}
+    assert rights("cluster") == {"everywhere": pods}
+
+
+def test_by_default_it_may_do_so_in_the_namespace_of_the_release() -> None:
+    made = documents(rendered(CHART, "--set", "mode=node"))
+    roles = [found for found in made if found["kind"] in {"Role", "ClusterRole"}]
+    assert [found["metadata"]["namespace"] for found in roles] == ["llm"]
+    settings = next(each for each in made if "settings.yml" in each.get("data", {}))
+    assert "namespaces:\n    - llm\n" in settings["data"]["settings.yml"]
+
+
+def test_spans_stay_on_the_node_and_come_from_watched_namespaces() -> None:
+    service = only("node", "Service")["spec"]
+    assert (service["internalTrafficPolicy"], service["publishNotReadyAddresses"]) == (
+        "Local",
+        True,
+    )
+    _, sending = only("node", "NetworkPolicy")["spec"]["ingress"]
+    assert {port["port"] for port in sending["ports"]} == {"otlp-grpc", "otlp-http"}
+    (peer,) = sending["from"]
+    (names,) = peer["namespaceSelector"]["matchExpressions"]
+    assert names["values"] == ["prod", "test"]
+
+
+def test_in_other_modes_there_is_no_service_account() -> None:
+    kinds = {found["kind"] for name in ("vllm", "your-vllm") for found in objects(name)}
+    assert not kinds & {"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "DaemonSet"}
 
 
 # Dashboards and alerts
@@ -345,6 +426,13 @@ def test_the_notes_say_what_is_missing() -> None:
     assert "create secret generic goodput-agent-tokens --from-literal=read=" in said
     for missing in ("makes no pod", "rows end with each pod", "podMonitor", "alerts.enabled"):
         assert missing in said
+
+
+def test_the_notes_of_an_agent_on_each_node_say_where_spans_go() -> None:
+    said = notes("mode=node", "node.selector=app=chat")
+    assert "--otlp-traces-endpoint=http://demo-goodput-agent.default:4317" in said
+    assert "--from-literal=ingest=" in said
+    assert "makes no pod" not in said
 
 
 def test_the_notes_of_a_whole_installation_name_only_the_page() -> None:

@@ -68,8 +68,10 @@ def all_settings() -> Iterator[Setting]:
 
 def _parts() -> Iterator[str]:
     for title, settings in _sections(Settings, _Place()):
-        yield f"## {title}"
-        yield table(_HEADER, map(_row, settings))
+        # A section may hold only others.
+        if settings:
+            yield f"## {title}"
+            yield table(_HEADER, map(_row, settings))
 
 
 def _row(setting: Setting) -> tuple[str, ...]:

@@ -19,11 +19,13 @@ class EngineDirectory:
     Safe to use from several threads.
     """
 
-    def __init__(self, engines: Iterable[tuple[str, str]]) -> None:
-        """`engines` are pairs of name and URL."""
+    def __init__(self, engines: Iterable[tuple[str, str]], *, complete: bool = True) -> None:
+        """`engines` are pairs of name and URL. Where they are `complete`, an unknown sender of
+        spans is the only engine; elsewhere it may be one that is not known yet."""
         addresses = {name: _address(url) for name, url in engines}
         engines_at = Counter(addresses.values())
         self._names = frozenset(addresses)
+        self._only = next(iter(addresses)) if complete and len(addresses) == 1 else None
         # An address that two engines share, behind one gateway, identifies neither.
         self._at = {at: name for name, at in addresses.items() if engines_at[at] == 1}
         self._models: dict[str, str | None] = {}
@@ -86,7 +88,7 @@ class EngineDirectory:
                 return name
         if instance is not None and instance.lower() in self._at:
             return self._at[instance.lower()]
-        return next(iter(self._names)) if len(self._names) == 1 else None
+        return self._only
 
 
 def _text(attributes: Mapping[str, object], key: str) -> str | None:

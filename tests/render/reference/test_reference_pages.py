@@ -105,6 +105,7 @@ def test_the_page_has_every_key_of_the_schema() -> None:
 NEEDED = {
     "engines[0].parallelism": {"GOODPUT_ENGINES__0__PARALLELISM": "{}"},
     "engines[0]": {"GOODPUT_ENGINES__0__NAME": "a", "GOODPUT_ENGINES__0__URL": "http://h:1"},
+    "engines_from.kubernetes": {"GOODPUT_ENGINES_FROM__KUBERNETES__SELECTOR": "app=vllm"},
     "prices[0]": {"GOODPUT_PRICES__0__ENGINE": "a", "GOODPUT_PRICES__0__GPU_HOUR_USD": "2"},
     "objectives[0]": {"GOODPUT_OBJECTIVES__0__NAME": "a", "GOODPUT_OBJECTIVES__0__TTFT_MS": "9"},
     "dcgm.fields[0]": {

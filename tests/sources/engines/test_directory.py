@@ -103,3 +103,10 @@ def test_the_model_of_an_exposition_is_served_beside_the_listed_ones(
     assert directory.served_by("chat-0") == frozenset({"org/chat"})
     directory.learn_served("chat-0", frozenset({"chat"}))
     assert directory.served_by("chat-0") == frozenset({"chat", "org/chat"})
+
+
+def test_where_more_engines_may_come_an_unknown_sender_is_not_the_only_one() -> None:
+    engines = [("chat-0", "http://10.0.0.1:8000")]
+    unknown = {"service.name": "chat-1"}
+    assert EngineDirectory(engines).identify(unknown).engine == "chat-0"
+    assert EngineDirectory(engines, complete=False).identify(unknown).engine is None

@@ -21,12 +21,25 @@ What a pod with the agent holds. Of a chart that has this one as a dependency:
   "security" (dict "read_tokens" "/etc/goodput-agent-tokens/read")
   "storage" $storage
   "nvml" (dict "enabled" false)
-  "engines" (list (dict
-    "name" $values.sidecar.engine.name
-    "url" (printf "http://127.0.0.1:%v" $values.sidecar.engine.port)))
 -}}
+{{- if eq $values.mode "node" -}}
+{{- /* The node comes by the environment. */ -}}
+{{- $kubernetes := dict
+  "selector" $values.node.selector
+  "namespaces" (include "goodput-agent.watched" . | fromJsonArray)
+  "port" $values.node.port
+  "name" $values.node.engineName
+-}}
+{{- $_ := set $settings "engines_from" (dict "kubernetes" $kubernetes) -}}
+{{- $_ := set $settings.security "ingest_tokens" "/etc/goodput-agent-tokens/ingest" -}}
+{{- $_ := set $settings "otlp" (dict "grpc" "0.0.0.0:4317" "http" "0.0.0.0:4318") -}}
+{{- else -}}
+{{- $_ := set $settings "engines" (list (dict
+  "name" $values.sidecar.engine.name
+  "url" (printf "http://127.0.0.1:%v" $values.sidecar.engine.port))) -}}
 {{- if $values.sidecar.proxy.enabled -}}
 {{- $_ := set $settings "proxy" (dict "listen" (printf "0.0.0.0:%v" $values.sidecar.proxy.port)) -}}
+{{- end -}}
 {{- end -}}
 {{- mustMergeOverwrite $settings (deepCopy $values.settings) | toYaml -}}
 {{- end -}}
@@ -34,7 +47,10 @@ What a pod with the agent holds. Of a chart that has this one as a dependency:
 {{/* The numbers of the agent's ports by name. */}}
 {{- define "goodput-agent.ports" -}}
 agent: 9470
-{{- if .Values.sidecar.proxy.enabled }}
+{{- if eq .Values.mode "node" }}
+otlp-grpc: 4317
+otlp-http: 4318
+{{- else if .Values.sidecar.proxy.enabled }}
 proxy: {{ .Values.sidecar.proxy.port }}
 {{- end }}
 {{- end -}}
@@ -44,22 +60,35 @@ proxy: {{ .Values.sidecar.proxy.port }}
 goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trunc 16 }}
 {{- end -}}
 
+{{/* The environment of the agent's container: a list, or nothing. */}}
+{{- define "goodput-agent.environment" -}}
+{{- $environment := list -}}
+{{- with include "goodput-agent.databaseSecret" . -}}
+{{- $key := dict "name" . "key" $.Values.database.key -}}
+{{- $environment = append $environment (dict "name" "GOODPUT_STORAGE__URL" "valueFrom" (dict "secretKeyRef" $key)) -}}
+{{- end -}}
+{{- if eq .Values.mode "node" -}}
+{{- range $name, $field := dict
+  "GOODPUT_NAME" "spec.nodeName"
+  "GOODPUT_ENGINES_FROM__KUBERNETES__NODE" "spec.nodeName"
+  "NODE_IP" "status.hostIP" -}}
+{{- $environment = append $environment (dict "name" $name "valueFrom" (dict "fieldRef" (dict "fieldPath" $field))) -}}
+{{- end -}}
+{{- end -}}
+{{- with concat $environment .Values.env -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A list of one container. */}}
 {{- define "goodput-agent.container" -}}
 - name: agent
   image: {{ include "goodput-agent.image" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
-  {{- $database := include "goodput-agent.databaseSecret" . }}
-  {{- if or $database .Values.env }}
+  {{- $environment := include "goodput-agent.environment" . }}
+  {{- with $environment }}
   env:
-    {{- if $database }}
-    - name: GOODPUT_STORAGE__URL
-      valueFrom:
-        secretKeyRef: {name: {{ $database }}, key: {{ .Values.database.key }}}
-    {{- end }}
-    {{- with .Values.env }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- . | nindent 4 }}
   {{- end }}
   ports:
     {{- range $name, $port := include "goodput-agent.ports" . | fromYaml }}
@@ -75,7 +104,14 @@ goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trun
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
+  {{- if eq .Values.mode "node" }}
+  readinessProbe:
+    httpGet: {path: /readyz, port: agent}
+    periodSeconds: 10
+    timeoutSeconds: 5
+  {{- else }}
   # No readiness probe: a store that is away must not take vLLM out of its Service.
+  {{- end }}
   resources:
     {{- toYaml .Values.resources | nindent 4 }}
   securityContext:

@@ -22,10 +22,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{/* The labels of the pods with the agent, by which others select them. */}}
 {{- define "goodput-agent.podLabels" -}}
+{{- if eq .Values.mode "node" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: node
+{{- else -}}
 {{- toYaml (default (dict "app.kubernetes.io/name" "vllm") .Values.sidecar.podLabels) -}}
 {{- if .Values.vllm.enabled }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The namespaces whose pods are watched, as a JSON list; empty: all. */}}
+{{- define "goodput-agent.watched" -}}
+{{- ternary list (default (list .Release.Namespace) .Values.node.namespaces) .Values.node.clusterWide | toJson -}}
 {{- end -}}
 
 {{- define "goodput-agent.image" -}}
@@ -34,10 +45,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* The Secret with the tokens. What is wrong with a token is said without showing it. */}}
 {{- define "goodput-agent.tokensSecret" -}}
-{{- if .Values.tokens.read -}}
-{{- if not (regexMatch "^[!-~]{16,}$" .Values.tokens.read) -}}
-{{- fail "tokens.read: a token has 16 characters or more, and no space" -}}
+{{- range $key := list "read" "ingest" -}}
+{{- with index $.Values.tokens $key -}}
+{{- if not (regexMatch "^[!-~]{16,}$" .) -}}
+{{- fail (printf "tokens.%s: a token has 16 characters or more, and no space" $key) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.mode "node") (ne (empty .Values.tokens.read) (empty .Values.tokens.ingest)) -}}
+{{- fail "tokens: with mode node set both read and ingest, or neither" -}}
+{{- end -}}
+{{- if .Values.tokens.read -}}
 {{- include "goodput-agent.fullname" . }}-tokens
 {{- else -}}
 {{- required "tokens: set existingSecret to the name of a Secret with the key read, or read to a token" .Values.tokens.existingSecret -}}
@@ -63,6 +81,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "goodput-agent.dataClaim" -}}
 {{- if and .Values.data.createClaim .Values.data.existingClaim -}}
 {{- fail "data: set createClaim or existingClaim, not both" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "node") (or .Values.data.createClaim .Values.data.existingClaim) -}}
+{{- fail "data: the agents of several nodes cannot share a claim; set database instead" -}}
 {{- end -}}
 {{- if .Values.data.createClaim -}}
 {{- include "goodput-agent.fullname" . }}-data

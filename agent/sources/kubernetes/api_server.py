@@ -1,0 +1,135 @@
+"""Lists and watches of the Kubernetes API, as a pod with a service account sends them."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from agent.errors import DiscoveryFailed, SettingsInvalid
+
+# The server ends a watch after this time, and then the next one begins: a connection that was cut
+# without a word is noticed soon.
+WATCH_S = 60
+_TIMEOUT_S = 5.0
+_SPARE_S = 15.0
+_MOST_SHOWN = 300
+
+
+class VersionGone(Exception):
+    """The server no longer has the changes since a version: list anew."""
+
+
+class ApiServer:
+    """The API server of a cluster, or the one at `url`."""
+
+    def __init__(self, url: str | None, account: Path) -> None:
+        """`account` is the folder with `token` and `ca.crt`.
+
+        Raises SettingsInvalid outside of a cluster.
+        """
+        self._url = url or _in_cluster()
+        self._token = account / "token"
+        self._authority = account / "ca.crt"
+
+    def list(self, path: str, chosen: Mapping[str, str]) -> Mapping[str, Any]:
+        """The list of the objects at `path` that `chosen` selects. Raises DiscoveryFailed."""
+        with self._response(path, chosen, _TIMEOUT_S) as response:
+            found = response.json()
+        if not isinstance(found, dict):
+            raise DiscoveryFailed(f"the API server's response to {path} is no list")
+        return found
+
+    def watch(
+        self, path: str, chosen: Mapping[str, str], version: str
+    ) -> Iterator[Mapping[str, Any]]:
+        """The events since a version, until the server ends the watch.
+
+        Raises VersionGone, and DiscoveryFailed.
+        """
+        following = {
+            **chosen,
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
+        with self._response(path, following, WATCH_S + _SPARE_S) as response:
+            for line in response.iter_lines():
+                if line:
+                    yield _event(json.loads(line))
+
+    @contextmanager
+    def _response(
+        self, path: str, parameters: Mapping[str, str], silence_s: float
+    ) -> Iterator[requests.Response]:
+        """A response with status 200, whose every failure, also while it is read, has a name."""
+        try:
+            # Kubernetes replaces the token every hour. Nothing of the environment is used: a proxy
+            # is not for the cluster's own server.
+            with requests.Session() as session:
+                session.trust_env = False
+                session.headers["Authorization"] = f"Bearer {self._token.read_text().strip()}"
+                session.verify = str(self._authority)
+                url = f"{self._url}{path}"
+                timeout = (_TIMEOUT_S, silence_s)
+                with session.get(
+                    url, params=parameters, timeout=timeout, stream=True, allow_redirects=False
+                ) as response:
+                    _check(response)
+                    yield response
+        except ValueError as error:
+            raise DiscoveryFailed(
+                f"the API server's response is no JSON: {_short(error)}"
+            ) from error
+        except OSError as error:
+            # Those of requests are of this kind.
+            raise DiscoveryFailed(f"the API server cannot be read: {_short(error)}") from error
+
+
+def _in_cluster() -> str:
+    try:
+        host = os.environ["KUBERNETES_SERVICE_HOST"]
+        port = os.environ["KUBERNETES_SERVICE_PORT"]
+    except KeyError as error:
+        raise SettingsInvalid(
+            [
+                f"engines_from.kubernetes: {error.args[0]} is not set, so the agent is in no pod; "
+                "set engines_from.kubernetes.api"
+            ]
+        ) from error
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _check(response: requests.Response) -> None:
+    if response.status_code == HTTPStatus.GONE:
+        raise VersionGone
+    if response.status_code != HTTPStatus.OK:
+        # A Status object of Kubernetes says which right is missing.
+        raise DiscoveryFailed(
+            f"the API server answers {response.status_code}: {_short(_message(response))}"
+        )
+
+
+def _message(response: requests.Response) -> str:
+    try:
+        return str(response.json()["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.reason
+
+
+def _event(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    if event["type"] == "ERROR":
+        status = event["object"]
+        if status.get("code") == HTTPStatus.GONE:
+            raise VersionGone
+        raise DiscoveryFailed(f"the API server ended the watch: {_short(status.get('message'))}")
+    return event
+
+
+def _short(words: object) -> str:
+    return " ".join(str(words).split())[:_MOST_SHOWN]

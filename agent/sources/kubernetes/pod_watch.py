@@ -1,0 +1,119 @@
+"""The engines in the pods of one namespace now: lists once, then watches."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent.errors import DiscoveryFailed
+from agent.sources.kubernetes.api_server import ApiServer, VersionGone
+from agent.sources.kubernetes.pods import FoundEngine
+
+_LOG = logging.getLogger(__name__)
+
+# After a watch, which ends after a minute by itself, and between two tries while the server is away
+# or refuses: twice as long each time.
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+
+Read = Callable[[Mapping[str, Any]], FoundEngine | None]
+
+
+class PodWatch:
+    """Knows the engines in the pods of one namespace, or of all.
+
+    While the server is away, what was known last counts. Only one thread lists and follows; any
+    thread may read the rest.
+    """
+
+    def __init__(
+        self, server: ApiServer, namespace: str | None, chosen: Mapping[str, str], read: Read
+    ) -> None:
+        """`chosen` are the selectors of a list, and `read` returns the engine of a pod."""
+        self.namespace = namespace
+        self._server = server
+        self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+        self._chosen = chosen
+        self._read = read
+        self._version: str | None = None
+        self._pods: dict[str, FoundEngine] = {}
+        self.problem: str | None = "the pods are not listed yet"
+
+    def engines(self) -> frozenset[FoundEngine]:
+        """The engines that are known now."""
+        return frozenset(self._pods.copy().values())
+
+    def list(self) -> None:
+        """Read all pods. Raises DiscoveryFailed."""
+        try:
+            found = self._server.list(self._path, self._chosen)
+            pods = {}
+            for pod in found["items"]:
+                if (engine := self._read(pod)) is not None:
+                    pods[pod["metadata"]["uid"]] = engine
+            self._pods, self._version = pods, found["metadata"]["resourceVersion"]
+            _LOG.info(
+                "%s: %d pods of %d have an engine to watch",
+                self._path,
+                len(pods),
+                len(found["items"]),
+            )
+        except VersionGone as error:
+            raise DiscoveryFailed("the API server answers 410 to a list") from error
+        except (KeyError, TypeError) as error:
+            raise DiscoveryFailed(f"the API server's list has no {error}") from error
+        self._went_well()
+
+    def follow(self, on_change: Callable[[], None], stop: threading.Event) -> None:
+        """List and watch until `stop`, and call `on_change` after each change of the engines."""
+        pause_s = FIRST_PAUSE_S
+        while not stop.is_set():
+            try:
+                self._follow_once(on_change)
+                pause_s = FIRST_PAUSE_S
+            except DiscoveryFailed as error:
+                self._failed(error)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            stop.wait(pause_s)
+
+    def _follow_once(self, on_change: Callable[[], None]) -> None:
+        before = self._pods
+        if self._version is None:
+            self.list()
+            if self._pods != before:
+                on_change()
+        try:
+            self._watch(on_change)
+        except VersionGone:
+            _LOG.info("the changes of %s are gone: listing pods anew", self._path)
+            self._version = None
+
+    def _watch(self, on_change: Callable[[], None]) -> None:
+        assert self._version is not None, "a watch follows a list"
+        try:
+            for event in self._server.watch(self._path, self._chosen, self._version):
+                self._went_well()
+                before = self._pods
+                self._pods = self._after(event)
+                self._version = event["object"]["metadata"]["resourceVersion"]
+                if self._pods != before:
+                    on_change()
+        except (KeyError, TypeError) as error:
+            raise DiscoveryFailed(f"an event of the API server has no {error}") from error
+
+    def _after(self, event: Mapping[str, Any]) -> dict[str, FoundEngine]:
+        if event["type"] == "BOOKMARK":
+            return self._pods
+        pod = event["object"]
+        uid = pod["metadata"]["uid"]
+        others = {key: engine for key, engine in self._pods.items() if key != uid}
+        engine = None if event["type"] == "DELETED" else self._read(pod)
+        return others if engine is None else {**others, uid: engine}
+
+    def _went_well(self) -> None:
+        self.problem = None
+
+    def _failed(self, error: DiscoveryFailed) -> None:
+        if self.problem != str(error):
+            _LOG.warning("%s: %s", self._path, error)
+        self.problem = str(error)

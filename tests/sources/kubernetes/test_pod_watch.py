@@ -1,0 +1,237 @@
+"""The engines in pods, listed and watched at an API server."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import DiscoveryFailed, SettingsInvalid
+from agent.sources.kubernetes import pod_watch
+from agent.sources.kubernetes.api_server import ApiServer
+from agent.sources.kubernetes.pod_watch import PodWatch
+from agent.sources.kubernetes.pods import engine_of
+from tests.real_parts.certificates import make_certificate
+from tests.real_parts.waiting import eventually
+from tests.sources.kubernetes.fake_api_server import TOKEN, FakeApiServer, api_server, pod
+
+WITHIN_S = 60.0
+CHOSEN = {"labelSelector": "app.kubernetes.io/name=vllm", "fieldSelector": "spec.nodeName=node-a"}
+READ = partial(engine_of, port=8000, with_namespace=False)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_watch, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(pod_watch, "LONGEST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    """The folder of a service account."""
+    (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
+    (tmp_path / "ca.crt").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def server() -> Iterator[FakeApiServer]:
+    with api_server() as fake:
+        yield fake
+
+
+@contextmanager
+def following(server: FakeApiServer, account: Path, namespace: str | None = "llm") -> Iterator[Any]:
+    """A watch that a thread follows, once it watches."""
+    watch = PodWatch(ApiServer(server.url, account), namespace, CHOSEN, READ)
+    stop = threading.Event()
+    follow = threading.Thread(target=watch.follow, args=(lambda: None, stop))
+    follow.start()
+    try:
+        eventually(server.watches, within_s=WITHIN_S, what="a watch")
+        yield watch
+    finally:
+        stop.set()
+        server.refuse(503, "the test is over")
+        follow.join()
+
+
+def names(watch: PodWatch) -> list[str]:
+    return sorted(engine.name for engine in watch.engines())
+
+
+def becomes(watch: PodWatch, *expected: str) -> None:
+    what = f"engines {expected}"
+    eventually(lambda: names(watch) == [*expected], within_s=WITHIN_S, what=what)
+
+
+def test_the_engines_follow_the_pods(server: FakeApiServer, account: Path) -> None:
+    server.put(pod("chat-0"))
+    with following(server, account) as watch:
+        assert names(watch) == ["chat-0"]
+        server.put(pod("chat-1", ready=False))
+        server.put(pod("chat-2"))
+        becomes(watch, "chat-0", "chat-2")
+        server.put(pod("chat-1"))
+        becomes(watch, "chat-0", "chat-1", "chat-2")
+        server.put(pod("chat-0", ending=True))
+        server.delete(pod("chat-2"))
+        becomes(watch, "chat-1")
+    assert (server.lists(), server.watches()) == (1, 1)
+
+
+def test_only_pods_of_the_selector_the_namespace_and_the_node_are_asked_for(
+    server: FakeApiServer, account: Path
+) -> None:
+    server.put(pod("other", labels={"app": "other"}))
+    server.put(pod("elsewhere", node="node-b"))
+    server.put(pod("foreign", namespace="test"))
+    server.put(pod("chat-0"))
+    with following(server, account) as watch:
+        assert names(watch) == ["chat-0"]
+    (path, listed), (_, watched) = server.requests
+    assert path == "/api/v1/namespaces/llm/pods"
+    assert listed == CHOSEN
+    assert watched.items() >= {**CHOSEN, "allowWatchBookmarks": "true"}.items()
+
+
+def test_without_a_namespace_pods_of_all_are_read(server: FakeApiServer, account: Path) -> None:
+    server.put(pod("chat-0"))
+    server.put(pod("chat-1", namespace="test"))
+    with following(server, account, namespace=None) as watch:
+        assert names(watch) == ["chat-0", "chat-1"]
+    assert server.requests[0][0] == "/api/v1/pods"
+
+
+def test_a_watch_that_was_cut_goes_on_where_it_was(server: FakeApiServer, account: Path) -> None:
+    with following(server, account) as watch:
+        server.put(pod("chat-0"))
+        becomes(watch, "chat-0")
+        server.cut()
+        server.put(pod("chat-1"))
+        server.delete(pod("chat-0"))
+        becomes(watch, "chat-1")
+    assert server.lists() == 1
+    assert server.watches() >= 2
+
+
+def test_a_bookmark_moves_the_version(server: FakeApiServer, account: Path) -> None:
+    with following(server, account):
+        version = server.bookmark()
+        server.cut()
+        eventually(
+            lambda: server.requests[-1][1].get("resourceVersion") == version,
+            within_s=WITHIN_S,
+            what="a watch from the bookmark on",
+        )
+    assert server.lists() == 1
+
+
+def test_pods_are_listed_anew_when_their_changes_are_gone(
+    server: FakeApiServer, account: Path
+) -> None:
+    """The API server keeps changes for some minutes, and ends a watch of older ones with 410."""
+    server.put(pod("chat-0"))
+    with following(server, account) as watch:
+        server.refuse(503, "the server is starting")
+        eventually(lambda: watch.problem, within_s=WITHIN_S, what="the refusal")
+        server.delete(pod("chat-0"))
+        server.put(pod("chat-1"))
+        server.compact()
+        assert names(watch) == ["chat-0"]
+        server.allow()
+        becomes(watch, "chat-1")
+    assert server.lists() == 2
+
+
+def test_a_list_that_is_answered_so_is_a_failure_like_others(
+    server: FakeApiServer, account: Path
+) -> None:
+    server.refuse(410, "too old resource version")
+    with pytest.raises(DiscoveryFailed, match="410"):
+        PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ).list()
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (401, "Unauthorized"),
+        (403, 'pods is forbidden: User "x" cannot list resource "pods" in the namespace "llm"'),
+    ],
+)
+def test_a_refusal_is_said_in_the_servers_words_and_keeps_the_engines(
+    server: FakeApiServer, account: Path, status: int, message: str
+) -> None:
+    server.put(pod("chat-0"))
+    with following(server, account) as watch:
+        server.refuse(status, message)
+        said = eventually(lambda: watch.problem, within_s=WITHIN_S, what="the refusal")
+        assert said == f"the API server answers {status}: {message}"
+        assert names(watch) == ["chat-0"]
+        server.allow()
+        server.put(pod("chat-1"))
+        becomes(watch, "chat-0", "chat-1")
+        assert watch.problem is None
+
+
+def test_a_token_that_was_replaced_is_read_again(server: FakeApiServer, account: Path) -> None:
+    with following(server, account) as watch:
+        server.token = "another-token"
+        server.cut()
+        eventually(lambda: watch.problem, within_s=WITHIN_S, what="the refusal")
+        (account / "token").write_text("another-token", encoding="utf-8")
+        server.put(pod("chat-0"))
+        becomes(watch, "chat-0")
+
+
+def test_a_server_that_is_away_is_named_and_nothing_is_lost(account: Path) -> None:
+    with api_server() as server:
+        server.put(pod("chat-0"))
+        watch = PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ)
+        watch.list()
+    with pytest.raises(DiscoveryFailed, match="the API server cannot be read"):
+        watch.list()
+    assert names(watch) == ["chat-0"]
+
+
+def test_only_the_clusters_own_authority_is_trusted(account: Path) -> None:
+    certificate, other = (make_certificate(account, name) for name in ("cluster", "other"))
+    with api_server(certificate) as server:
+        server.put(pod("chat-0"))
+        watch = PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ)
+        (account / "ca.crt").write_bytes(other.certificate.read_bytes())
+        with pytest.raises(DiscoveryFailed, match="certificate verify failed"):
+            watch.list()
+        (account / "ca.crt").write_bytes(certificate.certificate.read_bytes())
+        watch.list()
+        assert names(watch) == ["chat-0"]
+    assert server.lists() == 1
+
+
+def test_the_server_is_found_as_pods_find_it(
+    server: FakeApiServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(SettingsInvalid, match="KUBERNETES_SERVICE_HOST is not set"):
+        ApiServer(None, account)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
+    # That address has TLS in every cluster, and this server has none.
+    with pytest.raises(DiscoveryFailed, match=r"cannot be read|invalid path"):
+        PodWatch(ApiServer(None, account), "llm", CHOSEN, READ).list()
+
+
+def test_a_response_that_is_no_list_is_no_end_of_the_engines(
+    server: FakeApiServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put(pod("chat-0"))
+    watch = PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ)
+    watch.list()
+    for strange, complaint in (({"kind": "PodList"}, "has no 'items'"), ([], "is no list")):
+        monkeypatch.setattr(server, "listed", lambda *_, strange=strange: strange)
+        with pytest.raises(DiscoveryFailed, match=complaint):
+            watch.list()
+    assert names(watch) == ["chat-0"]

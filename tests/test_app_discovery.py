@@ -1,0 +1,282 @@
+"""Engines that are found in pods: the agent watches those of now, and starts anew for others."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+import yaml
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from agent.app import processes
+from agent.app.discovery import EngineDiscovery, discovery_of
+from agent.errors import SettingsInvalid
+from agent.settings import Settings, load
+from agent.sources.kubernetes import pod_watch
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.span_sender import request_span
+from tests.real_parts.waiting import eventually
+from tests.sources.engines.fixture_pages import body
+from tests.sources.engines.wire import EngineServer
+from tests.sources.kubernetes.fake_api_server import TOKEN, FakeApiServer, api_server, pod
+
+WITHIN_S = 120.0
+
+
+@pytest.fixture
+def server() -> Iterator[FakeApiServer]:
+    with api_server() as fake:
+        yield fake
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    """The folder of a service account."""
+    folder = tmp_path / "account"
+    folder.mkdir()
+    (folder / "token").write_text(TOKEN, encoding="utf-8")
+    (folder / "ca.crt").touch()
+    return folder
+
+
+def kubernetes(server: FakeApiServer, account: Path, **more: Any) -> dict[str, Any]:
+    """The setting `engines_from`."""
+    found = {"api": server.url, "service_account": str(account), "namespaces": ["llm"], **more}
+    return {"kubernetes": {"selector": "app.kubernetes.io/name=vllm", "port": 8000, **found}}
+
+
+def settings_with(folder: Path, **sections: Any) -> Settings:
+    file = folder / "settings.yml"
+    file.write_text(yaml.safe_dump(sections), encoding="utf-8")
+    return load(file, {})
+
+
+def discovery(folder: Path, **sections: Any) -> EngineDiscovery:
+    found = discovery_of(settings_with(folder, **sections), settles_after_s=0.05)
+    assert found is not None
+    return found
+
+
+def engines(found: EngineDiscovery) -> Mapping[str, str]:
+    return {engine.name: engine.url for engine in found.settings().engines}
+
+
+# What is found
+
+
+def test_engines_that_were_found_are_beside_those_of_the_settings(
+    server: FakeApiServer, account: Path, tmp_path: Path
+) -> None:
+    for name in ("chat-1", "chat-0", "fixed"):
+        server.put(pod(name))
+    fixed = {"name": "fixed", "url": "http://127.0.0.1:9000"}
+    own = {"kind": "vllm", "scrape_interval": "9s"}
+    found = discovery(tmp_path, engines=[fixed], engines_from=kubernetes(server, account, **own))
+    assert engines(found) == {"fixed": "http://127.0.0.1:9000"}
+    found.read_first()
+    assert list(engines(found).items()) == [
+        ("fixed", "http://127.0.0.1:9000"),
+        ("chat-0", "http://10.0.0.1:8000"),
+        ("chat-1", "http://10.0.0.1:8000"),
+    ]
+    chat = found.settings().engines[1]
+    assert (chat.kind, chat.scrape_interval) == ("vllm", 9.0)
+    assert found.in_words() == "ok"
+
+
+def test_pods_of_one_name_are_told_apart_by_their_namespace(
+    server: FakeApiServer, account: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.put(pod("chat-0"))
+    server.put(pod("chat-0", namespace="test"))
+    both = {"namespaces": ["llm", "test"]}
+    found = discovery(tmp_path, engines_from=kubernetes(server, account, **both))
+    found.read_first()
+    assert engines(found).keys() == {"chat-0"}
+    assert "two pods are named chat-0" in caplog.text
+    full = kubernetes(server, account, name="namespace/pod", **both)
+    found = discovery(tmp_path, engines_from=full)
+    found.read_first()
+    assert engines(found).keys() == {"llm/chat-0", "test/chat-0"}
+
+
+def test_a_pod_with_a_name_too_long_for_an_engine_is_left_out(
+    server: FakeApiServer, account: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.put(pod("x" * 101))
+    server.put(pod("chat-0"))
+    found = discovery(tmp_path, engines_from=kubernetes(server, account))
+    found.read_first()
+    assert engines(found).keys() == {"chat-0"}
+    assert f"the pod {'x' * 101} is not watched" in caplog.text
+
+
+def test_what_fails_is_said_and_the_other_namespaces_are_watched(
+    server: FakeApiServer, account: Path, tmp_path: Path
+) -> None:
+    server.refuse(403, "pods is forbidden")
+    found = discovery(tmp_path, engines_from=kubernetes(server, account))
+    found.read_first()
+    assert engines(found) == {}
+    assert found.in_words() == "the API server answers 403: pods is forbidden"
+
+
+# When others must be watched
+
+
+def test_other_engines_are_told_once(
+    server: FakeApiServer,
+    account: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pod_watch, "FIRST_PAUSE_S", 0.01)
+    server.put(pod("chat-0"))
+    found = discovery(tmp_path, engines_from=kubernetes(server, account))
+    found.read_first()
+    told = threading.Semaphore(0)
+    found.start(told.release)
+    # Neither a pod that loads its model nor one that hangs changes what must be watched.
+    server.put(pod("chat-1", ready=False))
+    server.put(pod("chat-0", ready=False, restarts=1))
+    eventually(server.watches, within_s=WITHIN_S, what="a watch")
+    server.put(pod("chat-1"))
+    server.put(pod("chat-2"))
+    assert told.acquire(timeout=WITHIN_S)
+    eventually(lambda: len(engines(found)) == 3, within_s=WITHIN_S, what="three engines")
+    found.stop()
+    server.refuse(503, "the test is over")
+    assert not told.acquire(blocking=False)
+
+
+# Settings
+
+
+def test_engines_that_are_found_have_no_proxy(tmp_path: Path) -> None:
+    section = {"kubernetes": {"selector": "app=vllm"}}
+    engine = {"name": "fixed", "url": "http://127.0.0.1:9000"}
+    with pytest.raises(SettingsInvalid, match="engines that are found have no proxy"):
+        settings_with(
+            tmp_path, engines=[engine], engines_from=section, proxy={"listen": "127.0.0.1:8080"}
+        )
+
+
+def test_the_node_comes_from_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yml"
+    file.write_text("engines_from: {kubernetes: {selector: app=vllm}}", encoding="utf-8")
+    settings = load(file, {"GOODPUT_ENGINES_FROM__KUBERNETES__NODE": "node-a"})
+    assert settings.engines_from.kubernetes is not None
+    assert settings.engines_from.kubernetes.node == "node-a"
+
+
+def test_outside_of_a_cluster_the_address_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(SettingsInvalid, match=r"set engines_from\.kubernetes\.api"):
+        discovery_of(settings_with(tmp_path, engines_from={"kubernetes": {"selector": "app=x"}}))
+
+
+# A supervisor of the agent
+
+
+@pytest.mark.parametrize(
+    ("problem", "asked_to_stop", "done"),
+    [
+        (None, False, ["stop", "become"]),
+        (None, True, ["stop"]),
+        (SettingsInvalid(["wrong"]), False, []),
+    ],
+)
+def test_at_sighup_an_agent_begins_with_valid_settings(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception | None, asked_to_stop: bool, done: list[str]
+) -> None:
+    seen: list[str] = []
+
+    class Reloading:
+        """A supervisor that gets SIGHUP at once."""
+
+        def __init__(self, groups: Any, reload: Callable[[Any], None]) -> None:
+            self.asked_to_stop = asked_to_stop
+            self.reload = reload
+
+        def run(self) -> int:
+            self.reload(self)
+            return 0
+
+        def stop(self) -> None:
+            seen.append("stop")
+
+    def loaded() -> Settings:
+        if problem is not None:
+            raise problem
+        return Settings()
+
+    monkeypatch.setattr(processes, "Supervisor", Reloading)
+    monkeypatch.setattr("os.execv", lambda *_: seen.append("become"))
+    assert processes.run_again(lambda: 0, loaded) == 0
+    assert seen == done
+
+
+# The running agent
+
+
+def states(url: str) -> dict[str, bool]:
+    """Whether each engine of the running agent is up; empty while it does not answer."""
+    try:
+        items = requests.get(f"{url}/api/v1/engines", timeout=WITHIN_S).json()["items"]
+    except requests.RequestException:
+        return {}
+    return {item["name"]: item["up"] for item in items}
+
+
+def engine_of_row(agent: AgentProcess, port: int, service: str) -> Any:
+    """The engine of the row of a span that this service sends."""
+    span = request_span(service)
+    export = ExportTraceServiceRequest()
+    resource = export.resource_spans.add()
+    resource.resource.attributes.append(
+        KeyValue(key="service.name", value=AnyValue(string_value=service))
+    )
+    resource.scope_spans.add().spans.append(span)
+    sent = export.SerializeToString()
+    kind = {"Content-Type": "application/x-protobuf"}
+    url = f"http://127.0.0.1:{port}/v1/traces"
+    requests.post(url, data=sent, headers=kind, timeout=WITHIN_S).raise_for_status()
+    return agent.api.request(service)["engine"]
+
+
+def listening(agent: AgentProcess) -> list[int]:
+    """The ports at which any process of the agent listens."""
+    processes = [psutil.Process(agent.pid), *agent.children()]
+    found = {each.pid: each.net_connections() for each in processes}
+    return sorted(c.laddr.port for each in found.values() for c in each if c.status == "LISTEN")
+
+
+@pytest.mark.slow
+def test_the_running_agent_watches_the_pods_of_now(
+    server: FakeApiServer, account: Path, tmp_path: Path
+) -> None:
+    ports = AgentPorts.free()
+    with EngineServer() as engine:
+        engine.answers("/metrics", body("vllm-0.32.0"))
+        number = int(engine.address.rpartition(":")[2])
+        section = kubernetes(server, account, port=number)
+        agent = AgentProcess.with_settings(tmp_path, ports, {"engines_from": section})
+        with agent:
+            assert states(agent.url) == {}
+            before = agent.pid
+            server.put(pod("chat-0", ip="127.0.0.1"))
+            eventually(lambda: states(agent.url), within_s=WITHIN_S, what="an engine")
+            assert states(agent.url) == {"chat-0": True}
+            assert engine_of_row(agent, ports.http, "chat-0") == "chat-0"
+            assert engine_of_row(agent, ports.http, "not-known-yet") is None
+            # Of the earlier process no socket is left.
+            assert agent.pid != before
+            assert listening(agent) == sorted([ports.listen, ports.grpc, ports.http])
+            parts = requests.get(f"{agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
+            assert (parts["discovery"], parts["engines"]) == ("ok", "ok")
