@@ -78,8 +78,8 @@ def _unknown() -> ColumnElement[int]:
 _LENGTH_S = _MINUTE.busy_s + _MINUTE.idle_s + _MINUTE.unknown_s
 
 
-def _summed(conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
-    """The query for sums of minutes, grouped by what must be equal.
+def _summed(conditions: Sequence[ColumnElement[bool]], *apart: ColumnElement[int]) -> Select[Any]:
+    """The query for sums of minutes, grouped by what must be equal, and by `apart`.
 
     A sum begins with its first minute; `length_s` is the length of all of them.
     """
@@ -98,7 +98,7 @@ def _summed(conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
             func.aggregate_strings(_MINUTE[_COUNTS], ",").label(_COUNTS),
         )
         .where(*conditions)
-        .group_by(*(_MINUTE[name] for name in _ALIKE), _unknown())
+        .group_by(*(_MINUTE[name] for name in _ALIKE), _unknown(), *apart)
     )
 
 
@@ -119,10 +119,13 @@ class MinuteQueries:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def minutes(self, over: Window, chosen: Selection) -> list[MinuteRow]:
+    def minutes(
+        self, over: Window, chosen: Selection, step_s: int | None = None
+    ) -> list[MinuteRow]:
         """The minutes due in a window, of the chosen agent, engine and model, as few rows.
 
         Those of the newest minute come one by one, all earlier ones summed where they can be.
+        With a step in seconds, no sum has minutes of two steps; steps begin with the window.
         """
         wanted = {name: getattr(chosen, name) for name in ("agent", "engine", "model")}
         inside = [
@@ -133,7 +136,8 @@ class MinuteQueries:
         ((newest,),) = read_all(self._engine, select(func.max(_MINUTE.starts_at)).where(*inside))
         if newest is None:
             return []
-        before = read_all(self._engine, _summed([*inside, _MINUTE.starts_at < newest]))
+        steps = [] if step_s is None else [(_MINUTE.starts_at - over.from_s) // step_s]
+        before = read_all(self._engine, _summed([*inside, _MINUTE.starts_at < newest], *steps))
         last = select(engine_minutes).where(*inside, _MINUTE.starts_at == newest)
         found = [_as_row(row._mapping) for row in before]
         found += [row._mapping for row in read_all(self._engine, last)]

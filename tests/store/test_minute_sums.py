@@ -128,6 +128,16 @@ def test_figures_of_a_period_are_the_sums_of_its_minutes(database: Engine) -> No
     assert_close(figures(queried), figures(stored))
 
 
+def test_no_sum_has_minutes_of_two_steps(database: Engine) -> None:
+    stored = [minute(number, decode_flops=float(number)) for number in range(20)]
+    store_minutes(database, stored)
+    over = Window(from_s=stored[0].starts_at, until=stored[-1].until)
+    queried = MinuteQueries(database).minutes(over, Selection(), 300)
+    sums = [each.work.decode_flops for each in queried]
+    # The newest minute comes alone.
+    assert sums == [0 + 1 + 2 + 3 + 4, 35.0, 60.0, 15 + 16 + 17 + 18, 19.0]
+
+
 @pytest.mark.parametrize("chosen", [{"engine": "chat-1"}, {"model": "qwen"}])
 def test_only_the_selected_minutes_are_summed(database: Engine, chosen: dict[str, str]) -> None:
     stored = mixed(60)

@@ -8,11 +8,11 @@ from agent.analysis.cause_sums import CauseSums
 from agent.analysis.tally import Tally
 from agent.outputs.api.agent_routes import AgentQueries
 from agent.outputs.api.breakdown_routes import BreakdownQueries
+from agent.outputs.api.efficiency_response import ReadMinutes
 from agent.outputs.api.gpu_routes import GpuQueries
 from agent.outputs.api.length_routes import LengthQueries
 from agent.outputs.api.objective_routes import ObjectiveQueries
 from agent.outputs.api.request_routes import RequestQueries
-from agent.records.minute import MinuteRow
 from agent.records.queries import Cursor, PageOf, Selection, Window
 from agent.settings.doors import Door
 
@@ -66,7 +66,7 @@ class ApiContext:
     """
 
     queries: ApiQueries
-    minutes: Callable[[Window, Selection], Sequence[MinuteRow]]
+    minutes: ReadMinutes
     now: Callable[[], float]
     longest_window_s: float
     rows_kept_s: float

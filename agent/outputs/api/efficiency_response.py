@@ -1,10 +1,10 @@
 """The `efficiency` and `cost` fields of a summary, from the booked minutes of its window."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import fsum
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -21,7 +21,14 @@ from agent.outputs.api.ledger_response import ledger_of
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 
-ReadMinutes = Callable[[Window, Selection], Sequence[MinuteRow]]
+
+class ReadMinutes(Protocol):
+    """Reads the minutes of a window, summed where they are alike."""
+
+    def __call__(
+        self, over: Window, chosen: Selection, step_s: int | None = None
+    ) -> Sequence[MinuteRow]:
+        """With a step in seconds, no sum has minutes of two steps; steps begin with the window."""
 
 
 class UtilisationResponse(BaseResponse):

@@ -63,7 +63,7 @@ def efficiency_routes(
         each_s = step_s(step, length_s, max(grid_s(length_s), BOOK_EVERY_S))
         over = window_before(now(), length_s, each_s)
         return ListOf[EfficiencyStepResponse](
-            items=list(_steps(minutes(over, chosen), over, each_s))
+            items=list(_steps(minutes(over, chosen, each_s), over, each_s))
         )
 
     return router

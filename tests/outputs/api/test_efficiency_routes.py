@@ -24,10 +24,22 @@ def test_wide_steps_add_their_minutes_up(api: Api) -> None:
     api.store_minutes(*rows)
     api.agent.now = rows[0].starts_at + 600.0
     items = api.query("efficiency", window="10m", step="5m")["items"]
-    within = [row for row in rows if row.starts_at >= unix(items[0]["at"])]
-    bills = [item["cost"]["bill_usd"] for item in items]
-    assert sum(bills) == pytest.approx(sum(row.bill_usd or 0.0 for row in within))
-    assert len(bills) < len(within)
+    bills = {unix(item["at"]): item["cost"]["bill_usd"] for item in items}
+    expected = {
+        at: sum(row.bill_usd or 0.0 for row in rows if at <= row.starts_at < at + 300)
+        for at in bills
+    }
+    assert bills == pytest.approx(expected)
+    assert 1 < len(bills) < len(rows)
+
+
+def test_each_of_many_minutes_is_a_step_of_its_own(api: Api) -> None:
+    rows = [minute(number, gpus_usd=number) for number in range(1, 9)]
+    api.store_minutes(*rows)
+    api.agent.now = rows[-1].starts_at + 60.0
+    items = api.query("efficiency", window="10m", step="1m")["items"]
+    bills = {unix(item["at"]): item["cost"]["bill_usd"] for item in items}
+    assert bills == pytest.approx({row.starts_at: row.bill_usd for row in rows})
 
 
 def test_a_part_of_the_requests_has_no_efficiency(api: Api) -> None:
