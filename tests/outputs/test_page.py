@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from agent import __version__
 from agent.catalog.causes import Cause
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
@@ -91,9 +92,8 @@ def test_the_figures_of_now_are_those_of_the_summary(there: Opened, api: Api) ->
 def test_agents_are_shown_with_when_they_were_last_seen(there: Opened, api: Api) -> None:
     api.beat("agent-of-the-test")
     page = at(there, api.url, "now")
-    there.page.get_by_role("row").filter(has_text="agent-of-the-test").get_by_text(
-        "running"
-    ).wait_for()
+    row = there.page.get_by_role("row").filter(has_text="agent-of-the-test")
+    row.get_by_text(__version__).wait_for()
     assert "Agents that write to this database" in page
 
 

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from agent import __version__
+from agent.store import agent_queries
 from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
 from agent.store.journal.waiting import Lag
@@ -15,8 +16,16 @@ from agent.store.store_queries import StoreQueries
 from tests.records.making import NOON
 
 ENGINE = {"name": "chat-0", "up": True, "model": "llama", "running": 2.0, "waiting": float("nan")}
+# Between the beats of a test, on a machine that stops, and those that were set back.
+OVERDUE_AFTER_S = 1800.0
 # A day by which clocks of the test and of the database do not matter.
 DAY_S = 86400.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent is overdue later than a test may take."""
+    monkeypatch.setattr(agent_queries, "OVERDUE_AFTER_S", OVERDUE_AFTER_S)
 
 
 def lag(_connection: Connection) -> Lag:
@@ -73,8 +82,8 @@ def test_an_agent_is_overdue_when_it_shows_no_beat_until_it_shows_one(database: 
     claims[1].beat(database)
     rows = told(database)
     assert [rows[name]["overdue"] for name in ("chat", "code")] == [True, False]
-    assert rows["chat"]["silent_s"] == pytest.approx(3600, abs=1800)
-    assert rows["code"]["silent_s"] < 1800
+    assert rows["chat"]["silent_s"] == pytest.approx(3600, abs=OVERDUE_AFTER_S)
+    assert rows["code"]["silent_s"] < OVERDUE_AFTER_S
     claims[0].beat(database)
     assert told(database)["chat"]["overdue"] is False
 
