@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import sub
 from pathlib import Path
 
 import psycopg
@@ -34,7 +33,7 @@ DIRECT = 20
 EVENT_EVERY_S = 0.02
 LONGER_S = 0.05
 # Of the time between two reads: waiting that lets work gather, and a processor that is not idle.
-MUCH, BUSY = 0.5, 0.8
+MUCH, BUSY = 0.1, 0.8
 AGENT, WORKERS = "agent", ("proxy worker 0", "proxy worker 1")
 
 Arrivals = Sequence[float]
@@ -123,10 +122,13 @@ class Waits:
 
 
 class Schedule:
-    """What Linux's sched-stats say of a process's main thread, read again and again."""
+    """What Linux's sched-stats say of a process, read again and again.
+
+    Of all its threads: one that holds Python's lock and has no processor stops the others.
+    """
 
     def __init__(self, pid: int) -> None:
-        self._path = Path(f"/proc/{pid}/schedstat")
+        self._threads = Path(f"/proc/{pid}/task")
         self._at: list[float] = []
         self._lost_s = [0.0]
         self._last = (0.0, 0.0)
@@ -135,11 +137,18 @@ class Schedule:
     def read(self) -> None:
         """Add what was lost since the last time."""
         try:
-            ran, waited, _ = self._path.read_text(encoding="ascii").split()
-        except FileNotFoundError:
+            threads = [
+                each.read_text(encoding="ascii") for each in self._threads.glob("*/schedstat")
+            ]
+        except OSError:
+            # A thread or the process has just ended.
             return
-        last, self._last = self._last, (int(ran) / 1e9, int(waited) / 1e9)
-        ran_s, waited_s = map(sub, self._last, last)
+        ran_ns, waited_ns = (sum(int(each.split()[place]) for each in threads) for place in (0, 1))
+        last, self._last = self._last, (ran_ns / 1e9, waited_ns / 1e9)
+        # Without what threads did that have ended.
+        ran_s, waited_s = (
+            max(0.0, now - before) for now, before in zip(self._last, last, strict=True)
+        )
         if self._at:
             self._add(time.perf_counter() - self._at[-1], ran_s, waited_s)
         self._at.append(time.perf_counter())
