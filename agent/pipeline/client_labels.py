@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from agent.catalog.time_units import DAY_S
-from agent.records.request import RequestRecord, Status
+from agent.records.request import ProxyView, RequestRecord, Status
 
 # The tenant of all requests whose tenant got no place.
 OTHER_TENANT = "other"
@@ -71,15 +71,20 @@ class ClientLabels:
         """The record; a replaced value is kept in the proxy's view as the client wrote it."""
         if record.proxied is None:
             return record
-        labels: dict[str, Any] = {"model": self._model(record), "tenant": self._tenant(record)}
+        model, tenant = self._model(record), self._tenant(record)
+        if model == record.model and tenant == record.tenant:
+            return record
+        return self._replaced(record, record.proxied, {"model": model, "tenant": tenant})
+
+    def _replaced(
+        self, record: RequestRecord, proxied: ProxyView, labels: dict[str, Any]
+    ) -> RequestRecord:
         written = {name: getattr(record, name) for name in labels}
         replaced = [name for name, label in labels.items() if label != written[name]]
-        if not replaced:
-            return record
         for name in replaced:
             self._on_replaced(name)
         requested = {f"requested_{name}": written[name] for name in replaced}
-        return record._replace(**labels, proxied=record.proxied._replace(**requested))
+        return record._replace(**labels, proxied=proxied._replace(**requested))
 
     def _model(self, record: RequestRecord) -> str | None:
         if record.model is None:

@@ -31,12 +31,15 @@ class EngineDirectory:
         self._models: dict[str, str | None] = {}
         self._served: dict[str, frozenset[str]] = {}
         self._answered: dict[str, set[str]] = {}
+        # Those of all engines, asked for with every request.
+        self._served_names: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
     def learn_model(self, engine: str, model: str | None) -> None:
         """Keep the model that an engine serves now; None when it is unknown."""
         with self._lock:
             self._models[engine] = model
+            self._gather_served()
 
     def model_of(self, engine: str) -> str | None:
         """The last known model of an engine."""
@@ -48,14 +51,16 @@ class EngineDirectory:
         if models is not None:
             with self._lock:
                 self._served[engine] = models
+                self._gather_served()
 
     def learn_answered(self, engine: str | None, model: str) -> None:
         """Keep a name that an engine without a list answered to, up to _MOST_ANSWERED of them."""
         with self._lock:
             if engine in self._names and not self._served.get(engine):
                 names = self._answered.setdefault(engine, set())
-                if len(names) < _MOST_ANSWERED:
+                if len(names) < _MOST_ANSWERED and model not in names:
                     names.add(model)
+                    self._gather_served()
 
     def served_by(self, engine: str) -> frozenset[str] | None:
         """The names of the models that an engine serves; None where none is known."""
@@ -64,8 +69,10 @@ class EngineDirectory:
 
     def is_served(self, model: str) -> bool:
         """Whether any engine serves a model of this name, or did when it last answered."""
-        with self._lock:
-            return any(model in self._served_by(engine) for engine in self._names)
+        return model in self._served_names
+
+    def _gather_served(self) -> None:
+        self._served_names = frozenset().union(*map(self._served_by, self._names))
 
     def _served_by(self, engine: str) -> frozenset[str]:
         model = self._models.get(engine)

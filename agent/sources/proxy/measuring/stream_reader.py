@@ -113,10 +113,10 @@ class StreamReader:
     def finish(self, at_s: float) -> bytes:
         """Read the end of the stream; return the last bytes for the client."""
         self.catch_up()
-        rest = self._splitter.take_rest()
+        rest = self._splitter.take_rest() if self._splitter.waiting else b""
         stripper, missed = self._stripper, self.findings.missed
         self.unsent = b"" if stripper is None else stripper.held + rest
-        parsed = self._parse(rest)
+        parsed = self._parse(rest) if rest else NOTHING
         self._note(parsed, at_s)
         # An event that was cut off is not unreadable: the ending of the exchange explains it.
         self.findings.missed = missed
