@@ -1,5 +1,6 @@
 """The limits that apply to one request, and by how much the request exceeded them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -45,7 +46,7 @@ def applied(record: RequestRecord, objective: Objective) -> tuple[RequestRecord,
     return record, objective
 
 
-def excesses(record: RequestRecord, objective: Objective) -> tuple[Excess, ...]:
+def excesses(record: RequestRecord, objective: Objective) -> Sequence[Excess]:
     """The limits of an objective that a missed request broke.
 
     A failed request, and one that the definition counts as missed because a value is unknown, has
@@ -58,12 +59,12 @@ def excesses(record: RequestRecord, objective: Objective) -> tuple[Excess, ...]:
         (TPOT, record.tpot_s, objective.tpot_s, later_tokens(record)),
         (E2E, record.e2e_s, objective.e2e_s, 1.0),
     )
-    broken = tuple(
+    broken = [
         Excess(objective.name, limit, value_s * times, limit_s * times)
         for limit, value_s, limit_s, times in values
         if value_s is not None and limit_s is not None and value_s > limit_s
-    )
-    return broken if broken and not failed else (Excess(objective.name, FAILURE),)
+    ]
+    return broken if broken and not failed else [Excess(objective.name, FAILURE)]
 
 
 def later_tokens(record: RequestRecord) -> float:

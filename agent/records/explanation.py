@@ -27,7 +27,7 @@ class CauseShare(msgspec.Struct, frozen=True):
     evidence: tuple[str, ...]
 
 
-class Explanation(NamedTuple):
+class Explanation(msgspec.Struct, frozen=True):
     """The shares of one missed request.
 
     Those of one objective and limit add up to its excess. `top` is the cause with the most seconds

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from typing import NamedTuple
 
+import msgspec
+
 from agent.analysis.causes.rolling_quantile import RollingQuantile
 
 # A step of at least this many prompt tokens shows what a prompt token costs.
@@ -53,7 +55,7 @@ class Slice(NamedTuple):
     rejected: float = 0.0
 
 
-class Activity(NamedTuple):
+class Activity(msgspec.Struct, frozen=True):
     """The sums of the slices of a period; `seconds` of it are known.
 
     Each waiting second counts once, at the first of memory, deferral, places and budget that held

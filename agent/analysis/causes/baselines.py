@@ -2,7 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from agent.analysis.causes.activity import QUIET
 from agent.analysis.causes.rolling_quantile import RollingQuantile
@@ -23,14 +25,13 @@ _Key = TypeVar("_Key")
 _Known = TypeVar("_Known")
 
 
-class Usual(NamedTuple):
+class Usual(msgspec.Struct, frozen=True):
     """What a request like this one usually takes, in seconds; None where too few were seen.
 
-    `prefill_s` and `tpot_s` are those with little to disturb them, the others medians.
-    `cached_share` is the share of the prompt that the prefix cache had, `output_tokens` a median.
+    `tpot_s` is that with little to disturb it, the others are medians. `cached_share` is the share
+    of the prompt that the prefix cache had.
     """
 
-    prefill_s: float | None = None
     front_s: float | None = None
     tpot_s: float | None = None
     outside_s: float | None = None
@@ -100,23 +101,31 @@ class RequestBaselines:
             self._length(record, record.input_tokens).cached_share.add(at, share)
 
     def usual(self, record: RequestRecord) -> Usual:
-        """The usual times of requests like this one."""
-        tokens, computed = record.input_tokens or 0, computed_tokens(record)
+        """The usual times of requests like this one, but for `usual_prefill_s`."""
+        tokens = record.input_tokens or 0
         tells_hits = tokens > 0 and record.cached_tokens is not None
         key = record.model, tokens.bit_length(), tells_hits
         usual = self._usual.get(key)
         if usual is None:
             usual = self._usual[key] = self._usual_of_class(record, tells_hits=tells_hits)
+        return usual
+
+    def usual_prefill_s(self, record: RequestRecord, cached_share: float | None) -> float | None:
+        """The seconds of a prefill like this one with little to disturb it; None if too few seen.
+
+        `cached_share` is the share of such a prompt that the prefix cache usually has.
+        """
+        computed = computed_tokens(record)
         if not computed:
-            return usual
-        if usual.cached_share is not None:
+            return None
+        if cached_share is not None:
             # What the cache usually has need not be computed.
-            computed = min(computed, max(1, round(tokens * (1 - usual.cached_share))))
+            usually_computed = round((record.input_tokens or 0) * (1 - cached_share))
+            computed = min(computed, max(1, usually_computed))
         rate = self._length(record, computed).prefill_token_s.value(ENOUGH)
-        return usual if rate is None else Usual(rate * computed, *usual[1:])
+        return None if rate is None else rate * computed
 
     def _usual_of_class(self, record: RequestRecord, *, tells_hits: bool) -> Usual:
-        """What does not depend on the computed tokens."""
         model = self._model(record.model)
         cached = None
         if tells_hits:
@@ -140,10 +149,7 @@ class RequestBaselines:
         if record.input_tokens is None or record.cached_tokens is None:
             return None
         share = self._length(record, record.input_tokens).cached_share.value(ENOUGH) or 0.0
-        usual = share * record.input_tokens
-        missing = usual - record.cached_tokens
-        chance = share < USUAL_HITS or missing < MISSED_SHARE * usual
-        return 0 if chance else round(missing)
+        return missing_tokens(record.input_tokens, record.cached_tokens, share)
 
     def long_prompt_rate(self, model: str | None) -> float | None:
         """Seconds of a prompt token in the longest prompts, where little else counts."""
@@ -176,6 +182,14 @@ def _kept(known: OrderedDict[_Key, _Known], key: _Key, make: Callable[[], _Known
         if len(known) > MAX_CLASSES:
             known.popitem(last=False)
     return found
+
+
+def missing_tokens(input_tokens: int, cached_tokens: int, usual_share: float) -> int:
+    """The prompt tokens that the prefix cache usually has, and had not; 0 where it is chance."""
+    usual = usual_share * input_tokens
+    missing = usual - cached_tokens
+    chance = usual_share < USUAL_HITS or missing < MISSED_SHARE * usual
+    return 0 if chance else round(missing)
 
 
 def computed_tokens(record: RequestRecord) -> int | None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from agent.analysis.causes.baselines import MISSED_SHARE
 from agent.analysis.causes.evidence import missed_text, seconds
-from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.analysis.causes.missed_case import COLD_S, Claim, MissedCase
 from agent.analysis.causes.periods import Period
 
 # An engine whose core waits this share of the time for a processor is short of it. Others take a
@@ -15,8 +15,6 @@ STARVED_SHARE = 0.15
 THROTTLED_SHARE = 0.05
 # An engine whose GPU loses this share of its time grows a queue by that alone.
 ALL_QUEUE_SHARE = 0.5
-# An engine compiles and fills its caches with its first requests.
-COLD_S = 30.0
 # Prompts that come on top of those that the cache lost count from this many times the usual.
 MORE_PROMPTS = 2.0
 

@@ -46,7 +46,7 @@ class EngineTimeline:
         self.ready_at: float | None = None
         self.died_at: deque[tuple[float, str]] = deque(maxlen=64)
         self._costs = {"plugin": StepCosts(), "samples": StepCosts()}
-        columns = len(Activity._fields) - 1
+        columns = len(Activity.__struct_fields__) - 1
         self._steps = RunningSums(columns, max_rows=_MAX_SLICES, width_s=_SLICE_S)
         self.sampled = SampledActivity()
         self.processor_waits = Slowness(2)
@@ -65,7 +65,7 @@ class EngineTimeline:
         """Take in a step that the plugin told."""
         if step.rank:
             # Which rank a request ran on is not known: the merged samples tell of all.
-            self._steps = RunningSums(len(Activity._fields) - 1, max_rows=1)
+            self._steps = RunningSums(len(Activity.__struct_fields__) - 1, max_rows=1)
             self._has_ranks = True
             self.has_steps = False
         if self._has_ranks:
@@ -181,10 +181,10 @@ class EngineTimeline:
         if self.has_steps:
             sums = self._steps.between(start, end)
             if sums[0] >= enough_s > 0:
-                return Period(start, end, Activity._make(sums), "plugin")
+                return Period(start, end, Activity(*sums), "plugin")
         sums = self.sampled.sums.between(start, end)
         source = "samples" if sums[0] >= enough_s > 0 else None
-        return Period(start, end, Activity._make(sums), source)
+        return Period(start, end, Activity(*sums), source)
 
     def prefill_token_s(self, source: str | None) -> float | None:
         """Seconds of one prompt token by the steps of a source."""

@@ -16,7 +16,8 @@ def by(period: Period) -> str:
 
 def prompts_text(prompts: Prompts) -> str:
     """Which prompts others had computed."""
-    sizes = np.sort(np.array(prompts.sizes))
+    sizes = np.array(prompts.sizes)
+    sizes.sort()
     largest = sizes[-_NAMED:][::-1].tolist()
     many = f"{prompts.many} prompts" if prompts.many > 1 else "1 prompt"
     return (

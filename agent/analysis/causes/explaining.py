@@ -7,7 +7,7 @@ from agent.analysis.applied_limits import E2E, Excess, excesses
 from agent.analysis.causes.engine_timeline import EngineTimeline
 from agent.analysis.causes.evidence import seconds
 from agent.analysis.causes.missed_case import MissedCase, Phase, PhaseTime
-from agent.analysis.causes.rules import FAILURES, RULES
+from agent.analysis.causes.rules import FAILURES, rules_of
 from agent.catalog.causes import Cause
 from agent.records.engine_step import EndedRequest
 from agent.records.explanation import CauseShare, Explanation
@@ -68,14 +68,20 @@ def _top(shares: Sequence[CauseShare]) -> Cause:
 
 
 def _sources(case: MissedCase) -> tuple[str, ...]:
-    by_plugin = case.ended is not None or case.decode.source == "plugin"
     there = (
-        by_plugin or (case.timeline.has_steps and case.prefill.source == "plugin"),
+        case.ended is not None or _has_steps(case),
         case.split,
         case.record.proxied is not None,
         case.timeline.sampled.until >= case.record.ended_at,
     )
     return tuple(compress(_SOURCES, there))
+
+
+def _has_steps(case: MissedCase) -> bool:
+    """Whether the plugin told of the engine's steps while the request ran."""
+    if not case.timeline.has_steps:
+        return False
+    return case.decode.source == "plugin" or case.prefill.source == "plugin"
 
 
 def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShare]:
@@ -84,26 +90,24 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
         return [_failure(case, excess)]
     phases = case.phases(excess)
     noise_s = _NOISE_SHARE * excess_s
-    charges: dict[Cause, _Charge] = {}
-    delay_s = 0.0
+    claims: list[_Claimed] = []
     for phase in phases:
-        if phase.seconds - phase.needed_s <= noise_s:
-            continue
-        # Several limits are about the same phase.
-        claims = known.get(phase)
-        if claims is None:
-            claims = known[phase] = _charged(case, phase)
-        delay_s = _add(charges, claims, delay_s)
+        if phase.seconds - phase.needed_s > noise_s:
+            # Several limits are about the same phase.
+            if phase not in known:
+                known[phase] = _charged(case, phase)
+            claims += known[phase]
+    delay_s = sum([claimed_s for _, claimed_s, _ in claims])
     over_s = excess_s - delay_s
     if over_s > len(phases) * noise_s:
         cause, text = _needed(case, excess, phases)
-        _add(charges, [(cause, over_s, (text,))], delay_s)
+        claims.append((cause, over_s, (text,)))
         delay_s = excess_s
     scale = excess_s / delay_s
     objective, limit = excess.objective, excess.limit
     return [
         CauseShare(objective, limit, cause, charged_s * scale, evidence)
-        for cause, (charged_s, evidence) in charges.items()
+        for cause, (charged_s, evidence) in _by_cause(claims).items()
     ]
 
 
@@ -112,7 +116,7 @@ def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
     left_s = phase.seconds - phase.needed_s
     noise_s = _NOISE_SHARE * left_s
     claims: list[_Claimed] = []
-    for cause, rule in RULES[phase.phase]:
+    for cause, rule, _ in rules_of(phase.phase, case.signs):
         if left_s <= noise_s:
             return claims
         claim = rule(case, left_s)
@@ -125,17 +129,17 @@ def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
     return claims
 
 
-def _add(charges: dict[Cause, _Charge], claims: Sequence[_Claimed], delay_s: float) -> float:
-    """Add claims to the charges of their causes, and their seconds to the delay."""
+def _by_cause(claims: Sequence[_Claimed]) -> dict[Cause, _Charge]:
+    """The claims with the same cause together, each sentence of evidence once."""
+    charges: dict[Cause, _Charge] = {}
     for cause, claimed_s, evidence in claims:
-        delay_s += claimed_s
-        before = charges.get(cause)
-        if before is None:
-            charges[cause] = claimed_s, evidence
+        if cause in charges:
+            before_s, known = charges[cause]
+            more = tuple([each for each in evidence if each not in known])
+            charges[cause] = before_s + claimed_s, known + more
         else:
-            more = tuple(each for each in evidence if each not in before[1])
-            charges[cause] = before[0] + claimed_s, before[1] + more
-    return delay_s
+            charges[cause] = claimed_s, evidence
+    return charges
 
 
 def _needed(case: MissedCase, excess: Excess, phases: Sequence[PhaseTime]) -> tuple[Cause, str]:

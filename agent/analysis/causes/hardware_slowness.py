@@ -75,13 +75,14 @@ class Slowness:
 
     def __init__(self, counts: int) -> None:
         self._sums = RunningSums(counts, max_rows=_MAX_SAMPLES)
-        self._until = float("-inf")
+        # When the last interval ended in which so much was lost that it is worth a word.
+        self.until = float("-inf")
 
     def add(self, since: float, at: float, lost_s: Sequence[float]) -> None:
         """Add the seconds that were lost from `since` to `at`."""
         self._sums.add(since, at, lost_s)
         if max(lost_s) >= NOTHING_SHARE * (at - since):
-            self._until = at
+            self.until = at
 
     def lost_s(self, start: float, end: float, count: int = 0) -> float | None:
         """The seconds lost in a period; 0 where they were never worth a word, None if unknown."""
@@ -89,7 +90,7 @@ class Slowness:
         if not sums.first_at <= start or sums.last_at < end - _LATE_S:
             return None
         # Most engines lose nothing for hours.
-        return 0.0 if start > self._until else sums.between(start, end)[1 + count]
+        return 0.0 if start > self.until else sums.between(start, end)[1 + count]
 
 
 class GpuSlowness:

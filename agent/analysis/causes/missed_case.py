@@ -1,6 +1,7 @@
 """One missed request with everything that its rules look at, looked up when a rule asks."""
 
 from enum import StrEnum
+from itertools import compress
 
 import msgspec
 
@@ -21,6 +22,8 @@ from agent.records.request import RequestRecord
 # How far a queue is looked back at: some times the request's own wait, and at least this.
 _BACKLOG_TIMES = 10.0
 _BACKLOG_AT_LEAST_S = 5.0
+# An engine compiles and fills its caches with its first requests.
+COLD_S = 30.0
 
 
 class Phase(StrEnum):
@@ -37,6 +40,22 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     UNSPLIT = "unsplit"
+
+
+class Sign(StrEnum):
+    """What some rules need to be true of an engine near a request. Most requests have no sign.
+
+    CPU_WAITS: a process waited for a processor. GPU_THROTTLED: a GPU was slow. STARTED: the engine
+    started lately. DRAFTS: the engine decodes speculatively.
+    """
+
+    CPU_WAITS = "cpu_waits"
+    GPU_THROTTLED = "gpu_throttled"
+    STARTED = "started"
+    DRAFTS = "drafts"
+
+
+_SIGNS = tuple(Sign)
 
 
 class PhaseTime(msgspec.Struct, frozen=True):
@@ -73,7 +92,9 @@ class MissedCase:
         self.ended = ended
         self._prompts: dict[float, Prompts] = {}
         self._missed_hits: dict[float, MissedHits | None] = {}
-        self.usual: Usual = timeline.baselines.usual(record)
+        baselines = timeline.baselines
+        self.usual: Usual = baselines.usual(record)
+        self._usual_prefill_s = baselines.usual_prefill_s(record, self.usual.cached_share)
         self.arrived_at = record.started_at
         front_s = front_of(record)
         self.split = front_s is not None
@@ -88,6 +109,22 @@ class MissedCase:
         if decode_s is None:
             decode_s = record.ended_at - self.first_at
         self.last_at = self.first_at + max(0.0, decode_s)
+        # A queue that never empties is judged by its newest part.
+        longest_s = _BACKLOG_TIMES * (self.scheduled_at - self.queued_at) + _BACKLOG_AT_LEAST_S
+        self._backlog_from = self.queued_at - longest_s
+
+    @computed_once
+    def signs(self) -> frozenset[Sign]:
+        """The signs since the earliest time that a rule looks at."""
+        timeline, ready_at = self.timeline, self.timeline.ready_at
+        earliest = min(self.arrived_at, self._backlog_from)
+        there = (
+            timeline.processor_waits.until >= earliest,
+            timeline.gpu_slowness.until >= earliest,
+            ready_at is not None and earliest - ready_at <= COLD_S,
+            timeline.sampled.has_drafts,
+        )
+        return frozenset(compress(_SIGNS, there))
 
     @computed_once
     def queue(self) -> Period:
@@ -98,9 +135,7 @@ class MissedCase:
     def backlog(self) -> Period:
         """What the engine did since its queue last was empty before the request came."""
         since = self.queued_at if self.change is None else min(self.change.since, self.queued_at)
-        # A queue that never empties is judged by its newest part.
-        longest_s = _BACKLOG_TIMES * (self.scheduled_at - self.queued_at) + _BACKLOG_AT_LEAST_S
-        return self.timeline.period(max(since, self.queued_at - longest_s), self.scheduled_at)
+        return self.timeline.period(max(since, self._backlog_from), self.scheduled_at)
 
     @computed_once
     def prefill(self) -> Period:
@@ -165,7 +200,7 @@ class MissedCase:
             PhaseTime(Phase.OUTSIDE, ttft_s - engine_s, usual.outside_s or 0.0),
             PhaseTime(Phase.FRONT, engine_s - queue_s - prefill_s, usual.front_s or 0.0),
             PhaseTime(Phase.QUEUE, queue_s, 0.0),
-            PhaseTime(Phase.PREFILL, prefill_s, usual.prefill_s or 0.0),
+            PhaseTime(Phase.PREFILL, prefill_s, self._usual_prefill_s or 0.0),
         ]
 
     def _decoding(self, decode_s: float) -> list[PhaseTime]:

@@ -1,5 +1,6 @@
 """Rules for the time of the request's own prefill."""
 
+from agent.analysis.causes.baselines import missing_tokens
 from agent.analysis.causes.engine_rules import (
     core_waited,
     gpu_slowed,
@@ -19,8 +20,10 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
         if missed is None:
             return None
         return Claim(left_s, (missed_text(missed), "the request's own cached tokens are unknown"))
-    missing = case.timeline.baselines.missing_tokens(record)
-    if share is None or not missing:
+    if share is None:
+        return None
+    missing = missing_tokens(record.input_tokens, record.cached_tokens, share)
+    if not missing:
         return None
     text = (
         f"the prefix cache had {record.cached_tokens:,} of {record.input_tokens:,} prompt tokens, "

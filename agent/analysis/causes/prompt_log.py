@@ -35,7 +35,7 @@ class PromptLog:
     """Prompts by the time of their first token; the oldest of too many go."""
 
     def __init__(self) -> None:
-        self._at: list[float] = []
+        self._at = array("d")
         self._prompts: list[Prompt] = []
         self._sums = _PromptSums()
 

@@ -1,6 +1,7 @@
 """The rules of every phase, in the order in which they claim its delay."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from agent.analysis.causes import (
@@ -10,23 +11,27 @@ from agent.analysis.causes import (
     prefill_rules,
     queue_rules,
 )
-from agent.analysis.causes.missed_case import Claim, MissedCase, Phase
+from agent.analysis.causes.missed_case import Claim, MissedCase, Phase, Sign
 from agent.catalog.causes import Cause
 
 
 class Rule(NamedTuple):
-    """A cause, and how many of the seconds that are left it explains, None for none."""
+    """A cause, and how many of the seconds that are left it explains, None for none.
+
+    A rule with a sign explains nothing of a request without it.
+    """
 
     cause: Cause
     claim: Callable[[MissedCase, float], Claim | None]
+    sign: Sign | None = None
 
 
 _QUEUE = (
     Rule(Cause.DEFERRED, queue_rules.deferred),
     Rule(Cause.BURST, queue_rules.burst),
-    Rule(Cause.CPU_STARVED, queue_rules.cpu_starved),
-    Rule(Cause.GPU_THROTTLED, queue_rules.gpu_throttled),
-    Rule(Cause.COLD_START, queue_rules.cold_start),
+    Rule(Cause.CPU_STARVED, queue_rules.cpu_starved, Sign.CPU_WAITS),
+    Rule(Cause.GPU_THROTTLED, queue_rules.gpu_throttled, Sign.GPU_THROTTLED),
+    Rule(Cause.COLD_START, queue_rules.cold_start, Sign.STARTED),
     Rule(Cause.CACHE_MISS, queue_rules.cache_miss),
     Rule(Cause.PREFILL_BACKLOG, queue_rules.long_prompts_came),
     Rule(Cause.KV_PRESSURE, queue_rules.kv_pressure),
@@ -35,18 +40,18 @@ _QUEUE = (
     Rule(Cause.PREFILL_BACKLOG, queue_rules.step_under_way),
 )
 
-RULES: Mapping[Phase, tuple[Rule, ...]] = {
+_RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.OUTSIDE: (
         Rule(Cause.PARSER_HOLDBACK, front_rules.parser_holdback),
         Rule(Cause.BURST, queue_rules.burst),
-        Rule(Cause.CPU_STARVED, front_rules.cpu_starved),
+        Rule(Cause.CPU_STARVED, front_rules.cpu_starved, Sign.CPU_WAITS),
         Rule(Cause.NETWORK, front_rules.network),
     ),
     Phase.STREAM: (Rule(Cause.SLOW_CLIENT, front_rules.slow_client),),
     Phase.FRONT: (
         Rule(Cause.BURST, queue_rules.burst),
-        Rule(Cause.CPU_STARVED, front_rules.cpu_starved),
-        Rule(Cause.COLD_START, front_rules.cold_start),
+        Rule(Cause.CPU_STARVED, front_rules.cpu_starved, Sign.CPU_WAITS),
+        Rule(Cause.COLD_START, front_rules.cold_start, Sign.STARTED),
         Rule(Cause.TOKENISING, front_rules.tokenising),
     ),
     Phase.QUEUE: _QUEUE,
@@ -54,24 +59,31 @@ RULES: Mapping[Phase, tuple[Rule, ...]] = {
         Rule(Cause.CACHE_MISS, prefill_rules.cache_miss),
         Rule(Cause.CACHE_MISS, prefill_rules.cache_missed_by_others),
         Rule(Cause.PREFILL_CONTENTION, prefill_rules.contention),
-        Rule(Cause.GPU_THROTTLED, prefill_rules.gpu_throttled),
-        Rule(Cause.CPU_STARVED, prefill_rules.cpu_starved),
+        Rule(Cause.GPU_THROTTLED, prefill_rules.gpu_throttled, Sign.GPU_THROTTLED),
+        Rule(Cause.CPU_STARVED, prefill_rules.cpu_starved, Sign.CPU_WAITS),
         Rule(Cause.BATCH_LOAD, prefill_rules.batch_load),
-        Rule(Cause.COLD_START, prefill_rules.cold_start),
+        Rule(Cause.COLD_START, prefill_rules.cold_start, Sign.STARTED),
     ),
     Phase.DECODE: (
         Rule(Cause.PREEMPTION, decode_rules.preemption),
         Rule(Cause.PREEMPTION, decode_rules.recomputation),
         Rule(Cause.CACHE_MISS, decode_rules.cache_missed_by_others),
         Rule(Cause.PREFILL_INTERFERENCE, decode_rules.interference),
-        Rule(Cause.GPU_THROTTLED, decode_rules.gpu_throttled),
-        Rule(Cause.CPU_STARVED, decode_rules.cpu_starved),
-        Rule(Cause.SPECULATION, decode_rules.speculation),
+        Rule(Cause.GPU_THROTTLED, decode_rules.gpu_throttled, Sign.GPU_THROTTLED),
+        Rule(Cause.CPU_STARVED, decode_rules.cpu_starved, Sign.CPU_WAITS),
+        Rule(Cause.SPECULATION, decode_rules.speculation, Sign.DRAFTS),
         Rule(Cause.BATCH_LOAD, decode_rules.batch_load),
-        Rule(Cause.COLD_START, decode_rules.cold_start),
+        Rule(Cause.COLD_START, decode_rules.cold_start, Sign.STARTED),
     ),
     Phase.UNSPLIT: _QUEUE,
 }
+
+
+@cache
+def rules_of(phase: Phase, signs: frozenset[Sign]) -> tuple[Rule, ...]:
+    """The rules of a phase that may explain something of a request with these signs."""
+    return tuple(rule for rule in _RULES[phase] if rule.sign is None or rule.sign in signs)
+
 
 FAILURES: tuple[Rule, ...] = (
     Rule(Cause.ADMISSION, failure_rules.admission),

@@ -28,6 +28,8 @@ class RunningSums:
         # Arrays are made once: a request asks for several periods.
         self._four_rows = np.zeros(4, np.intp)
         self._four_parts = np.zeros(4)
+        self._four_sums = np.zeros((4, columns + 1))
+        self._found = np.zeros(columns + 1)
 
     def __len__(self) -> int:
         return len(self._at)
@@ -67,7 +69,8 @@ class RunningSums:
         rows, parts = self._four_rows, self._four_parts
         rows[0], rows[1], rows[2], rows[3] = low - 1, low, high - 1, high
         parts[0], parts[1], parts[2], parts[3] = low_part - 1, -low_part, 1 - high_part, high_part
-        found: list[float] = parts.dot(self._sums.take(rows, axis=0)).tolist()
+        self._sums.take(rows, 0, self._four_sums, "clip")
+        found: list[float] = parts.dot(self._four_sums, self._found).tolist()
         return found
 
     def _append(self, at: float) -> None:

@@ -26,8 +26,8 @@ class SampledActivity:
     """Takes in the slices between samples, in the order of time."""
 
     def __init__(self) -> None:
-        self.sums = RunningSums(len(Activity._fields) - 1, max_rows=_MAX_SAMPLES)
-        self._drafts = False
+        self.sums = RunningSums(len(Activity.__struct_fields__) - 1, max_rows=_MAX_SAMPLES)
+        self.has_drafts = False
         self._empty_at = array("d")
         self._usual = lru_cache(_MOST_REMEMBERED)(self._before)
         self._change = lru_cache(_MOST_REMEMBERED)(self._changed)
@@ -36,7 +36,7 @@ class SampledActivity:
     def add(self, done: Slice, sums: Sequence[float], *, queue_empty: bool) -> None:
         """Add a slice with its sums; `queue_empty` where it shows that nothing waits."""
         self.sums.add(done.since, done.until, sums)
-        self._drafts |= done.drafts > 0
+        self.has_drafts |= done.drafts > 0
         if queue_empty:
             self._empty_at.append(done.until)
             if len(self._empty_at) > 2 * _MAX_SAMPLES:
@@ -105,7 +105,7 @@ class SampledActivity:
 
     def accepted_share(self, start: float, end: float) -> float | None:
         """Accepted tokens per draft in a period; only samples tell of drafts."""
-        return self.between(start, end).accepted_share if self._drafts else None
+        return self.between(start, end).accepted_share if self.has_drafts else None
 
     def usual_accepted_share(self, at: float) -> float | None:
         """Accepted tokens per draft in the time before."""

@@ -114,7 +114,7 @@ def _keyed(records: Iterable[RequestRecord]) -> Iterator[tuple[RequestKey, Reque
         copies[at] += 1
 
 
-def _broken(record: RequestRecord, objective: Objective) -> tuple[Excess, ...]:
+def _broken(record: RequestRecord, objective: Objective) -> Sequence[Excess]:
     return excesses(record, objective) if judge(record, objective) is Verdict.MISSED else ()
 
 
