@@ -21,7 +21,7 @@ from tests.real_parts.vllm import Vllm
 AT_LEAST = 24
 LONG_PROMPT, PACK = 1900, 6
 WORDS = 2500
-SURGE = 100
+SURGE = 60
 SLOW_CLIENTS = 20
 
 
@@ -60,7 +60,7 @@ def cache_misses(scene: Scene) -> None:
     def ask() -> Asked:
         return traffic.ask("cache", traffic.new_prompt(USUAL_PROMPT), 2)
 
-    for_a_while(4.0, 8, ask, pause_s=0.15, at_least=AT_LEAST)
+    for_a_while(3.0, 8, ask, pause_s=0.15, at_least=AT_LEAST)
 
 
 def slow_grammar(scene: Scene) -> None:
@@ -73,13 +73,13 @@ def slow_grammar(scene: Scene) -> None:
             "grammar", traffic.usual_prompt(), USUAL_OUTPUT, structured_outputs=grammar
         )
 
-    for_a_while(4.0, 4, ask, at_least=AT_LEAST)
+    for_a_while(3.0, 4, ask, at_least=AT_LEAST)
 
 
 def short_of_cpu(scene: Scene) -> None:
     """Usual requests while the engine has little of a processor."""
     with short_of_processor(scene.engine.front_pid):
-        usual(scene.traffic, 4.0, "cpu", clients=8, at_least=AT_LEAST)
+        usual(scene.traffic, 3.0, "cpu", clients=8, at_least=AT_LEAST)
 
 
 def slow_clients(scene: Scene) -> None:
@@ -91,7 +91,7 @@ def slow_clients(scene: Scene) -> None:
         "top_logprobs": 200,
     }
     at_once(
-        SLOW_CLIENTS, lambda _: scene.traffic.chat_slowly("slow", asked, stall_s=5.0), apart_s=0.3
+        SLOW_CLIENTS, lambda _: scene.traffic.chat_slowly("slow", asked, stall_s=5.0), apart_s=0.15
     )
 
 
@@ -113,12 +113,12 @@ def growing(traffic: Traffic, name: str) -> Asked:
 
 def few_places(scene: Scene) -> None:
     """Four times as many clients as there are places."""
-    for_a_while(2.5, 32, lambda: little(scene.traffic, "places"))
+    for_a_while(2.0, 32, lambda: little(scene.traffic, "places"))
 
 
 def tiny_kv(scene: Scene) -> None:
     """More prompts than fit into the KV cache, and they grow there."""
-    for_a_while(5.0, 16, lambda: growing(scene.traffic, "kv"), apart_s=0.12, at_least=2 * AT_LEAST)
+    for_a_while(4.0, 16, lambda: growing(scene.traffic, "kv"), apart_s=0.12, at_least=AT_LEAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

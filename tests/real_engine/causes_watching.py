@@ -26,8 +26,9 @@ TIMES_USUAL = 5.0
 LEAST_TTFT_S, LEAST_TPOT_S = 0.005, 0.001
 PLUGIN, ALONE = "with the plugin", "with spans and samples alone"
 USUAL = "usual"
-# A process that computes and waits for so much of its time is short of a processor.
-STARVED = 0.4
+# A process that waits for so much of its time is short of a processor: as the agent says of steps
+# (`STARVED_SHARE` in agent/analysis/causes/engine_rules.py), of which it sees finer parts.
+STARVED = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import logging
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -20,7 +21,7 @@ from tests.real_engine.causes_made import (
     little,
 )
 from tests.real_engine.causes_traffic import Traffic, for_a_while, short, usual
-from tests.real_engine.causes_watching import ALONE, PLUGIN, USUAL, Said, watched
+from tests.real_engine.causes_watching import ALONE, PLUGIN, USUAL, Said, Watch, watched
 from tests.real_engine.conftest import ENGINE_OPTIONS
 from tests.real_engine.watching import ENGINE
 from tests.real_parts.agent_process import AgentPorts
@@ -51,32 +52,54 @@ LOG = logging.getLogger(__name__)
 Gauges = list[dict[str, float]]
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said of the faults of both engines, and the gauges of the small one by fault."""
+
+    large: Said
+    small: Said
+    gauges: Mapping[str, Gauges]
+
+    def of(self, fault: Fault) -> Said:
+        """What is said of a fault."""
+        return self.small if fault in OF_SMALL else self.large
+
+
 @pytest.fixture(scope="module")
-def large(
+def told(
     engine: Vllm, ports: AgentPorts, plugin_socket: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Said:
-    """What is said of faults of an engine that has room for all that usually comes."""
+) -> Told:
+    """All faults, one at a time. While the small engine's are made, the others' are explained."""
+    with (
+        large(engine, ports, plugin_socket, tmp_path_factory.mktemp("large")) as others,
+        small(tmp_path_factory) as (watch, gauges),
+    ):
+        return Told(others.said((LONG_PROMPTS, *OTHERS)), watch.said(OF_SMALL), gauges)
+
+
+@contextmanager
+def large(engine: Vllm, ports: AgentPorts, plugin_socket: Path, folder: Path) -> Iterator[Watch]:
+    """An engine that has room for all that usually comes, after its faults."""
     direct = Traffic(engine.url, engine.model)
     # The first request with log probabilities compiles code.
     direct.ask("first", direct.usual_prompt(), 2, logprobs=200)
-    took = usual(direct, 3.0, "before")
-    folder = tmp_path_factory.mktemp("large")
+    took = usual(direct, 2.0, "before")
     with watched(folder, engine, ports, plugin_socket, took) as watch:
         traffic = watch.scene.traffic
-        short(traffic, 8.0, clients=6, longer=0.15)
+        short(traffic, 6.0, clients=6, longer=0.15)
         watch.make(LONG_PROMPTS)
-        usual(traffic, 6.0, clients=6)
+        usual(traffic, 4.0, clients=6)
         for fault in OTHERS:
             watch.make(fault)
-            usual(traffic, 2.5, clients=6)
-        return watch.said((LONG_PROMPTS, *OTHERS))
+            usual(traffic, 2.0, clients=6)
+        yield watch
 
 
-@pytest.fixture(scope="module")
+@contextmanager
 def small(
     tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Said, Mapping[str, Gauges]]:
-    """What is said of faults of an engine with few places and a tiny KV cache, and its gauges."""
+) -> Iterator[tuple[Watch, Mapping[str, Gauges]]]:
+    """An engine with few places and a tiny KV cache after its faults, and its gauges."""
     folder, spans = tmp_path_factory.mktemp("small"), AgentPorts.free()
     socket = tmp_path_factory.mktemp("s") / "vllm.sock"
     engine = Vllm(
@@ -90,18 +113,18 @@ def small(
     gauges: dict[str, Gauges] = {}
     with engine:
         direct = Traffic(engine.url, engine.model)
-        took = for_a_while(3.0, 3, lambda: growing(direct, "before"))
+        took = for_a_while(2.0, 3, lambda: growing(direct, "before"))
         with watched(folder, engine, spans, socket, took) as watch:
             traffic = watch.scene.traffic
             # The same requests as those of the fault, no more at once than there is room for.
             for fault, ask, clients, for_s in (
-                (FEW_PLACES, little, 6, 6.0),
+                (FEW_PLACES, little, 6, 4.0),
                 (TINY_KV, growing, 3, 4.0),
             ):
                 for_a_while(for_s, clients, partial(ask, traffic, USUAL))
                 with read(engine) as gauges[fault.name]:
                     watch.make(fault)
-            return watch.said(OF_SMALL), gauges
+            yield watch, gauges
 
 
 @contextmanager
@@ -129,13 +152,9 @@ def read(engine: Vllm) -> Iterator[Gauges]:
 
 
 @pytest.fixture
-def said(fault: Fault, request: pytest.FixtureRequest) -> Said:
+def said(fault: Fault, told: Told) -> Said:
     """What is said of a fault."""
-    if fault in OF_SMALL:
-        found: Said = request.getfixturevalue("small")[0]
-        return found
-    of_large: Said = request.getfixturevalue("large")
-    return of_large
+    return told.of(fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -159,16 +178,13 @@ def test_what_spans_and_samples_alone_say_is_right(fault: Fault, said: Said) -> 
 
 @pytest.mark.parametrize("view", [PLUGIN, ALONE])
 def test_few_causes_are_wrong_and_with_the_plugin_few_are_unexplained(
-    view: str, large: Said, small: tuple[Said, Mapping[str, Gauges]]
+    view: str, told: Told
 ) -> None:
-    found = {
-        fault.name: (small[0] if fault in OF_SMALL else large).split(view, fault)
-        for fault in FAULTS
-    }
+    found = {fault.name: told.of(fault).split(view, fault) for fault in FAULTS}
     # With `--log-cli-level INFO` these are the figures of docs/causes.md.
     LOG.info("%s: %s", view, found)
     for fault in FAULTS:
-        of = small[0] if fault in OF_SMALL else large
+        of = told.of(fault)
         LOG.info(
             "%s, crowded: %s, %s", fault.name, fault.name in of.crowded, of.causes(view, fault)
         )
@@ -181,17 +197,13 @@ def test_few_causes_are_wrong_and_with_the_plugin_few_are_unexplained(
 
 
 @pytest.mark.parametrize("view", [PLUGIN, ALONE])
-def test_without_a_fault_few_are_missed(
-    view: str, large: Said, small: tuple[Said, Mapping[str, Gauges]]
-) -> None:
-    assert large.usual_missed(view) <= MOST_USUAL_MISSED
-    assert small[0].usual_missed(view) <= MOST_USUAL_MISSED
+def test_without_a_fault_few_are_missed(view: str, told: Told) -> None:
+    assert told.large.usual_missed(view) <= MOST_USUAL_MISSED
+    assert told.small.usual_missed(view) <= MOST_USUAL_MISSED
 
 
-def test_the_small_engine_lacked_what_it_should_lack(
-    small: tuple[Said, Mapping[str, Gauges]],
-) -> None:
-    places, memory = (small[1][fault.name] for fault in (FEW_PLACES, TINY_KV))
+def test_the_small_engine_lacked_what_it_should_lack(told: Told) -> None:
+    places, memory = (told.gauges[fault.name] for fault in (FEW_PLACES, TINY_KV))
     assert max(each["num_requests_running"] for each in places) == PLACES
     assert places[-1]["preemptions"] == places[0]["preemptions"]
     assert statistics.median(each["num_requests_running"] for each in memory) < PLACES
