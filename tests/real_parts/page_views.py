@@ -7,10 +7,10 @@ from tests.real_parts.chromium import Opened
 # What each view shows once its figures are there.
 VIEWS = {
     "now": "Why requests missed",
-    "requests": "Requests that began in the window",
+    "requests": "Requests that began in the last",
     "efficiency": "Phases, over the time",
     "cost": "Per 1M output tokens",
-    "events": "Events, the newest first",
+    "events": "Events of all time, the newest first",
     "lengths": "Rows are input tokens",
 }
 ONE_REQUEST = "Facts"
@@ -37,12 +37,18 @@ def broken(there: Opened, url: str, view: str) -> list[str]:
     return [text for text in BROKEN if text in page]
 
 
+def overflow(there: Opened) -> list[str]:
+    """Whether the page itself scrolls sideways, instead of a table in it."""
+    width = there.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    return [f"the page is {width} pixels wider than the screen"] if width > 0 else []
+
+
 def faults(there: Opened, url: str, view: str) -> list[str]:
     """What is broken or unusable in a view, on a wide light screen and on a dark narrow one."""
     found = broken(there, url, view) + grave(there)
     there.page.emulate_media(color_scheme="dark")
     there.page.set_viewport_size({"width": 380, "height": 800})
-    found += grave(there)
+    found += grave(there) + overflow(there)
     there.page.emulate_media(color_scheme="light")
     there.page.set_viewport_size({"width": 1280, "height": 900})
     return found

@@ -1,11 +1,54 @@
 // Charts by uPlot, in the colours of the page.
 import {Component, html} from "./elements.js";
+import {UNKNOWN, number} from "./words.js";
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const HEIGHT = 220;
+const DAY_S = 86400;
 
 // `data` is uPlot's: x values, then one list for each of the `series` of {label, colour, ...}.
-export class Chart extends Component {
+// `unit` writes a value of the y axis; `marks` are Unix seconds of vertical lines.
+export const Chart = (props) => props.data.slice(1).some((values) => values.some((each) => each != null))
+  ? html`<${Plot} ...${props} />`
+  : html`<p class="quiet">${props.label}</p><p>Unknown: ${props.why ?? "no step of this window has these figures yet"}.</p>`;
+
+const clock = (at) => at.toLocaleTimeString([], {hour: "numeric", minute: "2-digit"});
+const day = (at) => at.toLocaleDateString([], {month: "short", day: "numeric"});
+
+// Times of day, and the date where a day begins.
+const moments = (_, ticks, __, ___, apart) => ticks.map((tick) => {
+  const at = new Date(1000 * tick);
+  return apart >= DAY_S || at.getHours() + at.getMinutes() === 0 ? day(at) : clock(at);
+});
+
+const newest = (plot) => {
+  if (plot.cursor.idx == null) plot.setLegend({idx: plot.data[0].length - 1}, false);
+};
+
+const lines = (marks) => (plot) => {
+  const {ctx, bbox} = plot;
+  ctx.save();
+  ctx.strokeStyle = style("--bad");
+  ctx.lineWidth = 2 * devicePixelRatio;
+  ctx.setLineDash([6, 4]);
+  for (const mark of marks) {
+    const x = plot.valToPos(mark, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+};
+
+const in_time = (unit) => ({
+  x: {value: (_, at) => (at == null ? "" : new Date(1000 * at).toLocaleTimeString())},
+  axes: [{values: moments, space: 70}, {values: (_, ticks) => ticks.map(unit), size: 60}],
+  hooks: {ready: [newest], setData: [newest], setCursor: [newest]},
+});
+
+class Plot extends Component {
   keep = (place) => { this.place = place ?? this.place; };
 
   componentDidMount() {
@@ -34,9 +77,12 @@ export class Chart extends Component {
   draw() {
     this.plot?.destroy();
     this.shape = shape(this.props);
-    const {data, series, scales = {x: {time: true}, y: {range: from_zero}}, axes = [{}, {}], x = {}} = this.props;
+    const {data, series, marks = [], unit = number} = this.props;
+    const {scales = {x: {time: true}, y: {range: from_zero}}, axes, x, hooks = {}, legend = {}} =
+      this.props.axes ? this.props : {...this.props, ...in_time(unit)};
     const drawn = {
-      width: Math.max(Math.floor(this.place.clientWidth), 200), height: HEIGHT, scales,
+      width: Math.max(Math.floor(this.place.clientWidth), 200), height: HEIGHT, scales, legend, padding: [null, 28, null, null],
+      hooks: {...hooks, draw: [lines(marks)]},
       axes: axes.map((axis) => ({
         stroke: style("--text"), ...["grid", "ticks"].reduce((lines, name) => (
           {...lines, [name]: {stroke: style("--line"), width: 1}}), {}),
@@ -44,7 +90,8 @@ export class Chart extends Component {
       })),
       series: [x, ...series.map(({colour, points, ...given}) => {
         const stroke = style(colour);
-        return {stroke, width: 2, points: {stroke, fill: stroke, ...points}, ...given};
+        const value = (_, each) => (each == null ? UNKNOWN : unit(each));
+        return {stroke, width: 2, value, points: {stroke, fill: stroke, ...points}, ...given};
       })],
     };
     this.plot = new uPlot(drawn, data, this.place.querySelector(".plot"));
@@ -59,7 +106,11 @@ export class Chart extends Component {
 // Heights compare only from zero on.
 const from_zero = (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? 1.05 * high : 1];
 
-const shape = ({series, scales}) => JSON.stringify([series.map(({label}) => label), scales]);
+const shape = ({series, scales, marks}) => JSON.stringify([series.map(({label}) => label), scales, marks]);
+
+// The last step has just begun, so its rates would fall to 0; it is left out until it is over.
+export const finished = (steps) => steps.filter(({window_s: length}, place) =>
+  place === 0 || place < steps.length - 1 || length >= steps[0].window_s);
 
 // Unix seconds of rows with a time `at`.
 export const times = (rows) => rows.map(({at}) => Date.parse(at) / 1000);

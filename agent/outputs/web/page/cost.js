@@ -1,54 +1,67 @@
 // The view of cost: what tokens cost, who pays, and what was bought for nothing.
 import {Chart, times} from "./chart.js";
-import {Figures, Note, Table, html} from "./elements.js";
+import {Figures, Note, Reasons, Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {dollars, number, share, span} from "./words.js";
+import {STEPS, dollars, last, number, share, step_name} from "./words.js";
 
-const STEPS = {"5m": "1m", "1h": "1m", "6h": "10m", "24h": "1h", "7d": "6h"};
 
 async function load({window = "1h"}) {
   const [summary, tenants, series] = await Promise.all([
     query("summary", {window}), query("breakdown", {by: "tenant", cost: true, window}),
     query("efficiency", {window, step: STEPS[window]})]);
-  return {summary, tenants, steps: series.items};
+  return {summary, tenants, steps: series.items, step: step_name(window)};
 }
 
-const prices = (cost) => [
-  ["Per 1M output tokens", dollars(cost.usd_per_million_output_tokens)],
-  ["Per 1M input tokens", dollars(cost.usd_per_million_input_tokens)],
-  ["Per 1M cached input tokens", dollars(cost.usd_per_million_cached_input_tokens)],
-  ["Per 1M output tokens in time", dollars(cost.usd_per_million_tokens_within_objective), "the whole bill over tokens of requests that met"],
-  ["Per request", dollars(cost.usd_per_request)],
-  ["Per hour", dollars(cost.usd_per_hour), "of all engines together"],
+// The price of a thing, and why it is unknown.
+const price = (name, usd, why, more = "") => [name, dollars(usd), usd === null ? `unknown: ${why}` : more];
+
+const prices = ({cost, output_tokens_per_s: rate}) => [
+  price("Per 1M output tokens", cost.usd_per_million_output_tokens, "no output token is priced", "time in decode"),
+  price("Per 1M input tokens", cost.usd_per_million_input_tokens, "no input token is priced", "time in prefill"),
+  price("Per 1M cached input tokens", cost.usd_per_million_cached_input_tokens,
+    "no token came from the prefix cache, or the engine does not count them", "found in the prefix cache"),
+  price("Per 1M output tokens in time", cost.usd_per_million_tokens_within_objective,
+    "no request met its objective", "the whole bill over tokens of requests that met"),
+  price("Per request", cost.usd_per_request, "no request is priced", "its busy time"),
+  price("Per hour", cost.usd_per_hour, "no engine has a price", rate === null ? "of all engines together"
+    : `of all engines together; an hour bought ${number(3600 * rate, 0)} output tokens`),
 ];
 
 const bill = ({cost, ledger}) => [
-  ["Prefill", cost.prefill_usd], ["Decode", cost.decode_usd], ["Work without a row", cost.unseen_usd],
-  ["Idle", cost.idle_usd], ["Engine not read", cost.unknown_usd], ["The bill", cost.bill_usd],
-  ["Of it, aborted", cost.aborted_usd], ["Of it, unaccounted", ledger?.unaccounted_usd ?? null],
+  ["Prefill", cost.prefill_usd], ["Decode", cost.decode_usd], ["Work of unseen requests", cost.unseen_usd],
+  ["Idle", cost.idle_usd], ["While the engine was not read", cost.unknown_usd], ["The bill", cost.bill_usd],
+  ["Of it: aborted requests", cost.aborted_usd], ["Of it: unaccounted work", ledger?.unaccounted_usd ?? null],
 ].map(([name, usd]) => [name, dollars(usd), share(cost.bill_usd && usd !== null ? usd / cost.bill_usd : null)]);
+
+const without = ({ledger}, groups) => [
+  [(ledger?.unaccounted_usd ?? null) === null, "unaccounted work", "the engine's counters are not complete in this window"],
+  [groups.some(({cost}) => (cost?.cost_usd ?? null) === null), "cost of a tenant", "none of its requests is priced yet"],
+  [groups.some(({attainment}) => attainment === null), "attainment", "no request was judged"],
+  [groups.some((group) => group.stream_tokens_per_s.p50 === null), "tokens/s of a stream", "no stream was seen token by token"],
+].filter(([missing]) => missing).map(([, name, why]) => [name, why]);
 
 const tenant = (group) => [
   group.group ?? "unknown", number(group.requests), dollars(group.cost?.cost_usd),
-  number(group.cost?.gpu_hours, 4), share(group.attainment),
+  number(group.cost?.gpu_hours, 4), share(group.attainment), number(group.stream_tokens_per_s.p50),
 ];
 
-function Show({data: {summary, tenants, steps}}) {
+function Show({data: {summary, tenants, steps, step}}) {
   const {cost} = summary;
-  const over = `last ${span(summary.window_s)}`;
+  const over = last(summary.window_s);
   if (!cost) return html`<h2>Cost, ${over}</h2><p>Unknown: no booked minute of this window has a price.
     Set <code>prices</code> in the settings, or wait until the first minute is over.</p>`;
   return html`
     <h2>Cost, ${over}</h2>
-    <${Figures} label="Prices" of=${prices(cost)} />
-    <${Chart} label="Dollars by step, ${over}" data=${[times(steps), steps.map((s) => s.cost?.bill_usd ?? null),
+    <${Figures} label="Prices" of=${prices(summary)} />
+    <${Chart} label="Cost by ${step}, ${over}, in dollars" unit=${dollars} data=${[times(steps), steps.map((s) => s.cost?.bill_usd ?? null),
       steps.map((s) => s.cost?.idle_usd ?? null)]}
       series=${[{label: "bill", colour: "--one"}, {label: "idle", colour: "--two"}]} />
     <div class="two">
       <${Table} label="The bill, ${over}" head=${["", "cost", "share"]} rows=${bill(summary)} />
-      <${Table} label="By tenant, ${over}" head=${["tenant", "requests", "cost", "GPU hours", "attainment"]}
-        rows=${tenants.groups.map(tenant)} />
+      <${Table} label="By tenant, ${over}" head=${["tenant", "requests", "cost", "GPU hours", "attainment", "tok/s of a stream"]}
+        rows=${tenants.groups.map(tenant)} empty="No request of this window." />
     </div>
+    <${Reasons} of=${without(summary, tenants.groups)} />
     <${Note}>Booked from ${new Date(cost.counted_from).toLocaleString()} to ${new Date(cost.counted_until).toLocaleString()}.
       Tenants pay for busy time alone; idle time is nobody's.<//>`;
 }

@@ -14,26 +14,37 @@ export const Figures = ({label, of}) => html`
   </dl>`;
 
 // Columns of numbers, or of words where `words` contains their names. Cells are texts, elements or
-// {text, kind}; the first of a row is its heading.
+// {text, kind}; the first of a row is its heading. On a phone a row with a cell of kind "text" is
+// a block of lines. The roles are given because a table that CSS takes apart loses them.
 export const Table = ({label, head, rows, words = [], empty = "Nothing here yet."}) => {
+  if (!rows.length) return html`<p class="quiet">${label}</p><p>${empty}</p>`;
   const side = head.map((name, place) => (place === 0 || words.includes(name) ? "left" : ""));
+  const stacked = rows[0].some((given) => given?.kind === "text");
   return html`
     <div class="scrolling" role="region" aria-label=${label} tabindex="0">
-      <table>
-        <caption>${label}</caption>
-        <thead><tr>${head.map((name, place) => html`
-          <th scope="col" class=${side[place]}>${name}</th>`)}</tr></thead>
-        <tbody>${rows.map((cells) => html`<tr>${cells.map(cell(side))}</tr>`)}</tbody>
+      <table role="table" class=${stacked ? "stacked" : ""}>
+        <caption><span>${label}</span></caption>
+        <thead role="rowgroup"><tr role="row">${head.map((name, place) => html`
+          <th scope="col" role="columnheader" class=${side[place]}>${name}</th>`)}</tr></thead>
+        <tbody role="rowgroup">${rows.map((cells) => html`
+          <tr role="row">${cells.map(cell(head, side))}</tr>`)}</tbody>
       </table>
-      ${rows.length ? null : html`<p class="quiet">${empty}</p>`}
     </div>`;
 };
 
-const cell = (side) => (given, place) => {
+const cell = (head, side) => (given, place) => {
   const {text, kind} = given?.kind ? given : {text: given, kind: ""};
   const looks = `${side[place]} ${kind}`.trim();
-  return place === 0 ? html`<th scope="row" class=${looks}>${text}</th>`
-    : html`<td class=${looks}>${text}</td>`;
+  return place === 0 ? html`<th scope="row" role="rowheader" class=${looks}>${text}</th>`
+    : html`<td role="cell" data-name=${head[place]} class=${looks}>${text}</td>`;
 };
 
 export const Note = ({children}) => html`<p class="quiet">${children}</p>`;
+
+// Why values are a dash: pairs of a name and the reason, of those that are unknown.
+export const Reasons = ({of}) => of.length ? html`
+  <${Note}>Unknown: ${of.map(([name, why]) => `${name} (${why})`).join("; ")}.<//>` : null;
+
+// Text with `code` between backticks.
+export const coded = (text) => text.split("`").map((part, place) => (
+  place % 2 ? html`<code>${part}</code>` : part));

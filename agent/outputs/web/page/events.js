@@ -1,27 +1,43 @@
 // The view of events: what broke, with its evidence.
+import {Chart, finished, times} from "./chart.js";
 import {Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {number, time, words} from "./words.js";
+import {STEPS, bytes, last, number, percent, seconds, step_name, time, words} from "./words.js";
 
-const load = ({cursor}) => query("events", {limit: 50, cursor});
+async function load({window = "1h", cursor}) {
+  const [found, series] = await Promise.all([
+    query("events", {limit: 50, cursor}), query("timeseries", {window, step: STEPS[window]})]);
+  return {found, steps: finished(series.items), over: last(WINDOW_S[window]), step: step_name(window)};
+}
+
+const WINDOW_S = {"5m": 300, "1h": 3600, "6h": 21600, "24h": 86400, "7d": 604800};
 
 const moment = (seconds) => time(new Date(1000 * seconds).toISOString());
 
 function value(name, each) {
-  if (typeof each === "number") return name.endsWith("_at") ? moment(each) : number(each, 3);
-  return typeof each === "object" ? JSON.stringify(each) : String(each);
+  if (typeof each === "object") return JSON.stringify(each);
+  if (typeof each !== "number") return String(each);
+  const [, show] = UNITS.find(([unit]) => unit.test(name)) ?? [null, (plain) => number(plain, 3)];
+  return show(each);
 }
 
-const evidence = (facts) => Object.entries(facts).filter(([, each]) => each !== null)
-  .map(([name, each]) => `${words(name)}: ${value(name, each)}`).join("; ");
+// How a number is shown, by the end of its name.
+const UNITS = [[/_at$/, moment], [/_s$/, seconds], [/_bytes$/, bytes], [/_usage$/, percent]];
 
-const Show = ({data, address}) => html`
+const evidence = (facts) => Object.entries(facts).filter(([, each]) => each !== null)
+  .map(([name, each]) => `${words(name.replace(/_(s|bytes)$/, ""))}: ${value(name, each)}`).join("; ");
+
+const Show = ({data: {found, steps, over, step}, parameters, address}) => html`
   <h2>Events</h2>
-  <${Table} label="Events, the newest first" head=${["when", "what", "engine", "GPU", "confidence", "evidence"]}
+  <${Chart} label="Goodput and throughput by ${step}, ${over}, in requests per second; a dashed line is an event"
+    data=${[times(steps), steps.map((s) => s.goodput_rps), steps.map((s) => s.throughput_rps)]}
+    marks=${times(found.items)}
+    series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />
+  <${Table} label="Events of all time, the newest first" head=${["when", "what", "engine", "GPU", "confidence", "evidence"]}
     words=${["what", "engine", "GPU", "confidence", "evidence"]}
-    rows=${data.items.map((event) => [time(event.at), words(event.kind), event.engine ?? "–", event.gpu ?? "–",
+    rows=${found.items.map((event) => [time(event.at), words(event.kind), event.engine ?? "", event.gpu ?? "",
       event.confidence, {text: evidence(event.evidence), kind: "text"}])}
     empty="Nothing broke so far." />
-  ${data.next && html`<p><a href=${address("events", {cursor: data.next})}>older</a></p>`}`;
+  ${found.next && html`<p><a href=${address("events", {...parameters, cursor: found.next})}>older</a></p>`}`;
 
-export const events = {title: "Events", load, Show};
+export const events = {title: "Events", window: "1h", load, Show};

@@ -1,9 +1,9 @@
 // The view of now: is the objective met, and what stands in the way.
-import {Chart, times} from "./chart.js";
-import {Figures, Note, Table, html} from "./elements.js";
+import {Chart, finished, times} from "./chart.js";
+import {Figures, Note, Reasons, Table, coded, html} from "./elements.js";
 import {query} from "./query.js";
 import {
-  UNKNOWN, bytes, dollars, milliseconds, number, percent, perSecond, seconds, share, span, time, words,
+  UNKNOWN, bytes, dollars, last, milliseconds, number, percent, perSecond, seconds, share, span, time, words,
 } from "./words.js";
 
 const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue"};
@@ -18,45 +18,53 @@ async function load() {
       }),
     query("timeseries", {window: "1h", step: "1m"}),
   ]);
-  return {live, steps: series.items};
+  return {live, steps: finished(series.items)};
 }
 
 const attained = ({objective, attainment, met, missed, undetermined}, target) => [
   `Attainment: ${objective}`, percent(attainment),
-  `${number(met)} met, ${number(missed)} missed, ${number(undetermined)} unknown; `
-    + `the target is ${percent(target ?? null)}`,
+  (attainment === null ? "unknown: no request was judged; " : "")
+    + `${number(met)} met, ${number(missed)} missed, ${number(undetermined)} unknown; `
+    + `the target is ${percent(target ?? null).replace(" ", "\u00a0")}`,
   attainment === null || target == null ? "" : attainment >= target ? "good" : "bad",
 ];
 
 const budget = ({name, violations_per_min: violations, budget: {left, window_s: window}}) => [
   `Error budget left: ${name}`, share(left),
-  `of the last ${span(window)}; now ${number(violations, 2)} misses a minute`,
+  left === null ? `unknown: no request of the ${last(window)} was judged`
+    : `of the ${last(window)}; now ${number(violations, 2)} misses a minute`,
   left === null ? "" : left > 0 ? "good" : "bad",
 ];
 
 // An objective of several agents has one budget, of the requests of all of them.
 const is_first = ({name}, place, all) => all.findIndex((each) => each.name === name) === place;
 
+const rate = (name, value, of) => [
+  name, perSecond(value, "tok"), value === null ? `unknown: nothing counted the ${of}` : `${of} of all requests`];
+
 function headline(summary, objectives) {
   const of = (name) => objectives.find((each) => each.name === name);
+  const stream = summary.stream_tokens_per_s;
   return [
     ...summary.by_objective.map((one) => attained(one, of(one.objective)?.definition.target)),
     ...objectives.filter(is_first).map(budget),
     ["Goodput", perSecond(summary.goodput_rps, "req"), "requests that met their objectives"],
     ["Throughput", perSecond(summary.throughput_rps, "req"), "requests without an error"],
-    ["Input", perSecond(summary.input_tokens_per_s, "tok")],
-    ["Output", perSecond(summary.output_tokens_per_s, "tok")],
+    rate("Input", summary.input_tokens_per_s, "prompt tokens"),
+    rate("Output", summary.output_tokens_per_s, "output tokens"),
+    ["Output of a stream", perSecond(stream.p50, "tok"), stream.p50 === null
+      ? "unknown: no stream was seen token by token" : `the median; 95 % have ${perSecond(stream.p5, "tok")} or more`],
     ["Errors", share(summary.error_ratio),
-      summary.error_ratio === null ? "known only where the proxy sees every request" : ""],
+      summary.error_ratio === null ? "unknown: only the proxy sees every request" : "of requests through the proxy"],
     ["MFU / MBU", `${share(summary.mfu)} / ${share(summary.mbu)}`, why_no_use(summary)],
     ["Cost per hour", dollars(summary.cost?.usd_per_hour),
-      summary.cost ? "" : "no minute with a price is booked in this window"],
+      summary.cost ? "of all engines together" : "unknown: no minute with a price is booked in this window"],
   ];
 }
 
 function why_no_use({mfu, efficiency}) {
   if (mfu !== null) return "of the requests";
-  return efficiency ? "the model or the GPU's peak is unknown" : "no minute is booked yet";
+  return efficiency ? "unknown: the model or the GPU's peak is unknown" : "unknown: no minute is booked yet";
 }
 
 // The limits of the objectives on one latency, such as "200 ms (chat)".
@@ -73,6 +81,32 @@ const latencies = ({summary, objectives}) => Object.entries(LATENCIES).map(([key
 
 const reached = ({up, problem}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
   : up ? {text: "up", kind: "up"} : {text: "not reachable", kind: "down"});
+
+const WHY_NOT = {
+  ttft: "no first token was seen",
+  tpot: "no stream was seen token by token",
+  e2e: "no request ended",
+  queue: "only the engine's spans have it, and none arrived",
+};
+
+const unseen = (summary) => Object.entries(LATENCIES)
+  .filter(([key]) => summary[`${key}_ms`].p50 === null).map(([key, name]) => [name, WHY_NOT[key]]);
+
+const ENGINE_FIELDS = {model: "model", running: "running", waiting: "waiting", kv_cache_usage: "KV cache"};
+const unreported = (engines) => Object.entries(ENGINE_FIELDS)
+  .filter(([key]) => engines.some((each) => each[key] == null))
+  .map(([, name]) => [name, "an engine cannot be reached, or does not report it"]);
+
+const GPU_FIELDS = {
+  gpu_utilization_ratio: "busy", gpu_memory_used_bytes: "memory used", gpu_memory_total_bytes: "memory",
+  gpu_power_watts: "power",
+};
+const unmeasured = (gpus) => Object.entries(GPU_FIELDS)
+  .filter(([key]) => gpus.some(({facts}) => facts[key] == null))
+  .map(([, name]) => [name, "the GPU's driver does not report it"]);
+
+const direct = (agents) => (agents.some(({waiting_rows: waiting}) => waiting === null)
+  ? [["journal and lag", "an agent without a journal writes to the database itself"]] : []);
 
 // Agents may give their engines the same name.
 const engine = (several) => ({running, waiting, kv_cache_usage: usage, ...of}) => [
@@ -99,13 +133,13 @@ const agent = ({lag_s: lag, waiting_rows: waiting, ...of}) => [
 
 const cause = ({cause: name, share: part, requests, advice}) => [
   words(name), share(part), number(requests),
-  {text: advice?.meaning ?? "", kind: "text"}, {text: advice?.knob ?? "", kind: "text"},
+  {text: advice?.meaning ?? "", kind: "text"}, {text: coded(advice?.knob ?? ""), kind: "text"},
 ];
 
 function Show({data, live, address}) {
   const {summary, objectives, engines, gpus, agents} = live ?? data.live;
   const {steps} = data;
-  const over = `last ${span(summary.window_s)}`;
+  const over = last(summary.window_s);
   return html`
     <h2>Users, ${over}</h2>
     <${Figures} label="Figures of the ${over}" of=${headline(summary, objectives)} />
@@ -114,6 +148,7 @@ function Show({data, live, address}) {
       series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />
     <${Table} label="Latency, ${over}" head=${["", "p50", "p95", "p99", "limits"]} words=${["limits"]}
       rows=${latencies({summary, objectives})} />
+    <${Reasons} of=${unseen(summary)} />
     <h2>Why requests missed, ${over}</h2>
     <${Table} label="Causes of misses by their share of the excess seconds"
       head=${["cause", "share", "requests", "meaning", "what to turn"]} words=${["meaning", "what to turn"]}
@@ -124,15 +159,18 @@ function Show({data, live, address}) {
     <h2>Engines</h2>
     <${Table} label="Engines at their last sample"
       head=${["engine", "state", "model", "running", "waiting", "KV cache"]} words=${["state", "model"]}
-      rows=${engines.map(engine(new Set(engines.map((each) => each.agent)).size > 1))} />
+      rows=${engines.map(engine(new Set(engines.map((each) => each.agent)).size > 1))} empty="No engine is configured or was found." />
+    <${Reasons} of=${unreported(engines)} />
     <h2>GPUs</h2>
     <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu)}
       head=${["GPU", "state", "busy", "memory used", "memory", "power", "UUID"]} words=${["state", "UUID"]}
       empty="No GPU was read: there is none here, or NVML is not available." />
+    <${Reasons} of=${unmeasured(gpus)} />
     <h2>Agents</h2>
     <${Table} label="Agents that write to this database" rows=${agents.map(agent)}
       head=${["agent", "state", "version", "started", "last seen", "waiting in its journal", "lag"]}
       words=${["state", "version"]} empty="No agent has written to this database." />
+    <${Reasons} of=${direct(agents)} />
     <${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`;
 }
 

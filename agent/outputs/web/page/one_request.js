@@ -1,12 +1,13 @@
 // One request: its phases in every view that saw it, and why it missed.
-import {Table, html} from "./elements.js";
+import {Table, coded, html} from "./elements.js";
 import {query} from "./query.js";
-import {dollars, number, seconds, share, time, words} from "./words.js";
+import {UNKNOWN, dollars, number, seconds, share, time, words} from "./words.js";
 
 const load = ({id}) => query(`requests/${encodeURIComponent(id)}`);
 
 const PHASES = {
-  front: "before the queue", queue: "queue", prefill: "prefill", decode: "decode", after: "after the engine",
+  front: "before the queue", queue: "queue", prefill: "prefill", decode: "decode",
+  first: "before the first token", stream: "after the first token", whole: "whole request, its first token was not seen",
 };
 
 // Seconds of each phase, in order; a phase whose length is unknown is left out.
@@ -21,7 +22,7 @@ function engine_phases({vantage, views, queue_s, prefill_s, decode_s, e2e_s}) {
 function proxy_phases({views}) {
   const {ttft_s: ttft, e2e_s: whole} = views.proxy ?? {};
   if (whole == null) return [];
-  return ttft == null ? [["after", whole]] : [["front", ttft], ["decode", whole - ttft]];
+  return ttft == null ? [["whole", whole]] : [["first", ttft], ["stream", whole - ttft]];
 }
 
 const Bar = ({name, phases, longest}) => phases.length ? html`
@@ -32,16 +33,22 @@ const Bar = ({name, phases, longest}) => phases.length ? html`
       style=${{width: `${100 * s / longest}%`}}></span>`)}
   </div>` : null;
 
+const NOT_SEEN = {
+  proxy: "No view of the proxy: the request did not go through it.",
+  engine: "No view of the engine: no span of it arrived.",
+};
+
 function Waterfall({request}) {
   const bars = {proxy: proxy_phases(request), engine: engine_phases(request)};
   const longest = Math.max(...Object.values(bars).map((phases) => phases.reduce((sum, [, s]) => sum + s, 0)));
-  if (!(longest > 0)) return html`<p class="quiet">No view knows how long it took.</p>`;
+  if (!(longest > 0)) return html`<p>No waterfall: neither the proxy nor a span tells how long the request took.</p>`;
   return html`
     <div class="bars">${Object.entries(bars).map(([name, phases]) =>
       html`<${Bar} name=${name} phases=${phases} longest=${longest} />`)}</div>
-    <p class="key quiet">Colours:${Object.entries(PHASES).map(([phase, name]) =>
-      html`<span class=${phase}></span>${name}`)}. In the view of the proxy, all before the first token
-      is one phase.</p>`;
+    <${Table} label="Phases, as the proxy and the engine saw them" head=${["phase", "seen by", "time"]} words=${["seen by"]}
+      rows=${Object.entries(bars).flatMap(([name, phases]) => phases.map(([phase, s]) => [
+        html`<span class="key ${phase}"></span>${PHASES[phase]}`, name, seconds(s)]))} />
+    ${Object.entries(NOT_SEEN).map(([name, why]) => !bars[name].length && html`<p class="quiet">${why}</p>`)}`;
 }
 
 // The cause with the most excess seconds, before any detail.
@@ -50,32 +57,49 @@ function Mostly({request: {cause, explanation}}) {
   const total = (shares) => shares.reduce((sum, one) => sum + (one.excess_s ?? 0), 0);
   const all = total(explanation.shares);
   const part = all > 0 ? total(explanation.shares.filter((one) => one.cause === cause)) / all : null;
-  return html`<p>It missed, mostly because of <strong>${words(cause)}</strong>${part !== null
-    && `: ${share(part)} of the excess seconds`}.</p>`;
+  const much = part !== null && `: ${share(part)} of the excess seconds`;
+  if (cause === "unexplained") return html`<p>It missed, and the evidence leaves most of it <strong>unexplained</strong>${much}.</p>`;
+  return html`<p>It missed, mostly because of <strong>${words(cause)}</strong>${much}.</p>`;
 }
+
+const by_excess = (one, other) => (other.excess_s ?? 0) - (one.excess_s ?? 0);
 
 const Why = ({explanation}) => explanation === null ? null : html`
   <h2>Why it missed</h2>
   <${Table} label="Excess seconds by cause" head=${["cause", "objective", "limit", "excess", "evidence", "what to turn"]}
     words=${["objective", "limit", "evidence", "what to turn"]}
-    rows=${explanation.shares.map((one) => [
-      words(one.cause), one.objective, one.limit, seconds(one.excess_s),
-      {text: one.evidence.join("; "), kind: "text"}, {text: one.advice?.knob ?? "", kind: "text"}])} />
+    rows=${[...explanation.shares].sort(by_excess).map((one) => [
+      words(one.cause), one.objective, LIMITS[one.limit] ?? one.limit, seconds(one.excess_s),
+      {text: one.evidence.join("; "), kind: "text"}, {text: coded(one.advice?.knob ?? ""), kind: "text"}])} />
   <p class="quiet">Seen by: ${explanation.sources.join(", ") || "nothing"}.</p>`;
+
+const LIMITS = {ttft: "TTFT", tpot: "TPOT", e2e: "end to end"};
+
+// A known value as it is shown, otherwise why it is unknown.
+const or = (value, why, show = (known) => known) =>
+  (value === null || value === "" ? html`${UNKNOWN} <span class="quiet">${why}</span>` : show(value));
 
 function facts(request) {
   const {gaps} = request;
   return [
-    ["Trace", request.trace_id], ["Started", time(request.started_at)], ["Engine", request.engine ?? "–"],
-    ["Model", request.model ?? "–"], ["Tenant", request.tenant || "–"], ["Status", request.status],
+    ["Trace", request.trace_id], ["Started", time(request.started_at)], 
+    ["Engine", or(request.engine, "neither the proxy nor a span names it")],
+    ["Model", or(request.model, "neither the request nor a span names it")],
+    ["Tenant", or(request.tenant, "the request named none")], ["Status", request.status],
     ["Verdict", Object.entries(request.verdicts).map(([name, verdict]) => `${name}: ${verdict}`).join(", ") || request.verdict],
-    ["TTFT", seconds(request.ttft_s)], ["TPOT", seconds(request.tpot_s)], ["End to end", seconds(request.e2e_s)],
-    ["Input tokens", `${number(request.input_tokens)}, of them cached ${number(request.cached_tokens)}`],
-    ["Output tokens", number(request.output_tokens)],
-    ["Gaps between chunks", gaps ? `p50 ${seconds(gaps.p50_s)}, p99 ${seconds(gaps.p99_s)}, longest ${seconds(gaps.max_s)}` : "–"],
-    ["Finish reason", request.finish_reason ?? "–"], ["Cost", dollars(request.cost_usd)],
+    ["TTFT", or(request.ttft_s, "no first token was seen", seconds)],
+    ["TPOT", or(request.tpot_s, "fewer than two tokens were seen", seconds)],
+    ["End to end", or(request.e2e_s, "the request's end was not seen", seconds)],
+    ["Input tokens", or(request.input_tokens, "neither a span nor the response counts them", number)],
+    ["Cached of them", or(request.cached_tokens, "the engine does not tell", number)],
+    ["Output tokens", or(request.output_tokens, "neither a span nor the response counts them", number)],
+    ["Gaps between chunks", or(gaps, "only the proxy sees them, of a stream", gaps_told)],
+    ["Finish reason", or(request.finish_reason, "no view has it")],
+    ["Cost", or(request.cost_usd, "the engine has no price, or its minutes are not booked yet", dollars)],
   ];
 }
+
+const gaps_told = (gaps) => `p50 ${seconds(gaps.p50_s)}, p99 ${seconds(gaps.p99_s)}, longest ${seconds(gaps.max_s)}`;
 
 const Show = ({data: request}) => html`
   <h2>Request ${request.request_id ?? request.span_id}</h2>

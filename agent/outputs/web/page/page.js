@@ -8,16 +8,15 @@ import {lengths} from "./lengths.js";
 import {now} from "./now.js";
 import {oneRequest} from "./one_request.js";
 import {requests} from "./requests.js";
-import {ZONE, span, time} from "./words.js";
+import {WINDOWS, ZONE} from "./words.js";
 
 const VIEWS = {now, requests, request: oneRequest, efficiency, cost, events, lengths};
 const SHOWN = ["now", "requests", "efficiency", "cost", "events", "lengths"];
-const WINDOWS = ["5m", "1h", "6h", "24h", "7d"];
 const RETRY_MS = 2000;
 const REFRESH_MS = 10000;
 
 const state = {
-  name: "now", parameters: {}, data: null, problem: null, locked: false,
+  name: "now", parameters: {}, data: null, awaited: false, problem: null, locked: false,
   live: null, liveProblem: null, heardAt: null,
 };
 
@@ -53,7 +52,7 @@ async function load() {
   try {
     const data = await VIEWS[state.name].load(state.parameters);
     // A slower answer to an earlier question is not shown.
-    if (number === asked) Object.assign(state, {data, problem: null, locked: false});
+    if (number === asked) Object.assign(state, {data, awaited: false, problem: null, locked: false});
   } catch (error) {
     if (number !== asked) return;
     if (error instanceof AccessRefused) lock();
@@ -118,7 +117,7 @@ const Live = () => html`<span class="state" role="status">${
 const Windows = ({chosen}) => html`
   <form><label>Window
     <select value=${chosen} onChange=${(event) => choose({window: event.target.value})}>
-      ${WINDOWS.map((each) => html`<option value=${each}>${each}</option>`)}
+      ${Object.entries(WINDOWS).map(([each, name]) => html`<option value=${each}>last ${name}</option>`)}
     </select></label></form>`;
 
 function Body() {
@@ -134,7 +133,7 @@ function Body() {
 
 const Page = () => html`
   <header><h1>goodput-agent</h1><${Navigation} /><${Live} /></header>
-  <main>
+  <main aria-busy=${state.awaited}>
     ${state.locked ? html`<${Access} />` : html`<${Body} />`}
     <p class="quiet">Times are of ${ZONE}. A dash means unknown. The same figures:
       ${" "}<a href="/docs">the API</a>, <a href="/metrics">/metrics</a>.</p>
@@ -148,7 +147,9 @@ function show() {
 function go() {
   const before = state.name;
   read_address();
-  if (state.name !== before) Object.assign(state, {data: null, problem: null});
+  // Figures of other parameters are dimmed until the new ones come.
+  if (state.name === before) state.awaited = state.data !== null;
+  else Object.assign(state, {data: null, problem: null, awaited: false});
   show();
   load();
 }

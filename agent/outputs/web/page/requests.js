@@ -1,7 +1,7 @@
 // The view of requests: filtered, the newest or the worst first.
-import {Note, Table, html} from "./elements.js";
+import {Note, Reasons, Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {number, seconds, time, words} from "./words.js";
+import {UNKNOWN, last, number, seconds, time, words} from "./words.js";
 
 const PAGE = 50;
 const WORST = {"": "newest first", ttft: "worst TTFT", tpot: "worst TPOT", e2e: "worst end to end"};
@@ -10,17 +10,37 @@ async function load({window = "1h", ...wanted}) {
   // The window is of the agent's clock, which a viewer's may be far from.
   const summary = await query("summary", {window});
   const page = await query("requests", {...wanted, started_from: summary.window_from, limit: PAGE});
-  return {page, causes: summary.cause_details.map(({cause}) => cause)};
+  return {page, over: last(summary.window_s), causes: summary.cause_details.map(({cause}) => cause)};
 }
+
+// A met request has no cause, so its cell stays empty.
+const cause = (request) => (request.cause ? words(request.cause)
+  : request.verdict !== "missed" ? "" : request.explained_at ? UNKNOWN : "not explained yet");
+
+const WHY_NOT = {
+  engine: "neither the proxy nor a span names it",
+  model: "neither the request nor a span names it",
+  tenant: "the request named none",
+  "tokens in": "neither a span nor the response counts them",
+  "tokens out": "neither a span nor the response counts them",
+  queue: "only the engine's span has it, and none arrived",
+  TTFT: "no first token was seen",
+  TPOT: "fewer than two tokens were seen",
+  e2e: "the request's end was not seen",
+};
+const FIELDS = {"tokens in": "input_tokens", "tokens out": "output_tokens", queue: "queue_s", TTFT: "ttft_s",
+  TPOT: "tpot_s", e2e: "e2e_s"};
+const without = (rows) => Object.entries(WHY_NOT)
+  .filter(([name]) => rows.some((request) => (request[FIELDS[name] ?? name] ?? "") === ""));
 
 const row = (address) => (request) => [
   html`<a href=${address("request", {id: request.request_id ?? request.trace_id})}>
     ${time(request.started_at)}</a>`,
-  request.engine ?? "–", request.model ?? "–", request.tenant || "–",
+  request.engine ?? UNKNOWN, request.model ?? UNKNOWN, request.tenant || UNKNOWN,
   number(request.input_tokens), number(request.output_tokens),
   seconds(request.queue_s), seconds(request.ttft_s), seconds(request.tpot_s), seconds(request.e2e_s),
   request.status, {text: request.verdict, kind: request.verdict},
-  request.cause ? words(request.cause) : "–",
+  cause(request),
 ];
 
 const Choice = ({name, label, options, chosen, choose}) => html`
@@ -49,14 +69,15 @@ function Filter({parameters, causes, choose}) {
     </form>`;
 }
 
-function Show({data: {page, causes}, parameters, choose, address}) {
+function Show({data: {page, over, causes}, parameters, choose, address}) {
   const known = parameters.cause && !causes.includes(parameters.cause) ? [...causes, parameters.cause] : causes;
   return html`
     <${Filter} parameters=${parameters} causes=${known} choose=${choose} />
-    <${Table} label="Requests that began in the window" rows=${page.items.map(row(address))}
-      head=${["started", "engine", "model", "tenant", "in", "out", "queue", "TTFT", "TPOT", "e2e",
+    <${Table} label=${`Requests that began in the ${over}`} rows=${page.items.map(row(address))}
+      head=${["started", "engine", "model", "tenant", "tokens in", "tokens out", "queue", "TTFT", "TPOT", "e2e",
         "status", "verdict", "cause"]} words=${["engine", "model", "tenant", "status", "verdict", "cause"]}
-      empty="No request matches." />
+      empty="No request of this window matches the filter." />
+    <${Reasons} of=${without(page.items)} />
     <p>${parameters.cursor && html`<a href=${address("requests", {...parameters, cursor: ""})}>newest</a> `}
       ${page.next && html`<a href=${address("requests", {...parameters, cursor: page.next})}>older</a>`}</p>
     <${Note}>The address of this page keeps the filter, so it can be shared.<//>`;

@@ -6,19 +6,27 @@ const known = (value, show) => (value === null || value === undefined ? UNKNOWN 
 export const number = (value, digits = 1) =>
   known(value, (v) => v.toLocaleString("en", {maximumFractionDigits: digits}));
 
+// The window's names and the steps of its charts.
+export const WINDOWS = {"5m": "5 minutes", "1h": "hour", "6h": "6 hours", "24h": "day", "7d": "7 days"};
+export const STEPS = {"5m": "1m", "1h": "1m", "6h": "10m", "24h": "1h", "7d": "6h"};
+const STEP_NAMES = {"1m": "minute", "10m": "10 minutes", "1h": "hour", "6h": "6 hours"};
+export const step_name = (window) => STEP_NAMES[STEPS[window]];
+
 const significant = (value) => value.toLocaleString("en", {maximumSignificantDigits: 3});
 
 export const milliseconds = (value) =>
-  known(value, (v) => (v >= 10000 ? `${number(v / 1000, 1)} s` : `${number(v, v < 10 ? 2 : 0)} ms`));
+  known(value, (v) => (v >= 1000 ? `${significant(v / 1000)} s` : `${number(v, v < 10 ? 2 : 0)} ms`));
 
 export const seconds = (value) => known(value, (v) => milliseconds(1000 * v));
 
 export const percent = (value, digits = 2) => known(value, (v) => `${number(100 * v, digits)} %`);
 
+export const whole_percent = (value) => percent(value, 1);
+
 export const share = (value) => known(value, (v) => `${significant(100 * v)} %`);
 
-export const dollars = (value) =>
-  known(value, (v) => `$${Math.abs(v) < 1 ? significant(v) : number(v, 2)}`);
+export const dollars = (value) => known(value, (v) => `$${Math.abs(v) < 1 ? significant(v)
+  : v.toLocaleString("en", {minimumFractionDigits: 2, maximumFractionDigits: 2})}`);
 
 export const bytes = (value) => known(value, (v) => {
   const power = Math.min(4, Math.floor(Math.log2(Math.max(v, 1)) / 10));
@@ -45,3 +53,6 @@ export function span(seconds_) {
   const count = Math.round(seconds_ / length);
   return `${count} ${unit}${count === 1 ? "" : "s"}`;
 }
+
+// The end of a window's title: "last hour", "last 5 minutes".
+export const last = (seconds_) => `last ${span(seconds_).replace(/^1 /, "")}`;
