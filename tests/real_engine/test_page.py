@@ -146,8 +146,8 @@ def agreed(
 
 
 def cells_of(there: Opened) -> list[list[str]]:
-    """The texts of all cells, row by row."""
-    rows = there.page.locator("tbody tr").all_inner_texts()
+    """The texts of all cells of tables, without those of legends, row by row."""
+    rows = there.page.locator(".scrolling tbody tr").all_inner_texts()
     return [[cell.strip() for cell in row.split("\t")] for row in rows]
 
 
