@@ -20,6 +20,16 @@ from tests.records.minutes import UNKNOWN, minute
 HOSTILE = "<img src=x onerror=\"document.body.append('owned')\">"
 
 
+# An engine that works on requests of which the agent sees none.
+BLIND = {
+    "name": "chat-0",
+    "agent": "agent-0",
+    "up": True,
+    "model": "llama",
+    "dialect": "vllm",
+    "read_at": None,
+    "running": 7.0,
+}
 # Why a view of an engine that reports little is empty.
 UNKNOWN_IN = {
     "efficiency": "MFU by minute, last hour",
@@ -171,7 +181,9 @@ def test_new_requests_are_shown_without_loading_the_page_again(
 
 def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: Path) -> None:
     with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
+        api.agent.engines.append(BLIND)
         api.store_minutes(minute(3, **UNKNOWN))
+        there.html("engines run requests, but no span of them")
         page = there.html("the model or the GPU's peak is unknown")
         assert "<dd>\N{EN DASH} / \N{EN DASH}</dd>" in page
         for reason in (

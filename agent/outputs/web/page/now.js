@@ -42,14 +42,22 @@ const is_first = ({name}, place, all) => all.findIndex((each) => each.name === n
 const rate = (name, value, of) => [
   name, perSecond(value, "tok"), value === null ? `unknown: nothing counted the ${of}` : `${of} of all requests`];
 
+// Whether engines work on requests of which the agent sees none: their rates are unknown, not 0.
+const unseen_work = ({requests}, engines) => requests === 0 && engines.some(({running}) => running > 0);
+
+const NO_RATES = {goodput_rps: null, throughput_rps: null, input_tokens_per_s: null, output_tokens_per_s: null};
+const SEEN_BY = "unknown: engines run requests, but no span of them and no proxy shows them";
+
 function headline(summary, objectives) {
   const of = (name) => objectives.find((each) => each.name === name);
   const stream = summary.stream_tokens_per_s;
   return [
     ...summary.by_objective.map((one) => attained(one, of(one.objective)?.definition.target)),
     ...objectives.filter(is_first).map(budget),
-    ["Goodput", perSecond(summary.goodput_rps, "req"), "requests that met their objectives"],
-    ["Throughput", perSecond(summary.throughput_rps, "req"), "requests without an error"],
+    ["Goodput", perSecond(summary.goodput_rps, "req"),
+      summary.goodput_rps === null ? SEEN_BY : "requests that met their objectives"],
+    ["Throughput", perSecond(summary.throughput_rps, "req"),
+      summary.throughput_rps === null ? SEEN_BY : "requests without an error"],
     rate("Input", summary.input_tokens_per_s, "prompt tokens"),
     rate("Output", summary.output_tokens_per_s, "output tokens"),
     ["Output of a stream", perSecond(stream.p50, "tok"), stream.p50 === null
@@ -137,7 +145,8 @@ const cause = ({cause: name, share: part, requests, advice}) => [
 ];
 
 function Show({data, live, address}) {
-  const {summary, objectives, engines, gpus, agents} = live ?? data.live;
+  const {objectives, engines, gpus, agents, summary: counted} = live ?? data.live;
+  const summary = unseen_work(counted, engines) ? {...counted, ...NO_RATES} : counted;
   const {steps} = data;
   const over = last(summary.window_s);
   return html`

@@ -76,7 +76,7 @@ function Show({data: {page, over, causes}, parameters, choose, address}) {
     <${Table} label=${`Requests that began in the ${over}`} rows=${page.items.map(row(address))}
       head=${["started", "engine", "model", "tenant", "tokens in", "tokens out", "queue", "TTFT", "TPOT", "e2e",
         "status", "verdict", "cause"]} words=${["engine", "model", "tenant", "status", "verdict", "cause"]}
-      empty="No request of this window matches the filter." />
+      empty="No request that the agent saw in this window matches the filter. It sees requests by the engine's spans and through its proxy." />
     <${Reasons} of=${without(page.items)} />
     <p>${parameters.cursor && html`<a href=${address("requests", {...parameters, cursor: ""})}>newest</a> `}
       ${page.next && html`<a href=${address("requests", {...parameters, cursor: page.next})}>older</a>`}</p>
