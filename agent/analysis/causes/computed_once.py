@@ -23,5 +23,6 @@ class computed_once(Generic[_Value]):  # noqa: N801 - a decorator, as `functools
         if owner is None:
             return self
         value = self._compute(owner)
-        owner.__dict__[self._name] = value
+        # `owner.__dict__` would first make a dictionary of the owner's values.
+        setattr(owner, self._name, value)
         return value

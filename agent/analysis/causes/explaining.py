@@ -94,9 +94,10 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
     for phase in phases:
         if phase.seconds - phase.needed_s > noise_s:
             # Several limits are about the same phase.
-            if phase not in known:
-                known[phase] = _charged(case, phase)
-            claims += known[phase]
+            of_phase = known.get(phase)
+            if of_phase is None:
+                of_phase = known[phase] = _charged(case, phase)
+            claims += of_phase
     delay_s = sum([claimed_s for _, claimed_s, _ in claims])
     over_s = excess_s - delay_s
     if over_s > len(phases) * noise_s:
