@@ -49,7 +49,7 @@ def api(tmp_path: Path) -> Iterator[Api]:
 def watches(api: Api, *names: str) -> None:
     """The agent watches these engines."""
     api.agent.engines = [
-        {"name": name, "up": True, "model": None, "dialect": None, "read_at": None}
+        {"agent": "a", "name": name, "up": True, "model": None, "dialect": None, "read_at": None}
         for name in names
     ]
 
