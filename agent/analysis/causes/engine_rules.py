@@ -126,7 +126,7 @@ def cold(case: MissedCase, left_s: float, began_at: float, what: str) -> Claim |
         return None
     since_s = began_at - ready_at
     text = f"{seconds(since_s)} after" if since_s >= 0 else f"{seconds(-since_s)} before"
-    return Claim(left_s, (f"the {what} {text} the engine's first sample since its start",))
+    return Claim(left_s, (f"the {what} {text} the engine's {case.timeline.ready_by}",))
 
 
 def request_cold(case: MissedCase, left_s: float) -> Claim | None:

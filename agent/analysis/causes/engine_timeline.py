@@ -44,6 +44,7 @@ class EngineTimeline:
         self.baselines = RequestBaselines()
         self.limits = Limits()
         self.ready_at: float | None = None
+        self.ready_by = "start"
         self.died_at: deque[tuple[float, str]] = deque(maxlen=64)
         self._costs = {"plugin": StepCosts(), "samples": StepCosts()}
         columns = len(Activity.__struct_fields__) - 1
@@ -102,7 +103,10 @@ class EngineTimeline:
         self.limits = limits_of(sample)
         started_at = sample.process_started_at
         if before is None or before.process_started_at != started_at:
-            self.ready_at = sample.at if before is not None else started_at
+            # It may have loaded a model for minutes, but nobody saw when that ended.
+            self.ready_at, self.ready_by = started_at, "start"
+            if before is not None:
+                self.ready_at, self.ready_by = sample.at, "first sample since its start"
         self._learn_steps(sample.at)
         for done in slices_between(before, sample):
             sums = sums_of(done, done.until - done.since, self.limits, self._costs["samples"])
