@@ -14,10 +14,10 @@ from tests.real_parts.waiting import eventually
 
 WITHIN_S = 60.0
 
-# Parts that note what they do. `early` must have ended before `last` is asked to stop. At SIGHUP,
-# `last` is stopped.
+# Parts that note what they do; one that comes `after` another waits for its note. `early` must
+# have ended before `last` is asked to stop. At SIGHUP, `last` is stopped.
 PARTS = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from agent.app.supervising import ProcessPart, Supervisor
 
@@ -27,17 +27,24 @@ def note(text):
     with log.open("a") as file:
         file.write(text + chr(10))
 
-def part(name, status=0, stubborn=False, later=0):
+def noted(name):
+    return log.exists() and f"{name} " in log.read_text()
+
+def part(name, status=0, stubborn=False, later=0, after=None):
     def work():
-        again = log.exists() and f"{name} " in log.read_text()
-        status_now = later if later and again else status
-        note(f"{name} {os.getpid()}")
+        # Before the note: who read it may send the signal at once.
         if stubborn:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        elif not status:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        status_now = later if later and noted(name) else status
+        while after and not noted(after):
+            time.sleep(0.01)
+        note(f"{name} {os.getpid()}")
+        if stubborn:
             signal.pause()
         if status_now:
             return status_now
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         signal.sigwait({signal.SIGTERM})
         note(f"{name} stops")
         return 0
@@ -133,7 +140,8 @@ def test_a_part_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_part_with_invalid_settings_ends_all(tmp_path: Path) -> None:
-    with supervising(tmp_path, "[part('early')]", "[part('last', status=2)]") as supervised:
+    ending = "[part('last', status=2, after='early')]"
+    with supervising(tmp_path, "[part('early')]", ending) as supervised:
         supervised.pid("early")
         assert supervised.process.wait(WITHIN_S) == 2
         assert supervised.lines()[-1] == "early stops"
