@@ -10,13 +10,13 @@ from subprocess import Popen
 import psutil
 
 _GROUPS = Path("/sys/fs/cgroup/cpu")
-_PERIOD_US, _QUOTA_US = 100_000, 15_000
+_PERIOD_US, _QUOTA_US = 100_000, 25_000
 _BURNERS = 6
 
 
 @contextmanager
 def short_of_processor(pid: int) -> Iterator[None]:
-    """This process and its children have a seventh of a processor inside the block.
+    """This process and its children have a quarter of a processor inside the block.
 
     By a cgroup's quota, as a container's limit does it; where none can be made, beside programs
     that take the one processor on which all of them have to run.

@@ -22,7 +22,7 @@ AT_LEAST = 24
 LONG_PROMPT, PACK = 1900, 6
 WORDS = 2500
 SURGE = 60
-SLOW_CLIENTS = 20
+STALLED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,7 @@ def slow_clients(scene: Scene) -> None:
         "logprobs": True,
         "top_logprobs": 200,
     }
-    at_once(
-        SLOW_CLIENTS, lambda _: scene.traffic.chat_slowly("slow", asked, stall_s=5.0), apart_s=0.15
-    )
+    at_once(STALLED, lambda _: scene.traffic.chat_slowly("slow", asked, stall_s=5.0), apart_s=0.15)
 
 
 def surge(scene: Scene) -> None:
@@ -146,6 +144,13 @@ _PREFILL = frozenset(
 LONG_PROMPTS = Fault(
     name="long prompts", make=long_prompts, of=("long", "between"), causes=_PREFILL
 )
+SLOW_CLIENTS = Fault(
+    name="slow clients",
+    make=slow_clients,
+    of=("slow",),
+    causes=frozenset({Cause.SLOW_CLIENT}),
+    in_engine=False,
+)
 # The surge is the last: samples of a second show its requests also to those that come next.
 OTHERS = (
     Fault(
@@ -162,13 +167,6 @@ OTHERS = (
         causes=frozenset({Cause.GRAMMAR, Cause.DEFERRED}),
     ),
     Fault(name="CPU short", make=short_of_cpu, of=("cpu",), causes=frozenset({Cause.CPU_STARVED})),
-    Fault(
-        name="slow clients",
-        make=slow_clients,
-        of=("slow",),
-        causes=frozenset({Cause.SLOW_CLIENT}),
-        in_engine=False,
-    ),
     Fault(name="queue surge", make=surge, of=("surge",), causes=frozenset({Cause.BURST})),
 )
 FEW_PLACES = Fault(

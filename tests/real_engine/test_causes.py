@@ -4,6 +4,7 @@ import logging
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from tests.real_engine.causes_made import (
     FEW_PLACES,
     LONG_PROMPTS,
     OTHERS,
+    SLOW_CLIENTS,
     TINY_KV,
     Fault,
     growing,
@@ -50,7 +52,8 @@ SMALL = (
     *("--max-num-batched-tokens", "1024"),
 )
 OF_SMALL = (FEW_PLACES, TINY_KV)
-FAULTS = (LONG_PROMPTS, *OTHERS, *OF_SMALL)
+OF_LARGE = (SLOW_CLIENTS, LONG_PROMPTS, *OTHERS)
+FAULTS = (*OF_LARGE, *OF_SMALL)
 # Before, the agent takes what is slow for a cold start.
 WARM_S = COLD_S + 2.0
 LOG = logging.getLogger(__name__)
@@ -70,16 +73,53 @@ class Told:
         return self.small if fault in OF_SMALL else self.large
 
 
+@dataclass(frozen=True, slots=True)
+class SmallEngine:
+    """An engine with few places and a tiny KV cache, and where it sends spans and records."""
+
+    engine: Vllm
+    spans: AgentPorts
+    plugin_socket: Path
+
+
+@pytest.fixture(scope="session")
+def small_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Future[SmallEngine]"]:
+    """It starts while the other engine does."""
+    folder, spans = tmp_path_factory.mktemp("small"), AgentPorts.free()
+    socket = tmp_path_factory.mktemp("s") / "vllm.sock"
+    engine = Vllm(
+        folder,
+        port=free_port(),
+        spans=SpanExport.grpc(spans.grpc),
+        service=ENGINE,
+        extra=(*ENGINE_OPTIONS, *SMALL),
+        environment=plugin_environment(folder / "installed", socket),
+    )
+
+    def started() -> SmallEngine:
+        engine.start()
+        return SmallEngine(engine, spans, socket)
+
+    with ThreadPoolExecutor(1) as starting:
+        yield starting.submit(started)
+    engine.stop()
+
+
 @pytest.fixture(scope="module")
 def told(
-    engine: Vllm, ports: AgentPorts, plugin_socket: Path, tmp_path_factory: pytest.TempPathFactory
+    small_engine: "Future[SmallEngine]",
+    engine: Vllm,
+    ports: AgentPorts,
+    plugin_socket: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Told:
     """All faults, one at a time. While the small engine's are made, the others' are explained."""
+    idle = small_engine.result()
     with (
         large(engine, ports, plugin_socket, tmp_path_factory.mktemp("large")) as others,
-        small(tmp_path_factory) as (watch, gauges),
+        small(idle, tmp_path_factory.mktemp("watch")) as (watch, gauges),
     ):
-        return Told(others.said((LONG_PROMPTS, *OTHERS)), watch.said(OF_SMALL), gauges)
+        return Told(others.said(OF_LARGE), watch.said(OF_SMALL), gauges)
 
 
 @contextmanager
@@ -91,6 +131,9 @@ def large(engine: Vllm, ports: AgentPorts, plugin_socket: Path, folder: Path) ->
     took = usual(direct, 2.0, "before")
     with watched(folder, engine, ports, plugin_socket, took) as watch:
         traffic = watch.scene.traffic
+        # What a client does not read is no cold start, so that this may come first.
+        usual(traffic, 2.0, clients=6)
+        watch.make(SLOW_CLIENTS)
         age_s = time.time() - psutil.Process(engine.front_pid).create_time()
         short(traffic, max(6.0, WARM_S - age_s), clients=6, longer=0.15)
         watch.make(LONG_PROMPTS)
@@ -102,35 +145,23 @@ def large(engine: Vllm, ports: AgentPorts, plugin_socket: Path, folder: Path) ->
 
 
 @contextmanager
-def small(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Watch, Mapping[str, Gauges]]]:
+def small(small_engine: SmallEngine, folder: Path) -> Iterator[tuple[Watch, Mapping[str, Gauges]]]:
     """An engine with few places and a tiny KV cache after its faults, and its gauges."""
-    folder, spans = tmp_path_factory.mktemp("small"), AgentPorts.free()
-    socket = tmp_path_factory.mktemp("s") / "vllm.sock"
-    engine = Vllm(
-        folder,
-        port=free_port(),
-        spans=SpanExport.grpc(spans.grpc),
-        service=ENGINE,
-        extra=(*ENGINE_OPTIONS, *SMALL),
-        environment=plugin_environment(folder / "installed", socket),
-    )
+    engine = small_engine.engine
     gauges: dict[str, Gauges] = {}
-    with engine:
-        direct = Traffic(engine.url, engine.model)
-        took = for_a_while(2.0, 3, lambda: growing(direct, "before"))
-        with watched(folder, engine, spans, socket, took) as watch:
-            traffic = watch.scene.traffic
-            # The same requests as those of the fault, no more at once than there is room for.
-            for fault, ask, clients, for_s in (
-                (FEW_PLACES, little, 6, 4.0),
-                (TINY_KV, growing, 3, 4.0),
-            ):
-                for_a_while(for_s, clients, partial(ask, traffic, USUAL))
-                with read(engine) as gauges[fault.name]:
-                    watch.make(fault)
-            yield watch, gauges
+    direct = Traffic(engine.url, engine.model)
+    took = for_a_while(2.0, 3, lambda: growing(direct, "before"))
+    with watched(folder, engine, small_engine.spans, small_engine.plugin_socket, took) as watch:
+        traffic = watch.scene.traffic
+        # The same requests as those of the fault, no more at once than there is room for.
+        for fault, ask, clients, for_s in (
+            (FEW_PLACES, little, 6, 4.0),
+            (TINY_KV, growing, 3, 4.0),
+        ):
+            for_a_while(for_s, clients, partial(ask, traffic, USUAL))
+            with read(engine) as gauges[fault.name]:
+                watch.make(fault)
+        yield watch, gauges
 
 
 @contextmanager

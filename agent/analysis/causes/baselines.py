@@ -1,6 +1,6 @@
 """What requests of an engine usually take, learned from those that it served."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,7 +14,9 @@ from agent.records.request import RequestRecord, Status, Vantage
 ENOUGH = 8
 # Prompt lengths of one model lie in some 20 classes.
 MAX_CLASSES = 512
-_MEDIAN = 0.5
+_MEDIAN, _NEARLY_ALL = 0.5, 0.9
+# A change of load is not usual for as long as this, or for so many requests.
+_UNUSUAL_S, _NEWEST_PROMPTS = 20.0, 4096
 # A cache that usually has less of a prompt is worth little.
 USUAL_HITS = 0.2
 # The cache lost something where at least this part misses: of what it usually has of a prompt, or
@@ -29,7 +31,8 @@ class Usual(msgspec.Struct, frozen=True):
     """What a request like this one usually takes, in seconds; None where too few were seen.
 
     `tpot_s` is that with little to disturb it, the others are medians. `cached_share` is the share
-    of the prompt that the prefix cache had.
+    of the prompt that the prefix cache had. Nine of ten prompts were no longer than `prompt_tokens`
+    before those of the last seconds; only prompts whose cached tokens are unknown count.
     """
 
     front_s: float | None = None
@@ -38,6 +41,7 @@ class Usual(msgspec.Struct, frozen=True):
     hold_back_s: float | None = None
     cached_share: float | None = None
     output_tokens: float | None = None
+    prompt_tokens: float | None = None
     requests: int = 0
 
 
@@ -56,6 +60,8 @@ class _Model:
         self.front_token_s: dict[int, RollingQuantile] = {}
         self.tpot_s = RollingQuantile(QUIET)
         self.output_tokens = RollingQuantile(_MEDIAN)
+        self.prompt_tokens = RollingQuantile(_NEARLY_ALL)
+        self._newest_prompts: deque[tuple[float, int]] = deque(maxlen=_NEWEST_PROMPTS)
         self.outside_s = RollingQuantile(_MEDIAN)
         self.hold_back_s = RollingQuantile(_MEDIAN)
 
@@ -67,6 +73,13 @@ class _Model:
         self.output_tokens.add(at, tokens)
         if record.tpot_s and record.decode_s is not None and tokens > 1:
             self.tpot_s.add(at, record.decode_s / (tokens - 1))
+
+    def learn_length(self, at: float, tokens: int) -> None:
+        """Learn how long prompts are, except from the newest: they may be what is unusual."""
+        newest = self._newest_prompts
+        if newest and (newest[0][0] < at - _UNUSUAL_S or len(newest) == newest.maxlen):
+            self.prompt_tokens.add(*newest.popleft())
+        newest.append((at, tokens))
 
 
 class RequestBaselines:
@@ -96,9 +109,12 @@ class RequestBaselines:
         computed = computed_tokens(record)
         if record.prefill_s and computed:
             self._length(record, computed).prefill_token_s.add(at, record.prefill_s / computed)
-        if record.input_tokens and record.cached_tokens is not None:
-            share = record.cached_tokens / record.input_tokens
-            self._length(record, record.input_tokens).cached_share.add(at, share)
+        if not (tokens := record.input_tokens):
+            return
+        if record.cached_tokens is None:
+            model.learn_length(at, tokens)
+        else:
+            self._length(record, tokens).cached_share.add(at, record.cached_tokens / tokens)
 
     def usual(self, record: RequestRecord) -> Usual:
         """The usual times of requests like this one, but for `usual_prefill_s`."""
@@ -137,6 +153,7 @@ class RequestBaselines:
             hold_back_s=model.hold_back_s.value(ENOUGH),
             cached_share=cached,
             output_tokens=model.output_tokens.value(ENOUGH),
+            prompt_tokens=model.prompt_tokens.value(ENOUGH),
             requests=model.tpot_s.count,
         )
 

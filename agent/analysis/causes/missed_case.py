@@ -22,6 +22,8 @@ from agent.records.request import RequestRecord
 # How far a queue is looked back at: some times the request's own wait, and at least this.
 _BACKLOG_TIMES = 10.0
 _BACKLOG_AT_LEAST_S = 5.0
+# What counts as most of the computed tokens.
+_MOST = 0.8
 # An engine compiles and fills its caches with its first requests.
 COLD_S = 30.0
 
@@ -173,11 +175,26 @@ class MissedCase:
         return known
 
     def missed_hits(self, period: Period) -> MissedHits | None:
-        """How much less the prefix cache had than usual in a period; None if not much less."""
+        """How much less the prefix cache had than usual in a period; None if not much less.
+
+        None too where most of what was computed are longer prompts than usual: no cache has what
+        was seldom asked, and samples do not tell whose tokens it had.
+        """
         if period.start not in self._missed_hits:
             missed = self.timeline.sampled.missed_hits(period.start, period.end)
+            if missed is not None and self._of_long_prompts(period):
+                missed = None
             self._missed_hits[period.start] = missed
         return self._missed_hits[period.start]
+
+    def _of_long_prompts(self, period: Period) -> bool:
+        """Whether most computed tokens of a period are of prompts longer than usual."""
+        usual = self.usual.prompt_tokens
+        if usual is None:
+            return False
+        sizes = [*self.prompts(period).sizes, self.record.input_tokens or 0]
+        longer = sum(size for size in sizes if size > usual)
+        return longer > _MOST * sum(sizes)
 
     def phases(self, excess: Excess) -> list[PhaseTime]:
         """The phases that a limit is about; they add up to its value."""

@@ -16,7 +16,7 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
     """The prefix cache did not have what it usually has of such a prompt."""
     record, share = case.record, case.usual.cached_share
     if record.cached_tokens is None or record.input_tokens is None:
-        missed = case.timeline.sampled.missed_hits(case.scheduled_at, case.first_at)
+        missed = case.missed_hits(case.prefill)
         if missed is None:
             return None
         return Claim(left_s, (missed_text(missed), "the request's own cached tokens are unknown"))

@@ -97,6 +97,31 @@ def test_prompts_that_the_cache_lost_hold_the_queue(cached: int) -> None:
     assert (found.top is Cause.CACHE_MISS) is (cached == 0), found.shares
 
 
+@pytest.mark.parametrize(
+    ("length", "cause"), [(400, Cause.CACHE_MISS), (4000, Cause.PREFILL_BACKLOG)]
+)
+def test_samples_alone_take_new_long_prompts_for_no_lost_hits(length: int, cause: Cause) -> None:
+    """The cache had 90 % of all prompts. Then 8,000 tokens a second come that it does not have."""
+    timeline = EngineTimeline()
+    for second in range(-60, 8):
+        new = 8000 * max(0, second)
+        asked = 1600 * min(60, second + 60) + new
+        facts = {
+            fact.PREFIX_CACHE_QUERY_TOKENS.name: float(asked),
+            fact.PREFIX_CACHE_HIT_TOKENS.name: 0.9 * (asked - new),
+            fact.STEP_TOKENS.name: 40.0 * (second + 60) + 160 * min(60, second + 60) + new,
+            fact.REQUESTS_WAITING.name: 5.0 if second > 0 else 0.0,
+        }
+        timeline.sample(sample(AT + second, **facts))
+        for number in range(4 if second <= 0 else 8000 // length):
+            tokens = 400 if second <= 0 else length
+            times = {"prefill_s": tokens / 10_000, "ttft_s": 0.02 + tokens / 10_000, "e2e_s": 0.6}
+            timeline.request(row(AT + second + number / 20, input_tokens=tokens, **times))
+    waits = row(AT + 1.3, ttft_s=4.05, queue_s=4.0, e2e_s=4.15)
+    found = explain(waits, [OBJECTIVE], timeline)
+    assert found.top is cause, found.shares
+
+
 def test_a_batch_after_its_release_does_not_hide_that_places_were_short() -> None:
     """One place for three seconds, then places for all that waited, on a throttled GPU."""
     timeline = usual()
