@@ -144,6 +144,27 @@ def test_a_filter_is_in_the_address_that_can_be_shared(there: Opened, api: Api) 
     assert rows.count() == 1
 
 
+@pytest.mark.parametrize(
+    ("target", "colour"), [(0.6, "level high"), (0.8, "level middle"), (0.9, "level low")]
+)
+def test_colours_of_lengths_follow_the_target(
+    browser: Browser, tmp_path: Path, target: float, colour: str
+) -> None:
+    """Two of three requests met their objective."""
+    with open_api(tmp_path) as api:
+        ended_at = api.agent.now - 1
+        rows = [record(number, ended_at=ended_at) for number in (1, 2)]
+        promised = objective(target=target)
+        api.set_objectives([promised])
+        api.store([*rows, record(3, ttft_s=9.0, ended_at=ended_at)], [promised])
+        with opened_in(browser, api.url) as there:
+            page = at(there, api.url, "lengths")
+            (cell,) = there.page.locator(".level").all()
+            assert cell.get_attribute("class") == colour
+            assert cell.inner_text().startswith("66.7 %")
+    assert f"Green from the strictest target, {100 * target:.0f} %" in page
+
+
 def test_the_worst_requests_come_first(there: Opened, api: Api) -> None:
     there.page.goto(f"{api.url}/#requests?worst=ttft")
     first = there.page.locator("tbody tr").first

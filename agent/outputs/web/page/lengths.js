@@ -3,18 +3,30 @@ import {Note, Table, html} from "./elements.js";
 import {query} from "./query.js";
 import {last, number, percent} from "./words.js";
 
-const load = ({window = "1h"}) => query("lengths", {window});
+async function load({window = "1h"}) {
+  const [found, objectives] = await Promise.all([query("lengths", {window}), query("objectives", {window})]);
+  const targets = objectives.items.map(({definition}) => definition.target).filter((target) => target != null);
+  // A request that is met is met by all its objectives, so the strictest target is the one to compare with.
+  return {...found, target: targets.length ? Math.max(...targets) : null};
+}
 
-const GOOD = 0.99;
-const BAD = 0.9;
-const level = (attainment) => (attainment >= GOOD ? "high" : attainment >= BAD ? "middle" : "low");
+// Which colour a cell has; none without a target.
+function level(attainment, target) {
+  if (target === null) return "";
+  return attainment >= target ? "high" : attainment >= twice_missed(target) ? "middle" : "low";
+}
 
-function cell(found) {
+const twice_missed = (target) => Math.max(0, 2 * target - 1);
+
+function cell(found, target) {
   if (!found || found.attainment === null) return "–";
   const {attainment, met, missed} = found;
-  return html`<span class="level ${level(attainment)}">${percent(attainment, 1)}<br />
+  return html`<span class="level ${level(attainment, target)}">${percent(attainment, 1)}<br />
     <span class="quiet">of ${number(met + missed)}</span></span>`;
 }
+
+const colours = (target) => (target === null ? "" : `Green from the strictest target, ${percent(target)}, red `
+  + `below ${percent(twice_missed(target))}, which is twice the misses it allows, amber between.`);
 
 function Show({data}) {
   const at = (input, output) => data.items.find((each) =>
@@ -23,9 +35,9 @@ function Show({data}) {
     <h2>Attainment by length, ${last(data.window_s)}</h2>
     <div class="heat"><${Table} label="Rows are input tokens, columns are output tokens"
       head=${["input \\ output", ...data.output_lengths]}
-      rows=${data.input_lengths.map((input) => [input, ...data.output_lengths.map((output) => cell(at(input, output)))])} /></div>
-    <${Note}>Green from 99 % of the judged requests, red below 90 %, amber between. Below the share is their
-      number; a dash: no request of these lengths was judged. 1k is 1024 tokens.<//>`;
+      rows=${data.input_lengths.map((input) => [input, ...data.output_lengths.map((output) => cell(at(input, output), data.target))])} /></div>
+    <${Note}>${colours(data.target)} Below the share is the number of judged requests; a dash: no request of these
+      lengths was judged. 1k is 1024 tokens.<//>`;
 }
 
 export const lengths = {title: "Heatmap", window: "1h", load, Show};
