@@ -107,18 +107,62 @@ class Waits:
     def __init__(self, workers: Sequence[int]) -> None:
         self._client = Schedule(os.getpid())
         self._workers = [Schedule(pid) for pid in workers]
+        self._stolen = Stolen()
 
     async def read(self) -> None:
         """Read them as often as streams have events, until it is cancelled."""
         while True:
+            self._stolen.read()
             for each in (self._client, *self._workers):
                 each.read()
             await asyncio.sleep(EVENT_EVERY_S)
 
     def within_s(self, earlier: float, later: float) -> float:
-        """The longest wait of a worker between these times, and the client's after it."""
-        longest_s = max(each.lost_s(earlier, later) for each in self._workers)
-        return self._client.lost_s(earlier, later) + longest_s
+        """The longest wait of a worker between these times, the client's, and what was stolen."""
+        longest_s = max(each.lost.within_s(earlier, later) for each in self._workers)
+        stolen_s = self._stolen.lost.within_s(earlier, later)
+        return self._client.lost.within_s(earlier, later) + longest_s + stolen_s
+
+
+class Lost:
+    """Seconds that were lost between reads."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+        self._lost_s = [0.0]
+
+    def since_last_s(self) -> float | None:
+        """The time since the last read; None before it."""
+        return time.perf_counter() - self._at[-1] if self._at else None
+
+    def add(self, lost_s: float) -> None:
+        """Add what was lost since the last read; of the first nobody knows."""
+        if self._at:
+            self._lost_s.append(self._lost_s[-1] + lost_s)
+        self._at.append(time.perf_counter())
+
+    def within_s(self, earlier: float, later: float) -> float:
+        """The seconds that were lost between these times."""
+        if not self._at:
+            return 0.0
+        begin = max(bisect_right(self._at, earlier) - 1, 0)
+        return (
+            self._lost_s[bisect_left(self._at, later, hi=len(self._at) - 1)] - self._lost_s[begin]
+        )
+
+
+class Stolen:
+    """What other virtual machines took of the processors, as Linux counts it in /proc/stat."""
+
+    def __init__(self) -> None:
+        self.lost = Lost()
+        self._last_s = 0.0
+
+    def read(self) -> None:
+        """Add what was lost since the last time."""
+        ticks = Path("/proc/stat").read_text(encoding="ascii").split()[8]
+        last_s, self._last_s = self._last_s, int(ticks) / os.sysconf("SC_CLK_TCK")
+        self.lost.add(self._last_s - last_s)
 
 
 class Schedule:
@@ -129,8 +173,7 @@ class Schedule:
 
     def __init__(self, pid: int) -> None:
         self._threads = Path(f"/proc/{pid}/task")
-        self._at: list[float] = []
-        self._lost_s = [0.0]
+        self.lost = Lost()
         self._last = (0.0, 0.0)
         self._behind = False
 
@@ -149,25 +192,14 @@ class Schedule:
         ran_s, waited_s = (
             max(0.0, now - before) for now, before in zip(self._last, last, strict=True)
         )
-        if self._at:
-            self._add(time.perf_counter() - self._at[-1], ran_s, waited_s)
-        self._at.append(time.perf_counter())
+        took_s = self.lost.since_last_s()
+        self.lost.add(0.0 if took_s is None else self._lost_s(took_s, ran_s, waited_s))
 
-    def _add(self, took_s: float, ran_s: float, waited_s: float) -> None:
+    def _lost_s(self, took_s: float, ran_s: float, waited_s: float) -> float:
         # What came while it waited has to be passed on, until it has nothing to do for a moment.
         begins = waited_s >= MUCH * took_s
         self._behind = (self._behind or begins) and ran_s + waited_s >= BUSY * took_s
-        lost_s = ran_s + waited_s if self._behind else waited_s
-        self._lost_s.append(self._lost_s[-1] + lost_s)
-
-    def lost_s(self, earlier: float, later: float) -> float:
-        """The seconds that were lost between these times."""
-        if not self._at:
-            return 0.0
-        begin = max(bisect_right(self._at, earlier) - 1, 0)
-        return (
-            self._lost_s[bisect_left(self._at, later, hi=len(self._at) - 1)] - self._lost_s[begin]
-        )
+        return ran_s + waited_s if self._behind else waited_s
 
 
 @dataclass(frozen=True, slots=True)
