@@ -17,6 +17,8 @@ from agent.analysis.causes.periods import Change
 SURGE = 2.0
 _DEVIATIONS = 4.0
 _FEWEST_ARRIVALS = 5.0
+# Tokens per request beyond this are not what more requests of the usual length bring.
+_LONGER = 1.25
 # Prompts that take less of the engine's time are not what a queue waits for.
 PREFILL_SHARE = 0.3
 # More run than usual; and most of the time with a queue.
@@ -79,9 +81,9 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
-    """More prompt tokens came than usual."""
+    """More prompt tokens came than usual, and in longer prompts."""
     change = case.change
-    if change is None or not _prefills(case.backlog.activity):
+    if change is None or not _prefills(case.backlog.activity) or not _longer(change):
         return None
     if change.prefill_tokens < SURGE * max(1.0, change.usual_prefill_tokens):
         return None
@@ -151,6 +153,11 @@ def _surges(change: Change) -> bool:
     usual = change.usual_arrivals
     beyond_chance = change.arrivals - usual >= _DEVIATIONS * max(1.0, usual) ** 0.5
     return change.arrivals >= SURGE * usual and beyond_chance
+
+
+def _longer(change: Change) -> bool:
+    usual = change.usual_prefill_tokens
+    return change.prefill_tokens * change.usual_arrivals >= _LONGER * usual * change.arrivals
 
 
 def _prefills(done: Activity) -> bool:
