@@ -122,6 +122,26 @@ def test_samples_alone_take_new_long_prompts_for_no_lost_hits(length: int, cause
     assert found.top is cause, found.shares
 
 
+@pytest.mark.parametrize(("each", "cause"), [(1, Cause.SEQUENCE_CAP), (4, Cause.PREFILL_BACKLOG)])
+def test_more_requests_of_the_usual_length_are_no_long_prompts(each: int, cause: Cause) -> None:
+    """Prompts take twice as many tokens: twice as many requests, or few that are longer."""
+    timeline = EngineTimeline()
+    for second in range(-60, 8):
+        more = max(0, second)
+        facts = {
+            fact.STEP_TOKENS.name: 1640.0 * (second + 1000) + 2000 * more,
+            fact.REQUESTS_FINISHED.name: 4.0 * (second + 1000) + (4 / each) * more,
+            fact.REQUESTS_WAITING.name: 2.0 if second > 0 else 0.0,
+            fact.REQUESTS_RUNNING.name: 2.0,
+            fact.MAX_RUNNING_REQUESTS.name: 2.0,
+        }
+        timeline.sample(sample(AT + second, **facts))
+        for number in range(4):
+            timeline.request(row(AT + second + number / 4, prefill_s=0.09, ttft_s=0.11))
+    found = explain(row(AT + 0.5, ttft_s=2.05, queue_s=2.0, e2e_s=2.15), [OBJECTIVE], timeline)
+    assert found.top is cause, found.shares
+
+
 def test_a_batch_after_its_release_does_not_hide_that_places_were_short() -> None:
     """One place for three seconds, then places for all that waited, on a throttled GPU."""
     timeline = usual()
