@@ -136,18 +136,21 @@ class StoreQueries(CauseQueries):
         after: Cursor | None,
         limit: int,
         *,
+        since: float | None = None,
         agent: str | None = None,
         engine: str | None = None,
         gpu: str | None = None,
         kind: str | None = None,
         confidence: str | None = None,
     ) -> PageOf[Row]:
-        """Events after a cursor, the newest first; None matches any."""
+        """Events after a cursor and since a Unix time, the newest first; None matches any."""
         wanted = {"agent": agent, "engine": engine, "gpu": gpu}
         wanted |= {"kind": kind, "confidence": confidence}
         conditions = [
             events.c[name] == value for name, value in wanted.items() if value is not None
         ]
+        if since is not None:
+            conditions.append(events.c.at >= since)
         return self._page(events, events.c.at, conditions, after, limit)
 
     def tallies_by(

@@ -34,7 +34,7 @@ BLIND = {
 UNKNOWN_IN = {
     "efficiency": "MFU by minute, last hour",
     "cost": "no booked minute of this window has a price",
-    "events": "Nothing broke so far.",
+    "events": "Nothing broke in this time.",
     "lengths": "no request of these lengths was judged",
 }
 

@@ -10,7 +10,7 @@ VIEWS = {
     "requests": "Requests that began in the last",
     "efficiency": "Phases, over the time",
     "cost": "Per 1M output tokens",
-    "events": "Events of all time, the newest first",
+    "events": "Events, last hour, the newest first",
     "lengths": "Rows are input tokens",
 }
 ONE_REQUEST = "Facts"

@@ -48,13 +48,14 @@ class ApiQueries(
         after: Cursor | None,
         limit: int,
         *,
+        since: float | None,
         agent: str | None,
         engine: str | None,
         gpu: str | None,
         kind: str | None,
         confidence: str | None,
     ) -> PageOf[Row]:
-        """Events, the newest first."""
+        """Events since a Unix time, or of all time, the newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

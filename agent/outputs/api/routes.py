@@ -23,8 +23,10 @@ from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
     Name,
+    WindowText,
     cursor_of,
     cursor_text,
+    window_s,
 )
 from agent.outputs.api.refusals import REFUSALS, add_refusals
 from agent.outputs.api.request_routes import request_routes
@@ -92,14 +94,14 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         length_routes(queries, now, min(kept_s, longest_s)),
         objective_routes(queries, now, longest_s),
         request_routes(queries),
-        _events(queries),
+        _events(queries, now, longest_s),
         _engines(context.engines),
         gpu_routes(queries, now, longest_s),
         agent_routes(queries),
     )
 
 
-def _events(queries: ApiQueries) -> APIRouter:
+def _events(queries: ApiQueries, now: Callable[[], float], longest_s: float) -> APIRouter:
     router = APIRouter(tags=["lists"])
 
     @router.get("/events")
@@ -110,13 +112,15 @@ def _events(queries: ApiQueries) -> APIRouter:
         gpu: Name = None,
         kind: Name = None,
         confidence: responses.Confidence | None = None,
+        window: WindowText | None = None,
         limit: Limit = 100,
         cursor: CursorText = None,
     ) -> responses.ListOf[responses.EventResponse]:
-        """Events, the newest first."""
+        """Events of the window, or of all time without one, the newest first."""
         page = queries.events(
             cursor_of(cursor),
             limit,
+            since=None if not window else now() - window_s(window, longest_s),
             agent=agent or None,
             engine=engine or None,
             gpu=gpu or None,

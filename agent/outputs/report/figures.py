@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Protocol
 
 Json = Mapping[str, Any]
@@ -43,14 +42,14 @@ def read_figures(read: ReadApi, window: str, done: Callable[[], None]) -> Report
 
     summary = get("summary", window=window)
     step = _step(summary["window_s"])
-    events, more = _events_since(summary["window_from"], get("events", limit=MOST_EVENTS))
+    events = get("events", window=window, limit=MOST_EVENTS)
     return ReportFigures(
         summary=summary,
         objectives=get("objectives", window=window)["items"],
         groups={by: get("breakdown", by=by, window=window, limit=MOST_GROUPS) for by in DIMENSIONS},
         steps=get("timeseries", window=window, step=step)["items"] if step else [],
-        events=events,
-        more_events=more,
+        events=events["items"],
+        more_events=events["next"] is not None,
     )
 
 
@@ -63,9 +62,3 @@ def _step(window_s: float) -> str | None:
     fitting = (step for step in _STEPS_S if window_s / step <= _MOST_STEPS)
     step = next(fitting, _STEPS_S[-1])
     return f"{step}s" if window_s >= 2 * step else None
-
-
-def _events_since(from_at: str, page: Json) -> tuple[list[Json], bool]:
-    since = datetime.fromisoformat(from_at)
-    found = [each for each in page["items"] if datetime.fromisoformat(each["at"]) >= since]
-    return found, page["next"] is not None and len(found) == len(page["items"])

@@ -81,6 +81,15 @@ def test_events_are_found_by_gpu_and_confidence(api: Api) -> None:
     assert numbers(api, gpu="") == [5, 4, 3, 2, 1, 0]
 
 
+def test_events_are_found_by_their_window(api: Api) -> None:
+    api.store_events(*[event(number) for number in range(3)])
+    api.agent.now = NOON + 3600.5
+    assert numbers(api, window="1h", limit=1) == [2]
+    assert numbers(api, window="10s") == []
+    assert numbers(api, window="") == numbers(api) == [2, 1, 0]
+    assert "window" in str(api.refusal("events", window="1 hour"))
+
+
 def test_an_unknown_confidence_is_refused_with_a_sentence(api: Api) -> None:
     assert api.refusal("events", confidence="sure") == (
         422,

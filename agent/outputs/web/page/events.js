@@ -6,7 +6,7 @@ import {STEPS, bytes, last, number, percent, seconds, step_name, time, words} fr
 
 async function load({window = "1h", cursor}) {
   const [found, series] = await Promise.all([
-    query("events", {limit: 50, cursor}), query("timeseries", {window, step: STEPS[window]})]);
+    query("events", {window, limit: 50, cursor}), query("timeseries", {window, step: STEPS[window]})]);
   return {found, steps: finished(series.items), over: last(WINDOW_S[window]), step: step_name(window)};
 }
 
@@ -33,11 +33,11 @@ const Show = ({data: {found, steps, over, step}, parameters, address}) => html`
     data=${[times(steps), steps.map((s) => s.goodput_rps), steps.map((s) => s.throughput_rps)]}
     marks=${times(found.items)}
     series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />
-  <${Table} label="Events of all time, the newest first" head=${["when", "what", "engine", "GPU", "confidence", "evidence"]}
+  <${Table} label="Events, ${over}, the newest first" head=${["when", "what", "engine", "GPU", "confidence", "evidence"]}
     words=${["what", "engine", "GPU", "confidence", "evidence"]}
     rows=${found.items.map((event) => [time(event.at), words(event.kind), event.engine ?? "", event.gpu ?? "",
       event.confidence, {text: evidence(event.evidence), kind: "text"}])}
-    empty="Nothing broke so far." />
+    empty="Nothing broke in this time." />
   ${found.next && html`<p><a href=${address("events", {...parameters, cursor: found.next})}>older</a></p>`}`;
 
 export const events = {title: "Events", window: "1h", load, Show};
