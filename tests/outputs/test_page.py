@@ -125,6 +125,20 @@ def test_agents_are_shown_with_when_they_were_last_seen(there: Opened, api: Api)
     assert "Agents that write to this database" in page
 
 
+def test_one_agent_of_several_is_chosen_for_every_view(there: Opened, api: Api) -> None:
+    api.beat("agent-0")
+    api.beat("agent-of-the-test")
+    at(there, api.url, "requests")
+    there.page.get_by_role("combobox", name="Agent").select_option("agent-of-the-test")
+    there.page.get_by_text("No request that the agent saw").wait_for()
+    assert there.page.url.endswith("#requests?agent=agent-of-the-test")
+    there.page.get_by_role("link", name="Cost").click()
+    there.page.get_by_text("no booked minute of this window has a price").first.wait_for()
+    assert there.page.url.endswith("#cost?agent=agent-of-the-test")
+    there.page.get_by_role("combobox", name="Agent").select_option("")
+    there.page.get_by_text("Per 1M output tokens").first.wait_for()
+
+
 def test_prices_below_a_dollar_are_not_rounded_to_nothing(there: Opened, api: Api) -> None:
     cost = api.get("/api/v1/summary?window=1h").json()["cost"]
     page = at(there, api.url, "cost")

@@ -9,6 +9,7 @@ from agent.outputs.api import responses
 from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
+    Name,
     PathName,
     WindowText,
     cursor_of,
@@ -38,10 +39,14 @@ def gpu_routes(queries: GpuQueries, now: Callable[[], float], longest_s: float) 
     router = APIRouter(tags=["gpus"])
 
     @router.get("/gpus")
-    def gpus() -> responses.ListOf[responses.GpuResponse]:
-        """The newest sample of each GPU, of any agent; `at` is the time of the sample."""
+    def gpus(agent: Name = None) -> responses.ListOf[responses.GpuResponse]:
+        """The newest sample of each GPU, of one agent or of all; `at` is the time of the sample."""
         return responses.ListOf[responses.GpuResponse](
-            items=[gpu_response(row) for row in queries.newest_gpu_samples(now())]
+            items=[
+                gpu_response(row)
+                for row in queries.newest_gpu_samples(now())
+                if agent in (None, "", row["agent"])
+            ]
         )
 
     @router.get("/gpus/{gpu:path}", responses={404: {"model": responses.ProblemResponse}})

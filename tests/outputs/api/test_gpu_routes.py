@@ -92,9 +92,9 @@ def test_the_newest_sample_of_every_agents_gpus_is_listed(api: Api) -> None:
     now = api.agent.now
     old = [sample(now - 60, "GPU-1"), sample(now - 60, "GPU-2", index=1)]
     api.store_gpus(*old, sample(now - 10, "GPU-1"), others=[sample(now - 9 * 86400, "GPU-3")])
-    listed = [
-        (item["agent"], item["gpu"], now - unix(item["at"])) for item in api.query("gpus")["items"]
-    ]
+    found = api.query("gpus")["items"]
+    assert api.query("gpus", agent="agent-0")["items"] == found[:2]
+    listed = [(item["agent"], item["gpu"], now - unix(item["at"])) for item in found]
     assert listed == [
         ("agent-0", "GPU-1", 10.0),
         ("agent-0", "GPU-2", 60.0),

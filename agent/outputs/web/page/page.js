@@ -1,6 +1,6 @@
 // The page: which view is shown, its data, and the live figures beside it.
 import {html, render} from "./elements.js";
-import {AccessRefused, follow, forget, remember} from "./query.js";
+import {AccessRefused, ask_about, follow, forget, remember} from "./query.js";
 import {cost} from "./cost.js";
 import {efficiency} from "./efficiency.js";
 import {events} from "./events.js";
@@ -32,17 +32,21 @@ function read_address() {
   }
   state.name = VIEWS[name] ? name : "now";
   state.parameters = Object.fromEntries(given);
+  ask_about(state.parameters.agent);
 }
 
+// The chosen agent goes along; parameters that are empty go.
 const address = (name, parameters) => {
-  const search = new URLSearchParams(parameters).toString();
+  const {agent = ""} = state.parameters;
+  const given = Object.entries({agent, ...parameters}).filter(([, value]) => value);
+  const search = new URLSearchParams(given).toString();
   return `#${name}${search && `?${search}`}`;
 };
 
-// Change some parameters; those that are empty go.
+// Change some parameters.
 function choose(changes, name = state.name) {
   const chosen = {...(name === state.name ? state.parameters : {}), ...changes};
-  location.hash = address(name, Object.fromEntries(Object.entries(chosen).filter(([, v]) => v)));
+  location.hash = address(name, chosen);
 }
 
 let asked = 0;
@@ -112,21 +116,38 @@ const Navigation = () => html`
 
 const Live = () => html`<span class="state" role="status">${
   state.liveProblem ? `Not live: ${state.liveProblem}`
-    : state.heardAt ? "Live" : "Connecting"}</span>`;
+    : state.parameters.agent ? `Read every ${REFRESH_MS / 1000} s`
+      : state.heardAt ? "Live" : "Connecting"}</span>`;
 
 const Windows = ({chosen}) => html`
-  <form><label>Window
+  <label>Window
     <select value=${chosen} onChange=${(event) => choose({window: event.target.value})}>
       ${Object.entries(WINDOWS).map(([each, name]) => html`<option value=${each}>last ${name}</option>`)}
-    </select></label></form>`;
+    </select></label>`;
+
+// A choice where several agents share a database.
+function Agents() {
+  const {agent = ""} = state.parameters;
+  const names = new Set((state.live?.agents ?? []).map(({name}) => name));
+  if (agent) names.add(agent);
+  if (names.size < 2 && !agent) return null;
+  return html`
+    <label>Agent
+      <select value=${agent} onChange=${(event) => choose({agent: event.target.value, cursor: ""})}>
+        <option value="">all agents</option>
+        ${[...names].sort().map((name) => html`<option value=${name}>${name}</option>`)}
+      </select></label>`;
+}
 
 function Body() {
   const view = VIEWS[state.name];
   const chosen = state.parameters.window ?? view.window;
+  // Live figures are of all agents; those of one are read again with the rest.
+  const live = state.parameters.agent ? null : state.live;
   return html`
-    ${view.window && html`<${Windows} chosen=${chosen} />`}
+    <form><${Agents} />${view.window && html`<${Windows} chosen=${chosen} />`}</form>
     ${state.problem && html`<p class="band" role="alert">These figures are old: ${state.problem}</p>`}
-    ${state.data ? html`<${view.Show} data=${state.data} live=${state.live} choose=${choose}
+    ${state.data ? html`<${view.Show} data=${state.data} live=${live} choose=${choose}
         parameters=${state.parameters} address=${address} />`
       : !state.problem && html`<p class="quiet">Reading the figures.</p>`}`;
 }

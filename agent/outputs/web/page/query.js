@@ -1,6 +1,10 @@
 // Queries of the API, and its live figures. A token may be needed for either.
 const KEY = "goodput-token";
 
+// The agent whose figures are shown, of several that share a database; null for all.
+let agent = null;
+export const ask_about = (name) => { agent = name || null; };
+
 export class AccessRefused extends Error {}
 
 export const remember = (token) => sessionStorage.setItem(KEY, token);
@@ -25,7 +29,7 @@ async function ask(path, signal) {
 
 // Parameters that are empty are left out.
 export async function query(path, parameters = {}) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value != null);
+  const given = Object.entries({agent, ...parameters}).filter(([, value]) => value !== "" && value != null);
   const search = new URLSearchParams(given).toString();
   return (await ask(`/api/v1/${path}${search && `?${search}`}`)).json();
 }
