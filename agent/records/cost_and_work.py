@@ -128,6 +128,14 @@ class EngineWork(Addable):
     """Tokens looked up in the prefix cache, by the engine's count."""
     prefix_hit_tokens: float | None = None
     """Tokens found in the prefix cache, by the engine's count."""
+    running_request_s: float | None = None
+    """Seconds that requests ran, of all of them together, while the most that may run was known."""
+    place_s: float | None = None
+    """Seconds of the places for them: that most, times the same time."""
+    limited_step_tokens: float | None = None
+    """Tokens computed in steps of which the most tokens was known, by the engine's count."""
+    step_room_tokens: float | None = None
+    """The most tokens that those steps may compute."""
 
     @property
     def prompt_tokens(self) -> float:

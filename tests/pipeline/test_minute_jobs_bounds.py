@@ -166,6 +166,7 @@ def test_a_minute_stores_the_engines_counts_beyond_its_rows(database: Engine) ->
     for at in every_5_s(90):
         counts = {"output": 2 * at, "drafts": 3 * at, "accepted": at, "preemptions": at // 20}
         counts |= {"draft_runs": at / 2, "prefix_queries": 10 * at, "prefix_hits": 4 * at}
+        counts |= {"steps": 2 * at, "step_tokens": 8 * at, "places": 4, "step_budget": 16}
         minutes.read_one(at, running=1.0, **counts)
     minutes.take(timed_request(1, 20.0, 10.0))
     (window,) = minutes.booked(91.0)
@@ -176,6 +177,10 @@ def test_a_minute_stores_the_engines_counts_beyond_its_rows(database: Engine) ->
     found = (window.work.prefix_query_tokens, window.work.prefix_hit_tokens)
     assert found == pytest.approx((600, 240))
     assert (window.work.preemptions, window.work.cache_full_s) == pytest.approx((3, 15))
+    found = (window.work.running_request_s, window.work.place_s)
+    assert found == pytest.approx((60, 240))
+    found = (window.work.limited_step_tokens, window.work.step_room_tokens)
+    assert found == pytest.approx((480, 1920))
 
 
 def test_tokens_of_an_engine_without_token_counters_are_those_of_its_rows(database: Engine) -> None:

@@ -255,6 +255,9 @@ def test_efficiency_shows_every_source(site: Site, browser: Browser) -> None:
     for use in found["sources"].values():
         assert f"<dd>{share(use['mfu'])} / {share(use['mbu'])}</dd>" in page
     assert f"<dd>{share(found['prefix_cache']['hit_ratio'])}</dd>" in page
+    for fill in found["batch_fill"].values():
+        assert 0 < fill <= 1
+        assert f"<dd>{share(fill)}</dd>" in page
 
 
 def test_cost_shows_what_each_tenant_pays(site: Site, browser: Browser) -> None:

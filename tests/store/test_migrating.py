@@ -91,6 +91,11 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
             engines = '[]'
         """,
     ),
+    "0020": (
+        """
+        UPDATE engine_windows SET running_request_s = 6, place_s = 24, step_room_tokens = 9
+        """,
+    ),
     "0014": (
         """
         INSERT INTO cause_rollups (width_s, series, starts_at, objective, limit_name, cause,

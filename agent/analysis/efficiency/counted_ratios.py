@@ -1,4 +1,4 @@
-"""Ratios of an engine's own counters over booked minutes: its prefix cache and its drafts."""
+"""Ratios of an engine's own counts over booked minutes: prefix cache, drafts and batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +32,33 @@ class Speculation:
     accepted_tokens: float
     acceptance_rate: float | None
     mean_accepted_length: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFill:
+    """How full batches were, each None where the engine's limit or count is unknown.
+
+    `requests` is running requests over the most that may run, a mean over time with idle time in
+    it; `tokens` is the tokens of a step over the most that it may compute, a mean over steps. That
+    is an estimate: vLLM counts only steps that gave output, with all tokens of a prompt in its last
+    step, so it is too high where prompts take several steps, and None above 1.
+    """
+
+    requests: float | None
+    tokens: float | None
+
+
+def batch_fill(minutes: Sequence[MinuteRow]) -> BatchFill | None:
+    """The batches of these minutes together; None where neither share is known."""
+    requests = _sums(minutes, "running_request_s", "place_s")
+    tokens = _sums(minutes, "limited_step_tokens", "step_room_tokens")
+    if requests is None and tokens is None:
+        return None
+    of_steps = None if tokens is None else _ratio(*tokens)
+    return BatchFill(
+        requests=None if requests is None else _ratio(*requests),
+        tokens=None if of_steps is None or of_steps > 1 else of_steps,
+    )
 
 
 def prefix_cache(minutes: Sequence[MinuteRow]) -> PrefixCache | None:

@@ -38,6 +38,7 @@ class Growth(NamedTuple):
     drafts: float | None = None
     prefix_query_tokens: float | None = None
     prefix_hit_tokens: float | None = None
+    step_tokens: float | None = None
 
     @property
     def computed_tokens(self) -> float | None:
@@ -109,6 +110,7 @@ def _counters(sample: EngineSample) -> Iterator[float | None]:
     yield _value(sample, fact.SPEC_DECODE_DRAFTS)
     yield _value(sample, fact.PREFIX_CACHE_QUERY_TOKENS)
     yield _value(sample, fact.PREFIX_CACHE_HIT_TOKENS)
+    yield _value(sample, fact.STEP_TOKENS)
 
 
 def _value(sample: EngineSample, metric: Metric) -> float | None:

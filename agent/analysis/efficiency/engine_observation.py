@@ -1,10 +1,11 @@
 """What an engine's samples show of some time: when it worked, when it idled, what it counted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from math import fsum
+from typing import NamedTuple
 
 from agent.analysis.efficiency.counter_growth import Growth, growth_between
 from agent.analysis.efficiency.time_range import TimeRange
@@ -29,14 +30,28 @@ class IntervalState(StrEnum):
     UNREAD = "unread"
 
 
+class BatchUse(NamedTuple):
+    """How full the batch was; each pair is None where the engine's limit or count is unknown.
+
+    `running_request_s` is the time of all running requests together, `place_s` that of all places
+    for them. `limited_step_tokens` are the tokens of steps, `step_room_tokens` their budgets.
+    """
+
+    running_request_s: float | None
+    place_s: float | None
+    limited_step_tokens: float | None
+    step_room_tokens: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleInterval:
     """The time between two samples that follow each other, or a time without any.
 
     `running` is how many requests ran at its two ends, None where that is unknown, and `read_s` how
     long after them the engine may have rendered what they show. `cache_full` is the share of it in
-    which the KV cache was full: requests waited or were preempted. `restarted`: another engine
-    process answered at its end than at its start.
+    which the KV cache was full: requests waited or were preempted. `places` for running requests
+    and `step_budget_tokens` are the engine's limits. `restarted`: another engine process answered
+    at its end than at its start.
     """
 
     time: TimeRange
@@ -45,7 +60,21 @@ class SampleInterval:
     running: tuple[float | None, float | None] = (None, None)
     read_s: tuple[float, float] = (SHORT_READ_S, SHORT_READ_S)
     cache_full: float = 0.0
+    places: float | None = None
+    step_budget_tokens: float | None = None
     restarted: bool = False
+
+    @property
+    def mean_running(self) -> float | None:
+        """Requests that ran, taken to change evenly from one sample to the next."""
+        before, after = self.running
+        return None if before is None or after is None else (before + after) / 2
+
+    @property
+    def step_room_tokens(self) -> float | None:
+        """The most tokens that the steps may compute."""
+        budget, steps = self.step_budget_tokens, self.growth.steps
+        return None if budget is None or steps is None else budget * steps
 
     @property
     def counted(self) -> bool:
@@ -72,6 +101,21 @@ class EngineObservation:
         return fsum(
             interval.cache_full * interval.time.within(self.time).length_s
             for interval in self.intervals
+        )
+
+    @property
+    def batch(self) -> BatchUse:
+        """How full the batch was in `time`, by the intervals that were read."""
+        read = [each for each in self.intervals if each.state is not IntervalState.UNREAD]
+        return BatchUse(
+            *_sums(
+                (each.mean_running, each.places, each.time.within(self.time).length_s)
+                for each in read
+            ),
+            *_sums(
+                (each.growth.step_tokens, each.step_room_tokens, each.time.share_in(self.time))
+                for each in read
+            ),
         )
 
 
@@ -141,7 +185,23 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
         running=(_running(before), _running(after)),
         read_s=(_read_s(before), _read_s(after)),
         cache_full=0.0 if unread else _full_share(before, after, growth),
+        places=after.fact(fact.MAX_RUNNING_REQUESTS.name),
+        step_budget_tokens=after.fact(fact.MAX_STEP_TOKENS.name),
         restarted=anew,
+    )
+
+
+def _sums(
+    parts: Iterable[tuple[float | None, float | None, float]],
+) -> tuple[float | None, float | None]:
+    """The sums of two figures, each times the third, where both are known; None without any."""
+    known = [
+        (one * factor, other * factor)
+        for one, other, factor in parts
+        if one is not None and other is not None
+    ]
+    return (
+        (fsum(each[0] for each in known), fsum(each[1] for each in known)) if known else (None,) * 2
     )
 
 

@@ -56,6 +56,7 @@ def engine_work(
         counted_output_tokens=max(growth.output_tokens or 0.0, output_tokens),
         cache_full_s=min(observed.cache_full_s, parts.busy_s),
         **{name: getattr(growth, name) for name in _ENGINES_COUNTS},
+        **observed.batch._asdict(),
     )
     if serving.model is None or (not works.active.rows.size and parts.idle_s < time.length_s / 2):
         return found, None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
-from agent.analysis.efficiency.counted_ratios import prefix_cache, speculation
+from agent.analysis.efficiency.counted_ratios import batch_fill, prefix_cache, speculation
 from agent.analysis.efficiency.window_efficiency import (
     Utilisation,
     WindowEfficiency,
@@ -80,6 +80,18 @@ class SpeculationResponse(BaseResponse):
     )
 
 
+class BatchFillResponse(BaseResponse):
+    """How full the batches of engines were. Shares are null where a limit or a count is unknown."""
+
+    requests: float | None = Field(
+        description="running requests over the most that may run, a mean over time, idle included"
+    )
+    tokens: float | None = Field(
+        description="estimate: tokens of a step over the most that it may compute, a mean over "
+        "steps; too high, or null, where prompts take several steps"
+    )
+
+
 class EfficiencyResponse(BaseResponse):
     """How well the GPUs were used in the booked minutes, with idle and without unknown time.
 
@@ -104,6 +116,7 @@ class EfficiencyResponse(BaseResponse):
     )
     prefix_cache: PrefixCacheResponse | None = Field(description="null where no engine counts it")
     speculation: SpeculationResponse | None = Field(description="null where no engine counts it")
+    batch_fill: BatchFillResponse | None = Field(description="null where no limit is known")
 
 
 class CostResponse(BaseResponse):
@@ -202,10 +215,11 @@ def _efficiency(found: WindowEfficiency) -> dict[str, Any]:
 
 
 def _counted(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
-    cache, drafts = prefix_cache(minutes), speculation(minutes)
+    cache, drafts, fill = prefix_cache(minutes), speculation(minutes), batch_fill(minutes)
     return {
         "prefix_cache": None if cache is None else PrefixCacheResponse(**asdict(cache)),
         "speculation": None if drafts is None else SpeculationResponse(**asdict(drafts)),
+        "batch_fill": None if fill is None else BatchFillResponse(**asdict(fill)),
     }
 
 

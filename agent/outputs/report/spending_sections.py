@@ -33,7 +33,10 @@ def _efficiency(summary: Json) -> ReportTable:
         if found[phase] is not None and found[phase]["bound"] is not None
     ]
     cache, drafts = found["prefix_cache"] or {}, found["speculation"] or {}
+    fill = found["batch_fill"] or {}
     rows += [
+        ["running requests, share of the most that may run", share(fill.get("requests"))],
+        ["tokens of a step, share of the most (estimate)", share(fill.get("tokens"))],
         ["prefix cache, share of tokens found", share(cache.get("hit_ratio"))],
         ["drafted tokens accepted", share(drafts.get("acceptance_rate"))],
         ["mean accepted length", number(drafts.get("mean_accepted_length"), 2)],

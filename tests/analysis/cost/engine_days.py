@@ -48,6 +48,9 @@ COUNTS = {
     "prefix_queries": fact.PREFIX_CACHE_QUERY_TOKENS,
     "draft_runs": fact.SPEC_DECODE_DRAFTS,
     "scrape": fact.SCRAPE_DURATION,
+    "places": fact.MAX_RUNNING_REQUESTS,
+    "step_tokens": fact.STEP_TOKENS,
+    "step_budget": fact.MAX_STEP_TOKENS,
 }
 
 LLAMA_ON_H100 = Serving(model=published("llama-3.1-8b"), gpu=find_gpu("H100-SXM"))

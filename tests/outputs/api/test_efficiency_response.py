@@ -37,7 +37,8 @@ def test_minutes_add_up_to_the_efficiency_of_the_window(api: Api) -> None:
     assert efficiency["prefill"]["achieved_flops_per_s"] == pytest.approx(50)
     assert efficiency["decode"]["achieved_bytes_per_s"] == pytest.approx(5)
     assert (efficiency["rejected_draft_share"], efficiency["preemptions"]) == (None, None)
-    assert (efficiency["prefix_cache"], efficiency["speculation"]) == (None, None)
+    unknown = ("prefix_cache", "speculation", "batch_fill")
+    assert {efficiency[name] for name in unknown} == {None}
 
 
 def test_rejected_drafts_and_preemptions_are_shown_when_the_engine_counts_them(api: Api) -> None:
@@ -61,6 +62,11 @@ def test_caches_and_drafts_are_shown_when_the_engine_counts_them(api: Api) -> No
     speculation = efficiency["speculation"]
     assert speculation["acceptance_rate"] == pytest.approx(100 / 150)
     assert speculation["mean_accepted_length"] == 3.0
+
+
+def test_the_fill_of_batches_is_shown_where_limits_are_known(api: Api) -> None:
+    store_at_end(api, minute(0, running_request_s=90.0, place_s=360.0), minute(1))
+    assert summary(api)["efficiency"]["batch_fill"] == {"requests": 0.25, "tokens": None}
 
 
 def test_costs_are_split_and_add_up_to_the_bill(api: Api) -> None:

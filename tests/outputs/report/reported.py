@@ -22,7 +22,8 @@ def filled(api: Api) -> None:
     (item,) = judged([late], [objective("chat")])
     api.explain(explained(item, share(Cause.BURST, 0.75), share(Cause.KV_PRESSURE, 0.25)))
     cache = {"prefix_query_tokens": 1000.0, "prefix_hit_tokens": 250.0}
-    api.store_minutes(minute(0, **cache), minute(1))
+    batch = {"running_request_s": 90.0, "place_s": 360.0}
+    api.store_minutes(minute(0, **cache, **batch), minute(1))
     evidence: dict[str, Any] = {"restarts": 1.0, "line": "a\x1b[31mred | <b>"}
     api.store_events(
         Event(

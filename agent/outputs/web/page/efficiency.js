@@ -73,7 +73,15 @@ const phases_without = (efficiency) => Object.entries(PHASES)
   .filter(([key]) => efficiency[key]?.mfu == null)
   .map(([, name]) => [name, "no work of it was counted, or the model or the GPU's peak is unknown"]);
 
-const counted = ({prefix_cache: cache, speculation: drafts}) => [
+// Why the shares of a batch are unknown.
+const NO_LIMIT = "the engine's command line is not seen: set engines[].limits, or neither was counted";
+const LONG_STEPS = "unknown: no limit is known, or prompts take several steps";
+
+const counted = ({prefix_cache: cache, speculation: drafts, batch_fill: fill}) => [
+  ["Batch fill, requests", share(fill?.requests ?? null),
+    fill?.requests == null ? NO_LIMIT : "running requests over the most that may run, with idle time"],
+  ["Batch fill, tokens", share(fill?.tokens ?? null),
+    fill?.tokens == null ? LONG_STEPS : "estimated: tokens of a step over the most that it may compute"],
   ["Prefix cache hits", share(cache?.hit_ratio ?? null), cache ? "of looked up tokens" : "no engine counts them"],
   ["Drafts accepted", share(drafts?.acceptance_rate ?? null),
     drafts ? `${number(drafts.mean_accepted_length, 2)} tokens a step` : "no engine counts drafts"],
@@ -86,6 +94,7 @@ function Show({data: {summary, steps, step}}) {
     The first is booked about half a minute after it is over.</p>`;
   const sources = Object.entries(SOURCES).filter(([key]) => efficiency.sources[key]);
   const of_source = (key, figure) => steps.map((s) => s.efficiency.sources[key]?.[figure] ?? null);
+  const fill = (of) => steps.map((s) => s.efficiency.batch_fill?.[of] ?? null);
   const lines = (figure) => ({
     data: [times(steps), ...sources.map(([key]) => of_source(key, figure))],
     series: sources.map(([, name], place) => ({label: name, colour: ["--one", "--two", "--three"][place]})),
@@ -98,6 +107,9 @@ function Show({data: {summary, steps, step}}) {
       <${Chart} label="MFU by ${step}, ${over}" unit=${whole_percent} ...${lines("mfu")} />
       <${Chart} label="MBU by ${step}, ${over}" unit=${whole_percent} ...${lines("mbu")} />
     </div>
+    <${Chart} label="Batch fill by ${step}, ${over}" unit=${whole_percent}
+      data=${[times(steps), fill("requests"), fill("tokens")]}
+      series=${[{label: "requests", colour: "--one"}, {label: "tokens of a step (estimated)", colour: "--two"}]} />
     <${Roofline} efficiency=${efficiency} />
     <${Table} label="Phases, over the time in which they went on, ${over}"
       head=${["phase", "MFU", "MBU", "FLOPs/byte", "of the roofline", "bound", "what helps"]} words=${["bound", "what helps"]}

@@ -15,14 +15,15 @@ export const Figures = ({label, of}) => html`
 
 // Columns of numbers, or of words where `words` contains their names. Cells are texts, elements or
 // {text, kind}; the first of a row is its heading. On a phone a row with a cell of kind "text" is
-// a block of lines. The roles are given because a table that CSS takes apart loses them.
-export const Table = ({label, head, rows, words = [], empty = "Nothing here yet."}) => {
+// a block of lines, and a row of a table with `pairs` a block with two values on each line. The
+// roles are given because a table that CSS takes apart loses them.
+export const Table = ({label, head, rows, words = [], pairs = false, empty = "Nothing here yet."}) => {
   if (!rows.length) return html`<p class="quiet">${label}</p><p>${empty}</p>`;
   const side = head.map((name, place) => (place === 0 || words.includes(name) ? "left" : ""));
-  const stacked = rows[0].some((given) => given?.kind === "text");
+  const looks = pairs ? "stacked pairs" : rows[0].some((given) => given?.kind === "text") ? "stacked" : "";
   return html`
     <div class="scrolling" role="region" aria-label=${label} tabindex="0">
-      <table role="table" class=${stacked ? "stacked" : ""}>
+      <table role="table" class=${looks}>
         <caption><span>${label}</span></caption>
         <thead role="rowgroup"><tr role="row">${head.map((name, place) => html`
           <th scope="col" role="columnheader" class=${side[place]}>${name}</th>`)}</tr></thead>

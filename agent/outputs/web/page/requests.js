@@ -73,7 +73,7 @@ function Show({data: {page, over, causes}, parameters, choose, address}) {
   const known = parameters.cause && !causes.includes(parameters.cause) ? [...causes, parameters.cause] : causes;
   return html`
     <${Filter} parameters=${parameters} causes=${known} choose=${choose} />
-    <${Table} label=${`Requests that began in the ${over}`} rows=${page.items.map(row(address))}
+    <${Table} label=${`Requests that began in the ${over}`} rows=${page.items.map(row(address))} pairs
       head=${["started", "engine", "model", "tenant", "tokens in", "tokens out", "queue", "TTFT", "TPOT", "e2e",
         "status", "verdict", "cause"]} words=${["engine", "model", "tenant", "status", "verdict", "cause"]}
       empty="No request that the agent saw in this window matches the filter. It sees requests by the engine's spans and through its proxy." />
