@@ -31,7 +31,7 @@ class Journaled:
         self.file = folder / "journal.db"
         self.url = url
         engines = [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]
-        storage = {"url": url, "journal": {"enabled": True, "path": str(self.file)}}
+        storage = {"url": url, "journal": {"path": str(self.file)}}
         self.agent = AgentProcess.with_settings(
             folder, ports, {"name": "agent-0", "engines": engines, "storage": storage}
         )

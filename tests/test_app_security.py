@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.agent_process import AgentPorts, AgentProcess, without_journal
 from tests.real_parts.certificates import Certificate, make_certificate
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
@@ -65,7 +65,7 @@ def test_queries_that_wait_for_a_lock_are_refused_and_keep_nobody_else_waiting(
     ports = AgentPorts.free()
     settings = {
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
-        "storage": {"url": postgres_url, "query_timeout": "2s"},
+        "storage": {**without_journal(postgres_url), "query_timeout": "2s"},
     }
     with (
         AgentProcess.with_settings(tmp_path, ports, settings) as agent,
@@ -94,7 +94,7 @@ def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path)
     settings = {
         "listen": {"port": ports.listen},
         "otlp": {"grpc": None, "http": f"127.0.0.1:{ports.http}"},
-        "storage": {"url": url},
+        "storage": without_journal(url),
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
     }
     config, agent = tmp_path / "agent.yml", f"http://127.0.0.1:{ports.listen}"

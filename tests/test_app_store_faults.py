@@ -16,7 +16,7 @@ import psycopg
 import pytest
 import requests
 
-from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.agent_process import AgentPorts, AgentProcess, without_journal
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
@@ -203,8 +203,8 @@ def test_a_deleted_file_is_seen_without_any_traffic(on_sqlite: Attacked) -> None
 
 @pytest.fixture
 def on_postgres(tmp_path: Path, postgres_url: str) -> Iterator[Attacked]:
-    """An agent with a new PostgreSQL database."""
-    with attacked(tmp_path, storage={"url": postgres_url}) as agent:
+    """An agent that writes to a new PostgreSQL database itself."""
+    with attacked(tmp_path, storage=without_journal(postgres_url)) as agent:
         yield agent
 
 
@@ -268,7 +268,7 @@ def test_a_stop_ends_in_time_while_the_server_answers_nothing(
     tmp_path: Path, postgres_url: str, postgres_server: PostgresServer
 ) -> None:
     ports = AgentPorts.free()
-    agent = prepared(tmp_path, ports, storage={"url": postgres_url})
+    agent = prepared(tmp_path, ports, storage=without_journal(postgres_url))
     agent.start()
     with postgres_server.frozen():
         assert not SpanSender(ports.grpc).export([request_span("while it is frozen")])

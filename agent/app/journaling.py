@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 from sqlalchemy import Engine
@@ -21,6 +22,7 @@ from agent.store.claim import own_instance
 from agent.store.connection import for_writing, in_transaction, open_engine
 from agent.store.journal.answering import EitherDatabase
 from agent.store.journal.cutting_off import cut_off_after
+from agent.store.journal.file_lock import JournalLock
 from agent.store.journal.forwarder import JournalForwarder, SharedDatabase
 from agent.store.journal.noting import begin_run
 from agent.store.journal.room import JournalRoom
@@ -61,6 +63,7 @@ class Journaling:
         self._state = state
         self._own, self._own_queries = engines
         storage = settings.storage
+        self._lock = JournalLock(Path(journal.path))
         self.room = JournalRoom(
             self._own,
             max_bytes=journal.max_bytes,
@@ -106,7 +109,11 @@ class Journaling:
         self._meter.count(m.JOURNAL_DROPPED, reason, by=rows)
 
     def begin_run(self, engine: Engine) -> None:
-        """Note the changes of a journal that was just opened."""
+        """Note the changes of a journal that was just opened.
+
+        Raises StoreUnavailable while another agent writes to it.
+        """
+        self._lock.take()
         in_transaction(for_writing(engine), begin_run)
 
     def either(self) -> tuple[ApiQueries, MinuteQueries]:
@@ -176,6 +183,10 @@ class Journaling:
         self.forwarder.close(within_s)
         for engine in (self._queries, self._upkeep):
             engine.dispose()
+
+    def release(self) -> None:
+        """Let another agent write to the journal, which is closed."""
+        self._lock.release()
 
 
 def _ignored(_error: Exception) -> None:

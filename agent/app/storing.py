@@ -250,3 +250,5 @@ class AgentStore:
         self._keeper.close()
         self._query_database.dispose()
         self.database.dispose()
+        if self.journaling is not None:
+            self.journaling.release()

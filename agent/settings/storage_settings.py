@@ -11,8 +11,8 @@ from agent.settings.values import DatabaseUrl, Duration, WholeNumber
 class JournalSettings(Section):
     """An agent's own SQLite file, which is forwarded to PostgreSQL (docs/storage.md)."""
 
-    enabled: bool = False
-    """Whether the agent writes to it first; with SQLite there is no need of it."""
+    enabled: bool = True
+    """Whether an agent with PostgreSQL writes to it first; with SQLite there is no journal."""
     path: str = Field(default="goodput-journal.db", min_length=1)
     """The file."""
     max_bytes: WholeNumber = Field(default=2_147_483_648, ge=1_000_000)

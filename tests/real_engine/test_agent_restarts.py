@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.real_engine.watching import engine_away, rows_once_there, times_seen
-from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.agent_process import AgentPorts, AgentProcess, without_journal
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.vllm import Vllm, span_request_id
@@ -75,10 +76,10 @@ def wait_for_more(seen: Callable[[], int], more: int) -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """The settings of an empty database of either kind."""
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The settings of an empty database of either kind, which the agent writes to itself."""
     if request.param == "postgresql":
-        return {"url": request.getfixturevalue("postgres_url")}
+        return without_journal(request.getfixturevalue("postgres_url"))
     return {"url": f"sqlite:///{tmp_path / 'goodput.db'}"}
 
 
@@ -106,7 +107,7 @@ def assert_stored_once(agent: AgentProcess, sender: SpanSender) -> None:
 
 @EITHER_END
 def test_acknowledged_spans_are_stored_once_after_a_restart_of_the_agent(
-    end: Callable[[AgentProcess], None], storage: dict[str, str], tmp_path: Path
+    end: Callable[[AgentProcess], None], storage: dict[str, Any], tmp_path: Path
 ) -> None:
     ports = AgentPorts.free()
     sender = SpanSender(ports.grpc)
@@ -126,7 +127,7 @@ def test_acknowledged_spans_are_stored_once_after_a_crash_of_the_database(
 ) -> None:
     ports = AgentPorts.free()
     sender = SpanSender(ports.grpc)
-    settings = {"engines": [engine_away()], "storage": {"url": postgres_url}}
+    settings = {"engines": [engine_away()], "storage": without_journal(postgres_url)}
     with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
         with exporting(sender):
             postgres_server.kill()

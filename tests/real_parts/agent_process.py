@@ -132,11 +132,15 @@ class AgentProcess:
         settings: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """An agent with `--config`; `settings` are added to its ports and storage."""
+        """An agent with `--config`; `settings` are added to its ports and storage.
+
+        Its journal, if it has one, lies in the folder.
+        """
         config = folder / "agent.yml"
         content: dict[str, Any] = {**settings}
         for section, place in _places(folder, ports).items():
             content[section] = {**place, **content.get(section, {})}
+        content["storage"].setdefault("journal", {"path": str(folder / "goodput-journal.db")})
         config.write_text(yaml.safe_dump(content))
         return cls(["run", "--config", config], folder, ports.listen, environment)
 
@@ -260,6 +264,11 @@ class HastyAgent(AgentProcess):
     """An agent whose minutes have ten seconds."""
 
     module = "tests.real_parts.agent_in_haste"
+
+
+def without_journal(url: str) -> dict[str, Any]:
+    """The storage of an agent that writes to PostgreSQL itself."""
+    return {"url": url, "journal": {"enabled": False}}
 
 
 def _places(folder: Path, ports: AgentPorts) -> dict[str, dict[str, Any]]:

@@ -274,6 +274,21 @@ def test_shown_settings_hold_no_password(tmp_path: Path) -> None:
     assert settings.storage.url == "postgresql://u:s3cret@h/d?password=s3cret"
 
 
+@pytest.mark.parametrize(
+    ("storage", "own_url"),
+    [
+        ("url: postgresql://h/d", "sqlite:///goodput-journal.db"),
+        ("url: postgresql://h/d, journal: {path: /j.db}", "sqlite:////j.db"),
+        ("url: postgresql://h/d, journal: {enabled: false}", "postgresql://h/d"),
+        ("url: 'sqlite:///own.db'", "sqlite:///own.db"),
+    ],
+)
+def test_with_postgresql_the_agent_writes_to_a_journal_unless_it_is_switched_off(
+    tmp_path: Path, storage: str, own_url: str
+) -> None:
+    assert read(tmp_path, f"storage: {{{storage}}}").storage.own_url == own_url
+
+
 def test_settings_are_frozen() -> None:
     settings = Settings()
     with pytest.raises(ValueError, match="frozen"):
