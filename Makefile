@@ -32,7 +32,7 @@ endif
 # Tests of a site and of an engine wait most of the time, so they run beside the others, and after each other:
 # a busy site misses its polls, and a busy engine sends its tokens in bursts.
 WATCHING := tests/end_to_end tests/real_engine
-# What else runs would be a cause as well, so that these need a machine of their own.
+# What else runs would be a cause as well, so these run last and alone.
 CAUSES := tests/real_engine/test_causes.py
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
 # Tests wait for disks and servers, so twice as many processes as processors are soonest done.
@@ -43,6 +43,7 @@ test: parts install
 		engine "$(PYTEST) $(WATCHING) --ignore=$(CAUSES)" \
 		tests "nice $(PYTEST) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))"
+	bash .ci/stages causes "$(PYTEST) $(CAUSES)"
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install
