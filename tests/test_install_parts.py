@@ -39,11 +39,12 @@ class Machine:
         program.chmod(0o755)
 
     def add_engine(self) -> None:
-        """Make folders that look like an installed engine, load generators and Helm."""
+        """Make folders that look like the parts that have installers of their own."""
         for home in (
             self._where("install-engine").parents[1],
             self._where("install-load-generators"),
             self._where("install-helm"),
+            self._where("install-victoriametrics").parents[2],
         ):
             home.mkdir(parents=True)
             (home / "complete").touch()
@@ -104,6 +105,7 @@ def test_elsewhere_each_missing_part_is_printed_with_its_command(
     assert any(line.endswith(": bash .ci/install-engine") for line in lines)
     assert any(line.endswith(": bash .ci/install-load-generators") for line in lines)
     assert any(line.endswith(": bash .ci/install-helm") for line in lines)
+    assert any(line.endswith(": bash .ci/install-victoriametrics") for line in lines)
 
 
 def test_only_missing_parts_are_printed(machine: Machine) -> None:

@@ -75,8 +75,15 @@ class OwnHealth:
             self._queue(Queue.PROXY, proxying.fill)
         if forwarder is not None:
             self._meter.gauge(m.FORWARD_QUEUE, lambda: forwarder.queued_bytes)
-            self._queue(Queue.FORWARD, lambda: forwarder.fill)
-            self._stage(Stage.FORWARD, lambda: forwarder.lag_s)
+            self._sending(forwarder, Queue.FORWARD, Stage.FORWARD)
+
+    def of_push(self, forwarder: Forwarder) -> None:
+        """Publish how the push of metrics is."""
+        self._sending(forwarder, Queue.PUSH, Stage.PUSH)
+
+    def _sending(self, forwarder: Forwarder, queue: Queue, stage: Stage) -> None:
+        self._queue(queue, lambda: forwarder.fill)
+        self._stage(stage, lambda: forwarder.lag_s)
 
     def of_jobs(self, jobs: Jobs) -> None:
         """Publish how late the scheduled jobs are."""

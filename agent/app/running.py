@@ -20,6 +20,7 @@ from agent.app.missed_requests import EXPLAIN_EVERY_S, missed_requests
 from agent.app.own_health import OwnHealth, count_misses
 from agent.app.plugins import EnginePlugins
 from agent.app.proxying import Proxying
+from agent.app.pushing import Pushing, counts_bins
 from agent.app.readiness import Readiness, not_configured
 from agent.app.stopping import (
     EXIT_WITHIN_S,
@@ -30,7 +31,8 @@ from agent.app.storing import AgentStore
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.live_routes import LiveFigures
 from agent.outputs.api.routes import live_figures, make_api
-from agent.outputs.otlp_forwarder import Forwarder, destination
+from agent.outputs.otlp_destinations import destination
+from agent.outputs.otlp_forwarder import Forwarder
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -78,14 +80,13 @@ class Agent:
 
         Its store may open later. Raises SettingsInvalid.
         """
-        self._settings = settings
         limits = ConnectionLimits(raise_descriptors(), lambda *cut: self._meter.client_cut(*cut))
         self._doors = Doors(settings, limits)
-        self._now, self._simulated = now, simulated
-        objectives = settings.all_objectives()
+        self._settings, self._now, self._simulated = settings, now, simulated
+        objectives, engines = settings.all_objectives(), [e.name for e in settings.engines]
         self._directory = _directory(settings)
-        engines = [engine.name for engine in settings.engines]
-        self._meter = Meter(objectives, engines, self._directory.is_served)
+        bins = counts_bins(settings)
+        self._meter = Meter(objectives, engines, self._directory.is_served, with_bins=bins)
         self._store = store = self._make_store(objectives)
         observations = store.observations()
         self._judge = Judge(objectives)
@@ -103,6 +104,7 @@ class Agent:
         # Each consumer gets every step and every ended request.
         consumers = (self._missed, self._ended_rows.ended)
         self._plugins = EnginePlugins(settings, self._meter, consumers, now)
+        self._exposition = self._make_exposition()
         self._own = self._make_own_health()
         self._readiness = self._make_readiness(engines)
 
@@ -142,7 +144,21 @@ class Agent:
         own.of_store(self._store, self._writer)
         own.of_engines(self._engine_monitors, self._gpus, self._efficiency.board, self._missed)
         own.of_receivers(self._receiver, self._forwarder, self._proxying)
+        self._pushing = self._make_pushing()
+        if self._pushing is not None:
+            own.of_push(self._pushing.forwarder)
         return own
+
+    def _make_exposition(self) -> AgentExposition:
+        info = (self._settings.name, agent.__version__, "true" if self._simulated else "false")
+        gpus, board = self._gpus.inventory.newest, self._efficiency.board
+        return AgentExposition(self._meter, info, gpus, self._hosts, board)
+
+    def _make_pushing(self) -> Pushing | None:
+        endpoint = self._settings.otlp_metrics.endpoint
+        if endpoint is None:
+            return None
+        return Pushing(self._settings, endpoint, self._meter, self._exposition, self._now())
 
     def _make_forwarder(self) -> Forwarder | None:
         if self._settings.otlp.forward_to is None:
@@ -189,10 +205,7 @@ class Agent:
         gc.set_threshold(GC_THRESHOLD)
 
     def _api_context(self) -> ApiContext:
-        info = (self._settings.name, agent.__version__, "true" if self._simulated else "false")
-        gpus = self._gpus.inventory.newest
         queries, minutes = self._store.queries()
-        exposition = AgentExposition(self._meter, info, gpus, self._hosts, self._efficiency.board)
         return ApiContext(
             queries=queries,
             minutes=minutes.minutes,
@@ -200,7 +213,7 @@ class Agent:
             longest_window_s=self._settings.storage.keep_rollups,
             rows_kept_s=self._settings.storage.keep_requests,
             query_limit_s=self._settings.storage.query_timeout,
-            metrics=exposition.render,
+            metrics=self._exposition.render,
             engines=self._engines,
             problems=self._readiness.problems,
             parts=self._readiness.parts,
@@ -231,6 +244,8 @@ class Agent:
         self._jobs.every(EXPLAIN_EVERY_S, "explain missed requests", self._missed.run)
         self._jobs.every(SETTLE_EVERY_S, "rows of ended requests", self._ended_rows.store)
         self._store.schedule(self._jobs)
+        if self._pushing is not None:
+            self._pushing.schedule(self._jobs)
         self._own.of_jobs(self._jobs)
         self._jobs.start()
 
@@ -253,6 +268,9 @@ class Agent:
         closing = [self._close_sources(jobs), asyncio.to_thread(self._store.close)]
         if self._forwarder is not None:
             closing.append(asyncio.to_thread(self._forwarder.close, min(left_s, grace_s)))
+        if self._pushing is not None:
+            last = self._pushing.close
+            closing.append(asyncio.to_thread(last, self._now(), min(left_s, grace_s)))
         await within(left_s, "the closing of sources and store", *closing)
 
     async def _store_accepted(self, deadline: float) -> None:

@@ -15,6 +15,7 @@ class Stage(StrEnum):
     FOLD = "fold"
     EXPLAIN = "explain"
     BOOK = "book"
+    PUSH = "push"
 
 
 # From this age of its oldest work on a stage is behind. Folding and booking begin late on purpose.
@@ -24,6 +25,7 @@ BEHIND_S: Mapping[Stage, float] = {
     Stage.FOLD: 2 * MINUTE_S,
     Stage.EXPLAIN: 2 * MINUTE_S,
     Stage.BOOK: 10 * MINUTE_S,
+    Stage.PUSH: 2 * MINUTE_S,
 }
 
 
@@ -36,6 +38,7 @@ class Queue(StrEnum):
     EXPORTS = "exports"
     FORWARD = "forward"
     PROXY = "proxy"
+    PUSH = "push"
 
 
 NEARLY_FULL = 0.8
@@ -54,7 +57,7 @@ STAGE_LAG = gauge(
     "stage",
     unit=Unit.SECONDS,
     merge=Merge.MAX,
-    absent="of stages without work: forward and book",
+    absent="of stages without work: forward, book and push",
 )
 QUEUE_FILL = gauge(
     "llm_agent_queue_fill_ratio",
@@ -62,7 +65,8 @@ QUEUE_FILL = gauge(
     "queue",
     unit=Unit.RATIO,
     merge=Merge.MAX,
-    absent="of forward without otlp.forward_to, and of proxy without a proxy",
+    absent="of forward without otlp.forward_to, of proxy without a proxy, and of push without "
+    "otlp_metrics.endpoint",
 )
 NEWEST_ROW = gauge(
     "llm_agent_newest_row_timestamp_seconds",
@@ -91,6 +95,23 @@ JOB_MISSES = counter(
     "Runs of a scheduled job that failed, or were skipped because the one before still ran.",
     "job_name",
     "reason",
+)
+_NO_PUSH = "without otlp_metrics.endpoint"
+METRICS_PUSHED = counter(
+    "llm_agent_metrics_pushed",
+    "Exports of all metrics that the OTLP endpoint accepted.",
+    absent=_NO_PUSH,
+)
+PUSH_DROPPED = counter(
+    "llm_agent_metrics_push_dropped",
+    "Exports of all metrics that were dropped, by reason.",
+    "reason",
+    absent=_NO_PUSH,
+)
+PUSH_POINTS_REJECTED = counter(
+    "llm_agent_metrics_push_rejected_points",
+    "Points of accepted exports that the OTLP endpoint refused.",
+    absent=_NO_PUSH,
 )
 
 HEALTH_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -293,3 +293,6 @@ FORWARDS_DROPPED: tuple[str, ...] = (
     _HTTP_OTHER,
     *(grpc_reason(code) for code in _GRPC_CODES),
 )
+
+# An export of metrics is protobuf over HTTP.
+PUSHES_DROPPED = tuple(why for why in FORWARDS_DROPPED if "grpc" not in why)

@@ -1,24 +1,15 @@
-"""Forwards received OTLP bodies, unchanged, to another endpoint from a queue."""
+"""Sends OTLP bodies to an endpoint from a queue: forwarded exports, unchanged, and own metrics."""
 
-import gzip
 import logging
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from http import HTTPStatus
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Protocol
 
-import grpc
-import requests
-from google.protobuf.message import DecodeError
-from google.rpc.error_details_pb2 import RetryInfo
-from google.rpc.status_pb2 import Status
-
-from agent.catalog.reasons import ForwardDropped, grpc_reason, http_reason
+from agent.catalog.reasons import ForwardDropped
+from agent.outputs.otlp_destinations import Destination, OtlpBody
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,147 +21,6 @@ FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 30.0
 # A destination that asks for a longer delay would make the queue overflow.
 MAX_RETRY_AFTER_S = 300.0
-TIMEOUT_S = 10.0
-
-_JSON = "application/json"
-
-# opentelemetry-proto docs/specification.md: the only statuses after which a sender tries again.
-_RETRYABLE_HTTP = frozenset((429, 502, 503, 504))
-_RETRYABLE_GRPC = frozenset(
-    (
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DATA_LOSS,
-    )
-)
-_EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-
-
-class OtlpBody(Protocol):
-    """An OTLP body as it was received."""
-
-    @property
-    def content(self) -> bytes:
-        """The bytes of the body."""
-
-    @property
-    def content_type(self) -> str:
-        """Its media type."""
-
-    @property
-    def gzipped(self) -> bool:
-        """Whether the bytes are compressed."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """The result of one try: `refused` is None on success, else a reason for counting."""
-
-    refused: str | None = None
-    retry: bool = False
-    retry_after_s: float | None = None
-
-
-class Destination(Protocol):
-    """An endpoint that bodies can be sent to."""
-
-    def send(self, payload: OtlpBody) -> SendResult:
-        """Send once."""
-
-    def close(self) -> None:
-        """Close the connections."""
-
-
-class HttpDestination:
-    """OTLP over HTTP; the body goes out as it came in, compression included."""
-
-    def __init__(self, url: str) -> None:
-        path = urlsplit(url).path
-        self._url = url if path.strip("/") else f"{url.rstrip('/')}/v1/traces"
-        self._session = requests.Session()
-
-    def send(self, payload: OtlpBody) -> SendResult:
-        """Send once."""
-        headers = {"Content-Type": payload.content_type}
-        if payload.gzipped:
-            headers["Content-Encoding"] = "gzip"
-        try:
-            response = self._session.post(
-                self._url,
-                data=payload.content,
-                headers=headers,
-                timeout=TIMEOUT_S,
-                # Most redirects turn the export into a GET, which any web page answers.
-                allow_redirects=False,
-            )
-        except requests.RequestException:
-            return SendResult(ForwardDropped.UNREACHABLE, retry=True)
-        if response.status_code < HTTPStatus.MULTIPLE_CHOICES:
-            return SendResult()
-        return SendResult(
-            http_reason(response.status_code),
-            retry=response.status_code in _RETRYABLE_HTTP,
-            retry_after_s=_seconds(response.headers.get("Retry-After", "")),
-        )
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._session.close()
-
-
-def _seconds(header: str) -> float | None:
-    return float(header) if header.isascii() and header.isdigit() else None
-
-
-class GrpcDestination:
-    """OTLP over gRPC. It cannot carry JSON bodies and drops them."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address)
-        self._export = self._channel.unary_unary(_EXPORT)
-
-    def send(self, payload: OtlpBody) -> SendResult:
-        """Send once."""
-        if payload.content_type == _JSON:
-            return SendResult(ForwardDropped.JSON_TO_GRPC)
-        content = gzip.decompress(payload.content) if payload.gzipped else payload.content
-        try:
-            self._export(content, timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            return _grpc_result(error)
-        return SendResult()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-
-def _grpc_result(error: Any) -> SendResult:
-    code, retry_after_s = error.code(), _retry_delay_s(error.trailing_metadata())
-    retry = code in _RETRYABLE_GRPC or (
-        code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_after_s is not None
-    )
-    return SendResult(grpc_reason(code.name), retry=retry, retry_after_s=retry_after_s)
-
-
-def _retry_delay_s(trailers: Any) -> float | None:
-    """Seconds of the RetryInfo in the trailers; None without a readable one."""
-    packed = dict(trailers or ()).get("grpc-status-details-bin", b"")
-    info = RetryInfo()
-    try:
-        found = any(detail.Unpack(info) for detail in Status.FromString(packed).details)
-    except DecodeError:
-        return None
-    return info.retry_delay.seconds + info.retry_delay.nanos * 1e-9 if found else None
-
-
-def destination(url: str) -> Destination:
-    """The destination of a URL: `grpc://host:port` or `http(s)://host:port[/path]`."""
-    parts = urlsplit(url)
-    return GrpcDestination(parts.netloc) if parts.scheme == "grpc" else HttpDestination(url)
 
 
 class ForwardCounter(Protocol):
@@ -192,7 +42,11 @@ class Forwarder:
         counter: ForwardCounter,
         jitter: Callable[[], float] = random.random,
         first_delay_s: float = FIRST_DELAY_S,
+        *,
+        name: str = "otlp-forwarder",
+        max_bodies: int | None = None,
     ) -> None:
+        """`name` is that of its thread. At most `max_bodies` wait, or MAX_QUEUE_BODIES."""
         self._to = to
         self._counter = counter
         self._jitter = jitter
@@ -201,7 +55,8 @@ class Forwarder:
         self._queued_bytes = 0
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="otlp-forwarder", daemon=True)
+        self._max_bodies = MAX_QUEUE_BODIES if max_bodies is None else max_bodies
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -212,7 +67,7 @@ class Forwarder:
     @property
     def fill(self) -> float:
         """The share of the queue that is taken, by bodies or by bytes."""
-        return max(len(self._queue) / MAX_QUEUE_BODIES, self._queued_bytes / MAX_QUEUE_BYTES)
+        return max(len(self._queue) / self._max_bodies, self._queued_bytes / MAX_QUEUE_BYTES)
 
     @property
     def lag_s(self) -> float:
@@ -235,7 +90,7 @@ class Forwarder:
         if self._closing.is_set():
             return ForwardDropped.STOPPING
         too_large = self._queued_bytes + len(payload.content) > MAX_QUEUE_BYTES
-        full = too_large or len(self._queue) >= MAX_QUEUE_BODIES
+        full = too_large or len(self._queue) >= self._max_bodies
         return ForwardDropped.QUEUE_FULL if full else None
 
     def close(self, grace_s: float) -> None:

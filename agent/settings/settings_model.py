@@ -26,6 +26,7 @@ from agent.settings.price_settings import (
     price_list,
 )
 from agent.settings.proxy_settings import ProxySettings
+from agent.settings.push_settings import OtlpMetricsSettings
 from agent.settings.section import Section
 from agent.settings.security_settings import SecuritySettings
 from agent.settings.storage_settings import StorageSettings
@@ -168,6 +169,7 @@ class Settings(Section):
     """Identifies the agent where several share a database. The default is the host's name."""
     listen: ListenSettings = ListenSettings()
     otlp: OtlpSettings = OtlpSettings()
+    otlp_metrics: OtlpMetricsSettings = OtlpMetricsSettings()
     proxy: ProxySettings = ProxySettings()
     nvml: NvmlSettings = NvmlSettings()
     dcgm: DcgmSettings = DcgmSettings()

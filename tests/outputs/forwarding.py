@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from agent.catalog.reasons import FORWARDS_DROPPED
-from agent.outputs.otlp_forwarder import Destination as To
-from agent.outputs.otlp_forwarder import Forwarder, destination
+from agent.outputs.otlp_destinations import Destination as To
+from agent.outputs.otlp_destinations import destination
+from agent.outputs.otlp_forwarder import Forwarder
 from tests.outputs.otlp_destinations import WITHIN_S, Destination
 
 PROTOBUF = "application/x-protobuf"

@@ -66,10 +66,11 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A status with headers."""
+    """A status with headers and a body."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes = b""
 
 
 @contextmanager
@@ -92,8 +93,9 @@ def http_destination(*responses: HttpResponse) -> Iterator[Destination]:
             self.send_response(response.status)
             for name, value in response.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(response.content)))
             self.end_headers()
+            self.wfile.write(response.content)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Logs nothing."""

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 import grpc
 import pytest
 
-from agent.outputs import otlp_forwarder
-from agent.outputs.otlp_forwarder import Forwarder, OtlpBody, SendResult, destination
+from agent.outputs import otlp_destinations, otlp_forwarder
+from agent.outputs.otlp_destinations import OtlpBody, SendResult, destination
+from agent.outputs.otlp_forwarder import Forwarder
 from tests.outputs.forwarding import Body, ForwardCounts, forward, forwarding
 from tests.outputs.otlp_destinations import (
     WITHIN_S,
@@ -131,7 +132,7 @@ def test_a_destination_that_never_responds_is_counted(
     monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     monkeypatch.setattr(otlp_forwarder, "MAX_TRIES", 1)
-    monkeypatch.setattr(otlp_forwarder, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(otlp_destinations, "TIMEOUT_S", 0.05)
     makers: dict[str, Callable[[], AbstractContextManager[Destination]]] = {
         "http": http_destination,
         "grpc": grpc_destination,

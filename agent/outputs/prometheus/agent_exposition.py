@@ -62,7 +62,10 @@ class AgentExposition(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Every family that has a value now."""
-        snapshot = self._meter.snapshot()
+        return self.families(self._meter.snapshot())
+
+    def families(self, snapshot: MeterSnapshot) -> Iterator[Family]:
+        """Every family that has a value, those of the meter at the time of its snapshot."""
         yield from self._own(snapshot)
         yield from self._efficiency.families()
         samples = [sample for sample in snapshot.samples.values() if sample is not None]
@@ -96,9 +99,9 @@ class AgentExposition(Collector):
 
 def _histogram_family(metric: Metric, snapshot: MeterSnapshot) -> Iterator[Family]:
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for (counted, labels), (buckets, total) in snapshot.histograms.items():
+    for (counted, labels), values in snapshot.histograms.items():
         if counted is metric:
-            family.add_metric(labels, buckets, total)  # type: ignore[arg-type]
+            family.add_metric(labels, values.buckets, values.sum)  # type: ignore[arg-type]
     if family.samples:
         yield family
 

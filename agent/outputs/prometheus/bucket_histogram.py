@@ -1,12 +1,18 @@
-"""A histogram that counts a batch of values at once and keeps an exemplar in each bucket."""
+"""A histogram that counts a batch of values at once and keeps an exemplar in each bucket.
+
+It can also count in the bins of `agent/analysis/quantiles.py`, for metrics that are pushed.
+"""
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from prometheus_client import utils
 from prometheus_client.samples import Exemplar
+
+from agent.analysis.quantiles import Bins, bin_of, bins_of
 
 Bucket = tuple[str, float, Exemplar | None]
 # The id of a request's trace, and the Unix time of the request.
@@ -22,10 +28,20 @@ def bound_text(bound: float) -> str:
     return str(utils.floatToGoString(bound))  # type: ignore[no-untyped-call]
 
 
+@dataclass(frozen=True, slots=True)
+class CountedValues:
+    """What a histogram holds: cumulative buckets, the sum, and the bins where it has them."""
+
+    buckets: list[Bucket]
+    sum: float
+    bins: Bins | None = None
+
+
 class BucketHistogram:
     """Counts by inclusive upper bounds; a value over the last bound counts in `+Inf`."""
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float], *, with_bins: bool = False) -> None:
+        self._bins: Counter[int] | None = Counter() if with_bins else None
         self._bounds = tuple(bounds)
         self._texts = tuple(bound_text(bound) for bound in (*bounds, inf))
         self._counts = [0] * len(self._texts)
@@ -39,6 +55,8 @@ class BucketHistogram:
         for place, count in Counter(places).items():
             self._counts[place] += count
         self._sum += sum(values)
+        if self._bins is not None:
+            self._bins.update(bins_of(values))
         # The newest of each bucket; no Python code runs per value.
         newest = dict(zip(places, zip(values, traces, strict=True), strict=True))
         for place, (value, trace) in newest.items():
@@ -51,6 +69,8 @@ class BucketHistogram:
         for value, count in counts.items():
             self._counts[bisect_left(self._bounds, value)] += count
             self._sum += value * count
+            if self._bins is not None:
+                self._bins[bin_of(value)] += count
 
     def buckets(self) -> list[Bucket]:
         """Cumulative buckets as prometheus_client takes them, `+Inf` last."""
@@ -67,6 +87,11 @@ class BucketHistogram:
             return None
         value, (trace_id, at) = found
         return Exemplar({"trace_id": trace_id}, value, at)
+
+    def counted(self) -> CountedValues:
+        """Everything it holds now."""
+        bins = None if self._bins is None else dict(self._bins)
+        return CountedValues(self.buckets(), self._sum, bins)
 
     @property
     def sum(self) -> float:

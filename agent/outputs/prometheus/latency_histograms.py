@@ -8,7 +8,7 @@ from operator import attrgetter
 from agent.analysis.quantiles import value_of
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
-from agent.outputs.prometheus.bucket_histogram import Bucket, BucketHistogram, Trace
+from agent.outputs.prometheus.bucket_histogram import BucketHistogram, CountedValues, Trace
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord, Status, Vantage
 
@@ -59,7 +59,8 @@ def bounds_for(metric: Metric, objectives: Iterable[Objective]) -> tuple[float, 
 class LatencyHistograms:
     """Counts requests into the histograms of their engine and model. Not for several threads."""
 
-    def __init__(self, objectives: Sequence[Objective]) -> None:
+    def __init__(self, objectives: Sequence[Objective], *, with_bins: bool = False) -> None:
+        self._with_bins = with_bins
         self._bounds = {metric: bounds_for(metric, objectives) for metric in LATENCIES}
         self._bounds[m.CHUNK_GAP] = m.TPOT_BOUNDS_S
         self._histograms: dict[tuple[Metric, Labels], BucketHistogram] = {}
@@ -107,15 +108,13 @@ class LatencyHistograms:
     def _histogram(self, metric: Metric, labels: Labels) -> BucketHistogram:
         histogram = self._histograms.get((metric, labels))
         if histogram is None:
-            histogram = BucketHistogram(self._bounds[metric])
+            histogram = BucketHistogram(self._bounds[metric], with_bins=self._with_bins)
             self._histograms[metric, labels] = histogram
         return histogram
 
-    def snapshot(self) -> Mapping[tuple[Metric, Labels], tuple[list[Bucket], float]]:
-        """The buckets and the sum of each histogram now."""
-        return {
-            key: (histogram.buckets(), histogram.sum) for key, histogram in self._histograms.items()
-        }
+    def snapshot(self) -> Mapping[tuple[Metric, Labels], CountedValues]:
+        """What each histogram holds now."""
+        return {key: histogram.counted() for key, histogram in self._histograms.items()}
 
 
 def _taken_at(record: RequestRecord) -> str:

@@ -26,7 +26,7 @@ from agent.catalog.reasons import (
     SpanRejected,
     StoreWrite,
 )
-from agent.outputs.prometheus.bucket_histogram import Bucket
+from agent.outputs.prometheus.bucket_histogram import CountedValues
 from agent.outputs.prometheus.latency_histograms import LatencyHistograms
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
@@ -42,8 +42,7 @@ MAX_STRANGERS = 100
 
 Labels = tuple[str, ...]
 
-_READ = "ok"
-_STEP, _REQUEST = "step", "request"
+_READ, _STEP, _REQUEST = "ok", "step", "request"
 
 # All labels of the counters; for counters of an engine, the label behind the engine's name.
 _KNOWN: Mapping[Metric, Sequence[Labels]] = {
@@ -83,7 +82,7 @@ class MeterSnapshot:
     """The meter's values at one moment."""
 
     counters: Mapping[Metric, Mapping[Labels, float]]
-    histograms: Mapping[tuple[Metric, Labels], tuple[list[Bucket], float]]
+    histograms: Mapping[tuple[Metric, Labels], CountedValues]
     samples: Mapping[str, EngineSample | None]
     gauges: Mapping[Metric, Mapping[Labels, float]]
 
@@ -96,15 +95,17 @@ class Meter:
         objectives: Sequence[Objective],
         engines: Sequence[str],
         is_served: Callable[[str], bool] = lambda _: False,
+        *,
+        with_bins: bool = False,
     ) -> None:
-        """`is_served` says whether any engine serves a model of this name."""
+        """`is_served` says whether any engine serves a model; `with_bins` is for a push."""
         self.objectives = tuple(objectives)
         self._is_served = is_served
         self._lock = threading.Lock()
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
             metric: defaultdict(float) for metric in m.AGENT_METRICS
         }
-        self._latencies = LatencyHistograms(objectives)
+        self._latencies = LatencyHistograms(objectives, with_bins=with_bins)
         self._engine_models: set[Labels] = set()
         self._strangers = 0
         self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
@@ -291,8 +292,7 @@ class Meter:
         """All values now."""
         with self._lock:
             counters = {metric: dict(values) for metric, values in self._counters.items()}
-            histograms = self._latencies.snapshot()
-            samples = dict(self._samples)
+            histograms, samples = self._latencies.snapshot(), dict(self._samples)
         gauges = {
             metric: {labels: value for labels, read in of.items() if (value := read()) is not None}
             for metric, of in self._gauges.items()

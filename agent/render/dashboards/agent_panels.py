@@ -194,6 +194,17 @@ AGENT_ROW = PanelRow(
             PanelUnit.BYTES,
             (total(m.FORWARD_QUEUE, "bytes"),),
         ),
+        Panel(
+            "Push of metrics",
+            "Exports of all metrics over OTLP, those that were dropped, and points that the "
+            "endpoint refused.",
+            PanelUnit.PER_SECOND,
+            (
+                total(own.METRICS_PUSHED, "accepted"),
+                _by("reason", own.PUSH_DROPPED, "dropped"),
+                total(own.PUSH_POINTS_REJECTED, "points refused"),
+            ),
+        ),
     ),
     closed=True,
 )

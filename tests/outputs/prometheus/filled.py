@@ -10,7 +10,13 @@ from agent.catalog import metrics as m
 from agent.catalog import own_health as own
 from agent.catalog.causes import Cause
 from agent.catalog.metric import Kind
-from agent.catalog.reasons import ExportRefused, FiguresMissing, JournalDropped, StoreWrite
+from agent.catalog.reasons import (
+    ExportRefused,
+    FiguresMissing,
+    ForwardDropped,
+    JournalDropped,
+    StoreWrite,
+)
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -155,6 +161,9 @@ def _gauges(meter: Meter) -> None:
     meter.gauge(own.JOB_LATE, lambda: 0, "fold rollups")
     meter.count(own.JOB_MISSES, "fold rollups", own.JobMiss.SKIPPED, by=2)
     _fill_journal(meter)
+    meter.count(own.METRICS_PUSHED, by=40)
+    meter.count(own.PUSH_DROPPED, ForwardDropped.UNREACHABLE, by=2)
+    meter.count(own.PUSH_POINTS_REJECTED, by=3)
 
 
 def _fill_journal(meter: Meter) -> None:

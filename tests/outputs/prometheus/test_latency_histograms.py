@@ -39,18 +39,20 @@ def test_a_histogram_counts_known_values_and_omits_unknown_ones(
     meter = Meter((), [])
     count(meter, joined(1), joined(2, **unknown), joined(3))
     labels = AT_PROXY[: len(histogram.labels)]
-    buckets, total = meter.snapshot().histograms[histogram, labels]
+    counted = meter.snapshot().histograms[histogram, labels]
     value_s = latency.value(joined(1))
     assert value_s is not None
-    assert buckets[-1][1] == 2
-    assert total == pytest.approx(2 * value_s)
+    assert counted.buckets[-1][1] == 2
+    assert counted.sum == pytest.approx(2 * value_s)
 
 
 def test_a_latency_is_counted_at_its_vantage() -> None:
     meter = Meter((), [])
     count(meter, record(1), record(2, vantage=Vantage.PROXY), joined(3))
     histograms = meter.snapshot().histograms
-    counted = {labels: histograms[m.TTFT, labels][0][-1][1] for labels in (AT_ENGINE, AT_PROXY)}
+    counted = {
+        labels: histograms[m.TTFT, labels].buckets[-1][1] for labels in (AT_ENGINE, AT_PROXY)
+    }
     assert counted == {AT_ENGINE: 1, AT_PROXY: 2}
 
 
@@ -65,7 +67,7 @@ def test_a_request_that_waited_for_its_other_view_gives_no_exemplar_after_newer_
     count(meter, record(4, vantage=Vantage.PROXY, received_at=NOON + 5))
     for labels in (AT_PROXY, AT_PROXY[:2]):
         measure = m.TTFT if labels == AT_PROXY else m.QUEUE
-        buckets, _ = meter.snapshot().histograms[measure, labels]
+        buckets = meter.snapshot().histograms[measure, labels].buckets
         (exemplar,) = [exemplar for _, _, exemplar in buckets if exemplar]
         assert (exemplar.labels["trace_id"], exemplar.timestamp) == (
             record(3).trace_id,
@@ -77,10 +79,10 @@ def test_a_request_that_waited_for_its_other_view_gives_no_exemplar_after_newer_
 def test_each_gap_between_chunks_is_counted() -> None:
     meter = Meter((), [])
     count(meter, joined(1), joined(2), record(3))
-    buckets, total = meter.snapshot().histograms[m.CHUNK_GAP, AT_PROXY[:2]]
-    assert buckets[-1][1] == 8
-    assert dict((text, n) for text, n, _ in buckets)["0.015"] == 6
-    assert total == pytest.approx(2 * (3 * 0.01 + 0.2), rel=0.006)
+    gaps = meter.snapshot().histograms[m.CHUNK_GAP, AT_PROXY[:2]]
+    assert gaps.buckets[-1][1] == 8
+    assert dict((text, n) for text, n, _ in gaps.buckets)["0.015"] == 6
+    assert gaps.sum == pytest.approx(2 * (3 * 0.01 + 0.2), rel=0.006)
 
 
 limits = st.floats(1e-4, 100.0).map(lambda limit_ms: limit_ms / 1000) | st.sampled_from([0.2, 0.1])
@@ -106,6 +108,7 @@ def test_the_bucket_of_a_limit_counts_exactly_the_requests_that_met_it(
     meter = Meter((objective("only", ttft_s=limit_s),), [])
     count(meter, *[record(number, ttft_s=value) for number, value in enumerate(latencies_s)])
     snapshot = meter.snapshot()
-    buckets, _ = snapshot.histograms.get((m.TTFT, AT_ENGINE), ([], 0.0))
-    within = {float(text): counted for text, counted, _ in buckets}.get(limit_s, 0)
+    counted = snapshot.histograms.get((m.TTFT, AT_ENGINE))
+    buckets = counted.buckets if counted else []
+    within = {float(text): requests for text, requests, _ in buckets}.get(limit_s, 0)
     assert within == snapshot.counters[m.SLO_REQUESTS].get(("only", "chat-0", "llama", "met"), 0)

@@ -172,7 +172,7 @@ def test_a_request_stored_before_is_counted_only_as_a_duplicate() -> None:
     assert snapshot.counters[m.SPANS]["stored",] == 1
     assert snapshot.counters[m.SPANS]["duplicate",] == 4
     assert sum(slo(snapshot).values()) == 1
-    (buckets, _) = snapshot.histograms[m.DURATION, AT_ENGINE]
+    buckets = snapshot.histograms[m.DURATION, AT_ENGINE].buckets
     assert buckets[-1][1] == 1
 
 
@@ -267,7 +267,8 @@ def test_counts_are_exact_under_many_threads_and_each_snapshot_is_consistent() -
     go.wait()
     while any(sender.is_alive() for sender in senders):
         snapshot = meter.snapshot()
-        observed = sum(b[-1][1] for (of, _), (b, _) in snapshot.histograms.items() if of is m.TTFT)
+        ttfts = [each for (of, _), each in snapshot.histograms.items() if of is m.TTFT]
+        observed = sum(each.buckets[-1][1] for each in ttfts)
         if not observed == sum(slo(snapshot).values()) == snapshot.counters[m.SPANS]["stored",]:
             inconsistent.append(snapshot)
     for sender in senders:

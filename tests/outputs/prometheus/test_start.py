@@ -9,9 +9,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from agent.catalog import metrics as m
+from agent.catalog import own_health as own
 from agent.catalog.gpu_facts import XID_ERRORS
 from agent.catalog.metric import Kind
-from agent.catalog.reasons import JournalDropped
+from agent.catalog.reasons import PUSHES_DROPPED, JournalDropped
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
@@ -59,6 +60,9 @@ def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
     for reason in JournalDropped:
         # As an agent with a journal begins.
         meter.count(m.JOURNAL_DROPPED, reason, by=0)
+    for dropped in PUSHES_DROPPED:
+        # As one begins that pushes its metrics.
+        meter.count(own.PUSH_DROPPED, dropped, by=0)
     meter.sample(EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={}))
     body, _ = AgentExposition(meter, INFO, lambda: [gpu]).render("text/plain")
     for family in read_text(body.decode()):

@@ -139,6 +139,12 @@ CASES = (
         "does not forward OTLP bodies",
     ),
     _losing(
+        "LlmAgentPushDropping",
+        "llm_agent_metrics_push_dropped_total",
+        "unreachable",
+        "does not push its metrics",
+    ),
+    _losing(
         "LlmAgentProxyFailing",
         "llm_agent_proxy_failures_total",
         "full",

@@ -99,7 +99,7 @@ BY_MACHINE = {
     "Processes killed as memory ran out / {{engine}}",
 }
 
-# An engine that is away with a GPU that is not there, and a destination of spans that is none.
+# An engine that is away with a GPU that is not there; the destination of spans and metrics is none.
 SETTINGS = """
 name: agent-0
 engines:
@@ -108,6 +108,7 @@ engines:
   - {{name: away, url: '{nowhere}', scrape_interval: 0.5s, gpus: [9]}}
 proxy: {{listen: '127.0.0.1:{proxy}', engine: engine-0, join_wait: 2s}}
 otlp: {{forward_to: '{engine}'}}
+otlp_metrics: {{endpoint: '{engine}', interval: 1s}}
 objectives:
   - {{name: chat, preset: chat}}
   - {{name: answers, match: {{model: 'simulated*'}}, e2e_ms: 10000, target: 0.9}}

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from agent.outputs.otlp_forwarder import destination
+from agent.outputs.otlp_destinations import destination
 from tests.outputs.forwarding import forwarding
 from tests.outputs.otlp_destinations import Destination, grpc_destination, http_destination
 from tests.real_parts.ports import free_port

@@ -1,0 +1,230 @@
+"""The export of all metrics, against the exposition and the SDK of OpenTelemetry."""
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AGGREGATION_TEMPORALITY_CUMULATIVE,
+    DataPointFlags,
+)
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.analysis.exponential import SCALE, relative_error
+from agent.analysis.quantiles import RELATIVE_ERROR
+from agent.catalog import engine_facts as facts
+from agent.catalog import metrics as m
+from agent.outputs.prometheus.meter import MAX_STRANGERS, Meter
+from agent.records.request import ProxyView
+from tests.outputs.otlp_metrics.pushed import (
+    STARTED_AT,
+    point,
+    points_of,
+    request_of,
+    requests_of_agent,
+)
+from tests.outputs.prometheus.filled import FULL_SAMPLE, JOINED, count, exposition_of, filled_meter
+from tests.records.making import NOON, objective, record
+
+ENDED = DataPointFlags.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+TTFT = m.TTFT.name
+
+
+def meter_with(*ttfts_s: float) -> Meter:
+    """A meter that counts in bins, after requests with these TTFTs."""
+    meter = Meter((), ["chat-0"], with_bins=True)
+    count(meter, *(record(number, ttft_s=ttft_s) for number, ttft_s in enumerate(ttfts_s)))
+    return meter
+
+
+def test_every_sample_of_the_exposition_is_pushed_under_its_name_with_its_labels_and_value() -> (
+    None
+):
+    meter = filled_meter()
+    meter.sample(FULL_SAMPLE)
+    pushed = {
+        (one.metric.name, frozenset(one.labels.items())): one
+        for one in points_of(request_of(meter))
+    }
+    found = set()
+    for family in text_string_to_metric_families(exposition_of(meter)):
+        for sample in family.samples:
+            if family.type == "histogram":
+                labels = {key: value for key, value in sample.labels.items() if key != "le"}
+                key = (family.name, frozenset(labels.items()))
+                histogram = pushed[key].point
+                if sample.name.endswith("_count"):
+                    assert histogram.count == sample.value
+                elif sample.name.endswith("_sum"):
+                    assert histogram.sum == sample.value
+                else:
+                    below = sum(float(sample.labels["le"]) > b for b in histogram.explicit_bounds)
+                    assert sum(histogram.bucket_counts[: below + 1]) == sample.value
+            else:
+                key = (sample.name, frozenset(sample.labels.items()))
+                assert pushed[key].point.as_double == sample.value
+                assert pushed[key].kind == {"counter": "sum", "gauge": "gauge"}[family.type]
+            assert pushed[key].metric.description == family.documentation
+            found.add(key)
+    assert found == set(pushed)
+
+
+def test_a_counter_is_cumulative_and_monotonic_since_the_agent_began() -> None:
+    of = {"engine": "chat-0", "model": "llama"}
+    one = point(request_of(filled_meter()), "llm_requests_total", status="error", **of)
+    assert one.metric.sum.is_monotonic
+    assert one.metric.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+    assert one.point.start_time_unix_nano == STARTED_AT * 1_000_000_000
+    assert one.point.time_unix_nano == NOON * 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("engine_started_at", "start"),
+    [(NOON - 60.0, NOON - 60), (None, 0), (NOON + 5.0, 0)],
+    ids=["known", "unknown", "by a clock ahead"],
+)
+def test_a_counter_of_an_engine_began_with_its_process(
+    engine_started_at: float | None, start: int
+) -> None:
+    meter = filled_meter()
+    started = {} if engine_started_at is None else {"chat-0": engine_started_at}
+    request = request_of(meter, engines_started_at=started)
+    one = point(request, f"{facts.REQUESTS_FINISHED.name}_total", finish_reason="stop")
+    assert one.point.start_time_unix_nano == start * 1_000_000_000
+    of_host = point(request, "llm_engine_oom_kills_total", engine="chat-0")
+    assert of_host.point.start_time_unix_nano == 0
+
+
+def test_units_are_those_of_ucum() -> None:
+    request = request_of(meter_with(0.1))
+    assert point(request, TTFT).metric.unit == "s"
+    assert point(request, "llm_input_tokens_total", model="llama").metric.unit == ""
+    units = {one.metric.unit for one in points_of(request_of(filled_meter()))}
+    assert units == {"s", "By", "1", ""}
+
+
+def by_sdk(values_s: list[float], max_buckets: int) -> Any:
+    """The point that OpenTelemetry's SDK makes of these values, from our scale down."""
+    aggregation = ExponentialBucketHistogramAggregation(max_size=max_buckets, max_scale=SCALE)
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(
+        metric_readers=[reader], views=[View(instrument_name="t", aggregation=aggregation)]
+    )
+    instrument = provider.get_meter("test").create_histogram("t")
+    for value_s in values_s:
+        instrument.record(value_s)
+    data = reader.get_metrics_data()
+    provider.shutdown()
+    assert data is not None
+    (one,) = data.resource_metrics[0].scope_metrics[0].metrics[0].data.data_points
+    return one
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0])
+@pytest.mark.parametrize("max_buckets", [40, 160, 2400])
+def test_a_histogram_has_the_buckets_that_the_sdk_makes_of_the_same_values(
+    spread: float, max_buckets: int
+) -> None:
+    seeded = Random(7)
+    values_s = [seeded.lognormvariate(-1.6, spread) for _ in range(500)]
+    ours = point(request_of(meter_with(*values_s), max_buckets=max_buckets), TTFT).point
+    theirs = by_sdk(values_s, max_buckets)
+    assert len(ours.positive.bucket_counts) <= max_buckets
+    assert (ours.scale, ours.count, ours.zero_count) == (theirs.scale, 500, 0)
+    assert _counts(ours.positive) == _counts(theirs.positive)
+    assert ours.sum == pytest.approx(theirs.sum)
+
+
+def _counts(buckets: Any) -> dict[int, int]:
+    return {
+        index: count for index, count in enumerate(buckets.bucket_counts, buckets.offset) if count
+    }
+
+
+def test_the_error_at_a_scale_doubles_with_each_lower_one() -> None:
+    assert relative_error(SCALE) == pytest.approx(RELATIVE_ERROR)
+    bounds = [round(100 * relative_error(scale), 2) for scale in range(6, 1, -1)]
+    # docs/metrics-push.md has them.
+    assert bounds == [0.54, 1.08, 2.17, 4.33, 8.64]
+
+
+def test_gaps_between_chunks_are_pushed_by_their_bins() -> None:
+    meter = Meter((), ["chat-0"], with_bins=True)
+    count(meter, JOINED)
+    gaps = point(request_of(meter, max_buckets=2400), m.CHUNK_GAP.name).point
+    assert JOINED.proxied is not None
+    # A bin's number is that of its bucket's upper bound.
+    pushed = {index + 1: times for index, times in _counts(gaps.positive).items()}
+    assert pushed == JOINED.proxied.gaps
+
+
+def test_an_exemplar_names_its_trace() -> None:
+    one = point(request_of(meter_with(0.1)), TTFT).point
+    (exemplar,) = one.exemplars
+    assert exemplar.trace_id.hex() == record(0).trace_id
+    assert exemplar.as_double == 0.1
+
+
+def test_a_series_that_is_gone_is_ended_once() -> None:
+    meter, requests = filled_meter(), requests_of_agent()
+    meter.sample(FULL_SAMPLE)
+    before = {_key(one) for one in points_of(request_of(meter, requests))}
+    meter.scrape_failed("chat-0", "connection")
+    during = points_of(request_of(meter, requests))
+    ended = {_key(one) for one in during if one.point.flags & ENDED}
+    alive = {_key(one) for one in during if not one.point.flags & ENDED}
+    assert before - alive == ended
+    assert {name for name, _, _ in ended} >= {
+        facts.REQUESTS_RUNNING.name,
+        f"{facts.OUTPUT_TOKENS.name}_total",
+        facts.QUEUE_TIME.name,
+    }
+    after = points_of(request_of(meter, requests))
+    assert not any(one.point.flags & ENDED for one in after)
+
+
+def _key(one: Any) -> tuple[str, str, frozenset[tuple[str, str]]]:
+    return one.metric.name, one.kind, frozenset(one.labels.items())
+
+
+def pushed_after(models: int) -> Counter[str]:
+    """How many points each metric has after requests of so many models, tenants and users."""
+    meter = Meter((objective("chat"),), ["chat-0"], with_bins=True)
+    seeded = Random(models)
+    count(
+        meter,
+        *(
+            record(
+                number,
+                model=f"made-up-{number}",
+                tenant=f"tenant-{number}",
+                proxied=ProxyView(end_user=f"user-{number}"),
+                engine=("chat-0", f"engine-{number}")[number % 2],
+                ttft_s=seeded.lognormvariate(-1.6, 3.0),
+            )
+            for number in range(models)
+        ),
+    )
+    request = request_of(meter)
+    points = points_of(request)
+    for one in points:
+        assert not {"tenant", "end_user"} & one.labels.keys()
+        if one.kind == "exponential_histogram":
+            assert len(one.point.positive.bucket_counts) <= 160
+    series = {
+        (family.name, tuple(sorted((k, v) for k, v in sample.labels.items() if k != "le")))
+        for family in text_string_to_metric_families(exposition_of(meter))
+        for sample in family.samples
+    }
+    assert len(points) == len(series)
+    return Counter(one.metric.name for one in points)
+
+
+def test_thousands_of_models_tenants_and_users_give_no_more_points_than_the_exposition() -> None:
+    few, many = pushed_after(2 * MAX_STRANGERS), pushed_after(4_000)
+    assert many == few
+    assert many[TTFT] <= MAX_STRANGERS + 3
