@@ -34,8 +34,12 @@ def _config() -> Config:
     return config
 
 
+@cache
 def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config())
+    scripts = ScriptDirectory.from_config(_config())
+    # Load them now: several threads use them.
+    scripts.get_current_head()
+    return scripts
 
 
 @cache

@@ -19,7 +19,7 @@ from typing import Self
 
 import pynvml  # type: ignore[import-untyped]
 
-MODULES = ("agent", "agent.simulator")
+MODULES = ("agent", "agent.simulator", "tests.real_parts.storing_part")
 _FORKING = multiprocessing.get_context("forkserver")
 # With what the commands import when they run.
 _IMPORTED = [
@@ -33,6 +33,7 @@ _IMPORTED = [
     "agent.demo",
     "agent.render.reference",
     "agent.simulator.openai_server",
+    "tests.real_parts.loaded_migrations",
 ]
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1

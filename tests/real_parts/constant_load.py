@@ -1,0 +1,97 @@
+"""Senders of spans over HTTP that never give up: each batch is sent until it is acknowledged."""
+
+import http.client
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.real_parts.span_sender import request_span
+
+SENDERS = 3
+SPANS_A_BATCH = 3
+_AGAIN_AFTER_S = 0.005
+_ANSWER_WITHIN_S = 120.0
+_PROTOBUF = {"Content-Type": "application/x-protobuf"}
+
+
+class ConstantLoad:
+    """Three threads; `sent` and `acknowledged` hold trace ids in hex."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.sent: set[str] = set()
+        self.acknowledged: set[str] = set()
+        self.refusals = 0
+        self._batches = [0] * SENDERS
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._send, args=(n,)) for n in range(SENDERS)]
+
+    def start(self) -> None:
+        """Begin to send."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End; what is not acknowledged yet stays so."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def more_acknowledged(self, batches: int, *, of_each: bool = False) -> None:
+        """Return when so many further batches are acknowledged, in all or `of_each` sender."""
+        before = list(self._batches)
+
+        def came() -> bool:
+            more = [now - then for now, then in zip(self._batches, before, strict=True)]
+            return (min(more) if of_each else sum(more)) >= batches
+
+        with self._changed:
+            assert self._changed.wait_for(came, _ANSWER_WITHIN_S), "no batch is acknowledged"
+
+    def _send(self, sender: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_WITHIN_S)
+        ids, body = self._next_batch()
+        while not self._stopping.is_set():
+            if not _is_acknowledged(connection, body):
+                self.refusals += 1
+                self._stopping.wait(_AGAIN_AFTER_S)
+                continue
+            with self._changed:
+                self.acknowledged.update(ids)
+                self._batches[sender] += 1
+                self._changed.notify_all()
+            ids, body = self._next_batch()
+        connection.close()
+
+    def _next_batch(self) -> tuple[Sequence[str], bytes]:
+        spans = [request_span("under load") for _ in range(SPANS_A_BATCH)]
+        request = ExportTraceServiceRequest()
+        request.resource_spans.add().scope_spans.add().spans.extend(spans)
+        ids = [span.trace_id.hex() for span in spans]
+        self.sent.update(ids)
+        return ids, request.SerializeToString()
+
+
+def _is_acknowledged(connection: http.client.HTTPConnection, body: bytes) -> bool:
+    try:
+        connection.request("POST", "/v1/traces", body, _PROTOBUF)
+        response = connection.getresponse()
+        response.read()
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        return False
+    return response.status == 200
+
+
+@contextmanager
+def constant_load(port: int) -> Iterator[ConstantLoad]:
+    """A load inside the block, to an OTLP receiver over HTTP that need not be there yet."""
+    load = ConstantLoad(port)
+    load.start()
+    try:
+        yield load
+    finally:
+        load.stop()

@@ -1,0 +1,61 @@
+"""The part of the agent that stores: the receiver of spans over HTTP, the writer, and its jobs.
+
+A start of the whole agent takes several times as long, too long to be killed hundreds of times.
+The argument is the file with the settings.
+"""
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.analysis.verdicts import Judge
+from agent.app.connection_limits import ConnectionLimits, raise_descriptors
+from agent.app.doors import Doors
+from agent.app.jobs import Jobs
+from agent.app.storing import EXPIRE_EVERY_S, MEASURE_EVERY_S, AgentStore
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.request_pipeline import RequestPipeline
+from agent.settings import Settings, load
+from agent.sources.engines.directory import EngineDirectory
+from agent.sources.otlp.receiver import Receiver
+from agent.sources.otlp.span_reader import SpanReader
+from agent.store.agent_state import AgentState
+
+
+class _JobsOfNewRows(Jobs):
+    """Jobs without those on old rows, of which each start would run one and there are none."""
+
+    def every(
+        self, interval_s: float, name: str, job: Callable[[float], object], *, at_once: bool = False
+    ) -> None:
+        """Schedule a job on new rows."""
+        if interval_s < EXPIRE_EVERY_S and interval_s != MEASURE_EVERY_S:
+            super().every(interval_s, name, job, at_once=at_once)
+
+
+async def store_until_killed(settings: Settings) -> None:
+    """Receive and store; never returns."""
+    objectives = settings.all_objectives()
+    directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
+    meter = Meter(objectives, [engine.name for engine in settings.engines], directory.is_served)
+    store = AgentStore(settings, objectives, meter, time.time, state=AgentState())
+    judge = Judge(objectives)
+    pipeline = RequestPipeline(judge, store.writer(judge), meter)
+    reader = SpanReader(directory.identify, settings.name)
+    receiver = Receiver(reader, pipeline.accept, None, meter, time.time)
+    doors = Doors(settings, ConnectionLimits(raise_descriptors(), meter.client_cut))
+    await doors.receive(receiver)
+    jobs = _JobsOfNewRows(time.time)
+    store.schedule(jobs)
+    jobs.start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    # As the agent does: a search among the imports would copy their memory.
+    gc.freeze()
+    gc.disable()
+    asyncio.run(store_until_killed(load(Path(sys.argv[1]), {})))
