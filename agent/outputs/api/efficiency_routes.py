@@ -57,10 +57,10 @@ def efficiency_routes(
 
         Empty for one tenant or objective: GPUs work for all requests at once.
         """
-        if chosen.tenant is not None or chosen.objective is not None:
-            return ListOf[EfficiencyStepResponse](items=[])
         length_s = window_s(window, longest_s)
         each_s = step_s(step, length_s, max(grid_s(length_s), BOOK_EVERY_S))
+        if chosen.tenant is not None or chosen.objective is not None:
+            return ListOf[EfficiencyStepResponse](items=[])
         over = window_before(now(), length_s, each_s)
         return ListOf[EfficiencyStepResponse](
             items=list(_steps(minutes(over, chosen, each_s), over, each_s))

@@ -50,6 +50,7 @@ def test_a_part_of_the_requests_has_no_efficiency(api: Api) -> None:
 
 
 def test_a_step_shorter_than_a_minute_is_refused(api: Api) -> None:
-    status, sentence = api.refusal("efficiency", window="10m", step="10s")
-    assert status == 422
-    assert "no multiple of 60s" in sentence
+    for part in ({}, {"tenant": "any"}):
+        status, sentence = api.refusal("efficiency", window="10m", step="10s", **part)
+        assert status == 422
+        assert "no multiple of 60s" in sentence
