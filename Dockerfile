@@ -14,9 +14,8 @@ COPY migrations ./migrations
 COPY docs/runbooks ./docs/runbooks
 RUN python -m pip wheel --no-deps --wheel-dir "$WHEELS" .
 # Installs only packages that were checked above, and of those only the agent's dependencies.
-RUN python -m venv "$VENV" \
- && "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" goodput-agent \
- && "$VENV/bin/python" -m pip uninstall --yes pip setuptools
+RUN python -m venv --without-pip "$VENV" \
+ && python -m pip --python "$VENV/bin/python" install --no-index --find-links "$WHEELS" goodput-agent
 
 FROM ${BASE}
 ARG VENV=/opt/goodput-agent
