@@ -21,7 +21,6 @@ from agent.store.agent_state import AgentState
 from agent.store.claim import own_instance
 from agent.store.connection import for_writing, in_transaction, open_engine
 from agent.store.journal.answering import EitherDatabase
-from agent.store.journal.cutting_off import cut_off_after
 from agent.store.journal.file_lock import JournalLock
 from agent.store.journal.forwarder import JournalForwarder, SharedDatabase
 from agent.store.journal.noting import begin_run
@@ -33,15 +32,13 @@ from agent.store.query_limits import open_query_engine
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
 from agent.store.store_queries import StoreQueries
+from agent.store.time_limits import UPKEEP_S, limit_waits
 from agent.store.transactions import Joining, request_settle
 from agent.store.writing import Settle, nothing_waits
 
 _LOG = logging.getLogger(__name__)
 
 KEEP_ROOM_EVERY_S = 1.0
-# A slice of the upkeep of large tables; queries are cut off a little after their own limit.
-UPKEEP_S = 600.0
-_AFTER_QUERY_S = 5.0
 
 
 class Journaling:
@@ -73,10 +70,9 @@ class Journaling:
         self.on_damage: Callable[[Exception], None] = _ignored
         self._settle: Settle = nothing_waits
         self.forwarder = self._make_forwarder(objectives)
-        self._queries = open_query_engine(storage.url, storage.query_timeout, pool_pre_ping=False)
-        cut_off_after(self._queries, storage.query_timeout + _AFTER_QUERY_S)
+        self._queries = open_query_engine(storage.url, storage.query_timeout)
         self._upkeep = open_engine(storage.url, pool_pre_ping=False)
-        cut_off_after(self._upkeep, UPKEEP_S)
+        limit_waits(self._upkeep, UPKEEP_S)
         self._show()
 
     def _make_forwarder(self, objectives: Sequence[Objective]) -> JournalForwarder:

@@ -26,7 +26,6 @@ from agent.outputs.web import documentation_page, runbooks
 from agent.settings import Settings
 from agent.store.agent_queries import engines_of
 from agent.store.health import StoreHealth
-from agent.store.journal.cutting_off import cut_off_after
 from agent.store.migrating import require_newest
 from agent.store.query_limits import open_query_engine
 from agent.store.store_queries import StoreQueries
@@ -34,8 +33,6 @@ from agent.store.store_queries import StoreQueries
 Row = Mapping[str, Any]
 
 ASK_EVERY_S = 5.0
-# A frozen server answers no time-out.
-_CUT_OFF_AFTER_QUERY_S = 5.0
 
 _METRICS = b"# `goodput-agent serve` publishes no metrics: Prometheus scrapes the agents.\n"
 
@@ -116,10 +113,7 @@ def _open(settings: Settings) -> Engine:
         raise SettingsInvalid(
             ["storage.url is not set; set it to the database that the agents write to"]
         )
-    engine = open_query_engine(storage.url, storage.query_timeout, pool_pre_ping=False)
-    if engine.dialect.name == "postgresql":
-        cut_off_after(engine, storage.query_timeout + _CUT_OFF_AFTER_QUERY_S)
-    return engine
+    return open_query_engine(storage.url, storage.query_timeout)
 
 
 async def serve(settings: Settings) -> None:

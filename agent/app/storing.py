@@ -35,6 +35,7 @@ from agent.store.query_limits import open_query_engine
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
 from agent.store.store_queries import StoreQueries
+from agent.store.time_limits import CUT_OFF_LATER_S, UPKEEP_S, limit_waits
 from agent.store.transactions import Joining, request_settle, request_write
 from agent.store.writing import RequestWriter
 
@@ -75,7 +76,8 @@ class AgentStore:
         self.folded_at = now()
         self.size_bytes: float | None = None
         self.health = StoreHealth()
-        self.database = open_engine(storage.own_url)
+        self.database = self._open_for_writes()
+        self._upkeep = self._open_upkeep()
         self._query_database = open_query_engine(storage.own_url, storage.query_timeout)
         self.journaling = self._make_journaling(objectives)
         self.minutes = MinuteStore(self.database, settings.name)
@@ -83,14 +85,28 @@ class AgentStore:
             self.database, settings.name, storage.max_series, self._set_aside
         )
         self._rollups = RollupStore(
-            self.database,
+            self._upkeep,
             settings.name,
             storage.max_series,
             lambda requests: meter.label_replaced("series", requests),
         )
-        self._retention = Retention(self.database)
+        self._retention = Retention(self._upkeep)
         self._keeper = self._make_keeper(objectives, now)
         self._keeper.start(wait_s=OPEN_WITHIN_S)
+
+    def _open_for_writes(self) -> Engine:
+        storage = self._settings.storage
+        engine, limit_s = open_engine(storage.own_url, pool_pre_ping=False), storage.write_timeout
+        limit_waits(engine, limit_s + CUT_OFF_LATER_S, statement_s=limit_s)
+        return engine
+
+    def _open_upkeep(self) -> Engine:
+        """The engine of the jobs on many rows: on PostgreSQL their statements have no limit."""
+        if self.database.dialect.name != "postgresql":
+            return self.database
+        engine = open_engine(self._settings.storage.own_url, pool_pre_ping=False)
+        limit_waits(engine, UPKEEP_S)
+        return engine
 
     def _make_journaling(self, objectives: Sequence[Objective]) -> Journaling | None:
         journal = self._settings.storage.used_journal
@@ -113,7 +129,7 @@ class AgentStore:
 
         keeper = StoreKeeper(
             storage.own_url,
-            [self.database, self._query_database],
+            [self.database, self._query_database, self._upkeep],
             claim=NameClaim(
                 name,
                 own_instance(),
@@ -239,8 +255,8 @@ class AgentStore:
         storage = self._settings.storage
         rollups_before = now - storage.keep_rollups
         gone = self._retention.expire(now - storage.keep_requests, rollups_before, now)
-        gone += self.minutes.expire(rollups_before)
-        merge_minutes(self.database, self._settings.name, now)
+        gone += MinuteStore(self._upkeep, self._settings.name).expire(rollups_before)
+        merge_minutes(self._upkeep, self._settings.name, now)
         return gone
 
     def close(self) -> None:
@@ -249,6 +265,7 @@ class AgentStore:
             self.journaling.close(FORWARDED_WITHIN_S)
         self._keeper.close()
         self._query_database.dispose()
+        self._upkeep.dispose()
         self.database.dispose()
         if self.journaling is not None:
             self.journaling.release()

@@ -32,6 +32,8 @@ class StorageSettings(Section):
     """How long rollups, minutes and events stay."""
     query_timeout: Duration = Field(default="10s")  # type: ignore[assignment]
     """How long a query of the API may take; a longer one gets 503."""
+    write_timeout: Duration = Field(default="30s")  # type: ignore[assignment]
+    """How long a write may take on PostgreSQL; a longer one is cancelled and sent again."""
     max_series: WholeNumber = Field(default=10_000, ge=1)
     """Series of models, tenants and lengths that figures tell apart; the rest is `other`."""
     on_corrupt: Literal["fail", "set_aside"] = "fail"

@@ -28,6 +28,8 @@ _POSTGRES_CONNECTION = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
+# An agent that hangs inside a transaction keeps its locks no longer than this.
+_IDLE_IN_TRANSACTION_S = 60.0
 _POLLING_WAIT_S = 5.0
 # PostgreSQL, "Error Codes".
 _QUERY_CANCELED = "57014"
@@ -108,10 +110,19 @@ def _begin_sqlite(connection: Any) -> None:
 
 def _open_postgres(url: URL, pool: Mapping[str, Any]) -> Engine:
     options = {"pool_size": 8, "pool_pre_ping": True, **pool}
-    engine = create_engine(url, connect_args=dict(_POSTGRES_CONNECTION), **options)
+    # What the URL says of a connection holds.
+    connect = {name: value for name, value in _POSTGRES_CONNECTION.items() if name not in url.query}
+    engine = create_engine(url, connect_args=connect, **options)
+    event.listen(engine, "connect", _prepare_postgres)
     event.listen(engine, "begin", _begin_postgres)
     event.listen(engine, "before_cursor_execute", _fetch_binary)
     return engine
+
+
+def _prepare_postgres(connection: Any, _record: object) -> None:
+    limit_ms = round(_IDLE_IN_TRANSACTION_S * 1000)
+    connection.execute(f"SET idle_in_transaction_session_timeout = {limit_ms}")
+    connection.commit()
 
 
 def _fetch_binary(*given: Any) -> None:

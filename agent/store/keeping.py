@@ -16,6 +16,7 @@ from agent.store.failure_words import CORRUPT_CODES, sqlite_code
 from agent.store.health import StoreHealth
 from agent.store.migrating import upgrade
 from agent.store.sqlite_place import SqlitePlace, set_aside, sqlite_path
+from agent.store.time_limits import MIGRATION_S, limit_waits
 
 _LOG = logging.getLogger(__name__)
 
@@ -162,7 +163,8 @@ class StoreKeeper:
         return place
 
     def _make_ready(self, place: SqlitePlace | None) -> None:
-        engine = open_engine(self._url)
+        engine = open_engine(self._url, pool_pre_ping=False)
+        limit_waits(engine, MIGRATION_S)
         try:
             before, after = upgrade(engine)
             if before != after:

@@ -8,6 +8,7 @@ from sqlalchemy import Engine, event
 
 from agent.errors import QueryTooSlow
 from agent.store.connection import open_engine
+from agent.store.time_limits import CUT_OFF_LATER_S, limit_waits
 
 # SQLite looks at the clock after this many steps of its machine, which take less than 1 ms.
 _STEPS_PER_LOOK = 10_000
@@ -18,9 +19,11 @@ _DEADLINE = "query_deadline"
 def open_query_engine(url: str, limit_s: float, **pool: Any) -> Engine:
     """An engine for queries. Raises SettingsInvalid.
 
-    It has connections of its own, so that slow queries take none from those who write.
+    It has connections of its own, so that slow queries take none from those who write. One of
+    PostgreSQL that does not answer is cut off.
     """
-    engine = open_engine(url, pool_timeout=limit_s, **pool)
+    engine = open_engine(url, pool_timeout=limit_s, pool_pre_ping=False, **pool)
+    limit_waits(engine, limit_s + CUT_OFF_LATER_S)
     event.listen(engine, "begin", partial(_begin, limit_s=limit_s))
     event.listen(engine, "before_cursor_execute", refuse_when_late)
     for end in ("commit", "rollback"):

@@ -38,6 +38,8 @@ def _end(_connection: object, record: Any) -> None:
 
 
 def _cut(connection: Any, limit_s: float) -> None:
+    if connection.closed:
+        return
     _LOG.warning("the shared database did not answer within %g s: the connection is cut", limit_s)
     with suppress(Exception), socket.socket(fileno=_copy_of(connection)) as own:
         own.shutdown(socket.SHUT_RDWR)
