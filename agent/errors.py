@@ -48,7 +48,11 @@ class ExpositionUnreadable(AgentError):
 
 
 class DiscoveryFailed(AgentError):
-    """The list of engines cannot be read now; the same call may succeed later."""
+    """The list of engines cannot be read now, but maybe later; `reason` is for counting."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class PayloadInvalid(AgentError):

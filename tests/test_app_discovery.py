@@ -1,6 +1,7 @@
 """Engines that are found in pods: the agent watches those of now, and starts anew for others."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from agent.app import processes
 from agent.app.discovery import EngineDiscovery, discovery_of
 from agent.errors import SettingsInvalid
+from agent.outputs.prometheus.agent_exposition import AgentExposition
+from agent.outputs.prometheus.meter import Meter
 from agent.settings import Settings, load
 from agent.sources.kubernetes import pod_watch
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.metric_pages import total
 from tests.real_parts.span_sender import request_span
 from tests.real_parts.waiting import eventually
 from tests.sources.engines.fixture_pages import body
@@ -123,6 +127,47 @@ def test_what_fails_is_said_and_the_other_namespaces_are_watched(
     found.read_first()
     assert engines(found) == {}
     assert found.in_words() == "the API server answers 403: pods is forbidden"
+
+
+def published(found: EngineDiscovery, name: str, **labels: str) -> float:
+    """The value of a metric of discovery; KeyError where it has none."""
+    meter = Meter((), [])
+    found.publish(meter)
+    body, _ = AgentExposition(meter, ("agent-0", "1.2.3", "false")).render("text/plain")
+    return total(body.decode(), name, **labels)
+
+
+def test_engines_found_failed_calls_and_the_last_success_are_published(
+    server: FakeApiServer, account: Path, tmp_path: Path
+) -> None:
+    success = "llm_agent_discovery_success_timestamp_seconds"
+    failures = "llm_agent_discovery_failures_total"
+    server.put(pod("chat-0"))
+    server.put(pod("chat-1"))
+    found = discovery(tmp_path, engines_from=kubernetes(server, account))
+    with pytest.raises(KeyError):
+        published(found, success)
+    before = time.time()
+    found.read_first()
+    assert before <= published(found, success, namespace="llm") <= time.time()
+    assert published(found, "llm_agent_discovered_engines", namespace="llm") == 2
+    assert published(found, failures) == 0
+    server.refuse(403, "pods is forbidden")
+    found.read_first()
+    assert published(found, failures, namespace="llm", call="list", reason="forbidden") == 1
+    assert published(found, failures) == 1
+    # What was known last counts on.
+    assert published(found, "llm_agent_discovered_engines", namespace="llm") == 2
+
+
+def test_engines_of_every_namespace_are_published_as_one_number(
+    server: FakeApiServer, account: Path, tmp_path: Path
+) -> None:
+    server.put(pod("chat-0"))
+    server.put(pod("chat-1", namespace="test"))
+    found = discovery(tmp_path, engines_from=kubernetes(server, account, namespaces=[]))
+    found.read_first()
+    assert published(found, "llm_agent_discovered_engines", namespace="all") == 2
 
 
 # When others must be watched
@@ -280,3 +325,5 @@ def test_the_running_agent_watches_the_pods_of_now(
             assert listening(agent) == sorted([ports.listen, ports.grpc, ports.http])
             parts = requests.get(f"{agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
             assert (parts["discovery"], parts["engines"]) == ("ok", "ok")
+            shown = total(agent.api.exposition(), "llm_agent_discovered_engines", namespace="llm")
+            assert shown == len(agent.api._json("/api/v1/engines", {})["items"])

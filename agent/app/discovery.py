@@ -4,12 +4,16 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from agent.app.readiness import OK
+from agent.catalog import own_health as own
+from agent.catalog.own_health import DiscoveryCall, DiscoveryFailure
 from agent.errors import DiscoveryFailed
+from agent.outputs.prometheus.meter import Meter
 from agent.settings import EngineSettings, Settings
 from agent.settings.discovery_settings import KubernetesSettings
 from agent.sources.kubernetes.api_server import ApiServer
@@ -20,6 +24,9 @@ _LOG = logging.getLogger(__name__)
 
 # Pods of one rollout follow each other: the agent starts anew for all of them at once.
 SETTLES_AFTER_S = 2.0
+
+# No namespace is named in the settings.
+EVERY_NAMESPACE = "all"
 
 
 class EngineDiscovery:
@@ -42,7 +49,7 @@ class EngineDiscovery:
             try:
                 watch.list()
             except DiscoveryFailed as error:
-                watch.problem = str(error)
+                watch.failed(error)
                 _LOG.warning("no engines are found yet: %s", error)
 
     def settings(self) -> Settings:
@@ -70,6 +77,17 @@ class EngineDiscovery:
         """What is wrong with it, or `ok`."""
         problems = {watch.problem for watch in self._watches if watch.problem is not None}
         return "; ".join(sorted(problems)) or OK
+
+    def publish(self, meter: Meter) -> None:
+        """Publish what is found and what fails, as known at each scrape."""
+        for watch in self._watches:
+            place = watch.namespace or EVERY_NAMESPACE
+            found, succeeded_at = partial(_engines, watch), partial(_succeeded_at, watch)
+            meter.gauge(own.DISCOVERED_ENGINES, found, place)
+            meter.gauge(own.DISCOVERY_SUCCESS, succeeded_at, place)
+            for failure in product(DiscoveryCall, DiscoveryFailure):
+                failed = partial(watch.failures.__getitem__, failure)
+                meter.gauge(own.DISCOVERY_FAILURES, failed, place, *failure)
 
     def _tell(self, now: tuple[EngineSettings, ...], on_change: Callable[[], None]) -> None:
         while not self._stop.is_set():
@@ -105,6 +123,14 @@ class EngineDiscovery:
         except ValidationError as error:
             _LOG.warning("the pod %s is not watched: %s", engine.name, error.errors()[0]["msg"])
             return None
+
+
+def _engines(watch: PodWatch) -> float:
+    return len(watch.engines())
+
+
+def _succeeded_at(watch: PodWatch) -> float | None:
+    return watch.succeeded_at
 
 
 def discovery_of(

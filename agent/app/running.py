@@ -139,6 +139,10 @@ class Agent:
         """Let `/readyz` say how a further part is."""
         self._readiness.add(part, in_words)
 
+    def publishes(self, publish: Callable[[Meter], None]) -> None:
+        """Let `/metrics` show what a further part knows."""
+        publish(self._meter)
+
     def _make_own_health(self) -> OwnHealth:
         own = OwnHealth(self._meter, self._now)
         own.of_store(self._store, self._writer)

@@ -71,6 +71,7 @@ class _Discovering:
         self._agent = agent
         self._discovery = discovery
         agent.tells("discovery", discovery.in_words)
+        agent.publishes(discovery.publish)
 
     async def start(self) -> None:
         """Start the agent, then follow the changes since its engines were found."""

@@ -51,6 +51,30 @@ class JobMiss(StrEnum):
     FAILED = "failed"
 
 
+class DiscoveryCall(StrEnum):
+    """What the agent asks the API server of a cluster for."""
+
+    LIST = "list"
+    WATCH = "watch"
+
+
+class DiscoveryFailure(StrEnum):
+    """Why a list or a watch of pods failed.
+
+    `gone`: the server has the changes since the last one no more, and the pods are listed anew.
+    `ended`: it ended a watch with an error.
+    """
+
+    UNREACHABLE = "unreachable"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    HTTP_STATUS = "http_status"
+    NO_JSON = "no_json"
+    MALFORMED = "malformed"
+    GONE = "gone"
+    ENDED = "ended"
+
+
 STAGE_LAG = gauge(
     "llm_agent_stage_lag_seconds",
     "Age of the oldest work that a stage of the agent has not done, by stage.",
@@ -112,6 +136,30 @@ PUSH_POINTS_REJECTED = counter(
     "llm_agent_metrics_push_rejected_points",
     "Points of accepted exports that the OTLP endpoint refused.",
     absent=_NO_PUSH,
+)
+_NO_DISCOVERY = "without engines_from.kubernetes"
+DISCOVERED_ENGINES = gauge(
+    "llm_agent_discovered_engines",
+    "Engines found in the pods of a namespace; `all` where the agent looks in every namespace.",
+    "namespace",
+    merge=Merge.MAX,
+    absent=_NO_DISCOVERY,
+)
+DISCOVERY_FAILURES = counter(
+    "llm_agent_discovery_failures",
+    "Lists and watches of pods that failed, by reason.",
+    "namespace",
+    "call",
+    "reason",
+    absent=_NO_DISCOVERY,
+)
+DISCOVERY_SUCCESS = gauge(
+    "llm_agent_discovery_success_timestamp_seconds",
+    "Unix time at which a list of pods succeeded, or a watch gave an event or ended in order.",
+    "namespace",
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+    absent="without engines_from.kubernetes, and until the first list",
 )
 
 HEALTH_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

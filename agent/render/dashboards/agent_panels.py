@@ -8,6 +8,8 @@ from agent.render.dashboards.panel_queries import SHOWN, gauge, increase, rate, 
 from agent.render.dashboards.panel_styles import STAT
 from agent.render.promql import by
 
+_NAMESPACE = ("instance", "namespace")
+
 
 def _by(label: str, metric: Metric, before: str) -> Query:
     return Query(by((label,), rate(metric)), f"{before}: {{{{{label}}}}}")
@@ -193,6 +195,35 @@ AGENT_ROW = PanelRow(
             "Bytes of OTLP bodies that wait for their destination.",
             PanelUnit.BYTES,
             (total(m.FORWARD_QUEUE, "bytes"),),
+        ),
+        Panel(
+            "Engines found in pods",
+            "Engines that the discovery of each agent found, by namespace.",
+            PanelUnit.NUMBER,
+            (
+                Query(
+                    by(_NAMESPACE, gauge(own.DISCOVERED_ENGINES), "max"),
+                    "{{instance}} {{namespace}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Failed lists and watches of pods",
+            "By reason. An agent goes on with the engines that it knows.",
+            PanelUnit.PER_SECOND,
+            (Query(by(("call", "reason"), rate(own.DISCOVERY_FAILURES)), "{{call}} {{reason}}"),),
+        ),
+        Panel(
+            "Age of what is known of pods",
+            "Since the API server listed pods, or a watch gave an event or ended in order. It ends "
+            "each watch after a minute.",
+            PanelUnit.SECONDS,
+            (
+                Query(
+                    f"time() - {by(_NAMESPACE, gauge(own.DISCOVERY_SUCCESS), 'min')}",
+                    "{{instance}} {{namespace}}",
+                ),
+            ),
         ),
         Panel(
             "Push of metrics",

@@ -10,6 +10,7 @@ from typing import Any
 
 import requests
 
+from agent.catalog.own_health import DiscoveryFailure as Why
 from agent.errors import DiscoveryFailed, SettingsInvalid
 
 # The server ends a watch after this time, and then the next one begins: a connection that was cut
@@ -18,6 +19,11 @@ WATCH_S = 60
 _TIMEOUT_S = 5.0
 _SPARE_S = 15.0
 _MOST_SHOWN = 300
+
+_REFUSED: Mapping[int, Why] = {
+    HTTPStatus.UNAUTHORIZED: Why.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN: Why.FORBIDDEN,
+}
 
 
 class VersionGone(Exception):
@@ -41,7 +47,8 @@ class ApiServer:
         with self._response(path, chosen, _TIMEOUT_S) as response:
             found = response.json()
         if not isinstance(found, dict):
-            raise DiscoveryFailed(f"the API server's response to {path} is no list")
+            words = f"the API server's response to {path} is no list"
+            raise DiscoveryFailed(Why.MALFORMED, words)
         return found
 
     def watch(
@@ -83,12 +90,12 @@ class ApiServer:
                     _check(response)
                     yield response
         except ValueError as error:
-            raise DiscoveryFailed(
-                f"the API server's response is no JSON: {_short(error)}"
-            ) from error
+            words = f"the API server's response is no JSON: {_short(error)}"
+            raise DiscoveryFailed(Why.NO_JSON, words) from error
         except OSError as error:
             # Those of requests are of this kind.
-            raise DiscoveryFailed(f"the API server cannot be read: {_short(error)}") from error
+            words = f"the API server cannot be read: {_short(error)}"
+            raise DiscoveryFailed(Why.UNREACHABLE, words) from error
 
 
 def _in_cluster() -> str:
@@ -110,9 +117,8 @@ def _check(response: requests.Response) -> None:
         raise VersionGone
     if response.status_code != HTTPStatus.OK:
         # A Status object of Kubernetes says which right is missing.
-        raise DiscoveryFailed(
-            f"the API server answers {response.status_code}: {_short(_message(response))}"
-        )
+        words = f"the API server answers {response.status_code}: {_short(_message(response))}"
+        raise DiscoveryFailed(_REFUSED.get(response.status_code, Why.HTTP_STATUS), words)
 
 
 def _message(response: requests.Response) -> str:
@@ -127,7 +133,8 @@ def _event(event: Mapping[str, Any]) -> Mapping[str, Any]:
         status = event["object"]
         if status.get("code") == HTTPStatus.GONE:
             raise VersionGone
-        raise DiscoveryFailed(f"the API server ended the watch: {_short(status.get('message'))}")
+        words = f"the API server ended the watch: {_short(status.get('message'))}"
+        raise DiscoveryFailed(Why.ENDED, words)
     return event
 
 

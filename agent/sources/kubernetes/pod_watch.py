@@ -2,9 +2,12 @@
 
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent.catalog.own_health import DiscoveryCall, DiscoveryFailure
 from agent.errors import DiscoveryFailed
 from agent.sources.kubernetes.api_server import ApiServer, VersionGone
 from agent.sources.kubernetes.pods import FoundEngine
@@ -27,9 +30,15 @@ class PodWatch:
     """
 
     def __init__(
-        self, server: ApiServer, namespace: str | None, chosen: Mapping[str, str], read: Read
+        self,
+        server: ApiServer,
+        namespace: str | None,
+        chosen: Mapping[str, str],
+        read: Read,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """`chosen` are the selectors of a list, and `read` returns the engine of a pod."""
+        """`chosen` are the selectors of a list; `read` returns a pod's engine, `now` Unix time."""
+        self._now = now
         self.namespace = namespace
         self._server = server
         self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
@@ -37,7 +46,10 @@ class PodWatch:
         self._read = read
         self._version: str | None = None
         self._pods: dict[str, FoundEngine] = {}
+        self._calling = DiscoveryCall.LIST
         self.problem: str | None = "the pods are not listed yet"
+        self.succeeded_at: float | None = None
+        self.failures: Counter[tuple[DiscoveryCall, str]] = Counter()
 
     def engines(self) -> frozenset[FoundEngine]:
         """The engines that are known now."""
@@ -45,6 +57,7 @@ class PodWatch:
 
     def list(self) -> None:
         """Read all pods. Raises DiscoveryFailed."""
+        self._calling = DiscoveryCall.LIST
         try:
             found = self._server.list(self._path, self._chosen)
             pods = {}
@@ -59,9 +72,11 @@ class PodWatch:
                 len(found["items"]),
             )
         except VersionGone as error:
-            raise DiscoveryFailed("the API server answers 410 to a list") from error
+            words = "the API server answers 410 to a list"
+            raise DiscoveryFailed(DiscoveryFailure.GONE, words) from error
         except (KeyError, TypeError) as error:
-            raise DiscoveryFailed(f"the API server's list has no {error}") from error
+            words = f"the API server's list has no {error}"
+            raise DiscoveryFailed(DiscoveryFailure.MALFORMED, words) from error
         self._went_well()
 
     def follow(self, on_change: Callable[[], None], stop: threading.Event) -> None:
@@ -72,7 +87,7 @@ class PodWatch:
                 self._follow_once(on_change)
                 pause_s = FIRST_PAUSE_S
             except DiscoveryFailed as error:
-                self._failed(error)
+                self.failed(error)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             stop.wait(pause_s)
 
@@ -86,10 +101,12 @@ class PodWatch:
             self._watch(on_change)
         except VersionGone:
             _LOG.info("the changes of %s are gone: listing pods anew", self._path)
+            self.failures[DiscoveryCall.WATCH, DiscoveryFailure.GONE] += 1
             self._version = None
 
     def _watch(self, on_change: Callable[[], None]) -> None:
         assert self._version is not None, "a watch follows a list"
+        self._calling = DiscoveryCall.WATCH
         try:
             for event in self._server.watch(self._path, self._chosen, self._version):
                 self._went_well()
@@ -99,7 +116,10 @@ class PodWatch:
                 if self._pods != before:
                     on_change()
         except (KeyError, TypeError) as error:
-            raise DiscoveryFailed(f"an event of the API server has no {error}") from error
+            words = f"an event of the API server has no {error}"
+            raise DiscoveryFailed(DiscoveryFailure.MALFORMED, words) from error
+        # The server ends each watch after a while.
+        self._went_well()
 
     def _after(self, event: Mapping[str, Any]) -> dict[str, FoundEngine]:
         if event["type"] == "BOOKMARK":
@@ -111,9 +131,11 @@ class PodWatch:
         return others if engine is None else {**others, uid: engine}
 
     def _went_well(self) -> None:
-        self.problem = None
+        self.problem, self.succeeded_at = None, self._now()
 
-    def _failed(self, error: DiscoveryFailed) -> None:
+    def failed(self, error: DiscoveryFailed) -> None:
+        """Count a failed call, and say why; what was known last counts on."""
+        self.failures[self._calling, error.reason] += 1
         if self.problem != str(error):
             _LOG.warning("%s: %s", self._path, error)
         self.problem = str(error)

@@ -89,7 +89,13 @@ NO_JOURNAL = {
     "Size of journals / bytes",
     "Waiting to be stored / changes in journals",
 }
-NOT_HERE = NO_DRAFTS | NO_TRANSFERS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU | NO_JOURNAL
+# It runs in no cluster.
+NO_PODS = {
+    "Age of what is known of pods / {{instance}} {{namespace}}",
+    "Engines found in pods / {{instance}} {{namespace}}",
+    "Failed lists and watches of pods / {{call}} {{reason}}",
+}
+NOT_HERE = NO_PODS | NO_DRAFTS | NO_TRANSFERS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU | NO_JOURNAL
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group, and
 # whether it is so slow that a request misses.
 BY_MACHINE = {

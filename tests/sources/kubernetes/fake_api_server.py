@@ -78,6 +78,8 @@ class FakeApiServer:
         self._refused: tuple[int, str] | None = None
         self._compacted = 0
         self.cuts = 0
+        # Whether a cut is the end of a watch, as after its time, and no loss of the connection.
+        self.ends_in_order = False
 
     def put(self, found: Pod) -> None:
         """Create or change a pod."""
@@ -165,7 +167,8 @@ class FakeApiServer:
             for event in due:
                 if event["type"] == "BOOKMARK" or _matches(event["object"], chosen, namespace):
                     yield event
-        yield None
+        if not self.ends_in_order:
+            yield None
 
     def _due(self, sent: int, cuts: int) -> tuple[int, list[dict[str, Any]], bool]:
         """The version of now, the events since `sent`, and whether connections were cut since."""

@@ -118,6 +118,17 @@ def test_a_watch_that_was_cut_goes_on_where_it_was(server: FakeApiServer, accoun
     assert server.watches() >= 2
 
 
+def test_the_end_of_a_watch_is_a_success(server: FakeApiServer, account: Path) -> None:
+    with following(server, account) as watch:
+        listed_at = watch.succeeded_at
+        server.ends_in_order = True
+        server.cut()
+        eventually(
+            lambda: watch.succeeded_at != listed_at, within_s=WITHIN_S, what="another success"
+        )
+        assert not watch.failures
+
+
 def test_a_bookmark_moves_the_version(server: FakeApiServer, account: Path) -> None:
     with following(server, account):
         version = server.bookmark()
@@ -144,6 +155,7 @@ def test_pods_are_listed_anew_when_their_changes_are_gone(
         assert names(watch) == ["chat-0"]
         server.allow()
         becomes(watch, "chat-1")
+        assert watch.failures["watch", "gone"] == 1
     assert server.lists() == 2
 
 
@@ -156,20 +168,22 @@ def test_a_list_that_is_answered_so_is_a_failure_like_others(
 
 
 @pytest.mark.parametrize(
-    ("status", "message"),
+    ("status", "reason", "message"),
     [
-        (401, "Unauthorized"),
-        (403, 'pods is forbidden: User "x" cannot list resource "pods" in the namespace "llm"'),
+        (401, "unauthorized", "Unauthorized"),
+        (403, "forbidden", 'User "x" cannot list resource "pods" in the namespace "llm"'),
+        (500, "http_status", "etcdserver: leader changed"),
     ],
 )
 def test_a_refusal_is_said_in_the_servers_words_and_keeps_the_engines(
-    server: FakeApiServer, account: Path, status: int, message: str
+    server: FakeApiServer, account: Path, status: int, reason: str, message: str
 ) -> None:
     server.put(pod("chat-0"))
     with following(server, account) as watch:
         server.refuse(status, message)
         said = eventually(lambda: watch.problem, within_s=WITHIN_S, what="the refusal")
         assert said == f"the API server answers {status}: {message}"
+        assert watch.failures["watch", reason] >= 1
         assert names(watch) == ["chat-0"]
         server.allow()
         server.put(pod("chat-1"))
@@ -192,8 +206,9 @@ def test_a_server_that_is_away_is_named_and_nothing_is_lost(account: Path) -> No
         server.put(pod("chat-0"))
         watch = PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ)
         watch.list()
-    with pytest.raises(DiscoveryFailed, match="the API server cannot be read"):
+    with pytest.raises(DiscoveryFailed, match="the API server cannot be read") as failed:
         watch.list()
+    assert failed.value.reason == "unreachable"
     assert names(watch) == ["chat-0"]
 
 
