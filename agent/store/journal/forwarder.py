@@ -240,6 +240,8 @@ class JournalForwarder:
             with shared.begin_nested():
                 write_batch(shared, batch, self._to.max_series)
         except Exception as error:
+            # Of smaller batches, each is written in time, and a bad row stands alone at last.
+            self._most = max(batch.notes // 4, 1)
             if not isinstance(getattr(error, "orig", error), of_content):
                 raise
             if batch.notes == 1:
@@ -250,7 +252,6 @@ class JournalForwarder:
     def _count(self, batch: NotedRows, run: Run, *, taken: bool) -> None:
         """Go on after a batch that is committed, or with a smaller one until a bad row is alone."""
         if not taken and batch.notes > 1:
-            self._most = max(batch.notes // 4, 1)
             return
         in_transaction(self._journal, partial(forget, run=run, last=batch.last))
         if taken:

@@ -34,7 +34,7 @@ from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share, summed_causes
-from tests.store.journal.forwarded import Forwarding, forwarding, journal_in, new_run
+from tests.store.journal.forwarded import CUT_OFF_S, Forwarding, forwarding, journal_in, new_run
 from tests.store.making import (
     NOON,
     WITHIN_S,
@@ -262,6 +262,30 @@ def test_a_row_that_the_shared_database_refuses_is_left_out_and_counted(
     # Its row, and its difference of the rollups.
     assert forwarded.refused == 2
     assert counted_rollups(postgres) == counted_rows(postgres)
+
+
+def test_a_database_that_is_too_slow_for_a_batch_gets_smaller_ones(
+    journal: Engine, postgres: Engine, emptied_postgres_url: str
+) -> None:
+    slow = f"BEGIN PERFORM pg_sleep({CUT_OFF_S / 50}); RETURN NEW; END"
+    with postgres.begin() as connection:
+        connection.execute(
+            text(f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS '{slow}'")
+        )
+        connection.execute(
+            text(
+                "CREATE TRIGGER slow BEFORE INSERT ON requests FOR EACH ROW EXECUTE FUNCTION slow()"
+            )
+        )
+    store(journal, some(range(80)))
+    try:
+        with forwarding(journal, emptied_postgres_url):
+            pass
+    finally:
+        with postgres.begin() as connection:
+            connection.execute(text("DROP FUNCTION slow CASCADE"))
+    same_in_both(journal, postgres)
+    assert len(stored_keys(postgres)) == 80
 
 
 # While the shared database is away
