@@ -19,8 +19,9 @@ _PROTOBUF = {"Content-Type": "application/x-protobuf"}
 class ConstantLoad:
     """Three threads; `sent` and `acknowledged` hold trace ids in hex."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pause_s: float) -> None:
         self._port = port
+        self._pause_s = pause_s
         self.sent: set[str] = set()
         self.acknowledged: set[str] = set()
         self.refusals = 0
@@ -64,6 +65,7 @@ class ConstantLoad:
                 self._batches[sender] += 1
                 self._changed.notify_all()
             ids, body = self._next_batch()
+            self._stopping.wait(self._pause_s)
         connection.close()
 
     def _next_batch(self) -> tuple[Sequence[str], bytes]:
@@ -87,9 +89,12 @@ def _is_acknowledged(connection: http.client.HTTPConnection, body: bytes) -> boo
 
 
 @contextmanager
-def constant_load(port: int) -> Iterator[ConstantLoad]:
-    """A load inside the block, to an OTLP receiver over HTTP that need not be there yet."""
-    load = ConstantLoad(port)
+def constant_load(port: int, pause_s: float = 0.0) -> Iterator[ConstantLoad]:
+    """A load inside the block, to an OTLP receiver over HTTP that need not be there yet.
+
+    Each sender waits for a pause between two batches.
+    """
+    load = ConstantLoad(port, pause_s)
     load.start()
     try:
         yield load

@@ -108,6 +108,20 @@ class PostgresServer:
                 with suppress(psutil.NoSuchProcess):
                     process.resume()
 
+    @contextmanager
+    def with_connections(self, most: int) -> Iterator[None]:
+        """Inside the block it was started anew, for so many connections."""
+        self._start_anew(f"ALTER SYSTEM SET max_connections = {most}")
+        try:
+            yield
+        finally:
+            self._start_anew("ALTER SYSTEM RESET max_connections")
+
+    def _start_anew(self, statement: str) -> None:
+        self._execute(statement)
+        self.stop()
+        self.restart()
+
     def restart(self) -> None:
         """Start again after `stop` or `kill`, on the same port and data."""
         self._process = self._started()
