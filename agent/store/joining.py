@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Text, bindparam, delete, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Text, bindparam, delete, or_, select, text, update
 
 from agent.analysis.joined_record import awaits_choices, joined
 from agent.analysis.verdicts import Judge
@@ -27,6 +27,8 @@ Row = Mapping[str, Any]
 
 # Statements have a limited number of parameters; two rows of each request may be locked.
 ROWS_PER_STEP = 4096
+# A clock is often set back by less.
+_CLOCK_SLACK_S = 60.0
 
 
 def waiting_for(wait_s: float) -> SettlesAt:
@@ -93,22 +95,27 @@ def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judg
     return recount
 
 
-def due_rows(connection: Connection, now: float, agent: str) -> dict[int, Key]:
-    """The views that waited long enough, the oldest first, at most ROWS_PER_STEP of them."""
-    query = (
-        select(requests.c.id, requests.c.trace_id, requests.c.span_id)
-        .where(
-            requests.c.settles_at <= now,
-            or_(
-                requests.c.agent == agent,
-                requests.c.agent.is_(None),
-                requests.c.settles_at <= now - ABANDONED_AFTER_S,
-            ),
-        )
-        .order_by(requests.c.settles_at)
-        .limit(ROWS_PER_STEP)
-    )
-    return {row: (trace_id, span_id) for row, trace_id, span_id in connection.execute(query)}
+def due_rows(
+    connection: Connection, now: float, agent: str, wait_s: float | None
+) -> dict[int, Key]:
+    """The views that waited long enough, the oldest first, at most ROWS_PER_STEP of them.
+
+    Views that came before the agent's clock was set back would wait for that time, too: they are
+    due at once.
+    """
+    own = requests.c.agent == agent
+    abandoned = requests.c.settles_at <= now - ABANDONED_AFTER_S
+    anybodys = or_(own, requests.c.agent.is_(None), abandoned)
+    due = _some_of(connection, ROWS_PER_STEP, requests.c.settles_at <= now, anybodys)
+    latest = now + (wait_s or 0.0) + _CLOCK_SLACK_S
+    due |= _some_of(connection, ROWS_PER_STEP - len(due), requests.c.settles_at > latest, own)
+    return due
+
+
+def _some_of(connection: Connection, most: int, *conditions: ColumnElement[bool]) -> dict[int, Key]:
+    query = select(requests.c.id, requests.c.trace_id, requests.c.span_id).where(*conditions)
+    found = connection.execute(query.order_by(requests.c.settles_at).limit(most))
+    return {row: (trace_id, span_id) for row, trace_id, span_id in found}
 
 
 def settle_rows(

@@ -161,13 +161,14 @@ def request_settle(
     def settle(now: float) -> list[JudgedRequest]:
         try:
             with writing.begin() as connection:
-                return _settle(connection, due_rows(connection, now, joining.agent), joining.judge)
+                keys = due_rows(connection, now, joining.agent, joining.wait_s)
+                return _settle(connection, keys, joining.judge)
         except Exception as error:
             _raise_unless_content(error)
         set_aside: list[int] = []
         try:
             with writing.begin() as connection:
-                keys = due_rows(connection, now, joining.agent)
+                keys = due_rows(connection, now, joining.agent, joining.wait_s)
                 first = _settle_apart(connection, keys, joining.judge, set_aside)
         except SQLAlchemyError as error:
             raise unavailable(_SETTLED_LATER, error) from error

@@ -30,6 +30,7 @@ from tests.store.views import (
 )
 
 PROXY, ENGINE, JOINED = "proxy", "engine", "joined"
+HOUR_S = 3600.0
 ORDERS = {
     "proxy first": [[proxy_view(1)], [engine_view(1)]],
     "engine first": [[engine_view(1)], [proxy_view(1)]],
@@ -302,6 +303,26 @@ def break_at(database: Engine, statement: int) -> Callable[[], None]:
 
     event.listen(database, "before_cursor_execute", fail)
     return lambda: event.remove(database, "before_cursor_execute", fail)
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+def test_no_view_waits_for_longer_or_is_counted_twice_because_the_clock_was_set(
+    database: Engine, jump_s: float
+) -> None:
+    agent = JoiningAgent(database)
+    before = [proxy_view(number) for number in range(3)]
+    after = [proxy_view(number, received_at=RECEIVED_AT + jump_s) for number in range(3, 6)]
+    agent.take(*before)
+    agent.take(*after)
+    assert len(agent.settle(DUE + jump_s - 1)) == 3
+    assert [row["counted"] for row in rows(database)] == [True] * 3 + [False] * 3
+    # A view that comes late is joined.
+    agent.take(engine_view(0), engine_view(3, received_at=RECEIVED_AT + jump_s))
+    assert len(agent.settle(DUE + jump_s)) == 2
+    expected = [("joined", True, False)] * 2 + [("proxy", True, False)] * 4
+    assert states(database) == expected
+    # Each in the minute of the request itself.
+    assert counted_rollups(database) == counted_rows(database)
 
 
 def test_a_transaction_that_fails_at_any_statement_changes_nothing_and_can_be_repeated(
