@@ -1,4 +1,4 @@
-"""PostgreSQL fails while a journal is forwarded to it: nothing is lost, and nothing is twice."""
+"""PostgreSQL or the clock fails while a journal is forwarded: nothing is lost, nothing is twice."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +27,7 @@ BATCHES_OF_EACH = 10
 CONNECTIONS = 8
 # A slow server works for a tenth of the time.
 STOPS_S, WORKS_S = 0.09, 0.01
+HOUR_S = 3600.0
 
 
 class Site:
@@ -41,15 +42,27 @@ class Site:
 
     def rows(self) -> int:
         """How many requests the shared database has."""
+        return self._number("SELECT count(*) FROM requests")
+
+    def _number(self, query: str) -> int:
         with psycopg.connect(self.url.replace("+psycopg", "")) as connection:
-            found = connection.execute("SELECT count(*) FROM requests").fetchone()
-        assert found is not None
-        return int(found[0])
+            found = connection.execute(query.encode()).fetchone()
+        return int(found[0] or 0) if found else 0
 
     def forwards(self) -> None:
         """Return when requests that come now were forwarded, too."""
         before = self.rows()
         eventually(lambda: self.rows() > before, within_s=WITHIN_S, what="new rows")
+
+    def folds(self) -> None:
+        """Return when the job that folds rollups has run again."""
+        newest = "SELECT max(id) FROM rollup_changes"
+        before = eventually(lambda: self._number(newest), within_s=WITHIN_S, what="a change")
+        eventually(
+            lambda: self._number("SELECT min(id) FROM rollup_changes") > before,
+            within_s=WITHIN_S,
+            what="folded rollups",
+        )
 
     def whole_and_once(self) -> None:
         """Both databases have every request of all loads."""
@@ -167,4 +180,18 @@ def test_nothing_is_lost_or_twice_and_new_requests_are_acknowledged(
             load.more_acknowledged(BATCHES_OF_EACH, of_each=True)
         # New rows keep coming while it catches up.
         site.forwards()
+    site.whole_and_once()
+
+
+@pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
+def test_when_the_clock_is_set_and_set_back_nothing_is_lost_or_twice_and_jobs_go_on(
+    site: Site, set_by_s: float
+) -> None:
+    with constant_load(site.storing.port, PAUSE_S) as load:
+        site.loads.append(load)
+        for seconds in (set_by_s, 0.0):
+            site.storing.clock.set_by(seconds)
+            load.more_acknowledged(BATCHES_OF_EACH, of_each=True)
+            site.forwards()
+            site.folds()
     site.whole_and_once()

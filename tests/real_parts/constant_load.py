@@ -2,6 +2,7 @@
 
 import http.client
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,14 +18,17 @@ _PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
 
 class ConstantLoad:
-    """Three threads; `sent` and `acknowledged` hold trace ids in hex."""
+    """Three threads; `sent` and `acknowledged` hold trace ids in hex.
+
+    `statuses` counts responses.
+    """
 
     def __init__(self, port: int, pause_s: float) -> None:
         self._port = port
         self._pause_s = pause_s
         self.sent: set[str] = set()
         self.acknowledged: set[str] = set()
-        self.refusals = 0
+        self.statuses: Counter[int] = Counter()
         self._batches = [0] * SENDERS
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -56,8 +60,7 @@ class ConstantLoad:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_WITHIN_S)
         ids, body = self._next_batch()
         while not self._stopping.is_set():
-            if not _is_acknowledged(connection, body):
-                self.refusals += 1
+            if not self._is_acknowledged(connection, body):
                 self._stopping.wait(_AGAIN_AFTER_S)
                 continue
             with self._changed:
@@ -68,6 +71,17 @@ class ConstantLoad:
             self._stopping.wait(self._pause_s)
         connection.close()
 
+    def _is_acknowledged(self, connection: http.client.HTTPConnection, body: bytes) -> bool:
+        try:
+            connection.request("POST", "/v1/traces", body, _PROTOBUF)
+            response = connection.getresponse()
+            response.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            return False
+        self.statuses[response.status] += 1
+        return response.status == 200
+
     def _next_batch(self) -> tuple[Sequence[str], bytes]:
         spans = [request_span("under load") for _ in range(SPANS_A_BATCH)]
         request = ExportTraceServiceRequest()
@@ -75,17 +89,6 @@ class ConstantLoad:
         ids = [span.trace_id.hex() for span in spans]
         self.sent.update(ids)
         return ids, request.SerializeToString()
-
-
-def _is_acknowledged(connection: http.client.HTTPConnection, body: bytes) -> bool:
-    try:
-        connection.request("POST", "/v1/traces", body, _PROTOBUF)
-        response = connection.getresponse()
-        response.read()
-    except (OSError, http.client.HTTPException):
-        connection.close()
-        return False
-    return response.status == 200
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """The part of the agent that stores: the receiver of spans over HTTP, the writer, and its jobs.
 
 A start of the whole agent takes several times as long, too long to be killed hundreds of times.
-The argument is the file with the settings.
+The argument is the file with the settings; the file `clock` beside it sets the clock.
 """
 
 import asyncio
 import gc
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,32 +22,38 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.store.agent_state import AgentState
+from tests.real_parts.settable_clock import SettableClock
+
+_SOON_S = 1.0
 
 
 class _JobsOfNewRows(Jobs):
-    """Jobs without those on old rows, of which each start would run one and there are none."""
+    """Jobs every second, so that some run in a test.
+
+    Those on old rows are left out: each start would run one, and there are no such rows.
+    """
 
     def every(
         self, interval_s: float, name: str, job: Callable[[float], object], *, at_once: bool = False
     ) -> None:
         """Schedule a job on new rows."""
         if interval_s < EXPIRE_EVERY_S and interval_s != MEASURE_EVERY_S:
-            super().every(interval_s, name, job, at_once=at_once)
+            super().every(min(interval_s, _SOON_S), name, job, at_once=at_once)
 
 
-async def store_until_killed(settings: Settings) -> None:
+async def store_until_killed(settings: Settings, now: Callable[[], float]) -> None:
     """Receive and store; never returns."""
     objectives = settings.all_objectives()
     directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
     meter = Meter(objectives, [engine.name for engine in settings.engines], directory.is_served)
-    store = AgentStore(settings, objectives, meter, time.time, state=AgentState())
+    store = AgentStore(settings, objectives, meter, now, state=AgentState())
     judge = Judge(objectives)
     pipeline = RequestPipeline(judge, store.writer(judge), meter)
     reader = SpanReader(directory.identify, settings.name)
-    receiver = Receiver(reader, pipeline.accept, None, meter, time.time)
+    receiver = Receiver(reader, pipeline.accept, None, meter, now)
     doors = Doors(settings, ConnectionLimits(raise_descriptors(), meter.client_cut))
     await doors.receive(receiver)
-    jobs = _JobsOfNewRows(time.time)
+    jobs = _JobsOfNewRows(now)
     store.schedule(jobs)
     jobs.start()
     await asyncio.Event().wait()
@@ -58,4 +63,7 @@ if __name__ == "__main__":
     # As the agent does: a search among the imports would copy their memory.
     gc.freeze()
     gc.disable()
-    asyncio.run(store_until_killed(load(Path(sys.argv[1]), {})))
+    config = Path(sys.argv[1])
+    clock = SettableClock(config.with_name("clock"))
+    clock.rules_jobs()
+    asyncio.run(store_until_killed(load(config, {}), clock.now))

@@ -17,6 +17,7 @@ from agent.store.tables import requests
 from tests.real_parts.constant_load import ConstantLoad
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
+from tests.real_parts.settable_clock import SettableClock
 from tests.real_parts.waiting import eventually
 from tests.store.making import counted_rollups, counted_rows
 
@@ -31,6 +32,7 @@ class StoringProcess:
     def __init__(self, folder: Path, command: Sequence[str], storage: dict[str, Any]) -> None:
         self._folder = folder
         self.port = free_port()
+        self.clock = SettableClock(folder / "clock")
         config = folder / "agent.yml"
         settings = {
             "name": "agent-0",
