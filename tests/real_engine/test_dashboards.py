@@ -59,9 +59,11 @@ NOTHING_TO_RECKON_WITH = tuple(
 
 # The agent stores in SQLite, which needs no journal before it.
 NO_JOURNAL = ("llm_agent_journal_",)
+# It pushes no metrics, and its engine is in the settings.
+NOT_CONFIGURED = ("llm_agent_metrics_push", "llm_agent_discover")
 NOT_HERE = (
     *(*NO_GPU, *NO_DRAFTS, *NO_TRANSFERS, *NOTHING_MISSING, *NOT_TOLD_BY_VLLM),
-    *(*NO_DIFFERENCE, *NOTHING_TO_RECKON_WITH, *NO_JOURNAL),
+    *(*NO_DIFFERENCE, *NOTHING_TO_RECKON_WITH, *NO_JOURNAL, *NOT_CONFIGURED),
 )
 PERHAPS = (*BY_MACHINE, *BY_HISTORY, *WITHIN_A_MINUTE)
 # The names before release 0.11.
