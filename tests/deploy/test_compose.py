@@ -211,6 +211,27 @@ def test_the_agent_accepts_its_settings(name: str) -> None:
     assert settings.engines[0].gpus == ((0,) if name == "agent-gpu" else ())
 
 
+def test_the_page_of_all_agents_reads_the_database_as_a_role_that_cannot_write() -> None:
+    variables = environment("serve", SECRETS)
+    settings = load(mounted("serve", "/etc/goodput-agent/serve.yml"), variables)
+    agents = urlsplit(agent_settings("agent-cpu").storage.url)
+    reader = urlsplit(settings.storage.url)
+    assert (reader.hostname, reader.path) == (agents.hostname, agents.path)
+    role = mounted("postgres", "/docker-entrypoint-initdb.d/grafana-reader.sh").read_text("utf-8")
+    assert f"CREATE ROLE {reader.username} LOGIN" in role
+    assert f"ALTER ROLE {reader.username} SET default_transaction_read_only = on" in role
+    service = services()["serve"]
+    assert service["image"] == services()["agent-cpu"]["image"]
+    assert service["command"] == ["serve", "--config", "/etc/goodput-agent/serve.yml"]
+    assert {port.split(":")[2] for port in service["ports"]} == {str(settings.listen.port)}
+    assert settings.listen.host == "0.0.0.0"
+    # The image's health check asks at the port of the environment.
+    assert variables["GOODPUT_LISTEN__PORT"] == str(settings.listen.port)
+    assert settings.security.read_tokens == Path("/run/tokens/read")
+    assert mounted("serve", "/run/tokens") == mounted("agent-cpu", "/run/tokens")
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+
+
 @each_agent
 def test_with_access_to_the_host_the_agent_finds_the_engine_there(name: str) -> None:
     assert agent_settings(name).engines[0].same_machine is None

@@ -147,7 +147,8 @@ def test_a_refusal_shows_no_secret(value: str) -> None:
 def settings_of(name: str, folder: Path) -> Settings:
     """The settings that the agent gets, with what the environment of its container adds."""
     path = folder / "settings.yml"
-    path.write_text(only(name, "ConfigMap")["data"]["settings.yml"], encoding="utf-8")
+    (made_settings,) = (o for o in objects(name) if o["metadata"]["name"].endswith("-settings"))
+    path.write_text(made_settings["data"]["settings.yml"], encoding="utf-8")
     made = {found["metadata"]["name"]: found for found in objects(name)}
     environment = {}
     for each in agent_container(name).get("env", []) if name in PODS else []:

@@ -80,6 +80,30 @@ goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trun
 {{- end -}}
 {{- end -}}
 
+{{/* The security context of a container: what the values add, but no more rights. */}}
+{{- define "goodput-agent.securityContext" -}}
+{{- $fixed := dict
+  "runAsNonRoot" true
+  "allowPrivilegeEscalation" false
+  "readOnlyRootFilesystem" true
+  "capabilities" (dict "drop" (list "ALL")) -}}
+{{- $preset := dict "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- mustMergeOverwrite $preset (deepCopy .Values.securityContext) $fixed | toYaml -}}
+{{- end -}}
+
+{{/* The settings of `serve`: how long the agents keep rows, and over them its own. */}}
+{{- define "goodput-agent.serveSettings" -}}
+{{- if hasKey .Values.serve.settings "listen" -}}
+{{- fail "serve.settings: listen follows from the chart's port" -}}
+{{- end -}}
+{{- $settings := dict
+  "listen" (dict "host" "0.0.0.0" "port" 9470)
+  "security" (dict "read_tokens" "/etc/goodput-agent-tokens/read")
+  "storage" (pick (default dict .Values.settings.storage) "keep_requests" "keep_rollups" "query_timeout")
+-}}
+{{- mustMergeOverwrite $settings (deepCopy .Values.serve.settings) | toYaml -}}
+{{- end -}}
+
 {{/* A list of one container. */}}
 {{- define "goodput-agent.container" -}}
 - name: agent
@@ -115,13 +139,7 @@ goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trun
   resources:
     {{- toYaml .Values.resources | nindent 4 }}
   securityContext:
-    {{- $fixed := dict
-      "runAsNonRoot" true
-      "allowPrivilegeEscalation" false
-      "readOnlyRootFilesystem" true
-      "capabilities" (dict "drop" (list "ALL")) }}
-    {{- $preset := dict "seccompProfile" (dict "type" "RuntimeDefault") }}
-    {{- mustMergeOverwrite $preset (deepCopy .Values.securityContext) $fixed | toYaml | nindent 4 }}
+    {{- include "goodput-agent.securityContext" . | nindent 4 }}
   volumeMounts:
     - {name: goodput-settings, mountPath: /etc/goodput-agent, readOnly: true}
     - {name: goodput-tokens, mountPath: /etc/goodput-agent-tokens, readOnly: true}

@@ -34,6 +34,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* The labels of the pods of `serve`. */}}
+{{- define "goodput-agent.serveLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: serve
+{{- end -}}
+
 {{/* The namespaces whose pods are watched, as a JSON list; empty: all. */}}
 {{- define "goodput-agent.watched" -}}
 {{- ternary list (default (list .Release.Namespace) .Values.node.namespaces) .Values.node.clusterWide | toJson -}}
