@@ -165,3 +165,23 @@ def test_a_journal_that_is_damaged_while_it_runs_is_set_aside(
     journaled.acknowledged(2)
     journaled.whole_and_once()
     assert "is corrupt: it was renamed to" in journaled.agent.log()
+    page = journaled.agent.api.exposition()
+    assert total(page, "llm_agent_store_failures_total", what="file_set_aside") >= 1
+    assert total(page, "llm_agent_journal_dropped_rows_total", reason=JournalDropped.DAMAGED) >= 1
+
+
+def test_a_journal_that_is_damaged_at_the_start_is_set_aside(
+    journaled: Journaled, tmp_path: Path
+) -> None:
+    journaled.acknowledged(3)
+    journaled.whole_and_once()
+    journaled.agent.kill()
+    _damage(journaled.file)
+    damaged = journaled.file.read_bytes()
+    journaled.agent.start()
+    journaled.acknowledged(2)
+    journaled.whole_and_once()
+    (aside,) = tmp_path.glob("journal.db.corrupt-*Z")
+    assert aside.read_bytes() == damaged
+    page = journaled.agent.api.exposition()
+    assert total(page, "llm_agent_store_failures_total", what="file_set_aside") == 1
