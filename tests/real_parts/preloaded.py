@@ -33,7 +33,7 @@ _IMPORTED = [
     "agent.demo",
     "agent.render.reference",
     "agent.simulator.openai_server",
-    "tests.real_parts.loaded_migrations",
+    "tests.real_parts.loaded_at_start",
 ]
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1

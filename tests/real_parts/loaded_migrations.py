@@ -1,5 +1,0 @@
-"""Loads the migrations, which each start of an agent compiles anew."""
-
-from agent.store.migrating import newest_revision
-
-newest_revision()
