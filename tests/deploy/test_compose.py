@@ -110,6 +110,16 @@ def test_the_agent_writes_nothing_outside_its_volume(name: str) -> None:
     assert services()[name]["cap_drop"] == ["ALL"]
 
 
+@each_agent
+def test_the_journal_outlives_the_agents_container(name: str) -> None:
+    journal = agent_settings(name).storage.used_journal
+    assert journal is not None
+    (volume,) = (mount for mount in mounts() if mount[:2] == (name, "agent"))
+    working_folder = f"WORKDIR {volume.target}\n"
+    assert working_folder in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert not Path(journal.path).is_absolute()
+
+
 def test_both_see_the_gpus_of_the_machine() -> None:
     for name, capabilities in (("vllm-gpu", ["gpu"]), ("agent-gpu", ["gpu", "utility"])):
         devices = services()[name]["deploy"]["resources"]["reservations"]["devices"]

@@ -215,3 +215,20 @@ def test_a_late_row_that_began_while_a_minute_s_last_sample_was_read_leaves_it_i
     assert cost_of(after).unseen == 0.0
     assert cost_of(after).idle == pytest.approx(0.06)
     assert minutes.costs() == [pytest.approx(0.001)]
+
+
+def test_after_the_clock_was_set_back_no_minute_is_booked_twice_and_late_requests_are_added(
+    database: Engine,
+) -> None:
+    minutes = Minutes(database, PRICE)
+    minutes.read(every_5_s(300), steps=1.0)
+    before = minutes.booked(331.0)
+    assert len(before) == 5
+    # Set back by three minutes.
+    minutes.take(timed_request(1, 155.0, 10.0))
+    assert minutes.booked(175.0) == before
+    minutes.read(every_5_s(390, after=305.0), steps=1.0)
+    after = minutes.booked(391.0)
+    assert [each.starts_at for each in after] == [NOON + 60 * number for number in range(6)]
+    assert [each.requests for each in after] == [0, 0, 1, 0, 0, 0]
+    assert adds_up(minutes, after)
