@@ -12,7 +12,8 @@ from agent.agent_api import AgentApi, open_agent
 from agent.app.gpu_jobs import gpu_source
 from agent.catalog.gpu_problems import NO_GPU
 from agent.catalog.metrics import PLUGIN_UP
-from agent.errors import ExpositionUnreadable, SettingsInvalid
+from agent.catalog.precision import WeightDtype
+from agent.errors import AgentError, ExpositionUnreadable, SettingsInvalid
 from agent.records.audit import (
     AgentEvidence,
     AuditEvidence,
@@ -22,19 +23,25 @@ from agent.records.audit import (
     TrialRequest,
 )
 from agent.records.gpu import GpuSample
+from agent.records.model import ModelShape
 from agent.records.objective import Objective
+from agent.records.request import Status, Vantage
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.live_engine import LiveEngine, outside_s
 from agent.sources.host.command_line import EngineProcesses, read_processes
 from agent.sources.host.processes import Whereabouts
 from agent.sources.host.source import whereabouts
+from agent.sources.model_config import read_model
 
 _MOST_ROWS = 1000
 _ASK_EVERY_S = 0.25
 _FOUND = 200
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})
-_ENGINE_VIEWS = frozenset({"engine", "joined"})
+_ENGINE_VIEWS = frozenset({Vantage.ENGINE, Vantage.JOINED})
+_PROXY_VIEWS = frozenset({Vantage.PROXY, Vantage.JOINED})
+# vLLM quantises 16-bit weights at its start.
+_AT_START = {"fp8": WeightDtype.FP8}
 
 Unread = dict[EvidencePart, str]
 
@@ -67,6 +74,7 @@ def gather(options: AuditOptions) -> AuditEvidence:
         unread |= read.unread
         processes = _processes(options, configured, unread)
         gpus = _gpus(options, configured, unread)
+        model = _model(configured, processes, unread)
         engine = read.evidence
         options.step("asking the agent")
         with open_agent(*_agent_of(options)) as api:
@@ -83,6 +91,7 @@ def gather(options: AuditOptions) -> AuditEvidence:
         remote=not _where(options, configured).same_machine,
         pids=processes.pids,
         gpus=gpus,
+        model=model,
         agent=agent,
         trial=trial,
         unread=unread,
@@ -139,6 +148,22 @@ def _gpus(
     return read.samples
 
 
+def _model(
+    configured: EngineSettings, processes: EngineProcesses, unread: Unread
+) -> ModelShape | None:
+    """The model that the settings name; None where they name none, or it cannot be read."""
+    if configured.model_config_path is None:
+        unread[EvidencePart.WEIGHTS] = "the settings name no config.json of the model"
+        return None
+    line = processes.command_line
+    by_flag = None if line is None else _AT_START.get(line.flags.get("--quantization", ""))
+    try:
+        return read_model(configured.model_config_path, dtype=configured.dtype or by_flag)
+    except AgentError as error:
+        unread[EvidencePart.WEIGHTS] = str(error)
+        return None
+
+
 def _agent_of(options: AuditOptions) -> tuple[str, Path | None]:
     """The URL of the agent and the file with its token."""
     listen, security = options.settings.listen, options.settings.security
@@ -176,15 +201,28 @@ def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
     since = {} if engine.sample is None else _since(engine.sample.process_started_at)
     rows = api("requests", engine=name, limit=_MOST_ROWS, **since)["items"]
     told = [row for row in rows if row["vantage"] in _ENGINE_VIEWS]
+    plugin = _plugin(api, name)
     return AgentEvidence(
+        requests=len(rows),
         lengths=tuple(
             (row["input_tokens"], row["output_tokens"])
             for row in rows
             if None not in (row["input_tokens"], row["output_tokens"])
         ),
         engine_views=len(told),
-        plugin=_plugin(api, name),
+        left_after_s=_left_after_s(rows) if plugin or _were_proxied(rows) else None,
+        plugin=plugin,
     )
+
+
+def _were_proxied(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return any(row["vantage"] in _PROXY_VIEWS for row in rows)
+
+
+def _left_after_s(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """How long the requests took whose clients left."""
+    left = [row["e2e_s"] for row in rows if row["status"] == Status.CANCELLED]
+    return tuple(each for each in left if each is not None)
 
 
 def _plugin(api: AgentApi, name: str) -> bool | None:

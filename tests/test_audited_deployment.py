@@ -1,5 +1,6 @@
 """The evidence of an audit, from a recorded engine, the API of an agent and a scripted driver."""
 
+import json
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -10,15 +11,17 @@ import pytest
 
 from agent.analysis.audit.auditing import audit
 from agent.audited_deployment import AuditOptions, gather
+from agent.catalog.precision import Precision
 from agent.errors import SettingsInvalid
 from agent.records.audit import AuditEvidence, EvidencePart
-from agent.records.request import Vantage
+from agent.records.request import Status, Vantage
 from agent.settings import Settings
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.ports import free_port
-from tests.records.making import objective, record
+from tests.records.making import NOON, objective, record
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
+from tests.sources.model_config.published import PUBLISHED
 from tests.sources.nvml.fake_driver import FakeDriver, build
 
 MODELS = b'{"data": [{"id": "tiny-llama", "max_model_len": 2048}]}'
@@ -61,8 +64,15 @@ def gathered(
     nvml: bool = False,
     send: bool = False,
     wait_s: float = 9,
+    **configured: str,
 ) -> AuditEvidence:
-    settings = Settings.model_validate({"nvml": {"enabled": nvml}, "listen": {"port": free_port()}})
+    settings = Settings.model_validate(
+        {
+            "nvml": {"enabled": nvml},
+            "listen": {"port": free_port()},
+            "engines": [{"name": "chat-0", "url": vllm.url, **configured}],
+        }
+    )
     return gather(
         AuditOptions(
             url=vllm.url,
@@ -117,6 +127,53 @@ def test_an_agent_that_does_not_run_is_unknown_unless_it_was_named(vllm: EngineS
                 agent_url=f"http://127.0.0.1:{free_port()}",
             )
         )
+
+
+@pytest.mark.parametrize("vantage", [Vantage.PROXY, Vantage.JOINED])
+def test_the_proxy_tells_after_how_long_clients_left(
+    vllm: EngineServer, api: Api, vantage: Vantage
+) -> None:
+    left = [
+        record(number, vantage=vantage, status=Status.CANCELLED, e2e_s=30.0) for number in range(5)
+    ]
+    api.store([*left, record(8, vantage=vantage), record(9, engine="other-0")], [objective()])
+    found = gathered(vllm, api)
+    assert found.agent is not None
+    assert found.agent.requests == 6
+    assert found.agent.left_after_s == pytest.approx([30.0] * 5)
+    assert finding(found, "client time-outs") == "warn"
+
+
+def test_spans_alone_do_not_tell_whether_clients_left(vllm: EngineServer, api: Api) -> None:
+    api.store([record(1)], [objective()])
+    found = gathered(vllm, api)
+    assert found.agent is not None
+    assert found.agent.left_after_s is None
+    assert finding(found, "client time-outs") == "unknown"
+
+
+def test_the_format_of_weights_is_that_of_the_configured_model(
+    vllm: EngineServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED["llama-3.1-8b"]["config"]))
+    plain = gathered(vllm, None, model_config=str(path)).model
+    narrow = gathered(vllm, None, model_config=str(path), dtype="fp8").model
+    assert plain is not None
+    assert narrow is not None
+    assert (plain.compute, narrow.compute) == (Precision.BF16, Precision.FP8)
+
+
+def test_weights_are_unknown_for_the_reason_that_is_given(
+    vllm: EngineServer, tmp_path: Path
+) -> None:
+    assert gathered(vllm, None).unread[EvidencePart.WEIGHTS] == (
+        "the settings name no config.json of the model"
+    )
+    path = tmp_path / "config.json"
+    path.write_text("{")
+    unread = gathered(vllm, None, model_config=str(path)).unread
+    assert "cannot be read as JSON" in unread[EvidencePart.WEIGHTS]
 
 
 def completes(vllm: EngineServer, api: Api, lead_s: float) -> None:

@@ -31,6 +31,7 @@ AUDITED_FLAGS = frozenset(
         "--no-enable-chunked-prefill",
         "--no-enable-prefix-caching",
         "--otlp-traces-endpoint",
+        "--quantization",
         "--shutdown-timeout",
     }
 )

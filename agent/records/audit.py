@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.gpu import GpuSample
+from agent.records.model import ModelShape
 
 
 class EvidencePart(StrEnum):
@@ -19,6 +20,7 @@ class EvidencePart(StrEnum):
     REQUEST = "request"
     VERSION = "version"
     MODELS = "models"
+    WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +66,16 @@ class EngineEvidence:
 class AgentEvidence:
     """What a running agent knows of the engine.
 
-    `lengths` are (input tokens, output tokens) of its newest requests, `engine_views` how many of
-    those the engine's spans told. `plugin` is whether the engine's plugin is heard of, None if the
-    agent has no socket for it.
+    `lengths` are (input tokens, output tokens) of its newest `requests`, `engine_views` how many of
+    those the engine's spans told. `left_after_s` are the durations of those whose clients left;
+    None where neither the engine's plugin nor the proxy would tell. `plugin` is whether that plugin
+    is heard of, None if the agent has no socket for it.
     """
 
+    requests: int = 0
     lengths: tuple[tuple[int, int], ...] = ()
     engine_views: int = 0
+    left_after_s: tuple[float, ...] | None = None
     plugin: bool | None = None
 
 
@@ -102,7 +107,8 @@ class LatencyLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvidence:
     """All evidence. `unread` says of a part why it is missing, `pids` are the engine's processes,
-    `addresses` those that it listens on; `remote` is whether we reach it from another machine."""
+    `addresses` those that it listens on; `remote` is whether we reach it from another machine.
+    `model` has the format of its weights."""
 
     at: float
     engine: EngineEvidence
@@ -112,6 +118,7 @@ class AuditEvidence:
     remote: bool = False
     pids: frozenset[int] = frozenset()
     gpus: tuple[GpuSample, ...] | None = None
+    model: ModelShape | None = None
     agent: AgentEvidence | None = None
     trial: TrialRequest | None = None
     unread: Mapping[EvidencePart, str] = field(default_factory=dict)

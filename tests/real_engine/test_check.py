@@ -29,7 +29,7 @@ BLOCKS = 3
 PASS, WARN, FAIL, UNKNOWN = "pass", "warn", "fail", "unknown"
 GPU_CHECKS = {
     *("parallelism", "memory errors", "clocks held down", "persistence mode", "utilisation"),
-    "CUDA graphs",
+    *("CUDA graphs", "quantisation"),
 }
 WARM_UP = "before-the-check"
 SEEN_WITHIN_S = 60.0

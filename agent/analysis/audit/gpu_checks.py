@@ -4,16 +4,29 @@ from collections.abc import Sequence
 from functools import partial
 from math import prod
 
-from agent.analysis.audit.checks import AuditCheck, CheckResult, failed, passed, unknown, warned
+from agent.analysis.audit.cache_checks import cache_size
+from agent.analysis.audit.checks import (
+    AuditCheck,
+    AuditFinding,
+    CheckResult,
+    failed,
+    passed,
+    unknown,
+    warned,
+)
 from agent.analysis.audit.known_values import flag, flags_are_known, value_of, without_flags
+from agent.analysis.physics.parameters import placed_blocks
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
+from agent.catalog.hardware import recognise_gpu
+from agent.catalog.precision import Precision
 from agent.records.audit import AuditEvidence, EvidencePart
 from agent.records.gpu import GpuSample
 
 _CHECK = partial(AuditCheck, "GPUs")
 
 _BUSY = 0.8
+_PLAIN_BITS = 16
 # Of these the GPU protects itself; the others keep it within power and temperature as designed.
 _BRAKES = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake"})
 _LIMITS = frozenset({"sw_power_cap", "sw_thermal"})
@@ -143,6 +156,51 @@ def cuda_graphs(evidence: AuditEvidence) -> CheckResult:
     return passed("not switched off")
 
 
+def quantisation(evidence: AuditEvidence) -> CheckResult:
+    """Whether the format of the weights suits the GPU, and leaves enough memory for the cache."""
+    model, gpus = evidence.model, engine_gpus(evidence)
+    if model is None:
+        return unknown(
+            evidence.why_unread(EvidencePart.WEIGHTS),
+            "name `model_config` of the engine in --config",
+        )
+    if not gpus:
+        return unknown(_without_gpus(evidence))
+    gpu = recognise_gpu(gpus[0].name)
+    if gpu is None:
+        return unknown(f"what {gpus[0].name} multiplies in is not known")
+    bits = min(block.format.bits for _, block in placed_blocks(model))
+    seen = f"{bits:.3g} bits a weight, products in {model.compute}"
+    if model.compute.bits < _PLAIN_BITS and model.compute not in gpu.units:
+        return warned(
+            f"{seen}, for which {gpu.name} has no unit: they run in 16 bits",
+            f"weights in {_narrow(gpu.units) or '4 bits for products in 16'}",
+        )
+    narrow = _narrow(gpu.units)
+    if bits < _PLAIN_BITS or narrow is None:
+        return passed(seen)
+    return _in_full(evidence, seen, narrow)
+
+
+def _narrow(units: frozenset[Precision]) -> str | None:
+    """The 8-bit precision of products to choose on a GPU with these units."""
+    return next((each for each in (Precision.FP8, Precision.INT8) if each in units), None)
+
+
+def _in_full(evidence: AuditEvidence, seen: str, narrow: str) -> CheckResult:
+    """Weights in 16 bits are well as long as the cache has room beside them."""
+    size = cache_size(evidence)
+    if size.finding is AuditFinding.UNKNOWN:
+        return unknown(f"{seen}; whether the KV cache has room beside them is not known")
+    if size.finding is AuditFinding.PASS:
+        return passed(f"{seen}; the KV cache has room beside them")
+    return warned(
+        f"{seen}; the KV cache is too small for the traffic",
+        f"weights in {narrow}, half as large: a quantised build of the model, whose answers you "
+        "compare, or --quantization fp8",
+    )
+
+
 GPU_CHECKS = (
     _CHECK(
         "parallelism", "a GPU without a part of the model costs money and does nothing", parallelism
@@ -155,6 +213,11 @@ GPU_CHECKS = (
         "persistence mode",
         "without it the driver is loaded anew at each start of an engine, which takes seconds",
         persistence,
+    ),
+    _CHECK(
+        "quantisation",
+        "weights fill memory that the KV cache lacks, and each step of decode reads them all",
+        quantisation,
     ),
     _CHECK("utilisation", "requests wait although the GPU has time", utilisation),
     _CHECK(

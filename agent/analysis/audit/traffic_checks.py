@@ -1,7 +1,9 @@
 """Checks of the engine's limits against its traffic."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
+from statistics import median
 
 from agent.analysis.audit.checks import AuditCheck, CheckResult, failed, passed, unknown, warned
 from agent.analysis.audit.known_values import (
@@ -21,7 +23,7 @@ from agent.analysis.audit.known_values import (
 )
 from agent.catalog import engine_facts as fact
 from agent.catalog.thresholds import DEEP_QUEUE
-from agent.records.audit import AuditEvidence
+from agent.records.audit import AuditEvidence, EvidencePart
 
 _CHECK = partial(AuditCheck, "Traffic")
 
@@ -34,6 +36,12 @@ _ENOUGH_STEPS, _FAR_BELOW = 1000, 4
 _LEAST_DRAFT, _MOST_DRAFT = 3, 5
 _POOR_ACCEPTANCE = 0.5
 _LENGTH = "length"
+# So many clients that left after the same time, and half of all that left, obey a time-out: people
+# and programs that change their mind leave at any time. A time-out is seconds, and is the same but
+# for the way to the engine.
+_FEWEST_TOGETHER = 5
+_SHORTEST_TIME_OUT_S = 1.0
+_SAME_SHARE, _SAME_S = 1.02, 0.1
 
 
 def longest_requests(evidence: AuditEvidence) -> CheckResult:
@@ -104,6 +112,39 @@ def refused_requests(evidence: AuditEvidence) -> CheckResult:
             "read the engine's log; for prompts that are too long raise --max-model-len",
         )
     return passed(seen)
+
+
+def client_time_outs(evidence: AuditEvidence) -> CheckResult:
+    """Whether clients give up after a time of their own."""
+    agent = evidence.agent
+    if agent is None:
+        return unknown(evidence.why_unread(EvidencePart.AGENT))
+    if agent.left_after_s is None:
+        return unknown(
+            "no request came through the proxy, and the engine's plugin is not heard of",
+            "install goodput-agent-vllm in the engine's environment: docs/vllm-plugin.md",
+        )
+    if not agent.requests:
+        return unknown("the agent has no request since the engine's start")
+    seen = f"clients left {share(len(agent.left_after_s), agent.requests)}"
+    together = _most_together(agent.left_after_s)
+    if len(together) < max(_FEWEST_TOGETHER, len(agent.left_after_s) / 2):
+        return passed(f"{seen}, and no time-out shows")
+    return warned(
+        f"{seen}, {len(together)} of them after {median(together):.3g} s",
+        "add a replica or lower max_tokens, so that requests end in time; or raise the time-out of "
+        "the clients or of a proxy before the engine",
+    )
+
+
+def _most_together(durations_s: Sequence[float]) -> Sequence[float]:
+    """The most that could be one time-out."""
+    long = sorted(each for each in durations_s if each >= _SHORTEST_TIME_OUT_S)
+    runs = (
+        [each for each in long[first:] if each <= _SAME_SHARE * shortest + _SAME_S]
+        for first, shortest in enumerate(long)
+    )
+    return max(runs, key=len, default=())
 
 
 def queue(evidence: AuditEvidence) -> CheckResult:
@@ -200,6 +241,11 @@ TRAFFIC_CHECKS = (
         "refused requests",
         "clients see an error, and no span or latency tells of it",
         refused_requests,
+    ),
+    _CHECK(
+        "client time-outs",
+        "the engine has worked for an answer that its client no longer waits for",
+        client_time_outs,
     ),
     _CHECK("queue", "waiting is part of the time to the first token", queue),
     _CHECK(

@@ -16,9 +16,9 @@ from tests.analysis.audit.evidence import (
     command_line,
     engine,
     evidence,
-    gpu,
     histogram,
     trial,
+    watched,
     with_engine,
     with_facts,
 )
@@ -383,62 +383,30 @@ SAFETY_CASES = (
     ),
 )  # fmt: skip
 
-GPU_CASES = (
-    AuditCase("parallelism", PASS, evidence(), "1 GPUs, 1 x 1 x 1"),
+TIME_OUT_CASES = (
+    AuditCase("client time-outs", PASS, evidence(), "clients left 0 of 900 (0 %)"),
     AuditCase(
-        "parallelism", WARN,
-        evidence(command_line=command_line(tensor_parallel_size="2")), "1 GPUs, 2 x 1 x 1",
-        "their product must be the number of GPUs",
+        "client time-outs", PASS, evidence(agent=watched(1.5, 2.9, 7.0, 7.1, 12.0, 30.0, 55.0)),
+        "clients left 7 of 900 (0.778 %), and no time-out shows",
     ),
-    AuditCase("parallelism", UNKNOWN, NO_GPUS, "no_library"),
-    AuditCase("parallelism", UNKNOWN, FILE_FLAGS, "in a file (--config)"),
-    AuditCase("parallelism", UNKNOWN, evidence(pids=frozenset({7})), "does not show which GPUs"),
-    AuditCase("memory errors", PASS, evidence(), "no uncorrected error on 1 of 1 GPUs"),
+    AuditCase("client time-outs", PASS, evidence(agent=watched(*[0.2] * 9)), "no time-out shows"),
     AuditCase(
-        "memory errors", FAIL,
-        evidence(gpus=(gpu(gpu_ecc_errors__uncorrected__driver_load=2.0),)), "GPU 0: 2 uncorrected",
-        "replace it",
+        "client time-outs", WARN,
+        evidence(agent=watched(2.0, 30.01, 30.02, 30.0, 30.3, 30.05, 9.0)),
+        "clients left 7 of 900 (0.778 %), 5 of them after 30 s", "raise the time-out",
     ),
+    AuditCase("client time-outs", UNKNOWN, evidence(agent=None), "agent"),
     AuditCase(
-        "memory errors", WARN, evidence(gpus=(gpu(gpu_row_remap_pending=1.0),)),
-        "a row is to be replaced", "reset the GPU",
-    ),
-    AuditCase("memory errors", UNKNOWN, NO_GPUS, "no_library"),
-    AuditCase("clocks held down", PASS, evidence(), "nothing on 1 GPUs now"),
-    AuditCase(
-        "clocks held down", FAIL, evidence(gpus=(gpu(gpu_throttle_active__hw_thermal=1.0),)),
-        "GPU 0: hw_thermal", "cooling",
+        "client time-outs", UNKNOWN, evidence(agent=AgentEvidence(requests=9)),
+        "no request came through the proxy", "goodput-agent-vllm",
     ),
     AuditCase(
-        "clocks held down", WARN, evidence(gpus=(gpu(gpu_throttle_active__sw_power_cap=1.0),)),
-        "GPU 0: sw_power_cap", "power supply",
+        "client time-outs", UNKNOWN, evidence(agent=AgentEvidence(left_after_s=())),
+        "has no request",
     ),
-    AuditCase("clocks held down", UNKNOWN, evidence(gpus=()), "no GPU is there"),
-    AuditCase("persistence mode", PASS, evidence(), "on for 1 GPUs"),
-    AuditCase(
-        "persistence mode",
-        WARN,
-        evidence(gpus=(gpu(gpu_persistence_mode=0.0),)),
-        "off for GPU 0",
-        "nvidia-persistenced",
-    ),
-    AuditCase("persistence mode", UNKNOWN, NO_GPUS, "no_library"),
-    AuditCase("utilisation", PASS, evidence(), "95 % of the least busy GPU, 2 requests wait"),
-    AuditCase(
-        "utilisation", WARN, evidence(gpus=(gpu(gpu_utilization_ratio=0.3),)),
-        "30 %", "--max-num-batched-tokens",
-    ),
-    AuditCase("utilisation", UNKNOWN, IDLE, "no request waits now"),
-    AuditCase("utilisation", UNKNOWN, NO_GPUS, "no_library"),
-    AuditCase("CUDA graphs", PASS, evidence(), "not switched off"),
-    AuditCase(
-        "CUDA graphs", WARN, evidence(command_line=command_line(enforce_eager="")), "off",
-        "remove --enforce-eager",
-    ),
-    AuditCase("CUDA graphs", UNKNOWN, NO_FLAGS, "not on this machine"),
-    AuditCase("CUDA graphs", UNKNOWN, NO_GPUS, "no_library"),
 )  # fmt: skip
 
 CASES = (
-    *CACHE_CASES, *TRAFFIC_CASES, *SPECULATION_CASES, *WATCHING_CASES, *SAFETY_CASES, *GPU_CASES,
+    *TIME_OUT_CASES, *CACHE_CASES, *TRAFFIC_CASES, *SPECULATION_CASES, *WATCHING_CASES,
+    *SAFETY_CASES,
 )  # fmt: skip

@@ -13,6 +13,7 @@ from agent.catalog import gpu_facts
 from agent.catalog.engines import DIALECTS
 from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
 from agent.catalog.metric import Kind, Metric
+from agent.catalog.precision import Precision
 from agent.records.audit import (
     AgentEvidence,
     AuditEvidence,
@@ -23,7 +24,9 @@ from agent.records.audit import (
 )
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.gpu import GpuSample
+from agent.records.model import LayerGroup, ModelShape, WeightBlock, WeightFormat
 from agent.sources.engines.name_drift import expected_facts
+from agent.sources.model_config.quantisation import DTYPE_FORMATS
 
 NOW = 1_795_000_000.0
 ENGINE_PIDS = frozenset({41, 42})
@@ -105,7 +108,29 @@ def gpu(**changed: float) -> GpuSample:
         fact_name, *labels = name.split("__")
         facts[fact_name, tuple(labels)] = value
     return GpuSample(
-        gpu="GPU-0", index=0, name="NVIDIA H100", at=NOW, facts=facts, processes={42: 10**10}
+        gpu="GPU-0",
+        index=0,
+        name="NVIDIA H100 80GB HBM3",
+        at=NOW,
+        facts=facts,
+        processes={42: 10**10},
+    )
+
+
+def model(dtype: str = "bf16") -> ModelShape:
+    """A model whose layers have weights in this format."""
+    bits, compute = DTYPE_FORMATS[dtype]
+    plain = WeightFormat(16, Precision.BF16)
+    layer = WeightBlock(name="mlp", parameters=10**9, format=WeightFormat(bits, compute))
+    return ModelShape(
+        architecture="LlamaForCausalLM",
+        embedding=WeightBlock(name="embedding", parameters=10**9, format=plain),
+        head=None,
+        groups=(LayerGroup(layers=4, attentions=(), blocks=(layer,), vectors=0),),
+        vectors=0,
+        precision=plain.compute,
+        compute=compute,
+        cache_bits=plain.bits,
     )
 
 
@@ -159,6 +184,17 @@ def trial(**changed: Any) -> TrialRequest:
     return TrialRequest(**{**good, **changed})
 
 
+def watched(*left_after_s: float) -> AgentEvidence:
+    """An agent that knows 900 requests; of these, clients left some."""
+    return AgentEvidence(
+        requests=900,
+        lengths=((150, 50),) * 900,
+        engine_views=900,
+        left_after_s=left_after_s,
+        plugin=True,
+    )
+
+
 def evidence(**changed: Any) -> AuditEvidence:
     """Evidence of a deployment where all is well."""
     good: dict[str, Any] = {
@@ -169,7 +205,8 @@ def evidence(**changed: Any) -> AuditEvidence:
         "addresses": frozenset({"0.0.0.0"}),
         "pids": ENGINE_PIDS,
         "gpus": (gpu(),),
-        "agent": AgentEvidence(lengths=((150, 50),) * 900, engine_views=900, plugin=True),
+        "model": model(),
+        "agent": watched(),
         "trial": trial(),
     }
     return AuditEvidence(**{**good, **changed})

@@ -1,5 +1,6 @@
 """Each check turns as its evidence does, and never says more than the evidence holds."""
 
+import random
 from collections import defaultdict
 from datetime import date
 
@@ -13,7 +14,8 @@ from agent.analysis.audit.auditing import CHECKS, audit, counts
 from agent.analysis.audit.checks import AuditFinding
 from agent.catalog import engine_facts as fact
 from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES
-from tests.analysis.audit.cases import CASES, FAIL, PASS, UNKNOWN, WARN, AuditCase
+from tests.analysis.audit.cases import CASES as OTHER_CASES
+from tests.analysis.audit.cases import FAIL, PASS, UNKNOWN, WARN, AuditCase
 from tests.analysis.audit.evidence import (
     LENGTH_EDGES,
     STEP_EDGES,
@@ -21,9 +23,13 @@ from tests.analysis.audit.evidence import (
     evidence,
     histogram,
     result,
+    watched,
     with_engine,
     with_facts,
 )
+from tests.analysis.audit.gpu_cases import GPU_CASES
+
+CASES = (*OTHER_CASES, *GPU_CASES)
 
 # Checks that always know.
 NEVER_UNKNOWN = {"statistics", "health"}
@@ -65,7 +71,8 @@ def test_nothing_passes_without_evidence() -> None:
             step_tokens=None, version=None, models=(), max_model_len=None, health=None,
             needs_key=None, date_lead_s=None,
         ),
-        command_line=None, addresses=None, pids=frozenset(), gpus=None, agent=None, trial=None,
+        command_line=None, addresses=None, pids=frozenset(), gpus=None, model=None, agent=None,
+        trial=None,
     )  # fmt: skip
     findings = {line.check.name: line.result.finding for line in audit(of)}
     assert {name for name, found in findings.items() if found is FAIL} == NEVER_UNKNOWN
@@ -118,6 +125,21 @@ def test_a_batch_is_never_called_smaller_than_it_was(steps: list[list[int]]) -> 
     if found.finding is WARN:
         most = int(found.seen.split("never over ")[1].split(" in")[0].replace(",", ""))
         assert max(len(step) for step in steps) <= most
+
+
+def test_clients_that_change_their_mind_seldom_seem_to_obey_a_time_out() -> None:
+    drawn = random.Random(20)
+    left = [[drawn.expovariate(1 / 15) for _ in range(25)] for _ in range(400)]
+    found = [result("client time-outs", evidence(agent=watched(*each))).finding for each in left]
+    assert found.count(WARN) == 0
+
+
+@given(st.floats(1, 600), st.lists(st.floats(0, 0.1), min_size=5, max_size=30))
+def test_a_time_out_is_found_however_long_the_way_to_the_engine(
+    time_out_s: float, ways_s: list[float]
+) -> None:
+    found = evidence(agent=watched(*(time_out_s + each for each in ways_s)))
+    assert result("client time-outs", found).finding is WARN
 
 
 VERSIONS = (

@@ -1,0 +1,121 @@
+"""Deployments with one thing changed at their GPUs, and what the check on it finds."""
+
+from dataclasses import replace
+
+from agent.catalog import engine_facts as fact
+from agent.records.audit import EvidencePart
+from tests.analysis.audit.cases import (
+    FAIL,
+    FILE_FLAGS,
+    IDLE,
+    NO_FLAGS,
+    NO_GPUS,
+    PASS,
+    UNKNOWN,
+    WARN,
+    AuditCase,
+)
+from tests.analysis.audit.evidence import (
+    command_line,
+    evidence,
+    gpu,
+    model,
+    with_engine,
+    with_facts,
+)
+
+_SMALL_CACHE = {(fact.KV_CAPACITY_TOKENS, ()): 10_000.0}
+_A100 = replace(gpu(), name="NVIDIA A100-SXM4-80GB")
+
+_QUANTISATION = (
+    AuditCase("quantisation", PASS, evidence(), "16 bits a weight, products in bf16; the KV cache"),
+    AuditCase(
+        "quantisation", PASS, with_facts(_SMALL_CACHE, model=model("fp8")), "8 bits a weight",
+    ),
+    AuditCase(
+        "quantisation", PASS, evidence(model=model("int4"), gpus=(_A100,)),
+        "4.16 bits a weight, products in bf16",
+    ),
+    AuditCase(
+        "quantisation", WARN, with_facts(_SMALL_CACHE), "too small for the traffic",
+        "weights in fp8, half as large",
+    ),
+    AuditCase(
+        "quantisation", WARN, with_facts(_SMALL_CACHE, gpus=(_A100,)), "too small for the traffic",
+        "weights in int8, half as large",
+    ),
+    AuditCase(
+        "quantisation", WARN, evidence(model=model("fp8"), gpus=(_A100,)),
+        "fp8, for which A100", "weights in int8",
+    ),
+    AuditCase(
+        "quantisation", UNKNOWN,
+        evidence(model=None, unread={EvidencePart.WEIGHTS: "the settings name no config.json"}),
+        "the settings name no config.json", "model_config",
+    ),
+    AuditCase("quantisation", UNKNOWN, NO_GPUS, "no_library"),
+    AuditCase(
+        "quantisation", UNKNOWN, evidence(gpus=(replace(gpu(), name="Riva 128"),)), "Riva 128",
+    ),
+    AuditCase(
+        "quantisation", UNKNOWN,
+        with_engine(sample=None), "has room beside them is not known",
+    ),
+)  # fmt: skip
+
+GPU_CASES = (
+    *_QUANTISATION,
+    AuditCase("parallelism", PASS, evidence(), "1 GPUs, 1 x 1 x 1"),
+    AuditCase(
+        "parallelism", WARN,
+        evidence(command_line=command_line(tensor_parallel_size="2")), "1 GPUs, 2 x 1 x 1",
+        "their product must be the number of GPUs",
+    ),
+    AuditCase("parallelism", UNKNOWN, NO_GPUS, "no_library"),
+    AuditCase("parallelism", UNKNOWN, FILE_FLAGS, "in a file (--config)"),
+    AuditCase("parallelism", UNKNOWN, evidence(pids=frozenset({7})), "does not show which GPUs"),
+    AuditCase("memory errors", PASS, evidence(), "no uncorrected error on 1 of 1 GPUs"),
+    AuditCase(
+        "memory errors", FAIL,
+        evidence(gpus=(gpu(gpu_ecc_errors__uncorrected__driver_load=2.0),)), "GPU 0: 2 uncorrected",
+        "replace it",
+    ),
+    AuditCase(
+        "memory errors", WARN, evidence(gpus=(gpu(gpu_row_remap_pending=1.0),)),
+        "a row is to be replaced", "reset the GPU",
+    ),
+    AuditCase("memory errors", UNKNOWN, NO_GPUS, "no_library"),
+    AuditCase("clocks held down", PASS, evidence(), "nothing on 1 GPUs now"),
+    AuditCase(
+        "clocks held down", FAIL, evidence(gpus=(gpu(gpu_throttle_active__hw_thermal=1.0),)),
+        "GPU 0: hw_thermal", "cooling",
+    ),
+    AuditCase(
+        "clocks held down", WARN, evidence(gpus=(gpu(gpu_throttle_active__sw_power_cap=1.0),)),
+        "GPU 0: sw_power_cap", "power supply",
+    ),
+    AuditCase("clocks held down", UNKNOWN, evidence(gpus=()), "no GPU is there"),
+    AuditCase("persistence mode", PASS, evidence(), "on for 1 GPUs"),
+    AuditCase(
+        "persistence mode",
+        WARN,
+        evidence(gpus=(gpu(gpu_persistence_mode=0.0),)),
+        "off for GPU 0",
+        "nvidia-persistenced",
+    ),
+    AuditCase("persistence mode", UNKNOWN, NO_GPUS, "no_library"),
+    AuditCase("utilisation", PASS, evidence(), "95 % of the least busy GPU, 2 requests wait"),
+    AuditCase(
+        "utilisation", WARN, evidence(gpus=(gpu(gpu_utilization_ratio=0.3),)),
+        "30 %", "--max-num-batched-tokens",
+    ),
+    AuditCase("utilisation", UNKNOWN, IDLE, "no request waits now"),
+    AuditCase("utilisation", UNKNOWN, NO_GPUS, "no_library"),
+    AuditCase("CUDA graphs", PASS, evidence(), "not switched off"),
+    AuditCase(
+        "CUDA graphs", WARN, evidence(command_line=command_line(enforce_eager="")), "off",
+        "remove --enforce-eager",
+    ),
+    AuditCase("CUDA graphs", UNKNOWN, NO_FLAGS, "not on this machine"),
+    AuditCase("CUDA graphs", UNKNOWN, NO_GPUS, "no_library"),
+)  # fmt: skip
