@@ -18,7 +18,7 @@ from agent.records.request import Status, Vantage
 from agent.settings import Settings
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.ports import free_port
-from tests.records.making import NOON, objective, record
+from tests.records.making import objective, record
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
 from tests.sources.model_config.published import PUBLISHED

@@ -13,7 +13,7 @@ from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.minute import MinuteRow
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.chromium import Opened, browsing, opened_in
-from tests.real_parts.page_views import VIEWS, at, faults
+from tests.real_parts.page_views import VIEWS, at, faults, grave
 from tests.records.making import judged, objective, record
 from tests.records.minutes import UNKNOWN, minute
 
@@ -95,6 +95,19 @@ def test_a_view_shows_its_figures_and_everybody_can_use_it(
     page = str(there.page.content())
     assert "<img" not in page
     assert "SIMULATED: " in page
+
+
+def test_figures_of_another_window_stay_readable_until_the_new_ones_come(
+    browser: Browser, api: Api
+) -> None:
+    with opened_in(browser, api.url) as there:
+        at(there, api.url, "cost")
+        there.page.route("**/api/v1/**", lambda route: None)
+        there.page.get_by_role("combobox", name="Window").select_option("6h")
+        there.page.get_by_text("Reading the figures", exact=True).wait_for()
+        assert there.page.locator("main[aria-busy=true]").count() == 1
+        assert grave(there) == []
+        assert "Per 1M output tokens" in there.page.content()
 
 
 def test_unknown_values_of_a_request_have_a_reason(there: Opened, api: Api) -> None:

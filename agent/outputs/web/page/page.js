@@ -115,7 +115,8 @@ const Navigation = () => html`
   </ul></nav>`;
 
 const Live = () => html`<span class="state" role="status">${
-  state.liveProblem ? `Not live: ${state.liveProblem}`
+  state.awaited ? "Reading the figures"
+    : state.liveProblem ? `Not live: ${state.liveProblem}`
     : state.parameters.agent ? `Read every ${REFRESH_MS / 1000} s`
       : state.heardAt ? "Live" : "Connecting"}</span>`;
 
@@ -168,7 +169,7 @@ function show() {
 function go() {
   const before = state.name;
   read_address();
-  // Figures of other parameters are dimmed until the new ones come.
+  // Figures of other parameters stay, in grey, until the new ones come.
   if (state.name === before) state.awaited = state.data !== null;
   else Object.assign(state, {data: null, problem: null, awaited: false});
   show();
