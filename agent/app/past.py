@@ -1,5 +1,6 @@
 """Stores the past of simulated engines, by the parts of a running agent and in simulated time."""
 
+import asyncio
 import logging
 from base64 import b64decode
 from collections import Counter
@@ -134,9 +135,9 @@ class PastAgent(Agent):
     async def _accept(self, now: float) -> None:
         """Store the requests that ended, explain those that missed, and settle the others."""
         waiting, self._waiting, self._accepted_at = self._waiting, [], now
-        for _, frame in waiting:
-            if frame.spans is not None:
-                await self._receiver.take(Body(b64decode(frame.spans)))
+        bodies = [Body(b64decode(frame.spans)) for _, frame in waiting if frame.spans is not None]
+        # What waits together is stored by one commit.
+        await asyncio.gather(*map(self._receiver.take, bodies))
         records = [
             self._record(engine, each) for engine, frame in waiting for each in frame.proxied
         ]

@@ -1,7 +1,7 @@
 """What a simulated engine gives of its past: frames, each of one moment."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 # Time between two frames.
@@ -31,6 +31,9 @@ class ProxiedRequest:
     waits: tuple[tuple[float, int], ...] = ()
 
 
+_PROXIED = tuple(each.name for each in fields(ProxiedRequest))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One moment of the past, and the requests that ended since the frame before.
@@ -46,7 +49,9 @@ class Frame:
 
     def plain(self) -> dict[str, Any]:
         """The same as JSON takes it."""
-        return asdict(self)
+        proxied = [{name: getattr(each, name) for name in _PROXIED} for each in self.proxied]
+        whole = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**whole, "proxied": proxied}
 
 
 def frame_of(plain: Mapping[str, Any]) -> Frame:

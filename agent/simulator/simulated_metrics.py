@@ -1,15 +1,21 @@
 """The simulated engine's exposition, with the metrics of vLLM 0.32."""
 
-from collections.abc import Mapping
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import inf
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from agent.simulator.engine_steps import BatchLoad, Step
 from agent.simulator.scenario import Scenario
@@ -65,6 +71,37 @@ def _cache_config(scenario: Scenario) -> dict[str, str]:
     return {name: str(value) for name, value in {**CACHE_CONFIG_DEFAULTS, **own}.items()}
 
 
+class RepeatedHistogram(Collector):
+    """A histogram that counts a value that was observed many times at once.
+
+    The steps of a full batch are alike, and prometheus_client's own takes one value after another.
+    """
+
+    def __init__(
+        self, row: HistogramRow, labels: Mapping[str, str], edges: Sequence[float]
+    ) -> None:
+        self._row = row
+        self._labels = labels
+        self._edges = (*map(float, edges), inf)
+        self._counts = [0] * len(self._edges)
+        self._sum = 0.0
+        self._created = time.time()
+
+    def observe(self, value: float, times: int) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._edges, value)] += times
+        self._sum += value * times
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The family, with the time of its creation as in vLLM."""
+        family = HistogramMetricFamily(self._row.name, self._row.help, labels=tuple(self._labels))
+        bounds = map(floatToGoString, self._edges)
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        family.add_metric(tuple(self._labels.values()), buckets, self._sum)
+        family.add_sample(f"{self._row.name}_created", dict(self._labels), self._created)
+        yield family
+
+
 class MetricsPage:
     """One engine's exposition in its own registry; it changes only when a step is observed."""
 
@@ -94,8 +131,8 @@ class MetricsPage:
                 if increase := read(step):
                     counters[labels].inc(increase)
         for histogram_row, histogram in self._histograms:
-            for value in histogram_row.read(step):
-                histogram.observe(value)
+            for value, times in histogram_row.read(step):
+                histogram.observe(value, times)
 
     def render(self) -> bytes:
         """The Prometheus text format with `_created` series, as in vLLM."""
@@ -112,12 +149,11 @@ class MetricsPage:
         engine = self._engine(row.engine_labels)
         return {labels: family.labels(*engine, *labels) for labels in row.reads}
 
-    def _histogram(self, row: HistogramRow) -> Histogram:
-        buckets = bounds(row.family, self._max_model_len)
-        family = Histogram(
-            row.name, row.help, ENGINE_LABELS, registry=self._registry, buckets=buckets
-        )
-        return family.labels(*self._engine())
+    def _histogram(self, row: HistogramRow) -> RepeatedHistogram:
+        labels = dict(zip(ENGINE_LABELS, self._engine(), strict=True))
+        histogram = RepeatedHistogram(row, labels, bounds(row.family, self._max_model_len))
+        self._registry.register(histogram)
+        return histogram
 
     def _engine(self, names: tuple[str, ...] = ENGINE_LABELS) -> tuple[str, ...]:
         return tuple(self._labels[name] for name in names)

@@ -34,30 +34,29 @@ def bounds(family: str, max_model_len: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HistogramRow:
-    """A histogram: `read` returns the observations of one step."""
+    """A histogram: `read` returns the values of one step, and how often each was observed."""
 
     name: str
     help: str
     family: str
-    read: Callable[[Step], Iterable[float]]
+    read: Callable[[Step], Iterable[tuple[float, int]]]
 
 
-def _each_finished(read: Callable[[Finished], float]) -> Callable[[Step], Iterable[float]]:
-    return lambda step: map(read, step.finished)
+def _each_finished(read: Callable[[Finished], float]) -> Callable[[Step], list[tuple[float, int]]]:
+    return lambda step: [(read(done), 1) for done in step.finished]
 
 
-def _first_waits(step: Step) -> Iterable[float]:
-    return (token.waited_s for token in step.tokens if token.is_first)
+def _first_waits(step: Step) -> Iterable[tuple[float, int]]:
+    return ((token.waited_s, 1) for token in step.tokens if token.is_first)
 
 
-def _later_waits(step: Step) -> Iterable[float]:
-    waits = [token.waited_s for token in step.tokens if not token.is_first]
-    return waits * step.times
+def _later_waits(step: Step) -> Iterable[tuple[float, int]]:
+    return ((token.waited_s, step.times) for token in step.tokens if not token.is_first)
 
 
-def _iteration_tokens(step: Step) -> Iterable[float]:
+def _iteration_tokens(step: Step) -> Iterable[tuple[float, int]]:
     tokens = computed_prompt_tokens(step) + generated_tokens(step)
-    return (tokens,) * step.times if step.tokens else ()
+    return ((tokens, step.times),) if step.tokens else ()
 
 
 HISTOGRAMS = (

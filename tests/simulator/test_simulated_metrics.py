@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
-from prometheus_client import Metric
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, Metric, generate_latest
 
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import BatchLoad, Step
 from agent.simulator.scenario import Scenario
-from agent.simulator.simulated_metrics import MetricsPage
+from agent.simulator.simulated_metrics import MetricsPage, RepeatedHistogram
+from agent.simulator.vllm_histograms import HistogramRow
 from tests.simulator.expositions import families, labelled, totals
 from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
 
@@ -151,3 +154,30 @@ def test_histograms_have_the_latencies_of_the_requests() -> None:
     ):
         assert sums[f"vllm:{name}_seconds_sum"] == pytest.approx(interval), name
     assert sums["vllm:num_preemptions_total"] >= sums["vllm:request_num_preemptions_sum"] > 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((0.0, 0.5, 1.0, 1.5, 5.0, 7.0, 99.0)), st.integers(1, 9)),
+        max_size=20,
+    )
+)
+def test_values_observed_many_times_at_once_are_those_of_a_client_library(
+    observed: list[tuple[float, int]],
+) -> None:
+    edges, text, labels = (1, 5, 10), "Waits.", {"model_name": "m", "engine": "0"}
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    histogram = Histogram("waits_s", text, tuple(labels), registry=theirs, buckets=edges)
+    repeated = RepeatedHistogram(HistogramRow("waits_s", text, "", lambda _: ()), labels, edges)
+    ours.register(repeated)
+    child = histogram.labels(**labels)
+    for value, times in observed:
+        repeated.observe(value, times)
+        for _ in range(times):
+            child.observe(value)
+
+    def page(registry: CollectorRegistry) -> list[str]:
+        lines = generate_latest(registry).decode().splitlines()
+        return [line for line in lines if not line.startswith("waits_s_created{")]
+
+    assert page(ours) == page(theirs)

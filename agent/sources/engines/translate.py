@@ -117,21 +117,30 @@ class _DialectReader:
         return None
 
     def _counted(self, spelling: Spelling, suffix: str) -> list[SeriesValue]:
+        values = self._values(spelling, suffix)
+        if not values:
+            return []
         own = [
             each
-            for each in self._values(spelling, suffix)
+            for each in values
             if _is_own(each, self._dialect)
             and all(each.labels.get(label) in values for label, values in spelling.only.items())
         ]
         return _lowest_ranks(own, self._dialect.mirrored_ranks)
 
-    def _values(self, spelling: Spelling, suffix: str) -> Iterator[SeriesValue]:
-        for series in (spelling.series, *spelling.also):
-            name = _respelled(series, self._dialect, self._prefix) + suffix
-            for each in self._exposition.series.get(name, ()):
-                # Histograms that are added are told apart like those of ranks.
-                added = {"series": series} if spelling.also else {}
-                yield SeriesValue({**each.labels, **added}, each.value) if added else each
+    def _values(self, spelling: Spelling, suffix: str) -> Sequence[SeriesValue]:
+        if not spelling.also:
+            return self._named(spelling.series, suffix)
+        # Histograms that are added are told apart like those of ranks.
+        return [
+            SeriesValue({**each.labels, "series": series}, each.value)
+            for series in (spelling.series, *spelling.also)
+            for each in self._named(series, suffix)
+        ]
+
+    def _named(self, series: str, suffix: str) -> Sequence[SeriesValue]:
+        name = _respelled(series, self._dialect, self._prefix) + suffix
+        return self._exposition.series.get(name, ())
 
     def translated(self) -> TranslatedExposition:
         dropped = Counter(self._exposition.dropped)
