@@ -22,6 +22,14 @@ Key = tuple[str, str]
 
 # A stored span has a row of its own or is part of a joined row: any conflict means stored.
 _ONCE = "ON CONFLICT DO NOTHING"
+# PostgreSQL's keys hold for one time only, and the joined row may begin at another. Only the days
+# around are looked at.
+_STORED = (
+    "SELECT FROM requests AS stored WHERE stored.trace_id = new.trace_id "
+    "AND (stored.span_id = new.span_id OR stored.proxy_span_id = new.{proxy_span_id}) "
+    "AND stored.started_at BETWEEN new.started_at - interval '1 day' "
+    "AND new.started_at + interval '1 day'"
+)
 
 
 def _sqlite_insert(columns: Sequence[str]) -> str:
@@ -49,9 +57,12 @@ def _postgres_type(column: str) -> str:
 
 def _postgres_insert(columns: Sequence[str]) -> str:
     arrays = ", ".join(f"%s::{_postgres_type(column)}[]" for column in columns)
+    names = ", ".join(columns)
+    proxy_span_id = "proxy_span_id" if "proxy_span_id" in columns else "span_id"
+    stored = _STORED.format(proxy_span_id=proxy_span_id)
     return (
-        f"INSERT INTO requests ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
-        f"{_ONCE} RETURNING trace_id, span_id"
+        f"INSERT INTO requests ({names}) SELECT * FROM unnest({arrays}) AS new ({names}) "
+        f"WHERE NOT EXISTS ({stored}) {_ONCE} RETURNING trace_id, span_id"
     )
 
 

@@ -1,24 +1,17 @@
-"""Deletes the rows that are older than their retention."""
+"""Deletes the rows that are older than their retention; on PostgreSQL mostly by whole days."""
 
 from functools import partial
 from math import inf
 from typing import Any
 
-from sqlalchemy import Engine, Table, and_, delete, select
+from sqlalchemy import ColumnElement, Engine, Table, TableClause, and_, delete, literal, select
 
 from agent.store.connection import for_writing, in_transaction
+from agent.store.day_partitions import PARTITIONED, keep_partitions, other_days
 from agent.store.folding import agents_with_series, expire_series
 from agent.store.rollups import KEEP_S, WIDTHS_S
-from agent.store.tables import (
-    agents,
-    cause_rollups,
-    engine_samples,
-    events,
-    gpu_samples,
-    requests,
-    rollup_series,
-    rollups,
-)
+from agent.store.tables import agents, cause_rollups, events, metadata, rollup_series, rollups
+from agent.store.utc_timestamp import UtcTimestamp
 
 # A delete keeps the request writer from writing, so rows are deleted in slices.
 ROWS_PER_SLICE = 5000
@@ -33,12 +26,13 @@ class Retention:
         self._engine = for_writing(engine)
 
     def expire(self, requests_before: float, rollups_before: float, now: float) -> int:
-        """Delete older rows, slice by slice; returns how many rows were deleted."""
+        """Delete older rows, slice by slice; returns how many rows were deleted.
+
+        PostgreSQL drops requests and samples by the day, which are in no count.
+        """
         return (
-            self._expire_rows(requests, requests.c.started_at < requests_before)
-            + self._expire_rows(engine_samples, engine_samples.c.at < requests_before)
-            + self._expire_rows(gpu_samples, gpu_samples.c.at < requests_before)
-            + self._expire_rows(events, events.c.at < rollups_before)
+            self._expire_requests(requests_before, now)
+            + self._expire_rows(events, events.c.at, rollups_before)
             + sum(
                 self._expire_rollups(
                     table, width_s, max(rollups_before, now - KEEP_S.get(width_s, inf))
@@ -50,8 +44,20 @@ class Retention:
             + self._expire_agents(min(requests_before, now - _AGENT_KEPT_S))
         )
 
-    def _expire_rows(self, table: Table, old: Any) -> int:
+    def _expire_requests(self, before: float, now: float) -> int:
+        """Requests and samples."""
+        by_day = self._engine.dialect.name == "postgresql"
+        if by_day:
+            keep_partitions(self._engine, before, now)
         deleted = 0
+        for name, at in PARTITIONED.items():
+            rows = other_days(name) if by_day else metadata.tables[name]
+            deleted += self._expire_rows(rows, rows.c[at], before)
+        return deleted
+
+    def _expire_rows(self, table: TableClause, at: ColumnElement[Any], before: float) -> int:
+        deleted = 0
+        old = at < literal(before, UtcTimestamp)
         while True:
             slice_of = select(table.c.id).where(old).limit(ROWS_PER_SLICE)
             in_slice = self._delete(delete(table).where(and_(table.c.id.in_(slice_of))))

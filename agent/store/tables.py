@@ -48,6 +48,8 @@ UNEXPLAINED = "verdict = 'missed' AND cause IS NULL"
 
 # `priced_at` is when the request got its share of all minutes that it ran in.
 #
+# On PostgreSQL, which partitions by `started_at`, its unique keys have that column as well.
+#
 # A row with `settles_at` waits for the other view of its request and is not counted yet. A row
 # that neither waits nor is counted is a part of the request of another row.
 #
@@ -119,7 +121,7 @@ engine_samples = Table(
     Column("dialect", String(32), nullable=False),
     Column("facts", Text, nullable=False),
     Index("ix_engine_samples_engine_at", "engine", "at"),
-    Index("ix_engine_samples_at", "at"),
+    Index("ix_engine_samples_at", "at", postgresql_using="brin"),
 )
 
 gpu_samples = Table(
@@ -136,7 +138,7 @@ gpu_samples = Table(
     Column("processes", Text),
     Column("mig_instances", Text, nullable=False),
     Index("ix_gpu_samples_gpu_at_id", "gpu", "at", "id"),
-    Index("ix_gpu_samples_at", "at"),
+    Index("ix_gpu_samples_at", "at", postgresql_using="brin"),
 )
 
 

@@ -10,6 +10,11 @@ from agent.store.tables import metadata
 from tests.real_parts.postgres import PostgresServer
 from tests.store.migrated import migrated
 
+_EARLIER_DAYS = text(
+    "SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r' "
+    "AND substring(relname FROM '_([0-9]{8})$') < to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')"
+)
+
 
 @pytest.fixture(scope="session")
 def one_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
@@ -26,5 +31,8 @@ def emptied_postgres_url(one_postgres_url: str) -> str:
     engine = open_engine(one_postgres_url)
     with engine.begin() as connection:
         connection.execute(text(f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY"))
+        # Those of a simulated clock.
+        for partition in connection.execute(_EARLIER_DAYS).scalars():
+            connection.execute(text(f"DROP TABLE {partition}"))
     engine.dispose()
     return one_postgres_url

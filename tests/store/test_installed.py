@@ -7,10 +7,11 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import create_engine
 
 from agent.store.migrating import newest_revision
 from agent.store.tables import metadata
+from tests.store.schema import table_names
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +117,6 @@ def test_an_installed_package_runs_its_own_migrations(
     )
     assert output == "the database is at revision more (was None)\n"
     engine = create_engine(new_url)
-    tables = set(inspect(engine).get_table_names())
+    tables = table_names(engine)
     engine.dispose()
     assert tables == {*metadata.tables, "alembic_version", "more"}

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 from alembic import command
-from alembic.autogenerate import compare_metadata
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, inspect, text
 from sqlalchemy.schema import CreateTable
@@ -32,6 +30,7 @@ from tests.store.making import (
     store,
     stored_keys,
 )
+from tests.store.schema import differences, table_names
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -151,15 +150,6 @@ ROLLUP_TABLES = {"rollups", "rollup_series", "rollup_changes"}
 Rows = dict[str, list[dict[str, Any]]]
 
 
-def differences(engine: Engine) -> list[Any]:
-    """Differences between the database and the tables that this version declares."""
-    with engine.connect() as connection:
-        context = MigrationContext.configure(
-            connection, opts={"compare_type": True, "compare_server_default": True}
-        )
-        return list(compare_metadata(context, metadata))
-
-
 def test_every_revision_has_one_successor() -> None:
     assert SCRIPTS.get_heads() == [REVISIONS[-1]] == [newest_revision()]
     assert SCRIPTS.get_bases() == [REVISIONS[0]]
@@ -168,7 +158,7 @@ def test_every_revision_has_one_successor() -> None:
 def test_an_empty_database_gets_the_declared_tables(empty_database: Engine) -> None:
     assert upgrade(empty_database) == (None, newest_revision())
     assert differences(empty_database) == []
-    assert set(inspect(empty_database).get_table_names()) == {*metadata.tables, "alembic_version"}
+    assert table_names(empty_database) == {*metadata.tables, "alembic_version"}
 
 
 def test_tables_columns_and_indexes_outside_the_migrations_are_differences(
@@ -209,7 +199,7 @@ def rows_of(engine: Engine) -> Rows:
     """The rows of each table, with the values that the driver returns."""
     rows_by_table: Rows = {}
     with engine.connect() as connection:
-        for table in set(inspect(engine).get_table_names()) - {"alembic_version"}:
+        for table in table_names(engine) - {"alembic_version"}:
             rows = connection.execute(text(f"SELECT * FROM {table}")).mappings()
             rows_by_table[table] = [
                 {str(name): value for name, value in row.items()} for row in rows
@@ -290,7 +280,7 @@ def test_an_upgrade_of_an_up_to_date_database_changes_nothing(empty_database: En
 def test_a_downgrade_to_the_base_removes_every_table(empty_database: Engine) -> None:
     upgrade(empty_database)
     downgrade(empty_database, "base")
-    assert inspect(empty_database).get_table_names() == ["alembic_version"]
+    assert table_names(empty_database) == {"alembic_version"}
     assert upgrade(empty_database) == (None, newest_revision())
     assert differences(empty_database) == []
 

@@ -37,7 +37,7 @@ _COPIED = {
 }
 # The key by which a row replaces the one that is there.
 _REPLACED = {
-    requests.name: ("trace_id", "span_id"),
+    requests.name: ("trace_id", "span_id", "started_at"),
     engine_minutes.name: ("agent", "engine", "starts_at"),
 }
 
@@ -48,10 +48,14 @@ _NEW_MARK = text(
 _MARK = text("SELECT forwarded FROM journals WHERE run = :run FOR UPDATE")
 _SET_MARK = text("UPDATE journals SET forwarded = :last, at = now() WHERE run = :run")
 
-# A joined row takes the place of the proxy's.
+# A joined row takes the place of the proxy's, and of the engine's where that began at another time.
+# Only the days around are looked at.
 _JOINED = (
     "DELETE FROM requests USING forwarded_requests AS joined WHERE joined.vantage = 'joined' "
-    "AND requests.trace_id = joined.trace_id AND requests.span_id = joined.proxy_span_id"
+    "AND requests.trace_id = joined.trace_id AND (requests.span_id = joined.proxy_span_id "
+    "OR requests.span_id = joined.span_id AND requests.started_at <> joined.started_at) "
+    "AND requests.started_at BETWEEN joined.started_at - interval '1 day' "
+    "AND joined.started_at + interval '1 day'"
 )
 _GONE = text(
     "DELETE FROM requests USING unnest(CAST(:traces AS text[]), CAST(:spans AS text[])) "
