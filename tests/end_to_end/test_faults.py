@@ -31,7 +31,9 @@ def test_a_fault_is_reported_by_its_alert_alone(story: Story, fault: Fault) -> N
     alerts = [dict(labels) for labels in story.of(fault)]
     assert len([labels for labels in alerts if fault.is_main(labels)]) == 1
     others = [labels for labels in alerts if not fault.is_main(labels)]
-    assert {labels["alertname"] for labels in others} <= fault.beside
+    events = story.site.agent.api.events()
+    of_engine = [event for event in events if event["engine"] == fault.name]
+    assert {labels["alertname"] for labels in others} <= fault.beside, of_engine
     assert {labels["severity"] for labels in others} <= {"ticket"}
 
 
