@@ -1,13 +1,13 @@
 """Free TCP ports for the servers that tests start."""
 
 import fcntl
+import os
 import random
 import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 # Below the ports that the kernel gives to connections (Linux: 32,768 and above): until the server
 # has started, one of these could take the port.
@@ -16,18 +16,16 @@ _FROM, _UNTIL = 10_240, 32_768
 # must not answer in its place.
 _PER_PROCESS = 704
 
-_held: list[IO[str]] = []
-
 
 def _own_ports() -> range:
     for start in range(_FROM, _UNTIL, _PER_PROCESS):
-        file = Path(tempfile.gettempdir(), f"goodput-agent-tests-ports-{start}").open("w")
-        with suppress(OSError):
+        path = Path(tempfile.gettempdir(), f"goodput-agent-tests-ports-{start}")
+        # It stays open, and locked, until the process ends.
+        file = os.open(path, os.O_CREAT | os.O_RDWR)
+        with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The lock is held until the process ends.
-            _held.append(file)
             return range(start, start + _PER_PROCESS)
-        file.close()
+        os.close(file)
     raise AssertionError("all ports belong to other processes of tests")
 
 
