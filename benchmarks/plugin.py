@@ -3,9 +3,8 @@
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,9 +31,8 @@ LOAD_S = 20
 ROUNDS = 15
 TARGET_RATIO = 0.99
 _IN_A_ROW = 10_000
-_STREAMS = 16
-_PER_STREAM = 2
-_TOKENS = 64
+# One request of many choices: a full batch, with little work for its client and the front.
+_CHOICES, _TOKENS, _REQUESTS = 16, 256, 2
 _RECORDS = "llm_engine_plugin_records_total"
 
 
@@ -115,11 +113,11 @@ def _throughput(folder: Path) -> bool:
             for name, environment in (("without", {}), ("with", plugin))
         }
         for engine in engines.values():
-            _tokens_per_s(engine)
+            _work(engine)
         found = [_round(engines, number) for number in range(ROUNDS)]
         steps = total(agent.api.exposition(), _RECORDS, kind="step")
-    by_time = [each["with"][0] / each["without"][0] for each in found]
-    by_processor = [each["without"][1] / each["with"][1] for each in found]
+    by_time = [each["without"].took_s / each["with"].took_s for each in found]
+    by_processor = [each["without"].processor_s / each["with"].processor_s for each in found]
     print(
         f"plugin, tokens/s of vLLM with it over without it, median of {ROUNDS} rounds in turn: "
         f"{median(by_time):.3f} (target at least {TARGET_RATIO}), each "
@@ -135,31 +133,41 @@ def _engine(folder: Path, ports: AgentPorts, environment: dict[str, str]) -> Vll
     return Vllm(folder, port=free_port(), spans=spans, environment=environment)
 
 
-def _round(engines: dict[str, Vllm], number: int) -> dict[str, tuple[float, float]]:
-    """Tokens/s and processor seconds per token of each engine, first the one, then the other."""
-    names = ("without", "with") if number % 2 else ("with", "without")
-    return {name: _tokens_per_s(engines[name]) for name in names}
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Seconds that the same tokens took, and of the processors' time of front and core."""
+
+    took_s: float
+    processor_s: float
+
+    def __add__(self, other: "_Work") -> "_Work":
+        return _Work(self.took_s + other.took_s, self.processor_s + other.processor_s)
 
 
-def _tokens_per_s(engine: Vllm) -> tuple[float, float]:
+def _round(engines: dict[str, Vllm], number: int) -> dict[str, _Work]:
+    """The work of each engine: one, the other twice, and the one again, so that no drift counts."""
+    outer, inner = ("without", "with") if number % 2 else ("with", "without")
+    first, *others, last = [_work(engines[name]) for name in (outer, inner, inner, outer)]
+    return {outer: first + last, inner: others[0] + others[1]}
+
+
+def _work(engine: Vllm) -> _Work:
     processes = [psutil.Process(pid) for pid in (engine.front_pid, engine.core_pid)]
 
     def processor_s() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in processes)
 
-    ask = _asking(engine)
     before_s, began_s = processor_s(), time.perf_counter()
-    with ThreadPoolExecutor(_STREAMS) as pool:
-        list(pool.map(ask, range(_STREAMS * _PER_STREAM)))
-    took_s = time.perf_counter() - began_s
-    tokens = _STREAMS * _PER_STREAM * _TOKENS
-    return tokens / took_s, (processor_s() - before_s) / tokens
+    for _ in range(_REQUESTS):
+        _ask(engine)
+    return _Work(time.perf_counter() - began_s, processor_s() - before_s)
 
 
-def _asking(engine: Vllm) -> Callable[[int], None]:
-    def ask(_: int) -> None:
-        body: dict[str, Any] = {"prompt": "bacade", "max_tokens": _TOKENS, "ignore_eos": True}
-        url = f"{engine.url}/v1/completions"
-        requests.post(url, json={"model": engine.model, **body}, timeout=300).raise_for_status()
-
-    return ask
+def _ask(engine: Vllm) -> None:
+    body: dict[str, Any] = {
+        **{"model": engine.model, "prompt": "bacade", "n": _CHOICES},
+        **{"max_tokens": _TOKENS, "ignore_eos": True},
+    }
+    response = requests.post(f"{engine.url}/v1/completions", json=body, timeout=300)
+    response.raise_for_status()
+    assert response.json()["usage"]["completion_tokens"] == _CHOICES * _TOKENS
