@@ -7,6 +7,8 @@ from benchmarks import (
     cause_queries,
     causes,
     compare,
+    expiry,
+    fleet,
     forwarding,
     ingest,
     long_run,
@@ -26,6 +28,8 @@ from benchmarks import (
 BENCHMARKS = {
     "ingest": ingest.run,
     "forwarding": forwarding.run,
+    "expiry": expiry.run,
+    "fleet": fleet.run,
     "rollups": rollups.run,
     "minutes": minutes.run,
     "report": report.run,

@@ -27,7 +27,9 @@ MEASURED_S = 6 * HOUR_S
 _SIZES = {
     "sqlite": "SELECT sum(pgsize) FROM dbstat WHERE name IN "
     "(SELECT name FROM sqlite_master WHERE tbl_name = '{}')",
-    "postgresql": "SELECT pg_total_relation_size('{}')",
+    "postgresql": "SELECT pg_total_relation_size('{0}') "
+    "+ coalesce(sum(pg_total_relation_size(inhrelid)), 0) "
+    "FROM pg_inherits WHERE inhparent = '{0}'::regclass",
 }
 _COMPACT = {"sqlite": "VACUUM", "postgresql": "VACUUM FULL"}
 

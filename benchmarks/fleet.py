@@ -1,0 +1,71 @@
+"""An hour of twenty agents at 2,000 requests/s together into one PostgreSQL, with an outage."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from sqlalchemy import func, select
+
+from agent.store.connection import open_engine
+from agent.store.migrating import upgrade
+from agent.store.tables import requests
+from tests.real_parts.postgres import PostgresServer
+from tests.store.journal.fleet import Fleet, running_fleet
+
+AGENTS, PER_S, SECONDS = 20, 100, 3600
+# PostgreSQL is away while the rows of ten minutes come.
+OUTAGE_S = range(1200, 1800)
+_STEP_S = 120
+_CATCHES_UP_S = 1800.0
+# Of the memory after the first tenth of the hour; the journal's own bounds are on disk.
+TARGET_GROWTH = 1.25
+
+
+def run() -> bool:
+    """Print the figures; return whether no row is lost or stored twice, and memory stays flat."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # The server's user must be able to open it.
+        folder.chmod(0o755)
+        (folder / "server").mkdir()
+        server = PostgresServer(folder / "server")
+        try:
+            return _hour(folder, server)
+        finally:
+            server.stop()
+
+
+def _hour(folder: Path, server: PostgresServer) -> bool:
+    began_s, rss_mb = time.perf_counter(), []
+    with server.new_database() as url:
+        engine = open_engine(url)
+        upgrade(engine)
+        with running_fleet(folder, url, agents=AGENTS, per_s=PER_S) as fleet:
+            for first_s in range(0, SECONDS, _STEP_S):
+                _step(fleet, server, first_s)
+                rss_mb.append(psutil.Process().memory_info().rss / 1e6)
+            fleet.all_forwarded(_CATCHES_UP_S)
+        took_s = time.perf_counter() - began_s
+        with engine.connect() as connection:
+            rows = connection.scalar(select(func.count()).select_from(requests))
+            keys = select(requests.c.trace_id, requests.c.span_id).distinct().subquery()
+            different = connection.scalar(select(func.count()).select_from(keys))
+        engine.dispose()
+    wanted = AGENTS * PER_S * SECONDS
+    growth = max(rss_mb[3:]) / max(rss_mb[:3])
+    print(
+        f"fleet, {AGENTS} agents, {wanted:,} requests, PostgreSQL away for {len(OUTAGE_S)} of "
+        f"{SECONDS} s: {rows:,} rows of {different:,} requests in {took_s:.0f} s; memory of all "
+        f"agents in one process {' '.join(f'{each:.0f}' for each in rss_mb[::3])} MB, at most "
+        f"{growth:.2f} of the first tenth's (target at most {TARGET_GROWTH})"
+    )
+    return rows == different == wanted and growth <= TARGET_GROWTH
+
+
+def _step(fleet: Fleet, server: PostgresServer, first_s: int) -> None:
+    if first_s == OUTAGE_S.start:
+        server.stop()
+    if first_s == OUTAGE_S.stop:
+        server.restart()
+    fleet.work(first_s, first_s + _STEP_S)
