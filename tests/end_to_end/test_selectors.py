@@ -19,6 +19,8 @@ NOT_THERE = {
     # Of agents with a journal.
     "llm_agent_journal_dropped_rows_total",
     "llm_agent_journal_lag_seconds",
+    # Of agents that find their engines in Kubernetes.
+    "llm_agent_discovery_failures_total",
     # Of agents that push their metrics.
     "llm_agent_metrics_push_dropped_total",
     # No upgrade renames a series.

@@ -33,6 +33,7 @@ _LOSSES = (
     _Loss("LlmAgentExportsRefused", m.EXPORTS_REFUSED, "reason", "refuses OTLP bodies"),
     _Loss("LlmAgentForwardDropping", m.FORWARD_DROPPED, "reason", "does not forward OTLP bodies"),
     _Loss("LlmAgentPushDropping", own.PUSH_DROPPED, "reason", "does not push its metrics"),
+    _Loss("LlmAgentDiscoveryFailing", own.DISCOVERY_FAILURES, "reason", "cannot find its engines"),
     _Loss("LlmAgentProxyFailing", m.PROXY_FAILURES, "reason", "does not measure proxied requests"),
     _Loss("LlmAgentStoreFailing", m.STORE_FAILURES, "what", "cannot write to its database"),
     _Loss("LlmAgentJournalDropping", m.JOURNAL_DROPPED, "reason", "loses changes in its journal"),

@@ -145,6 +145,12 @@ CASES = (
         "does not push its metrics",
     ),
     _losing(
+        "LlmAgentDiscoveryFailing",
+        "llm_agent_discovery_failures_total",
+        "forbidden",
+        "cannot find its engines",
+    ),
+    _losing(
         "LlmAgentProxyFailing",
         "llm_agent_proxy_failures_total",
         "full",
