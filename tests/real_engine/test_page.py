@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from threading import Event
 from typing import Any, TypeVar
 
@@ -151,12 +151,18 @@ def cells_of(there: Opened) -> list[list[str]]:
     return [[cell.strip() for cell in row.split("\t")] for row in rows]
 
 
-# Numbers as the page writes them
+# Numbers as the page writes them. A browser rounds the decimal that it would print, halves up;
+# Python rounds the binary number: 0.5375 is 0.538 there, and 0.537 here.
 LONG_MS = 1000
 
 
+def rounded(value: float, places: int) -> Decimal:
+    return Decimal(repr(value)).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
+
+
 def significant(value: float) -> str:
-    return f"{Decimal(f'{value:.3g}'):,f}"
+    first = Decimal(repr(value)).adjusted() if value else 0
+    return f"{rounded(value, 2 - first).normalize():,f}"
 
 
 def share(value: float | None) -> str:
@@ -164,7 +170,7 @@ def share(value: float | None) -> str:
 
 
 def fixed(value: float, digits: int) -> str:
-    text = f"{value:,.{digits}f}"
+    text = f"{rounded(value, digits):,f}"
     return text.rstrip("0").rstrip(".") if digits else text
 
 
@@ -183,7 +189,7 @@ def seconds(value: float | None) -> str:
 def dollars(value: float | None) -> str:
     if value is None:
         return UNKNOWN
-    return f"${significant(value) if value < 1 else f'{value:,.2f}'}"
+    return f"${significant(value) if value < 1 else f'{rounded(value, 2):,f}'}"
 
 
 # The tests
