@@ -16,20 +16,23 @@ from itertools import zip_longest
 from pathlib import Path
 from subprocess import PIPE, Popen
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
 import requests
 
-from agent.app.past import PastAgent
 from agent.app.simulated_gpus import SimulatedGpus
 from agent.errors import AgentError, SettingsInvalid
+from agent.kept_imports import kept_imports
 from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
 from agent.settings.doors import TokenFile
 from agent.settings.security_settings import SecuritySettings
 from agent.settings.settings_model import ObjectiveSettings
 from agent.settings.values import duration_s
 from agent.simulator.frames import Frame, frame_of
+
+if TYPE_CHECKING:
+    from agent.app.past import PastAgent
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ PAST_S = 7200.0
 GPU_HOUR_USD = 3.5
 GPU_POLL_S = 5.0
 # Of a live engine. Minutes are booked of samples that are up to three times as far apart.
-SCRAPE_EVERY = "10s"
+SCRAPE_EVERY = "15s"
 _PAST = "/simulator/past"
 _LIVE_WITHIN_S = 10.0
 _PAST_WITHIN_S = 60.0
@@ -68,13 +71,17 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
     past_s = _past_s(past_length)
     signal.signal(signal.SIGTERM, _exit)
     settings = _demo_settings(settings)
-    past = PastAgent(settings)
     now = time.time()
-    since = past.newest_at(now - past_s)
-    simulators = [_started(settings, engine, since, now - PAST_S) for engine in settings.engines]
+    simulators = [_started(settings, engine, now - PAST_S) for engine in settings.engines]
     try:
+        # It takes as long as the start of the simulators.
+        with kept_imports():
+            from agent.app.past import PastAgent
+
+        past = PastAgent(settings)
+        since = past.newest_at(now - past_s)
         urls = [_announced_url(simulator) for simulator in simulators]
-        asyncio.run(_store_past(past, dict(zip(ENGINES, urls, strict=True))))
+        asyncio.run(_store_past(past, dict(zip(ENGINES, urls, strict=True)), since))
         proxy = f"http://{settings.proxy.listen}"
         for url in urls:
             requests.post(f"{url}/simulator/live", data=proxy, timeout=_LIVE_WITHIN_S)
@@ -97,25 +104,23 @@ def _past_s(length: str) -> float:
     return seconds
 
 
-def _started(
-    settings: Settings, engine: EngineSettings, since: float, origin: float
-) -> "Popen[str]":
+def _started(settings: Settings, engine: EngineSettings, origin: float) -> "Popen[str]":
     scenario = SCENARIOS / f"{engine.name.replace('simulator', 'demo')}.yaml"
     return Popen(
         [sys.executable, "-m", "agent.simulator", "--port", "0", "--service-name", engine.name,
-         "--scenario", str(scenario), "--past", repr(origin), repr(since),
+         "--scenario", str(scenario), "--past", repr(origin),
          *_span_target(settings.otlp)],
         stdout=PIPE, text=True, env={**os.environ, **_span_headers(settings.security)},
     )  # fmt: skip
 
 
-async def _store_past(past: PastAgent, urls: Mapping[str, str]) -> None:
-    """Store the past of all engines, then what became past meanwhile."""
+async def _store_past(past: "PastAgent", urls: Mapping[str, str], since: float) -> None:
+    """Store the past of all engines from a Unix time on, then what became past meanwhile."""
     try:
-        for last in ("", "?last=1"):
+        for part in (f"?since={since!r}", "?last=1"):
             with ExitStack() as stack:
                 streams = {
-                    engine: stack.enter_context(_frames(url + _PAST + last))
+                    engine: stack.enter_context(_frames(url + _PAST + part))
                     for engine, url in urls.items()
                 }
                 for frames in zip_longest(*streams.values()):

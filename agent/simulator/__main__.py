@@ -40,8 +40,8 @@ def main(
     ] = None,
     traffic: Annotated[bool, typer.Option(help="Whether the scenario's own requests run.")] = True,
     past: Annotated[
-        tuple[float, float] | None,
-        typer.Option(help="Unix times at which its scenario and it started; needs --otlp."),
+        float | None,
+        typer.Option(help="Unix time at which its scenario started; needs --otlp."),
     ] = None,
     access_log: Annotated[bool, typer.Option(help="Write a line for each response.")] = False,
 ) -> None:
@@ -63,13 +63,13 @@ def main(
 def _simulator(
     scenario: Scenario,
     spans: SpanTarget | None,
-    past: tuple[float, float] | None,
+    past: float | None,
     server: Mapping[str, Any],
 ) -> Coroutine[Any, Any, None]:
     if past is None or spans is None:
         return run_simulator(scenario, announce=_announce, spans=spans, **server)
     at = {"host": server["host"], "port": server["port"]}
-    return run_with_past(scenario, *past, announce=_announce, spans=spans, **at)
+    return run_with_past(scenario, past, announce=_announce, spans=spans, **at)
 
 
 async def _until_terminated(simulator: Coroutine[Any, Any, None]) -> None:

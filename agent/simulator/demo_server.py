@@ -22,8 +22,9 @@ from agent.simulator.span_sender import SpanSender, SpanTarget
 class PastRoutes:
     """The routes by which a demo reads the past, and makes the engine live."""
 
-    def __init__(self, past: PastEngine, clock: Clock) -> None:
+    def __init__(self, past: PastEngine, clock: Clock, origin: float) -> None:
         self._past = past
+        self._origin = origin
         self._clock = clock
         self.live: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -34,7 +35,12 @@ class PastRoutes:
         app.router.add_post("/simulator/live", self._live)
 
     async def _frames(self, request: web.Request) -> web.StreamResponse:
-        """The frames up to now, a line of JSON each; with `last` those that end the past."""
+        """The frames up to now, a line of JSON each; with `last` those that end the past.
+
+        With `since`, a Unix time, the engine starts then.
+        """
+        if "since" in request.query:
+            self._past.start(float(request.query["since"]) - self._origin)
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         await response.prepare(request)
         for frame in self._past.frames(self._clock.now_s()):
@@ -61,7 +67,6 @@ def _line(frame: Frame) -> bytes:
 async def run_with_past(
     scenario: Scenario,
     origin: float,
-    since: float,
     *,
     announce: Callable[[str], None],
     host: str,
@@ -70,13 +75,13 @@ async def run_with_past(
 ) -> None:
     """Serve an engine until cancelled, then flush its spans.
 
-    Its scenario starts at `origin`, the engine at `since`, both in Unix time.
+    Its scenario starts at `origin`, in Unix time.
     """
     clock = Clock(lead_s=time.time() - origin)
-    past = PastEngine(scenario, spans.service_name or "", clock.unix_ns, since - origin)
+    past = PastEngine(scenario, spans.service_name or "", clock.unix_ns)
     sender = SpanSender(spans, clock.unix_ns)
     engine = Engine(past.batch, clock, [past.observe, sender.observe], past.faults)
-    routes = PastRoutes(past, clock)
+    routes = PastRoutes(past, clock, origin)
     app = OpenAiRoutes(scenario, engine, past, past.faults).app()
     routes.add_to(app)
     runner = web.AppRunner(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 # Time between two frames.
-FRAME_S = 28.0
+FRAME_S = 42.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

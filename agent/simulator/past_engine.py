@@ -32,18 +32,12 @@ def traced(requests: Iterator[EngineRequest]) -> Iterator[EngineRequest]:
 
 
 class PastEngine:
-    """One engine before it is live, from `begins_s` of its scenario on.
+    """One engine before it is live, from the start of its scenario on.
 
     `unix_ns` converts its seconds to Unix time.
     """
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        service: str,
-        unix_ns: Callable[[float], int],
-        begins_s: float = 0.0,
-    ) -> None:
+    def __init__(self, scenario: Scenario, service: str, unix_ns: Callable[[float], int]) -> None:
         if scenario.gpu is None:
             raise SettingsInvalid(["scenario: gpu: an engine with a past needs one"])
         self.faults = Faults(scenario.faults)
@@ -51,16 +45,20 @@ class PastEngine:
         self.batch = Batch(scenario, planned, self.faults)
         self._scenario = scenario
         self._unix_ns = unix_ns
-        self._page = MetricsPage(scenario, started_at=unix_ns(begins_s) / 1e9)
         self._gpu = GpuFigures(scenario.gpu)
         self._spans = InMemorySpanExporter()
         provider = provider_for(service)
         provider.add_span_processor(SimpleSpanProcessor(self._spans))
         self._tracer = provider.get_tracer(__name__)
         self._proxied: list[ProxiedRequest] = []
-        self._at_s = begins_s
-        self.batch.skip_planned(begins_s)
         self._dead = False
+        self.start(0.0)
+
+    def start(self, at_s: float) -> None:
+        """Start at a time of its scenario: what came before never was."""
+        self._page = MetricsPage(self._scenario, started_at=self._unix(at_s))
+        self._at_s = at_s
+        self.batch.skip_planned(at_s)
 
     def observe(self, step: Step) -> None:
         """Add a step to the exposition and the GPU's figures."""
@@ -106,8 +104,7 @@ class PastEngine:
             lost = self.batch.drop_all()
             self._proxied += [self._failed(request, self._at_s) for request in lost]
         if self._dead and not dead:
-            self.batch.skip_planned(self._at_s)
-            self._page = MetricsPage(self._scenario, started_at=self._unix(self._at_s))
+            self.start(self._at_s)
         self._dead = dead
 
     def _take(self, step: Step) -> None:

@@ -20,7 +20,9 @@ def unix_ns(at_s: float) -> int:
 
 def frames(from_s: float, until_s: float, place: int = 1) -> list[Frame]:
     scenario = load_scenario(SCENARIOS / f"demo-{place}.yaml")
-    return list(PastEngine(scenario, ENGINES[place], unix_ns, from_s).frames(until_s))
+    engine = PastEngine(scenario, ENGINES[place], unix_ns)
+    engine.start(from_s)
+    return list(engine.frames(until_s))
 
 
 def value(frame: Frame, name: str) -> float:
