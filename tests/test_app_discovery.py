@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from agent.app import processes
 from agent.app.discovery import EngineDiscovery, discovery_of
+from agent.catalog.own_health import DiscoveryCall, DiscoveryFailure
 from agent.errors import SettingsInvalid
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
@@ -151,7 +153,9 @@ def test_engines_found_failed_calls_and_the_last_success_are_published(
     found.read_first()
     assert before <= published(found, success, namespace="llm") <= time.time()
     assert published(found, "llm_agent_discovered_engines", namespace="llm") == 2
-    assert published(found, failures) == 0
+    # Of each kind, so that an alert sees the first one.
+    for call, reason in product(DiscoveryCall, DiscoveryFailure):
+        assert published(found, failures, call=call, reason=reason) == 0
     server.refuse(403, "pods is forbidden")
     found.read_first()
     assert published(found, failures, namespace="llm", call="list", reason="forbidden") == 1

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,9 @@ def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
     for dropped in PUSHES_DROPPED:
         # As one begins that pushes its metrics.
         meter.count(own.PUSH_DROPPED, dropped, by=0)
+    for failure in product(own.DiscoveryCall, own.DiscoveryFailure):
+        # As one begins that finds its engines in a cluster: see tests/test_app_discovery.py.
+        meter.gauge(own.DISCOVERY_FAILURES, lambda: 0, "llm", *failure)
     meter.sample(EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={}))
     body, _ = AgentExposition(meter, INFO, lambda: [gpu]).render("text/plain")
     for family in read_text(body.decode()):
