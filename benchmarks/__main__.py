@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 
 from benchmarks import (
+    acknowledgement,
     cause_queries,
     causes,
     compare,
@@ -27,6 +28,7 @@ from benchmarks import (
 
 BENCHMARKS = {
     "ingest": ingest.run,
+    "acknowledgement": acknowledgement.run,
     "forwarding": forwarding.run,
     "expiry": expiry.run,
     "fleet": fleet.run,

@@ -1,0 +1,122 @@
+"""Time until an export is acknowledged, by the whole agent under the load of twenty engines."""
+
+import http.client
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+
+from benchmarks.exports import export_body
+from tests.real_parts.agent_process import AgentOfUser, AgentPorts
+from tests.real_parts.ports import free_port
+from tests.real_parts.postgres import PostgresServer
+from tests.real_parts.waiting import eventually
+
+TARGET_MS = 50.0
+ENGINES, PER_S = 20, 50
+# As the batch span processor of OpenTelemetry's SDK does, or when 512 spans wait.
+EVERY_S = 5.0
+EXPORTS_OF_EACH = 24
+_SPANS = int(PER_S * EVERY_S)
+_PROTOBUF = {"Content-Type": "application/x-protobuf"}
+
+Send = Callable[[bytes], None]
+
+
+def run() -> bool:
+    """Print the times of both protocols; return whether the target is met."""
+    with _postgres() as url:
+        return all([_measured("SQLite", None), _measured("a journal and PostgreSQL", url)])
+
+
+def _measured(name: str, url: str | None) -> bool:
+    sent = ENGINES * EXPORTS_OF_EACH * _SPANS
+    with tempfile.TemporaryDirectory() as folder:
+        ports = AgentPorts.free()
+        settings: dict[str, Any] = {"storage": {"url": url}} if url else {}
+        settings["engines"] = [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]
+        with AgentOfUser.with_settings(Path(folder), ports, settings) as agent:
+            over = (partial(_over_http, ports.http), partial(_over_grpc, ports.grpc))
+            taken_ms = sorted(_times_ms([over[number % 2] for number in range(ENGINES)]))
+            eventually(lambda: _requests(agent) == sent, within_s=60, what=f"{sent} requests")
+    p50, p99 = (taken_ms[int(share * len(taken_ms))] for share in (0.5, 0.99))
+    print(
+        f"acknowledgement with {name}, {ENGINES} engines of {PER_S} requests/s, half over gRPC, "
+        f"{len(taken_ms)} exports of {_SPANS} spans: median {p50:.1f} ms, 99th percentile "
+        f"{p99:.1f} ms (target under {TARGET_MS:.0f}), longest {taken_ms[-1]:.1f} ms"
+    )
+    return p99 < TARGET_MS
+
+
+def _requests(agent: AgentOfUser) -> int:
+    requests: int = agent.api.summary(window="15m")["requests"]
+    return requests
+
+
+def _times_ms(ways: Sequence[Callable[[], Send]]) -> list[float]:
+    """What each export took, of engines that export one after the other."""
+    taken_ms: list[float] = []
+    begin = time.time() + 1.0
+    threads = [
+        threading.Thread(target=_engine, args=(way, number, begin, taken_ms.append))
+        for number, way in enumerate(ways)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return taken_ms
+
+
+def _engine(
+    way: Callable[[], Send], number: int, begin: float, took: Callable[[float], None]
+) -> None:
+    send = way()
+    for place in range(EXPORTS_OF_EACH):
+        due = begin + EVERY_S * (place + number / ENGINES)
+        body = export_body(number * EXPORTS_OF_EACH + place, due, _SPANS)
+        time.sleep(max(due - time.time(), 0.0))
+        began_s = time.perf_counter()
+        send(body)
+        took(1000 * (time.perf_counter() - began_s))
+
+
+def _over_http(port: int) -> Send:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def send(body: bytes) -> None:
+        connection.request("POST", "/v1/traces", body, _PROTOBUF)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 200, response.status
+
+    return send
+
+
+def _over_grpc(port: int) -> Send:
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    stub = TraceServiceStub(channel)  # type: ignore[no-untyped-call]
+
+    def send(body: bytes) -> None:
+        stub.Export(ExportTraceServiceRequest.FromString(body), timeout=60)
+
+    return send
+
+
+@contextmanager
+def _postgres() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = PostgresServer(Path(folder))
+        try:
+            with server.new_database() as url:
+                yield url
+        finally:
+            server.stop()
