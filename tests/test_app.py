@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -129,13 +129,35 @@ def test_an_engine_may_start_late_and_stop_early(tmp_path: Path) -> None:
 def test_a_restart_of_the_engine_while_the_agent_was_stopped_is_reported(tmp_path: Path) -> None:
     ports, port = AgentPorts.free(), free_port()
     settings = {"engines": [_engine("chat-0", f"http://127.0.0.1:{port}")]}
-    for restarts in (0, 1):
-        with (
-            Simulator(tmp_path, grpc=ports.grpc, service="chat-0", port=port),
-            AgentProcess.with_settings(tmp_path, ports, settings) as agent,
-        ):
-            # The agent polls once before it listens.
-            assert len(agent.api.events(engine="chat-0", kind="RESTART")) == restarts
+    with _watched_simulator(tmp_path, ports, port, settings) as agent:
+        database = tmp_path / "goodput.db"
+        eventually(lambda: _samples_in(database) > 0, within_s=WITHIN_S, what="a stored sample")
+        assert _restarts(agent) == 0
+    with _watched_simulator(tmp_path, ports, port, settings) as agent:
+        eventually(lambda: _restarts(agent) == 1, within_s=WITHIN_S, what="a restart")
+
+
+@contextmanager
+def _watched_simulator(
+    folder: Path, ports: AgentPorts, port: int, settings: dict[str, Any]
+) -> Iterator[AgentProcess]:
+    """An agent that has read a new simulator."""
+    with (
+        Simulator(folder, grpc=ports.grpc, service="chat-0", port=port),
+        AgentProcess.with_settings(folder, ports, settings) as agent,
+    ):
+        eventually(lambda: up(agent, "chat-0") == 1, within_s=WITHIN_S, what="an engine")
+        yield agent
+
+
+def _samples_in(database: Path) -> int:
+    with closing(sqlite3.connect(database)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM engine_samples").fetchone()
+    return int(count)
+
+
+def _restarts(agent: AgentProcess) -> int:
+    return len(agent.api.events(engine="chat-0", kind="RESTART"))
 
 
 def _engine(name: str, url: str) -> dict[str, str]:
