@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -23,6 +24,10 @@ from agent.sources.otlp.freed_memory import give_back_large_blocks
 from agent.sources.proxy.handover.place import HandoverPlace
 
 _LOG = logging.getLogger(__name__)
+
+# SQLite's driver waits for the interpreter after each row that it inserts, and while a job computes
+# each wait is this long. An export of 250 spans took up to 0.3 s with Python's 5 ms, 0.08 s with 1.
+_SWITCH_INTERVAL_S = 0.001
 
 
 class Started(Protocol):
@@ -50,6 +55,7 @@ async def run(
     again.
     """
     give_back_large_blocks()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     discovery = discovery_of(settings)
     if discovery is not None:
         await asyncio.to_thread(discovery.read_first)
