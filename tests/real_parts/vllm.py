@@ -162,8 +162,9 @@ class Vllm:
         self._spans = spans
 
     def complete(self, *, request_id: str, max_tokens: int, choices: int = 1) -> None:
-        """One whole completion with `choices` choices."""
-        response = self._post(request_id, {"max_tokens": max_tokens, "n": choices})
+        """One whole completion with `choices` choices, all of this length."""
+        body = {"max_tokens": max_tokens, "n": choices, "ignore_eos": True}
+        response = self._post(request_id, body)
         response.raise_for_status()
 
     @contextmanager
