@@ -31,7 +31,9 @@ STREAMS = 200
 # These go to the engine itself. What delays them, too, is no fault of the proxy.
 DIRECT = 20
 EVENT_EVERY_S = 0.02
-LONGER_S = 0.05
+# What a fault takes away is away for seconds, and a stream that needs it would stand still for as
+# long.
+LONGER_S = 0.2
 # Of the time between two reads: waiting that lets work gather, and a processor that is not idle.
 MUCH, BUSY = 0.1, 0.8
 AGENT, WORKERS = "agent", ("proxy worker 0", "proxy worker 1")
