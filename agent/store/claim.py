@@ -16,7 +16,7 @@ from agent.store.journal.waiting import Lag
 from agent.store.tables import agents
 
 BEAT_EVERY_S = 5.0
-# An agent that was killed counts no more beats. A poll may wait this long for a lock.
+# A killed agent counts no beats. A poll may wait this long for a lock.
 DEAD_AFTER_S = 20.0
 
 
@@ -104,11 +104,11 @@ class NameClaim:
         return self._monotonic() - self._seen_since >= DEAD_AFTER_S
 
     def _beat(self, connection: Connection) -> None:
-        told = self._state.now(self._lag(connection))
+        reported = self._state.now(self._lag(connection))
         counted = connection.execute(
             update(agents)
             .where(*self._own_row())
-            .values(beats=agents.c.beats + 1, seen_at=func.now(), **told)
+            .values(beats=agents.c.beats + 1, seen_at=func.now(), **reported)
         )
         if counted.rowcount == 0:
             raise NameTaken(

@@ -140,7 +140,7 @@ def settle_rows(
 
 
 def set_row_aside(connection: Connection, row: int) -> None:
-    """Let a row wait no more without counting it: its values cannot be read or counted."""
+    """End a row's wait without counting it: its values cannot be read or counted."""
     _change(connection, _Changes(parts=[row]))
 
 

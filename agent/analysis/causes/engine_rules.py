@@ -100,8 +100,8 @@ def missed_by_others(
 def missed_share(case: MissedCase, period: Period) -> float:
     """The part of the time of others' prompts that is due to the prefix cache.
 
-    Where it lost tokens, the others have to be twice the usual to count beside them: requests
-    always share their steps with so many.
+    Where the cache lost tokens, other prompts count too only above twice the usual: requests always
+    share their steps with the usual number of prompts.
     """
     lost = lost_prompts(case, period)
     if lost is None:
@@ -114,7 +114,7 @@ def missed_share(case: MissedCase, period: Period) -> float:
 
 
 def in_queue(claim: Claim, case: MissedCase, left_s: float, all_at: float) -> Claim:
-    """The claim on a queue, of which it has all from this share of lost time on."""
+    """A claim on the queue in proportion to the lost time; from the share `all_at` on, on all."""
     lost_share = claim.seconds / case.backlog.seconds
     return Claim(left_s * min(1.0, lost_share / all_at), claim.evidence)
 

@@ -1,4 +1,4 @@
-"""What rules look at of an engine: a period, what came to it, and the prompts of others."""
+"""What rules read of an engine: a period, the requests in it, and the prompts of others."""
 
 from collections.abc import Sequence
 

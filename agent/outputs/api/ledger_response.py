@@ -1,4 +1,4 @@
-"""The `ledger` field of a summary: what engines counted and no row tells of."""
+"""The `ledger` field of a summary: what engines counted and what is in no row."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -104,8 +104,8 @@ def _without_row(ledgers: Sequence[Ledger]) -> LedgerSideResponse:
     )
 
 
-def _less(counted: float | None, told: float) -> float | None:
-    return None if counted is None else max(counted - told, 0.0)
+def _less(counted: float | None, in_rows: float) -> float | None:
+    return None if counted is None else max(counted - in_rows, 0.0)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

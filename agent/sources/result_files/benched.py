@@ -15,7 +15,7 @@ class ResultFileInvalid(AgentError):
 class BenchedRun:
     """The requests as the load generator saw them, at least one, and the load that it made.
 
-    `load` maps what it was told to its value, both as text.
+    `load` maps each setting of its load to the value, both as text.
     """
 
     tool: str

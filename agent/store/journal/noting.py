@@ -1,7 +1,7 @@
-"""Notes every change of a journal's rows, by triggers: whoever writes them, none is missed.
+"""Triggers that note every change of a journal's rows, whichever code makes the change.
 
-A note has a number and names a row, so what is forwarded is the row as it is then. Sums have no
-row of their own that stays: their differences are kept until they are forwarded.
+A note has a number and names a row. The row is forwarded as it is at that time. Rollups and sums of
+causes are merged into other rows, so their differences are kept until they are forwarded.
 """
 
 import secrets
@@ -33,7 +33,7 @@ def _declared() -> str:
 
 
 _TABLES = (
-    # A number is never given twice: those up to the last that was forwarded are passed over.
+    # AUTOINCREMENT gives no number twice: notes up to the last forwarded number are skipped.
     "CREATE TABLE IF NOT EXISTS journal_notes (number INTEGER PRIMARY KEY AUTOINCREMENT, "
     "of_table TEXT NOT NULL, fresh INTEGER NOT NULL, row INTEGER, trace_id TEXT, span_id TEXT, "
     "at INTEGER NOT NULL DEFAULT (CAST(strftime('%s', 'now') AS INTEGER)))",
