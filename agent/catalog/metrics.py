@@ -5,6 +5,8 @@ from agent.catalog.own_health import HEALTH_METRICS
 
 # The label of an engine or a model that is unknown, or of a model that no engine serves.
 UNKNOWN = "unknown"
+# The label or series of what has no label or series of its own, because there are too many.
+OTHER = "other"
 
 # The buckets of semantic-conventions-genai (2026, gen-ai-metrics.md), with more edges in the range
 # of usual objectives. At start the agent adds the limit of every objective.

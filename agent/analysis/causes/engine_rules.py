@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.analysis.causes.baselines import MISSED_SHARE
+from agent.analysis.causes.engine_timeline import COLD_S
 from agent.analysis.causes.evidence import missed_text, seconds
-from agent.analysis.causes.missed_case import COLD_S, Claim, MissedCase
+from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.analysis.causes.periods import Period
 
 # An engine whose core waits this share of the time for a processor is short of it. Others take a

@@ -31,8 +31,8 @@ _MOST_UNLEARNED = 16_384
 _AROUND_S = 5.0
 # A prompt of this many tokens shows what a prompt token costs.
 _PROMPT_TOKENS = 128
-# An engine that has just started is slower, which is not what its steps cost.
-_COLD_S = 30.0
+# An engine compiles and fills its caches with its first requests, so they say nothing of its costs.
+COLD_S = 30.0
 # An engine that waits for its processor or is throttled for this share of the time, too.
 _SLOW_SHARE = 0.1
 
@@ -169,7 +169,7 @@ class EngineTimeline:
 
     def _disturbed(self, start: float, end: float) -> bool:
         """Whether steps of a time are slower than their tokens explain."""
-        if self.ready_at is not None and abs(start - self.ready_at) < _COLD_S:
+        if self.ready_at is not None and abs(start - self.ready_at) < COLD_S:
             return True
         lost_s = self.processor_waits.lost_s(start, end) or 0.0
         lost_s += self.gpu_slowness.lost_s(start, end) or 0.0

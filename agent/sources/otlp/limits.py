@@ -56,6 +56,3 @@ HTTP_BODY_WITHIN_S = 30.0
 GRPC_BODY_WITHIN_S = 10.0
 # No sender waits longer for an answer, so storing the rest of a body is of no use.
 STORED_WITHIN_S = 60.0
-
-# vLLM's exporter gives up after 10 s in all, so a long delay would lose the batch.
-RETRY_AFTER_S = 1

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from agent.errors import AgentError
 from agent.records.request import RequestRecord, Status, Vantage
 
+# Those of figures that are compared.
+PERCENTILES = ("p50", "p95", "p99")
+
 
 class ResultFileInvalid(AgentError):
     """A file that no known load generator wrote, or that cannot be compared."""

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateColumn
 
+from agent.store.cause_rollups import SUMS
 from agent.store.rollups import Series
 from agent.store.tables import rollup_changes
 
@@ -20,8 +21,7 @@ CAUSE_DIFFERENCES = "journal_causes"
 
 ROLLUP_COLUMNS = tuple(column.name for column in rollup_changes.c if column.name != "id")
 CAUSE_PLACE = ("width_s", "starts_at", "objective", "limit_name", "cause")
-CAUSE_SUMS = ("requests", "top_requests", "excess_s")
-CAUSE_COLUMNS = (*CAUSE_PLACE, *Series._fields, *CAUSE_SUMS)
+CAUSE_COLUMNS = (*CAUSE_PLACE, *Series._fields, *SUMS)
 
 _SERIES = ", ".join(Series._fields)
 
@@ -104,7 +104,7 @@ _TRIGGERS = (
         f"INSERT INTO {ROLLUP_DIFFERENCES} ({', '.join(ROLLUP_COLUMNS)}) "
         f"VALUES ({', '.join(f'NEW.{name}' for name in ROLLUP_COLUMNS)})",
     ),
-    _cause_difference("INSERT", ", ".join(f"NEW.{name}" for name in CAUSE_SUMS)),
+    _cause_difference("INSERT", ", ".join(f"NEW.{name}" for name in SUMS)),
     _cause_difference(
         "UPDATE",
         f"NEW.requests - OLD.requests, NEW.top_requests - OLD.top_requests, {_EXCESS}",
