@@ -9,7 +9,7 @@ OK = "ok"
 
 
 def not_configured() -> str:
-    """What is said of a part that the settings leave out."""
+    """The state, in words, of a part that the settings leave out."""
     return "not configured"
 
 

@@ -1,4 +1,4 @@
-"""Explains missed requests, once all that can tell about them has come."""
+"""Explains missed requests, once all evidence about them has come."""
 
 import heapq
 import logging

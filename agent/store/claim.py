@@ -35,7 +35,7 @@ class NameClaim:
     Clocks of two agents are not compared: an agent is dead if the other one has seen no new beat
     for DEAD_AFTER_S of its own clock. On one host the number of its process shows it at once.
 
-    Each beat also tells how the agent is (see AgentState).
+    Each beat also writes the state of the agent (see AgentState).
     """
 
     def __init__(

@@ -202,8 +202,8 @@ def _resolved(
 ) -> _Changes:
     """The changes to make; another agent may have changed rows since the pairs were found.
 
-    A request of several choices whose tokens only all their spans tell waits for them, until it is
-    settled.
+    A request of several choices waits for the spans of all, if only these give its tokens, until it
+    is settled.
     """
     engines_of: dict[int, list[Row]] = {}
     for engine_row, other_row in pairs:

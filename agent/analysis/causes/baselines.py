@@ -160,7 +160,7 @@ class RequestBaselines:
     def missing_tokens(self, record: RequestRecord) -> int | None:
         """The prompt tokens that the prefix cache usually has of such a prompt, and had not.
 
-        None where the row does not tell. No cache has what was seldom asked, so of a length of
+        None where the row does not say. No cache has what was seldom asked, so of a length of
         prompts that was seldom seen nothing is missing.
         """
         if record.input_tokens is None or record.cached_tokens is None:

@@ -11,7 +11,7 @@ from agent.analysis.causes.engine_rules import (
 from agent.analysis.causes.evidence import by, prompts_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 
-# A request that sat out fewer of its engine's steps was not preempted, as far as steps tell.
+# A request that sat out fewer of its engine's steps was not preempted, as far as steps show.
 _SAT_OUT_SHARE = 0.05
 _FELL = 0.8
 

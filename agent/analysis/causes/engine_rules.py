@@ -24,7 +24,7 @@ _CORE, _FRONT = 0, 1
 
 
 class LostPrompts(NamedTuple):
-    """The part of computed prompt tokens that the prefix cache usually has, and what tells it."""
+    """The part of computed prompt tokens that the prefix cache usually has, and its evidence."""
 
     share: float
     text: str

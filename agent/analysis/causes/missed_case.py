@@ -176,7 +176,7 @@ class MissedCase:
         """How much less the prefix cache had than usual in a period; None if not much less.
 
         None too where most of what was computed are longer prompts than usual: no cache has what
-        was seldom asked, and samples do not tell whose tokens it had.
+        was seldom asked, and samples do not say whose tokens the cache had.
         """
         if period.start not in self._missed_hits:
             missed = self.timeline.sampled.missed_hits(period.start, period.end)

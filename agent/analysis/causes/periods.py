@@ -11,7 +11,7 @@ class Prompts(msgspec.Struct, frozen=True):
     """Prompts of other requests that were prefilled in a period.
 
     `missing_share` is the part of their computed tokens that the prefix cache usually has; None
-    where not all of their rows tell. `sizes` are the computed tokens of each.
+    unless all of their rows have their cached tokens. `sizes` are the computed tokens of each.
     """
 
     many: int = 0

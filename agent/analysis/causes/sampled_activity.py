@@ -1,4 +1,4 @@
-"""What the samples of an engine tell: sums of any period, what is usual, and what is not."""
+"""Sums of an engine's counters over any period, from its samples, and what is usual for it."""
 
 from array import array
 from bisect import bisect_right

@@ -29,7 +29,7 @@ class LedgerSideResponse(BaseResponse):
 
 
 class LedgerResponse(BaseResponse):
-    """What engines counted in the minutes whose requests have all ended, and what rows tell of it.
+    """What engines counted in the minutes whose requests have all ended, and what of it is in rows.
 
     Minutes with open requests are in `open` alone; those without samples are in nothing here.
     """
@@ -37,7 +37,7 @@ class LedgerResponse(BaseResponse):
     counted_from: datetime | None = Field(description="null while every minute has open requests")
     counted_until: datetime | None
     counted: LedgerSideResponse = Field(description="by the engines")
-    unaccounted: LedgerSideResponse = Field(description="of these, without a row that tells them")
+    unaccounted: LedgerSideResponse = Field(description="of these, in no row")
     unaccounted_usd: float | None = Field(
         description="busy time for unaccounted work, an estimate; null without a price"
     )

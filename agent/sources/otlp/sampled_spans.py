@@ -1,4 +1,4 @@
-"""Takes spans out of an OTLP body of which the proxy's client said that they are not sampled.
+"""Takes spans that a client of the proxy did not sample out of an OTLP body.
 
 The proxy marks them in `tracestate`, and the engine's span inherits the mark.
 """
