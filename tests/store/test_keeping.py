@@ -22,6 +22,10 @@ from tests.real_parts.waiting import eventually
 WITHIN_S = 60.0
 
 
+def _read(engine: Engine) -> None:
+    StoreQueries(engine).request("nobody")
+
+
 @contextmanager
 def kept(url: str) -> Iterator[tuple[StoreKeeper, Engine, StoreHealth]]:
     engine, queries, health = open_engine(url), open_query_engine(url, 10.0), StoreHealth()
@@ -29,7 +33,7 @@ def kept(url: str) -> Iterator[tuple[StoreKeeper, Engine, StoreHealth]]:
         url,
         [engine, queries],
         claim=NameClaim("chat", own_instance()),
-        prepare=lambda opened: StoreQueries(opened).request("nobody"),
+        prepare=_read,
         health=health,
         sets_aside=False,
     )
