@@ -200,7 +200,7 @@ def _agent(
 def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
     since = {} if engine.sample is None else _since(engine.sample.process_started_at)
     rows = api("requests", engine=name, limit=_MOST_ROWS, **since)["items"]
-    told = [row for row in rows if row["vantage"] in _ENGINE_VIEWS]
+    engine_views = [row for row in rows if row["vantage"] in _ENGINE_VIEWS]
     plugin = _plugin(api, name)
     return AgentEvidence(
         requests=len(rows),
@@ -209,7 +209,7 @@ def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
             for row in rows
             if None not in (row["input_tokens"], row["output_tokens"])
         ),
-        engine_views=len(told),
+        engine_views=len(engine_views),
         left_after_s=_left_after_s(rows) if plugin or _were_proxied(rows) else None,
         plugin=plugin,
     )

@@ -166,10 +166,12 @@ def test_a_job_that_is_too_slow_logs_its_skipped_runs_once(
     jobs.every(0.02, "ticks", ticks.run)
     jobs.start()
     assert ticks.runs_again(10)
-    said = [message for name, _, message in caplog.record_tuples if name == "agent.app.jobs"]
+    logged = [message for name, _, message in caplog.record_tuples if name == "agent.app.jobs"]
     opened.set()
     asyncio.run(jobs.stop())
-    assert said == ["poll chat takes longer than its interval of 0.02 s: runs are skipped"]
+    # On a busy machine the other job may be late, too.
+    slow = [message for message in logged if message.startswith("poll chat")]
+    assert slow == ["poll chat takes longer than its interval of 0.02 s: runs are skipped"]
     assert "maximum number of running instances" not in caplog.text
 
 

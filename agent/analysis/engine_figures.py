@@ -65,7 +65,7 @@ def difference(record: RequestRecord, ended: EndedRequest) -> float:
 def with_figures(record: RequestRecord, ended: Sequence[EndedRequest]) -> RequestRecord:
     """The record with the engine's figures. `ended` has one for each choice that was found.
 
-    What the user saw stays: latencies, status, and tokens that the response told.
+    What the user saw stays: latencies, status, and tokens that were in the response.
     """
     first = ended[0]
     if record.vantage is Vantage.ENGINE:

@@ -156,7 +156,7 @@ class _Best:
         return Work(prefill_flops(self._coefficients, self._context), weights + cache)
 
     def decode(self, requests: int) -> Work:
-        """The step that computes one token for each of so many requests."""
+        """A step that computes one token for each of `requests`."""
         weights = step_weight_bytes(self._model, requests)
         cache = decode_kv_bytes(self._coefficients, self._context - 1, 2, self._spread.tensor)
         return Work(
@@ -173,7 +173,7 @@ class _Best:
         return self._seconds(self.decode(1), 1, stages=1)
 
     def _seconds(self, work: Work, tokens: int, *, stages: int) -> float | None:
-        """The least time of the work of one request, in steps of so many tokens.
+        """The least time of the work of one request, in steps of `tokens` tokens.
 
         Replicas share the experts alone: all else of a request is on the GPUs of one replica.
         """

@@ -33,7 +33,7 @@ _ONE_PROMPT = frozenset(("/v1/chat/completions",))
 
 
 def awaits_choices(proxy: RequestRecord, spans: int) -> bool:
-    """Whether only more than these spans of the engine would tell the request's tokens."""
+    """Whether the request's tokens are unknown until more spans of the engine have come."""
     lacks_tokens = proxy.status is Status.OK and proxy.output_tokens is None
     return lacks_tokens and spans < _choices(proxy) != 1
 
@@ -43,8 +43,7 @@ def joined(
 ) -> RequestRecord:
     """The record of the request, whichever view came first.
 
-    `others` are the engine's spans of the request's other choices: only all of them together tell
-    its tokens.
+    `others` are the engine's spans of the request's other choices: its tokens are the sum of all.
     """
     choices = _choices(proxy)
     several = choices > 1

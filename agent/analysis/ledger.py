@@ -136,13 +136,13 @@ class _Begun:
         rows, begun = self.requests, time.holds(self.active.first_at)
         prompts = np.where(rows.one_prompt, self.choices, 1.0) * np.nan_to_num(rows.input_tokens)
         ended = time.holds(self.active.last_at) & rows.succeeded
-        untold = np.isnan(rows.input_tokens) | np.isnan(rows.output_tokens)
+        unknown = np.isnan(rows.input_tokens) | np.isnan(rows.output_tokens)
         return {
             "row_input_tokens": float(prompts[begun].sum()),
             "row_output_tokens": float(self.active.output_in(time).sum()),
             "row_requests": float(self.choices[begun].sum()),
             "row_finished": float(self.choices[ended].sum()),
-            "untold_rows": _count(untold & begun),
+            "untold_rows": _count(unknown & begun),
         }
 
 

@@ -69,7 +69,8 @@ class EngineDiscovery:
         threading.Thread(target=tell, name="engine-discovery", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell nothing more. The threads end with the process: a watch waits for its server."""
+        """Report no more changes. The threads end with the process: a watch waits for its
+        server."""
         self._stop.set()
         self._changed.set()
 

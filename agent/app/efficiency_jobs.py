@@ -25,7 +25,7 @@ from agent.store.minutes import MinuteStore
 
 _LOG = logging.getLogger(__name__)
 
-# With so many scrapes in a row missed, the time between two samples is unread.
+# After this many missed scrapes in a row, the time between two samples counts as unread.
 _MISSED_SCRAPES = 3
 # Engines export their spans every few seconds.
 _SPANS_COME_S = 15.0

@@ -1,4 +1,4 @@
-"""Builds the monitor of each engine and of GPUs without one; what the API tells of an engine."""
+"""Builds the monitor of each engine and of GPUs without one, and the API's row of an engine."""
 
 import logging
 import time

@@ -101,7 +101,7 @@ def _host(frame: Frame, at: float) -> HostSample:
 
 
 class PastAgent(Agent):
-    """An agent without doors and jobs: it is told each moment of its engines' past."""
+    """An agent without doors and jobs: its caller gives it each moment of its engines' past."""
 
     def __init__(self, settings: Settings) -> None:
         self._moment = PastMoment()
@@ -121,7 +121,7 @@ class PastAgent(Agent):
         return max([since, *(sample.at for sample in samples if sample is not None)])
 
     async def take(self, frames: Mapping[str, Frame]) -> None:
-        """Store what the engines gave of one moment."""
+        """Store the samples and spans of one moment."""
         self._moment.frames = {**self._moment.frames, **frames}
         self._moment.at = now = max(frame.at for frame in frames.values())
         self._gpus.poll(now)

@@ -66,6 +66,6 @@ class EnginePlugins:
             self._receiver.start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._receiver is not None:
             self._receiver.close()

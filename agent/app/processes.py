@@ -179,7 +179,7 @@ def _worker(settings: Settings, workplace: Workplace) -> ProcessPart:
 
 
 def _start_anew(doors: _Doors, load: Callable[[], Settings], supervisor: Supervisor) -> None:
-    """Become a new supervisor, whose agent tells the workers of this one to retire."""
+    """Become a new supervisor, whose agent lets the workers of this one retire."""
     try:
         settings = load()
         tls_files(settings.security)

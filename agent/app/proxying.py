@@ -75,7 +75,7 @@ class Proxying:
         return self._receiver.waiting / (MAX_WAITING_RECORDS * max(self._receiver.workers, 1))
 
     def in_words(self) -> str:
-        """How it is: streams pass whatever the store does."""
+        """Its state in words: streams pass whether the store works or not."""
         if not self._receiver.workers:
             return "no worker has connected yet"
         waiting = self._receiver.waiting

@@ -9,7 +9,7 @@ OK = "ok"
 
 
 def not_configured() -> str:
-    """What is said of a part that the settings leave out."""
+    """The state, in words, of a part that the settings leave out."""
     return "not configured"
 
 
@@ -30,7 +30,7 @@ class Readiness:
         self._others = dict(others)
 
     def add(self, part: str, in_words: Callable[[], str]) -> None:
-        """Tell of one more part, before the first query."""
+        """Add a part to the response; call it before the first query."""
         self._others[part] = in_words
 
     def problems(self) -> Sequence[str]:

@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 
 
 class AgentStore:
-    """Opens the database now or, while it is away, later; then whoever uses it gets refusals."""
+    """Opens the database now or, while it is away, later; until then its callers get refusals."""
 
     def __init__(
         self,
@@ -66,8 +66,9 @@ class AgentStore:
         *,
         state: AgentState,
     ) -> None:
-        """`state` is what the agent tells of itself. Raises SettingsInvalid for a kind of database
-        that is not supported.
+        """`state` is what the agent reports of itself.
+
+        Raises SettingsInvalid for a kind of database that is not supported.
         """
         storage = settings.storage
         self._settings = settings

@@ -3,8 +3,8 @@
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge, histogram
 from agent.catalog.own_health import HEALTH_METRICS
 
-# The label of an engine or a model that is unknown, or of a model that no engine serves.
-UNKNOWN = "unknown"
+# Labels of engines and models: of an unknown one or a model that no engine serves; of one too many.
+UNKNOWN, OTHER = "unknown", "other"
 
 # The buckets of semantic-conventions-genai (2026, gen-ai-metrics.md), with more edges in the range
 # of usual objectives. At start the agent adds the limit of every objective.

@@ -61,7 +61,7 @@ class DiscoveryCall(StrEnum):
 class DiscoveryFailure(StrEnum):
     """Why a list or a watch of pods failed.
 
-    `gone`: the server has the changes since the last one no more, and the pods are listed anew.
+    `gone`: the server has forgotten the changes since the last one, so the pods are listed again.
     `ended`: it ended a watch with an error.
     """
 

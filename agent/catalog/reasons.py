@@ -76,7 +76,7 @@ class ProxyFailure(StrEnum):
 
 
 class WithoutRow(StrEnum):
-    """What became of a request that an engine counted and no row tells of.
+    """What became of a request that an engine counted and that has no row.
 
     `aborted` left the engine unfinished, mostly since its client left: vLLM sends no span of it.
     `finished` ended by itself, but its span was sampled out, lost, refused or dropped. `died` was

@@ -1,4 +1,4 @@
-"""Stores what engines' plugins know and no record told in time: own rows, and late figures."""
+"""Stores what only engines' plugins know: rows of their own, and figures that came late."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Explains missed requests, once all that can tell about them has come."""
+"""Explains missed requests, once all evidence about them has come."""
 
 import heapq
 import logging
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 ALL_CAME_S = 6.0
 # An engine that is gone gives no sample any more.
 LONGEST_WAIT_S = 30.0
-# Of a busy minute, so many at once: other threads wait for this one meanwhile.
+# After a busy minute, explain at most this many at once: other threads wait meanwhile.
 MOST_AT_ONCE = 2_000
 # Half a minute of a million missed requests an hour. More wait in the store, which is asked.
 MOST_WAITING = 8_192
@@ -99,7 +99,7 @@ def _each(items: deque[_Item], take: Callable[[_Item], None]) -> None:
 
 
 class _Waiting(NamedTuple):
-    """A missed request, and when all that can tell about it should have come."""
+    """A missed request, and the time by which all evidence about it should have come."""
 
     due_at: float
     number: int

@@ -118,7 +118,7 @@ class MinuteJob:
         return minute_start_near(due_at, [sample.at for sample in samples], max_gap_s=gap_s)
 
     def _book_batch(self, new: Sequence[MinuteBounds], now: float) -> None:
-        """Book new minutes, and again those of requests that have no complete cost."""
+        """Book new minutes, and book those again in which a request has no complete cost yet."""
         open_for, until = self._open_for(new[0].from_at, now), new[-1].until
         oldest = min(open_for.since, open_for.new_from)
         # Requests that ended in the new minutes change what others cost in the minutes before.

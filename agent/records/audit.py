@@ -67,9 +67,9 @@ class AgentEvidence:
     """What a running agent knows of the engine.
 
     `lengths` are (input tokens, output tokens) of its newest `requests`, `engine_views` how many of
-    those the engine's spans told. `left_after_s` are the durations of those whose clients left;
-    None where neither the engine's plugin nor the proxy would tell. `plugin` is whether that plugin
-    is heard of, None if the agent has no socket for it.
+    those are in the engine's view. `left_after_s` are the durations of those whose clients left;
+    None where neither the engine's plugin nor the proxy would report them. `plugin` is whether that
+    plugin sends, None if the agent has no socket for it.
     """
 
     requests: int = 0

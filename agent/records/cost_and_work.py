@@ -51,7 +51,7 @@ class Cost(Addable):
     unknown: float = 0.0
     """Cost of time without samples."""
     unseen: float = 0.0
-    """Cost of work that no row tells of."""
+    """Cost of work that is in no row."""
     aborted: float = 0.0
     """Cost of requests that did not end well; it is in the other parts, too."""
     aborted_prefill: float = 0.0
@@ -64,7 +64,7 @@ class Cost(Addable):
     """Cost of decode."""
 
     def times(self, factor: float) -> "Cost":
-        """This cost, so many times."""
+        """This cost, multiplied by a factor."""
         return Cost(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
     @property
@@ -101,7 +101,7 @@ class EngineWork(Addable):
     counted_output_tokens: Annotated[float, Mark.DEFAULT_ZERO]
     """Output tokens by the engine's count, requests without a row included."""
     cache_full_s: Annotated[float, Mark.DEFAULT_ZERO]
-    """Busy time in which the KV cache held no more requests."""
+    """Busy time in which the KV cache was full."""
     prefill_s: float | None = None
     """Time in which any request with a row was in prefill."""
     prefill_flops: float | None = None

@@ -1,4 +1,4 @@
-"""What an engine tells of itself through its plugin: each step, and each request that ended."""
+"""What an engine reports through its plugin: each step, and each request that ended."""
 
 from typing import NamedTuple
 

@@ -14,7 +14,7 @@ class Vantage(StrEnum):
     PROXY = "proxy"
     JOINED = "joined"
 
-    # A key in the work for every request; Enum's own hash is a call into Python.
+    # Every request looks it up in dictionaries, and Enum's own hash is a slow call.
     __hash__ = str.__hash__
 
 
@@ -28,7 +28,7 @@ class Status(StrEnum):
     THROTTLED = "throttled"
     INVALID = "invalid"
 
-    # A key in the work for every request; Enum's own hash is a call into Python.
+    # Every request looks it up in dictionaries, and Enum's own hash is a slow call.
     __hash__ = str.__hash__
 
 

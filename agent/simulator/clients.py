@@ -57,7 +57,7 @@ class Clients:
             return
 
     async def _read(self, response: aiohttp.ClientResponse, tokens: int | None) -> None:
-        """Read the stream, or leave after so many tokens."""
+        """Read the stream to its end, or leave after `tokens`."""
         with suppress(ValueError):
             async for line in response.content:
                 if tokens is not None and line.startswith(b"data: "):

@@ -111,7 +111,7 @@ class KvBlocks:
         return True
 
     def missing(self, sequences: Iterable[Sequence], tokens: int) -> bool:
-        """Whether too few are free for so many more tokens of each sequence."""
+        """Whether too few blocks are free for `tokens` more of each sequence."""
         wanted = sum(
             max(
                 0,

@@ -19,7 +19,8 @@ MAX_HEAD_BYTES = 64 * 1024
 _REQUEST_BYTES = 2048
 _LINE_BYTES = 160
 
-_RETRY_AFTER_S = 1
+# vLLM's exporter gives up after 10 s in all, so a long delay would lose the batch.
+RETRY_AFTER_S = 1
 # Lines of a request that offers another protocol.
 _UPGRADE_LINES = (b"upgrade", b"http2-settings")
 
@@ -173,7 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(
             STATUS_LINE[status]
             + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
-            + b"content-length: %d\r\nretry-after: %d\r\n\r\n%b" % (len(body), _RETRY_AFTER_S, body)
+            + b"content-length: %d\r\nretry-after: %d\r\n\r\n%b" % (len(body), RETRY_AFTER_S, body)
         )
         self.transport.close()
 

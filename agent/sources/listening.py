@@ -70,7 +70,7 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 class BoundedResponses:
-    """An ASGI application whose responses together may wait in so many bytes for their clients."""
+    """An ASGI application with a limit of bytes that wait for slow clients, over all responses."""
 
     def __init__(self, application: Any, clients: SocketClients) -> None:
         self._application = application

@@ -89,7 +89,7 @@ class SocketClients:
         The new client leaves if no other is idle or stalls.
         """
         self._clients.add(client)
-        # A client that was cut off is here until its connection is closed, and idle no more.
+        # A client that was cut off stays here until its connection is closed, but is not idle.
         if len(self._clients) > self.limits.connections:
             self._cut(self._longest_idle(client), ClientCut.TOO_MANY)
 
@@ -118,9 +118,10 @@ class SocketClients:
             self._cut_unread(self.limits.unread_bytes)
 
     def may_hold(self, size_bytes: int) -> bool:
-        """Whether a client's requests may take so much, which `held_bytes` counts already.
+        """Whether a client's requests may take `size_bytes`, which are in `held_bytes` already.
 
-        An equal part of the whole is always free, so large requests never keep small ones out.
+        Each client may always take an equal part of the whole, so large requests never keep small
+        ones out.
         """
         whole_bytes, most = self.limits.requests_bytes, self.limits.connections
         return self.held_bytes <= whole_bytes or size_bytes <= whole_bytes // most

@@ -12,7 +12,7 @@ from agent.store.unix_seconds import UnixSeconds
 
 # Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
 OVERDUE_AFTER_S = 30.0
-# What an agent said of its engine that is true later, too.
+# What an agent reported of its engine and stays true after its last beat.
 _LASTING = {"name", "model", "dialect", "read_at"}
 
 _COLUMNS = (column for column in agents.c if column.name not in ("instance", "beats"))
@@ -24,7 +24,7 @@ _AGENTS = select(
 def agents_of(engine: Engine) -> Sequence[Mapping[str, Any]]:
     """Every agent by name, the stopped ones included. Raises StoreUnavailable.
 
-    What an agent of an earlier version does not tell is None.
+    What an agent of an earlier version does not report is None.
     """
     return [_agent(dict(row._mapping)) for row in read_all(engine, _AGENTS)]
 

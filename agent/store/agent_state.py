@@ -1,4 +1,4 @@
-"""What a running agent tells of itself with each beat: columns of its row in the table `agents`."""
+"""What a running agent reports with each beat: columns of its row in the table `agents`."""
 
 import json
 import time

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from agent.analysis.cause_sums import CausePlace, CauseSum, CauseSums, sums_of
 from agent.analysis.tally import ALL_OBJECTIVES
+from agent.catalog.metrics import OTHER
 from agent.records.queries import OF_ROWS, Dimension, Selection, Window
 from agent.store.connection import ROWS_PER_READ, reading
 from agent.store.explanations import explanation_from
@@ -23,7 +24,6 @@ from agent.store.rollup_queries import (
 )
 from agent.store.rollups import Series
 from agent.store.row_groups import ROW_GROUPS, busiest, ended_in
-from agent.store.series_places import OTHER
 from agent.store.tables import cause_rollups, requests
 
 Group = TypeVar("Group", bound=Hashable)

@@ -15,12 +15,12 @@ from agent.store.rollups import WIDTHS_S, Series, place_of, take_turns
 from agent.store.series_places import MAX_SERIES, merged, places, series_ids, stored_ids
 
 _PLACE = ("width_s", "series", "starts_at", "objective", "limit_name", "cause")
-_SUMS = ("requests", "top_requests", "excess_s")
+SUMS = ("requests", "top_requests", "excess_s")
 _HERE = " AND ".join(f"{name} = :{name}" for name in _PLACE)
 
 _ADD = text(
-    f"INSERT INTO cause_rollups ({', '.join((*_PLACE, *_SUMS))}) "
-    f"VALUES ({', '.join(f':{name}' for name in (*_PLACE, *_SUMS))}) "
+    f"INSERT INTO cause_rollups ({', '.join((*_PLACE, *SUMS))}) "
+    f"VALUES ({', '.join(f':{name}' for name in (*_PLACE, *SUMS))}) "
     f"ON CONFLICT ({', '.join(_PLACE)}) DO UPDATE SET "
     "requests = cause_rollups.requests + excluded.requests, "
     "top_requests = cause_rollups.top_requests + excluded.top_requests, "
@@ -107,6 +107,6 @@ def _rows(
                 row = (width_s, series_id, starts_at // width_s * width_s, *place)
                 wide.setdefault(row, CauseSum()).add(each)
     return [
-        dict(zip(_PLACE, row, strict=True)) | {name: getattr(wide[row], name) for name in _SUMS}
+        dict(zip(_PLACE, row, strict=True)) | {name: getattr(wide[row], name) for name in SUMS}
         for row in sorted(wide)
     ]

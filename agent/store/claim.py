@@ -16,7 +16,7 @@ from agent.store.journal.waiting import Lag
 from agent.store.tables import agents
 
 BEAT_EVERY_S = 5.0
-# An agent that was killed counts no more beats. A poll may wait this long for a lock.
+# A killed agent counts no beats. A poll may wait this long for a lock.
 DEAD_AFTER_S = 20.0
 
 
@@ -35,7 +35,7 @@ class NameClaim:
     Clocks of two agents are not compared: an agent is dead if the other one has seen no new beat
     for DEAD_AFTER_S of its own clock. On one host the number of its process shows it at once.
 
-    Each beat also tells how the agent is (see AgentState).
+    Each beat also writes the state of the agent (see AgentState).
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class NameClaim:
         return self._monotonic() - self._seen_since >= DEAD_AFTER_S
 
     def _beat(self, connection: Connection) -> None:
-        told = self._state.now(self._lag(connection))
+        reported = self._state.now(self._lag(connection))
         counted = connection.execute(
             update(agents)
             .where(*self._own_row())
-            .values(beats=agents.c.beats + 1, seen_at=func.now(), **told)
+            .values(beats=agents.c.beats + 1, seen_at=func.now(), **reported)
         )
         if counted.rowcount == 0:
             raise NameTaken(

@@ -54,7 +54,7 @@ def _make_ahead(connection: Connection, name: str, today: date) -> None:
     wanted = (today + timedelta(days=days) for days in range(DAYS_AHEAD + 1))
     missing = [day for day in wanted if day not in there]
     if missing:
-        # Else a row could come there between the look and the end of the attachment.
+        # Else a row could enter the table between the check and the end of the attachment.
         connection.execute(text(f"LOCK TABLE {name}_other_days IN ACCESS EXCLUSIVE MODE"))
     for day in missing:
         _make(connection, name, day)

@@ -173,7 +173,7 @@ def _unchanged(
 
 
 def explanation_text(explanation: Explanation) -> str:
-    """The sources and shares of an explanation as JSON, with so much evidence as rows keep."""
+    """The sources and shares of an explanation as JSON, its evidence cut to what rows keep."""
     shares = [
         msgspec.structs.asdict(share)
         | {"evidence": [each[:MAX_CHARACTERS] for each in share.evidence[:MAX_SENTENCES]]}

@@ -140,7 +140,7 @@ def settle_rows(
 
 
 def set_row_aside(connection: Connection, row: int) -> None:
-    """Let a row wait no more without counting it: its values cannot be read or counted."""
+    """End a row's wait without counting it: its values cannot be read or counted."""
     _change(connection, _Changes(parts=[row]))
 
 
@@ -202,8 +202,8 @@ def _resolved(
 ) -> _Changes:
     """The changes to make; another agent may have changed rows since the pairs were found.
 
-    A request of several choices whose tokens only all their spans tell waits for them, until it is
-    settled.
+    A request of several choices waits for the spans of all, if only these give its tokens, until it
+    is settled.
     """
     engines_of: dict[int, list[Row]] = {}
     for engine_row, other_row in pairs:

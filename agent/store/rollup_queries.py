@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine, select
 
 from agent.analysis.tally import Tally
+from agent.catalog.metrics import OTHER
 from agent.catalog.time_units import DAY_S
 from agent.records.queries import DataSource, Dimension, Selection, Window
 from agent.store.connection import for_reading, reading
@@ -24,7 +25,7 @@ from agent.store.rollups import (
     objective_names,
 )
 from agent.store.selection import selected
-from agent.store.series_places import MAX_SERIES, OTHER
+from agent.store.series_places import MAX_SERIES
 from agent.store.tables import rollup_changes, rollup_series, rollups
 
 # Rollups are kept this much longer than windows may be, so that the first one of a window is there

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, String, case, cast, func, null
 
 from agent.analysis.tally import Tally, tally_of
 from agent.catalog.definitions import Verdict
+from agent.catalog.metrics import OTHER
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.queries import Dimension, Selection, Window
 from agent.records.request import RequestRecord, Status, Vantage
@@ -20,7 +21,6 @@ from agent.store.connection import ROWS_PER_READ
 from agent.store.query_limits import refuse_when_late
 from agent.store.rows import by_objective_from
 from agent.store.selection import selected
-from agent.store.series_places import OTHER
 from agent.store.tables import requests
 from agent.store.verdict_pairs import has_verdict
 

@@ -10,6 +10,7 @@ from itertools import islice
 
 from sqlalchemy import Connection, func, insert, select, tuple_
 
+from agent.catalog.metrics import OTHER
 from agent.store.rollups import ANY_LENGTH, Series
 from agent.store.tables import rollup_series
 
@@ -17,7 +18,6 @@ _LOG = logging.getLogger(__name__)
 
 # Of one agent, those of any length apart: the summary of a window reads a rollup of each.
 MAX_SERIES = 10_000
-OTHER = "other"
 
 _told: set[str] = set()
 

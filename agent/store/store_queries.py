@@ -81,10 +81,6 @@ _NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 class StoreQueries(CauseQueries):
     """Queries of the API. Raises StoreUnavailable where the database does not answer."""
 
-    def ping(self) -> None:
-        """Return if the database answers."""
-        self._all(select(requests.c.id).limit(1))
-
     def agents(self) -> Sequence[Row]:
         """Every agent that writes to the database, by name."""
         return agents_of(self._engine)

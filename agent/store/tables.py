@@ -181,8 +181,8 @@ objectives = Table(
 )
 
 
-# Agents by their names: see agent.store.claim. What an agent of an earlier version does not tell is
-# null. `seen_at` and `stopped_at` are of the database's clock: agents' clocks may differ.
+# Agents by their names: see agent.store.claim. What an agent of an earlier version does not
+# report is null. `seen_at` and `stopped_at` are of the database's clock: agents' clocks may differ.
 agents = Table(
     "agents",
     metadata,

@@ -112,7 +112,7 @@ class RequestWriter:
     def close(self, within_s: float | None = None) -> None:
         """Commit all submissions, then stop. Further submissions are refused.
 
-        After `within_s` the rest is left: its senders were not told that it is stored.
+        After `within_s` the rest is left: its senders got no acknowledgement.
         """
         with self._lock:
             if not self._open:

@@ -19,6 +19,9 @@ DOCKERFILE = ROOT / "Dockerfile"
 
 # Not copied from the repository, as in .dockerignore.
 _NOT_COPIED = shutil.ignore_patterns("__pycache__")
+# The agent compiles what it imports when it starts; pip would compile all (0 means no), and would
+# look for a newer pip.
+_FASTER = {"PIP_NO_COMPILE": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Instructions that say how to run the image, and change no file in it.
 _METADATA = {"HEALTHCHECK", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
@@ -140,7 +143,8 @@ class Replay:
         place = Path(target) if Path(target).is_relative_to(self.root) else self.placed(target)
         if source.is_dir():
             ignored = _NOT_COPIED if source.is_relative_to(ROOT) else None
-            shutil.copytree(source, place, symlinks=True, ignore=ignored)
+            copy = shutil.copy2 if source.is_relative_to(ROOT) else os.link
+            shutil.copytree(source, place, symlinks=True, ignore=ignored, copy_function=copy)
         else:
             place = place / source.name if target.endswith("/") else place
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -152,5 +156,5 @@ class Replay:
             # Only root can give files to another owner.
             command = re.sub(r"--(owner|group) \d+", "", command)
         tools = {"PATH": f"{Path(sys.executable).parent}:{self.environment['PATH']}"}
-        environment = {**self._outer_environment, **self.environment, **tools}
+        environment = {**self._outer_environment, **self.environment, **tools, **_FASTER}
         subprocess.run(command, shell=True, cwd=self.workdir, env=environment, check=True)

@@ -14,7 +14,7 @@ from threading import Event, Thread
 import psutil
 import pytest
 
-from agent.analysis.causes.missed_case import COLD_S
+from agent.analysis.causes.engine_timeline import COLD_S
 from tests.real_engine.causes_made import (
     FEW_PLACES,
     LONG_PROMPTS,

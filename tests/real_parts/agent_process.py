@@ -17,6 +17,7 @@ from requests import Response
 
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess, answers
+from tests.store.migrated import migrated_file
 
 READY_WITHIN_S = 180.0
 ANSWER_WITHIN_S = 60.0
@@ -120,9 +121,21 @@ class AgentProcess:
         self._arguments = [sys.executable, "-m", self.module, *arguments]
         self._log = folder / "agent.log"
         self._environment = environment
+        self._make_tables(folder, (environment or {}).get("GOODPUT_STORAGE__URL"))
         self._process: ServerProcess | None = None
         self.url = f"http://127.0.0.1:{listen_port}"
         self.api = AgentApi(self.url)
+
+    @classmethod
+    def _make_tables(cls, folder: Path, url: str | None) -> None:
+        """Put a migrated database in the folder, if it is there that the agent stores.
+
+        To migrate an empty one takes 0.15 s of a processor in each start. An agent that starts as a
+        user starts it does so.
+        """
+        database = folder / "goodput.db"
+        if not cls.anew and url == _url(database) and not database.exists():
+            database.write_bytes(migrated_file())
 
     @classmethod
     def with_settings(
@@ -142,6 +155,7 @@ class AgentProcess:
             content[section] = {**place, **content.get(section, {})}
         content["storage"].setdefault("journal", {"path": str(folder / "goodput-journal.db")})
         config.write_text(yaml.safe_dump(content))
+        cls._make_tables(folder, content["storage"]["url"])
         return cls(["run", "--config", config], folder, ports.listen, environment)
 
     @classmethod
@@ -275,5 +289,9 @@ def _places(folder: Path, ports: AgentPorts) -> dict[str, dict[str, Any]]:
     return {
         "listen": {"host": "127.0.0.1", "port": ports.listen},
         "otlp": {"grpc": f"127.0.0.1:{ports.grpc}", "http": f"127.0.0.1:{ports.http}"},
-        "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+        "storage": {"url": _url(folder / "goodput.db")},
     }
+
+
+def _url(database: Path) -> str:
+    return f"sqlite:///{database}"

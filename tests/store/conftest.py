@@ -1,6 +1,7 @@
 """Fixtures: databases of each kind, SQLite and PostgreSQL."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,17 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def database(database_url: str) -> Iterator[Engine]:
     """A migrated database of each kind, without rows."""
-    with migrated(database_url) as engine:
+    # That of PostgreSQL has its tables already.
+    opening = migrated if database_url.startswith("sqlite") else _opened
+    with opening(database_url) as engine:
         yield engine
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Engine]:
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture
@@ -70,7 +80,7 @@ def sqlite(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture
 def postgres(emptied_postgres_url: str) -> Iterator[Engine]:
     """A migrated PostgreSQL database, for behaviour of PostgreSQL alone."""
-    with migrated(emptied_postgres_url) as engine:
+    with _opened(emptied_postgres_url) as engine:
         yield engine
 
 

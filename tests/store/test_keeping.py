@@ -22,6 +22,10 @@ from tests.real_parts.waiting import eventually
 WITHIN_S = 60.0
 
 
+def _read(engine: Engine) -> None:
+    StoreQueries(engine).request("nobody")
+
+
 @contextmanager
 def kept(url: str) -> Iterator[tuple[StoreKeeper, Engine, StoreHealth]]:
     engine, queries, health = open_engine(url), open_query_engine(url, 10.0), StoreHealth()
@@ -29,7 +33,7 @@ def kept(url: str) -> Iterator[tuple[StoreKeeper, Engine, StoreHealth]]:
         url,
         [engine, queries],
         claim=NameClaim("chat", own_instance()),
-        prepare=lambda opened: StoreQueries(opened).ping(),
+        prepare=_read,
         health=health,
         sets_aside=False,
     )
@@ -75,7 +79,7 @@ def test_a_database_that_is_made_later_is_opened_and_used(postgres_server: Postg
         eventually(lambda: health.problem() is None, within_s=WITHIN_S, what="an open database")
         keeper.verify()
         write(engine)
-        StoreQueries(engine).ping()
+        StoreQueries(engine).request("nobody")
         keeper.close()
         with engine.connect() as connection:
             running = text("SELECT count(*) FROM agents WHERE stopped_at IS NULL")

@@ -297,6 +297,6 @@ def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
 def test_a_database_without_its_tables_is_reported_in_one_line(new_url: str) -> None:
     engine = open_engine(new_url)
     with pytest.raises(StoreUnavailable, match="requests") as refused:
-        StoreQueries(engine).ping()
+        StoreQueries(engine).request("nobody")
     engine.dispose()
     assert "\n" not in str(refused.value)

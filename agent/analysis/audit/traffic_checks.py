@@ -32,13 +32,13 @@ _RARE = 0.01
 _NEAR_LIMIT = 0.9
 # Steps after which a batch that was never fuller is no accident, and by how much it must be less.
 _ENOUGH_STEPS, _FAR_BELOW = 1000, 4
-# Drafts of so many tokens pay with most models; longer ones are mostly rejected.
+# Drafts of 3 to 5 tokens pay with most models; longer ones are mostly rejected.
 _LEAST_DRAFT, _MOST_DRAFT = 3, 5
 _POOR_ACCEPTANCE = 0.5
 _LENGTH = "length"
-# So many clients that left after the same time, and half of all that left, obey a time-out: people
-# and programs that change their mind leave at any time. A time-out is seconds, and is the same but
-# for the way to the engine.
+# If at least this many clients, and half of those that left, left after the same time, then they
+# have a time-out: clients that change their mind leave at any time. A time-out is seconds long, and
+# differs only by the time on the way to the engine.
 _FEWEST_TOGETHER = 5
 _SHORTEST_TIME_OUT_S = 1.0
 _SAME_SHARE, _SAME_S = 1.02, 0.1

@@ -1,4 +1,4 @@
-"""Checks of what the engine tells those who watch it: series, edges, spans, clocks, plugin."""
+"""Checks of what an engine reports: series, edges of histograms, spans, clocks, its plugin."""
 
 import json
 from bisect import bisect

@@ -186,7 +186,7 @@ class StepCosts:
         """The slice's time: one request alone, the others' tokens, prompts, and what is left.
 
         The last is what its tokens need. Slices may have less time than that: the tokens of a
-        prompt may be told by its last step only.
+        prompt may be reported by its last step only.
         """
         if done.steps <= 0:
             return 0.0, 0.0, 0.0, 0.0, 0.0
@@ -225,7 +225,7 @@ def waits_for(at: Slice, limits: Limits) -> int:
     tokens = at.prefill_tokens + at.decode_tokens
     if limits.step_tokens is not None and tokens >= BUDGET_FULL * limits.step_tokens * at.steps > 0:
         return BUDGET
-    # With places and tokens left, vLLM lets a request wait only for blocks: large ones do not fit.
+    # Places and tokens are left, so vLLM waits for KV blocks: the next request is too large.
     left = limits.running is not None and limits.step_tokens is not None
     return KV if left and at.kv_usage >= KV_SHORT else OTHER
 

@@ -15,7 +15,7 @@ ENOUGH = 8
 # Prompt lengths of one model lie in some 20 classes.
 MAX_CLASSES = 512
 _MEDIAN, _NEARLY_ALL = 0.5, 0.9
-# A change of load is not usual for as long as this, or for so many requests.
+# A change of load counts as unusual for this time, or for this many requests.
 _UNUSUAL_S, _NEWEST_PROMPTS = 20.0, 4096
 # A cache that usually has less of a prompt is worth little.
 USUAL_HITS = 0.2
@@ -160,7 +160,7 @@ class RequestBaselines:
     def missing_tokens(self, record: RequestRecord) -> int | None:
         """The prompt tokens that the prefix cache usually has of such a prompt, and had not.
 
-        None where the row does not tell. No cache has what was seldom asked, so of a length of
+        None where the row does not say. No cache has what was seldom asked, so of a length of
         prompts that was seldom seen nothing is missing.
         """
         if record.input_tokens is None or record.cached_tokens is None:

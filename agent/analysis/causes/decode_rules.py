@@ -11,7 +11,7 @@ from agent.analysis.causes.engine_rules import (
 from agent.analysis.causes.evidence import by, prompts_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 
-# A request that sat out fewer of its engine's steps was not preempted, as far as steps tell.
+# A request that sat out fewer of its engine's steps was not preempted, as far as steps show.
 _SAT_OUT_SHARE = 0.05
 _FELL = 0.8
 
@@ -63,7 +63,7 @@ def _prefill_s(case: MissedCase) -> float:
     period = case.decode
     if period.source == "plugin" and case.timeline.steps_tell_tokens:
         return period.activity.prefill_s
-    # Tokens are told when a prompt is complete, so the time of its steps is theirs by their number.
+    # The plugin reports tokens when a prompt is complete: multiply them by the time of one.
     tokens = period.activity.prefill_tokens if period.source == "plugin" else 0.0
     tokens = max(tokens, case.prompts(period).tokens)
     claimed_s = period.activity.prefill_s if period.source else 0.0

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.analysis.causes.baselines import MISSED_SHARE
+from agent.analysis.causes.engine_timeline import COLD_S
 from agent.analysis.causes.evidence import missed_text, seconds
-from agent.analysis.causes.missed_case import COLD_S, Claim, MissedCase
+from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.analysis.causes.periods import Period
 
 # An engine whose core waits this share of the time for a processor is short of it. Others take a
@@ -23,7 +24,7 @@ _CORE, _FRONT = 0, 1
 
 
 class LostPrompts(NamedTuple):
-    """The part of computed prompt tokens that the prefix cache usually has, and what tells it."""
+    """The part of computed prompt tokens that the prefix cache usually has, and its evidence."""
 
     share: float
     text: str
@@ -100,8 +101,8 @@ def missed_by_others(
 def missed_share(case: MissedCase, period: Period) -> float:
     """The part of the time of others' prompts that is due to the prefix cache.
 
-    Where it lost tokens, the others have to be twice the usual to count beside them: requests
-    always share their steps with so many.
+    Where the cache lost tokens, other prompts count too only above twice the usual: requests always
+    share their steps with the usual number of prompts.
     """
     lost = lost_prompts(case, period)
     if lost is None:
@@ -114,7 +115,7 @@ def missed_share(case: MissedCase, period: Period) -> float:
 
 
 def in_queue(claim: Claim, case: MissedCase, left_s: float, all_at: float) -> Claim:
-    """The claim on a queue, of which it has all from this share of lost time on."""
+    """A claim on the queue in proportion to the lost time; from the share `all_at` on, on all."""
     lost_share = claim.seconds / case.backlog.seconds
     return Claim(left_s * min(1.0, lost_share / all_at), claim.evidence)
 

@@ -22,17 +22,17 @@ _SLICE_S = 0.01
 _MAX_SLICES = 32_768
 # Without a step for this long the engine was idle, or steps were lost.
 _IDLE_S = 1.0
-# A source that knows less of a period does not tell of it.
+# A source that knows less of a period than this share is not used for it.
 _COVERED = 0.7
 # Samples of processors and GPUs come at least this often.
 _MACHINE_KNOWN_S = 2.0
 _MOST_UNLEARNED = 16_384
-# Samples this near to a request's arrival tell its prefix hits.
+# Samples this near to a request's arrival give its prefix hits.
 _AROUND_S = 5.0
 # A prompt of this many tokens shows what a prompt token costs.
 _PROMPT_TOKENS = 128
-# An engine that has just started is slower, which is not what its steps cost.
-_COLD_S = 30.0
+# An engine compiles and fills its caches with its first requests, so they say nothing of its costs.
+COLD_S = 30.0
 # An engine that waits for its processor or is throttled for this share of the time, too.
 _SLOW_SHARE = 0.1
 
@@ -54,7 +54,7 @@ class EngineTimeline:
         self.gpu_slowness = Slowness(1)
         self._gpus = GpuSlowness()
         self._has_ranks = False
-        # Whether the plugin tells of steps.
+        # Whether the plugin reports steps.
         self.has_steps = False
         self._unlearned: deque[Slice] = deque(maxlen=_MOST_UNLEARNED)
         self.steps_tell_tokens = False
@@ -63,9 +63,9 @@ class EngineTimeline:
         self.prompts = PromptLog()
 
     def step(self, step: EngineStep) -> None:
-        """Take in a step that the plugin told."""
+        """Take in a step that the plugin reported."""
         if step.rank:
-            # Which rank a request ran on is not known: the merged samples tell of all.
+            # Which rank a request ran on is not known, so the merged samples of all ranks are used.
             self._steps = RunningSums(len(Activity.__struct_fields__) - 1, max_rows=1)
             self._has_ranks = True
             self.has_steps = False
@@ -153,7 +153,7 @@ class EngineTimeline:
         return max(1, round(tokens * (1 - (hits.hit_share or 0.0))))
 
     def _learn_costs(self, record: RequestRecord, first_at: float, tokens: int) -> None:
-        """Learn from a request what steps cost where the plugin does not tell of them."""
+        """Learn from a request what steps cost where the plugin does not report them."""
         costs, at = self._costs["samples"], record.ended_at
         if self._disturbed(record.started_at, at):
             return
@@ -169,7 +169,7 @@ class EngineTimeline:
 
     def _disturbed(self, start: float, end: float) -> bool:
         """Whether steps of a time are slower than their tokens explain."""
-        if self.ready_at is not None and abs(start - self.ready_at) < _COLD_S:
+        if self.ready_at is not None and abs(start - self.ready_at) < COLD_S:
             return True
         lost_s = self.processor_waits.lost_s(start, end) or 0.0
         lost_s += self.gpu_slowness.lost_s(start, end) or 0.0

@@ -4,7 +4,7 @@ import numpy as np
 
 from agent.analysis.causes.periods import MissedHits, Period, Prompts
 
-# So many of the largest prompts are named.
+# At most this many of the largest prompts are named.
 _NAMED = 3
 _SOURCES = {"plugin": "by its plugin", "samples": "by its samples", None: "source unknown"}
 

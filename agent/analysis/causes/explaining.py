@@ -36,7 +36,7 @@ def explain(
     """Why a request missed these objectives.
 
     The shares of one objective and limit add up to its excess. `timeline` is that of the request's
-    engine, and `ended` what the engine's plugin told of the request.
+    engine, and `ended` what the engine's plugin reported of the request.
     """
     case = MissedCase(record, timeline, ended)
     known: _Charged = {}
@@ -78,7 +78,7 @@ def _sources(case: MissedCase) -> tuple[str, ...]:
 
 
 def _has_steps(case: MissedCase) -> bool:
-    """Whether the plugin told of the engine's steps while the request ran."""
+    """Whether the plugin reported the engine's steps while the request ran."""
     if not case.timeline.has_steps:
         return False
     return case.decode.source == "plugin" or case.prefill.source == "plugin"

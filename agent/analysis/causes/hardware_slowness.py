@@ -71,11 +71,11 @@ def _grown(before: float | None, after: float | None) -> float | None:
 
 
 class Slowness:
-    """How many seconds of any period were lost, by several counts of them."""
+    """The lost seconds of any period, summed separately for each of `counts` kinds of loss."""
 
     def __init__(self, counts: int) -> None:
         self._sums = RunningSums(counts, max_rows=_MAX_SAMPLES)
-        # When the last interval ended in which so much was lost that it is worth a word.
+        # The end of the last interval in which at least NOTHING_SHARE was lost.
         self.until = float("-inf")
 
     def add(self, since: float, at: float, lost_s: Sequence[float]) -> None:

@@ -14,7 +14,7 @@ from agent.analysis.causes.baselines import (
     outside_of,
 )
 from agent.analysis.causes.computed_once import computed_once
-from agent.analysis.causes.engine_timeline import EngineTimeline
+from agent.analysis.causes.engine_timeline import COLD_S, EngineTimeline
 from agent.analysis.causes.periods import Change, MissedHits, Period, Prompts
 from agent.records.engine_step import EndedRequest
 from agent.records.request import RequestRecord
@@ -24,8 +24,6 @@ _BACKLOG_TIMES = 10.0
 _BACKLOG_AT_LEAST_S = 5.0
 # What counts as most of the computed tokens.
 _MOST = 0.8
-# An engine compiles and fills its caches with its first requests.
-COLD_S = 30.0
 
 
 class Phase(StrEnum):
@@ -178,7 +176,7 @@ class MissedCase:
         """How much less the prefix cache had than usual in a period; None if not much less.
 
         None too where most of what was computed are longer prompts than usual: no cache has what
-        was seldom asked, and samples do not tell whose tokens it had.
+        was seldom asked, and samples do not say whose tokens the cache had.
         """
         if period.start not in self._missed_hits:
             missed = self.timeline.sampled.missed_hits(period.start, period.end)

@@ -1,4 +1,4 @@
-"""What rules look at of an engine: a period, what came to it, and the prompts of others."""
+"""What rules read of an engine: a period, the requests in it, and the prompts of others."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ class Prompts(msgspec.Struct, frozen=True):
     """Prompts of other requests that were prefilled in a period.
 
     `missing_share` is the part of their computed tokens that the prefix cache usually has; None
-    where not all of their rows tell. `sizes` are the computed tokens of each.
+    unless all of their rows have their cached tokens. `sizes` are the computed tokens of each.
     """
 
     many: int = 0

@@ -1,4 +1,4 @@
-"""What the samples of an engine tell: sums of any period, what is usual, and what is not."""
+"""Sums of an engine's counters over any period, from its samples, and what is usual for it."""
 
 from array import array
 from bisect import bisect_right
@@ -104,7 +104,7 @@ class SampledActivity:
         return None if usual is None else usual.prefill_tokens / usual.seconds
 
     def accepted_share(self, start: float, end: float) -> float | None:
-        """Accepted tokens per draft in a period; only samples tell of drafts."""
+        """Accepted tokens per draft in a period; only samples count drafts."""
         return self.between(start, end).accepted_share if self.has_drafts else None
 
     def usual_accepted_share(self, at: float) -> float | None:
@@ -122,5 +122,5 @@ class SampledActivity:
         return None if usual is None or usual.seconds < _USUAL_AT_LEAST_S else usual
 
     def _before(self, sample: float) -> Activity:
-        """What the engine did in the time before a sample, in which many requests came."""
+        """What the engine did in the minutes before a sample, long enough for a usual rate."""
         return self.between(sample - _USUAL_S, sample)

@@ -27,7 +27,7 @@ from agent.analysis.comparison.resampling import (
 )
 from agent.analysis.comparison.run_columns import RunColumns, RunFigures
 
-# All lines together say better or worse by chance in one of so many comparisons.
+# The share of comparisons in which any line says better or worse by chance.
 _LEVEL = 0.05
 # To miss a change of the load is worse than to suspect one: then no figure is judged.
 _LOAD_LEVEL = 0.15
@@ -211,7 +211,7 @@ def _direction(better: Better, change: float) -> Outcome:
 
 
 def _configured(before: RunColumns | RunFigures, after: RunColumns | RunFigures) -> tuple[str, ...]:
-    """What a load generator was told otherwise, as far as both runs name it."""
+    """The settings of the load generator that differ, of those that both runs have."""
     first, second = before.configured_load, after.configured_load
     return tuple(
         f"{name} {first[name]} -> {second[name]}"

@@ -1,4 +1,4 @@
-"""Figures of a run, and their values where each block counts so many times."""
+"""Figures of a run, also with weighted blocks: a block of weight 2 counts twice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _LEAST = 1e-9
 
 
 class Measured(Protocol):
-    """A figure of a run, and its value where each block counts so many times."""
+    """A figure of a run, also with weighted blocks: a block of weight 2 counts twice."""
 
     @property
     def value(self) -> float:
@@ -54,7 +54,7 @@ class Ratio:
 
 
 def together(first: Ratio, second: Ratio) -> Ratio:
-    """The blocks of both."""
+    """One ratio over the blocks of both runs, those of `first` before those of `second`."""
     return Ratio(
         np.concatenate([first.part, second.part]), np.concatenate([first.whole, second.whole])
     )
@@ -127,6 +127,6 @@ def _counts(groups: Sequence[Array], edges: Array) -> Array:
 
 
 def both(first: Percentile, second: Percentile) -> Percentile:
-    """The blocks of both; its value is that of the second."""
+    """One percentile over the blocks of both runs; its `value` is that of `second`."""
     counts = np.vstack([first.counts, second.counts])
     return Percentile(second.value, second.quantile, counts, second.edges)

@@ -79,9 +79,9 @@ def variation(figure: Measured, blocks: int, likeness: float) -> Variation:
 
 
 def interval(figure: Measured, blocks: int, spread: float, apart: Apart) -> Interval:
-    """The figure with its bootstrap interval, so many times as wide as with independent blocks.
+    """The figure with its bootstrap interval, `spread` times as wide as with independent blocks.
 
-    The same run always gets the same one.
+    The same run always gets the same interval.
     """
     random = np.random.default_rng(_SEED)
     drawn = figure.of(random.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS).astype(float))
@@ -112,13 +112,13 @@ def _tail(blocks: int) -> float:
 
 
 class Shuffles(NamedTuple):
-    """Which blocks of both runs are taken as those of `after`; the first row as they are."""
+    """Which blocks of both runs are dealt to `after`, a row each; the first row is the real one."""
 
     taken: Array
 
     @classmethod
     def of(cls, before: int, after: int) -> "Shuffles":
-        """All lines of a comparison use the same ones, and all comparisons of such runs."""
+        """The shuffles for so many blocks; always the same, so that lines can be compared."""
         random = np.random.default_rng(_SEED)
         blocks = before + after
         order = random.random((SHUFFLES, blocks)).argsort(axis=1)

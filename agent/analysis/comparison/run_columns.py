@@ -38,8 +38,8 @@ class RunColumns:
     `met` is 1 for a request that met its objectives and 0 for one that missed. `failed` is 1 for a
     failure of the service, and NaN for what the client cancelled or spoilt. `events` are the times
     of failures of engines by kind, `causes` counts missed requests by their first cause; both are
-    None where nobody watched. `configured_load` is the load as a load generator was told to make
-    it.
+    None where the source of the run has no events. `configured_load` holds the settings of a load
+    generator.
     """
 
     name: str

@@ -20,7 +20,7 @@ OUTPUT_TOKEN_WEIGHT = 4.0
 STEP_TOKENS = 8192.0
 # No load is as small as this.
 _NOTHING = 1e-30
-# Weights that are read for so many tokens in a step.
+# Numbers of tokens in a step, at which the bytes of weights are computed.
 _TOKENS = 2.0 ** np.arange(-10, 18)
 
 
@@ -137,7 +137,7 @@ class Pricing:
         return _Shared(_over(byte * weights, tokens), flop, byte)
 
     def _weight_bytes(self, tokens: Array) -> Array:
-        """Bytes of weights that one step of all ranks reads for so many tokens."""
+        """Bytes of weights that one step of all ranks reads for each number of tokens."""
         if self.serving.roof is None:
             return 0 * tokens
         ranks = self.serving.parallelism.data

@@ -97,7 +97,7 @@ class EngineObservation:
 
     @property
     def cache_full_s(self) -> float:
-        """Seconds of `time` in which the KV cache held no more requests."""
+        """Seconds of `time` in which the KV cache was full."""
         return fsum(
             interval.cache_full * interval.time.within(self.time).length_s
             for interval in self.intervals

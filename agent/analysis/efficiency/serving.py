@@ -89,7 +89,7 @@ class Serving:
         )
 
     def weight_bytes(self, steps: float, tokens: float) -> float:
-        """Bytes of weights that these steps of single ranks read, over so many tokens in all.
+        """Bytes of weights that `steps` of single ranks read for `tokens` in all.
 
         Data-parallel ranks step together and share experts. Each rank reads its part of the experts
         that the tokens of all ranks use.

@@ -16,7 +16,7 @@ class TokenWork(NamedTuple):
     kv_bytes: float = 0.0
 
     def times(self, factor: float) -> "TokenWork":
-        """This work, so many times."""
+        """This work, multiplied by a factor."""
         return TokenWork(*[value * factor for value in self])
 
     def plus(self, other: "TokenWork") -> "TokenWork":
@@ -25,7 +25,7 @@ class TokenWork(NamedTuple):
 
 
 class TokenWorks(NamedTuple):
-    """The same of many requests."""
+    """The work of many requests: one value for each."""
 
     tokens: Array
     flops: Array
@@ -33,7 +33,7 @@ class TokenWorks(NamedTuple):
 
     @classmethod
     def none(cls, count: int) -> "TokenWorks":
-        """No work of so many requests."""
+        """No work for each of `count` requests."""
         return cls(*np.zeros((3, count)))
 
     @classmethod
@@ -42,7 +42,7 @@ class TokenWorks(NamedTuple):
         return cls(*np.array(works, dtype=np.float64).reshape(-1, 3).T)
 
     def times(self, factors: Array) -> "TokenWorks":
-        """Each one, so many times."""
+        """The work of each request, multiplied by its factor."""
         return TokenWorks(*[values * factors for values in self])
 
     def plus(self, other: "TokenWorks") -> "TokenWorks":
@@ -50,7 +50,7 @@ class TokenWorks(NamedTuple):
         return TokenWorks(*[mine + yours for mine, yours in zip(self, other, strict=True)])
 
     def where(self, some: Mask) -> "TokenWorks":
-        """The same, and nothing elsewhere."""
+        """The work of the requests in `some`, and none for the others."""
         return TokenWorks(*[np.where(some, values, 0.0) for values in self])
 
     def chosen(self, which: Mask | Places) -> "TokenWorks":

@@ -7,6 +7,9 @@ from agent.analysis.failures.poll import Evidence
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.event import Confidence, EventKind
 
+# The key of a recent event that explains a death, even if the next try to start has begun.
+EXPLAINS = "explains"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from agent.analysis.failures.compared_poll import ComparedPoll
-from agent.analysis.failures.findings import Findings, Ongoing
+from agent.analysis.failures.findings import EXPLAINS, Findings, Ongoing
 from agent.analysis.failures.poll import DetectionLimits, Evidence, Poll
 from agent.catalog.gpu_problems import HELD, LOST
 from agent.catalog.xids import XidGrade, known_xid
@@ -29,8 +29,6 @@ _RECOVERIES: Mapping[float, str] = {
 # NVIDIA advises to ignore these: they follow an error of the program, or record a repair that
 # waits for the next reset.
 _HARMLESS = frozenset({43, 63})
-# The key of a recent fault of any GPU that explains a death.
-_EXPLAINS = "explains"
 
 
 class GpuFaultDetector:
@@ -53,11 +51,11 @@ class GpuFaultDetector:
             if self._ongoing.begins(key, now_s):
                 if event.confidence is not Confidence.SUSPECTED:
                     # A fault that lasts explains only a death soon after it began.
-                    self._ongoing.begins(_EXPLAINS, now_s)
+                    self._ongoing.begins(EXPLAINS, now_s)
                 yield event
-        found.gpu_fault = self._ongoing.lately(_EXPLAINS, now_s, self._limits.clue_s)
+        found.gpu_fault = self._ongoing.lately(EXPLAINS, now_s, self._limits.clue_s)
         if seen.restart:
-            self._ongoing.end(_EXPLAINS)
+            self._ongoing.end(EXPLAINS)
 
     def _faults(self, seen: ComparedPoll) -> Iterator[tuple[tuple[str, str], Event]]:
         """Every fault that the poll shows, with the key by which it is reported once."""

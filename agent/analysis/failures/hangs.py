@@ -27,7 +27,7 @@ _STOPPED_POLLS = 2
 # Reported hangs that are not of a rank: a stopped process, and a time-out that the log shows.
 _STOPPED = "stopped"
 _TIMED_OUT = "timed out"
-# A front that does not respond may be busy for so many times `hang_s`.
+# A front that does not respond may be busy for this many times `hang_s`.
 _EXCUSES = 4
 # The rank in the title of a core (vLLM 0.32 `v1/engine/core.py`).
 _CORE_OF_RANK = re.compile(r"::EngineCore_DP(\d+)$")

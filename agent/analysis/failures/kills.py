@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.deaths import death_evidence
-from agent.analysis.failures.findings import Findings, Ongoing
+from agent.analysis.failures.findings import EXPLAINS, Findings, Ongoing
 from agent.analysis.failures.poll import DetectionLimits
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.host import CgroupMemory
@@ -12,8 +12,6 @@ from agent.records.host import CgroupMemory
 # Keys of kills that hit the engine, and of kills that may have hit another process of the cgroup.
 _HIT = "hit"
 _NEAR = "near"
-# A kill that hit explains the death even if the next try to start has begun.
-_EXPLAINS = "explains"
 
 
 class KillDetector:
@@ -35,10 +33,10 @@ class KillDetector:
             # Another try to start: a kill from now on is another event.
             self._ongoing.end(_HIT, _NEAR)
         yield from self._kill(seen, found)
-        found.killed = self._ongoing.lately(_EXPLAINS, now_s, self._limits.clue_s)
+        found.killed = self._ongoing.lately(EXPLAINS, now_s, self._limits.clue_s)
         found.killed_near = self._ongoing.lately(_NEAR, now_s, self._limits.clue_s)
         if seen.restart:
-            self._ongoing.end(_HIT, _NEAR, _EXPLAINS)
+            self._ongoing.end(_HIT, _NEAR, EXPLAINS)
 
     def _kill(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         waited, now_s = self._waiting, seen.poll.clock_s
@@ -49,7 +47,7 @@ class KillDetector:
             return
         if died:
             found.explain_outage(EventKind.HOST_OOM, now_s)
-            self._ongoing.begins(_EXPLAINS, now_s)
+            self._ongoing.begins(EXPLAINS, now_s)
         if self._ongoing.begins(_HIT if died else _NEAR, now_s):
             # If the engine's processes live, the kill hit another process of the same cgroup.
             near = Confidence.PROBABLE if seen.front_alive is None else Confidence.SUSPECTED

@@ -22,8 +22,9 @@ def chunk_flops(model: Coefficients, new: int, cached: int = 0) -> int:
 def _score_flops(part: LayerAttention, new: int, cached: int) -> int:
     """FLOPs of the scores of one layer.
 
-    Of selected tokens engines gather the latents and attend to these, as in decode. Where all are
-    selected, a prefill expands them: `sparse_mla_attention.py` of vLLM 0.32.
+    With sparse attention, engines gather the latents of the selected tokens and attend to these, as
+    in decode. While the selection holds all tokens, a prefill expands the latents instead
+    (`sparse_mla_attention.py` of vLLM 0.32).
     """
     pairs = attended_pairs(new, cached, part.window, part.reach)
     selected = part.window if part.reach is Reach.SELECTION else None

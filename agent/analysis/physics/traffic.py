@@ -72,7 +72,7 @@ def _group_bytes(part: LayerAttention, tensor: int) -> float:
 
 
 def step_weight_bytes(model: ModelShape, tokens: float) -> float:
-    """Bytes of weights that a step over so many tokens reads: all but those of unused experts."""
+    """Bytes of weights that a step of `tokens` reads: all but those of unused experts."""
     head = model.head or model.embedding
     in_layers = sum(
         layers * block.parameters * block.format.bits / 8 * _expected_copies(block, tokens)
@@ -82,7 +82,7 @@ def step_weight_bytes(model: ModelShape, tokens: float) -> float:
 
 
 def expert_work(model: ModelShape, tokens: int) -> Work:
-    """The part of a step over so many tokens that its experts do."""
+    """The work of the experts in a step of `tokens`."""
     parameters = sum(
         layers * block.used * block.parameters
         for layers, block in placed_blocks(model)
@@ -93,7 +93,7 @@ def expert_work(model: ModelShape, tokens: int) -> Work:
 
 
 def _expected_copies(block: WeightBlock, tokens: float) -> float:
-    """How many different experts so many tokens use, if each chooses at random."""
+    """How many different experts `tokens` use, if each token chooses at random."""
     if block.copies == 1:
         return 1.0
     unused: float = (1 - block.used / block.copies) ** tokens

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 class AgentResponse(BaseResponse):
-    """An agent that runs, or that ran lately; null is what an earlier version does not tell."""
+    """An agent that runs, or that ran lately; null is what an earlier version does not report."""
 
     name: str
     version: str | None

@@ -173,7 +173,7 @@ def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> d
 
 
 def efficiency_and_cost_of(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
-    """The same fields of these minutes; empty where none tells of the engine's work."""
+    """The same fields of these minutes; empty where none has the engine's work."""
     found = window_efficiency(minutes)
     if found is None:
         return {}

@@ -1,4 +1,4 @@
-"""The `ledger` field of a summary: what engines counted and no row tells of."""
+"""The `ledger` field of a summary: what engines counted and what is in no row."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ class LedgerSideResponse(BaseResponse):
 
 
 class LedgerResponse(BaseResponse):
-    """What engines counted in the minutes whose requests have all ended, and what rows tell of it.
+    """What engines counted in the minutes whose requests have all ended, and what of it is in rows.
 
     Minutes with open requests are in `open` alone; those without samples are in nothing here.
     """
@@ -37,7 +37,7 @@ class LedgerResponse(BaseResponse):
     counted_from: datetime | None = Field(description="null while every minute has open requests")
     counted_until: datetime | None
     counted: LedgerSideResponse = Field(description="by the engines")
-    unaccounted: LedgerSideResponse = Field(description="of these, without a row that tells them")
+    unaccounted: LedgerSideResponse = Field(description="of these, in no row")
     unaccounted_usd: float | None = Field(
         description="busy time for unaccounted work, an estimate; null without a price"
     )
@@ -104,8 +104,8 @@ def _without_row(ledgers: Sequence[Ledger]) -> LedgerSideResponse:
     )
 
 
-def _less(counted: float | None, told: float) -> float | None:
-    return None if counted is None else max(counted - told, 0.0)
+def _less(counted: float | None, in_rows: float) -> float | None:
+    return None if counted is None else max(counted - in_rows, 0.0)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

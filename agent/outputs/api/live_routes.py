@@ -30,7 +30,7 @@ class LiveResponse(BaseResponse):
 class LiveFigures:
     """The newest figures as JSON, read once in a while for all viewers together.
 
-    They are read in a thread, and only while somebody looks. `stop` ends every stream.
+    They are read in a thread, and only while there is a viewer. `stop` ends every stream.
     """
 
     def __init__(self, read: Callable[[], LiveResponse]) -> None:
@@ -46,7 +46,7 @@ class LiveFigures:
         self._stopped.set()
 
     async def stream(self) -> AsyncIterator[ServerSentEvent]:
-        """Figures until the viewer leaves; one viewer too many is told so."""
+        """Figures until the viewer leaves; a viewer beyond the limit gets an error."""
         if self._viewers >= MOST_VIEWERS:
             yield _problem(f"{MOST_VIEWERS} pages are open already; this one is not live")
             return

@@ -74,7 +74,7 @@ def value(line: ComparedLine, found: Interval | None) -> str:
 
 
 def _decimals(size: float) -> int:
-    """So many that a figure of this size has three digits."""
+    """How many decimals show a figure of this size with three digits."""
     return 0 if size == 0 else min(max(2 - floor(log10(size)), 0), 4)
 
 

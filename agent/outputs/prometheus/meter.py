@@ -12,7 +12,7 @@ from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
-from agent.catalog.metrics import UNKNOWN
+from agent.catalog.metrics import OTHER, UNKNOWN
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
     SCRAPES_FAILED,
@@ -33,8 +33,6 @@ from agent.records.event import Event, EventKind
 from agent.records.explanation import ExplainedRequest
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import Status
-
-OTHER = "other"
 
 # Senders of spans name engines and models, and an exposition without a limit would bring Prometheus
 # down. Configured engines with models that they serve have their labels beside these.

@@ -1,4 +1,4 @@
-"""Tables of a report on how GPUs were used, what that cost, and what no row tells of."""
+"""Tables of a report on how GPUs were used, what that cost, and what is in no row."""
 
 from collections.abc import Iterator
 

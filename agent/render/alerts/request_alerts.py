@@ -132,7 +132,7 @@ def _invalid(timings: Timings) -> Alert:
         name="LlmRequestsInvalid",
         severity=Severity.TICKET,
         expression=conditions(
-            # The first of both counts for wrong names.
+            # `or` keeps the left side where both have the labels: wrong names are compared first.
             f"(\n{of_wrong_names}\nor\n{of_served}\n)\n  > {number(_ALL_INVALID_RATIO)}",
             f"{by(ENGINE_MODEL, f'increase({invalid}[{window}])')} >= {MIN_COUNT}",
         ),

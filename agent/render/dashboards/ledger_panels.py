@@ -1,4 +1,4 @@
-"""Panels on the ledger: work that engines counted and no row of a request tells of."""
+"""Panels on the ledger: work that engines counted and that is in no row of a request."""
 
 from agent.catalog import efficiency_metrics as em
 from agent.catalog import engine_facts as fact

@@ -1,4 +1,4 @@
-"""Reads the datagrams of an engine's plugin, whoever wrote them.
+"""Reads the datagrams of an engine's plugin, and refuses those that others wrote.
 
 The plugin's own description of the format is `plugins/vllm/goodput_agent_vllm/datagrams.py`.
 """

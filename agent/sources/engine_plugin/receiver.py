@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 # A plugin's datagrams are of 32 KB at most.
 _DATAGRAM_BYTES = 65_536
-# So many datagrams of one engine, then those of the next one.
+# Read at most this many datagrams of one engine, then those of the next one.
 _IN_TURN = 16
 # Beyond this, the plugins keep or drop their records.
 MAX_RECORDS_PER_S = 20_000
@@ -49,8 +49,11 @@ class PluginCounts(Protocol):
 
 
 class _Stream:
-    """What was received of one engine. `runs` has the next sequence number and the drops of each
-    run of a front; an engine may have several fronts, and a few have ended."""
+    """What was received of one engine.
+
+    `runs` maps each run of a front to its next sequence number and its drops. An engine may have
+    several fronts; of all runs, ended ones included, the newest are kept.
+    """
 
     def __init__(self) -> None:
         self.heard_at: float | None = None

@@ -1,7 +1,7 @@
 """A limit on a whole HTTP exchange, also on one whose bytes drip in one by one.
 
 `requests`, urllib3 and httpx limit only each wait for bytes. aiohttp has a total timeout, but it
-needs an event loop in each polling thread and is no dependency of the agent.
+needs an event loop in each polling thread.
 """
 
 import socket

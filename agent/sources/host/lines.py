@@ -58,9 +58,9 @@ class LineScanner:
 
     def _read(self, line: bytes) -> None:
         text = _COLOURS.sub("", line.decode(errors="replace"))
-        said = meaning_of(text)
-        if said is None or len(self._findings) >= MAX_FINDINGS:
+        found = meaning_of(text)
+        if found is None or len(self._findings) >= MAX_FINDINGS:
             return
-        meaning, exit_code = said
+        meaning, exit_code = found
         shown = _UNPRINTABLE.sub(" ", text).strip()[:MAX_EVIDENCE_CHARACTERS]
         self._findings.append(LogFinding(meaning=meaning, line=shown, exit_code=exit_code))

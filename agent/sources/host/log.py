@@ -16,8 +16,8 @@ from agent.sources.host.unreadable import HostUnreadable
 MAX_BYTES_AT_ONCE = 16 * 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 _PIPE_WAIT_MS = 250
-# Remembered of both ends of what was read. The first lines of a start hold the time and so
-# differ; the last lines of engines that fail in the same way do not.
+# Bytes kept of the begin and of the end of what was read. The first lines of a start hold the time
+# and so differ; the last lines of engines that fail in the same way do not.
 _MARK_BYTES = 256
 
 

@@ -36,7 +36,7 @@ _ADMINISTRATION = "administration (CAP_SYS_ADMIN)"
 
 # NVML calls take microseconds to a few milliseconds. One that takes this long delays the others.
 SLOW_S = 0.1
-# A slow call rests for so many times its own length, at most this long: it takes under 5 % of time.
+# A slow call rests for 20 times its own length, but at most 30 s: it takes under 5 % of the time.
 _REST_FACTOR = 20
 _LONGEST_REST_S = 30.0
 # After a failure without a lasting reason.

@@ -62,7 +62,7 @@ def _field(nvml: str, fact: Metric, *labels: str, scale: float = 1.0, scope: int
 
 
 # Of several fields that give one fact, the first that has a value is kept. A field that fails
-# blocks the later ones for so many reads: they count differently, and a switch between two fields
+# blocks the later ones for this many reads: they count differently, and a switch between two fields
 # would look like a jump. Not for ever, because some drivers never give a value for the first.
 _BLOCKED_READS = 10
 FIELDS = (
@@ -145,7 +145,7 @@ class FieldBatch:
 
     def _keep(self, fields: tuple[Field, ...]) -> None:
         self._fields = fields
-        # Pairs throughout: the binding takes a bare number by way of an exception.
+        # Always pairs: for a bare number the binding raises and catches an exception.
         self._pairs = [(self._numbers[field], field.scope) for field in fields]
 
     def add_to(self, facts: dict[FactKey, float], _at: float) -> None:
@@ -174,7 +174,7 @@ class FieldBatch:
         facts: dict[FactKey, float],
         given_by: dict[FactKey, Field | None],
     ) -> bool:
-        """Add one field unless an earlier one gives its fact; whether to read the field again."""
+        """Add a field's fact unless an earlier field gave it; return whether to read it again."""
         if value.nvmlReturn:
             if self._calls.entry_is_off(_FUNCTION, field.nvml, value.nvmlReturn):
                 return False
@@ -189,7 +189,7 @@ class FieldBatch:
         return True
 
     def _blocked_enough(self, field: Field) -> bool:
-        """Count a read in which a field failed; whether a later field may give its fact now."""
+        """Count a failed read; return whether a later field may give the fact now."""
         self._failed[field] += 1
         later = self._fields[self._fields.index(field) + 1 :]
         blocks = any(other.key == field.key for other in later)

@@ -77,7 +77,7 @@ class Session:
         """Why no GPU is there: a code that all GPUs return alike is about the driver."""
         if INTERNAL in self.unopened.values():
             return INTERNAL
-        # GPUs of other containers are forbidden; what happened to the agent's own counts.
+        # The code of a GPU that belongs to another container says nothing about the driver.
         codes = self._refusals - {NO_PERMISSION} or self._refusals
         if len(codes) != 1 or self.problems:
             return NO_GPU

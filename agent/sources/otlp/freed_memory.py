@@ -8,7 +8,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 # What is larger has pages of its own. glibc raises the limit to 32 MiB by and by, and the holes
-# between small blocks stay: after three rounds of large exports the agent had 600 MiB, not 350.
+# between small blocks stay: after three bursts of large exports the agent had 600 MiB, not 350.
 _BLOCK_BYTES = 1024 * 1024
 
 _libc = ctypes.CDLL(None)

@@ -12,6 +12,7 @@ from google.rpc.status_pb2 import Status
 from agent.errors import PayloadInvalid, SettingsInvalid
 from agent.settings import doors
 from agent.settings.doors import Door
+from agent.sources.client_connection import RETRY_AFTER_S
 from agent.sources.otlp.body import Body
 from agent.sources.otlp.export_refusals import (
     AT_THE_DOOR,
@@ -21,7 +22,7 @@ from agent.sources.otlp.export_refusals import (
     public,
     response,
 )
-from agent.sources.otlp.limits import GRPC_BODY_WITHIN_S, MAX_GRPC_BYTES, RETRY_AFTER_S
+from agent.sources.otlp.limits import GRPC_BODY_WITHIN_S, MAX_GRPC_BYTES
 from agent.sources.otlp.receiver import ExportResult, Receiver
 from agent.sources.otlp.room import ReadingSlots
 from agent.sources.tls import TlsFiles

@@ -10,6 +10,7 @@ from google.rpc.status_pb2 import Status
 from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
 from agent.settings.doors import Door
+from agent.sources.client_connection import RETRY_AFTER_S
 from agent.sources.otlp.body import Body
 from agent.sources.otlp.export_refusals import (
     AT_THE_DOOR,
@@ -29,7 +30,6 @@ from agent.sources.otlp.limits import (
     MAX_BODY_BYTES,
     MAX_GZIP_BYTES,
     MAX_JSON_BYTES,
-    RETRY_AFTER_S,
 )
 from agent.sources.otlp.payload import CONTENT_TYPES, JSON, PROTOBUF
 from agent.sources.otlp.receiver import ExportResult, Receiver

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 
 from agent.catalog.reasons import SpanRejected, ValueDropped
-from agent.catalog.spans import UNSAMPLED
 from agent.sources.otlp.body import Body
 from agent.sources.otlp.freed_memory import give_back_now
 from agent.sources.otlp.json_payload import json_bytes_taken, parse_json_pieces
@@ -15,10 +14,8 @@ from agent.sources.otlp.limits import (
     PIECES_TAKE_BYTES,
 )
 from agent.sources.otlp.payload import JSON, PROTOBUF, Parsed, check, gunzip, parse_pieces
-from agent.sources.otlp.sampled_spans import sampled_part
+from agent.sources.otlp.sampled_spans import MARK, sampled_part
 from agent.sources.otlp.span_reader import ExportContent, SpanReader
-
-_MARK = UNSAMPLED.encode()
 
 
 class LargeBody:
@@ -69,7 +66,7 @@ class LargeBody:
 
     def _protobuf(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:
         yield from check(content)
-        marked = self._client_sampling and _MARK in content
+        marked = self._client_sampling and MARK in content
         kept: list[bytes] = []
         dropped = False
         for piece, parsed in parse_pieces(content):

@@ -15,14 +15,14 @@ MAX_GZIP_BYTES = 24 * MIB
 # all of it is in memory, and for a moment has it three times.
 MAX_GRPC_BYTES = 16 * MIB
 MAX_GRPC_READING = 4
-# Calls that wait until they are read, of each of which gRPC has up to 64 KiB. The oldest gives way.
+# Calls that wait to be read: gRPC holds up to 64 KiB of each. One more refuses the oldest.
 MAX_GRPC_WAITING = 256
 # Connections whose last message stalled, which wait behind the others.
 MAX_STALLED_KNOWN = 1024
 
-# One body in JSON. Python's parser cannot be interrupted: for so many values it holds up the agent
-# for 0.1 s if they are vLLM's, and for 0.3 s at most. A collector sends 8,192 spans, which
-# are 490,000 values and 10 MiB if they are vLLM's.
+# One body in JSON. Python's parser cannot be interrupted: 550,000 values hold up the agent for
+# 0.1 s if they are vLLM's, and for 0.3 s at most. A collector sends 8,192 spans: of vLLM they are
+# 490,000 values and 10 MiB.
 MAX_JSON_BYTES = 12 * MIB
 MAX_JSON_VALUES = 550_000
 JSON_VALUE_BYTES = 140  # as Python objects: measured for vLLM's spans
@@ -56,6 +56,3 @@ HTTP_BODY_WITHIN_S = 30.0
 GRPC_BODY_WITHIN_S = 10.0
 # No sender waits longer for an answer, so storing the rest of a body is of no use.
 STORED_WITHIN_S = 60.0
-
-# vLLM's exporter gives up after 10 s in all, so a long delay would lose the batch.
-RETRY_AFTER_S = 1

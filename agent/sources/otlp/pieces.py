@@ -14,8 +14,9 @@ _RESOURCE_SPANS = 0x0A
 _SCOPE_SPANS = 0x12
 _SPAN = 0x12
 
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED_LENGTHS = {_FIXED64: 8, _FIXED32: 4}
+# Wire types of protobuf, and the bytes of those with a fixed length.
+VARINT, DELIMITED = 0, 2
+FIXED_BYTES = {1: 8, 5: 4}
 _LEAST_TAG = 1 << 3
 
 # Protobuf: a number has 64 bits at most, and 7 in a byte.
@@ -179,13 +180,13 @@ class _Walk:
 
     def _content(self, wire_type: int, at: int) -> tuple[int, int]:
         """Where the content of a field begins and ends."""
-        if wire_type == _DELIMITED:
+        if wire_type == DELIMITED:
             size_bytes, at = varint(self.body, at)
             return at, at + size_bytes
-        if wire_type == _VARINT:
+        if wire_type == VARINT:
             return at, varint(self.body, at)[1]
-        if wire_type in _FIXED_LENGTHS:
-            return at, at + _FIXED_LENGTHS[wire_type]
+        if wire_type in FIXED_BYTES:
+            return at, at + FIXED_BYTES[wire_type]
         raise malformed(f"a field has the wire type {wire_type}")
 
 

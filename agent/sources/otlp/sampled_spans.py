@@ -1,4 +1,4 @@
-"""Takes spans out of an OTLP body of which the proxy's client said that they are not sampled.
+"""Takes spans that a client of the proxy did not sample out of an OTLP body.
 
 The proxy marks them in `tracestate`, and the engine's span inherits the mark.
 """
@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agent.catalog.spans import UNSAMPLED
 from agent.sources.otlp.payload import JSON, PROTOBUF
 
-_MARK = UNSAMPLED.encode()
+MARK = UNSAMPLED.encode()
 
 
 def sampled_part(content: bytes, content_type: str) -> bytes:
@@ -20,7 +20,7 @@ def sampled_part(content: bytes, content_type: str) -> bytes:
 
     A body without marked spans is returned itself.
     """
-    if _MARK not in content:
+    if MARK not in content:
         return content
     return _WITHOUT_MARKED[content_type](content)
 

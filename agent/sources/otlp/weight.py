@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.errors import PayloadInvalid
-from agent.sources.otlp.pieces import varint
+from agent.sources.otlp.pieces import DELIMITED, FIXED_BYTES, VARINT, varint
 
 # Measured with upb of protobuf 7.36 on 64 bits, in empty parts; links are the largest after spans.
 _SPAN_BYTES = 168
@@ -20,9 +20,6 @@ _SHORTEST_PART_BYTES = 2
 
 # Parsing goes no deeper, so deeper parts take no memory.
 _MAX_DEPTH = 100
-
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED_LENGTHS = {_FIXED64: 8, _FIXED32: 4}
 
 _TEXT = ""
 _TEXT_TYPES = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
@@ -51,7 +48,7 @@ _KINDS = _kinds(ExportTraceServiceRequest.DESCRIPTOR)
 _WEIGHTS = {kind: _PART_BYTES for kind in _KINDS} | {Span.DESCRIPTOR.full_name: _SPAN_BYTES}
 
 # The bytes that can begin a part: its tag, also where a sender writes it longer than needed.
-_TAGS = {number << 3 | _DELIMITED for fields in _KINDS.values() for number in fields}
+_TAGS = {number << 3 | DELIMITED for fields in _KINDS.values() for number in fields}
 _OTHER_BYTES = bytes(set(range(256)) - _TAGS - {tag | 0x80 for tag in _TAGS})
 
 
@@ -92,14 +89,14 @@ def _parts(body: bytes, kind: str, at: int, end: int) -> Iterator[tuple[str, int
         try:
             tag, at = varint(body, at)
             wire_type = tag & 7
-            if wire_type == _DELIMITED:
+            if wire_type == DELIMITED:
                 size, at = varint(body, at)
                 if tag >> 3 in inner:
                     yield inner[tag >> 3], at, at + size
                 at += size
-            elif wire_type == _VARINT:
+            elif wire_type == VARINT:
                 _, at = varint(body, at)
             else:
-                at += _FIXED_LENGTHS.get(wire_type, 0)
+                at += FIXED_BYTES.get(wire_type, 0)
         except PayloadInvalid:
             return

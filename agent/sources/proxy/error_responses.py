@@ -3,9 +3,8 @@
 import json
 from dataclasses import dataclass
 
+from agent.sources.client_connection import RETRY_AFTER_S
 from agent.sources.proxy.headers import HeaderLines
-
-_RETRY_AFTER_S = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ STOPPING = ErrorResponse(
     status=503,
     kind="proxy_stopping",
     message="this proxy is stopping and takes no new requests; send the request again",
-    retry_after_s=_RETRY_AFTER_S,
+    retry_after_s=RETRY_AFTER_S,
     closes=True,
 )
 NO_WEBSOCKET = ErrorResponse(

@@ -19,8 +19,7 @@ class OpenRequests(Mapping[str, int]):
         self._row = 0
 
     def begin(self, worker: int) -> None:
-        """Count as this worker, which has no open requests; an earlier one may have ended with
-        some."""
+        """Count as this worker, from zero: the worker before it may have ended with open ones."""
         self._row = worker * len(self._places)
         for engine in self:
             self._counts[self._row + self._places[engine]] = 0

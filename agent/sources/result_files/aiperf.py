@@ -7,6 +7,7 @@ import msgspec
 
 from agent.records.request import RequestRecord, Status
 from agent.sources.result_files.benched import (
+    PERCENTILES,
     BenchedFigures,
     BenchedRun,
     benched_request,
@@ -27,7 +28,6 @@ _LATENCIES = {
 _INPUT, _OUTPUT = "input_sequence_length", "output_sequence_length"
 _LENGTHS = {"input tokens": _INPUT, "output tokens": _OUTPUT}
 _RATES = {"goodput": "goodput", "output tokens/s": "output_token_throughput"}
-_PERCENTILES = ("p50", "p95", "p99")
 _NS = 1e9
 
 
@@ -123,7 +123,7 @@ def read_aiperf(content: Mapping[str, Any]) -> BenchedFigures:
     percentiles = {
         (name, percentile): figure(metric, percentile)
         for name, metric in {**_LATENCIES, **_LENGTHS}.items()
-        for percentile in _PERCENTILES
+        for percentile in PERCENTILES
     }
     errors = figure("request_error_rate", "avg")
     return BenchedFigures(

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from agent.errors import AgentError
 from agent.records.request import RequestRecord, Status, Vantage
 
+# Those of figures that are compared.
+PERCENTILES = ("p50", "p95", "p99")
+
 
 class ResultFileInvalid(AgentError):
     """A file that no known load generator wrote, or that cannot be compared."""
@@ -15,7 +18,7 @@ class ResultFileInvalid(AgentError):
 class BenchedRun:
     """The requests as the load generator saw them, at least one, and the load that it made.
 
-    `load` maps what it was told to its value, both as text.
+    `load` maps each setting of its load to the value, both as text.
     """
 
     tool: str

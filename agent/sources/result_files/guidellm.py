@@ -8,6 +8,7 @@ import msgspec
 
 from agent.records.request import RequestRecord, Status
 from agent.sources.result_files.benched import (
+    PERCENTILES,
     BenchedFigures,
     BenchedRun,
     benched_request,
@@ -24,7 +25,6 @@ _LATENCIES = {
     "end to end": ("request_latency", 1),
 }
 _LENGTHS = {"input tokens": "prompt_token_count", "output tokens": "output_token_count"}
-_PERCENTILES = ("p50", "p95", "p99")
 
 
 class _GuidellmRequest(msgspec.Struct):
@@ -165,12 +165,12 @@ def _seconds(milliseconds: float | None) -> float | None:
 def _figures(benchmark: _GuidellmBenchmark) -> dict[str, float]:
     figures: dict[str, float | None] = {}
     for name, (metric, unit) in _LATENCIES.items():
-        for percentile in _PERCENTILES:
+        for percentile in PERCENTILES:
             found = benchmark.figure(metric, "percentiles", percentile)
             figures[f"{name} {percentile}"] = None if found is None else found / unit
     for name, metric in _LENGTHS.items():
         figures[f"{name}, mean"] = benchmark.figure(metric, "mean")
-        for percentile in _PERCENTILES[:2]:
+        for percentile in PERCENTILES[:2]:
             figures[f"{name} {percentile}"] = benchmark.figure(metric, "percentiles", percentile)
     totals = benchmark.totals
     ended = totals.successful + totals.errored

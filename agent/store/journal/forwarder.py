@@ -33,6 +33,7 @@ from agent.store.journal.waiting import (
 )
 from agent.store.migrating import require_newest, upgrade
 from agent.store.objectives import ObjectiveStore
+from agent.store.time_limits import MIGRATION_S
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,8 +43,6 @@ IDLE_S = 0.5
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0
 # A slow server cancels a statement after the first; a frozen one is cut off after the second.
 STATEMENT_S, CUT_OFF_S = 20.0, 30.0
-# A migration of large tables takes its time.
-MIGRATION_S = 3600.0
 
 _AWAY = "the shared database cannot be reached"
 _STATEMENT_TIMEOUT = f"SET LOCAL statement_timeout = {STATEMENT_S * 1000:.0f}"

@@ -1,7 +1,7 @@
-"""Notes every change of a journal's rows, by triggers: whoever writes them, none is missed.
+"""Triggers that note every change of a journal's rows, whichever code makes the change.
 
-A note has a number and names a row, so what is forwarded is the row as it is then. Sums have no
-row of their own that stays: their differences are kept until they are forwarded.
+A note has a number and names a row. The row is forwarded as it is at that time. Rollups and sums of
+causes are merged into other rows, so their differences are kept until they are forwarded.
 """
 
 import secrets
@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateColumn
 
+from agent.store.cause_rollups import SUMS
 from agent.store.rollups import Series
 from agent.store.tables import rollup_changes
 
@@ -20,8 +21,7 @@ CAUSE_DIFFERENCES = "journal_causes"
 
 ROLLUP_COLUMNS = tuple(column.name for column in rollup_changes.c if column.name != "id")
 CAUSE_PLACE = ("width_s", "starts_at", "objective", "limit_name", "cause")
-CAUSE_SUMS = ("requests", "top_requests", "excess_s")
-CAUSE_COLUMNS = (*CAUSE_PLACE, *Series._fields, *CAUSE_SUMS)
+CAUSE_COLUMNS = (*CAUSE_PLACE, *Series._fields, *SUMS)
 
 _SERIES = ", ".join(Series._fields)
 
@@ -33,7 +33,7 @@ def _declared() -> str:
 
 
 _TABLES = (
-    # A number is never given twice: those up to the last that was forwarded are passed over.
+    # AUTOINCREMENT gives no number twice: notes up to the last forwarded number are skipped.
     "CREATE TABLE IF NOT EXISTS journal_notes (number INTEGER PRIMARY KEY AUTOINCREMENT, "
     "of_table TEXT NOT NULL, fresh INTEGER NOT NULL, row INTEGER, trace_id TEXT, span_id TEXT, "
     "at INTEGER NOT NULL DEFAULT (CAST(strftime('%s', 'now') AS INTEGER)))",
@@ -104,7 +104,7 @@ _TRIGGERS = (
         f"INSERT INTO {ROLLUP_DIFFERENCES} ({', '.join(ROLLUP_COLUMNS)}) "
         f"VALUES ({', '.join(f'NEW.{name}' for name in ROLLUP_COLUMNS)})",
     ),
-    _cause_difference("INSERT", ", ".join(f"NEW.{name}" for name in CAUSE_SUMS)),
+    _cause_difference("INSERT", ", ".join(f"NEW.{name}" for name in SUMS)),
     _cause_difference(
         "UPDATE",
         f"NEW.requests - OLD.requests, NEW.top_requests - OLD.top_requests, {_EXCESS}",

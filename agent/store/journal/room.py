@@ -11,12 +11,12 @@ from agent.catalog.reasons import JournalDropped
 from agent.errors import StoreUnavailable
 from agent.store.connection import for_writing, in_transaction, reading
 from agent.store.journal.waiting import Lag, drop_until, lag_of, last_noted_before
+from agent.store.retention import ROWS_PER_SLICE
 from agent.store.rows import sqlite_timestamp
 from agent.store.tables import engine_samples, gpu_samples, requests
 
 _LOG = logging.getLogger(__name__)
 
-ROWS_PER_SLICE = 5000
 # Rows that were forwarded are only copies: beyond the first share of the bound the oldest of them
 # are deleted, down to the second.
 _CROWDED, _ROOMY = 0.8, 0.7

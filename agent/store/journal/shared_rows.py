@@ -11,12 +11,11 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, text
 
-from agent.store.cause_rollups import add_differences
+from agent.store.cause_rollups import SUMS, add_differences
 from agent.store.inserting import Key
 from agent.store.journal.noting import (
     CAUSE_DIFFERENCES,
     CAUSE_PLACE,
-    CAUSE_SUMS,
     ROLLUP_DIFFERENCES,
 )
 from agent.store.journal.waiting import FORWARDED, NotedRows, Row
@@ -162,7 +161,7 @@ def _add_causes(connection: Connection, rows: Iterable[Row], max_series: int) ->
         before[:] = [_sum(one, other) for one, other in zip(before, sums, strict=True)]
     for agent, differences in sorted(by_agent.items()):
         named = [
-            (place[-1], dict(zip((*CAUSE_PLACE, *CAUSE_SUMS), (*place[:-1], *sums), strict=True)))
+            (place[-1], dict(zip((*CAUSE_PLACE, *SUMS), (*place[:-1], *sums), strict=True)))
             for place, sums in differences.items()
         ]
         add_differences(connection, agent, named, max_series)

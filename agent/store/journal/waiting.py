@@ -98,7 +98,7 @@ class NotedRows:
         return _each(self._journal, _SELECTS[table], table, self._after, self.last)
 
     def new_requests(self) -> Iterator[Row]:
-        """The requests that were inserted and not changed since, as far as these notes tell."""
+        """The requests that were inserted and not changed since, as far as these notes show."""
         within = (requests.name, self._after, self.last)
         return _each(self._journal, _NEW_REQUESTS, *within, *within)
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import requests
+from playwright.sync_api import Browser
 
 from agent.outputs.web import content_policy
 from agent.settings.doors import Door, TokenFile, known_hosts
 from tests.outputs.api.serving import WITHIN_S, Api, open_api
-from tests.real_parts.chromium import opened, shown
+from tests.real_parts.chromium import browsing, opened_in
 from tests.records.making import objective, record
 
 TOKEN = "token-of-the-test"
@@ -78,33 +79,43 @@ def test_a_page_of_another_site_reaches_nothing_by_its_own_name(tmp_path: Path) 
             assert get(api, "/api/v1/summary", Host=host).status_code == 200
 
 
-# In a browser
+# In a browser: each page has cookies and storage of its own
 
 
-def test_the_page_asks_for_a_token_and_shows_no_figures_without(locked: Api) -> None:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as running:
+        yield running
+
+
+def test_the_page_asks_for_a_token_and_shows_no_figures_without(
+    browser: Browser, locked: Api
+) -> None:
     for address in ("/", "/#token=wrong"):
-        page = shown(f"{locked.url}{address}", "security.read_tokens")
+        with opened_in(browser, f"{locked.url}{address}") as there:
+            page = there.html("security.read_tokens")
         assert "<dd>" not in page
         assert "<td" not in page
 
 
-def test_the_page_shows_figures_to_who_has_a_token(locked: Api) -> None:
-    with opened(f"{locked.url}/#token={TOKEN}") as there:
+def test_the_page_shows_figures_to_who_has_a_token(browser: Browser, locked: Api) -> None:
+    with opened_in(browser, f"{locked.url}/#token={TOKEN}") as there:
         page = there.html("Why requests missed")
         assert TOKEN not in there.page.url
     assert TOKEN not in page
     assert "<dt>Goodput</dt>" in page
 
 
-def test_a_token_may_be_typed_in(locked: Api) -> None:
-    with opened(locked.url) as there:
+def test_a_token_may_be_typed_in(browser: Browser, locked: Api) -> None:
+    with opened_in(browser, locked.url) as there:
         there.page.get_by_label("security.read_tokens").fill(TOKEN)
         there.page.get_by_role("button", name="Show the figures").click()
         assert "<dt>Goodput</dt>" in there.html("Why requests missed")
 
 
-def test_the_documentation_needs_no_other_site(locked: Api) -> None:
-    page = shown(f"{locked.url}/docs", "GET /api/v1/summary")
+def test_the_documentation_needs_no_other_site(browser: Browser, locked: Api) -> None:
+    with opened_in(browser, f"{locked.url}/docs") as there:
+        page = there.html("GET /api/v1/summary")
     assert "<code>GET /api/v1/summary</code>" in page
     assert "length of the window, as in 5m, 1h or 30d" in page
     assert '<section id="SummaryResponse">' in page

@@ -9,7 +9,7 @@ import pytest
 from agent.catalog import metrics as m
 from agent.catalog.causes import Cause
 from agent.catalog.metric import Metric
-from agent.catalog.metrics import UNKNOWN
+from agent.catalog.metrics import OTHER, UNKNOWN
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
     SCRAPES_FAILED,
@@ -22,7 +22,6 @@ from agent.catalog.reasons import (
 )
 from agent.outputs.prometheus.meter import (
     MAX_STRANGERS,
-    OTHER,
     Meter,
     MeterSnapshot,
 )

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +20,13 @@ Json = dict[str, Any]
 
 def dashboards(objectives: Sequence[Objective] = OBJECTIVES) -> list[Json]:
     """Every dashboard for a few objectives of different shapes, as read from its file."""
-    return [json.loads(text) for text in render_dashboards(objectives).values()]
+    return [json.loads(text) for text in _rendered(tuple(objectives))]
+
+
+# Eight modules read them while tests are collected, in each process of the tests.
+@cache
+def _rendered(objectives: tuple[Objective, ...]) -> tuple[str, ...]:
+    return tuple(render_dashboards(objectives).values())
 
 
 def panels(dashboard: Json) -> Iterator[Json]:

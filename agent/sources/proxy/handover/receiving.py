@@ -91,7 +91,7 @@ class HandoverReceiver:
         self._server = await asyncio.start_unix_server(self._serve, self._place.socket)
 
     async def close(self) -> None:
-        """Take no more records; those not answered for stay in their workers."""
+        """Take no more records; those without an acknowledgement stay in their workers."""
         if self._server is not None:
             self._server.close()
         serving = list(self._statuses)

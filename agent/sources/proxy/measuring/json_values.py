@@ -74,7 +74,7 @@ def as_object(value: object) -> Json:
 
 
 def short_text(value: object, max_length: int = MAX_TEXT_LENGTH) -> str | None:
-    """Return the value if it is a printable text of at most so many characters, else None."""
+    """Return the value if it is a printable text of at most `max_length`, else None."""
     if isinstance(value, str) and 0 < len(value) <= max_length and value.isprintable():
         return value
     return None

@@ -76,7 +76,7 @@ def attributes_of(record: RequestRecord, response_model: str | None) -> dict[str
 
 
 def server_attributes(headers: RawHeaders) -> dict[str, Value]:
-    """Return the scheme, the host and the port that the client used, as far as headers tell."""
+    """Return the scheme, the host and the port that the client used, as far as headers show."""
     sent = dict(reversed(headers))
     scheme = _first(sent.get(b"x-forwarded-proto")).lower()
     known: dict[str, Value] = {"url.scheme": scheme if scheme in _SCHEMES else "http"}
