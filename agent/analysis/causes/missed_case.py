@@ -67,11 +67,6 @@ class PhaseTime(msgspec.Struct, frozen=True):
     seconds: float
     needed_s: float
 
-    @property
-    def delay_s(self) -> float:
-        """The time above the needed one."""
-        return max(0.0, self.seconds - self.needed_s)
-
 
 class Claim(msgspec.Struct, frozen=True):
     """Seconds that a rule explains, and why.
