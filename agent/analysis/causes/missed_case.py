@@ -187,7 +187,10 @@ class MissedCase:
         usual = self.usual.prompt_tokens
         if usual is None:
             return False
-        sizes = [*self.prompts(period).sizes, self.record.input_tokens or 0]
+        prompts = self.prompts(period)
+        sizes = [*map(int, prompts.sizes), self.record.input_tokens or 0]
+        if prompts.own:
+            sizes.remove(prompts.own)
         longer = sum(size for size in sizes if size > usual)
         return longer > _MOST * sum(sizes)
 
