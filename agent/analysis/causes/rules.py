@@ -36,6 +36,7 @@ _QUEUE = (
     Rule(Cause.COLD_START, queue_rules.cold_start, Sign.STARTED),
     Rule(Cause.CACHE_MISS, queue_rules.cache_miss),
     Rule(Cause.PREFILL_BACKLOG, queue_rules.long_prompts_came),
+    Rule(Cause.UNEXPLAINED, queue_rules.slow_steps),
     Rule(Cause.KV_PRESSURE, queue_rules.kv_pressure),
     Rule(Cause.SEQUENCE_CAP, queue_rules.sequence_cap),
     Rule(Cause.PREFILL_BACKLOG, queue_rules.prefill_backlog),
