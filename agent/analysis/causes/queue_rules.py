@@ -101,7 +101,7 @@ def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
 def slow_steps(case: MissedCase, left_s: float) -> Claim | None:
     """The steps were slow, and nothing tells why: more requests than usual filled the engine."""
     done = case.backlog.activity
-    if not case.prefill_token_s or case.timeline.alone_s() is None or not _slow(done):
+    if not _slow(done) or not case.prefill_token_s or case.timeline.alone_s() is None:
         return None
     known = (cold_start, cpu_starved, gpu_throttled)
     if _lacks_room(case) or any(rule(case, left_s) for rule in known):
