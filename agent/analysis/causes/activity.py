@@ -1,6 +1,6 @@
 """What an engine did in a period, and how the time of its steps divides."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +14,11 @@ _FEW_PREFILL_TOKENS = 1
 # The time of a step that little disturbs. A median would move with a fault that lasts.
 QUIET = 0.2
 _ENOUGH_STEPS = 5
+# An engine is slow where most of its newest steps took so many times the usual. More requests than
+# ever run then, and their steps do not show what so many requests cost. What lasts is usual.
+_SLOW_TIMES = 1.5
+_NEWEST_STEPS = 5
+_LASTS_S = 600.0
 _MOST_UNTIMED = 0.3
 # Rules of collection: the queue waits for memory, or for a place, above these.
 KV_FULL = 0.95
@@ -136,6 +141,9 @@ class StepCosts:
         self._prefill = RollingQuantile(QUIET)
         self._alone: float | None = None
         self._alone_is_known = False
+        # Whether each of the newest steps was slow, and since when most of them are.
+        self._slow: deque[bool] = deque(maxlen=_NEWEST_STEPS)
+        self._slow_since: float | None = None
 
     @property
     def alone_s(self) -> float | None:
@@ -170,8 +178,22 @@ class StepCosts:
 
     def learn_decode(self, at: float, running: float, token_s: float) -> None:
         """Learn from the seconds per token of one request beside this many running ones."""
-        self._decode[_bucket(running)].add(at, token_s)
-        self._alone_is_known = False
+        bucket = _bucket(running)
+        usual_s = self._step_s(bucket)
+        if usual_s is not None:
+            self._slow.append(token_s > _SLOW_TIMES * usual_s)
+        if not self._is_slow(at):
+            self._decode[bucket].add(at, token_s)
+            self._alone_is_known = False
+
+    def _is_slow(self, at: float) -> bool:
+        """Whether steps are slow since less than a time after which that is usual."""
+        if 2 * sum(self._slow) <= len(self._slow):
+            self._slow_since = None
+            return False
+        if self._slow_since is None:
+            self._slow_since = at
+        return at - self._slow_since < _LASTS_S
 
     def decode_step_s(self, decoding: float) -> float | None:
         """Seconds of a step that generates a token for this many requests; 0 for none."""

@@ -90,12 +90,14 @@ class RequestBaselines:
         self._lengths: OrderedDict[tuple[str | None, int], _Length] = OrderedDict()
         # Many requests are explained between two that are learned from.
         self._usual: dict[tuple[str | None, int, bool], Usual] = {}
+        self._long_prompt_rates: dict[str | None, float | None] = {}
 
     def learn(self, record: RequestRecord) -> None:
         """Learn from a request, also from one that missed."""
         if record.status is not Status.OK:
             return
         self._usual.clear()
+        self._long_prompt_rates.clear()
         at = record.ended_at
         model = self._model(record.model)
         model.learn_tokens(record)
@@ -170,6 +172,11 @@ class RequestBaselines:
 
     def long_prompt_rate(self, model: str | None) -> float | None:
         """Seconds of a prompt token in the longest prompts, where little else counts."""
+        if model not in self._long_prompt_rates:
+            self._long_prompt_rates[model] = self._long_prompt_rate(model)
+        return self._long_prompt_rates[model]
+
+    def _long_prompt_rate(self, model: str | None) -> float | None:
         for size in range(20, 6, -1):
             known = self._lengths.get((model, size))
             if known is not None and (rate := known.prefill_token_s.value(ENOUGH)) is not None:

@@ -72,14 +72,17 @@ def _prefill_s(case: MissedCase) -> float:
 
 def interference(case: MissedCase, left_s: float) -> Claim | None:
     """Steps also computed the prompts of others."""
-    prompts, done = case.prompts(case.decode), case.decode.activity
+    done, claimed_s = case.decode.activity, _prefill_s(case)
+    if not claimed_s:
+        return None
     # The rules before this one claim the rest of the prompts' time.
     share = 1 - missed_share(case, case.decode)
     if again := _again(case):
         share -= again / done.prefill_tokens
-    claimed_s = _prefill_s(case) * share
+    claimed_s *= share
     if claimed_s <= 0:
         return None
+    prompts = case.prompts(case.decode)
     # By the tokens of prompts it may be more than there was.
     took_s, decode_s = min(claimed_s, case.decode.seconds), case.decode.seconds
     text = (

@@ -92,10 +92,9 @@ def missed_by_others(
     case: MissedCase, period: Period, prefill_s: Callable[[MissedCase], float]
 ) -> Claim | None:
     """The part of the time of others' prompts that is due to the prefix cache."""
-    lost = lost_prompts(case, period)
-    if lost is None:
-        return None
-    return Claim(missed_share(case, period) * prefill_s(case), (lost.text,))
+    all_s = prefill_s(case)
+    lost = lost_prompts(case, period) if all_s else None
+    return None if lost is None else Claim(missed_share(case, period) * all_s, (lost.text,))
 
 
 def missed_share(case: MissedCase, period: Period) -> float:

@@ -16,14 +16,14 @@ def by(period: Period) -> str:
 
 def prompts_text(prompts: Prompts) -> str:
     """Which prompts others had computed."""
-    sizes = np.array(prompts.sizes)
-    sizes.sort()
-    largest = sizes[-_NAMED:][::-1].tolist()
+    largest = np.sort(prompts.sizes)[-_NAMED - 1 :].tolist()
+    if prompts.own in largest:
+        largest.remove(prompts.own)
+    named = ", ".join([f"{size:,}" for size in largest[: -_NAMED - 1 : -1]])
     many = f"{prompts.many} prompts" if prompts.many > 1 else "1 prompt"
     return (
         f"{many} of other requests with {prompts.tokens:,} computed tokens were prefilled "
-        f"meanwhile, the largest of "
-        f"{', '.join([f'{size:,}' for size in largest])} tokens (by their rows)"
+        f"meanwhile, the largest of {named} tokens (by their rows)"
     )
 
 

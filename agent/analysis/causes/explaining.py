@@ -1,7 +1,9 @@
 """Charges the excess seconds of one missed request to causes."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain, compress
+from functools import cache
+from itertools import compress
 
 from agent.analysis.applied_limits import E2E, Excess, excesses
 from agent.analysis.causes.engine_timeline import EngineTimeline
@@ -40,18 +42,20 @@ def explain(
     """
     case = MissedCase(record, timeline, ended)
     known: _Charged = {}
-    by_objective = [
-        [share for excess in excesses(record, each) for share in _shares(case, excess, known)]
-        for each in objectives
-    ]
-    worst = (
-        by_objective[0] if len(by_objective) == 1 else max(by_objective, key=_excess_s, default=[])
-    )
+    shares: list[CauseShare] = []
+    worst: Sequence[CauseShare] = ()
+    for objective in objectives:
+        own: list[CauseShare] = []
+        for excess in excesses(record, objective):
+            own += _shares(case, excess, known)
+        shares += own
+        if not worst or _excess_s(own) > _excess_s(worst):
+            worst = own
     return Explanation(
         trace_id=record.trace_id,
         span_id=record.span_id,
         top=_top(worst),
-        shares=tuple(chain.from_iterable(by_objective)),
+        shares=tuple(shares),
         sources=_sources(case),
     )
 
@@ -61,9 +65,9 @@ def _excess_s(shares: Sequence[CauseShare]) -> float:
 
 
 def _top(shares: Sequence[CauseShare]) -> Cause:
-    totals: dict[Cause, float] = {}
+    totals: defaultdict[Cause, float] = defaultdict(float)
     for share in shares:
-        totals[share.cause] = totals.get(share.cause, 0.0) + (share.excess_s or 0.0)
+        totals[share.cause] += share.excess_s or 0.0
     return max(totals, key=totals.__getitem__, default=Cause.UNEXPLAINED)
 
 
@@ -90,25 +94,28 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
         return [_failure(case, excess)]
     phases = case.phases(excess)
     noise_s = _NOISE_SHARE * excess_s
-    claims: list[_Claimed] = []
+    charges: dict[Cause, _Charge] = {}
+    delay_s = 0.0
     for phase in phases:
-        if phase.seconds - phase.needed_s > noise_s:
-            # Several limits are about the same phase.
-            of_phase = known.get(phase)
-            if of_phase is None:
-                of_phase = known[phase] = _charged(case, phase)
-            claims += of_phase
-    delay_s = sum([claimed_s for _, claimed_s, _ in claims])
+        if phase.seconds - phase.needed_s <= noise_s:
+            continue
+        # Several limits are about the same phase.
+        claims = known.get(phase)
+        if claims is None:
+            claims = known[phase] = _charged(case, phase)
+        for cause, claimed_s, evidence in claims:
+            delay_s += claimed_s
+            _charge(charges, cause, claimed_s, evidence)
     over_s = excess_s - delay_s
     if over_s > len(phases) * noise_s:
         cause, text = _needed(case, excess, phases)
-        claims.append((cause, over_s, (text,)))
+        _charge(charges, cause, over_s, (text,))
         delay_s = excess_s
     scale = excess_s / delay_s
     objective, limit = excess.objective, excess.limit
     return [
         CauseShare(objective, limit, cause, charged_s * scale, evidence)
-        for cause, (charged_s, evidence) in _by_cause(claims).items()
+        for cause, (charged_s, evidence) in charges.items()
     ]
 
 
@@ -117,30 +124,28 @@ def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
     left_s = phase.seconds - phase.needed_s
     noise_s = _NOISE_SHARE * left_s
     claims: list[_Claimed] = []
-    for cause, rule, _ in rules_of(phase.phase, case.signs):
+    for cause, rule in rules_of(phase.phase, case.signs):
+        claim = rule(case, left_s)
+        if claim is None or claim.seconds <= 0:
+            continue
+        claimed_s = min(left_s, claim.seconds)
+        left_s -= claimed_s
+        claims.append((cause, claimed_s, claim.evidence))
         if left_s <= noise_s:
             return claims
-        claim = rule(case, left_s)
-        if claim is not None and claim.seconds > 0:
-            claimed_s = min(left_s, claim.seconds)
-            left_s -= claimed_s
-            claims.append((cause, claimed_s, claim.evidence))
-    if left_s > noise_s:
-        claims.append((Cause.UNEXPLAINED, left_s, _what_would_tell(case, phase)))
+    claims.append((Cause.UNEXPLAINED, left_s, _what_would_tell(case, phase)))
     return claims
 
 
-def _by_cause(claims: Sequence[_Claimed]) -> dict[Cause, _Charge]:
-    """The claims with the same cause together, each sentence of evidence once."""
-    charges: dict[Cause, _Charge] = {}
-    for cause, claimed_s, evidence in claims:
-        if cause in charges:
-            before_s, known = charges[cause]
-            more = tuple([each for each in evidence if each not in known])
-            charges[cause] = before_s + claimed_s, known + more
-        else:
-            charges[cause] = claimed_s, evidence
-    return charges
+def _charge(
+    charges: dict[Cause, _Charge], cause: Cause, claimed_s: float, evidence: tuple[str, ...]
+) -> None:
+    """Add a claim to its cause's charge, each sentence of evidence once."""
+    if cause in charges:
+        before_s, known = charges[cause]
+        claimed_s += before_s
+        evidence = known + tuple([each for each in evidence if each not in known])
+    charges[cause] = claimed_s, evidence
 
 
 def _needed(case: MissedCase, excess: Excess, phases: Sequence[PhaseTime]) -> tuple[Cause, str]:
@@ -173,18 +178,21 @@ def _failure(case: MissedCase, excess: Excess) -> CauseShare:
 def _what_would_tell(case: MissedCase, phase: PhaseTime) -> tuple[str, ...]:
     period = case.decode if phase.phase is Phase.DECODE else case.prefill
     waits = case.timeline.processor_waits.lost_s(period.start, period.end)
-    missing = compress(
-        _TELLING,
-        (
-            phase.phase is Phase.UNSPLIT,
-            period.source != "plugin",
-            period.source is None,
-            waits is None,
-            not case.usual.requests,
-        ),
+    missing = _named(
+        phase.phase is Phase.UNSPLIT,
+        period.source != "plugin",
+        period.source is None,
+        waits is None,
+        not case.usual.requests,
     )
-    known = ", ".join(missing) or "nothing that the agent reads"
-    return (f"{seconds(phase.delay_s)} of delay in {phase.phase}; it would help to know {known}",)
+    delay_s = phase.seconds - phase.needed_s
+    return (f"{seconds(delay_s)} of delay in {phase.phase}; it would help to know {missing}",)
+
+
+@cache
+def _named(*missing: bool) -> str:
+    """The things that are missing, of those that would tell."""
+    return ", ".join(compress(_TELLING, missing)) or "nothing that the agent reads"
 
 
 _TELLING = (

@@ -65,11 +65,6 @@ class PhaseTime(msgspec.Struct, frozen=True):
     seconds: float
     needed_s: float
 
-    @property
-    def delay_s(self) -> float:
-        """The time above the needed one."""
-        return max(0.0, self.seconds - self.needed_s)
-
 
 class Claim(msgspec.Struct, frozen=True):
     """Seconds that a rule explains, and why.
@@ -190,7 +185,10 @@ class MissedCase:
         usual = self.usual.prompt_tokens
         if usual is None:
             return False
-        sizes = [*self.prompts(period).sizes, self.record.input_tokens or 0]
+        prompts = self.prompts(period)
+        sizes = [*map(int, prompts.sizes), self.record.input_tokens or 0]
+        if prompts.own:
+            sizes.remove(prompts.own)
         longer = sum(size for size in sizes if size > usual)
         return longer > _MOST * sum(sizes)
 

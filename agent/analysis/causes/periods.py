@@ -3,21 +3,25 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from agent.analysis.causes.activity import Activity
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """Prompts of other requests that were prefilled in a period.
+    """Prompts of other requests that were prefilled in a period, until the next one is logged.
 
     `missing_share` is the part of their computed tokens that the prefix cache usually has; None
-    unless all of their rows have their cached tokens. `sizes` are the computed tokens of each.
+    unless all of their rows have their cached tokens. `sizes` are the computed tokens of each, and,
+    where that is not 0, those of the request's `own` prompt.
     """
 
     many: int = 0
     tokens: int = 0
     missing_share: float | None = None
-    sizes: Sequence[int] = ()
+    sizes: "Sequence[int] | NDArray[np.int32]" = ()
+    own: int = 0
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from agent.analysis.causes.periods import Prompts
 
 # A minute of the busiest engine.
@@ -63,13 +65,15 @@ class PromptLog:
             return self._one_by_one(low, (start, end), mine)
         self._sums.extend(self._prompts)
         tokens, missing, unknown = self._sums.between(low, high)
-        sizes = self._sums.sizes[low:high]
+        many, own_tokens = high - low, 0
         if low <= mine < high:
-            del sizes[mine - low]
-            tokens -= self._prompts[mine].tokens
-            missing -= self._prompts[mine].missing or 0
-            unknown -= self._prompts[mine].missing is None
-        return Prompts(len(sizes), tokens, None if unknown else missing / max(1, tokens), sizes)
+            prompt = self._prompts[mine]
+            many, own_tokens = many - 1, prompt.tokens
+            tokens -= own_tokens
+            missing -= prompt.missing or 0
+            unknown -= prompt.missing is None
+        share = None if unknown else missing / max(1, tokens)
+        return Prompts(many, tokens, share, self._sums.sizes[low:high], own_tokens)
 
     def _place(self, span_id: str, first_at: float) -> int:
         """The place of a request's own prompt; -1 without one."""
@@ -106,23 +110,22 @@ class _PromptSums:
 
     def __init__(self) -> None:
         # Of 32 bits, as no prompt has more than 1e9 tokens: they are sorted for a sentence.
-        self.sizes = array("i")
+        self.sizes = np.zeros(2 * _MAX_PROMPTS + 1, np.int32)
         self._tokens = array("q", [0])
         self._missing = array("q", [0])
         self._unknown = array("q", [0])
 
     def cut(self, index: int) -> None:
         """Forget what comes behind a new prompt at this place."""
-        if index < len(self.sizes):
-            del self.sizes[index:]
-            for sums in (self._tokens, self._missing, self._unknown):
-                del sums[index + 1 :]
+        for sums in (self._tokens, self._missing, self._unknown):
+            del sums[index + 1 :]
 
     def extend(self, prompts: Sequence[Prompt]) -> None:
         """Make the sums up to the newest prompt."""
-        if len(self.sizes) < len(prompts):
-            added = prompts[len(self.sizes) :]
-            self.sizes.extend(prompt.tokens for prompt in added)
+        known = len(self._tokens) - 1
+        if known < len(prompts):
+            added = prompts[known:]
+            self.sizes[known : len(prompts)] = [prompt.tokens for prompt in added]
             _sum_up(self._tokens, (prompt.tokens for prompt in added))
             _sum_up(self._missing, (prompt.missing or 0 for prompt in added))
             _sum_up(self._unknown, (prompt.missing is None for prompt in added))

@@ -98,6 +98,22 @@ def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
     )
 
 
+def slow_steps(case: MissedCase, left_s: float) -> Claim | None:
+    """The steps were slow, and nothing tells why: more requests than usual filled the engine."""
+    done = case.backlog.activity
+    if not _slow(done) or not case.prefill_token_s or case.timeline.alone_s() is None:
+        return None
+    known = (cold_start, cpu_starved, gpu_throttled)
+    if _lacks_room(case) or any(rule(case, left_s) for rule in known):
+        return None
+    text = (
+        f"the steps took {seconds(done.residual_s)} of {seconds(done.busy_s)} longer than their "
+        f"tokens explain ({by(case.backlog)}), and neither processor nor GPU tells why"
+    )
+    share = done.residual_s / done.busy_s
+    return Claim(left_s * min(1.0, share / ALL_QUEUE_SHARE), (text,))
+
+
 def kv_pressure(case: MissedCase, left_s: float) -> Claim | None:
     """The KV cache was full."""
     return _held(case, left_s, case.backlog.activity.kv_full_s, "the KV cache was full")

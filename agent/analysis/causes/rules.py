@@ -14,6 +14,8 @@ from agent.analysis.causes import (
 from agent.analysis.causes.missed_case import Claim, MissedCase, Phase, Sign
 from agent.catalog.causes import Cause
 
+_Rule = Callable[[MissedCase, float], Claim | None]
+
 
 class Rule(NamedTuple):
     """A cause, and how many of the seconds that are left it explains, None for none.
@@ -22,7 +24,7 @@ class Rule(NamedTuple):
     """
 
     cause: Cause
-    claim: Callable[[MissedCase, float], Claim | None]
+    claim: _Rule
     sign: Sign | None = None
 
 
@@ -34,6 +36,7 @@ _QUEUE = (
     Rule(Cause.COLD_START, queue_rules.cold_start, Sign.STARTED),
     Rule(Cause.CACHE_MISS, queue_rules.cache_miss),
     Rule(Cause.PREFILL_BACKLOG, queue_rules.long_prompts_came),
+    Rule(Cause.UNEXPLAINED, queue_rules.slow_steps),
     Rule(Cause.KV_PRESSURE, queue_rules.kv_pressure),
     Rule(Cause.SEQUENCE_CAP, queue_rules.sequence_cap),
     Rule(Cause.PREFILL_BACKLOG, queue_rules.prefill_backlog),
@@ -80,9 +83,10 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
 
 
 @cache
-def rules_of(phase: Phase, signs: frozenset[Sign]) -> tuple[Rule, ...]:
+def rules_of(phase: Phase, signs: frozenset[Sign]) -> tuple[tuple[Cause, _Rule], ...]:
     """The rules of a phase that may explain something of a request with these signs."""
-    return tuple(rule for rule in _RULES[phase] if rule.sign is None or rule.sign in signs)
+    rules = [rule for rule in _RULES[phase] if rule.sign is None or rule.sign in signs]
+    return tuple((rule.cause, rule.claim) for rule in rules)
 
 
 FAILURES: tuple[Rule, ...] = (

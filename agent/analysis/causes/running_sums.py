@@ -60,12 +60,21 @@ class RunningSums:
     def between(self, start: float, end: float) -> list[float]:
         """The sums of a period: the covered time, then the columns; zeros where nothing is."""
         times = self._at
-        if len(times) < 2 or end <= start:
+        if end <= start or end <= self.first_at or start > self.last_at or len(times) < 2:
             return [0.0] * self._sums.shape[1]
-        low = bisect_left(times, start)
-        high = bisect_left(times, end, low)
-        low, low_part = _place(times, low, start)
-        high, high_part = _place(times, high, end)
+        # The rows that hold the two ends, and the parts of these rows that have passed.
+        low, high = bisect_left(times, start), bisect_left(times, end)
+        low_part, high_part = 0.0, 1.0
+        if low:
+            before = times[low - 1]
+            low_part = (start - before) / (times[low] - before)
+        else:
+            low = 1
+        if high < len(times):
+            before = times[high - 1]
+            high_part = (end - before) / (times[high] - before)
+        else:
+            high -= 1
         rows, parts = self._four_rows, self._four_parts
         rows[0], rows[1], rows[2], rows[3] = low - 1, low, high - 1, high
         parts[0], parts[1], parts[2], parts[3] = low_part - 1, -low_part, 1 - high_part, high_part
@@ -84,13 +93,3 @@ class RunningSums:
         if times:
             self._sums[len(times)] = self._sums[len(times) - 1]
         times.append(at)
-
-
-def _place(times: "array[float]", index: int, at: float) -> tuple[int, float]:
-    """The row that holds a time, and the part of it that has passed; `index` is from bisecting."""
-    if index == 0:
-        return 1, 0.0
-    if index == len(times):
-        return index - 1, 1.0
-    before = times[index - 1]
-    return index, (at - before) / (times[index] - before)

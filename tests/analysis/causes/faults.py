@@ -43,6 +43,12 @@ class Strengths:
     client_token_s: float = 0.06
 
 
+# Its cause is nothing that an agent sees: another program's work on the GPU, a slow link.
+SLOW_UNSEEN = FaultKind(
+    InjectedFault(name="slow steps", engine={"step_slowdown": 4.0}), frozenset()
+)
+
+
 def fault_kinds(strengths: Strengths) -> tuple[FaultKind, ...]:
     """Every fault, in these strengths."""
     return (

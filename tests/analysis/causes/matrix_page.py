@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.catalog.causes import Cause
 from tests.analysis.causes.confusion import Counts, counts_of
-from tests.analysis.causes.faults import FaultKind
+from tests.analysis.causes.faults import SLOW_UNSEEN, FaultKind
 from tests.analysis.causes.settings import HELD_OUT, TUNED, Setting
 
 PAGE = Path(__file__).parents[3] / "docs/causes.md"
@@ -15,6 +15,9 @@ END = "<!-- end of the matrix -->"
 # The simulation of pairs takes long.
 PAIR_SEEDS = (1,)
 VIEWS = {True: "plugin, proxy and samples", False: "spans and samples alone"}
+UNSEEN = {
+    plugin: f"Slow steps for no reason that is seen, with {VIEWS[plugin]}" for plugin in VIEWS
+}
 
 
 def write() -> None:
@@ -37,6 +40,9 @@ def _matrix() -> str:
         ]
     for plugin, view in VIEWS.items():
         parts += [f"### Held-out faults, with {view}\n\n{_singles(HELD_OUT, plugin=plugin)}"]
+    for plugin in VIEWS:
+        unseen = [(each, [SLOW_UNSEEN], each.seeds[:1]) for each in (TUNED, *HELD_OUT)]
+        parts += [f"### {UNSEEN[plugin]}\n\n{_table(unseen, plugin=plugin)}"]
     return "\n".join(parts)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.analysis.causes.confusion import counts_of, explained
 from tests.analysis.causes.fault_runs import simulated
-from tests.analysis.causes.matrix_page import PAGE, PAIR_SEEDS, VIEWS, row
+from tests.analysis.causes.faults import SLOW_UNSEEN
+from tests.analysis.causes.matrix_page import PAGE, PAIR_SEEDS, UNSEEN, VIEWS, row
 from tests.analysis.causes.settings import HELD_OUT, TUNED
 
 pytestmark = pytest.mark.slow
@@ -66,11 +67,26 @@ def figures(text: str) -> set[str]:
 
 def test_a_wrong_cause_is_rare_and_nearly_all_are_explained() -> None:
     found = tables()
-    assert len(found) == 6
+    assert len(found) == 8
     for title, table in found.items():
+        if title in UNSEEN.values():
+            continue
         total = _ALL.search(table)
         assert total is not None, title
         missed, unexplained, wrong = (float(figure) for figure in total.groups())
         assert missed > 1000, title
         assert wrong <= 100 * MOST_WRONG, title
         assert unexplained <= 100 * MOST_UNEXPLAINED, title
+
+
+@pytest.mark.parametrize("plugin", VIEWS)
+def test_steps_that_are_slow_for_no_reason_that_is_seen_are_unexplained(plugin: bool) -> None:
+    """The slow engine's batch grows, and fills its places: both follow from the slowness."""
+    counts = counts_of(TUNED, [SLOW_UNSEEN], PAIR_SEEDS, plugin=plugin)
+    assert counts.missed > 100
+    assert counts.wrong <= MOST_WRONG * counts.missed
+    table = tables()[UNSEEN[plugin]]
+    assert row(TUNED, [SLOW_UNSEEN], counts) in table
+    total = _ALL.search(table)
+    assert total is not None
+    assert float(total[3]) <= 100 * MOST_WRONG

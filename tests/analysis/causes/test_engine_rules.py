@@ -3,6 +3,7 @@
 import pytest
 
 from agent.analysis.causes import EngineTimeline, explain
+from agent.analysis.causes.activity import StepCosts
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.metric import Metric
@@ -199,3 +200,48 @@ def test_a_queue_is_cold_by_when_it_began(ready_at: float, places: float, cause:
         timeline.step(step(AT + (number + 1) / 10, 0.1))
     found = explain(row(AT + 10, ttft_s=3.05, queue_s=3.0, e2e_s=3.15), [OBJECTIVE], timeline)
     assert found.top is cause, found.shares
+
+
+@pytest.mark.parametrize(("slow", "cause"), [(1, Cause.SEQUENCE_CAP), (4, Cause.UNEXPLAINED)])
+def test_places_that_slow_steps_alone_fill_are_no_lack_of_places(slow: int, cause: Cause) -> None:
+    """Two run where one usually does. Steps are slow, and neither processor nor GPU tells why."""
+    timeline = usual()
+    for number in range(300):
+        timeline.step(step(AT - 10 + number / 30, 1 / 30))
+    for second in range(1, 9):
+        facts = {
+            fact.REQUESTS_WAITING.name: 2.0,
+            fact.REQUESTS_RUNNING.name: 2.0,
+            fact.MAX_RUNNING_REQUESTS.name: 2.0,
+        }
+        timeline.sample(sample(AT + second, **facts))
+    for number in range(240 // slow):
+        full = step(AT + slow * number / 30, slow / 30)
+        timeline.step(full._replace(running=2, waiting_capacity=2))
+    waits = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
+    found = explain(waits, [OBJECTIVE], timeline)
+    assert found.top is cause, found.shares
+    said = "longer than their tokens explain" in str(found.shares)
+    assert said is (slow > 1)
+
+
+@pytest.mark.parametrize(
+    ("slow_for_s", "slow", "learned"), [(300, 1, True), (300, 4, False), (700, 4, True)]
+)
+def test_steps_of_a_slow_engine_show_no_costs_of_a_larger_batch_until_they_last(
+    slow_for_s: int, slow: int, learned: bool
+) -> None:
+    """A step of one takes 10 ms. Then they are slow, and the batch grows as requests pile up."""
+    costs = StepCosts()
+    for second in range(60):
+        costs.learn_decode(AT + second, 1, 0.01)
+    for second in range(10):
+        costs.learn_decode(AT + 60 + second, 1, 0.01 * slow)
+    for second in range(10, slow_for_s):
+        costs.learn_decode(AT + 60 + second, 16, 0.02 * slow)
+    expected = 0.02 * slow if learned else 0.01
+    assert costs.decode_step_s(16) == pytest.approx(expected, rel=0.05)
+    for second in range(20):
+        costs.learn_decode(AT + 800 + second, 1, 0.01)
+        costs.learn_decode(AT + 800 + second, 16, 0.02)
+    assert costs.decode_step_s(16) == pytest.approx(0.02 * (slow if learned else 1), rel=0.05)
