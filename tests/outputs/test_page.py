@@ -1,7 +1,9 @@
 """The page in a browser: its figures are the API's, it is live, and everybody can use it."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
@@ -54,7 +56,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "input_tokens", "model"))
         running.store(
             [
-                record(1, request_id="request-1", ended_at=ended_at),
+                record(1, request_id="request-1", max_gap_s=0.3, ended_at=ended_at),
                 record(2, ttft_s=9.0, ended_at=ended_at),
                 hostile,
                 record(4, ended_at=ended_at, **unseen),
@@ -150,6 +152,152 @@ def test_one_agent_of_several_is_chosen_for_every_view(there: Opened, api: Api) 
     assert there.page.url.endswith("#cost?agent=agent-of-the-test")
     there.page.get_by_role("combobox", name="Agent").select_option("")
     there.page.get_by_text("Per 1M output tokens").first.wait_for()
+
+
+# Charts. They are drawn on a canvas, so what uPlot was told is noted.
+
+NOTE_CHARTS = """() => {
+  window.Real ??= uPlot;
+  window.noted = [];
+  window.uPlot = function (...given) {
+    const plot = new Real(...given);
+    noted.push(plot);
+    return plot;
+  };
+}"""
+CHARTS = """() => noted.filter((plot) => plot.scales.x.time)
+  .map((plot) => ({from: plot.scales.x.min, until: plot.scales.x.max, data: plot.data}))"""
+
+
+def charts(there: Opened, api: Api, view: str) -> list[dict[str, Any]]:
+    """The charts over time of a view that is opened now."""
+    at(there, api.url, "requests")
+    there.page.evaluate(NOTE_CHARTS)
+    at(there, api.url, view)
+    found: list[dict[str, Any]] = there.page.evaluate(CHARTS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("view", "number"), [("now", 1), ("efficiency", 2), ("cost", 1), ("events", 1)]
+)
+def test_charts_are_as_wide_as_their_window(
+    there: Opened, api: Api, view: str, number: int
+) -> None:
+    """Also where minutes are booked of a small part of it."""
+    summary = api.get("/api/v1/summary?window=1h").json()
+    window = [
+        datetime.fromisoformat(summary[f"window_{end}"]).timestamp() for end in ("from", "until")
+    ]
+    found = charts(there, api, view)
+    assert len(found) >= number
+    for chart in found:
+        assert [chart["from"], chart["until"]] == pytest.approx(window, abs=61)
+
+
+def test_an_event_of_this_moment_is_on_the_chart(there: Opened, api: Api) -> None:
+    (newest, *_) = api.get("/api/v1/events?window=1h").json()["items"]
+    (chart,) = charts(there, api, "events")
+    assert chart["from"] < datetime.fromisoformat(newest["at"]).timestamp() < chart["until"]
+
+
+def test_a_line_has_a_break_where_no_step_is_known(there: Opened, api: Api) -> None:
+    steps = [{"at": f"2026-11-25T12:0{minute}:00Z", "value": minute} for minute in (0, 1, 4)]
+    found = there.page.evaluate(
+        """async (steps) => {
+            const {with_breaks} = await import('/assets/chart.js');
+            return with_breaks(steps, 60, (step) => step.value);
+        }""",
+        steps,
+    )
+    assert found[1] == [0, 1, None, 4]
+    assert [at - found[0][0] for at in found[0]] == [0, 60, 120, 240]
+
+
+def test_the_bill_is_drawn_at_its_rate(there: Opened, api: Api) -> None:
+    """Dollars of a minute that is booked in part would look like a lower price."""
+    steps = api.get("/api/v1/efficiency?window=1h&step=1m").json()["items"]
+    (chart,) = charts(there, api, "cost")
+    bill, idle = chart["data"][1:]
+    assert bill == [step["cost"]["usd_per_hour"] for step in steps]
+    for step, each in zip(steps, idle, strict=True):
+        cost = step["cost"]
+        assert each / step["cost"]["usd_per_hour"] == pytest.approx(
+            cost["idle_usd"] / cost["bill_usd"]
+        )
+
+
+# Figures
+
+
+@pytest.mark.parametrize(
+    ("value", "percent", "share"),
+    [
+        (1, "100 %", "100 %"),
+        (0.99999, "99.99 %", "99.9 %"),
+        (0.9, "90 %", "90 %"),
+        (0, "0 %", "0 %"),
+    ],
+)
+def test_a_share_below_one_is_not_rounded_to_all(
+    there: Opened, api: Api, value: float, percent: str, share: str
+) -> None:
+    there.page.goto(api.url)
+    found = there.page.evaluate(
+        """async (value) => {
+            const {percent, share} = await import('/assets/words.js');
+            return [percent(value), share(value)];
+        }""",
+        value,
+    )
+    assert found == [percent, share]
+
+
+def test_a_budget_says_of_how_much_of_its_window_it_is(browser: Browser, tmp_path: Path) -> None:
+    with open_api(tmp_path) as api:
+        api.set_objectives([objective()])
+        api.store([record(1, ended_at=api.agent.now - 100)], [objective()])
+        with opened_in(browser, api.url) as there:
+            page = at(there, api.url, "now")
+    assert "of the last 30 days, of which 2 minutes are stored" in page
+
+
+def test_what_engines_and_gpus_show_says_when_it_was_read(there: Opened, api: Api) -> None:
+    at(there, api.url, "now")
+    heads = there.page.locator("thead").all_inner_texts()
+    assert sum("read at" in head for head in heads) >= 1
+
+
+def test_all_causes_are_shown_and_of_how_many_misses_they_are(
+    browser: Browser, tmp_path: Path
+) -> None:
+    causes = list(Cause)[:8]
+    with open_api(tmp_path) as api:
+        slow = [record(n, ttft_s=9.0, ended_at=api.agent.now - 1) for n in (1, 2)]
+        api.store(slow, [objective()])
+        shares = tuple(CauseShare("chat", "ttft", each, 1.0, ("seen",)) for each in causes)
+        (first, _) = judged(slow, [objective()])
+        why = Explanation(slow[0].trace_id, slow[0].span_id, causes[0], shares, ("span",))
+        api.explain(ExplainedRequest(first, why))
+        with opened_in(browser, api.url) as there:
+            page = at(there, api.url, "now")
+            for each in causes:
+                there.page.get_by_role(
+                    "rowheader", name=each.replace("_", " "), exact=True
+                ).wait_for()
+    assert "of 1 explained requests of 2 that missed" in page
+
+
+def test_the_parts_of_a_request_add_up_on_its_page(there: Opened, api: Api) -> None:
+    found = api.get("/api/v1/requests/request-1").json()
+    page = at(there, api.url, "request?id=request-1")
+    parts = [found[f"{name}_s"] for name in ("queue", "prefill", "decode", "front", "rest")]
+    assert sum(parts) == pytest.approx(found["e2e_s"])
+    for name in ("Front", "Left over"):
+        assert f"<dt>{name}</dt>" in page
+    assert f"{1000 * found['front_s']:,.0f} ms before the first token" in page
+    row = there.page.get_by_role("row").filter(has_text="the longest gap of its stream")
+    assert "300 ms" in row.inner_text()
 
 
 def test_prices_below_a_dollar_are_not_rounded_to_nothing(there: Opened, api: Api) -> None:

@@ -36,7 +36,7 @@ const without = (rows) => Object.entries(WHY_NOT)
 const row = (address) => (request) => [
   html`<a href=${address("request", {id: request.request_id ?? request.trace_id})}>
     ${time(request.started_at)}</a>`,
-  request.engine ?? UNKNOWN, request.model ?? UNKNOWN, request.tenant || UNKNOWN,
+  ...[request.engine, request.model, request.tenant].map((text) => ({text: text || UNKNOWN, kind: "name"})),
   number(request.input_tokens), number(request.output_tokens),
   seconds(request.queue_s), seconds(request.ttft_s), seconds(request.tpot_s), seconds(request.e2e_s),
   request.status, {text: request.verdict, kind: request.verdict},
