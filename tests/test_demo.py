@@ -11,7 +11,7 @@ import pytest
 
 from agent.demo import ENGINES
 from tests.demos import demo
-from tests.outputs.page_pictures import take
+from tests.outputs.page_pictures import take, take_check
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import shown
 from tests.real_parts.processes import ServerProcess
@@ -159,8 +159,9 @@ def test_pictures_of_the_page_are_small_and_taken_without_an_error(
     full: AgentProcess, tmp_path: Path
 ) -> None:
     assert take(full.url, tmp_path) == []
+    take_check(tmp_path)
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
-    assert len(sizes) == 4
+    assert len(sizes) == 5
     assert max(sizes.values()) < 300_000
 
 

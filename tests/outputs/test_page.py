@@ -227,6 +227,11 @@ def test_the_bill_is_drawn_at_its_rate(there: Opened, api: Api) -> None:
         )
 
 
+def test_the_legend_tells_rates_apart_that_are_nearly_alike(there: Opened, api: Api) -> None:
+    charts(there, api, "now")
+    assert there.page.evaluate("noted[0].series[1].value(noted[0], 0.734)") == "0.73"
+
+
 # Figures
 
 
