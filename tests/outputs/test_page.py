@@ -352,6 +352,35 @@ def test_the_worst_requests_come_first(there: Opened, api: Api) -> None:
     assert "\t9 s\t" in first.inner_text()
 
 
+def test_a_link_opens_the_request_of_its_row_though_clients_repeat_ids(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path) as api:
+        now = api.agent.now
+        api.store(
+            [
+                record(1, request_id="same", ttft_s=0.15, started_at=now - 30, ended_at=now - 20),
+                record(2, request_id="same", started_at=now - 9, ended_at=now - 1),
+            ],
+            [objective()],
+        )
+        with opened_in(browser, api.url) as there:
+            at(there, api.url, "requests")
+            there.page.get_by_role("row").filter(has_text="150 ms").get_by_role("link").click()
+            page = there.html("Others with this id")
+            assert "<dt>TTFT</dt><dd>150 ms</dd>" in page
+            there.page.get_by_role("main").get_by_role("link").first.click()
+            there.page.get_by_text("100 ms").first.wait_for()
+            assert f"span={2:016x}" in there.page.url
+
+
+def test_a_request_that_is_not_stored_is_no_old_figure(browser: Browser, api: Api) -> None:
+    with opened_in(browser, f"{api.url}/#request?id=expired") as there:
+        page = there.html("No figures: ")
+    assert "no request 'expired' is stored" in page
+    assert "are old" not in page
+
+
 def test_a_missed_request_begins_with_its_cause(browser: Browser, tmp_path: Path) -> None:
     missed = record(1, request_id="slow", ttft_s=9.0)
     with open_api(tmp_path) as api:
@@ -413,8 +442,28 @@ def test_disagreements_are_shown_with_their_causes(browser: Browser, tmp_path: P
         assert text in page
 
 
-def test_the_page_says_that_its_figures_are_old(browser: Browser, tmp_path: Path) -> None:
+def test_the_page_says_that_it_has_no_figures(browser: Browser, tmp_path: Path) -> None:
     with open_api(tmp_path, migrated=False) as api, opened_in(browser, api.url) as there:
         # Two readers of the page find it out, the one or the other first.
-        there.html("These figures are old: ")
+        there.html("No figures: ")
         there.html("Not live: ")
+
+
+def test_the_page_says_that_its_figures_are_old(browser: Browser, api: Api) -> None:
+    with opened_in(browser, api.url) as there:
+        at(there, api.url, "cost")
+        there.page.route("**/api/v1/**", lambda route: route.abort())
+        there.page.get_by_role("combobox", name="Window").select_option("6h")
+        page = there.html("These figures are old: ")
+    assert "Per 1M output tokens" in page
+
+
+def test_live_figures_are_not_read_a_second_time(browser: Browser, api: Api) -> None:
+    with opened_in(browser, f"{api.url}/#cost") as there:
+        there.page.get_by_role("status").filter(has_text="Live").wait_for()
+        asked: list[str] = []
+        there.page.on("request", lambda request: asked.append(request.url))
+        at(there, api.url, "now")
+        there.page.locator("canvas").first.wait_for()
+    queries = [url.partition("/api/v1/")[2] for url in asked if "/api/v1/" in url]
+    assert queries == ["timeseries?window=1h&step=1m"]

@@ -1,6 +1,7 @@
 // What views are made of: preact's elements, written as HTML.
 import htm from "./vendor/htm.js";
 import {Component, h, render} from "./vendor/preact.js";
+import {time} from "./words.js";
 
 export const html = htm.bind(h);
 export {Component, render};
@@ -46,6 +47,10 @@ export const Note = ({children}) => html`<p class="quiet">${children}</p>`;
 export const Booked = ({of, children}) => html`
   <${Note}>Booked from ${new Date(of.counted_from).toLocaleString()} to ${new Date(of.counted_until).toLocaleString()}.
     ${" "}${children}<//>`;
+
+// When a request began, as a link to it. Clients repeat ids, so its span goes along.
+export const link = (address, {request_id: id, trace_id: trace, span_id: span, started_at: at}) => html`
+  <a href=${address("request", {id: id ?? trace, span})}>${time(at)}</a>`;
 
 // Why values are a dash: pairs of a name and the reason, of those that are unknown.
 export const Reasons = ({of}) => of.length ? html`

@@ -8,16 +8,16 @@ import {
 
 const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue"};
 
-async function load() {
-  const [live, series] = await Promise.all([
-    Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
-      query("engines"), query("gpus"), query("agents")])
-      .then(([summary, ...lists]) => {
-        const [objectives, engines, gpus, agents] = lists.map((list) => list.items);
-        return {summary, objectives, engines, gpus, agents};
-      }),
-    query("timeseries", {window: "1h", step: "1m"}),
-  ]);
+async function read_now() {
+  const [summary, ...lists] = await Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
+    query("engines"), query("gpus"), query("agents")]);
+  const [objectives, engines, gpus, agents] = lists.map((list) => list.items);
+  return {summary, objectives, engines, gpus, agents};
+}
+
+// What is live is not read twice.
+async function load(_, pushed) {
+  const [live, series] = await Promise.all([pushed ?? read_now(), query("timeseries", {window: "1h", step: "1m"})]);
   return {live, steps: finished(series.items), over_hour: over_steps(series.items)};
 }
 

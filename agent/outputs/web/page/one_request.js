@@ -1,9 +1,9 @@
 // One request: its phases in every view that saw it, and why it missed.
-import {Table, coded, html} from "./elements.js";
+import {Table, coded, html, link} from "./elements.js";
 import {query} from "./query.js";
 import {UNKNOWN, dollars, number, seconds, share, time, words} from "./words.js";
 
-const load = ({id}) => query(`requests/${encodeURIComponent(id)}`);
+const load = ({id, span}) => query(`requests/${encodeURIComponent(id)}`, {span_id: span});
 
 const PHASES = {
   front: "frontend", queue: "queue", prefill: "prefill", decode: "decode",
@@ -107,12 +107,20 @@ function facts(request) {
 
 const gaps_told = (gaps) => `p50 ${seconds(gaps.p50_s)}, p99 ${seconds(gaps.p99_s)}, longest ${seconds(gaps.max_s)}`;
 
-const Show = ({data: request}) => html`
+const Others = ({others, address}) => others.length ? html`
+  <h2>Others with this id</h2>
+  <${Table} label="Clients repeat ids, and each of several choices has a span" pairs
+    head=${["started", "engine", "TTFT", "e2e", "status", "verdict"]} words=${["engine", "status", "verdict"]}
+    rows=${others.map((one) => [link(address, one), one.engine ?? UNKNOWN, seconds(one.ttft_s), seconds(one.e2e_s),
+      one.status, {text: one.verdict, kind: one.verdict}])} />` : null;
+
+const Show = ({data: request, address}) => html`
   <h2>Request ${request.request_id ?? request.span_id}</h2>
   <${Mostly} request=${request} />
   <${Waterfall} request=${request} />
   <${Why} explanation=${request.explanation} />
   <h2>Facts</h2>
-  <dl class="plain">${facts(request).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+  <dl class="plain">${facts(request).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
+  <${Others} others=${request.others} address=${address} />`;
 
 export const oneRequest = {title: "Request", load, Show};
