@@ -80,10 +80,7 @@ def request_routes(queries: RequestQueries) -> APIRouter:
         It may be the client's id, the proxy's, the engine's, the one in the response or the
         trace's. With `span_id`, the engine's or the proxy's, it is the request of that span.
         """
-        rows = queries.request(request_id, span_id)
-        if not rows or (span_id and span_id not in (rows[0]["span_id"], rows[0]["proxy_span_id"])):
-            span = f" with the span {span_id!r}" if span_id else ""
-            raise HTTPException(404, f"no request {request_id!r}{span} is stored")
+        rows = _found(queries, request_id, span_id)
         others = [responses.RequestResponse(**_fields(row)) for row in rows[1:]]
         return responses.RequestDetail(
             **_fields(rows[0]) | {"explanation": explanation_response(rows[0]["explanation"])},
@@ -92,6 +89,14 @@ def request_routes(queries: RequestQueries) -> APIRouter:
         )
 
     return router
+
+
+def _found(queries: RequestQueries, request_id: str, span_id: str | None) -> Sequence[Row]:
+    rows = queries.request(request_id, span_id or None)
+    if not rows or (span_id and span_id not in (rows[0]["span_id"], rows[0]["proxy_span_id"])):
+        span = f" with the span {span_id!r}" if span_id else ""
+        raise HTTPException(404, f"no request {request_id!r}{span} is stored")
+    return rows
 
 
 def _page(
