@@ -92,7 +92,8 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
         proxy = f"http://{settings.proxy.listen}"
         for url in urls:
             requests.post(f"{url}/simulator/live", data=proxy, timeout=_LIVE_WITHIN_S)
-        _LOG.info("SIMULATED: the figures come from simulators, not from real engines")
+        page = f"http://{settings.listen.host}:{settings.listen.port}"
+        _LOG.info("SIMULATED: figures of simulators, not of real engines, on the page %s", page)
         yield Demo(_with_urls(settings, urls), SimulatedGpus(urls))
     finally:
         # The agent has ended and cannot receive its last spans, so there is nothing to wait for.

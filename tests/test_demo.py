@@ -41,6 +41,7 @@ def test_the_demo_labels_its_simulation_everywhere(tmp_path: Path) -> None:
     assert 'simulated="true"' in metrics
     assert "SIMULATED: these figures come from the" in page
     assert "SIMULATED: storing 30s of past first" in agent.log()
+    assert f"on the page {agent.url}" in agent.log()
     for row in rows:
         assert row["engine"] in ENGINES
         assert "simulated" in row["model"]

@@ -46,7 +46,7 @@ function Waterfall({request}) {
   return html`
     <div class="bars">${Object.entries(bars).map(([name, phases]) =>
       html`<${Bar} name=${name} phases=${phases} longest=${longest} />`)}</div>
-    <${Table} label="Phases, as the proxy and the engine saw them, each from the request's arrival there" head=${["phase", "seen by", "time"]} words=${["seen by"]}
+    <${Table} label="Phases, as the proxy and the engine saw them, each from the request's arrival there" head=${["phase", "seen by", "time"]} words=${["seen by"]} pairs
       rows=${Object.entries(bars).flatMap(([name, phases]) => phases.map(([phase, s]) => [
         html`<span class="key ${phase}"></span>${PHASES[phase]}`, name, seconds(s)]))
         .concat(gap === null ? [] : [["the longest gap of its stream", "proxy", seconds(gap)]])} />
