@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.agent_api import AgentApi, open_agent
 from agent.app.gpu_jobs import gpu_source
+from agent.catalog.causes import Cause
 from agent.catalog.gpu_problems import NO_GPU
 from agent.catalog.metrics import PLUGIN_UP
 from agent.catalog.precision import WeightDtype
@@ -201,6 +202,7 @@ def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
     since = {} if engine.sample is None else _since(engine.sample.process_started_at)
     rows = api("requests", engine=name, limit=_MOST_ROWS, **since)["items"]
     engine_views = [row for row in rows if row["vantage"] in _ENGINE_VIEWS]
+    cold = api("requests", engine=name, cause=Cause.COLD_START, limit=_MOST_ROWS, **since)["items"]
     plugin = _plugin(api, name)
     return AgentEvidence(
         requests=len(rows),
@@ -211,6 +213,7 @@ def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
         ),
         engine_views=len(engine_views),
         left_after_s=_left_after_s(rows) if plugin or _were_proxied(rows) else None,
+        cold=len(cold),
         plugin=plugin,
     )
 

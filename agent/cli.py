@@ -1,13 +1,13 @@
 """The commands of `goodput-agent`."""
 
 import asyncio
+import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,6 +19,7 @@ from agent import __version__
 from agent.app.supervising import SETTINGS_INVALID, SIGNALS
 from agent.checking import check
 from agent.comparing import compare_runs
+from agent.database_commands import db
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
 from agent.kept_imports import kept_imports
@@ -52,12 +53,6 @@ main = typer.Typer(
     # Joins the lines of a docstring's paragraph.
     rich_markup_mode="markdown",
 )
-db = typer.Typer(
-    help="Migrate the database, or rebuild its rollups (`run` migrates it by itself).",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
-
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
 ]
@@ -70,8 +65,7 @@ Insecure = Annotated[
 ]
 
 
-def _day(option: str, meaning: str) -> Any:
-    return typer.Option(option, formats=["%Y-%m-%d"], help=meaning)
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, of what is printed.")]
 
 
 def _log_to_stderr() -> None:
@@ -214,48 +208,9 @@ def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
     _run(serve_database(_settings(config, insecure=insecure)))
 
 
-@db.command("upgrade")
-def db_upgrade(config: ConfigFile = None) -> None:
-    """Migrate the database of the settings to the newest revision; it is made if absent."""
-    from agent.store.connection import open_engine
-    from agent.store.migrating import upgrade
-
-    settings = _settings(config)
-    engine = open_engine(settings.storage.url)
-    before, after = upgrade(engine)
-    typer.echo(f"the database is at revision {after} (was {before})")
-
-
-@db.command("rebuild")
-def db_rebuild(
-    from_day: Annotated[datetime, _day("--from", "The first day in UTC.")],
-    until_day: Annotated[datetime, _day("--until", "The day after the last one.")],
-    config: ConfigFile = None,
-) -> None:
-    """Rebuild the rollups of whole days from the stored requests."""
-    from agent.store.connection import open_engine
-    from agent.store.migrating import upgrade
-    from agent.store.rollup_store import RollupStore
-
-    settings = _settings(config)
-    first, end = (day.replace(tzinfo=UTC) for day in (from_day, until_day))
-    kept = datetime.now(UTC) - timedelta(seconds=settings.storage.keep_requests)
-    # A request that ended on a day may have started on the day before, and rows expire by start.
-    if first - timedelta(days=1) < kept:
-        soonest = (kept + timedelta(days=2)).date()
-        raise SettingsInvalid([f"--from: requests of days before {soonest} have expired"])
-    if end <= first:
-        raise SettingsInvalid(["--until: must be a later day than --from"])
-    engine = open_engine(settings.storage.url)
-    upgrade(engine)
-    rollups = RollupStore(engine, settings.name, settings.storage.max_series)
-    rollups.rebuild(int(first.timestamp()), int(end.timestamp()))
-    typer.echo(f"rebuilt the rollups of {settings.name}: {(end - first).days} days")
-
-
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Show the version."""
-    typer.echo(__version__)
+    typer.echo(json.dumps({"version": __version__}) if as_json else __version__)
 
 
 # In the order of the help.

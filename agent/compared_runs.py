@@ -15,6 +15,7 @@ from agent.records.objective import Objective
 from agent.records.queries import Selection, Window
 from agent.settings.values import duration_s, masked
 from agent.sources.result_files import BenchedRun, read_result_file
+from agent.store.agent_queries import agents_of
 from agent.store.connection import open_engine
 from agent.store.migrating import require_newest
 from agent.store.run_rows import read_run, whole_window
@@ -81,7 +82,9 @@ def _of_database(given: str, url: str, window: str, options: RunOptions) -> RunC
         raise RunUnknown(given, f"there is no file {file}")
     try:
         require_newest(engine)
-        return read_run(engine, masked(given), over or whole_window(engine), options.chosen)
+        simulated = " (SIMULATED)" if any(each["simulated"] for each in agents_of(engine)) else ""
+        name = f"{masked(given)}{simulated}"
+        return read_run(engine, name, over or whole_window(engine), options.chosen)
     finally:
         engine.dispose()
 

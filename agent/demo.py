@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -24,12 +25,13 @@ import requests
 from agent.app.simulated_gpus import SimulatedGpus
 from agent.errors import AgentError, SettingsInvalid
 from agent.kept_imports import kept_imports
+from agent.progress_bar import progress_bar
 from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
 from agent.settings.doors import TokenFile
 from agent.settings.security_settings import SecuritySettings
 from agent.settings.settings_model import ObjectiveSettings
 from agent.settings.values import duration_s
-from agent.simulator.frames import Frame, frame_of
+from agent.simulator.frames import FRAME_S, Frame, frame_of
 
 if TYPE_CHECKING:
     from agent.app.past import PastAgent
@@ -47,6 +49,8 @@ GPU_HOUR_USD = 3.5
 GPU_POLL_S = 5.0
 # Of a live engine. Minutes are booked of samples that are up to three times as far apart.
 SCRAPE_EVERY = "15s"
+# Those of the scenarios; like vLLM, a simulator does not publish them.
+LIMITS = {"running_requests": 64, "step_tokens": 2048}
 _PAST = "/simulator/past"
 _LIVE_WITHIN_S = 10.0
 _PAST_WITHIN_S = 60.0
@@ -81,11 +85,15 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
         past = PastAgent(settings)
         since = past.newest_at(now - past_s)
         urls = [_announced_url(simulator) for simulator in simulators]
-        asyncio.run(_store_past(past, dict(zip(ENGINES, urls, strict=True)), since))
+        _LOG.info("SIMULATED: storing %s of past first; what it logs is simulated too", past_length)
+        frames = math.ceil((time.time() - since) / FRAME_S)
+        with progress_bar("simulating", frames) as done:
+            asyncio.run(_store_past(past, dict(zip(ENGINES, urls, strict=True)), since, done))
         proxy = f"http://{settings.proxy.listen}"
         for url in urls:
             requests.post(f"{url}/simulator/live", data=proxy, timeout=_LIVE_WITHIN_S)
-        _LOG.info("SIMULATED: the figures come from simulators, not from real engines")
+        page = f"http://{settings.listen.host}:{settings.listen.port}"
+        _LOG.info("SIMULATED: figures of simulators, not of real engines, on the page %s", page)
         yield Demo(_with_urls(settings, urls), SimulatedGpus(urls))
     finally:
         # The agent has ended and cannot receive its last spans, so there is nothing to wait for.
@@ -114,7 +122,9 @@ def _started(settings: Settings, engine: EngineSettings, origin: float) -> "Pope
     )  # fmt: skip
 
 
-async def _store_past(past: "PastAgent", urls: Mapping[str, str], since: float) -> None:
+async def _store_past(
+    past: "PastAgent", urls: Mapping[str, str], since: float, done: Callable[[], None]
+) -> None:
     """Store the past of all engines from a Unix time on, then what became past meanwhile."""
     try:
         for part in (f"?since={since!r}", "?last=1"):
@@ -126,6 +136,7 @@ async def _store_past(past: "PastAgent", urls: Mapping[str, str], since: float) 
                 for frames in zip_longest(*streams.values()):
                     moment = zip(streams, frames, strict=True)
                     await past.take({engine: frame for engine, frame in moment if frame})
+                    done()
     finally:
         await past.finish()
 
@@ -151,6 +162,7 @@ def _demo_settings(given: Settings) -> Settings:
                 "kv_dtype": "bf16",
                 "gpus": [place],
                 "gpu_hour_usd": GPU_HOUR_USD,
+                "limits": LIMITS,
             }
         )
         for place, name in enumerate(ENGINES)

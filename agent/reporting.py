@@ -18,7 +18,7 @@ from agent.outputs.report.figures import READS, Json, ReadApi, read_figures
 from agent.outputs.report.formats import as_json, markdown, text, values_json
 from agent.outputs.report.html_page import html_page
 from agent.outputs.report.number_texts import moment
-from agent.outputs.report.sections import document_of
+from agent.outputs.report.sections import document_of, warnings_of
 from agent.outputs.report.statement_csv import as_csv, as_table, as_values, bill_of, groups_of
 from agent.progress_bar import progress_bar
 from agent.settings import load
@@ -154,23 +154,23 @@ def _statement(
     summary = read("summary", window=last)
     done()
     lines = statement(by.value, groups_of(groups), bill_of(summary))
-    notes = list(_notes(summary, groups))
-    for note in notes if shape is ReportFormat.CSV else ():
-        typer.echo(f"goodput-agent: {note}", err=True)
+    warnings, notes = list(warnings_of(summary)), list(_notes(summary, groups))
     if shape is ReportFormat.CSV:
+        for note in (*warnings, *notes):
+            typer.echo(f"goodput-agent: {note}", err=True)
         return as_csv(lines)
     if shape is ReportFormat.JSON:
-        return values_json({"by": by.value, "lines": as_values(lines), "notes": notes})
-    return _written(_statement_document(summary, lines, notes), shape, columns)
+        return values_json({"by": by.value, "lines": as_values(lines), "notes": warnings + notes})
+    return _written(_statement_document(summary, lines, warnings, notes), shape, columns)
 
 
 def _statement_document(
-    summary: Json, lines: Sequence[StatementLine], notes: Sequence[str]
+    summary: Json, lines: Sequence[StatementLine], warnings: Sequence[str], notes: Sequence[str]
 ) -> ReportDocument:
     return ReportDocument(
         title="goodput-agent statement",
         window=f"{moment(summary['window_from'])} to {moment(summary['window_until'])} UTC",
-        warnings=(),
+        warnings=warnings,
         tables=(as_table(lines, notes),),
         charts=(),
     )

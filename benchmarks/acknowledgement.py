@@ -26,6 +26,8 @@ ENGINES, PER_S = 20, 50
 EVERY_S = 5.0
 EXPORTS_OF_EACH = 24
 _SPANS = int(PER_S * EVERY_S)
+_APART_S = EVERY_S / ENGINES
+_PLACES = range(EXPORTS_OF_EACH)
 _PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
 Send = Callable[[bytes], None]
@@ -64,10 +66,17 @@ def _requests(agent: AgentOfUser) -> int:
 def _times_ms(ways: Sequence[Callable[[], Send]]) -> list[float]:
     """What each export took, of engines that export one after the other."""
     taken_ms: list[float] = []
+    # Made before, so that what is measured waits for no other thread of this process.
+    bodies = [
+        [export_body(number * EXPORTS_OF_EACH + place, time.time(), _SPANS) for place in _PLACES]
+        for number in range(len(ways))
+    ]
     begin = time.time() + 1.0
     threads = [
-        threading.Thread(target=_engine, args=(way, number, begin, taken_ms.append))
-        for number, way in enumerate(ways)
+        threading.Thread(
+            target=_engine, args=(way, each, begin + _APART_S * number, taken_ms.append)
+        )
+        for number, (way, each) in enumerate(zip(ways, bodies, strict=True))
     ]
     for thread in threads:
         thread.start()
@@ -77,13 +86,11 @@ def _times_ms(ways: Sequence[Callable[[], Send]]) -> list[float]:
 
 
 def _engine(
-    way: Callable[[], Send], number: int, begin: float, took: Callable[[float], None]
+    way: Callable[[], Send], bodies: Sequence[bytes], begin: float, took: Callable[[float], None]
 ) -> None:
     send = way()
-    for place in range(EXPORTS_OF_EACH):
-        due = begin + EVERY_S * (place + number / ENGINES)
-        body = export_body(number * EXPORTS_OF_EACH + place, due, _SPANS)
-        time.sleep(max(due - time.time(), 0.0))
+    for place, body in enumerate(bodies):
+        time.sleep(max(begin + EVERY_S * place - time.time(), 0.0))
         began_s = time.perf_counter()
         send(body)
         took(1000 * (time.perf_counter() - began_s))

@@ -11,14 +11,16 @@ import pytest
 
 from agent.analysis.audit.auditing import audit
 from agent.audited_deployment import AuditOptions, gather
+from agent.catalog.causes import Cause
 from agent.catalog.precision import Precision
 from agent.errors import SettingsInvalid
 from agent.records.audit import AuditEvidence, EvidencePart
+from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.request import Status, Vantage
 from agent.settings import Settings
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.ports import free_port
-from tests.records.making import objective, record
+from tests.records.making import judged, objective, record
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
 from tests.sources.model_config.published import PUBLISHED
@@ -107,6 +109,19 @@ def test_the_agent_tells_lengths_and_views_of_the_engine(vllm: EngineServer, api
     assert finding(found, "--max-model-len") == "fail"
     assert finding(found, "spans") == "pass"
     assert vllm.posted == []
+
+
+def test_the_agent_tells_which_requests_found_the_engine_cold(vllm: EngineServer, api: Api) -> None:
+    slow = [record(number, ttft_s=9.0) for number in (1, 2, 3)]
+    api.store(slow, [objective()])
+    for one, cause in zip(judged(slow), (Cause.COLD_START, Cause.BURST), strict=False):
+        share = CauseShare("chat", "ttft", cause, 1.0, ("seen",))
+        ids = one.record.trace_id, one.record.span_id
+        api.explain(ExplainedRequest(one, Explanation(*ids, cause, (share,), ("span",))))
+    found = gathered(vllm, api)
+    assert found.agent is not None
+    assert found.agent.cold == 1
+    assert finding(found, "warm-up") == "warn"
 
 
 def test_an_agent_of_other_engines_says_nothing_of_this_one(vllm: EngineServer, api: Api) -> None:

@@ -142,6 +142,10 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     assert ended == Ended(0, "report render\n--engines --engine\n", "")
 
 
+def test_the_version_is_there_as_json(call: Call) -> None:
+    assert json.loads(call("version", "--json").out) == {"version": __version__}
+
+
 def test_the_version_is_that_of_the_package(call: Call) -> None:
     assert call("version") == Ended(0, f"{__version__}\n", "")
 
@@ -310,6 +314,14 @@ def test_upgrade_creates_the_database_and_prints_the_revisions(call: Call) -> No
     with sqlite3.connect("goodput.db") as database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     assert {"requests", "events", "objectives", "engine_samples", "rollups"} <= tables
+
+
+def test_what_commands_of_the_database_print_is_there_as_json(call: Call) -> None:
+    newest = newest_revision()
+    upgraded = json.loads(call("db", "upgrade", "--json").out)
+    assert upgraded == {"revision": newest, "was": None}
+    rebuilt = json.loads(call("db", "rebuild", *days(-1, 1), "--json", GOODPUT_NAME="a").out)
+    assert rebuilt == {"agent": "a", "days": 2}
 
 
 def test_upgrade_reads_the_file_and_the_environment(call: Call, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from agent.comparing import compare_runs
 from agent.errors import AgentError, SettingsInvalid
 from agent.records.queries import Window
 from agent.sources.result_files import ResultFileInvalid
+from agent.store.agent_state import AgentState
+from agent.store.claim import NameClaim
 from agent.store.run_rows import RunEmpty
 from tests.real_parts.postgres import PostgresServer
 from tests.store.making import NOON, request, store
@@ -164,6 +166,16 @@ def test_two_windows_of_the_configured_database(
     assert figures["end to end p50"]["verdict"] == "worse"
     assert figures["end to end p50"]["change"] == pytest.approx(1, abs=0.1)
     assert figures["goodput"]["verdict"] == "no evidence"
+
+
+def test_a_run_of_simulated_engines_says_so(call: Call, database: Engine) -> None:
+    first, second = windows()
+    runs = (f"{database.url}#{first}", f"{database.url}#{second}")
+    assert "SIMULATED" not in call(*runs).output
+    NameClaim("demo", "elsewhere:1:1", state=AgentState(simulated=True)).take(database)
+    found = json.loads(call(*runs, "--json").output)
+    names = [found[run]["name"] for run in ("before", "after")]
+    assert names == [f"{run} (SIMULATED)" for run in runs]
 
 
 def test_two_databases(call: Call, database: Engine, tmp_path: Path) -> None:

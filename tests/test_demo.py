@@ -11,7 +11,7 @@ import pytest
 
 from agent.demo import ENGINES
 from tests.demos import demo
-from tests.outputs.page_pictures import take
+from tests.outputs.page_pictures import take, take_check
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import shown
 from tests.real_parts.processes import ServerProcess
@@ -40,7 +40,8 @@ def test_the_demo_labels_its_simulation_everywhere(tmp_path: Path) -> None:
     assert summary["simulated"] is True
     assert 'simulated="true"' in metrics
     assert "SIMULATED: these figures come from the" in page
-    assert "SIMULATED: " in agent.log()
+    assert "SIMULATED: storing 30s of past first" in agent.log()
+    assert f"on the page {agent.url}" in agent.log()
     for row in rows:
         assert row["engine"] in ENGINES
         assert "simulated" in row["model"]
@@ -140,6 +141,7 @@ def test_the_past_of_the_demo_has_every_figure(full: AgentProcess) -> None:
         assert sources[name]["mfu"] > 0, name
     # What the engine estimates, what the rows need and what the GPU counts is one work.
     assert sources["hardware"]["mbu"] == pytest.approx(sources["requests"]["mbu"], rel=0.3)
+    assert 0 < summary["efficiency"]["batch_fill"]["requests"] < 1
     for name in ("bill_usd", "idle_usd", "wasted_usd", "usd_per_million_output_tokens"):
         assert summary["cost"][name] > 0, name
     assert len(summary["causes"]) > 3
@@ -158,8 +160,9 @@ def test_pictures_of_the_page_are_small_and_taken_without_an_error(
     full: AgentProcess, tmp_path: Path
 ) -> None:
     assert take(full.url, tmp_path) == []
+    take_check(tmp_path)
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
-    assert len(sizes) == 4
+    assert len(sizes) == 5
     assert max(sizes.values()) < 300_000
 
 

@@ -33,6 +33,11 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
     assert [name for name in BARE.findall(text) if name not in known] == []
 
 
+def test_the_readme_opens_with_pictures_of_the_page_and_of_a_check() -> None:
+    opening = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    assert re.findall(r"!\[.+\]\((.+)\)", opening) == ["docs/page.png", "docs/check.png"]
+
+
 def test_the_map_names_every_package_and_every_source() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     folders = [*(ROOT / "agent").iterdir(), *(ROOT / "agent/sources").iterdir()]

@@ -71,6 +71,22 @@ def test_a_statement_is_for_users_too_and_says_what_it_leaves_out(invoiced: Api)
     assert "have expired" in reported(*asked).stdout
 
 
+@pytest.mark.parametrize("shape", ["text", "markdown", "html", "json", "csv"])
+def test_a_statement_of_a_simulation_says_so(invoiced: Api, shape: str) -> None:
+    asked = ("--statement", "--last", "10m", "--format", shape, "--url", invoiced.url)
+    assert "SIMULATED: " in reported(*asked).output
+
+
+def test_a_report_of_a_database_says_whether_an_agent_of_it_simulates(
+    api: Api, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'goodput.db'}"
+    api.beat("agent-0")
+    assert "SIMULATED" not in reported(GOODPUT_STORAGE__URL=url).stdout
+    api.beat("demo", simulated=True)
+    assert "SIMULATED: " in reported(GOODPUT_STORAGE__URL=url).stdout
+
+
 def test_the_report_of_an_agent_is_that_of_its_figures(api: Api) -> None:
     filled(api)
     values: dict[str, Any] = json.loads(reported("--last", "2h", "--json", "--url", api.url).stdout)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import requests
 
@@ -12,17 +12,20 @@ from agent.analysis.quantiles import bin_of
 from agent.app.engines import EngineMonitors, EngineSources
 from agent.app.running import Agent
 from agent.app.simulated_gpus import gpu_sample
+from agent.app.storing import AgentStore
 from agent.catalog.failure_lines import LineMeaning
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSamples
 from agent.records.host import EngineProcess, HostSample, LogFinding, LogSample, ProcessRole
+from agent.records.objective import Objective
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.settings import EngineSettings, Settings
 from agent.simulator.frames import Frame, ProxiedRequest
 from agent.sources.engines.engine_source import EngineSource
 from agent.sources.otlp.body import Body
+from agent.store.connection import without_disk_waits
 from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
@@ -108,6 +111,12 @@ class PastAgent(Agent):
         self._waiting: list[tuple[str, Frame]] = []
         self._accepted_at = 0.0
         super().__init__(settings, simulated=True, now=self._moment.now, gpus=self._moment)
+
+    def _make_store(self, objectives: Sequence[Objective]) -> AgentStore:
+        store = super()._make_store(objectives)
+        # What a power cut takes can be simulated again.
+        without_disk_waits(store.database)
+        return store
 
     def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
         store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -54,7 +55,9 @@ def stored_api(settings: Settings) -> Iterator[StoredApi]:
     engine = open_engine(settings.storage.url)
     try:
         require_stored(engine, _ADVICE)
-        context = stored_context(engine, settings)
+        # The rows of a demo are figures of a simulator also when it has ended.
+        simulated = any(agent["simulated"] for agent in StoreQueries(engine).agents())
+        context = replace(stored_context(engine, settings), simulated=simulated)
         yield StoredApi(make_api(context, live_figures(context)))
     finally:
         engine.dispose()

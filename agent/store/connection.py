@@ -84,6 +84,14 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.execute("PRAGMA synchronous=FULL")
 
 
+def without_disk_waits(engine: Engine) -> None:
+    """Let commits of SQLite not wait for the disk; a power cut may take the newest of them."""
+    if engine.dialect.name == "sqlite":
+        pragma = "PRAGMA synchronous=NORMAL"
+        event.listen(engine, "connect", lambda connection, _record: connection.execute(pragma))
+        engine.dispose()
+
+
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Switch the file to write-ahead logging; SQLite itself does not wait for a writer here."""
     deadline = monotonic() + _SQLITE_WAIT_S

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    case,
     func,
     literal,
     or_,
@@ -107,22 +108,19 @@ class StoreQueries(CauseQueries):
             for of_input, of_output, met, missed in self._all(verdicts_by_length(window, selection))
         ]
 
-    def request(self, request_id: str) -> Sequence[Row]:
-        """Every span with this request id, the newest first; clients repeat ids.
+    def request(self, request_id: str, span_id: str | None = None) -> Sequence[Row]:
+        """Every span with this request id, that one and then the newest first; clients repeat ids.
 
         A request that the proxy saw has the id of its client or else one of the proxy. The engine's
-        own id and the one in the response find it too.
+        own id, the one in the response and the trace's find it too.
         """
+        ids = ("request_id", "engine_request_id", "response_id", "trace_id")
+        spans = or_(*(requests.c[name] == span_id for name in ("span_id", "proxy_span_id")))
+        order = [requests.c.started_at.desc(), requests.c.id.desc()]
         query = (
             select(requests)
-            .where(
-                or_(
-                    requests.c.request_id == request_id,
-                    requests.c.engine_request_id == request_id,
-                    requests.c.response_id == request_id,
-                )
-            )
-            .order_by(requests.c.started_at.desc(), requests.c.id.desc())
+            .where(or_(*(requests.c[name] == request_id for name in ids)))
+            .order_by(*order if span_id is None else [case((spans, 0), else_=1), *order])
             .limit(100)
         )
         return [_plain(row) for row in self._all(query)]

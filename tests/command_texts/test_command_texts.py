@@ -15,6 +15,16 @@ def test_the_texts_are_as_they_were(printed: dict[str, str]) -> None:
     assert printed == kept
 
 
+# They serve until they are stopped, or hold commands.
+WITHOUT_RESULT = {"help", "help-run", "help-demo", "help-serve", "help-db"}
+
+
+def test_every_command_that_prints_a_result_prints_it_as_json(printed: dict[str, str]) -> None:
+    helps = {name: text for name, text in printed.items() if name.startswith("help")}
+    without = {name.rpartition("-")[0] for name, text in helps.items() if "--json" not in text}
+    assert without == WITHOUT_RESULT
+
+
 def test_no_line_of_help_is_wider_than_the_terminal_or_cut(printed: dict[str, str]) -> None:
     for name, text in printed.items():
         if name.startswith("help"):

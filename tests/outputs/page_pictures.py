@@ -1,15 +1,22 @@
-"""`python -m tests.outputs.page_pictures`: the README's pictures of the page, of a demo."""
+"""`python -m tests.outputs.page_pictures`: the README's pictures, of a demo and of a check."""
 
 import tempfile
+from io import StringIO
 from pathlib import Path
 
+from rich.console import Console
+
+from agent.analysis.audit.auditing import audit
+from agent.outputs.audit import print_audit
 from tests.demos import demo
+from tests.outputs.audit.golden import badly_started
 from tests.real_parts.chromium import Scheme, browsing, opened_in
 
 DOCS = Path(__file__).parents[2] / "docs"
 # What a view shows once its figures are there, and the picture's height in a wide window.
 _NOW, _NOW_SHOWN = "now", "Why requests missed"
 WIDE, NARROW, HEIGHT = 1280, 390, 900
+CHECK_COLUMNS, CHECK_WIDTH, CHECK_HEIGHT = 100, 1000, 600
 _SHAPES: tuple[tuple[str, Scheme, int], ...] = (
     ("page", "light", WIDE),
     ("page-dark", "dark", WIDE),
@@ -32,8 +39,24 @@ def take(url: str, folder: Path) -> list[str]:
     return problems
 
 
+def take_check(folder: Path) -> None:
+    """Write a picture of the first lines that `check` prints of the tests' badly started engine."""
+    console = Console(file=StringIO(), width=CHECK_COLUMNS, record=True, highlight=False)
+    of = badly_started()
+    print_audit(of, audit(of), console)
+    with tempfile.TemporaryDirectory() as name:
+        page = Path(name) / "check.html"
+        console.save_html(str(page), inline_styles=True)
+        with (
+            browsing() as browser,
+            opened_in(browser, page.as_uri(), width=CHECK_WIDTH, height=CHECK_HEIGHT) as there,
+        ):
+            there.page.screenshot(path=folder / "check.png")
+
+
 def main() -> None:
     """Run a demo, and write the pictures into docs."""
+    take_check(DOCS)
     with tempfile.TemporaryDirectory() as folder, demo(Path(folder), past="2h") as agent:
         if problems := take(agent.url, DOCS):
             raise SystemExit("\n".join(problems))

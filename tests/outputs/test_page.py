@@ -54,7 +54,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "input_tokens", "model"))
         running.store(
             [
-                record(1, request_id="request-1", ended_at=ended_at),
+                record(1, request_id="request-1", max_gap_s=0.3, ended_at=ended_at),
                 record(2, ttft_s=9.0, ended_at=ended_at),
                 hostile,
                 record(4, ended_at=ended_at, **unseen),
@@ -152,6 +152,79 @@ def test_one_agent_of_several_is_chosen_for_every_view(there: Opened, api: Api) 
     there.page.get_by_text("Per 1M output tokens").first.wait_for()
 
 
+# Figures
+
+
+@pytest.mark.parametrize(
+    ("value", "percent", "share"),
+    [
+        (1, "100 %", "100 %"),
+        (0.99999, "99.99 %", "99.9 %"),
+        (0.9, "90 %", "90 %"),
+        (0, "0 %", "0 %"),
+    ],
+)
+def test_a_share_below_one_is_not_rounded_to_all(
+    there: Opened, api: Api, value: float, percent: str, share: str
+) -> None:
+    there.page.goto(api.url)
+    found = there.page.evaluate(
+        """async (value) => {
+            const {percent, share} = await import('/assets/words.js');
+            return [percent(value), share(value)];
+        }""",
+        value,
+    )
+    assert found == [percent, share]
+
+
+def test_a_budget_says_of_how_much_of_its_window_it_is(browser: Browser, tmp_path: Path) -> None:
+    with open_api(tmp_path) as api:
+        api.set_objectives([objective()])
+        api.store([record(1, ended_at=api.agent.now - 100)], [objective()])
+        with opened_in(browser, api.url) as there:
+            page = at(there, api.url, "now")
+    assert "of the last 30 days, of which 2 minutes are stored" in page
+
+
+def test_what_engines_and_gpus_show_says_when_it_was_read(there: Opened, api: Api) -> None:
+    at(there, api.url, "now")
+    heads = there.page.locator("thead").all_inner_texts()
+    assert sum("read at" in head for head in heads) >= 1
+
+
+def test_all_causes_are_shown_and_of_how_many_misses_they_are(
+    browser: Browser, tmp_path: Path
+) -> None:
+    causes = list(Cause)[:8]
+    with open_api(tmp_path) as api:
+        slow = [record(n, ttft_s=9.0, ended_at=api.agent.now - 1) for n in (1, 2)]
+        api.store(slow, [objective()])
+        shares = tuple(CauseShare("chat", "ttft", each, 1.0, ("seen",)) for each in causes)
+        (first, _) = judged(slow, [objective()])
+        why = Explanation(slow[0].trace_id, slow[0].span_id, causes[0], shares, ("span",))
+        api.explain(ExplainedRequest(first, why))
+        with opened_in(browser, api.url) as there:
+            page = at(there, api.url, "now")
+            for each in causes:
+                there.page.get_by_role(
+                    "rowheader", name=each.replace("_", " "), exact=True
+                ).wait_for()
+    assert "of 1 explained requests of 2 that missed" in page
+
+
+def test_the_parts_of_a_request_add_up_on_its_page(there: Opened, api: Api) -> None:
+    found = api.get("/api/v1/requests/request-1").json()
+    page = at(there, api.url, "request?id=request-1")
+    parts = [found[f"{name}_s"] for name in ("queue", "prefill", "decode", "front", "rest")]
+    assert sum(parts) == pytest.approx(found["e2e_s"])
+    for name in ("Front", "Left over"):
+        assert f"<dt>{name}</dt>" in page
+    assert f"{1000 * found['front_s']:,.0f} ms before the first token" in page
+    row = there.page.get_by_role("row").filter(has_text="the longest gap of its stream")
+    assert "300 ms" in row.inner_text()
+
+
 def test_prices_below_a_dollar_are_not_rounded_to_nothing(there: Opened, api: Api) -> None:
     cost = api.get("/api/v1/summary?window=1h").json()["cost"]
     page = at(there, api.url, "cost")
@@ -197,6 +270,35 @@ def test_the_worst_requests_come_first(there: Opened, api: Api) -> None:
     first = there.page.locator("tbody tr").first
     first.filter(has_text="9 s").wait_for()
     assert "\t9 s\t" in first.inner_text()
+
+
+def test_a_link_opens_the_request_of_its_row_though_clients_repeat_ids(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path) as api:
+        now = api.agent.now
+        api.store(
+            [
+                record(1, request_id="same", ttft_s=0.15, started_at=now - 30, ended_at=now - 20),
+                record(2, request_id="same", started_at=now - 9, ended_at=now - 1),
+            ],
+            [objective()],
+        )
+        with opened_in(browser, api.url) as there:
+            at(there, api.url, "requests")
+            there.page.get_by_role("row").filter(has_text="150 ms").get_by_role("link").click()
+            page = there.html("Others with this id")
+            assert "<dt>TTFT</dt><dd>150 ms</dd>" in page
+            there.page.get_by_role("main").get_by_role("link").first.click()
+            there.page.get_by_text("100 ms").first.wait_for()
+            assert f"span={2:016x}" in there.page.url
+
+
+def test_a_request_that_is_not_stored_is_no_old_figure(browser: Browser, api: Api) -> None:
+    with opened_in(browser, f"{api.url}/#request?id=expired") as there:
+        page = there.html("No figures: ")
+    assert "no request 'expired' is stored" in page
+    assert "are old" not in page
 
 
 def test_a_missed_request_begins_with_its_cause(browser: Browser, tmp_path: Path) -> None:
@@ -260,8 +362,28 @@ def test_disagreements_are_shown_with_their_causes(browser: Browser, tmp_path: P
         assert text in page
 
 
-def test_the_page_says_that_its_figures_are_old(browser: Browser, tmp_path: Path) -> None:
+def test_the_page_says_that_it_has_no_figures(browser: Browser, tmp_path: Path) -> None:
     with open_api(tmp_path, migrated=False) as api, opened_in(browser, api.url) as there:
         # Two readers of the page find it out, the one or the other first.
-        there.html("These figures are old: ")
+        there.html("No figures: ")
         there.html("Not live: ")
+
+
+def test_the_page_says_that_its_figures_are_old(browser: Browser, api: Api) -> None:
+    with opened_in(browser, api.url) as there:
+        at(there, api.url, "cost")
+        there.page.route("**/api/v1/**", lambda route: route.abort())
+        there.page.get_by_role("combobox", name="Window").select_option("6h")
+        page = there.html("These figures are old: ")
+    assert "Per 1M output tokens" in page
+
+
+def test_live_figures_are_not_read_a_second_time(browser: Browser, api: Api) -> None:
+    with opened_in(browser, f"{api.url}/#cost") as there:
+        there.page.get_by_role("status").filter(has_text="Live").wait_for()
+        asked: list[str] = []
+        there.page.on("request", lambda request: asked.append(request.url))
+        at(there, api.url, "now")
+        there.page.locator("canvas").first.wait_for()
+    queries = [url.partition("/api/v1/")[2] for url in asked if "/api/v1/" in url]
+    assert queries == ["timeseries?window=1h&step=1m"]

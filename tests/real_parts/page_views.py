@@ -43,12 +43,20 @@ def overflow(there: Opened) -> list[str]:
     return [f"the page is {width} pixels wider than the screen"] if width > 0 else []
 
 
+def cut(there: Opened) -> list[str]:
+    """Tables of which a part is seen only by scrolling sideways; that of lengths has to."""
+    found = there.page.locator("main :not(.heat) > .scrolling").evaluate_all(
+        "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.ariaLabel)"
+    )
+    return [f"cut: {label}" for label in found]
+
+
 def faults(there: Opened, url: str, view: str) -> list[str]:
     """What is broken or unusable in a view, on a wide light screen and on a dark narrow one."""
-    found = broken(there, url, view) + grave(there)
+    found = broken(there, url, view) + grave(there) + cut(there)
     there.page.emulate_media(color_scheme="dark")
     there.page.set_viewport_size({"width": 380, "height": 800})
-    found += grave(there) + overflow(there)
+    found += grave(there) + overflow(there) + cut(there)
     there.page.emulate_media(color_scheme="light")
     there.page.set_viewport_size({"width": 1280, "height": 900})
     return found

@@ -2,10 +2,11 @@
 
 from base64 import b64decode
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.demo import ENGINES, PAST_S, SCENARIOS
+from agent.demo import ENGINES, LIMITS, PAST_S, SCENARIOS
 from agent.simulator.frames import FRAME_S, Frame, frame_of
 from agent.simulator.past_engine import PastEngine
 from agent.simulator.scenario import load_scenario
@@ -29,6 +30,16 @@ def value(frame: Frame, name: str) -> float:
     families = text_string_to_metric_families(frame.exposition or "")
     samples = [sample for family in families for sample in family.samples]
     return sum(sample.value for sample in samples if sample.name == name)
+
+
+@pytest.mark.parametrize("place", range(len(ENGINES)))
+def test_the_limits_of_the_demo_are_those_of_its_scenarios(place: int) -> None:
+    scenario = load_scenario(SCENARIOS / f"demo-{place}.yaml")
+    told = {
+        "running_requests": scenario.max_num_seqs,
+        "step_tokens": scenario.max_num_batched_tokens,
+    }
+    assert told == LIMITS
 
 
 def test_an_engine_dies_loses_its_requests_and_starts_anew() -> None:

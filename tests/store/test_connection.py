@@ -14,7 +14,12 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.queries import RequestFilter
 from agent.store import connection as connections
-from agent.store.connection import for_polling, for_writing, open_engine
+from agent.store.connection import (
+    for_polling,
+    for_writing,
+    open_engine,
+    without_disk_waits,
+)
 from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import StoreQueries
@@ -29,6 +34,16 @@ def test_every_sqlite_connection_uses_wal_and_full_sync(sqlite: Engine) -> None:
             assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
             full = 2
             assert connection.execute(text("PRAGMA synchronous")).scalar_one() == full
+
+
+def test_commits_wait_for_the_disk_unless_they_need_not(sqlite: Engine) -> None:
+    with sqlite.connect() as before:
+        before.execute(text("PRAGMA synchronous"))
+    without_disk_waits(sqlite)
+    with sqlite.connect() as connection:
+        normal = 1
+        assert connection.execute(text("PRAGMA synchronous")).scalar_one() == normal
+        assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
 
 
 @pytest.fixture

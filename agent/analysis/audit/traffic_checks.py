@@ -32,9 +32,10 @@ _RARE = 0.01
 _NEAR_LIMIT = 0.9
 # Steps after which a batch that was never fuller is no accident, and by how much it must be less.
 _ENOUGH_STEPS, _FAR_BELOW = 1000, 4
-# Drafts of 3 to 5 tokens pay with most models; longer ones are mostly rejected.
+# Drafts of 3 to 5 tokens pay with most models. Longer ones are mostly rejected; shorter ones, if
+# nearly all are accepted, leave steps to save.
 _LEAST_DRAFT, _MOST_DRAFT = 3, 5
-_POOR_ACCEPTANCE = 0.5
+_POOR_ACCEPTANCE, _HIGH_ACCEPTANCE = 0.5, 0.8
 _LENGTH = "length"
 # If at least this many clients, and half of those that left, left after the same time, then they
 # have a time-out: clients that change their mind leave at any time. A time-out is seconds long, and
@@ -147,6 +148,21 @@ def _most_together(durations_s: Sequence[float]) -> Sequence[float]:
     return max(runs, key=len, default=())
 
 
+def warm_up(evidence: AuditEvidence) -> CheckResult:
+    """Whether users' requests were the ones that warmed the engine up."""
+    agent = evidence.agent
+    if agent is None:
+        return unknown(evidence.why_unread(EvidencePart.AGENT))
+    if not agent.requests:
+        return unknown("the agent has no request since the engine's start")
+    if not agent.cold:
+        return passed("no request since the engine's start missed because it had just started")
+    return warned(
+        f"{agent.cold:,} requests missed because the engine had just started",
+        "send requests of your own before the engine gets traffic, as in a start-up probe",
+    )
+
+
 def queue(evidence: AuditEvidence) -> CheckResult:
     """How many requests wait now."""
     waiting = value_of(evidence, fact.REQUESTS_WAITING)
@@ -211,24 +227,26 @@ def speculation(evidence: AuditEvidence) -> CheckResult:
         return passed("no speculative decoding")
     if not drafts or not proposed or accepted is None:
         return unknown("no draft has been verified since the engine's start")
-    depth = proposed / drafts
+    depth, acceptance = proposed / drafts, accepted / proposed
     seen = f"{depth:.1f} tokens in a draft, {share(accepted, proposed)} accepted"
-    if accepted / proposed >= _POOR_ACCEPTANCE and depth <= _MOST_DRAFT:
+    if depth < _LEAST_DRAFT and acceptance >= _HIGH_ACCEPTANCE:
+        return warned(seen, _drafts_of(evidence, _LEAST_DRAFT))
+    if acceptance >= _POOR_ACCEPTANCE and depth <= _MOST_DRAFT:
         return passed(seen)
     better = max(_LEAST_DRAFT, min(_MOST_DRAFT, round(depth) - 1))
-    return warned(seen, _fewer_drafts(evidence, better))
+    return warned(seen, f"{_drafts_of(evidence, better)}, or none")
 
 
-def _fewer_drafts(evidence: AuditEvidence, tokens: int) -> str:
+def _drafts_of(evidence: AuditEvidence, tokens: int) -> str:
     text = flag(evidence, "--speculative-config") or ""
     try:
         config = json.loads(text)
     except ValueError:
         config = None
     if not isinstance(config, dict):
-        return f"--speculative-config with num_speculative_tokens {tokens}, or none"
+        return f"--speculative-config with num_speculative_tokens {tokens}"
     changed = json.dumps({**config, "num_speculative_tokens": tokens})
-    return f"--speculative-config '{changed}', or none"
+    return f"--speculative-config '{changed}'"
 
 
 TRAFFIC_CHECKS = (
@@ -246,6 +264,9 @@ TRAFFIC_CHECKS = (
         "client time-outs",
         "the engine has worked for an answer that its client no longer waits for",
         client_time_outs,
+    ),
+    _CHECK(
+        "warm-up", "the first users after each start wait for what the engine prepares", warm_up
     ),
     _CHECK("queue", "waiting is part of the time to the first token", queue),
     _CHECK(

@@ -14,6 +14,7 @@ from agent.outputs.api.cause_response import explanation_response
 from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
+    Name,
     PathName,
     cursor_of,
     cursor_text,
@@ -33,8 +34,8 @@ class RequestQueries(Protocol):
     def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
         """The requests with the highest latency, the worst first."""
 
-    def request(self, request_id: str) -> Sequence[Row]:
-        """Every span with a request id of any kind."""
+    def request(self, request_id: str, span_id: str | None = None) -> Sequence[Row]:
+        """Every span with a request id of any kind, the one with this id first."""
 
 
 Worst = Annotated[
@@ -73,14 +74,13 @@ def request_routes(queries: RequestQueries) -> APIRouter:
     @router.get(
         "/requests/{request_id:path}", responses={404: {"model": responses.ProblemResponse}}
     )
-    def request(request_id: PathName) -> responses.RequestDetail:
-        """The newest request with this id, and the others that have it.
+    def request(request_id: PathName, span_id: Name = None) -> responses.RequestDetail:
+        """The newest request with this id, and the others that have it: clients repeat ids.
 
-        It may be the client's id, the proxy's, the engine's or the one in the response.
+        It may be the client's id, the proxy's, the engine's, the one in the response or the
+        trace's. With `span_id`, the engine's or the proxy's, it is the request of that span.
         """
-        rows = queries.request(request_id)
-        if not rows:
-            raise HTTPException(404, f"no request {request_id!r} is stored")
+        rows = _found(queries, request_id, span_id)
         others = [responses.RequestResponse(**_fields(row)) for row in rows[1:]]
         return responses.RequestDetail(
             **_fields(rows[0]) | {"explanation": explanation_response(rows[0]["explanation"])},
@@ -89,6 +89,14 @@ def request_routes(queries: RequestQueries) -> APIRouter:
         )
 
     return router
+
+
+def _found(queries: RequestQueries, request_id: str, span_id: str | None) -> Sequence[Row]:
+    rows = queries.request(request_id, span_id or None)
+    if not rows or (span_id and span_id not in (rows[0]["span_id"], rows[0]["proxy_span_id"])):
+        span = f" with the span {span_id!r}" if span_id else ""
+        raise HTTPException(404, f"no request {request_id!r}{span} is stored")
+    return rows
 
 
 def _page(

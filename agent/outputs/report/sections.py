@@ -26,13 +26,14 @@ def document_of(figures: ReportFigures) -> ReportDocument:
     return ReportDocument(
         title="goodput-agent report",
         window=f"{moment(summary['window_from'])} to {moment(summary['window_until'])} UTC",
-        warnings=list(_warnings(summary)),
+        warnings=list(warnings_of(summary)),
         tables=[table for table in _tables(figures) if table.rows],
         charts=list(_charts(figures.steps)),
     )
 
 
-def _warnings(summary: Json) -> Iterator[str]:
+def warnings_of(summary: Json) -> Iterator[str]:
+    """What a reader must know before any figure of this window."""
     if summary["simulated"]:
         yield "SIMULATED: these figures come from the built-in simulator, not from a real engine."
     if summary["data_from"] is None:

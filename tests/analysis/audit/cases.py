@@ -241,6 +241,18 @@ SPECULATION_CASES = (
         "5.6 tokens in a draft", "num_speculative_tokens 5",
     ),
     AuditCase(
+        "speculation depth", WARN,
+        with_facts({**_DRAFTS, (fact.SPEC_DECODE_DRAFT_TOKENS, ()): 200.0,
+                    (fact.SPEC_DECODE_ACCEPTED_TOKENS, ()): 180.0}),
+        "2.0 tokens in a draft", "num_speculative_tokens 3",
+    ),
+    AuditCase(
+        "speculation depth", PASS,
+        with_facts({**_DRAFTS, (fact.SPEC_DECODE_DRAFT_TOKENS, ()): 200.0,
+                    (fact.SPEC_DECODE_ACCEPTED_TOKENS, ()): 150.0}),
+        "2.0 tokens in a draft",
+    ),
+    AuditCase(
         "speculation depth", UNKNOWN, with_facts({**_DRAFTS, (fact.SPEC_DECODE_DRAFTS, ()): 0.0}),
         "no draft has been verified",
     ),
@@ -396,6 +408,13 @@ TIME_OUT_CASES = (
         "clients left 7 of 900 (0.778 %), 5 of them after 30 s", "raise the time-out",
     ),
     AuditCase("client time-outs", UNKNOWN, evidence(agent=None), "agent"),
+    AuditCase("warm-up", UNKNOWN, evidence(agent=None), "agent"),
+    AuditCase("warm-up", UNKNOWN, evidence(agent=AgentEvidence()), "has no request"),
+    AuditCase("warm-up", PASS, evidence(), "no request since the engine's start missed"),
+    AuditCase(
+        "warm-up", WARN, evidence(agent=AgentEvidence(requests=900, cold=12)),
+        "12 requests missed because the engine had just started", "before the engine gets traffic",
+    ),
     AuditCase(
         "client time-outs", UNKNOWN, evidence(agent=AgentEvidence(requests=9)),
         "no request came through the proxy", "goodput-agent-vllm",

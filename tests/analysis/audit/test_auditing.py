@@ -45,6 +45,29 @@ def test_a_check_turns_as_its_evidence_does(case: AuditCase) -> None:
     assert found.finding not in (WARN, FAIL) or found.change
 
 
+# What a production checklist for LLM inference asks for, and the line that says it.
+CHECKLIST = {
+    "parallelism against the number of GPUs": "parallelism",
+    "maximum length": "--max-model-len",
+    "memory fraction of 0.85 to 0.95": "memory fraction",
+    "prefix caching": "prefix caching",
+    "limits of the batch": "--max-num-seqs",
+    "pieces of long prompts in the batch": "chunked prefill",
+    "quantisation": "quantisation",
+    "speculation depth of 3 to 5": "speculation depth",
+    "warm-up": "warm-up",
+    "health checks": "health",
+    "graceful shutdown": "graceful stop",
+    "time-outs": "client time-outs",
+    "GPU utilisation above 80 % under load": "utilisation",
+    "queue depth": "queue",
+}
+
+
+def test_every_item_of_a_production_checklist_has_a_line() -> None:
+    assert set(CHECKLIST.values()) <= {check.name for check in CHECKS}
+
+
 def test_every_check_is_seen_to_turn() -> None:
     found = defaultdict(set)
     for case in CASES:

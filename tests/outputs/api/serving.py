@@ -137,9 +137,10 @@ class Api:
         ]
         MinuteStore(self._engine, "agent-0").write((), parts, self.agent.now)
 
-    def beat(self, name: str, *engines: Mapping[str, Any]) -> None:
+    def beat(self, name: str, *engines: Mapping[str, Any], simulated: bool = False) -> None:
         """Show that an agent of this name lives, and what its engines are."""
-        claim = NameClaim(name, f"elsewhere:1:{name}", state=AgentState(engines=lambda: engines))
+        state = AgentState(engines=lambda: engines, simulated=simulated)
+        claim = NameClaim(name, f"elsewhere:1:{name}", state=state)
         claim.take(self._engine)
         claim.beat(self._engine)
 

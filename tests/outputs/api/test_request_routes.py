@@ -354,27 +354,6 @@ def test_requests_with_the_same_id_are_all_returned(api: Api) -> None:
     assert item["others"][0].keys() == KEYS
 
 
-IDS = ("mine", "chatcmpl-mine-0", "resp_1")
-
-
-@pytest.mark.parametrize("request_id", IDS)
-def test_a_request_is_found_by_each_of_its_ids(api: Api, request_id: str) -> None:
-    client, engine, response = IDS
-    views = {
-        "proxied": ProxyView(response_id=response),
-        "engine_view": EngineView(engine, Status.OK),
-    }
-    both = record(1, request_id=client, **views)
-    api.store([both._replace(vantage=Vantage.JOINED, proxy_span_id="a" * 16), record(9)], [])
-    found = api.query(f"requests/{request_id}")
-    assert (found["trace_id"], found["request_id"], found["response_id"], found["others"]) == (
-        both.trace_id,
-        client,
-        response,
-        [],
-    )
-
-
 def test_a_response_with_the_engines_times_has_both_views_without_a_span(api: Api) -> None:
     view = EngineView(status=Status.OK, ttft_s=0.0625, tpot_s=0.25, e2e_s=0.5)
     of_proxy = record(1, vantage=Vantage.PROXY, proxied=ProxyView(), engine_view=view)

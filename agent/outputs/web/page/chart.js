@@ -3,11 +3,14 @@ import {Component, html} from "./elements.js";
 import {UNKNOWN, number} from "./words.js";
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Requests per second: two engines' rates often differ in the second digit alone.
+const rate = (value) => number(value, 2);
 const HEIGHT = 220;
 const DAY_S = 86400;
 
 // `data` is uPlot's: x values, then one list for each of the `series` of {label, colour, ...}.
-// `unit` writes a value of the y axis; `marks` are Unix seconds of vertical lines.
+// `unit` writes a value of the y axis; `marks` are Unix seconds of vertical lines, `over` those at
+// which the window begins and ends.
 export const Chart = (props) => props.data.slice(1).some((values) => values.some((each) => each != null))
   ? html`<${Plot} ...${props} />`
   : html`<p class="quiet">${props.label}</p><p>Unknown: ${props.why ?? "no step of this window has these figures yet"}.</p>`;
@@ -42,7 +45,9 @@ const lines = (marks) => (plot) => {
   ctx.restore();
 };
 
-const in_time = (unit) => ({
+const in_time = (unit, over) => ({
+  // The whole window, also where no step has a figure: less would look like a shorter one.
+  scales: {x: {time: true, range: over}, y: {range: from_zero}},
   x: {value: (_, at) => (at == null ? "" : new Date(1000 * at).toLocaleTimeString())},
   axes: [{values: moments, space: 70}, {values: (_, ticks) => ticks.map(unit), size: 60}],
   hooks: {ready: [newest], setData: [newest], setCursor: [newest]},
@@ -77,9 +82,9 @@ class Plot extends Component {
   draw() {
     this.plot?.destroy();
     this.shape = shape(this.props);
-    const {data, series, marks = [], unit = number} = this.props;
-    const {scales = {x: {time: true}, y: {range: from_zero}}, axes, x, hooks = {}, legend = {}} =
-      this.props.axes ? this.props : {...this.props, ...in_time(unit)};
+    const {data, series, marks = [], unit = rate} = this.props;
+    const {scales, axes, x, hooks = {}, legend = {}} =
+      this.props.axes ? this.props : {...this.props, ...in_time(unit, () => this.props.over)};
     const drawn = {
       width: Math.max(Math.floor(this.place.clientWidth), 200), height: HEIGHT, scales, legend, padding: [null, 28, null, null],
       hooks: {...hooks, draw: [lines(marks)]},
@@ -112,5 +117,25 @@ const shape = ({series, scales, marks}) => JSON.stringify([series.map(({label}) 
 export const finished = (steps) => steps.filter(({window_s: length}, place) =>
   place === 0 || place < steps.length - 1 || length >= steps[0].window_s);
 
+const unix = (iso) => Date.parse(iso) / 1000;
+
 // Unix seconds of rows with a time `at`.
-export const times = (rows) => rows.map(({at}) => Date.parse(at) / 1000);
+export const times = (rows) => rows.map(({at}) => unix(at));
+
+// When all steps of a time series begin and end.
+export const over_steps = (steps) => {
+  const newest = steps.at(-1);
+  return [unix(steps[0].at), unix(newest.at) + newest.window_s];
+};
+
+// When the window of a summary begins and ends.
+export const over_window = ({window_from: from, window_until: until}) => [unix(from), unix(until)];
+
+// Data of a chart: the times of steps, and of each a list of values. Steps that are left out have none,
+// or a line would be drawn through the time in which nothing was known.
+export function with_breaks(steps, step_s, ...reads) {
+  const at = times(steps);
+  const all = at.flatMap((each, place) => (place && each - at[place - 1] > 1.5 * step_s ? [null, place] : [place]));
+  const x = all.map((place, index) => (place === null ? at[all[index + 1] - 1] + step_s : at[place]));
+  return [x, ...reads.map((read) => all.map((place) => (place === null ? null : read(steps[place]))))];
+}

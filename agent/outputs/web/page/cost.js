@@ -1,15 +1,14 @@
 // The view of cost: what tokens cost, who pays, and what was bought for nothing.
-import {Chart, times} from "./chart.js";
-import {Figures, Note, Reasons, Table, html} from "./elements.js";
+import {Chart, over_window, with_breaks} from "./chart.js";
+import {Booked, Figures, Reasons, Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {STEPS, dollars, last, number, share, step_name} from "./words.js";
-
+import {STEPS, STEPS_S, dollars, last, number, share, step_name} from "./words.js";
 
 async function load({window = "1h"}) {
   const [summary, tenants, series] = await Promise.all([
     query("summary", {window}), query("breakdown", {by: "tenant", cost: true, window}),
     query("efficiency", {window, step: STEPS[window]})]);
-  return {summary, tenants, steps: series.items, step: step_name(window)};
+  return {summary, tenants, steps: series.items, step: step_name(window), step_s: STEPS_S[STEPS[window]]};
 }
 
 // The price of a thing, and why it is unknown.
@@ -45,7 +44,10 @@ const tenant = (group) => [
   number(group.cost?.gpu_hours, 4), share(group.attainment), number(group.stream_tokens_per_s.p50),
 ];
 
-function Show({data: {summary, tenants, steps, step}}) {
+// A step may be booked in part, so its dollars would go up and down with the booking; those of an hour do not.
+const idle = ({cost}) => (cost?.bill_usd ? cost.usd_per_hour * cost.idle_usd / cost.bill_usd : null);
+
+function Show({data: {summary, tenants, steps, step, step_s}}) {
   const {cost} = summary;
   const over = last(summary.window_s);
   if (!cost) return html`<h2>Cost, ${over}</h2><p>Unknown: no booked minute of this window has a price.
@@ -53,17 +55,16 @@ function Show({data: {summary, tenants, steps, step}}) {
   return html`
     <h2>Cost, ${over}</h2>
     <${Figures} label="Prices" of=${prices(summary)} />
-    <${Chart} label="Cost by ${step}, ${over}, in dollars" unit=${dollars} data=${[times(steps), steps.map((s) => s.cost?.bill_usd ?? null),
-      steps.map((s) => s.cost?.idle_usd ?? null)]}
+    <${Chart} label="Cost by ${step}, ${over}, in dollars per hour" unit=${dollars} over=${over_window(summary)}
+      data=${with_breaks(steps, step_s, ({cost: one}) => one?.usd_per_hour ?? null, idle)}
       series=${[{label: "bill", colour: "--one"}, {label: "idle", colour: "--two"}]} />
     <div class="two">
-      <${Table} label="The bill, ${over}" head=${["", "cost", "share"]} rows=${bill(summary)} />
-      <${Table} label="By tenant, ${over}" head=${["tenant", "requests", "cost", "GPU hours", "attainment", "tok/s of a stream"]}
+      <${Table} label="The bill, ${over}" head=${["", "cost", "share"]} pairs rows=${bill(summary)} />
+      <${Table} label="By tenant, ${over}" head=${["tenant", "requests", "cost", "GPU hours", "attainment", "tok/s of a stream"]} pairs
         rows=${tenants.groups.map(tenant)} empty="No request of this window." />
     </div>
     <${Reasons} of=${without(summary, tenants.groups)} />
-    <${Note}>Booked from ${new Date(cost.counted_from).toLocaleString()} to ${new Date(cost.counted_until).toLocaleString()}.
-      Tenants pay for busy time alone; idle time is nobody's.<//>`;
+    <${Booked} of=${cost}>Tenants pay for busy time alone; idle time is nobody's.<//>`;
 }
 
 export const cost = {title: "Cost", window: "1h", load, Show};

@@ -1,8 +1,8 @@
 // The view of efficiency: MFU and MBU over time, and where prefill and decode are under the roofline.
-import {Chart, times} from "./chart.js";
-import {Figures, Reasons, Table, html} from "./elements.js";
+import {Chart, over_window, with_breaks} from "./chart.js";
+import {Booked, Figures, Reasons, Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {STEPS, last, number, share, step_name, whole_percent} from "./words.js";
+import {STEPS, STEPS_S, last, number, share, step_name, whole_percent} from "./words.js";
 
 const PHASES = {prefill: "Prefill", decode: "Decode", busy: "All busy time"};
 const TERA = 1e12;
@@ -11,7 +11,7 @@ const SOURCES = {requests: "by the requests", engine: "by the engine", hardware:
 async function load({window = "1h"}) {
   const [summary, series] = await Promise.all([
     query("summary", {window}), query("efficiency", {window, step: STEPS[window]})]);
-  return {summary, steps: series.items, step: step_name(window)};
+  return {summary, steps: series.items, step: step_name(window), step_s: STEPS_S[STEPS[window]]};
 }
 
 const phase = (efficiency) => ([key, name]) => {
@@ -74,7 +74,7 @@ const phases_without = (efficiency) => Object.entries(PHASES)
   .map(([, name]) => [name, "no work of it was counted, or the model or the GPU's peak is unknown"]);
 
 // Why the shares of a batch are unknown.
-const NO_LIMIT = "the engine's command line is not seen: set engines[].limits, or neither was counted";
+const NO_LIMIT = "unknown: the engine's command line is not seen: set engines[].limits, or neither was counted";
 const LONG_STEPS = "unknown: no limit is known, or prompts take several steps";
 
 const counted = ({prefix_cache: cache, speculation: drafts, batch_fill: fill}) => [
@@ -82,21 +82,22 @@ const counted = ({prefix_cache: cache, speculation: drafts, batch_fill: fill}) =
     fill?.requests == null ? NO_LIMIT : "running requests over the most that may run, with idle time"],
   ["Batch fill, tokens", share(fill?.tokens ?? null),
     fill?.tokens == null ? LONG_STEPS : "estimated: tokens of a step over the most that it may compute"],
-  ["Prefix cache hits", share(cache?.hit_ratio ?? null), cache ? "of looked up tokens" : "no engine counts them"],
+  ["Prefix cache hits", share(cache?.hit_ratio ?? null), cache ? "of looked up tokens" : "unknown: no engine counts them"],
   ["Drafts accepted", share(drafts?.acceptance_rate ?? null),
-    drafts ? `${number(drafts.mean_accepted_length, 2)} tokens a step` : "no engine counts drafts"],
+    drafts ? `${number(drafts.mean_accepted_length, 2)} tokens a step` : "unknown: no engine counts drafts"],
 ];
 
-function Show({data: {summary, steps, step}}) {
+function Show({data: {summary, steps, step, step_s}}) {
   const {efficiency} = summary;
   const over = last(summary.window_s);
   if (!efficiency) return html`<h2>Efficiency, ${over}</h2><p>Unknown: no minute of this window is booked yet.
     The first is booked about half a minute after it is over.</p>`;
   const sources = Object.entries(SOURCES).filter(([key]) => efficiency.sources[key]);
-  const of_source = (key, figure) => steps.map((s) => s.efficiency.sources[key]?.[figure] ?? null);
-  const fill = (of) => steps.map((s) => s.efficiency.batch_fill?.[of] ?? null);
+  const over_chart = over_window(summary);
+  const of_source = (figure) => ([key]) => (s) => s.efficiency.sources[key]?.[figure] ?? null;
+  const fill = (of) => (s) => s.efficiency.batch_fill?.[of] ?? null;
   const lines = (figure) => ({
-    data: [times(steps), ...sources.map(([key]) => of_source(key, figure))],
+    over: over_chart, data: with_breaks(steps, step_s, ...sources.map(of_source(figure))),
     series: sources.map(([, name], place) => ({label: name, colour: ["--one", "--two", "--three"][place]})),
   });
   return html`
@@ -107,8 +108,8 @@ function Show({data: {summary, steps, step}}) {
       <${Chart} label="MFU by ${step}, ${over}" unit=${whole_percent} ...${lines("mfu")} />
       <${Chart} label="MBU by ${step}, ${over}" unit=${whole_percent} ...${lines("mbu")} />
     </div>
-    <${Chart} label="Batch fill by ${step}, ${over}" unit=${whole_percent}
-      data=${[times(steps), fill("requests"), fill("tokens")]}
+    <${Chart} label="Batch fill by ${step}, ${over}" unit=${whole_percent} over=${over_chart}
+      data=${with_breaks(steps, step_s, fill("requests"), fill("tokens"))}
       series=${[{label: "requests", colour: "--one"}, {label: "tokens of a step (estimated)", colour: "--two"}]} />
     <${Roofline} efficiency=${efficiency} />
     <${Table} label="Phases, over the time in which they went on, ${over}"
@@ -117,7 +118,8 @@ function Show({data: {summary, steps, step}}) {
     <${Reasons} of=${phases_without(efficiency)} />
     <${Table} label="Where sources disagree by more than their margin, newest minute, widest of all engines" head=${["figure", "higher", "lower", "times", "likely"]}
       words=${["higher", "lower", "likely"]}
-      rows=${widest(efficiency.disagreements).map(disagreement)} empty="They agree." />`;
+      rows=${widest(efficiency.disagreements).map(disagreement)} empty="They agree." />
+    <${Booked} of=${efficiency} />`;
 }
 
 export const efficiency = {title: "Efficiency", window: "1h", load, Show};

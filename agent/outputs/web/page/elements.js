@@ -1,6 +1,7 @@
 // What views are made of: preact's elements, written as HTML.
 import htm from "./vendor/htm.js";
 import {Component, h, render} from "./vendor/preact.js";
+import {time} from "./words.js";
 
 export const html = htm.bind(h);
 export {Component, render};
@@ -15,8 +16,8 @@ export const Figures = ({label, of}) => html`
 
 // Columns of numbers, or of words where `words` contains their names. Cells are texts, elements or
 // {text, kind}; the first of a row is its heading. On a phone a row with a cell of kind "text" is
-// a block of lines, and a row of a table with `pairs` a block with two values on each line. The
-// roles are given because a table that CSS takes apart loses them.
+// a block of lines, and a row of a table with `pairs` a block with two values on each line; a cell of
+// kind "name" may be broken anywhere. The roles are given because a table that CSS takes apart loses them.
 export const Table = ({label, head, rows, words = [], pairs = false, empty = "Nothing here yet."}) => {
   if (!rows.length) return html`<p class="quiet">${label}</p><p>${empty}</p>`;
   const side = head.map((name, place) => (place === 0 || words.includes(name) ? "left" : ""));
@@ -41,6 +42,15 @@ const cell = (head, side) => (given, place) => {
 };
 
 export const Note = ({children}) => html`<p class="quiet">${children}</p>`;
+
+// From when to when minutes are booked: the newest are not, and a window may begin before the first.
+export const Booked = ({of, children}) => html`
+  <${Note}>Booked from ${new Date(of.counted_from).toLocaleString()} to ${new Date(of.counted_until).toLocaleString()}.
+    ${" "}${children}<//>`;
+
+// When a request began, as a link to it. Clients repeat ids, so its span goes along.
+export const link = (address, {request_id: id, trace_id: trace, span_id: span, started_at: at}) => html`
+  <a href=${address("request", {id: id ?? trace, span})}>${time(at)}</a>`;
 
 // Why values are a dash: pairs of a name and the reason, of those that are unknown.
 export const Reasons = ({of}) => of.length ? html`

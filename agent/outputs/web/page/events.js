@@ -1,16 +1,15 @@
 // The view of events: what broke, with its evidence.
-import {Chart, finished, times} from "./chart.js";
+import {Chart, finished, over_steps, times} from "./chart.js";
 import {Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {STEPS, bytes, last, number, percent, seconds, step_name, time, words} from "./words.js";
+import {STEPS, WINDOWS, bytes, number, percent, seconds, step_name, time, words} from "./words.js";
 
 async function load({window = "1h", cursor}) {
   const [found, series] = await Promise.all([
     query("events", {window, limit: 50, cursor}), query("timeseries", {window, step: STEPS[window]})]);
-  return {found, steps: finished(series.items), over: last(WINDOW_S[window]), step: step_name(window)};
+  return {found, steps: finished(series.items), over_chart: over_steps(series.items), over: `last ${WINDOWS[window]}`,
+    step: step_name(window)};
 }
-
-const WINDOW_S = {"5m": 300, "1h": 3600, "6h": 21600, "24h": 86400, "7d": 604800};
 
 const moment = (seconds) => time(new Date(1000 * seconds).toISOString());
 
@@ -27,9 +26,9 @@ const UNITS = [[/_at$/, moment], [/_s$/, seconds], [/_bytes$/, bytes], [/_usage$
 const evidence = (facts) => Object.entries(facts).filter(([, each]) => each !== null)
   .map(([name, each]) => `${words(name.replace(/_(s|bytes)$/, ""))}: ${value(name, each)}`).join("; ");
 
-const Show = ({data: {found, steps, over, step}, parameters, address}) => html`
+const Show = ({data: {found, steps, over_chart, over, step}, parameters, address}) => html`
   <h2>Events</h2>
-  <${Chart} label="Goodput and throughput by ${step}, ${over}, in requests per second; a dashed line is an event"
+  <${Chart} label="Goodput and throughput by ${step}, ${over}, in requests per second; a dashed line is an event of the list" over=${over_chart}
     data=${[times(steps), steps.map((s) => s.goodput_rps), steps.map((s) => s.throughput_rps)]}
     marks=${times(found.items)}
     series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />

@@ -1,5 +1,5 @@
 // The view of now: is the objective met, and what stands in the way.
-import {Chart, finished, times} from "./chart.js";
+import {Chart, finished, over_steps, times} from "./chart.js";
 import {Figures, Note, Reasons, Table, coded, html} from "./elements.js";
 import {query} from "./query.js";
 import {
@@ -8,17 +8,17 @@ import {
 
 const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue"};
 
-async function load() {
-  const [live, series] = await Promise.all([
-    Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
-      query("engines"), query("gpus"), query("agents")])
-      .then(([summary, ...lists]) => {
-        const [objectives, engines, gpus, agents] = lists.map((list) => list.items);
-        return {summary, objectives, engines, gpus, agents};
-      }),
-    query("timeseries", {window: "1h", step: "1m"}),
-  ]);
-  return {live, steps: finished(series.items)};
+async function read_now() {
+  const [summary, ...lists] = await Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
+    query("engines"), query("gpus"), query("agents")]);
+  const [objectives, engines, gpus, agents] = lists.map((list) => list.items);
+  return {summary, objectives, engines, gpus, agents};
+}
+
+// What is live is not read twice.
+async function load(_, pushed) {
+  const [live, series] = await Promise.all([pushed ?? read_now(), query("timeseries", {window: "1h", step: "1m"})]);
+  return {live, steps: finished(series.items), over_hour: over_steps(series.items)};
 }
 
 const attained = ({objective, attainment, met, missed, undetermined}, target) => [
@@ -29,10 +29,14 @@ const attained = ({objective, attainment, met, missed, undetermined}, target) =>
   attainment === null || target == null ? "" : attainment >= target ? "good" : "bad",
 ];
 
-const budget = ({name, violations_per_min: violations, budget: {left, window_s: window}}) => [
+// A budget of a window that is older than the stored data says of how much it is.
+const stored = ({window_s: window, covered_s: covered}) =>
+  (covered < 0.98 * window ? `, of which ${span(covered)} are stored` : "");
+
+const budget = ({name, violations_per_min: violations, budget: {left, ...of}}) => [
   `Error budget left: ${name}`, share(left),
-  left === null ? `unknown: no request of the ${last(window)} was judged`
-    : `of the ${last(window)}; now ${number(violations, 2)} misses a minute`,
+  left === null ? `unknown: no request of the ${last(of.window_s)} was judged`
+    : `of the ${last(of.window_s)}${stored(of)}; now ${number(violations, 2)} misses a minute`,
   left === null ? "" : left > 0 ? "good" : "bad",
 ];
 
@@ -119,13 +123,13 @@ const direct = (agents) => (agents.some(({waiting_rows: waiting}) => waiting ===
 // Agents may give their engines the same name.
 const engine = (several) => ({running, waiting, kv_cache_usage: usage, ...of}) => [
   several ? `${of.name} (${of.agent})` : of.name, reached(of), of.model ?? UNKNOWN,
-  number(running), number(waiting), share(usage),
+  number(running), number(waiting), share(usage), time(of.read_at),
 ];
 
-const gpu = ({gpu: uuid, index, name, problem, facts}) => [
+const gpu = ({gpu: uuid, index, name, problem, facts, at}) => [
   `${index}: ${name}`, problem ?? "ok", share(facts.gpu_utilization_ratio ?? null),
   bytes(facts.gpu_memory_used_bytes), bytes(facts.gpu_memory_total_bytes),
-  facts.gpu_power_watts == null ? "–" : `${number(facts.gpu_power_watts, 0)} W`, uuid,
+  facts.gpu_power_watts == null ? "–" : `${number(facts.gpu_power_watts, 0)} W`, time(at), uuid,
 ];
 
 const ago = (length) => (length === null ? UNKNOWN : `${span(length)} ago`);
@@ -140,45 +144,48 @@ const agent = ({lag_s: lag, waiting_rows: waiting, ...of}) => [
 ];
 
 const cause = ({cause: name, share: part, requests, advice}) => [
-  words(name), share(part), number(requests),
+  words(name), share(part), `${number(requests)} requests`,
   {text: advice?.meaning ?? "", kind: "text"}, {text: coded(advice?.knob ?? ""), kind: "text"},
 ];
+
+// Misses that are not explained yet have no share.
+const explained = ({explained: known, missed}) => (known < missed ? `, of ${number(known)} explained requests of ${number(missed)} that missed` : "");
 
 function Show({data, live, address}) {
   const {objectives, engines, gpus, agents, summary: counted} = live ?? data.live;
   const summary = unseen_work(counted, engines) ? {...counted, ...NO_RATES} : counted;
-  const {steps} = data;
+  const {steps, over_hour: over_chart} = data;
   const over = last(summary.window_s);
   return html`
     <h2>Users, ${over}</h2>
     <${Figures} label="Figures of the ${over}" of=${headline(summary, objectives)} />
-    <${Chart} label="Goodput and throughput by minute, last hour, in requests per second"
+    <${Chart} label="Goodput and throughput by minute, last hour, in requests per second" over=${over_chart}
       data=${[times(steps), steps.map((s) => s.goodput_rps), steps.map((s) => s.throughput_rps)]}
       series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />
-    <${Table} label="Latency, ${over}" head=${["", "p50", "p95", "p99", "limits"]} words=${["limits"]}
+    <${Table} label="Latency, ${over}" head=${["", "p50", "p95", "p99", "limits"]} words=${["limits"]} pairs
       rows=${latencies({summary, objectives})} />
     <${Reasons} of=${unseen(summary)} />
     <h2>Why requests missed, ${over}</h2>
-    <${Table} label="Causes of misses by their share of the excess seconds"
-      head=${["cause", "share", "requests", "meaning", "what to turn"]} words=${["meaning", "what to turn"]}
-      rows=${summary.cause_details.slice(0, 6).map(cause)}
+    <${Table} label=${`Causes of misses by their share of the excess seconds${explained(summary)}`}
+      head=${["cause", "share", "main cause of", "meaning", "what to turn"]} words=${["meaning", "what to turn"]}
+      rows=${summary.cause_details.map(cause)}
       empty="No missed request of this window is explained yet." />
     ${summary.missed > 0 && html`<p><a href=${address("requests", {verdict: "missed", worst: "e2e"})}>
       The worst missed requests</a></p>`}
     <h2>Engines</h2>
     <${Table} label="Engines at their last sample"
-      head=${["engine", "state", "model", "running", "waiting", "KV cache"]} words=${["state", "model"]}
+      head=${["engine", "state", "model", "running", "waiting", "KV cache", "read at"]} words=${["state", "model"]} pairs
       rows=${engines.map(engine(new Set(engines.map((each) => each.agent)).size > 1))} empty="No engine is configured or was found." />
     <${Reasons} of=${unreported(engines)} />
     <h2>GPUs</h2>
     <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu)}
-      head=${["GPU", "state", "busy", "memory used", "memory", "power", "UUID"]} words=${["state", "UUID"]}
+      head=${["GPU", "state", "busy", "memory used", "memory", "power", "read at", "UUID"]} words=${["state", "UUID"]} pairs
       empty="No GPU was read: there is none here, or NVML is not available." />
     <${Reasons} of=${unmeasured(gpus)} />
     <h2>Agents</h2>
     <${Table} label="Agents that write to this database" rows=${agents.map(agent)}
       head=${["agent", "state", "version", "started", "last seen", "waiting in its journal", "lag"]}
-      words=${["state", "version"]} empty="No agent has written to this database." />
+      words=${["state", "version"]} pairs empty="No agent has written to this database." />
     <${Reasons} of=${direct(agents)} />
     <${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`;
 }

@@ -1,12 +1,12 @@
 // One request: its phases in every view that saw it, and why it missed.
-import {Table, coded, html} from "./elements.js";
+import {Table, coded, html, link} from "./elements.js";
 import {query} from "./query.js";
 import {UNKNOWN, dollars, number, seconds, share, time, words} from "./words.js";
 
-const load = ({id}) => query(`requests/${encodeURIComponent(id)}`);
+const load = ({id, span}) => query(`requests/${encodeURIComponent(id)}`, {span_id: span});
 
 const PHASES = {
-  front: "before the queue", queue: "queue", prefill: "prefill", decode: "decode",
+  front: "frontend", queue: "queue", prefill: "prefill", decode: "decode",
   first: "before the first token", stream: "after the first token", whole: "whole request, its first token was not seen",
 };
 
@@ -39,15 +39,17 @@ const NOT_SEEN = {
 };
 
 function Waterfall({request}) {
+  const {max_gap_s: gap} = request;
   const bars = {proxy: proxy_phases(request), engine: engine_phases(request)};
   const longest = Math.max(...Object.values(bars).map((phases) => phases.reduce((sum, [, s]) => sum + s, 0)));
   if (!(longest > 0)) return html`<p>No waterfall: neither the proxy nor a span tells how long the request took.</p>`;
   return html`
     <div class="bars">${Object.entries(bars).map(([name, phases]) =>
       html`<${Bar} name=${name} phases=${phases} longest=${longest} />`)}</div>
-    <${Table} label="Phases, as the proxy and the engine saw them" head=${["phase", "seen by", "time"]} words=${["seen by"]}
+    <${Table} label="Phases, as the proxy and the engine saw them, each from the request's arrival there" head=${["phase", "seen by", "time"]} words=${["seen by"]} pairs
       rows=${Object.entries(bars).flatMap(([name, phases]) => phases.map(([phase, s]) => [
-        html`<span class="key ${phase}"></span>${PHASES[phase]}`, name, seconds(s)]))} />
+        html`<span class="key ${phase}"></span>${PHASES[phase]}`, name, seconds(s)]))
+        .concat(gap === null ? [] : [["the longest gap of its stream", "proxy", seconds(gap)]])} />
     ${Object.entries(NOT_SEEN).map(([name, why]) => !bars[name].length && html`<p class="quiet">${why}</p>`)}`;
 }
 
@@ -75,6 +77,8 @@ const Why = ({explanation}) => explanation === null ? null : html`
 
 const LIMITS = {ttft: "TTFT", tpot: "TPOT", e2e: "end to end"};
 
+const NO_PARTS = "only the engine's spans have queue, prefill and decode";
+
 // A known value as it is shown, otherwise why it is unknown.
 const or = (value, why, show = (known) => known) =>
   (value === null || value === "" ? html`${UNKNOWN} <span class="quiet">${why}</span>` : show(value));
@@ -90,6 +94,8 @@ function facts(request) {
     ["TTFT", or(request.ttft_s, "no first token was seen", seconds)],
     ["TPOT", or(request.tpot_s, "fewer than two tokens were seen", seconds)],
     ["End to end", or(request.e2e_s, "the request's end was not seen", seconds)],
+    ["Front", or(request.front_s, NO_PARTS, (s) => `${seconds(s)} before the first token, in neither queue nor prefill`)],
+    ["Left over", or(request.rest_s, NO_PARTS, (s) => `${seconds(s)} beside queue, prefill, decode and front`)],
     ["Input tokens", or(request.input_tokens, "neither a span nor the response counts them", number)],
     ["Cached of them", or(request.cached_tokens, "the engine does not tell", number)],
     ["Output tokens", or(request.output_tokens, "neither a span nor the response counts them", number)],
@@ -101,12 +107,20 @@ function facts(request) {
 
 const gaps_told = (gaps) => `p50 ${seconds(gaps.p50_s)}, p99 ${seconds(gaps.p99_s)}, longest ${seconds(gaps.max_s)}`;
 
-const Show = ({data: request}) => html`
+const Others = ({others, address}) => others.length ? html`
+  <h2>Others with this id</h2>
+  <${Table} label="Clients repeat ids, and each of several choices has a span" pairs
+    head=${["started", "engine", "TTFT", "e2e", "status", "verdict"]} words=${["engine", "status", "verdict"]}
+    rows=${others.map((one) => [link(address, one), one.engine ?? UNKNOWN, seconds(one.ttft_s), seconds(one.e2e_s),
+      one.status, {text: one.verdict, kind: one.verdict}])} />` : null;
+
+const Show = ({data: request, address}) => html`
   <h2>Request ${request.request_id ?? request.span_id}</h2>
   <${Mostly} request=${request} />
   <${Waterfall} request=${request} />
   <${Why} explanation=${request.explanation} />
   <h2>Facts</h2>
-  <dl class="plain">${facts(request).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+  <dl class="plain">${facts(request).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
+  <${Others} others=${request.others} address=${address} />`;
 
 export const oneRequest = {title: "Request", load, Show};

@@ -54,7 +54,7 @@ let asked = 0;
 async function load() {
   const number = ++asked;
   try {
-    const data = await VIEWS[state.name].load(state.parameters);
+    const data = await VIEWS[state.name].load(state.parameters, live_of_all());
     // A slower answer to an earlier question is not shown.
     if (number === asked) Object.assign(state, {data, awaited: false, problem: null, locked: false});
   } catch (error) {
@@ -140,15 +140,16 @@ function Agents() {
       </select></label>`;
 }
 
+// Live figures are of all agents; those of one are read again with the rest.
+const live_of_all = () => (state.parameters.agent ? null : state.live);
+
 function Body() {
   const view = VIEWS[state.name];
   const chosen = state.parameters.window ?? view.window;
-  // Live figures are of all agents; those of one are read again with the rest.
-  const live = state.parameters.agent ? null : state.live;
   return html`
     <form><${Agents} />${view.window && html`<${Windows} chosen=${chosen} />`}</form>
-    ${state.problem && html`<p class="band" role="alert">These figures are old: ${state.problem}</p>`}
-    ${state.data ? html`<${view.Show} data=${state.data} live=${live} choose=${choose}
+    ${state.problem && html`<p class="band" role="alert">${state.data ? "These figures are old" : "No figures"}: ${state.problem}</p>`}
+    ${state.data ? html`<${view.Show} data=${state.data} live=${live_of_all()} choose=${choose}
         parameters=${state.parameters} address=${address} />`
       : !state.problem && html`<p class="quiet">Reading the figures.</p>`}`;
 }

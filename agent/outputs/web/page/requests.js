@@ -1,5 +1,5 @@
 // The view of requests: filtered, the newest or the worst first.
-import {Note, Reasons, Table, html} from "./elements.js";
+import {Note, Reasons, Table, html, link} from "./elements.js";
 import {query} from "./query.js";
 import {UNKNOWN, last, number, seconds, time, words} from "./words.js";
 
@@ -34,9 +34,8 @@ const without = (rows) => Object.entries(WHY_NOT)
   .filter(([name]) => rows.some((request) => (request[FIELDS[name] ?? name] ?? "") === ""));
 
 const row = (address) => (request) => [
-  html`<a href=${address("request", {id: request.request_id ?? request.trace_id})}>
-    ${time(request.started_at)}</a>`,
-  request.engine ?? UNKNOWN, request.model ?? UNKNOWN, request.tenant || UNKNOWN,
+  link(address, request),
+  ...[request.engine, request.model, request.tenant].map((text) => ({text: text || UNKNOWN, kind: "name"})),
   number(request.input_tokens), number(request.output_tokens),
   seconds(request.queue_s), seconds(request.ttft_s), seconds(request.tpot_s), seconds(request.e2e_s),
   request.status, {text: request.verdict, kind: request.verdict},

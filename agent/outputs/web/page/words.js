@@ -9,21 +9,26 @@ export const number = (value, digits = 1) =>
 // The window's names and the steps of its charts.
 export const WINDOWS = {"5m": "5 minutes", "1h": "hour", "6h": "6 hours", "24h": "day", "7d": "7 days"};
 export const STEPS = {"5m": "1m", "1h": "1m", "6h": "10m", "24h": "1h", "7d": "6h"};
+export const STEPS_S = {"1m": 60, "10m": 600, "1h": 3600, "6h": 21600};
 const STEP_NAMES = {"1m": "minute", "10m": "10 minutes", "1h": "hour", "6h": "6 hours"};
 export const step_name = (window) => STEP_NAMES[STEPS[window]];
 
 const significant = (value) => value.toLocaleString("en", {maximumSignificantDigits: 3});
+
+// A share below 1 is never rounded to 100 %: a promise that was broken once was not kept.
+const rounded = (value, text, digits) => (text === "100" && value < 1
+  ? number(Math.floor(100 * value * 10 ** digits) / 10 ** digits, digits) : text);
 
 export const milliseconds = (value) =>
   known(value, (v) => (v >= 1000 ? `${significant(v / 1000)} s` : `${number(v, v < 10 ? 2 : 0)} ms`));
 
 export const seconds = (value) => known(value, (v) => milliseconds(1000 * v));
 
-export const percent = (value, digits = 2) => known(value, (v) => `${number(100 * v, digits)} %`);
+export const percent = (value, digits = 2) => known(value, (v) => `${rounded(v, number(100 * v, digits), digits)} %`);
 
 export const whole_percent = (value) => percent(value, 1);
 
-export const share = (value) => known(value, (v) => `${significant(100 * v)} %`);
+export const share = (value) => known(value, (v) => `${rounded(v, significant(100 * v), 1)} %`);
 
 export const dollars = (value) => known(value, (v) => `$${Math.abs(v) < 1 ? significant(v)
   : v.toLocaleString("en", {minimumFractionDigits: 2, maximumFractionDigits: 2})}`);
