@@ -47,7 +47,7 @@ Row = Mapping[str, Any]
 
 
 # Clocks of agents that share a database may differ by less.
-_CLOCKS_DIFFER_S = 60.0
+CLOCKS_DIFFER_S = 60.0
 
 
 def _newest_row(gpus: CTE, *, until: ColumnElement[float] | None = None) -> ScalarSelect[Any]:
@@ -102,7 +102,7 @@ class StoreQueries(CauseQueries):
             .order_by(latency.desc(), requests.c.id.desc())
             .limit(limit)
         )
-        return [_plain(row) for row in self._all(query)]
+        return [plain_row(row) for row in self._all(query)]
 
     def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
         """Verdicts by input and output length, from the rows of the window that are kept."""
@@ -129,7 +129,7 @@ class StoreQueries(CauseQueries):
             .order_by(requests.c.started_at.desc(), requests.c.id.desc())
             .limit(100)
         )
-        return [_plain(row) for row in self._all(query)]
+        return [plain_row(row) for row in self._all(query)]
 
     def events(
         self,
@@ -188,15 +188,15 @@ class StoreQueries(CauseQueries):
             .where(objectives.c.in_force_until.is_(None))
             .order_by(objectives.c.name, objectives.c.agent)
         )
-        return [_plain(row) for row in self._all(query)]
+        return [plain_row(row) for row in self._all(query)]
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
         """The newest stored sample of each GPU at a Unix time, from any agent.
 
         A sample from the future is used only where there is no other: the clock was set back.
         """
-        newest = _NEWEST_OF_EACH_GPU.params(until=now + _CLOCKS_DIFFER_S)
-        return [_plain(row) for row in self._all(newest)]
+        newest = _NEWEST_OF_EACH_GPU.params(until=now + CLOCKS_DIFFER_S)
+        return [plain_row(row) for row in self._all(newest)]
 
     def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Samples of a GPU since a Unix time, after a cursor, the newest first."""
@@ -222,7 +222,7 @@ class StoreQueries(CauseQueries):
             .limit(limit + 1)
         )
         rows = self._all(query)
-        items = tuple(_plain(row) for row in rows[:limit])
+        items = tuple(plain_row(row) for row in rows[:limit])
         if len(rows) <= limit:
             return PageOf(items, None)
         last = rows[limit - 1]._mapping
@@ -282,7 +282,8 @@ _JSON_COLUMNS = (
 )
 
 
-def _plain(row: Any) -> Row:
+def plain_row(row: Any) -> Row:
+    """A row with the content of its JSON."""
     plain = dict(row._mapping)
     for name in _JSON_COLUMNS:
         if plain.get(name) is not None:
