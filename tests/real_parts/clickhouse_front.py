@@ -12,8 +12,8 @@ import os
 import re
 import tempfile
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ _OF_HTTP = {
     *("http_headers_progress_interval_ms", "default_format", "user", "password", "role"),
 }
 _VALUE = "param_"
+_MOST_CONNECTIONS = 32
+
+Settings = frozenset[tuple[str, str]]
+
 _INSERT = re.compile(rb"\A\s*INSERT\s+INTO\s+(.+?)\s+FORMAT\s+(\w+)[ \t]*\n", re.S | re.I)
 _FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*;?\s*\Z", re.I)
 _CODE = re.compile(r"Code: (\d+)")
@@ -44,10 +48,13 @@ class Engine:
         self._lock = threading.Lock()
         # An engine without a connection is closed.
         self._kept = chdb.connect(str(folder / "data"))
+        # To set settings takes longer than most statements, and few of them differ.
+        self._connections: OrderedDict[Settings, Any] = OrderedDict()
 
     def run(self, body: bytes, given: Mapping[str, str]) -> tuple[bytes, str]:
         """The result and its format. Raises the engine's RuntimeError."""
-        with self._lock, self._connection(given) as connection:
+        with self._lock:
+            connection = self._connection(given)
             statement = given.get("query", "").encode()
             whole = statement + b"\n" + body if statement else body
             insert = _INSERT.match(whole)
@@ -60,19 +67,29 @@ class Engine:
             result = connection.query(sql, wanted, params=values)
             return result.bytes() or b"", wanted
 
-    @contextmanager
-    def _connection(self, given: Mapping[str, str]) -> Iterator[Any]:
+    def _connection(self, given: Mapping[str, str]) -> Any:
+        settings = frozenset(
+            (name, value)
+            for name, value in given.items()
+            if name == "database" or (name not in _OF_HTTP and not name.startswith(_VALUE))
+        )
+        connection = self._connections.pop(settings, None)
+        if connection is None:
+            connection = self._connected(dict(settings))
+        self._connections[settings] = connection
+        if len(self._connections) > _MOST_CONNECTIONS:
+            _, oldest = self._connections.popitem(last=False)
+            oldest.close()
+        return connection
+
+    def _connected(self, settings: dict[str, str]) -> Any:
         connection = chdb.connect(str(self._folder / "data"))
-        try:
-            if "database" in given:
-                connection.query(f"USE `{given['database']}`")
-            settings = {k: v for k, v in given.items() if k not in _OF_HTTP and _VALUE not in k}
-            for name, value in settings.items():
-                quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-                connection.query(f"SET {name} = '{quoted}'")
-            yield connection
-        finally:
-            connection.close()
+        if database := settings.pop("database", None):
+            connection.query(f"USE `{database}`")
+        for name, value in settings.items():
+            quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+            connection.query(f"SET {name} = '{quoted}'")
+        return connection
 
     def _inserted(self, connection: Any, insert: re.Match[bytes], data: bytes) -> bytes:
         into, of_format = (part.decode() for part in insert.groups())
@@ -106,6 +123,8 @@ class Front(BaseHTTPRequestHandler):
             self._send(200, b"Ok.\n", {})
             return
         try:
+            # A body that the driver broke off is refused, as the server does.
+            body = self._decoded(body)
             result, of_format = self.engine.run(body, dict(parse_qsl(url.query)))
         except Exception as error:
             code = _CODE.search(str(error))
@@ -117,11 +136,12 @@ class Front(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            raw = b"".join(self._chunks())
-        else:
-            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            return b"".join(self._chunks())
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _decoded(self, body: bytes) -> bytes:
         decode = _DECODERS.get(self.headers.get("Content-Encoding", ""))
-        return raw if decode is None else decode(raw)
+        return body if decode is None else decode(body)
 
     def _chunks(self) -> Iterator[bytes]:
         while size := int(self.rfile.readline().split(b";")[0], 16):

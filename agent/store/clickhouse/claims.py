@@ -41,7 +41,7 @@ def write_versions(
     """
     types = types_of(table)
     names = [name for name in rows[0] if name in types] if rows else []
-    own = {"version": "UInt64", "is_deleted": "UInt8"}
+    own = {"row_version": "UInt64", "is_deleted": "UInt8"}
     values = [
         [*(row[name] for name in names), version, deleted]
         for deleted, of_kind in enumerate((rows, tombstones))

@@ -21,6 +21,7 @@ _SETTINGS: Mapping[str, Any] = {
     "final": 1,
     "do_not_merge_across_partitions_select_final": 1,
     "aggregate_functions_null_for_empty": 1,
+    "cast_keep_nullable": 1,
     "join_use_nulls": 1,
     "prefer_column_name_to_alias": 1,
 }

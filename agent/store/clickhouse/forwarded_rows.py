@@ -27,7 +27,7 @@ _AGENT_BITS = 20
 
 _NUMBERED = (requests, engine_samples, gpu_samples, events)
 _VERSIONED = (requests, engine_minutes)
-_VERSION_TYPES = {"version": "UInt64", "is_deleted": "UInt8"}
+_VERSION_TYPES = {"row_version": "UInt64", "is_deleted": "UInt8"}
 _TOMBSTONE = {"trace_id": "String", "span_id": "String", "started_at": TIMESTAMP} | _VERSION_TYPES
 
 

@@ -1,8 +1,8 @@
 """The tables in ClickHouse: steps of DDL in their order, each of which may run again.
 
-Rows are replaced by key: the one with the highest `version` is seen. Sums are kept as rows that a
-merge adds up: a rollup has a row for each count and each filled bin. What agents forward of sums
-is inserted as one block into `forwarded`, from which views fill the rollups of each width.
+Rows are replaced by key: the one with the highest `row_version` is seen. Sums are kept as rows
+that a merge adds up: a rollup has a row for each count and each filled bin. What agents forward of
+sums is inserted as one block into `forwarded`, from which views fill the rollups of each width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _BLOCKS_KNOWN = 100_000
 _KNOWN = f"SETTINGS non_replicated_deduplication_window = {_BLOCKS_KNOWN}"
 _STATES_KEPT_DAYS, _MARKS_KEPT_DAYS = 2, 60
 
-_VERSION = {"version": "UInt64", "is_deleted": "UInt8"}
+_VERSION = {"row_version": "UInt64", "is_deleted": "UInt8"}
 _SERIES = {name: "LowCardinality(String)" for name in Series._fields}
 _SERIES_NAMES = ", ".join(_SERIES)
 _CAUSE_PLACE = dict.fromkeys(("objective", "limit_name", "cause"), "LowCardinality(String)")

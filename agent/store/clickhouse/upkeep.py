@@ -17,7 +17,7 @@ from agent.store.utc_timestamp import UtcTimestamp
 
 _MINUTE = engine_minutes.c
 _TIMES = [column.name for column in _MINUTE if isinstance(column.type, UtcTimestamp)]
-_VERSION = literal_column("version", BigInteger)
+_VERSION = literal_column("row_version", BigInteger)
 _REFUSED = "the database did not take the write"
 
 
