@@ -6,6 +6,7 @@ import sys
 from benchmarks import (
     cause_queries,
     causes,
+    clickhouse,
     compare,
     expiry,
     fleet,
@@ -40,6 +41,7 @@ BENCHMARKS = {
     "causes": causes.run,
     "compare": compare.run,
     "cause_queries": cause_queries.run,
+    "clickhouse": clickhouse.run,
     "plugin": plugin.run,
     "proxy_measuring": proxy_measuring.run,
     "proxy": proxy.run,

@@ -39,7 +39,7 @@ _COLUMNS = ", ".join(FORWARDED["requests"])
 _IDENTITY = EngineIdentity(engine="chat-0", model="llama")
 
 
-def _filled(folder: Path, number: int) -> Engine:
+def filled(folder: Path, number: int) -> Engine:
     """A journal with the requests of many exports."""
     engine = open_engine(f"sqlite:///{folder / f'journal-{number}.db'}")
     upgrade(engine)
@@ -121,7 +121,7 @@ def _unexpected(what: object) -> None:
 def _measured(folder: Path, url: str) -> Iterator[tuple[float, float]]:
     """Rows/s of the bare COPY and of forwarding, in turns."""
     for number in range(ROUNDS):
-        journal = _filled(folder, number)
+        journal = filled(folder, number)
         rows = _rows(journal)
         yield len(rows) / _bare_copy_s(url, rows), _forwarded_per_s(url, journal)
         journal.dispose()

@@ -44,7 +44,7 @@ def months(name: str, engine: Engine) -> bool:
 
         def seconds_by(dimension: Dimension) -> float:
             path = f"/api/v1/breakdown?by={dimension}&window={DAYS}d"
-            return _seconds(lambda: len(api.get(path).json()["groups"]))
+            return seconds_of(lambda: len(api.get(path).json()["groups"]))
 
         held = report(f"{what}, percentiles by model", seconds_by("model"), QUERY_TARGET_S, "s")
         print(f"rollups, {what}, percentiles by input length: {seconds_by('input_length'):.3g} s")
@@ -62,10 +62,10 @@ def use(name: str, engine: Engine) -> bool:
         return len(efficiency_and_cost(ask, window, Selection()))
 
     what = f"{name}: {DAYS} days of {ENGINES} engines until now, use and cost"
-    return report(what, _seconds(figures, 2), USE_TARGET_S, "s")
+    return report(what, seconds_of(figures, 2), USE_TARGET_S, "s")
 
 
-def _seconds(work: Callable[[], int], times: int = 5) -> float:
+def seconds_of(work: Callable[[], int], times: int = 5) -> float:
     taken = []
     for _ in range(times):
         began = time.perf_counter()
@@ -95,7 +95,7 @@ def _starts() -> Iterator[tuple[int, int]]:
 
 def _fill_rollups(engine: Engine) -> None:
     sample = list(load(SAMPLE_S, REQUESTS_PER_S))
-    figures = {width_s: _figures(sample, width_s) for width_s in (DAY_S, HOUR_S, 60, 10)}
+    figures = {width_s: figures_by_length(sample, width_s) for width_s in (DAY_S, HOUR_S, 60, 10)}
     lengths = list(figures[DAY_S])
     with for_writing(engine).begin() as connection:
         for place in range(ENGINES):
@@ -115,7 +115,7 @@ def _fill_rollups(engine: Engine) -> None:
                 connection.execute(rollups.insert(), rows)
 
 
-def _figures(sample: list[JudgedRequest], width_s: int) -> dict[str, dict[str, Any]]:
+def figures_by_length(sample: list[JudgedRequest], width_s: int) -> dict[str, dict[str, Any]]:
     """The columns of a rollup of this width by input length, at ten requests a second."""
     at_once = [
         JudgedRequest(item.record._replace(ended_at=TODAY), item.judgement)
