@@ -44,7 +44,7 @@ def months(name: str, engine: Engine) -> bool:
 
         def seconds_by(dimension: Dimension) -> float:
             path = f"/api/v1/breakdown?by={dimension}&window={DAYS}d"
-            return seconds_of(lambda: len(api.get(path).json()["groups"]))
+            return _seconds(lambda: len(api.get(path).json()["groups"]))
 
         held = report(f"{what}, percentiles by model", seconds_by("model"), QUERY_TARGET_S, "s")
         print(f"rollups, {what}, percentiles by input length: {seconds_by('input_length'):.3g} s")
@@ -62,10 +62,10 @@ def use(name: str, engine: Engine) -> bool:
         return len(efficiency_and_cost(ask, window, Selection()))
 
     what = f"{name}: {DAYS} days of {ENGINES} engines until now, use and cost"
-    return report(what, seconds_of(figures, 2), USE_TARGET_S, "s")
+    return report(what, _seconds(figures, 2), USE_TARGET_S, "s")
 
 
-def seconds_of(work: Callable[[], int], times: int = 5) -> float:
+def _seconds(work: Callable[[], int], times: int = 5) -> float:
     taken = []
     for _ in range(times):
         began = time.perf_counter()

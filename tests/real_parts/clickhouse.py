@@ -30,6 +30,11 @@ class ClickHouseServer:
         """The address of its HTTP interface."""
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """The process id of the server."""
+        return self._process.pid
+
     def url(self, database: str, port: int | None = None) -> str:
         """The SQLAlchemy URL of a database, perhaps by way of another port."""
         return f"clickhousedb://default:s3cret@127.0.0.1:{port or self._port}/{database}"

@@ -32,6 +32,12 @@ from agent.store.tables import engine_minutes, engine_samples, gpu_samples
 
 _PLACE = ("width_s", "starts_at", *Series._fields)
 _ROLLUPS = table("rollups", *map(column, (*_PLACE, "figure", "place", "n")))
+# The same of all agents and engines together.
+_FLEET = table(
+    "fleet_rollups",
+    *map(column, ("width_s", "starts_at", "model", "tenant", "input_length", "judged_by")),
+    *map(column, ("figure", "place", "n")),
+)
 _CAUSES = table(
     "cause_rollups",
     *map(column, (*_PLACE, "objective", "limit_name", "cause")),
@@ -50,11 +56,12 @@ def _within(sums: Any, each: RollupRange) -> ColumnElement[bool]:
     )
 
 
-def _of_length(each: RollupRange, apart: Apart) -> ColumnElement[bool]:
+def _of_length(sums: Any, each: RollupRange, apart: Apart) -> ColumnElement[bool]:
     """Of wide rollups those of all lengths together, where lengths are not asked for."""
+    length: ColumnElement[str] = sums.c.input_length
     if each.width_s in SUMMED_WIDTHS_S and apart != "input_length":
-        return _ROLLUPS.c.input_length == ANY_LENGTH
-    return _ROLLUPS.c.input_length != ANY_LENGTH
+        return length == ANY_LENGTH
+    return length != ANY_LENGTH
 
 
 class ClickHouseQueries(StoreQueries):
@@ -62,15 +69,12 @@ class ClickHouseQueries(StoreQueries):
 
     def _first_data(self, connection: Connection, source: DataSource) -> float | None:
         def of_width(width_s: int) -> int | None:
-            # In the order of the key: one row is read.
-            query = (
-                select(_ROLLUPS.c.starts_at)
-                .where(_ROLLUPS.c.width_s == width_s, *_of_source(source))
-                .order_by(_ROLLUPS.c.width_s, _ROLLUPS.c.starts_at)
-                .limit(1)
-                .execution_options(**_SUMS)
+            chosen = Selection(agent=source.agent, engine=source.engine)
+            sums = _sums_for(chosen, None)
+            query = select(func.min(sums.c.starts_at)).where(
+                sums.c.width_s == width_s, sums.c.figure == "counts", *selected(sums, chosen)
             )
-            found: int | None = connection.execute(query).scalar()
+            found: int | None = connection.execute(query.execution_options(**_SUMS)).scalar()
             return found
 
         known = [
@@ -131,8 +135,10 @@ class ClickHouseQueries(StoreQueries):
         return list(by_gpu.values())
 
 
-def _of_source(source: DataSource) -> list[ColumnElement[bool]]:
-    return selected(_ROLLUPS, Selection(agent=source.agent, engine=source.engine))
+def _sums_for(selection: Selection, apart: Apart) -> Any:
+    """The smallest table that tells apart what is asked."""
+    of_agents = selection.agent is not None or selection.engine is not None
+    return _ROLLUPS if of_agents or apart in ("agent", "engine") else _FLEET
 
 
 def _group(sums: Any, apart: Apart) -> ColumnElement[Any]:
@@ -152,17 +158,18 @@ def _told_apart(apart: Apart, of_group: Any, series: Series) -> tuple[int, Serie
 
 def _summed(ranges: Sequence[RollupRange], selection: Selection, apart: Apart) -> Select[Any]:
     """Group, `judged_by`, figure, and the places and sums of its numbers."""
+    rows = _sums_for(selection, apart)
     keys = [
-        _group(_ROLLUPS, apart),
-        _ROLLUPS.c.judged_by.label("judged"),
-        _ROLLUPS.c.figure.label("of_figure"),
-        _ROLLUPS.c.place.label("of_place"),
+        _group(rows, apart),
+        rows.c.judged_by.label("judged"),
+        rows.c.figure.label("of_figure"),
+        rows.c.place.label("of_place"),
     ]
     sums = (
-        select(*keys, func.sum(_ROLLUPS.c.n).label("number"))
+        select(*keys, func.sum(rows.c.n).label("number"))
         .where(
-            *selected(_ROLLUPS, selection),
-            or_(*(and_(_within(_ROLLUPS, each), _of_length(each, apart)) for each in ranges)),
+            *selected(rows, selection),
+            or_(*(and_(_within(rows, each), _of_length(rows, each, apart)) for each in ranges)),
         )
         .group_by(*keys)
         .subquery("sums")

@@ -5,7 +5,7 @@ that a merge adds up: a rollup has a row for each count and each filled bin. Wha
 sums is inserted as one block into `forwarded`, from which views fill the rollups of each width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Engine, Table
@@ -14,7 +14,7 @@ from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
 from agent.store.clickhouse.column_types import type_of, types_of
 from agent.store.clickhouse.connecting import using
-from agent.store.rollups import ANY_LENGTH, KEEP_S, SUMMED_WIDTHS_S, WIDTHS_S, Series
+from agent.store.rollups import ANY_LENGTH, FIGURES, KEEP_S, SUMMED_WIDTHS_S, WIDTHS_S, Series
 from agent.store.tables import (
     agents,
     engine_minutes,
@@ -102,11 +102,10 @@ _NARROW_KEPT = ", ".join(
 
 
 def _summed(name: str, place: Mapping[str, str], sums: Mapping[str, str]) -> str:
-    columns = {"width_s": "UInt32", "starts_at": "Int64", **_SERIES, **place}
     return (
-        f"CREATE TABLE IF NOT EXISTS {name} ({_declared({**columns, **sums})}) "
+        f"CREATE TABLE IF NOT EXISTS {name} ({_declared({**place, **sums})}) "
         f"ENGINE = AggregatingMergeTree PARTITION BY (width_s, toYYYYMM({_STARTED})) "
-        f"PRIMARY KEY (width_s, starts_at, agent, engine) ORDER BY ({', '.join(columns)}) "
+        f"PRIMARY KEY ({', '.join([*place][:4])}) ORDER BY ({', '.join(place)}) "
         f"TTL {_NARROW_KEPT} {_KNOWN}"
     )
 
@@ -122,8 +121,29 @@ def _placed() -> str:
     return f"arrayJoin([{', '.join(both)}])"
 
 
+# Queries read all lengths together, or each of them: those lie side by side.
+_SUM_PLACE = {"width_s": "UInt32", "input_length": _SERIES["input_length"], "starts_at": "Int64"}
+_FIGURE = ", ".join(f"'{name}' = {number}" for number, name in enumerate(FIGURES))
+_NUMBER_PLACE = {"figure": f"Enum8({_FIGURE})", "place": "Int16"}
+_OF_FLEET = {name: _SERIES[name] for name in ("model", "tenant", "judged_by")}
+
 _SUM = "SimpleAggregateFunction(sum, {})".format
-_OTHERS = ", ".join(name for name in _SERIES if name != "input_length")
+
+
+def _view(name: str, into: str, series: Iterable[str]) -> str:
+    """What fills the rollups of each width from differences."""
+    # A name that is a column's and an alias would mean either, by the settings of who inserts.
+    names = ", ".join(series)
+    return (
+        f"CREATE MATERIALIZED VIEW IF NOT EXISTS {name} TO {into} AS "
+        "SELECT placed.1 AS width_s, intDiv(narrow_at, placed.1) * placed.1 AS starts_at, "
+        f"{names}, placed.2 AS input_length, figure, place, sum(number) AS n FROM ("
+        f"SELECT starts_at AS narrow_at, {names}, figures, places, numbers, {_placed()} AS placed "
+        "FROM forwarded WHERE what = 'rollup') "
+        "ARRAY JOIN figures AS figure, places AS place, numbers AS number "
+        f"GROUP BY width_s, starts_at, {names}, input_length, figure, place"
+    )
+
 
 _TABLES = (
     *(_replacing(*each) for each in _REPLACED),
@@ -131,26 +151,20 @@ _TABLES = (
     f"{_declared(FORWARDED_COLUMNS)}) ENGINE = MergeTree ORDER BY (run, last, what) "
     f"TTL at + toIntervalDay({_STATES_KEPT_DAYS}) DELETE WHERE what != 'mark', "
     f"at + toIntervalDay({_MARKS_KEPT_DAYS}) DELETE {_KNOWN}",
-    _summed(
-        "rollups", {"figure": "LowCardinality(String)", "place": "Int32"}, {"n": _SUM("Int64")}
-    ),
+    _summed("rollups", {**_SUM_PLACE, **_SERIES, **_NUMBER_PLACE}, {"n": _SUM("Int64")}),
+    # The same of all agents and engines together.
+    _summed("fleet_rollups", {**_SUM_PLACE, **_OF_FLEET, **_NUMBER_PLACE}, {"n": _SUM("Int64")}),
     _summed(
         "cause_rollups",
-        _CAUSE_PLACE,
+        {**_SUM_PLACE, **_SERIES, **_CAUSE_PLACE},
         {
             "requests": _SUM("Int64"),
             "top_requests": _SUM("Int64"),
             "excess_s": _SUM("Nullable(Float64)"),
         },
     ),
-    # A name that is a column's and an alias would mean either, by the settings of who inserts.
-    "CREATE MATERIALIZED VIEW IF NOT EXISTS forwarded_rollups TO rollups AS "
-    "SELECT placed.1 AS width_s, intDiv(narrow_at, placed.1) * placed.1 AS starts_at, "
-    f"{_OTHERS}, placed.2 AS input_length, figure, place, sum(number) AS n FROM ("
-    f"SELECT starts_at AS narrow_at, {_OTHERS}, figures, places, numbers, {_placed()} AS placed "
-    "FROM forwarded WHERE what = 'rollup') "
-    "ARRAY JOIN figures AS figure, places AS place, numbers AS number "
-    f"GROUP BY width_s, starts_at, {_OTHERS}, input_length, figure, place",
+    _view("forwarded_rollups", "rollups", [name for name in _SERIES if name != "input_length"]),
+    _view("forwarded_fleet", "fleet_rollups", _OF_FLEET),
     "CREATE MATERIALIZED VIEW IF NOT EXISTS forwarded_causes TO cause_rollups AS "
     f"SELECT width_s, starts_at, {_SERIES_NAMES}, objective, limit_name, cause, "
     "sum(counted) AS requests, sum(top) AS top_requests, sum(seconds) AS excess_s FROM ("
@@ -245,7 +259,7 @@ def keep_for(client: Any, requests_s: float, rollups_s: float) -> None:
     ):
         _set_ttl(client, table, f"toDateTime({at}) + toIntervalSecond({kept_s:.0f})")
     days = f"{_STARTED} + toIntervalSecond({DAY_S + rollups_s:.0f}) DELETE"
-    for table in ("rollups", "cause_rollups"):
+    for table in ("rollups", "fleet_rollups", "cause_rollups"):
         _set_ttl(client, table, f"{_NARROW_KEPT}, {days}")
 
 

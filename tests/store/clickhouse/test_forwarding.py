@@ -58,7 +58,7 @@ def shared(clickhouse_url: str) -> Iterator[Engine]:
     engine = open_engine(clickhouse_url)
     upgrade(engine)
     with engine.connect() as connection:
-        for table in ("rollups", "cause_rollups"):
+        for table in ("rollups", "fleet_rollups", "cause_rollups"):
             connection.execute(text(f"ALTER TABLE {table} REMOVE TTL"))
     yield engine
     engine.dispose()
@@ -263,7 +263,7 @@ def test_a_batch_that_was_sent_long_ago_is_looked_for(
     """Others sent so many blocks since that the server does not know it by its token."""
     database = clickhouse_url.rpartition("/")[2]
     with shared.connect() as connection:
-        for table in ("forwarded", "rollups"):
+        for table in ("forwarded", "rollups", "fleet_rollups"):
             none_known = "MODIFY SETTING non_replicated_deduplication_window = 0"
             connection.execute(text(f"ALTER TABLE {table} {none_known}"))
     monkeypatch.setattr(destination, "_TOKEN_TRUSTED_S", 0.0)
