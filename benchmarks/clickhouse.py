@@ -204,11 +204,16 @@ def _fill_days(engine: Engine, sample: list[JudgedRequest]) -> None:
 
 
 def _copied(first: int, last: int) -> str:
-    day = f"{TODAY} - day * {DAY_S}"
+    names = [f"concat('{each}-', toString(e))" for each in ("agent", "chat")]
+    made = {
+        "starts_at": f"{TODAY} - day * {DAY_S}",
+        "agent": names[0],
+        "engine": names[1],
+        "model": f"concat('model-', toString(e % {MODELS}))",
+    }
     return (
         f"INSERT INTO rollups ({', '.join(_ROLLUP)}) "
-        f"SELECT width_s, {day}, concat('agent-', toString(e)), concat('chat-', toString(e)), concat('model-', toString(e % {MODELS})), '', "
-        "input_length, judged_by, figure, place, n FROM one_day "
+        f"SELECT {', '.join(made.get(name, name) for name in _ROLLUP)} FROM one_day "
         f"CROSS JOIN (SELECT number AS e FROM numbers({first}, {last - first})) AS engines "
         f"CROSS JOIN (SELECT number AS day FROM numbers({DAYS + 1})) AS days"
     )

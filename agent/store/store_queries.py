@@ -96,13 +96,9 @@ class StoreQueries(CauseQueries):
     def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
         """The requests with the highest latency, the worst first; this reads all that match."""
         latency = requests.c[f"{by}_s"]
-        query = (
-            select(requests)
-            .where(*_conditions(wanted), latency.is_not(None))
-            .order_by(latency.desc(), requests.c.id.desc())
-            .limit(limit)
-        )
-        return [plain_row(row) for row in self._all(query)]
+        conditions = [*_conditions(wanted), latency.is_not(None)]
+        order = (latency.desc(), requests.c.id.desc())
+        return [plain_row(row) for row in self._whole(requests, conditions, order, limit)]
 
     def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
         """Verdicts by input and output length, from the rows of the window that are kept."""
@@ -215,18 +211,24 @@ class StoreQueries(CauseQueries):
         after: Cursor | None,
         limit: int,
     ) -> PageOf[Row]:
-        query = (
-            select(table)
-            .where(*conditions, _after(table, sorted_by, after))
-            .order_by(sorted_by.desc(), table.c.id.desc())
-            .limit(limit + 1)
-        )
-        rows = self._all(query)
+        following = [*conditions, _after(table, sorted_by, after)]
+        order = (sorted_by.desc(), table.c.id.desc())
+        rows = self._whole(table, following, order, limit + 1)
         items = tuple(plain_row(row) for row in rows[:limit])
         if len(rows) <= limit:
             return PageOf(items, None)
         last = rows[limit - 1]._mapping
         return PageOf(items, Cursor(last[sorted_by], last["id"]))
+
+    def _whole(
+        self,
+        table: Table,
+        conditions: Sequence[ColumnElement[bool]],
+        order: Sequence[ColumnElement[Any]],
+        limit: int,
+    ) -> Sequence[Any]:
+        """The first rows that match, with all columns."""
+        return self._all(select(table).where(*conditions).order_by(*order).limit(limit))
 
     def _all(self, query: Select[Any]) -> Sequence[Any]:
         return read_all(self._engine, query)

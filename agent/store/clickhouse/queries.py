@@ -1,5 +1,6 @@
 """Queries of the API on ClickHouse: those that its server answers in another way, or better."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    Table,
     and_,
     column,
     func,
@@ -19,8 +21,9 @@ from sqlalchemy import (
 
 from agent.analysis.cause_sums import CausePlace, CauseSum
 from agent.analysis.tally import ALL_OBJECTIVES
-from agent.records.queries import DataSource, Selection
+from agent.records.queries import Cursor, DataSource, PageOf, Selection
 from agent.store.cause_queries import SummedCauses
+from agent.store.clickhouse.schema import KEYS
 from agent.store.clickhouse.vector_rows import encoded_from
 from agent.store.connection import reading
 from agent.store.first_data import first_of_table, first_of_widths
@@ -45,6 +48,7 @@ _CAUSES = table(
 )
 # Rows that a merge would add up are added up by the query.
 _SUMS = {"settings": {"final": 0}}
+_PAGE_REACHES_S = (600.0, 3 * 3600.0, 3 * 86400.0)
 _NO_SERIES = Series("", "", "", "", "", "")
 
 
@@ -117,6 +121,35 @@ class ClickHouseQueries(StoreQueries):
                 yield SummedCauses(
                     starts_at, series, place, CauseSum(int(count), int(top), excess_s)
                 )
+
+    def _page(
+        self,
+        table: Table,
+        sorted_by: ColumnElement[float],
+        conditions: Sequence[ColumnElement[bool]],
+        after: Cursor | None,
+        limit: int,
+    ) -> PageOf[Row]:
+        """A page is looked for in a short time first: the newest rows are read, not all of them."""
+        until = time.time() if after is None else after.at
+        for reach_s in _PAGE_REACHES_S:
+            within = [*conditions, sorted_by >= until - reach_s]
+            page = super()._page(table, sorted_by, within, after, limit)
+            if page.next is not None:
+                return page
+        return super()._page(table, sorted_by, conditions, after, limit)
+
+    def _whole(
+        self,
+        table: Table,
+        conditions: Sequence[ColumnElement[bool]],
+        order: Sequence[ColumnElement[Any]],
+        limit: int,
+    ) -> Sequence[Any]:
+        """Only the columns of the conditions are read of all rows."""
+        key = [table.c[name] for name in KEYS[table.name]]
+        found = select(*key).where(*conditions).order_by(*order).limit(limit).correlate(None)
+        return self._all(select(table).where(tuple_(*key).in_(found)).order_by(*order))
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
         """The newest stored sample of each GPU at a Unix time, from any agent.

@@ -69,6 +69,7 @@ _REPLACED: Sequence[tuple[Table, Mapping[str, str], str, str]] = (
     (objectives, _VERSION, "agent, name, in_force_from", ""),
     (agents, _VERSION, "name", ""),
 )
+KEYS = {table.name: key.split(", ") for table, _, key, _ in _REPLACED}
 _INDEXES = {
     requests.name: (
         *(
