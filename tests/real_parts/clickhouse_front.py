@@ -47,7 +47,7 @@ class Engine:
         self._folder = folder
         self._lock = threading.Lock()
         # An engine without a connection is closed.
-        self._kept = chdb.connect(str(folder / "data"))
+        self._kept = self._open()
         # To set settings takes longer than most statements, and few of them differ.
         self._connections: OrderedDict[Settings, Any] = OrderedDict()
 
@@ -82,8 +82,12 @@ class Engine:
             oldest.close()
         return connection
 
+    def _open(self) -> Any:
+        opened: Any = chdb.connect(str(self._folder / "data"))  # type: ignore[no-untyped-call]
+        return opened
+
     def _connected(self, settings: dict[str, str]) -> Any:
-        connection = chdb.connect(str(self._folder / "data"))
+        connection = self._open()
         if database := settings.pop("database", None):
             connection.query(f"USE `{database}`")
         for name, value in settings.items():

@@ -6,6 +6,7 @@ of it is of the tests.
 
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -166,7 +167,7 @@ def test_a_change_counts_also_after_the_clock_was_set_back(
     minutes.write([minute()], (), NOON)
     with forwarding(journal, clickhouse_url):
         pass
-    monkeypatch.setattr(destination.time, "time_ns", lambda: 10**18)
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
     minutes.write([minute(requests=7)], (), NOON)
     with forwarding(journal, clickhouse_url):
         pass
@@ -315,7 +316,9 @@ def test_a_server_that_is_killed_and_comes_back_gets_everything(
         forwarded.all_forwarded()
         server.kill()
         store(journal, some(range(5, 10)))
-        reason = eventually(forwarded.forwarder.problem, within_s=WITHIN_S, what="the reason")
+        reason = str(
+            eventually(forwarded.forwarder.problem, within_s=WITHIN_S, what="the reason")
+        )
         assert "s3cret" not in reason
         assert "127.0.0.1" not in reason
         server.restart()
