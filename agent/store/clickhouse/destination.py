@@ -46,7 +46,7 @@ class _Sent(NamedTuple):
 
 
 class ClickHouseDestination:
-    """A shared ClickHouse; see Destination.
+    """A shared ClickHouse; see BatchDestination.
 
     The rows of a batch are written first: they replace each other, so that they may come again.
     Then its last number is noted in the journal, and its sums are sent as one block until the

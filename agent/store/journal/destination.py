@@ -100,7 +100,7 @@ def log_refusal(error: Exception, notes: int) -> None:
         _LOG.warning("the shared database refuses a row: %s", error)
 
 
-class Destination(Protocol):
+class BatchDestination(Protocol):
     """A shared database. Raises the errors of its driver and SQLAlchemy's, and StoreUnavailable.
 
     After a batch that was not full, the next one waits for `idle_s`.

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.clickhouse.destination import ClickHouseDestination
 from agent.store.clickhouse.upkeep import ClickHouseUpkeep
-from agent.store.journal.destination import Destination, JournalFile, SharedDatabase
+from agent.store.journal.destination import BatchDestination, JournalFile, SharedDatabase
 from agent.store.journal.postgres_destination import PostgresDestination
 from agent.store.journal.postgres_upkeep import PostgresUpkeep
 from agent.store.transactions import Joining
@@ -29,7 +29,7 @@ class Upkeep(Protocol):
 
 
 class _Kind(NamedTuple):
-    destination: Callable[[SharedDatabase, JournalFile], Destination]
+    destination: Callable[[SharedDatabase, JournalFile], BatchDestination]
     upkeep: Callable[..., Upkeep]
 
 
@@ -41,7 +41,7 @@ def _kind(url: str) -> _Kind:
     return _KINDS.get(url.partition(":")[0], _POSTGRES)
 
 
-def destination_of(shared: SharedDatabase, journal: JournalFile) -> Destination:
+def destination_of(shared: SharedDatabase, journal: JournalFile) -> BatchDestination:
     """The destination at the URL of a shared database. Raises SettingsInvalid."""
     return _kind(shared.url).destination(shared, journal)
 

@@ -31,7 +31,7 @@ _STATEMENT_TIMEOUT = f"SET LOCAL statement_timeout = {STATEMENT_S * 1000:.0f}"
 
 
 class PostgresDestination:
-    """A shared PostgreSQL; see Destination."""
+    """A shared PostgreSQL; see BatchDestination."""
 
     idle_s = 0.5
 

@@ -106,7 +106,11 @@ def _join(journal: Engine) -> None:
     """Two joined in time, one late, one of the proxy alone."""
     agent = JoiningAgent(journal)
     numbers = range(1001, 1005)
-    times: dict[str, Any] = {"started_at": BASE + 0.25, "ended_at": BASE + 1.25, "received_at": BASE + 1.5}
+    times: dict[str, Any] = {
+        "started_at": BASE + 0.25,
+        "ended_at": BASE + 1.25,
+        "received_at": BASE + 1.5,
+    }
     agent.take(*(proxy_view(number, **times) for number in numbers))
     agent.take(*(engine_view(number, **times) for number in numbers[:2]))
     agent.settle(BASE + DUE - NOON)
@@ -131,5 +135,9 @@ def _observe(journal: Engine) -> None:
 
 def _minute(number: int) -> MinuteRow:
     starts_at = BASE - 60 * number
-    times: dict[str, Any] = {"starts_at": starts_at, "from_at": float(starts_at), "until": starts_at + 60.0}
+    times: dict[str, Any] = {
+        "starts_at": starts_at,
+        "from_at": float(starts_at),
+        "until": starts_at + 60.0,
+    }
     return minute(requests=number + 1, engine=f"chat-{number % 2}", **times)

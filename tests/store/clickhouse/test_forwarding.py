@@ -316,9 +316,7 @@ def test_a_server_that_is_killed_and_comes_back_gets_everything(
         forwarded.all_forwarded()
         server.kill()
         store(journal, some(range(5, 10)))
-        reason = str(
-            eventually(forwarded.forwarder.problem, within_s=WITHIN_S, what="the reason")
-        )
+        reason = str(eventually(forwarded.forwarder.problem, within_s=WITHIN_S, what="the reason"))
         assert "s3cret" not in reason
         assert "127.0.0.1" not in reason
         server.restart()
