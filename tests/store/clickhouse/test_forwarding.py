@@ -192,12 +192,18 @@ def test_agents_stand_side_by_side(
 # Once
 
 
+@pytest.mark.parametrize("sends_again", ["the driver", "the forwarder"])
 def test_a_batch_whose_answer_was_lost_is_stored_once(
-    journal: Engine, shared: Engine, clickhouse_url: str, clickhouse_server: ClickHouseServer
+    journal: Engine,
+    shared: Engine,
+    clickhouse_url: str,
+    clickhouse_server: ClickHouseServer,
+    sends_again: str,
 ) -> None:
     database = clickhouse_url.rpartition("/")[2]
     with lossy_way(clickhouse_server.http) as (way, port):
         url = clickhouse_server.url(database, port)
+        way.status = None if sends_again == "the driver" else 500
         # That of sums, and that of rows.
         for loses in ("insert_deduplication_token", "async_insert"):
             way.loses, before = loses, way.lost
