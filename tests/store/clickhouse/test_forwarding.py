@@ -20,7 +20,7 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.store.amending import request_amend
 from agent.store.clickhouse import destination
-from agent.store.clickhouse.upkeep import merge_minutes_there
+from agent.store.clickhouse.upkeep import ClickHouseUpkeep, merge_minutes_there
 from agent.store.clickhouse.vector_rows import encoded_from
 from agent.store.connection import for_writing, open_engine
 from agent.store.migrating import upgrade
@@ -372,3 +372,22 @@ def test_old_minutes_are_merged_there_as_in_the_other_databases(
     merge_minutes(journal, "agent-0", later)
     assert stored(shared, engine_minutes) == stored(journal, engine_minutes)
     assert len(stored(shared, engine_minutes)) < 300
+
+
+def test_the_server_deletes_what_is_older_than_the_settings_say(
+    journal: Engine, clickhouse_url: str
+) -> None:
+    store(journal, some(range(3)))
+    store(journal, some(range(3, 5), started_at=time.time(), ended_at=time.time()))
+    with forwarding(journal, clickhouse_url):
+        pass
+    keeping = ClickHouseUpkeep(
+        clickhouse_url, "agent-0", keep_requests_s=7200.0, keep_rollups_s=1e8, max_series=1
+    )
+    keeping.expire(time.time())
+    engine = open_engine(clickhouse_url)
+    with engine.connect() as connection:
+        connection.execute(text("OPTIMIZE TABLE requests FINAL"))
+    assert len(stored_keys(engine)) == 2
+    engine.dispose()
+    keeping.close()
