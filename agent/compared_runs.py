@@ -16,6 +16,7 @@ from agent.records.queries import Selection, Window
 from agent.settings.values import duration_s, masked
 from agent.sources.result_files import BenchedRun, read_result_file
 from agent.store.agent_queries import agents_of
+from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.connection import open_engine
 from agent.store.migrating import require_newest
 from agent.store.run_rows import read_run, whole_window
@@ -76,6 +77,8 @@ def _of_database(given: str, url: str, window: str, options: RunOptions) -> RunC
             ["--ttft-ms, --tpot-ms and --e2e-ms judge result files; a database has verdicts"]
         )
     engine = open_engine(url)
+    if engine.dialect.name == CLICKHOUSE:
+        raise RunUnknown(given, "compare reads no ClickHouse; compare figures of its API")
     file = sqlite_path(make_url(url))
     # SQLite would make an empty database.
     if file is not None and not file.exists():

@@ -51,6 +51,7 @@ def db_rebuild(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the rollups of whole days from the stored requests."""
+    from agent.store.clickhouse.connecting import CLICKHOUSE
     from agent.store.connection import open_engine
     from agent.store.migrating import upgrade
     from agent.store.rollup_store import RollupStore
@@ -65,6 +66,13 @@ def db_rebuild(
     if end <= first:
         raise SettingsInvalid(["--until: must be a later day than --from"])
     engine = open_engine(settings.storage.url)
+    if engine.dialect.name == CLICKHOUSE:
+        raise SettingsInvalid(
+            [
+                "storage.url: rollups of ClickHouse are not rebuilt from rows: it adds up what "
+                "agents forward"
+            ]
+        )
     upgrade(engine)
     rollups = RollupStore(engine, settings.name, settings.storage.max_series)
     days = (end - first).days

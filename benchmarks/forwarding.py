@@ -18,7 +18,8 @@ from agent.records.engine import EngineIdentity
 from agent.settings import Settings
 from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import for_writing, open_engine
-from agent.store.journal.forwarder import JournalForwarder, SharedDatabase
+from agent.store.journal.destination import SharedDatabase
+from agent.store.journal.forwarder import JournalForwarder
 from agent.store.journal.noting import begin_run
 from agent.store.journal.waiting import FORWARDED, lag_of
 from agent.store.migrating import upgrade
@@ -38,7 +39,7 @@ _COLUMNS = ", ".join(FORWARDED["requests"])
 _IDENTITY = EngineIdentity(engine="chat-0", model="llama")
 
 
-def _filled(folder: Path, number: int) -> Engine:
+def filled(folder: Path, number: int) -> Engine:
     """A journal with the requests of many exports."""
     engine = open_engine(f"sqlite:///{folder / f'journal-{number}.db'}")
     upgrade(engine)
@@ -120,7 +121,7 @@ def _unexpected(what: object) -> None:
 def _measured(folder: Path, url: str) -> Iterator[tuple[float, float]]:
     """Rows/s of the bare COPY and of forwarding, in turns."""
     for number in range(ROUNDS):
-        journal = _filled(folder, number)
+        journal = filled(folder, number)
         rows = _rows(journal)
         yield len(rows) / _bare_copy_s(url, rows), _forwarded_per_s(url, journal)
         journal.dispose()

@@ -95,7 +95,7 @@ def _starts() -> Iterator[tuple[int, int]]:
 
 def _fill_rollups(engine: Engine) -> None:
     sample = list(load(SAMPLE_S, REQUESTS_PER_S))
-    figures = {width_s: _figures(sample, width_s) for width_s in (DAY_S, HOUR_S, 60, 10)}
+    figures = {width_s: figures_by_length(sample, width_s) for width_s in (DAY_S, HOUR_S, 60, 10)}
     lengths = list(figures[DAY_S])
     with for_writing(engine).begin() as connection:
         for place in range(ENGINES):
@@ -115,7 +115,7 @@ def _fill_rollups(engine: Engine) -> None:
                 connection.execute(rollups.insert(), rows)
 
 
-def _figures(sample: list[JudgedRequest], width_s: int) -> dict[str, dict[str, Any]]:
+def figures_by_length(sample: list[JudgedRequest], width_s: int) -> dict[str, dict[str, Any]]:
     """The columns of a rollup of this width by input length, at ten requests a second."""
     at_once = [
         JudgedRequest(item.record._replace(ended_at=TODAY), item.judgement)

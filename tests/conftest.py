@@ -8,9 +8,10 @@ import pytest
 from hypothesis import settings
 
 from tests.fast import forbid_parts, needs_parts, runs_parts
+from tests.real_parts.clickhouse import clickhouse_server, clickhouse_url
 from tests.real_parts.postgres import postgres_server, postgres_url
 
-__all__ = ["postgres_server", "postgres_url"]
+__all__ = ["clickhouse_server", "clickhouse_url", "postgres_server", "postgres_url"]
 
 # What is imported and collected stays to the end, so searching it for garbage is wasted: a sixth of
 # the time until the first test, and again whenever a test makes many objects.

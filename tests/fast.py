@@ -1,7 +1,7 @@
 """Which tests `pytest --fast` selects: those that start no server, browser or engine.
 
 A test needs real parts when its module imports, itself or through other modules of the tests, one
-that runs them, when it uses PostgreSQL, or when it is marked `slow`.
+that runs them, when it uses PostgreSQL or ClickHouse, or when it is marked `slow`.
 """
 
 import re
@@ -17,7 +17,7 @@ PARTS = frozenset(
     f"tests.real_parts.{name}"
     for name in ("alertmanager", "chromium", "helm", "processes", "prometheus", "tiny_model")
 )
-POSTGRES = "postgres"
+SERVERS = ("postgres", "clickhouse")
 # By pattern, because to parse every module takes seconds in each process of the tests.
 _IMPORT = re.compile(
     r"^[ \t]*(?:from|import) (tests[\w.]*)(?: import (\([^)]*\)|.*))?", re.MULTILINE
@@ -27,15 +27,15 @@ _IMPORT = re.compile(
 def needs_parts(item: pytest.Item) -> bool:
     """Whether a test is left out by `--fast`."""
     marked = item.get_closest_marker("slow") is not None
-    return marked or _uses_postgres(item) or runs_parts(item.path)
+    return marked or _uses_server(item) or runs_parts(item.path)
 
 
-def _uses_postgres(item: pytest.Item) -> bool:
+def _uses_server(item: pytest.Item) -> bool:
     fixtures: Iterable[str] = getattr(item, "fixturenames", ())
     callspec = getattr(item, "callspec", None)
     values = [] if callspec is None else callspec.params.values()
     named = [value for value in values if isinstance(value, str)]
-    return any(POSTGRES in name for name in (*fixtures, *named))
+    return any(server in name for server in SERVERS for name in (*fixtures, *named))
 
 
 @cache

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,22 +18,20 @@ from agent.settings import Settings
 from agent.settings.storage_settings import JournalSettings
 from agent.store.agent_state import AgentState
 from agent.store.claim import own_instance
-from agent.store.connection import for_writing, in_transaction, open_engine
+from agent.store.connection import for_writing, in_transaction
 from agent.store.journal.answering import EitherDatabase
+from agent.store.journal.destination import SharedDatabase
+from agent.store.journal.destinations import upkeep_of
 from agent.store.journal.file_lock import JournalLock
-from agent.store.journal.forwarder import JournalForwarder, SharedDatabase
+from agent.store.journal.forwarder import JournalForwarder
 from agent.store.journal.noting import begin_run
 from agent.store.journal.room import JournalRoom
-from agent.store.journal.shared_rows import expire_marks
-from agent.store.minute_sums import MinuteQueries, merge_minutes
+from agent.store.minute_sums import MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.query_limits import open_query_engine
 from agent.store.retention import Retention
-from agent.store.rollup_store import RollupStore
-from agent.store.store_queries import StoreQueries
-from agent.store.time_limits import UPKEEP_S, limit_waits
-from agent.store.transactions import Joining, request_settle
-from agent.store.writing import Settle, nothing_waits
+from agent.store.stored_queries import stored_queries
+from agent.store.transactions import Joining
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,11 +65,15 @@ class Journaling:
             on_dropped=self._dropped,
         )
         self.on_damage: Callable[[Exception], None] = _ignored
-        self._settle: Settle = nothing_waits
         self.forwarder = self._make_forwarder(objectives)
         self._queries = open_query_engine(storage.url, storage.query_timeout)
-        self._upkeep = open_engine(storage.url, pool_pre_ping=False)
-        limit_waits(self._upkeep, UPKEEP_S)
+        self._upkeep = upkeep_of(
+            storage.url,
+            settings.name,
+            keep_requests_s=storage.keep_requests,
+            keep_rollups_s=storage.keep_rollups,
+            max_series=storage.max_series,
+        )
         self._show()
 
     def _make_forwarder(self, objectives: Sequence[Objective]) -> JournalForwarder:
@@ -115,8 +116,10 @@ class Journaling:
     def either(self) -> tuple[ApiQueries, MinuteQueries]:
         """The queries of the API, and those of minutes."""
         queries, minutes = (
-            EitherDatabase(kind(self._queries), kind(self._own_queries), self._is_there)
-            for kind in (StoreQueries, MinuteQueries)
+            EitherDatabase(there, own, self._is_there)
+            for there, own in zip(
+                stored_queries(self._queries), stored_queries(self._own_queries), strict=True
+            )
         )
         return cast(ApiQueries, queries), cast(MinuteQueries, minutes)
 
@@ -141,18 +144,13 @@ class Journaling:
             self.on_damage(error)
 
     def settle_by(self, joining: Joining) -> None:
-        """Settle the rows of this agent that wait in the shared database, by the next fold.
-
-        They are of a time without a journal.
-        """
-        self._settle = request_settle(self._upkeep, joining)
+        """Settle the rows of this agent that wait in the shared database, by the next fold."""
+        self._upkeep.settle_by(joining)
 
     def fold_shared(self, now: float) -> None:
-        """Fold what was forwarded into the rollups of the shared database."""
+        """Bring the rollups of the shared database up to date."""
         if self.forwarder.problem() is None:
-            storage = self._settings.storage
-            self._settle(now)
-            RollupStore(self._upkeep, self._settings.name, storage.max_series).fold(now)
+            self._upkeep.fold(now)
 
     def expire(self, now: float) -> int:
         """Delete old rows of both databases, and merge old minutes of the shared one.
@@ -165,20 +163,14 @@ class Journaling:
         gone = self.room.expire(now) + Retention(self._own).expire(0.0, now - kept_s, now)
         gone += MinuteStore(self._own, self._settings.name).expire(now - kept_s)
         if self.forwarder.keeps_up:
-            storage, name = self._settings.storage, self._settings.name
-            rollups_before = now - storage.keep_rollups
-            Retention(self._upkeep).expire(now - storage.keep_requests, rollups_before, now)
-            MinuteStore(self._upkeep, name).expire(rollups_before)
-            merge_minutes(self._upkeep, name, now)
-            marks = partial(expire_marks, agent=name, before=now - storage.keep_requests)
-            in_transaction(for_writing(self._upkeep), marks)
+            self._upkeep.expire(now)
         return gone
 
     def close(self, within_s: float) -> None:
         """End forwarding, and close the connections."""
         self.forwarder.close(within_s)
-        for engine in (self._queries, self._upkeep):
-            engine.dispose()
+        self._queries.dispose()
+        self._upkeep.close()
 
     def release(self) -> None:
         """Let another agent write to the journal, which is closed."""

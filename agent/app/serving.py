@@ -28,7 +28,7 @@ from agent.store.agent_queries import engines_of
 from agent.store.health import StoreHealth
 from agent.store.migrating import require_newest
 from agent.store.query_limits import open_query_engine
-from agent.store.store_queries import StoreQueries
+from agent.store.stored_queries import stored_queries
 
 Row = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ class DatabaseServer:
         self._doors = Doors(settings, ConnectionLimits(raise_descriptors(), lambda *_: None))
         self._database = _open(settings)
         require_stored(self._database, "start an agent that writes to it first")
-        self._queries = StoreQueries(self._database)
+        self._queries, _ = stored_queries(self._database)
         self._health = StoreHealth()
         self._agents: Sequence[Row] = self._queries.agents()
         self._jobs = Jobs(now)

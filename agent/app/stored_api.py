@@ -20,9 +20,8 @@ from agent.settings import Settings
 from agent.settings.doors import Door
 from agent.store.connection import open_engine
 from agent.store.migrating import require_newest
-from agent.store.minute_sums import MinuteQueries
 from agent.store.sqlite_place import sqlite_path
-from agent.store.store_queries import StoreQueries
+from agent.store.stored_queries import stored_queries
 
 # A command may take longer than a page: whoever started it can end it.
 _QUERY_LIMIT_S = 600.0
@@ -55,9 +54,10 @@ def stored_api(settings: Settings) -> Iterator[StoredApi]:
     engine = open_engine(settings.storage.url)
     try:
         require_stored(engine, _ADVICE)
+        context = stored_context(engine, settings)
         # The rows of a demo are figures of a simulator also when it has ended.
-        simulated = any(agent["simulated"] for agent in StoreQueries(engine).agents())
-        context = replace(stored_context(engine, settings), simulated=simulated)
+        simulated = any(each["simulated"] for each in context.queries.agents())
+        context = replace(context, simulated=simulated)
         yield StoredApi(make_api(context, live_figures(context)))
     finally:
         engine.dispose()
@@ -76,9 +76,10 @@ def require_stored(engine: Engine, advice: str) -> None:
 
 def stored_context(engine: Engine, settings: Settings) -> ApiContext:
     """What the API serves from where there is no running agent but its database."""
+    queries, minutes = stored_queries(engine)
     return ApiContext(
-        queries=StoreQueries(engine),
-        minutes=MinuteQueries(engine).minutes,
+        queries=queries,
+        minutes=minutes.minutes,
         now=time.time,
         longest_window_s=settings.storage.keep_rollups,
         rows_kept_s=settings.storage.keep_requests,

@@ -34,7 +34,7 @@ from agent.store.observations import ObservationStore
 from agent.store.query_limits import open_query_engine
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
-from agent.store.store_queries import StoreQueries
+from agent.store.stored_queries import stored_queries
 from agent.store.time_limits import CUT_OFF_LATER_S, UPKEEP_S, limit_waits
 from agent.store.transactions import Joining, request_settle, request_write
 from agent.store.writing import RequestWriter
@@ -159,7 +159,7 @@ class AgentStore:
         """The queries of the API, and those of minutes."""
         if self.journaling is not None:
             return self.journaling.either()
-        return StoreQueries(self._query_database), MinuteQueries(self._query_database)
+        return stored_queries(self._query_database)
 
     def observations(self) -> ObservationStore:
         """The store of samples and events."""

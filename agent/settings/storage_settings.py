@@ -1,18 +1,18 @@
 """Settings of the database."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agent.settings.section import Section
 from agent.settings.values import DatabaseUrl, Duration, WholeNumber
 
 
 class JournalSettings(Section):
-    """An agent's own SQLite file, which is forwarded to PostgreSQL (docs/storage.md)."""
+    """An agent's own SQLite file, which is forwarded to the shared database (docs/storage.md)."""
 
     enabled: bool = True
-    """Whether an agent with PostgreSQL writes to it first; with SQLite there is no journal."""
+    """Whether an agent writes to it first. With SQLite there is none, with ClickHouse always."""
     path: str = Field(default="goodput-journal.db", min_length=1)
     """The file."""
     max_bytes: WholeNumber = Field(default=2_147_483_648, ge=1_000_000)
@@ -25,7 +25,8 @@ class StorageSettings(Section):
     """The database, and the retention of its rows."""
 
     url: DatabaseUrl = "sqlite:///goodput.db"
-    """A SQLite file, or `postgresql://user:password@host/database`."""
+    """A SQLite file, `postgresql://user:password@host/database`, or
+    `clickhousedb://user:password@host:8123/database`, which always has a journal before it."""
     keep_requests: Duration = Field(default="7d")  # type: ignore[assignment]
     """How long single requests and samples stay."""
     keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
@@ -39,6 +40,15 @@ class StorageSettings(Section):
     on_corrupt: Literal["fail", "set_aside"] = "fail"
     """What is done with a SQLite file that is no database; `set_aside` renames it."""
     journal: JournalSettings = JournalSettings()
+
+    @model_validator(mode="after")
+    def _journal_before_clickhouse(self) -> Self:
+        if self.url.startswith("clickhousedb:") and not self.journal.enabled:
+            raise ValueError(
+                "journal.enabled is false: an agent joins, books and explains requests in a "
+                "database with transactions, which ClickHouse is not; leave the journal on"
+            )
+        return self
 
     @property
     def used_journal(self) -> JournalSettings | None:

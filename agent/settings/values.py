@@ -20,7 +20,10 @@ MAX_DURATION_S = 100 * 365 * DAY_S
 # Linux's sockaddr_un has 108, with the NUL.
 _SOCKET_PATH_BYTES = 107
 
-_DATABASES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
+_DATABASES = (
+    *("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg"),
+    "clickhousedb",
+)
 
 # From the colon after the user to the last @: a password may contain any character.
 _SECRETS = re.compile(r"(://[^:@/]*:).*(?=@)|(password=)[^&\s'\"]+")
@@ -103,8 +106,9 @@ def _otlp_url(value: str) -> str:
 def _database_url(value: str) -> str:
     if value.partition("://")[0] not in _DATABASES or "://" not in value:
         raise ValueError(
-            f"{masked(value)!r} is no supported database; write sqlite:///goodput.db or "
-            "postgresql://user:password@host/database"
+            f"{masked(value)!r} is no supported database; write sqlite:///goodput.db, "
+            "postgresql://user:password@host/database or "
+            "clickhousedb://user:password@host:8123/database"
         )
     return value
 

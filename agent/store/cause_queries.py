@@ -15,6 +15,7 @@ from agent.store.explanations import explanation_from
 from agent.store.query_limits import refuse_when_late
 from agent.store.rollup_queries import (
     SERIES_PER_READ,
+    Apart,
     RollupQueries,
     RollupRange,
     cover_of,
@@ -30,7 +31,7 @@ Group = TypeVar("Group", bound=Hashable)
 _Sums = dict[CausePlace, CauseSum]
 
 
-class _SummedRow(NamedTuple):
+class SummedCauses(NamedTuple):
     """Rollups of one series, limit and cause; all starts together where no step is asked for."""
 
     starts_at: int
@@ -59,7 +60,7 @@ class CauseQueries(RollupQueries):
             ranges,
             selection,
             lambda row: step_at(window, step_s, row.starts_at),
-            by_start=True,
+            apart="starts_at",
         )
 
     def causes_by(
@@ -73,24 +74,33 @@ class CauseQueries(RollupQueries):
             with reading(self._engine) as connection:
                 return _of_rows(connection, dimension, window, selection)
         return self._causes(
-            cover_of(window), selection, lambda row: getattr(row.series, dimension) or None
+            cover_of(window),
+            selection,
+            lambda row: getattr(row.series, dimension) or None,
+            apart=dimension,
         )
 
     def _causes(
         self,
         ranges: Sequence[RollupRange],
         selection: Selection,
-        group_of: Callable[[_SummedRow], Group],
+        group_of: Callable[[SummedCauses], Group],
         *,
-        by_start: bool = False,
+        apart: Apart = None,
     ) -> dict[Group, _Sums]:
         sums: dict[Group, _Sums] = defaultdict(dict)
+        for row in self._cause_rows(ranges, selection, apart):
+            sums[group_of(row)].setdefault(row.place, CauseSum()).add(row.cause_sum)
+        return dict(sums)
+
+    def _cause_rows(
+        self, ranges: Sequence[RollupRange], selection: Selection, apart: Apart
+    ) -> Iterator[SummedCauses]:
+        """Sums of causes; what differs in anything but `apart` may come as one row."""
         with reading(self._engine) as connection:
             series = selected_series(connection, selection)
             for each in ranges:
-                for row in _rows(connection, each, series, selection, by_start=by_start):
-                    sums[group_of(row)].setdefault(row.place, CauseSum()).add(row.cause_sum)
-        return dict(sums)
+                yield from _rows(connection, each, series, selection, by_start=apart == "starts_at")
 
 
 def _rows(
@@ -100,7 +110,7 @@ def _rows(
     selection: Selection,
     *,
     by_start: bool,
-) -> Iterator[_SummedRow]:
+) -> Iterator[SummedCauses]:
     objective = selection.objective or ALL_OBJECTIVES
     table, ids = cause_rollups.c, list(series)
     starts: ColumnElement[int] = table.starts_at if by_start else func.min(table.starts_at)
@@ -125,7 +135,7 @@ def _rows(
         )
         for row_id, limit, cause, starts_at, count, top, excess_s in connection.execute(query):
             place = CausePlace(objective, limit, cause)
-            yield _SummedRow(
+            yield SummedCauses(
                 starts_at, series[row_id], place, CauseSum(int(count), int(top), excess_s)
             )
 

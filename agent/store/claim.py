@@ -80,15 +80,24 @@ class NameClaim:
         own = {"instance": self._instance, "seen_at": func.now(), **self._state.at_start()}
         if row is None:
             connection.execute(insert(agents).values(name=self._agent, beats=0, **own))
-        elif self._is_free(row):
+        else:
+            self._require_free(row)
             taken = update(agents).where(agents.c.name == self._agent)
             connection.execute(taken.values(beats=row.beats + 1, **own))
-        else:
+
+    def _require_free(self, row: Any) -> None:
+        if not self._is_free(row):
             raise NameTaken(
                 f"another agent of the name {self._agent!r} writes to this database; stop it, or "
                 "give each agent a `name` of its own",
                 f"it runs as {row.instance}",
             )
+
+    def _taken_over(self) -> NameTaken:
+        return NameTaken(
+            f"another agent of the name {self._agent!r} took over this database; give each "
+            "agent a `name` of its own"
+        )
 
     def _is_free(self, row: Any) -> bool:
         """Whether the row is this agent's own, or that of one that stopped or is dead."""
@@ -111,10 +120,7 @@ class NameClaim:
             .values(beats=agents.c.beats + 1, seen_at=func.now(), **reported)
         )
         if counted.rowcount == 0:
-            raise NameTaken(
-                f"another agent of the name {self._agent!r} took over this database; give each "
-                "agent a `name` of its own"
-            )
+            raise self._taken_over()
 
 
 def _ended_here(instance: str) -> bool:

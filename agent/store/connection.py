@@ -1,4 +1,4 @@
-"""Opens connections and transactions of the database, SQLite or PostgreSQL."""
+"""Opens connections and transactions of the database: SQLite, PostgreSQL or ClickHouse."""
 
 import logging
 import re
@@ -31,21 +31,25 @@ _POSTGRES_CONNECTION = {
 # An agent that hangs inside a transaction keeps its locks no longer than this.
 _IDLE_IN_TRANSACTION_S = 60.0
 _POLLING_WAIT_S = 5.0
-# PostgreSQL, "Error Codes".
+# PostgreSQL, "Error Codes"; ClickHouse, src/Common/ErrorCodes.cpp.
 _QUERY_CANCELED = "57014"
+_TIMEOUT_CODES = (159, 160)
 # Long results are read in parts of this many rows.
 ROWS_PER_READ = 4096
 
 # Each agent settles and folds its own rows; after this time another agent does it too.
 ABANDONED_AFTER_S = 300.0
 
+STATEMENT_S = 30.0
+
 _CREDENTIALS = re.compile(r"//.*@")
 
 
-def open_engine(url: str, **pool: Any) -> Engine:
+def open_engine(url: str, *, statement_s: float = STATEMENT_S, **pool: Any) -> Engine:
     """An engine for the URL; `pool` are options of its pool of connections.
 
-    Raises SettingsInvalid where its kind of database is not supported.
+    A statement on ClickHouse, which has no other limit, is ended after `statement_s`. Raises
+    SettingsInvalid where its kind of database is not supported.
     """
     try:
         parsed = make_url(url)
@@ -55,12 +59,17 @@ def open_engine(url: str, **pool: Any) -> Engine:
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername=_POSTGRES)
     try:
-        opened = _OPENERS[parsed.drivername](parsed, pool)
+        opener = _OPENERS[parsed.drivername]
+        return opener(
+            parsed, pool | ({"statement_s": statement_s} if opener is _open_clickhouse else {})
+        )
     except (KeyError, NoSuchModuleError) as error:
         raise SettingsInvalid(
-            [f"storage.url: {parsed.drivername!r} is not supported; use sqlite or postgresql"]
+            [
+                f"storage.url: {parsed.drivername!r} is not supported; use sqlite, postgresql or "
+                "clickhousedb"
+            ]
         ) from error
-    return opened
 
 
 def _open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
@@ -146,10 +155,18 @@ def _begin_postgres(connection: Any) -> None:
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_POLLING_WAIT_S * 1000:.0f}")
 
 
+def _open_clickhouse(url: URL, options: Mapping[str, Any]) -> Engine:
+    # Only who has ClickHouse has its driver.
+    from agent.store.clickhouse.connecting import open_clickhouse
+
+    return open_clickhouse(url, **options)
+
+
 _OPENERS = {
     "sqlite": _open_sqlite,
     "sqlite+pysqlite": _open_sqlite,
     _POSTGRES: _open_postgres,
+    "clickhousedb": _open_clickhouse,
 }
 
 
@@ -216,7 +233,8 @@ def _is_interrupted(error: SQLAlchemyError) -> bool:
     """Whether a statement was ended at its limit of time: see agent.store.query_limits."""
     by_driver = getattr(error, "orig", None)
     interrupted = getattr(by_driver, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
-    return interrupted or getattr(by_driver, "sqlstate", None) == _QUERY_CANCELED
+    late = getattr(by_driver, "code", None) in _TIMEOUT_CODES
+    return interrupted or late or getattr(by_driver, "sqlstate", None) == _QUERY_CANCELED
 
 
 def read_all(engine: Engine, query: Select[Any]) -> Sequence[Any]:

@@ -36,6 +36,18 @@ _OF_POSTGRES: Mapping[str, str] = {
     "XX": "the database's files are corrupt",
 }
 
+# ClickHouse, src/Common/ErrorCodes.cpp.
+_OF_CLICKHOUSE: Mapping[int, str] = {
+    81: "the database does not exist",
+    **dict.fromkeys((159, 160), "a statement took too long"),
+    164: "the database is read-only",
+    **dict.fromkeys((192, 193, 194, 516), "the database refuses the agent's user"),
+    202: "the database has no free connections",
+    **dict.fromkeys((241, 252), "the database lacks resources"),
+    243: "the disk is full",
+    497: "the agent's user lacks a privilege",
+}
+
 CORRUPT_CODES = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
 
 
@@ -55,5 +67,9 @@ def in_words(error: BaseException) -> str | None:
     state = getattr(by_driver, "sqlstate", None)
     if state:
         return _OF_POSTGRES.get(state, _OF_POSTGRES.get(state[:2]))
+    # The driver of ClickHouse is used without SQLAlchemy, too.
+    number = getattr(by_driver or error, "code", None)
+    if isinstance(number, int):
+        return _OF_CLICKHOUSE.get(number)
     lost = isinstance(error, SQLAlchemyError) and by_driver is not None
     return "the database cannot be reached" if lost else None

@@ -1,6 +1,8 @@
 """When the stored data begins: the first moment of which any table still knows something."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, func, select
 
@@ -30,22 +32,31 @@ def _of(table: Table, source: DataSource) -> list[ColumnElement[bool]]:
 
 
 def _first_moments(connection: Connection, source: DataSource) -> Iterator[float | None]:
-    yield _first_rollup(connection, source)
+    yield first_of_widths(partial(_first_of_width, connection, source))
     for table, column in (
         (rollup_changes, rollup_changes.c.starts_at),
         (engine_samples, engine_samples.c.at),
         (engine_minutes, engine_minutes.c.from_at),
     ):
-        query = select(func.min(column)).where(*_of(table, source))
-        yield connection.execute(query).scalar()
+        yield first_of_table(connection, table, column, source)
 
 
-def _first_rollup(connection: Connection, source: DataSource) -> float | None:
+def first_of_table(
+    connection: Connection, table: Table, column: ColumnElement[Any], source: DataSource
+) -> float | None:
+    """The first value of a column, of an agent, an engine or of all."""
+    found: float | None = connection.execute(
+        select(func.min(column)).where(*_of(table, source))
+    ).scalar()
+    return found
+
+
+def first_of_widths(first_of_width: Callable[[int], float | None]) -> float | None:
     """The start of the first rollup, of the narrowest width that is kept for so long."""
     first: float | None = None
     width_s = WIDTHS_S[-1]
     for narrower_s in reversed(WIDTHS_S):
-        starts_at = _first_of_width(connection, source, narrower_s)
+        starts_at = first_of_width(narrower_s)
         if first is None or (starts_at is not None and starts_at < first + width_s):
             first, width_s = starts_at, narrower_s
     return first

@@ -15,6 +15,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
+from agent.store.clickhouse.connecting import CLICKHOUSE
+from agent.store.clickhouse.schema import require_newest_clickhouse, upgrade_clickhouse
 from agent.store.connection import for_writing, reading, with_words
 
 # An arbitrary number that all agents share.
@@ -52,6 +54,9 @@ def newest_revision() -> str:
 
 def require_newest(engine: Engine) -> None:
     """Raises StoreUnavailable where a database is at another revision than the newest."""
+    if engine.dialect.name == CLICKHOUSE:
+        require_newest_clickhouse(engine)
+        return
     with reading(engine) as connection:
         found = MigrationContext.configure(connection).get_current_revision()
     if found != newest_revision():
@@ -77,6 +82,8 @@ def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     Agents that share a database and start together take turns at each migration. Raises
     StoreUnavailable where the database does not answer or comes from a newer version.
     """
+    if engine.dialect.name == CLICKHOUSE:
+        return upgrade_clickhouse(engine)
     try:
         return _upgrade(engine, revision)
     except (SQLAlchemyError, CommandError) as error:

@@ -24,6 +24,8 @@ from sqlalchemy import (
     literal,
     select,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import aggregate_strings
 
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.minute import MinuteRow
@@ -57,12 +59,20 @@ _SUMMED = tuple(
 MINUTES_KEPT_S = 6 * HOUR_S
 
 # Width of the merged rows, and the age of the rows that they replace.
-_MERGED = ((HOUR_S, MINUTES_KEPT_S), (DAY_S, KEEP_S[HOUR_S]))
+MERGED = ((HOUR_S, MINUTES_KEPT_S), (DAY_S, KEEP_S[HOUR_S]))
 # A late request can change minutes of this age.
 _OPEN_S = 3 * HOUR_S
 
 # Between slices other writers get their turn.
 MERGES_PER_SLICE = 100
+
+
+@compiles(aggregate_strings, "clickhousedb")
+def _joined_strings(element: Any, compiler: Any, **given: Any) -> str:
+    """As the other databases do: null where none is known."""
+    values, separator = (compiler.process(each, **given) for each in element.clauses)
+    joined = f"arrayStringConcat(groupArray({values}), {separator})"
+    return f"if(count({values}) = 0, NULL, {joined})"
 
 
 def _unknown() -> ColumnElement[int]:
@@ -78,7 +88,7 @@ def _unknown() -> ColumnElement[int]:
 _LENGTH_S = _MINUTE.busy_s + _MINUTE.idle_s + _MINUTE.unknown_s
 
 
-def _summed(conditions: Sequence[ColumnElement[bool]], *apart: ColumnElement[int]) -> Select[Any]:
+def summed(conditions: Sequence[ColumnElement[bool]], *apart: ColumnElement[int]) -> Select[Any]:
     """The query for sums of minutes, grouped by what must be equal, and by `apart`.
 
     A sum begins with its first minute; `length_s` is the length of all of them.
@@ -102,7 +112,7 @@ def _summed(conditions: Sequence[ColumnElement[bool]], *apart: ColumnElement[int
     )
 
 
-def _as_row(found: RowMapping) -> dict[str, Any]:
+def as_row(found: RowMapping) -> dict[str, Any]:
     """A sum of minutes as one row. The database joined their JSON objects with commas."""
     row = {str(name): value for name, value in found.items()}
     counts: Counter[str] = Counter()
@@ -137,9 +147,9 @@ class MinuteQueries:
         if newest is None:
             return []
         steps = [] if step_s is None else [(_MINUTE.starts_at - over.from_s) // step_s]
-        before = read_all(self._engine, _summed([*inside, _MINUTE.starts_at < newest], *steps))
+        before = read_all(self._engine, summed([*inside, _MINUTE.starts_at < newest], *steps))
         last = select(engine_minutes).where(*inside, _MINUTE.starts_at == newest)
-        found = [_as_row(row._mapping) for row in before]
+        found = [as_row(row._mapping) for row in before]
         found += [row._mapping for row in read_all(self._engine, last)]
         found.sort(key=lambda row: (row["starts_at"], row["agent"], row["engine"]))
         return [minute_from(row) for row in found]
@@ -151,7 +161,7 @@ def merge_minutes(engine: Engine, agent: str, now: float) -> int:
     It works slice by slice, so that other writers get their turn. Raises StoreUnavailable.
     """
     return sum(
-        _merge(for_writing(engine), agent, width_s, now - kept_s) for width_s, kept_s in _MERGED
+        _merge(for_writing(engine), agent, width_s, now - kept_s) for width_s, kept_s in MERGED
     )
 
 
@@ -171,7 +181,7 @@ def _merge_slice(connection: Connection, agent: str, width_s: int, before: float
     Minutes that are young enough to be booked again stay.
     """
     take_turns(connection, agent)
-    wanted = connection.execute(_in_parts(agent, width_s, before)).all()
+    wanted = connection.execute(in_parts(agent, width_s, before)).all()
     for engine, begin in wanted:
         within = (
             _MINUTE.agent == agent,
@@ -179,14 +189,14 @@ def _merge_slice(connection: Connection, agent: str, width_s: int, before: float
             _MINUTE.starts_at >= begin,
             _MINUTE.starts_at < begin + width_s,
         )
-        rows = [_as_row(found) for found in connection.execute(_summed(within)).mappings()]
+        rows = [as_row(found) for found in connection.execute(summed(within)).mappings()]
         connection.execute(delete(engine_minutes).where(*within))
         connection.execute(insert(engine_minutes), rows)
     return len(wanted)
 
 
-def _in_parts(agent: str, width_s: int, before: float) -> Select[Any]:
-    """Old hours or days with rows that can still be summed."""
+def in_parts(agent: str, width_s: int, before: float) -> Select[Any]:
+    """Selects the engine and the begin of old hours or days with rows that can still be summed."""
     begin = _MINUTE.starts_at - _MINUTE.starts_at % width_s
     last = (
         select(_MINUTE.engine, func.max(_MINUTE.starts_at).label("newest"))

@@ -22,7 +22,8 @@ def open_query_engine(url: str, limit_s: float, **pool: Any) -> Engine:
     It has connections of its own, so that slow queries take none from those who write. One of
     PostgreSQL that does not answer is cut off.
     """
-    engine = open_engine(url, pool_timeout=limit_s, pool_pre_ping=False, **pool)
+    limits = {"pool_timeout": limit_s, "pool_pre_ping": False}
+    engine = open_engine(url, statement_s=limit_s, **limits, **pool)
     limit_waits(engine, limit_s + CUT_OFF_LATER_S)
     event.listen(engine, "begin", partial(_begin, limit_s=limit_s))
     event.listen(engine, "before_cursor_execute", refuse_when_late)
@@ -33,13 +34,23 @@ def open_query_engine(url: str, limit_s: float, **pool: Any) -> Engine:
 
 def _begin(connection: Any, *, limit_s: float) -> None:
     deadline = connection.info[_DEADLINE] = monotonic() + limit_s
-    limit_ms = max(round(limit_s * 1000), 1)
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {limit_ms}")
-        return
+    begun = _BEGUN.get(connection.dialect.name)
+    if begun is not None:
+        begun(connection, deadline, max(round(limit_s * 1000), 1))
+
+
+def _begin_postgres(connection: Any, _deadline: float, limit_ms: int) -> None:
+    connection.exec_driver_sql(f"SET LOCAL statement_timeout = {limit_ms}")
+
+
+def _begin_sqlite(connection: Any, deadline: float, limit_ms: int) -> None:
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {limit_ms}").close()
     driver = connection.connection.driver_connection
     driver.set_progress_handler(lambda: monotonic() > deadline, _STEPS_PER_LOOK)
+
+
+# A connection to ClickHouse has its limit from its engine.
+_BEGUN = {"postgresql": _begin_postgres, "sqlite": _begin_sqlite}
 
 
 def _end(connection: Any) -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, select
 
@@ -36,6 +36,9 @@ _SPARE_S = 7200
 SERIES_PER_READ = 5000
 
 Group = TypeVar("Group", bound=Hashable)
+
+# What rows of a query must tell apart: a field of their series, when they start, or nothing.
+Apart = Dimension | Literal["starts_at"] | None
 
 
 class RollupRange(NamedTuple):
@@ -92,10 +95,13 @@ class RollupQueries:
         if known is not None and known <= window.from_s:
             return known
         with reading(self._engine) as connection:
-            first = first_data_at(connection, source)
+            first = self._first_data(connection, source)
         if first is not None:
             self._first_data_at[source] = first
         return first
+
+    def _first_data(self, connection: Connection, source: DataSource) -> float | None:
+        return first_data_at(connection, source)
 
     def grid_s(self, length_s: float) -> int:
         """The grid, in seconds, on which a window of this length must begin and end."""
@@ -113,7 +119,10 @@ class RollupQueries:
         """The counts of each step of the window, by the Unix second that the step starts at."""
         steps, ranges = steps_of(window, step_s)
         tallies = self._tallies(
-            ranges, selection, lambda row: step_at(window, step_s, row.starts_at)
+            ranges,
+            selection,
+            lambda row: step_at(window, step_s, row.starts_at),
+            apart="starts_at",
         )
         return {start: tallies.get(start, Tally()) for start in steps}
 
@@ -134,8 +143,7 @@ class RollupQueries:
             groups.add(value)
             return value
 
-        by_length = dimension == "input_length"
-        return self._tallies(cover_of(window), selection, value_of, by_length=by_length)
+        return self._tallies(cover_of(window), selection, value_of, apart=dimension)
 
     def _tallies(
         self,
@@ -143,24 +151,27 @@ class RollupQueries:
         selection: Selection,
         group_of: Callable[[RollupRow], Group],
         *,
-        by_length: bool = False,
+        apart: Apart = None,
     ) -> dict[Group, Tally]:
         sums: dict[Group, RollupSum] = defaultdict(RollupSum)
-        for row in self._rows(ranges, selection, by_length=by_length):
+        for row in self._rows(ranges, selection, apart):
             sums[group_of(row)].add(row.series.judged_by, row.figures, gone=row.gone)
         tallies = {group: rollup_sum.tally() for group, rollup_sum in sums.items()}
         return {group: tally for group, tally in tallies.items() if tally.requests}
 
     def _rows(
-        self, ranges: Sequence[RollupRange], selection: Selection, *, by_length: bool
+        self, ranges: Sequence[RollupRange], selection: Selection, apart: Apart
     ) -> Iterator[RollupRow]:
-        """Rollups first: a change can only subtract what was added before."""
+        """Rollups first: a change can only subtract what was added before.
+
+        What differs in anything but `apart` may come as one row.
+        """
         if not ranges:
             return
         with reading(self._engine) as connection:
             series = selected_series(connection, selection)
             for each in ranges:
-                yield from _of_rollups(connection, each, series, by_length=by_length)
+                yield from _of_rollups(connection, each, series, by_length=apart == "input_length")
             yield from _of_changes(connection, ranges, selection)
 
 
@@ -198,7 +209,7 @@ def selected_series(connection: Connection, selection: Selection) -> dict[int, S
         *selected(rollup_series, selection)
     )
     series = {row_id: Series(*rest) for row_id, *rest in connection.execute(query)}
-    return {row_id: each for row_id, each in series.items() if _is_judged(each, selection)}
+    return {row_id: each for row_id, each in series.items() if is_judged(each, selection)}
 
 
 def _of_rollups(
@@ -235,10 +246,10 @@ def _of_changes(
     )
     for starts_at, gone, *rest in connection.execute(query.order_by(table.c.id)):
         series = Series(*rest[: len(Series._fields)])
-        if _is_judged(series, selection):
+        if is_judged(series, selection):
             yield RollupRow(starts_at, series, gone, rest[len(Series._fields) :])
 
 
-def _is_judged(series: Series, selection: Selection) -> bool:
+def is_judged(series: Series, selection: Selection) -> bool:
     """Whether the selected objective judged these requests."""
     return selection.objective is None or selection.objective in objective_names(series.judged_by)

@@ -1,11 +1,11 @@
 """The conditions of a selection on a table."""
 
-from sqlalchemy import ColumnElement, Table
+from sqlalchemy import ColumnElement, FromClause
 
 from agent.records.queries import Selection
 
 
-def selected(table: Table, selection: Selection) -> list[ColumnElement[bool]]:
+def selected(table: FromClause, selection: Selection) -> list[ColumnElement[bool]]:
     """Conditions for rows of the selected agent, engine, model, tenant; of any objective."""
     return [
         table.c[name] == getattr(selection, name)

@@ -48,7 +48,7 @@ Row = Mapping[str, Any]
 
 
 # Clocks of agents that share a database may differ by less.
-_CLOCKS_DIFFER_S = 60.0
+CLOCKS_DIFFER_S = 60.0
 
 
 def _newest_row(gpus: CTE, *, until: ColumnElement[float] | None = None) -> ScalarSelect[Any]:
@@ -93,13 +93,9 @@ class StoreQueries(CauseQueries):
     def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
         """The requests with the highest latency, the worst first; this reads all that match."""
         latency = requests.c[f"{by}_s"]
-        query = (
-            select(requests)
-            .where(*_conditions(wanted), latency.is_not(None))
-            .order_by(latency.desc(), requests.c.id.desc())
-            .limit(limit)
-        )
-        return [_plain(row) for row in self._all(query)]
+        conditions = [*_conditions(wanted), latency.is_not(None)]
+        order = (latency.desc(), requests.c.id.desc())
+        return [plain_row(row) for row in self._whole(requests, conditions, order, limit)]
 
     def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
         """Verdicts by input and output length, from the rows of the window that are kept."""
@@ -123,7 +119,7 @@ class StoreQueries(CauseQueries):
             .order_by(*order if span_id is None else [case((spans, 0), else_=1), *order])
             .limit(100)
         )
-        return [_plain(row) for row in self._all(query)]
+        return [plain_row(row) for row in self._all(query)]
 
     def events(
         self,
@@ -182,15 +178,15 @@ class StoreQueries(CauseQueries):
             .where(objectives.c.in_force_until.is_(None))
             .order_by(objectives.c.name, objectives.c.agent)
         )
-        return [_plain(row) for row in self._all(query)]
+        return [plain_row(row) for row in self._all(query)]
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
         """The newest stored sample of each GPU at a Unix time, from any agent.
 
         A sample from the future is used only where there is no other: the clock was set back.
         """
-        newest = _NEWEST_OF_EACH_GPU.params(until=now + _CLOCKS_DIFFER_S)
-        return [_plain(row) for row in self._all(newest)]
+        newest = _NEWEST_OF_EACH_GPU.params(until=now + CLOCKS_DIFFER_S)
+        return [plain_row(row) for row in self._all(newest)]
 
     def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Samples of a GPU since a Unix time, after a cursor, the newest first."""
@@ -209,18 +205,24 @@ class StoreQueries(CauseQueries):
         after: Cursor | None,
         limit: int,
     ) -> PageOf[Row]:
-        query = (
-            select(table)
-            .where(*conditions, _after(table, sorted_by, after))
-            .order_by(sorted_by.desc(), table.c.id.desc())
-            .limit(limit + 1)
-        )
-        rows = self._all(query)
-        items = tuple(_plain(row) for row in rows[:limit])
+        following = [*conditions, _after(table, sorted_by, after)]
+        order = (sorted_by.desc(), table.c.id.desc())
+        rows = self._whole(table, following, order, limit + 1)
+        items = tuple(plain_row(row) for row in rows[:limit])
         if len(rows) <= limit:
             return PageOf(items, None)
         last = rows[limit - 1]._mapping
         return PageOf(items, Cursor(last[sorted_by], last["id"]))
+
+    def _whole(
+        self,
+        table: Table,
+        conditions: Sequence[ColumnElement[bool]],
+        order: Sequence[ColumnElement[Any]],
+        limit: int,
+    ) -> Sequence[Any]:
+        """The first rows that match, with all columns."""
+        return self._all(select(table).where(*conditions).order_by(*order).limit(limit))
 
     def _all(self, query: Select[Any]) -> Sequence[Any]:
         return read_all(self._engine, query)
@@ -276,7 +278,8 @@ _JSON_COLUMNS = (
 )
 
 
-def _plain(row: Any) -> Row:
+def plain_row(row: Any) -> Row:
+    """A row with the content of its JSON."""
     plain = dict(row._mapping)
     for name in _JSON_COLUMNS:
         if plain.get(name) is not None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import DateTime, Dialect
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 
 class UtcTimestamp(TypeDecorator[float]):
@@ -12,6 +12,14 @@ class UtcTimestamp(TypeDecorator[float]):
 
     impl = DateTime(timezone=True)
     cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """ClickHouse's own type: its driver would write others in whole seconds."""
+        if dialect.name != "clickhousedb":
+            return dialect.type_descriptor(self.impl_instance)
+        from clickhouse_connect.cc_sqlalchemy.datatypes.sqltypes import DateTime64
+
+        return dialect.type_descriptor(DateTime64(6, "UTC"))
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> datetime | None:
         """The timestamp as the database stores it."""

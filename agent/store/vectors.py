@@ -44,7 +44,7 @@ def _packed(numbers: Vector, bits: int) -> bytes:
     return np.packbits(each.astype(np.uint8), bitorder="little").tobytes()
 
 
-def _decoded(part: bytes) -> tuple[int, NDArray[Any]]:
+def decoded(part: bytes) -> tuple[int, NDArray[Any]]:
     """The place of the first number, and the numbers."""
     bits, first = _HEAD.unpack_from(part)
     if bits >= 8:
@@ -72,7 +72,7 @@ class VectorSum:
         if part is None:
             return
         if gone:
-            first, numbers = _decoded(part)
+            first, numbers = decoded(part)
             left = self._settle()[first : first + len(numbers)]
             left -= np.minimum(left, numbers)
             return
@@ -99,6 +99,6 @@ class VectorSum:
         spared = self._length + _SPARE
         total = np.zeros(spared, dtype=np.int64) if self._sum is None else self._sum.copy()
         for part in self._waiting:
-            first, numbers = _decoded(part)
+            first, numbers = decoded(part)
             total[first : first + len(numbers)] += numbers
         return total

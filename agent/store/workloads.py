@@ -54,6 +54,7 @@ def verdicts_by_length(window: Window, selection: Selection) -> Any:
         select(*lengths, _number(Verdict.MET, selection), _number(Verdict.MISSED, selection))
         .where(*ended_in(window, selection), *(length.is_not(None) for length in lengths))
         .group_by(*lengths)
+        .order_by(*lengths)
     )
 
 

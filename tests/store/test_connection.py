@@ -1,4 +1,5 @@
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -153,8 +154,8 @@ def test_a_poll_does_not_wait_for_a_table_lock_but_folding_does(
         ("", "is no database URL"),
         ("goodput.db", "is no database URL"),
         ("postgresql://agent@db:port/goodput", "is no database URL"),
-        ("mysql://agent@db/goodput", "'mysql' is not supported; use sqlite or postgresql"),
-        ("sqlite+aiosqlite:///goodput.db", "is not supported; use sqlite or postgresql"),
+        ("mysql://agent@db/goodput", "'mysql' is not supported; use sqlite, postgresql or"),
+        ("sqlite+aiosqlite:///goodput.db", "is not supported; use sqlite, postgresql or"),
         ("sqlite://", "SQLite needs a file"),
         ("sqlite:///:memory:", "SQLite needs a file"),
     ],
@@ -269,3 +270,12 @@ def test_statements_with_lists_of_any_length_leave_no_memory_behind(sqlite: Engi
             some = select(requests.c.id).where(requests.c.id.in_(ids[:-shorter]))
             assert connection.execute(some).all() == []
         assert process.memory_info().rss - before < 20_000_000
+
+
+def test_the_driver_of_clickhouse_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    # None is a module that cannot be imported.
+    monkeypatch.setitem(sys.modules, "clickhouse_connect", None)
+    with pytest.raises(SettingsInvalid) as refusal:
+        open_engine("clickhousedb://agent:s3cret@db:8123/goodput")
+    assert "pip install goodput-agent[clickhouse]" in str(refusal.value)
+    assert "s3cret" not in str(refusal.value)

@@ -36,8 +36,11 @@ _TABLES = (
     # AUTOINCREMENT gives no number twice: notes up to the last forwarded number are skipped.
     "CREATE TABLE IF NOT EXISTS journal_notes (number INTEGER PRIMARY KEY AUTOINCREMENT, "
     "of_table TEXT NOT NULL, fresh INTEGER NOT NULL, row INTEGER, trace_id TEXT, span_id TEXT, "
-    "at INTEGER NOT NULL DEFAULT (CAST(strftime('%s', 'now') AS INTEGER)))",
+    "started_at TEXT, at INTEGER NOT NULL DEFAULT (CAST(strftime('%s', 'now') AS INTEGER)))",
     "CREATE TABLE IF NOT EXISTS journal_runs (first INTEGER PRIMARY KEY, id TEXT NOT NULL)",
+    # The last batch of sums that was sent, whatever became of it: see agent.store.clickhouse.
+    "CREATE TABLE IF NOT EXISTS journal_sent (one INTEGER PRIMARY KEY, run TEXT NOT NULL, "
+    "last INTEGER NOT NULL, at REAL NOT NULL, version INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS journal_state (expiring INTEGER NOT NULL)",
     "INSERT INTO journal_state SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM journal_state)",
     f"CREATE TABLE IF NOT EXISTS {ROLLUP_DIFFERENCES} "
@@ -82,6 +85,11 @@ _EXCESS = (
     "CASE WHEN NEW.excess_s IS NULL THEN NULL ELSE NEW.excess_s - coalesce(OLD.excess_s, 0) END"
 )
 
+_GONE = (
+    "INSERT INTO journal_notes (of_table, fresh, trace_id, span_id, started_at) "
+    "VALUES ('requests', 0, OLD.trace_id, OLD.span_id, OLD.started_at)"
+)
+
 _TRIGGERS = (
     _noted("requests", "INSERT", _SETTLED),
     _noted("requests", "UPDATE", _SETTLED),
@@ -90,8 +98,13 @@ _TRIGGERS = (
         "requests_delete",
         "DELETE ON requests WHEN OLD.settles_at IS NULL "
         "AND NOT (SELECT expiring FROM journal_state)",
-        "INSERT INTO journal_notes (of_table, fresh, trace_id, span_id) "
-        "VALUES ('requests', 0, OLD.trace_id, OLD.span_id)",
+        _GONE,
+    ),
+    # Where rows are found by when they began, the earlier one is another.
+    _Trigger(
+        "requests_move",
+        "UPDATE ON requests WHEN OLD.settles_at IS NULL AND OLD.started_at <> NEW.started_at",
+        _GONE,
     ),
     *(_noted(name, "INSERT") for name in ("engine_samples", "gpu_samples", "events")),
     _noted("engine_windows", "INSERT"),
@@ -112,6 +125,9 @@ _TRIGGERS = (
 )
 
 
+_NOTE_COLUMNS = text("PRAGMA table_info(journal_notes)")
+
+
 def begin_run(connection: Connection) -> str:
     """Make the tables and triggers, and begin a run of the agent; returns the run's id.
 
@@ -120,6 +136,9 @@ def begin_run(connection: Connection) -> str:
     """
     for statement in _TABLES:
         connection.execute(text(statement))
+    # A journal of an earlier version.
+    if "started_at" not in {row[1] for row in connection.execute(_NOTE_COLUMNS)}:
+        connection.execute(text("ALTER TABLE journal_notes ADD COLUMN started_at TEXT"))
     for name, after, does in _TRIGGERS:
         # An earlier version may have made another one.
         connection.execute(text(f"DROP TRIGGER IF EXISTS journal_{name}"))

@@ -40,8 +40,9 @@ _NOTED = (
 _CHANGED = f"{_NOTED} AND NOT fresh"
 
 
-def _select(table: str, conditions: str) -> str:
-    return f"SELECT {', '.join(FORWARDED[table])} FROM {table} WHERE {conditions} ORDER BY rowid"
+def _select(table: str, conditions: str, number: str = "") -> str:
+    columns = ", ".join(FORWARDED[table])
+    return f"SELECT {number}{columns} FROM {table} WHERE {conditions} ORDER BY rowid"
 
 
 _SELECTS = {table: _select(table, f"rowid IN ({_NOTED})") for table in FORWARDED}
@@ -54,6 +55,7 @@ _LAST = (
     "SELECT count(*), max(number) FROM (SELECT number FROM journal_notes "
     "WHERE number > ? AND number < ? ORDER BY number LIMIT ?)"
 )
+_NUMBER_OF = "SELECT count(*) FROM journal_notes WHERE number > ? AND number <= ?"
 # A deleted key may have got a row again.
 _GONE = (
     "SELECT DISTINCT trace_id, span_id FROM journal_notes AS note "
@@ -61,6 +63,19 @@ _GONE = (
     "(SELECT 1 FROM requests WHERE requests.trace_id = note.trace_id "
     "AND requests.span_id = note.span_id)"
 )
+# The same with when it began, and also of a row that began at another time since.
+_GONE_AT = (
+    "SELECT DISTINCT trace_id, span_id, started_at FROM journal_notes AS note "
+    "WHERE of_table = 'requests' AND row IS NULL AND number > ? AND number <= ? "
+    "AND started_at IS NOT NULL AND NOT EXISTS "
+    "(SELECT 1 FROM requests WHERE requests.trace_id = note.trace_id "
+    "AND requests.span_id = note.span_id AND requests.started_at = note.started_at)"
+)
+_SETTLED = f"rowid IN ({_NOTED}) AND settles_at IS NULL"
+_NUMBERED = {
+    table: _select(table, _SETTLED if table == requests.name else f"rowid IN ({_NOTED})", "rowid, ")
+    for table in FORWARDED
+}
 _AFTER_ALL = 2**63 - 1
 # Deleting more at once would keep the writer of requests waiting.
 _LOOKED_AT = 50_000
@@ -97,6 +112,10 @@ class NotedRows:
         """The rows of a table, in their order."""
         return _each(self._journal, _SELECTS[table], table, self._after, self.last)
 
+    def numbered(self, table: str) -> Iterator[Row]:
+        """The rows of a table that wait for nothing, each after its number in the journal."""
+        return _each(self._journal, _NUMBERED[table], table, self._after, self.last)
+
     def new_requests(self) -> Iterator[Row]:
         """The requests that were inserted and not changed since, as far as these notes show."""
         within = (requests.name, self._after, self.last)
@@ -109,6 +128,10 @@ class NotedRows:
     def gone(self) -> Sequence[Key]:
         """The keys of requests that were deleted."""
         return _all(self._journal, _GONE, self._after, self.last)
+
+    def gone_at(self) -> Sequence[Row]:
+        """The keys of requests that were deleted or began at another time, and when they began."""
+        return _all(self._journal, _GONE_AT, self._after, self.last)
 
 
 def runs_of(connection: Connection) -> list[Run]:
@@ -125,6 +148,13 @@ def batch_after(connection: Connection, run: Run, forwarded: int, most: int) -> 
     if not notes:
         return None
     return NotedRows(notes, last, after, connection)
+
+
+def batch_until(connection: Connection, run: Run, last: int) -> NotedRows | None:
+    """The notes of a run up to a number; None where there are none."""
+    after = run.first - 1
+    ((notes,),) = _all(connection, _NUMBER_OF, after, last)
+    return NotedRows(notes, last, after, connection) if notes else None
 
 
 def has_notes(connection: Connection, run: Run) -> bool:

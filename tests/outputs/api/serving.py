@@ -30,13 +30,12 @@ from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
 from agent.store.connection import open_engine
 from agent.store.explanations import ExplanationStore
-from agent.store.minute_sums import MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
-from agent.store.store_queries import StoreQueries
+from agent.store.stored_queries import stored_queries
 from agent.store.transactions import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 from tests.store.migrated import migrated_file
@@ -206,9 +205,10 @@ def open_api_at(url: str, door: Door | None = None) -> Iterator[Api]:
 
 
 def _context(engine: Engine, agent: ServedAgent, door: Door) -> ApiContext:
+    queries, minutes = stored_queries(engine)
     return ApiContext(
-        queries=StoreQueries(engine),
-        minutes=MinuteQueries(engine).minutes,
+        queries=queries,
+        minutes=minutes.minutes,
         now=lambda: agent.now,
         longest_window_s=KEEP_ROLLUPS_S,
         rows_kept_s=KEEP_REQUESTS_S,

@@ -1,0 +1,131 @@
+"""An agent's name and objectives in ClickHouse, which has no transactions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Engine, Table
+
+from agent.records.objective import Objective
+from agent.store.agent_state import AgentState
+from agent.store.claim import NameClaim
+from agent.store.clickhouse.column_types import types_of
+from agent.store.clickhouse.connecting import insert_rows, using
+from agent.store.journal.waiting import Lag
+from agent.store.objectives import objective_json
+from agent.store.tables import agents, objectives
+
+_REFUSED = "the database did not take the write"
+_CLAIMED = "SELECT instance, beats, stopped_at FROM agents WHERE name = {name:String}"
+_CLOCK = "SELECT toUnixTimestamp64Micro(now64(6))"
+_IN_FORCE = (
+    "SELECT name, definition, toUnixTimestamp64Micro(in_force_from) FROM objectives "
+    "WHERE agent = {agent:String} AND in_force_until IS NULL"
+)
+
+
+def server_now_us(client: Any) -> int:
+    """The server's clock, in microseconds."""
+    return int(client.query(_CLOCK).first_row[0])
+
+
+def write_versions(
+    client: Any,
+    table: Table,
+    rows: Sequence[Mapping[str, Any]],
+    version: int,
+    tombstones: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write rows of a table, times in microseconds, and tombstones, all in one block.
+
+    Each takes the place of the row with its key and a lower version.
+    """
+    types = types_of(table)
+    names = [name for name in rows[0] if name in types] if rows else []
+    own = {"row_version": "UInt64", "is_deleted": "UInt8"}
+    values = [
+        [*(row[name] for name in names), version, deleted]
+        for deleted, of_kind in enumerate((rows, tombstones))
+        for row in of_kind
+    ]
+    columns = [*(types[name] for name in names), *own.values()]
+    insert_rows(client, table.name, [*names, *own], columns, values)
+
+
+class _Claimed(NamedTuple):
+    instance: str
+    beats: int
+    stopped_at: Any
+
+
+class ClickHouseClaim(NameClaim):
+    """The row of one agent in the table `agents`.
+
+    Of two agents that take a free name in the same moment, the one that was later has it: the other
+    sees so before its next beat. Until then both may write, which their keys keep apart.
+    """
+
+    def __init__(
+        self, agent: str, instance: str, *, state: AgentState, lag: Callable[[], Lag]
+    ) -> None:
+        super().__init__(agent, instance, state=state)
+        self._journal_lag = lag
+        self._started: Mapping[str, Any] = {}
+
+    def take(self, engine: Engine) -> None:
+        """Take the name. Raises NameTaken while another agent with this name lives."""
+        with using(engine, _REFUSED) as client:
+            row = self._claimed(client)
+            if row is not None:
+                self._require_free(row)
+            told = self._state.at_start()
+            self._started = told | {"started_at": round(told["started_at"] * 1e6)}
+            self._write(client, 0 if row is None else row.beats + 1, self._started)
+
+    def beat(self, engine: Engine) -> None:
+        """Show that this agent lives. Raises NameTaken if another agent took the name."""
+        with using(engine, _REFUSED) as client:
+            row = self._claimed(client)
+            if row is None or row.instance != self._instance:
+                raise self._taken_over()
+            told = self._state.now(self._journal_lag())
+            self._write(client, row.beats + 1, {**self._started, **told})
+
+    def release(self, engine: Engine) -> None:
+        """Give the name back, so that the next agent need not wait; the row stays."""
+        with using(engine, _REFUSED) as client:
+            row = self._claimed(client)
+            if row is not None and row.instance == self._instance:
+                told = {**self._started, **self._state.now(self._journal_lag())}
+                self._write(client, row.beats + 1, told, stopped=True)
+
+    def _claimed(self, client: Any) -> _Claimed | None:
+        rows = client.query(_CLAIMED, {"name": self._agent}).result_rows
+        return _Claimed(*rows[0]) if rows else None
+
+    def _write(
+        self, client: Any, beats: int, told: Mapping[str, Any], *, stopped: bool = False
+    ) -> None:
+        now_us = server_now_us(client)
+        own = {"name": self._agent, "instance": self._instance, "beats": beats, "seen_at": now_us}
+        stopped_at = {"stopped_at": now_us if stopped else None}
+        write_versions(client, agents, [{**told, **own, **stopped_at}], now_us)
+
+
+def write_in_force(client: Any, agent: str, configured: Sequence[Objective]) -> None:
+    """Record the objectives that an agent judges by from now on; unchanged ones stay."""
+    wanted = {objective.name: objective_json(objective) for objective in configured}
+    now_us = server_now_us(client)
+    found = client.query(_IN_FORCE, {"agent": agent}).result_rows
+    stored = {name: definition for name, definition, _ in found}
+    changed = {name for name in stored | wanted if stored.get(name) != wanted.get(name)}
+    ended = [
+        {"name": name, "definition": definition, "in_force_from": since, "in_force_until": now_us}
+        for name, definition, since in found
+        if name in changed
+    ]
+    begun = [
+        {"name": name, "definition": wanted[name], "in_force_from": now_us, "in_force_until": None}
+        for name in sorted(changed & wanted.keys())
+    ]
+    rows = [{"id": 0, "agent": agent, **row} for row in (*ended, *begun)]
+    write_versions(client, objectives, rows, now_us)

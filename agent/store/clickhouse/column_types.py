@@ -1,0 +1,45 @@
+"""ClickHouse's types of the columns that the other databases have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, String, Table
+from sqlalchemy.types import TypeEngine
+
+from agent.store.utc_timestamp import UtcTimestamp
+
+# Texts of which there are few: each is stored once in a part.
+_FEW = frozenset(
+    (
+        *("agent", "engine", "model", "tenant", "route", "service_name", "requested_model"),
+        *("vantage", "status", "engine_status", "verdict", "verdicts", "cause", "finish_reason"),
+        *("error", "workload", "kind", "confidence", "dialect", "gpu", "name", "problem"),
+        *("method", "steps", "input_length", "judged_by", "objective", "limit_name"),
+    )
+)
+TIMESTAMP = "DateTime64(6, 'UTC')"
+# In order: BigInteger is an Integer, too.
+_TYPES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (
+    (UtcTimestamp, TIMESTAMP),
+    (Boolean, "Bool"),
+    (BigInteger, "Int64"),
+    (Integer, "Int32"),
+    (Float, "Float64"),
+    (String, "String"),
+)
+
+
+def type_of(column: Column[Any]) -> str:
+    """The type of a column, nullable as it is there."""
+    plain = next(name for kind, name in _TYPES if isinstance(column.type, kind))
+    if column.name == "id":
+        plain = "Int64"
+    if column.nullable:
+        plain = f"Nullable({plain})"
+    few = column.name in _FEW and isinstance(column.type, String)
+    return f"LowCardinality({plain})" if few else plain
+
+
+def types_of(table: Table) -> Mapping[str, str]:
+    """The types of all columns of a table by name."""
+    return {column.name: type_of(column) for column in table.c}

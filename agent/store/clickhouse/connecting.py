@@ -1,0 +1,119 @@
+"""Connections to ClickHouse: SQLAlchemy's for queries, the driver's own client for inserts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine
+
+from agent.errors import SettingsInvalid
+from agent.store.connection import with_words
+
+CLICKHOUSE = "clickhousedb"
+
+_CONNECT_S = 5
+# Longer than any statement may take: a server that is frozen is waited for no longer.
+_ANSWER_LATER_S = 5.0
+
+# SQL as the other databases read it: rows that were replaced are not seen, a sum of nothing is
+# null, and a name in a condition is that of a column.
+_SETTINGS: Mapping[str, Any] = {
+    "final": 1,
+    "do_not_merge_across_partitions_select_final": 1,
+    "aggregate_functions_null_for_empty": 1,
+    "cast_keep_nullable": 1,
+    "join_use_nulls": 1,
+    "prefer_column_name_to_alias": 1,
+}
+_MISSING = (
+    "storage.url: the driver of ClickHouse is not installed; run "
+    "`pip install goodput-agent[clickhouse]`"
+)
+
+# ClickHouse, src/Common/ErrorCodes.cpp: what is refused for its content.
+_CONTENT_CODES = frozenset(
+    (6, 26, 27, 32, 33, 38, 41, 53, 69, 70, 72, 117, 131, 321, 349, 407, 469)
+)
+
+
+def open_clickhouse(url: URL, *, statement_s: float, **pool: Any) -> Engine:
+    """An engine; each statement is ended after `statement_s`. Raises SettingsInvalid.
+
+    It connects when it is used for the first time. What the URL says of a connection holds.
+    """
+    try:
+        import clickhouse_connect  # noqa: F401
+    except ImportError as error:
+        raise SettingsInvalid([_MISSING]) from error
+    connect = {
+        "connect_timeout": _CONNECT_S,
+        "send_receive_timeout": statement_s + _ANSWER_LATER_S,
+        "query_retries": 0,
+        # Threads share a connection one after the other.
+        "autogenerate_session_id": False,
+    }
+    settings = {**_SETTINGS, "max_execution_time": statement_s}
+    given = {name: value for name, value in connect.items() if name not in url.query}
+    options = {"pool_size": 8, **pool}
+    engine = create_engine(url, connect_args={**given, **settings}, **options)
+    # Its `/` gives fractions.
+    engine.dialect.div_is_floordiv = False
+    return engine
+
+
+def client_of(connection: Connection) -> Any:
+    """The driver's client of a connection."""
+    driver: Any = connection.connection.driver_connection
+    return driver.client
+
+
+@contextmanager
+def using(engine: Engine, sentence: str) -> Iterator[Any]:
+    """The driver's client. Raises StoreUnavailable, with the sentence, for the driver's errors."""
+    try:
+        with engine.connect() as connection:
+            yield client_of(connection)
+    except Exception as error:
+        if not is_of_database(error):
+            raise
+        raise with_words(sentence, error) from error
+
+
+def is_of_database(error: Exception) -> bool:
+    """Whether SQLAlchemy or the driver raised it."""
+    from clickhouse_connect.driver.exceptions import Error
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return isinstance(error, (SQLAlchemyError, Error))
+
+
+def refuses_content(error: Exception) -> bool:
+    """Whether these rows will never be taken: the driver cannot write them, or the server says so.
+
+    The driver raises Python's own errors for a value that its column cannot have.
+    """
+    from clickhouse_connect.driver.exceptions import DataError
+
+    of_values = (DataError, ValueError, TypeError, AttributeError, OverflowError)
+    return isinstance(error, of_values) or getattr(error, "code", None) in _CONTENT_CODES
+
+
+def insert_rows(
+    client: Any,
+    table: str,
+    columns: Sequence[str],
+    types: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    **settings: Any,
+) -> None:
+    """Insert rows as one block; none are no block."""
+    if rows:
+        client.insert(
+            table,
+            [list(values) for values in zip(*rows, strict=True)],
+            column_names=columns,
+            column_type_names=types,
+            column_oriented=True,
+            # The server would gather blocks of several agents, each with its own token.
+            settings={"async_insert": 0, **settings},
+        )

@@ -1,0 +1,151 @@
+"""Writes a batch of a journal to ClickHouse: rows that replace each other, and sums as one block.
+
+Rows may be written any number of times. Sums may not: their block has a token, by which the server
+knows it again, and a row that says up to which number of its run everything is there.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Table
+
+from agent.store.clickhouse.column_types import TIMESTAMP, types_of
+from agent.store.clickhouse.connecting import insert_rows
+from agent.store.clickhouse.schema import FORWARDED_COLUMNS
+from agent.store.clickhouse.vector_rows import rows_of
+from agent.store.journal.noting import CAUSE_DIFFERENCES, ROLLUP_DIFFERENCES
+from agent.store.journal.waiting import FORWARDED, NotedRows, Row
+from agent.store.rollups import FIGURES, Series
+from agent.store.tables import engine_minutes, engine_samples, events, gpu_samples, requests
+from agent.store.utc_timestamp import UtcTimestamp
+
+# Numbers of rows are the journal's, and differ between agents in their last bits.
+_AGENT_BITS = 20
+
+_NUMBERED = (requests, engine_samples, gpu_samples, events)
+_VERSIONED = (requests, engine_minutes)
+_VERSION_TYPES = {"row_version": "UInt64", "is_deleted": "UInt8"}
+_TOMBSTONE = {"trace_id": "String", "span_id": "String", "started_at": TIMESTAMP} | _VERSION_TYPES
+
+
+class _Target:
+    """A table that rows of the journal are copied into."""
+
+    def __init__(self, table: Table) -> None:
+        self.name = table.name
+        types = types_of(table)
+        numbered, versioned = table in _NUMBERED, table in _VERSIONED
+        copied = FORWARDED[table.name]
+        wanted = {"id": "Int64"} if numbered else {}
+        wanted |= {name: types[name] for name in copied}
+        wanted |= _VERSION_TYPES if versioned else {}
+        self.columns, self.types = [*wanted], [*wanted.values()]
+        self._numbered, self._versioned = numbered, versioned
+        self._times = [
+            place
+            for place, name in enumerate(copied)
+            if isinstance(table.c[name].type, UtcTimestamp)
+        ]
+
+    def row(self, found: Row, agent_bits: int, version: int) -> list[Any]:
+        """The values of a row of the journal, of which the first is its number."""
+        number, *values = found
+        for place in self._times:
+            if values[place] is not None:
+                values[place] = _microseconds(values[place])
+        own = [number << _AGENT_BITS | agent_bits] if self._numbered else []
+        return [*own, *values, *((version, 0) if self._versioned else ())]
+
+
+_TARGETS = [
+    _Target(table) for table in (requests, engine_minutes, engine_samples, gpu_samples, events)
+]
+
+
+def write_rows(client: Any, batch: NotedRows, agent: str, version: int) -> None:
+    """Write the rows of a batch, and tombstones of those that are gone."""
+    bits = zlib.crc32(agent.encode()) % 2**_AGENT_BITS
+    for target in _TARGETS:
+        if batch.has(target.name):
+            rows = [target.row(row, bits, version) for row in batch.numbered(target.name)]
+            insert_rows(client, target.name, target.columns, target.types, rows)
+    gone = [
+        (trace, span, _microseconds(began), version, 1) for trace, span, began in batch.gone_at()
+    ]
+    insert_rows(client, requests.name, [*_TOMBSTONE], [*_TOMBSTONE.values()], gone)
+
+
+def write_sums(client: Any, batch: NotedRows | None, run: str, last: int) -> None:
+    """Add what a batch adds to sums, and the mark that a run is there up to a number.
+
+    The block that comes again with the same number is dropped by the server.
+    """
+    rows: list[Mapping[str, Any]] = [{"what": "mark"}]
+    if batch is not None:
+        rows += _rollups(batch.rows(ROLLUP_DIFFERENCES))
+        rows += _causes(batch.rows(CAUSE_DIFFERENCES))
+    whole = [{**_NOTHING, **row, "run": run, "last": last} for row in rows]
+    insert_rows(
+        client,
+        "forwarded",
+        [*FORWARDED_COLUMNS],
+        [*FORWARDED_COLUMNS.values()],
+        [[row[name] for name in FORWARDED_COLUMNS] for row in whole],
+        insert_deduplication_token=f"{run}:{last}",
+        deduplicate_blocks_in_dependent_materialized_views=1,
+    )
+
+
+_EMPTY: Mapping[str, Any] = {"String": "", "Array": [], "Int": 0, "UInt": 0, "Nullable": None}
+
+
+def _empty(type_name: str) -> Any:
+    if type_name.startswith("LowCardinality"):
+        return ""
+    return next(value for kind, value in _EMPTY.items() if type_name.startswith(kind))
+
+
+_NOTHING = {name: _empty(type_name) for name, type_name in FORWARDED_COLUMNS.items()}
+_ROLLUP = FORWARDED[ROLLUP_DIFFERENCES]
+_CAUSE = FORWARDED[CAUSE_DIFFERENCES]
+
+
+def _rollups(differences: Iterator[Row]) -> Iterator[Mapping[str, Any]]:
+    for row in differences:
+        named = dict(zip(_ROLLUP, row, strict=True))
+        figures, places, numbers = rows_of(
+            FIGURES, [named[each] for each in FIGURES], gone=bool(named["gone"])
+        )
+        yield {
+            "what": "rollup",
+            "starts_at": named["starts_at"],
+            **{name: named[name] for name in Series._fields},
+            "figures": figures,
+            "places": places,
+            "numbers": numbers,
+        }
+
+
+def _causes(differences: Iterator[Row]) -> Iterator[Mapping[str, Any]]:
+    for row in differences:
+        yield {"what": "cause", **dict(zip(_CAUSE, row, strict=True))}
+
+
+@lru_cache(maxsize=4096)
+def _second(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def _microseconds(text: str) -> int:
+    """A timestamp of the journal, which has six places, in microseconds."""
+    return _second(text[:19]) + int(text[20:] or 0)
+
+
+def stored_until(client: Any, run: str) -> int:
+    """The number up to which a run is there; 0 where nothing of it is."""
+    query = "SELECT max(last) FROM forwarded WHERE run = {run:String}"
+    found: Sequence[Any] = client.query(query, {"run": run}).first_row
+    return int(found[0] or 0)

@@ -1,0 +1,237 @@
+"""Queries of the API on ClickHouse: those that its server answers in another way, or better."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    and_,
+    column,
+    func,
+    or_,
+    select,
+    table,
+    tuple_,
+)
+
+from agent.analysis.cause_sums import CausePlace, CauseSum
+from agent.analysis.tally import ALL_OBJECTIVES
+from agent.records.queries import Cursor, DataSource, PageOf, Selection
+from agent.store.cause_queries import SummedCauses
+from agent.store.clickhouse.schema import KEYS
+from agent.store.clickhouse.vector_rows import encoded_from
+from agent.store.connection import reading
+from agent.store.first_data import first_of_table, first_of_widths
+from agent.store.rollup_queries import Apart, RollupRange, RollupRow, is_judged
+from agent.store.rollups import ANY_LENGTH, FIGURES, SUMMED_WIDTHS_S, Series
+from agent.store.selection import selected
+from agent.store.store_queries import CLOCKS_DIFFER_S, Row, StoreQueries, plain_row
+from agent.store.tables import engine_minutes, engine_samples, gpu_samples
+
+_PLACE = ("width_s", "starts_at", *Series._fields)
+_ROLLUPS = table("rollups", *map(column, (*_PLACE, "figure", "place", "n")))
+# The same of all agents and engines together.
+_FLEET = table(
+    "fleet_rollups",
+    *map(column, ("width_s", "starts_at", "model", "tenant", "input_length", "judged_by")),
+    *map(column, ("figure", "place", "n")),
+)
+_CAUSES = table(
+    "cause_rollups",
+    *map(column, (*_PLACE, "objective", "limit_name", "cause")),
+    *map(column, ("requests", "top_requests", "excess_s")),
+)
+# Rows that a merge would add up are added up by the query.
+_SUMS = {"settings": {"final": 0}}
+_PAGE_REACHES_S = (600.0, 3 * 3600.0, 3 * 86400.0)
+_NO_SERIES = Series("", "", "", "", "", "")
+
+
+def _within(sums: Any, each: RollupRange) -> ColumnElement[bool]:
+    return and_(
+        sums.c.width_s == each.width_s,
+        sums.c.starts_at >= each.from_s,
+        sums.c.starts_at < each.until_s,
+    )
+
+
+def _of_length(sums: Any, each: RollupRange, apart: Apart) -> ColumnElement[bool]:
+    """Of wide rollups those of all lengths together, where lengths are not asked for."""
+    length: ColumnElement[str] = sums.c.input_length
+    if each.width_s in SUMMED_WIDTHS_S and apart != "input_length":
+        return length == ANY_LENGTH
+    return length != ANY_LENGTH
+
+
+class ClickHouseQueries(StoreQueries):
+    """Queries of the API on ClickHouse. Raises StoreUnavailable where it does not answer."""
+
+    def _first_data(self, connection: Connection, source: DataSource) -> float | None:
+        def of_width(width_s: int) -> int | None:
+            chosen = Selection(agent=source.agent, engine=source.engine)
+            sums = _sums_for(chosen, None)
+            query = select(func.min(sums.c.starts_at)).where(
+                sums.c.width_s == width_s, sums.c.figure == "counts", *selected(sums, chosen)
+            )
+            found: int | None = connection.execute(query.execution_options(**_SUMS)).scalar()
+            return found
+
+        known = [
+            first_of_widths(of_width),
+            first_of_table(connection, engine_samples, engine_samples.c.at, source),
+            first_of_table(connection, engine_minutes, engine_minutes.c.from_at, source),
+        ]
+        return min((at for at in known if at is not None), default=None)
+
+    def _rows(
+        self, ranges: Sequence[RollupRange], selection: Selection, apart: Apart
+    ) -> Iterator[RollupRow]:
+        """The server adds up everything that need not be told apart."""
+        if not ranges:
+            return
+        with reading(self._engine) as connection:
+            found = connection.execute(_summed(ranges, selection, apart)).all()
+        figures: dict[tuple[Any, str], dict[str, bytes | None]] = defaultdict(dict)
+        for of_group, judged_by, figure, places, numbers in found:
+            figures[of_group, judged_by][figure] = encoded_from(places, numbers)
+        for (of_group, judged_by), by_name in figures.items():
+            series = _NO_SERIES._replace(judged_by=judged_by)
+            if is_judged(series, selection):
+                starts_at, series = _told_apart(apart, of_group, series)
+                yield RollupRow(starts_at, series, False, [by_name.get(each) for each in FIGURES])
+
+    def _cause_rows(
+        self, ranges: Sequence[RollupRange], selection: Selection, apart: Apart
+    ) -> Iterator[SummedCauses]:
+        if not ranges:
+            return
+        objective = selection.objective or ALL_OBJECTIVES
+        with reading(self._engine) as connection:
+            found = connection.execute(_summed_causes(ranges, selection, apart, objective)).all()
+        for of_group, judged_by, limit, cause, count, top, excess_s in found:
+            series = _NO_SERIES._replace(judged_by=judged_by)
+            if is_judged(series, selection):
+                starts_at, series = _told_apart(apart, of_group, series)
+                place = CausePlace(objective, limit, cause)
+                yield SummedCauses(
+                    starts_at, series, place, CauseSum(int(count), int(top), excess_s)
+                )
+
+    def _page(
+        self,
+        table: Table,
+        sorted_by: ColumnElement[float],
+        conditions: Sequence[ColumnElement[bool]],
+        after: Cursor | None,
+        limit: int,
+    ) -> PageOf[Row]:
+        """A page is looked for in a short time first: the newest rows are read, not all of them."""
+        until = time.time() if after is None else after.at
+        for reach_s in _PAGE_REACHES_S:
+            within = [*conditions, sorted_by >= until - reach_s]
+            page = super()._page(table, sorted_by, within, after, limit)
+            if page.next is not None:
+                return page
+        return super()._page(table, sorted_by, conditions, after, limit)
+
+    def _whole(
+        self,
+        table: Table,
+        conditions: Sequence[ColumnElement[bool]],
+        order: Sequence[ColumnElement[Any]],
+        limit: int,
+    ) -> Sequence[Any]:
+        """Only the columns of the conditions are read of all rows."""
+        key = [table.c[name] for name in KEYS[table.name]]
+        found = select(*key).where(*conditions).order_by(*order).limit(limit).correlate(None)
+        return self._all(select(table).where(tuple_(*key).in_(found)).order_by(*order))
+
+    def newest_gpu_samples(self, now: float) -> Sequence[Row]:
+        """The newest stored sample of each GPU at a Unix time, from any agent.
+
+        A sample from the future is used only where there is no other: the clock was set back.
+        """
+        rows = gpu_samples.c
+        by_then = func.maxIf(rows.at, rows.at <= now + CLOCKS_DIFFER_S)
+        newest = select(rows.gpu, func.coalesce(by_then, func.max(rows.at))).group_by(rows.gpu)
+        query = (
+            select(gpu_samples)
+            .where(tuple_(rows.gpu, rows.at).in_(newest))
+            .order_by(rows.agent, rows.gpu_index, rows.gpu, rows.id)
+        )
+        by_gpu = {row.gpu: plain_row(row) for row in self._all(query)}
+        return list(by_gpu.values())
+
+
+def _sums_for(selection: Selection, apart: Apart) -> Any:
+    """The smallest table that tells apart what is asked."""
+    of_agents = selection.agent is not None or selection.engine is not None
+    return _ROLLUPS if of_agents or apart in ("agent", "engine") else _FLEET
+
+
+def _group(sums: Any, apart: Apart) -> ColumnElement[Any]:
+    # Each width is a group where nothing else is.
+    found: ColumnElement[Any] = sums.c[apart or "width_s"]
+    return found.label("of_group")
+
+
+def _told_apart(apart: Apart, of_group: Any, series: Series) -> tuple[int, Series]:
+    """The start and the series of a group; what it does not tell apart is empty."""
+    if apart is None:
+        return 0, series
+    if apart == "starts_at":
+        return of_group, series
+    return 0, series._replace(**{apart: of_group})
+
+
+def _summed(ranges: Sequence[RollupRange], selection: Selection, apart: Apart) -> Select[Any]:
+    """Group, `judged_by`, figure, and the places and sums of its numbers."""
+    rows = _sums_for(selection, apart)
+    keys = [
+        _group(rows, apart),
+        rows.c.judged_by.label("judged"),
+        rows.c.figure.label("of_figure"),
+        rows.c.place.label("of_place"),
+    ]
+    sums = (
+        select(*keys, func.sum(rows.c.n).label("number"))
+        .where(
+            *selected(rows, selection),
+            or_(*(and_(_within(rows, each), _of_length(rows, each, apart)) for each in ranges)),
+        )
+        .group_by(*keys)
+        .subquery("sums")
+    )
+    of_figure = (sums.c.of_group, sums.c.judged, sums.c.of_figure)
+    arrays = (func.groupArray(sums.c.of_place), func.groupArray(sums.c.number))
+    return select(*of_figure, *arrays).group_by(*of_figure).execution_options(**_SUMS)
+
+
+def _summed_causes(
+    ranges: Sequence[RollupRange], selection: Selection, apart: Apart, objective: str
+) -> Select[Any]:
+    """Group, `judged_by`, limit, cause, requests, top requests and excess seconds."""
+    rows = _CAUSES.c
+    keys = [
+        _group(_CAUSES, apart),
+        rows.judged_by.label("judged"),
+        rows.limit_name.label("of_limit"),
+        rows.cause.label("of_cause"),
+    ]
+    counted = func.sum(rows.requests)
+    return (
+        select(*keys, counted, func.sum(rows.top_requests), func.sum(rows.excess_s))
+        .where(
+            *selected(_CAUSES, selection),
+            or_(*(_within(_CAUSES, each) for each in ranges)),
+            rows.objective == objective,
+        )
+        .group_by(*keys)
+        .having(counted > 0)
+        .execution_options(**_SUMS)
+    )

@@ -1,0 +1,96 @@
+"""The upkeep of old rows in ClickHouse: retention is the server's, merging minutes the agents'."""
+
+import time
+from typing import Any
+
+from sqlalchemy import BigInteger, Engine, literal_column, select
+
+from agent.store.clickhouse.claims import write_versions
+from agent.store.clickhouse.connecting import using
+from agent.store.clickhouse.schema import keep_for
+from agent.store.connection import open_engine, read_all
+from agent.store.minute_sums import MERGED, MERGES_PER_SLICE, as_row, in_parts, summed
+from agent.store.tables import engine_minutes
+from agent.store.time_limits import UPKEEP_S
+from agent.store.transactions import Joining
+from agent.store.utc_timestamp import UtcTimestamp
+
+_MINUTE = engine_minutes.c
+_TIMES = [column.name for column in _MINUTE if isinstance(column.type, UtcTimestamp)]
+_VERSION = literal_column("row_version", BigInteger)
+_REFUSED = "the database did not take the write"
+
+
+class ClickHouseUpkeep:
+    """What an agent does for a shared ClickHouse from time to time. Raises StoreUnavailable."""
+
+    def __init__(
+        self,
+        url: str,
+        agent: str,
+        *,
+        keep_requests_s: float,
+        keep_rollups_s: float,
+        max_series: int,
+    ) -> None:
+        """It keeps all series: `max_series` bounds those of the journal alone."""
+        self._engine = open_engine(url, statement_s=UPKEEP_S)
+        self._agent = agent
+        self._kept_s = (keep_requests_s, keep_rollups_s)
+        self._kept_as_wanted = False
+
+    def settle_by(self, joining: Joining) -> None:
+        """Do nothing: no agent writes there without a journal."""
+
+    def fold(self, now: float) -> None:
+        """Do nothing: the server adds up what is forwarded."""
+
+    def expire(self, now: float) -> None:
+        """Say once how long rows are kept, and merge old minutes."""
+        if not self._kept_as_wanted:
+            with using(self._engine, _REFUSED) as client:
+                keep_for(client, *self._kept_s)
+            self._kept_as_wanted = True
+        merge_minutes_there(self._engine, self._agent, now)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
+
+
+def merge_minutes_there(engine: Engine, agent: str, now: float) -> int:
+    """Merge an agent's old minutes into hours, and old hours into days; returns how many it made.
+
+    Each hour or day is one block: it has the merged row and the tombstones of the others.
+    """
+    merged = 0
+    for width_s, kept_s in MERGED:
+        slice_of = MERGES_PER_SLICE
+        while slice_of == MERGES_PER_SLICE:
+            parts = read_all(engine, in_parts(agent, width_s, now - kept_s))
+            for name, begin in parts:
+                _merge(engine, agent, name, int(begin), width_s)
+            slice_of = len(parts)
+            merged += slice_of
+    return merged
+
+
+def _merge(engine: Engine, agent: str, name: str, begin: int, width_s: int) -> None:
+    within = (
+        _MINUTE.agent == agent,
+        _MINUTE.engine == name,
+        _MINUTE.starts_at >= begin,
+        _MINUTE.starts_at < begin + width_s,
+    )
+    rows = [_in_microseconds(as_row(found._mapping)) for found in read_all(engine, summed(within))]
+    earlier = read_all(engine, select(_MINUTE.starts_at, _VERSION).where(*within))
+    gone = {starts_at for starts_at, _ in earlier} - {row["starts_at"] for row in rows}
+    # Clocks may have been set back.
+    version = max(time.time_ns() // 1000, *(version + 1 for _, version in earlier))
+    with using(engine, _REFUSED) as client:
+        tombstones = [{**rows[0], "starts_at": starts_at} for starts_at in sorted(gone)]
+        write_versions(client, engine_minutes, rows, version, tombstones)
+
+
+def _in_microseconds(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {name: round(row[name] * 1e6) for name in _TIMES}

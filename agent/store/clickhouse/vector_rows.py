@@ -1,0 +1,37 @@
+"""The vectors of a rollup as rows of ClickHouse: a number, and its place in the vector."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agent.store.vectors import decoded, encoded
+
+
+def encoded_from(places: Sequence[int], numbers: Sequence[int]) -> bytes | None:
+    """The vector with these numbers at these places, as bytes.
+
+    Where more was subtracted than is left of what was added, no number falls below zero.
+    """
+    at = np.array(places, dtype=np.int64)
+    vector = np.zeros(int(at.max()) + 1, dtype=np.int64)
+    vector[at] = numbers
+    return encoded(np.maximum(vector, 0))
+
+
+def rows_of(
+    names: Sequence[str], vectors: Sequence[bytes | None], *, gone: bool
+) -> tuple[list[str], list[int], list[int]]:
+    """The names, places and numbers of all numbers of these vectors; negative where `gone`."""
+    figures: list[str] = []
+    places: list[int] = []
+    numbers: list[int] = []
+    for name, part in zip(names, vectors, strict=True):
+        if part is None:
+            continue
+        first, values = decoded(part)
+        filled = np.flatnonzero(values)
+        signed = values[filled].astype(np.int64) * (-1 if gone else 1)
+        figures += [name] * len(filled)
+        places += (filled + first).tolist()
+        numbers += signed.tolist()
+    return figures, places, numbers
