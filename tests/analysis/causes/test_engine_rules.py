@@ -202,9 +202,8 @@ def test_a_queue_is_cold_by_when_it_began(ready_at: float, places: float, cause:
     assert found.top is cause, found.shares
 
 
-@pytest.mark.parametrize(("slow", "cause"), [(1, Cause.SEQUENCE_CAP), (4, Cause.UNEXPLAINED)])
-def test_places_that_slow_steps_alone_fill_are_no_lack_of_places(slow: int, cause: Cause) -> None:
-    """Two run where one usually does. Steps are slow, and neither processor nor GPU tells why."""
+def crowded(slow: int) -> EngineTimeline:
+    """Two run where one usually does, in steps that are some times as long as usual."""
     timeline = usual()
     for number in range(300):
         timeline.step(step(AT - 10 + number / 30, 1 / 30))
@@ -218,11 +217,30 @@ def test_places_that_slow_steps_alone_fill_are_no_lack_of_places(slow: int, caus
     for number in range(240 // slow):
         full = step(AT + slow * number / 30, slow / 30)
         timeline.step(full._replace(running=2, waiting_capacity=2))
-    waits = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
-    found = explain(waits, [OBJECTIVE], timeline)
+    return timeline
+
+
+WAITS = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
+
+
+@pytest.mark.parametrize(("slow", "cause"), [(1, Cause.SEQUENCE_CAP), (4, Cause.UNEXPLAINED)])
+def test_places_that_slow_steps_alone_fill_are_no_lack_of_places(slow: int, cause: Cause) -> None:
+    """Neither processor nor GPU tells why the steps are slow."""
+    found = explain(WAITS, [OBJECTIVE], crowded(slow))
     assert found.top is cause, found.shares
     said = "longer than their tokens explain" in str(found.shares)
     assert said is (slow > 1)
+
+
+def test_steps_of_long_prompts_are_not_slow_for_no_reason() -> None:
+    """The engine counts the tokens of a prompt in its last step alone."""
+    timeline = crowded(4)
+    for number in range(8):
+        long = {"input_tokens": 16_000, "queue_s": 0.0, "prefill_s": 2.0, "ttft_s": 2.0}
+        timeline.request(row(AT + 1 + number / 8, **long, e2e_s=2.1))
+    found = explain(WAITS, [OBJECTIVE], timeline)
+    assert found.top is not Cause.UNEXPLAINED, found.shares
+    assert "longer than their tokens explain" not in str(found.shares)
 
 
 @pytest.mark.parametrize(
