@@ -69,14 +69,14 @@ app.kubernetes.io/component: serve
 {{- end -}}
 {{- end -}}
 
-{{/* The Secret with the URL of PostgreSQL; empty: SQLite. */}}
+{{/* The Secret with the URL of the shared database; empty: SQLite. */}}
 {{- define "goodput-agent.databaseSecret" -}}
 {{- if and .Values.database.url .Values.database.existingSecret -}}
 {{- fail "database: set url or existingSecret, not both" -}}
 {{- end -}}
 {{- if .Values.database.url -}}
-{{- if not (hasPrefix "postgresql://" .Values.database.url) -}}
-{{- fail "database.url: write postgresql://user:password@host/database" -}}
+{{- if not (regexMatch "^(postgresql|clickhousedb)://" .Values.database.url) -}}
+{{- fail "database.url: write postgresql://user:password@host/database, or clickhousedb://" -}}
 {{- end -}}
 {{- include "goodput-agent.fullname" . }}-database
 {{- else -}}
