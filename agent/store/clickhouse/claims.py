@@ -15,10 +15,10 @@ from agent.store.objectives import objective_json
 from agent.store.tables import agents, objectives
 
 _REFUSED = "the database did not take the write"
-_CLAIMED = "SELECT instance, beats, stopped_at FROM agents WHERE name = {name:String}"
+_CLAIMED = "SELECT instance, beats, stopped_at, row_version FROM agents WHERE name = {name:String}"
 _CLOCK = "SELECT toUnixTimestamp64Micro(now64(6))"
 _IN_FORCE = (
-    "SELECT name, definition, toUnixTimestamp64Micro(in_force_from) FROM objectives "
+    "SELECT name, definition, toUnixTimestamp64Micro(in_force_from), row_version FROM objectives "
     "WHERE agent = {agent:String} AND in_force_until IS NULL"
 )
 
@@ -55,6 +55,11 @@ class _Claimed(NamedTuple):
     instance: str
     beats: int
     stopped_at: Any
+    version: int
+
+    def above(self, now_us: int) -> int:
+        """A version above this one, also after the server's clock was set back."""
+        return max(now_us, self.version + 1)
 
 
 class ClickHouseClaim(NameClaim):
@@ -79,7 +84,7 @@ class ClickHouseClaim(NameClaim):
                 self._require_free(row)
             told = self._state.at_start()
             self._started = told | {"started_at": round(told["started_at"] * 1e6)}
-            self._write(client, 0 if row is None else row.beats + 1, self._started)
+            self._write(client, row, self._started)
 
     def beat(self, engine: Engine) -> None:
         """Show that this agent lives. Raises NameTaken if another agent took the name."""
@@ -88,7 +93,7 @@ class ClickHouseClaim(NameClaim):
             if row is None or row.instance != self._instance:
                 raise self._taken_over()
             told = self._state.now(self._journal_lag())
-            self._write(client, row.beats + 1, {**self._started, **told})
+            self._write(client, row, {**self._started, **told})
 
     def release(self, engine: Engine) -> None:
         """Give the name back, so that the next agent need not wait; the row stays."""
@@ -96,19 +101,20 @@ class ClickHouseClaim(NameClaim):
             row = self._claimed(client)
             if row is not None and row.instance == self._instance:
                 told = {**self._started, **self._state.now(self._journal_lag())}
-                self._write(client, row.beats + 1, told, stopped=True)
+                self._write(client, row, told, stopped=True)
 
     def _claimed(self, client: Any) -> _Claimed | None:
         rows = client.query(_CLAIMED, {"name": self._agent}).result_rows
         return _Claimed(*rows[0]) if rows else None
 
     def _write(
-        self, client: Any, beats: int, told: Mapping[str, Any], *, stopped: bool = False
+        self, client: Any, row: _Claimed | None, told: Mapping[str, Any], *, stopped: bool = False
     ) -> None:
         now_us = server_now_us(client)
+        beats, version = (0, now_us) if row is None else (row.beats + 1, row.above(now_us))
         own = {"name": self._agent, "instance": self._instance, "beats": beats, "seen_at": now_us}
         stopped_at = {"stopped_at": now_us if stopped else None}
-        write_versions(client, agents, [{**told, **own, **stopped_at}], now_us)
+        write_versions(client, agents, [{**told, **own, **stopped_at}], version)
 
 
 def write_in_force(client: Any, agent: str, configured: Sequence[Objective]) -> None:
@@ -116,11 +122,11 @@ def write_in_force(client: Any, agent: str, configured: Sequence[Objective]) -> 
     wanted = {objective.name: objective_json(objective) for objective in configured}
     now_us = server_now_us(client)
     found = client.query(_IN_FORCE, {"agent": agent}).result_rows
-    stored = {name: definition for name, definition, _ in found}
+    stored = {name: definition for name, definition, *_ in found}
     changed = {name for name in stored | wanted if stored.get(name) != wanted.get(name)}
     ended = [
         {"name": name, "definition": definition, "in_force_from": since, "in_force_until": now_us}
-        for name, definition, since in found
+        for name, definition, since, _ in found
         if name in changed
     ]
     begun = [
@@ -128,4 +134,5 @@ def write_in_force(client: Any, agent: str, configured: Sequence[Objective]) -> 
         for name in sorted(changed & wanted.keys())
     ]
     rows = [{"id": 0, "agent": agent, **row} for row in (*ended, *begun)]
-    write_versions(client, objectives, rows, now_us)
+    version = max((now_us, *(before + 1 for *_, before in found)))
+    write_versions(client, objectives, rows, version)

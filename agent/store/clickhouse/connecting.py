@@ -31,9 +31,7 @@ _MISSING = (
 )
 
 # ClickHouse, src/Common/ErrorCodes.cpp: what is refused for its content.
-_CONTENT_CODES = frozenset(
-    (6, 26, 27, 32, 33, 38, 41, 53, 69, 70, 72, 117, 131, 321, 349, 407, 469)
-)
+_CONTENT_CODES = frozenset((6, 26, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 349, 407, 469))
 
 
 def open_clickhouse(url: URL, *, statement_s: float, **pool: Any) -> Engine:
@@ -88,14 +86,19 @@ def is_of_database(error: Exception) -> bool:
 
 
 def refuses_content(error: Exception) -> bool:
-    """Whether these rows will never be taken: the driver cannot write them, or the server says so.
+    """Whether these rows will never be taken: by the driver, or by the server."""
+    return cannot_write(error) or getattr(error, "code", None) in _CONTENT_CODES
+
+
+def cannot_write(error: Exception) -> bool:
+    """Whether the driver cannot write these rows, of which the server then has nothing.
 
     The driver raises Python's own errors for a value that its column cannot have.
     """
     from clickhouse_connect.driver.exceptions import DataError
 
     of_values = (DataError, ValueError, TypeError, AttributeError, OverflowError)
-    return isinstance(error, of_values) or getattr(error, "code", None) in _CONTENT_CODES
+    return isinstance(error, of_values)
 
 
 def insert_rows(

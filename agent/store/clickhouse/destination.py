@@ -7,8 +7,20 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, text
 
 from agent.store.clickhouse.claims import ClickHouseClaim, write_in_force
-from agent.store.clickhouse.connecting import client_of, is_of_database, refuses_content, using
-from agent.store.clickhouse.forwarded_rows import stored_until, write_rows, write_sums
+from agent.store.clickhouse.connecting import (
+    cannot_write,
+    client_of,
+    is_of_database,
+    refuses_content,
+    using,
+)
+from agent.store.clickhouse.forwarded_rows import (
+    is_stored,
+    stored_until,
+    write_mark,
+    write_rows,
+    write_sums,
+)
 from agent.store.clickhouse.schema import upgrade_clickhouse
 from agent.store.connection import open_engine
 from agent.store.journal.destination import (
@@ -21,8 +33,9 @@ from agent.store.journal.destination import (
 )
 from agent.store.journal.waiting import NotedRows, Run, batch_after, batch_until
 
-# The server knows a token for 100,000 blocks. After this time the block itself is looked for.
-_TOKEN_TRUSTED_S = 300.0
+# The server knows a token for 100,000 batches of all agents. After this time the block itself is
+# looked for, and views that failed with it are not filled any more.
+_TOKEN_TRUSTED_S = 900.0
 
 _SENT = "SELECT run, last, at, version FROM journal_sent"
 _SET_SENT = text(
@@ -84,9 +97,9 @@ class ClickHouseDestination:
         with self._shared.connect() as connection, journal.reading() as own:
             client = client_of(connection)
             sent = _sent(own)
-            mark = self._mark(client, run, sent)
+            mark = self._mark(client, run)
             if sent is not None and sent.is_after(mark, run):
-                batch = batch_until(own, run, sent.last)
+                batch = batch_until(own, run, mark, sent.last)
                 return self._sums(client, batch, journal, sent, size)
             batch = batch_after(own, run, mark, size.most)
             if batch is None:
@@ -98,14 +111,10 @@ class ClickHouseDestination:
             journal.write(partial(_note, sent=noted))
             return self._sums(client, batch, journal, noted, size)
 
-    def _mark(self, client: Any, run: Run, sent: _Sent | None) -> int:
+    def _mark(self, client: Any, run: Run) -> int:
         """The number up to which the server is known to have a run."""
         known = self._marks.get(run.id)
-        if known is None or (
-            sent is not None
-            and sent.is_after(known, run)
-            and time.time() - sent.at > _TOKEN_TRUSTED_S
-        ):
+        if known is None:
             known = self._marks[run.id] = stored_until(client, run.id)
         return known
 
@@ -129,15 +138,19 @@ class ClickHouseDestination:
         sent: _Sent,
         size: BatchSize,
     ) -> Forwarded:
-        """Send the sums of a batch, which is noted as sent.
+        """Send the sums of a batch, which is noted as sent, and its mark.
 
-        A refused block is nowhere: it may come again in smaller ones.
+        A block that the driver cannot write is nowhere: it may come again in smaller ones. One that
+        the server refuses may be in some of the tables, and is sent as it is until it is in all.
         """
         notes = 0 if batch is None else batch.notes
         try:
-            write_sums(client, batch, sent.run, sent.last)
+            is_late = time.time() - sent.at > _TOKEN_TRUSTED_S
+            if not (is_late and is_stored(client, sent.run, sent.last)):
+                write_sums(client, batch, sent.run, sent.last)
+            write_mark(client, sent.run, sent.last)
         except Exception as error:
-            if not refuses_content(error):
+            if not cannot_write(error):
                 raise
             journal.write(partial(_note, sent=sent._replace(last=0)))
             size.failed(notes)

@@ -79,14 +79,25 @@ def write_rows(client: Any, batch: NotedRows, agent: str, version: int) -> None:
 
 
 def write_sums(client: Any, batch: NotedRows | None, run: str, last: int) -> None:
-    """Add what a batch adds to sums, and the mark that a run is there up to a number.
+    """Add what a batch adds to sums.
 
-    The block that comes again with the same number is dropped by the server.
+    The block that comes again with the same number is dropped by the server, by each table that
+    has it: where a view failed, what is missing is added then.
     """
-    rows: list[Mapping[str, Any]] = [{"what": "mark"}]
     if batch is not None:
-        rows += _rollups(batch.rows(ROLLUP_DIFFERENCES))
-        rows += _causes(batch.rows(CAUSE_DIFFERENCES))
+        differences = batch.rows(ROLLUP_DIFFERENCES), batch.rows(CAUSE_DIFFERENCES)
+        rows = [*_rollups(differences[0]), *_causes(differences[1])]
+        _insert(client, rows, run, last, token=f"{run}:{last}")
+
+
+def write_mark(client: Any, run: str, last: int) -> None:
+    """Say that everything of a run is there up to a number, also in the tables of the views."""
+    _insert(client, [{"what": "mark"}], run, last, token=f"{run}:{last}:mark")
+
+
+def _insert(
+    client: Any, rows: Sequence[Mapping[str, Any]], run: str, last: int, *, token: str
+) -> None:
     whole = [{**_NOTHING, **row, "run": run, "last": last} for row in rows]
     insert_rows(
         client,
@@ -94,8 +105,11 @@ def write_sums(client: Any, batch: NotedRows | None, run: str, last: int) -> Non
         [*FORWARDED_COLUMNS],
         [*FORWARDED_COLUMNS.values()],
         [[row[name] for name in FORWARDED_COLUMNS] for row in whole],
-        insert_deduplication_token=f"{run}:{last}",
+        insert_deduplication_token=token,
         deduplicate_blocks_in_dependent_materialized_views=1,
+        materialized_views_ignore_errors=0,
+        # Requests of many months, of a sender whose clock is wrong, go into as many partitions.
+        max_partitions_per_insert_block=0,
     )
 
 
@@ -145,7 +159,14 @@ def _microseconds(text: str) -> int:
 
 
 def stored_until(client: Any, run: str) -> int:
-    """The number up to which a run is there; 0 where nothing of it is."""
-    query = "SELECT max(last) FROM forwarded WHERE run = {run:String}"
+    """The number up to which all of a run is there; 0 where nothing of it is."""
+    query = "SELECT max(last) FROM forwarded WHERE run = {run:String} AND what = 'mark'"
     found: Sequence[Any] = client.query(query, {"run": run}).first_row
     return int(found[0] or 0)
+
+
+def is_stored(client: Any, run: str, last: int) -> bool:
+    """Whether the block of a batch is there."""
+    query = "SELECT count() FROM forwarded WHERE run = {run:String} AND last = {last:Int64}"
+    found: Sequence[Any] = client.query(query, {"run": run, "last": last}).first_row
+    return bool(found[0])

@@ -223,9 +223,10 @@ def _summed_causes(
         rows.limit_name.label("of_limit"),
         rows.cause.label("of_cause"),
     ]
-    counted = func.sum(rows.requests)
+    counted, excess_s = func.sum(rows.requests), func.round(func.sum(rows.excess_s), 9)
     return (
-        select(*keys, counted, func.sum(rows.top_requests), func.sum(rows.excess_s))
+        # Each share of a request is of some time: what sums to none is unknown.
+        select(*keys, counted, func.sum(rows.top_requests), func.nullIf(excess_s, 0))
         .where(
             *selected(_CAUSES, selection),
             or_(*(_within(_CAUSES, each) for each in ranges)),

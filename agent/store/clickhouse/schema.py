@@ -25,10 +25,13 @@ from agent.store.tables import (
     requests,
 )
 
-# A block that comes again is known by its token for so many blocks of its table.
-_BLOCKS_KNOWN = 100_000
-_KNOWN = f"SETTINGS non_replicated_deduplication_window = {_BLOCKS_KNOWN}"
+# A block that comes again is known by its token for so many blocks of its table: those of 100,000
+# batches. A batch has a block and one for its mark, and in a table of sums one for each partition,
+# of four widths and mostly one month.
+_KNOWN = "SETTINGS non_replicated_deduplication_window = {}".format
+_FORWARDED_KNOWN, _SUMMED_KNOWN = 200_000, 500_000
 _STATES_KEPT_DAYS, _MARKS_KEPT_DAYS = 2, 60
+_LONGEST_KEPT_S = 20.0 * 365 * DAY_S
 
 _VERSION = {"row_version": "UInt64", "is_deleted": "UInt8"}
 _SERIES = {name: "LowCardinality(String)" for name in Series._fields}
@@ -107,7 +110,7 @@ def _summed(name: str, place: Mapping[str, str], sums: Mapping[str, str]) -> str
         f"CREATE TABLE IF NOT EXISTS {name} ({_declared({**place, **sums})}) "
         f"ENGINE = AggregatingMergeTree PARTITION BY (width_s, toYYYYMM({_STARTED})) "
         f"PRIMARY KEY ({', '.join([*place][:4])}) ORDER BY ({', '.join(place)}) "
-        f"TTL {_NARROW_KEPT} {_KNOWN}"
+        f"TTL {_NARROW_KEPT} {_KNOWN(_SUMMED_KNOWN)}"
     )
 
 
@@ -151,7 +154,7 @@ _TABLES = (
     f"CREATE TABLE IF NOT EXISTS forwarded (at DateTime DEFAULT now(), "
     f"{_declared(FORWARDED_COLUMNS)}) ENGINE = MergeTree ORDER BY (run, last, what) "
     f"TTL at + toIntervalDay({_STATES_KEPT_DAYS}) DELETE WHERE what != 'mark', "
-    f"at + toIntervalDay({_MARKS_KEPT_DAYS}) DELETE {_KNOWN}",
+    f"at + toIntervalDay({_MARKS_KEPT_DAYS}) DELETE {_KNOWN(_FORWARDED_KNOWN)}",
     _summed("rollups", {**_SUM_PLACE, **_SERIES, **_NUMBER_PLACE}, {"n": _SUM("Int64")}),
     # The same of all agents and engines together.
     _summed("fleet_rollups", {**_SUM_PLACE, **_OF_FLEET, **_NUMBER_PLACE}, {"n": _SUM("Int64")}),
@@ -250,7 +253,11 @@ def _missing_columns(client: Any) -> Iterator[str]:
 
 
 def keep_for(client: Any, requests_s: float, rollups_s: float) -> None:
-    """Let the server delete rows that are older; the agent that started last decides."""
+    """Let the server delete rows that are older; the agent that started last decides.
+
+    ClickHouse's times end in 2106: more than twenty years are as twenty.
+    """
+    requests_s, rollups_s = min(requests_s, _LONGEST_KEPT_S), min(rollups_s, _LONGEST_KEPT_S)
     for table, at, kept_s in (
         (requests.name, "started_at", requests_s),
         (engine_samples.name, "at", requests_s),

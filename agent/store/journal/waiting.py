@@ -150,9 +150,9 @@ def batch_after(connection: Connection, run: Run, forwarded: int, most: int) -> 
     return NotedRows(notes, last, after, connection)
 
 
-def batch_until(connection: Connection, run: Run, last: int) -> NotedRows | None:
-    """The notes of a run up to a number; None where there are none."""
-    after = run.first - 1
+def batch_until(connection: Connection, run: Run, forwarded: int, last: int) -> NotedRows | None:
+    """The notes of a run after what is forwarded, up to a number; None where there are none."""
+    after = max(forwarded, run.first - 1)
     ((notes,),) = _all(connection, _NUMBER_OF, after, last)
     return NotedRows(notes, last, after, connection) if notes else None
 
@@ -164,8 +164,12 @@ def has_notes(connection: Connection, run: Run) -> bool:
 
 
 def forget(connection: Connection, run: Run, last: int) -> None:
-    """Delete the notes of a run up to a number, and the differences that they name."""
-    _forget(connection, run.first, last)
+    """Delete the notes of a run up to a number, and the differences that they name.
+
+    The shared database may have more of a run than a journal that was restored from a backup: those
+    numbers are of a later run here.
+    """
+    _forget(connection, run.first, min(last, run.until - 1))
 
 
 def _forget(connection: Connection, first: int, last: int) -> int:
