@@ -4,129 +4,32 @@ The engine is ClickHouse's own, from chDB, with its own deduplication and views;
 of it is of the tests.
 """
 
-import shutil
-import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from clickhouse_connect.driver.exceptions import OperationalError
-from sqlalchemy import Engine, Table, select, text
+from sqlalchemy import Engine, text
 
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
-from agent.records.event import Confidence, Event, EventKind
 from agent.store.agent_state import AgentState
 from agent.store.amending import request_amend
-from agent.store.clickhouse import claims, destination, forwarded_rows
+from agent.store.clickhouse import claims, destination
 from agent.store.clickhouse.upkeep import ClickHouseUpkeep, merge_minutes_there
-from agent.store.clickhouse.vector_rows import encoded_from
 from agent.store.connection import for_writing, open_engine
 from agent.store.journal.waiting import Lag
-from agent.store.migrating import upgrade
 from agent.store.minute_sums import MERGED, merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
-from agent.store.rollups import FIGURES, Series
-from agent.store.tables import engine_minutes, engine_samples, events, gpu_samples, requests
+from agent.store.tables import engine_minutes
 from tests.real_parts.clickhouse import ClickHouseServer
-from tests.real_parts.clickhouse_lossy import lossy_way
 from tests.real_parts.waiting import eventually
 from tests.records.minutes import minute
-from tests.store.explaining import explain, explained, missed, share, summed_causes
-from tests.store.journal.forwarded import Forwarding, forwarding, journal_in, new_run
+from tests.store.clickhouse.compared import NOTED, causes, event, same_in_both, stored, summed
+from tests.store.explaining import explain, explained, missed, share
+from tests.store.journal.forwarded import forwarding, journal_in
 from tests.store.making import NOON, WITHIN_S, gpu_sample, rollup_bytes, some, store, stored_keys
 from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view, states
-
-NOTED = (requests, engine_samples, gpu_samples, events, engine_minutes)
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What changes waits less for the next batch than that of an agent."""
-    monkeypatch.setattr(destination.ClickHouseDestination, "idle_s", 0.05)
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Engine]:
-    with journal_in(tmp_path) as engine:
-        yield engine
-
-
-@pytest.fixture
-def shared(clickhouse_url: str) -> Iterator[Engine]:
-    """A migrated database that keeps what is older than the server's clock lets it."""
-    engine = open_engine(clickhouse_url)
-    upgrade(engine)
-    with engine.connect() as connection:
-        for table in ("rollups", "fleet_rollups", "cause_rollups"):
-            connection.execute(text(f"ALTER TABLE {table} REMOVE TTL"))
-    yield engine
-    engine.dispose()
-
-
-def stored(engine: Engine, table: Table) -> Sequence[dict[str, Any]]:
-    """All rows of a table, without the numbers that each database gives."""
-    names = [column.name for column in table.c if column.name != "id"]
-    with engine.connect() as connection:
-        found = connection.execute(select(*(table.c[name] for name in names))).mappings()
-        return sorted(({name: row[name] for name in names} for row in found), key=str)
-
-
-def summed(engine: Engine) -> dict[tuple[Any, ...], tuple[bytes | None, ...]]:
-    """The rollups of ClickHouse as another database would store them."""
-    place = ("width_s", "starts_at", *Series._fields)
-    inner = (
-        f"SELECT {', '.join(place)}, figure, place, sum(n) AS number FROM rollups "
-        f"GROUP BY {', '.join(place)}, figure, place HAVING number != 0"
-    )
-    query = (
-        f"SELECT {', '.join(place)}, figure, groupArray(place), groupArray(number) "
-        f"FROM ({inner}) GROUP BY {', '.join(place)}, figure"
-    )
-    vectors: dict[tuple[Any, ...], dict[str, bytes | None]] = {}
-    with engine.connect() as connection:
-        for *key, figure, places, numbers in connection.execute(text(query)):
-            vectors.setdefault(tuple(key), {})[figure] = encoded_from(places, numbers)
-    return {key: tuple(found.get(name) for name in FIGURES) for key, found in vectors.items()}
-
-
-def of_fleet(engine: Engine, table: str) -> Sequence[tuple[Any, ...]]:
-    """The sums of a table of rollups over all agents and engines."""
-    place = "width_s, starts_at, model, tenant, input_length, judged_by, figure, place"
-    query = (
-        f"SELECT {place}, sum(n) AS number FROM {table} GROUP BY {place} "
-        f"HAVING number != 0 ORDER BY {place}"
-    )
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(text(query))]
-
-
-def causes(engine: Engine) -> dict[tuple[Any, ...], list[Any]]:
-    place = ("width_s", "starts_at", "tenant", "objective", "limit_name", "cause")
-    query = (
-        f"SELECT {', '.join(place)}, sum(requests) AS counted, sum(top_requests), "
-        f"round(sum(excess_s), 6) FROM cause_rollups GROUP BY {', '.join(place)} HAVING counted > 0"
-    )
-    with engine.connect() as connection:
-        return {tuple(row[:6]): [*row[6:]] for row in connection.execute(text(query))}
-
-
-def same_in_both(journal: Engine, shared: Engine) -> None:
-    for table in NOTED:
-        assert stored(journal, table) == stored(shared, table), table.name
-    assert summed(shared) == rollup_bytes(journal)
-    assert of_fleet(shared, "fleet_rollups") == of_fleet(shared, "rollups")
-    assert causes(shared) == summed_causes(journal)
-
-
-def event(second: int) -> Event:
-    return Event(
-        at=NOON + second, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN
-    )
 
 
 def test_every_kind_of_row_is_forwarded_as_it_is(
@@ -202,195 +105,6 @@ def test_agents_stand_side_by_side(
             pass
         assert summed(shared) == rollup_bytes(journal) | rollup_bytes(other)
     assert len(stored_keys(shared)) == 9
-
-
-# Once
-
-
-@pytest.mark.parametrize("sends_again", ["the driver", "the forwarder"])
-def test_a_batch_whose_answer_was_lost_is_stored_once(
-    journal: Engine,
-    shared: Engine,
-    clickhouse_url: str,
-    clickhouse_server: ClickHouseServer,
-    sends_again: str,
-) -> None:
-    database = clickhouse_url.rpartition("/")[2]
-    with lossy_way(clickhouse_server.http) as (way, port):
-        url = clickhouse_server.url(database, port)
-        way.status = None if sends_again == "the driver" else 500
-        # That of sums, and that of rows.
-        for loses in ("insert_deduplication_token", "async_insert"):
-            way.loses, before = loses, way.lost
-            store(journal, some(range(before * 10, before * 10 + 5)))
-            ObservationStore(journal, "agent-0").write_event(event(before))
-            late = missed(before * 10 + 9)
-            store(journal, [late])
-            explain(journal, explained(late, share(Cause.BURST, 0.5)))
-            with forwarding(journal, url):
-                eventually(lambda: way.lost > before, within_s=WITHIN_S, what="a lost answer")  # noqa: B023
-                way.loses = None
-            same_in_both(journal, shared)
-
-
-def test_a_batch_is_stored_once_when_the_agent_was_killed_before_the_answer(
-    journal: Engine, shared: Engine, clickhouse_url: str, clickhouse_server: ClickHouseServer
-) -> None:
-    database = clickhouse_url.rpartition("/")[2]
-    store(journal, some(range(5)))
-    with lossy_way(clickhouse_server.http) as (way, port):
-        way.loses = "insert_deduplication_token"
-        killed = Forwarding(journal, clickhouse_server.url(database, port))
-        killed.forwarder.start()
-        eventually(lambda: way.lost > 0, within_s=WITHIN_S, what="a lost answer")
-        killed.forwarder.close(WITHIN_S)
-    assert killed.waiting() > 0
-    new_run(journal)
-    store(journal, some(range(5, 8)))
-    with forwarding(journal, clickhouse_url):
-        pass
-    same_in_both(journal, shared)
-
-
-def test_a_batch_is_stored_once_when_the_journal_does_not_know_that_it_was_sent(
-    journal: Engine, shared: Engine, clickhouse_url: str
-) -> None:
-    """It was restored from a backup."""
-    store(journal, some(range(5)))
-    ObservationStore(journal, "agent-0").write_event(event(0))
-    before = backup_of(journal)
-    with forwarding(journal, clickhouse_url):
-        pass
-    restore(journal, before)
-    new_run(journal)
-    store(journal, some(range(5, 8)))
-    with forwarding(journal, clickhouse_url):
-        pass
-    same_in_both(journal, shared)
-
-
-def backup_of(journal: Engine) -> Path:
-    file = Path(str(journal.url.database))
-    before = file.with_name("before.db")
-    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(before)) as copy:
-        source.backup(copy)
-    return before
-
-
-def restore(journal: Engine, before: Path) -> None:
-    file = Path(str(journal.url.database))
-    journal.dispose()
-    for ending in ("-wal", "-shm"):
-        Path(f"{file}{ending}").unlink(missing_ok=True)
-    shutil.copy(before, file)
-
-
-def test_what_comes_after_a_restored_backup_is_stored_though_the_server_has_more_of_its_run(
-    journal: Engine, shared: Engine, clickhouse_url: str
-) -> None:
-    store(journal, some(range(5)))
-    before = backup_of(journal)
-    store(journal, some(range(5, 15)))
-    with forwarding(journal, clickhouse_url):
-        pass
-    restore(journal, before)
-    new_run(journal)
-    store(journal, some(range(15, 20)))
-    with forwarding(journal, clickhouse_url) as forwarded:
-        pass
-    assert forwarded.forwarded > 0
-    assert len(stored_keys(shared)) == 20
-
-
-def test_a_batch_that_fails_after_one_that_was_not_forgotten_has_its_own_sums_alone(
-    journal: Engine, shared: Engine, clickhouse_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The agent was killed when a batch was stored, and the next one is refused once."""
-    store(journal, some(range(5)))
-    before = backup_of(journal)
-    with forwarding(journal, clickhouse_url):
-        pass
-    restore(journal, before)
-    store(journal, some(range(5, 8)))
-    write, failures = forwarded_rows.write_sums, [OperationalError("the network is down")]
-
-    def write_sums(*given: Any) -> None:
-        if failures:
-            raise failures.pop()
-        write(*given)
-
-    monkeypatch.setattr(destination, "write_sums", write_sums)
-    with forwarding(journal, clickhouse_url):
-        pass
-    assert not failures
-    same_in_both(journal, shared)
-
-
-@pytest.mark.parametrize("table", ["rollups", "fleet_rollups"])
-def test_sums_that_one_table_did_not_take_are_added_there_later(
-    journal: Engine, shared: Engine, clickhouse_url: str, table: str
-) -> None:
-    """The block is stored, and a view of it fails; meanwhile the agent starts anew."""
-    store(journal, some(range(3)))
-    with forwarding(journal, clickhouse_url):
-        pass
-    with shared.connect() as connection:
-        connection.execute(text(f"ALTER TABLE {table} ADD CONSTRAINT refuses CHECK n < 0"))
-    store(journal, some(range(3, 8)))
-    ended = Forwarding(journal, clickhouse_url)
-    ended.forwarder.start()
-    eventually(ended.forwarder.problem, within_s=WITHIN_S, what="a begin")
-    eventually(lambda: blocks(shared) > 1, within_s=WITHIN_S, what="the block")
-    ended.forwarder.close(WITHIN_S)
-    assert ended.waiting() > 0
-    with shared.connect() as connection:
-        connection.execute(text(f"ALTER TABLE {table} DROP CONSTRAINT refuses"))
-    new_run(journal)
-    store(journal, some(range(8, 9)))
-    with forwarding(journal, clickhouse_url):
-        pass
-    same_in_both(journal, shared)
-
-
-def blocks(engine: Engine) -> int:
-    query = "SELECT uniqExact(last) FROM forwarded WHERE what != 'mark'"
-    with engine.connect() as connection:
-        return int(connection.execute(text(query)).scalar_one())
-
-
-def test_requests_of_more_months_than_a_block_may_have_are_taken(
-    journal: Engine, shared: Engine, clickhouse_url: str
-) -> None:
-    """A sender's clock is wrong in ever other ways."""
-    for month in range(30):
-        at = NOON - month * 31 * 86400
-        store(journal, some([month], started_at=at, ended_at=at + 1))
-    with forwarding(journal, clickhouse_url):
-        pass
-    same_in_both(journal, shared)
-
-
-def test_a_batch_that_was_sent_long_ago_is_looked_for(
-    journal: Engine,
-    shared: Engine,
-    clickhouse_url: str,
-    clickhouse_server: ClickHouseServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Others sent so many blocks since that the server does not know it by its token."""
-    database = clickhouse_url.rpartition("/")[2]
-    with shared.connect() as connection:
-        for table in ("forwarded", "rollups", "fleet_rollups"):
-            none_known = "MODIFY SETTING non_replicated_deduplication_window = 0"
-            connection.execute(text(f"ALTER TABLE {table} {none_known}"))
-    monkeypatch.setattr(destination, "_TOKEN_TRUSTED_S", 0.0)
-    store(journal, some(range(5)))
-    with lossy_way(clickhouse_server.http) as (way, port):
-        way.loses, way.status = "insert_deduplication_token", 500
-        with forwarding(journal, clickhouse_server.url(database, port)):
-            eventually(lambda: way.lost > 0, within_s=WITHIN_S, what="a lost answer")
-            way.loses = None
-    same_in_both(journal, shared)
 
 
 def test_a_row_that_is_refused_for_its_content_is_left_out_and_counted(
