@@ -103,10 +103,10 @@ def slow_steps(case: MissedCase, left_s: float) -> Claim | None:
     done = case.backlog.activity
     if not _slow(done) or not case.prefill_token_s or case.timeline.alone_s() is None:
         return None
-    known = (cold_start, cpu_starved, gpu_throttled)
+    known, by_steps = (cold_start, cpu_starved, gpu_throttled), case.backlog.source == "plugin"
     if _lacks_room(case) or any(rule(case, left_s) for rule in known):
         return None
-    if _uncounted_prompts_s(case) >= PREFILL_SHARE * done.residual_s:
+    if by_steps and _uncounted_prompts_s(case) >= PREFILL_SHARE * done.residual_s:
         return None
     text = (
         f"the steps took {seconds(done.residual_s)} of {seconds(done.busy_s)} longer than their "
@@ -170,7 +170,8 @@ def _lacks_room(case: MissedCase) -> bool:
 def _uncounted_prompts_s(case: MissedCase) -> float:
     """What prompts of others took of steps that do not show it.
 
-    The engine counts a prompt in the last of its steps: those before look slow for no reason.
+    The engine counts a prompt in the last of its steps: those before look slow for no reason. The
+    time between two samples has all steps of most prompts.
     """
     taken_s = case.prompts(case.backlog).tokens * case.prefill_token_s
     return taken_s - case.backlog.activity.prefill_s
