@@ -77,7 +77,7 @@ class Streams:
             reader.join()
 
     def rows(self, but: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-        """The settled rows of the complete streams, without those that `but` names."""
+        """The settled rows of the complete streams, except the streams in `but`."""
         wanted = set(self.complete).difference(but)
 
         def read() -> dict[str, dict[str, Any]]:

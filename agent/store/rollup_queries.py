@@ -37,7 +37,7 @@ SERIES_PER_READ = 5000
 
 Group = TypeVar("Group", bound=Hashable)
 
-# What rows of a query must tell apart: a field of their series, when they start, or nothing.
+# What the rows of a query are grouped by: a field of their series, their start, or nothing.
 Apart = Dimension | Literal["starts_at"] | None
 
 

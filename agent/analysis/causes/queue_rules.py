@@ -99,7 +99,7 @@ def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def slow_steps(case: MissedCase, left_s: float) -> Claim | None:
-    """The steps were slow, and nothing tells why: more requests than usual filled the engine."""
+    """Steps were slow for no known reason, so requests piled up and filled the engine."""
     done = case.backlog.activity
     if not _slow(done) or not case.prefill_token_s or case.timeline.alone_s() is None:
         return None

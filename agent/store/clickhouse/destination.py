@@ -1,5 +1,6 @@
 """A shared ClickHouse: rows that may come again, and sums whose block is sent until it is there."""
 
+import logging
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ from agent.store.journal.destination import (
 )
 from agent.store.journal.waiting import NotedRows, Run, batch_after, batch_until
 
+_LOG = logging.getLogger(__name__)
+
 # The server knows a token for 100,000 batches of all agents. After this time the block itself is
 # looked for, and views that failed with it are not filled any more.
 _TOKEN_TRUSTED_S = 900.0
@@ -43,6 +46,10 @@ _SET_SENT = text(
     "VALUES (1, :run, :last, :at, :version)"
 )
 _REFUSED = "the database did not take the write"
+_MAYBE_MISSING = (
+    "ClickHouse has the block of note %d of run %s, which was sent long ago; if a view failed with "
+    "it, sums of that batch are missing in the view's table"
+)
 
 
 class _Sent(NamedTuple):
@@ -146,7 +153,9 @@ class ClickHouseDestination:
         notes = 0 if batch is None else batch.notes
         try:
             is_late = time.time() - sent.at > _TOKEN_TRUSTED_S
-            if not (is_late and is_stored(client, sent.run, sent.last)):
+            if is_late and is_stored(client, sent.run, sent.last):
+                _LOG.warning(_MAYBE_MISSING, sent.last, sent.run)
+            else:
                 write_sums(client, batch, sent.run, sent.last)
             write_mark(client, sent.run, sent.last)
         except Exception as error:

@@ -181,7 +181,7 @@ def _group(sums: Any, apart: Apart) -> ColumnElement[Any]:
 
 
 def _told_apart(apart: Apart, of_group: Any, series: Series) -> tuple[int, Series]:
-    """The start and the series of a group; what it does not tell apart is empty."""
+    """The start and the series of a group; fields by which it is not grouped are empty."""
     if apart is None:
         return 0, series
     if apart == "starts_at":

@@ -225,7 +225,7 @@ WAITS = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
 
 @pytest.mark.parametrize(("slow", "cause"), [(1, Cause.SEQUENCE_CAP), (4, Cause.UNEXPLAINED)])
 def test_places_that_slow_steps_alone_fill_are_no_lack_of_places(slow: int, cause: Cause) -> None:
-    """Neither processor nor GPU tells why the steps are slow."""
+    """No sample of the processor or the GPU explains the slow steps."""
     found = explain(WAITS, [OBJECTIVE], crowded(slow))
     assert found.top is cause, found.shares
     said = "longer than their tokens explain" in str(found.shares)
