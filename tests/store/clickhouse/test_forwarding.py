@@ -12,15 +12,18 @@ from sqlalchemy import Engine, text
 
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
+from agent.records.queries import Selection, Window
 from agent.store.agent_state import AgentState
 from agent.store.amending import request_amend
 from agent.store.clickhouse import claims, destination
+from agent.store.clickhouse.queries import ClickHouseQueries
 from agent.store.clickhouse.upkeep import ClickHouseUpkeep, merge_minutes_there
 from agent.store.connection import for_writing, open_engine
 from agent.store.journal.waiting import Lag
 from agent.store.minute_sums import MERGED, merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_minutes
 from tests.real_parts.clickhouse import ClickHouseServer
 from tests.real_parts.waiting import eventually
@@ -174,6 +177,25 @@ def test_a_server_that_is_frozen_is_not_waited_for_long(
             store(journal, some(range(5)))
             eventually(forwarded.forwarder.problem, within_s=WITHIN_S, what="the reason")
         monkeypatch.undo()
+
+
+def test_seconds_of_a_cause_that_are_unknown_are_no_zero(
+    journal: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    """One request had known seconds of it, until it was explained anew."""
+    one, other = missed(1), missed(2)
+    store(journal, [one, other])
+    with forwarding(journal, clickhouse_url) as forwarded:
+        explain(journal, explained(one, share(Cause.BURST, 0.5)))
+        forwarded.all_forwarded()
+        explain(journal, explained(one, share(Cause.KV_PRESSURE, 0.5)))
+        explain(journal, explained(other, share(Cause.BURST, None)))
+    window = Window(from_s=int(NOON) // 60 * 60, until=NOON + 60)
+    queries = (StoreQueries(journal), ClickHouseQueries(shared))
+    found = [each.causes(window, Selection(objective="chat")) for each in queries]
+    assert found[0] == found[1]
+    burst = [each for place, each in found[1].items() if place.cause == Cause.BURST]
+    assert [each.excess_s for each in burst] == [None]
 
 
 # Upkeep
