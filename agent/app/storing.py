@@ -21,7 +21,7 @@ from agent.settings import Settings
 from agent.store.agent_state import AgentState, no_journal
 from agent.store.amending import request_amend
 from agent.store.claim import NameClaim, own_instance
-from agent.store.connection import open_engine
+from agent.store.connection import checkpoints, open_engine
 from agent.store.database_size import database_bytes
 from agent.store.explanations import ExplanationStore
 from agent.store.health import StoreHealth
@@ -178,7 +178,9 @@ class AgentStore:
             self.journaling.settle_by(joining)
         write = request_write(self.database, joining, self._keeper.verify)
         settle = request_settle(self.database, joining, self._set_aside)
-        return RequestWriter(self._noted("a write of requests", write), settle)
+        return RequestWriter(
+            self._noted("a write of requests", write), settle, checkpoints(self.database)
+        )
 
     def ended_rows(
         self,

@@ -4,7 +4,7 @@ import logging
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -19,6 +19,9 @@ _LOG = logging.getLogger(__name__)
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
 _SQLITE_RETRY_S = 0.01
+# A commit that makes the log longer than this writes it into the file itself.
+_LONG_LOG_PAGES = 4096
+_CHECKPOINT_EVERY_S = 1.0
 # A server that is cut off sends nothing, not even the end of the connection. Milliseconds for
 # the user timeout, seconds for the others: libpq, "Parameter Key Words".
 _POSTGRES_CONNECTION = {
@@ -91,6 +94,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     _write_ahead(connection)
     # What was acknowledged must survive a power cut, so every commit waits for the disk.
     connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint={_LONG_LOG_PAGES}").close()
 
 
 def without_disk_waits(engine: Engine) -> None:
@@ -99,6 +103,27 @@ def without_disk_waits(engine: Engine) -> None:
         pragma = "PRAGMA synchronous=NORMAL"
         event.listen(engine, "connect", lambda connection, _record: connection.execute(pragma))
         engine.dispose()
+
+
+def checkpoints(engine: Engine) -> Callable[[], None]:
+    """A function that writes SQLite's log into its file, at most once a second.
+
+    Called when no sender waits, it takes this work out of the commits. A failure is logged.
+    """
+    due_at = 0.0
+
+    def checkpoint() -> None:
+        nonlocal due_at
+        if engine.dialect.name != "sqlite" or monotonic() < due_at:
+            return
+        due_at = monotonic() + _CHECKPOINT_EVERY_S
+        try:
+            with closing(engine.raw_connection()) as connection:
+                connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+        except (StoreUnavailable, SQLAlchemyError, sqlite3.Error) as error:
+            _LOG.warning("the log of the database was not written into its file: %s", error)
+
+    return checkpoint
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -37,6 +37,10 @@ class _Settlement:
     counted: "Future[list[JudgedRequest]]"
 
 
+def _rest() -> None:
+    """Do nothing between commits."""
+
+
 def nothing_waits(_now: float) -> list[JudgedRequest]:
     """The settling of a writer without joining: none."""
     return []
@@ -45,12 +49,19 @@ def nothing_waits(_now: float) -> list[JudgedRequest]:
 class RequestWriter:
     """Takes requests from any thread and stores them in its own thread.
 
-    `write` makes one commit. `settle` counts the requests that waited long enough.
+    `write` makes one commit. `settle` counts the requests that waited long enough. `between` is
+    called after each commit, when its senders have their acknowledgement.
     """
 
-    def __init__(self, write: Write, settle: Settle = nothing_waits) -> None:
+    def __init__(
+        self,
+        write: Write,
+        settle: Settle = nothing_waits,
+        between: Callable[[], None] = _rest,
+    ) -> None:
         self._write = write
         self._settle = settle
+        self._between = between
         self._submissions: queue.SimpleQueue[_Submission | _Settlement | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting_rows = 0
@@ -129,6 +140,7 @@ class RequestWriter:
             self._oldest_since = None
             with self._lock:
                 self._waiting_rows -= sum(len(submission.judged) for submission in group)
+            self._between()
 
     def _next_group(self) -> list[_Submission] | None:
         """All waiting submissions, up to a full commit; None when the writer was closed."""
