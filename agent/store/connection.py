@@ -3,8 +3,10 @@
 import logging
 import re
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -20,8 +22,10 @@ _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
 _SQLITE_RETRY_S = 0.01
 # A commit that makes the log longer than this writes it into the file itself.
-_LONG_LOG_PAGES = 4096
-_CHECKPOINT_EVERY_S = 1.0
+_LONG_LOG_PAGES = 16_384
+_CHECKPOINT_EVERY_S = 0.5
+# Marks a connection whose thread holds its engine's lock of writers.
+_WRITES = "writes"
 # A server that is cut off sends nothing, not even the end of the connection. Milliseconds for
 # the user timeout, seconds for the others: libpq, "Parameter Key Words".
 _POSTGRES_CONNECTION = {
@@ -84,7 +88,10 @@ def _open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
     connect = {"timeout": _SQLITE_WAIT_S, "cached_statements": 0}
     engine = create_engine(url, connect_args=connect, pool_size=8, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
+    # Writers that wait for SQLite's own lock sleep for longer and longer, past its end.
+    writing = threading.Lock()
+    event.listen(engine, "begin", partial(_begin_sqlite, writing))
+    event.listen(engine, "checkin", partial(_end_sqlite, writing))
     return engine
 
 
@@ -106,7 +113,7 @@ def without_disk_waits(engine: Engine) -> None:
 
 
 def checkpoints(engine: Engine) -> Callable[[], None]:
-    """A function that writes SQLite's log into its file, at most once a second.
+    """A function that writes SQLite's log into its file, at most twice a second.
 
     Called when no sender waits, it takes this work out of the commits. A failure is logged.
     """
@@ -140,14 +147,23 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
         sleep(_SQLITE_RETRY_S)
 
 
-def _begin_sqlite(connection: Any) -> None:
+def _begin_sqlite(writing: threading.Lock, connection: Any) -> None:
     options = connection.get_execution_options()
     writes = options.get("writes", False)
     # Connections are shared, so each transaction sets how long it waits.
     wait_s = _POLLING_WAIT_S if options.get("polling", False) else _SQLITE_WAIT_S
-    connection.exec_driver_sql(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}").close()
+    until = monotonic() + wait_s
+    if writes and not connection.info.get(_WRITES, False):
+        connection.info[_WRITES] = writing.acquire(timeout=wait_s)
+    left_ms = 1000 * max(until - monotonic(), 0.0)
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {left_ms:.0f}").close()
     # SQLite may refuse a reader that begins to write, so a writer takes the lock at the start.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _end_sqlite(writing: threading.Lock, _connection: object, record: Any) -> None:
+    if record.info.pop(_WRITES, False):
+        writing.release()
 
 
 def _open_postgres(url: URL, pool: Mapping[str, Any]) -> Engine:
