@@ -29,7 +29,7 @@ from agent.store.series_places import MAX_SERIES, places, stored_ids
 from agent.store.tables import cause_rollups, requests, rollup_changes, rollup_series, rollups
 
 # A fold keeps the writer of requests waiting, so it is done in slices.
-CHANGES_PER_SLICE = 1000
+CHANGES_PER_SLICE = 100
 
 Row = Mapping[Any, Any]
 Figures = Sequence[bytes | None]

@@ -95,6 +95,22 @@ def test_waiting_batches_are_committed_together(shelf: Shelf, writer: RequestWri
     assert [len(write) for write in shelf.writes] == [1, 100]
 
 
+def test_what_is_done_between_commits_keeps_no_sender_waiting(shelf: Shelf) -> None:
+    done, goes_on = threading.Event(), threading.Event()
+
+    def between() -> None:
+        done.set()
+        goes_on.wait(WITHIN_S)
+
+    writer = RequestWriter(shelf.write, between=between)
+    stored = writer.submit(some(range(3)))
+    assert keys_of(stored.result(WITHIN_S).new) == keys_of(some(range(3)))
+    assert done.wait(WITHIN_S)
+    assert not goes_on.is_set()
+    goes_on.set()
+    writer.close()
+
+
 def test_each_sender_gets_its_own_new_requests(shelf: Shelf, writer: RequestWriter) -> None:
     writer.submit(some([1, 2])).result(WITHIN_S)
     shelf.hold_up(writer)
