@@ -3,7 +3,6 @@
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +22,20 @@ from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import SpanExport, Vllm
-from tests.real_parts.vllm_plugin import plugin_environment
+from tests.real_parts.vllm_plugin import plugin_environment, switched_environment
 from tests.real_parts.waiting import eventually
 
 TARGET_US = 10.0
 STEPS_PER_S, REQUESTS_PER_S = 2000, 1000
 LOAD_S = 20
-PAIRS, ROUNDS_OF_PAIR = 4, 4
+# The speed of a machine changes from second to second: a turn takes 0.2 s.
+ENGINES, TURNS = 5, 200
 TARGET_APART = 0.01
 _IN_A_ROW = 10_000
 # One request of many choices: a full batch, with little work for its client and the front.
 _CHOICES, _TOKENS = 16, 64
-# In turn: the speed of a machine changes from second to second.
-_TURNS = 16
+_SWITCHED = Path(__file__).with_name("plugin_switch.py")
+_SWITCH_VARIABLE = "GOODPUT_BENCHMARK_SWITCH"
 _RECORDS = "llm_engine_plugin_records_total"
 
 
@@ -106,47 +106,50 @@ def _paced(reporter: Reporter) -> list[float]:
 
 
 def _throughput(folder: Path) -> bool:
-    """Seconds of two engines for the same tokens, one with the plugin; one waits for the other."""
+    """Seconds of engines for the same tokens while the plugin reports, and while it does not.
+
+    Of two engines that are alike one may be 5 % faster than the other, so each is its own peer.
+    """
     with ExitStack() as stack:
         agent, ports, path = _agent(folder / "engines", f"http://127.0.0.1:{free_port()}")
         stack.enter_context(agent)
-        plugin = plugin_environment(folder / "installed", path)
-        found = []
-        for number in range(PAIRS):
-            (pair := folder / f"pair-{number}").mkdir()
-            found += _pair(pair, ports, {"without": {}, "with": plugin}, number)
+        found = [_engine(folder / f"engine-{n}", ports, path) for n in range(ENGINES)]
         steps = total(agent.api.exposition(), _RECORDS, kind="step")
-    by_time = [each["without"].took_s / each["with"].took_s for each in found]
-    by_processor = [each["without"].processor_s / each["with"].processor_s for each in found]
+    by_time = [without.took_s / reported.took_s for without, reported in found]
+    by_processor = [without.processor_s / reported.processor_s for without, reported in found]
     apart = abs(1 - median(by_time))
     print(
-        f"plugin, tokens/s of vLLM with it over without it, median of {len(found)} rounds of "
-        f"{PAIRS} pairs of engines in turn: {median(by_time):.3f} (target: at most {TARGET_APART} "
-        f"apart), each {' '.join(f'{ratio:.3f}' for ratio in by_time)}; tokens per second of "
-        f"processor time: {median(by_processor):.3f}; {steps:.0f} steps reported"
+        f"plugin, tokens/s of vLLM while it reports over those while it does not, the median of "
+        f"{ENGINES} engines with {TURNS} turns of each: {median(by_time):.3f} (target: at most "
+        f"{TARGET_APART} apart), each {' '.join(f'{ratio:.3f}' for ratio in by_time)}; tokens per "
+        f"second of processor time: {median(by_processor):.3f}; {steps:.0f} steps reported"
     )
     return apart <= TARGET_APART and steps > 0
 
 
-def _pair(
-    folder: Path, ports: AgentPorts, environments: Mapping[str, dict[str, str]], number: int
-) -> list[dict[str, "_Work"]]:
-    """The rounds of two new engines: of two that are alike, the first may be the faster one."""
-    names = sorted(environments, reverse=number % 2 == 0)
-    with ExitStack() as stack:
-        engines = {
-            name: stack.enter_context(_engine(folder / name, ports, environments[name]))
-            for name in names
-        }
-        for engine in engines.values():
-            _work(engine)
-        return [_round(engines, each) for each in range(ROUNDS_OF_PAIR)]
+def _engine(folder: Path, ports: AgentPorts, path: Path) -> tuple["_Work", "_Work"]:
+    """The work of an engine without the plugin's reports and with them, in turn.
 
-
-def _engine(folder: Path, ports: AgentPorts, environment: dict[str, str]) -> Vllm:
+    One, the other twice, and the one again: no drift counts.
+    """
     folder.mkdir()
+    (switch := folder / "switch").write_bytes(b"\0")
+    environment = plugin_environment(folder / "installed", path)
+    environment |= switched_environment(
+        folder / "switched", environment, _SWITCHED, "SwitchedStatLogger"
+    )
+    environment[_SWITCH_VARIABLE] = str(switch)
+    done = [_Work(0.0, 0.0), _Work(0.0, 0.0)]
     spans = SpanExport.grpc(ports.grpc)
-    return Vllm(folder, port=free_port(), spans=spans, environment=environment)
+    with Vllm(folder, port=free_port(), spans=spans, environment=environment) as engine:
+        _work(engine)
+        for turn in range(TURNS // 2):
+            first = turn % 2
+            for on in (first, 1 - first, 1 - first, first):
+                with switch.open("r+b") as file:
+                    file.write(bytes([on]))
+                done[on] += _work(engine)
+    return done[0], done[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +161,6 @@ class _Work:
 
     def __add__(self, other: "_Work") -> "_Work":
         return _Work(self.took_s + other.took_s, self.processor_s + other.processor_s)
-
-
-def _round(engines: dict[str, Vllm], number: int) -> dict[str, _Work]:
-    """The work of each engine: one, the other twice, and the one again, so that no drift counts."""
-    outer, inner = ("without", "with") if number % 2 else ("with", "without")
-    done = {outer: _Work(0.0, 0.0), inner: _Work(0.0, 0.0)}
-    for name in (outer, inner, inner, outer) * (_TURNS // 2):
-        done[name] += _work(engines[name])
-    return done
 
 
 def _work(engine: Vllm) -> _Work:

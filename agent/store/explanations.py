@@ -23,7 +23,7 @@ from agent.store.tables import UNEXPLAINED, requests
 _LOG = logging.getLogger(__name__)
 
 # A write keeps the writer of requests waiting, so it is done in slices.
-REQUESTS_PER_SLICE = 1000
+REQUESTS_PER_SLICE = 250
 
 # Evidence is read by people; longer or more of it would only make rows large.
 MAX_SENTENCES = 8

@@ -23,6 +23,21 @@ def plugin_environment(folder: Path, socket: Path) -> dict[str, str]:
     }
 
 
+def switched_environment(
+    folder: Path, environment: Mapping[str, str], logger: Path, class_name: str
+) -> dict[str, str]:
+    """This environment of an engine with the plugin, which loads another stat logger in its place.
+
+    `folder` gets a copy of the module that holds its class.
+    """
+    folder.mkdir(exist_ok=True)
+    shutil.copy(logger, folder)
+    points = {"vllm.stat_logger_plugins": {"switched": f"{logger.stem}:{class_name}"}}
+    _write_metadata(folder, logger.stem, points)
+    # The plugin itself can be imported, but its own entry point is not found.
+    return {**environment, "PYTHONPATH": _paths(str(folder), str(PLUGIN))}
+
+
 def forking_environment(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """This environment of an engine, whose processes are then forked: see engine_forks.py.
 
