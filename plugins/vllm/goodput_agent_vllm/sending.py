@@ -15,10 +15,10 @@ DATAGRAM_BYTES = 32_768
 # About a second of a very busy engine. When the agent is away for longer, the oldest are dropped.
 WAITING_DATAGRAMS = 32
 # A step sends its own datagram and, after a pause of the agent, this many more.
-_AT_ONCE = 2
+_AT_ONCE = 8
 # Steps that follow each other faster are sent together: to wake the agent takes longer than a step
 # of the plugin, and an agent on the engine's processors takes its time from the engine.
-PAUSE_S = 0.05
+PAUSE_S = 0.2
 # After these, what waits is tried again: the agent's queue was full, or the agent is away.
 _FULL_S = 0.02
 _AWAY_S = 1.0
