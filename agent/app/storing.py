@@ -267,6 +267,8 @@ class AgentStore:
         if self.journaling is not None:
             self.journaling.close(FORWARDED_WITHIN_S)
         self._keeper.close()
+        # Whoever copies the file of an agent that was stopped gets every row without the log.
+        checkpoints(self.database)()
         self._query_database.dispose()
         self._upkeep.dispose()
         self.database.dispose()

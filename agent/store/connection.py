@@ -127,7 +127,10 @@ def checkpoints(engine: Engine) -> Callable[[], None]:
         try:
             with closing(engine.raw_connection()) as connection:
                 connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").close()
-        except (StoreUnavailable, SQLAlchemyError, sqlite3.Error) as error:
+        except StoreUnavailable as error:
+            # Its keeper has logged why the database is not open.
+            _LOG.debug("%s", error)
+        except (SQLAlchemyError, sqlite3.Error) as error:
             _LOG.warning("the log of the database was not written into its file: %s", error)
 
     return checkpoint
