@@ -140,7 +140,11 @@ class RequestWriter:
             self._oldest_since = None
             with self._lock:
                 self._waiting_rows -= sum(len(submission.judged) for submission in group)
-            self._between()
+            try:
+                self._between()
+            except Exception:
+                # The thread must go on for the next sender.
+                _LOG.exception("the work between two commits failed")
 
     def _next_group(self) -> list[_Submission] | None:
         """All waiting submissions, up to a full commit; None when the writer was closed."""

@@ -111,6 +111,17 @@ def test_what_is_done_between_commits_keeps_no_sender_waiting(shelf: Shelf) -> N
     writer.close()
 
 
+def test_a_failure_between_commits_does_not_end_the_writer(shelf: Shelf) -> None:
+    def between() -> None:
+        raise RuntimeError("unexpected")
+
+    writer = RequestWriter(shelf.write, between=between)
+    for number in range(2):
+        stored = writer.submit([request(number)])
+        assert keys_of(stored.result(WITHIN_S).new) == keys_of([request(number)])
+    writer.close()
+
+
 def test_each_sender_gets_its_own_new_requests(shelf: Shelf, writer: RequestWriter) -> None:
     writer.submit(some([1, 2])).result(WITHIN_S)
     shelf.hold_up(writer)
