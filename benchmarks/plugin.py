@@ -15,7 +15,7 @@ import requests
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "vllm"))
 
 from goodput_agent_vllm.reporting import Reporter
-from goodput_agent_vllm.sending import Sender
+from goodput_agent_vllm.sending import PAUSE_S, Sender
 
 from tests.plugins.vllm_counts import finished, iteration, scheduler
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
@@ -148,6 +148,8 @@ def _engine(folder: Path, ports: AgentPorts, path: Path) -> tuple["_Work", "_Wor
             for on in (first, 1 - first, 1 - first, first):
                 with switch.open("r+b") as file:
                     file.write(bytes([on]))
+                # What the plugin still keeps of the turn before must not be sent in this one.
+                time.sleep(2 * PAUSE_S)
                 done[on] += _work(engine)
     return done[0], done[1]
 

@@ -267,7 +267,7 @@ class AgentStore:
         if self.journaling is not None:
             self.journaling.close(FORWARDED_WITHIN_S)
         self._keeper.close()
-        # Whoever copies the file of an agent that was stopped gets every row without the log.
+        # So that a copy of the file alone has the rows, unless a query still reads them.
         checkpoints(self.database)()
         self._query_database.dispose()
         self._upkeep.dispose()

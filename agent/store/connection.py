@@ -24,8 +24,9 @@ _SQLITE_RETRY_S = 0.01
 # A commit that makes the log longer than this writes it into the file itself.
 _LONG_LOG_PAGES = 16_384
 _CHECKPOINT_EVERY_S = 0.5
+_CHECKPOINT_AFTER_FAILURE_S = 60.0
 # Marks a connection whose thread holds its engine's lock of writers.
-_WRITES = "writes"
+_HOLDS_LOCK = "holds_writers_lock"
 # A server that is cut off sends nothing, not even the end of the connection. Milliseconds for
 # the user timeout, seconds for the others: libpq, "Parameter Key Words".
 _POSTGRES_CONNECTION = {
@@ -88,7 +89,7 @@ def _open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
     connect = {"timeout": _SQLITE_WAIT_S, "cached_statements": 0}
     engine = create_engine(url, connect_args=connect, pool_size=8, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
-    # Writers that wait for SQLite's own lock sleep for longer and longer, past its end.
+    # SQLite's own wait sleeps up to 0.1 s past the end of a lock.
     writing = threading.Lock()
     event.listen(engine, "begin", partial(_begin_sqlite, writing))
     event.listen(engine, "checkin", partial(_end_sqlite, writing))
@@ -115,7 +116,7 @@ def without_disk_waits(engine: Engine) -> None:
 def checkpoints(engine: Engine) -> Callable[[], None]:
     """A function that writes SQLite's log into its file, at most twice a second.
 
-    Called when no sender waits, it takes this work out of the commits. A failure is logged.
+    Called between commits, it takes this work out of them; after a failure, not for a minute.
     """
     due_at = 0.0
 
@@ -127,10 +128,10 @@ def checkpoints(engine: Engine) -> Callable[[], None]:
         try:
             with closing(engine.raw_connection()) as connection:
                 connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").close()
-        except StoreUnavailable as error:
-            # Its keeper has logged why the database is not open.
-            _LOG.debug("%s", error)
+        except StoreUnavailable:
+            return  # The database is not open, and its keeper has logged why.
         except (SQLAlchemyError, sqlite3.Error) as error:
+            due_at = monotonic() + _CHECKPOINT_AFTER_FAILURE_S
             _LOG.warning("the log of the database was not written into its file: %s", error)
 
     return checkpoint
@@ -156,8 +157,8 @@ def _begin_sqlite(writing: threading.Lock, connection: Any) -> None:
     # Connections are shared, so each transaction sets how long it waits.
     wait_s = _POLLING_WAIT_S if options.get("polling", False) else _SQLITE_WAIT_S
     until = monotonic() + wait_s
-    if writes and not connection.info.get(_WRITES, False):
-        connection.info[_WRITES] = writing.acquire(timeout=wait_s)
+    if writes and not connection.info.get(_HOLDS_LOCK, False):
+        connection.info[_HOLDS_LOCK] = writing.acquire(timeout=wait_s)
     left_ms = 1000 * max(until - monotonic(), 0.0)
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {left_ms:.0f}").close()
     # SQLite may refuse a reader that begins to write, so a writer takes the lock at the start.
@@ -165,7 +166,7 @@ def _begin_sqlite(writing: threading.Lock, connection: Any) -> None:
 
 
 def _end_sqlite(writing: threading.Lock, _connection: object, record: Any) -> None:
-    if record.info.pop(_WRITES, False):
+    if record.info.pop(_HOLDS_LOCK, False):
         writing.release()
 
 

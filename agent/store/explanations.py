@@ -95,7 +95,8 @@ class ExplanationStore:
         """Store explanations; returns those of requests that had none before, each once.
 
         An earlier explanation is replaced. A request that changed since it was read, by a join, is
-        left out: it is explained anew.
+        left out: it is explained anew. Where the database fails after a part of them, those of
+        this part are returned.
         """
         first: list[ExplainedRequest] = []
         for begin in range(0, len(explained), REQUESTS_PER_SLICE):
@@ -108,7 +109,15 @@ class ExplanationStore:
                 now=now,
                 max_series=self._max_series,
             )
-            first += in_transaction(self._writing, write)
+            try:
+                first += in_transaction(self._writing, write)
+            except StoreUnavailable as error:
+                if begin == 0:
+                    raise
+                # The slices before are stored, and no later call returns their requests as first.
+                left = len(explained) - begin
+                _LOG.warning("%d explanations are made anew later: %s", left, error)
+                break
         return first
 
 

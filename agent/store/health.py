@@ -9,7 +9,7 @@ from math import inf
 
 from agent.errors import StoreUnavailable
 
-# A commit of requests takes milliseconds, and a fold that goes first takes a second.
+# A commit of requests takes milliseconds, as does what it waits for.
 SLOW_S = 5.0
 # Senders and the proxy send again within this time. A small write may succeed on a disk that is
 # too full for theirs.

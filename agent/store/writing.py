@@ -50,7 +50,7 @@ class RequestWriter:
     """Takes requests from any thread and stores them in its own thread.
 
     `write` makes one commit. `settle` counts the requests that waited long enough. `between` is
-    called after each commit, when its senders have their acknowledgement.
+    called after each attempt to commit, when its senders have their answer.
     """
 
     def __init__(
@@ -104,6 +104,8 @@ class RequestWriter:
                     f"{self._waiting_rows} rows wait for the database; send again in a moment"
                 )
             self._waiting_rows += len(judged)
+            if self._oldest_since is None:
+                self._oldest_since = submission.since
             self._submissions.put(submission)
         return submission.stored
 
@@ -137,9 +139,10 @@ class RequestWriter:
             # Those behind the group are younger.
             self._oldest_since = group[0].since
             self._commit(group)
-            self._oldest_since = None
             with self._lock:
                 self._waiting_rows -= sum(len(submission.judged) for submission in group)
+                # Of those that came meanwhile, which wait for what is done between commits.
+                self._oldest_since = time.monotonic() if self._waiting_rows else None
             try:
                 self._between()
             except Exception:

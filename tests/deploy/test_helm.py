@@ -34,7 +34,7 @@ from tests.real_parts.processes import PartFailed
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 READ_BY_PARENTS = {"global", "enabled"}
-PODS = ("vllm", "your-vllm", "node")  # those that make pods
+PODS = ("vllm", "your-vllm", "node")  # values that render pods
 URL = "postgresql://goodput:password@db/goodput"
 
 each_name = pytest.mark.parametrize("name", NAMES)

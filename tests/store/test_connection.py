@@ -320,12 +320,17 @@ def test_a_commit_writes_only_a_very_long_log_into_the_file(sqlite: Engine, tmp_
     assert rows_without_log(sqlite, tmp_path) == 0
 
 
-def test_a_log_that_cannot_be_written_into_its_file_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_log_that_cannot_be_written_into_its_file_is_logged_once_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = open_engine(f"sqlite:///{tmp_path / 'missing' / 'goodput.db'}")
-    checkpoints(engine)()
-    assert "the log of the database was not written into its file" in caplog.text
+    now = 100.0
+    monkeypatch.setattr(connections, "monotonic", lambda: now)
+    checkpoint = checkpoints(open_engine(f"sqlite:///{tmp_path / 'missing' / 'goodput.db'}"))
+    sentence = "the log of the database was not written into its file"
+    for later_s, logged in ((0.0, 1), (59.0, 1), (1.0, 2)):
+        now += later_s
+        checkpoint()
+        assert caplog.text.count(sentence) == logged
 
 
 def test_many_read_while_others_write(database: Engine) -> None:

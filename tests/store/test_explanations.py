@@ -1,7 +1,7 @@
 """Explanations of missed requests: found, stored once, replaced, taken back, expired."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
+from agent.errors import StoreUnavailable
 from agent.records.explanation import CauseShare
 from agent.records.objective import JudgedRequest
 from agent.records.request import Status
 from agent.store import explanations
-from agent.store.connection import for_writing
+from agent.store.connection import for_writing, in_transaction
 from agent.store.explanations import MAX_CHARACTERS, MAX_SENTENCES, ExplanationStore
 from agent.store.folding import rebuild_rollups
 from agent.store.retention import Retention
@@ -302,6 +303,27 @@ def test_many_explanations_are_stored_in_slices(
     monkeypatch.setattr(explanations, "REQUESTS_PER_SLICE", 3)
     store(database, [missed(n) for n in range(8)])
     assert len(explain(database, *(explained(missed(n), share(KV, 0.5)) for n in range(8)))) == 8
+    assert summed_causes(database)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
+
+
+def test_requests_of_slices_before_a_failure_are_returned_once(
+    database: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who counts them would else never count them."""
+    monkeypatch.setattr(explanations, "REQUESTS_PER_SLICE", 3)
+    writes: list[object] = []
+
+    def fails_second(engine: Engine, work: Callable[[Connection], Any]) -> Any:
+        writes.append(work)
+        if len(writes) == 2:
+            raise StoreUnavailable("away")
+        return in_transaction(engine, work)
+
+    monkeypatch.setattr(explanations, "in_transaction", fails_second)
+    items = [explained(missed(n), share(KV, 0.5)) for n in range(8)]
+    store(database, [item.judged for item in items])
+    assert len(explain(database, *items)) == 3
+    assert len(explain(database, *items)) == 5
     assert summed_causes(database)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
 
 

@@ -95,7 +95,7 @@ def test_waiting_batches_are_committed_together(shelf: Shelf, writer: RequestWri
     assert [len(write) for write in shelf.writes] == [1, 100]
 
 
-def test_what_is_done_between_commits_keeps_no_sender_waiting(shelf: Shelf) -> None:
+def test_senders_have_their_answer_before_what_is_done_between_commits(shelf: Shelf) -> None:
     done, goes_on = threading.Event(), threading.Event()
 
     def between() -> None:
@@ -107,8 +107,13 @@ def test_what_is_done_between_commits_keeps_no_sender_waiting(shelf: Shelf) -> N
     assert keys_of(stored.result(WITHIN_S).new) == keys_of(some(range(3)))
     assert done.wait(WITHIN_S)
     assert not goes_on.is_set()
+    assert writer.lag_s == 0.0
+    late = writer.submit(some(range(3, 5)))
+    eventually(lambda: writer.lag_s > 0.0, within_s=WITHIN_S, what="a lag while it takes long")
     goes_on.set()
+    late.result(WITHIN_S)
     writer.close()
+    assert writer.lag_s == 0.0
 
 
 def test_a_failure_between_commits_does_not_end_the_writer(shelf: Shelf) -> None:

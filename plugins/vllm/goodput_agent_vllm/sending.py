@@ -14,7 +14,7 @@ DEFAULT_PATH = "/run/goodput-agent/vllm.sock"
 DATAGRAM_BYTES = 32_768
 # About a second of a very busy engine. When the agent is away for longer, the oldest are dropped.
 WAITING_DATAGRAMS = 32
-# A step sends its own datagram and, after a pause of the agent, this many more.
+# So many datagrams are sent at once: after a pause of the agent, more wait.
 _AT_ONCE = 8
 # Steps that follow each other faster are sent together: to wake the agent takes longer than a step
 # of the plugin, and an agent on the engine's processors takes its time from the engine.

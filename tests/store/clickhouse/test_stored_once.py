@@ -1,4 +1,4 @@
-"""Each row and sum is in ClickHouse once, whatever is lost, killed or restored on the way."""
+"""ClickHouse has each row and sum once, also after lost answers, kills and restored journals."""
 
 import shutil
 import sqlite3
