@@ -148,13 +148,13 @@ def test_an_unknown_gpu_is_not_found(api: Api, gpu: str) -> None:
     ],
 )
 def test_an_invalid_query_is_refused_with_a_sentence(
-    api: Api, parameters: dict[str, str], reason: str
+    busy: Api, parameters: dict[str, str], reason: str
 ) -> None:
-    status, sentence = api.refusal("gpus/GPU-1", **parameters)
+    status, sentence = busy.refusal("gpus/GPU-1", **parameters)
     assert status == 422
     assert sentence.startswith(reason)
 
 
-def test_a_gpu_with_a_nul_character_is_refused(api: Api) -> None:
-    status, sentence = api.refusal("gpus/a%00b")
+def test_a_gpu_with_a_nul_character_is_refused(busy: Api) -> None:
+    status, sentence = busy.refusal("gpus/a%00b")
     assert (status, sentence) == (422, "gpu: no name holds a NUL character (got 'a\\x00b')")
