@@ -13,6 +13,9 @@ from agent.sources.otlp.limits import JSON_VALUE_BYTES, MAX_JSON_VALUES, PIECE_S
 from agent.sources.otlp.payload import Parsed
 
 _HEX_IDS = (("traceId", 16), ("spanId", 8))
+_PARENT = "parentSpanId"
+# Of a wrong length, so that whoever reads the span counts it and leaves it out.
+_NO_ID = b"\0"
 
 # The parts of a span that are read; errors in other parts do no harm.
 _READ = ("name", "startTimeUnixNano", "endTimeUnixNano", "attributes", "status")
@@ -120,8 +123,15 @@ def _readable(span: Mapping[str, Any]) -> dict[str, Any]:
         binary = _from_hex(span.get(key))
         if binary is None or len(binary) != length:
             return {}
-        ids[key] = b64encode(binary).decode("ascii")
+        ids[key] = _base64(binary)
+    if (parent := span.get(_PARENT)) is not None:
+        binary = _from_hex(parent)
+        ids[_PARENT] = _base64(_NO_ID if binary is None else binary)
     return ids | {key: span[key] for key in _READ if key in span}
+
+
+def _base64(binary: bytes) -> str:
+    return b64encode(binary).decode("ascii")
 
 
 def _from_hex(text: object) -> bytes | None:

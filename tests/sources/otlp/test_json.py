@@ -84,6 +84,29 @@ def test_ids_in_json_may_have_capitals(served: Serving) -> None:
     assert served.accepted.record.trace_id == "5b8efff798038103d269b633813fc60c"
 
 
+@pytest.mark.parametrize(
+    ("parent", "known", "screened"),
+    [
+        ("00f067aa0ba902b7", "00f067aa0ba902b7", {}),
+        ("00F067AA0BA902B7", "00f067aa0ba902b7", {}),
+        ("", None, {}),
+        (None, None, {}),
+        ("0" * 16, None, {}),
+        ("00f067aa0b", None, {("parent_span_id", "id_length"): 1}),
+        ("AABnqgupArc=", None, {("parent_span_id", "id_length"): 1}),
+        (12, None, {("parent_span_id", "id_length"): 1}),
+    ],
+)
+def test_the_parent_of_a_span_in_json_is_kept_where_it_can_be_one(
+    served: Serving, parent: object, known: str | None, screened: dict[tuple[str, str], int]
+) -> None:
+    content = in_json(export(vllm_span()))
+    json_spans(content)[0]["parentSpanId"] = parent
+    assert send_json(served, content).is_full_success
+    assert served.accepted.record.parent_span_id == known
+    assert served.counts.contents[0].screened == screened
+
+
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -190,7 +213,7 @@ def test_a_value_that_is_too_deep_costs_only_its_span(served: Serving, depth: in
     "unread",
     [
         pytest.param({"links": nested(400, {}, lambda link: {"links": [link]})}, id="deep links"),
-        pytest.param({"links": [{"traceId": "odd"}], "parentSpanId": "odd"}, id="odd ids"),
+        pytest.param({"links": [{"traceId": "odd"}], "kind": "odd"}, id="odd ids"),
         pytest.param({"events": "none", "kind": SURROGATE, "traceState": 5}, id="wrong types"),
     ],
 )
