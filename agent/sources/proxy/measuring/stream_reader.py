@@ -175,5 +175,5 @@ class StreamReader:
         if parsed.token:
             tokens = None if parsed.usage is None else parsed.usage.output_tokens
             timing.token(at_s, visible=parsed.visible, tokens=tokens)
-        if parsed.finish_reasons and self._protocol.finish_is_token:
+        elif parsed.finish_reasons and self._protocol.finish_is_token:
             timing.finished(at_s)

@@ -120,9 +120,9 @@ class TokenTiming:
         self._last_s, self._max_gap_s = last_s, largest_s
 
     def finished(self, at_s: float) -> None:
-        """Note the time of a finish reason that comes with the last token.
+        """Note the time of an event without text whose finish reason comes with the last token.
 
-        An end-of-sequence token has no text and therefore no event of its own.
+        An end-of-sequence token has no text.
         """
         self.finished_s = at_s
 

@@ -42,3 +42,11 @@ def test_one_event_with_all_tokens_has_no_time_per_token() -> None:
     record = play("responses", [event for event in sent if event not in deltas[1:]]).record
     assert record.output_tokens == 24
     assert (record.tpot_s, record.max_gap_s) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["chat.usage", "completions.usage"])
+def test_one_event_with_all_tokens_and_the_finish_reason_has_no_time_per_token(name: str) -> None:
+    *_, with_last_text, usage, done = events(recorded(name))
+    record = play(name, [with_last_text, usage, done]).record
+    assert (record.ttft_s, record.output_tokens) == (1, 24)
+    assert (record.tpot_s, record.max_gap_s) == (None, None)
