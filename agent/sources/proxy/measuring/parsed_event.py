@@ -16,6 +16,7 @@ _REASONS = {
     "completed": "stop",
     "max_tokens": "length",
     "max_output_tokens": "length",
+    "cancelled": "abort",
     "tool_use": "tool_calls",
 }
 # Of a finish reason that is no short word.

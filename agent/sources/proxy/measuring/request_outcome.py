@@ -24,6 +24,8 @@ _ENDINGS: Mapping[Ending, RequestOutcome] = {
     Ending.TIMEOUT: RequestOutcome(Status.TIMEOUT, "timeout"),
     Ending.REFUSED: RequestOutcome(Status.ERROR, "refused"),
 }
+# The engine gave the request up: vLLM does so when it is stopped or paused.
+_GIVEN_UP = ("abort", "error")
 _THROTTLED = frozenset((429, 503))
 # 408 and 499 say that a request was not read or not answered in time.
 _NOT_THE_CLIENTS = frozenset((408, 429, 499))
@@ -34,13 +36,17 @@ def outcome_of(
 ) -> RequestOutcome:
     """Return the outcome of an exchange.
 
-    An error in the response wins over the ending. A client that leaves after the end of the stream
-    got the whole response. A stream that stops without a finish reason failed.
+    An error in the response wins over the ending, and so does a finish reason which says that the
+    engine gave the request up. A client that leaves after the end of the stream got the whole
+    response. A stream that stops without a finish reason failed.
     """
     if findings.error is not None:
         return RequestOutcome(Status.ERROR, findings.error)
     if http_status is not None and http_status >= 300:
         return RequestOutcome(_status_of(http_status), f"http_{http_status}")
+    for reason in _GIVEN_UP:
+        if reason in findings.finish_reasons:
+            return RequestOutcome(Status.ERROR, reason)
     if findings.done:
         return _OK
     if ending is not Ending.COMPLETE:
