@@ -256,4 +256,12 @@ class MeasuredExchange:
         findings = self._reader.findings
         counted = findings.usage.output_tokens
         left = outcome.status is Status.CANCELLED and self._streamed
-        return 0 if left and findings.timing.first_s is None and counted is None else counted
+        no_token = findings.timing.first_s is None and self._all_was_read
+        return 0 if left and no_token and counted is None else counted
+
+    @property
+    def _all_was_read(self) -> bool:
+        """Whether no byte of a stream passed unread, as those of a compressed one do."""
+        if self._first_byte_at_s is None:
+            return True
+        return isinstance(self._reader, StreamReader) and self._reader.findings.missed is None
