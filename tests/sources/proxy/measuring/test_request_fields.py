@@ -196,7 +196,9 @@ JSON = st.recursive(
 
 
 @given(
-    rest=st.dictionaries(st.text(max_size=6).filter(lambda name: name != "prompt"), JSON),
+    rest=st.dictionaries(
+        st.text(max_size=6).filter(lambda name: name not in ("prompt", "n")), JSON
+    ),
     options=st.none() | st.dictionaries(st.text(max_size=6), JSON, max_size=3),
     spaces=st.sampled_from([None, 1, "\t"]),
     ascii_only=st.booleans(),
