@@ -58,6 +58,7 @@ class ProxyFailure(StrEnum):
     ANSWER_UNREADABLE = "answer_unreadable"
     EVENT_UNREADABLE = "event_unreadable"
     ENGINE_TIMES = "engine_times"
+    USAGE = "usage"
     MEASURING = "measuring"
     RECORD = "record"
     WANTS = "wants"

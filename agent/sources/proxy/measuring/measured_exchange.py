@@ -175,7 +175,9 @@ class MeasuredExchange:
             self._context.on_failure(findings.missed)
         streamed = isinstance(self._reader, StreamReader)
         outcome = outcome_of(ending, self._http_status, findings, streamed=streamed)
-        timing, usage = findings.timing, findings.usage
+        timing, usage = findings.timing, findings.usage.possible()
+        if usage != findings.usage:
+            self._context.on_failure(ProxyFailure.USAGE)
         output_tokens = self._output_tokens(outcome)
         ended_at = self._at + (at_s - self._at_s)
         return RequestRecord(

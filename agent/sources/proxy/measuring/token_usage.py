@@ -20,6 +20,13 @@ class TokenUsage(NamedTuple):
             *[old if new is None else new for old, new in zip(self, newer, strict=True)]
         )
 
+    def possible(self) -> "TokenUsage":
+        """Return these counts without parts that are larger than their whole."""
+        return self._replace(
+            cached_tokens=_part(self.cached_tokens, self.input_tokens),
+            reasoning_tokens=_part(self.reasoning_tokens, self.output_tokens),
+        )
+
 
 def completions_usage(usage: Json) -> TokenUsage:
     """Return the counts of `/v1/chat/completions` and `/v1/completions`."""
@@ -50,6 +57,11 @@ def messages_usage(usage: Json) -> TokenUsage:
     created = _count(usage.get("cache_creation_input_tokens"))
     total = None if uncached is None else uncached + (cached or 0) + (created or 0)
     return TokenUsage(_count(total), cached, _count(usage.get("output_tokens")))
+
+
+def _part(part: int | None, whole: int | None) -> int | None:
+    # Spans are screened alike.
+    return None if part is not None and whole is not None and part > whole else part
 
 
 def _count(value: object) -> int | None:

@@ -373,6 +373,31 @@ def test_an_invalid_token_count_is_unknown(count: object) -> None:
     assert (record.input_tokens, record.output_tokens) == (None, 4)
 
 
+@pytest.mark.parametrize(
+    ("cached", "reasoning", "known", "failures"),
+    [
+        (8, 4, (8, 4), []),
+        (9, 4, (None, 4), ["usage"]),
+        (8, 5, (8, None), ["usage"]),
+        (9, 5, (None, None), ["usage"]),
+    ],
+)
+def test_a_part_that_is_larger_than_its_whole_is_unknown_and_counted(
+    cached: int, reasoning: int, known: tuple[int | None, int | None], failures: list[str]
+) -> None:
+    usage = {
+        "prompt_tokens": 8,
+        "completion_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+    setup = Setup()
+    record = setup.play(CHAT, {}, [json.dumps({"usage": usage}).encode()], head=JSON_HEAD).record
+    assert (record.cached_tokens, record.reasoning_tokens) == known
+    assert (record.input_tokens, record.output_tokens) == (8, 4)
+    assert setup.failures == failures
+
+
 # Bytes and headers
 
 
