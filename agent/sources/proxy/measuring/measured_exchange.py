@@ -195,7 +195,7 @@ class MeasuredExchange:
             tenant=tenant_of(self._client_headers, self._context.names_in.tenant),
             route=self._route,
             ttft_s=self._since_arrival(timing.first_s),
-            tpot_s=None if self._several_choices else timing.tpot_s(output_tokens),
+            tpot_s=self._tpot_s(output_tokens, usage.reasoning_tokens),
             e2e_s=at_s - self._at_s,
             max_gap_s=None if self._several_choices else timing.max_gap_s,
             input_tokens=usage.input_tokens,
@@ -252,6 +252,11 @@ class MeasuredExchange:
 
     def _since_arrival(self, at_s: float | None) -> float | None:
         return None if at_s is None else at_s - self._at_s
+
+    def _tpot_s(self, output_tokens: int | None, reasoning_tokens: int | None) -> float | None:
+        if self._several_choices:
+            return None
+        return self._reader.findings.timing.tpot_s(output_tokens, reasoning_tokens)
 
     def _output_tokens(self, outcome: RequestOutcome) -> int | None:
         """Return the output tokens: 0 if the client left a stream before its first token."""

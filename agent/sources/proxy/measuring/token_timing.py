@@ -31,12 +31,14 @@ class TokenTiming:
         "first_is_reasoning",
         "first_s",
         "first_tokens",
+        "reasoning_seen",
         "visible_s",
     )
 
     def __init__(self) -> None:
         self.first_s: float | None = None
         self.first_is_reasoning = False
+        self.reasoning_seen = False
         self.visible_s: float | None = None
         self.finished_s: float | None = None
         self._last_s = 0.0
@@ -50,7 +52,9 @@ class TokenTiming:
 
     def token(self, at_s: float, *, visible: bool, tokens: int | None = None) -> None:
         """Add an event with text; `tokens` are all tokens so far, if the engine counts them."""
-        if visible and self.visible_s is None:
+        if not visible:
+            self.reasoning_seen = True
+        elif self.visible_s is None:
             self.visible_s = at_s
         if self.first_s is None:
             self.first_s = self._last_s = at_s
@@ -126,11 +130,13 @@ class TokenTiming:
         """
         self.finished_s = at_s
 
-    def tpot_s(self, output_tokens: int | None) -> float | None:
+    def tpot_s(
+        self, output_tokens: int | None, reasoning_tokens: int | None = None
+    ) -> float | None:
         """Return seconds per output token after the first event with text.
 
         None if no token followed, or if none was seen to follow. The first event counts as one
-        token if the engine gave no count.
+        token if the engine gave no count; reasoning that was not streamed came before it.
         """
         if self.first_s is None or output_tokens is None:
             return None
@@ -138,5 +144,13 @@ class TokenTiming:
         if self.finished_s is None and self._max_gap_s is None:
             return None
         end_s = self._last_s if self.finished_s is None else max(self._last_s, self.finished_s)
-        later = output_tokens - (self.first_tokens or 1)
-        return tpot_s(end_s - self.first_s, later + 1)
+        before = self.first_tokens or 1 + self._hidden(output_tokens, reasoning_tokens or 0)
+        return tpot_s(end_s - self.first_s, output_tokens - before + 1)
+
+    def _hidden(self, output_tokens: int, reasoning_tokens: int) -> int:
+        """Return how many of the reasoning tokens were not streamed."""
+        if self.reasoning_seen:
+            return 0
+        events = 1 + sum(self._gaps.values())
+        # More events than there are other tokens: the reasoning was streamed as visible text.
+        return 0 if events > output_tokens - reasoning_tokens else reasoning_tokens

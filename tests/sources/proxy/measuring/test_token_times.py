@@ -1,5 +1,7 @@
 """The time per output token against clients' own code, on streams whose last events come late."""
 
+import json
+
 import pytest
 
 from tests.real_parts.load_generators import Stream, client_tpot_s
@@ -42,6 +44,41 @@ def test_one_event_with_all_tokens_has_no_time_per_token() -> None:
     record = play("responses", [event for event in sent if event not in deltas[1:]]).record
     assert record.output_tokens == 24
     assert (record.tpot_s, record.max_gap_s) == (None, None)
+
+
+def chat_with_reasoning(deltas: list[dict[str, str]], tokens: int, reasoning: int) -> list[bytes]:
+    """A stream of an event for each delta, whose engine counts so many tokens of reasoning."""
+    usage = {
+        "prompt_tokens": 8,
+        "completion_tokens": tokens,
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+    sent = [
+        *({"choices": [{"delta": delta}]} for delta in deltas),
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": usage},
+    ]
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in sent]
+
+
+@pytest.mark.parametrize(
+    ("deltas", "tokens"),
+    [
+        # Hidden, as by `include_reasoning: false` of vLLM: the last 4 of 104 tokens were seen.
+        ([{"content": "a"}] * 3, 4),
+        # Streamed as reasoning, or as text: 104 tokens were seen.
+        ([{"reasoning": "a"}, {"content": "a"}, {"content": "a"}], 104),
+        ([{"content": "a"}, {"reasoning": "a"}, {"content": "a"}], 104),
+        ([{"content": "a"}] * 103, 104),
+    ],
+)
+def test_reasoning_that_is_not_streamed_is_in_no_time_per_token(
+    deltas: list[dict[str, str]], tokens: int
+) -> None:
+    sent = chat_with_reasoning(deltas, 104, 100)
+    record = play("chat.usage", [*sent, b"data: [DONE]\n\n"]).record
+    assert (record.output_tokens, record.reasoning_tokens) == (104, 100)
+    assert record.tpot_s == pytest.approx(len(deltas) / (tokens - 1))
 
 
 @pytest.mark.parametrize("name", ["chat.usage", "completions.usage"])
