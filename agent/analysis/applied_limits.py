@@ -56,7 +56,7 @@ def excesses(record: RequestRecord, objective: Objective) -> Sequence[Excess]:
     failed = record.status in FAILED or record.status is Status.INVALID
     values = (
         (TTFT, _judged_ttft_s(record, objective.definition), objective.ttft_s, 1.0),
-        (TPOT, record.tpot_s, objective.tpot_s, later_tokens(record)),
+        (TPOT, record.tpot_s, objective.tpot_s, _timed_tokens(record)),
         (E2E, record.e2e_s, objective.e2e_s, 1.0),
     )
     broken = [
@@ -73,10 +73,24 @@ def later_tokens(record: RequestRecord) -> float:
         return record.output_tokens - 1.0
     if not record.tpot_s:
         return 1.0
-    decode_s = record.decode_s
-    if decode_s is None and record.e2e_s is not None and record.ttft_s is not None:
-        decode_s = record.e2e_s - record.ttft_s
+    decode_s = _after_first_s(record) if record.decode_s is None else record.decode_s
     return 1.0 if decode_s is None else max(1.0, decode_s / record.tpot_s)
+
+
+def _timed_tokens(record: RequestRecord) -> float:
+    """The tokens that the TPOT is the time of: those after the first event, in which several may be
+    or before which reasoning may be that was not streamed. They all came before the end."""
+    tokens, after_s = later_tokens(record), _after_first_s(record)
+    if not record.tpot_s or after_s is None:
+        return tokens
+    return min(tokens, max(1.0, after_s / record.tpot_s))
+
+
+def _after_first_s(record: RequestRecord) -> float | None:
+    """The time from the first token to the end of the request."""
+    if record.e2e_s is None or record.ttft_s is None:
+        return None
+    return record.e2e_s - record.ttft_s
 
 
 def ttft_of(record: RequestRecord, definition: Definition) -> float | None:
