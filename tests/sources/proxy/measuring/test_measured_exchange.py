@@ -200,39 +200,6 @@ def test_an_error_in_a_stream_is_recorded_by_its_code_and_never_its_message(
     assert "secret" not in repr(played.record)
 
 
-_STREAMED, _WHOLE = STREAM_HEAD, JSON_HEAD
-
-
-@pytest.mark.parametrize(
-    ("name", "head", "response", "reason"),
-    [
-        ("chat", _WHOLE, {"choices": [{"finish_reason": "abort"}]}, "abort"),
-        ("chat", _WHOLE, {"choices": [{"finish_reason": "error"}]}, "error"),
-        (
-            "completions",
-            _WHOLE,
-            {"choices": [{"finish_reason": "stop"}, {"finish_reason": "abort"}]},
-            "abort",
-        ),
-        ("responses", _WHOLE, {"status": "cancelled"}, "abort"),
-        ("chat", _STREAMED, {"choices": [{"delta": {}, "finish_reason": "abort"}]}, "abort"),
-        (
-            "responses",
-            _STREAMED,
-            {"type": "response.completed", "response": {"status": "cancelled"}},
-            "abort",
-        ),
-    ],
-)
-def test_a_request_that_the_engine_gave_up_failed(
-    name: str, head: Any, response: Any, reason: str
-) -> None:
-    text = json.dumps(response).encode()
-    sent = [text] if head is _WHOLE else [b"data: " + text + b"\n\n", b"data: [DONE]\n\n"]
-    played = Setup().play(route(name), {"stream": head is _STREAMED}, sent, head=head)
-    assert (played.record.status, played.view.error) == (Status.ERROR, reason)
-
-
 # Whole responses
 
 
@@ -371,31 +338,6 @@ def test_an_invalid_token_count_is_unknown(count: object) -> None:
     response = {"usage": {"prompt_tokens": count, "completion_tokens": 4}}
     record = Setup().play(CHAT, {}, [json.dumps(response).encode()], head=JSON_HEAD).record
     assert (record.input_tokens, record.output_tokens) == (None, 4)
-
-
-@pytest.mark.parametrize(
-    ("cached", "reasoning", "known", "failures"),
-    [
-        (8, 4, (8, 4), []),
-        (9, 4, (None, 4), ["usage"]),
-        (8, 5, (8, None), ["usage"]),
-        (9, 5, (None, None), ["usage"]),
-    ],
-)
-def test_a_part_that_is_larger_than_its_whole_is_unknown_and_counted(
-    cached: int, reasoning: int, known: tuple[int | None, int | None], failures: list[str]
-) -> None:
-    usage = {
-        "prompt_tokens": 8,
-        "completion_tokens": 4,
-        "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
-    }
-    setup = Setup()
-    record = setup.play(CHAT, {}, [json.dumps({"usage": usage}).encode()], head=JSON_HEAD).record
-    assert (record.cached_tokens, record.reasoning_tokens) == known
-    assert (record.input_tokens, record.output_tokens) == (8, 4)
-    assert setup.failures == failures
 
 
 # Bytes and headers
