@@ -1,10 +1,13 @@
-"""Token counts that cannot be."""
+"""Token counts that cannot be, or cannot be read."""
 
 import json
+from typing import Any
 
 import pytest
 
-from tests.sources.proxy.measuring.playing import JSON_HEAD, Setup
+from agent.records.request import Status
+from agent.sources.proxy.exchange import Ending
+from tests.sources.proxy.measuring.playing import JSON_HEAD, STREAM_HEAD, Setup
 
 CHAT = "/v1/chat/completions"
 
@@ -32,3 +35,19 @@ def test_a_part_that_is_larger_than_its_whole_is_unknown_and_counted(
     assert (record.cached_tokens, record.reasoning_tokens) == known
     assert (record.input_tokens, record.output_tokens) == (8, 4)
     assert setup.failures == failures
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        ((*STREAM_HEAD, (b"content-encoding", b"gzip")), b"\x1f\x8b\x08\x00"),
+        (STREAM_HEAD, b'data: {"choices":[{"delta":"text"}]}\n\n'),
+        (STREAM_HEAD, b"data: text\n\n"),
+    ],
+)
+def test_the_tokens_of_a_stream_that_cannot_be_read_are_unknown_when_the_client_leaves(
+    head: Any, piece: bytes
+) -> None:
+    request = {"model": "m", "stream": True}
+    played = Setup().play(CHAT, request, [piece], head=head, ending=Ending.CLIENT_GONE)
+    assert (played.record.status, played.record.output_tokens) == (Status.CANCELLED, None)
