@@ -56,7 +56,7 @@ def test_the_excess_over_a_tpot_is_no_longer_than_the_request() -> None:
     # Of 1,001 tokens most came before the first event: 2.5 s after it at 100 ms each are 25.
     hidden = RECORD._replace(output_tokens=1001, reasoning_tokens=970)
     (tpot,) = [each for each in excesses(hidden, OBJECTIVE) if each.limit == TPOT]
-    assert (tpot.value_s, tpot.limit_s) == (pytest.approx(2.5), pytest.approx(25 * 0.05))
+    assert (tpot.value_s, tpot.limit_s) == pytest.approx((2.5, 25 * 0.05))
 
 
 def test_tokens_that_nobody_counted_are_estimated_from_the_times() -> None:
