@@ -35,6 +35,7 @@ UNKNOWN = RequestFields()
 # vLLM's own limit of `n` is 16,384 (`envs.py`, VLLM_MAX_N_SEQUENCES), and a list of prompts is
 # shorter than its body.
 MAX_CHOICES = 2**31 - 1
+_N_DIGITS = 12
 
 # vLLM ignores it without include_usage, so a client that sets it alone gets no counts.
 _CHUNK_USAGE = "continuous_usage_stats"
@@ -124,11 +125,18 @@ def _value(text: msgspec.Raw) -> Any:
 
 def _choices(values: Values) -> int | None:
     """Return how many choices are asked for; None for a number that no engine takes."""
-    value = values.get("n")
-    repetitions = value if type(value) is int and value > 0 else 1
     prompts = _prompts(values)
-    choices = None if prompts is None else repetitions * prompts
+    choices = None if prompts is None else _repetitions(values.get("n")) * prompts
     return choices if choices is None or choices <= MAX_CHOICES else None
+
+
+def _repetitions(value: Any) -> int:
+    """Return `n`; vLLM and SGLang also take 2.0 and "2" for it."""
+    if isinstance(value, str) and value.isdecimal() and len(value) <= _N_DIGITS:
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and value > 0 else 1
 
 
 def _prompts(values: Values) -> int | None:
