@@ -254,8 +254,13 @@ def outside_of(record: RequestRecord) -> float | None:
 
 
 def hold_back_of(record: RequestRecord) -> float | None:
-    """The time from the first byte of the response to its first token."""
-    first_byte_s = record.proxied and record.proxied.first_byte_s
-    if first_byte_s is None or record.ttft_s is None:
+    """The time from the first byte of the response to its first token.
+
+    None where reasoning that is not streamed was generated in it.
+    """
+    proxied = record.proxied
+    if proxied is None or proxied.first_byte_s is None or record.ttft_s is None:
         return None
-    return max(0.0, record.ttft_s - first_byte_s)
+    if record.reasoning_tokens and proxied.first_visible_s == record.ttft_s:
+        return None
+    return max(0.0, record.ttft_s - proxied.first_byte_s)

@@ -180,6 +180,20 @@ def test_a_client_that_reads_slowly_is_no_fault_of_the_engine() -> None:
     assert (found.top, found.sources[:2]) == (Cause.SLOW_CLIENT, ("span", "proxy"))
 
 
+@pytest.mark.parametrize(
+    ("reasoning_tokens", "top"), [(0, Cause.PARSER_HOLDBACK), (50, Cause.UNEXPLAINED)]
+)
+def test_reasoning_that_is_not_streamed_is_held_back_by_no_parser(
+    reasoning_tokens: int, top: Cause
+) -> None:
+    late = row(AT + 1, ttft_s=2.0, e2e_s=2.1, reasoning_tokens=reasoning_tokens)._replace(
+        vantage=Vantage.JOINED,
+        proxied=ProxyView(first_byte_s=0.051, first_visible_s=2.0, streamed=True, choices=1),
+        engine_view=EngineView(status=Status.OK, ttft_s=0.05, tpot_s=0.01, e2e_s=2.1),
+    )
+    assert explain(late, [OBJECTIVE], usual()).top is top
+
+
 def test_a_request_that_met_its_death_is_a_failure_of_the_engine() -> None:
     timeline = usual()
     timeline.died(AT + 3, "HOST_OOM")
