@@ -88,12 +88,13 @@ def unseen_by_interval(observed: EngineObservation, active: Activities) -> list[
     than the engine counted. Only what is more in all intervals together is unseen.
     """
     computed, output, first = [], [], []
+    rows = observed.as_counted(active)
     for interval in observed.intervals:
         inside = interval.time.within(observed.time)
         growth = interval.growth.times(interval.time.share_in(observed.time))
-        prompts = active.input_counted_in(inside).sum()
+        prompts = rows.input_counted_in(inside).sum()
         computed.append((growth.computed_tokens or 0.0) - float(prompts))
-        output.append((growth.output_tokens or 0.0) - float(active.output_in(inside).sum()))
+        output.append((growth.output_tokens or 0.0) - float(rows.output_in(inside).sum()))
         first.append((growth.first_tokens or 0.0) - float(active.first_in(inside).sum()))
     found = zip(_surplus(computed), _surplus(output), _surplus(first), strict=True)
     counted = observed.growth.first_tokens is not None

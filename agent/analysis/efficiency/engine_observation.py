@@ -1,16 +1,18 @@
 """What an engine's samples show of some time: when it worked, when it idled, what it counted."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
 from agent.analysis.efficiency.counter_growth import Growth, growth_between
+from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.failures.restarts import restart_between
 from agent.catalog import engine_facts as fact
+from agent.catalog.engines import DIALECTS
 from agent.catalog.thresholds import FULL_CACHE
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
@@ -87,13 +89,19 @@ class SampleInterval:
 class EngineObservation:
     """Some time of one engine. `intervals` follow each other, cover it and may reach beyond it.
 
-    `growth` is that of `time` alone. `ranks` are data-parallel ranks.
+    `growth` is that of `time` alone. `ranks` are data-parallel ranks. With `tokens_at_end` the
+    engine counts the tokens of a request when it ends.
     """
 
     time: TimeRange
     intervals: tuple[SampleInterval, ...]
     growth: Growth
     ranks: int
+    tokens_at_end: bool = False
+
+    def as_counted(self, active: Activities) -> Activities:
+        """Requests with their tokens at the times at which the engine counts them."""
+        return replace(active, first_at=active.last_at) if self.tokens_at_end else active
 
     @property
     def cache_full_s(self) -> float:
@@ -139,6 +147,7 @@ def observe(
         intervals=intervals,
         growth=growth,
         ranks=max((_ranks(sample) for sample in ordered), default=1),
+        tokens_at_end=any(_counts_at_end(sample) for sample in ordered),
     )
 
 
@@ -221,6 +230,11 @@ def _state(before: EngineSample, after: EngineSample, growth: Growth) -> Interva
     if all(value is None for value in known):
         return IntervalState.UNREAD
     return IntervalState.AT_WORK if growth.moved or any(running) else IntervalState.IDLE
+
+
+def _counts_at_end(sample: EngineSample) -> bool:
+    dialect = DIALECTS.get(sample.dialect)
+    return dialect is not None and dialect.tokens_at_end
 
 
 def _ranks(sample: EngineSample) -> int:

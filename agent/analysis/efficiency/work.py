@@ -216,10 +216,10 @@ class UnseenTokens(NamedTuple):
 def unseen_tokens(observed: EngineObservation, active: Activities) -> UnseenTokens:
     """The unseen tokens of the observed time; 0 where the engine does not count."""
     time, growth = observed.time, observed.growth
-    first = float(active.first_in(time).sum())
+    first, counted = float(active.first_in(time).sum()), observed.as_counted(active)
     return UnseenTokens(
-        _beyond(growth.computed_tokens, float(active.input_counted_in(time).sum())),
-        _beyond(growth.output_tokens, float(active.output_in(time).sum())),
+        _beyond(growth.computed_tokens, float(counted.input_counted_in(time).sum())),
+        _beyond(growth.output_tokens, float(counted.output_in(time).sum())),
         None if growth.first_tokens is None else _beyond(growth.first_tokens, first),
     )
 

@@ -12,6 +12,7 @@ TGI = Dialect(
     engine="tgi",
     prefixes=("tgi_",),
     model_path="/info",
+    tokens_at_end=True,
     occasional=OFTEN_ABSENT,
     facts={
         fact.REQUESTS_RUNNING: (Spelling("tgi_batch_current_size"),),
