@@ -17,7 +17,6 @@ from tests.analysis.audit.evidence import (
     engine,
     evidence,
     histogram,
-    sample,
     trial,
     watched,
     with_engine,
@@ -46,7 +45,6 @@ NO_FLAGS = evidence(
     command_line=None, unread={EvidencePart.COMMAND_LINE: "the engine is not on this machine"}
 )
 FILE_FLAGS = evidence(command_line=command_line(whole=False, limits={}))
-_RANKS = (fact.DATA_PARALLEL_RANKS, ())
 NO_GPUS = evidence(gpus=None, unread={EvidencePart.GPUS: "no GPU can be read: no_library"})
 IDLE = with_facts(
     {(fact.REQUESTS_FINISHED, ("stop",)): 0.0, (fact.REQUESTS_WAITING, ()): 0.0}, agent=None
@@ -95,13 +93,6 @@ CACHE_CASES = (
     AuditCase(
         "size for the traffic", WARN, with_facts({(fact.KV_CAPACITY_TOKENS, ()): 10_000.0}),
         "50.0 of the mean 200 tokens; --max-num-seqs 64", "lower --max-num-seqs to 50",
-    ),
-    # 50 requests in the caches of four ranks: each rank has room for 12.
-    AuditCase(
-        "size for the traffic", WARN,
-        with_facts({(fact.KV_CAPACITY_TOKENS, ()): 10_000.0, _RANKS: 4.0}),
-        "50.0 of the mean 200 tokens; --max-num-seqs 64 on each of 4 ranks",
-        "lower --max-num-seqs to 12",
     ),
     AuditCase(
         "size for the traffic", FAIL, with_facts({(fact.KV_CAPACITY_TOKENS, ()): 300.0}),
@@ -208,21 +199,6 @@ TRAFFIC_CASES = (
         "--max-num-seqs", WARN,
         with_facts({(fact.REQUESTS_RUNNING, ()): 64.0, (fact.KV_CACHE_USAGE, ()): 0.2}),
         "64 of 64 run now, 2 wait, KV cache 20 % full", "raise --max-num-seqs above 64",
-    ),
-    AuditCase(
-        "--max-num-seqs", WARN,
-        with_facts(
-            {(fact.REQUESTS_RUNNING, ()): 256.0, (fact.KV_CACHE_USAGE, ()): 0.2, _RANKS: 4.0}
-        ),
-        "256 of 256 run now, 2 wait, KV cache 20 % full", "raise --max-num-seqs above 64",
-    ),
-    # A step of one of eight ranks may have 64 requests in it, and had as many.
-    AuditCase(
-        "--max-num-seqs", PASS,
-        with_engine(
-            sample=sample({_RANKS: 8.0}), step_tokens=histogram([64.0] * 1000, STEP_EDGES)
-        ),
-        "40 of 512 run now",
     ),
     AuditCase(
         "--max-num-seqs", WARN, with_engine(step_tokens=histogram([5.0] * 1000, STEP_EDGES)),

@@ -28,8 +28,9 @@ from tests.analysis.audit.evidence import (
     with_facts,
 )
 from tests.analysis.audit.gpu_cases import GPU_CASES
+from tests.analysis.audit.rank_cases import RANK_CASES
 
-CASES = (*OTHER_CASES, *GPU_CASES)
+CASES = (*OTHER_CASES, *GPU_CASES, *RANK_CASES)
 
 # Checks that always know.
 NEVER_UNKNOWN = {"statistics", "health"}
