@@ -226,10 +226,13 @@ def speculation(evidence: AuditEvidence) -> CheckResult:
     drafts = total_of(evidence, fact.SPEC_DECODE_DRAFTS)
     proposed = total_of(evidence, fact.SPEC_DECODE_DRAFT_TOKENS)
     accepted = total_of(evidence, fact.SPEC_DECODE_ACCEPTED_TOKENS)
-    if evidence.engine.sample is None:
+    sample = evidence.engine.sample
+    if sample is None:
         return unknown(without_exposition(evidence))
     if drafts is None:
-        return passed("no speculative decoding")
+        # Others count drafts only after the first one, or not at all.
+        vllm = sample.dialect == "vllm"
+        return passed("no speculative decoding") if vllm else unknown(without_exposition(evidence))
     if not drafts or not proposed or accepted is None:
         return unknown("no draft has been verified since the engine's start")
     depth, acceptance = proposed / drafts, accepted / proposed

@@ -68,9 +68,11 @@ PROCESS_FACTS: Mapping[Metric, tuple[Spelling, ...]] = {
     fact.PROCESS_START_TIME: (Spelling("process_start_time_seconds", shared=True),),
 }
 
-# Facts that any engine gives only with certain settings or after certain requests.
+# Facts that any engine gives only with certain settings or after certain requests. An exposition of
+# several processes, such as SGLang's and that of vLLM with --api-server-count, has no start time.
 OFTEN_ABSENT = frozenset(
     {
+        fact.PROCESS_START_TIME,
         fact.REQUESTS_FAILED,
         fact.REQUESTS_ABORTED,
         fact.ADMISSION_REJECTIONS,
