@@ -185,8 +185,13 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
     restarted = restart_between(before, after)
     # One counter that fell in a process that still runs says nothing about the other counters.
     anew = restarted in (Confidence.CERTAIN, Confidence.PROBABLE)
-    growth = growth_between(before, after, restarted=anew)
-    unread = restarted is not None or after.at - before.at > max_gap_s
+    # A data-parallel rank that leaves takes its counts along, and one that comes brings its own.
+    other_ranks = _ranks(before) != _ranks(after)
+    if other_ranks and not anew:
+        growth = Growth()
+    else:
+        growth = growth_between(before, after, restarted=anew)
+    unread = restarted is not None or other_ranks or after.at - before.at > max_gap_s
     return SampleInterval(
         time=TimeRange(before.at, after.at),
         state=IntervalState.UNREAD if unread else _state(before, after, growth),
