@@ -186,11 +186,8 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
     # One counter that fell in a process that still runs says nothing about the other counters.
     anew = restarted in (Confidence.CERTAIN, Confidence.PROBABLE)
     # A data-parallel rank that leaves takes its counts along, and one that comes brings its own.
-    other_ranks = _ranks(before) != _ranks(after)
-    if other_ranks and not anew:
-        growth = Growth()
-    else:
-        growth = growth_between(before, after, restarted=anew)
+    other_ranks = not anew and _ranks(before) != _ranks(after)
+    growth = Growth() if other_ranks else growth_between(before, after, restarted=anew)
     unread = restarted is not None or other_ranks or after.at - before.at > max_gap_s
     return SampleInterval(
         time=TimeRange(before.at, after.at),
