@@ -35,12 +35,10 @@ def _half_idle(tensor: str, pipeline: str, data: str, idle: int = 4) -> AuditEvi
         replace(gpu(), gpu=f"GPU-{4 + place}", index=4 + place, processes={})
         for place in range(idle)
     ]
-    flags = {
-        "tensor_parallel_size": tensor,
-        "pipeline_parallel_size": pipeline,
-        "data_parallel_size": data,
-    }
-    return evidence(command_line=command_line(**flags), gpus=(*used, *free))
+    line = command_line(
+        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=data
+    )
+    return evidence(command_line=line, gpus=(*used, *free))
 
 
 _QUANTISATION = (
