@@ -13,6 +13,7 @@ from agent.analysis.efficiency.engine_observation import (
 from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
 from agent.analysis.efficiency.unseen_time import Pace, alone_s, beyond_s, pace_of
+from agent.catalog import engine_facts as fact
 from agent.records.columns import Mask
 
 
@@ -91,7 +92,7 @@ def _unseen_s(
     at_work_s = covered_s(near.whole, interval.time)
     if not at_work_s:
         return alone_s(interval, pace)
-    explained = _explained(interval, observed.as_counted(near))
+    explained = _explained(interval, observed.as_counted(near, fact.OUTPUT_TOKENS))
     by_tokens = at_work_s / explained - at_work_s if explained else None
     known = [each for each in (by_tokens, beyond_s(interval, near, pace)) if each is not None]
     return min(known, default=None)
@@ -132,14 +133,15 @@ def _worked_later(
     """Whether all that the sample at the end shows began while it was read."""
     _, read = _reads(interval)
     began = active.chosen(read.holds(active.begin_at))
-    counted = observed.as_counted(began)
+    prompts = observed.as_counted(began, fact.INPUT_TOKENS)
+    outputs = observed.as_counted(began, fact.OUTPUT_TOKENS)
     growth, (ran_before, ran_after) = interval.growth, interval.running
     return (
         began.rows.size > 0
         and not ran_before
         and (ran_after or 0.0) <= began.rows.size
-        and (growth.output_tokens or 0.0) <= float(counted.output_in(read).sum())
-        and (growth.computed_tokens or 0.0) <= float(counted.input_counted_in(read).sum())
+        and (growth.output_tokens or 0.0) <= float(outputs.output_in(read).sum())
+        and (growth.computed_tokens or 0.0) <= float(prompts.input_counted_in(read).sum())
     )
 
 

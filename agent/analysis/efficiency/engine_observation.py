@@ -13,6 +13,7 @@ from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.failures.restarts import restart_between
 from agent.catalog import engine_facts as fact
 from agent.catalog.engines import DIALECTS
+from agent.catalog.metric import Metric
 from agent.catalog.thresholds import FULL_CACHE
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
@@ -89,19 +90,19 @@ class SampleInterval:
 class EngineObservation:
     """Some time of one engine. `intervals` follow each other, cover it and may reach beyond it.
 
-    `growth` is that of `time` alone. `ranks` are data-parallel ranks. With `tokens_at_end` the
-    engine counts the tokens of a request when it ends.
+    `growth` is that of `time` alone. `ranks` are data-parallel ranks. The tokens in
+    `counted_at_end` are counted when their request ends.
     """
 
     time: TimeRange
     intervals: tuple[SampleInterval, ...]
     growth: Growth
     ranks: int
-    tokens_at_end: bool = False
+    counted_at_end: frozenset[Metric] = frozenset()
 
-    def as_counted(self, active: Activities) -> Activities:
-        """Requests with their tokens at the times at which the engine counts them."""
-        return replace(active, first_at=active.last_at) if self.tokens_at_end else active
+    def as_counted(self, active: Activities, tokens: Metric) -> Activities:
+        """Requests with these tokens at the times at which the engine counts them."""
+        return replace(active, first_at=active.last_at) if tokens in self.counted_at_end else active
 
     @property
     def cache_full_s(self) -> float:
@@ -147,7 +148,7 @@ def observe(
         intervals=intervals,
         growth=growth,
         ranks=max((_ranks(sample) for sample in ordered), default=1),
-        tokens_at_end=any(_counts_at_end(sample) for sample in ordered),
+        counted_at_end=frozenset[Metric]().union(*map(_counted_at_end, ordered)),
     )
 
 
@@ -234,9 +235,9 @@ def _state(before: EngineSample, after: EngineSample, growth: Growth) -> Interva
     return IntervalState.AT_WORK if growth.moved or any(running) else IntervalState.IDLE
 
 
-def _counts_at_end(sample: EngineSample) -> bool:
+def _counted_at_end(sample: EngineSample) -> frozenset[Metric]:
     dialect = DIALECTS.get(sample.dialect)
-    return dialect is not None and dialect.tokens_at_end
+    return frozenset() if dialect is None else dialect.counted_at_end
 
 
 def _ranks(sample: EngineSample) -> int:

@@ -43,8 +43,8 @@ class Dialect:
     `mirrored_ranks` repeats the values of the lowest one. Of a gauge with a label of `totals`, the
     series with the value given there is the total of the others, and counts alone; series without
     a total are summed. A series with the label `foreign` and without the label `own` comes from
-    another program and never counts. With `tokens_at_end` the engine counts the tokens of a request
-    when it ends, not as they come.
+    another program and never counts. The tokens in `counted_at_end` are counted when their request
+    ends, others as they come.
     """
 
     engine: str
@@ -60,7 +60,7 @@ class Dialect:
     totals: Mapping[str, str] = field(default_factory=dict)
     foreign: str | None = None
     own: str | None = None
-    tokens_at_end: bool = False
+    counted_at_end: frozenset[Metric] = frozenset()
 
 
 # Prometheus client libraries publish this for every process, without a prefix.
