@@ -46,7 +46,10 @@ def minute_ledger(observed: EngineObservation, requests: BookedRequests) -> Ledg
         return None
     begun, refused = _Begun.of(requests), _refused_at(requests)
     spans = merged(TimeRanges.of(each.time.within(observed.time) for each in counted))
-    rows = [{**begun.counts_in(span), "row_refused": _count(span.holds(refused))} for span in spans]
+    rows = [
+        {**begun.counts_in(span, observed), "row_refused": _count(span.holds(refused))}
+        for span in spans
+    ]
     return Ledger(
         input_tokens=growth.input_tokens,
         output_tokens=growth.output_tokens,
@@ -128,18 +131,20 @@ class _Begun:
         active, answered = request_activities(found), np.nan_to_num(found.output_tokens) != 0
         return cls(found, active, np.where(answered, active.choices, requested_choices(found)))
 
-    def counts_in(self, time: TimeRange) -> dict[str, float]:
-        """What an engine counts of them in a time, by the fields of a ledger.
+    def counts_in(self, time: TimeRange, observed: EngineObservation) -> dict[str, float]:
+        """What the observed engine counts of them in a time, by the fields of a ledger.
 
         All choices begin at once, with the prompt, cached tokens included.
         """
+        of_input = observed.as_counted(self.active, fact.INPUT_TOKENS)
+        of_output = observed.as_counted(self.active, fact.OUTPUT_TOKENS)
         rows, begun = self.requests, time.holds(self.active.first_at)
         prompts = np.where(rows.one_prompt, self.choices, 1.0) * np.nan_to_num(rows.input_tokens)
         ended = time.holds(self.active.last_at) & rows.succeeded
         unknown = np.isnan(rows.input_tokens) | np.isnan(rows.output_tokens)
         return {
-            "row_input_tokens": float(prompts[begun].sum()),
-            "row_output_tokens": float(self.active.output_in(time).sum()),
+            "row_input_tokens": float(prompts[time.holds(of_input.first_at)].sum()),
+            "row_output_tokens": float(of_output.output_in(time).sum()),
             "row_requests": float(self.choices[begun].sum()),
             "row_finished": float(self.choices[ended].sum()),
             "untold_rows": _count(unknown & begun),

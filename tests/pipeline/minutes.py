@@ -39,6 +39,7 @@ class Minutes:
         self.store = MinuteStore(database, "agent-0")
         electricity: Electricity | None = deployed.pop("electricity", None)
         max_gap_s: float = deployed.pop("max_gap_s", MAX_GAP_S)
+        self._dialect: str = deployed.pop("dialect", "vllm")
         known: dict[str, Any] = {"parallelism": Parallelism(), "gpus": self._last}
         self._job = MinuteJob(
             EngineDeployment(
@@ -70,7 +71,8 @@ class Minutes:
 
     def read_one(self, at: float, model: str = "llama", /, **values: float) -> None:
         """Store one sample."""
-        sample = replace(engine_sample(NOON + at, **values), model=model)
+        sample = engine_sample(NOON + at, **values)
+        sample = replace(sample, model=model, dialect=self._dialect)
         ObservationStore(self.database, "agent-0").write_engine_sample(sample)
 
     def take(self, *judged: JudgedRequest) -> None:

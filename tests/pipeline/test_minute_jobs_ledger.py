@@ -112,3 +112,21 @@ def test_minutes_without_samples_have_no_ledger(database: Engine) -> None:
     found = minutes.booked(300.0)
     assert found[0].ledger is not None
     assert [each.ledger for each in found[1:]] == [None] * len(found[1:])
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 3), (3, 4), (2, 1)])
+def test_a_rank_that_comes_or_leaves_with_its_counts_leaves_no_work_behind(
+    database: Engine, before: int, after: int
+) -> None:
+    minutes = Minutes(database, PRICE)
+    for at in range(0, 91, 5):
+        ranks = before if at < 30 else after
+        minutes.read_one(
+            at, running=0.0, ranks=float(ranks), output=1e6 * ranks, input=4e6 * ranks,
+            first=1e4 * ranks, finished=1e4 * ranks,
+        )  # fmt: skip
+    (found,) = minutes.booked(91.0)
+    assert (ledger(found).output_tokens, ledger(found).input_tokens) == (0, 0)
+    assert ledger(found).requests == 0
+    assert found.work.counted_output_tokens == 0
+    assert (found.work.busy_s, found.work.unknown_s) == pytest.approx((0, 5))

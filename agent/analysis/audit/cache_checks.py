@@ -9,6 +9,7 @@ from agent.analysis.audit.known_values import (
     max_length,
     max_running,
     mean_length,
+    ranks,
     share,
     total_of,
     value_of,
@@ -66,11 +67,12 @@ def cache_size(evidence: AuditEvidence) -> CheckResult:
 
 def _against_traffic(evidence: AuditEvidence, capacity: float, seen: str) -> CheckResult:
     longest, mean, batch = max_length(evidence), mean_length(evidence), max_running(evidence)
+    count = ranks(evidence)
     if longest is not None:
         seen += f", {capacity / longest:,.1f} requests of --max-model-len {longest}"
     if mean is None:
-        if longest and batch and capacity >= longest * batch:
-            return passed(f"{seen}, and --max-num-seqs {batch}")
+        if longest and batch and capacity >= longest * batch * count:
+            return passed(f"{seen}, and {_batch(batch, count)}")
         return unknown(f"{seen}; no request has finished, so the traffic's length is unknown")
     fit = capacity / mean
     seen += f", {fit:,.1f} of the mean {mean:,.0f} tokens"
@@ -78,10 +80,15 @@ def _against_traffic(evidence: AuditEvidence, capacity: float, seen: str) -> Che
         return failed(seen, _MORE_CACHE)
     if batch is None:
         return passed(seen)
-    seen += f"; --max-num-seqs {batch}"
-    if fit < batch:
-        return warned(seen, f"{_MORE_CACHE}; or lower --max-num-seqs to {int(fit)}")
+    seen += f"; {_batch(batch, count)}"
+    if fit < batch * count:
+        fewer = max(int(fit / count), 1)
+        return warned(seen, f"{_MORE_CACHE}; or lower --max-num-seqs to {fewer}")
     return passed(seen)
+
+
+def _batch(batch: int, count: int) -> str:
+    return f"--max-num-seqs {batch}" + (f" on each of {count} ranks" if count > 1 else "")
 
 
 def _capacity(evidence: AuditEvidence) -> float | None:

@@ -141,8 +141,16 @@ def parallelism(evidence: AuditEvidence) -> CheckResult:
     if len(own) != wanted:
         return warned(seen, f"{' '.join(_PARALLEL)}: their product must be the number of GPUs")
     if idle:
-        return warned(f"{seen}; {idle} more are idle", f"--data-parallel-size {1 + idle // wanted}")
+        return warned(f"{seen}; {idle} more are idle", _use_of(idle, *map(int, degrees)))
     return passed(seen)
+
+
+def _use_of(idle: int, tensor: int, pipeline: int, data: int) -> str:
+    """What to do with idle GPUs, of which a replica of the model needs tensor x pipeline."""
+    more = idle // (tensor * pipeline)
+    if more:
+        return f"--data-parallel-size {data + more}"
+    return "they are too few for one more replica: give them to another engine"
 
 
 def cuda_graphs(evidence: AuditEvidence) -> CheckResult:

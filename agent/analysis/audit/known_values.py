@@ -59,12 +59,14 @@ def without_flags(evidence: AuditEvidence) -> str:
 
 
 def max_running(evidence: AuditEvidence) -> int | None:
-    """Most requests in the batch, of all data-parallel ranks."""
+    """Most requests in the batch of one data-parallel rank, as `--max-num-seqs` says."""
     line = evidence.command_line
-    each = None if line is None else line.limits.get(fact.MAX_RUNNING_REQUESTS.name)
-    if each is None:
-        return None
-    return round(each * (value_of(evidence, fact.DATA_PARALLEL_RANKS) or 1))
+    return None if line is None else line.limits.get(fact.MAX_RUNNING_REQUESTS.name)
+
+
+def ranks(evidence: AuditEvidence) -> int:
+    """The engine's data-parallel ranks, each with a batch and a KV cache of its own."""
+    return round(value_of(evidence, fact.DATA_PARALLEL_RANKS) or 1)
 
 
 def max_length(evidence: AuditEvidence) -> int | None:

@@ -15,6 +15,7 @@ from agent.analysis.audit.known_values import (
     max_length,
     max_running,
     mean_length,
+    ranks,
     share,
     total_of,
     value_of,
@@ -182,10 +183,11 @@ def batch_limit(evidence: AuditEvidence) -> CheckResult:
         return unknown(f"--max-num-seqs: {without_flags(evidence)}")
     if running is None:
         return unknown(without_exposition(evidence))
-    seen = f"{running:,.0f} of {batch} run now"
+    places = batch * ranks(evidence)
+    seen = f"{running:,.0f} of {places} run now"
     waiting = value_of(evidence, fact.REQUESTS_WAITING) or 0.0
     used = value_of(evidence, fact.KV_CACHE_USAGE)
-    if running >= batch and waiting and used is not None and used < 0.5:
+    if running >= places and waiting and used is not None and used < 0.5:
         return warned(
             f"{seen}, {waiting:,.0f} wait, KV cache {100 * used:.0f} % full",
             f"raise --max-num-seqs above {batch}",
@@ -194,7 +196,10 @@ def batch_limit(evidence: AuditEvidence) -> CheckResult:
 
 
 def _never_filled(evidence: AuditEvidence, batch: int, seen: str) -> CheckResult:
-    """A step has at least one token of each request in it, so its tokens bound the batch."""
+    """A step has at least one token of each request in it, so its tokens bound the batch.
+
+    Each step, and `batch`, is of one data-parallel rank.
+    """
     steps = evidence.engine.step_tokens
     most = highest_bound(steps)
     if steps is None or most is None or steps.counts[-1] < _ENOUGH_STEPS:
@@ -221,10 +226,13 @@ def speculation(evidence: AuditEvidence) -> CheckResult:
     drafts = total_of(evidence, fact.SPEC_DECODE_DRAFTS)
     proposed = total_of(evidence, fact.SPEC_DECODE_DRAFT_TOKENS)
     accepted = total_of(evidence, fact.SPEC_DECODE_ACCEPTED_TOKENS)
-    if evidence.engine.sample is None:
+    sample = evidence.engine.sample
+    if sample is None:
         return unknown(without_exposition(evidence))
     if drafts is None:
-        return passed("no speculative decoding")
+        # Others count drafts only after the first one, or not at all.
+        vllm = sample.dialect == "vllm"
+        return passed("no speculative decoding") if vllm else unknown(without_exposition(evidence))
     if not drafts or not proposed or accepted is None:
         return unknown("no draft has been verified since the engine's start")
     depth, acceptance = proposed / drafts, accepted / proposed

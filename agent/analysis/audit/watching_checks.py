@@ -2,6 +2,7 @@
 
 import json
 from bisect import bisect
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isclose, isfinite
 
@@ -30,6 +31,7 @@ _FAMILIES: tuple[tuple[Metric, str, str], ...] = (
     (fact.REQUEST_DURATION, "request_latency", "e2e_s"),
 )
 _HAS_BUCKETS = "0.32.0"
+_VLLM = "vllm"
 _ENDPOINT = "--otlp-traces-endpoint"
 
 
@@ -58,7 +60,9 @@ def expected_series(evidence: AuditEvidence) -> CheckResult:
         return unknown(
             f"{seen}; some come with the first request", "send a request, and check again"
         )
-    return warned(seen, "use vLLM 0.12 or newer; if it is, its metrics were renamed: report it")
+    renamed = "its metrics were renamed: report it"
+    newer = f"use vLLM 0.12 or newer; if it is, {renamed}"
+    return warned(seen, newer if sample.dialect == _VLLM else renamed)
 
 
 def bucket_edges(evidence: AuditEvidence) -> CheckResult:
@@ -81,10 +85,16 @@ def bucket_edges(evidence: AuditEvidence) -> CheckResult:
         return unknown("no objective limits a latency that the engine has a histogram of")
     if not between:
         return passed(f"{judged} limits are edges")
-    change = f"--custom-histogram-buckets '{json.dumps(wanted)}'"
+    return warned("; ".join(between), _edges_for(evidence, sample.dialect, wanted))
+
+
+def _edges_for(evidence: AuditEvidence, dialect: str, wanted: Mapping[str, Sequence[float]]) -> str:
+    if dialect != _VLLM:
+        return f"as edges, if the engine lets you choose them: {json.dumps(wanted)}"
+    flag_given = f"--custom-histogram-buckets '{json.dumps(wanted)}'"
     if is_older(evidence.engine.version, _HAS_BUCKETS):
-        change = f"vLLM {_HAS_BUCKETS} or newer, with {change}"
-    return warned("; ".join(between), change)
+        return f"vLLM {_HAS_BUCKETS} or newer, with {flag_given}"
+    return flag_given
 
 
 def _limits(limits: LatencyLimits, name: str) -> tuple[float, ...]:

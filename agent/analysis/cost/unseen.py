@@ -18,6 +18,7 @@ from agent.analysis.efficiency.work import (
     seen_work,
     unseen_work,
 )
+from agent.catalog import engine_facts as fact
 from agent.records.columns import Array
 
 # Differences of shared-out counts and of times below this are rounding errors.
@@ -88,12 +89,14 @@ def unseen_by_interval(observed: EngineObservation, active: Activities) -> list[
     than the engine counted. Only what is more in all intervals together is unseen.
     """
     computed, output, first = [], [], []
+    of_input = observed.as_counted(active, fact.INPUT_TOKENS)
+    of_output = observed.as_counted(active, fact.OUTPUT_TOKENS)
     for interval in observed.intervals:
         inside = interval.time.within(observed.time)
         growth = interval.growth.times(interval.time.share_in(observed.time))
-        prompts = active.input_counted_in(inside).sum()
+        prompts = of_input.input_counted_in(inside).sum()
         computed.append((growth.computed_tokens or 0.0) - float(prompts))
-        output.append((growth.output_tokens or 0.0) - float(active.output_in(inside).sum()))
+        output.append((growth.output_tokens or 0.0) - float(of_output.output_in(inside).sum()))
         first.append((growth.first_tokens or 0.0) - float(active.first_in(inside).sum()))
     found = zip(_surplus(computed), _surplus(output), _surplus(first), strict=True)
     counted = observed.growth.first_tokens is not None

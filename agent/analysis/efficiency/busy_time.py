@@ -13,6 +13,7 @@ from agent.analysis.efficiency.engine_observation import (
 from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
 from agent.analysis.efficiency.unseen_time import Pace, alone_s, beyond_s, pace_of
+from agent.catalog import engine_facts as fact
 from agent.records.columns import Mask
 
 
@@ -60,35 +61,38 @@ def _parts(
     if interval.state is IntervalState.UNREAD:
         busy_s = covered_s(active.whole, inside)
         return TimeParts(busy_s, 0.0, max(inside.length_s - busy_s, 0.0))
-    busy_s = inside.length_s * _busy_share(interval, active, pace)
+    busy_s = inside.length_s * _busy_share(interval, observed, active, pace)
     return TimeParts(busy_s, inside.length_s - busy_s, 0.0)
 
 
-def _busy_share(interval: SampleInterval, active: Activities, pace: Pace) -> float:
+def _busy_share(
+    interval: SampleInterval, observed: EngineObservation, active: Activities, pace: Pace
+) -> float:
     """The busy share of the whole interval, so that the minutes on both sides of a cut agree."""
     if interval.state is IntervalState.IDLE:
         return _worked_while_read(interval, active)
     near = active.chosen(_meet(active, interval.time))
     at_work_s = covered_s(near.whole, interval.time)
-    if not at_work_s and _worked_later(interval, active):
+    if not at_work_s and _worked_later(interval, observed, active):
         return 0.0
-    unseen_s = _unseen_s(interval, near, at_work_s, pace)
+    unseen_s = _unseen_s(interval, observed, near, pace)
     if unseen_s is None or _others_ran(interval, active):
         return 1.0
     return min((at_work_s + unseen_s) / interval.time.length_s, 1.0)
 
 
 def _unseen_s(
-    interval: SampleInterval, near: Activities, at_work_s: float, pace: Pace
+    interval: SampleInterval, observed: EngineObservation, near: Activities, pace: Pace
 ) -> float | None:
     """Busy seconds in which no row was at work; None where nothing shows them.
 
     A step of rows decodes unseen tokens too, so that in proportion to tokens the time is too long;
     by steps it is where rows have hardly any.
     """
+    at_work_s = covered_s(near.whole, interval.time)
     if not at_work_s:
         return alone_s(interval, pace)
-    explained = _explained(interval, near)
+    explained = _explained(interval, observed.as_counted(near, fact.OUTPUT_TOKENS))
     by_tokens = at_work_s / explained - at_work_s if explained else None
     known = [each for each in (by_tokens, beyond_s(interval, near, pace)) if each is not None]
     return min(known, default=None)
@@ -123,25 +127,29 @@ def _worked_while_read(interval: SampleInterval, active: Activities) -> float:
     return covered_s(active.whole.chosen(inside), interval.time) / interval.time.length_s
 
 
-def _worked_later(interval: SampleInterval, active: Activities) -> bool:
+def _worked_later(
+    interval: SampleInterval, observed: EngineObservation, active: Activities
+) -> bool:
     """Whether all that the sample at the end shows began while it was read."""
     _, read = _reads(interval)
     began = active.chosen(read.holds(active.begin_at))
+    prompts = observed.as_counted(began, fact.INPUT_TOKENS)
+    outputs = observed.as_counted(began, fact.OUTPUT_TOKENS)
     growth, (ran_before, ran_after) = interval.growth, interval.running
     return (
         began.rows.size > 0
         and not ran_before
         and (ran_after or 0.0) <= began.rows.size
-        and (growth.output_tokens or 0.0) <= float(began.output_in(read).sum())
-        and (growth.computed_tokens or 0.0) <= float(began.input_counted_in(read).sum())
+        and (growth.output_tokens or 0.0) <= float(outputs.output_in(read).sum())
+        and (growth.computed_tokens or 0.0) <= float(prompts.input_counted_in(read).sum())
     )
 
 
-def _explained(interval: SampleInterval, active: Activities) -> float:
+def _explained(interval: SampleInterval, counted: Activities) -> float:
     """The share of the interval's output tokens that belongs to requests with a row."""
     if not interval.growth.output_tokens:
         return 1.0
-    had = float(active.output_in(interval.time).sum())
+    had = float(counted.output_in(interval.time).sum())
     _, reading = _reads(interval)
-    read = float(active.output_in(reading).sum())
+    read = float(counted.output_in(reading).sum())
     return min((had + read) / interval.growth.output_tokens, 1.0)

@@ -1,16 +1,19 @@
 """What an engine's samples show of some time: when it worked, when it idled, what it counted."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
 from agent.analysis.efficiency.counter_growth import Growth, growth_between
+from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.failures.restarts import restart_between
 from agent.catalog import engine_facts as fact
+from agent.catalog.engines import DIALECTS
+from agent.catalog.metric import Metric
 from agent.catalog.thresholds import FULL_CACHE
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
@@ -87,13 +90,19 @@ class SampleInterval:
 class EngineObservation:
     """Some time of one engine. `intervals` follow each other, cover it and may reach beyond it.
 
-    `growth` is that of `time` alone. `ranks` are data-parallel ranks.
+    `growth` is that of `time` alone. `ranks` are data-parallel ranks. The tokens in
+    `counted_at_end` are counted when their request ends.
     """
 
     time: TimeRange
     intervals: tuple[SampleInterval, ...]
     growth: Growth
     ranks: int
+    counted_at_end: frozenset[Metric] = frozenset()
+
+    def as_counted(self, active: Activities, tokens: Metric) -> Activities:
+        """Requests with these tokens at the times at which the engine counts them."""
+        return replace(active, first_at=active.last_at) if tokens in self.counted_at_end else active
 
     @property
     def cache_full_s(self) -> float:
@@ -139,6 +148,7 @@ def observe(
         intervals=intervals,
         growth=growth,
         ranks=max((_ranks(sample) for sample in ordered), default=1),
+        counted_at_end=frozenset[Metric]().union(*map(_counted_at_end, ordered)),
     )
 
 
@@ -176,8 +186,10 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
     restarted = restart_between(before, after)
     # One counter that fell in a process that still runs says nothing about the other counters.
     anew = restarted in (Confidence.CERTAIN, Confidence.PROBABLE)
-    growth = growth_between(before, after, restarted=anew)
-    unread = restarted is not None or after.at - before.at > max_gap_s
+    # A data-parallel rank that leaves takes its counts along, and one that comes brings its own.
+    other_ranks = not anew and _ranks(before) != _ranks(after)
+    growth = Growth() if other_ranks else growth_between(before, after, restarted=anew)
+    unread = restarted is not None or other_ranks or after.at - before.at > max_gap_s
     return SampleInterval(
         time=TimeRange(before.at, after.at),
         state=IntervalState.UNREAD if unread else _state(before, after, growth),
@@ -221,6 +233,11 @@ def _state(before: EngineSample, after: EngineSample, growth: Growth) -> Interva
     if all(value is None for value in known):
         return IntervalState.UNREAD
     return IntervalState.AT_WORK if growth.moved or any(running) else IntervalState.IDLE
+
+
+def _counted_at_end(sample: EngineSample) -> frozenset[Metric]:
+    dialect = DIALECTS.get(sample.dialect)
+    return frozenset() if dialect is None else dialect.counted_at_end
 
 
 def _ranks(sample: EngineSample) -> int:

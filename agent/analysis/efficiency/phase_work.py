@@ -53,7 +53,7 @@ def engine_work(
         computed_tokens=float(works.computed.tokens.sum()),
         cached_tokens=float(works.cached_tokens.sum()),
         output_tokens=output_tokens,
-        counted_output_tokens=max(growth.output_tokens or 0.0, output_tokens),
+        counted_output_tokens=output_tokens + unseen_tokens(observed, active).output,
         cache_full_s=min(observed.cache_full_s, parts.busy_s),
         **{name: getattr(growth, name) for name in _ENGINES_COUNTS},
         **observed.batch._asdict(),

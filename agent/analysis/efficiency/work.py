@@ -12,6 +12,7 @@ from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, covered_s
 from agent.analysis.efficiency.token_work import TokenWork, TokenWorks
+from agent.catalog import engine_facts as fact
 from agent.records.columns import Array, Mask, Places
 from agent.records.model import Work
 
@@ -216,10 +217,12 @@ class UnseenTokens(NamedTuple):
 def unseen_tokens(observed: EngineObservation, active: Activities) -> UnseenTokens:
     """The unseen tokens of the observed time; 0 where the engine does not count."""
     time, growth = observed.time, observed.growth
+    prompts = observed.as_counted(active, fact.INPUT_TOKENS)
+    outputs = observed.as_counted(active, fact.OUTPUT_TOKENS)
     first = float(active.first_in(time).sum())
     return UnseenTokens(
-        _beyond(growth.computed_tokens, float(active.input_counted_in(time).sum())),
-        _beyond(growth.output_tokens, float(active.output_in(time).sum())),
+        _beyond(growth.computed_tokens, float(prompts.input_counted_in(time).sum())),
+        _beyond(growth.output_tokens, float(outputs.output_in(time).sum())),
         None if growth.first_tokens is None else _beyond(growth.first_tokens, first),
     )
 

@@ -43,7 +43,8 @@ class Dialect:
     `mirrored_ranks` repeats the values of the lowest one. Of a gauge with a label of `totals`, the
     series with the value given there is the total of the others, and counts alone; series without
     a total are summed. A series with the label `foreign` and without the label `own` comes from
-    another program and never counts.
+    another program and never counts. The tokens in `counted_at_end` are counted when their request
+    ends, others as they come.
     """
 
     engine: str
@@ -59,6 +60,7 @@ class Dialect:
     totals: Mapping[str, str] = field(default_factory=dict)
     foreign: str | None = None
     own: str | None = None
+    counted_at_end: frozenset[Metric] = frozenset()
 
 
 # Prometheus client libraries publish this for every process, without a prefix.
@@ -66,9 +68,11 @@ PROCESS_FACTS: Mapping[Metric, tuple[Spelling, ...]] = {
     fact.PROCESS_START_TIME: (Spelling("process_start_time_seconds", shared=True),),
 }
 
-# Facts that any engine gives only with certain settings or after certain requests.
+# Facts that any engine gives only with certain settings or after certain requests. An exposition of
+# several processes, such as SGLang's and that of vLLM with --api-server-count, has no start time.
 OFTEN_ABSENT = frozenset(
     {
+        fact.PROCESS_START_TIME,
         fact.REQUESTS_FAILED,
         fact.REQUESTS_ABORTED,
         fact.ADMISSION_REJECTIONS,

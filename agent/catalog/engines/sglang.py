@@ -14,6 +14,7 @@ SGLANG = Dialect(
     prefixes=("sglang:",),
     model_label="model_name",
     merged_ranks=("dp_rank",),
+    counted_at_end=frozenset({fact.INPUT_TOKENS, fact.OUTPUT_TOKENS}),
     # With attention data parallelism the lowest tensor rank of a data rank above 0 is not 0.
     mirrored_ranks=("tp_rank", "pp_rank", "moe_ep_rank"),
     # With priority scheduling a gauge with the empty priority is the total. Counters and histograms

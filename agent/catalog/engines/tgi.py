@@ -12,6 +12,8 @@ TGI = Dialect(
     engine="tgi",
     prefixes=("tgi_",),
     model_path="/info",
+    # The length of a prompt is counted when it is validated (router/src/validation.rs).
+    counted_at_end=frozenset({fact.OUTPUT_TOKENS}),
     occasional=OFTEN_ABSENT,
     facts={
         fact.REQUESTS_RUNNING: (Spelling("tgi_batch_current_size"),),

@@ -7,7 +7,10 @@ from agent.catalog.metric import Merge
 # Bytes of a value by --kv-cache-dtype (vllm/config/cache.py, 0.32). The last two store a
 # token of latent attention, 576 values, in that number of bytes
 # (model_executor/layers/attention/mla_attention.py). NVFP4 has a scale of one byte for each 16
-# values. `auto` is the type in the model's files.
+# values, UltraQuant for each 32. The types per token and head have a scale of four bytes for each
+# head (v1/attention/backends/triton_attn.py), which is taken to have 128 values. `auto` is the type
+# in the model's files. TurboQuant keeps some layers in 16 bits: its width is not one number.
+_HEAD_SCALE = 4 / 128
 _CACHE_BYTES = {
     "float16": 2.0,
     "bfloat16": 2.0,
@@ -15,7 +18,12 @@ _CACHE_BYTES = {
     "fp8_e4m3": 1.0,
     "fp8_e5m2": 1.0,
     "fp8_inc": 1.0,
+    "fp8_per_token_head": 1.0 + _HEAD_SCALE,
+    "int8_per_token_head": 1.0 + _HEAD_SCALE,
+    "int4_per_token_head": 0.5 + _HEAD_SCALE,
     "nvfp4": 9 / 16,
+    "nvfp4_4over6": 9 / 16,
+    "ultraquant_4bit": 0.5 + 1 / 32,
     "fp8_ds_mla": 656 / 576,
     "nvfp4_ds_mla": 352 / 576,
 }

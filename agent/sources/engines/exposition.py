@@ -13,11 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.catalog.reasons import ExpositionFault, FetchFailed
 from agent.errors import ExpositionUnreadable
 
-# One line of the text format: a name, labels, a value, then maybe a timestamp or an exemplar.
+# One line of the text format: a name, labels, a value, then maybe a timestamp (of OpenMetrics in
+# seconds) or an exemplar.
 # https://prometheus.io/docs/instrumenting/exposition_formats/#text-format-details
 _SERIES_LINE = re.compile(
-    r'(?P<series>[a-zA-Z_:][\w:]*(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?)'
-    r"[ \t]*(?<=[} \t])(?P<value>[^\s_]+)(?:[ \t]+-?\d+)?[ \t]*(?:[ \t]#.*)?",
+    r'(?P<series>[a-zA-Z_:][\w:]*(?:[ \t]*\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?)'
+    r"[ \t]*(?<=[} \t])(?P<value>[^\s_]+)(?:[ \t]+-?\d+(?:\.\d+)?)?[ \t]*(?:[ \t]#.*)?",
     re.ASCII,
 )
 _END_OF_NAME = re.compile(r"[{ \t]")

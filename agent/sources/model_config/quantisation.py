@@ -18,20 +18,22 @@ _Keys = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """Which modules are quantised, and how. `plain` is the format of all others."""
+    """Which modules are quantised, and how. `plain` is the format of all others.
+
+    `only` and `ignored` are patterns or parts of modules' names; without `only` all modules are
+    quantised but the ignored ones.
+    """
 
     quantised: WeightFormat
     plain: WeightFormat
     ignored: tuple[str, ...] = ()
-    only_experts: bool = False
+    only: tuple[str, ...] = ()
 
     def format_of(self, module: str) -> WeightFormat:
         """The format of one module's weights, by its name in the model."""
-        if self.only_experts and ".experts." not in module:
-            return self.plain
-        return (
-            self.plain if any(_names(entry, module) for entry in self.ignored) else self.quantised
-        )
+        chosen = not self.only or any(_names(entry, module) for entry in self.only)
+        spared = any(_names(entry, module) for entry in self.ignored)
+        return self.quantised if chosen and not spared else self.plain
 
 
 # What stands before the layers of a text model: alone, in a wrapper, and in Nemotron-H.
@@ -83,7 +85,7 @@ def _checked(found: Scheme) -> Scheme:
     bits = found.quantised.bits
     if not _FEWEST_BITS < bits <= _MOST_BITS:
         raise ValueError(f"{bits:g} bits for a weight")
-    for entry in found.ignored:
+    for entry in (*found.ignored, *found.only):
         if entry.startswith("re:"):
             re.compile(entry[3:])
     return found
@@ -159,7 +161,7 @@ def _mxfp4(keys: _Keys, plain: WeightFormat) -> Scheme:
         quantised=WeightFormat(_grouped(4, 8, 32), plain.compute),
         plain=plain,
         ignored=_listed(keys, "modules_to_not_convert"),
-        only_experts=True,
+        only=("experts",),
     )
 
 
@@ -176,10 +178,26 @@ def _bitsandbytes(keys: _Keys, plain: WeightFormat) -> Scheme:
 
 
 def _compressed_tensors(keys: _Keys, plain: WeightFormat) -> Scheme:
-    formats = {_group_format(group, plain) for group in keys["config_groups"].values()}
+    groups = keys["config_groups"].values()
+    formats = {_group_format(group, plain) for group in groups}
     if len(formats) != 1:
         raise QuantisationUnknown("compressed-tensors", "its groups have different formats")
-    return Scheme(quantised=formats.pop(), plain=plain, ignored=_listed(keys, "ignore"))
+    targets = tuple(target for group in groups for target in _targets(group))
+    return Scheme(
+        quantised=formats.pop(),
+        plain=plain,
+        ignored=_listed(keys, "ignore"),
+        only=() if _EVERY_MATRIX in targets else targets,
+    )
+
+
+# The class of all matrices, in place of names.
+_EVERY_MATRIX = "Linear"
+
+
+def _targets(group: _Keys) -> tuple[str, ...]:
+    given = group.get("targets") or _EVERY_MATRIX
+    return (given,) if isinstance(given, str) else _listed(group, "targets")
 
 
 # The precision of the products, by the type and width of the activations.

@@ -262,10 +262,10 @@ SPECULATION_CASES = (
 WATCHING_CASES = (
     AuditCase("statistics", PASS, evidence(), "facts of vllm"),
     AuditCase("statistics", FAIL, NO_EXPOSITION, "no series", "remove --disable-log-stats"),
-    AuditCase("expected series", PASS, evidence(), "all 27 of vllm"),
+    AuditCase("expected series", PASS, evidence(), "all 26 of vllm"),
     AuditCase(
         "expected series", WARN, with_facts({(fact.OUTPUT_TOKENS, ()): None}),
-        "1 of 27 absent: llm_engine_output_tokens", "renamed",
+        "1 of 26 absent: llm_engine_output_tokens", "renamed",
     ),
     AuditCase(
         "expected series", UNKNOWN,

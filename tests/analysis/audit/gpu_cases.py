@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from agent.catalog import engine_facts as fact
-from agent.records.audit import EvidencePart
+from agent.records.audit import AuditEvidence, EvidencePart
 from tests.analysis.audit.cases import (
     FAIL,
     FILE_FLAGS,
@@ -26,6 +26,20 @@ from tests.analysis.audit.evidence import (
 
 _SMALL_CACHE = {(fact.KV_CAPACITY_TOKENS, ()): 10_000.0}
 _A100 = replace(gpu(), name="NVIDIA A100-SXM4-80GB")
+
+
+def _half_idle(tensor: str, pipeline: str, data: str, idle: int = 4) -> AuditEvidence:
+    """An engine on four GPUs of a machine that has some more."""
+    used = [replace(gpu(), gpu=f"GPU-{place}", index=place) for place in range(4)]
+    free = [
+        replace(gpu(), gpu=f"GPU-{4 + place}", index=4 + place, processes={})
+        for place in range(idle)
+    ]
+    line = command_line(
+        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=data
+    )
+    return evidence(command_line=line, gpus=(*used, *free))
+
 
 _QUANTISATION = (
     AuditCase("quantisation", PASS, evidence(), "16 bits a weight, products in bf16; the KV cache"),
@@ -70,6 +84,14 @@ GPU_CASES = (
         "parallelism", WARN,
         evidence(command_line=command_line(tensor_parallel_size="2")), "1 GPUs, 2 x 1 x 1",
         "their product must be the number of GPUs",
+    ),
+    AuditCase(
+        "parallelism", WARN, _half_idle("2", "1", "2"), "4 GPUs, 2 x 1 x 2 (tensor, pipeline, "
+        "data); 4 more are idle", "--data-parallel-size 4",
+    ),
+    AuditCase(
+        "parallelism", WARN, _half_idle("4", "1", "1", idle=2), "2 more are idle",
+        "too few for one more replica",
     ),
     AuditCase("parallelism", UNKNOWN, NO_GPUS, "no_library"),
     AuditCase("parallelism", UNKNOWN, FILE_FLAGS, "in a file (--config)"),

@@ -16,6 +16,7 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES
 from tests.analysis.audit.cases import CASES as OTHER_CASES
 from tests.analysis.audit.cases import FAIL, PASS, UNKNOWN, WARN, AuditCase
+from tests.analysis.audit.engine_cases import ENGINE_CASES
 from tests.analysis.audit.evidence import (
     LENGTH_EDGES,
     STEP_EDGES,
@@ -28,11 +29,19 @@ from tests.analysis.audit.evidence import (
     with_facts,
 )
 from tests.analysis.audit.gpu_cases import GPU_CASES
+from tests.analysis.audit.rank_cases import RANK_CASES
 
-CASES = (*OTHER_CASES, *GPU_CASES)
+CASES = (*OTHER_CASES, *GPU_CASES, *RANK_CASES, *ENGINE_CASES)
 
 # Checks that always know.
 NEVER_UNKNOWN = {"statistics", "health"}
+
+
+@pytest.mark.parametrize("case", ENGINE_CASES, ids=lambda case: case.check)
+def test_the_advice_for_another_engine_names_nothing_of_vllm(case: AuditCase) -> None:
+    change = result(case.check, case.of).change or ""
+    assert "vLLM" not in change
+    assert "--" not in change
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check} {case.finding}")

@@ -47,10 +47,13 @@ def test_a_page_that_ends_in_the_end_mark_is_whole() -> None:
 
 def test_timestamps_exemplars_spaces_and_carriage_returns_are_no_part_of_a_value() -> None:
     body = b'a{x="1"} 1 1700000000000\r\na{x="2"}\t2 # {trace_id="t"} 0.5 1.7\na{x="3",} 3e0  \n'
+    body += b'a{x="4"} 4 1700000000.123 # {trace_id="t"} 0.5\na {x="5"} 5\n'
     assert numbers(read_exposition(body, {"a"}), "a") == [
         ({"x": "1"}, 1.0),
         ({"x": "2"}, 2.0),
         ({"x": "3"}, 3.0),
+        ({"x": "4"}, 4.0),
+        ({"x": "5"}, 5.0),
     ]
 
 

@@ -96,8 +96,15 @@ def test_another_engine_under_the_same_name_lost_nothing() -> None:
     assert drift.gone(sample(finished=4), DIALECTS["vllm"]) == set()
 
 
-@pytest.mark.parametrize("page", ["vllm-0.32.0", "vllm-0.32.0-dp2", "vllm-0.32.0-idle"])
-def test_an_engine_that_was_recorded_gives_every_fact_that_is_expected(page: str) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("vllm-0.32.0", "vllm-0.32.0-dp2", "vllm-0.32.0-idle"),
+        # Of several processes, and of engines without a start time.
+        *("vllm-0.33.0-dp4", "sglang-0.5.23", "sglang-0.5.23-dp2", "tgi-3.3.7", "trtllm-1.3.0"),
+    ],
+)
+def test_a_whole_exposition_has_every_fact_that_is_expected(page: str) -> None:
     found = translated_page(page)
     given = {name for name, _ in found.facts} | found.histograms.keys()
     assert expected_facts(found.dialect) <= given

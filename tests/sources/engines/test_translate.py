@@ -70,6 +70,12 @@ def test_a_real_histogram_keeps_the_engines_own_buckets() -> None:
         ("fp8", 1),
         ("fp8_e5m2", 1),
         ("fp8_ds_mla", pytest.approx(656 / 576)),
+        # Of a head with 128 values: a byte or a half for each, and four for their scale.
+        ("int8_per_token_head", pytest.approx(132 / 128)),
+        ("fp8_per_token_head", pytest.approx(132 / 128)),
+        ("int4_per_token_head", pytest.approx(68 / 128)),
+        ("nvfp4_4over6", pytest.approx(9 / 16)),
+        ("ultraquant_4bit", pytest.approx(136 / 256)),
         ("of_tomorrow", None),
     ],
 )

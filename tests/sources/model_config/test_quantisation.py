@@ -108,6 +108,27 @@ def test_an_unknown_quantisation_is_named_with_a_remedy(keys: dict[str, Any], me
         scheme(keys, BF16)
 
 
+@pytest.mark.parametrize(
+    ("targets", "experts", "attention"),
+    [
+        (["Linear"], 4.125, 4.125),
+        ("Linear", 4.125, 4.125),
+        (None, 4.125, 4.125),
+        (["re:.*mlp\\.experts\\..*"], 4.125, 16),
+        (["re:.*self_attn.*", "re:.*experts.*"], 4.125, 4.125),
+        (["model.layers.3.self_attn.q_proj"], 16, 4.125),
+    ],
+)
+def test_a_group_quantises_its_targets_alone(
+    targets: object, experts: float, attention: float
+) -> None:
+    keys = compressed({"type": "int", "num_bits": 4, "group_size": 128}, None)
+    keys["config_groups"]["group_0"]["targets"] = targets
+    found = scheme(keys, BF16)
+    assert found.format_of(MODULE).bits == experts
+    assert found.format_of("model.layers.3.self_attn.q_proj").bits == attention
+
+
 def test_groups_that_differ_are_unknown_rather_than_averaged() -> None:
     keys = compressed({"type": "int", "num_bits": 4, "group_size": 128}, None)
     other = compressed({"type": "int", "num_bits": 8}, None)["config_groups"]["group_0"]
