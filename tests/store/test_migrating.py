@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Table, inspect, text
 from sqlalchemy.schema import CreateTable
 
 from agent.errors import StoreUnavailable
+from agent.store import migrating
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
 from agent.store.store_queries import StoreQueries
@@ -285,33 +287,54 @@ def test_a_downgrade_to_the_base_removes_every_table(empty_database: Engine) -> 
     assert differences(empty_database) == []
 
 
-def test_agents_that_start_at_once_run_each_migration_once(
-    new_url: str, caplog: pytest.LogCaptureFixture
+AGENTS = 10
+OLDER = "of the version before"
+
+
+def of_the_version_before(folder: Path) -> ScriptDirectory:
+    """The migrations without the newest one."""
+    shutil.copytree(CHECKOUT / "migrations", folder / "migrations")
+    newest = Path(SCRIPTS.get_revision(REVISIONS[-1]).path).name
+    (folder / "migrations" / "versions" / newest).unlink()
+    return ScriptDirectory(str(folder / "migrations"))
+
+
+def test_agents_of_two_versions_that_start_at_once_run_each_migration_once(
+    new_url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each agent has connections of its own, as a process has."""
     caplog.set_level(logging.INFO, "alembic.runtime.migration")
-    barrier = threading.Barrier(4)
-    results: list[tuple[str | None, str | None]] = []
-    failures: list[Exception] = []
+    own, before = migrating._scripts(), of_the_version_before(tmp_path)
+    # Both are loaded now: several threads use them.
+    assert (newest_revision(), before.get_current_head()) == (REVISIONS[-1], REVISIONS[-2])
+    monkeypatch.setattr(
+        migrating,
+        "_scripts",
+        lambda: before if threading.current_thread().name.startswith(OLDER) else own,
+    )
+    barrier = threading.Barrier(AGENTS)
 
-    def start() -> None:
+    def start() -> str | None:
         engine = open_engine(new_url)
         try:
             barrier.wait()
-            results.append(upgrade(engine))
-        except Exception as error:
-            failures.append(error)
+            return upgrade(engine)[1]
         finally:
             engine.dispose()
 
-    threads = [threading.Thread(target=start) for _ in range(barrier.parties)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert [after for _, after in results] == [newest_revision()] * 4
-    assert [before for before, _ in results].count(None) == 1
+    with (
+        ThreadPoolExecutor(AGENTS // 2) as newer,
+        ThreadPoolExecutor(AGENTS // 2, thread_name_prefix=OLDER) as older,
+    ):
+        starts = [newer.submit(start) for _ in range(AGENTS // 2)]
+        starts_before = [older.submit(start) for _ in range(AGENTS // 2)]
+    assert {each.result() for each in starts} == {REVISIONS[-1]}
+    for each in starts_before:
+        refused = each.exception()
+        assert "does not know" in str(refused) if refused else each.result() == REVISIONS[-2]
     ran = [message for message in caplog.messages if message.startswith("Running upgrade")]
     assert len(ran) == len(set(ran)) == len(REVISIONS)
 
