@@ -4,13 +4,32 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Table, TableClause, and_, delete, literal, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    TableClause,
+    and_,
+    delete,
+    literal,
+    select,
+    update,
+)
 
 from agent.store.connection import for_writing, in_transaction
 from agent.store.day_partitions import PARTITIONED, keep_partitions, other_days
 from agent.store.folding import agents_with_series, expire_series
 from agent.store.rollups import KEEP_S, WIDTHS_S
-from agent.store.tables import agents, cause_rollups, events, metadata, rollup_series, rollups
+from agent.store.tables import (
+    agents,
+    cause_rollups,
+    events,
+    metadata,
+    objectives,
+    rollup_series,
+    rollups,
+)
 from agent.store.utc_timestamp import UtcTimestamp
 
 # A delete keeps the request writer from writing, so rows are deleted in slices.
@@ -41,7 +60,7 @@ class Retention:
                 for width_s in WIDTHS_S
             )
             + self._expire_series()
-            + self._expire_agents(min(requests_before, now - _AGENT_KEPT_S))
+            + self._expire_agents(min(requests_before, now - _AGENT_KEPT_S), now)
         )
 
     def _expire_requests(self, before: float, now: float) -> int:
@@ -81,9 +100,17 @@ class Retention:
             for agent in in_transaction(self._engine, agents_with_series)
         )
 
-    def _expire_agents(self, before: float) -> int:
-        """Delete the agents that have not been seen since: they stopped, or are gone."""
-        return self._delete(delete(agents).where(agents.c.seen_at < before))
+    def _expire_agents(self, before: float, now: float) -> int:
+        """Delete the agents that were not seen since, and end what they judged by."""
+
+        def expire(connection: Connection) -> int:
+            old = delete(agents).where(agents.c.seen_at < before).returning(agents.c.name)
+            gone = connection.execute(old).scalars().all()
+            judged_by = and_(objectives.c.agent.in_(gone), objectives.c.in_force_until.is_(None))
+            connection.execute(update(objectives).where(judged_by).values(in_force_until=now))
+            return len(gone)
+
+        return in_transaction(self._engine, expire)
 
     def _delete(self, statement: Any) -> int:
         return in_transaction(
