@@ -40,6 +40,9 @@ from agent.store.transactions import Joining
 _LOG = logging.getLogger(__name__)
 
 KEEP_ROOM_EVERY_S = 1.0
+# Old rows are deleted at the start and then each hour; some agents live for less. A stop waits no
+# longer than this.
+_CAUGHT_UP_WITHIN_S = 5.0
 
 
 class Journaling:
@@ -169,7 +172,7 @@ class Journaling:
         kept_s = self.room.max_age_s
         gone = self.room.expire(now) + Retention(self._own).expire(0.0, now - kept_s, now)
         gone += MinuteStore(self._own, self._settings.name).expire(now - kept_s)
-        if self.forwarder.keeps_up:
+        if self.forwarder.has_caught_up(_CAUGHT_UP_WITHIN_S):
             self._upkeep.expire(now)
         return gone
 
