@@ -95,6 +95,33 @@ def test_every_loss_of_a_journal_is_published_from_the_start(journaled: Journale
     assert {total(page, dropped, reason=reason) for reason in JournalDropped} == {0.0}
 
 
+def test_the_size_of_the_database_is_that_of_the_shared_one(journaled: Journaled) -> None:
+    name = "llm_agent_database_bytes"
+    eventually(
+        lambda: f"\n{name} " in journaled.agent.api.exposition(), within_s=WITHIN_S, what=name
+    )
+    with psycopg.connect(journaled.url.replace("+psycopg", "")) as connection:
+        found = connection.execute("SELECT pg_database_size(current_database())").fetchone()
+    # It had no tables yet when it was measured. An empty journal has less than a tenth of it.
+    assert found is not None
+    assert 0.6 * found[0] < journaled.metric(name) <= found[0]
+
+
+def test_old_rows_of_the_shared_database_go_soon_after_each_start(journaled: Journaled) -> None:
+    journaled.acknowledged()
+    journaled.whole_and_once()
+    journaled.agent.kill()
+    with psycopg.connect(journaled.url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("INSERT INTO journals VALUES ('old', 'gone', 1, '2020-01-01')")
+        journaled.agent.start()
+        old = "SELECT count(*) FROM journals WHERE run = 'old'"
+        eventually(
+            lambda: connection.execute(old).fetchone() == (0,),
+            within_s=WITHIN_S,
+            what="the end of an old row",
+        )
+
+
 def test_no_outage_of_the_shared_database_is_felt_and_nothing_is_lost(
     journaled: Journaled, postgres_server: PostgresServer
 ) -> None:

@@ -8,7 +8,9 @@ from typing import cast
 from sqlalchemy import Engine
 
 from agent.app.jobs import Jobs
+from agent.app.readiness import OK
 from agent.catalog import metrics as m
+from agent.catalog.own_health import BEHIND_S, Stage
 from agent.catalog.reasons import JournalDropped
 from agent.errors import StoreUnavailable
 from agent.outputs.api.api_context import ApiQueries
@@ -19,6 +21,7 @@ from agent.settings.storage_settings import JournalSettings
 from agent.store.agent_state import AgentState
 from agent.store.claim import own_instance
 from agent.store.connection import for_writing, in_transaction
+from agent.store.database_size import database_bytes
 from agent.store.journal.answering import EitherDatabase
 from agent.store.journal.destination import SharedDatabase
 from agent.store.journal.destinations import upkeep_of
@@ -26,6 +29,7 @@ from agent.store.journal.file_lock import JournalLock
 from agent.store.journal.forwarder import JournalForwarder
 from agent.store.journal.noting import begin_run
 from agent.store.journal.room import JournalRoom
+from agent.store.journal.waiting import Lag
 from agent.store.minute_sums import MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.query_limits import open_query_engine
@@ -36,6 +40,9 @@ from agent.store.transactions import Joining
 _LOG = logging.getLogger(__name__)
 
 KEEP_ROOM_EVERY_S = 1.0
+# Old rows are deleted at the start and then each hour; some agents live for less. A stop waits no
+# longer than this.
+_CAUGHT_UP_WITHIN_S = 5.0
 
 
 class Journaling:
@@ -126,10 +133,13 @@ class Journaling:
     def _is_there(self) -> bool:
         return self.forwarder.problem() is None
 
+    def shared_bytes(self) -> int | None:
+        """The size of the shared database. Raises StoreUnavailable."""
+        return database_bytes(self._queries)
+
     def in_words(self) -> str:
         """How forwarding is, for /readyz."""
-        problem = self.forwarder.problem()
-        return "ok" if problem is None else f"{problem}; {self.room.lag.rows} changes wait"
+        return forwarding_in_words(self.forwarder.problem(), self.room.lag)
 
     def start(self, jobs: Jobs) -> None:
         """Begin to forward, and schedule the keeping of the bounds."""
@@ -162,7 +172,7 @@ class Journaling:
         kept_s = self.room.max_age_s
         gone = self.room.expire(now) + Retention(self._own).expire(0.0, now - kept_s, now)
         gone += MinuteStore(self._own, self._settings.name).expire(now - kept_s)
-        if self.forwarder.keeps_up:
+        if self.forwarder.has_caught_up(_CAUGHT_UP_WITHIN_S):
             self._upkeep.expire(now)
         return gone
 
@@ -175,6 +185,15 @@ class Journaling:
     def release(self) -> None:
         """Let another agent write to the journal, which is closed."""
         self._lock.release()
+
+
+def forwarding_in_words(problem: str | None, lag: Lag) -> str:
+    """How forwarding is: what keeps it up, or that it falls behind by itself."""
+    if problem is not None:
+        return f"{problem}; {lag.rows} changes wait"
+    if lag.seconds > BEHIND_S[Stage.FORWARD]:
+        return f"the journal is {lag.seconds:.0f} s behind; {lag.rows} changes wait"
+    return OK
 
 
 def _ignored(_error: Exception) -> None:

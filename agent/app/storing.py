@@ -240,7 +240,11 @@ class AgentStore:
 
     def _measure(self, _now: float) -> None:
         try:
-            self.size_bytes = database_bytes(self._query_database)
+            self.size_bytes = (
+                database_bytes(self._query_database)
+                if self.journaling is None
+                else self.journaling.shared_bytes()
+            )
         except (StoreUnavailable, OSError) as error:
             _LOG.warning("the size of the database is not known: %s", error)
             self.size_bytes = None

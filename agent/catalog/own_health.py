@@ -105,7 +105,7 @@ DATABASE_SIZE = gauge(
     "Size of the database, that of all agents where they share it; measured once a minute.",
     unit=Unit.BYTES,
     merge=Merge.MAX,
-    absent="until it was measured",
+    absent="until it was measured, and while it is away",
 )
 JOB_LATE = gauge(
     "llm_agent_job_late_seconds",

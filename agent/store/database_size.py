@@ -2,19 +2,27 @@
 
 from sqlalchemy import Engine, text
 
-from agent.store.connection import in_transaction
+from agent.store.clickhouse.connecting import CLICKHOUSE
+from agent.store.connection import reading
 from agent.store.sqlite_place import sqlite_files
 
-_OF_POSTGRES = text("SELECT pg_database_size(current_database())")
+_OF_SERVER = {
+    "postgresql": text("SELECT pg_database_size(current_database())"),
+    CLICKHOUSE: text(
+        "SELECT coalesce(sum(bytes_on_disk), 0) FROM system.parts "
+        "WHERE database = currentDatabase() AND active"
+    ),
+}
 
 
 def database_bytes(engine: Engine) -> int | None:
-    """The size of a database: of SQLite its files, of PostgreSQL all agents' tables together.
+    """The size of a database: of SQLite its files, of a server all agents' tables together.
 
     None of a SQLite database without a file. Raises StoreUnavailable.
     """
-    if engine.dialect.name == "postgresql":
-        size = in_transaction(engine, lambda connection: connection.scalar(_OF_POSTGRES))
-        return None if size is None else int(size)
+    query = _OF_SERVER.get(engine.dialect.name)
+    if query is not None:
+        with reading(engine) as connection:
+            return int(connection.execute(query).scalar_one())
     files = sqlite_files(engine.url)
     return sum(file.stat().st_size for file in files if file.exists()) if files else None

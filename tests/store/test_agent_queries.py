@@ -11,9 +11,10 @@ from agent.store import agent_queries
 from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
 from agent.store.journal.waiting import Lag
+from agent.store.objectives import ObjectiveStore
 from agent.store.retention import Retention
 from agent.store.store_queries import StoreQueries
-from tests.records.making import NOON
+from tests.records.making import NOON, objective
 
 ENGINE = {"name": "chat-0", "up": True, "model": "llama", "running": 2.0, "waiting": float("nan")}
 # Between the beats of a test, on a machine that stops, and those that were set back.
@@ -114,13 +115,17 @@ def test_agents_that_were_not_seen_for_as_long_as_requests_are_kept_expire(
 ) -> None:
     for name in ("gone", "stopped"):
         claimed(database, name).release(database)
+        ObjectiveStore(database, name).write_in_force([objective()], NOON)
     age(database, 8 * DAY_S)
     claimed(database, "here").beat(database)
+    ObjectiveStore(database, "here").write_in_force([objective()], NOON)
     with database.connect() as connection:
         (now,) = connection.execute(text(_NOW[database.dialect.name])).one()
     # However short requests are kept, an agent that runs keeps its row.
     Retention(database).expire(float(now) - 1.0, float(now) - 1.0, float(now))
     assert list(told(database)) == ["here"]
+    # Nobody judges by the objectives of the others any more.
+    assert [row["agent"] for row in StoreQueries(database).objectives_in_force()] == ["here"]
 
 
 _NOW = {

@@ -24,6 +24,18 @@ def test_a_database_grows_by_what_is_stored(new_url: str) -> None:
     assert 800_000 < after - before < 4_000_000
 
 
+def test_clickhouse_has_the_size_of_the_databases_own_tables(clickhouse_url: str) -> None:
+    engine = open_engine(clickhouse_url)
+    with engine.connect() as connection:
+        connection.execute(text("CREATE TABLE filler (n UInt64) ENGINE = MergeTree ORDER BY n"))
+        before = database_bytes(engine)
+        connection.execute(text("INSERT INTO filler SELECT rand64() FROM numbers(10000)"))
+    assert before == 0
+    # 10,000 numbers that cannot be compressed.
+    assert 80_000 < (database_bytes(engine) or 0) < 100_000
+    engine.dispose()
+
+
 def test_a_database_in_memory_has_no_size() -> None:
     assert database_bytes(create_engine("sqlite://")) is None
 

@@ -1,10 +1,5 @@
 """Every revision reaches the newest one with its rows, and what a migration refuses."""
 
-import logging
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -282,59 +277,6 @@ def test_a_downgrade_to_the_base_removes_every_table(empty_database: Engine) -> 
     downgrade(empty_database, "base")
     assert table_names(empty_database) == {"alembic_version"}
     assert upgrade(empty_database) == (None, newest_revision())
-    assert differences(empty_database) == []
-
-
-def test_agents_that_start_at_once_run_each_migration_once(
-    new_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each agent has connections of its own, as a process has."""
-    caplog.set_level(logging.INFO, "alembic.runtime.migration")
-    barrier = threading.Barrier(4)
-    results: list[tuple[str | None, str | None]] = []
-    failures: list[Exception] = []
-
-    def start() -> None:
-        engine = open_engine(new_url)
-        try:
-            barrier.wait()
-            results.append(upgrade(engine))
-        except Exception as error:
-            failures.append(error)
-        finally:
-            engine.dispose()
-
-    threads = [threading.Thread(target=start) for _ in range(barrier.parties)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert [after for _, after in results] == [newest_revision()] * 4
-    assert [before for before, _ in results].count(None) == 1
-    ran = [message for message in caplog.messages if message.startswith("Running upgrade")]
-    assert len(ran) == len(set(ran)) == len(REVISIONS)
-
-
-@pytest.mark.slow
-def test_processes_that_start_at_once_both_reach_the_newest_revision(
-    new_url: str, empty_database: Engine
-) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "agent", "db", "upgrade"],
-            env=os.environ | {"GOODPUT_STORAGE__URL": new_url},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    begin = f"the database is at revision {newest_revision()} (was "
-    befores = [output.removeprefix(begin).removesuffix(")\n") for output in outputs]
-    assert befores.count("None") == 1
-    assert {*befores} <= {"None", *REVISIONS}
     assert differences(empty_database) == []
 
 

@@ -149,6 +149,23 @@ def test_narrower_rollups_expire_sooner(database: Engine) -> None:
     assert len(stored_keys(database)) == len(times)
 
 
+def test_rollups_of_many_series_are_deleted_in_slices(
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(sqlite, [request(n, model=f"model-{n}", ended_at=NOON - DAY_S) for n in range(5)])
+    fold(sqlite)
+    monkeypatch.setattr(retention, "_SERIES_PER_SLICE", 2)
+    with commits_of(sqlite) as in_slices:
+        Retention(sqlite).expire(0, 0, NOON)
+    assert 10 not in {width_s for width_s, *_ in rollup_bytes(sqlite)}
+    monkeypatch.setattr(retention, "_SERIES_PER_SLICE", 1000)
+    with commits_of(sqlite) as at_once:
+        Retention(sqlite).expire(0, 0, NOON)
+    # Of both tables, in four widths.
+    more_slices = -(-counts(sqlite)["rollup_series"] // 2) - 1
+    assert len(in_slices) - len(at_once) == 2 * 4 * more_slices > 0
+
+
 def test_no_rollup_is_older_than_the_configured_retention(database: Engine) -> None:
     store(database, [request(n, ended_at=NOON - n * 600) for n in range(20)])
     fold(database)

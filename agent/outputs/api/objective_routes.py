@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import cache
 from typing import Any, Protocol
 
 from fastapi import APIRouter
@@ -96,23 +97,36 @@ def objective_routes(
     return router
 
 
+class _AskedOnce:
+    """The counts of windows, each asked for once: agents of a fleet have the same objectives."""
+
+    def __init__(self, queries: ObjectiveQueries) -> None:
+        self.grid_s = queries.grid_s
+        self._data_from = cache(queries.data_from)
+        self._tally = cache(queries.tally)
+
+    def counts(self, over: Window, chosen: Selection) -> tuple[float, Tally]:
+        """The seconds of a window that are covered by data, and its counts."""
+        covered_s = over.covered_s(self._data_from(over, chosen.source))
+        return covered_s, self._tally(over, chosen)
+
+
 def objectives_over(
     queries: ObjectiveQueries, now: float, length_s: float, agent: str | None = None
 ) -> list[ObjectiveResponse]:
     """The objectives now in force of an agent or of all, and their attainment in `length_s`."""
     over = window_before(now, length_s, queries.grid_s(length_s))
+    asked = _AskedOnce(queries)
     return [
-        _objective(row, over, Selection(objective=row["name"], agent=agent), queries)
+        _objective(row, over, Selection(objective=row["name"], agent=agent), asked)
         for row in queries.objectives_in_force()
         if agent in (None, row["agent"])
     ]
 
 
-def _objective(
-    row: Row, over: Window, chosen: Selection, queries: ObjectiveQueries
-) -> ObjectiveResponse:
-    covered_s = over.covered_s(queries.data_from(over, chosen.source))
-    figures = summarise(queries.tally(over, chosen), covered_s, row["name"])
+def _objective(row: Row, over: Window, chosen: Selection, asked: _AskedOnce) -> ObjectiveResponse:
+    covered_s, tally = asked.counts(over, chosen)
+    figures = summarise(tally, covered_s, row["name"])
     definition = row["definition"]
     traffic = check_traffic_limits(
         figures, definition["max_error_ratio"], definition["min_output_tokens_per_s"]
@@ -127,19 +141,18 @@ def _objective(
         undetermined=figures.undetermined,
         attainment=figures.attainment,
         violations_per_min=figures.violations_per_min,
-        budget=_budget(definition, over.until, chosen, queries),
+        budget=_budget(definition, over.until, chosen, asked),
         traffic=[TrafficLimitResponse(**asdict(limit)) for limit in traffic],
     )
 
 
-def _budget(
-    definition: Row, now: float, chosen: Selection, queries: ObjectiveQueries
-) -> BudgetResponse:
+def _budget(definition: Row, now: float, chosen: Selection, asked: _AskedOnce) -> BudgetResponse:
     length_s = definition["window_s"]
-    over = window_before(now, length_s, queries.grid_s(length_s))
-    found = summarise(queries.tally(over, chosen), over.length_s, chosen.objective or "")
+    over = window_before(now, length_s, asked.grid_s(length_s))
+    covered_s, tally = asked.counts(over, chosen)
+    found = summarise(tally, over.length_s, chosen.objective or "")
     return BudgetResponse(
         window_s=over.length_s,
-        covered_s=over.covered_s(queries.data_from(over, chosen.source)),
+        covered_s=covered_s,
         **asdict(error_budget(found.met, found.missed, definition["target"])),
     )

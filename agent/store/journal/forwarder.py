@@ -51,7 +51,7 @@ class JournalForwarder:
         self._problem: str | None = "the shared database was not asked yet"
         self._problem_since = time.monotonic()
         self._failures = 0
-        self._behind = True
+        self._caught_up = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal-forwarder", daemon=True)
 
@@ -59,10 +59,9 @@ class JournalForwarder:
         """Begin."""
         self._thread.start()
 
-    @property
-    def keeps_up(self) -> bool:
-        """Whether the shared database had everything a moment ago."""
-        return self._problem is None and not self._behind
+    def has_caught_up(self, within_s: float) -> bool:
+        """Whether the shared database has everything now, or within this time."""
+        return self._caught_up.wait(within_s)
 
     def problem(self) -> str | None:
         """Why nothing is forwarded and since when, in words; None while it works."""
@@ -89,13 +88,17 @@ class JournalForwarder:
         """Forward a batch; returns the seconds to wait before the next."""
         try:
             with self._as_unavailable():
-                self._behind = self._forwarded()
+                is_behind = self._forwarded()
         except StoreUnavailable as error:
             return self._failed(error)
         if self._problem is not None:
             _LOG.info("the journal is forwarded to the shared database")
         self._problem, self._failures = None, 0
-        return 0.0 if self._behind else self._to.idle_s
+        if is_behind:
+            self._caught_up.clear()
+            return 0.0
+        self._caught_up.set()
+        return self._to.idle_s
 
     def _failed(self, error: StoreUnavailable) -> float:
         if not self._failures:
@@ -103,7 +106,8 @@ class JournalForwarder:
         if self._problem is None:
             self._problem_since = time.monotonic()
         self._problem = error.public
-        self._ready, self._behind = False, True
+        self._ready = False
+        self._caught_up.clear()
         self._to.disconnect()
         self._failures += 1
         return min(FIRST_WAIT_S * 2.0 ** min(self._failures - 1, 16), LONGEST_WAIT_S)

@@ -50,7 +50,9 @@ class PostgresUpkeep:
         Retention(self._engine).expire(requests_before, rollups_before, now)
         MinuteStore(self._engine, self._agent).expire(rollups_before)
         merge_minutes(self._engine, self._agent, now)
-        marks = partial(expire_marks, agent=self._agent, before=requests_before)
+        marks = partial(
+            expire_marks, agent=self._agent, own_before=requests_before, before=rollups_before
+        )
         in_transaction(for_writing(self._engine), marks)
 
     def close(self) -> None:

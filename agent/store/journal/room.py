@@ -1,11 +1,11 @@
 """The bounds of a journal: how large it may grow, and how long what waits in it is kept."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, bindparam, text
 
 from agent.catalog.reasons import JournalDropped
 from agent.errors import StoreUnavailable
@@ -22,12 +22,34 @@ _LOG = logging.getLogger(__name__)
 _CROWDED, _ROOMY = 0.8, 0.7
 # After it was full, the journal takes requests again below this share.
 _FREE_AGAIN = 0.95
-# A step of deleting copies: this share of the time that the journal covers.
-_STEP = 0.1
 # The last minutes are joined and booked; their rows go last.
 _NEEDED_S = 600.0
 
-_TIMES = ((requests, "started_at"), (engine_samples, "at"), (gpu_samples, "at"))
+_TIMES = {requests.name: "started_at", engine_samples.name: "at", gpu_samples.name: "at"}
+
+
+def _is_copy(table: str) -> str:
+    """The condition of rows that are settled and have no note after a number."""
+    settled = "settles_at IS NULL AND " if table == requests.name else ""
+    return (
+        f"{settled}id NOT IN (SELECT row FROM journal_notes "
+        f"WHERE number > :last AND of_table = '{table}' AND row IS NOT NULL)"
+    )
+
+
+_COPIES = {
+    table: text(
+        f"SELECT id, {at} AS at FROM {table} WHERE {at} < :before AND {_is_copy(table)} "
+        f"ORDER BY {at} LIMIT :most"
+    )
+    for table, at in _TIMES.items()
+}
+_DELETE = {
+    table: text(f"DELETE FROM {table} WHERE id IN :ids AND {_is_copy(table)}").bindparams(
+        bindparam("ids", expanding=True)
+    )
+    for table in _TIMES
+}
 
 OnDropped = Callable[[JournalDropped, int], None]
 
@@ -83,9 +105,9 @@ class JournalRoom:
         self._drop_old(now)
         self._measure()
         if self._used > _CROWDED * self._max_bytes:
-            self._make_room(now, now - _NEEDED_S)
+            self._make_room(now - _NEEDED_S)
         if self._used > self._max_bytes:
-            self._make_room(now, now)
+            self._make_room(now)
         self._full = self._used > self._max_bytes * (_FREE_AGAIN if self._full else 1)
 
     def _measure(self) -> None:
@@ -110,47 +132,55 @@ class JournalRoom:
 
     def expire(self, now: float) -> int:
         """Delete the copies of rows that are older than the bound; returns how many."""
-        return self._delete_copies(now - self.max_age_s)
+        return self._delete_copies(now - self.max_age_s, lambda: False)
 
-    def _make_room(self, now: float, until: float) -> None:
+    def _make_room(self, before: float) -> None:
         """Delete the oldest copies from before a time, until there is room or none is left."""
-        oldest = in_transaction(self._engine, _oldest)
-        while oldest is not None and self._used > _ROOMY * self._max_bytes:
-            before = min(oldest + max(_STEP * (now - oldest), 1.0), until)
-            if before <= oldest:
-                return
-            self._delete_copies(before)
+
+        def is_roomy() -> bool:
             self._measure()
-            oldest = before
+            return self._used <= _ROOMY * self._max_bytes
 
-    def _delete_copies(self, before: float) -> int:
+        self._delete_copies(before, is_roomy)
+
+    def _delete_copies(self, before: float, is_enough: Callable[[], bool]) -> int:
+        """Delete copies from before a time, the oldest first; returns how many.
+
+        They are looked for in a snapshot, as that may take seconds where much waits: a transaction
+        that writes would keep all writers waiting.
+        """
         deleted = 0
-        for table, column in _TIMES:
-            slice_of = ROWS_PER_SLICE
-            while slice_of == ROWS_PER_SLICE:
-                slice_of = in_transaction(
-                    self._writing,
-                    partial(_deleted, table=table.name, column=column, before=before),
-                )
-                deleted += slice_of
-        return deleted
+        while True:
+            with reading(self._engine) as connection:
+                last, copies = _oldest_copies(connection, before)
+            if not copies:
+                return deleted
+            for table, ids in copies.items():
+                work = partial(_deleted, table=table, ids=ids, last=last)
+                deleted += in_transaction(self._writing, work)
+            if is_enough():
+                return deleted
 
 
-def _deleted(connection: Connection, table: str, column: str, before: float) -> int:
-    """Delete some rows from before a time that do not wait; returns how many."""
-    settled = "AND settles_at IS NULL " if table == requests.name else ""
-    statement = text(
-        f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE {column} < :before "
-        f"{settled}AND id NOT IN (SELECT row FROM journal_notes "
-        "WHERE of_table = :of_table AND row IS NOT NULL) LIMIT :most)"
-    )
-    values = {
-        "before": sqlite_timestamp(before),
-        "of_table": table,
-        "most": ROWS_PER_SLICE,
-    }
+def _oldest_copies(connection: Connection, before: float) -> tuple[int, dict[str, list[int]]]:
+    """The last note, and the ids of the oldest rows from before a time that do not wait."""
+    last = connection.exec_driver_sql("SELECT coalesce(max(number), 0) FROM journal_notes")
+    values = {"before": sqlite_timestamp(before), "last": 0, "most": ROWS_PER_SLICE}
+    found = [
+        (row.at, row.id, table)
+        for table, query in _COPIES.items()
+        for row in connection.execute(query, values)
+    ]
+    copies: dict[str, list[int]] = {}
+    for _, row, table in sorted(found)[:ROWS_PER_SLICE]:
+        copies.setdefault(table, []).append(row)
+    return last.scalar_one(), copies
+
+
+def _deleted(connection: Connection, table: str, ids: Sequence[int], last: int) -> int:
+    """Delete these rows unless they have a note after the last one; returns how many."""
     with _unnoted(connection):
-        return int(connection.execute(statement, values).rowcount)
+        return int(connection.execute(_DELETE[table], {"ids": ids, "last": last}).rowcount)
 
 
 @contextmanager
@@ -159,14 +189,3 @@ def _unnoted(connection: Connection) -> Iterator[None]:
     connection.execute(text("UPDATE journal_state SET expiring = 1"))
     yield
     connection.execute(text("UPDATE journal_state SET expiring = 0"))
-
-
-def _oldest(connection: Connection) -> float | None:
-    """The time of the oldest row."""
-    found = [
-        connection.execute(
-            table.select().with_only_columns(table.c[column]).order_by(table.c[column]).limit(1)
-        ).scalar()
-        for table, column in _TIMES
-    ]
-    return min((each for each in found if each is not None), default=None)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, delete, text
+from sqlalchemy import Connection, and_, delete, or_, text
 
 from agent.store.cause_rollups import SUMS, add_differences
 from agent.store.inserting import Key
@@ -68,10 +68,14 @@ def begin_mark(connection: Connection, run: str, agent: str) -> None:
     connection.execute(_NEW_MARK, {"run": run, "agent": agent})
 
 
-def expire_marks(connection: Connection, agent: str, before: float) -> None:
-    """Delete the marks of an agent's runs that forwarded nothing since a Unix time."""
-    old = delete(journals).where(journals.c.agent == agent, journals.c.at < before)
-    connection.execute(old)
+def expire_marks(connection: Connection, agent: str, *, own_before: float, before: float) -> None:
+    """Delete the marks of runs that forwarded nothing since a Unix time, those of others later.
+
+    A journal that comes back after a long time would be forwarded twice without its mark.
+    """
+    old = journals.c.at < before
+    own = and_(journals.c.agent == agent, journals.c.at < own_before)
+    connection.execute(delete(journals).where(or_(own, old)))
 
 
 def locked_mark(connection: Connection, run: str) -> int:

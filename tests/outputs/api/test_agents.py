@@ -69,6 +69,17 @@ def test_the_figures_of_two_agents_are_summed_and_told_apart(two: Api) -> None:
     assert {agent: group["requests"] for agent, group in groups.items()} == requests
 
 
+def test_objectives_of_many_agents_cost_no_more_queries_than_those_of_two(two: Api) -> None:
+    with two.counted_statements() as of_two:
+        two.query("objectives")
+    for number in range(2, 30):
+        two.set_objectives([objective(ttft_s=0.2)], agent=f"agent-{number}")
+    with two.counted_statements() as of_thirty:
+        found = two.query("objectives")["items"]
+    assert [item["requests"] for item in found] == [4] * 30
+    assert len(of_thirty) == len(of_two)
+
+
 def test_rates_of_an_agent_are_over_the_time_that_it_has_data_of(two: Api) -> None:
     covered = {agent: two.query("summary", agent=agent)["covered_s"] for agent in _AGENTS}
     assert covered["agent-1"] < covered["agent-0"] == two.query("summary")["covered_s"]

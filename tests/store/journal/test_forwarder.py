@@ -397,7 +397,7 @@ def test_what_is_stored_in_an_outage_is_forwarded_in_order_after_it(
                 within_s=WITHIN_S,
                 what="the reason",
             )
-            assert not forwarded.forwarder.keeps_up
+            assert not forwarded.forwarder.has_caught_up(0)
             assert forwarded.waiting() > 300
             store(journal, some(range(1000, 1010)))
         # New rows keep coming while it catches up.

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from agent.catalog.reasons import JournalDropped
 from agent.errors import StoreUnavailable
 from agent.store.connection import for_writing
+from agent.store.journal import room as room_module
 from agent.store.journal.room import JournalRoom
 from agent.store.journal.waiting import drop_until, lag_of
 from agent.store.observations import ObservationStore
@@ -129,3 +130,34 @@ def test_copies_make_room_before_anything_is_refused(journal: Engine) -> None:
     # The newest stay.
     assert left == list(range(min(left), 4000))
     assert room.used_bytes <= MEBIBYTE
+
+
+def test_no_writer_waits_while_the_bounds_of_a_journal_without_copies_are_kept(
+    journal: Engine,
+) -> None:
+    store(journal, some(range(1000)))
+    (room := Room(journal)).keep(NOON + 60)
+    room = Room(journal, max_bytes=int(room.used_bytes / 0.9))
+    with for_writing(journal).begin():
+        room.keep(NOON + 2 * HOUR_S)
+    assert len(stored_keys(journal)) == 1000
+
+
+def test_a_copy_that_changes_before_it_is_deleted_stays_and_waits(
+    journal: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(journal)
+    store(journal, some(range(10)))
+    all_forwarded(journal)
+    look = room_module._oldest_copies
+
+    def looked_and_changed(connection: Connection, before: float) -> object:
+        found = look(connection, before)
+        with for_writing(journal).begin() as late:
+            late.execute(text("UPDATE requests SET cost_usd = 1 WHERE request_id = 'request-3'"))
+        return found
+
+    monkeypatch.setattr(room_module, "_oldest_copies", looked_and_changed)
+    assert room.expire(NOON + 2 * HOUR_S) == 9
+    assert [int(trace_id, 16) for trace_id, _ in stored_keys(journal)] == [3]
+    assert waiting(journal) > 0

@@ -1,0 +1,97 @@
+"""Agents and processes that start at once migrate one database, each migration once."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
+
+from agent.store import migrating
+from agent.store.connection import open_engine
+from agent.store.migrating import newest_revision, upgrade
+from tests.store.schema import differences
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+SCRIPTS = ScriptDirectory(str(CHECKOUT / "migrations"))
+REVISIONS = [script.revision for script in SCRIPTS.walk_revisions()][::-1]
+
+AGENTS = 10
+OLDER = "of the version before"
+
+
+def of_the_version_before(folder: Path) -> ScriptDirectory:
+    """The migrations without the newest one."""
+    shutil.copytree(CHECKOUT / "migrations", folder / "migrations")
+    newest = Path(SCRIPTS.get_revision(REVISIONS[-1]).path).name
+    (folder / "migrations" / "versions" / newest).unlink()
+    return ScriptDirectory(str(folder / "migrations"))
+
+
+def test_agents_of_two_versions_that_start_at_once_run_each_migration_once(
+    new_url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each agent has connections of its own, as a process has."""
+    caplog.set_level(logging.INFO, "alembic.runtime.migration")
+    own, before = migrating._scripts(), of_the_version_before(tmp_path)
+    # Both are loaded now: several threads use them.
+    assert (newest_revision(), before.get_current_head()) == (REVISIONS[-1], REVISIONS[-2])
+    monkeypatch.setattr(
+        migrating,
+        "_scripts",
+        lambda: before if threading.current_thread().name.startswith(OLDER) else own,
+    )
+    barrier = threading.Barrier(AGENTS)
+
+    def start() -> str | None:
+        engine = open_engine(new_url)
+        try:
+            barrier.wait()
+            return upgrade(engine)[1]
+        finally:
+            engine.dispose()
+
+    with (
+        ThreadPoolExecutor(AGENTS // 2) as newer,
+        ThreadPoolExecutor(AGENTS // 2, thread_name_prefix=OLDER) as older,
+    ):
+        starts = [newer.submit(start) for _ in range(AGENTS // 2)]
+        starts_before = [older.submit(start) for _ in range(AGENTS // 2)]
+    assert {each.result() for each in starts} == {REVISIONS[-1]}
+    for each in starts_before:
+        refused = each.exception()
+        assert "does not know" in str(refused) if refused else each.result() == REVISIONS[-2]
+    ran = [message for message in caplog.messages if message.startswith("Running upgrade")]
+    assert len(ran) == len(set(ran)) == len(REVISIONS)
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_both_reach_the_newest_revision(
+    new_url: str, empty_database: Engine
+) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "agent", "db", "upgrade"],
+            env=os.environ | {"GOODPUT_STORAGE__URL": new_url},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    begin = f"the database is at revision {newest_revision()} (was "
+    befores = [output.removeprefix(begin).removesuffix(")\n") for output in outputs]
+    assert befores.count("None") == 1
+    assert {*befores} <= {"None", *REVISIONS}
+    assert differences(empty_database) == []
