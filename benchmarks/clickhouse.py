@@ -17,9 +17,9 @@ from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.store.clickhouse.connecting import client_of, insert_rows
 from agent.store.clickhouse.vector_rows import rows_of
+from agent.store.journal.backlog import lag_of
 from agent.store.journal.destination import SharedDatabase
 from agent.store.journal.forwarder import JournalForwarder
-from agent.store.journal.waiting import lag_of
 from agent.store.rollups import FIGURES
 from benchmarks.clickhouse_parts import (
     WITHIN_S,

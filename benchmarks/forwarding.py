@@ -18,10 +18,10 @@ from agent.records.engine import EngineIdentity
 from agent.settings import Settings
 from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import for_writing, open_engine
+from agent.store.journal.backlog import FORWARDED, lag_of
 from agent.store.journal.destination import SharedDatabase
 from agent.store.journal.forwarder import JournalForwarder
 from agent.store.journal.noting import begin_run
-from agent.store.journal.waiting import FORWARDED, lag_of
 from agent.store.migrating import upgrade
 from agent.store.tables import metadata
 from agent.store.transactions import request_write

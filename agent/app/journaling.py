@@ -19,9 +19,9 @@ from agent.settings.storage_settings import JournalSettings
 from agent.store.agent_state import AgentState
 from agent.store.claim import own_instance
 from agent.store.connection import for_writing, in_transaction
-from agent.store.journal.answering import EitherDatabase
 from agent.store.journal.destination import SharedDatabase
 from agent.store.journal.destinations import upkeep_of
+from agent.store.journal.either_database import EitherDatabase
 from agent.store.journal.file_lock import JournalLock
 from agent.store.journal.forwarder import JournalForwarder
 from agent.store.journal.noting import begin_run

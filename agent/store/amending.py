@@ -10,7 +10,7 @@ from agent.analysis.engine_figures import with_figures
 from agent.analysis.verdicts import Judge
 from agent.records.engine_step import EndedRequest
 from agent.records.objective import JudgedRequest
-from agent.store.connection import for_writing, unavailable
+from agent.store.connection import for_writing, logged_unavailable
 from agent.store.inserting import Key
 from agent.store.rollups import add_to_rollups
 from agent.store.rows import ALL_COLUMNS, counted_values, judged_from
@@ -44,7 +44,7 @@ def request_amend(engine: Engine, judge: Judge) -> Amend:
                 uncounted += _removed(connection, superseded)
                 add_to_rollups(connection, counted, uncounted)
         except SQLAlchemyError as error:
-            raise unavailable(_NOT_NOW, error) from error
+            raise logged_unavailable(_NOT_NOW, error) from error
 
     return amend
 

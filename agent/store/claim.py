@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, func, insert, select, 
 from agent.errors import StoreUnavailable
 from agent.store.agent_state import AgentState, no_journal
 from agent.store.connection import for_polling, for_writing, in_transaction
-from agent.store.journal.waiting import Lag
+from agent.store.journal.backlog import Lag
 from agent.store.tables import agents
 
 BEAT_EVERY_S = 5.0

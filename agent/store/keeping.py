@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event, make_url
 
 from agent.errors import StoreUnavailable
 from agent.store.claim import BEAT_EVERY_S, NameClaim, NameTaken
-from agent.store.connection import open_engine, with_words
+from agent.store.connection import open_engine, store_unavailable
 from agent.store.failure_words import CORRUPT_CODES, sqlite_code
 from agent.store.health import StoreHealth
 from agent.store.migrating import upgrade
@@ -232,4 +232,4 @@ def _as_unavailable() -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (sqlite3.Error, OSError)):
             _LOG.exception("the database cannot be opened")
-        raise with_words("the database cannot be opened", error) from error
+        raise store_unavailable("the database cannot be opened", error) from error

@@ -12,7 +12,7 @@ from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
 from agent.store.cause_rollups import subtract_causes
-from agent.store.connection import cause, for_writing, unavailable
+from agent.store.connection import driver_message, for_writing, logged_unavailable
 from agent.store.inserting import Key, at_once, insert_new, key_of
 from agent.store.joining import (
     Recount,
@@ -72,7 +72,7 @@ def request_write(
             with writing.begin() as connection:
                 return _store_apart(connection, judged, store)
         except SQLAlchemyError as error:
-            raise unavailable(_STORED_LATER, error) from error
+            raise logged_unavailable(_STORED_LATER, error) from error
 
     def write_verified(judged: Sequence[JudgedRequest]) -> WriteResult:
         result = write(judged)
@@ -93,7 +93,9 @@ def _store_apart(
         _raise_unless_unstorable(error)
         if len(judged) == 1:
             span = "span {1} of trace {0}".format(*key_of(judged[0]))
-            _LOG.warning("%s cannot be stored: %s", span, cause(error), exc_info=_is_ours(error))
+            _LOG.warning(
+                "%s cannot be stored: %s", span, driver_message(error), exc_info=_is_ours(error)
+            )
             return WriteResult([], [], judged)
     half = len(judged) // 2
     first = _store_apart(connection, judged[:half], store)
@@ -118,7 +120,7 @@ def _raise_unless_of_rows(error: Exception, sentence: str) -> None:
     if isinstance(error, StoreUnavailable):
         raise error
     if isinstance(error, SQLAlchemyError) and not isinstance(error, _OF_VALUES):
-        raise unavailable(sentence, error) from error
+        raise logged_unavailable(sentence, error) from error
 
 
 def _storing(joining: Joining | None) -> _StoreRows:
@@ -171,7 +173,7 @@ def request_settle(
                 keys = due_rows(connection, now, joining.agent, joining.wait_s)
                 first = _settle_apart(connection, keys, joining.judge, set_aside)
         except SQLAlchemyError as error:
-            raise unavailable(_SETTLED_LATER, error) from error
+            raise logged_unavailable(_SETTLED_LATER, error) from error
         for row in set_aside:
             on_set_aside(row)
         return first
@@ -221,7 +223,7 @@ def _settle_alone(
         ((row, (trace_id, span_id)),) = keys.items()
         _LOG.warning(
             "span %s of trace %s, row %d of requests, is never counted: %s",
-            *(span_id, trace_id, row, cause(error)),
+            *(span_id, trace_id, row, driver_message(error)),
             exc_info=_is_ours(error),
         )
     set_row_aside(connection, row)

@@ -19,7 +19,7 @@ from agent.store.clickhouse import claims, destination
 from agent.store.clickhouse.queries import ClickHouseQueries
 from agent.store.clickhouse.upkeep import ClickHouseUpkeep, merge_minutes_there
 from agent.store.connection import for_writing, open_engine
-from agent.store.journal.waiting import Lag
+from agent.store.journal.backlog import Lag
 from agent.store.minute_sums import MERGED, merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
