@@ -166,7 +166,7 @@ def test_a_request_that_its_client_left_is_reported(
         assert (each.e2e_s, each.ttft_s, each.preemptions) == (3.0, 1.75, 2)
 
 
-def test_one_that_was_left_before_its_first_token_has_no_phases(
+def test_a_request_whose_client_left_before_its_first_token_has_no_phases(
     listening: socket.socket, reporter: Reporter
 ) -> None:
     none = dict.fromkeys(("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"), 0.0)

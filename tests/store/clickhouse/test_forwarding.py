@@ -179,7 +179,7 @@ def test_a_server_that_is_frozen_is_not_waited_for_long(
         monkeypatch.undo()
 
 
-def test_seconds_of_a_cause_that_are_unknown_are_no_zero(
+def test_unknown_seconds_of_a_cause_are_null(
     journal: Engine, shared: Engine, clickhouse_url: str
 ) -> None:
     """One request had known seconds of it, until it was explained anew."""

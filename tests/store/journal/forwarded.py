@@ -38,7 +38,7 @@ def new_run(journal: Engine) -> None:
 
 @dataclass
 class Forwarding:
-    """A forwarder of a journal, and what it told."""
+    """A forwarder of a journal, and what its callbacks got."""
 
     journal: Engine
     url: str
