@@ -37,9 +37,9 @@ _StoreRows = Callable[[Connection, Sequence[JudgedRequest]], WriteResult]
 class Joining:
     """How the views of one request are joined.
 
-    A view that may find another view waits `wait_s` from its receipt before it is counted alone;
-    None where nothing is joined. `judge` judges every joined request anew. `agent` settles the rows
-    that were stored under its name, also before a restart.
+    A view that another view may follow waits `wait_s` from its receipt, then it is settled alone;
+    None where no views are joined. `judge` judges every joined request again. `agent` is the name
+    whose rows are settled, also rows from before a restart.
     """
 
     agent: str
@@ -56,8 +56,8 @@ def request_write(
 ) -> Write:
     """A function that stores requests and their rollups in one transaction.
 
-    Rows that the database refuses for their content are left out of it. `verify` is called after
-    each commit, and raises StoreUnavailable if the commit went to a file that is gone.
+    Rows that the database refuses for their content are left out. `verify` is called after each
+    commit, and raises StoreUnavailable if the file of the commit was deleted or replaced.
     """
     writing = for_writing(engine)
     store = _storing(joining)
@@ -85,7 +85,7 @@ def request_write(
 def _store_apart(
     connection: Connection, judged: Sequence[JudgedRequest], store: _StoreRows
 ) -> WriteResult:
-    """Store halves of halves, until what cannot be stored stands alone."""
+    """Store each half on its own, again and again, until a row that fails is alone."""
     try:
         with connection.begin_nested():
             return store(connection, judged)
@@ -103,7 +103,7 @@ def _store_apart(
     return WriteResult(*[[*one, *other] for one, other in zip(first, second, strict=True)])
 
 
-# What drivers and conversions raise for a value.
+# The errors of drivers and conversions for the value of a row.
 _OF_VALUES = (DataError, IntegrityError, ValueError, OverflowError)
 
 
@@ -116,7 +116,7 @@ def _raise_unless_unstorable(error: Exception) -> None:
 
 
 def _raise_unless_of_rows(error: Exception, sentence: str) -> None:
-    """Raise StoreUnavailable unless the rows are at fault, however often they are tried."""
+    """Raise StoreUnavailable unless the content of the rows caused the error."""
     if isinstance(error, StoreUnavailable):
         raise error
     if isinstance(error, SQLAlchemyError) and not isinstance(error, _OF_VALUES):
@@ -153,10 +153,10 @@ def _ignored(_row: int) -> None:
 def request_settle(
     engine: Engine, joining: Joining, on_set_aside: Callable[[int], None] = _ignored
 ) -> Settle:
-    """A function that settles views that waited long enough, with rollups, in one transaction.
+    """A function that settles the views whose wait has ended, with rollups, in one transaction.
 
-    A row that can be neither read nor counted is set aside, and `on_set_aside` gets its number: it
-    must not keep the others waiting.
+    A row that can be neither read nor counted is set aside, and `on_set_aside` gets its number: so
+    the other rows need not wait for it.
     """
     writing = for_writing(engine)
 
@@ -195,7 +195,7 @@ def _settle(
 def _settle_apart(
     connection: Connection, keys: Mapping[int, Key], judge: Judge, set_aside: list[int]
 ) -> list[JudgedRequest]:
-    """Settle halves of halves, until a row that cannot be settled stands alone."""
+    """Settle each half on its own, again and again, until a row that fails is alone."""
     try:
         with connection.begin_nested():
             return _settle(connection, keys, judge)
@@ -214,7 +214,7 @@ def _settle_apart(
 def _settle_alone(
     connection: Connection, keys: Mapping[int, Key], judge: Judge, set_aside: list[int]
 ) -> list[JudgedRequest]:
-    """Settle a row without its other view, which may be the bad one; else set it aside."""
+    """Settle a row without its other view, which may be the cause; if that fails, set it aside."""
     try:
         with connection.begin_nested():
             return _settle(connection, keys, judge, alone=True)

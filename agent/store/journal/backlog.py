@@ -50,7 +50,7 @@ _NEW_REQUESTS = _select(
     requests.name, f"rowid IN ({_NOTED}) AND rowid NOT IN ({_CHANGED}) AND settles_at IS NULL"
 )
 _CHANGED_REQUESTS = _select(requests.name, f"rowid IN ({_CHANGED}) AND settles_at IS NULL")
-_KINDS = "SELECT DISTINCT of_table, fresh FROM journal_notes WHERE number > ? AND number <= ?"
+_TABLES = "SELECT DISTINCT of_table FROM journal_notes WHERE number > ? AND number <= ?"
 _LAST = (
     "SELECT count(*), max(number) FROM (SELECT number FROM journal_notes "
     "WHERE number > ? AND number < ? ORDER BY number LIMIT ?)"
@@ -105,10 +105,7 @@ class NotedRows:
 
     def has(self, table: str) -> bool:
         """Whether a note names a row of this table."""
-        return any(name == table for name, _ in self._kinds())
-
-    def _kinds(self) -> Sequence[Row]:
-        return _all(self._journal, _KINDS, self._after, self.last)
+        return (table,) in _all(self._journal, _TABLES, self._after, self.last)
 
     def rows(self, table: str) -> Iterator[Row]:
         """The forwarded columns of a table's rows, in order of their rowid."""

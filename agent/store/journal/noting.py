@@ -1,7 +1,7 @@
 """Triggers that note every change of a journal's rows, whichever code makes the change.
 
 A note has a number and names a row. The forwarder sends the row as it is when it reads the note.
-Rollups and sums of causes are added to rows of other agents, so the journal keeps their differences
+Rollups and sums of causes are added to rows that are there, so the journal keeps their differences
 until these are forwarded.
 """
 
