@@ -63,20 +63,20 @@ def _requests(agent: AgentOfUser) -> int:
     return requests
 
 
-def _times_ms(ways: Sequence[Callable[[], Send]]) -> list[float]:
-    """What each export took, of engines that export one after the other."""
+def _times_ms(connects: Sequence[Callable[[], Send]]) -> list[float]:
+    """The milliseconds of each export; each of `connects` opens the connection of one engine."""
     taken_ms: list[float] = []
-    # Made before, so that what is measured waits for no other thread of this process.
+    # Made before, so that no measured export waits for another thread of this process.
     bodies = [
         [export_body(number * EXPORTS_OF_EACH + place, time.time(), _SPANS) for place in _PLACES]
-        for number in range(len(ways))
+        for number in range(len(connects))
     ]
     begin = time.time() + 1.0
     threads = [
         threading.Thread(
-            target=_engine, args=(way, each, begin + _APART_S * number, taken_ms.append)
+            target=_engine, args=(connect, each, begin + _APART_S * number, taken_ms.append)
         )
-        for number, (way, each) in enumerate(zip(ways, bodies, strict=True))
+        for number, (connect, each) in enumerate(zip(connects, bodies, strict=True))
     ]
     for thread in threads:
         thread.start()
@@ -86,14 +86,18 @@ def _times_ms(ways: Sequence[Callable[[], Send]]) -> list[float]:
 
 
 def _engine(
-    way: Callable[[], Send], bodies: Sequence[bytes], begin: float, took: Callable[[float], None]
+    connect: Callable[[], Send],
+    bodies: Sequence[bytes],
+    begin: float,
+    on_ms: Callable[[float], None],
 ) -> None:
-    send = way()
+    """Send one body every EVERY_S from the Unix time `begin` on."""
+    send = connect()
     for place, body in enumerate(bodies):
         time.sleep(max(begin + EVERY_S * place - time.time(), 0.0))
         began_s = time.perf_counter()
         send(body)
-        took(1000 * (time.perf_counter() - began_s))
+        on_ms(1000 * (time.perf_counter() - began_s))
 
 
 def _over_http(port: int) -> Send:

@@ -40,11 +40,11 @@ def run() -> bool:
 def _missed() -> list[RequestRecord]:
     random = Random(7)
     began_at = _AT + 60 * _MINUTES - 20
-    return [_own_way(_request(began_at + number / 250), random) for number in range(2_500)]
+    return [_randomised(_request(began_at + number / 250), random) for number in range(2_500)]
 
 
-def _own_way(request: RequestRecord, random: Random) -> RequestRecord:
-    """The request with times and tokens of its own, which miss both limits."""
+def _randomised(request: RequestRecord, random: Random) -> RequestRecord:
+    """The request with random times and tokens, which miss both limits."""
     tokens, prompt = random.randint(2, 200), random.randint(50, 6_000)
     queue_s, prefill_s = random.uniform(0.15, 1.5), random.uniform(0.03, 0.6)
     decode_s, outside_s = tokens * random.uniform(0.022, 0.05), random.uniform(0.002, 0.05)
@@ -72,7 +72,7 @@ def _own_way(request: RequestRecord, random: Random) -> RequestRecord:
 
 
 def _stored() -> bool:
-    """The whole way of missed requests that wait in SQLite: read, explained, written."""
+    """Missed requests that wait in SQLite are read, explained and written."""
     timeline = _timeline(plugin=True)
     verdicts = (("chat", Verdict.MISSED),)
     missed = [

@@ -14,23 +14,19 @@ from sqlalchemy import Engine
 
 from agent.catalog.time_units import DAY_S
 from agent.records.objective import JudgedRequest
-from agent.settings import Settings
 from agent.store.clickhouse.connecting import client_of, insert_rows
 from agent.store.clickhouse.vector_rows import rows_of
-from agent.store.journal.destination import SharedDatabase
-from agent.store.journal.forwarder import JournalForwarder
-from agent.store.journal.waiting import lag_of
 from agent.store.rollups import FIGURES
 from benchmarks.clickhouse_parts import (
     WITHIN_S,
     mb_per_million,
     opened_database,
+    print_figure,
     timed,
-    told,
     url_of,
 )
 from benchmarks.clickhouse_rows import many
-from benchmarks.forwarding import filled
+from benchmarks.forwarding import filled, forwarded, rows_per_s
 from benchmarks.rollup_load import MODELS, TODAY, load
 from benchmarks.rollup_months import (
     DAYS,
@@ -43,7 +39,6 @@ from benchmarks.rollup_months import (
     figures_by_length,
 )
 from tests.outputs.api.serving import open_api_at
-from tests.real_parts.waiting import eventually
 
 _ROLLUP = {
     "width_s": "UInt32",
@@ -63,45 +58,19 @@ _ROLLUP = {
 
 def _forwarding(engine: Engine, server: psutil.Process) -> None:
     """Rows/s from the end of the first batch to that of the last, and the disk of the requests."""
-    ends: list[tuple[float, int]] = []
     with tempfile.TemporaryDirectory() as folder:
         journal = filled(Path(folder), 0)
-        forwarder = JournalForwarder(
-            journal,
-            SharedDatabase(
-                url=url_of(engine),
-                agent="bench",
-                instance="bench:1:1",
-                objectives=Settings().all_objectives(),
-                max_series=10_000,
-            ),
-            on_forwarded=lambda notes: ends.append((time.perf_counter(), notes)),
-            on_refused=_unexpected,
-            on_journal_failed=_unexpected,
-        )
-
-        def is_empty() -> bool:
-            with journal.connect() as connection:
-                return lag_of(connection).rows == 0
-
-        began_s, there_s = time.process_time(), sum(server.cpu_times()[:2])
-        forwarder.start()
-        eventually(is_empty, within_s=WITHIN_S, what="an empty journal")
-        forwarder.close(WITHIN_S)
+        began_s, server_began_s = time.process_time(), sum(server.cpu_times()[:2])
+        ends = forwarded(url_of(engine), journal, WITHIN_S)
         journal.dispose()
-    (first_at, _), *_, (last_at, _) = ends
-    notes = sum(notes for _, notes in ends[1:])
-    processors_s = time.process_time() - began_s + sum(server.cpu_times()[:2]) - there_s
-    told(
+    server_s = sum(server.cpu_times()[:2]) - server_began_s
+    processors_s = time.process_time() - began_s + server_s
+    print_figure(
         "forwarding a journal",
-        f"{notes / (last_at - first_at):,.0f} rows/s, "
+        f"{rows_per_s(ends):,.0f} rows/s, "
         f"{sum(each for _, each in ends) / processors_s:,.0f} a second of processors",
     )
-    told("disk of a million requests of vLLM's spans", f"{mb_per_million(engine):.0f} MB")
-
-
-def _unexpected(what: object) -> None:
-    raise AssertionError(what)
+    print_figure("disk of a million requests of vLLM's spans", f"{mb_per_million(engine):.0f} MB")
 
 
 # A month of a fleet
@@ -119,9 +88,9 @@ def _months(engine: Engine, server: psutil.Process) -> bool:
 
         what = f"{DAYS} days of {ENGINES} engines until now, percentiles by"
         by_model_s, words = timed(server, lambda: groups("model"))
-        told(f"{what} model", f"{words} (target {QUERY_TARGET_S * 1e3:.0f} ms)")
-        told(f"{what} input length", timed(server, lambda: groups("input_length"))[1])
-        told(f"{what} engine", timed(server, lambda: groups("engine"), 2)[1])
+        print_figure(f"{what} model", f"{words} (target {QUERY_TARGET_S * 1e3:.0f} ms)")
+        print_figure(f"{what} input length", timed(server, lambda: groups("input_length"))[1])
+        print_figure(f"{what} engine", timed(server, lambda: groups("engine"), 2)[1])
         assert groups("model") == MODELS
     return by_model_s <= QUERY_TARGET_S
 

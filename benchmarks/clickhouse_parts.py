@@ -1,4 +1,4 @@
-"""Shared by the benchmarks of ClickHouse: a database, times, sizes, and printing a figure."""
+"""Parts of the benchmarks of ClickHouse: a database, times, sizes, and printing a figure."""
 
 import tempfile
 import time
@@ -30,11 +30,14 @@ def opened_database() -> Iterator[tuple[Engine, psutil.Process]]:
 
 
 def timed(server: psutil.Process, work: Callable[[], int], times: int = 5) -> tuple[float, str]:
-    """The fewest seconds, and in words with the processor time of both processes together."""
+    """The fewest seconds of `times` runs, and a text with them and the processor time.
+
+    The processor time is that of this process and the server together.
+    """
 
     def processor_s() -> float:
-        there = server.cpu_times()
-        return time.process_time() + there.user + there.system
+        of_server = server.cpu_times()
+        return time.process_time() + of_server.user + of_server.system
 
     taken = []
     for _ in range(times):
@@ -46,13 +49,13 @@ def timed(server: psutil.Process, work: Callable[[], int], times: int = 5) -> tu
 
 
 def url_of(engine: Engine) -> str:
-    """Its URL with the password."""
+    """The URL of an engine, with its password."""
     return engine.url.render_as_string(hide_password=False)
 
 
-def told(what: str, seen: str) -> None:
-    """Print a figure."""
-    print(f"clickhouse, {what}: {seen}")
+def print_figure(what: str, value: str) -> None:
+    """Print a figure of ClickHouse."""
+    print(f"clickhouse, {what}: {value}")
 
 
 def mb_per_million(engine: Engine) -> float:

@@ -10,11 +10,11 @@ from sqlalchemy import Engine
 
 from agent.store.clickhouse.claims import server_now_us
 from agent.store.clickhouse.connecting import client_of
-from benchmarks.clickhouse_parts import mb_per_million, timed, told, url_of
+from benchmarks.clickhouse_parts import mb_per_million, print_figure, timed, url_of
 from tests.outputs.api.serving import Api, open_api_at
 
 ROWS = int(os.environ.get("BENCH_CLICKHOUSE_ROWS", "1000000"))
-# Requests of a second: it gives the time that the rows are of.
+# Requests in each second of the time that the rows cover.
 PER_S = 1000
 
 
@@ -23,15 +23,17 @@ def many(engine: Engine, server: psutil.Process) -> None:
     began = time.perf_counter()
     until = _fill_requests(engine)
     took = time.perf_counter() - began
-    told(f"{ROWS:,} requests made inside", f"{ROWS / took:,.0f} rows/s")
+    print_figure(f"{ROWS:,} requests made inside", f"{ROWS / took:,.0f} rows/s")
     with open_api_at(url_of(engine)) as api:
         api.agent.now = until
-        for what, path in _asked(api):
-            told(f"{ROWS:,} requests, {what}", timed(server, partial(_length_of, api, path), 3)[1])
-    told("disk of a million requests made inside", f"{mb_per_million(engine):.0f} MB")
+        for what, path in _queries(api):
+            print_figure(
+                f"{ROWS:,} requests, {what}", timed(server, partial(_length_of, api, path), 3)[1]
+            )
+    print_figure("disk of a million requests made inside", f"{mb_per_million(engine):.0f} MB")
 
 
-def _asked(api: Api) -> Iterator[tuple[str, str]]:
+def _queries(api: Api) -> Iterator[tuple[str, str]]:
     yield "the newest 100", "requests?limit=100"
     yield "the newest 100 slow ones of a model", "requests?limit=100&model=model-1&min_ttft_s=1"
     newest = api.query("requests", limit=1)["items"][0]["request_id"]

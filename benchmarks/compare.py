@@ -34,13 +34,13 @@ def run() -> bool:
         took_s, processor_s = _compared(url)
     print(
         f"compare, two days of {2 * REQUESTS_PER_DAY:,} requests: {processor_s:.1f} s of processor "
-        f"time (target under {TARGET_S:.0f}), {took_s:.1f} s with what else ran"
+        f"time (target under {TARGET_S:.0f}), {took_s:.1f} s in all"
     )
     return processor_s < TARGET_S
 
 
 def _compared(url: str) -> tuple[float, float]:
-    """Seconds it took, and of them those of a processor: it is one thread."""
+    """The seconds of a comparison, and its seconds of processor time in all threads."""
     before, after = (f"{url}#{_BEGIN + timedelta(days=day):%Y-%m-%d}" for day in range(2))
     began, processor_began = time.perf_counter(), time.process_time()
     with redirect_stdout(StringIO()), suppress(typer.Exit):

@@ -4,10 +4,11 @@ import time
 
 from sqlalchemy import Engine, text
 
+from agent.catalog.time_units import DAY_S
 from agent.store.day_partitions import keep_partitions
 from agent.store.migrating import upgrade
 from agent.store.retention import Retention
-from benchmarks.rollup_load import DATABASES, DAY_S, TODAY, report
+from benchmarks.rollup_load import DATABASES, TODAY, report
 from tests.store.making import request, store
 
 ROWS = 10_000_000

@@ -18,7 +18,7 @@ AGENTS, PER_S, SECONDS = 20, 100, 3600
 OUTAGE_S = range(1200, 1800)
 _STEP_S = 120
 _CATCHES_UP_S = 1800.0
-# Of the memory after the first tenth of the hour; the journal's own bounds are on disk.
+# Relative to the memory in the first tenth of the hour; the bounds of a journal are those on disk.
 TARGET_GROWTH = 1.25
 
 

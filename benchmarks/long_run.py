@@ -2,7 +2,7 @@
 
 import json
 import os
-import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -16,6 +16,7 @@ import psutil
 import requests
 
 from benchmarks.exports import SPANS_PER_EXPORT, export_body
+from tests.real_parts.ports import free_port
 
 REQUESTS = int(os.environ.get("BENCH_REQUESTS", "1000000"))
 TARGET_RSS_BYTES = 200_000_000
@@ -32,7 +33,7 @@ WHERE ended_at >= datetime('now', '-1 hour')
 @contextmanager
 def _agent(folder: Path) -> Iterator[tuple[psutil.Process, str, str]]:
     """Run an agent with an unreachable engine; its process, API URL and OTLP URL."""
-    listen, otlp = _free_port(), _free_port()
+    listen, otlp = free_port(), free_port()
     settings = {
         "listen": {"port": listen},
         "otlp": {"grpc": None, "http": f"127.0.0.1:{otlp}"},
@@ -49,11 +50,6 @@ def _agent(folder: Path) -> Iterator[tuple[psutil.Process, str, str]]:
         finally:
             process.terminate()
             process.wait(STOP_S)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def _wait_until_ready(api: str, process: "subprocess.Popen[bytes]") -> None:
@@ -96,8 +92,6 @@ def _summary_s(api: str) -> float:
 
 def _scan_s(folder: Path) -> float:
     """Return the seconds of a SQLite count over the same rows, without percentiles."""
-    import sqlite3
-
     connection = sqlite3.connect(folder / "goodput.db")
     took_s = []
     for _ in range(3):

@@ -46,7 +46,7 @@ _KNOWN = {
 
 
 def _last_booked(minutes: Minutes) -> tuple[float, float]:
-    """Microseconds of each new request of the last minute, and MB beyond those before the first."""
+    """Microseconds for each new request of the last minute, and MB of memory that booking added."""
     chance = random.Random(1)
     for second in range(60 * MINUTES):
         minutes.take(*_second(second, chance))
@@ -77,7 +77,7 @@ def _second(second: int, chance: random.Random) -> Iterator[JudgedRequest]:
 
 
 def _memory_mb(name: str) -> float:
-    """A figure of this process in /proc: what it has, or the most since that was set back."""
+    """VmRSS or VmHWM of this process, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (each for each in lines if each.startswith(f"{name}:"))
     return int(line.split()[1]) / 1000

@@ -1,4 +1,4 @@
-"""What the page takes over a day of a million requests: to show something, and while it is open."""
+"""The page over a day of a million requests: seconds to its first figures, and processor time."""
 
 import tempfile
 import time
@@ -18,7 +18,7 @@ from tests.store.migrated import migrated_in
 
 TARGET_S = 1.0
 DEMO_TARGET_S = 10.0
-# Of a core, for each open page.
+# The share of a core for each open page.
 VIEWER_TARGET = 0.01
 _VIEWERS = (1, 5)
 _WATCHED_S = 40.0

@@ -1,4 +1,4 @@
-"""The plugin of vLLM: its time in each step, its socket under load, and the engine's throughput."""
+"""The plugin of vLLM: its time in a step, its socket under load, and the engine's throughput."""
 
 import sys
 import tempfile
@@ -106,9 +106,9 @@ def _paced(reporter: Reporter) -> list[float]:
 
 
 def _throughput(folder: Path) -> bool:
-    """Seconds of engines for the same tokens while the plugin reports, and while it does not.
+    """Compare the seconds for the same tokens with and without reports of the plugin.
 
-    Of two engines that are alike one may be 5 % faster than the other, so each is its own peer.
+    Two equal engines may differ by 5 %, so each engine is compared with itself.
     """
     with ExitStack() as stack:
         agent, ports, path = _agent(folder / "engines", f"http://127.0.0.1:{free_port()}")
@@ -128,9 +128,9 @@ def _throughput(folder: Path) -> bool:
 
 
 def _engine(folder: Path, ports: AgentPorts, path: Path) -> tuple["_Work", "_Work"]:
-    """The work of an engine without the plugin's reports and with them, in turn.
+    """The work of an engine without the plugin's reports and with them, in turns.
 
-    One, the other twice, and the one again: no drift counts.
+    Their order is one, the other twice, and the one again, so that a drift affects both alike.
     """
     folder.mkdir()
     (switch := folder / "switch").write_bytes(b"\0")
@@ -156,7 +156,7 @@ def _engine(folder: Path, ports: AgentPorts, path: Path) -> tuple["_Work", "_Wor
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Seconds that the same tokens took, and of the processors' time of front and core."""
+    """Seconds that the same tokens took, and seconds of processor time of front and core."""
 
     took_s: float
     processor_s: float

@@ -16,7 +16,8 @@ import uvloop
 
 from benchmarks.proxy_engine import MODELS
 from benchmarks.proxy_load import LoadConnection, chat, connections
-from benchmarks.proxy_peers import agent_before, free_port, running
+from benchmarks.proxy_peers import agent_before, running
+from tests.real_parts.ports import free_port
 
 TENANTS = 50
 AT_ONCE = 16

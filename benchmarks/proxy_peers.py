@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from tempfile import TemporaryDirectory
 
 import psutil
 import requests
+
+from tests.real_parts.ports import free_port
 
 _UP_WITHIN_S = 180
 _STOP_WITHIN_S = 10
@@ -147,9 +148,3 @@ def _wait_until_up(name: str, port: int, process: "subprocess.Popen[bytes]", log
             pass
         time.sleep(0.2)
     raise RuntimeError(f"{name} did not start within {_UP_WITHIN_S} s: {log.read_text()[-2000:]}")
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])

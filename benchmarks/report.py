@@ -8,13 +8,14 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from agent.app.stored_api import stored_api
+from agent.catalog.time_units import DAY_S
 from agent.outputs.report.figures import read_figures
 from agent.outputs.report.html_page import html_page
 from agent.outputs.report.sections import document_of
 from agent.settings import load as settings_of
 from agent.store.rollup_store import RollupStore
 from agent.store.transactions import request_write
-from benchmarks.rollup_load import DAY_S, load
+from benchmarks.rollup_load import load
 from tests.store.migrated import migrated_in
 
 TARGET_S = 5.0

@@ -1,7 +1,8 @@
-"""Shared by the benchmarks of rollups: requests, databases, and printing a figure."""
+"""Parts of the benchmarks of rollups: requests, databases, times, and printing a figure."""
 
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,6 @@ from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.connection import open_engine
 from tests.real_parts.postgres import PostgresServer
 
-DAY_S = 86400
 TODAY = 1_795_219_200
 MODELS = 4
 
@@ -65,10 +65,20 @@ def load(seconds: float, per_s: float, began: float = TODAY) -> Iterator[JudgedR
         yield request(number, began + number / per_s, seeded)
 
 
-def report(what: str, seen: float, target: float, unit: str) -> bool:
+def report(what: str, value: float, target: float, unit: str) -> bool:
     """Print a figure; returns whether its target holds."""
-    print(f"rollups, {what}: {seen:.3g} {unit} (target {target:g})")
-    return seen <= target
+    print(f"rollups, {what}: {value:.3g} {unit} (target {target:g})")
+    return value <= target
+
+
+def fewest_s(work: Callable[[], object], times: int = 5) -> float:
+    """The fewest seconds of some runs, each of which must return something."""
+    taken_s = []
+    for _ in range(times):
+        began_s = time.perf_counter()
+        assert work()
+        taken_s.append(time.perf_counter() - began_s)
+    return min(taken_s)
 
 
 @contextmanager
@@ -106,3 +116,9 @@ def by_itself(engine: Engine) -> Iterator[Any]:
     yield cursor
     cursor.close()
     connection.invalidate()
+
+
+def analyse(engine: Engine) -> None:
+    """Refresh the statistics of the database's planner."""
+    with by_itself(engine) as cursor:
+        cursor.execute("ANALYZE")

@@ -1,13 +1,12 @@
-"""How long the API takes to answer a client for a month of a fleet, up to this moment."""
+"""The time of a response of the API about a month of a fleet, until now."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Engine, insert, literal, select
 
 from agent.analysis.tally import Tally, tally_of
-from agent.catalog.time_units import HOUR_S
+from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.query_parameters import window_before
 from agent.records.objective import JudgedRequest
@@ -17,7 +16,7 @@ from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.rollups import ANY_LENGTH, KEEP_S, figures_of, grouped
 from agent.store.tables import engine_minutes, rollup_series, rollups
-from benchmarks.rollup_load import DAY_S, MODELS, TODAY, by_itself, load, report
+from benchmarks.rollup_load import MODELS, TODAY, analyse, fewest_s, load, report
 from tests.outputs.api.serving import open_api_at
 from tests.records.minutes import FACTS, minute_of
 
@@ -30,21 +29,21 @@ REQUESTS_PER_S = 10
 SAMPLE_S = 2000
 OBJECTIVES = '["chat"]'
 
-# The window then begins with the last 23 hours of a day, and no width is spared.
+# A window of days then begins an hour after midnight, so it reads rollups of every width.
 NOW = TODAY + HOUR_S + 0.5
 
 
 def months(name: str, engine: Engine) -> bool:
-    """Whether `/api/v1/breakdown` answers a client in time."""
+    """Whether `/api/v1/breakdown` responds in time."""
     _fill_rollups(engine)
-    _analyse(engine)
+    analyse(engine)
     what = f"{name}: {DAYS} days of {ENGINES} engines until now"
     with open_api_at(engine.url.render_as_string(hide_password=False)) as api:
         api.agent.now = NOW
 
         def seconds_by(dimension: Dimension) -> float:
             path = f"/api/v1/breakdown?by={dimension}&window={DAYS}d"
-            return _seconds(lambda: len(api.get(path).json()["groups"]))
+            return fewest_s(lambda: len(api.get(path).json()["groups"]))
 
         held = report(f"{what}, percentiles by model", seconds_by("model"), QUERY_TARGET_S, "s")
         print(f"rollups, {what}, percentiles by input length: {seconds_by('input_length'):.3g} s")
@@ -52,9 +51,9 @@ def months(name: str, engine: Engine) -> bool:
 
 
 def use(name: str, engine: Engine) -> bool:
-    """Whether use and cost of the same month come in time, as `/api/v1/summary` asks for them."""
-    _fill_windows(engine)
-    _analyse(engine)
+    """Whether use and cost of the same month are read in time, as `/api/v1/summary` reads them."""
+    _fill_minutes(engine)
+    analyse(engine)
     ask = MinuteQueries(engine).minutes
     window = window_before(NOW, float(DAYS * DAY_S), HOUR_S)
 
@@ -62,21 +61,7 @@ def use(name: str, engine: Engine) -> bool:
         return len(efficiency_and_cost(ask, window, Selection()))
 
     what = f"{name}: {DAYS} days of {ENGINES} engines until now, use and cost"
-    return report(what, _seconds(figures, 2), USE_TARGET_S, "s")
-
-
-def _seconds(work: Callable[[], int], times: int = 5) -> float:
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        assert work()
-        taken.append(time.perf_counter() - began)
-    return min(taken)
-
-
-def _analyse(engine: Engine) -> None:
-    with by_itself(engine) as cursor:
-        cursor.execute("ANALYZE")
+    return report(what, fewest_s(figures, 2), USE_TARGET_S, "s")
 
 
 def _starts() -> Iterator[tuple[int, int]]:
@@ -134,8 +119,8 @@ def _grow(tally: Tally, times: float) -> None:
         bins.update({place: round(count * times) for place, count in bins.items()})
 
 
-def _fill_windows(engine: Engine) -> None:
-    """Of one engine, and the same of each other."""
+def _fill_minutes(engine: Engine) -> None:
+    """Store the minutes of one engine, and copies of them for each other engine."""
     minutes_from = TODAY + HOUR_S - int(MINUTES_KEPT_S)
     hours_from = TODAY - int(KEEP_S[HOUR_S])
     starts = [
@@ -144,11 +129,11 @@ def _fill_windows(engine: Engine) -> None:
         *range(minutes_from, int(NOW) - 60, 60),
     ]
     facts = FACTS | {"engine": "chat-0"}
-    windows = [
+    minutes = [
         minute_of(facts | {"starts_at": start, "from_at": float(start), "until": start + 60.0})
         for start in starts
     ]
-    MinuteStore(engine, "agent-0").write(windows, (), NOW)
+    MinuteStore(engine, "agent-0").write(minutes, (), NOW)
     others = [column for column in engine_minutes.columns if column.name not in ("agent", "engine")]
     with for_writing(engine).begin() as connection:
         for place in range(1, ENGINES):

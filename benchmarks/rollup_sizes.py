@@ -44,28 +44,28 @@ def _bytes_of(engine: Engine, table: str) -> int:
 
 
 def size(name: str, engine: Engine, per_s: int, target: float | None) -> bool:
-    """The bytes beside a week of rows at a steady load, as all is kept by default.
+    """Whether the bytes of rollups and minutes are few, relative to a week of rows.
 
-    Measured over some hours. The first figure is of the same week as the rows, the second of the
-    400 days that outlive them. Without a target they are only printed.
+    Some hours are measured at a steady load, and all is kept as long as by default. The first
+    figure is of the same week as the rows, the second of 400 days. None is no target.
     """
     _fill(name, engine, per_s)
     rows_per_s = _bytes_of(engine, "requests") / MEASURED_S
     week_bytes = rows_per_s * KEEP_REQUESTS_S
     parts = {"series": (float(_bytes_of(engine, "rollup_series")), inf)}
     for width_s in (DAY_S, HOUR_S, 60, 10):
-        a_second = _bytes_of_width(engine, width_s) / max(MEASURED_S, width_s)
-        parts[f"{width_s} s"] = (a_second, KEEP_S.get(width_s, KEEP_ROLLUPS_S))
-    of_window = _bytes_of(engine, "engine_windows") / (MEASURED_S / 60)
-    parts["windows by the minute"] = (of_window / 60, MINUTES_KEPT_S)
-    parts["windows by the hour"] = (of_window / HOUR_S, KEEP_S[HOUR_S])
-    parts["windows by the day"] = (of_window / DAY_S, KEEP_ROLLUPS_S)
+        bytes_per_s = _bytes_of_width(engine, width_s) / max(MEASURED_S, width_s)
+        parts[f"{width_s} s"] = (bytes_per_s, KEEP_S.get(width_s, KEEP_ROLLUPS_S))
+    bytes_per_minute = _bytes_of(engine, "engine_windows") / (MEASURED_S / 60)
+    parts["minutes"] = (bytes_per_minute / 60, MINUTES_KEPT_S)
+    parts["minutes merged into hours"] = (bytes_per_minute / HOUR_S, KEEP_S[HOUR_S])
+    parts["minutes merged into days"] = (bytes_per_minute / DAY_S, KEEP_ROLLUPS_S)
     of_week = of_all = 0.0
-    for part, (a_second, kept_s) in parts.items():
+    for part, (bytes_per_s, kept_s) in parts.items():
         inside, whole = (
-            (a_second, a_second)
+            (bytes_per_s, bytes_per_s)
             if kept_s == inf
-            else (a_second * min(kept_s, KEEP_REQUESTS_S), a_second * kept_s)
+            else (bytes_per_s * min(kept_s, KEEP_REQUESTS_S), bytes_per_s * kept_s)
         )
         of_week += inside / week_bytes
         of_all += whole / week_bytes
@@ -87,11 +87,11 @@ def _fill(name: str, engine: Engine, per_s: int) -> None:
     began = time.process_time()
     RollupStore(engine, "agent-0").fold(TODAY + DAY_S)
     print(f"rollups, {name}: folding an hour took {(time.process_time() - began) / 6:.2f} s")
-    windows = [_window(TODAY + start) for start in range(0, MEASURED_S, 60)]
-    MinuteStore(engine, "agent-0").write(windows, (), TODAY)
+    minutes = [_minute(TODAY + start) for start in range(0, MEASURED_S, 60)]
+    MinuteStore(engine, "agent-0").write(minutes, (), TODAY)
 
 
-def _window(start: int) -> MinuteRow:
+def _minute(start: int) -> MinuteRow:
     """A minute with every figure known, to as many digits as a real one has."""
     facts: dict[str, Any] = {
         name: value * 1.0123456789 if isinstance(value, float) else value

@@ -9,7 +9,7 @@ from tests.records.making import NOON
 
 
 def invoiced(api: Api, folder: Path) -> Api:
-    """A minute at 0.1 cent a second: 10 s of acme, 10 s of globex, 10 s that no row tells of."""
+    """A minute at 0.1 cent a second: 10 s of acme, 10 s of globex, 10 s that are in no row."""
     database = open_engine(f"sqlite:///{folder / 'goodput.db'}")
     minutes = Minutes(database, PRICE)
     for at in range(0, 91, 5):

@@ -1,7 +1,7 @@
 """What /readyz says of the shared database."""
 
 from agent.app.journaling import forwarding_in_words
-from agent.store.journal.waiting import Lag
+from agent.store.journal.backlog import Lag
 
 
 def test_what_keeps_changes_from_the_shared_database_is_said() -> None:

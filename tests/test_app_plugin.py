@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import requests
-from goodput_agent_vllm.datagrams import HEADER, header
+from goodput_agent_vllm.datagrams import HEADER
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
 
+from tests.plugins.headers import header
 from tests.plugins.vllm_counts import finished, iteration, scheduler
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total

@@ -15,7 +15,7 @@ PAGES = (
 
 # A path in back quotes: `agent/store/tables.py`, `docs/proxy.md`, `tests/render/`.
 PATH = re.compile(
-    r"`((?:agent|alerts|benchmarks|dashboards|deploy|docs|migrations|tests|\.ci)/[\w./-]*)`"
+    r"`((?:agent|alerts|benchmarks|dashboards|deploy|docs|migrations|plugins|tests|\.ci)/[\w./-]*)`"
 )
 BARE = re.compile(r"`(\w+\.py)`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")

@@ -39,7 +39,7 @@ def statement_lines(result: Result) -> list[dict[str, str]]:
 
 @pytest.fixture(name="invoiced")
 def invoiced_api(api: Api, tmp_path: Path) -> Api:
-    """10 s of acme, 10 s of globex, and 10 s that no row tells of."""
+    """10 s of acme, 10 s of globex, and 10 s that are in no row."""
     return invoiced(api, tmp_path)
 
 

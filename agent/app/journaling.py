@@ -22,14 +22,14 @@ from agent.store.agent_state import AgentState
 from agent.store.claim import own_instance
 from agent.store.connection import for_writing, in_transaction
 from agent.store.database_size import database_bytes
-from agent.store.journal.answering import EitherDatabase
+from agent.store.journal.backlog import Lag
 from agent.store.journal.destination import SharedDatabase
 from agent.store.journal.destinations import upkeep_of
+from agent.store.journal.either_database import EitherDatabase
 from agent.store.journal.file_lock import JournalLock
 from agent.store.journal.forwarder import JournalForwarder
 from agent.store.journal.noting import begin_run
 from agent.store.journal.room import JournalRoom
-from agent.store.journal.waiting import Lag
 from agent.store.minute_sums import MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.query_limits import open_query_engine

@@ -9,7 +9,7 @@ from agent.catalog import own_health as own
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.catalog.reasons import PUSHES_DROPPED
 from agent.outputs.otlp_forwarder import Forwarder
-from agent.outputs.otlp_metrics.export_requests import ExportRequests, MetricsAtOnce
+from agent.outputs.otlp_metrics.export_requests import ExportRequests, MetricsSnapshot
 from agent.outputs.otlp_metrics.metrics_push import MetricsPush
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter, MeterSnapshot
@@ -64,14 +64,14 @@ class Pushing:
             _LOG.exception("the last metrics could not be pushed")
         self.forwarder.close(grace_s)
 
-    def _read(self, now: float) -> MetricsAtOnce:
+    def _read(self, now: float) -> MetricsSnapshot:
         snapshot = self._meter.snapshot()
         bins = {
             (metric.name, labels): values.bins
             for (metric, labels), values in snapshot.histograms.items()
             if values.bins is not None
         }
-        return MetricsAtOnce(
+        return MetricsSnapshot(
             at=now,
             families=self._exposition.families(snapshot),
             bins=bins,

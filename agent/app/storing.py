@@ -25,7 +25,7 @@ from agent.store.connection import checkpoints, open_engine
 from agent.store.database_size import database_bytes
 from agent.store.explanations import ExplanationStore
 from agent.store.health import StoreHealth
-from agent.store.journal.waiting import lag_of
+from agent.store.journal.backlog import lag_of
 from agent.store.keeping import StoreKeeper
 from agent.store.minute_sums import MinuteQueries, merge_minutes
 from agent.store.minutes import MinuteStore

@@ -229,7 +229,7 @@ CAUSES: Mapping[Cause, CauseFacts] = {
     ),
     Cause.UNEXPLAINED: CauseFacts(
         RequestPart.UNKNOWN,
-        "The agent cannot tell: the evidence says what would have told.",
+        "No cause was found: the evidence names sources that would help.",
         "Install the agent's engine plugin, send spans, and let requests go through the proxy.",
         None,
         None,

@@ -34,7 +34,7 @@ MFU = _gauge(
     "phase",
     "source",
     unit=Unit.RATIO,
-    absent="without a known model or GPU, or where the source does not tell",
+    absent="without a known model or GPU, or where the source does not have them",
 )
 MBU = _gauge(
     "llm_mbu_ratio",
@@ -42,7 +42,7 @@ MBU = _gauge(
     "phase",
     "source",
     unit=Unit.RATIO,
-    absent="without a known model or GPU, or where the source does not tell",
+    absent="without a known model or GPU, or where the source does not have them",
 )
 INTENSITY = _gauge(
     "llm_roofline_flops_per_byte",
@@ -115,23 +115,23 @@ COST_PER_HOUR = _gauge(
 )
 UNACCOUNTED_INPUT = _counter(
     "llm_unaccounted_input_tokens",
-    "Prompt tokens that the engine counted and no row tells of.",
+    "Prompt tokens that the engine counted and that are in no row.",
     absent="where the engine does not count them",
 )
 UNACCOUNTED_OUTPUT = _counter(
     "llm_unaccounted_output_tokens",
-    "Output tokens that the engine counted and no row tells of.",
+    "Output tokens that the engine counted and that are in no row.",
     absent="where the engine does not count them",
 )
 UNACCOUNTED_REQUESTS = _counter(
     "llm_unaccounted_requests",
-    "Requests that the engine counted, each choice for itself, and no row tells of, by reason.",
+    "Requests that the engine counted, each choice for itself, and that are in no row, by reason.",
     "reason",
     absent="until the first ledger is closed",
 )
 UNACCOUNTED_COST = _counter(
     "llm_unaccounted_cost_usd",
-    "Dollars of busy time for work that no row tells of, an estimate.",
+    "Dollars of busy time for work that is in no row, an estimate.",
     absent="without a price, and until the first ledger is closed",
 )
 UNTOLD_ROWS = _counter(

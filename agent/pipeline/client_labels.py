@@ -1,4 +1,4 @@
-"""Keeps figures apart only by models that engines serve and by a bounded number of tenants."""
+"""Bounds the labels that clients choose: models that engines serve, and a number of tenants."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -14,20 +14,20 @@ _IDLE_S = float(DAY_S)
 
 
 class TenantPlaces:
-    """Places for the tenants that figures tell apart. Not for several threads.
+    """The tenants that may be a label; the others are counted as OTHER_TENANT. For one thread.
 
-    A known tenant has its place for ever. Any other one takes a free place, and gives it up when a
-    new tenant needs one and it was not seen for a day.
+    A known tenant always has a place. Another tenant takes a free place. It loses the place when a
+    new tenant needs one and the tenant was not seen for a day.
     """
 
     def __init__(self, known: Iterable[str], places: int) -> None:
         self._known = frozenset(known)
         self._places = places
-        # When each was last seen, the oldest first.
+        # The Unix time when each tenant was last seen, in this order.
         self._seen_at: OrderedDict[str, float] = OrderedDict()
 
     def has_place(self, tenant: str, now: float, *, may_take: bool) -> bool:
-        """Whether the tenant has a place; one that `may_take` takes it now."""
+        """Whether the tenant has a place at a Unix time; with `may_take` it takes a free one."""
         if tenant in self._known:
             return True
         if tenant not in self._seen_at and not (may_take and self._is_free(now)):
@@ -47,11 +47,10 @@ class TenantPlaces:
 
 
 class ClientLabels:
-    """Replaces client-made values of a proxied record that figures must not be grouped by.
+    """Replaces a model or tenant of a proxied record that must not become a label.
 
-    `answered` learns that an engine answered a request for a model, `is_served` says whether any
-    engine serves a model of this name. `on_replaced` is called with the name of each replaced
-    field.
+    `answered` gets the engine and model of each successful request. `is_served` returns whether any
+    engine serves a model of this name. `on_replaced` gets the name of each replaced field.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class ClientLabels:
         return record.model if self._is_served(record.model) else None
 
     def _tenant(self, record: RequestRecord) -> str | None:
-        """The tenant, or OTHER_TENANT: a mistake, such as an invented key, takes no place."""
+        """The tenant, or OTHER_TENANT. An invalid request, as with a wrong key, takes no place."""
         if record.tenant is None:
             return None
         may_take = record.status is not Status.INVALID

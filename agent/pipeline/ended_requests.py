@@ -1,4 +1,4 @@
-"""Holds the ended requests of engines' plugins until the rows of the same requests come."""
+"""Holds the ended requests of engines' plugins until the records of the same requests come."""
 
 import threading
 import time
@@ -15,9 +15,10 @@ from agent.records.request import RequestRecord, Vantage
 
 # A span comes 5 s after the end of its request, or later where it is sent again.
 OWN_ROW_AFTER_S = 30.0
-# A slow client's record comes long after the engine's end; until then its request has its own row.
+# The proxy's record of a slow client comes long after the engine ended the request; until then the
+# request has its own row.
 OWN_ROW_KEPT_S = 3600.0
-# A record that comes before the plugin's, such as of a client that left, is remembered this long.
+# A record that comes before its ended request, as of a client that left, is held this long.
 EARLY_S = 30.0
 
 # 30 s of 2,000 requests/s.
@@ -25,7 +26,7 @@ MAX_WAITING = 65_536
 MAX_OWN_ROWS = 32_768
 MAX_EARLY = 8_192
 _MAX_DUE = 4_096
-# Of the requests with one id, as many are looked at, the newest first.
+# Of the requests with one id, only this many of the newest are compared.
 _OF_ONE_ID = 64
 
 Key = tuple[str, str]
@@ -33,7 +34,10 @@ Key = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """An ended request, the rows that have its figures, and the row that it got for itself."""
+    """An ended request, the keys of the rows that have its figures, and the key of its own row.
+
+    `at` is the time of its arrival by the monotonic clock.
+    """
 
     ended: EndedRequest
     at: float
@@ -52,17 +56,17 @@ class _Early:
 
 @dataclass(frozen=True, slots=True)
 class LateFigures:
-    """The ended request of a row that is stored, by the trace and span of the row's record."""
+    """An ended request whose row was stored without its figures, and the key of this row."""
 
     key: Key
     ended: EndedRequest
 
 
 class EndedRequests:
-    """Gives each record the figures of its ended request, and finds those without any record.
+    """Adds the figures of ended requests to records, and finds ended requests without a record.
 
-    A consumer of a plugin receiver, in whose thread `on_ended` runs; the others run in any thread.
-    Nothing waits here: a record without figures passes, and gets them later.
+    It is a consumer of PluginReceiver, whose thread calls `on_ended`; any thread may call the other
+    methods. No record waits here: one without figures is stored, and gets its figures later.
     """
 
     def __init__(
@@ -77,8 +81,8 @@ class EndedRequests:
         self._clock = clock
         self._lock = threading.Lock()
         self._by_id: dict[str, deque[_Held]] = {}
-        # In the order of their arrival: those that a record may still come for, those that get a
-        # row of their own now, and those that have one.
+        # In the order of their arrival: those whose record may still come, those that get their own
+        # row now, and those that have one.
         self._waiting: deque[_Held] = deque()
         self._due: deque[_Held] = deque()
         self._own_rows: deque[_Held] = deque()
@@ -93,7 +97,7 @@ class EndedRequests:
         return len(self._waiting) + len(self._due) + len(self._own_rows)
 
     def on_step(self, step: EngineStep) -> None:
-        """Steps are of no request."""
+        """Do nothing: a step belongs to no single request."""
 
     def on_ended(self, ended: EndedRequest) -> None:
         """Hold an ended request; a record that came before gets its figures later."""
@@ -111,7 +115,7 @@ class EndedRequests:
             self._waiting.append(held)
 
     def with_figures(self, record: RequestRecord) -> RequestRecord:
-        """The record with its engine's figures, if they are there."""
+        """The record with the figures of its ended request, if this has come."""
         if record.engine not in self._engines:
             return record
         ids = engine_ids(record)
@@ -128,7 +132,7 @@ class EndedRequests:
         return with_figures(record, [held.ended for held in found])
 
     def hurry(self) -> None:
-        """Make those due whose client left: the engine sends no span of them."""
+        """Make requests due whose client left: the engine sends no span of them."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
             for held in waiting:
@@ -136,7 +140,7 @@ class EndedRequests:
                 (self._due if left else self._waiting).append(held)
 
     def due(self) -> list[EndedRequest]:
-        """The next ones that no record came for in time; each needs a row of its own now."""
+        """Ended requests without a record in time, _MAX_DUE at most; each gets its own row now."""
         now = self._clock()
         with self._lock:
             while self._waiting and now - self._waiting[0].at >= OWN_ROW_AFTER_S:
@@ -156,9 +160,9 @@ class EndedRequests:
         return [held.ended for held in due]
 
     def stored(self, keys: Mapping[EndedRequest, Key]) -> None:
-        """Note the rows that the due ones have now; until then they stay due.
+        """Note the keys of the own rows that were stored; until then the requests stay due.
 
-        Those that a record came for meanwhile lose theirs again.
+        Where a record came while the row was stored, the row is superseded.
         """
         with self._lock:
             while self._due and self._due[0].ended in keys:
@@ -172,26 +176,26 @@ class EndedRequests:
                     self._own_rows.append(held)
 
     def take_late(self) -> tuple[list[LateFigures], list[Key]]:
-        """Figures of rows that are stored without them, and own rows that records came for."""
+        """Late figures of stored rows, and the keys of superseded own rows; each only once."""
         with self._lock:
             late, self._late = self._late, []
             superseded, self._superseded = self._superseded, []
         return late, superseded
 
     def give_back(self, late: Sequence[LateFigures], superseded: Sequence[Key]) -> None:
-        """Keep these for later: the database is away."""
+        """Keep the results of `take_late` for the next call: the database is away."""
         with self._lock:
             self._late = [*late, *self._late][:MAX_EARLY]
             self._superseded = [*superseded, *self._superseded][:MAX_EARLY]
 
     def _found(self, record: RequestRecord, ids: Sequence[str]) -> list[_Held]:
-        """The ended requests of a record, one for each choice, the likeliest first."""
+        """The ended requests of a record, one for each choice, the most similar first."""
         key = _key(record)
         candidates = [
             held
             for each in ids
             for held in islice(reversed(self._by_id.get(each, ())), _OF_ONE_ID)
-            # A sender sends a record again that was not stored.
+            # The same record may come again: its sender repeats an export that was not stored.
             if held.rows.get(record.vantage, key) == key and is_same(record, held.ended)
         ]
         candidates.sort(key=lambda held: difference(record, held.ended))
@@ -215,7 +219,7 @@ class EndedRequests:
             return None
         found = min(candidates, key=lambda early: difference(early.record, ended))
         self._forget_early(found)
-        # It stays in the order of arrival until its time is over.
+        # It stays in `_early` until EARLY_S have passed, under no id.
         found.ids = ()
         return found
 

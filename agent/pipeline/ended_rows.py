@@ -1,4 +1,4 @@
-"""Stores what only engines' plugins know: rows of their own, and figures that came late."""
+"""Stores own rows of ended requests without a record, and figures that came after their row."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ from agent.store.writing import RequestWriter
 
 
 class EndedRows:
-    """Gives rows to ended requests that have none, and figures to rows that lack them.
+    """Stores own rows for ended requests without a record, and late figures into stored rows.
 
-    A job calls `store` each second. Where the database is away, the same is stored later.
+    A job calls `store` each second. While the database is away, they wait for a later call.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class EndedRows:
         model_of: Callable[[str], str | None],
         on_counted: OnCounted,
     ) -> None:
-        """`model_of` is the model that an engine serves now."""
+        """`model_of` returns the model that an engine serves now."""
         self._on_counted = on_counted
         self.ended = ended
         self._meter = meter
@@ -42,7 +42,7 @@ class EndedRows:
         self._model_of = model_of
 
     def store(self, now: float) -> None:
-        """Store what is due."""
+        """Store own rows that are due, and late figures; `now` is Unix time."""
         try:
             self._store_own_rows(now)
             self._store_late()
@@ -50,7 +50,7 @@ class EndedRows:
             self._meter.store_failed(StoreWrite.PLUGIN_FIGURES)
 
     def store_last(self, now: float) -> None:
-        """Store what no other record can follow, at the end of the agent."""
+        """The same at the end of the agent, also for requests that no record can follow."""
         self.ended.hurry()
         self.store(now)
 
@@ -66,7 +66,7 @@ class EndedRows:
         }
         judged = [self._judge.judged(record) for record in records.values()]
         result = self._writer.submit(judged).result()
-        # They are no spans.
+        # No span was received for them.
         self._meter.stored(result.counted, sent=0, new=0)
         self._on_counted(result.counted)
         self.ended.stored(

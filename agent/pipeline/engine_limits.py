@@ -14,14 +14,14 @@ class EngineLimits:
     """Adds limits to samples: the exposition's value first, then the settings', then the flag's."""
 
     def __init__(self, configured: Mapping[str, int]) -> None:
-        """`configured` are the limits of the settings, of one data-parallel rank, by fact name."""
+        """`configured` has the limits of the settings by fact name, of one data-parallel rank."""
         self._configured = configured
         self._flags: Mapping[str, int] = {}
 
-    def host_sample(self, seen: HostSample) -> None:
+    def host_sample(self, sample: HostSample) -> None:
         """Keep the flags of the running engine; a stopped engine keeps its last known flags."""
-        if seen.processes:
-            self._flags = seen.limits
+        if sample.processes:
+            self._flags = sample.limits
 
     def added_to(self, sample: EngineSample) -> EngineSample:
         """The sample with the limits that are known and not in it."""

@@ -17,14 +17,14 @@ from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
 
-# Events that wait for the database; they are rare, so this many mean hours without one.
+# Events that wait for the database. They are rare: this many come in hours without a database.
 MAX_WAITING_EVENTS = 1000
 
 
 class EnginePipeline:
-    """Publishes samples and events. Only `store` waits for the database.
+    """Publishes samples and events of one engine, and passes them on to the causes of misses.
 
-    Causes of missed requests are found in samples and events, too.
+    Only `store` waits for the database.
     """
 
     def __init__(

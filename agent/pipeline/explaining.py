@@ -23,11 +23,11 @@ _LOG = logging.getLogger(__name__)
 
 # Engines export their spans every five seconds: the prompts of others come with them.
 ALL_CAME_S = 6.0
-# An engine that is gone gives no sample any more.
+# A request waits this long at most for a sample after its end: a dead engine has no more samples.
 LONGEST_WAIT_S = 30.0
-# After a busy minute, explain at most this many at once: other threads wait meanwhile.
+# One run explains this many at most: other threads of the agent wait meanwhile.
 MOST_AT_ONCE = 2_000
-# Half a minute of a million missed requests an hour. More wait in the store, which is asked.
+# Half a minute of a million missed requests an hour. Further ones are read from the store later.
 MOST_WAITING = 8_192
 _LEFT_OVER_EVERY_S = 60.0
 _LEFT_OVER_FOR_S = 900.0
@@ -52,19 +52,22 @@ _DEADLY = frozenset(
 
 
 class ExplanationKeeper(Protocol):
-    """Where explanations are stored. Raises StoreUnavailable."""
+    """Stores explanations. Raises StoreUnavailable."""
 
     def unexplained(
         self, ended_from: float, ended_before: float, limit: int = ...
     ) -> list[JudgedRequest]:
-        """Missed requests that ended in a time and have no explanation."""
+        """Missed requests without an explanation that ended in a time (Unix seconds)."""
 
     def explain(self, explained: Sequence[ExplainedRequest], now: float) -> list[ExplainedRequest]:
         """Store explanations; returns those of requests that had none before."""
 
 
 class _EngineInbox:
-    """What came of one engine and is not in its timeline yet. Appending is safe on any thread."""
+    """The timeline of one engine, and what came for it since the last run of the job.
+
+    Any thread may append to the queues; only the job calls `take_in`.
+    """
 
     def __init__(self) -> None:
         self.timeline = EngineTimeline()
@@ -78,7 +81,7 @@ class _EngineInbox:
     def take_in(self, gpus: Sequence[GpuSample]) -> None:
         """Add everything to the timeline."""
         timeline = self.timeline
-        # First the machine's samples: the timeline learns nothing from steps of a slow machine.
+        # Samples of the machine first: the timeline must not learn from steps of a slow machine.
         _each(self.hosts, timeline.host)
         for sample in gpus:
             timeline.gpu(sample.at, [sample])
@@ -107,10 +110,10 @@ class _Waiting(NamedTuple):
 
 
 class MissedRequests:
-    """Explains the missed requests of all engines. A job calls `run`; all else is safe anywhere.
+    """Explains the missed requests of all engines. A job calls `run`; any thread the other methods.
 
-    Requests, samples and steps wait in memory until the next run. What does not fit, or was counted
-    before the agent started, is read from the store.
+    Requests, samples and steps wait in memory until the next run. Requests that do not fit, or that
+    were counted before the agent started, are read from the store.
     """
 
     def __init__(
@@ -123,9 +126,10 @@ class MissedRequests:
         on_explained: Callable[[Sequence[ExplainedRequest]], None] | None = None,
         all_came_s: float = ALL_CAME_S,
     ) -> None:
-        """`gpus` gives the newest samples of an engine's GPUs.
+        """`gpus` returns the newest samples of an engine's GPUs.
 
-        `on_explained` is called with the requests that had no explanation before.
+        `on_explained` gets the requests that had no explanation before. `all_came_s` after its end,
+        a request is due: spans of other requests of that time have come.
         """
         self._objectives = {objective.name: objective for objective in objectives}
         self._inboxes = {engine: _EngineInbox() for engine in engines}
@@ -137,7 +141,7 @@ class MissedRequests:
         self._waiting: list[_Waiting] = []
         self._numbers = count()
         self._left_over_at = 0.0
-        # Of an engine that is not configured nothing is known.
+        # The timeline of engines that are not configured: it stays empty.
         self._unknown = EngineTimeline()
 
     @property
@@ -146,37 +150,37 @@ class MissedRequests:
         return max(len(self._counted), len(self._waiting)) / MOST_WAITING
 
     def lag_s(self, now: float) -> float:
-        """For how long the oldest request waits beyond the time when all should have come."""
+        """Seconds for which the oldest request has waited after it was due; 0 without any."""
         ended = [waiting.judged.record.ended_at for waiting in list(self._waiting)]
         return max(now - min(ended, default=now) - self._all_came_s, 0.0)
 
     def counted(self, requests: Sequence[JudgedRequest]) -> None:
-        """Take requests that were counted, whatever their verdict."""
+        """Queue requests that were counted, whatever their verdict."""
         self._counted.extend(requests)
 
     def on_sample(self, sample: EngineSample) -> None:
-        """Take a sample of an engine."""
+        """Queue a sample of an engine."""
         self._inboxes[sample.engine].samples.append(sample)
 
     def on_host(self, engine: str, sample: HostSample) -> None:
-        """Take a sample of an engine's machine."""
+        """Queue a sample of an engine's machine."""
         self._inboxes[engine].hosts.append(sample)
 
     def on_event(self, event: Event) -> None:
-        """Take an event; those that end requests count."""
+        """Queue an event, if its kind ends requests."""
         if event.kind in _DEADLY and event.engine in self._inboxes:
             self._inboxes[event.engine].events.append(event)
 
     def on_step(self, step: EngineStep) -> None:
-        """Take a step of an engine's plugin."""
+        """Queue a step of an engine's plugin."""
         self._inboxes[step.engine].steps.append(step)
 
     def on_ended(self, ended: EndedRequest) -> None:
-        """Take a request that an engine's plugin saw end."""
+        """Queue an ended request of an engine's plugin."""
         self._inboxes[ended.engine].ended.append(ended)
 
     def run(self, now: float) -> None:
-        """Explain and store all requests that are due."""
+        """Explain and store requests that are due at a Unix time, MOST_AT_ONCE at most."""
         for engine, inbox in self._inboxes.items():
             inbox.take_in(self._gpus(engine))
         self._take_counted()
@@ -213,7 +217,7 @@ class MissedRequests:
         return due
 
     def _left_over(self, now: float, limit: int) -> list[JudgedRequest]:
-        """Requests that wait in the store alone, so long that none here can be among them."""
+        """Requests that wait in the store only: they ended too long ago to wait in memory."""
         if now < self._left_over_at:
             return []
         self._left_over_at = now + _LEFT_OVER_EVERY_S
@@ -242,7 +246,7 @@ class MissedRequests:
         try:
             return self._explain_one(judged)
         except Exception:
-            # It must not keep the others from being explained.
+            # The other requests must still be explained.
             _LOG.exception("span %s of trace %s is unexplained", record.span_id, record.trace_id)
             return Explanation(record.trace_id, record.span_id, Cause.UNEXPLAINED, (), ())
 

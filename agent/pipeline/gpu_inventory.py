@@ -24,7 +24,7 @@ from agent.sources.waiting_xids import WaitingXids
 _LOG = logging.getLogger(__name__)
 
 HISTORY_S = 300.0
-# The facts that efficiency and energy need.
+# The facts of the history: efficiency and energy need them.
 _HISTORY_FACTS = frozenset(
     fact.name for fact in (CLOCK, CLOCK_MAX, DRAM_ACTIVE, ENERGY, TENSOR_ACTIVE, UTILIZATION)
 )
@@ -55,7 +55,7 @@ class GpuReport:
 
 @dataclass(frozen=True, slots=True)
 class _ProcessLink:
-    """The GPUs on which an engine's processes were last found, and all its processes then."""
+    """The GPUs on which an engine's processes were last found, and their process ids then."""
 
     gpus: frozenset[str] = frozenset()
     pids: frozenset[int] = frozenset()
@@ -81,7 +81,7 @@ class GpuInventory:
         self._remembered: dict[str, GpuSample] = {}
         self._read: set[str] = set()
         self._answered = False
-        # Why the source sees no GPU, until it answers.
+        # Why the source sees no GPU, until it has read one.
         self._blind: str | None = None
         self._by_index: dict[int, str] = {}
         self._shared: set[int] = set()
@@ -100,7 +100,7 @@ class GpuInventory:
             self._remembered = {sample.gpu: sample for sample in samples}
 
     def update(self, read: GpuSamples, now: float) -> list[str]:
-        """Take in a read that was made at a Unix time; returns the failures to count."""
+        """Add a read of the source at a Unix time; returns the failures to count."""
         with self._lock:
             failures = list(read.failures)
             is_first = not self._answered
@@ -146,7 +146,7 @@ class GpuInventory:
         return [GPU_MISSING] if self._answered else []
 
     def _forget(self, gpus: Iterable[str]) -> None:
-        """The agent was given other GPUs, perhaps on another machine: it misses none of before."""
+        """Miss no GPU of the earlier run any more: the agent has other GPUs, or another machine."""
         self._remembered = {}
         for gpu in gpus:
             if self._newest.pop(gpu, None) is not None:
@@ -210,9 +210,9 @@ class GpuInventory:
             return self._report(engine, self._gpus_of(engine))
 
     def take_unclaimed(self) -> GpuReport:
-        """The same of the GPUs that no engine owns.
+        """The same for the GPUs that no engine owns.
 
-        Until the source answers, owners are unknown: the report has Xids only.
+        Until the source has read a GPU, owners are unknown, and the report has only Xids.
         """
         with self._lock:
             owned = {gpu for engine in self._configured for gpu in self._gpus_of(engine)}
@@ -249,7 +249,7 @@ class GpuInventory:
             return
         before = self._links.get(engine, _ProcessLink())
         if before.pids & pids:
-            # The same engine goes on: it keeps GPUs that list no processes now, as lost ones.
+            # The same engine goes on. It keeps GPUs that list no processes now: they may be lost.
             kept = self._samples(before.gpus)
             found |= {sample.gpu for sample in kept if not sample.lists_all_processes()}
         self._links[engine] = _ProcessLink(frozenset(found), pids)
@@ -279,5 +279,5 @@ def each_once(recent: Sequence[GpuSample], stored: Sequence[GpuSample]) -> list[
 
 
 def _identity(sample: GpuSample) -> tuple[str, int]:
-    """A database rounds to microseconds, and a GPU is read less often than every 10 ms."""
+    """The GPU and time of a sample; in 10 ms, because a database rounds times to microseconds."""
     return sample.gpu, round(sample.at * 100)

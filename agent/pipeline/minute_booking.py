@@ -1,4 +1,4 @@
-"""Books minutes of one engine from stored samples and requests, and splits their bills."""
+"""Books minutes of one engine from stored samples and requests, and splits their cost."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

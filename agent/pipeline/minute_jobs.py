@@ -23,8 +23,8 @@ _LOG = logging.getLogger(__name__)
 OPEN_S = 2 * LONGEST_REQUEST_S
 # Missed minutes are booked in batches of this size.
 _MINUTES_AT_ONCE = 10
-# Booking a minute again reads the rows of all minutes that it shares a request with. A row is too
-# late when more requests than this ended since it began.
+# Booking a minute again reads the rows of all minutes that share a request with it. A late row is
+# not booked when more requests than this have ended since its start.
 MAX_ROWS_AGAIN = 200_000
 
 
@@ -34,10 +34,11 @@ OnMinute = Callable[[MinuteRow, MinuteRow | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds.
+    """The times of the job in seconds.
 
-    A gap of more than `max_gap_s` between two samples is unread. A minute is booked `settle_s`
-    after its end, when the rows of its requests are stored. Samples are kept for `keep_s`.
+    An interval of more than `max_gap_s` between two samples counts as unread. A minute is booked
+    `settle_s` after its end, when the rows of its requests are stored. Samples are kept for
+    `keep_s`.
     """
 
     max_gap_s: float
@@ -61,7 +62,7 @@ class MinuteJob:
         on_minute: OnMinute,
         on_failure: Callable[[StoreWrite], None],
     ) -> None:
-        """`on_failure` gets the kind of write that the database did not take."""
+        """`on_failure` gets the kind of write that failed."""
         self._engine = deployment.engine
         self._store = store
         self._timing = timing
@@ -112,7 +113,7 @@ class MinuteJob:
         return None if first is None else (int(first // BOOK_EVERY_S) * BOOK_EVERY_S, first)
 
     def _start_of(self, due_at: int) -> float:
-        # However rare samples are, no two minutes begin at the same one.
+        # No two minutes begin at the same sample, even with few samples.
         gap_s = min(self._timing.max_gap_s, BOOK_EVERY_S)
         samples = self._store.samples(self._engine, due_at, due_at + gap_s)
         return minute_start_near(due_at, [sample.at for sample in samples], max_gap_s=gap_s)

@@ -68,12 +68,12 @@ class EngineMonitor:
         scrape = self._read_engine(now)
         self._on_scrape(scrape)
         health = None if scrape.failure in NO_ANSWER else self._read_health()
-        # Last, so that a kill that ended the engine is counted already.
+        # Last: after a failed scrape, the kernel has counted the kill that ended the engine.
         host = self._read_host(now)
         self._on_host(self.engine, host)
         self._log_unread(host.unread)
         gpus = self._gpus.take(self.engine, [process.pid for process in host.processes or ()])
-        # The memory of a dead engine is free: the evidence is what it held before.
+        # The memory of a dead engine is free, so the evidence is the memory before its death.
         if scrape.sample is not None:
             self._figures = gpus.memory
         events = self._detection.observe(

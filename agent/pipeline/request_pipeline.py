@@ -1,4 +1,4 @@
-"""Every request passes here: it is judged, stored, and only then counted and acknowledged."""
+"""The way of every request: it is judged, stored, and only then counted and acknowledged."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ def _ignored(_counted: Sequence[JudgedRequest]) -> None:
 
 
 def as_it_is(record: RequestRecord) -> RequestRecord:
-    """The record of an engine without a plugin."""
+    """The record unchanged: its engine has no plugin."""
     return record
 
 
 class RequestPipeline:
-    """Takes requests from any source."""
+    """Judges requests of any source, and has them stored and counted."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class RequestPipeline:
         *,
         complete: Callable[[RequestRecord], RequestRecord] = as_it_is,
     ) -> None:
-        """`on_counted` is called with the requests that were counted, and must not wait. `complete`
-        adds what an engine's plugin knows of the request."""
+        """`on_counted` gets the requests that were counted, and must not wait. `complete` adds the
+        figures of an engine's plugin to a record."""
         self._complete = complete
         self._judge = judge
         self._on_counted = on_counted or _ignored
@@ -44,10 +44,10 @@ class RequestPipeline:
         self._meter = meter
 
     async def accept(self, records: Sequence[RequestRecord]) -> int:
-        """Return when the records are committed, and counted unless they wait for another view.
+        """Judge and store records; returns after the commit how many the database refused.
 
-        Returns how many can never be stored. Raises StoreUnavailable when none is committed; the
-        caller may pass the same records again.
+        Requests that wait for no other view are counted by then. Raises StoreUnavailable when no
+        record is committed; the caller may pass the same records again.
         """
         if not records:
             return 0
@@ -63,9 +63,9 @@ class RequestPipeline:
         return len(result.refused)
 
     def settle(self, now: float) -> None:
-        """Count the requests that waited long enough for another view; a job calls it each second.
+        """Count the requests whose wait for another view has ended; a job calls it each second.
 
-        Where the database is away, they are counted later.
+        While the database is away, they wait for a later call.
         """
         try:
             counted = self._writer.settle(now).result()
@@ -77,5 +77,5 @@ class RequestPipeline:
 
 
 def _spans(judged: Sequence[JudgedRequest]) -> int:
-    """How many were received as spans; the proxy's own records are not."""
+    """How many requests were received as spans; records of the proxy are none."""
     return len([item for item in judged if item.record.vantage is Vantage.ENGINE])

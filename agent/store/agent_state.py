@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from agent import __version__
 from agent.store.facts import json_value
-from agent.store.journal.waiting import Lag
+from agent.store.journal.backlog import Lag
 
 Engines = Callable[[], Sequence[Mapping[str, Any]]]
 

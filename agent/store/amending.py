@@ -1,4 +1,4 @@
-"""Puts an engine's figures into stored rows, and removes rows that another one replaces."""
+"""Adds the figures of ended requests to stored rows, and deletes own rows that were superseded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from agent.analysis.engine_figures import with_figures
 from agent.analysis.verdicts import Judge
 from agent.records.engine_step import EndedRequest
 from agent.records.objective import JudgedRequest
-from agent.store.connection import for_writing, unavailable
+from agent.store.connection import for_writing, logged_unavailable
 from agent.store.inserting import Key
 from agent.store.rollups import add_to_rollups
 from agent.store.rows import ALL_COLUMNS, counted_values, judged_from
@@ -31,9 +31,10 @@ Amend = Callable[[Mapping[Key, EndedRequest], Sequence[Key]], None]
 
 
 def request_amend(engine: Engine, judge: Judge) -> Amend:
-    """A function that amends and removes rows with their rollups in one transaction.
+    """A function that amends and deletes rows and their rollups in one transaction.
 
-    It raises StoreUnavailable; a row that is not there is none of its business.
+    It gets the ended requests by the keys of their rows, and the keys of superseded rows. Keys
+    without a row are ignored. It raises StoreUnavailable.
     """
     writing = for_writing(engine)
 
@@ -44,7 +45,7 @@ def request_amend(engine: Engine, judge: Judge) -> Amend:
                 uncounted += _removed(connection, superseded)
                 add_to_rollups(connection, counted, uncounted)
         except SQLAlchemyError as error:
-            raise unavailable(_NOT_NOW, error) from error
+            raise logged_unavailable(_NOT_NOW, error) from error
 
     return amend
 
@@ -52,7 +53,7 @@ def request_amend(engine: Engine, judge: Judge) -> Amend:
 def _amended(
     connection: Connection, figures: Mapping[Key, EndedRequest], judge: Judge
 ) -> tuple[list[JudgedRequest], list[JudgedRequest]]:
-    """Amend rows; returns the counted ones as they are now, and as they were."""
+    """Amend rows; returns the counted ones as they are now, and as they were before."""
     counted, uncounted, values = [], [], []
     for row in _rows(connection, list(figures)):
         before = judged_from(row)
@@ -81,7 +82,7 @@ def _rows(connection: Connection, keys: Sequence[Key]) -> list[Mapping[str, Any]
     for first in range(0, len(keys), _ROWS_PER_STEP):
         some = keys[first : first + _ROWS_PER_STEP]
         query = select(requests).where(
-            # A proxy's row may be joined meanwhile.
+            # A proxy's row may have been joined since.
             or_(
                 tuple_(requests.c.trace_id, requests.c.span_id).in_(some),
                 tuple_(requests.c.trace_id, requests.c.proxy_span_id).in_(some),

@@ -15,7 +15,7 @@ from agent.store.explanations import explanation_from
 from agent.store.query_limits import refuse_when_late
 from agent.store.rollup_queries import (
     SERIES_PER_READ,
-    Apart,
+    GroupBy,
     RollupQueries,
     RollupRange,
     cover_of,
@@ -60,7 +60,7 @@ class CauseQueries(RollupQueries):
             ranges,
             selection,
             lambda row: step_at(window, step_s, row.starts_at),
-            apart="starts_at",
+            group_by="starts_at",
         )
 
     def causes_by(
@@ -77,7 +77,7 @@ class CauseQueries(RollupQueries):
             cover_of(window),
             selection,
             lambda row: getattr(row.series, dimension) or None,
-            apart=dimension,
+            group_by=dimension,
         )
 
     def _causes(
@@ -86,21 +86,23 @@ class CauseQueries(RollupQueries):
         selection: Selection,
         group_of: Callable[[SummedCauses], Group],
         *,
-        apart: Apart = None,
+        group_by: GroupBy = None,
     ) -> dict[Group, _Sums]:
         sums: dict[Group, _Sums] = defaultdict(dict)
-        for row in self._cause_rows(ranges, selection, apart):
+        for row in self._cause_rows(ranges, selection, group_by):
             sums[group_of(row)].setdefault(row.place, CauseSum()).add(row.cause_sum)
         return dict(sums)
 
     def _cause_rows(
-        self, ranges: Sequence[RollupRange], selection: Selection, apart: Apart
+        self, ranges: Sequence[RollupRange], selection: Selection, group_by: GroupBy
     ) -> Iterator[SummedCauses]:
-        """Sums of causes; what differs in anything but `apart` may come as one row."""
+        """Sums of causes; rows that differ only in other fields than `group_by` may come as one."""
         with reading(self._engine) as connection:
             series = selected_series(connection, selection)
             for each in ranges:
-                yield from _rows(connection, each, series, selection, by_start=apart == "starts_at")
+                yield from _rows(
+                    connection, each, series, selection, by_start=group_by == "starts_at"
+                )
 
 
 def _rows(

@@ -12,7 +12,13 @@ from sqlalchemy import Connection, text
 from agent.analysis.cause_sums import CausePlace, CauseSum, sums_of
 from agent.records.explanation import ExplainedRequest
 from agent.store.rollups import WIDTHS_S, Series, place_of, take_turns
-from agent.store.series_places import MAX_SERIES, merged, places, series_ids, stored_ids
+from agent.store.series_places import (
+    MAX_SERIES,
+    other_series,
+    series_ids,
+    stored_ids,
+    target_series,
+)
 
 _PLACE = ("width_s", "series", "starts_at", "objective", "limit_name", "cause")
 SUMS = ("requests", "top_requests", "excess_s")
@@ -44,9 +50,9 @@ def add_causes(
     for agent, sums in _by_agent(explained).items():
         take_turns(connection, agent)
         wanted = [series for _, series in sums]
-        place = places(connection, agent, wanted, max_series)
-        ids = stored_ids(connection, set(place.values()))
-        rows = _rows(sums, {series: ids[place[series]] for series in wanted})
+        targets = target_series(connection, agent, wanted, max_series)
+        ids = stored_ids(connection, set(targets.values()))
+        rows = _rows(sums, {series: ids[targets[series]] for series in wanted})
         connection.execute(_ADD, rows)
 
 
@@ -55,8 +61,8 @@ def subtract_causes(connection: Connection, explained: Sequence[ExplainedRequest
     for agent, sums in _by_agent(explained).items():
         take_turns(connection, agent)
         wanted = {series for _, series in sums}
-        ids = series_ids(connection, wanted | {merged(series) for series in wanted})
-        found = {series: ids.get(series, ids.get(merged(series))) for series in wanted}
+        ids = series_ids(connection, wanted | {other_series(series) for series in wanted})
+        found = {series: ids.get(series, ids.get(other_series(series))) for series in wanted}
         rows = _rows(sums, found)
         if rows:
             connection.execute(_SUBTRACT, rows)
@@ -69,12 +75,12 @@ def add_differences(
     differences: Sequence[tuple[Series, Mapping[str, Any]]],
     max_series: int,
 ) -> None:
-    """Add to an agent's rollups of causes what another database of it added or subtracted."""
+    """Add the differences of an agent's journal to its rollups of causes."""
     take_turns(connection, agent)
     wanted = [series for series, _ in differences]
-    place = places(connection, agent, wanted, max_series)
-    ids = stored_ids(connection, set(place.values()))
-    rows = [{**values, "series": ids[place[series]]} for series, values in differences]
+    targets = target_series(connection, agent, wanted, max_series)
+    ids = stored_ids(connection, set(targets.values()))
+    rows = [{**values, "series": ids[targets[series]]} for series, values in differences]
     rows.sort(key=lambda row: [row[name] for name in _PLACE])
     connection.execute(_ADD, rows)
     connection.execute(_DELETE_EMPTY, rows)

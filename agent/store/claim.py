@@ -1,4 +1,4 @@
-"""The claim of an agent on its name: of two agents with one name, only one writes."""
+"""Name claims: of two agents with one name, only one writes to a database."""
 
 import os
 import secrets
@@ -12,11 +12,11 @@ from sqlalchemy import ColumnElement, Connection, Engine, func, insert, select, 
 from agent.errors import StoreUnavailable
 from agent.store.agent_state import AgentState, no_journal
 from agent.store.connection import for_polling, for_writing, in_transaction
-from agent.store.journal.waiting import Lag
+from agent.store.journal.backlog import Lag
 from agent.store.tables import agents
 
 BEAT_EVERY_S = 5.0
-# A killed agent counts no beats. A poll may wait this long for a lock.
+# An agent without a beat for this long is dead. A beat of a living agent may wait for a lock.
 DEAD_AFTER_S = 20.0
 
 
@@ -30,10 +30,10 @@ def own_instance() -> str:
 
 
 class NameClaim:
-    """The row of one agent in the table `agents`, which it updates every BEAT_EVERY_S.
+    """The name claim of one agent: its row in the table `agents`, updated every BEAT_EVERY_S.
 
     Clocks of two agents are not compared: an agent is dead if the other one has seen no new beat
-    for DEAD_AFTER_S of its own clock. On one host the number of its process shows it at once.
+    for DEAD_AFTER_S by its own clock. On the same host, the end of its process shows it at once.
 
     Each beat also writes the state of the agent (see AgentState).
     """
@@ -47,7 +47,7 @@ class NameClaim:
         state: AgentState | None = None,
         lag: Callable[[Connection], Lag | None] = no_journal,
     ) -> None:
-        """`lag` is that of the agent's journal; it gets the connection that a beat writes by."""
+        """`lag` returns the lag of the agent's journal; it gets the connection of the beat."""
         self._agent = agent
         self._instance = instance
         self._monotonic = monotonic
@@ -61,7 +61,7 @@ class NameClaim:
         in_transaction(for_writing(engine), self._take)
 
     def beat(self, engine: Engine) -> None:
-        """Show that this agent lives. Raises NameTaken if another agent took the name."""
+        """Renew the claim. Raises NameTaken if another agent took the name."""
         in_transaction(for_polling(engine), self._beat)
 
     def release(self, engine: Engine) -> None:
@@ -100,7 +100,7 @@ class NameClaim:
         )
 
     def _is_free(self, row: Any) -> bool:
-        """Whether the row is this agent's own, or that of one that stopped or is dead."""
+        """Whether the row is of this agent, or of one that stopped or is dead."""
         if row.stopped_at is not None or row.instance == self._instance:
             return True
         return self._is_dead(row.instance, row.beats)
@@ -130,7 +130,7 @@ def _ended_here(instance: str) -> bool:
     if host != socket.gethostname() or not number.isdecimal():
         return False
     if int(number) == os.getpid():
-        # An earlier process, or an earlier agent of this one.
+        # Not this agent: an earlier process had the same number, or this process an earlier agent.
         return True
     try:
         os.kill(int(number), 0)

@@ -21,14 +21,14 @@ _LOG = logging.getLogger(__name__)
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
 _SQLITE_RETRY_S = 0.01
-# A commit that makes the log longer than this writes it into the file itself.
+# A commit after which the log is longer than this writes the log into the file.
 _LONG_LOG_PAGES = 16_384
 _CHECKPOINT_EVERY_S = 0.5
 _CHECKPOINT_AFTER_FAILURE_S = 60.0
 # Marks a connection whose thread holds its engine's lock of writers.
 _HOLDS_LOCK = "holds_writers_lock"
-# A server that is cut off sends nothing, not even the end of the connection. Milliseconds for
-# the user timeout, seconds for the others: libpq, "Parameter Key Words".
+# A server behind a broken network sends nothing, not even the end of the connection. Milliseconds
+# for the user timeout, seconds for the others: libpq, "Parameter Key Words".
 _POSTGRES_CONNECTION = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
@@ -36,7 +36,7 @@ _POSTGRES_CONNECTION = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-# An agent that hangs inside a transaction keeps its locks no longer than this.
+# The server ends a transaction of an agent that hangs in it, and so frees its locks.
 _IDLE_IN_TRANSACTION_S = 60.0
 _POLLING_WAIT_S = 5.0
 # PostgreSQL, "Error Codes"; ClickHouse, src/Common/ErrorCodes.cpp.
@@ -47,17 +47,16 @@ ROWS_PER_READ = 4096
 
 # Each agent settles and folds its own rows; after this time another agent does it too.
 ABANDONED_AFTER_S = 300.0
-
 STATEMENT_S = 30.0
 
 _CREDENTIALS = re.compile(r"//.*@")
 
 
 def open_engine(url: str, *, statement_s: float = STATEMENT_S, **pool: Any) -> Engine:
-    """An engine for the URL; `pool` are options of its pool of connections.
+    """An engine for the URL; `pool` are SQLAlchemy's options of its pool of connections.
 
-    A statement on ClickHouse, which has no other limit, is ended after `statement_s`. Raises
-    SettingsInvalid where its kind of database is not supported.
+    ClickHouse ends a statement after `statement_s`; the others have limits elsewhere. Raises
+    SettingsInvalid for another kind of database.
     """
     try:
         parsed = make_url(url)
@@ -82,10 +81,10 @@ def open_engine(url: str, *, statement_s: float = STATEMENT_S, **pool: Any) -> E
 
 def _open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
     if url.database in (None, "", ":memory:"):
-        # Every thread would have a database of its own.
+        # In memory, every thread would have a database of its own.
         raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
-    # The driver would keep 128 statements of each connection. Those with a list of rows are a
-    # megabyte each, and seldom asked for again: one list is as long as the other by chance.
+    # By default the driver keeps 128 statements of each connection. A statement with a list of
+    # values takes up to a megabyte, and is only used again for a list of the same length.
     connect = {"timeout": _SQLITE_WAIT_S, "cached_statements": 0}
     engine = create_engine(url, connect_args=connect, pool_size=8, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
@@ -97,7 +96,7 @@ def _open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    # The driver's own transactions start late and never around DDL; ours are started below.
+    # The driver begins transactions late and never around DDL; `_begin_sqlite` begins them here.
     connection.isolation_level = None
     _write_ahead(connection)
     # What was acknowledged must survive a power cut, so every commit waits for the disk.
@@ -106,7 +105,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def without_disk_waits(engine: Engine) -> None:
-    """Let commits of SQLite not wait for the disk; a power cut may take the newest of them."""
+    """Make commits of SQLite not wait for the disk: a power cut may take the newest commits."""
     if engine.dialect.name == "sqlite":
         pragma = "PRAGMA synchronous=NORMAL"
         event.listen(engine, "connect", lambda connection, _record: connection.execute(pragma))
@@ -116,7 +115,7 @@ def without_disk_waits(engine: Engine) -> None:
 def checkpoints(engine: Engine) -> Callable[[], None]:
     """A function that writes SQLite's log into its file, at most twice a second.
 
-    Called between commits, it takes this work out of them; after a failure, not for a minute.
+    Called between commits, it relieves commits of this work. It pauses a minute after a failure.
     """
     due_at = 0.0
 
@@ -138,7 +137,7 @@ def checkpoints(engine: Engine) -> Callable[[], None]:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch the file to write-ahead logging; SQLite itself does not wait for a writer here."""
+    """Switch the file to write-ahead logging. SQLite's own time-out does not cover this pragma."""
     deadline = monotonic() + _SQLITE_WAIT_S
     while True:
         try:
@@ -161,7 +160,7 @@ def _begin_sqlite(writing: threading.Lock, connection: Any) -> None:
         connection.info[_HOLDS_LOCK] = writing.acquire(timeout=wait_s)
     left_ms = 1000 * max(until - monotonic(), 0.0)
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {left_ms:.0f}").close()
-    # SQLite may refuse a reader that begins to write, so a writer takes the lock at the start.
+    # SQLite may refuse to write in a transaction that began with a read.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -172,7 +171,7 @@ def _end_sqlite(writing: threading.Lock, _connection: object, record: Any) -> No
 
 def _open_postgres(url: URL, pool: Mapping[str, Any]) -> Engine:
     options = {"pool_size": 8, "pool_pre_ping": True, **pool}
-    # What the URL says of a connection holds.
+    # Options in the URL win.
     connect = {name: value for name, value in _POSTGRES_CONNECTION.items() if name not in url.query}
     engine = create_engine(url, connect_args=connect, **options)
     event.listen(engine, "connect", _prepare_postgres)
@@ -191,7 +190,7 @@ def _fetch_binary(*given: Any) -> None:
     """Fetch results in binary for a statement with the option `binary`: text is twice as long."""
     _connection, cursor, _statement, _parameters, context, _many = given
     if context.execution_options.get("binary", False):
-        # Without PostgreSQL its driver is not imported.
+        # Without PostgreSQL, its driver is not imported.
         cursor.format = context.dialect.dbapi.pq.Format.BINARY
 
 
@@ -201,7 +200,7 @@ def _begin_postgres(connection: Any) -> None:
 
 
 def _open_clickhouse(url: URL, options: Mapping[str, Any]) -> Engine:
-    # Only who has ClickHouse has its driver.
+    # The driver is there only with the extra `clickhouse`.
     from agent.store.clickhouse.connecting import open_clickhouse
 
     return open_clickhouse(url, **options)
@@ -221,9 +220,9 @@ def for_writing(engine: Engine) -> Engine:
 
 
 def for_polling(engine: Engine) -> Engine:
-    """The same engine for the small writes of polls.
+    """The same engine for the small writes of polls: these wait _POLLING_WAIT_S at most for a lock.
 
-    A poll waits shortly for a lock; folding, migrations and queries may wait longer.
+    Folding, migrations and queries may wait longer.
     """
     return for_writing(engine).execution_options(polling=True)
 
@@ -235,7 +234,7 @@ def for_reading(engine: Engine) -> Engine:
     return engine
 
 
-def cause(error: Exception) -> str:
+def driver_message(error: Exception) -> str:
     """The driver's message, on one line and without the statement."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
     return lines[0] if lines else type(error).__name__
@@ -245,15 +244,16 @@ _LOG_AGAIN_AFTER_S = 60.0
 _logged_at: dict[str, float] = {}
 
 
-def with_words(sentence: str, error: Exception) -> StoreUnavailable:
-    """The error with a sentence that anybody may read, and the driver's message."""
+def store_unavailable(sentence: str, error: Exception) -> StoreUnavailable:
+    """A StoreUnavailable with a public sentence, and the driver's message for the log."""
     words = in_words(error)
-    return StoreUnavailable(sentence if words is None else f"{sentence}: {words}", cause(error))
+    public = sentence if words is None else f"{sentence}: {words}"
+    return StoreUnavailable(public, driver_message(error))
 
 
-def unavailable(sentence: str, error: Exception) -> StoreUnavailable:
-    """The error that senders and readers get; its cause is logged, at most once a minute."""
-    made = with_words(sentence, error)
+def logged_unavailable(sentence: str, error: Exception) -> StoreUnavailable:
+    """The same for senders and readers; the driver's message is logged, at most once a minute."""
+    made = store_unavailable(sentence, error)
     text, now = str(made), monotonic()
     if now - _logged_at.get(text, -_LOG_AGAIN_AFTER_S) >= _LOG_AGAIN_AFTER_S:
         _logged_at.clear()
@@ -271,7 +271,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
     except SQLAlchemyError as error:
         if _is_interrupted(error):
             raise QueryTooSlow from error
-        raise unavailable("the database does not answer", error) from error
+        raise logged_unavailable("the database does not answer", error) from error
 
 
 def _is_interrupted(error: SQLAlchemyError) -> bool:
@@ -292,9 +292,9 @@ Result = TypeVar("Result")
 
 
 def in_transaction(engine: Engine, work: Callable[[Connection], Result]) -> Result:
-    """The result of work in a transaction of its own. Raises StoreUnavailable."""
+    """Run `work` in a transaction of its own; returns its result. Raises StoreUnavailable."""
     try:
         with engine.begin() as connection:
             return work(connection)
     except SQLAlchemyError as error:
-        raise with_words("the database did not take the write", error) from error
+        raise store_unavailable("the database did not take the write", error) from error

@@ -14,7 +14,7 @@ from agent.errors import StoreUnavailable
 from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.objective import JudgedRequest
 from agent.store.cause_rollups import add_causes, subtract_causes
-from agent.store.connection import cause, for_writing, in_transaction, read_all
+from agent.store.connection import driver_message, for_writing, in_transaction, read_all
 from agent.store.inserting import Key, key_of
 from agent.store.rows import judged_from
 from agent.store.series_places import MAX_SERIES
@@ -31,7 +31,7 @@ MAX_CHARACTERS = 300
 
 
 def _ignored(_row: int) -> None:
-    """Count nothing."""
+    """Do nothing with the number of a row that was set aside."""
 
 
 class ExplanationStore:
@@ -57,7 +57,10 @@ class ExplanationStore:
     def unexplained(
         self, ended_from: float, ended_before: float, limit: int = REQUESTS_PER_SLICE
     ) -> list[JudgedRequest]:
-        """The first missed requests that ended in a time, are counted and have no explanation."""
+        """The counted missed requests without an explanation, those that ended first.
+
+        They ended from `ended_from` to before `ended_before`, in Unix seconds.
+        """
         conditions = (
             text(UNEXPLAINED),
             requests.c.agent == self._agent,
@@ -81,7 +84,7 @@ class ExplanationStore:
         except StoreUnavailable:
             raise
         except Exception as error:
-            _LOG.warning("row %d of requests is never explained: %s", number, cause(error))
+            _LOG.warning("row %d of requests is never explained: %s", number, driver_message(error))
         in_transaction(
             self._writing,
             lambda connection: connection.execute(
@@ -92,11 +95,11 @@ class ExplanationStore:
         return []
 
     def explain(self, explained: Sequence[ExplainedRequest], now: float) -> list[ExplainedRequest]:
-        """Store explanations; returns those of requests that had none before, each once.
+        """Store explanations; returns those whose request had none before, each once.
 
-        An earlier explanation is replaced. A request that changed since it was read, by a join, is
-        left out: it is explained anew. Where the database fails after a part of them, those of
-        this part are returned.
+        An earlier explanation is replaced. A request that was joined since it was read is left
+        out, and explained anew by a later call. Where the database fails after some slices, the
+        explanations of these slices are returned.
         """
         first: list[ExplainedRequest] = []
         for begin in range(0, len(explained), REQUESTS_PER_SLICE):
@@ -114,7 +117,7 @@ class ExplanationStore:
             except StoreUnavailable as error:
                 if begin == 0:
                     raise
-                # The slices before are stored, and no later call returns their requests as first.
+                # Earlier slices are stored: a later call does not return their requests again.
                 left = len(explained) - begin
                 _LOG.warning("%d explanations are made anew later: %s", left, error)
                 break
@@ -162,7 +165,7 @@ def _explain(
 def _unchanged(
     connection: Connection, explained: Mapping[Key, ExplainedRequest]
 ) -> list[Mapping[Any, Any]]:
-    """The rows of these requests, locked, but for those that were joined since they were read."""
+    """The locked rows of these requests, except of those that were joined since they were read."""
     columns = ("id", "trace_id", "span_id", "vantage", "cause", "explanation", "explained_at")
     query = (
         select(*(requests.c[name] for name in columns))
@@ -182,7 +185,7 @@ def _unchanged(
 
 
 def explanation_text(explanation: Explanation) -> str:
-    """The sources and shares of an explanation as JSON, its evidence cut to what rows keep."""
+    """The sources and shares of an explanation as JSON, with the evidence cut to its limits."""
     shares = [
         msgspec.structs.asdict(share)
         | {"evidence": [each[:MAX_CHARACTERS] for each in share.evidence[:MAX_SENTENCES]]}
@@ -200,7 +203,7 @@ def earlier(row: Mapping[Any, Any], judged: JudgedRequest) -> list[ExplainedRequ
 
 
 def explanation_from(row: Mapping[Any, Any]) -> Explanation:
-    """The explanation in a row that has one; its causes may be those of another version."""
+    """The explanation in a row that has one; its causes may be of another version of the agent."""
     stored = json.loads(row["explanation"])
     shares = (
         CauseShare(**share | {"evidence": tuple(share["evidence"])}) for share in stored["shares"]

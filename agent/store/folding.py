@@ -1,7 +1,7 @@
-"""Adds the changes that commits noted to the rollups, and makes rollups anew from rows.
+"""Folds changes: adds them to the rollups. Also makes rollups anew from the rows of requests.
 
-A fold is one transaction: it deletes the changes that it adds to the rollups. A fold that fails or
-is cut off leaves both as they were, so it may run at any time and any number of times.
+A slice of a fold is one transaction: it deletes the changes that it adds to the rollups. A slice
+that fails leaves both as they were, so a fold may run at any time and any number of times.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ from agent.store.rollups import (
     take_turns,
 )
 from agent.store.rows import judged_from
-from agent.store.series_places import MAX_SERIES, places, stored_ids
+from agent.store.series_places import MAX_SERIES, stored_ids, target_series
 from agent.store.tables import cause_rollups, requests, rollup_changes, rollup_series, rollups
 
 # A fold keeps the writer of requests waiting, so it is done in slices.
@@ -45,7 +45,10 @@ _DELETE = text(f"DELETE FROM rollups WHERE {' AND '.join(f'{name} = :{name}' for
 
 
 def agents_to_fold(connection: Connection, agent: str, now: float) -> Sequence[str]:
-    """The agent names that this agent folds: its own, the empty one, and those abandoned."""
+    """The agent names whose changes this agent folds.
+
+    They are its own name, the empty one, and names with changes of before ABANDONED_AFTER_S.
+    """
     query = (
         select(rollup_changes.c.agent)
         .where(
@@ -61,14 +64,14 @@ def agents_to_fold(connection: Connection, agent: str, now: float) -> Sequence[s
 
 
 class FoldedSlice(NamedTuple):
-    """How many changes were folded, and how many requests of them are in series of `other`."""
+    """How many changes were folded, and how many of their requests went into series of `other`."""
 
     changes: int
     replaced: int
 
 
 def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES) -> FoldedSlice:
-    """Fold the oldest changes of an agent name into its rollups."""
+    """Fold the oldest CHANGES_PER_SLICE changes of an agent name into its rollups."""
     take_turns(connection, agent)
     query = (
         select(rollup_changes)
@@ -89,25 +92,26 @@ def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES)
 
 
 def _fold(connection: Connection, changes: Sequence[Row], max_series: int) -> int:
-    """Add these changes to their rollups; returns how many requests are in series of `other`."""
+    """Add these changes to their rollups; returns how many requests went into series of `other`."""
     by_key: dict[RollupKey, list[Row]] = {}
     series = [_series(change) for change in changes]
-    place = places(connection, series[0].agent, series, max_series)
+    targets = target_series(connection, series[0].agent, series, max_series)
     for change, own in zip(changes, series, strict=True):
-        for key in keys_of(change["starts_at"], place[own]):
+        for key in keys_of(change["starts_at"], targets[own]):
             by_key.setdefault(key, []).append(change)
     ids = stored_ids(connection, {key.series for key in by_key})
     stored = _stored(connection, by_key, ids)
     filled, empty = [], []
-    # Hours and days, of one length or of any, often hold the same and get the same changes.
-    known: dict[tuple[Any, ...], dict[str, bytes | None] | None] = {}
+    # The rollups of several widths and lengths often have the same figures and get the same
+    # changes: their sum is computed once.
+    computed: dict[tuple[Any, ...], dict[str, bytes | None] | None] = {}
     for key, of_key in sorted(by_key.items(), key=itemgetter(0)):
         row = dict(zip(_KEY, (key.width_s, ids[key.series], key.starts_at), strict=True))
         before = stored.get(key)
-        alike = (before and (*before,), *(change["id"] for change in of_key))
-        if alike not in known:
-            known[alike] = _folded(key.series.judged_by, before, of_key)
-        figures = known[alike]
+        same_sum = (before and (*before,), *(change["id"] for change in of_key))
+        if same_sum not in computed:
+            computed[same_sum] = _folded(key.series.judged_by, before, of_key)
+        figures = computed[same_sum]
         if figures is None:
             empty.append(row)
         else:
@@ -116,16 +120,16 @@ def _fold(connection: Connection, changes: Sequence[Row], max_series: int) -> in
         connection.execute(_DELETE, empty)
     if filled:
         connection.execute(_WRITE, filled)
-    return _replaced(changes, series, place)
+    return _replaced(changes, series, targets)
 
 
 def _replaced(
-    changes: Sequence[Row], series: Sequence[Series], place: Mapping[Series, Series]
+    changes: Sequence[Row], series: Sequence[Series], targets: Mapping[Series, Series]
 ) -> int:
     """How many requests of these changes are counted in another series than their own."""
     replaced = RollupSum()
     for change, own in zip(changes, series, strict=True):
-        if place[own] != own and not change["gone"]:
+        if targets[own] != own and not change["gone"]:
             replaced.add(own.judged_by, _figures(change))
     return replaced.tally().requests
 
@@ -133,7 +137,7 @@ def _replaced(
 def _folded(
     objectives: str, stored: Figures | None, changes: Sequence[Row]
 ) -> dict[str, bytes | None] | None:
-    """The columns of a rollup with its changes; None where no request is left in it."""
+    """The columns of a rollup after its changes; None where no request is left in it."""
     rollup_sum = RollupSum()
     if stored is not None:
         rollup_sum.add(objectives, stored)
@@ -153,11 +157,11 @@ def _figures(row: Row) -> Figures:
 def _stored(
     connection: Connection, keys: Collection[RollupKey], ids: Mapping[Series, int]
 ) -> dict[RollupKey, Figures]:
-    """What the database holds of these rollups."""
+    """The stored figures of these rollups, where a rollup is stored."""
     by_place = {(key.width_s, ids[key.series], key.starts_at): key for key in keys}
     found = {}
     for width_s in WIDTHS_S:
-        # A slice of changes is small enough that these are fewer parameters than SQLite takes.
+        # A slice of changes gives fewer parameters than SQLite allows.
         pairs = sorted(place[1:] for place in by_place if place[0] == width_s)
         query = select(rollups).where(
             rollups.c.width_s == width_s,
@@ -171,15 +175,16 @@ def _stored(
 def rebuild_rollups(
     connection: Connection, agent: str, from_s: int, until_s: int, max_series: int = MAX_SERIES
 ) -> None:
-    """Make an agent's rollups of whole UTC days anew from its counted rows.
+    """Make an agent's rollups of whole UTC days (Unix seconds) anew from its counted rows.
 
-    Only for days whose rows are all kept: requests whose rows have expired are no longer counted.
+    Only for days whose rows have not expired: the new rollups count no expired row. Raises
+    ValueError where a bound is not the start of a day.
     """
     if from_s % DAY_S or until_s % DAY_S:
         raise ValueError(f"{from_s} to {until_s} are no whole days of UTC: no rollup may be cut")
     take_turns(connection, agent)
     if connection.dialect.name == "postgresql":
-        # Commits from here on append changes that come after those deleted here.
+        # Changes of commits from now on are appended after the deletion below.
         connection.execute(text("LOCK TABLE rollup_changes IN EXCLUSIVE MODE"))
     _delete_days(connection, agent, from_s, until_s)
     of_agent = requests.c.agent.is_(None) if agent == "" else requests.c.agent == agent

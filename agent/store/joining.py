@@ -1,4 +1,4 @@
-"""Joins the views of one request in the database, and settles views that waited long enough.
+"""Joins the views of one request in the database, and settles views whose wait has ended.
 
 Every view is inserted as a row of its own. The engine's span is the child of the proxy's: where
 both are stored, the engine's row becomes the joined one and the proxy's row is deleted. All writers
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 # Statements have a limited number of parameters; two rows of each request may be locked.
 ROWS_PER_STEP = 4096
-# A clock is often set back by less.
+# A clock that is set back by less does not end the wait of a view.
 _CLOCK_SLACK_S = 60.0
 
 
@@ -45,9 +45,10 @@ def waiting_for(wait_s: float) -> SettlesAt:
 
 @dataclass(slots=True)
 class Recount:
-    """Requests to count, counted requests to take back, and those never counted before.
+    """The changes of rollups after a join.
 
-    `unexplained` are those taken back that had an explanation.
+    `counted` are added and `uncounted` subtracted. `first` are the added requests of which no view
+    was counted before. `unexplained` are the subtracted requests that had an explanation.
     """
 
     counted: list[JudgedRequest] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Recount:
     unexplained: list[ExplainedRequest] = field(default_factory=list)
 
     def take_back(self, rows: Iterable[Row]) -> list[JudgedRequest]:
-        """Note those of these rows that are counted; returns their requests."""
+        """Subtract the rows that are counted; returns their requests."""
         counted = [(row, judged_from(row)) for row in rows if row["counted"]]
         for row, judged in counted:
             self.unexplained += earlier(row, judged)
@@ -67,7 +68,10 @@ class Recount:
 
 @dataclass(slots=True)
 class _Changes:
-    """Changes to rows, by their numbers; a join has when a view was explained first."""
+    """Changes of rows by their ids.
+
+    A join has the id, the time when one of its views was first explained, and the joined request.
+    """
 
     joins: list[tuple[int, float | None, JudgedRequest]] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
@@ -76,14 +80,14 @@ class _Changes:
 
     @property
     def rows(self) -> set[int]:
-        """The numbers of all changed rows."""
+        """The ids of all changed rows."""
         return {*(row for row, _, _ in self.joins), *self.parts, *self.gone, *self.settled}
 
 
 def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judge) -> Recount:
-    """Join these views, just stored as waiting, with stored views.
+    """Join these views, which were just stored as waiting, with stored views.
 
-    Where one view was settled before the other came, the joined request counts instead of it. The
+    A joined request counts in place of a view that was settled before the other view came. The
     caller updates the rollups.
     """
     recount = Recount()
@@ -98,15 +102,15 @@ def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judg
 def due_rows(
     connection: Connection, now: float, agent: str, wait_s: float | None
 ) -> dict[int, Key]:
-    """The views that waited long enough, the oldest first, at most ROWS_PER_STEP of them.
+    """The views whose wait has ended, the oldest first, ROWS_PER_STEP at most.
 
-    Views that came before the agent's clock was set back would wait for that time, too: they are
+    Views that came before the agent's clock was set back would wait longer by that time: they are
     due at once.
     """
     own = requests.c.agent == agent
     abandoned = requests.c.settles_at <= now - ABANDONED_AFTER_S
-    anybodys = or_(own, requests.c.agent.is_(None), abandoned)
-    due = _some_of(connection, ROWS_PER_STEP, requests.c.settles_at <= now, anybodys)
+    settled_here = or_(own, requests.c.agent.is_(None), abandoned)
+    due = _some_of(connection, ROWS_PER_STEP, requests.c.settles_at <= now, settled_here)
     latest = now + (wait_s or 0.0) + _CLOCK_SLACK_S
     due |= _some_of(connection, ROWS_PER_STEP - len(due), requests.c.settles_at > latest, own)
     return due
@@ -121,7 +125,7 @@ def _some_of(connection: Connection, most: int, *conditions: ColumnElement[bool]
 def settle_rows(
     connection: Connection, keys: Mapping[int, Key], judge: Judge, *, alone: bool = False
 ) -> Recount:
-    """Settle these views; with `alone`, each without a view that it could be joined with.
+    """Settle these views; with `alone`, without looking for another view of each.
 
     Two views that two agents stored at the same time are joined here. The caller updates the
     rollups.
@@ -163,7 +167,7 @@ SELECT e.id, p.id FROM wanted w
 """
 
 _PAIRS_OF = {
-    # SQLite's planner knows nothing of a list's length; CROSS JOIN keeps the order as written.
+    # SQLite's planner does not know the length of the list; CROSS JOIN keeps the written order.
     "sqlite": _PAIRS.format(
         wanted="SELECT json_extract(value, '$[0]') AS trace_id, "
         "json_extract(value, '$[1]') AS span_id FROM json_each(:keys)",
@@ -202,8 +206,8 @@ def _resolved(
 ) -> _Changes:
     """The changes to make; another agent may have changed rows since the pairs were found.
 
-    A request of several choices waits for the spans of all, if only these give its tokens, until it
-    is settled.
+    Where only the spans of its choices have its tokens, a request of several choices waits for all
+    of them, until its wait has ended.
     """
     engines_of: dict[int, list[Row]] = {}
     for engine_row, other_row in pairs:
@@ -245,7 +249,7 @@ def _join(
 
 
 _row_number = requests.c.id == bindparam("row")
-# A joined request may lie in other minutes than its views, and a part lies in none.
+# A joined request may overlap other minutes than its views, so it is priced again.
 _JOIN = (
     update(requests)
     .where(_row_number)
@@ -254,6 +258,7 @@ _JOIN = (
         | {"priced_at": None, "explanation": None}
     )
 )
+# A part of a request overlaps no minute, so it has no cost.
 _PART = (
     update(requests)
     .where(_row_number)

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event, make_url
 
 from agent.errors import StoreUnavailable
 from agent.store.claim import BEAT_EVERY_S, NameClaim, NameTaken
-from agent.store.connection import open_engine, with_words
+from agent.store.connection import open_engine, store_unavailable
 from agent.store.failure_words import CORRUPT_CODES, sqlite_code
 from agent.store.health import StoreHealth
 from agent.store.migrating import upgrade
@@ -20,6 +20,7 @@ from agent.store.time_limits import MIGRATION_S, limit_waits
 
 _LOG = logging.getLogger(__name__)
 
+# How often the file of an open database is checked, and how often opening is tried again.
 LOOK_EVERY_S = 0.5
 TRY_EVERY_S = 2.0
 _SQLITE_WAIT_S = 5.0
@@ -31,14 +32,14 @@ _DAMAGED = "the database's file is corrupt; it is set aside, and a new one begun
 Prepare = Callable[[Engine], None]
 
 
-def _not_told() -> None:
-    """Tell nobody."""
+def _ignored() -> None:
+    """Do nothing after a file was set aside."""
 
 
 class StoreKeeper:
     """Opens the database in a thread of its own; until then its engines raise StoreUnavailable.
 
-    Another thread updates the claim on the agent's name, which shows whether writes succeed.
+    A second thread renews the agent's name claim, which shows whether writes succeed.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class StoreKeeper:
         prepare: Prepare,
         health: StoreHealth,
         sets_aside: bool,
-        on_set_aside: Callable[[], None] = _not_told,
+        on_set_aside: Callable[[], None] = _ignored,
     ) -> None:
-        """`prepare` gets the migrated database before anybody else, each time that it is opened.
+        """`prepare` gets the migrated database before `engines` may use it, at each opening.
 
         With `sets_aside` a corrupt SQLite file is renamed, and a new one begun.
         """
@@ -69,7 +70,7 @@ class StoreKeeper:
         self._refusal: str | None = _NOT_YET
         self._logged: str | None = None
         self._place: SqlitePlace | None = None
-        # Closing them would delete the log of the file that replaced theirs.
+        # Places of replaced files: closing them would delete the log of the new file at the path.
         self._never_closed: list[SqlitePlace] = []
         self._tried = threading.Event()
         self._wake = threading.Event()
@@ -78,13 +79,13 @@ class StoreKeeper:
             event.listen(engine, "do_connect", self._refuse)
 
     def start(self, *, wait_s: float) -> None:
-        """Begin, and return after the first attempt or `wait_s`."""
+        """Start both threads; returns after the first attempt to open, or after `wait_s`."""
         for name, work in (("store-keeper", self._keep), ("store-beat", self._beat)):
             threading.Thread(target=work, name=name, daemon=True).start()
         self._tried.wait(wait_s)
 
     def verify(self) -> None:
-        """Raise StoreUnavailable unless what was just committed is in the file at the path."""
+        """Raise StoreUnavailable unless the last commit went to the file that is at the path."""
         if self._refusal is not None:
             raise StoreUnavailable(self._refusal)
         if self._place is not None and not self._place.holds():
@@ -92,13 +93,13 @@ class StoreKeeper:
             raise StoreUnavailable(_REPLACED)
 
     def failed(self, error: Exception) -> None:
-        """Set the file aside if this error says that it is corrupt, and if that is wanted."""
+        """Set the file aside, if `sets_aside` is on and this error shows that it is corrupt."""
         if self._sets_aside and self._refusal is None and _is_corrupt(error):
             self._damage = error
             self._shut(_DAMAGED)
 
     def close(self) -> None:
-        """Give the name back and end the threads. It may wait for the database."""
+        """Give the name back and end the threads. This may wait for the database."""
         self._stopping.set()
         self._wake.set()
         if self._refusal is None:
@@ -152,7 +153,7 @@ class StoreKeeper:
         self._health.opened()
 
     def _opened(self) -> SqlitePlace | None:
-        """The place of the database, which is ready to use; None if it is no SQLite file."""
+        """Open and prepare the database; returns its place, None where it is no SQLite file."""
         place = None if self._path is None else SqlitePlace(self._path, _SQLITE_WAIT_S)
         try:
             self._make_ready(place)
@@ -232,4 +233,4 @@ def _as_unavailable() -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (sqlite3.Error, OSError)):
             _LOG.exception("the database cannot be opened")
-        raise with_words("the database cannot be opened", error) from error
+        raise store_unavailable("the database cannot be opened", error) from error

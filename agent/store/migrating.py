@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.errors import StoreUnavailable
 from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.clickhouse.schema import require_newest_clickhouse, upgrade_clickhouse
-from agent.store.connection import for_writing, reading, with_words
+from agent.store.connection import for_writing, reading, store_unavailable
 
 # An arbitrary number that all agents share.
 _POSTGRES_LOCK = 730_111_947
@@ -87,7 +87,7 @@ def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     try:
         return _upgrade(engine, revision)
     except (SQLAlchemyError, CommandError) as error:
-        raise with_words("the database cannot be prepared", error) from error
+        raise store_unavailable("the database cannot be prepared", error) from error
 
 
 def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:

@@ -38,7 +38,7 @@ SERIES_PER_READ = 5000
 Group = TypeVar("Group", bound=Hashable)
 
 # What the rows of a query are grouped by: a field of their series, their start, or nothing.
-Apart = Dimension | Literal["starts_at"] | None
+GroupBy = Dimension | Literal["starts_at"] | None
 
 
 class RollupRange(NamedTuple):
@@ -122,7 +122,7 @@ class RollupQueries:
             ranges,
             selection,
             lambda row: step_at(window, step_s, row.starts_at),
-            apart="starts_at",
+            group_by="starts_at",
         )
         return {start: tallies.get(start, Tally()) for start in steps}
 
@@ -143,7 +143,7 @@ class RollupQueries:
             groups.add(value)
             return value
 
-        return self._tallies(cover_of(window), selection, value_of, apart=dimension)
+        return self._tallies(cover_of(window), selection, value_of, group_by=dimension)
 
     def _tallies(
         self,
@@ -151,27 +151,29 @@ class RollupQueries:
         selection: Selection,
         group_of: Callable[[RollupRow], Group],
         *,
-        apart: Apart = None,
+        group_by: GroupBy = None,
     ) -> dict[Group, Tally]:
         sums: dict[Group, RollupSum] = defaultdict(RollupSum)
-        for row in self._rows(ranges, selection, apart):
+        for row in self._rows(ranges, selection, group_by):
             sums[group_of(row)].add(row.series.judged_by, row.figures, gone=row.gone)
         tallies = {group: rollup_sum.tally() for group, rollup_sum in sums.items()}
         return {group: tally for group, tally in tallies.items() if tally.requests}
 
     def _rows(
-        self, ranges: Sequence[RollupRange], selection: Selection, apart: Apart
+        self, ranges: Sequence[RollupRange], selection: Selection, group_by: GroupBy
     ) -> Iterator[RollupRow]:
         """Rollups first: a change can only subtract what was added before.
 
-        What differs in anything but `apart` may come as one row.
+        Rows that differ only in other fields than `group_by` may come as one row.
         """
         if not ranges:
             return
         with reading(self._engine) as connection:
             series = selected_series(connection, selection)
             for each in ranges:
-                yield from _of_rollups(connection, each, series, by_length=apart == "input_length")
+                yield from _of_rollups(
+                    connection, each, series, by_length=group_by == "input_length"
+                )
             yield from _of_changes(connection, ranges, selection)
 
 

@@ -16,10 +16,10 @@ from agent.store.tables import rollup_series
 
 _LOG = logging.getLogger(__name__)
 
-# Of one agent, those of any length apart: the summary of a window reads a rollup of each.
+# Of one agent, without the series of any length: a summary of a window reads a rollup of each.
 MAX_SERIES = 10_000
 
-_told: set[str] = set()
+_warned_agents: set[str] = set()
 
 # With six columns each, these are fewer parameters than SQLite takes: 32,766.
 _KEYS_PER_READ = 2000
@@ -27,12 +27,13 @@ _KEYS_PER_READ = 2000
 _COLUMNS = [rollup_series.c[name] for name in Series._fields]
 
 
-def places(
+def target_series(
     connection: Connection, agent: str, wanted: Sequence[Series], most: int
 ) -> dict[Series, Series]:
-    """The series into which each of these is folded: itself, or `other` where there are too many.
+    """The series into which each of these is folded: itself, or the one of `other`.
 
-    Series that are stored stay what they are, so what was added to them is subtracted from them.
+    A new series beyond `most` is folded into `other`. A stored series stays itself, so what was
+    added to it is also subtracted from it.
     """
     stored = series_ids(connection, wanted).keys()
     new = [series for series in dict.fromkeys(wanted) if series not in stored]
@@ -40,8 +41,8 @@ def places(
         return {series: series for series in wanted}
     room = max(most - _count(connection, agent), 0)
     beyond = set(new[room:])
-    if beyond and agent not in _told:
-        _told.add(agent)
+    if beyond and agent not in _warned_agents:
+        _warned_agents.add(agent)
         _LOG.warning(
             "the rollups of %s have %d series of models and tenants, which is storage.max_series: "
             "new ones are counted as %r from now on",
@@ -49,11 +50,11 @@ def places(
             most,
             OTHER,
         )
-    return {series: merged(series) if series in beyond else series for series in wanted}
+    return {series: other_series(series) if series in beyond else series for series in wanted}
 
 
-def merged(series: Series) -> Series:
-    """The series of the rest. What is unknown stays unknown."""
+def other_series(series: Series) -> Series:
+    """The series of `other` for a series. An unknown model or tenant stays unknown."""
     return series._replace(model=series.model and OTHER, tenant=series.tenant and OTHER)
 
 
@@ -65,7 +66,7 @@ def _count(connection: Connection, agent: str) -> int:
 
 
 def series_ids(connection: Connection, wanted: Collection[Series]) -> dict[Series, int]:
-    """The row numbers of those of these series that are stored."""
+    """The row numbers of these series, where a series is stored."""
     ids = {}
     for part in _parts(wanted):
         query = select(rollup_series.c.id, *_COLUMNS).where(tuple_(*_COLUMNS).in_(part))

@@ -12,7 +12,7 @@ from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
 from agent.store.cause_rollups import subtract_causes
-from agent.store.connection import cause, for_writing, unavailable
+from agent.store.connection import driver_message, for_writing, logged_unavailable
 from agent.store.inserting import Key, at_once, insert_new, key_of
 from agent.store.joining import (
     Recount,
@@ -37,9 +37,9 @@ _StoreRows = Callable[[Connection, Sequence[JudgedRequest]], WriteResult]
 class Joining:
     """How the views of one request are joined.
 
-    A view that may find another view waits `wait_s` from its receipt before it is counted alone;
-    None where nothing is joined. `judge` judges every joined request anew. `agent` settles the rows
-    that were stored under its name, also before a restart.
+    A view that another view may follow waits `wait_s` from its receipt, then it is settled alone;
+    None where no views are joined. `judge` judges every joined request again. `agent` is the name
+    whose rows are settled, also rows from before a restart.
     """
 
     agent: str
@@ -56,8 +56,8 @@ def request_write(
 ) -> Write:
     """A function that stores requests and their rollups in one transaction.
 
-    Rows that the database refuses for their content are left out of it. `verify` is called after
-    each commit, and raises StoreUnavailable if the commit went to a file that is gone.
+    Rows that the database refuses for their content are left out. `verify` is called after each
+    commit, and raises StoreUnavailable if the file of the commit was deleted or replaced.
     """
     writing = for_writing(engine)
     store = _storing(joining)
@@ -72,7 +72,7 @@ def request_write(
             with writing.begin() as connection:
                 return _store_apart(connection, judged, store)
         except SQLAlchemyError as error:
-            raise unavailable(_STORED_LATER, error) from error
+            raise logged_unavailable(_STORED_LATER, error) from error
 
     def write_verified(judged: Sequence[JudgedRequest]) -> WriteResult:
         result = write(judged)
@@ -85,7 +85,7 @@ def request_write(
 def _store_apart(
     connection: Connection, judged: Sequence[JudgedRequest], store: _StoreRows
 ) -> WriteResult:
-    """Store halves of halves, until what cannot be stored stands alone."""
+    """Store each half on its own, again and again, until a row that fails is alone."""
     try:
         with connection.begin_nested():
             return store(connection, judged)
@@ -93,7 +93,9 @@ def _store_apart(
         _raise_unless_unstorable(error)
         if len(judged) == 1:
             span = "span {1} of trace {0}".format(*key_of(judged[0]))
-            _LOG.warning("%s cannot be stored: %s", span, cause(error), exc_info=_is_ours(error))
+            _LOG.warning(
+                "%s cannot be stored: %s", span, driver_message(error), exc_info=_is_ours(error)
+            )
             return WriteResult([], [], judged)
     half = len(judged) // 2
     first = _store_apart(connection, judged[:half], store)
@@ -101,7 +103,7 @@ def _store_apart(
     return WriteResult(*[[*one, *other] for one, other in zip(first, second, strict=True)])
 
 
-# What drivers and conversions raise for a value.
+# The errors of drivers and conversions for the value of a row.
 _OF_VALUES = (DataError, IntegrityError, ValueError, OverflowError)
 
 
@@ -114,11 +116,11 @@ def _raise_unless_unstorable(error: Exception) -> None:
 
 
 def _raise_unless_of_rows(error: Exception, sentence: str) -> None:
-    """Raise StoreUnavailable unless the rows are at fault, however often they are tried."""
+    """Raise StoreUnavailable unless the content of the rows caused the error."""
     if isinstance(error, StoreUnavailable):
         raise error
     if isinstance(error, SQLAlchemyError) and not isinstance(error, _OF_VALUES):
-        raise unavailable(sentence, error) from error
+        raise logged_unavailable(sentence, error) from error
 
 
 def _storing(joining: Joining | None) -> _StoreRows:
@@ -151,10 +153,10 @@ def _ignored(_row: int) -> None:
 def request_settle(
     engine: Engine, joining: Joining, on_set_aside: Callable[[int], None] = _ignored
 ) -> Settle:
-    """A function that settles views that waited long enough, with rollups, in one transaction.
+    """A function that settles the views whose wait has ended, with rollups, in one transaction.
 
-    A row that can be neither read nor counted is set aside, and `on_set_aside` gets its number: it
-    must not keep the others waiting.
+    A row that can be neither read nor counted is set aside, and `on_set_aside` gets its number: so
+    the other rows need not wait for it.
     """
     writing = for_writing(engine)
 
@@ -171,7 +173,7 @@ def request_settle(
                 keys = due_rows(connection, now, joining.agent, joining.wait_s)
                 first = _settle_apart(connection, keys, joining.judge, set_aside)
         except SQLAlchemyError as error:
-            raise unavailable(_SETTLED_LATER, error) from error
+            raise logged_unavailable(_SETTLED_LATER, error) from error
         for row in set_aside:
             on_set_aside(row)
         return first
@@ -193,7 +195,7 @@ def _settle(
 def _settle_apart(
     connection: Connection, keys: Mapping[int, Key], judge: Judge, set_aside: list[int]
 ) -> list[JudgedRequest]:
-    """Settle halves of halves, until a row that cannot be settled stands alone."""
+    """Settle each half on its own, again and again, until a row that fails is alone."""
     try:
         with connection.begin_nested():
             return _settle(connection, keys, judge)
@@ -212,7 +214,7 @@ def _settle_apart(
 def _settle_alone(
     connection: Connection, keys: Mapping[int, Key], judge: Judge, set_aside: list[int]
 ) -> list[JudgedRequest]:
-    """Settle a row without its other view, which may be the bad one; else set it aside."""
+    """Settle a row without its other view, which may be the cause; if that fails, set it aside."""
     try:
         with connection.begin_nested():
             return _settle(connection, keys, judge, alone=True)
@@ -221,7 +223,7 @@ def _settle_alone(
         ((row, (trace_id, span_id)),) = keys.items()
         _LOG.warning(
             "span %s of trace %s, row %d of requests, is never counted: %s",
-            *(span_id, trace_id, row, cause(error)),
+            *(span_id, trace_id, row, driver_message(error)),
             exc_info=_is_ours(error),
         )
     set_row_aside(connection, row)

@@ -42,15 +42,16 @@ def _rest() -> None:
 
 
 def nothing_waits(_now: float) -> list[JudgedRequest]:
-    """The settling of a writer without joining: none."""
+    """Settle nothing: without joining no request waits for another view."""
     return []
 
 
 class RequestWriter:
     """Takes requests from any thread and stores them in its own thread.
 
-    `write` makes one commit. `settle` counts the requests that waited long enough. `between` is
-    called after each attempt to commit, when its senders have their answer.
+    `write` makes one commit. `settle` settles the requests whose wait for another view has ended.
+    `between` is called after each attempt to commit, when the senders have their result. All three
+    run in the writer's thread.
     """
 
     def __init__(
@@ -110,9 +111,9 @@ class RequestWriter:
         return submission.stored
 
     def settle(self, now: float) -> "Future[list[JudgedRequest]]":
-        """A future of the requests that are counted because their wait ended by `now`.
+        """A future of the requests that are settled because their wait ended by `now` (Unix time).
 
-        It fails with StoreUnavailable where the database is away; they are then settled later.
+        It fails with StoreUnavailable while the database is away; a later call settles them.
         """
         settlement = _Settlement(now, Future())
         settlement.counted.set_running_or_notify_cancel()
@@ -125,7 +126,7 @@ class RequestWriter:
     def close(self, within_s: float | None = None) -> None:
         """Commit all submissions, then stop. Further submissions are refused.
 
-        After `within_s` the rest is left: its senders got no acknowledgement.
+        After `within_s` the remaining ones are dropped: their senders got no acknowledgement.
         """
         with self._lock:
             if not self._open:
@@ -136,12 +137,12 @@ class RequestWriter:
 
     def _run(self) -> None:
         while (group := self._next_group()) is not None:
-            # Those behind the group are younger.
+            # Submissions behind this group in the queue are younger.
             self._oldest_since = group[0].since
             self._commit(group)
             with self._lock:
                 self._waiting_rows -= sum(len(submission.judged) for submission in group)
-                # Of those that came meanwhile, which wait for what is done between commits.
+                # Submissions that came during the commit also wait for `between`.
                 self._oldest_since = time.monotonic() if self._waiting_rows else None
             try:
                 self._between()
@@ -206,25 +207,28 @@ def _set_results(group: Sequence[_Submission], result: WriteResult) -> None:
     if len(group) == 1:
         group[0].stored.set_result(result)
         return
-    unanswered = {id(item): item for item in result.new}
+    """Give each submission the part of the result that is about its own requests."""
+    new_by_id = {id(item): item for item in result.new}
     refused_ids = {id(item) for item in result.refused}
-    counted = _by_view(result)
+    counted_by_key = _by_view(result)
     for submission in group:
-        found = [unanswered.pop(id(item), None) for item in submission.judged]
+        found = [new_by_id.pop(id(item), None) for item in submission.judged]
         new = [item for item in found if item is not None]
-        own = [counted.pop(key_of(item), None) for item in new]
+        counted = [counted_by_key.pop(key_of(item), None) for item in new]
         refused = [item for item in submission.judged if id(item) in refused_ids]
         submission.stored.set_result(
-            WriteResult(new, [item for item in own if item is not None], refused)
+            WriteResult(new, [item for item in counted if item is not None], refused)
         )
 
 
 def _by_view(result: WriteResult) -> dict[Key, JudgedRequest]:
-    """Counted requests by the view that completed them: the proxy's where both were new."""
+    """Counted requests by the key of the view that completed them.
+
+    That is the proxy's view where both views were new in this commit.
+    """
     new = {key_of(item) for item in result.new}
     counted = {}
     for item in result.counted:
-        record = item.record
-        proxys = (record.trace_id, record.proxy_span_id or "")
-        counted[proxys if proxys in new else key_of(item)] = item
+        proxy_key = (item.record.trace_id, item.record.proxy_span_id or "")
+        counted[proxy_key if proxy_key in new else key_of(item)] = item
     return counted

@@ -110,7 +110,7 @@ def test_an_engine_that_keeps_its_list_to_itself_shows_its_models_by_answering()
     assert labelling.model("x", engine=None) is None
 
 
-def test_an_engines_span_tells_the_model_that_served_a_wrong_name(listing: Labelling) -> None:
+def test_an_engines_span_has_the_model_that_served_a_wrong_name(listing: Labelling) -> None:
     """Some engines answer to every name."""
     labelled = listing.labels.labelled(proxied("gpt-4"))
     row = joined(labelled, record(2, model="llama"))
@@ -157,7 +157,7 @@ def test_a_tenant_that_was_not_seen_for_a_day_gives_up_its_place() -> None:
     assert places.has_place("a", NOON + DAY_S, may_take=False)
 
 
-def test_without_places_only_known_tenants_are_told_apart() -> None:
+def test_without_places_only_known_tenants_are_labels() -> None:
     places = TenantPlaces(("acme",), 0)
     assert places.has_place("acme", NOON, may_take=True)
     assert not places.has_place("other-inc", NOON, may_take=True)

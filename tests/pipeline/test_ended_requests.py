@@ -138,7 +138,7 @@ def test_a_proxied_record_gets_the_engines_view(held: EndedRequests, clock: Cloc
     assert own(held, clock) == []
 
 
-def test_what_the_response_told_stays(held: EndedRequests) -> None:
+def test_values_of_the_response_stay(held: EndedRequests) -> None:
     held.on_ended(ended())
     record = held.with_figures(
         proxied(input_tokens=99, output_tokens=10, finish_reason="tool_calls")
@@ -171,7 +171,9 @@ def test_the_proxys_ids_find_those_of_the_engine(
     assert held.with_figures(proxied(**given)).preemptions == 2
 
 
-def test_an_id_that_a_client_repeats_is_told_apart_by_its_figures(held: EndedRequests) -> None:
+def test_requests_with_a_repeated_id_are_distinguished_by_their_figures(
+    held: EndedRequests,
+) -> None:
     held.on_ended(ended(preemptions=1, e2e_s=2.0))
     held.on_ended(ended(preemptions=2, e2e_s=3.0))
     held.on_ended(ended(preemptions=3, e2e_s=3.0, output_tokens=12))
@@ -181,7 +183,7 @@ def test_an_id_that_a_client_repeats_is_told_apart_by_its_figures(held: EndedReq
     assert held.with_figures(span(4)).preemptions == 1
 
 
-def test_choices_of_one_request_are_told_apart_by_their_phases(
+def test_choices_of_one_request_are_distinguished_by_their_phases(
     held: EndedRequests, clock: Clock
 ) -> None:
     for number in range(3):

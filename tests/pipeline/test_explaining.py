@@ -126,7 +126,7 @@ def test_only_missed_requests_are_explained() -> None:
     assert [item.judged.record.request_id for item in keeper.explained] == ["r-2"]
 
 
-def test_what_the_plugin_told_of_a_request_is_found_by_its_id() -> None:
+def test_the_plugins_report_of_a_request_is_found_by_its_id() -> None:
     keeper = Keeper()
     missed = missed_requests(keeper)
     missed.on_ended(EndedRequest("chat-0", "r-1", AT, "stop", 100, 10, 0, 0, 0.9, 0.1, 1.0, 2.0))

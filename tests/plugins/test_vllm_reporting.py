@@ -18,6 +18,9 @@ from goodput_agent_vllm.sending import DATAGRAM_BYTES, WAITING_DATAGRAMS, Sender
 from agent.sources.engine_plugin.datagrams import PluginRecords, read_datagram
 from tests.plugins.vllm_counts import NOW, aborted_state, finished, iteration, scheduler
 
+# What the plugin logs when it switches itself off.
+OFF = "is now off"
+
 
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[socket.socket]:
@@ -163,7 +166,7 @@ def test_a_request_that_its_client_left_is_reported(
         assert (each.e2e_s, each.ttft_s, each.preemptions) == (3.0, 1.75, 2)
 
 
-def test_one_that_was_left_before_its_first_token_has_no_phases(
+def test_a_request_whose_client_left_before_its_first_token_has_no_phases(
     listening: socket.socket, reporter: Reporter
 ) -> None:
     none = dict.fromkeys(("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"), 0.0)
@@ -220,22 +223,24 @@ def test_the_time_to_the_first_token_is_added(listening: socket.socket, reporter
     assert stats.finished_requests[0].goodput_ttft_s == 0.7
 
 
-def test_errors_stay_inside_and_switch_it_off(listening: socket.socket, reporter: Reporter) -> None:
+def test_errors_stay_inside_and_switch_it_off(
+    listening: socket.socket, reporter: Reporter, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(MAX_ERRORS):
-        assert not reporter.is_off
+        assert OFF not in caplog.text
         reporter.step(SimpleNamespace(), iteration(), 0)
-    assert reporter.is_off
+    assert OFF in caplog.text
     reporter.step(scheduler(), iteration(), 0)
     reporter.hello()
     assert received(listening) == []
 
 
-def test_no_agent_is_no_error(tmp_path: Path) -> None:
+def test_no_agent_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with closing(Sender(str(tmp_path / "nobody.sock"), pause_s=0.0)) as sender:
         reporter = Reporter(sender, now=lambda: NOW)
         for _ in range(3 * MAX_ERRORS):
             reporter.step(scheduler(), iteration(), 0)
-        assert not reporter.is_off
+        assert OFF not in caplog.text
 
 
 def test_what_waits_is_sent_though_the_engine_makes_no_step(listening: socket.socket) -> None:

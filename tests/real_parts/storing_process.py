@@ -12,7 +12,7 @@ import yaml
 from sqlalchemy import Engine, select
 
 from agent.store.connection import open_engine
-from agent.store.journal.waiting import lag_of
+from agent.store.journal.backlog import lag_of
 from agent.store.tables import requests
 from tests.real_parts.constant_load import ConstantLoad
 from tests.real_parts.ports import free_port

@@ -10,7 +10,7 @@ from agent import __version__
 from agent.store import agent_queries
 from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
-from agent.store.journal.waiting import Lag
+from agent.store.journal.backlog import Lag
 from agent.store.objectives import ObjectiveStore
 from agent.store.retention import Retention
 from agent.store.store_queries import StoreQueries

@@ -95,7 +95,7 @@ def test_waiting_batches_are_committed_together(shelf: Shelf, writer: RequestWri
     assert [len(write) for write in shelf.writes] == [1, 100]
 
 
-def test_senders_have_their_answer_before_what_is_done_between_commits(shelf: Shelf) -> None:
+def test_senders_have_their_result_before_the_work_between_commits(shelf: Shelf) -> None:
     done, goes_on = threading.Event(), threading.Event()
 
     def between() -> None:

@@ -11,16 +11,19 @@ from agent.analysis.causes.rolling_quantile import RollingQuantile
 _PREFILL_STEP_TOKENS = 64
 # A step of fewer prompt tokens per running request shows what decoding costs.
 _FEW_PREFILL_TOKENS = 1
-# The time of a step that little disturbs. A median would move with a fault that lasts.
+# The quantile of step times that stands for a step with little to disturb it. A fault that lasts
+# would move the median.
 QUIET = 0.2
 _ENOUGH_STEPS = 5
-# An engine is slow where most of its newest steps took so many times the usual. More requests than
-# ever run then, and their steps do not show what so many requests cost. What lasts is usual.
+# An engine is slow where most of its newest steps took this many times the usual. Then more
+# requests run than ever before, and their steps do not show what so many requests cost. After
+# _LASTS_S the slow steps count as usual.
 _SLOW_TIMES = 1.5
 _NEWEST_STEPS = 5
 _LASTS_S = 600.0
+# Up to this share of a period the duration of its steps may be unknown.
 _MOST_UNTIMED = 0.3
-# Rules of collection: the queue waits for memory, or for a place, above these.
+# The queue waits for memory, for places or for the token budget of a step above these shares.
 KV_FULL = 0.95
 KV_SHORT = 0.7
 AT_CAP = 0.98
@@ -28,7 +31,7 @@ BUDGET_FULL = 0.9
 
 
 class Limits(NamedTuple):
-    """The limits of an engine, None where they are unknown."""
+    """How many requests may run at once, and how many tokens a step may have; None: unknown."""
 
     running: float | None = None
     step_tokens: float | None = None
@@ -37,8 +40,9 @@ class Limits(NamedTuple):
 class Slice(NamedTuple):
     """What an engine did from `since` to `until`: one step, or all steps between two samples.
 
-    `running` to `kv_usage` are those at the end. `busy_s` is the time that its steps took, None
-    where it is unknown. The last fields are known of samples alone.
+    Times are in Unix seconds. `running`, both `waiting` and `kv_usage` are values at the end.
+    `busy_s` is the time that the steps took, None where it is unknown. Only samples give the fields
+    from `arrivals` on.
     """
 
     since: float
@@ -61,14 +65,16 @@ class Slice(NamedTuple):
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """The sums of the slices of a period; `seconds` of it are known.
+    """The sums of the slices of a period; `seconds` of it are covered by slices.
 
-    Each waiting second counts once, at the first of memory, deferral, places and budget that held
-    the queue, or as `other_wait_s`. `kv_running_s` and `cap_running_s` are requests that ran, times
-    seconds, while memory or places held the queue. `alone_s`, `batch_s`, `prefill_s` and
-    `residual_s` divide the time of the steps: of one request alone, of the others in the batch, of
-    prompts, and the rest. `explained_s` is what all their tokens need, and `untimed_s` the time in
-    which it is unknown how long the steps took.
+    Each second with a queue counts once: in `kv_full_s`, `deferred_s`, `at_cap_s` or
+    `budget_full_s`, by the first of memory, deferral, places and token budget that held the queue,
+    or in `other_wait_s`. `running_s`, `kv_running_s` and `cap_running_s` are running requests times
+    seconds: of all time, and of the time in which memory or places held the queue.
+
+    The time of the steps is divided into `alone_s` (one request alone), `batch_s` (the other
+    requests of the batch), `prefill_s` (prompts) and `residual_s` (the rest). `explained_s` is what
+    all tokens need by StepCosts. In `untimed_s` the duration of the steps is unknown.
     """
 
     seconds: float = 0.0
@@ -104,7 +110,7 @@ class Activity(msgspec.Struct, frozen=True):
 
     @property
     def slow_s(self) -> float | None:
-        """How much longer the steps took than their tokens explain; None where that is unknown."""
+        """Seconds that the steps took beyond what their tokens need; None where that is unknown."""
         if not self.explained_s or self.untimed_s > _MOST_UNTIMED * self.seconds:
             return None
         return max(0.0, self.busy_s - self.explained_s)
@@ -132,7 +138,7 @@ class Activity(msgspec.Struct, frozen=True):
 
 
 class StepCosts:
-    """What a step of an engine takes with little to disturb it, learned from the engine's steps."""
+    """The seconds of an engine's step with little to disturb it, learned from its steps."""
 
     def __init__(self) -> None:
         self._decode: defaultdict[int, RollingQuantile] = defaultdict(
@@ -141,13 +147,13 @@ class StepCosts:
         self._prefill = RollingQuantile(QUIET)
         self._alone: float | None = None
         self._alone_is_known = False
-        # Whether each of the newest steps was slow, and since when most of them are.
+        # Whether each of the newest steps was slow, and the time since most of them are slow.
         self._slow: deque[bool] = deque(maxlen=_NEWEST_STEPS)
         self._slow_since: float | None = None
 
     @property
     def alone_s(self) -> float | None:
-        """Seconds of a step with the fewest running requests that were seen; None at first."""
+        """Seconds of a step with the fewest running requests seen so far; None at first."""
         if not self._alone_is_known:
             known = (self._step_s(bucket) for bucket in sorted(self._decode))
             self._alone = next((value for value in known if value is not None), None)
@@ -173,11 +179,11 @@ class StepCosts:
                 self._prefill.add(done.until, rest_s / done.prefill_tokens)
 
     def learn_prompt(self, at: float, token_s: float) -> None:
-        """Learn from the seconds per token of one prompt."""
+        """Learn from the seconds per token of one prompt at a Unix time."""
         self._prefill.add(at, token_s)
 
     def learn_decode(self, at: float, running: float, token_s: float) -> None:
-        """Learn from the seconds per token of one request beside this many running ones."""
+        """Learn from the seconds per token of a request, with `running` requests in its steps."""
         bucket = _bucket(running)
         usual_s = self._step_s(bucket)
         if usual_s is not None:
@@ -187,7 +193,7 @@ class StepCosts:
             self._alone_is_known = False
 
     def _is_slow(self, at: float) -> bool:
-        """Whether steps are slow since less than a time after which that is usual."""
+        """Whether most of the newest steps are slow, and have been so for less than _LASTS_S."""
         if 2 * sum(self._slow) <= len(self._slow):
             self._slow_since = None
             return False
@@ -196,7 +202,10 @@ class StepCosts:
         return at - self._slow_since < _LASTS_S
 
     def decode_step_s(self, decoding: float) -> float | None:
-        """Seconds of a step that generates a token for this many requests; 0 for none."""
+        """Seconds of a step that generates a token for each of `decoding` requests.
+
+        0 for no request, None while nothing is known.
+        """
         if decoding < 0.5:
             return 0.0
         bucket = _bucket(decoding)
@@ -205,10 +214,10 @@ class StepCosts:
         return next((value for value in known if value is not None), None)
 
     def divided(self, done: Slice) -> tuple[float, float, float, float, float]:
-        """The slice's time: one request alone, the others' tokens, prompts, and what is left.
+        """`alone_s`, `batch_s`, `prefill_s`, `residual_s` and `explained_s` of a slice (Activity).
 
-        The last is what its tokens need. Slices may have less time than that: the tokens of a
-        prompt may be reported by its last step only.
+        `explained_s` may be longer than the slice: the tokens of a prompt may be reported by its
+        last step only.
         """
         if done.steps <= 0:
             return 0.0, 0.0, 0.0, 0.0, 0.0
@@ -221,11 +230,11 @@ class StepCosts:
             done.prefill_tokens * (self.prefill_token_s or 0.0),
         )
         busy_s = sum(model) if done.busy_s is None else done.busy_s
-        divided, left_s = [], busy_s
+        parts, left_s = [], busy_s
         for seconds in model:
-            divided.append(min(seconds, left_s))
-            left_s -= divided[-1]
-        return divided[0], divided[1], divided[2], left_s, sum(model)
+            parts.append(min(seconds, left_s))
+            left_s -= parts[-1]
+        return parts[0], parts[1], parts[2], left_s, sum(model)
 
     def _step_s(self, bucket: int) -> float | None:
         return self._decode[bucket].value(_ENOUGH_STEPS) if bucket in self._decode else None
@@ -236,8 +245,12 @@ def _bucket(decoding: float) -> int:
     return max(0, round(decoding) - 1).bit_length()
 
 
+# What held the queue; from KV on, the place of its seconds among those of `sums_of`.
+NOTHING, KV, DEFERRED, CAP, BUDGET, OTHER = -1, 0, 1, 2, 3, 4
+
+
 def waits_for(at: Slice, limits: Limits) -> int:
-    """What held the queue, as the place in WAITS; OTHER where something waits for nothing known."""
+    """What held the queue: NOTHING without a queue, OTHER where the reason is unknown."""
     if not at.waiting_capacity:
         return DEFERRED if at.waiting_deferred else NOTHING
     if at.kv_usage >= KV_FULL or at.preempted:
@@ -247,16 +260,13 @@ def waits_for(at: Slice, limits: Limits) -> int:
     tokens = at.prefill_tokens + at.decode_tokens
     if limits.step_tokens is not None and tokens >= BUDGET_FULL * limits.step_tokens * at.steps > 0:
         return BUDGET
-    # Places and tokens are left, so vLLM waits for KV blocks: the next request is too large.
+    # Places and tokens are left, so vLLM waits for KV blocks: the next request needs many.
     left = limits.running is not None and limits.step_tokens is not None
     return KV if left and at.kv_usage >= KV_SHORT else OTHER
 
 
-NOTHING, KV, DEFERRED, CAP, BUDGET, OTHER = -1, 0, 1, 2, 3, 4
-
-
 def sums_of(done: Slice, seconds: float, limits: Limits, costs: StepCosts) -> tuple[float, ...]:
-    """The columns of Activity behind `seconds` for one slice."""
+    """The fields of Activity after `seconds`, in their order, for one slice of so many seconds."""
     waits = [0.0] * 5
     held = waits_for(done, limits)
     if held != NOTHING:

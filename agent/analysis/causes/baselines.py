@@ -1,4 +1,4 @@
-"""What requests of an engine usually take, learned from those that it served."""
+"""The usual times and tokens of an engine's requests, learned from requests that it served."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from agent.analysis.causes.activity import QUIET
 from agent.analysis.causes.rolling_quantile import RollingQuantile
 from agent.records.request import RequestRecord, Status, Vantage
 
-# Fewer requests show nothing about the next one.
+# With fewer requests, nothing counts as usual.
 ENOUGH = 8
 # Prompt lengths of one model lie in some 20 classes.
 MAX_CLASSES = 512
 _MEDIAN, _NEARLY_ALL = 0.5, 0.9
-# A change of load counts as unusual for this time, or for this many requests.
+# The newest prompts, of this time or this many requests, do not count as usual yet.
 _UNUSUAL_S, _NEWEST_PROMPTS = 20.0, 4096
-# A cache that usually has less of a prompt is worth little.
+# A cache that usually has less than this share of a prompt is worth little.
 USUAL_HITS = 0.2
-# The cache lost something where at least this part misses: of what it usually has of a prompt, or
-# of all that was computed. Less is chance.
+# From this share on, the cache lost tokens: of the tokens that it usually has of a prompt, or of
+# all computed tokens. A smaller loss is chance.
 MISSED_SHARE = 0.3
 
 _Key = TypeVar("_Key")
@@ -28,11 +28,12 @@ _Known = TypeVar("_Known")
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """What a request like this one usually takes, in seconds; None where too few were seen.
+    """The usual times (seconds) and tokens of a kind of request; None where too few were seen.
 
-    `tpot_s` is that with little to disturb it, the others are medians. `cached_share` is the share
-    of the prompt that the prefix cache had. Nine of ten prompts were no longer than `prompt_tokens`
-    before those of the last seconds; only prompts whose cached tokens are unknown count.
+    `tpot_s` is a low quantile, of requests with little to disturb them; the others are medians.
+    `cached_share` is the share of the prompt that the prefix cache had. Nine of ten prompts were
+    no longer than `prompt_tokens`. Of these, only prompts whose cached tokens are unknown count,
+    and not those of the last seconds.
     """
 
     front_s: float | None = None
@@ -46,7 +47,7 @@ class Usual(msgspec.Struct, frozen=True):
 
 
 class _Length:
-    """What prompts of one class of lengths take."""
+    """The baselines of prompts of one class of lengths."""
 
     def __init__(self) -> None:
         self.prefill_token_s = RollingQuantile(QUIET)
@@ -54,7 +55,7 @@ class _Length:
 
 
 class _Model:
-    """What requests of one model take, whatever the length of their prompts."""
+    """The baselines of one model that do not depend on the length of prompts."""
 
     def __init__(self) -> None:
         self.front_token_s: dict[int, RollingQuantile] = {}
@@ -75,7 +76,7 @@ class _Model:
             self.tpot_s.add(at, record.decode_s / (tokens - 1))
 
     def learn_length(self, at: float, tokens: int) -> None:
-        """Learn how long prompts are, except from the newest: they may be what is unusual."""
+        """Learn how long prompts are; the newest wait, because they may be the unusual ones."""
         newest = self._newest_prompts
         if newest and (newest[0][0] < at - _UNUSUAL_S or len(newest) == newest.maxlen):
             self.prompt_tokens.add(*newest.popleft())
@@ -88,12 +89,12 @@ class RequestBaselines:
     def __init__(self) -> None:
         self._models: OrderedDict[str | None, _Model] = OrderedDict()
         self._lengths: OrderedDict[tuple[str | None, int], _Length] = OrderedDict()
-        # Many requests are explained between two that are learned from.
+        # Caches: many requests are explained between two that are learned from.
         self._usual: dict[tuple[str | None, int, bool], Usual] = {}
         self._long_prompt_rates: dict[str | None, float | None] = {}
 
     def learn(self, record: RequestRecord) -> None:
-        """Learn from a request, also from one that missed."""
+        """Learn from a request that succeeded, whatever its verdict."""
         if record.status is not Status.OK:
             return
         self._usual.clear()
@@ -119,13 +120,13 @@ class RequestBaselines:
             self._length(record, tokens).cached_share.add(at, record.cached_tokens / tokens)
 
     def usual(self, record: RequestRecord) -> Usual:
-        """The usual times of requests like this one, but for `usual_prefill_s`."""
+        """The usual times of requests like this one; `usual_prefill_s` gives the prefill's."""
         tokens = record.input_tokens or 0
-        tells_hits = tokens > 0 and record.cached_tokens is not None
-        key = record.model, tokens.bit_length(), tells_hits
+        has_hits = tokens > 0 and record.cached_tokens is not None
+        key = record.model, tokens.bit_length(), has_hits
         usual = self._usual.get(key)
         if usual is None:
-            usual = self._usual[key] = self._usual_of_class(record, tells_hits=tells_hits)
+            usual = self._usual[key] = self._usual_of_class(record, has_hits=has_hits)
         return usual
 
     def usual_prefill_s(self, record: RequestRecord, cached_share: float | None) -> float | None:
@@ -137,16 +138,16 @@ class RequestBaselines:
         if not computed:
             return None
         if cached_share is not None:
-            # What the cache usually has need not be computed.
+            # The tokens that the cache usually has need no computing.
             usually_computed = round((record.input_tokens or 0) * (1 - cached_share))
             computed = min(computed, max(1, usually_computed))
         rate = self._length(record, computed).prefill_token_s.value(ENOUGH)
         return None if rate is None else rate * computed
 
-    def _usual_of_class(self, record: RequestRecord, *, tells_hits: bool) -> Usual:
+    def _usual_of_class(self, record: RequestRecord, *, has_hits: bool) -> Usual:
         model = self._model(record.model)
         cached = None
-        if tells_hits:
+        if has_hits:
             cached = self._length(record, record.input_tokens or 0).cached_share.value(ENOUGH)
         return Usual(
             front_s=_front(model, record).value(ENOUGH),
@@ -160,10 +161,10 @@ class RequestBaselines:
         )
 
     def missing_tokens(self, record: RequestRecord) -> int | None:
-        """The prompt tokens that the prefix cache usually has of such a prompt, and had not.
+        """The tokens of a prompt that the prefix cache usually has, and did not have.
 
-        None where the row does not say. No cache has what was seldom asked, so of a length of
-        prompts that was seldom seen nothing is missing.
+        None where the record has no cached tokens. 0 where too few prompts of this length were
+        seen: the cache has no prompts that are new.
         """
         if record.input_tokens is None or record.cached_tokens is None:
             return None
@@ -199,7 +200,7 @@ def _front(model: _Model, record: RequestRecord) -> RollingQuantile:
 
 
 def _kept(known: OrderedDict[_Key, _Known], key: _Key, make: Callable[[], _Known]) -> _Known:
-    """The entry of a key, a new one where there is none; of too many the oldest goes."""
+    """The entry of a key, made where there is none; beyond MAX_CLASSES the oldest is dropped."""
     found = known.get(key)
     if found is None:
         found = known[key] = make()
@@ -209,7 +210,7 @@ def _kept(known: OrderedDict[_Key, _Known], key: _Key, make: Callable[[], _Known
 
 
 def missing_tokens(input_tokens: int, cached_tokens: int, usual_share: float) -> int:
-    """The prompt tokens that the prefix cache usually has, and had not; 0 where it is chance."""
+    """The tokens of a prompt that the cache usually has, and did not have; 0 where it is chance."""
     usual = usual_share * input_tokens
     missing = usual - cached_tokens
     chance = usual_share < USUAL_HITS or missing < MISSED_SHARE * usual
@@ -217,7 +218,7 @@ def missing_tokens(input_tokens: int, cached_tokens: int, usual_share: float) ->
 
 
 def computed_tokens(record: RequestRecord) -> int | None:
-    """The prompt tokens that were computed; all of them where the cache's part is unknown."""
+    """The computed prompt tokens; all prompt tokens where the cached ones are unknown."""
     if record.input_tokens is None:
         return None
     return max(1, record.input_tokens - (record.cached_tokens or 0))

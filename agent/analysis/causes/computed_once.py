@@ -1,4 +1,4 @@
-"""A value of an object that is computed when it is first asked for."""
+"""A property that is computed at its first use and kept in the object."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
@@ -19,10 +19,10 @@ class computed_once(Generic[_Value]):  # noqa: N801 - a decorator, as `functools
     @overload
     def __get__(self, owner: object, kind: type) -> _Value: ...
     def __get__(self, owner: object, kind: type) -> "_Value | computed_once[_Value]":
-        """The value; the object finds it by itself the next time."""
+        """The value, stored as an attribute: the next access does not come here."""
         if owner is None:
             return self
         value = self._compute(owner)
-        # `owner.__dict__` would first make a dictionary of the owner's values.
+        # Access to `owner.__dict__` would first make that dictionary.
         setattr(owner, self._name, value)
         return value

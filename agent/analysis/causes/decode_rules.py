@@ -8,11 +8,12 @@ from agent.analysis.causes.engine_rules import (
     missed_share,
     request_cold,
 )
-from agent.analysis.causes.evidence import by, prompts_text, seconds
+from agent.analysis.causes.evidence import prompts_text, seconds, source_text
 from agent.analysis.causes.missed_case import Claim, MissedCase
 
-# A request that sat out fewer of its engine's steps was not preempted, as far as steps show.
+# A request that got a token in all but this share of the steps was not preempted.
 _SAT_OUT_SHARE = 0.05
+# Fewer drafts are accepted than usual below this share of the usual.
 _FELL = 0.8
 
 
@@ -31,7 +32,7 @@ def preemption(case: MissedCase, left_s: float) -> Claim | None:
         return Claim(max(stalled_s, case.record.max_gap_s or 0.0) or left_s, (text,))
     text = (
         f"the engine made {done.preempted:.0f} preemptions and {done.steps:.0f} steps, of which "
-        f"the request got {later_tokens(case.record):.0f} ({by(case.decode)})"
+        f"the request got {later_tokens(case.record):.0f} ({source_text(case.decode)})"
     )
     return Claim(stalled_s, (text,))
 
@@ -42,7 +43,9 @@ def recomputation(case: MissedCase, left_s: float) -> Claim | None:
     if not again:
         return None
     text = f"{again:,.0f} tokens of {done.preempted:.0f} preempted requests were computed again"
-    return Claim(done.prefill_s * again / done.prefill_tokens, (f"{text} ({by(case.decode)})",))
+    return Claim(
+        done.prefill_s * again / done.prefill_tokens, (f"{text} ({source_text(case.decode)})",)
+    )
 
 
 def _again(case: MissedCase) -> float:
@@ -54,16 +57,16 @@ def _again(case: MissedCase) -> float:
 
 
 def cache_missed_by_others(case: MissedCase, left_s: float) -> Claim | None:
-    """Steps computed more of the others' prompts, as the prefix cache had less of them."""
+    """Steps computed more tokens of others' prompts, because the prefix cache had fewer of them."""
     return missed_by_others(case, case.decode, _prefill_s)
 
 
 def _prefill_s(case: MissedCase) -> float:
     """The time of the others' prompts in the steps of the decoding."""
     period = case.decode
-    if period.source == "plugin" and case.timeline.steps_tell_tokens:
+    if period.source == "plugin" and case.timeline.steps_have_tokens:
         return period.activity.prefill_s
-    # The plugin reports tokens when a prompt is complete: multiply them by the time of one.
+    # The plugin reports the tokens of a prompt at its last step: use the seconds of one token.
     tokens = period.activity.prefill_tokens if period.source == "plugin" else 0.0
     tokens = max(tokens, case.prompts(period).tokens)
     claimed_s = period.activity.prefill_s if period.source else 0.0
@@ -83,11 +86,11 @@ def interference(case: MissedCase, left_s: float) -> Claim | None:
     if claimed_s <= 0:
         return None
     prompts = case.prompts(case.decode)
-    # By the tokens of prompts it may be more than there was.
+    # An estimate by tokens may be longer than the decoding.
     took_s, decode_s = min(claimed_s, case.decode.seconds), case.decode.seconds
     text = (
         f"steps with {done.prefill_tokens:,.0f} prompt tokens of others took {seconds(took_s)} of "
-        f"the {seconds(decode_s)} of decoding ({by(case.decode)})"
+        f"the {seconds(decode_s)} of decoding ({source_text(case.decode)})"
     )
     return Claim(claimed_s, (text, prompts_text(prompts)) if prompts.many else (text,))
 
@@ -99,7 +102,7 @@ def batch_load(case: MissedCase, left_s: float) -> Claim | None:
         return None
     text = (
         f"{done.running:.0f} requests ran, and made the steps {seconds(done.batch_s)} longer than "
-        f"those of few requests ({by(case.decode)})"
+        f"those of few requests ({source_text(case.decode)})"
     )
     return Claim(done.batch_s, (text,))
 

@@ -9,14 +9,14 @@ from agent.analysis.causes.evidence import missed_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.analysis.causes.periods import Period
 
-# An engine whose core waits this share of the time for a processor is short of it. Others take a
-# processor now and then on any machine.
+# From this share of the time on, the core lacks a processor. On any machine, other processes take a
+# processor now and then.
 STARVED_SHARE = 0.15
-# A GPU that throttling slows by less is not the cause.
+# A GPU that throttling slows by less than this share is not the cause.
 THROTTLED_SHARE = 0.05
-# An engine whose GPU loses this share of its time grows a queue by that alone.
+# A GPU that loses this share of its time explains the whole queue.
 ALL_QUEUE_SHARE = 0.5
-# Prompts that come on top of those that the cache lost count from this many times the usual.
+# Other prompts than those that the cache lost count from this multiple of the usual on.
 MORE_PROMPTS = 2.0
 
 Span = tuple[float, float]
@@ -31,10 +31,10 @@ class LostPrompts(NamedTuple):
 
 
 def core_waited(case: MissedCase, period: Span) -> Claim | None:
-    """The core waited for a processor for a part of a period, and its steps were slow by that.
+    """The core waited for a processor in a period, and its steps were slow.
 
-    A process that asks again and again whether there is work also waits for processors, and loses
-    nothing: the core of an engine with workers does so during their steps.
+    Without slow steps the wait cost nothing: the core of an engine with workers polls for their
+    results during their steps, and waits for a processor while it does.
     """
     claim = _waited(case, period, _CORE)
     if claim is None:
@@ -47,7 +47,7 @@ def core_waited(case: MissedCase, period: Span) -> Claim | None:
 
 
 def front_waited(case: MissedCase, period: Span) -> Claim | None:
-    """The process that takes requests waited for a processor for a part of a period."""
+    """The front waited for a processor in a period."""
     return _waited(case, period, _FRONT)
 
 
@@ -64,7 +64,7 @@ def _waited(case: MissedCase, period: Span, process: int) -> Claim | None:
 
 
 def gpu_slowed(case: MissedCase, period: Span) -> Claim | None:
-    """A throttled GPU was slower than it usually is."""
+    """A throttled GPU was slower than usual in a period."""
     start, end = period
     slow_s = case.timeline.gpu_slowness.lost_s(start, end)
     if not slow_s or slow_s < THROTTLED_SHARE * (end - start):
@@ -77,7 +77,10 @@ def gpu_slowed(case: MissedCase, period: Span) -> Claim | None:
 
 
 def lost_prompts(case: MissedCase, period: Period) -> LostPrompts | None:
-    """What the prefix cache lost of others' prompts in a period; None for nothing, or chance."""
+    """The part of others' prompts in a period that the prefix cache usually has.
+
+    None where it is nothing, or so little that it may be chance.
+    """
     share = case.prompts(period).missing_share
     if share is None:
         missed = case.missed_hits(period)
@@ -91,17 +94,17 @@ def lost_prompts(case: MissedCase, period: Period) -> LostPrompts | None:
 def missed_by_others(
     case: MissedCase, period: Period, prefill_s: Callable[[MissedCase], float]
 ) -> Claim | None:
-    """The part of the time of others' prompts that is due to the prefix cache."""
+    """A claim on the part of the time of others' prompts that is due to the prefix cache."""
     all_s = prefill_s(case)
     lost = lost_prompts(case, period) if all_s else None
     return None if lost is None else Claim(missed_share(case, period) * all_s, (lost.text,))
 
 
 def missed_share(case: MissedCase, period: Period) -> float:
-    """The part of the time of others' prompts that is due to the prefix cache.
+    """The share of the time of others' prompts that is due to the prefix cache.
 
-    Where the cache lost tokens, other prompts count too only above twice the usual: requests always
-    share their steps with the usual number of prompts.
+    Where the cache lost tokens, it is all of the time unless the remaining tokens are more than
+    MORE_PROMPTS times the usual: requests always share their steps with some prompts.
     """
     lost = lost_prompts(case, period)
     if lost is None:
@@ -114,13 +117,13 @@ def missed_share(case: MissedCase, period: Period) -> float:
 
 
 def in_queue(claim: Claim, case: MissedCase, left_s: float, all_at: float) -> Claim:
-    """A claim on the queue in proportion to the lost time; from the share `all_at` on, on all."""
+    """A claim on the queue in proportion to the lost share; on all of it from `all_at` on."""
     lost_share = claim.seconds / case.backlog.seconds
     return Claim(left_s * min(1.0, lost_share / all_at), claim.evidence)
 
 
 def cold(case: MissedCase, left_s: float, began_at: float, what: str) -> Claim | None:
-    """The engine had just started when something began."""
+    """The engine had just started when `what` happened at `began_at` (Unix time)."""
     ready_at = case.timeline.ready_at
     if ready_at is None or not -COLD_S <= began_at - ready_at <= COLD_S:
         return None

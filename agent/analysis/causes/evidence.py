@@ -9,13 +9,13 @@ _NAMED = 3
 _SOURCES = {"plugin": "by its plugin", "samples": "by its samples", None: "source unknown"}
 
 
-def by(period: Period) -> str:
-    """Where the figures of a period come from."""
+def source_text(period: Period) -> str:
+    """The source of a period's figures."""
     return _SOURCES[period.source]
 
 
 def prompts_text(prompts: Prompts) -> str:
-    """Which prompts others had computed."""
+    """How many prompts of other requests were prefilled, with how many tokens."""
     largest = np.sort(prompts.sizes)[-_NAMED - 1 :].tolist()
     if prompts.own in largest:
         largest.remove(prompts.own)
@@ -28,7 +28,7 @@ def prompts_text(prompts: Prompts) -> str:
 
 
 def missed_text(missed: MissedHits) -> str:
-    """How much the prefix cache served, and how much it usually does."""
+    """The share of prompt tokens that the prefix cache had, and usually has."""
     return (
         f"the prefix cache had {missed.now:.0%} of the looked-up prompt tokens, usually "
         f"{missed.usual:.0%} (by the engine's samples)"

@@ -16,9 +16,9 @@ from agent.records.explanation import CauseShare, Explanation
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
 
-# A delay of a smaller part of the excess is the noise of clocks.
+# A delay below this share of the excess is noise of clocks.
 _NOISE_SHARE = 0.01
-# A prompt that needs this part of the time alone is a long one, and so is a response.
+# A prompt or a response is long where it needs at least this share of all needed time.
 _LONG_SHARE = 0.5
 
 _SOURCES = ("plugin", "span", "proxy", "samples")
@@ -35,10 +35,10 @@ def explain(
     timeline: EngineTimeline,
     ended: EndedRequest | None = None,
 ) -> Explanation:
-    """Why a request missed these objectives.
+    """The explanation of why a request missed these objectives.
 
-    The shares of one objective and limit add up to its excess. `timeline` is that of the request's
-    engine, and `ended` what the engine's plugin reported of the request.
+    The seconds of the shares of one objective and limit add up to its excess. `timeline` is the
+    timeline of the request's engine, `ended` the request as the engine's plugin reported it.
     """
     case = MissedCase(record, timeline, ended)
     known: _Charged = {}
@@ -99,7 +99,7 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
     for phase in phases:
         if phase.seconds - phase.needed_s <= noise_s:
             continue
-        # Several limits are about the same phase.
+        # Several limits have this phase, and its claims are the same for all.
         claims = known.get(phase)
         if claims is None:
             claims = known[phase] = _charged(case, phase)
@@ -120,7 +120,7 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
 
 
 def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
-    """The delay of one phase by cause: each rule claims of what the rules before it left."""
+    """The delay of one phase by cause. A rule claims of the seconds that earlier rules left."""
     left_s = phase.seconds - phase.needed_s
     noise_s = _NOISE_SHARE * left_s
     claims: list[_Claimed] = []
@@ -133,14 +133,14 @@ def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
         claims.append((cause, claimed_s, claim.evidence))
         if left_s <= noise_s:
             return claims
-    claims.append((Cause.UNEXPLAINED, left_s, _what_would_tell(case, phase)))
+    claims.append((Cause.UNEXPLAINED, left_s, _missing_evidence(case, phase)))
     return claims
 
 
 def _charge(
     charges: dict[Cause, _Charge], cause: Cause, claimed_s: float, evidence: tuple[str, ...]
 ) -> None:
-    """Add a claim to its cause's charge, each sentence of evidence once."""
+    """Add a claim to the charge of its cause; each sentence of evidence stays once."""
     if cause in charges:
         before_s, known = charges[cause]
         claimed_s += before_s
@@ -149,14 +149,14 @@ def _charge(
 
 
 def _needed(case: MissedCase, excess: Excess, phases: Sequence[PhaseTime]) -> tuple[Cause, str]:
-    """The cause of an excess that remains without any delay: such requests need that long."""
+    """The cause and evidence of an excess without delay: such requests need so many seconds."""
     needed_s = {phase.phase: min(phase.seconds, phase.needed_s) for phase in phases}
     prefill_s, decode_s = needed_s.get(Phase.PREFILL, 0.0), needed_s.get(Phase.DECODE, 0.0)
     long_s = _LONG_SHARE * sum(needed_s.values())
     if prefill_s >= long_s > 0:
         return Cause.LONG_PROMPT, f"the prompt alone takes {seconds(prefill_s)} to compute"
     tokens, usual_tokens = case.record.output_tokens or 0, case.usual.output_tokens
-    # A limit that responses of the usual length break is a matter of the engine, not of length.
+    # Where responses of the usual length break the limit, the length of this one is not the cause.
     if excess.limit == E2E and decode_s >= long_s > 0 and tokens > (usual_tokens or tokens):
         return Cause.LONG_OUTPUT, (
             f"{tokens:,} tokens alone take {seconds(decode_s)} to generate, and a response "
@@ -175,7 +175,8 @@ def _failure(case: MissedCase, excess: Excess) -> CauseShare:
     return CauseShare(excess.objective, excess.limit, Cause.UNEXPLAINED, None, (text,))
 
 
-def _what_would_tell(case: MissedCase, phase: PhaseTime) -> tuple[str, ...]:
+def _missing_evidence(case: MissedCase, phase: PhaseTime) -> tuple[str, ...]:
+    """A sentence with the sources that are missing and might explain a delay."""
     period = case.decode if phase.phase is Phase.DECODE else case.prefill
     waits = case.timeline.processor_waits.lost_s(period.start, period.end)
     missing = _named(
@@ -191,11 +192,11 @@ def _what_would_tell(case: MissedCase, phase: PhaseTime) -> tuple[str, ...]:
 
 @cache
 def _named(*missing: bool) -> str:
-    """The things that are missing, of those that would tell."""
-    return ", ".join(compress(_TELLING, missing)) or "nothing that the agent reads"
+    """The names of the missing sources; one flag for each of _EVIDENCE_SOURCES."""
+    return ", ".join(compress(_EVIDENCE_SOURCES, missing)) or "nothing that the agent reads"
 
 
-_TELLING = (
+_EVIDENCE_SOURCES = (
     "the engine's span",
     "the engine's plugin",
     "samples of the engine",

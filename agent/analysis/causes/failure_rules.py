@@ -1,9 +1,10 @@
-"""Rules for requests that failed: they have no excess, and one cause."""
+"""Rules for requests that failed. Such requests have no excess; the first rule gives the cause."""
 
 from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.records.request import Status
 
-# A death is seen by a poll, after it broke requests.
+# A poll finds a death after the requests broke. Its event counts for requests that ran at most this
+# long before or after it.
 _SEEN_WITHIN_S = 15.0
 _SERVER_ERROR = 500
 _UNAVAILABLE = 503

@@ -5,7 +5,7 @@ from agent.analysis.causes.engine_rules import front_waited, request_cold
 from agent.analysis.causes.evidence import seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 
-# Less is the noise of clocks and event loops.
+# A shorter delay is noise of clocks and event loops.
 _SHORTEST_S = 0.01
 
 

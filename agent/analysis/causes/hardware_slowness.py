@@ -1,4 +1,4 @@
-"""How much slower processors and GPUs were than they can be, between two samples of them."""
+"""Seconds that an engine lost between two samples to busy processors or throttled GPUs."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,13 @@ from agent.catalog.gpu_facts import CLOCK, THROTTLE_ACTIVE, THROTTLED_TIME
 from agent.records.gpu import GpuSample
 from agent.records.host import EngineProcess, HostSample, ProcessRole
 
-# Clocks held down by heat or power; `idle`, and clocks that an operator set, are no fault.
+# Clocks held down by heat or power. `idle`, and clocks that an operator set, are no fault.
 BAD_REASONS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "sw_power_cap")
 _SM = "sm"
 _USUAL_CLOCK = 0.8
-# Where a process ran for so long between two samples, its wait says how crowded the machine is.
+# A process that ran this long between two samples shows the usual share of waiting.
 _RUNS_S = 0.02
+# The usual values are these quantiles.
 _USUAL_WAIT = 0.5
 _ENOUGH_WAITS = 10
 _ENOUGH_CLOCKS = 10
@@ -21,23 +22,23 @@ _MAX_INTERVAL_S = 60.0
 _MAX_SAMPLES = 4_096
 # A sample may be this late after the end of a period.
 _LATE_S = 2.0
-# A machine that loses less than this share of an interval slows nothing.
+# A loss below this share of an interval slows nothing.
 NOTHING_SHARE = 0.03
 
 
 class ProcessorWaits:
-    """Finds how much more an engine's processes wait for a processor than they usually do."""
+    """Computes how much longer than usual an engine's processes wait for a processor."""
 
     def __init__(self) -> None:
         self._before: HostSample | None = None
         self._usual: dict[ProcessRole, RollingQuantile] = {}
 
     def lost_s(self, sample: HostSample) -> tuple[float, tuple[float, float]] | None:
-        """Since when, and the seconds that the core and the front lost; None if not counted.
+        """The time of the sample before, and the seconds that core and front lost since.
 
-        They are the kernel's run delay of each process' main thread, less what usually comes with
-        as much time on a processor. Of several processes that compute, the one that lost most
-        counts, as the others wait for it.
+        A process loses its run delay (kernel, main thread) beyond the usual delay for as much time
+        on a processor. Of several processes that compute, the one that lost most counts: the others
+        wait for it. None where nothing can be compared.
         """
         before, self._before = self._before, sample
         if before is None or before.processes is None or not sample.processes:
@@ -61,7 +62,7 @@ class ProcessorWaits:
         usual = self._usual.setdefault(after.role, RollingQuantile(_USUAL_WAIT))
         share = usual.value(_ENOUGH_WAITS) or 0.0
         if ran_s >= _RUNS_S:
-            # In bins of seconds, which a share of them fits.
+            # The bins are made for seconds; a share fits into their range.
             usual.add(self._before.at if self._before else 0.0, waited_s / (ran_s + waited_s))
         return max(0.0, waited_s - ran_s * share / (1 - share)) if share < 1 else 0.0
 
@@ -71,7 +72,7 @@ def _grown(before: float | None, after: float | None) -> float | None:
 
 
 class Slowness:
-    """The lost seconds of any period, summed separately for each of `counts` kinds of loss."""
+    """The lost seconds of any period, one sum for each of `counts` kinds of loss."""
 
     def __init__(self, counts: int) -> None:
         self._sums = RunningSums(counts, max_rows=_MAX_SAMPLES)
@@ -85,7 +86,10 @@ class Slowness:
             self.until = at
 
     def lost_s(self, start: float, end: float, count: int = 0) -> float | None:
-        """The seconds lost in a period; 0 where they were never worth a word, None if unknown."""
+        """The seconds of the kind `count` lost in a period; None where samples do not cover it.
+
+        0 where no interval since its start lost NOTHING_SHARE or more.
+        """
         sums = self._sums
         if not sums.first_at <= start or sums.last_at < end - _LATE_S:
             return None
@@ -101,9 +105,10 @@ class GpuSlowness:
         self._before: dict[str, GpuSample] = {}
 
     def slow_s(self, at: float, samples: Sequence[GpuSample]) -> tuple[float, float] | None:
-        """Since when, and how many seconds throttling cost by now; None with nothing to compare.
+        """The time of the sample before, and the seconds that throttling cost since.
 
-        The slowest GPU decides: the others of an engine wait for it.
+        The slowest GPU counts: the other GPUs of an engine wait for it. None where nothing can be
+        compared.
         """
         slow: list[tuple[float, float]] = []
         for sample in samples:
@@ -120,7 +125,7 @@ class GpuSlowness:
             return 0.0
         clocks = self._clocks.setdefault(after.gpu, RollingQuantile(_USUAL_CLOCK))
         if not throttled:
-            # Bins end at 1e5, and a clock is up to some gigahertz.
+            # In MHz: the bins of the quantile end at 1e5.
             clocks.add(after.at, clock / 1e6)
             return 0.0
         usual = clocks.value(_ENOUGH_CLOCKS)

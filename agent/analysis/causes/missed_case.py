@@ -1,4 +1,4 @@
-"""One missed request with everything that its rules look at, looked up when a rule asks."""
+"""One missed request with all that the rules look at, computed when a rule first needs it."""
 
 from enum import StrEnum
 from itertools import compress
@@ -19,18 +19,20 @@ from agent.analysis.causes.periods import Change, MissedHits, Period, Prompts
 from agent.records.engine_step import EndedRequest
 from agent.records.request import RequestRecord
 
-# How far a queue is looked back at: some times the request's own wait, and at least this.
+# The queue before a request is judged over this many times the request's own wait, and at least
+# over the second value.
 _BACKLOG_TIMES = 10.0
 _BACKLOG_AT_LEAST_S = 5.0
-# What counts as most of the computed tokens.
+# From this share on, the longer prompts are most of the computed tokens.
 _MOST = 0.8
 
 
 class Phase(StrEnum):
-    """Where a request's time passed: each has rules of its own.
+    """A part of a request's time. Each phase has its own rules.
 
-    FRONT is inside the engine before its queue; OUTSIDE before and behind the engine; UNSPLIT the
-    time to the first token where only the proxy saw the request.
+    OUTSIDE: on the way to the engine and back. FRONT: in the engine before its queue. STREAM: the
+    response after the engine had sent it. UNSPLIT: the time to the first token where its phases are
+    unknown, because only the proxy saw the request.
     """
 
     OUTSIDE = "outside"
@@ -43,10 +45,11 @@ class Phase(StrEnum):
 
 
 class Sign(StrEnum):
-    """What some rules need to be true of an engine near a request. Most requests have no sign.
+    """A condition of an engine near a request, without which some rules explain nothing.
 
-    CPU_WAITS: a process waited for a processor. GPU_THROTTLED: a GPU was slow. STARTED: the engine
-    started lately. DRAFTS: the engine decodes speculatively.
+    Most requests have no sign, so their rules are not called. CPU_WAITS: a process waited for a
+    processor. GPU_THROTTLED: a GPU was slow. STARTED: the engine started lately. DRAFTS: the engine
+    decodes speculatively.
     """
 
     CPU_WAITS = "cpu_waits"
@@ -59,7 +62,7 @@ _SIGNS = tuple(Sign)
 
 
 class PhaseTime(msgspec.Struct, frozen=True):
-    """The seconds of a phase, and those that such a request needs with nothing to disturb it."""
+    """The seconds of a phase, and those that such a request needs with little to disturb it."""
 
     phase: Phase
     seconds: float
@@ -69,7 +72,7 @@ class PhaseTime(msgspec.Struct, frozen=True):
 class Claim(msgspec.Struct, frozen=True):
     """Seconds that a rule explains, and why.
 
-    A struct is made in a third of a named tuple's time, and each missed request has several claims.
+    A struct takes a third of the time of a named tuple to make; each missed request has several.
     """
 
     seconds: float
@@ -77,7 +80,10 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class MissedCase:
-    """A missed request, what such requests usually take, and what its engine did meanwhile."""
+    """A missed request, what such requests usually take, and what its engine did meanwhile.
+
+    Attributes that end in `_at` are Unix seconds.
+    """
 
     def __init__(
         self, record: RequestRecord, timeline: EngineTimeline, ended: EndedRequest | None = None
@@ -104,7 +110,7 @@ class MissedCase:
         if decode_s is None:
             decode_s = record.ended_at - self.first_at
         self.last_at = self.first_at + max(0.0, decode_s)
-        # A queue that never empties is judged by its newest part.
+        # Of a queue that is never empty, only the newest part counts.
         longest_s = _BACKLOG_TIMES * (self.scheduled_at - self.queued_at) + _BACKLOG_AT_LEAST_S
         self._backlog_from = self.queued_at - longest_s
 
@@ -170,8 +176,8 @@ class MissedCase:
     def missed_hits(self, period: Period) -> MissedHits | None:
         """How much less the prefix cache had than usual in a period; None if not much less.
 
-        None too where most of what was computed are longer prompts than usual: no cache has what
-        was seldom asked, and samples do not say whose tokens the cache had.
+        Also None where most computed tokens are of longer prompts than usual: no cache has prompts
+        that are new, and samples do not say of which prompts the cache had tokens.
         """
         if period.start not in self._missed_hits:
             missed = self.timeline.sampled.missed_hits(period.start, period.end)
@@ -193,7 +199,7 @@ class MissedCase:
         return longer > _MOST * sum(sizes)
 
     def phases(self, excess: Excess) -> list[PhaseTime]:
-        """The phases that a limit is about; they add up to its value."""
+        """The phases that a limit is about; their seconds add up to the limited value."""
         value_s = excess.value_s or 0.0
         if excess.limit == TPOT:
             return self._decoding(value_s)

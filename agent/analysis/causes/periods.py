@@ -1,4 +1,4 @@
-"""What rules read of an engine: a period, the requests in it, and the prompts of others."""
+"""The values that rules read of an engine: a period, changes, lost hits and others' prompts."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,12 @@ from agent.analysis.causes.activity import Activity
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """Prompts of other requests that were prefilled in a period, until the next one is logged.
+    """Prompts of other requests that were prefilled in a period.
 
-    `missing_share` is the part of their computed tokens that the prefix cache usually has; None
-    unless all of their rows have their cached tokens. `sizes` are the computed tokens of each, and,
-    where that is not 0, those of the request's `own` prompt.
+    `missing_share` is the share of their computed tokens that the prefix cache usually has; None
+    unless all of their rows have cached tokens. `sizes` has the computed tokens of each prompt.
+    Where `own` is not 0, `sizes` also has the request's own prompt, of so many tokens. It is a view
+    that holds until the next prompt is added to the log.
     """
 
     many: int = 0
@@ -51,7 +52,7 @@ class MissedHits(msgspec.Struct, frozen=True):
 
 
 class Period(msgspec.Struct, frozen=True):
-    """What the engine did in a period, and from which source that is known: None for none."""
+    """The activity of an engine in a period (Unix time), and its source; None without a source."""
 
     start: float
     end: float
@@ -60,5 +61,5 @@ class Period(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """The length of the period."""
         return self.end - self.start

@@ -8,12 +8,12 @@ from agent.analysis.causes.engine_rules import (
     missed_share,
     request_cold,
 )
-from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
+from agent.analysis.causes.evidence import missed_text, prompts_text, seconds, source_text
 from agent.analysis.causes.missed_case import Claim, MissedCase
 
 
 def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
-    """The prefix cache did not have what it usually has of such a prompt."""
+    """The prefix cache had fewer tokens of the prompt than it usually has of such a prompt."""
     record, share = case.record, case.usual.cached_share
     if record.cached_tokens is None or record.input_tokens is None:
         missed = case.missed_hits(case.prefill)
@@ -33,7 +33,7 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def cache_missed_by_others(case: MissedCase, left_s: float) -> Claim | None:
-    """Steps computed more of the others' prompts, as the prefix cache had less of them."""
+    """Steps computed more tokens of others' prompts, because the prefix cache had fewer of them."""
     return missed_by_others(case, case.prefill, _others_s)
 
 
@@ -57,7 +57,7 @@ def contention(case: MissedCase, left_s: float) -> Claim | None:
     text = (
         f"{tokens:,.0f} prompt tokens of others at {seconds(1000 * case.prefill_token_s)} a 1,000"
     )
-    return Claim(claimed_s, (f"{text} ({by(case.prefill)})", prompts_text(prompts)))
+    return Claim(claimed_s, (f"{text} ({source_text(case.prefill)})", prompts_text(prompts)))
 
 
 def batch_load(case: MissedCase, left_s: float) -> Claim | None:
@@ -65,8 +65,8 @@ def batch_load(case: MissedCase, left_s: float) -> Claim | None:
     done = case.prefill.activity
     if case.prefill.source != "plugin" or not done.batch_s:
         return None
-    text = f"{done.running:.0f} other requests generated in the same steps ({by(case.prefill)})"
-    return Claim(done.batch_s, (text,))
+    text = f"{done.running:.0f} other requests generated in the same steps"
+    return Claim(done.batch_s, (f"{text} ({source_text(case.prefill)})",))
 
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:

@@ -10,20 +10,20 @@ import numpy as np
 
 from agent.analysis.causes.periods import Prompts
 
-# A minute of the busiest engine.
+# The prompts of a minute of the busiest engine.
 _MAX_PROMPTS = 16_384
-# Prompts that began in a period end at most this long after it.
+# A prompt that began in a period is looked for up to this long after it.
 _LONG_PREFILL_S = 1.0
-# So few are looked at one by one, for the part of each in the period.
+# Up to this many prompts in a period, each counts with the part of its prefill in the period.
 _FEW = 16
-# The time of a first token, but for rounding.
+# Two times of a first token differ by no more than rounding.
 _SAME_S = 1e-6
 
 
 class Prompt(NamedTuple):
-    """A prompt: the Unix time of its first token, the time of its prefill, and computed tokens.
+    """A prompt: the Unix time of its first token, its prefill in seconds, its computed tokens.
 
-    `missing` of these the prefix cache usually has; None where that is unknown.
+    `missing` is how many of these tokens the prefix cache usually has; None where that is unknown.
     """
 
     span_id: str
@@ -34,7 +34,7 @@ class Prompt(NamedTuple):
 
 
 class PromptLog:
-    """Prompts by the time of their first token; the oldest of too many go."""
+    """Prompts by the time of their first token, the newest _MAX_PROMPTS at least."""
 
     def __init__(self) -> None:
         self._at = array("d")
@@ -42,7 +42,7 @@ class PromptLog:
         self._sums = _PromptSums()
 
     def add(self, prompt: Prompt) -> None:
-        """Add a prompt."""
+        """Add a prompt, in any order of time."""
         index = bisect_right(self._at, prompt.first_at)
         self._at.insert(index, prompt.first_at)
         self._prompts.insert(index, prompt)
@@ -53,11 +53,11 @@ class PromptLog:
             self._sums.cut(0)
 
     def within(self, start: float, end: float, own: tuple[str, float]) -> Prompts:
-        """The prompts that were prefilled in a period, but for the request's own.
+        """The prompts that were prefilled in a period (Unix time), except the request's own.
 
-        `own` is the request's span, and the time of its first token. Of few prompts, those that
-        were also prefilled before or after the period count by their part within it; of many, all
-        whose prefill ended in it count.
+        `own` is the span id of the request and the time of its first token. Of few prompts, each
+        counts with the part of its prefill in the period. Of many, each whose prefill ended in the
+        period counts whole.
         """
         low, high = bisect_left(self._at, start), bisect_right(self._at, end)
         mine = self._place(*own)
@@ -106,17 +106,17 @@ class PromptLog:
 
 
 class _PromptSums:
-    """What all prompts before each one are together, made when it is asked for."""
+    """Running sums over the prompts in their order, computed when they are needed."""
 
     def __init__(self) -> None:
-        # Of 32 bits, as no prompt has more than 1e9 tokens: they are sorted for a sentence.
+        # 32 bits are enough for a prompt, and quicker to sort for the evidence.
         self.sizes = np.zeros(2 * _MAX_PROMPTS + 1, np.int32)
         self._tokens = array("q", [0])
         self._missing = array("q", [0])
         self._unknown = array("q", [0])
 
     def cut(self, index: int) -> None:
-        """Forget what comes behind a new prompt at this place."""
+        """Drop the sums from this place on: a prompt was inserted there."""
         for sums in (self._tokens, self._missing, self._unknown):
             del sums[index + 1 :]
 
@@ -131,7 +131,7 @@ class _PromptSums:
             _sum_up(self._unknown, (prompt.missing is None for prompt in added))
 
     def between(self, low: int, high: int) -> tuple[int, int, int]:
-        """The computed and the missing tokens of prompts, and of how many the latter is unknown."""
+        """Of some prompts the computed and missing tokens, and how many have unknown ones."""
         return (
             self._tokens[high] - self._tokens[low],
             self._missing[high] - self._missing[low],

@@ -1,4 +1,4 @@
-"""Rules for the time in the engine's queue: first what changed, then what held the queue."""
+"""Rules for the time in the engine's queue: first those on changes, then those on what held it."""
 
 from agent.analysis.causes.activity import Activity
 from agent.analysis.causes.engine_rules import (
@@ -9,7 +9,7 @@ from agent.analysis.causes.engine_rules import (
     in_queue,
     lost_prompts,
 )
-from agent.analysis.causes.evidence import by, prompts_text, seconds
+from agent.analysis.causes.evidence import prompts_text, seconds, source_text
 from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.analysis.causes.periods import Change
 
@@ -17,14 +17,15 @@ from agent.analysis.causes.periods import Change
 SURGE = 2.0
 _DEVIATIONS = 4.0
 _FEWEST_ARRIVALS = 5.0
-# Tokens per request beyond this are not what more requests of the usual length bring.
+# From this multiple of the usual tokens per request on, prompts are longer than usual.
 _LONGER = 1.25
-# Prompts that take less of the engine's time are not what a queue waits for.
+# A queue does not wait for prompts that take less than this share of the engine's time.
 PREFILL_SHARE = 0.3
-# More run than usual; and most of the time with a queue.
+# From this multiple of the usual number on, more requests run than usual.
 CROWDED = 1.5
+# From this share on, it is most of the time with a queue.
 _MOST_OF = 0.5
-# A queue that the engine shows for a smaller part of the wait explains nothing.
+# A queue that is seen for less than this share of the wait explains nothing.
 SEEN_SHARE = 0.1
 
 
@@ -41,7 +42,7 @@ def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     claim = core_waited(case, (case.backlog.start, case.backlog.end))
     if claim is None or _lacks_room(case):
         return None
-    # The work ahead takes longer by the time that is lost, but most of it would be there anyway.
+    # The requests ahead take longer by the lost time only: most of their work was there anyway.
     return in_queue(claim, case, left_s, all_at=1.0)
 
 
@@ -54,7 +55,7 @@ def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def deferred(case: MissedCase, left_s: float) -> Claim | None:
-    """The engine put the request off: it waits for something of its own."""
+    """The engine deferred requests: each waits for something of its own, such as a transfer."""
     return _held(case, left_s, case.backlog.activity.deferred_s, "requests were deferred")
 
 
@@ -110,7 +111,7 @@ def slow_steps(case: MissedCase, left_s: float) -> Claim | None:
         return None
     text = (
         f"the steps took {seconds(done.residual_s)} of {seconds(done.busy_s)} longer than their "
-        f"tokens explain ({by(case.backlog)}), and neither processor nor GPU tells why"
+        f"tokens explain ({source_text(case.backlog)}), and neither processor nor GPU tells why"
     )
     share = done.residual_s / done.busy_s
     return Claim(left_s * min(1.0, share / ALL_QUEUE_SHARE), (text,))
@@ -137,7 +138,7 @@ def prefill_backlog(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
-    """The step that ran when the request came was one of long prompts."""
+    """The steps while the request waited were busy with prompts of others."""
     prompts = case.prompts(case.queue)
     claimed_s = prompts.tokens * case.prefill_token_s
     if case.queue.source == "plugin":
@@ -146,16 +147,16 @@ def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
         return None
     text = (
         f"prompts of others took {seconds(min(claimed_s, left_s))} of the steps while the request "
-        f"waited ({by(case.queue)})"
+        f"waited ({source_text(case.queue)})"
     )
     return Claim(claimed_s, (text, prompts_text(prompts)))
 
 
 def _lacks_room(case: MissedCase) -> bool:
-    """Whether memory or places held the queue with no more requests running than usual.
+    """Whether memory or places held the queue while no more requests ran than usual.
 
-    A slow engine fills its memory and its places, too, but then more run than usual. How many ran
-    after the queue was let in says nothing.
+    A slow engine also fills its memory and its places, but then more requests run than usual. Only
+    the time with a queue counts.
     """
     change, done = case.change, case.backlog.activity
     held = ((done.kv_full_s, done.kv_running_s), (done.at_cap_s, done.cap_running_s))
@@ -168,10 +169,10 @@ def _lacks_room(case: MissedCase) -> bool:
 
 
 def _uncounted_prompts_s(case: MissedCase) -> float:
-    """What prompts of others took of steps that do not show it.
+    """Seconds of others' prompts in steps of the plugin that do not count their tokens.
 
-    The engine counts a prompt in the last of its steps: those before look slow for no reason. The
-    time between two samples has all steps of most prompts.
+    The engine counts the tokens of a prompt in the last of its steps, so the steps before look slow
+    for no reason. Between two samples, in contrast, lie all steps of most prompts.
     """
     taken_s = case.prompts(case.backlog).tokens * case.prefill_token_s
     return taken_s - case.backlog.activity.prefill_s
@@ -198,16 +199,16 @@ def _slow(done: Activity) -> bool:
 
 
 def _held(case: MissedCase, left_s: float, held_s: float, text: str) -> Claim | None:
-    """The part of the queue's time in which one thing held it, of all the time with a queue.
+    """A claim on the share of the time with a queue in which one thing held the queue.
 
-    The requests ahead waited, too, so the time counts from when the queue began.
+    The time counts from the begin of the queue, because the requests ahead waited, too.
     """
     done = case.backlog.activity
     if held_s <= 0 or done.waits_s < SEEN_SHARE * (case.scheduled_at - case.queued_at):
         return None
     share = held_s / done.waits_s
     evidence = (
-        f"{text} for {share:.0%} of the time with a queue ({by(case.backlog)}): {done.running:.0f} "
-        f"requests ran"
+        f"{text} for {share:.0%} of the time with a queue ({source_text(case.backlog)}): "
+        f"{done.running:.0f} requests ran"
     )
     return Claim(left_s * share, (evidence,))

@@ -11,8 +11,8 @@ SLOTS = 30
 class RollingQuantile:
     """One quantile of the values of the last SLOTS * SLOT_S seconds.
 
-    The values are kept as counts in the bins of `analysis.quantiles`, so the quantile is exact to
-    their relative error. It is computed anew once the values grew or shrank by a twentieth.
+    The values are kept as counts in the bins of `analysis.quantiles`, so the quantile has their
+    relative error. It is computed anew when the number of values has changed by a twentieth.
     """
 
     def __init__(self, q: float) -> None:
@@ -41,7 +41,7 @@ class RollingQuantile:
         self._count += 1
 
     def value(self, at_least: int = 1) -> float | None:
-        """The quantile; None with fewer values than `at_least`."""
+        """The quantile; None of fewer than `at_least` values."""
         if self._count < at_least:
             return None
         if self._value is None or abs(self._count - self._computed_at) > self._computed_at / 20:

@@ -1,4 +1,4 @@
-"""The rules of every phase, in the order in which they claim its delay."""
+"""The rules of every phase, in the order in which they claim its delay. A new rule needs a line."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -18,9 +18,10 @@ _Rule = Callable[[MissedCase, float], Claim | None]
 
 
 class Rule(NamedTuple):
-    """A cause, and how many of the seconds that are left it explains, None for none.
+    """A cause, and the function that claims seconds for it.
 
-    A rule with a sign explains nothing of a request without it.
+    The function gets the case and the seconds of delay that are left, and returns None where it
+    explains none of them. A rule with a sign is not called for a case without this sign.
     """
 
     cause: Cause
@@ -84,7 +85,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
 
 @cache
 def rules_of(phase: Phase, signs: frozenset[Sign]) -> tuple[tuple[Cause, _Rule], ...]:
-    """The rules of a phase that may explain something of a request with these signs."""
+    """The cause and function of each rule of a phase that applies with these signs."""
     rules = [rule for rule in _RULES[phase] if rule.sign is None or rule.sign in signs]
     return tuple((rule.cause, rule.claim) for rule in rules)
 

@@ -10,11 +10,11 @@ _FIRST_ROWS = 64
 
 
 class RunningSums:
-    """Sums of several columns up to each of many moments, in the order of time.
+    """Sums of several columns up to each of many times (Unix seconds), in their order.
 
-    A row covers the time from `since` to its own moment; between moments sums grow evenly. Column 0
-    is the time that any row covers. Rows shorter than `width_s` are merged, and of more than
-    `max_rows` the oldest are dropped.
+    A row covers the time from `since` to its own time; in between, sums grow evenly. Column 0 is
+    the covered time. Rows shorter than `width_s` are merged. Beyond `max_rows` rows, the oldest are
+    dropped.
     """
 
     def __init__(self, columns: int, *, max_rows: int, width_s: float = 0.0) -> None:
@@ -22,10 +22,10 @@ class RunningSums:
         self._sums = np.zeros((_FIRST_ROWS, columns + 1))
         self._max_rows = max_rows
         self._width_s = width_s
-        # The first and the newest moment; plain values, as a request asks for them many times.
+        # The first and the newest time; plain attributes, as each request reads them many times.
         self.first_at = float("inf")
         self.last_at = float("-inf")
-        # Arrays are made once: a request asks for several periods.
+        # Arrays of `between`, made once: each request needs the sums of several periods.
         self._four_rows = np.zeros(4, np.intp)
         self._four_parts = np.zeros(4)
         self._four_sums = np.zeros((4, columns + 1))
@@ -35,17 +35,20 @@ class RunningSums:
         return len(self._at)
 
     def after(self, at: float) -> float | None:
-        """The first moment at or after a time; None while there is none."""
+        """The first time of a row at or after `at`; None without such a row."""
         index = bisect_left(self._at, at)
         return self._at[index] if index < len(self._at) else None
 
     def before(self, at: float) -> float | None:
-        """The last moment before a time; None while there is none."""
+        """The last time of a row before `at`; None without such a row."""
         index = bisect_left(self._at, at)
         return self._at[index - 1] if index else None
 
     def add(self, since: float, at: float, values: Sequence[float]) -> None:
-        """Add the values of the time from `since` to `at`; earlier times count as the newest."""
+        """Add the values of the time from `since` to `at`.
+
+        An `at` before the newest row counts as the time of the newest row.
+        """
         times = self._at
         if not times or since > times[-1] + self._width_s:
             self._append(since)
@@ -58,7 +61,7 @@ class RunningSums:
         self.first_at, self.last_at = times[0], times[-1]
 
     def between(self, start: float, end: float) -> list[float]:
-        """The sums of a period: the covered time, then the columns; zeros where nothing is."""
+        """The sums of a period: the covered time, then the columns; zeros without any row."""
         times = self._at
         if end <= start or end <= self.first_at or start > self.last_at or len(times) < 2:
             return [0.0] * self._sums.shape[1]

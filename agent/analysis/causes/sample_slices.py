@@ -7,13 +7,13 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.records.engine import EngineSample
 
-# After a longer gap nothing is known of the time between.
+# Of a longer interval between two samples nothing is known.
 _MAX_INTERVAL_S = 60.0
 _DEFERRED = "deferred"
 
 
 def limits_of(sample: EngineSample) -> Limits:
-    """The limits that a sample has."""
+    """The limits of the engine, as far as a sample has them."""
     return Limits(
         running=sample.fact(fact.MAX_RUNNING_REQUESTS.name),
         step_tokens=sample.fact(fact.MAX_STEP_TOKENS.name),
@@ -21,7 +21,10 @@ def limits_of(sample: EngineSample) -> Limits:
 
 
 def slices_between(before: EngineSample | None, after: EngineSample) -> Iterator[Slice]:
-    """The two halves of the interval, each with the gauges of its sample; none after a restart."""
+    """The two halves of the interval between two samples, each with the gauges of its sample.
+
+    None after a restart of the engine, a counter reset or a long interval.
+    """
     if before is None or not 0 < after.at - before.at <= _MAX_INTERVAL_S:
         return
     if before.process_started_at != after.process_started_at:
@@ -38,10 +41,10 @@ def slices_between(before: EngineSample | None, after: EngineSample) -> Iterator
 
 
 def shows_empty_queue(sample: EngineSample, done: Slice) -> bool:
-    """Whether a slice has the gauges of its sample, and they show that nothing waits.
+    """Whether a slice ends at its sample, and the sample's gauges show that no request waits.
 
-    Gauges are those of the last step, so during a long step they say nothing. Engines that count
-    no steps are believed.
+    The engine sets its gauges at the end of a step. So where it counted no step and requests run,
+    the gauges are old. An engine that has no counter of steps is always believed.
     """
     if done.until < sample.at or done.waiting_capacity or done.waiting_deferred:
         return False
@@ -93,7 +96,7 @@ _ARRIVALS = "arrivals"
 
 
 def _arrivals(before: EngineSample, after: EngineSample, finished: float) -> float:
-    """Requests that came: those that finished, and those that are now more than before."""
+    """Requests that came: those that finished, and the growth of those inside the engine."""
     inside = [
         _gauge(sample, fact.REQUESTS_RUNNING) + _gauge(sample, fact.REQUESTS_WAITING)
         for sample in (before, after)
@@ -102,7 +105,7 @@ def _arrivals(before: EngineSample, after: EngineSample, finished: float) -> flo
 
 
 def _gauge(sample: EngineSample, metric: Metric) -> float:
-    """A gauge; 0 where the engine does not give it, so that it is evidence of nothing."""
+    """A gauge; 0 where the engine does not have it: with 0, no rule finds evidence."""
     return sample.fact(metric.name) or 0.0
 
 

@@ -1,4 +1,4 @@
-"""Sums of an engine's counters over any period, from its samples, and what is usual for it."""
+"""The activity of an engine over any period by its samples, and its usual activity."""
 
 from array import array
 from bisect import bisect_right
@@ -14,16 +14,16 @@ _MAX_SAMPLES = 4_096
 # How far the usual rates look back, and how much of that must be known.
 _USUAL_S = 600.0
 _USUAL_AT_LEAST_S = 20.0
-# The prefix cache served half of what it usually does.
+# The prefix cache lost hits where it served less than this share of its usual hits.
 _HITS_LEFT = 0.5
-# Hits of so few requests as come in less time are chance.
+# In less time so few requests come that their hits are chance.
 _HITS_AT_LEAST_S = 4.0
-# What was between two samples does not change, and is the same for all requests of that time.
+# The activity between two samples never changes, and all requests of that time need the same.
 _MOST_REMEMBERED = 256
 
 
 class SampledActivity:
-    """Takes in the slices between samples, in the order of time."""
+    """The slices between samples. Add in the order of time."""
 
     def __init__(self) -> None:
         self.sums = RunningSums(len(Activity.__struct_fields__) - 1, max_rows=_MAX_SAMPLES)
@@ -34,7 +34,7 @@ class SampledActivity:
         self._missed = lru_cache(_MOST_REMEMBERED)(self._missed_between)
 
     def add(self, done: Slice, sums: Sequence[float], *, queue_empty: bool) -> None:
-        """Add a slice with its sums; `queue_empty` where it shows that nothing waits."""
+        """Add a slice with its sums; `queue_empty` where it shows that no request waits."""
         self.sums.add(done.since, done.until, sums)
         self.has_drafts |= done.drafts > 0
         if queue_empty:
@@ -52,7 +52,7 @@ class SampledActivity:
         return Activity(*self.sums.between(start, end))
 
     def change(self, arrived_at: float, until: float) -> Change | None:
-        """What came since the queue that a request found began; None with too little known."""
+        """What came since the queue began that a request found; None where too little is known."""
         index = bisect_right(self._empty_at, arrived_at)
         since = self._empty_at[index - 1] if index else self.sums.first_at
         next_sample = self.sums.after(arrived_at)
@@ -78,8 +78,8 @@ class SampledActivity:
     def missed_hits(self, start: float, end: float) -> MissedHits | None:
         """How much less the prefix cache had than usual around a period; None if not much less.
 
-        New prompts, which no cache can have, lower the share of hits, but not the hits of each
-        request.
+        Both the share of hits and the hits per request must fall. New prompts, which no cache can
+        have, lower only the share.
         """
         since = self.sums.before(start - _HITS_AT_LEAST_S)
         until = self.sums.after(end)
@@ -99,7 +99,7 @@ class SampledActivity:
         return MissedHits(now.hit_share, usual.hit_share or 0.0, min(1.0, lost))
 
     def usual_prompt_tokens_per_s(self, at: float) -> float | None:
-        """Computed prompt tokens in the time before, by the second."""
+        """Computed prompt tokens per second in the _USUAL_S before a time."""
         usual = self._usual_at(at)
         return None if usual is None else usual.prefill_tokens / usual.seconds
 
@@ -108,7 +108,7 @@ class SampledActivity:
         return self.between(start, end).accepted_share if self.has_drafts else None
 
     def usual_accepted_share(self, at: float) -> float | None:
-        """Accepted tokens per draft in the time before."""
+        """Accepted tokens per draft in the _USUAL_S before a time."""
         usual = self._usual_at(at)
         return None if usual is None else usual.accepted_share
 
@@ -122,5 +122,5 @@ class SampledActivity:
         return None if usual is None or usual.seconds < _USUAL_AT_LEAST_S else usual
 
     def _before(self, sample: float) -> Activity:
-        """What the engine did in the minutes before a sample, long enough for a usual rate."""
+        """What the engine did in the _USUAL_S before the time of a sample."""
         return self.between(sample - _USUAL_S, sample)

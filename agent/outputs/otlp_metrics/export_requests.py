@@ -1,8 +1,8 @@
-"""All metrics at one moment as an export request of OTLP.
+"""Export requests of OTLP with all metrics.
 
-Names, units and kinds are those that the Prometheus receiver of a collector makes of `/metrics`: a
-name is the same as there, with the `_total` of a counter. A receiver that adds a unit or `_total`
-to names finds it there already, so that every receiver has the names of `/metrics`.
+Names, units and kinds are the ones that the Prometheus receiver of a collector makes of `/metrics`:
+names are the same as there, with the `_total` of a counter. A receiver that would add a unit or
+`_total` to a name finds it there already, so every receiver has the names of `/metrics`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ from agent.outputs.otlp_metrics.series import BinsOf, Labels, PushedSeries, Seri
 
 SCOPE = "goodput-agent"
 
-# The Unified Code for Units of Measure, as OpenTelemetry wants it.
+# Units by UCUM (Unified Code for Units of Measure), as OpenTelemetry requires.
 _UCUM = {
     Unit.SECONDS: "s",
     Unit.BYTES: "By",
@@ -56,20 +56,20 @@ _UNITS = {
     metric.name: _UCUM[metric.unit]
     for metric in (*AGENT_METRICS, *EFFICIENCY_METRICS, *ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS)
 }
-# Their counters began with the engine.
+# Counters of these metrics began with the engine's process.
 _OF_ENGINES = frozenset(fact.name for fact in ENGINE_FACTS)
-# Their counters began with a driver, a container or a process that the agent did not see start.
+# Counters of these began with a driver, a container or a process whose start is unknown.
 _OF_MACHINES = frozenset(fact.name for fact in (*HOST_FACTS, *GPU_FACTS))
 
-# The name and the kind of a series, and its labels.
+# The metric name, kind and labels of a series.
 _Key = tuple[str, Kind, Labels]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsAtOnce:
-    """All metrics at the Unix time `at`; `bins` are of histograms that are sent as such.
+class MetricsSnapshot:
+    """All metrics at the Unix time `at`; `bins` are those of exponential histograms.
 
-    `engines_started_at` has the start of each engine's process where that is known.
+    `engines_started_at` has the Unix start time of each engine's process, where it is known.
     """
 
     at: float
@@ -81,8 +81,8 @@ class MetricsAtOnce:
 class ExportRequests:
     """Builds one request after the other. Not for several threads.
 
-    A series that the request before had and this one lacks is ended in it, so that its last value
-    does not seem to last.
+    Where a series is gone since the request before, the request has a point that ends the series:
+    else a receiver would show its last value for some time.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ExportRequests:
         self._max_buckets = max_buckets
         self._before: frozenset[_Key] = frozenset()
 
-    def request(self, metrics: MetricsAtOnce) -> ExportMetricsServiceRequest:
+    def request(self, metrics: MetricsSnapshot) -> ExportMetricsServiceRequest:
         """The request with these metrics."""
         request = _Request(metrics, self._started_ns, self._max_buckets)
         for family in metrics.families:
@@ -111,16 +111,16 @@ class ExportRequests:
 class _Request:
     """The metrics of one request while it is built."""
 
-    def __init__(self, given: MetricsAtOnce, started_ns: int, max_buckets: int) -> None:
-        self._given = given
-        self._read_ns = nanoseconds(given.at)
+    def __init__(self, snapshot: MetricsSnapshot, started_ns: int, max_buckets: int) -> None:
+        self._snapshot = snapshot
+        self._read_ns = nanoseconds(snapshot.at)
         self._started_ns = started_ns
         self._max_buckets = max_buckets
         self.metrics: dict[str, Metric] = {}
         self.keys: set[_Key] = set()
 
     def add(self, declared: str, family: SeriesFamily) -> None:
-        """Add the family of the metric that is declared by this name."""
+        """Add a family; `declared` is the name under which the catalog declares its metric."""
         metric = Metric(name=family.name, description=family.help, unit=_UNITS[declared])
         for series in family.series:
             self._point(metric, declared, family.kind, series)
@@ -143,7 +143,7 @@ class _Request:
     def _histogram(self, metric: Metric, series: PushedSeries, times: Times) -> None:
         labels, buckets = series.labels, series.buckets
         assert buckets is not None
-        bins = self._given.bins.get((metric.name, tuple(value for _, value in labels)))
+        bins = self._snapshot.bins.get((metric.name, tuple(value for _, value in labels)))
         if bins is None:
             metric.histogram.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
             metric.histogram.data_points.append(explicit_point(labels, times, buckets))
@@ -159,13 +159,13 @@ class _Request:
             return 0
         if declared not in _OF_ENGINES:
             return self._started_ns
-        started_at = self._given.engines_started_at.get(dict(labels)["engine"])
-        # The engine's clock may be ahead of ours.
-        known = started_at is not None and started_at <= self._given.at
-        return nanoseconds(started_at) if known and started_at is not None else 0
+        started_at = self._snapshot.engines_started_at.get(dict(labels)["engine"])
+        # The engine's clock may be ahead of the agent's; then the start counts as unknown.
+        is_known = started_at is not None and started_at <= self._snapshot.at
+        return nanoseconds(started_at) if is_known and started_at is not None else 0
 
     def end(self, name: str, kind: Kind, labels: Labels) -> None:
-        """End a series that is gone."""
+        """Add the point that ends a series."""
         metric = self.metrics.setdefault(name, Metric(name=name))
         if kind is Kind.GAUGE:
             metric.gauge.data_points.append(ended_point(labels, self._read_ns))
@@ -174,6 +174,6 @@ class _Request:
             metric.sum.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
             metric.sum.data_points.append(ended_point(labels, self._read_ns))
         else:
-            # Only an engine's: the agent's own never go.
+            # Only histograms of engines end, and these have explicit bounds.
             metric.histogram.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
             metric.histogram.data_points.append(ended_histogram(labels, self._read_ns))

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from agent.outputs.otlp_destinations import PROTOBUF, HttpDestination
 from agent.outputs.otlp_forwarder import ForwardCounter, Forwarder
-from agent.outputs.otlp_metrics.export_requests import ExportRequests, MetricsAtOnce
+from agent.outputs.otlp_metrics.export_requests import ExportRequests, MetricsSnapshot
 from agent.settings.push_settings import OtlpMetricsSettings
 
 _LOG = logging.getLogger(__name__)
@@ -22,15 +22,15 @@ _LOG = logging.getLogger(__name__)
 PATH = "/v1/metrics"
 # Five minutes of exports. Counters catch up by themselves, only gauges lose values.
 MAX_WAITING = 20
-# Most of what gzip can save, at a fifth of its time.
-_LEVEL = 1
+# This level saves most of what gzip can save, in a fifth of the time of its default.
+_GZIP_LEVEL = 1
 
 
 class PushCounter(ForwardCounter, Protocol):
     """Counts exports, and the points in them that the endpoint refused."""
 
     def points_rejected(self, points: int) -> None:
-        """The endpoint accepted an export without these points."""
+        """Count points that the endpoint left out of an export that it accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class MetricsPush:
         self,
         settings: OtlpMetricsSettings,
         endpoint: str,
-        read: Callable[[float], MetricsAtOnce],
+        read: Callable[[float], MetricsSnapshot],
         requests: ExportRequests,
         counter: PushCounter,
     ) -> None:
-        """`read` gives all metrics at a Unix time."""
+        """`read` returns all metrics; its argument is the Unix time now."""
         self._lock = threading.Lock()
         self._read = read
         self._requests = requests
@@ -69,20 +69,20 @@ class MetricsPush:
         self.forwarder = Forwarder(to, counter, name="metrics-push", max_bodies=MAX_WAITING)
 
     def push(self, now: float) -> None:
-        """Queue an export of the metrics at this Unix time; waits for no network."""
-        # The last push of a stopping agent may meet that of its job.
+        """Queue an export of the metrics at this Unix time; never waits for the network."""
+        # The last push of a stopping agent may run while its job pushes.
         with self._lock:
             content = self._requests.request(self._read(now)).SerializeToString()
         if self._gzipped:
-            content = gzip.compress(content, _LEVEL)
+            content = gzip.compress(content, _GZIP_LEVEL)
         self.forwarder.forward(Export(content, self._gzipped))
 
     def _count_rejected(self, response: bytes) -> None:
-        """Count what a partial success left out: OTLP forbids to send it again."""
+        """Count the points that a partial success left out: OTLP forbids to send them again."""
         try:
             partial = ExportMetricsServiceResponse.FromString(response).partial_success
         except DecodeError:
-            # Some endpoints respond with a text of their own.
+            # Some endpoints respond with a text.
             return
         if partial.rejected_data_points > 0:
             _LOG.warning("metrics that the endpoint refused: %s", partial.error_message)

@@ -11,7 +11,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     HistogramDataPoint,
     NumberDataPoint,
 )
-from prometheus_client.samples import Exemplar as SeenExemplar
+from prometheus_client.samples import Exemplar as PrometheusExemplar
 
 from agent.analysis.exponential import exponential_from
 from agent.analysis.quantiles import Bins
@@ -66,7 +66,7 @@ def explicit_point(labels: Labels, times: Times, buckets: Buckets) -> HistogramD
 def exponential_point(
     labels: Labels, times: Times, buckets: Buckets, bins: Bins, max_buckets: int
 ) -> ExponentialHistogramDataPoint:
-    """The point of bins; `buckets` give its sum and its exemplars."""
+    """The point of an exponential histogram of bins; `buckets` give its sum and its exemplars."""
     histogram = exponential_from(bins, max_buckets)
     return ExponentialHistogramDataPoint(
         attributes=attributes(labels),
@@ -85,7 +85,7 @@ def exponential_point(
 
 
 def ended_point(labels: Labels, read_ns: int) -> NumberDataPoint:
-    """The point that ends a series of numbers: its value is unknown from now on."""
+    """The point that ends a series of numbers: it has no value from this time on."""
     return NumberDataPoint(attributes=attributes(labels), time_unix_nano=read_ns, flags=_NO_VALUE)
 
 
@@ -96,8 +96,8 @@ def ended_histogram(labels: Labels, read_ns: int) -> HistogramDataPoint:
     )
 
 
-def _exemplars(seen: Iterable[SeenExemplar]) -> Iterator[Exemplar]:
-    for exemplar in seen:
+def _exemplars(exemplars: Iterable[PrometheusExemplar]) -> Iterator[Exemplar]:
+    for exemplar in exemplars:
         trace_id = exemplar.labels.get("trace_id", "")
         if len(trace_id) == _HEX_DIGITS_OF_TRACE and exemplar.timestamp is not None:
             yield Exemplar(

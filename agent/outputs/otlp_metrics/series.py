@@ -38,7 +38,7 @@ class PushedSeries:
 
 @dataclass(frozen=True, slots=True)
 class SeriesFamily:
-    """All series of one name, which is the one that the exposition shows."""
+    """All series of one name; the exposition has the same name."""
 
     name: str
     kind: Kind
@@ -76,8 +76,8 @@ def _add_bucket(buckets: Buckets, sample: Sample) -> None:
     bound = float(sample.labels[_BOUND])
     if not isinf(bound):
         buckets.bounds.append(bound)
-    # A series is cumulative over its bounds, and OTLP wants each bucket by itself. The counts of an
-    # engine's exposition may be torn.
+    # Prometheus counts up to each bound, OTLP within each bucket. An engine may count while its
+    # exposition is made, so a difference may be below 0.
     buckets.counts.append(max(int(sample.value) - sum(buckets.counts), 0))
     if sample.exemplar is not None:
         buckets.exemplars.append(sample.exemplar)

@@ -81,7 +81,7 @@ def _ledger(ledger: Json) -> ReportTable:
         for reason, requests in ledger["unaccounted_requests"].items()
     ]
     return ReportTable(
-        title="Work that no row tells of",
+        title="Work that is in no row",
         columns=("what", "counted", "unaccounted", "open"),
         rows=rows,
         note=f"Cost of unaccounted work: {dollars(ledger['unaccounted_usd'])}, an estimate.",

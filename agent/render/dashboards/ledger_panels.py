@@ -27,7 +27,7 @@ LEDGER_ROW = PanelRow(
     (
         Panel(
             "Tokens without a row",
-            "Share of the tokens that engines counted in the time shown and that no row tells of.",
+            "Share of the tokens that engines counted in the time shown and that are in no row.",
             PanelUnit.SHARE,
             (
                 _share(em.UNACCOUNTED_INPUT, fact.INPUT_TOKENS, "input"),
@@ -50,7 +50,7 @@ LEDGER_ROW = PanelRow(
         ),
         Panel(
             "Dollars per hour without a row",
-            "An estimate: busy time for work that no row tells of. Only with a price.",
+            "An estimate: busy time for work that is in no row. Only with a price.",
             PanelUnit.DOLLARS,
             (Query(f"{HOUR_S} * {by(ENGINE_MODEL, rate(em.UNACCOUNTED_COST))}", "{{engine}}"),),
         ),

@@ -1,6 +1,6 @@
-"""Reads the datagrams of an engine's plugin, and refuses those that others wrote.
+"""Reads the datagrams of an engine's plugin, and refuses datagrams of other programs.
 
-The plugin's own description of the format is `plugins/vllm/goodput_agent_vllm/datagrams.py`.
+`plugins/vllm/goodput_agent_vllm/datagrams.py` describes the format.
 """
 
 import math
@@ -22,21 +22,22 @@ _REQUEST_RECORD = struct.Struct("<BBHdIIiI5d16s320s")
 _SIZES = {_HELLO: struct.calcsize("<BBH"), _STEP: _STEP_RECORD.size, _REQUEST: _REQUEST_RECORD.size}
 _TOKENS_OF_STEP = 1
 
-# A plugin keeps its last records while the agent is away.
+# A plugin keeps its newest records while the agent is away, so they may come late.
 _OLDEST_S = 86_400.0
 _MAX_LEAD_S = 60.0
 _LONGEST_STEP_S = 86_400.0
-# The column of request ids.
+# The length of the column `request_id`.
 _ID_CHARACTERS = 256
 _REASON = re.compile(rb"[a-z_]{1,16}")
 
 
 @dataclass(slots=True)
 class PluginRecords:
-    """The records of one datagram, and how many were dropped by reason.
+    """The records of one datagram, and how many of them were refused by reason.
 
-    `run` is the number of one run of the engine's front, `first` the sequence number of the first
-    record, `records` their number in the header, `dropped` how many the plugin dropped before.
+    The header's fields: `run` is a random number of one run of the engine's front, `first` the
+    sequence number of the first record, `records` how many records the datagram has, `dropped` how
+    many records this run of the front has dropped so far.
     """
 
     run: int = 0
@@ -49,7 +50,7 @@ class PluginRecords:
 
 
 def read_datagram(datagram: bytes, engine: str, received_at: float) -> PluginRecords | None:
-    """The records of a datagram; None where it is not one of the plugin."""
+    """The records of a datagram that arrived at a Unix time; None where no plugin wrote it."""
     if len(datagram) < _HEADER.size:
         return None
     magic, version, _, count, run, first, dropped = _HEADER.unpack_from(datagram)
@@ -65,14 +66,15 @@ def read_datagram(datagram: bytes, engine: str, received_at: float) -> PluginRec
         if not size or at + size > len(datagram):
             content.refused[PluginDropped.MALFORMED] += count - read
             break
-        _take(datagram, at, engine, received_at, content)
+        _add_record(datagram, at, engine, received_at, content)
         at += size
     return content
 
 
-def _take(
+def _add_record(
     datagram: bytes, at: int, engine: str, received_at: float, content: PluginRecords
 ) -> None:
+    """Add the record at byte `at` to the content, or its reason to the refused ones."""
     kind = datagram[at]
     if kind == _HELLO:
         return
@@ -153,12 +155,12 @@ def _known(value: float) -> float | None:
 
 
 def _is_recent(ended_at: float, received_at: float) -> bool:
-    """Whether the time can be that of an end; false also where it is no number."""
+    """Whether a record may have ended at this time; false also for NaN."""
     return received_at - _OLDEST_S <= ended_at <= received_at + _MAX_LEAD_S
 
 
 def _id(field_bytes: bytes, id_bytes: int) -> str | None:
-    """The request id; None where it is cut, or no text that a row can hold."""
+    """The request id; None where it was cut, is no UTF-8, or is too long or unprintable."""
     if not 0 < id_bytes <= len(field_bytes):
         return None
     try:

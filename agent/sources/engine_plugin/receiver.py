@@ -18,28 +18,28 @@ from agent.sources.engine_plugin.datagrams import PluginRecords, read_datagram
 
 _LOG = logging.getLogger(__name__)
 
-# A plugin's datagrams are of 32 KB at most.
+# A plugin sends datagrams of 32 KB at most.
 _DATAGRAM_BYTES = 65_536
-# Read at most this many datagrams of one engine, then those of the next one.
-_IN_TURN = 16
-# Beyond this, the plugins keep or drop their records.
+# After this many datagrams of one engine, the next engine is read.
+_DATAGRAMS_PER_TURN = 16
+# Beyond this the receiver pauses, and the plugins keep or drop their records.
 MAX_RECORDS_PER_S = 20_000
-# The same user or group: in a pod, that of `fsGroup`.
+# For the agent's user and group: in a pod, the group is `fsGroup`.
 _MODE = 0o660
 
 
 class StepConsumer(Protocol):
-    """What is called with each record of a plugin, in the receiver's thread. It must not wait."""
+    """Gets each record of a plugin, in the receiver's thread. It must not wait."""
 
     def on_step(self, step: EngineStep) -> None:
-        """Take a step."""
+        """Handle a step."""
 
     def on_ended(self, ended: EndedRequest) -> None:
-        """Take a request that ended."""
+        """Handle a request that ended."""
 
 
 class PluginCounts(Protocol):
-    """What counts received and dropped records."""
+    """Counts received and dropped records."""
 
     def plugin_received(self, engine: str, steps: int, requests: int) -> None:
         """Count records that were received."""
@@ -49,10 +49,11 @@ class PluginCounts(Protocol):
 
 
 class _Stream:
-    """What was received of one engine.
+    """The state of the datagrams of one engine.
 
-    `runs` maps each run of a front to its next sequence number and its drops. An engine may have
-    several fronts; of all runs, ended ones included, the newest are kept.
+    `heard_at` is the Unix time of the last datagram, `step_at` of the last one with a step. `runs`
+    has, for each run of a front, its next sequence number and how many records it dropped so far.
+    An engine may have several fronts; of all runs, ended ones included, the newest are kept.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class PluginReceiver:
         counts: PluginCounts,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`paths` are those of the sockets, by engine."""
+        """`paths` has the path of each engine's socket."""
         self._paths = dict(paths)
         self._consumers = tuple(consumers)
         self._counts = counts
@@ -94,15 +95,15 @@ class PluginReceiver:
         self._read_in_second = (0, 0)
 
     def heard_at(self, engine: str) -> float | None:
-        """When the engine's plugin was last heard of; None: never."""
+        """The Unix time of the last datagram of the engine's plugin; None before the first."""
         return self._streams[engine].heard_at
 
     def step_at(self, engine: str) -> float | None:
-        """When the last step of the engine arrived; None: never."""
+        """The Unix time when the last step of the engine arrived; None before the first."""
         return self._streams[engine].step_at
 
     def start(self) -> None:
-        """Listen. Raises SettingsInvalid for a socket that cannot be made."""
+        """Make the sockets and start the thread. Raises SettingsInvalid where a socket fails."""
         for engine, path in self._paths.items():
             listening = _open_socket(engine, path)
             self._sockets[engine] = listening
@@ -118,7 +119,7 @@ class PluginReceiver:
         if self._thread.is_alive():
             self._thread.join()
         for engine, listening in self._sockets.items():
-            # First, because afterwards the path may be another agent's.
+            # Before the close: afterwards another agent may have a socket at this path.
             self._paths[engine].unlink(missing_ok=True)
             listening.close()
         self._selector.close()
@@ -128,20 +129,20 @@ class PluginReceiver:
         while not self._stopping.is_set():
             ready = [key.data for key, _ in self._selector.select() if key.data is not None]
             for engine in ready:
-                for _ in range(_IN_TURN):
+                for _ in range(_DATAGRAMS_PER_TURN):
                     if not self._read(engine):
                         break
-            self._rest()
+            self._limit_rate()
 
-    def _rest(self) -> None:
-        """Wait for the next second when this one has had enough records."""
+    def _limit_rate(self) -> None:
+        """Wait for the next second after MAX_RECORDS_PER_S records in this one."""
         second, read = self._read_in_second
         monotonic = time.monotonic()
         if read > MAX_RECORDS_PER_S and second == int(monotonic):
             self._stopping.wait(second + 1 - monotonic)
 
     def _read(self, engine: str) -> bool:
-        """Read one datagram; whether there was one."""
+        """Read one datagram of an engine; returns False without one."""
         try:
             datagram, _, flags, _ = self._sockets[engine].recvmsg(
                 _DATAGRAM_BYTES, 0, socket.MSG_DONTWAIT
@@ -189,13 +190,13 @@ class PluginReceiver:
         missing = max(0, content.first - expected - by_sender)
         if 0 < by_sender < _MAX_MISSING:
             self._counts.plugin_dropped(engine, PluginDropped.AGENT_BEHIND, by_sender)
-        # A larger one is no count of a plugin.
+        # A plugin's gap is smaller: a larger number is forged.
         if 0 < missing < _MAX_MISSING:
             self._counts.plugin_dropped(engine, PluginDropped.LOST, missing)
 
 
 def _hand_over(consumer: StepConsumer, content: PluginRecords) -> None:
-    """Call a consumer; its failure hurts no other one."""
+    """Call a consumer with all records; its failure is logged and does not reach the others."""
     try:
         for step in content.steps:
             consumer.on_step(step)
@@ -206,7 +207,7 @@ def _hand_over(consumer: StepConsumer, content: PluginRecords) -> None:
 
 
 def _open_socket(engine: str, path: Path) -> socket.socket:
-    """The socket at this path, in place of one that nobody reads. Raises SettingsInvalid."""
+    """A new socket at this path, also in place of one without a reader. Raises SettingsInvalid."""
     setting = f"plugin_socket of engine {engine}"
     try:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):

@@ -13,8 +13,8 @@ import requests
 from agent.catalog.own_health import DiscoveryFailure as Why
 from agent.errors import DiscoveryFailed, SettingsInvalid
 
-# The server ends a watch after this time, and then the next one begins: a connection that was cut
-# without a word is noticed soon.
+# The server ends a watch after this time, and the agent begins the next one. So it soon notices a
+# connection that was cut without an end.
 WATCH_S = 60
 _TIMEOUT_S = 5.0
 _SPARE_S = 15.0
@@ -27,7 +27,7 @@ _REFUSED: Mapping[int, Why] = {
 
 
 class VersionGone(Exception):
-    """The server no longer has the changes since a version: list anew."""
+    """The server no longer has the changes since this version: the caller must list anew."""
 
 
 class ApiServer:
@@ -42,9 +42,12 @@ class ApiServer:
         self._token = account / "token"
         self._authority = account / "ca.crt"
 
-    def list(self, path: str, chosen: Mapping[str, str]) -> Mapping[str, Any]:
-        """The list of the objects at `path` that `chosen` selects. Raises DiscoveryFailed."""
-        with self._response(path, chosen, _TIMEOUT_S) as response:
+    def list(self, path: str, selectors: Mapping[str, str]) -> Mapping[str, Any]:
+        """The list of the objects at `path`; `selectors` are query parameters.
+
+        Raises DiscoveryFailed.
+        """
+        with self._response(path, selectors, _TIMEOUT_S) as response:
             found = response.json()
         if not isinstance(found, dict):
             words = f"the API server's response to {path} is no list"
@@ -52,20 +55,20 @@ class ApiServer:
         return found
 
     def watch(
-        self, path: str, chosen: Mapping[str, str], version: str
+        self, path: str, selectors: Mapping[str, str], version: str
     ) -> Iterator[Mapping[str, Any]]:
-        """The events since a version, until the server ends the watch.
+        """The events since a resource version, until the server ends the watch.
 
         Raises VersionGone, and DiscoveryFailed.
         """
-        following = {
-            **chosen,
+        parameters = {
+            **selectors,
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
         }
-        with self._response(path, following, WATCH_S + _SPARE_S) as response:
+        with self._response(path, parameters, WATCH_S + _SPARE_S) as response:
             for line in response.iter_lines():
                 if line:
                     yield _event(json.loads(line))
@@ -74,10 +77,14 @@ class ApiServer:
     def _response(
         self, path: str, parameters: Mapping[str, str], silence_s: float
     ) -> Iterator[requests.Response]:
-        """A response with status 200, whose every failure, also while it is read, has a name."""
+        """A response with status 200, which may be silent for `silence_s`.
+
+        Raises VersionGone, and DiscoveryFailed for any other failure, also while the response is
+        read.
+        """
         try:
-            # Kubernetes replaces the token every hour. Nothing of the environment is used: a proxy
-            # is not for the cluster's own server.
+            # Kubernetes replaces the token every hour, so it is read each time. The environment is
+            # ignored: its HTTP proxy is not meant for the cluster's own server.
             with requests.Session() as session:
                 session.trust_env = False
                 session.headers["Authorization"] = f"Bearer {self._token.read_text().strip()}"
@@ -93,7 +100,7 @@ class ApiServer:
             words = f"the API server's response is no JSON: {_short(error)}"
             raise DiscoveryFailed(Why.NO_JSON, words) from error
         except OSError as error:
-            # Those of requests are of this kind.
+            # Errors of the package requests are OSErrors.
             words = f"the API server cannot be read: {_short(error)}"
             raise DiscoveryFailed(Why.UNREACHABLE, words) from error
 
@@ -116,7 +123,7 @@ def _check(response: requests.Response) -> None:
     if response.status_code == HTTPStatus.GONE:
         raise VersionGone
     if response.status_code != HTTPStatus.OK:
-        # A Status object of Kubernetes says which right is missing.
+        # The body is a Status object of Kubernetes, which names the missing permission.
         words = f"the API server answers {response.status_code}: {_short(_message(response))}"
         raise DiscoveryFailed(_REFUSED.get(response.status_code, Why.HTTP_STATUS), words)
 

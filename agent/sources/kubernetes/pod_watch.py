@@ -14,8 +14,7 @@ from agent.sources.kubernetes.pods import FoundEngine
 
 _LOG = logging.getLogger(__name__)
 
-# After a watch, which ends after a minute by itself, and between two tries while the server is away
-# or refuses: twice as long each time.
+# The pause after each watch. While the server is away or refuses, it doubles with each attempt.
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 
@@ -25,24 +24,27 @@ Read = Callable[[Mapping[str, Any]], FoundEngine | None]
 class PodWatch:
     """Knows the engines in the pods of one namespace, or of all.
 
-    While the server is away, what was known last counts. Only one thread lists and follows; any
-    thread may read the rest.
+    While the server is away, the engines that were known last stay. One thread calls `list` and
+    `follow`; any thread may read the rest.
     """
 
     def __init__(
         self,
         server: ApiServer,
         namespace: str | None,
-        chosen: Mapping[str, str],
+        selectors: Mapping[str, str],
         read: Read,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`chosen` are the selectors of a list; `read` returns a pod's engine, `now` Unix time."""
+        """`selectors` are query parameters of a list, such as `labelSelector`.
+
+        `read` returns the engine of a pod, `now` Unix time.
+        """
         self._now = now
         self.namespace = namespace
         self._server = server
         self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
-        self._chosen = chosen
+        self._selectors = selectors
         self._read = read
         self._version: str | None = None
         self._pods: dict[str, FoundEngine] = {}
@@ -59,7 +61,7 @@ class PodWatch:
         """Read all pods. Raises DiscoveryFailed."""
         self._calling = DiscoveryCall.LIST
         try:
-            found = self._server.list(self._path, self._chosen)
+            found = self._server.list(self._path, self._selectors)
             pods = {}
             for pod in found["items"]:
                 if (engine := self._read(pod)) is not None:
@@ -77,7 +79,7 @@ class PodWatch:
         except (KeyError, TypeError) as error:
             words = f"the API server's list has no {error}"
             raise DiscoveryFailed(DiscoveryFailure.MALFORMED, words) from error
-        self._went_well()
+        self._succeeded()
 
     def follow(self, on_change: Callable[[], None], stop: threading.Event) -> None:
         """List and watch until `stop`, and call `on_change` after each change of the engines."""
@@ -108,8 +110,8 @@ class PodWatch:
         assert self._version is not None, "a watch follows a list"
         self._calling = DiscoveryCall.WATCH
         try:
-            for event in self._server.watch(self._path, self._chosen, self._version):
-                self._went_well()
+            for event in self._server.watch(self._path, self._selectors, self._version):
+                self._succeeded()
                 before = self._pods
                 self._pods = self._after(event)
                 self._version = event["object"]["metadata"]["resourceVersion"]
@@ -118,8 +120,8 @@ class PodWatch:
         except (KeyError, TypeError) as error:
             words = f"an event of the API server has no {error}"
             raise DiscoveryFailed(DiscoveryFailure.MALFORMED, words) from error
-        # The server ends each watch after a while.
-        self._went_well()
+        # The end of a watch is no failure: the server ends each after WATCH_S.
+        self._succeeded()
 
     def _after(self, event: Mapping[str, Any]) -> dict[str, FoundEngine]:
         if event["type"] == "BOOKMARK":
@@ -130,11 +132,11 @@ class PodWatch:
         engine = None if event["type"] == "DELETED" else self._read(pod)
         return others if engine is None else {**others, uid: engine}
 
-    def _went_well(self) -> None:
+    def _succeeded(self) -> None:
         self.problem, self.succeeded_at = None, self._now()
 
     def failed(self, error: DiscoveryFailed) -> None:
-        """Count a failed call, and say why; what was known last counts on."""
+        """Count a failed call and log its reason; the engines that were known last stay."""
         self.failures[self._calling, error.reason] += 1
         if self.problem != str(error):
             _LOG.warning("%s: %s", self._path, error)

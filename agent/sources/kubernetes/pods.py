@@ -31,10 +31,10 @@ def _port(pod: Pod, name: str) -> int | None:
 
 
 def _was_ready(pod: Pod) -> bool:
-    """Whether it has been ready, and is not about to end.
+    """Whether the pod was ready at some time, and is not being deleted.
 
-    An engine that still loads its model is not down. One that was ready and hangs or restarts must
-    stay watched, and so must one that ends on purpose not be taken for dead.
+    An engine that still loads its model must not count as down. An engine that was ready and now
+    hangs or restarts must stay watched. An engine whose pod is deleted must not count as dead.
     """
     status = pod.get("status", {})
     if status.get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:
@@ -48,8 +48,11 @@ def _was_ready(pod: Pod) -> bool:
 
 
 def _turned_unready(ready: Mapping[str, Any], initialized: Mapping[str, Any] | None) -> bool:
-    """Whether the condition changed after the start of the containers: of a pod that was never
-    ready, both are as old. Times in RFC 3339 have the order of their texts."""
+    """Whether the pod became unready after the start of its containers.
+
+    In a pod that was never ready, both conditions changed at the same time. Times in RFC 3339 sort
+    as texts.
+    """
     if initialized is None:
         return False
     return str(ready.get("lastTransitionTime")) > str(initialized.get("lastTransitionTime"))

@@ -10,7 +10,7 @@ from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
 from agent.store.clickhouse.column_types import types_of
 from agent.store.clickhouse.connecting import insert_rows, using
-from agent.store.journal.waiting import Lag
+from agent.store.journal.backlog import Lag
 from agent.store.objectives import objective_json
 from agent.store.tables import agents, objectives
 
@@ -35,20 +35,20 @@ def write_versions(
     version: int,
     tombstones: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write rows of a table, times in microseconds, and tombstones, all in one block.
+    """Write rows of a table and tombstones in one block; timestamps are in microseconds.
 
-    Each takes the place of the row with its key and a lower version.
+    Each replaces the row with its key and a lower version.
     """
     types = types_of(table)
     names = [name for name in rows[0] if name in types] if rows else []
-    own = {"row_version": "UInt64", "is_deleted": "UInt8"}
+    version_types = {"row_version": "UInt64", "is_deleted": "UInt8"}
     values = [
-        [*(row[name] for name in names), version, deleted]
-        for deleted, of_kind in enumerate((rows, tombstones))
-        for row in of_kind
+        [*(row[name] for name in names), version, is_deleted]
+        for is_deleted, some in enumerate((rows, tombstones))
+        for row in some
     ]
-    columns = [*(types[name] for name in names), *own.values()]
-    insert_rows(client, table.name, [*names, *own], columns, values)
+    columns = [*(types[name] for name in names), *version_types.values()]
+    insert_rows(client, table.name, [*names, *version_types], columns, values)
 
 
 class _Claimed(NamedTuple):
@@ -58,15 +58,15 @@ class _Claimed(NamedTuple):
     version: int
 
     def above(self, now_us: int) -> int:
-        """A version above this one, also after the server's clock was set back."""
+        """A version above this one, also where the server's clock was set back to `now_us`."""
         return max(now_us, self.version + 1)
 
 
 class ClickHouseClaim(NameClaim):
-    """The row of one agent in the table `agents`.
+    """The name claim of an agent in ClickHouse, which has no locks.
 
-    Of two agents that take a free name in the same moment, the one that was later has it: the other
-    sees so before its next beat. Until then both may write, which their keys keep apart.
+    Two agents may take a free name in the same moment. Then the later one keeps it, and the other
+    one learns so at its next beat. Until then both write: their rows have different keys.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ClickHouseClaim(NameClaim):
     ) -> None:
         super().__init__(agent, instance, state=state)
         self._journal_lag = lag
-        self._started: Mapping[str, Any] = {}
+        self._started: dict[str, Any] = {}
 
     def take(self, engine: Engine) -> None:
         """Take the name. Raises NameTaken while another agent with this name lives."""
@@ -82,39 +82,39 @@ class ClickHouseClaim(NameClaim):
             row = self._claimed(client)
             if row is not None:
                 self._require_free(row)
-            told = self._state.at_start()
-            self._started = told | {"started_at": round(told["started_at"] * 1e6)}
+            state = self._state.at_start()
+            self._started = state | {"started_at": round(state["started_at"] * 1e6)}
             self._write(client, row, self._started)
 
     def beat(self, engine: Engine) -> None:
-        """Show that this agent lives. Raises NameTaken if another agent took the name."""
+        """Renew the claim. Raises NameTaken if another agent took the name."""
         with using(engine, _REFUSED) as client:
             row = self._claimed(client)
             if row is None or row.instance != self._instance:
                 raise self._taken_over()
-            told = self._state.now(self._journal_lag())
-            self._write(client, row, {**self._started, **told})
+            self._write(client, row, self._started | self._state.now(self._journal_lag()))
 
     def release(self, engine: Engine) -> None:
         """Give the name back, so that the next agent need not wait; the row stays."""
         with using(engine, _REFUSED) as client:
             row = self._claimed(client)
             if row is not None and row.instance == self._instance:
-                told = {**self._started, **self._state.now(self._journal_lag())}
-                self._write(client, row, told, stopped=True)
+                state = self._started | self._state.now(self._journal_lag())
+                self._write(client, row, state, stopped=True)
 
     def _claimed(self, client: Any) -> _Claimed | None:
         rows = client.query(_CLAIMED, {"name": self._agent}).result_rows
         return _Claimed(*rows[0]) if rows else None
 
     def _write(
-        self, client: Any, row: _Claimed | None, told: Mapping[str, Any], *, stopped: bool = False
+        self, client: Any, row: _Claimed | None, state: Mapping[str, Any], *, stopped: bool = False
     ) -> None:
+        """Write the agent's row with its state; `row` is the one that is there."""
         now_us = server_now_us(client)
         beats, version = (0, now_us) if row is None else (row.beats + 1, row.above(now_us))
-        own = {"name": self._agent, "instance": self._instance, "beats": beats, "seen_at": now_us}
+        claim = {"name": self._agent, "instance": self._instance, "beats": beats, "seen_at": now_us}
         stopped_at = {"stopped_at": now_us if stopped else None}
-        write_versions(client, agents, [{**told, **own, **stopped_at}], version)
+        write_versions(client, agents, [{**state, **claim, **stopped_at}], version)
 
 
 def write_in_force(client: Any, agent: str, configured: Sequence[Objective]) -> None:

@@ -1,4 +1,4 @@
-"""ClickHouse's types of the columns that the other databases have."""
+"""The type in ClickHouse of each column that SQLAlchemy declares for the other databases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,8 @@ from sqlalchemy.types import TypeEngine
 
 from agent.store.utc_timestamp import UtcTimestamp
 
-# Texts of which there are few: each is stored once in a part.
-_FEW = frozenset(
+# Columns with few different texts: LowCardinality stores each text once in a part.
+_FEW_TEXTS = frozenset(
     (
         *("agent", "engine", "model", "tenant", "route", "service_name", "requested_model"),
         *("vantage", "status", "engine_status", "verdict", "verdicts", "cause", "finish_reason"),
@@ -18,7 +18,7 @@ _FEW = frozenset(
     )
 )
 TIMESTAMP = "DateTime64(6, 'UTC')"
-# In order: BigInteger is an Integer, too.
+# The first match counts: BigInteger is a subclass of Integer.
 _TYPES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (
     (UtcTimestamp, TIMESTAMP),
     (Boolean, "Bool"),
@@ -30,14 +30,14 @@ _TYPES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (
 
 
 def type_of(column: Column[Any]) -> str:
-    """The type of a column, nullable as it is there."""
+    """The type of a column; it is Nullable where the column is nullable."""
     plain = next(name for kind, name in _TYPES if isinstance(column.type, kind))
     if column.name == "id":
         plain = "Int64"
     if column.nullable:
         plain = f"Nullable({plain})"
-    few = column.name in _FEW and isinstance(column.type, String)
-    return f"LowCardinality({plain})" if few else plain
+    has_few = column.name in _FEW_TEXTS and isinstance(column.type, String)
+    return f"LowCardinality({plain})" if has_few else plain
 
 
 def types_of(table: Table) -> Mapping[str, str]:

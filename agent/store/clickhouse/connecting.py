@@ -7,16 +7,16 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine
 
 from agent.errors import SettingsInvalid
-from agent.store.connection import with_words
+from agent.store.connection import store_unavailable
 
 CLICKHOUSE = "clickhousedb"
 
 _CONNECT_S = 5
-# Longer than any statement may take: a server that is frozen is waited for no longer.
-_ANSWER_LATER_S = 5.0
+# After the limit of a statement and this time, the client gives up: the server is frozen.
+_RESPONSE_LATER_S = 5.0
 
-# SQL as the other databases read it: rows that were replaced are not seen, a sum of nothing is
-# null, and a name in a condition is that of a column.
+# With these, SQL means the same as on the other databases: replaced rows are not seen, a sum over
+# no rows is null, and a name in a condition is a column, not an alias.
 _SETTINGS: Mapping[str, Any] = {
     "final": 1,
     "do_not_merge_across_partitions_select_final": 1,
@@ -30,14 +30,15 @@ _MISSING = (
     "`pip install goodput-agent[clickhouse]`"
 )
 
-# ClickHouse, src/Common/ErrorCodes.cpp: what is refused for its content.
+# ClickHouse, src/Common/ErrorCodes.cpp: the errors that a value in a row causes.
 _CONTENT_CODES = frozenset((6, 26, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 349, 407, 469))
 
 
 def open_clickhouse(url: URL, *, statement_s: float, **pool: Any) -> Engine:
-    """An engine; each statement is ended after `statement_s`. Raises SettingsInvalid.
+    """An engine; the server ends each statement after `statement_s`.
 
-    It connects when it is used for the first time. What the URL says of a connection holds.
+    It connects when it is used for the first time. Options in the URL win. Raises SettingsInvalid
+    where the driver is not installed.
     """
     try:
         import clickhouse_connect  # noqa: F401
@@ -45,16 +46,16 @@ def open_clickhouse(url: URL, *, statement_s: float, **pool: Any) -> Engine:
         raise SettingsInvalid([_MISSING]) from error
     connect = {
         "connect_timeout": _CONNECT_S,
-        "send_receive_timeout": statement_s + _ANSWER_LATER_S,
+        "send_receive_timeout": statement_s + _RESPONSE_LATER_S,
         "query_retries": 0,
-        # Threads share a connection one after the other.
+        # No session: threads use a connection one after the other.
         "autogenerate_session_id": False,
     }
     settings = {**_SETTINGS, "max_execution_time": statement_s}
-    given = {name: value for name, value in connect.items() if name not in url.query}
+    connect = {name: value for name, value in connect.items() if name not in url.query}
     options = {"pool_size": 8, **pool}
-    engine = create_engine(url, connect_args={**given, **settings}, **options)
-    # Its `/` gives fractions.
+    engine = create_engine(url, connect_args={**connect, **settings}, **options)
+    # ClickHouse divides integers into fractions, so SQLAlchemy must round `//` down itself.
     engine.dialect.div_is_floordiv = False
     return engine
 
@@ -67,18 +68,18 @@ def client_of(connection: Connection) -> Any:
 
 @contextmanager
 def using(engine: Engine, sentence: str) -> Iterator[Any]:
-    """The driver's client. Raises StoreUnavailable, with the sentence, for the driver's errors."""
+    """The driver's client. Raises StoreUnavailable, with the public sentence, for its errors."""
     try:
         with engine.connect() as connection:
             yield client_of(connection)
     except Exception as error:
         if not is_of_database(error):
             raise
-        raise with_words(sentence, error) from error
+        raise store_unavailable(sentence, error) from error
 
 
 def is_of_database(error: Exception) -> bool:
-    """Whether SQLAlchemy or the driver raised it."""
+    """Whether SQLAlchemy or the driver raised the error."""
     from clickhouse_connect.driver.exceptions import Error
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -86,12 +87,12 @@ def is_of_database(error: Exception) -> bool:
 
 
 def refuses_content(error: Exception) -> bool:
-    """Whether these rows will never be taken: by the driver, or by the server."""
+    """Whether the driver or the server refused rows for their content: a retry is of no use."""
     return cannot_write(error) or getattr(error, "code", None) in _CONTENT_CODES
 
 
 def cannot_write(error: Exception) -> bool:
-    """Whether the driver cannot write these rows, of which the server then has nothing.
+    """Whether the driver could not encode the rows, so that it sent none of them.
 
     The driver raises Python's own errors for a value that its column cannot have.
     """
@@ -109,7 +110,7 @@ def insert_rows(
     rows: Sequence[Sequence[Any]],
     **settings: Any,
 ) -> None:
-    """Insert rows as one block; none are no block."""
+    """Insert rows as one block; without rows, insert nothing."""
     if rows:
         client.insert(
             table,
@@ -117,6 +118,6 @@ def insert_rows(
             column_names=columns,
             column_type_names=types,
             column_oriented=True,
-            # The server would gather blocks of several agents, each with its own token.
+            # Asynchronous inserts would put blocks of several agents together, and lose tokens.
             settings={"async_insert": 0, **settings},
         )

@@ -1,4 +1,4 @@
-"""A shared ClickHouse: rows that may come again, and sums whose block is sent until it is there."""
+"""Forwards a journal to ClickHouse: rows may be written again, sums are sent as one known block."""
 
 import logging
 import time
@@ -24,6 +24,7 @@ from agent.store.clickhouse.forwarded_rows import (
 )
 from agent.store.clickhouse.schema import upgrade_clickhouse
 from agent.store.connection import open_engine
+from agent.store.journal.backlog import NotedRows, Run, batch_after, batch_until
 from agent.store.journal.destination import (
     STATEMENT_S,
     BatchSize,
@@ -32,12 +33,11 @@ from agent.store.journal.destination import (
     SharedDatabase,
     log_refusal,
 )
-from agent.store.journal.waiting import NotedRows, Run, batch_after, batch_until
 
 _LOG = logging.getLogger(__name__)
 
-# The server knows a token for 100,000 batches of all agents. After this time the block itself is
-# looked for, and views that failed with it are not filled any more.
+# The server knows the tokens of the last 100,000 batches of all agents. After this time it may have
+# forgotten a token, so the agent asks whether the block is there instead of sending it again.
 _TOKEN_TRUSTED_S = 900.0
 
 _SENT = "SELECT run, last, at, version FROM journal_sent"
@@ -47,13 +47,13 @@ _SET_SENT = text(
 )
 _REFUSED = "the database did not take the write"
 _MAYBE_MISSING = (
-    "ClickHouse has the block of note %d of run %s, which was sent long ago; if a view failed with "
-    "it, sums of that batch are missing in the view's table"
+    "ClickHouse has the block of note %d of run %s, which was sent long ago; if a view failed for "
+    "this block, its sums are missing in the view's table"
 )
 
 
 class _Sent(NamedTuple):
-    """The last batch of sums that was sent."""
+    """The last batch whose sums were sent: its run, last note, Unix time and row version."""
 
     run: str
     last: int
@@ -61,19 +61,20 @@ class _Sent(NamedTuple):
     version: int
 
     def is_after(self, mark: int, run: Run) -> bool:
-        """Whether it is of this run, and more than the server is known to have."""
+        """Whether the batch is of this run, and the server has no mark for it yet."""
         return self.run == run.id and self.last > mark
 
 
 class ClickHouseDestination:
     """A shared ClickHouse; see BatchDestination.
 
-    The rows of a batch are written first: they replace each other, so that they may come again.
-    Then its last number is noted in the journal, and its sums are sent as one block until the
-    server answers, with the same number and so the same token, also by a later run of the agent.
+    The rows of a batch are written first: a row replaces the one with its key, so rows may be
+    written again. Then the journal stores the last number of the batch (`journal_sent`). Then the
+    sums are sent as one block, whose token is made of the run and this number, until the server
+    acknowledges it. The next run of the agent goes on with the same number.
     """
 
-    # Each batch makes a part in each table, and the server merges them.
+    # Each batch makes a part in each table, and the server must merge the parts.
     idle_s = 2.0
 
     def __init__(self, destination: SharedDatabase, journal: JournalFile) -> None:
@@ -92,7 +93,7 @@ class ClickHouseDestination:
             write_in_force(client, self._to.agent, self._to.objectives)
 
     def beat(self) -> None:
-        """Show that the agent lives."""
+        """Update the agent's row in `agents`, so that no other agent takes its name."""
         self._claim.beat(self._shared)
 
     def release(self) -> None:
@@ -100,7 +101,7 @@ class ClickHouseDestination:
         self._claim.release(self._shared)
 
     def forward(self, journal: JournalFile, run: Run, size: BatchSize) -> Forwarded:
-        """Write the next batch of a run; without notes where the run was written already."""
+        """Write the next batch of a run; a result with 0 notes where all of the run is written."""
         with self._shared.connect() as connection, journal.reading() as own:
             client = client_of(connection)
             sent = _sent(own)
@@ -119,7 +120,7 @@ class ClickHouseDestination:
             return self._sums(client, batch, journal, noted, size)
 
     def _mark(self, client: Any, run: Run) -> int:
-        """The number up to which the server is known to have a run."""
+        """The number up to which the server has a run, as far as this agent knows."""
         known = self._marks.get(run.id)
         if known is None:
             known = self._marks[run.id] = stored_until(client, run.id)
@@ -145,10 +146,10 @@ class ClickHouseDestination:
         sent: _Sent,
         size: BatchSize,
     ) -> Forwarded:
-        """Send the sums of a batch, which is noted as sent, and its mark.
+        """Send the sums and the mark of a batch that the journal has as sent.
 
-        A block that the driver cannot write is nowhere: it may come again in smaller ones. One that
-        the server refuses may be in some of the tables, and is sent as it is until it is in all.
+        A block that the driver cannot encode is in no table, so a smaller batch may follow. A block
+        that the server refuses may be in some tables: it is sent unchanged until it is in all.
         """
         notes = 0 if batch is None else batch.notes
         try:
@@ -169,7 +170,7 @@ class ClickHouseDestination:
         return Forwarded(sent.last, notes)
 
     def is_error(self, error: Exception) -> bool:
-        """Whether its driver raised an error."""
+        """Whether SQLAlchemy or the driver raised the error."""
         return is_of_database(error)
 
     def disconnect(self) -> None:
@@ -187,6 +188,6 @@ def _note(journal: Connection, sent: _Sent) -> None:
 
 
 def _following(sent: _Sent | None) -> int:
-    """A version above those before, also after the clock was set back."""
+    """A row version above that of the last batch, also where the clock was set back since."""
     now_us = time.time_ns() // 1000
     return now_us if sent is None else max(now_us, sent.version + 1)

@@ -1,7 +1,7 @@
 """Writes a batch of a journal to ClickHouse: rows that replace each other, and sums as one block.
 
-Rows may be written any number of times. Sums may not: their block has a token, by which the server
-knows it again, and a row that says up to which number of its run everything is there.
+Rows may be written any number of times. Sums may not: the server drops a block whose token it
+knows. A mark follows the block: a row with the number up to which the server has the run.
 """
 
 import zlib
@@ -16,13 +16,13 @@ from agent.store.clickhouse.column_types import TIMESTAMP, types_of
 from agent.store.clickhouse.connecting import insert_rows
 from agent.store.clickhouse.schema import FORWARDED_COLUMNS
 from agent.store.clickhouse.vector_rows import rows_of
+from agent.store.journal.backlog import FORWARDED, NotedRows, Row
 from agent.store.journal.noting import CAUSE_DIFFERENCES, ROLLUP_DIFFERENCES
-from agent.store.journal.waiting import FORWARDED, NotedRows, Row
 from agent.store.rollups import FIGURES, Series
 from agent.store.tables import engine_minutes, engine_samples, events, gpu_samples, requests
 from agent.store.utc_timestamp import UtcTimestamp
 
-# Numbers of rows are the journal's, and differ between agents in their last bits.
+# The `id` of a row is its rowid in the journal, followed by bits that differ between agents.
 _AGENT_BITS = 20
 
 _NUMBERED = (requests, engine_samples, gpu_samples, events)
@@ -32,7 +32,7 @@ _TOMBSTONE = {"trace_id": "String", "span_id": "String", "started_at": TIMESTAMP
 
 
 class _Target:
-    """A table that rows of the journal are copied into."""
+    """A table of ClickHouse that rows of the journal are copied into."""
 
     def __init__(self, table: Table) -> None:
         self.name = table.name
@@ -51,13 +51,13 @@ class _Target:
         ]
 
     def row(self, found: Row, agent_bits: int, version: int) -> list[Any]:
-        """The values of a row of the journal, of which the first is its number."""
+        """The values to insert for a row of the journal, whose first value is its rowid."""
         number, *values = found
         for place in self._times:
             if values[place] is not None:
                 values[place] = _microseconds(values[place])
-        own = [number << _AGENT_BITS | agent_bits] if self._numbered else []
-        return [*own, *values, *((version, 0) if self._versioned else ())]
+        row_id = [number << _AGENT_BITS | agent_bits] if self._numbered else []
+        return [*row_id, *values, *((version, 0) if self._versioned else ())]
 
 
 _TARGETS = [
@@ -66,7 +66,7 @@ _TARGETS = [
 
 
 def write_rows(client: Any, batch: NotedRows, agent: str, version: int) -> None:
-    """Write the rows of a batch, and tombstones of those that are gone."""
+    """Write the rows of a batch, and tombstones of deleted requests."""
     bits = zlib.crc32(agent.encode()) % 2**_AGENT_BITS
     for target in _TARGETS:
         if batch.has(target.name):
@@ -79,10 +79,10 @@ def write_rows(client: Any, batch: NotedRows, agent: str, version: int) -> None:
 
 
 def write_sums(client: Any, batch: NotedRows | None, run: str, last: int) -> None:
-    """Add what a batch adds to sums.
+    """Send the differences of a batch as one block; nothing without a batch.
 
-    The block that comes again with the same number is dropped by the server, by each table that
-    has it: where a view failed, what is missing is added then.
+    When the block is sent again, each table that has it drops it. A table whose view had failed
+    takes it then.
     """
     if batch is not None:
         differences = batch.rows(ROLLUP_DIFFERENCES), batch.rows(CAUSE_DIFFERENCES)
@@ -91,7 +91,7 @@ def write_sums(client: Any, batch: NotedRows | None, run: str, last: int) -> Non
 
 
 def write_mark(client: Any, run: str, last: int) -> None:
-    """Say that everything of a run is there up to a number, also in the tables of the views."""
+    """Write the mark: the tables, also those of the views, have the run up to a number."""
     _insert(client, [{"what": "mark"}], run, last, token=f"{run}:{last}:mark")
 
 
@@ -108,7 +108,7 @@ def _insert(
         insert_deduplication_token=token,
         deduplicate_blocks_in_dependent_materialized_views=1,
         materialized_views_ignore_errors=0,
-        # Requests of many months, of a sender whose clock is wrong, go into as many partitions.
+        # A sender with a wrong clock sends requests of many months, each in its own partition.
         max_partitions_per_insert_block=0,
     )
 
@@ -154,19 +154,19 @@ def _second(text: str) -> int:
 
 
 def _microseconds(text: str) -> int:
-    """A timestamp of the journal, which has six places, in microseconds."""
+    """Unix microseconds of a timestamp of the journal, whose text has six decimal places."""
     return _second(text[:19]) + int(text[20:] or 0)
 
 
 def stored_until(client: Any, run: str) -> int:
-    """The number up to which all of a run is there; 0 where nothing of it is."""
+    """The last mark of a run: the number up to which the server has it; 0 without a mark."""
     query = "SELECT max(last) FROM forwarded WHERE run = {run:String} AND what = 'mark'"
     found: Sequence[Any] = client.query(query, {"run": run}).first_row
     return int(found[0] or 0)
 
 
 def is_stored(client: Any, run: str, last: int) -> bool:
-    """Whether the block of a batch is there."""
+    """Whether the table `forwarded` has the block of a batch."""
     query = "SELECT count() FROM forwarded WHERE run = {run:String} AND last = {last:Int64}"
     found: Sequence[Any] = client.query(query, {"run": run, "last": last}).first_row
     return bool(found[0])

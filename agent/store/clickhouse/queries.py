@@ -1,4 +1,4 @@
-"""Queries of the API on ClickHouse: those that its server answers in another way, or better."""
+"""Queries of the API on ClickHouse, where they differ from those on the other databases."""
 
 import time
 from collections import defaultdict
@@ -27,7 +27,7 @@ from agent.store.clickhouse.schema import KEYS
 from agent.store.clickhouse.vector_rows import encoded_from
 from agent.store.connection import reading
 from agent.store.first_data import first_of_table, first_of_widths
-from agent.store.rollup_queries import Apart, RollupRange, RollupRow, is_judged
+from agent.store.rollup_queries import GroupBy, RollupRange, RollupRow, is_judged
 from agent.store.rollups import ANY_LENGTH, FIGURES, SUMMED_WIDTHS_S, Series
 from agent.store.selection import selected
 from agent.store.store_queries import CLOCKS_DIFFER_S, Row, StoreQueries, plain_row
@@ -35,7 +35,7 @@ from agent.store.tables import engine_minutes, engine_samples, gpu_samples
 
 _PLACE = ("width_s", "starts_at", *Series._fields)
 _ROLLUPS = table("rollups", *map(column, (*_PLACE, "figure", "place", "n")))
-# The same of all agents and engines together.
+# The same figures for all agents and engines together.
 _FLEET = table(
     "fleet_rollups",
     *map(column, ("width_s", "starts_at", "model", "tenant", "input_length", "judged_by")),
@@ -46,7 +46,7 @@ _CAUSES = table(
     *map(column, (*_PLACE, "objective", "limit_name", "cause")),
     *map(column, ("requests", "top_requests", "excess_s")),
 )
-# Rows that a merge would add up are added up by the query.
+# The query adds up rows itself, so the server need not merge them first (FINAL).
 _SUMS = {"settings": {"final": 0}}
 _PAGE_REACHES_S = (600.0, 3 * 3600.0, 3 * 86400.0)
 _NO_SERIES = Series("", "", "", "", "", "")
@@ -60,10 +60,13 @@ def _within(sums: Any, each: RollupRange) -> ColumnElement[bool]:
     )
 
 
-def _of_length(sums: Any, each: RollupRange, apart: Apart) -> ColumnElement[bool]:
-    """Of wide rollups those of all lengths together, where lengths are not asked for."""
+def _of_length(sums: Any, each: RollupRange, group_by: GroupBy) -> ColumnElement[bool]:
+    """The rollups of each length, or of all lengths together where a width has these.
+
+    Those of all lengths are read unless the query is grouped by length.
+    """
     length: ColumnElement[str] = sums.c.input_length
-    if each.width_s in SUMMED_WIDTHS_S and apart != "input_length":
+    if each.width_s in SUMMED_WIDTHS_S and group_by != "input_length":
         return length == ANY_LENGTH
     return length != ANY_LENGTH
 
@@ -89,34 +92,34 @@ class ClickHouseQueries(StoreQueries):
         return min((at for at in known if at is not None), default=None)
 
     def _rows(
-        self, ranges: Sequence[RollupRange], selection: Selection, apart: Apart
+        self, ranges: Sequence[RollupRange], selection: Selection, group_by: GroupBy
     ) -> Iterator[RollupRow]:
-        """The server adds up everything that need not be told apart."""
+        """Rows of the sums that the server computes for each group."""
         if not ranges:
             return
         with reading(self._engine) as connection:
-            found = connection.execute(_summed(ranges, selection, apart)).all()
+            found = connection.execute(_summed(ranges, selection, group_by)).all()
         figures: dict[tuple[Any, str], dict[str, bytes | None]] = defaultdict(dict)
         for of_group, judged_by, figure, places, numbers in found:
             figures[of_group, judged_by][figure] = encoded_from(places, numbers)
         for (of_group, judged_by), by_name in figures.items():
             series = _NO_SERIES._replace(judged_by=judged_by)
             if is_judged(series, selection):
-                starts_at, series = _told_apart(apart, of_group, series)
+                starts_at, series = _start_and_series(group_by, of_group, series)
                 yield RollupRow(starts_at, series, False, [by_name.get(each) for each in FIGURES])
 
     def _cause_rows(
-        self, ranges: Sequence[RollupRange], selection: Selection, apart: Apart
+        self, ranges: Sequence[RollupRange], selection: Selection, group_by: GroupBy
     ) -> Iterator[SummedCauses]:
         if not ranges:
             return
         objective = selection.objective or ALL_OBJECTIVES
         with reading(self._engine) as connection:
-            found = connection.execute(_summed_causes(ranges, selection, apart, objective)).all()
+            found = connection.execute(_summed_causes(ranges, selection, group_by, objective)).all()
         for of_group, judged_by, limit, cause, count, top, excess_s in found:
             series = _NO_SERIES._replace(judged_by=judged_by)
             if is_judged(series, selection):
-                starts_at, series = _told_apart(apart, of_group, series)
+                starts_at, series = _start_and_series(group_by, of_group, series)
                 place = CausePlace(objective, limit, cause)
                 yield SummedCauses(
                     starts_at, series, place, CauseSum(int(count), int(top), excess_s)
@@ -130,7 +133,7 @@ class ClickHouseQueries(StoreQueries):
         after: Cursor | None,
         limit: int,
     ) -> PageOf[Row]:
-        """A page is looked for in a short time first: the newest rows are read, not all of them."""
+        """A page of rows, looked for in a short window first: so not all rows are read."""
         until = time.time() if after is None else after.at
         for reach_s in _PAGE_REACHES_S:
             within = [*conditions, sorted_by >= until - reach_s]
@@ -146,7 +149,7 @@ class ClickHouseQueries(StoreQueries):
         order: Sequence[ColumnElement[Any]],
         limit: int,
     ) -> Sequence[Any]:
-        """Only the columns of the conditions are read of all rows."""
+        """Whole rows. The keys are found first, by the columns of the conditions alone."""
         key = [table.c[name] for name in KEYS[table.name]]
         found = select(*key).where(*conditions).order_by(*order).limit(limit).correlate(None)
         return self._all(select(table).where(tuple_(*key).in_(found)).order_by(*order))
@@ -168,32 +171,32 @@ class ClickHouseQueries(StoreQueries):
         return list(by_gpu.values())
 
 
-def _sums_for(selection: Selection, apart: Apart) -> Any:
-    """The smallest table that tells apart what is asked."""
+def _sums_for(selection: Selection, group_by: GroupBy) -> Any:
+    """The smallest table that has the fields of the selection and of the group."""
     of_agents = selection.agent is not None or selection.engine is not None
-    return _ROLLUPS if of_agents or apart in ("agent", "engine") else _FLEET
+    return _ROLLUPS if of_agents or group_by in ("agent", "engine") else _FLEET
 
 
-def _group(sums: Any, apart: Apart) -> ColumnElement[Any]:
+def _group(sums: Any, group_by: GroupBy) -> ColumnElement[Any]:
     # Each width is a group where nothing else is.
-    found: ColumnElement[Any] = sums.c[apart or "width_s"]
+    found: ColumnElement[Any] = sums.c[group_by or "width_s"]
     return found.label("of_group")
 
 
-def _told_apart(apart: Apart, of_group: Any, series: Series) -> tuple[int, Series]:
+def _start_and_series(group_by: GroupBy, of_group: Any, series: Series) -> tuple[int, Series]:
     """The start and the series of a group; fields by which it is not grouped are empty."""
-    if apart is None:
+    if group_by is None:
         return 0, series
-    if apart == "starts_at":
+    if group_by == "starts_at":
         return of_group, series
-    return 0, series._replace(**{apart: of_group})
+    return 0, series._replace(**{group_by: of_group})
 
 
-def _summed(ranges: Sequence[RollupRange], selection: Selection, apart: Apart) -> Select[Any]:
+def _summed(ranges: Sequence[RollupRange], selection: Selection, group_by: GroupBy) -> Select[Any]:
     """Group, `judged_by`, figure, and the places and sums of its numbers."""
-    rows = _sums_for(selection, apart)
+    rows = _sums_for(selection, group_by)
     keys = [
-        _group(rows, apart),
+        _group(rows, group_by),
         rows.c.judged_by.label("judged"),
         rows.c.figure.label("of_figure"),
         rows.c.place.label("of_place"),
@@ -202,7 +205,7 @@ def _summed(ranges: Sequence[RollupRange], selection: Selection, apart: Apart) -
         select(*keys, func.sum(rows.c.n).label("number"))
         .where(
             *selected(rows, selection),
-            or_(*(and_(_within(rows, each), _of_length(rows, each, apart)) for each in ranges)),
+            or_(*(and_(_within(rows, each), _of_length(rows, each, group_by)) for each in ranges)),
         )
         .group_by(*keys)
         .subquery("sums")
@@ -213,19 +216,19 @@ def _summed(ranges: Sequence[RollupRange], selection: Selection, apart: Apart) -
 
 
 def _summed_causes(
-    ranges: Sequence[RollupRange], selection: Selection, apart: Apart, objective: str
+    ranges: Sequence[RollupRange], selection: Selection, group_by: GroupBy, objective: str
 ) -> Select[Any]:
     """Group, `judged_by`, limit, cause, requests, top requests and excess seconds."""
     rows = _CAUSES.c
     keys = [
-        _group(_CAUSES, apart),
+        _group(_CAUSES, group_by),
         rows.judged_by.label("judged"),
         rows.limit_name.label("of_limit"),
         rows.cause.label("of_cause"),
     ]
     counted, excess_s = func.sum(rows.requests), func.round(func.sum(rows.excess_s), 9)
     return (
-        # Each share of a request is of some time: what sums to none is unknown.
+        # A known share of a request is never 0 s, so a sum of 0 s is unknown.
         select(*keys, counted, func.sum(rows.top_requests), func.nullIf(excess_s, 0))
         .where(
             *selected(_CAUSES, selection),

@@ -1,8 +1,8 @@
 """The tables in ClickHouse: steps of DDL in their order, each of which may run again.
 
-Rows are replaced by key: the one with the highest `row_version` is seen. Sums are kept as rows
-that a merge adds up: a rollup has a row for each count and each filled bin. What agents forward of
-sums is inserted as one block into `forwarded`, from which views fill the rollups of each width.
+Of rows with one key, queries see the one with the highest `row_version`. Sums are rows that a merge
+adds up: a rollup has a row for each count and each filled bin. Agents insert the differences of
+their sums as one block into `forwarded`, from which views fill the rollups of each width.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ from agent.store.tables import (
     requests,
 )
 
-# A block that comes again is known by its token for so many blocks of its table: those of 100,000
-# batches. A batch has a block and one for its mark, and in a table of sums one for each partition,
-# of four widths and mostly one month.
+# A table knows the tokens of this many of its newest blocks: those of 100,000 batches. In
+# `forwarded` a batch makes two blocks, its sums and its mark. In a table of sums it makes one for
+# each partition: of four widths, and mostly of one month.
 _KNOWN = "SETTINGS non_replicated_deduplication_window = {}".format
 _FORWARDED_KNOWN, _SUMMED_KNOWN = 200_000, 500_000
 _STATES_KEPT_DAYS, _MARKS_KEPT_DAYS = 2, 60
@@ -38,8 +38,9 @@ _SERIES = {name: "LowCardinality(String)" for name in Series._fields}
 _SERIES_NAMES = ", ".join(_SERIES)
 _CAUSE_PLACE = dict.fromkeys(("objective", "limit_name", "cause"), "LowCardinality(String)")
 
-# What agents forward of sums. The row `mark` says that a run is stored up to a number. `numbers`
-# are of the counts and bins of a rollup, each with its figure and its place there.
+# Differences of sums, as agents forward them. A row with `what` = mark says that a run is stored up
+# to a number. `numbers` are the counts and bins of a rollup; `figures` and `places` have the figure
+# of each number, and its place in this figure.
 FORWARDED_COLUMNS: Mapping[str, str] = {
     "run": "String",
     "last": "Int64",
@@ -56,8 +57,8 @@ FORWARDED_COLUMNS: Mapping[str, str] = {
     "excess_s": "Nullable(Float64)",
 }
 
-# Tables whose columns are those of the other databases, with the key that makes rows replace each
-# other, and the column of their time.
+# Tables with the columns of the other databases, each with further columns, the key by which rows
+# replace each other, and the expression of its partitions.
 _REPLACED: Sequence[tuple[Table, Mapping[str, str], str, str]] = (
     (requests, _VERSION, "started_at, trace_id, span_id", "toYYYYMM(started_at)"),
     (
@@ -115,7 +116,7 @@ def _summed(name: str, place: Mapping[str, str], sums: Mapping[str, str]) -> str
 
 
 def _placed() -> str:
-    """The widths of a difference, each with the lengths that it is counted in."""
+    """SQL of the pairs of width and input length in whose rollups a difference is counted."""
     both = [
         f"({width_s}, {length})"
         for width_s in WIDTHS_S
@@ -125,7 +126,7 @@ def _placed() -> str:
     return f"arrayJoin([{', '.join(both)}])"
 
 
-# Queries read all lengths together, or each of them: those lie side by side.
+# A query reads either all lengths together or each length: such rows lie side by side.
 _SUM_PLACE = {"width_s": "UInt32", "input_length": _SERIES["input_length"], "starts_at": "Int64"}
 _FIGURE = ", ".join(f"'{name}' = {number}" for number, name in enumerate(FIGURES))
 _NUMBER_PLACE = {"figure": f"Enum8({_FIGURE})", "place": "Int16"}
@@ -135,8 +136,9 @@ _SUM = "SimpleAggregateFunction(sum, {})".format
 
 
 def _view(name: str, into: str, series: Iterable[str]) -> str:
-    """What fills the rollups of each width from differences."""
-    # A name that is a column's and an alias would mean either, by the settings of who inserts.
+    """DDL of the view that fills the rollups of each width from differences."""
+    # No alias has the name of a column: which of both such a name means would depend on the
+    # settings of the inserting client.
     names = ", ".join(series)
     return (
         f"CREATE MATERIALIZED VIEW IF NOT EXISTS {name} TO {into} AS "
@@ -156,7 +158,7 @@ _TABLES = (
     f"TTL at + toIntervalDay({_STATES_KEPT_DAYS}) DELETE WHERE what != 'mark', "
     f"at + toIntervalDay({_MARKS_KEPT_DAYS}) DELETE {_KNOWN(_FORWARDED_KNOWN)}",
     _summed("rollups", {**_SUM_PLACE, **_SERIES, **_NUMBER_PLACE}, {"n": _SUM("Int64")}),
-    # The same of all agents and engines together.
+    # The same figures for all agents and engines together.
     _summed("fleet_rollups", {**_SUM_PLACE, **_OF_FLEET, **_NUMBER_PLACE}, {"n": _SUM("Int64")}),
     _summed(
         "cause_rollups",
@@ -197,10 +199,10 @@ def revision_of(client: Any) -> int:
 
 
 def upgrade_clickhouse(engine: Engine) -> tuple[str | None, str | None]:
-    """Make what a database lacks; returns the revisions before and after.
+    """Run the steps that a database lacks; returns its revisions before and after.
 
-    Every step may run at the same time in another agent. Raises StoreUnavailable where the database
-    does not answer, or comes from a newer version.
+    Another agent may run the same steps at the same time. Raises StoreUnavailable where the
+    database does not answer, or was made by a newer version.
     """
     with using(engine, _CANNOT) as client:
         client.command(_VERSIONS)
@@ -216,7 +218,7 @@ def upgrade_clickhouse(engine: Engine) -> tuple[str | None, str | None]:
 
 
 def require_newest_clickhouse(engine: Engine) -> None:
-    """Raises StoreUnavailable where a database is not as this version makes it."""
+    """Raise StoreUnavailable unless a database has all steps and columns of this version."""
     with using(engine, "the database does not answer") as client:
         found = revision_of(client)
         _require_known(found)
@@ -242,7 +244,7 @@ def _named(revision: int) -> str | None:
 
 
 def _missing_columns(client: Any) -> Iterator[str]:
-    """What adds the columns that this version declares and an earlier one did not."""
+    """DDL that adds the declared columns that the database lacks."""
     query = "SELECT table, name FROM system.columns WHERE database = currentDatabase()"
     there = {tuple(row) for row in client.query(query).result_rows}
     for table, *_ in _REPLACED:
@@ -253,9 +255,10 @@ def _missing_columns(client: Any) -> Iterator[str]:
 
 
 def keep_for(client: Any, requests_s: float, rollups_s: float) -> None:
-    """Let the server delete rows that are older; the agent that started last decides.
+    """Let the server delete rows that are older than these seconds.
 
-    ClickHouse's times end in 2106: more than twenty years are as twenty.
+    The agent that started last decides for all agents. ClickHouse's times end in 2106, so longer
+    than 20 years counts as 20 years.
     """
     requests_s, rollups_s = min(requests_s, _LONGEST_KEPT_S), min(rollups_s, _LONGEST_KEPT_S)
     for table, at, kept_s in (
@@ -272,12 +275,12 @@ def keep_for(client: Any, requests_s: float, rollups_s: float) -> None:
 
 
 def _set_ttl(client: Any, table: str, ttl: str) -> None:
-    """Change when rows of a table are deleted, if it is not so already."""
+    """Change the TTL of a table, unless it has this one already."""
     query = (
         "SELECT engine_full FROM system.tables "
         "WHERE database = currentDatabase() AND name = {name:String}"
     )
     ((engine,),) = client.query(query, {"name": table}).result_rows
-    # The server leaves out what is the default.
+    # The server's text of a table leaves out DELETE, which is the default.
     if f"TTL {ttl.replace(' DELETE', '')}" not in engine:
         client.command(f"ALTER TABLE {table} MODIFY TTL {ttl}")

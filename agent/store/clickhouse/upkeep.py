@@ -1,4 +1,4 @@
-"""The upkeep of old rows in ClickHouse: retention is the server's, merging minutes the agents'."""
+"""The upkeep of old rows in ClickHouse: its server deletes them, each agent merges its minutes."""
 
 import time
 from typing import Any
@@ -22,7 +22,7 @@ _REFUSED = "the database did not take the write"
 
 
 class ClickHouseUpkeep:
-    """What an agent does for a shared ClickHouse from time to time. Raises StoreUnavailable."""
+    """The jobs of an agent on a shared ClickHouse. Raises StoreUnavailable."""
 
     def __init__(
         self,
@@ -33,24 +33,24 @@ class ClickHouseUpkeep:
         keep_rollups_s: float,
         max_series: int,
     ) -> None:
-        """It keeps all series: `max_series` bounds those of the journal alone."""
+        """`max_series` is not used: it bounds the series of the journal only."""
         self._engine = open_engine(url, statement_s=UPKEEP_S)
         self._agent = agent
         self._kept_s = (keep_requests_s, keep_rollups_s)
-        self._kept_as_wanted = False
+        self._ttl_is_set = False
 
     def settle_by(self, joining: Joining) -> None:
-        """Do nothing: no agent writes there without a journal."""
+        """Do nothing: without a journal no agent writes there, so all rows are settled."""
 
     def fold(self, now: float) -> None:
-        """Do nothing: the server adds up what is forwarded."""
+        """Do nothing: views of the server add differences to the rollups."""
 
     def expire(self, now: float) -> None:
-        """Say once how long rows are kept, and merge old minutes."""
-        if not self._kept_as_wanted:
+        """Set once how long the server keeps rows, and merge old minutes."""
+        if not self._ttl_is_set:
             with using(self._engine, _REFUSED) as client:
                 keep_for(client, *self._kept_s)
-            self._kept_as_wanted = True
+            self._ttl_is_set = True
         merge_minutes_there(self._engine, self._agent, now)
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class ClickHouseUpkeep:
 def merge_minutes_there(engine: Engine, agent: str, now: float) -> int:
     """Merge an agent's old minutes into hours, and old hours into days; returns how many it made.
 
-    Each hour or day is one block: it has the merged row and the tombstones of the others.
+    The row of an hour or day and the tombstones of the rows that it replaces are one block.
     """
     merged = 0
     for width_s, kept_s in MERGED:
@@ -85,7 +85,7 @@ def _merge(engine: Engine, agent: str, name: str, begin: int, width_s: int) -> N
     rows = [_in_microseconds(as_row(found._mapping)) for found in read_all(engine, summed(within))]
     earlier = read_all(engine, select(_MINUTE.starts_at, _VERSION).where(*within))
     gone = {starts_at for starts_at, _ in earlier} - {row["starts_at"] for row in rows}
-    # Clocks may have been set back.
+    # Above the versions that are there, also where the clock was set back.
     version = max(time.time_ns() // 1000, *(version + 1 for _, version in earlier))
     with using(engine, _REFUSED) as client:
         tombstones = [{**rows[0], "starts_at": starts_at} for starts_at in sorted(gone)]

@@ -1,4 +1,4 @@
-"""The vectors of a rollup as rows of ClickHouse: a number, and its place in the vector."""
+"""The vectors of a rollup as rows of ClickHouse: each has a number and its place in the vector."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from agent.store.vectors import decoded, encoded
 def encoded_from(places: Sequence[int], numbers: Sequence[int]) -> bytes | None:
     """The vector with these numbers at these places, as bytes.
 
-    Where more was subtracted than is left of what was added, no number falls below zero.
+    A number below 0 becomes 0: more may be subtracted than is left of what was added.
     """
     at = np.array(places, dtype=np.int64)
     vector = np.zeros(int(at.max()) + 1, dtype=np.int64)
@@ -21,7 +21,10 @@ def encoded_from(places: Sequence[int], numbers: Sequence[int]) -> bytes | None:
 def rows_of(
     names: Sequence[str], vectors: Sequence[bytes | None], *, gone: bool
 ) -> tuple[list[str], list[int], list[int]]:
-    """The names, places and numbers of all numbers of these vectors; negative where `gone`."""
+    """The vector's name, the place and the value of each number of these vectors.
+
+    Values are negative where `gone`: they are subtracted.
+    """
     figures: list[str] = []
     places: list[int] = []
     numbers: list[int] = []

@@ -1,4 +1,4 @@
-"""Cuts off a connection that is in use for too long: a frozen server answers no time-out."""
+"""Cuts off a connection that is in use for too long: no time-out works on a frozen server."""
 
 import logging
 import os
@@ -15,10 +15,11 @@ _TIMER = "cut_off"
 
 
 def cut_off_after(engine: Engine, limit_s: float) -> None:
-    """From now on, cut each connection off that is taken from the pool for longer than this.
+    """Cut off each connection that is out of the pool for longer than `limit_s`.
 
-    Whoever waits for it gets the driver's error. A stopped server keeps its connections open, and
-    its kernel acknowledges what is sent, so that no time-out of the driver or of TCP works.
+    The thread that waits for the connection gets the driver's error. A frozen server keeps its
+    connections open, and its kernel acknowledges what is sent, so no time-out of the driver or of
+    TCP ends the wait.
     """
     event.listen(engine, "checkout", partial(_begin, limit_s=limit_s))
     event.listen(engine, "checkin", _end)
@@ -41,10 +42,6 @@ def _cut(connection: Any, limit_s: float) -> None:
     if connection.closed:
         return
     _LOG.warning("the shared database did not answer within %g s: the connection is cut", limit_s)
-    with suppress(Exception), socket.socket(fileno=_copy_of(connection)) as own:
-        own.shutdown(socket.SHUT_RDWR)
-
-
-def _copy_of(connection: Any) -> int:
-    """A descriptor of the same socket, which may be closed without closing the driver's."""
-    return os.dup(connection.fileno())
+    # A second descriptor of the socket: closing it leaves the driver's own descriptor open.
+    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Where a journal is forwarded to: what each kind of shared database does of it."""
+"""The interface of the databases that a journal is forwarded to, and what all of them use."""
 
 import logging
 import sqlite3
@@ -11,8 +11,8 @@ from sqlalchemy import Connection, Engine
 
 from agent.records.objective import Objective
 from agent.store.agent_state import AgentState
-from agent.store.connection import for_writing, in_transaction, with_words
-from agent.store.journal.waiting import Lag, Run, lag_of
+from agent.store.connection import for_writing, in_transaction, store_unavailable
+from agent.store.journal.backlog import Lag, Run, lag_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedDatabase:
-    """The shared database, and the agent that forwards to it."""
+    """The URL of the shared database, and the agent that forwards to it."""
 
     url: str
     agent: str
@@ -38,7 +38,10 @@ class SharedDatabase:
 
 
 class JournalFile:
-    """The journal that is forwarded. Raises StoreUnavailable, and tells `on_failed` why."""
+    """The journal that is forwarded. Raises StoreUnavailable.
+
+    `on_failed` gets each error of SQLite while the journal is read.
+    """
 
     def __init__(self, engine: Engine, on_failed: Callable[[Exception], None]) -> None:
         self._reading = engine
@@ -47,7 +50,7 @@ class JournalFile:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One snapshot of it."""
+        """A connection that reads one snapshot of the journal."""
         try:
             with self._reading.begin() as journal:
                 yield journal
@@ -55,38 +58,43 @@ class JournalFile:
             if not isinstance(getattr(error, "orig", error), sqlite3.Error):
                 raise
             self._on_failed(error)
-            raise with_words("the journal cannot be read", error) from error
+            raise store_unavailable("the journal cannot be read", error) from error
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
-        """The result of work in a transaction of its own."""
+        """Run `work` in a transaction of its own; returns its result."""
         return in_transaction(self._writing, work)
 
     def lag(self) -> Lag:
-        """What waits in it."""
+        """The size and age of the backlog."""
         with self.reading() as journal:
             return lag_of(journal)
 
 
 class BatchSize:
-    """How many notes the next batch may have; it falls after a failure, and grows again."""
+    """How many notes the next batch may have: fewer after a failure, more after a success."""
 
     def __init__(self, most: int) -> None:
         self._largest = most
         self.most = most
 
     def failed(self, notes: int) -> None:
-        """Of smaller batches, each is written in time, and a bad row stands alone at last."""
+        """Allow a quarter of the `notes` of the batch that failed.
+
+        A slow server writes a smaller batch in time, and at last a refused row is alone in its
+        batch.
+        """
         self.most = max(notes // 4, 1)
 
-    def taken(self) -> None:
-        """Grow after a batch that was written."""
+    def succeeded(self) -> None:
+        """Allow four times as many notes, up to the configured number."""
         self.most = min(self.most * 4, self._largest)
 
 
 class Forwarded(NamedTuple):
-    """What became of a batch: its last number, how many notes it had, and whether it was taken.
+    """The result of forwarding a batch: the number of its last note, and how many notes it had.
 
-    One that was refused for its content is tried again in smaller ones, until a note is alone.
+    `taken` is false where the database refused the content of the batch. The forwarder then tries
+    smaller batches, until the refused row is alone in one.
     """
 
     last: int
@@ -95,7 +103,7 @@ class Forwarded(NamedTuple):
 
 
 def log_refusal(error: Exception, notes: int) -> None:
-    """Log why a shared database refuses a row, once it is alone."""
+    """Log why a shared database refuses a row, where the batch has only this row."""
     if notes == 1:
         _LOG.warning("the shared database refuses a row: %s", error)
 
@@ -112,16 +120,16 @@ class BatchDestination(Protocol):
         """Migrate it, take the agent's name there, and store the agent's objectives."""
 
     def beat(self) -> None:
-        """Show that the agent lives."""
+        """Update the agent's row in `agents`, so that no other agent takes its name."""
 
     def release(self) -> None:
         """Give the agent's name back."""
 
     def forward(self, journal: JournalFile, run: Run, size: BatchSize) -> Forwarded:
-        """Write the next batch of a run; without notes where the run was written already."""
+        """Write the next batch of a run; a result with 0 notes where all of the run is written."""
 
     def is_error(self, error: Exception) -> bool:
-        """Whether its driver raised an error."""
+        """Whether SQLAlchemy or the database's driver raised the error."""
 
     def disconnect(self) -> None:
         """Close the connections; the next use connects anew."""

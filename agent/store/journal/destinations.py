@@ -13,10 +13,10 @@ from agent.store.transactions import Joining
 
 
 class Upkeep(Protocol):
-    """What an agent does for a shared database from time to time. Raises StoreUnavailable."""
+    """The jobs of an agent on a shared database. Raises StoreUnavailable."""
 
     def settle_by(self, joining: Joining) -> None:
-        """Settle the rows of this agent that wait there, by the next fold."""
+        """Let each `fold` settle the rows of this agent that wait there for another view."""
 
     def fold(self, now: float) -> None:
         """Bring its rollups up to date."""

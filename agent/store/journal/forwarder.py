@@ -11,10 +11,10 @@ from sqlalchemy import Engine
 
 from agent.errors import StoreUnavailable
 from agent.store.claim import BEAT_EVERY_S
-from agent.store.connection import with_words
+from agent.store.connection import store_unavailable
+from agent.store.journal.backlog import Run, forget, forget_run, has_notes, runs_of
 from agent.store.journal.destination import BatchSize, Forwarded, JournalFile, SharedDatabase
 from agent.store.journal.destinations import destination_of
-from agent.store.journal.waiting import Run, forget, forget_run, has_notes, runs_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,11 +25,11 @@ _AWAY = "the shared database cannot be reached"
 
 
 class JournalForwarder:
-    """Forwards what waits in a journal, in order; what is committed there is forgotten here.
+    """Forwards the backlog of a journal in order. Notes that are committed there are deleted here.
 
-    Where the journal or the shared database is away it tries again, later and later. A row that the
-    shared database refuses for its content is left out. `on_forwarded` and `on_refused` get numbers
-    of notes.
+    While the journal or the shared database is away, it tries again after longer and longer waits.
+    A row that the shared database refuses for its content is left out. `on_forwarded` and
+    `on_refused` get the number of notes of each batch.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class JournalForwarder:
         self._on_refused = on_refused
         self._ready = False
         self._beaten_at = 0.0
-        self._problem: str | None = "the shared database was not asked yet"
+        self._problem: str | None = "the shared database was not reached yet"
         self._problem_since = time.monotonic()
         self._failures = 0
         self._caught_up = threading.Event()
@@ -56,7 +56,7 @@ class JournalForwarder:
         self._thread = threading.Thread(target=self._run, name="journal-forwarder", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread that forwards."""
         self._thread.start()
 
     def has_caught_up(self, within_s: float) -> bool:
@@ -71,26 +71,29 @@ class JournalForwarder:
         return f"{problem} (since {time.monotonic() - self._problem_since:.0f} s)"
 
     def close(self, within_s: float) -> None:
-        """Forward the next batch if the shared database is there, give the name back, and end."""
+        """Forward one more batch if the shared database is there, and give the name back.
+
+        Waits `within_s` at most for the thread to end.
+        """
         self._stopping.set()
         self._thread.join(within_s)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._stopping.wait(self._worked())
+            self._stopping.wait(self._try_batch())
         if self._problem is None:
-            self._worked()
+            self._try_batch()
             with suppress(StoreUnavailable):
                 self._to.release()
         self._to.disconnect()
 
-    def _worked(self) -> float:
-        """Forward a batch; returns the seconds to wait before the next."""
+    def _try_batch(self) -> float:
+        """Forward a batch; returns the seconds to wait before the next attempt."""
         try:
             with self._as_unavailable():
-                is_behind = self._forwarded()
+                is_behind = self._forward_batch()
         except StoreUnavailable as error:
-            return self._failed(error)
+            return self._wait_after(error)
         if self._problem is not None:
             _LOG.info("the journal is forwarded to the shared database")
         self._problem, self._failures = None, 0
@@ -100,9 +103,10 @@ class JournalForwarder:
         self._caught_up.set()
         return self._to.idle_s
 
-    def _failed(self, error: StoreUnavailable) -> float:
+    def _wait_after(self, error: StoreUnavailable) -> float:
+        """Note a failure; returns the seconds to wait before the next attempt."""
         if not self._failures:
-            _LOG.warning("what is stored waits in the journal: %s", error)
+            _LOG.warning("stored rows wait in the journal: %s", error)
         if self._problem is None:
             self._problem_since = time.monotonic()
         self._problem = error.public
@@ -122,10 +126,10 @@ class JournalForwarder:
         except Exception as error:
             if not self._to.is_error(error):
                 _LOG.exception("a batch of the journal could not be forwarded")
-            raise with_words(_AWAY, error) from error
+            raise store_unavailable(_AWAY, error) from error
 
-    def _forwarded(self) -> bool:
-        """Forward a batch of the oldest run that has one; returns whether there may be more."""
+    def _forward_batch(self) -> bool:
+        """Forward a batch of the oldest run with notes; returns whether there may be more."""
         self._make_ready()
         with self._journal.reading() as journal:
             runs = runs_of(journal)
@@ -151,12 +155,12 @@ class JournalForwarder:
         self._beaten_at = time.monotonic()
 
     def _count(self, done: Forwarded, run: Run) -> None:
-        """Go on after a batch that is committed, or with a smaller one until a bad row is alone."""
+        """Delete the notes of a batch that was taken, or of a single note that was refused."""
         if not done.taken and done.notes > 1:
             return
         self._journal.write(partial(forget, run=run, last=done.last))
         if not done.taken:
             self._on_refused(done.notes)
         elif done.notes:
-            self._size.taken()
+            self._size.succeeded()
             self._on_forwarded(done.notes)

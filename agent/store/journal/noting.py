@@ -1,7 +1,8 @@
 """Triggers that note every change of a journal's rows, whichever code makes the change.
 
-A note has a number and names a row. The row is forwarded as it is at that time. Rollups and sums of
-causes are merged into other rows, so their differences are kept until they are forwarded.
+A note has a number and names a row. The forwarder sends the row as it is when it reads the note.
+Rollups and sums of causes are added to rows that are there, so the journal keeps their differences
+until these are forwarded.
 """
 
 import secrets
@@ -33,12 +34,13 @@ def _declared() -> str:
 
 
 _TABLES = (
-    # AUTOINCREMENT gives no number twice: notes up to the last forwarded number are skipped.
+    # AUTOINCREMENT gives no number twice: the forwarder skips notes up to the last forwarded one.
     "CREATE TABLE IF NOT EXISTS journal_notes (number INTEGER PRIMARY KEY AUTOINCREMENT, "
     "of_table TEXT NOT NULL, fresh INTEGER NOT NULL, row INTEGER, trace_id TEXT, span_id TEXT, "
     "started_at TEXT, at INTEGER NOT NULL DEFAULT (CAST(strftime('%s', 'now') AS INTEGER)))",
     "CREATE TABLE IF NOT EXISTS journal_runs (first INTEGER PRIMARY KEY, id TEXT NOT NULL)",
-    # The last batch of sums that was sent, whatever became of it: see agent.store.clickhouse.
+    # The last batch whose differences were sent to ClickHouse, acknowledged or not: see
+    # agent.store.clickhouse.destination.
     "CREATE TABLE IF NOT EXISTS journal_sent (one INTEGER PRIMARY KEY, run TEXT NOT NULL, "
     "last INTEGER NOT NULL, at REAL NOT NULL, version INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS journal_state (expiring INTEGER NOT NULL)",
@@ -51,7 +53,7 @@ _TABLES = (
 
 
 class _Trigger(NamedTuple):
-    """After what a trigger does what; its name says both."""
+    """A trigger of SQLite: its name, the change that fires it, and the statement that it runs."""
 
     name: str
     after: str
@@ -67,7 +69,7 @@ def _noted(table: str, change: str, condition: str = "") -> _Trigger:
     return _Trigger(f"{table}_{change.lower()}", f"{change} ON {table}{when}", note)
 
 
-# A view that waits for another is forwarded when its wait is over.
+# A view that waits for another view is not forwarded before it is settled.
 _SETTLED = "WHEN NEW.settles_at IS NULL"
 
 
@@ -100,7 +102,8 @@ _TRIGGERS = (
         "AND NOT (SELECT expiring FROM journal_state)",
         _GONE,
     ),
-    # Where rows are found by when they began, the earlier one is another.
+    # The start of a request is a part of its key in the shared database, so the row under the
+    # earlier start must be deleted there.
     _Trigger(
         "requests_move",
         "UPDATE ON requests WHEN OLD.settles_at IS NULL AND OLD.started_at <> NEW.started_at",
@@ -136,11 +139,11 @@ def begin_run(connection: Connection) -> str:
     """
     for statement in _TABLES:
         connection.execute(text(statement))
-    # A journal of an earlier version.
+    # Earlier versions made journals without this column.
     if "started_at" not in {row[1] for row in connection.execute(_NOTE_COLUMNS)}:
         connection.execute(text("ALTER TABLE journal_notes ADD COLUMN started_at TEXT"))
     for name, after, does in _TRIGGERS:
-        # An earlier version may have made another one.
+        # An earlier version may have made another trigger of this name.
         connection.execute(text(f"DROP TRIGGER IF EXISTS journal_{name}"))
         connection.execute(text(f"CREATE TRIGGER journal_{name} AFTER {after} BEGIN {does}; END"))
     run = secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""A shared PostgreSQL: each batch is a transaction, which has its mark as well."""
+"""Forwards a journal to PostgreSQL: each batch is a transaction, which also writes its mark."""
 
 import time
 from functools import partial
@@ -10,6 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.errors import StoreUnavailable
 from agent.store.claim import NameClaim
 from agent.store.connection import for_writing, in_transaction, open_engine
+from agent.store.journal.backlog import Lag, NotedRows, Run, batch_after
 from agent.store.journal.cutting_off import cut_off_after
 from agent.store.journal.destination import (
     STATEMENT_S,
@@ -20,7 +21,6 @@ from agent.store.journal.destination import (
     log_refusal,
 )
 from agent.store.journal.shared_rows import begin_mark, locked_mark, set_mark, write_batch
-from agent.store.journal.waiting import Lag, NotedRows, Run, batch_after
 from agent.store.migrating import require_newest, upgrade
 from agent.store.objectives import ObjectiveStore
 from agent.store.time_limits import MIGRATION_S
@@ -66,7 +66,7 @@ class PostgresDestination:
                 migrating.dispose()
 
     def beat(self) -> None:
-        """Show that the agent lives."""
+        """Update the agent's row in `agents`, so that no other agent takes its name."""
         self._claim.beat(self._shared)
 
     def release(self) -> None:
@@ -74,7 +74,7 @@ class PostgresDestination:
         self._claim.release(self._shared)
 
     def forward(self, journal: JournalFile, run: Run, size: BatchSize) -> Forwarded:
-        """Write the next batch of a run; without notes where the run was written already."""
+        """Write the next batch of a run; a result with 0 notes where all of the run is written."""
         if run.id not in self._known_runs:
             mark_of = partial(begin_mark, run=run.id, agent=self._to.agent)
             in_transaction(self._shared, mark_of)
@@ -92,20 +92,20 @@ class PostgresDestination:
     def _written(self, shared: Connection, batch: NotedRows, size: BatchSize) -> bool:
         """Write a batch; returns False where its content is refused."""
         driver: Any = self._shared.dialect.dbapi
-        of_content = (driver.DataError, driver.IntegrityError)
+        content_errors = (driver.DataError, driver.IntegrityError)
         try:
             with shared.begin_nested():
                 write_batch(shared, batch, self._to.max_series)
         except Exception as error:
             size.failed(batch.notes)
-            if not isinstance(getattr(error, "orig", error), of_content):
+            if not isinstance(getattr(error, "orig", error), content_errors):
                 raise
             log_refusal(error, batch.notes)
             return False
         return True
 
     def is_error(self, error: Exception) -> bool:
-        """Whether its driver raised an error."""
+        """Whether SQLAlchemy or psycopg raised the error."""
         driver: Any = self._shared.dialect.dbapi
         return isinstance(error, (SQLAlchemyError, driver.Error))
 

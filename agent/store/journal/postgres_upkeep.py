@@ -14,7 +14,7 @@ from agent.store.writing import Settle, nothing_waits
 
 
 class PostgresUpkeep:
-    """What an agent does for a shared PostgreSQL from time to time. Raises StoreUnavailable."""
+    """The jobs of an agent on a shared PostgreSQL. Raises StoreUnavailable."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class PostgresUpkeep:
         self._settle: Settle = nothing_waits
 
     def settle_by(self, joining: Joining) -> None:
-        """Settle the rows of this agent that wait there, by the next fold.
+        """Let each `fold` settle the rows of this agent that wait there for another view.
 
-        They are of a time without a journal.
+        The agent wrote these rows itself, before it had a journal.
         """
         self._settle = request_settle(self._engine, joining)
 

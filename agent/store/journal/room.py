@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, bindparam, text
 from agent.catalog.reasons import JournalDropped
 from agent.errors import StoreUnavailable
 from agent.store.connection import for_writing, in_transaction, reading
-from agent.store.journal.waiting import Lag, drop_until, lag_of, last_noted_before
+from agent.store.journal.backlog import Lag, drop_until, lag_of, last_noted_before
 from agent.store.retention import ROWS_PER_SLICE
 from agent.store.rows import sqlite_timestamp
 from agent.store.tables import engine_samples, gpu_samples, requests

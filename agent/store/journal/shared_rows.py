@@ -1,7 +1,8 @@
 """Writes a batch of a journal to the shared PostgreSQL: all its rows and its mark, or nothing.
 
-The mark is the number of the last note of a run that the database has. It is written with the
-rows, so a batch whose commit was not heard of is neither lost nor written twice.
+The mark is the number of the last note of a run that the database has. It is written in the
+transaction of the rows, so a batch is neither lost nor written twice where the response to its
+commit was lost.
 """
 
 from collections import defaultdict
@@ -13,12 +14,12 @@ from sqlalchemy import Connection, and_, delete, or_, text
 
 from agent.store.cause_rollups import SUMS, add_differences
 from agent.store.inserting import Key
+from agent.store.journal.backlog import FORWARDED, NotedRows, Row
 from agent.store.journal.noting import (
     CAUSE_DIFFERENCES,
     CAUSE_PLACE,
     ROLLUP_DIFFERENCES,
 )
-from agent.store.journal.waiting import FORWARDED, NotedRows, Row
 from agent.store.rollups import Series
 from agent.store.tables import (
     engine_minutes,
@@ -34,7 +35,7 @@ _COPIED = {
     **{table.name: table.name for table in (engine_samples, gpu_samples, events)},
     ROLLUP_DIFFERENCES: rollup_changes.name,
 }
-# The key by which a row replaces the one that is there.
+# The key by which a forwarded row replaces a row that is there.
 _REPLACED = {
     requests.name: ("trace_id", "span_id", "started_at"),
     engine_minutes.name: ("agent", "engine", "starts_at"),
@@ -47,8 +48,8 @@ _NEW_MARK = text(
 _MARK = text("SELECT forwarded FROM journals WHERE run = :run FOR UPDATE")
 _SET_MARK = text("UPDATE journals SET forwarded = :last, at = now() WHERE run = :run")
 
-# A joined row takes the place of the proxy's, and of the engine's where that began at another time.
-# Only the days around are looked at.
+# A joined row replaces the proxy's row, and the engine's row where this has another start. Only
+# partitions of the days around are read.
 _JOINED = (
     "DELETE FROM requests USING forwarded_requests AS joined WHERE joined.vantage = 'joined' "
     "AND requests.trace_id = joined.trace_id AND (requests.span_id = joined.proxy_span_id "
@@ -81,20 +82,20 @@ def expire_marks(connection: Connection, agent: str, *, own_before: float, befor
 def locked_mark(connection: Connection, run: str) -> int:
     """The last number of a run that the database has.
 
-    It waits for an earlier transaction of this run, which may have been given up here and may
-    still be committed there.
+    Waits for an earlier transaction of this run: the server may still commit a transaction whose
+    connection this agent has cut off.
     """
     return int(connection.execute(_MARK, {"run": run}).scalar_one())
 
 
 def set_mark(connection: Connection, run: str, last: int) -> None:
-    """Note that the database has a run up to a number."""
+    """Write that the database has a run up to a number."""
     connection.execute(_SET_MARK, {"run": run, "last": last})
 
 
 def write_batch(connection: Connection, batch: NotedRows, max_series: int) -> None:
-    """Write the rows of a batch; a row that is there becomes the one of the batch."""
-    # The journal has times without a zone, in UTC.
+    """Write the rows of a batch; each replaces a row with its key."""
+    # Timestamps of the journal are in UTC, and their text names no zone.
     connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
     if batch.has(requests.name):
         _write_requests(connection, batch)
@@ -115,7 +116,7 @@ def _write_requests(connection: Connection, batch: NotedRows) -> None:
         with connection.begin_nested():
             copy_rows(connection, requests.name, FORWARDED[requests.name], batch.new_requests())
     except driver.IntegrityError:
-        # One of them is there: another agent got the span too, or it is joined meanwhile.
+        # A row is there already: another agent got the same span, or the row was joined since.
         _replace(connection, requests.name, batch.new_requests())
     _replace(connection, requests.name, batch.changed_requests())
 
@@ -123,7 +124,7 @@ def _write_requests(connection: Connection, batch: NotedRows) -> None:
 def copy_rows(
     connection: Connection, table: str, columns: Sequence[str], rows: Iterable[Row]
 ) -> None:
-    """Copy rows into a table, by the fastest way of the driver."""
+    """Copy rows into a table by COPY, the fastest way of the driver."""
     cursor: Any = connection.connection.cursor()
     with cursor, cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
         for row in rows:
@@ -149,7 +150,7 @@ def _replace(connection: Connection, table: str, rows: Iterator[Row]) -> None:
     if table == requests.name:
         connection.exec_driver_sql(_JOINED)
     values = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
-    # All writers insert in one order: two that wait for each other's rows would deadlock.
+    # All writers insert in one order, so that no two of them deadlock.
     connection.exec_driver_sql(
         f"INSERT INTO {table} ({names}) SELECT {names} FROM forwarded_{table} "
         f"ORDER BY {', '.join(key)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {values}"
@@ -157,20 +158,23 @@ def _replace(connection: Connection, table: str, rows: Iterator[Row]) -> None:
 
 
 def _add_causes(connection: Connection, rows: Iterable[Row], max_series: int) -> None:
+    """Add the differences of sums of causes, those of one place and series together."""
     by_agent: dict[str, dict[Row, list[Any]]] = defaultdict(dict)
-    places, series = len(CAUSE_PLACE), len(Series._fields)
+    series_at, sums_at = len(CAUSE_PLACE), len(CAUSE_PLACE) + len(Series._fields)
     for row in rows:
-        place, own, sums = row[:places], Series(*row[places : places + series]), row[-3:]
-        before = by_agent[own.agent].setdefault((*place, own), [0, 0, None])
-        before[:] = [_sum(one, other) for one, other in zip(before, sums, strict=True)]
-    for agent, differences in sorted(by_agent.items()):
-        named = [
-            (place[-1], dict(zip((*CAUSE_PLACE, *SUMS), (*place[:-1], *sums), strict=True)))
-            for place, sums in differences.items()
+        place, series = row[:series_at], Series(*row[series_at:sums_at])
+        total = by_agent[series.agent].setdefault((*place, series), [0, 0, None])
+        total[:] = map(_sum, total, row[sums_at:])
+    for agent, totals in sorted(by_agent.items()):
+        differences = [
+            (key[-1], dict(zip((*CAUSE_PLACE, *SUMS), (*key[:-1], *total), strict=True)))
+            for key, total in totals.items()
         ]
-        add_differences(connection, agent, named, max_series)
+        add_differences(connection, agent, differences, max_series)
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """The sum of what is known; None where nothing is."""
-    return one if other is None else other if one is None else one + other
+    """The sum of two numbers; of one number and None the number, of two None None."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other

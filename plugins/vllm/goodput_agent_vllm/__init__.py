@@ -1,3 +1,3 @@
-"""A stat logger for vLLM that tells goodput-agent of each step and of each request that ended."""
+"""A stat logger for vLLM that reports each step and each ended request to goodput-agent."""
 
 __version__ = "0.1.0"

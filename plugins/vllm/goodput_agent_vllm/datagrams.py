@@ -9,8 +9,8 @@ from typing import NamedTuple
 MAGIC = b"GPAV"
 FORMAT = 1
 
-# Magic, format, 0, records in the datagram, the number of this run of the engine's front, the
-# sequence number of the first record, and the records that were dropped before it.
+# Magic, format, 0, records in the datagram, a random number of this run of the engine's front, the
+# sequence number of the first record, and the records that this run has dropped so far.
 HEADER = struct.Struct("<4sBBHQQQ")
 
 HELLO, STEP, REQUEST = 1, 2, 3
@@ -18,20 +18,20 @@ HELLO, STEP, REQUEST = 1, 2, 3
 # Kind, 0, 0: the plugin is there, though the engine is idle.
 HELLO_RECORD = struct.Struct("<BBH")
 
-# Kind, flags, rank; end and duration in seconds; tokens of prefill and decode; requests that run,
-# wait for room, are deferred, and of these wait for KV of another engine; KV usage; preemptions.
+# Kind, flags, rank; end (Unix time) and duration in seconds; tokens of prefill and decode; requests
+# that run, wait for room, are deferred, and of the deferred those that wait for KV of another
+# engine; KV usage from 0 to 1; preemptions.
 STEP_RECORD = struct.Struct("<BBHdd6IfI")
 
-# Kind, flags, bytes of the id; end; tokens of input, output and cache (-1: unknown), preemptions;
-# seconds of queue, prefill, decode, all, and to the first token; finish reason and request id.
+# Kind, 0, bytes of the id; end (Unix time); tokens of input, output and cache (-1: unknown),
+# preemptions; seconds of queue, prefill, decode, the whole request, and to the first token; finish
+# reason and request id.
 REQUEST_RECORD = struct.Struct("<BBHdIIiI5d16s320s")
 
 # A flag of a step: its tokens are those of this step alone. Otherwise the tokens of a prefill are
 # counted in the step that ended it.
 TOKENS_OF_STEP = 1
 
-ID_BYTES = 320
-REASON_BYTES = 16
 UNKNOWN = float("nan")
 UNKNOWN_COUNT = -1
 
@@ -70,11 +70,6 @@ class RequestFigures(NamedTuple):
     request_id: str
 
 
-def header(run: int, records: int, first: int, dropped: int) -> bytes:
-    """The header of a datagram."""
-    return HEADER.pack(MAGIC, FORMAT, 0, records, run, first, dropped)
-
-
 def write_header(datagram: bytearray, run: int, records: int, first: int, dropped: int) -> None:
     """Write the header over the first bytes of a datagram."""
     HEADER.pack_into(datagram, 0, MAGIC, FORMAT, 0, records, run, first, dropped)
@@ -87,11 +82,12 @@ def step_record(step: StepFigures) -> bytes:
 
 
 def request_record(request: RequestFigures) -> bytes:
-    """The record of a request. A longer id is cut; the length tells the agent that it was."""
+    """The record of a request. A long id is cut; the agent sees that by the number of bytes."""
     *figures, reason, request_id = request
     encoded = request_id.encode("utf-8", "replace")
-    length = min(len(encoded), 0xFFFF)
-    return REQUEST_RECORD.pack(REQUEST, 0, length, *figures, reason.encode()[:16], encoded)
+    id_bytes = min(len(encoded), 0xFFFF)
+    # The format `s` cuts what is longer.
+    return REQUEST_RECORD.pack(REQUEST, 0, id_bytes, *figures, reason.encode(), encoded)
 
 
 def hello_record() -> bytes:

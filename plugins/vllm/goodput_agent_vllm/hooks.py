@@ -1,8 +1,8 @@
-"""What vLLM's interface of stat loggers does not show: requests whose clients left, and the time to
-the first token of a request. Two methods of vLLM are wrapped for them.
+"""Wraps two methods of vLLM for figures that its interface of stat loggers lacks: requests whose
+clients left, and the time to the first token of a request.
 
-Neither wrapper changes what the method gets, does or returns. Where a method has other parameters
-than in the versions that the tests know, it is left as it is, and the figures are unknown.
+No wrapper changes the arguments, the work or the result of its method. A method with other
+parameters than in the tested versions is not wrapped, and its figures are unknown.
 """
 
 import functools
@@ -21,9 +21,9 @@ _MARK = "goodput_agent_wraps"
 
 
 def watch_aborts(processor: type, reporter: Reporter) -> bool:
-    """Report every request that `OutputProcessor.abort_requests` drops; whether that is possible.
+    """Report every request that `OutputProcessor.abort_requests` drops: no `IterationStats` has it.
 
-    `IterationStats` never contains these.
+    Returns False where the method is unknown.
     """
     original: Any = getattr(processor, "abort_requests", None)
     if not _has_parameters(original, _ABORT):
@@ -43,7 +43,7 @@ def watch_aborts(processor: type, reporter: Reporter) -> bool:
 
 
 def watch_first_tokens(statistics: type, reporter: Reporter) -> bool:
-    """Add `goodput_ttft_s` to each `FinishedRequestStats`; whether that is possible."""
+    """Add `goodput_ttft_s` to each `FinishedRequestStats`; returns False for an unknown method."""
     original: Any = getattr(statistics, "update_from_finished_request", None)
     if not _has_parameters(original, _FINISHED):
         return False
@@ -66,7 +66,7 @@ def watch_first_tokens(statistics: type, reporter: Reporter) -> bool:
 
 
 def _has_parameters(method: Any, names: tuple[str, ...]) -> bool:
-    """Whether it takes these parameters and was not wrapped before."""
+    """Whether the method has exactly these parameters and was not wrapped before."""
     if method is None or hasattr(method, _MARK):
         return False
     return tuple(inspect.signature(method).parameters) == names
@@ -75,9 +75,10 @@ def _has_parameters(method: Any, names: tuple[str, ...]) -> bool:
 def _looked_up(
     processor: Any, request_ids: Any, internal: bool, reporter: Reporter
 ) -> tuple[Any, list[Any]]:
-    """The same ids, and the states of the requests that are dropped under them.
+    """The same ids, and the states of the requests that vLLM drops for these ids.
 
-    Those of several choices are dropped by a further call for each parent, which is seen as well.
+    Requests with several choices are dropped by a further call for each parent, which the wrapper
+    also gets.
     """
     try:
         ids = list(request_ids)

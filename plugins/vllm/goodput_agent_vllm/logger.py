@@ -12,10 +12,10 @@ from goodput_agent_vllm.sending import Sender
 
 _LOG = logging.getLogger("vllm.goodput_agent")
 
-# Whether methods of vLLM may be wrapped for what its interface does not show.
+# With `off`, no method of vLLM is wrapped: see hooks.py.
 HOOKS_VARIABLE = "GOODPUT_AGENT_HOOKS"
 
-# One for all ranks of a process: aborts are of no rank.
+# One reporter for all ranks of a process: an abort belongs to no rank.
 _reporter: Reporter | None = None
 
 
@@ -24,11 +24,11 @@ def _shared_reporter() -> Reporter:
     if _reporter is None:
         _reporter = Reporter(Sender())
         if os.environ.get(HOOKS_VARIABLE, "on") != "off":
-            _watch(_reporter)
+            _wrap_methods(_reporter)
     return _reporter
 
 
-def _watch(reporter: Reporter) -> None:
+def _wrap_methods(reporter: Reporter) -> None:
     try:
         from vllm.v1.engine.output_processor import OutputProcessor  # type: ignore[import-not-found]
         from vllm.v1.metrics.stats import IterationStats  # type: ignore[import-not-found]
@@ -49,7 +49,7 @@ class GoodputStatLogger(StatLoggerBase):  # type: ignore[misc]
         self._reporter: Reporter | None = None
         try:
             self._reporter = _shared_reporter()
-            # Each of several API servers gets the counts of some steps only.
+            # With several API servers, each gets the counts of some steps only.
             servers = getattr(vllm_config.parallel_config, "_api_process_count", 1)
             self._reporter.whole_steps = servers == 1
         except Exception:

@@ -1,4 +1,4 @@
-"""Makes records of what vLLM's stat loggers get, and stops after repeated errors of its own."""
+"""Makes records of the values that vLLM gives to stat loggers; stops after repeated errors."""
 
 import asyncio
 import logging
@@ -20,15 +20,15 @@ from goodput_agent_vllm.sending import Sender
 
 _LOG = logging.getLogger("vllm.goodput_agent")
 
-# A change of vLLM's classes fails at every step.
+# After a change of vLLM's classes, every step would fail.
 MAX_ERRORS = 10
 
 
 class Reporter:
-    """Takes what vLLM counts. Nothing that it does raises into the engine.
+    """Reports steps and ended requests to the agent. It never raises into the engine.
 
     `whole_steps` is false where several API servers share an engine: each gets the counts of some
-    steps only, and reports none.
+    steps only, so no steps are reported.
     """
 
     def __init__(self, sender: Sender, now: Callable[[], float] = time.time) -> None:
@@ -38,13 +38,8 @@ class Reporter:
         self._errors = 0
         self._off = False
         self._planned = False
-        # By rank: when its last step ended, if requests were left that the next one worked on.
+        # By rank: the Unix time when its last step ended, if requests were left for the next step.
         self._busy_since: dict[int, float] = {}
-
-    @property
-    def is_off(self) -> bool:
-        """Whether it has switched itself off."""
-        return self._off
 
     def step(self, scheduler: Any, iteration: Any, rank: int) -> None:
         """Report one call of `StatLoggerBase.record`."""
@@ -61,7 +56,7 @@ class Reporter:
             self.failed()
 
     def aborted(self, state: Any) -> None:
-        """Report a request that was dropped before its end, by the front's state of it."""
+        """Report a request that was dropped before its end; `state` is the front's state of it."""
         if self._off:
             return
         try:
@@ -81,7 +76,7 @@ class Reporter:
             self.failed()
 
     def _send(self) -> None:
-        """Send what waits, and plan another try for the rest: an idle engine makes no step."""
+        """Send the waiting records; plan another attempt for the rest, as no step may follow."""
         again_s = self._sender.send()
         if again_s is None or self._planned:
             return
@@ -116,7 +111,7 @@ class Reporter:
         if details is not None:
             duration_s = details.elapsed_ms / 1000
             prefill, decode = details.num_ctx_tokens, details.num_generation_tokens
-        # By position: keywords take as long as all the rest of it.
+        # By position: keywords would take as long as all the rest of this method.
         return StepFigures(
             rank,
             ended_at,
@@ -133,11 +128,11 @@ class Reporter:
         )
 
     def _since_last_step(self, scheduler: Any, ended_at: float, rank: int) -> float:
-        """The time since the last step ended; unknown where the engine was idle meanwhile."""
+        """Seconds since the last step ended; UNKNOWN where the engine was idle in between."""
         began_at = self._busy_since.pop(rank, None)
         if scheduler.num_running_reqs or scheduler.num_waiting_reqs:
             self._busy_since[rank] = ended_at
-        # A clock that was set back.
+        # `ended_at` is before `began_at` where the clock was set back.
         return UNKNOWN if began_at is None or ended_at < began_at else ended_at - began_at
 
 
@@ -145,7 +140,7 @@ def _tokens(iteration: Any) -> tuple[int, int, int]:
     """Tokens of the prefills that ended in a step, tokens decoded in it, and preemptions."""
     if iteration is None:
         return 0, 0, 0
-    # The first token of a request comes of its prefill.
+    # The first token of a request comes from its prefill, not from decoding.
     decoded = iteration.num_generation_tokens - len(iteration.time_to_first_tokens_iter)
     prefilled = iteration.prompt_token_stats.computed
     return prefilled, max(decoded, 0), iteration.num_preempted_reqs
@@ -153,7 +148,7 @@ def _tokens(iteration: Any) -> tuple[int, int, int]:
 
 def _finished(finished: Any, ended_at: float) -> bytes:
     has_output = finished.num_generation_tokens > 0
-    # A request that never ran has no time of its scheduling: vLLM subtracts from 0.
+    # A request that never ran has 0 as its time of scheduling, and vLLM subtracts from it.
     ran = finished.queued_time >= 0 and finished.prefill_time <= finished.e2e_latency + 1
     return request_record(
         RequestFigures(
@@ -196,5 +191,5 @@ def _aborted(state: Any, ended_at: float) -> bytes:
 
 
 def _between(start: float, end: float) -> float:
-    """The time between two events; unknown where one of them was not seen."""
+    """Seconds between two events; UNKNOWN where one of them did not happen."""
     return end - start if start and end and math.isfinite(end - start) else UNKNOWN

@@ -1,4 +1,4 @@
-"""Sends records to the agent's socket, and never waits for it."""
+"""Sends records to the agent's socket, and never waits for the agent."""
 
 import os
 import socket
@@ -10,22 +10,22 @@ from goodput_agent_vllm.datagrams import HEADER, write_header
 PATH_VARIABLE = "GOODPUT_AGENT_SOCKET"
 DEFAULT_PATH = "/run/goodput-agent/vllm.sock"
 
-# Linux takes datagrams of 200 KB; smaller ones need fewer pages in a row.
+# Linux takes datagrams of 200 KB; for smaller ones the kernel needs less memory in one piece.
 DATAGRAM_BYTES = 32_768
 # About a second of a very busy engine. When the agent is away for longer, the oldest are dropped.
 WAITING_DATAGRAMS = 32
-# So many datagrams are sent at once: after a pause of the agent, more wait.
-_AT_ONCE = 8
-# Steps that follow each other faster are sent together: to wake the agent takes longer than a step
-# of the plugin, and an agent on the engine's processors takes its time from the engine.
+# One call of `send` sends at most this many datagrams: after a pause of the agent, more may wait.
+_DATAGRAMS_PER_SEND = 8
+# Records of this time are sent together. Waking the agent takes longer than the plugin's work in a
+# step, and an agent on the engine's processors takes this time from the engine.
 PAUSE_S = 0.2
-# After these, what waits is tried again: the agent's queue was full, or the agent is away.
+# Seconds until the next attempt: the agent's queue was full, or the agent is away.
 _FULL_S = 0.02
 _AWAY_S = 1.0
 
 
 class _Datagram:
-    """Records that are sent together, behind room for the header."""
+    """Records that are sent together; `body` begins with room for the header."""
 
     __slots__ = ("body", "first", "records")
 
@@ -38,12 +38,12 @@ class _Datagram:
 class Sender:
     """Numbers records, puts them into datagrams and sends these. For one thread.
 
-    While the agent does not read, records wait in a few datagrams; then the oldest datagram is
-    dropped and its records are counted in all later headers.
+    While the agent does not read, records wait in up to WAITING_DATAGRAMS datagrams. Beyond that
+    the oldest datagram is dropped, and its records are counted in all later headers.
     """
 
     def __init__(self, path: str | None = None, pause_s: float = PAUSE_S) -> None:
-        """`path` is that of the agent's socket; None: the environment's."""
+        """`path` is the agent's socket; None takes it from the environment, or DEFAULT_PATH."""
         self._pause_s = pause_s
         self._path = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -67,15 +67,15 @@ class Sender:
         self._next += 1
 
     def send(self) -> float | None:
-        """Send what waits, as far as the agent takes it now.
+        """Send waiting datagrams while the agent takes them.
 
-        Returns after how many seconds to try again; None where nothing waits any more.
+        Returns the seconds until the next attempt; None where no datagram waits any more.
         """
         now, waiting = time.monotonic(), self._waiting
         if now < self._next_at:
             return self._next_at - now
         pause_s = self._pause_s
-        for _ in range(_AT_ONCE):
+        for _ in range(_DATAGRAMS_PER_SEND):
             if not waiting:
                 break
             refused_s = self._sent(waiting[0])
@@ -87,11 +87,11 @@ class Sender:
         return pause_s if waiting else None
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Close the socket."""
         self._socket.close()
 
     def _sent(self, datagram: _Datagram) -> float:
-        """0, or the seconds after which to try it again."""
+        """Send a datagram; returns 0, or the seconds until the next attempt where it failed."""
         body = datagram.body
         write_header(body, self._run, datagram.records, datagram.first, self.dropped)
         try:

@@ -58,7 +58,7 @@ def with_steps(slow: float) -> EngineTimeline:
 
 
 @pytest.mark.parametrize("slow", [1, 10])
-def test_a_core_that_waits_lost_only_what_its_steps_are_longer(slow: int) -> None:
+def test_a_waiting_core_loses_no_more_than_its_steps_are_longer(slow: int) -> None:
     request = row(AT + 1, tpot_s=0.19, decode_s=1.9, e2e_s=1.95)
     found = explain(request, [OBJECTIVE], with_steps(slow))
     causes = {share.cause for share in found.shares}
@@ -101,7 +101,7 @@ def test_prompts_that_the_cache_lost_hold_the_queue(cached: int) -> None:
 @pytest.mark.parametrize(
     ("length", "cause"), [(400, Cause.CACHE_MISS), (4000, Cause.PREFILL_BACKLOG)]
 )
-def test_samples_alone_take_new_long_prompts_for_no_lost_hits(length: int, cause: Cause) -> None:
+def test_by_samples_alone_new_long_prompts_are_no_lost_hits(length: int, cause: Cause) -> None:
     """The cache had 90 % of all prompts. Then 8,000 tokens a second come that it does not have."""
     timeline = EngineTimeline()
     for second in range(-60, 8):
@@ -187,7 +187,9 @@ def test_a_slow_engine_that_fills_its_batch_lacks_no_room(full: Metric) -> None:
         (AT - 25, 1.0, Cause.SEQUENCE_CAP),
     ],
 )
-def test_a_queue_is_cold_by_when_it_began(ready_at: float, places: float, cause: Cause) -> None:
+def test_a_cold_start_counts_from_the_begin_of_the_queue(
+    ready_at: float, places: float, cause: Cause
+) -> None:
     """The queue began at AT, on steps ten times as long as usual, and the request came later."""
     timeline = usual()
     for number in range(1000):

@@ -95,7 +95,7 @@ def test_a_full_kv_cache_holds_the_queue() -> None:
     assert "KV cache was full" in share.evidence[0]
 
 
-def test_without_samples_a_queue_is_unexplained_and_says_what_would_tell() -> None:
+def test_without_samples_a_queue_is_unexplained_and_names_sources_that_would_help() -> None:
     found = explain(row(ttft_s=4.05, queue_s=4.0, e2e_s=4.15), [OBJECTIVE], EngineTimeline())
     assert found.top is Cause.UNEXPLAINED
     text = " ".join(sentence for share in found.shares for sentence in share.evidence)
@@ -138,7 +138,7 @@ def _step(ended_at: float, duration_s: float, prefill: int, decode: int) -> Engi
     )
 
 
-def test_the_plugin_tells_a_preemption_of_the_request_itself() -> None:
+def test_the_plugin_reports_a_preemption_of_the_request_itself() -> None:
     timeline = usual()
     for number in range(200):
         timeline.step(_step(AT + number / 100, 0.01, 0, 1))
@@ -194,7 +194,7 @@ def test_reasoning_that_is_not_streamed_is_held_back_by_no_parser(
     assert explain(late, [OBJECTIVE], usual()).top is top
 
 
-def test_a_request_that_met_its_death_is_a_failure_of_the_engine() -> None:
+def test_a_request_that_ran_when_its_engine_died_is_a_failure_of_the_engine() -> None:
     timeline = usual()
     timeline.died(AT + 3, "HOST_OOM")
     broken = row(AT + 1, status=Status.ERROR, e2e_s=2.0)
@@ -292,7 +292,7 @@ def test_a_response_of_usual_length_is_no_long_output() -> None:
     assert explain(row(AT + 1), [tight], usual()).top is Cause.UNEXPLAINED
 
 
-def test_the_delay_of_a_long_response_is_told_apart_from_its_length() -> None:
+def test_a_long_response_is_charged_for_its_delay_and_for_its_length() -> None:
     """Each token took three times as long as usual: 8 of the 12 s are delay."""
     slow = row(AT + 1, output_tokens=401, tpot_s=0.03, decode_s=12.0, e2e_s=12.05)
     found = explain(slow, [STRICT], _after(usual(), slow))

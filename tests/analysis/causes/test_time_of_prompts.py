@@ -147,8 +147,8 @@ def test_prompts_that_come_late_count_in_their_place(seed: int) -> None:
                 sum(each.tokens for each in inside),
             )
             missed = [each.missing for each in inside]
-            told = None if None in missed else sum(each or 0 for each in missed) / found.tokens
-            assert found.missing_share == told
+            expected = None if None in missed else sum(each or 0 for each in missed) / found.tokens
+            assert found.missing_share == expected
 
 
 def test_of_a_prompt_that_a_period_holds_in_part_the_same_part_is_missing() -> None:

@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from agent.outputs.otlp_metrics.export_requests import ExportRequests, MetricsAtOnce
+from agent.outputs.otlp_metrics.export_requests import ExportRequests, MetricsSnapshot
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -42,7 +42,7 @@ def request_of(
     hosts = HostBoard()
     hosts.sample("chat-0", HOST_SAMPLE)
     snapshot = meter.snapshot()
-    given = MetricsAtOnce(
+    given = MetricsSnapshot(
         at=at,
         families=AgentExposition(meter, INFO, hosts=hosts).families(snapshot),
         bins={

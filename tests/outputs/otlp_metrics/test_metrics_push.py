@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from agent.catalog.reasons import PUSHES_DROPPED
 from agent.outputs import otlp_forwarder
-from agent.outputs.otlp_metrics.export_requests import MetricsAtOnce
+from agent.outputs.otlp_metrics.export_requests import MetricsSnapshot
 from agent.outputs.otlp_metrics.metrics_push import MAX_WAITING, MetricsPush
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
@@ -72,9 +72,9 @@ def pushing(url: str, **settings: Any) -> Iterator[tuple[MetricsPush, PushCounts
     meter, counts = Meter((), ["chat-0"]), PushCounts()
     exposition = AgentExposition(meter, INFO)
 
-    def read(now: float) -> MetricsAtOnce:
+    def read(now: float) -> MetricsSnapshot:
         families = exposition.families(meter.snapshot())
-        return MetricsAtOnce(at=now, families=families, bins={}, engines_started_at={})
+        return MetricsSnapshot(at=now, families=families, bins={}, engines_started_at={})
 
     given = OtlpMetricsSettings(endpoint=url, **settings)
     push = MetricsPush(given, url, read, requests_of_agent(), counts)

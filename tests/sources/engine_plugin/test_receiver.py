@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from goodput_agent_vllm.datagrams import RequestFigures, header, request_record
+from goodput_agent_vllm.datagrams import RequestFigures, request_record
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
 
@@ -17,6 +17,7 @@ from agent.catalog.reasons import PluginDropped
 from agent.errors import SettingsInvalid
 from agent.records.engine_step import EndedRequest, EngineStep
 from agent.sources.engine_plugin.receiver import PluginReceiver
+from tests.plugins.headers import header
 from tests.plugins.vllm_counts import NOW, finished, iteration, scheduler
 from tests.real_parts.waiting import eventually
 

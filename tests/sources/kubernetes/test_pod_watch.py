@@ -159,9 +159,7 @@ def test_pods_are_listed_anew_when_their_changes_are_gone(
     assert server.lists() == 2
 
 
-def test_a_list_that_is_answered_so_is_a_failure_like_others(
-    server: FakeApiServer, account: Path
-) -> None:
+def test_status_410_to_a_list_is_a_failure(server: FakeApiServer, account: Path) -> None:
     server.refuse(410, "too old resource version")
     with pytest.raises(DiscoveryFailed, match="410"):
         PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ).list()
@@ -175,7 +173,7 @@ def test_a_list_that_is_answered_so_is_a_failure_like_others(
         (500, "http_status", "etcdserver: leader changed"),
     ],
 )
-def test_a_refusal_is_said_in_the_servers_words_and_keeps_the_engines(
+def test_a_refusal_is_logged_in_the_servers_words_and_keeps_the_engines(
     server: FakeApiServer, account: Path, status: int, reason: str, message: str
 ) -> None:
     server.put(pod("chat-0"))

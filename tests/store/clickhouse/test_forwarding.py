@@ -19,7 +19,7 @@ from agent.store.clickhouse import claims, destination
 from agent.store.clickhouse.queries import ClickHouseQueries
 from agent.store.clickhouse.upkeep import ClickHouseUpkeep, merge_minutes_there
 from agent.store.connection import for_writing, open_engine
-from agent.store.journal.waiting import Lag
+from agent.store.journal.backlog import Lag
 from agent.store.minute_sums import MERGED, merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
@@ -179,7 +179,7 @@ def test_a_server_that_is_frozen_is_not_waited_for_long(
         monkeypatch.undo()
 
 
-def test_seconds_of_a_cause_that_are_unknown_are_no_zero(
+def test_unknown_seconds_of_a_cause_are_null(
     journal: Engine, shared: Engine, clickhouse_url: str
 ) -> None:
     """One request had known seconds of it, until it was explained anew."""

@@ -26,7 +26,7 @@ from tests.store.making import NOON, WITHIN_S, some, store, stored_keys
 
 
 @pytest.mark.parametrize("sends_again", ["the driver", "the forwarder"])
-def test_a_batch_whose_answer_was_lost_is_stored_once(
+def test_a_batch_whose_response_was_lost_is_stored_once(
     journal: Engine,
     shared: Engine,
     clickhouse_url: str,
@@ -51,7 +51,7 @@ def test_a_batch_whose_answer_was_lost_is_stored_once(
             same_in_both(journal, shared)
 
 
-def test_a_batch_is_stored_once_when_the_agent_was_killed_before_the_answer(
+def test_a_batch_is_stored_once_when_the_agent_was_killed_before_the_response(
     journal: Engine, shared: Engine, clickhouse_url: str, clickhouse_server: ClickHouseServer
 ) -> None:
     database = clickhouse_url.rpartition("/")[2]

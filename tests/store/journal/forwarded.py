@@ -10,10 +10,10 @@ from sqlalchemy import Engine
 
 from agent.records.objective import Objective
 from agent.store.connection import for_writing
+from agent.store.journal.backlog import lag_of
 from agent.store.journal.destination import NOTES_PER_BATCH, SharedDatabase
 from agent.store.journal.forwarder import JournalForwarder
 from agent.store.journal.noting import begin_run
-from agent.store.journal.waiting import lag_of
 from tests.real_parts.waiting import eventually
 from tests.store.making import WITHIN_S
 from tests.store.migrated import migrated
@@ -38,7 +38,7 @@ def new_run(journal: Engine) -> None:
 
 @dataclass
 class Forwarding:
-    """A forwarder of a journal, and what it told."""
+    """A forwarder of a journal, and what its callbacks got."""
 
     journal: Engine
     url: str

@@ -219,7 +219,7 @@ def test_views_of_two_agents_and_their_sums_stand_side_by_side(
     assert len(stored_keys(postgres)) == 9
 
 
-def test_the_shared_database_is_told_the_lag_of_the_journal(
+def test_each_beat_writes_the_lag_of_the_journal(
     journal: Engine,
     postgres: Engine,
     emptied_postgres_url: str,
@@ -228,7 +228,7 @@ def test_the_shared_database_is_told_the_lag_of_the_journal(
     monkeypatch.setattr(forwarder, "BEAT_EVERY_S", 0.0)
     store(journal, some(range(20)))
 
-    def told() -> int | None:
+    def waiting_rows() -> int | None:
         rows: list[int | None] = [row["waiting_rows"] for row in stored(postgres, agents)]
         return rows[0] if rows else None
 
@@ -237,8 +237,8 @@ def test_the_shared_database_is_told_the_lag_of_the_journal(
         running = Forwarding(journal, emptied_postgres_url)
         waiting = running.waiting()
         running.forwarder.start()
-        eventually(lambda: told() == waiting > 20, within_s=WITHIN_S, what="the lag")
-    eventually(lambda: told() == 0, within_s=WITHIN_S, what="a lag of nothing")
+        eventually(lambda: waiting_rows() == waiting > 20, within_s=WITHIN_S, what="the lag")
+    eventually(lambda: waiting_rows() == 0, within_s=WITHIN_S, what="a lag of nothing")
     (row,) = stored(postgres, agents)
     assert (row["lag_s"], row["version"]) == (0.0, __version__)
     running.forwarder.close(WITHIN_S)
@@ -266,7 +266,7 @@ def test_nothing_is_forwarded_while_another_agent_has_the_name(
 # Once
 
 
-def test_a_batch_whose_commit_was_not_heard_of_is_stored_once(
+def test_a_batch_whose_commit_got_no_response_is_stored_once(
     journal: Engine, postgres: Engine, emptied_postgres_url: str
 ) -> None:
     """The agent was killed between the commit there and the forgetting here."""

@@ -11,8 +11,8 @@ from agent.catalog.reasons import JournalDropped
 from agent.errors import StoreUnavailable
 from agent.store.connection import for_writing
 from agent.store.journal import room as room_module
+from agent.store.journal.backlog import drop_until, lag_of
 from agent.store.journal.room import JournalRoom
-from agent.store.journal.waiting import drop_until, lag_of
 from agent.store.observations import ObservationStore
 from tests.store.journal.forwarded import journal_in
 from tests.store.making import NOON, gpu_sample, some, store, stored_keys

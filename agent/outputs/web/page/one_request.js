@@ -97,7 +97,7 @@ function facts(request) {
     ["Front", or(request.front_s, NO_PARTS, (s) => `${seconds(s)} before the first token, in neither queue nor prefill`)],
     ["Left over", or(request.rest_s, NO_PARTS, (s) => `${seconds(s)} beside queue, prefill, decode and front`)],
     ["Input tokens", or(request.input_tokens, "neither a span nor the response counts them", number)],
-    ["Cached of them", or(request.cached_tokens, "the engine does not tell", number)],
+    ["Cached of them", or(request.cached_tokens, "not given by the engine", number)],
     ["Output tokens", or(request.output_tokens, "neither a span nor the response counts them", number)],
     ["Gaps between chunks", or(gaps, "only the proxy sees them, of a stream", gaps_told)],
     ["Finish reason", or(request.finish_reason, "no view has it")],

@@ -129,7 +129,7 @@ def test_everything_else(both: Both, path: str, parameters: dict[str, str]) -> N
 
 
 def test_objectives(both: Both) -> None:
-    """They are in force from when each database was told."""
+    """An objective is in force from the time when it was written to each database."""
     own, shared = (api.query("objectives")["items"] for api in both)
     assert [item | {"in_force_from": None} for item in shared] == [
         item | {"in_force_from": None} for item in own
@@ -138,7 +138,7 @@ def test_objectives(both: Both) -> None:
 
 
 def test_agents(both: Both) -> None:
-    """Each is told to each database in its own time."""
+    """Each agent reports to each database at another time."""
     (own,), (shared,) = (api.query("agents")["items"] for api in both)
     assert shared.keys() == own.keys()
     assert (shared["name"], shared["version"]) == (own["name"], own["version"])

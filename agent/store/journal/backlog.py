@@ -1,4 +1,4 @@
-"""What waits in a journal: notes after those that were forwarded, with their rows as they are."""
+"""The backlog of a journal: the notes that are not forwarded yet, with their rows as of now."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,20 +50,21 @@ _NEW_REQUESTS = _select(
     requests.name, f"rowid IN ({_NOTED}) AND rowid NOT IN ({_CHANGED}) AND settles_at IS NULL"
 )
 _CHANGED_REQUESTS = _select(requests.name, f"rowid IN ({_CHANGED}) AND settles_at IS NULL")
-_KINDS = "SELECT DISTINCT of_table, fresh FROM journal_notes WHERE number > ? AND number <= ?"
+_TABLES = "SELECT DISTINCT of_table FROM journal_notes WHERE number > ? AND number <= ?"
 _LAST = (
     "SELECT count(*), max(number) FROM (SELECT number FROM journal_notes "
     "WHERE number > ? AND number < ? ORDER BY number LIMIT ?)"
 )
 _NUMBER_OF = "SELECT count(*) FROM journal_notes WHERE number > ? AND number <= ?"
-# A deleted key may have got a row again.
+# A key that was deleted may have a new row by now.
 _GONE = (
     "SELECT DISTINCT trace_id, span_id FROM journal_notes AS note "
     "WHERE of_table = 'requests' AND row IS NULL AND number > ? AND number <= ? AND NOT EXISTS "
     "(SELECT 1 FROM requests WHERE requests.trace_id = note.trace_id "
     "AND requests.span_id = note.span_id)"
 )
-# The same with when it began, and also of a row that began at another time since.
+# The same with the start of each deleted row. A row that was moved to another start counts as
+# deleted at its earlier start.
 _GONE_AT = (
     "SELECT DISTINCT trace_id, span_id, started_at FROM journal_notes AS note "
     "WHERE of_table = 'requests' AND row IS NULL AND number > ? AND number <= ? "
@@ -76,13 +77,13 @@ _NUMBERED = {
     table: _select(table, _SETTLED if table == requests.name else f"rowid IN ({_NOTED})", "rowid, ")
     for table in FORWARDED
 }
-_AFTER_ALL = 2**63 - 1
+_AFTER_ALL_NOTES = 2**63 - 1
 # Deleting more at once would keep the writer of requests waiting.
-_LOOKED_AT = 50_000
+_NOTES_PER_DROP = 50_000
 
 
 class Run(NamedTuple):
-    """A run of the agent: its notes are from `first` to before `until`."""
+    """A run of a journal: it has the notes from `first` to before `until`."""
 
     id: str
     first: int
@@ -91,9 +92,10 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NotedRows:
-    """Some notes, up to the number `last`, and the rows that they name.
+    """A batch: the notes up to the number `last`, and the rows that they name.
 
-    Rows are read while they are written elsewhere, as they are in one snapshot of the journal.
+    Rows are read lazily from `_journal`, a connection in one snapshot, so that no row changes
+    while the batch is written.
     """
 
     notes: int
@@ -103,26 +105,23 @@ class NotedRows:
 
     def has(self, table: str) -> bool:
         """Whether a note names a row of this table."""
-        return any(name == table for name, _ in self._kinds())
-
-    def _kinds(self) -> Sequence[Row]:
-        return _all(self._journal, _KINDS, self._after, self.last)
+        return (table,) in _all(self._journal, _TABLES, self._after, self.last)
 
     def rows(self, table: str) -> Iterator[Row]:
-        """The rows of a table, in their order."""
+        """The forwarded columns of a table's rows, in order of their rowid."""
         return _each(self._journal, _SELECTS[table], table, self._after, self.last)
 
     def numbered(self, table: str) -> Iterator[Row]:
-        """The rows of a table that wait for nothing, each after its number in the journal."""
+        """The same rows, each with its rowid first. Requests that are not settled are left out."""
         return _each(self._journal, _NUMBERED[table], table, self._after, self.last)
 
     def new_requests(self) -> Iterator[Row]:
-        """The requests that were inserted and not changed since, as far as these notes show."""
+        """The settled requests that were inserted and, by these notes, not changed since."""
         within = (requests.name, self._after, self.last)
         return _each(self._journal, _NEW_REQUESTS, *within, *within)
 
     def changed_requests(self) -> Iterator[Row]:
-        """The others."""
+        """The settled requests that were changed after they were inserted."""
         return _each(self._journal, _CHANGED_REQUESTS, requests.name, self._after, self.last)
 
     def gone(self) -> Sequence[Key]:
@@ -130,19 +129,19 @@ class NotedRows:
         return _all(self._journal, _GONE, self._after, self.last)
 
     def gone_at(self) -> Sequence[Row]:
-        """The keys of requests that were deleted or began at another time, and when they began."""
+        """The keys and starts of requests that were deleted or moved to another start."""
         return _all(self._journal, _GONE_AT, self._after, self.last)
 
 
 def runs_of(connection: Connection) -> list[Run]:
     """The runs of a journal, the oldest first."""
     found = _all(connection, "SELECT id, first FROM journal_runs ORDER BY first")
-    ends = [first for _, first in found[1:]] + [_AFTER_ALL]
+    ends = [first for _, first in found[1:]] + [_AFTER_ALL_NOTES]
     return [Run(run, first, until) for (run, first), until in zip(found, ends, strict=True)]
 
 
 def batch_after(connection: Connection, run: Run, forwarded: int, most: int) -> NotedRows | None:
-    """The next notes of a run; None where there are none."""
+    """The next notes of a run after the number `forwarded`, `most` at most; None without any."""
     after = max(forwarded, run.first - 1)
     ((notes, last),) = _all(connection, _LAST, after, run.until, most)
     if not notes:
@@ -151,7 +150,7 @@ def batch_after(connection: Connection, run: Run, forwarded: int, most: int) -> 
 
 
 def batch_until(connection: Connection, run: Run, forwarded: int, last: int) -> NotedRows | None:
-    """The notes of a run after what is forwarded, up to a number; None where there are none."""
+    """The notes of a run after the number `forwarded` up to `last`; None without any."""
     after = max(forwarded, run.first - 1)
     ((notes,),) = _all(connection, _NUMBER_OF, after, last)
     return NotedRows(notes, last, after, connection) if notes else None
@@ -166,8 +165,8 @@ def has_notes(connection: Connection, run: Run) -> bool:
 def forget(connection: Connection, run: Run, last: int) -> None:
     """Delete the notes of a run up to a number, and the differences that they name.
 
-    The shared database may have more of a run than a journal that was restored from a backup: those
-    numbers are of a later run here.
+    `last` may lie beyond the run: after the journal was restored from a backup, the shared database
+    has more of the run than the journal, whose later run has given these numbers again.
     """
     _forget(connection, run.first, min(last, run.until - 1))
 
@@ -184,12 +183,15 @@ def _forget(connection: Connection, first: int, last: int) -> int:
 
 
 def last_noted_before(connection: Connection, before: float) -> int | None:
-    """The number of a note from before a Unix time, of the first many the last; None if none is."""
+    """The highest number of a note that was made before a Unix time; None without any.
+
+    Only the oldest _NOTES_PER_DROP notes are read.
+    """
     query = (
         "SELECT max(number) FROM (SELECT number, at FROM journal_notes ORDER BY number LIMIT ?) "
         "WHERE at < ?"
     )
-    ((last,),) = _all(connection, query, _LOOKED_AT, before)
+    ((last,),) = _all(connection, query, _NOTES_PER_DROP, before)
     found: int | None = last
     return found
 
@@ -200,19 +202,19 @@ def drop_until(connection: Connection, last: int) -> int:
 
 
 def forget_run(connection: Connection, run: Run) -> None:
-    """Forget an earlier run, of which nothing waits any more."""
+    """Delete an earlier run that has no notes any more."""
     connection.exec_driver_sql("DELETE FROM journal_runs WHERE id = ?", (run.id,))
 
 
 class Lag(NamedTuple):
-    """How many notes wait, and since how many seconds the oldest does."""
+    """How many notes wait, and for how many seconds the oldest one has waited."""
 
     rows: int
     seconds: float
 
 
 def lag_of(connection: Connection) -> Lag:
-    """What waits to be forwarded."""
+    """The size and age of the backlog."""
     ((first, last, since),) = _all(
         connection,
         "SELECT (SELECT min(number) FROM journal_notes), (SELECT max(number) FROM journal_notes), "
@@ -228,7 +230,7 @@ def _all(connection: Connection, query: str, *values: Any) -> list[Row]:
 
 
 def _each(connection: Connection, query: str, *values: Any) -> Iterator[Row]:
-    """Rows one by one, as the driver's own tuples: there are thousands of them."""
+    """Rows one by one as tuples of the driver: SQLAlchemy's rows take longer to make."""
     driver: Any = connection.connection.driver_connection
     rows: Iterator[Row] = driver.execute(query, values)
     return rows
