@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator
 from functools import partial
 
 import psutil
@@ -11,11 +10,10 @@ from sqlalchemy import Engine
 from agent.store.clickhouse.claims import server_now_us
 from agent.store.clickhouse.connecting import client_of
 from benchmarks.clickhouse_parts import mb_per_million, print_figure, timed, url_of
-from tests.outputs.api.serving import Api, open_api_at
+from benchmarks.many_requests import PER_S, bytes_of, queries
+from tests.outputs.api.serving import open_api_at
 
 ROWS = int(os.environ.get("BENCH_CLICKHOUSE_ROWS", "1000000"))
-# Requests in each second of the time that the rows cover.
-PER_S = 1000
 
 
 def many(engine: Engine, server: psutil.Process) -> None:
@@ -26,27 +24,11 @@ def many(engine: Engine, server: psutil.Process) -> None:
     print_figure(f"{ROWS:,} requests made inside", f"{ROWS / took:,.0f} rows/s")
     with open_api_at(url_of(engine)) as api:
         api.agent.now = until
-        for what, path in _queries(api):
+        for what, path in queries(api):
             print_figure(
-                f"{ROWS:,} requests, {what}", timed(server, partial(_length_of, api, path), 3)[1]
+                f"{ROWS:,} requests, {what}", timed(server, partial(bytes_of, api, path), 3)[1]
             )
     print_figure("disk of a million requests made inside", f"{mb_per_million(engine):.0f} MB")
-
-
-def _queries(api: Api) -> Iterator[tuple[str, str]]:
-    yield "the newest 100", "requests?limit=100"
-    yield "the newest 100 slow ones of a model", "requests?limit=100&model=model-1&min_ttft_s=1"
-    newest = api.query("requests", limit=1)["items"][0]["request_id"]
-    yield "one by its id", f"requests/{newest}"
-    yield "a minute by user", "breakdown?by=user&window=1m"
-    yield "verdicts by length of an hour", "lengths?window=1h"
-    yield "the worst 100 by TTFT of all", "requests?worst=ttft&limit=100"
-
-
-def _length_of(api: Api, path: str) -> int:
-    response = api.get(f"/api/v1/{path}")
-    assert response.status_code == 200, response.text
-    return len(response.content)
 
 
 _MADE = {
