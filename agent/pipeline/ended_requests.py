@@ -81,8 +81,8 @@ class EndedRequests:
         self._clock = clock
         self._lock = threading.Lock()
         self._by_id: dict[str, deque[_Held]] = {}
-        # In the order of their arrival: those whose record may still come, those that get their own
-        # row now, and those that have one.
+        # Each in the order of arrival. A request waits for its record; it is due when none came in
+        # time; then it has a row of its own.
         self._waiting: deque[_Held] = deque()
         self._due: deque[_Held] = deque()
         self._own_rows: deque[_Held] = deque()

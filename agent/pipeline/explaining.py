@@ -155,7 +155,7 @@ class MissedRequests:
         return max(now - min(ended, default=now) - self._all_came_s, 0.0)
 
     def counted(self, requests: Sequence[JudgedRequest]) -> None:
-        """Queue requests that were counted, whatever their verdict."""
+        """Queue counted requests: met ones teach what is usual, missed ones are explained."""
         self._counted.extend(requests)
 
     def on_sample(self, sample: EngineSample) -> None:

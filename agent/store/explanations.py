@@ -57,7 +57,7 @@ class ExplanationStore:
     def unexplained(
         self, ended_from: float, ended_before: float, limit: int = REQUESTS_PER_SLICE
     ) -> list[JudgedRequest]:
-        """The counted missed requests without an explanation, those that ended first.
+        """Counted requests that missed and have no explanation; the earliest to end come first.
 
         They ended from `ended_from` to before `ended_before`, in Unix seconds.
         """

@@ -124,7 +124,7 @@ def test_agents_that_were_not_seen_for_as_long_as_requests_are_kept_expire(
     # However short requests are kept, an agent that runs keeps its row.
     Retention(database).expire(float(now) - 1.0, float(now) - 1.0, float(now))
     assert list(told(database)) == ["here"]
-    # Nobody judges by the objectives of the others any more.
+    # The objectives of the agents that are gone are no longer in force.
     assert [row["agent"] for row in StoreQueries(database).objectives_in_force()] == ["here"]
 
 

@@ -94,7 +94,7 @@ class RequestBaselines:
         self._long_prompt_rates: dict[str | None, float | None] = {}
 
     def learn(self, record: RequestRecord) -> None:
-        """Learn from a request that succeeded, whatever its verdict."""
+        """Learn from a request that succeeded, met or missed."""
         if record.status is not Status.OK:
             return
         self._usual.clear()

@@ -16,7 +16,7 @@ STARVED_SHARE = 0.15
 THROTTLED_SHARE = 0.05
 # A GPU that loses this share of its time explains the whole queue.
 ALL_QUEUE_SHARE = 0.5
-# Other prompts than those that the cache lost count from this multiple of the usual on.
+# Prompt tokens that the cache did not lose are a cause when they are this multiple of the usual.
 MORE_PROMPTS = 2.0
 
 Span = tuple[float, float]

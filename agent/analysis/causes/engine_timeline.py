@@ -134,7 +134,7 @@ class EngineTimeline:
             self.gpu_slowness.add(slow[0], at, (slow[1],))
 
     def request(self, record: RequestRecord) -> None:
-        """Add a request that ended, whatever its verdict."""
+        """Add a request that ended, met or missed."""
         missing = self.baselines.missing_tokens(record)
         self.baselines.learn(record)
         tokens, front_s = self.computed(record), front_of(record)

@@ -62,7 +62,7 @@ _SIGNS = tuple(Sign)
 
 
 class PhaseTime(msgspec.Struct, frozen=True):
-    """The seconds of a phase, and those that such a request needs with little to disturb it."""
+    """How long a phase took, and how long it takes such a request on a quiet engine, in seconds."""
 
     phase: Phase
     seconds: float

@@ -18,8 +18,8 @@ HELLO, STEP, REQUEST = 1, 2, 3
 # Kind, 0, 0: the plugin is there, though the engine is idle.
 HELLO_RECORD = struct.Struct("<BBH")
 
-# Kind, flags, rank; end (Unix time) and duration in seconds; tokens of prefill and decode; requests
-# that run, wait for room, are deferred, and of the deferred those that wait for KV of another
+# Kind, flags, rank; end (Unix time) and duration in seconds; tokens of prefill and decode; numbers
+# of requests: running, waiting for room, deferred, deferred because their KV comes from another
 # engine; KV usage from 0 to 1; preemptions.
 STEP_RECORD = struct.Struct("<BBHdd6IfI")
 
