@@ -195,7 +195,7 @@ class GpuInventory:
         return failures
 
     def _add_xid(self, xid: XidError) -> None:
-        _LOG.warning("GPU %s reports Xid %d, for the %d. time", xid.gpu, xid.xid, xid.count)
+        _LOG.warning("GPU %s reports Xid %d, so far %d times", xid.gpu, xid.xid, xid.count)
         owners: list[str | None] = [
             engine for engine in self._configured if xid.gpu in self._gpus_of(engine)
         ]

@@ -15,6 +15,7 @@ from agent.analysis.audit.checks import (
     warned,
 )
 from agent.analysis.audit.known_values import flag, flags_are_known, value_of, without_flags
+from agent.analysis.efficiency.source_utilisation import clock_ratio
 from agent.analysis.physics.parameters import placed_blocks
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
@@ -27,9 +28,11 @@ _CHECK = partial(AuditCheck, "GPUs")
 
 _BUSY = 0.8
 _PLAIN_BITS = 16
-# Of these the GPU protects itself; the others keep it within power and temperature as designed.
+# With these the GPU protects itself.
 _BRAKES = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake"})
+# These keep it within power and temperature as designed: a full GPU has them at most of its clock.
 _LIMITS = frozenset({"sw_power_cap", "sw_thermal"})
+_SLOWED = 0.9
 _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
 
 
@@ -75,23 +78,39 @@ def throttling(evidence: AuditEvidence) -> CheckResult:
     gpus = engine_gpus(evidence)
     if not gpus:
         return unknown(_without_gpus(evidence))
-    active = {
-        gpu.index: {
-            labels[0]
-            for (name, labels), value in gpu.facts.items()
-            if name == gpu_facts.THROTTLE_ACTIVE.name and value
-        }
-        for gpu in gpus
-    }
     known = any(name == gpu_facts.THROTTLE_ACTIVE.name for gpu in gpus for name, _ in gpu.facts)
     if not known:
         return unknown("the GPU does not say what holds its clocks down")
-    for reasons, judged in ((_BRAKES, failed), (_LIMITS, warned)):
-        found = {index: sorted(held & reasons) for index, held in active.items() if held & reasons}
+    for found, judged in (
+        ([gpu for gpu in gpus if _held_by(gpu) & _BRAKES], failed),
+        ([gpu for gpu in gpus if _held_by(gpu) & _LIMITS and _is_slowed(gpu)], warned),
+    ):
         if found:
-            seen = "; ".join(f"GPU {index}: {', '.join(each)}" for index, each in found.items())
+            seen = "; ".join(map(_held, found))
             return judged(seen, "check cooling and power supply; nvidia-smi -q -d PERFORMANCE")
-    return passed(f"nothing on {len(gpus)} GPUs now")
+    limited = [gpu for gpu in gpus if _held_by(gpu) & _LIMITS]
+    return passed("; ".join(map(_held, limited)) or f"nothing on {len(gpus)} GPUs now")
+
+
+def _held_by(gpu: GpuSample) -> frozenset[str]:
+    """The reasons that hold its clocks down, without those that are no fault."""
+    active = {
+        labels[0]
+        for (name, labels), value in gpu.facts.items()
+        if name == gpu_facts.THROTTLE_ACTIVE.name and value
+    }
+    return frozenset(active & (_BRAKES | _LIMITS))
+
+
+def _is_slowed(gpu: GpuSample) -> bool:
+    ratio = clock_ratio(gpu)
+    return ratio is None or ratio < _SLOWED
+
+
+def _held(gpu: GpuSample) -> str:
+    ratio = clock_ratio(gpu)
+    at = "" if ratio is None else f" at {100 * ratio:.0f} % of its highest clock"
+    return f"GPU {gpu.index}{at}: {', '.join(sorted(_held_by(gpu)))}"
 
 
 def persistence(evidence: AuditEvidence) -> CheckResult:

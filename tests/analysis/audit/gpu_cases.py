@@ -26,6 +26,7 @@ from tests.analysis.audit.evidence import (
 
 _SMALL_CACHE = {(fact.KV_CAPACITY_TOKENS, ()): 10_000.0}
 _A100 = replace(gpu(), name="NVIDIA A100-SXM4-80GB")
+_POWER_CAP = {"gpu_throttle_active__sw_power_cap": 1.0, "gpu_clock_max_hertz__sm": 1.98e9}
 
 
 def _half_idle(tensor: str, pipeline: str, data: str, idle: int = 4) -> AuditEvidence:
@@ -115,6 +116,15 @@ GPU_CASES = (
     AuditCase(
         "clocks held down", WARN, evidence(gpus=(gpu(gpu_throttle_active__sw_power_cap=1.0),)),
         "GPU 0: sw_power_cap", "power supply",
+    ),
+    AuditCase(
+        "clocks held down", WARN, evidence(gpus=(gpu(**_POWER_CAP, gpu_clock_hertz__sm=1.485e9),)),
+        "GPU 0 at 75 % of its highest clock: sw_power_cap", "power supply",
+    ),
+    # An H200 that served a model at 300 of 700 W.
+    AuditCase(
+        "clocks held down", PASS, evidence(gpus=(gpu(**_POWER_CAP, gpu_clock_hertz__sm=1.905e9),)),
+        "GPU 0 at 96 % of its highest clock: sw_power_cap",
     ),
     AuditCase("clocks held down", UNKNOWN, evidence(gpus=()), "no GPU is there"),
     AuditCase("persistence mode", PASS, evidence(), "on for 1 GPUs"),

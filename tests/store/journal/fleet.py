@@ -8,10 +8,12 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.store.transactions import request_write
+from agent.store.writing import Write
 from tests.real_parts.waiting import eventually
-from tests.store.journal.forwarded import Forwarding, forwarding, journal_in
+from tests.store.journal.forwarded import CUT_OFF_S, Forwarding, forwarding, journal_in
 from tests.store.making import NOON, WITHIN_S, request
 
 # Of one agent: enough for a day at a hundred a second.
@@ -32,7 +34,7 @@ class Fleet:
         def of_agent(agent: int) -> None:
             write = request_write(self.journals[agent])
             for second in range(first_s, last_s):
-                write(list(self._ended(agent, second)))
+                _write_until_stored(write, list(self._ended(agent, second)))
 
         with ThreadPoolExecutor(len(self.journals)) as agents:
             list(agents.map(of_agent, range(len(self.journals))))
@@ -57,8 +59,20 @@ class Fleet:
         eventually(lambda: self.waiting() == 0, within_s=within_s, what="empty journals")
 
 
+def _write_until_stored(write: Write, judged: list[JudgedRequest]) -> None:
+    """Send again what was refused, as exporters do: a busy disk may keep the lock too long."""
+    while True:
+        try:
+            write(judged)
+        except StoreUnavailable:
+            continue
+        return
+
+
 @contextmanager
-def running_fleet(folder: Path, url: str, *, agents: int, per_s: int) -> Iterator[Fleet]:
+def running_fleet(
+    folder: Path, url: str, *, agents: int, per_s: int, cut_off_s: float = CUT_OFF_S
+) -> Iterator[Fleet]:
     """A fleet whose journals are in this folder; at the end all was forwarded."""
     with ExitStack() as stack:
         journals = [
@@ -66,7 +80,9 @@ def running_fleet(folder: Path, url: str, *, agents: int, per_s: int) -> Iterato
             for number in range(agents)
         ]
         forwarded = [
-            stack.enter_context(forwarding(journal, url, agent=f"agent-{number}"))
+            stack.enter_context(
+                forwarding(journal, url, agent=f"agent-{number}", cut_off_s=cut_off_s)
+            )
             for number, journal in enumerate(journals)
         ]
         yield Fleet(journals, forwarded, per_s)

@@ -44,6 +44,7 @@ class Forwarding:
     url: str
     agent: str = "agent-0"
     notes_per_batch: int = NOTES_PER_BATCH
+    cut_off_s: float = CUT_OFF_S
     forwarded: int = 0
     refused: int = 0
     failures: list[Exception] = field(default_factory=list)
@@ -58,7 +59,7 @@ class Forwarding:
                 instance=f"elsewhere:1:{id(self)}",
                 objectives=self.objectives,
                 max_series=10_000,
-                cut_off_s=CUT_OFF_S,
+                cut_off_s=self.cut_off_s,
                 notes_per_batch=self.notes_per_batch,
             ),
             on_forwarded=self._on_forwarded,
