@@ -59,7 +59,7 @@ UNCLAIMED_EVERY_S = 5.0
 
 # Batches of requests are hundreds of small objects that live for milliseconds. The collector's
 # default of 700 allocations would walk them many times.
-GC_THRESHOLD = 50_000
+GC_THRESHOLD = 10_000
 
 
 class Agent:
@@ -206,7 +206,7 @@ class Agent:
         self._schedule()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(GC_THRESHOLD)
+        gc.set_threshold(GC_THRESHOLD, 3)
 
     def _api_context(self) -> ApiContext:
         queries, minutes = self._store.queries()

@@ -82,11 +82,13 @@ def _rows(connection: Connection, keys: Sequence[Key]) -> list[Mapping[str, Any]
     for first in range(0, len(keys), _ROWS_PER_STEP):
         some = keys[first : first + _ROWS_PER_STEP]
         query = select(requests).where(
+            # SQLite uses no index for pairs.
+            requests.c.trace_id.in_(sorted({trace_id for trace_id, _ in some})),
             # A proxy's row may have been joined since.
             or_(
                 tuple_(requests.c.trace_id, requests.c.span_id).in_(some),
                 tuple_(requests.c.trace_id, requests.c.proxy_span_id).in_(some),
-            )
+            ),
         )
         query = query.order_by(requests.c.id).with_for_update()
         found |= {row.id: dict(row._mapping) for row in connection.execute(query)}

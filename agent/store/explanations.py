@@ -23,7 +23,8 @@ from agent.store.tables import UNEXPLAINED, requests
 _LOG = logging.getLogger(__name__)
 
 # A write keeps the writer of requests waiting, so it is done in slices.
-REQUESTS_PER_SLICE = 250
+REQUESTS_PER_SLICE = 100
+REQUESTS_PER_READ = 250
 
 # Evidence is read by people; longer or more of it would only make rows large.
 MAX_SENTENCES = 8
@@ -55,7 +56,7 @@ class ExplanationStore:
         self._max_series = max_series
 
     def unexplained(
-        self, ended_from: float, ended_before: float, limit: int = REQUESTS_PER_SLICE
+        self, ended_from: float, ended_before: float, limit: int = REQUESTS_PER_READ
     ) -> list[JudgedRequest]:
         """Counted requests that missed and have no explanation; the earliest to end come first.
 
@@ -170,6 +171,8 @@ def _unchanged(
     query = (
         select(*(requests.c[name] for name in columns))
         .where(
+            # SQLite uses no index for pairs.
+            requests.c.trace_id.in_(sorted({trace_id for trace_id, _ in explained})),
             tuple_(requests.c.trace_id, requests.c.span_id).in_(sorted(explained)),
             requests.c.verdict == "missed",
             requests.c.counted,

@@ -29,7 +29,7 @@ from agent.store.series_places import MAX_SERIES, stored_ids, target_series
 from agent.store.tables import cause_rollups, requests, rollup_changes, rollup_series, rollups
 
 # A fold keeps the writer of requests waiting, so it is done in slices.
-CHANGES_PER_SLICE = 100
+CHANGES_PER_SLICE = 25
 
 Row = Mapping[Any, Any]
 Figures = Sequence[bytes | None]
@@ -165,6 +165,9 @@ def _stored(
         pairs = sorted(place[1:] for place in by_place if place[0] == width_s)
         query = select(rollups).where(
             rollups.c.width_s == width_s,
+            # SQLite uses no index for pairs.
+            rollups.c.series.in_(sorted({series for series, _ in pairs})),
+            rollups.c.starts_at.in_(sorted({starts_at for _, starts_at in pairs})),
             tuple_(rollups.c.series, rollups.c.starts_at).in_(pairs),
         )
         for row in connection.execute(query).mappings():

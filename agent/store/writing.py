@@ -204,10 +204,10 @@ class RequestWriter:
 
 
 def _set_results(group: Sequence[_Submission], result: WriteResult) -> None:
+    """Give each submission the part of the result that is about its own requests."""
     if len(group) == 1:
         group[0].stored.set_result(result)
         return
-    """Give each submission the part of the result that is about its own requests."""
     new_by_id = {id(item): item for item in result.new}
     refused_ids = {id(item) for item in result.refused}
     counted_by_key = _by_view(result)

@@ -1,0 +1,111 @@
+"""No write of a running agent reads a whole table of SQLite: it would keep senders waiting."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+
+from agent.catalog.causes import Cause
+from agent.store.amending import request_amend
+from agent.store.journal.backlog import batch_after, forget, runs_of
+from tests.store.explaining import explain, explained, missed, share
+from tests.store.journal.forwarded import journal_in
+from tests.store.making import fold, store
+from tests.store.test_amending import ENDED
+from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view
+
+# Tables that grow with requests, and the parts of plans that read all of them or of one width.
+GROWING = "requests|rollups|cause_rollups|engine_windows|engine_samples|gpu_samples|events"
+READS_ALL = re.compile(
+    rf"SCAN ({GROWING})\b|SEARCH (rollups|cause_rollups) USING .*\(width_s=\?\)$"
+)
+
+Ran = list[tuple[str, Any]]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Engine]:
+    with journal_in(tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def listening(engine: Engine) -> Iterator[Ran]:
+    """The statements that run meanwhile, each with its first parameters."""
+    ran: Ran = []
+
+    def note(*given: Any) -> None:
+        _connection, _cursor, statement, parameters, _context, many = given
+        ran.append((statement, parameters[0] if many else parameters))
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield ran
+    event.remove(engine, "before_cursor_execute", note)
+
+
+def plans_that_read_all(engine: Engine, ran: Sequence[tuple[str, Any]]) -> list[tuple[str, str]]:
+    """Of these statements, those whose plan reads a whole growing table."""
+    found = []
+    with engine.connect() as connection:
+        for statement, parameters in ran:
+            if statement.split(maxsplit=1)[0] not in ("SELECT", "UPDATE", "DELETE", "INSERT"):
+                continue
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            found += [(row[3], statement) for row in plan if READS_ALL.search(row[3])]
+    return found
+
+
+def store_and_join(engine: Engine) -> None:
+    agent = JoiningAgent(engine)
+    agent.take(proxy_view(1), proxy_view(2), engine_view(2))
+    agent.take(engine_view(1))
+    agent.settle(DUE)
+
+
+def explain_and_replace(engine: Engine) -> None:
+    items = [missed(n) for n in range(3)]
+    store(engine, items)
+    explain(engine, *(explained(item, share(Cause.BURST, 0.5)) for item in items))
+    explain(engine, *(explained(item, share(Cause.KV_PRESSURE, 0.5)) for item in items))
+
+
+def fold_twice(engine: Engine) -> None:
+    for part in range(2):
+        store(engine, [missed(10 * part + n) for n in range(3)])
+        fold(engine)
+
+
+def amend(engine: Engine) -> None:
+    views = [engine_view(number, parent_span_id=None) for number in range(4)]
+    JoiningAgent(engine).take(*views)
+    keys = [(view.record.trace_id, view.record.span_id) for view in views]
+    request_amend(engine, JUDGE)(dict.fromkeys(keys[:2], ENDED), keys[2:])
+
+
+def forward(engine: Engine) -> None:
+    store(engine, [missed(n) for n in range(3)])
+    with engine.connect() as connection:
+        (run,) = runs_of(connection)
+        batch = batch_after(connection, run, 0, 100)
+        assert batch is not None
+        for rows in (batch.new_requests(), batch.changed_requests(), batch.rows("events")):
+            list(rows)
+        batch.gone()
+    with engine.begin() as connection:
+        forget(connection, run, batch.last)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [store_and_join, explain_and_replace, fold_twice, amend, forward],
+    ids=lambda w: w.__name__,
+)
+def test_no_write_reads_a_whole_table(journal: Engine, work: Callable[[Engine], None]) -> None:
+    with listening(journal) as ran:
+        work(journal)
+    assert any("requests" in statement for statement, _ in ran)
+    assert plans_that_read_all(journal, ran) == []
