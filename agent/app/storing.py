@@ -1,6 +1,7 @@
 """The store of a running agent: its database, the writer of requests, and the jobs on old rows."""
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -43,6 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 EXPIRE_EVERY_S = 3600
 FOLD_EVERY_S = 30.0
+GIVES_WAY_S = 0.05
 MEASURE_EVERY_S = 60.0
 
 # A database that does not answer delays the doors no longer than this.
@@ -85,11 +87,14 @@ class AgentStore:
         self.explanations = ExplanationStore(
             self.database, settings.name, storage.max_series, self._set_aside
         )
+        self._writer_idle = threading.Event()
+        self._writer_idle.set()
         self._rollups = RollupStore(
             self._upkeep,
             settings.name,
             storage.max_series,
             lambda requests: meter.label_replaced("series", requests),
+            self.give_way,
         )
         self._retention = Retention(self._upkeep)
         self._keeper = self._make_keeper(objectives, now)
@@ -179,8 +184,18 @@ class AgentStore:
         write = request_write(self.database, joining, self._keeper.verify)
         settle = request_settle(self.database, joining, self._set_aside)
         return RequestWriter(
-            self._noted("a write of requests", write), settle, checkpoints(self.database)
+            self._noted("a write of requests", write),
+            settle,
+            checkpoints(self.database),
+            self._writer_idle,
         )
+
+    def give_way(self) -> None:
+        """Wait until no request waits to be stored, GIVES_WAY_S at most.
+
+        Jobs that compute or write much call it between their slices: senders wait for the writer.
+        """
+        self._writer_idle.wait(GIVES_WAY_S)
 
     def ended_rows(
         self,

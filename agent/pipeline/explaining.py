@@ -27,6 +27,8 @@ ALL_CAME_S = 6.0
 LONGEST_WAIT_S = 30.0
 # One run explains this many at most: other threads of the agent wait meanwhile.
 MOST_AT_ONCE = 2_000
+REQUESTS_PER_SLICE = 100
+REQUESTS_PER_TURN = 10
 # Half a minute of a million missed requests an hour. Further ones are read from the store later.
 MOST_WAITING = 8_192
 _LEFT_OVER_EVERY_S = 60.0
@@ -125,11 +127,13 @@ class MissedRequests:
         gpus: Callable[[str], Sequence[GpuSample]],
         on_explained: Callable[[Sequence[ExplainedRequest]], None] | None = None,
         all_came_s: float = ALL_CAME_S,
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         """`gpus` returns the newest samples of an engine's GPUs.
 
         `on_explained` gets the requests that had no explanation before. `all_came_s` after its end,
-        a request is due: spans of other requests of that time have come.
+        a request is due: spans of other requests of that time have come. `give_way` is called
+        before each REQUESTS_PER_TURN requests.
         """
         self._objectives = {objective.name: objective for objective in objectives}
         self._inboxes = {engine: _EngineInbox() for engine in engines}
@@ -137,6 +141,7 @@ class MissedRequests:
         self._gpus = gpus
         self._on_explained = on_explained
         self._all_came_s = all_came_s
+        self._give_way = give_way
         self._counted: deque[JudgedRequest] = deque(maxlen=MOST_WAITING)
         self._waiting: list[_Waiting] = []
         self._numbers = count()
@@ -187,8 +192,8 @@ class MissedRequests:
         due = self._due(now)
         if len(due) < MOST_AT_ONCE:
             due += self._left_over(now, MOST_AT_ONCE - len(due))
-        if due:
-            self._explain(due, now)
+        for first in range(0, len(due), REQUESTS_PER_SLICE):
+            self._explain(due[first : first + REQUESTS_PER_SLICE], now)
 
     def _take_counted(self) -> None:
         while self._counted:
@@ -232,7 +237,12 @@ class MissedRequests:
         return found
 
     def _explain(self, due: Sequence[JudgedRequest], now: float) -> None:
-        explained = [ExplainedRequest(judged, self._explained(judged)) for judged in due]
+        explained = []
+        for number, judged in enumerate(due):
+            if number % REQUESTS_PER_TURN == 0:
+                self._give_way()
+            explained.append(ExplainedRequest(judged, self._explained(judged)))
+        self._give_way()
         try:
             first = self._store.explain(explained, now)
         except StoreUnavailable as error:

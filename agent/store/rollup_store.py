@@ -15,7 +15,7 @@ class RollupStore:
     """Folds and rebuilds the rollups of one agent. Raises StoreUnavailable.
 
     Beyond `max_series`, new models and tenants are counted as `other`; `on_replaced` gets the
-    number of their requests after each fold.
+    number of their requests after each fold. `give_way` is called before each slice.
     """
 
     def __init__(
@@ -24,11 +24,13 @@ class RollupStore:
         agent: str,
         max_series: int = MAX_SERIES,
         on_replaced: Callable[[int], None] = lambda _: None,
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_series = max_series
         self._engine = for_writing(engine)
         self._agent = agent
         self._on_replaced = on_replaced
+        self._give_way = give_way
 
     def fold(self, now: float) -> int:
         """Fold the changes of requests into the rollups; returns how many changes were folded.
@@ -41,6 +43,7 @@ class RollupStore:
         for agent in in_transaction(self._engine, agents):
             slice_of = CHANGES_PER_SLICE
             while slice_of == CHANGES_PER_SLICE:
+                self._give_way()
                 slice_of, replaced = in_transaction(
                     self._engine, partial(fold_slice, agent=agent, max_series=self._max_series)
                 )

@@ -11,6 +11,8 @@ from agent.pipeline.explaining import (
     LONGEST_WAIT_S,
     MOST_AT_ONCE,
     MOST_WAITING,
+    REQUESTS_PER_SLICE,
+    REQUESTS_PER_TURN,
     MissedRequests,
 )
 from agent.records.engine import EngineSample
@@ -105,6 +107,24 @@ def test_a_request_waits_for_spans_and_for_a_sample_after_its_end() -> None:
     missed.run(AT + ALL_CAME_S + 2.0)
     assert [item.explanation.span_id for item in keeper.explained] == [f"{1:016x}"]
     assert counted == keeper.explained
+
+
+def test_many_requests_are_explained_in_turns_that_give_way_to_the_writer() -> None:
+    keeper, given_way = Keeper(), list[int]()
+    missed = MissedRequests(
+        [OBJECTIVE],
+        ["chat-0"],
+        keeper,
+        gpus=lambda _engine: [],
+        give_way=lambda: given_way.append(len(keeper.explained)),
+    )
+    missed.counted([judged(number) for number in range(REQUESTS_PER_SLICE + 1)])
+    sampled(missed, AT + 0.5)
+    missed.run(AT + ALL_CAME_S + 2.0)
+    assert len(keeper.explained) == REQUESTS_PER_SLICE + 1
+    turns = REQUESTS_PER_SLICE // REQUESTS_PER_TURN
+    # Once more before each write.
+    assert given_way == [0] * (turns + 1) + [REQUESTS_PER_SLICE] * 2
 
 
 def test_without_samples_it_waits_no_longer_than_it_must() -> None:

@@ -127,10 +127,14 @@ def test_many_changes_are_folded_in_slices_so_that_the_writer_can_commit_between
     monkeypatch.setattr(rollup_store, "CHANGES_PER_SLICE", 4)
     for number in range(8):
         store(database, [request(number)])
+    given_way: list[int] = []
     with commits_of(database) as commits:
-        assert RollupStore(database, "agent-0").fold(NOON) == 8
+        rollups = RollupStore(database, "agent-0", give_way=lambda: given_way.append(len(commits)))
+        assert rollups.fold(NOON) == 8
     # The query for agents with changes, two full slices, and one that finds no more.
     assert len(commits) == 4
+    # The fold gives way to the writer before each slice.
+    assert given_way == [1, 2, 3]
     assert counted_rollups(database) == counted_rows(database)
 
 
