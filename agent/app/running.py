@@ -58,8 +58,9 @@ SETTLE_EVERY_S = 1.0
 UNCLAIMED_EVERY_S = 5.0
 
 # Batches of requests are hundreds of small objects that live for milliseconds. The collector's
-# default of 700 allocations would walk them many times.
-GC_THRESHOLD = 10_000
+# default of 700 allocations would walk them many times. A search stops all threads: one of 50,000
+# objects took 40 ms, so the second search comes after three of the first, not after ten.
+GC_THRESHOLDS = 10_000, 3
 
 
 class Agent:
@@ -206,7 +207,7 @@ class Agent:
         self._schedule()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(GC_THRESHOLD, 3)
+        gc.set_threshold(*GC_THRESHOLDS)
 
     def _api_context(self) -> ApiContext:
         queries, minutes = self._store.queries()

@@ -28,6 +28,7 @@ LONGEST_WAIT_S = 30.0
 # One run explains this many at most: other threads of the agent wait meanwhile.
 MOST_AT_ONCE = 2_000
 REQUESTS_PER_SLICE = 100
+# Between turns the writer of requests comes first.
 REQUESTS_PER_TURN = 10
 # Half a minute of a million missed requests an hour. Further ones are read from the store later.
 MOST_WAITING = 8_192
@@ -133,7 +134,7 @@ class MissedRequests:
 
         `on_explained` gets the requests that had no explanation before. `all_came_s` after its end,
         a request is due: spans of other requests of that time have come. `give_way` is called
-        before each REQUESTS_PER_TURN requests.
+        before each REQUESTS_PER_TURN requests and before each write.
         """
         self._objectives = {objective.name: objective for objective in objectives}
         self._inboxes = {engine: _EngineInbox() for engine in engines}

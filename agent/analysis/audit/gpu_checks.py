@@ -32,7 +32,8 @@ _PLAIN_BITS = 16
 _BRAKES = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake"})
 # These keep it within power and temperature as designed: a full GPU has them at most of its clock.
 _LIMITS = frozenset({"sw_power_cap", "sw_thermal"})
-_SLOWED = 0.9
+# Below this share of the highest clock a limit is a warning.
+_SLOW_CLOCK = 0.9
 _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
 
 
@@ -86,14 +87,14 @@ def throttling(evidence: AuditEvidence) -> CheckResult:
         ([gpu for gpu in gpus if _held_by(gpu) & _LIMITS and _is_slowed(gpu)], warned),
     ):
         if found:
-            seen = "; ".join(map(_held, found))
+            seen = "; ".join(map(_in_words, found))
             return judged(seen, "check cooling and power supply; nvidia-smi -q -d PERFORMANCE")
     limited = [gpu for gpu in gpus if _held_by(gpu) & _LIMITS]
-    return passed("; ".join(map(_held, limited)) or f"nothing on {len(gpus)} GPUs now")
+    return passed("; ".join(map(_in_words, limited)) or f"nothing on {len(gpus)} GPUs now")
 
 
 def _held_by(gpu: GpuSample) -> frozenset[str]:
-    """The reasons that hold its clocks down, without those that are no fault."""
+    """Which of _BRAKES and _LIMITS hold its clocks down now."""
     active = {
         labels[0]
         for (name, labels), value in gpu.facts.items()
@@ -104,10 +105,10 @@ def _held_by(gpu: GpuSample) -> frozenset[str]:
 
 def _is_slowed(gpu: GpuSample) -> bool:
     ratio = clock_ratio(gpu)
-    return ratio is None or ratio < _SLOWED
+    return ratio is None or ratio < _SLOW_CLOCK
 
 
-def _held(gpu: GpuSample) -> str:
+def _in_words(gpu: GpuSample) -> str:
     ratio = clock_ratio(gpu)
     at = "" if ratio is None else f" at {100 * ratio:.0f} % of its highest clock"
     return f"GPU {gpu.index}{at}: {', '.join(sorted(_held_by(gpu)))}"
