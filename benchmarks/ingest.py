@@ -20,9 +20,9 @@ from agent.sources.otlp.body import Body
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import open_engine
-from agent.store.inserting import SQLITE_INSERT
+from agent.store.inserting import sqlite_insert
 from agent.store.migrating import upgrade
-from agent.store.rows import sqlite_rows
+from agent.store.rows import COLUMNS, sqlite_rows
 from agent.store.transactions import request_write
 from agent.store.writing import RequestWriter
 from benchmarks.exports import SPANS_PER_EXPORT, export_body
@@ -55,7 +55,7 @@ class Bound:
         for body, rows in zip(bodies, batches, strict=True):
             ExportTraceServiceRequest.FromString(body)
             self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany(SQLITE_INSERT, rows)
+            self._connection.executemany(sqlite_insert(COLUMNS, 1), rows)
             self._connection.execute("COMMIT")
         return time.perf_counter() - began
 

@@ -22,6 +22,12 @@ _SCHEDULER_LOG.setLevel(logging.ERROR)
 
 CLOCK_CHECK_S = 1.0
 
+# Jobs that start together are spread over this time, so that requests do not wait for all at once.
+_SPREAD_OVER_S = 1.0
+# Multiples of it, without their whole parts, lie far apart for any number of jobs: Knuth, The Art
+# of Computer Programming, volume 3, section 6.4, "Fibonacci hashing".
+_GOLDEN_RATIO = 0.618034
+
 # The name of a job, why its run did nothing, and how many runs; 0 when the job is scheduled.
 OnMiss = Callable[[str, JobMiss, int], None]
 
@@ -57,8 +63,12 @@ class Jobs:
     def every(
         self, interval_s: float, name: str, job: Callable[[float], object], *, at_once: bool = False
     ) -> None:
-        """Call a job with the time at each interval; `at_once` also at the start."""
-        first = {"next_run_time": datetime.fromtimestamp(self._now(), UTC)} if at_once else {}
+        """Call a job with the time at each interval; `at_once` also at the start.
+
+        The first run is up to a second later or, without `at_once`, earlier: see _SPREAD_OVER_S.
+        """
+        spread_s = len(self._intervals_s) * _GOLDEN_RATIO % 1.0 * min(interval_s, _SPREAD_OVER_S)
+        first_in_s = spread_s if at_once else interval_s - spread_s
         self._intervals_s[name], self._began[name] = interval_s, self._monotonic()
         for reason in JobMiss:
             self._on_miss(name, reason, 0)
@@ -69,7 +79,7 @@ class Jobs:
             max_instances=1,
             coalesce=True,
             misfire_grace_time=None,
-            **first,
+            next_run_time=datetime.fromtimestamp(self._now() + first_in_s, UTC),
         )
 
     def _run(self, name: str, job: Callable[[float], object]) -> None:
@@ -120,7 +130,8 @@ class Jobs:
             if late:
                 _LOG.warning("the clock was set back, and %d jobs go on from now", len(late))
             for job in late:
-                self._scheduler.modify_job(job.id, next_run_time=now + job.trigger.interval)
+                due = now + (job.next_run_time - now) % job.trigger.interval
+                self._scheduler.modify_job(job.id, next_run_time=due)
             # The scheduler must read the clock again, which may have been set ahead.
             self._scheduler.wakeup()
 
@@ -142,5 +153,5 @@ class _Interval(IntervalTrigger):  # type: ignore[misc]
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
         due: datetime = super().get_next_fire_time(previous, now)
-        last_missed: datetime = now - self.interval
-        return max(due, last_missed)
+        missed: int = max((now - due) // self.interval, 0)
+        return due + missed * self.interval

@@ -57,8 +57,12 @@ class Journaling:
         meter: Meter,
         *,
         state: AgentState,
+        give_way: Callable[[], None],
     ) -> None:
-        """`engines` are the journal's, for writing and for queries."""
+        """`engines` are the journal's, for writing and for queries.
+
+        `give_way` is called before each batch that is forwarded.
+        """
         self._settings = settings
         self._meter = meter
         self._state = state
@@ -72,7 +76,7 @@ class Journaling:
             on_dropped=self._dropped,
         )
         self.on_damage: Callable[[Exception], None] = _ignored
-        self.forwarder = self._make_forwarder(objectives)
+        self.forwarder = self._make_forwarder(objectives, give_way)
         self._queries = open_query_engine(storage.url, storage.query_timeout)
         self._upkeep = upkeep_of(
             storage.url,
@@ -83,7 +87,9 @@ class Journaling:
         )
         self._show()
 
-    def _make_forwarder(self, objectives: Sequence[Objective]) -> JournalForwarder:
+    def _make_forwarder(
+        self, objectives: Sequence[Objective], give_way: Callable[[], None]
+    ) -> JournalForwarder:
         storage, name = self._settings.storage, self._settings.name
         shared = SharedDatabase(
             url=storage.url,
@@ -99,6 +105,7 @@ class Journaling:
             on_forwarded=lambda rows: self._meter.count(m.JOURNAL_FORWARDED, by=rows),
             on_refused=lambda rows: self._dropped(JournalDropped.REFUSED, rows),
             on_journal_failed=lambda error: self.on_damage(error),
+            give_way=give_way,
         )
 
     def _show(self) -> None:

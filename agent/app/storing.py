@@ -120,7 +120,13 @@ class AgentStore:
             return None
         engines = (self.database, self._query_database)
         return Journaling(
-            self._settings, journal, engines, objectives, self._meter, state=self._state
+            self._settings,
+            journal,
+            engines,
+            objectives,
+            self._meter,
+            state=self._state,
+            give_way=self.give_way,
         )
 
     def _make_keeper(

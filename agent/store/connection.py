@@ -23,6 +23,9 @@ _SQLITE_WAIT_S = 10.0
 _SQLITE_RETRY_S = 0.01
 # A commit after which the log is longer than this writes the log into the file.
 _LONG_LOG_PAGES = 16_384
+# Pages that a transaction changes are written twice where they do not fit. Rows with random keys
+# change 4 MB for 250 of them. Between transactions a connection keeps no more than by default.
+_WRITING_CACHE_KIB, _CACHE_KIB = 16_000, 2_000
 _CHECKPOINT_EVERY_S = 0.5
 _CHECKPOINT_AFTER_FAILURE_S = 60.0
 # Marks a connection whose thread holds its engine's lock of writers.
@@ -158,15 +161,19 @@ def _begin_sqlite(writing: threading.Lock, connection: Any) -> None:
     until = monotonic() + wait_s
     if writes and not connection.info.get(_HOLDS_LOCK, False):
         connection.info[_HOLDS_LOCK] = writing.acquire(timeout=wait_s)
+        connection.exec_driver_sql(f"PRAGMA cache_size = -{_WRITING_CACHE_KIB}").close()
     left_ms = 1000 * max(until - monotonic(), 0.0)
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {left_ms:.0f}").close()
     # SQLite may refuse to write in a transaction that began with a read.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _end_sqlite(writing: threading.Lock, _connection: object, record: Any) -> None:
-    if record.info.pop(_HOLDS_LOCK, False):
+def _end_sqlite(writing: threading.Lock, connection: Any, record: Any) -> None:
+    holds_lock = record.info.pop(_HOLDS_LOCK, None)
+    if holds_lock:
         writing.release()
+    if holds_lock is not None and connection is not None:
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}").close()
 
 
 def _open_postgres(url: URL, pool: Mapping[str, Any]) -> Engine:

@@ -1,6 +1,9 @@
 """Inserts each request once, however often it is sent, at the speed of the driver."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, DateTime, Float, Integer, String, Text, text
 
@@ -32,9 +35,18 @@ _STORED = (
 )
 
 
-def _sqlite_insert(columns: Sequence[str]) -> str:
-    places = ", ".join("?" * len(columns))
-    return f"INSERT INTO requests ({', '.join(columns)}) VALUES ({places}) {_ONCE}"
+# While the driver runs a statement other threads may compute. It then waits up to a switch interval
+# for Python's lock, so a statement for each row takes ten times as long on a busy agent.
+_ROWS_PER_STATEMENT = 25
+
+
+@cache
+def sqlite_insert(columns: tuple[str, ...], rows: int) -> str:
+    """The statement that inserts a number of rows, those that are new."""
+    places = f"({', '.join('?' * len(columns))})"
+    return (
+        f"INSERT INTO requests ({', '.join(columns)}) VALUES {', '.join([places] * rows)} {_ONCE}"
+    )
 
 
 # The first match counts: Text and BigInteger are subclasses of String and Integer.
@@ -66,8 +78,6 @@ def _postgres_insert(columns: Sequence[str]) -> str:
     )
 
 
-SQLITE_INSERT = _sqlite_insert(COLUMNS)
-_SQLITE_INSERT_ALL = _sqlite_insert(ALL_COLUMNS)
 _POSTGRES_INSERT = _postgres_insert(COLUMNS)
 _POSTGRES_INSERT_ALL = _postgres_insert(ALL_COLUMNS)
 
@@ -111,17 +121,37 @@ def _insert_sqlite(
     """The new keys, or None where all were new."""
     newest = connection.execute(text("SELECT coalesce(max(id), 0) FROM requests")).scalar_one()
     if _is_plain(judged, settles_at):
-        result = connection.exec_driver_sql(SQLITE_INSERT, sqlite_rows(judged))
+        inserted = _insert_rows(connection, COLUMNS, sqlite_rows(judged))
     else:
-        rows = all_sqlite_rows(judged, settles_at)
-        result = connection.exec_driver_sql(_SQLITE_INSERT_ALL, rows)
-    if result.rowcount == len(judged):
+        inserted = _insert_rows(connection, ALL_COLUMNS, all_sqlite_rows(judged, settles_at))
+    if inserted == len(judged):
         return None
     # No one else writes during this transaction, so higher numbers are this insert's.
     stored = connection.execute(
         text("SELECT trace_id, span_id FROM requests WHERE id > :newest"), {"newest": newest}
     )
     return {(trace_id, span_id) for trace_id, span_id in stored}
+
+
+def _insert_rows(
+    connection: Connection, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
+) -> int:
+    """Insert rows that are new into SQLite; returns how many were."""
+    whole = len(rows) - len(rows) % _ROWS_PER_STATEMENT
+    groups = [
+        _joined(rows[first : first + _ROWS_PER_STATEMENT])
+        for first in range(0, whole, _ROWS_PER_STATEMENT)
+    ]
+    parts = {_ROWS_PER_STATEMENT: groups, len(rows) - whole: [_joined(rows[whole:])]}
+    return sum(
+        connection.exec_driver_sql(sqlite_insert(columns, number), given).rowcount
+        for number, given in parts.items()
+        if number and given
+    )
+
+
+def _joined(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple(chain.from_iterable(rows))
 
 
 def _insert_postgres(

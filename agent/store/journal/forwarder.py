@@ -29,7 +29,7 @@ class JournalForwarder:
 
     While the journal or the shared database is away, it tries again after longer and longer waits.
     A row that the shared database refuses for its content is left out. `on_forwarded` and
-    `on_refused` get the number of notes of each batch.
+    `on_refused` get the number of notes of each batch. `give_way` is called before each batch.
     """
 
     def __init__(
@@ -40,12 +40,14 @@ class JournalForwarder:
         on_forwarded: Callable[[int], None],
         on_refused: Callable[[int], None],
         on_journal_failed: Callable[[Exception], None],
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal = JournalFile(journal, on_journal_failed)
         self._to = destination_of(destination, self._journal)
         self._size = BatchSize(destination.notes_per_batch)
         self._on_forwarded = on_forwarded
         self._on_refused = on_refused
+        self._give_way = give_way
         self._ready = False
         self._beaten_at = 0.0
         self._problem: str | None = "the shared database was not reached yet"
@@ -140,6 +142,7 @@ class JournalForwarder:
         if not filled:
             return False
         most = self._size.most
+        self._give_way()
         done = self._to.forward(self._journal, filled[0], self._size)
         self._count(done, filled[0])
         all_of_run = done.taken and 0 < done.notes < most
