@@ -154,4 +154,5 @@ class _Interval(IntervalTrigger):  # type: ignore[misc]
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
         due: datetime = super().get_next_fire_time(previous, now)
         missed: int = max((now - due) // self.interval, 0)
-        return due + missed * self.interval
+        interval: timedelta = self.interval
+        return due + missed * interval

@@ -26,5 +26,5 @@ def missed_requests(
         store.explanations,
         gpus=gpus.inventory.samples_of,
         on_explained=meter.explained,
-        give_way=store.give_way,
+        give_way=store.precedence.give_way,
     )

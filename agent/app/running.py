@@ -22,11 +22,7 @@ from agent.app.plugins import EnginePlugins
 from agent.app.proxying import Proxying
 from agent.app.pushing import Pushing, counts_bins
 from agent.app.readiness import Readiness, not_configured
-from agent.app.stopping import (
-    EXIT_WITHIN_S,
-    STOP_WITHIN_S,
-    within,
-)
+from agent.app.stopping import EXIT_WITHIN_S, STOP_WITHIN_S, within
 from agent.app.storing import AgentStore
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.live_routes import LiveFigures
@@ -58,9 +54,9 @@ SETTLE_EVERY_S = 1.0
 UNCLAIMED_EVERY_S = 5.0
 
 # Batches of requests are hundreds of small objects that live for milliseconds. The collector's
-# default of 700 allocations would walk them many times. A search stops all threads: one of 50,000
-# objects took 40 ms, so the second search comes after three of the first, not after ten.
-GC_THRESHOLDS = 10_000, 3
+# default of 700 allocations would walk them many times. A search stops all threads, a millisecond
+# for each 1,000 objects, so a first begins after 2,000; a third, of all objects, is rare.
+GC_THRESHOLDS = 2_000, 3, 50
 
 
 class Agent:
@@ -121,13 +117,11 @@ class Agent:
         self._pipeline = RequestPipeline(judge, writer, self._meter, on_counted, complete=complete)
 
     def _make_monitors(self, observations: ObservationStore) -> None:
-        self._engine_monitors = monitors = self._monitors_over(observations)
+        store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
+        monitors = EngineMonitors(observations, store, meter, gpus, hosts, missed=self._missed)
+        self._engine_monitors = monitors
         self._monitors = [monitors.of_engine(e, self._directory) for e in self._settings.engines]
         self._unclaimed = monitors.of_unclaimed_gpus()
-
-    def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
-        store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
-        return EngineMonitors(observations, store, meter, gpus, hosts, missed=self._missed)
 
     def _make_readiness(self, engines: Sequence[str]) -> Readiness:
         up = {engine: partial(self._meter.is_up, engine) for engine in engines}
@@ -171,10 +165,16 @@ class Agent:
         return Forwarder(destination(self._settings.otlp.forward_to), self._meter)
 
     def _make_receiver(self) -> Receiver:
-        reader = SpanReader(self._directory.identify, self._settings.name)
         forward = None if self._forwarder is None else self._forwarder.forward
-        accept, sampling = self._pipeline.accept, self._settings.proxy.client_sampling
-        return Receiver(reader, accept, forward, self._meter, self._now, client_sampling=sampling)
+        return Receiver(
+            SpanReader(self._directory.identify, self._settings.name),
+            self._pipeline.accept,
+            forward,
+            self._meter,
+            self._now,
+            client_sampling=self._settings.proxy.client_sampling,
+            precedence=self._store.precedence,
+        )
 
     def _make_proxying(self, place: HandoverPlace) -> Proxying:
         forwarder = self._forwarder

@@ -1,7 +1,6 @@
 """The store of a running agent: its database, the writer of requests, and the jobs on old rows."""
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -10,6 +9,7 @@ from sqlalchemy import Engine
 from agent.analysis.verdicts import Judge
 from agent.app.jobs import Jobs
 from agent.app.journaling import Journaling
+from agent.app.precedence import Precedence
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.api.api_context import ApiQueries
@@ -44,7 +44,6 @@ _LOG = logging.getLogger(__name__)
 
 EXPIRE_EVERY_S = 3600
 FOLD_EVERY_S = 30.0
-GIVES_WAY_S = 0.05
 MEASURE_EVERY_S = 60.0
 
 # A database that does not answer delays the doors no longer than this.
@@ -76,6 +75,7 @@ class AgentStore:
         self._settings = settings
         self._meter = meter
         self._state = state
+        self.precedence = Precedence()
         self.folded_at = now()
         self.size_bytes: float | None = None
         self.health = StoreHealth()
@@ -87,14 +87,12 @@ class AgentStore:
         self.explanations = ExplanationStore(
             self.database, settings.name, storage.max_series, self._set_aside
         )
-        self._writer_idle = threading.Event()
-        self._writer_idle.set()
         self._rollups = RollupStore(
             self._upkeep,
             settings.name,
             storage.max_series,
             lambda requests: meter.label_replaced("series", requests),
-            self.give_way,
+            self.precedence.give_way,
         )
         self._retention = Retention(self._upkeep)
         self._keeper = self._make_keeper(objectives, now)
@@ -126,7 +124,7 @@ class AgentStore:
             objectives,
             self._meter,
             state=self._state,
-            give_way=self.give_way,
+            give_way=self.precedence.give_way,
         )
 
     def _make_keeper(
@@ -189,19 +187,8 @@ class AgentStore:
             self.journaling.settle_by(joining)
         write = request_write(self.database, joining, self._keeper.verify)
         settle = request_settle(self.database, joining, self._set_aside)
-        return RequestWriter(
-            self._noted("a write of requests", write),
-            settle,
-            checkpoints(self.database),
-            self._writer_idle,
-        )
-
-    def give_way(self) -> None:
-        """Wait until no request waits to be stored, GIVES_WAY_S at most.
-
-        Jobs that compute or write much call it between their slices: senders wait for the writer.
-        """
-        self._writer_idle.wait(GIVES_WAY_S)
+        noted = self._noted("a write of requests", write)
+        return RequestWriter(noted, settle, checkpoints(self.database))
 
     def ended_rows(
         self,

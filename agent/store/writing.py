@@ -51,7 +51,7 @@ class RequestWriter:
 
     `write` makes one commit. `settle` settles the requests whose wait for another view has ended.
     `between` is called after each attempt to commit, when the senders have their result. All three
-    run in the writer's thread. `idle` is set while no submitted row waits.
+    run in the writer's thread.
     """
 
     def __init__(
@@ -59,13 +59,10 @@ class RequestWriter:
         write: Write,
         settle: Settle = nothing_waits,
         between: Callable[[], None] = _rest,
-        idle: threading.Event | None = None,
     ) -> None:
         self._write = write
         self._settle = settle
         self._between = between
-        self._idle = idle or threading.Event()
-        self._idle.set()
         self._submissions: queue.SimpleQueue[_Submission | _Settlement | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting_rows = 0
@@ -110,7 +107,6 @@ class RequestWriter:
             self._waiting_rows += len(judged)
             if self._oldest_since is None:
                 self._oldest_since = submission.since
-            self._idle.clear()
             self._submissions.put(submission)
         return submission.stored
 
@@ -148,8 +144,6 @@ class RequestWriter:
                 self._waiting_rows -= sum(len(submission.judged) for submission in group)
                 # Submissions that came during the commit also wait for `between`.
                 self._oldest_since = time.monotonic() if self._waiting_rows else None
-                if not self._waiting_rows:
-                    self._idle.set()
             try:
                 self._between()
             except Exception:

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event, text
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest
 from agent.store.connection import for_writing, open_engine
-from agent.store.inserting import insert_new
+from agent.store.inserting import insert_new, key_of
 from agent.store.transactions import request_write
 from tests.real_parts.waiting import eventually
 from tests.store.making import (
@@ -28,6 +28,7 @@ from tests.store.making import (
     store,
     stored_keys,
 )
+from tests.store.views import proxy_view
 
 
 def test_a_batch_sent_twice_is_stored_once_and_new_once(database: Engine) -> None:
@@ -50,6 +51,29 @@ def test_a_span_twice_in_one_batch_is_stored_and_returned_once(
     assert keys_of(store(database, batch)) == keys_of(some([1, 2, 3]))
     assert stored_keys(database) == keys_of(some([1, 2, 3]))
     assert counted_rollups(database) == counted_rows(database)
+
+
+@pytest.mark.parametrize("rows", [1, 24, 25, 26, 49, 50, 63])
+def test_a_batch_of_any_size_is_stored_in_its_order(database: Engine, rows: int) -> None:
+    batch = some(range(rows))
+    assert keys_of(store(database, [*batch, batch[-1]])) == keys_of(batch)
+    with database.connect() as connection:
+        stored = connection.execute(text("SELECT trace_id, span_id FROM requests ORDER BY id"))
+        assert [tuple(row) for row in stored] == [key_of(item) for item in batch]
+
+
+@pytest.mark.parametrize("view", [request, proxy_view], ids=["engine", "proxy"])
+def test_a_statement_inserts_many_rows(
+    sqlite: Engine, view: Callable[[int], JudgedRequest]
+) -> None:
+    """After each, the writer waits for Python's lock where another thread computes."""
+    ran: list[str] = []
+    with for_writing(sqlite).begin() as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.set_trace_callback(ran.append)
+        insert_new(connection, [view(number) for number in range(250)])
+        driver.set_trace_callback(None)
+    assert len([each for each in ran if each.startswith("INSERT INTO requests")]) == 10
 
 
 def test_the_first_version_of_a_span_stays(database: Engine) -> None:

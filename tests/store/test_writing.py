@@ -116,19 +116,6 @@ def test_senders_have_their_result_before_the_work_between_commits(shelf: Shelf)
     assert writer.lag_s == 0.0
 
 
-def test_jobs_can_wait_until_no_request_waits(shelf: Shelf) -> None:
-    idle = threading.Event()
-    writer = RequestWriter(shelf.write, idle=idle)
-    assert idle.is_set()
-    shelf.hold_up(writer)
-    last = writer.submit(some(range(3)))
-    assert not idle.is_set()
-    shelf.goes_on.set()
-    last.result(WITHIN_S)
-    assert idle.wait(WITHIN_S)
-    writer.close()
-
-
 def test_a_failure_between_commits_does_not_end_the_writer(shelf: Shelf) -> None:
     def between() -> None:
         raise RuntimeError("unexpected")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
 # Two, so that the second takes pieces of other bodies while the first unpacks one.
 READERS = 2
+_NO_PRECEDENCE = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Receiver:
 
     `accept` returns when an export's records are committed; `forward` must not block and gets the
     spans that the proxy's clients sample, or all without `client_sampling`; None forwards nothing.
-    `now` gives Unix seconds.
+    `now` gives Unix seconds. `precedence` is entered while a body is read and stored.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Receiver:
         now: Callable[[], float],
         *,
         client_sampling: bool = True,
+        precedence: AbstractContextManager[object] = _NO_PRECEDENCE,
     ) -> None:
         self._reader = reader
         self._client_sampling = client_sampling
@@ -73,6 +75,7 @@ class Receiver:
         self._forward = forward
         self._counter = counter
         self._now = now
+        self._precedence = precedence
         self._room = Room()
         self._finishing: set[asyncio.Future[None]] = set()
         self._stopping = False
@@ -107,6 +110,10 @@ class Receiver:
         Raises PayloadInvalid, PayloadTooLarge (do not send again), StoreUnavailable and what
         `hold` raises when it has no memory for what a large body takes (send again).
         """
+        with self._precedence:
+            return await self._take(body, hold)
+
+    async def _take(self, body: Body, hold: Callable[[int], None]) -> ExportResult:
         if not _is_large(body):
             parsed = parse(body.content)
             # A span may have few bytes, and thousands of spans would keep all others waiting.

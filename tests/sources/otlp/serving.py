@@ -14,7 +14,14 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -34,6 +41,7 @@ from agent.sources.otlp.span_reader import ExportContent, Identify, SpanReader
 Result = TypeVar("Result")
 
 WITHIN_S = 30.0
+_NO_PRECEDENCE = nullcontext()
 
 
 class LoopThread:
@@ -173,6 +181,7 @@ async def serving(
     forward: Callable[[Body], None] | None = None,
     identify: Identify = by_service_name,
     client_sampling: bool = True,
+    precedence: AbstractContextManager[object] = _NO_PRECEDENCE,
 ) -> AsyncIterator[Serving]:
     """Both servers around one receiver, stopped in the order of the agent's own stop."""
     counts, accepted, forwarded = counts or ExportCounts(), Accepted(), list[Body]()
@@ -183,6 +192,7 @@ async def serving(
         counts,
         time.time,
         client_sampling=client_sampling,
+        precedence=precedence,
     )
     grpc_server = OtlpGrpc(receiver, "127.0.0.1:0")
     http_server = AsgiServer(OtlpHttp(receiver), open_socket("otlp.http", "127.0.0.1", 0))

@@ -3,15 +3,16 @@
 import asyncio
 import gzip
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineIdentity
+from agent.records.request import RequestRecord
 from agent.sources.otlp.limits import MAX_BYTES_HELD, PIECE_BYTES
-from tests.sources.otlp.doors import DOORS, RESOURCE_EXHAUSTED, UNAVAILABLE, Door, post
+from tests.sources.otlp.doors import DOORS, OK, RESOURCE_EXHAUSTED, UNAVAILABLE, Door, post
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand, serving
 
@@ -31,6 +32,39 @@ def test_too_much_in_hand_is_reported_and_room_is_given_back(
         assert door.send(served, export()).code == RESOURCE_EXHAUSTED
     assert served.counts.refused_bodies == {"no_room": 2}
     assert door.send(served, GOOD).is_full_success
+
+
+class Senders:
+    """The precedence of senders: how many are inside, and how many were."""
+
+    def __init__(self) -> None:
+        self.inside = self.entered = 0
+
+    def __enter__(self) -> None:
+        self.inside += 1
+        self.entered += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.inside -= 1
+
+
+@at_every_door
+def test_a_sender_has_precedence_until_its_export_is_stored_or_refused(
+    loop: LoopThread, door: Door
+) -> None:
+    senders, inside = Senders(), list[int]()
+
+    async def accept(_records: Sequence[RequestRecord]) -> int:
+        inside.append(senders.inside)
+        if len(inside) == 2:
+            raise StoreUnavailable("not now")
+        return 0
+
+    with loop.entered(serving(accept, precedence=senders)) as served:
+        codes = [door.send(served, GOOD).code for _ in range(2)]
+        assert codes == [OK, UNAVAILABLE]
+        assert not door.send_bytes(served, b"\xff" * 1000).is_full_success
+    assert (inside, senders.inside) == ([1, 1], 0)
 
 
 def test_a_long_body_that_finds_no_room_gives_back_what_it_had(

@@ -47,6 +47,7 @@ class Forwarding:
     cut_off_s: float = CUT_OFF_S
     forwarded: int = 0
     refused: int = 0
+    given_way: int = 0
     failures: list[Exception] = field(default_factory=list)
     objectives: tuple[Objective, ...] = (CHAT,)
 
@@ -65,10 +66,14 @@ class Forwarding:
             on_forwarded=self._on_forwarded,
             on_refused=self._on_refused,
             on_journal_failed=self.failures.append,
+            give_way=self._give_way,
         )
 
     def _on_forwarded(self, notes: int) -> None:
         self.forwarded += notes
+
+    def _give_way(self) -> None:
+        self.given_way += 1
 
     def _on_refused(self, notes: int) -> None:
         self.refused += notes

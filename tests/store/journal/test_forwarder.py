@@ -136,11 +136,13 @@ def test_batches_may_end_anywhere(
     journal: Engine, postgres: Engine, emptied_postgres_url: str
 ) -> None:
     agent = JoiningAgent(journal)
-    with forwarding(journal, emptied_postgres_url, notes_per_batch=3):
+    with forwarding(journal, emptied_postgres_url, notes_per_batch=3) as to:
         agent.take(*map(proxy_view, range(4)))
         agent.settle(DUE)
         agent.take(*map(engine_view, range(4)))
         store(journal, some(range(100, 110)))
+    # Before each batch, senders come first.
+    assert to.given_way >= to.forwarded / 3
     same_in_both(journal, postgres)
     assert states(postgres).count(("joined", True, False)) == 4
 
