@@ -26,7 +26,8 @@ ENGINES, PER_S = 20, 50
 EVERY_S = 5.0
 EXPORTS_OF_EACH = 24
 _SPANS = int(PER_S * EVERY_S)
-_APART_S = EVERY_S / ENGINES
+# So that exports meet the agent's jobs, which run each second, at twenty moments of a second.
+_APART_S = 1.05 * EVERY_S / ENGINES
 _PLACES = range(EXPORTS_OF_EACH)
 _MADE_WITHIN_S = 20.0
 _PROTOBUF = {"Content-Type": "application/x-protobuf"}

@@ -134,7 +134,7 @@ class MissedRequests:
 
         `on_explained` gets the requests that had no explanation before. `all_came_s` after its end,
         a request is due: spans of other requests of that time have come. `give_way` is called
-        before each REQUESTS_PER_TURN requests and before each write.
+        before each run, before each REQUESTS_PER_TURN requests and before each write.
         """
         self._objectives = {objective.name: objective for objective in objectives}
         self._inboxes = {engine: _EngineInbox() for engine in engines}
@@ -187,6 +187,7 @@ class MissedRequests:
 
     def run(self, now: float) -> None:
         """Explain and store requests that are due at a Unix time, MOST_AT_ONCE at most."""
+        self._give_way()
         for engine, inbox in self._inboxes.items():
             inbox.take_in(self._gpus(engine))
         self._take_counted()

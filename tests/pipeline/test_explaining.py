@@ -123,8 +123,8 @@ def test_many_requests_are_explained_in_turns_that_give_way_to_the_writer() -> N
     missed.run(AT + ALL_CAME_S + 2.0)
     assert len(keeper.explained) == REQUESTS_PER_SLICE + 1
     turns = REQUESTS_PER_SLICE // REQUESTS_PER_TURN
-    # Once more before each write.
-    assert given_way == [0] * (turns + 1) + [REQUESTS_PER_SLICE] * 2
+    # Once more before the run and before each write.
+    assert given_way == [0] * (turns + 2) + [REQUESTS_PER_SLICE] * 2
 
 
 def test_without_samples_it_waits_no_longer_than_it_must() -> None:

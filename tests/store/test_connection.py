@@ -50,6 +50,23 @@ def test_commits_wait_for_the_disk_unless_they_need_not(sqlite: Engine) -> None:
         assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
 
 
+def test_a_write_has_room_for_all_its_pages_and_gives_it_back(sqlite: Engine) -> None:
+    """Pages that do not fit are written twice."""
+
+    def room_kib() -> set[int]:
+        with sqlite.connect() as first, sqlite.connect() as second:
+            rooms = [
+                each.execute(text("PRAGMA cache_size")).scalar_one() for each in (first, second)
+            ]
+        return {-int(room) for room in rooms}
+
+    usual = room_kib()
+    with for_writing(sqlite).begin() as connection:
+        writing = -int(connection.execute(text("PRAGMA cache_size")).scalar_one())
+    assert writing > 4 * max(usual)
+    assert room_kib() == usual
+
+
 @pytest.fixture
 def foreign(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     """Another program that writes to a file that is not in WAL mode yet."""
