@@ -25,7 +25,7 @@ _SQLITE_RETRY_S = 0.01
 _LONG_LOG_PAGES = 16_384
 # Pages that a transaction changes are written twice where they do not fit. Rows with random keys
 # change 4 MB for 250 of them. Between transactions a connection keeps no more than by default.
-_WRITING_CACHE_KIB, _CACHE_KIB = 16_000, 2_000
+_WRITING_CACHE_KIB, _CACHE_KIB = 8_000, 2_000
 _CHECKPOINT_EVERY_S = 0.5
 _CHECKPOINT_AFTER_FAILURE_S = 60.0
 # Marks a connection whose thread holds its engine's lock of writers.

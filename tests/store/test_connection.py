@@ -63,7 +63,7 @@ def test_a_write_has_room_for_all_its_pages_and_gives_it_back(sqlite: Engine) ->
     usual = room_kib()
     with for_writing(sqlite).begin() as connection:
         writing = -int(connection.execute(text("PRAGMA cache_size")).scalar_one())
-    assert writing > 4 * max(usual)
+    assert writing > 2 * max(usual)
     assert room_kib() == usual
 
 
