@@ -25,8 +25,8 @@ from agent.settings import EngineSettings, Settings
 from agent.simulator.frames import Frame, ProxiedRequest
 from agent.sources.engines.engine_source import EngineSource
 from agent.sources.otlp.body import Body
-from agent.store.connection import without_disk_waits
 from agent.store.observations import ObservationStore
+from agent.store.sqlite_connection import without_disk_waits
 
 _LOG = logging.getLogger(__name__)
 

@@ -117,11 +117,13 @@ class Agent:
         self._pipeline = RequestPipeline(judge, writer, self._meter, on_counted, complete=complete)
 
     def _make_monitors(self, observations: ObservationStore) -> None:
-        store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
-        monitors = EngineMonitors(observations, store, meter, gpus, hosts, missed=self._missed)
-        self._engine_monitors = monitors
+        self._engine_monitors = monitors = self._monitors_over(observations)
         self._monitors = [monitors.of_engine(e, self._directory) for e in self._settings.engines]
         self._unclaimed = monitors.of_unclaimed_gpus()
+
+    def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
+        store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
+        return EngineMonitors(observations, store, meter, gpus, hosts, missed=self._missed)
 
     def _make_readiness(self, engines: Sequence[str]) -> Readiness:
         up = {engine: partial(self._meter.is_up, engine) for engine in engines}
@@ -165,16 +167,11 @@ class Agent:
         return Forwarder(destination(self._settings.otlp.forward_to), self._meter)
 
     def _make_receiver(self) -> Receiver:
+        reader = SpanReader(self._directory.identify, self._settings.name)
         forward = None if self._forwarder is None else self._forwarder.forward
-        return Receiver(
-            SpanReader(self._directory.identify, self._settings.name),
-            self._pipeline.accept,
-            forward,
-            self._meter,
-            self._now,
-            client_sampling=self._settings.proxy.client_sampling,
-            precedence=self._store.precedence,
-        )
+        accept, sampling = self._pipeline.accept, self._settings.proxy.client_sampling
+        make = partial(Receiver, client_sampling=sampling, precedence=self._store.precedence)
+        return make(reader, accept, forward, self._meter, self._now)
 
     def _make_proxying(self, place: HandoverPlace) -> Proxying:
         forwarder = self._forwarder

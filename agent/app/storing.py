@@ -22,7 +22,7 @@ from agent.settings import Settings
 from agent.store.agent_state import AgentState, no_journal
 from agent.store.amending import request_amend
 from agent.store.claim import NameClaim, own_instance
-from agent.store.connection import checkpoints, open_engine
+from agent.store.connection import open_engine
 from agent.store.database_size import database_bytes
 from agent.store.explanations import ExplanationStore
 from agent.store.health import StoreHealth
@@ -35,6 +35,7 @@ from agent.store.observations import ObservationStore
 from agent.store.query_limits import open_query_engine
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
+from agent.store.sqlite_connection import checkpoints
 from agent.store.stored_queries import stored_queries
 from agent.store.time_limits import CUT_OFF_LATER_S, UPKEEP_S, limit_waits
 from agent.store.transactions import Joining, request_settle, request_write

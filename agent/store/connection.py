@@ -3,11 +3,9 @@
 import logging
 import re
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
-from time import monotonic, sleep
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, make_url
@@ -15,21 +13,11 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from agent.errors import QueryTooSlow, SettingsInvalid, StoreUnavailable
 from agent.store.failure_words import in_words
+from agent.store.sqlite_connection import POLLING_WAIT_S, open_sqlite
 
 _LOG = logging.getLogger(__name__)
 
 _POSTGRES = "postgresql+psycopg"
-_SQLITE_WAIT_S = 10.0
-_SQLITE_RETRY_S = 0.01
-# A commit after which the log is longer than this writes the log into the file.
-_LONG_LOG_PAGES = 16_384
-# Pages that a transaction changes are written twice where they do not fit. Rows with random keys
-# change 4 MB for 250 of them. Between transactions a connection keeps no more than by default.
-_WRITING_CACHE_KIB, _CACHE_KIB = 8_000, 2_000
-_CHECKPOINT_EVERY_S = 0.5
-_CHECKPOINT_AFTER_FAILURE_S = 60.0
-# Marks a connection whose thread holds its engine's lock of writers.
-_HOLDS_LOCK = "holds_writers_lock"
 # A server behind a broken network sends nothing, not even the end of the connection. Milliseconds
 # for the user timeout, seconds for the others: libpq, "Parameter Key Words".
 _POSTGRES_CONNECTION = {
@@ -41,7 +29,6 @@ _POSTGRES_CONNECTION = {
 }
 # The server ends a transaction of an agent that hangs in it, and so frees its locks.
 _IDLE_IN_TRANSACTION_S = 60.0
-_POLLING_WAIT_S = 5.0
 # PostgreSQL, "Error Codes"; ClickHouse, src/Common/ErrorCodes.cpp.
 _QUERY_CANCELED = "57014"
 _TIMEOUT_CODES = (159, 160)
@@ -82,100 +69,6 @@ def open_engine(url: str, *, statement_s: float = STATEMENT_S, **pool: Any) -> E
         ) from error
 
 
-def _open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
-    if url.database in (None, "", ":memory:"):
-        # In memory, every thread would have a database of its own.
-        raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
-    # By default the driver keeps 128 statements of each connection. A statement with a list of
-    # values takes up to a megabyte, and is only used again for a list of the same length.
-    connect = {"timeout": _SQLITE_WAIT_S, "cached_statements": 0}
-    engine = create_engine(url, connect_args=connect, pool_size=8, **pool)
-    event.listen(engine, "connect", _prepare_sqlite)
-    # SQLite's own wait sleeps up to 0.1 s past the end of a lock.
-    writing = threading.Lock()
-    event.listen(engine, "begin", partial(_begin_sqlite, writing))
-    event.listen(engine, "checkin", partial(_end_sqlite, writing))
-    return engine
-
-
-def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    # The driver begins transactions late and never around DDL; `_begin_sqlite` begins them here.
-    connection.isolation_level = None
-    _write_ahead(connection)
-    # What was acknowledged must survive a power cut, so every commit waits for the disk.
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute(f"PRAGMA wal_autocheckpoint={_LONG_LOG_PAGES}").close()
-
-
-def without_disk_waits(engine: Engine) -> None:
-    """Make commits of SQLite not wait for the disk: a power cut may take the newest commits."""
-    if engine.dialect.name == "sqlite":
-        pragma = "PRAGMA synchronous=NORMAL"
-        event.listen(engine, "connect", lambda connection, _record: connection.execute(pragma))
-        engine.dispose()
-
-
-def checkpoints(engine: Engine) -> Callable[[], None]:
-    """A function that writes SQLite's log into its file, at most twice a second.
-
-    Called between commits, it relieves commits of this work. It pauses a minute after a failure.
-    """
-    due_at = 0.0
-
-    def checkpoint() -> None:
-        nonlocal due_at
-        if engine.dialect.name != "sqlite" or monotonic() < due_at:
-            return
-        due_at = monotonic() + _CHECKPOINT_EVERY_S
-        try:
-            with closing(engine.raw_connection()) as connection:
-                connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").close()
-        except StoreUnavailable:
-            return  # The database is not open, and its keeper has logged why.
-        except (SQLAlchemyError, sqlite3.Error) as error:
-            due_at = monotonic() + _CHECKPOINT_AFTER_FAILURE_S
-            _LOG.warning("the log of the database was not written into its file: %s", error)
-
-    return checkpoint
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch the file to write-ahead logging. SQLite's own time-out does not cover this pragma."""
-    deadline = monotonic() + _SQLITE_WAIT_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or monotonic() > deadline:
-                raise
-        else:
-            return
-        sleep(_SQLITE_RETRY_S)
-
-
-def _begin_sqlite(writing: threading.Lock, connection: Any) -> None:
-    options = connection.get_execution_options()
-    writes = options.get("writes", False)
-    # Connections are shared, so each transaction sets how long it waits.
-    wait_s = _POLLING_WAIT_S if options.get("polling", False) else _SQLITE_WAIT_S
-    until = monotonic() + wait_s
-    if writes and not connection.info.get(_HOLDS_LOCK, False):
-        connection.info[_HOLDS_LOCK] = writing.acquire(timeout=wait_s)
-        connection.exec_driver_sql(f"PRAGMA cache_size = -{_WRITING_CACHE_KIB}").close()
-    left_ms = 1000 * max(until - monotonic(), 0.0)
-    connection.exec_driver_sql(f"PRAGMA busy_timeout = {left_ms:.0f}").close()
-    # SQLite may refuse to write in a transaction that began with a read.
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _end_sqlite(writing: threading.Lock, connection: Any, record: Any) -> None:
-    holds_lock = record.info.pop(_HOLDS_LOCK, None)
-    if holds_lock:
-        writing.release()
-    if holds_lock is not None and connection is not None:
-        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}").close()
-
-
 def _open_postgres(url: URL, pool: Mapping[str, Any]) -> Engine:
     options = {"pool_size": 8, "pool_pre_ping": True, **pool}
     # Options in the URL win.
@@ -203,7 +96,7 @@ def _fetch_binary(*given: Any) -> None:
 
 def _begin_postgres(connection: Any) -> None:
     if connection.get_execution_options().get("polling", False):
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_POLLING_WAIT_S * 1000:.0f}")
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {POLLING_WAIT_S * 1000:.0f}")
 
 
 def _open_clickhouse(url: URL, options: Mapping[str, Any]) -> Engine:
@@ -214,8 +107,8 @@ def _open_clickhouse(url: URL, options: Mapping[str, Any]) -> Engine:
 
 
 _OPENERS = {
-    "sqlite": _open_sqlite,
-    "sqlite+pysqlite": _open_sqlite,
+    "sqlite": open_sqlite,
+    "sqlite+pysqlite": open_sqlite,
     _POSTGRES: _open_postgres,
     "clickhousedb": _open_clickhouse,
 }
@@ -227,7 +120,7 @@ def for_writing(engine: Engine) -> Engine:
 
 
 def for_polling(engine: Engine) -> Engine:
-    """The same engine for the small writes of polls: these wait _POLLING_WAIT_S at most for a lock.
+    """The same engine for the small writes of polls: these wait POLLING_WAIT_S at most for a lock.
 
     Folding, migrations and queries may wait longer.
     """

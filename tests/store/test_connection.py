@@ -17,15 +17,11 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.queries import RequestFilter
 from agent.store import connection as connections
-from agent.store.connection import (
-    checkpoints,
-    for_polling,
-    for_writing,
-    open_engine,
-    without_disk_waits,
-)
+from agent.store import sqlite_connection
+from agent.store.connection import for_polling, for_writing, open_engine
 from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
+from agent.store.sqlite_connection import checkpoints, without_disk_waits
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests
 from agent.store.transactions import request_write
@@ -87,7 +83,7 @@ def test_a_locked_file_is_switched_to_wal_when_its_lock_ends(
         if len(waits) == 3:
             foreign.execute("COMMIT")
 
-    monkeypatch.setattr(connections, "sleep", wait)
+    monkeypatch.setattr(sqlite_connection, "sleep", wait)
     engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
     with engine.connect() as connection:
         assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
@@ -99,7 +95,7 @@ def test_a_locked_file_is_switched_to_wal_when_its_lock_ends(
 def test_a_file_that_stays_locked_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_SQLITE_WAIT_S", 0.05)
+    monkeypatch.setattr(sqlite_connection, "_WAIT_S", 0.05)
     engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
     with pytest.raises(StoreUnavailable, match="database is locked"):
         upgrade(engine)
@@ -138,7 +134,7 @@ def writes_of_polls(observations: ObservationStore) -> list[Callable[[], None]]:
 def test_a_poll_does_not_wait_for_a_locked_file_but_folding_does(
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
+    monkeypatch.setattr(sqlite_connection, "POLLING_WAIT_S", 0.05)
     observations = ObservationStore(sqlite, "agent-0")
     with for_writing(sqlite).begin():
         for write in writes_of_polls(observations):
@@ -155,7 +151,7 @@ def test_a_poll_does_not_wait_for_a_locked_file_but_folding_does(
 def test_a_poll_does_not_wait_for_a_table_lock_but_folding_does(
     postgres: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
+    monkeypatch.setattr(connections, "POLLING_WAIT_S", 0.05)
     observations = ObservationStore(postgres, "agent-0")
     with postgres.begin() as other:
         other.execute(text("LOCK TABLE engine_samples, events, gpu_samples"))
@@ -285,7 +281,7 @@ def test_writers_of_one_program_never_wait_for_the_lock_of_sqlite(sqlite: Engine
 def test_a_writer_that_could_not_begin_keeps_no_other_waiting(
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
+    monkeypatch.setattr(sqlite_connection, "POLLING_WAIT_S", 0.05)
     other = sqlite3.connect(str(sqlite.url.database), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(OperationalError, match="locked"), for_polling(sqlite).begin():
@@ -298,7 +294,7 @@ def test_a_writer_that_could_not_begin_keeps_no_other_waiting(
 def test_a_writer_that_lost_its_connection_keeps_no_other_waiting(
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
+    monkeypatch.setattr(sqlite_connection, "POLLING_WAIT_S", 0.05)
     with for_writing(sqlite).connect() as lost:
         lost.execute(text("UPDATE requests SET http_status = 1"))
         lost.invalidate()
@@ -318,7 +314,7 @@ def test_between_commits_the_log_is_written_into_the_file_at_most_twice_a_second
     sqlite: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(connections, "monotonic", lambda: now)
+    monkeypatch.setattr(sqlite_connection, "monotonic", lambda: now)
     checkpoint = checkpoints(sqlite)
     checkpoint()
     store(sqlite, some(range(5)))
@@ -341,7 +337,7 @@ def test_a_log_that_cannot_be_written_into_its_file_is_logged_once_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(connections, "monotonic", lambda: now)
+    monkeypatch.setattr(sqlite_connection, "monotonic", lambda: now)
     checkpoint = checkpoints(open_engine(f"sqlite:///{tmp_path / 'missing' / 'goodput.db'}"))
     sentence = "the log of the database was not written into its file"
     for later_s, logged in ((0.0, 1), (59.0, 1), (1.0, 2)):

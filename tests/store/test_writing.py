@@ -13,8 +13,7 @@ from sqlalchemy import Connection, Engine, text
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
-from agent.store import connection as connections
-from agent.store import transactions
+from agent.store import sqlite_connection, transactions
 from agent.store.connection import open_engine
 from agent.store.inserting import insert_new
 from agent.store.migrating import upgrade
@@ -400,7 +399,7 @@ def test_text_that_postgresql_refuses_does_not_fail_other_batches(postgres: Engi
 def test_a_locked_sqlite_file_is_reported_and_used_again_when_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_SQLITE_WAIT_S", 0.05)
+    monkeypatch.setattr(sqlite_connection, "_WAIT_S", 0.05)
     engine = open_engine(f"sqlite:///{tmp_path}/goodput.db")
     upgrade(engine)
     other = sqlite3.connect(f"{tmp_path}/goodput.db", isolation_level=None)
