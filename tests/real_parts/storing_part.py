@@ -1,6 +1,6 @@
 """The part of the agent that stores: the receiver of spans over HTTP, the writer, and its jobs.
 
-A start of the whole agent takes several times as long, too long to be killed hundreds of times.
+Its jobs run each second, so that kills and outages come while it folds.
 The argument is the file with the settings; the file `clock` beside it sets the clock.
 """
 
