@@ -25,7 +25,7 @@ def run() -> bool:
         keep_partitions(engine, 0.0, TODAY)
         store(engine, [request(0, started_at=TODAY, ended_at=TODAY + 1.0)])
         _fill(engine)
-        _out_of_memory(engine)
+        _drop_page_cache(engine)
         began_s = time.perf_counter()
         Retention(engine).expire(TODAY + DAY_S, 0.0, TODAY + DAY_S)
         took_s = time.perf_counter() - began_s
@@ -34,10 +34,10 @@ def run() -> bool:
     return report(f"PostgreSQL: expiring a day of {ROWS:,} requests", took_s, TARGET_S, "s")
 
 
-def _out_of_memory(engine: Engine) -> None:
-    """Write the database's files, and take them out of the machine's memory.
+def _drop_page_cache(engine: Engine) -> None:
+    """Write the database's files to the disk, and drop them from the kernel's page cache.
 
-    Rows that expire are weeks old, and no longer there.
+    Rows that expire are weeks old, so the page cache no longer has them.
     """
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("CHECKPOINT"))

@@ -22,10 +22,10 @@ _SCHEDULER_LOG.setLevel(logging.ERROR)
 
 CLOCK_CHECK_S = 1.0
 
-# Jobs that start together are spread over this time, so that requests do not wait for all at once.
+# Jobs start at different moments of this time, so that an export does not wait for all of them.
 _SPREAD_OVER_S = 1.0
-# Multiples of it, without their whole parts, lie far apart for any number of jobs: Knuth, The Art
-# of Computer Programming, volume 3, section 6.4, "Fibonacci hashing".
+# The fractional parts of its multiples are spread evenly, for any number of jobs: Knuth, The Art of
+# Computer Programming, volume 3, section 6.4, "Fibonacci hashing".
 _GOLDEN_RATIO = 0.618034
 
 # The name of a job, why its run did nothing, and how many runs; 0 when the job is scheduled.

@@ -1,4 +1,4 @@
-"""Lets jobs that compute give way to senders, who wait until their requests are stored."""
+"""Lets jobs that compute wait while an export is read and stored."""
 
 import threading
 from typing import Self
@@ -7,9 +7,10 @@ GIVES_WAY_S = 0.05
 
 
 class Precedence:
-    """A context manager for what senders wait for: any thread may enter it, any number of times.
+    """Knows whether an export is being read or stored: its sender waits for that.
 
-    Jobs call `give_way` between the slices of their work: threads share Python's lock.
+    Each export is taken inside this context manager, several at a time. Jobs call `give_way`
+    between the slices of their work, because threads share Python's lock.
     """
 
     def __init__(self) -> None:
@@ -31,5 +32,5 @@ class Precedence:
                 self._none_waits.set()
 
     def give_way(self) -> None:
-        """Wait until no sender waits, GIVES_WAY_S at most."""
+        """Return when no export is being taken, after GIVES_WAY_S at the latest."""
         self._none_waits.wait(GIVES_WAY_S)

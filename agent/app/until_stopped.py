@@ -25,8 +25,8 @@ from agent.sources.proxy.handover.place import HandoverPlace
 
 _LOG = logging.getLogger(__name__)
 
-# SQLite's driver waits for the interpreter after each row that it inserts, and while a job computes
-# each wait is this long. With Python's 5 ms an export of 250 spans took up to 0.3 s.
+# SQLite's driver waits for Python's lock after each statement and each row that it reads; while a
+# job computes, each wait is this long. Python's own 5 ms would add up for exports and queries.
 _SWITCH_INTERVAL_S = 0.0002
 
 

@@ -35,14 +35,14 @@ _STORED = (
 )
 
 
-# While the driver runs a statement other threads may compute. It then waits up to a switch interval
-# for Python's lock, so a statement for each row takes ten times as long on a busy agent.
+# The driver releases Python's lock while a statement runs. To get it back from a thread that
+# computes takes up to a switch interval, so a statement for each row would take ten times as long.
 _ROWS_PER_STATEMENT = 25
 
 
 @cache
 def sqlite_insert(columns: tuple[str, ...], rows: int) -> str:
-    """The statement that inserts a number of rows, those that are new."""
+    """The INSERT statement for a number of rows; it leaves out rows that are stored already."""
     places = f"({', '.join('?' * len(columns))})"
     return (
         f"INSERT INTO requests ({', '.join(columns)}) VALUES {', '.join([places] * rows)} {_ONCE}"
@@ -136,7 +136,7 @@ def _insert_sqlite(
 def _insert_rows(
     connection: Connection, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
 ) -> int:
-    """Insert rows that are new into SQLite; returns how many were."""
+    """Insert rows into SQLite; returns how many of them were not stored yet."""
     whole = len(rows) - len(rows) % _ROWS_PER_STATEMENT
     groups = [
         _joined(rows[first : first + _ROWS_PER_STATEMENT])
