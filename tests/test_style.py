@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-MODULE_LINES = {"agent": 300, "migrations": 300, "benchmarks": 300, "plugins": 300, "tests": 450}
+MODULE_LINES = {"agent": 600, "migrations": 600, "benchmarks": 600, "plugins": 600, "tests": 600}
 FUNCTION_LINES = 40
 POSITIONAL_ARGUMENTS = 5
 CATCH_ALLS = {"utils", "util", "helpers", "helper", "manager", "misc", "base", "common", "data"}
