@@ -8,6 +8,7 @@ from typing import Any
 import requests
 
 from agent.errors import SettingsInvalid
+from agent.http_client import http_session
 from agent.option_files import secret_in
 
 Json = dict[str, Any]
@@ -44,9 +45,13 @@ class AgentApi:
 
     def _response(self, path: str, parameters: Mapping[str, str | int]) -> requests.Response:
         try:
-            return self._session.get(self._url + path, params=parameters, timeout=_WAITS_S)
+            response = self._session.get(self._url + path, params=parameters, timeout=_WAITS_S)
         except requests.RequestException as error:
             raise self._absent(error) from error
+        if response.is_redirect:
+            target = response.headers["Location"]
+            raise SettingsInvalid([f"{self._url} redirects to {target}; give that URL"])
+        return response
 
     def _absent(self, error: Exception) -> SettingsInvalid:
         return SettingsInvalid([f"no agent responds at {self._url}: {error}"])
@@ -55,7 +60,7 @@ class AgentApi:
 @contextmanager
 def open_agent(url: str, token_file: Path | None) -> Iterator[AgentApi]:
     """The API of the agent at a URL, with the read token in a file."""
-    with requests.Session() as session:
+    with http_session() as session:
         if token_file is not None:
             token = secret_in("--token-file", token_file)
             session.headers["Authorization"] = f"Bearer {token}"

@@ -20,10 +20,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
-import requests
-
 from agent.app.simulated_gpus import SimulatedGpus
 from agent.errors import AgentError, SettingsInvalid
+from agent.http_client import http_session
 from agent.kept_imports import kept_imports
 from agent.progress_bar import progress_bar
 from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
@@ -91,7 +90,8 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
             asyncio.run(_store_past(past, dict(zip(ENGINES, urls, strict=True)), since, done))
         proxy = f"http://{settings.proxy.listen}"
         for url in urls:
-            requests.post(f"{url}/simulator/live", data=proxy, timeout=_LIVE_WITHIN_S)
+            with http_session() as session:
+                session.post(f"{url}/simulator/live", data=proxy, timeout=_LIVE_WITHIN_S)
         page = f"http://{settings.listen.host}:{settings.listen.port}"
         _LOG.info("SIMULATED: figures of simulators, not of real engines, on the page %s", page)
         yield Demo(_with_urls(settings, urls), SimulatedGpus(urls))
@@ -143,7 +143,10 @@ async def _store_past(
 
 @contextmanager
 def _frames(url: str) -> Iterator[Iterator[Frame]]:
-    with requests.get(url, stream=True, timeout=_PAST_WITHIN_S) as response:
+    with (
+        http_session() as session,
+        session.get(url, stream=True, timeout=_PAST_WITHIN_S) as response,
+    ):
         yield (frame_of(json.loads(line)) for line in response.iter_lines(_READ_BYTES))
 
 

@@ -16,6 +16,7 @@ from agent.app.storing import AgentStore
 from agent.catalog.failure_lines import LineMeaning
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable
+from agent.http_client import http_session
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSamples
 from agent.records.host import EngineProcess, HostSample, LogFinding, LogSample, ProcessRole
@@ -79,7 +80,7 @@ class _PastMonitors(EngineMonitors):
 
     def _sources(self, engine: EngineSettings, before: EngineSample | None) -> EngineSources:
         moment, name = self.moment, engine.name
-        source = _PastSource(name=name, url=engine.url, session=requests.Session(), before=before)
+        source = _PastSource(name=name, url=engine.url, session=http_session(), before=before)
         source.moment = moment
         return EngineSources(
             read_engine=source.read,

@@ -44,8 +44,14 @@ class Pushing:
         requests = ExportRequests(
             resource_of(settings), agent.__version__, started_at, settings.otlp_metrics.max_buckets
         )
-        counter = _Counter(meter)
-        self._push = MetricsPush(settings.otlp_metrics, endpoint, self._read, requests, counter)
+        self._push = MetricsPush(
+            settings.otlp_metrics,
+            endpoint,
+            self._read,
+            requests,
+            _Counter(meter),
+            proxy=settings.http_proxy,
+        )
 
     @property
     def forwarder(self) -> Forwarder:

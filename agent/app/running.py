@@ -162,9 +162,8 @@ class Agent:
         return Pushing(self._settings, endpoint, self._meter, self._exposition, self._now())
 
     def _make_forwarder(self) -> Forwarder | None:
-        if self._settings.otlp.forward_to is None:
-            return None
-        return Forwarder(destination(self._settings.otlp.forward_to), self._meter)
+        to, proxy = self._settings.otlp.forward_to, self._settings.http_proxy
+        return None if to is None else Forwarder(destination(to, proxy), self._meter)
 
     def _make_receiver(self) -> Receiver:
         reader = SpanReader(self._directory.identify, self._settings.name)

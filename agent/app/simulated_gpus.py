@@ -7,6 +7,7 @@ from typing import Any
 import requests
 
 from agent.catalog import gpu_facts
+from agent.http_client import http_session
 from agent.records.gpu import FactKey, GpuSample, GpuSamples
 
 _LOG = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ class SimulatedGpus:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
-        self._session = requests.Session()
+        self._session = http_session()
 
     def read(self, now: float) -> GpuSamples:
         """Read all GPUs once; `now` is Unix time."""

@@ -14,6 +14,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.catalog.reasons import ForwardDropped, grpc_reason, http_reason
+from agent.http_client import GRPC_WITHOUT_PROXY, http_session
 
 TIMEOUT_S = 10.0
 
@@ -81,6 +82,7 @@ class HttpDestination:
         path: str = _TRACES,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        proxy: str | None = None,
         on_accepted: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """`path` is for a URL without one. `on_accepted` gets the response to an accepted body."""
@@ -88,7 +90,7 @@ class HttpDestination:
         self._url = url if given.strip("/") else f"{url.rstrip('/')}{path}"
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._on_accepted = on_accepted
-        self._session = requests.Session()
+        self._session = http_session(proxy)
         self._session.headers.update(headers or {})
 
     def send(self, payload: OtlpBody) -> SendResult:
@@ -102,8 +104,6 @@ class HttpDestination:
                 data=payload.content,
                 headers=headers,
                 timeout=self._timeout_s,
-                # Most redirects turn the export into a GET, which any web page answers.
-                allow_redirects=False,
             )
         except requests.RequestException:
             return SendResult(ForwardDropped.UNREACHABLE, retry=True)
@@ -128,8 +128,9 @@ def _seconds(header: str) -> float | None:
 class GrpcDestination:
     """OTLP over gRPC. It cannot carry JSON bodies and drops them."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address)
+    def __init__(self, address: str, proxy: str | None = None) -> None:
+        options = [GRPC_WITHOUT_PROXY if proxy is None else ("grpc.http_proxy", proxy)]
+        self._channel = grpc.insecure_channel(address, options)
         self._export = self._channel.unary_unary(_EXPORT)
 
     def send(self, payload: OtlpBody) -> SendResult:
@@ -167,7 +168,12 @@ def _retry_delay_s(trailers: Any) -> float | None:
     return info.retry_delay.seconds + info.retry_delay.nanos * 1e-9 if found else None
 
 
-def destination(url: str) -> Destination:
-    """The destination of a URL: `grpc://host:port` or `http(s)://host:port[/path]`."""
+def destination(url: str, proxy: str | None = None) -> Destination:
+    """The destination of a URL: `grpc://host:port` or `http(s)://host:port[/path]`.
+
+    `proxy` is the URL of an HTTP proxy on the way.
+    """
     parts = urlsplit(url)
-    return GrpcDestination(parts.netloc) if parts.scheme == "grpc" else HttpDestination(url)
+    if parts.scheme == "grpc":
+        return GrpcDestination(parts.netloc, proxy)
+    return HttpDestination(url, proxy=proxy)

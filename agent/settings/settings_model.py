@@ -33,6 +33,7 @@ from agent.settings.storage_settings import StorageSettings
 from agent.settings.values import (
     Address,
     Duration,
+    HttpUrl,
     Number,
     OtlpUrl,
     WholeNumber,
@@ -170,6 +171,10 @@ class Settings(Section):
     listen: ListenSettings = ListenSettings()
     otlp: OtlpSettings = OtlpSettings()
     otlp_metrics: OtlpMetricsSettings = OtlpMetricsSettings()
+    http_proxy: HttpUrl | None = None
+    """Proxy for `otlp.forward_to` and `otlp_metrics.endpoint`, as in `http://proxy:3128`.
+
+    All other connections are direct; HTTP_PROXY and the like do not count."""
     proxy: ProxySettings = ProxySettings()
     nvml: NvmlSettings = NvmlSettings()
     dcgm: DcgmSettings = DcgmSettings()

@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from agent.http_client import GRPC_WITHOUT_PROXY, http_session
 from agent.simulator.engine_steps import Finished, Step
 
 SCOPE = "vllm.tracing.otel"
@@ -40,8 +41,10 @@ class SpanProtocol(StrEnum):
 
 
 _EXPORTERS: Mapping[SpanProtocol, Callable[[str], SpanExporter]] = {
-    SpanProtocol.GRPC: lambda endpoint: GrpcExporter(endpoint=endpoint, insecure=True),
-    SpanProtocol.HTTP: lambda endpoint: HttpExporter(endpoint=endpoint),
+    SpanProtocol.GRPC: lambda endpoint: GrpcExporter(
+        endpoint=endpoint, insecure=True, channel_options=(GRPC_WITHOUT_PROXY,)
+    ),
+    SpanProtocol.HTTP: lambda endpoint: HttpExporter(endpoint=endpoint, session=http_session()),
 }
 
 

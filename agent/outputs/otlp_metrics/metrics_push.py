@@ -52,6 +52,8 @@ class MetricsPush:
         read: Callable[[float], MetricsSnapshot],
         requests: ExportRequests,
         counter: PushCounter,
+        *,
+        proxy: str | None = None,
     ) -> None:
         """`read` returns all metrics; its argument is the Unix time now."""
         self._lock = threading.Lock()
@@ -64,6 +66,7 @@ class MetricsPush:
             path=PATH,
             headers={name: value.get_secret_value() for name, value in settings.headers.items()},
             timeout_s=settings.timeout,
+            proxy=proxy,
             on_accepted=self._count_rejected,
         )
         self.forwarder = Forwarder(to, counter, name="metrics-push", max_bodies=MAX_WAITING)

@@ -7,18 +7,16 @@ import requests
 
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable, ExpositionUnreadable
+from agent.http_client import http_session
 from agent.sources.engines.deadline import Deadline, DeadlineAdapter
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
-# An engine runs beside the agent: a proxy of the environment is not for it. `requests` fills a
-# missing entry from the environment, but not an empty one.
-_NO_PROXIES = {"http": "", "https": ""}
 
 
 def open_session() -> requests.Session:
     """A session for one engine, without compression and idle connections."""
-    session = requests.Session()
+    session = http_session()
     session.mount("http://", DeadlineAdapter())
     session.mount("https://", DeadlineAdapter())
     # Compressing would cost the engine more than a connection beside it saves.
@@ -80,8 +78,6 @@ def post(
             data=body,
             headers=headers,
             timeout=(timeout_s, None),
-            allow_redirects=False,
-            proxies=_NO_PROXIES,
         )
 
 
@@ -95,9 +91,7 @@ def _opened(session: requests.Session, url: str, timeout_s: float) -> requests.R
     # The deadline limits all reads together. A limit on each as well would end a slow body with an
     # error that does not say that time was up.
     timeout = (timeout_s, None)
-    return session.get(
-        url, stream=True, timeout=timeout, allow_redirects=False, proxies=_NO_PROXIES
-    )
+    return session.get(url, stream=True, timeout=timeout)
 
 
 def _check_status(response: requests.Response, url: str) -> None:

@@ -12,6 +12,7 @@ import requests
 
 from agent.catalog.own_health import DiscoveryFailure as Why
 from agent.errors import DiscoveryFailed, SettingsInvalid
+from agent.http_client import http_session
 
 # The server ends a watch after this time, and the agent begins the next one. So it soon notices a
 # connection that was cut without an end.
@@ -83,17 +84,13 @@ class ApiServer:
         read.
         """
         try:
-            # Kubernetes replaces the token every hour, so it is read each time. The environment is
-            # ignored: its HTTP proxy is not meant for the cluster's own server.
-            with requests.Session() as session:
-                session.trust_env = False
+            # Kubernetes replaces the token every hour, so it is read each time.
+            with http_session() as session:
                 session.headers["Authorization"] = f"Bearer {self._token.read_text().strip()}"
                 session.verify = str(self._authority)
                 url = f"{self._url}{path}"
                 timeout = (_TIMEOUT_S, silence_s)
-                with session.get(
-                    url, params=parameters, timeout=timeout, stream=True, allow_redirects=False
-                ) as response:
+                with session.get(url, params=parameters, timeout=timeout, stream=True) as response:
                     _check(response)
                     yield response
         except ValueError as error:

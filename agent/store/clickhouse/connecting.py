@@ -25,6 +25,7 @@ _SETTINGS: Mapping[str, Any] = {
     "join_use_nulls": 1,
     "prefer_column_name_to_alias": 1,
 }
+_OF_CONNECTIONS = ("ca_cert", "client_cert", "client_cert_key", "http_proxy", "https_proxy")
 _MISSING = (
     "storage.url: the driver of ClickHouse is not installed; run "
     "`pip install goodput-agent[clickhouse]`"
@@ -51,6 +52,7 @@ def open_clickhouse(url: URL, *, statement_s: float, **pool: Any) -> Engine:
         # No session: threads use a connection one after the other.
         "autogenerate_session_id": False,
     }
+    connect["pool_mgr"] = _pool_manager(url)
     settings = {**_SETTINGS, "max_execution_time": statement_s}
     connect = {name: value for name, value in connect.items() if name not in url.query}
     options = {"pool_size": 8, **pool}
@@ -58,6 +60,21 @@ def open_clickhouse(url: URL, *, statement_s: float, **pool: Any) -> Engine:
     # ClickHouse divides integers into fractions, so SQLAlchemy must round `//` down itself.
     engine.dialect.div_is_floordiv = False
     return engine
+
+
+def _pool_manager(url: URL) -> Any:
+    """Connections by the options of the URL. The driver's own take a proxy of the environment."""
+    from clickhouse_connect.driver.common import coerce_bool
+    from clickhouse_connect.driver.httputil import get_pool_manager
+
+    options: dict[str, Any] = {
+        name: value for name, value in url.query.items() if name in _OF_CONNECTIONS
+    }
+    verify: Any = url.query.get("verify", True)
+    options["verify"] = verify == "proxy" or coerce_bool(verify)
+    if host := url.query.get("server_host_name"):
+        options |= {"assert_hostname": options["verify"] and host, "server_hostname": host}
+    return get_pool_manager(**options)
 
 
 def client_of(connection: Connection) -> Any:
