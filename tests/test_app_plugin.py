@@ -92,7 +92,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def test_an_agent_says_that_the_plugin_is_silent(watched: Watched) -> None:
     assert watched.metric("llm_engine_plugin_up", engine="chat-0") == 0
     parts = requests.get(f"{watched.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
-    assert parts["plugins"].startswith("nothing comes from the plugin of chat-0: see docs/")
+    assert parts["plugins"].startswith("nothing has come from the plugin of chat-0 yet: ")
     watched.plugin.hello()
     eventually(
         lambda: watched.metric("llm_engine_plugin_up", engine="chat-0") == 1,
@@ -129,6 +129,28 @@ def test_a_spans_row_has_the_plugins_figures_in_either_order(watched: Watched, f
     row = watched.row(request_id, with_preemptions=1)
     assert (row["cached_tokens"], row["finish_reason"], row["ttft_s"]) == (16, "stop", 0.1)
     assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (0.01, 0.09, 0.4)
+
+
+def test_a_deleted_socket_is_made_again_and_one_of_another_program_is_named(
+    watched: Watched,
+) -> None:
+    def status() -> str:
+        response = requests.get(f"{watched.agent.url}/readyz", timeout=WITHIN_S)
+        return str(response.json()["parts"]["plugins"])
+
+    def heard_again() -> bool:
+        watched.plugin.hello()
+        return status() == "ok"
+
+    watched.path.unlink()
+    eventually(watched.path.is_socket, within_s=WITHIN_S, what="the socket")
+    eventually(heard_again, within_s=WITHIN_S, what="a record")
+    watched.path.unlink()
+    watched.path.mkdir()
+    named = f"plugin_socket of engine chat-0: {watched.path} is a file and no socket"
+    eventually(lambda: status().startswith(named), within_s=WITHIN_S, what="the status")
+    watched.path.rmdir()
+    eventually(lambda: status() == "ok", within_s=WITHIN_S, what="the socket")
 
 
 def test_hostile_datagrams_hurt_nothing(watched: Watched) -> None:

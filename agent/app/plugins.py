@@ -52,13 +52,21 @@ class EnginePlugins:
         """Which plugins are not there."""
         if not self._paths:
             return "not configured"
-        silent = [engine for engine in self._paths if not self.is_there(engine)]
-        if not silent:
-            return "ok"
-        return (
-            f"nothing comes from the plugin of {', '.join(silent)}: see docs/vllm-plugin.md "
-            "(vLLM's Rust frontend loads no plugins)"
-        )
+        statuses = [text for engine in self._paths if (text := self._status_of(engine))]
+        return "; ".join(statuses) or "ok"
+
+    def _status_of(self, engine: str) -> str | None:
+        """What is wrong with the plugin of an engine; None while it is heard of."""
+        assert self._receiver is not None, "an engine has a plugin_socket"
+        if problem := self._receiver.problem(engine):
+            return problem
+        if self.is_there(engine):
+            return None
+        heard_at = self._receiver.heard_at(engine)
+        if heard_at is None:
+            return f"nothing has come from the plugin of {engine} yet: see docs/vllm-plugin.md"
+        silent_s = self._now() - heard_at
+        return f"nothing has come from the plugin of {engine} for {silent_s:.0f} s"
 
     def start(self) -> None:
         """Listen. Raises SettingsInvalid for a socket that cannot be made."""

@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,8 @@ _DATAGRAMS_PER_TURN = 16
 MAX_RECORDS_PER_S = 20_000
 # For the agent's user and group: in a pod, the group is `fsGroup`.
 _MODE = 0o660
+# How soon a socket is made again whose file was deleted.
+_CHECK_EVERY_S = 1.0
 
 
 class StepConsumer(Protocol):
@@ -46,6 +49,14 @@ class PluginCounts(Protocol):
 
     def plugin_dropped(self, engine: str, reason: PluginDropped, count: int) -> None:
         """Count records that were dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """A bound socket, and the device and inode of the file that the bind made."""
+
+    opened: socket.socket
+    file: tuple[int, int] | None
 
 
 class _Stream:
@@ -86,7 +97,9 @@ class PluginReceiver:
         self._counts = counts
         self._now = now
         self._streams = {engine: _Stream() for engine in paths}
-        self._sockets: dict[str, socket.socket] = {}
+        self._listeners: dict[str, _Listener] = {}
+        self._problems: dict[str, str] = {}
+        self._next_check = 0.0
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -102,12 +115,14 @@ class PluginReceiver:
         """The Unix time when the last step of the engine arrived; None before the first."""
         return self._streams[engine].step_at
 
+    def problem(self, engine: str) -> str | None:
+        """Why no plugin can reach the engine's socket; None while it is in place."""
+        return self._problems.get(engine)
+
     def start(self) -> None:
         """Make the sockets and start the thread. Raises SettingsInvalid where a socket fails."""
         for engine, path in self._paths.items():
-            listening = _open_socket(engine, path)
-            self._sockets[engine] = listening
-            self._selector.register(listening, selectors.EVENT_READ, engine)
+            self._listen(engine, path)
         self._thread.start()
 
     def close(self) -> None:
@@ -118,16 +133,52 @@ class PluginReceiver:
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join()
-        for engine, listening in self._sockets.items():
-            # Before the close: afterwards another agent may have a socket at this path.
-            self._paths[engine].unlink(missing_ok=True)
-            listening.close()
+        for engine, listener in self._listeners.items():
+            # The open socket keeps the inode, so the file of another program has another one.
+            if _file_at(self._paths[engine]) == listener.file:
+                self._paths[engine].unlink(missing_ok=True)
+            listener.opened.close()
         self._selector.close()
         os.close(self._wake)
 
+    def _listen(self, engine: str, path: Path) -> None:
+        listener = _open_listener(engine, path)
+        self._listeners[engine] = listener
+        self._selector.register(listener.opened, selectors.EVENT_READ, engine)
+
+    def _check_files(self) -> None:
+        """Make each socket again whose file is gone."""
+        if time.monotonic() < self._next_check:
+            return
+        self._next_check = time.monotonic() + _CHECK_EVERY_S
+        for engine, path in self._paths.items():
+            if _file_at(path) == self._listeners[engine].file:
+                self._problems.pop(engine, None)
+            else:
+                self._listen_again(engine, path)
+
+    def _listen_again(self, engine: str, path: Path) -> None:
+        before = self._listeners[engine].opened
+        while self._read(engine):
+            pass
+        try:
+            self._listen(engine, path)
+        except SettingsInvalid as error:
+            problem = "; ".join(error.problems)
+            if self._problems.get(engine) != problem:
+                _LOG.error("the plugin of engine %s cannot be heard: %s", engine, problem)
+            self._problems[engine] = problem
+            return
+        self._problems.pop(engine, None)
+        self._selector.unregister(before)
+        before.close()
+        _LOG.warning("the socket %s of engine %s was deleted, and made again", path, engine)
+
     def _run(self) -> None:
         while not self._stopping.is_set():
-            ready = [key.data for key, _ in self._selector.select() if key.data is not None]
+            self._check_files()
+            events = self._selector.select(_CHECK_EVERY_S)
+            ready = [key.data for key, _ in events if key.data is not None]
             for engine in ready:
                 for _ in range(_DATAGRAMS_PER_TURN):
                     if not self._read(engine):
@@ -144,7 +195,7 @@ class PluginReceiver:
     def _read(self, engine: str) -> bool:
         """Read one datagram of an engine; returns False without one."""
         try:
-            datagram, _, flags, _ = self._sockets[engine].recvmsg(
+            datagram, _, flags, _ = self._listeners[engine].opened.recvmsg(
                 _DATAGRAM_BYTES, 0, socket.MSG_DONTWAIT
             )
         except OSError:
@@ -206,31 +257,50 @@ def _hand_over(consumer: StepConsumer, content: PluginRecords) -> None:
         _LOG.exception("records of an engine's plugin were not taken")
 
 
-def _open_socket(engine: str, path: Path) -> socket.socket:
+def _open_listener(engine: str, path: Path) -> _Listener:
     """A new socket at this path, also in place of one without a reader. Raises SettingsInvalid."""
     setting = f"plugin_socket of engine {engine}"
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise SettingsInvalid([f"{setting}: {path} is a file; choose another path"])
-        if _has_reader(path):
-            raise SettingsInvalid([f"{setting}: another process reads {path}; choose another path"])
         path.parent.mkdir(exist_ok=True)
+        if taken := _taken(path):
+            raise SettingsInvalid([f"{setting}: {path} is {taken}; choose another path"])
         path.unlink(missing_ok=True)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        listening.bind(str(path))
+        # The bind makes the file with this mode less the umask.
+        os.fchmod(opened.fileno(), _MODE)
+        opened.bind(str(path))
         os.chmod(path, _MODE)
     except OSError as error:
+        opened.close()
         reason = error.strerror or error
         raise SettingsInvalid(
             [f"{setting}: cannot listen at {path}: {reason}; choose another path"]
         ) from error
-    return listening
+    except SettingsInvalid:
+        opened.close()
+        raise
+    return _Listener(opened, _file_at(path))
 
 
-def _has_reader(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what is at a path; None where nothing can be seen."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _taken(path: Path) -> str | None:
+    """What is at a path that may not be replaced; None of a socket that its program left."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return "a file and no socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             probe.connect(str(path))
-        except OSError:
-            return False
-        return True
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    except OSError:
+        # Such as EPROTOTYPE of a stream socket: a program listens.
+        return "the socket of another program"
+    return "the socket of another program"

@@ -1,5 +1,6 @@
 """The receiver on real sockets: the plugin's own sender, strangers, and agents that come and go."""
 
+import shutil
 import socket
 import stat
 import threading
@@ -202,7 +203,8 @@ def test_a_path_in_use_is_refused_with_what_to_do(
     with closing(receiver(tmp_path, counts)) as second, pytest.raises(SettingsInvalid) as refused:
         second.start()
     (sentence,) = refused.value.problems
-    assert sentence.startswith("plugin_socket of engine chat-0: another process reads ")
+    assert sentence.startswith("plugin_socket of engine chat-0: ")
+    assert "is the socket of another program; choose another path" in sentence
     assert (tmp_path / "sockets" / "chat-0.sock").exists()
 
 
@@ -212,5 +214,65 @@ def test_a_file_is_not_replaced(tmp_path: Path, counts: Counts) -> None:
     file.write_text("a log")
     with closing(receiver(tmp_path, counts)) as opened, pytest.raises(SettingsInvalid) as refused:
         opened.start()
-    assert "is a file; choose another path" in refused.value.problems[0]
+    assert "is a file and no socket; choose another path" in refused.value.problems[0]
     assert file.read_text() == "a log"
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM])
+def test_the_socket_of_another_program_is_left_to_it(
+    tmp_path: Path, counts: Counts, kind: socket.SocketKind
+) -> None:
+    (tmp_path / "sockets").mkdir()
+    path = tmp_path / "sockets" / "chat-0.sock"
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(str(path))
+        if kind != socket.SOCK_DGRAM:
+            other.listen()
+        with (
+            closing(receiver(tmp_path, counts)) as opened,
+            pytest.raises(SettingsInvalid, match=f"chat-0: {path} is the socket of another"),
+        ):
+            opened.start()
+        with socket.socket(socket.AF_UNIX, kind) as client:
+            client.connect(str(path))
+
+
+def test_a_link_is_not_replaced(tmp_path: Path, counts: Counts) -> None:
+    (tmp_path / "sockets").mkdir()
+    (tmp_path / "sockets" / "chat-0.sock").symlink_to("nowhere")
+    with (
+        closing(receiver(tmp_path, counts)) as opened,
+        pytest.raises(SettingsInvalid, match="no socket"),
+    ):
+        opened.start()
+    assert (tmp_path / "sockets" / "chat-0.sock").is_symlink()
+
+
+def test_the_stop_removes_only_the_file_that_the_start_made(
+    tmp_path: Path, listening: PluginReceiver
+) -> None:
+    path = tmp_path / "sockets" / "chat-0.sock"
+    path.rename(tmp_path / "moved")
+    path.write_text("a log of another program")
+    eventually(lambda: listening.problem("chat-0"), within_s=WITHIN_S, what="the problem")
+    listening.close()
+    assert path.read_text() == "a log of another program"
+    assert not (tmp_path / "sockets" / "chat-1.sock").exists()
+
+
+def test_a_deleted_socket_is_made_again(
+    tmp_path: Path, listening: PluginReceiver, sender: Sender, consumer: Consumer
+) -> None:
+    path = tmp_path / "sockets" / "chat-0.sock"
+    reporter = Reporter(sender, now=lambda: NOW)
+    shutil.rmtree(path.parent)
+    eventually(path.is_socket, within_s=WITHIN_S, what="the socket")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    reporter.step(scheduler(), iteration(finished()), 0)
+
+    def arrived() -> list[EndedRequest]:
+        reporter.hello()
+        return consumer.ended
+
+    eventually(arrived, within_s=WITHIN_S, what="an ended request")
+    assert listening.problem("chat-0") is None
