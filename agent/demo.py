@@ -75,8 +75,11 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
     signal.signal(signal.SIGTERM, _exit)
     settings = _demo_settings(settings)
     now = time.time()
-    simulators = [_started(settings, engine, now - PAST_S) for engine in settings.engines]
-    try:
+    with ExitStack() as stack:
+        simulators = [
+            stack.enter_context(_simulator(settings, engine, now - PAST_S))
+            for engine in settings.engines
+        ]
         # It takes as long as the start of the simulators.
         with kept_imports():
             from agent.app.past import PastAgent
@@ -95,11 +98,6 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
         page = f"http://{settings.listen.host}:{settings.listen.port}"
         _LOG.info("SIMULATED: figures of simulators, not of real engines, on the page %s", page)
         yield Demo(_with_urls(settings, urls), SimulatedGpus(urls))
-    finally:
-        # The agent has ended and cannot receive its last spans, so there is nothing to wait for.
-        for simulator in simulators:
-            simulator.kill()
-            simulator.wait()
 
 
 def _past_s(length: str) -> float:
@@ -112,14 +110,25 @@ def _past_s(length: str) -> float:
     return seconds
 
 
-def _started(settings: Settings, engine: EngineSettings, origin: float) -> "Popen[str]":
+@contextmanager
+def _simulator(settings: Settings, engine: EngineSettings, origin: float) -> Iterator["Popen[str]"]:
+    """Run a simulator. It also ends when this process is killed, which closes its stdin."""
     scenario = SCENARIOS / f"{engine.name.replace('simulator', 'demo')}.yaml"
-    return Popen(
+    with Popen(
         [sys.executable, "-m", "agent.simulator", "--port", "0", "--service-name", engine.name,
-         "--scenario", str(scenario), "--past", repr(origin),
+         "--scenario", str(scenario), "--past", repr(origin), "--until-stdin-closes",
          *_span_target(settings.otlp)],
-        stdout=PIPE, text=True, env={**os.environ, **_span_headers(settings.security)},
-    )  # fmt: skip
+        stdin=PIPE, stdout=PIPE, text=True,
+        env={**os.environ, **_span_headers(settings.security)},
+    ) as process:  # fmt: skip
+        assert process.stdin is not None, "the simulator's input was asked for"
+        # The workers of the proxy, which end later, must not keep it open.
+        os.register_at_fork(after_in_child=process.stdin.close)
+        try:
+            yield process
+        finally:
+            # The agent has ended and cannot receive its last spans: nothing to wait for.
+            process.kill()
 
 
 async def _store_past(

@@ -1,5 +1,6 @@
 """The demo: an agent and a labelled simulated engine that start and end together."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,6 +62,16 @@ def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Pa
         assert simulators(tmp_path) == []
     finally:
         process.kill()
+
+
+def test_a_demo_that_is_killed_leaves_no_simulator(tmp_path: Path) -> None:
+    with demo(tmp_path) as agent:
+        assert rows_in(agent, 1)
+        assert len(simulators(tmp_path)) == 2
+        # The demo alone, not its group.
+        agent.send_signal(signal.SIGKILL)
+        eventually(lambda: not simulators(tmp_path), within_s=WITHIN_S, what="their end")
+        agent.kill()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 import signal
+import threading
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -44,8 +46,13 @@ def main(
         typer.Option(help="Unix time at which its scenario started; needs --otlp."),
     ] = None,
     access_log: Annotated[bool, typer.Option(help="Write a line for each response.")] = False,
+    until_stdin_closes: Annotated[
+        bool, typer.Option(help="End at once when stdin is closed, as when its starter is killed.")
+    ] = False,
 ) -> None:
     """Serve a simulated vLLM 0.32: metrics, spans, and the OpenAI routes."""
+    if until_stdin_closes:
+        threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     if access_log:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     spans = None
@@ -70,6 +77,13 @@ def _simulator(
         return run_simulator(scenario, announce=_announce, spans=spans, **server)
     at = {"host": server["host"], "port": server["port"]}
     return run_with_past(scenario, past, announce=_announce, spans=spans, **at)
+
+
+def _end_with_stdin() -> None:
+    # Not `sys.stdin`: its lock would be held when the interpreter ends.
+    while os.read(0, 1024):
+        pass
+    os._exit(0)
 
 
 async def _until_terminated(simulator: Coroutine[Any, Any, None]) -> None:

@@ -25,7 +25,12 @@ ANNOUNCED = re.compile(
 def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "agent.simulator", *arguments]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
     ) as simulator:
         try:
             yield simulator
@@ -48,6 +53,14 @@ def test_it_announces_its_port_serves_and_ends_cleanly_on_sigterm() -> None:
         assert simulator.stderr is not None
         assert simulator.stderr.read() == ""
     assert totals(exposition)["vllm:engine_sleep_state"] == 1
+
+
+def test_it_ends_when_its_stdin_is_closed_if_asked() -> None:
+    with _started("--port", "0", "--no-traffic", "--until-stdin-closes") as simulator:
+        _announced_url(simulator)
+        assert simulator.stdin is not None
+        simulator.stdin.close()
+        assert simulator.wait(60) == 0
 
 
 def test_a_scenario_file_is_read(tmp_path: Path) -> None:
