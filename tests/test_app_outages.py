@@ -160,7 +160,7 @@ def out_of_connections(server: PostgresServer, url: str) -> Iterator[None]:
                 "WHERE backend_type = 'client backend' AND pid <> ALL(%s)"
             )
             pids = [connection.info.backend_pid for connection in own]
-            return own[0].execute(others, (pids,)).fetchone() == (0,)
+            return bool(own) and own[0].execute(others, (pids,)).fetchone() == (0,)
 
         eventually(has_all, within_s=WITHIN_S, what="every connection")
         yield

@@ -24,7 +24,8 @@ DAYS_AHEAD = 3
 _LOCK = 730_111_948
 # A long query of an operator keeps a partition; all others would wait behind us.
 _WAITS = text("SET LOCAL lock_timeout = '2s'")
-_TAKE_TURN = text("SELECT pg_try_advisory_xact_lock(:lock)")
+# A lock for each table: an agent at work on one must not make others leave out the rest.
+_TAKE_TURN = text("SELECT pg_try_advisory_xact_lock(:lock, hashtext(:table))")
 _PARTITIONS = text(
     "SELECT inhrelid::regclass::text FROM pg_inherits "
     "WHERE inhparent = to_regclass(:table) ORDER BY 1"
@@ -39,8 +40,8 @@ def other_days(name: str) -> TableClause:
 def keep_partitions(engine: Engine, before: float, now: float) -> None:
     """Make the partitions of the next days, and drop those whose rows are all before a Unix time.
 
-    Agents take turns: one that finds another at it leaves it the work. Raises StoreUnavailable
-    where a query of somebody else holds a table for too long.
+    Agents take turns at each table: one that finds another at it leaves it the work. Raises
+    StoreUnavailable if a query of somebody else holds a table for too long.
     """
     for name in PARTITIONED:
         in_transaction(engine, partial(_make_ahead, name=name, today=_day(now)))
@@ -48,7 +49,7 @@ def keep_partitions(engine: Engine, before: float, now: float) -> None:
 
 
 def _make_ahead(connection: Connection, name: str, today: date) -> None:
-    if not _has_turn(connection):
+    if not _has_turn(connection, name):
         return
     there = _days(connection, name)
     wanted = (today + timedelta(days=days) for days in range(DAYS_AHEAD + 1))
@@ -74,7 +75,7 @@ def _make(connection: Connection, name: str, day: date) -> None:
 
 
 def _drop_old(connection: Connection, name: str, before: float) -> None:
-    if not _has_turn(connection):
+    if not _has_turn(connection, name):
         return
     for day, partition in _days(connection, name).items():
         if _starts_at(day).timestamp() + 86400 <= before:
@@ -82,9 +83,9 @@ def _drop_old(connection: Connection, name: str, before: float) -> None:
             _LOG.info("%s was dropped: all its rows were old", partition)
 
 
-def _has_turn(connection: Connection) -> bool:
+def _has_turn(connection: Connection, name: str) -> bool:
     connection.execute(_WAITS)
-    return bool(connection.execute(_TAKE_TURN, {"lock": _LOCK}).scalar_one())
+    return bool(connection.execute(_TAKE_TURN, {"lock": _LOCK, "table": name}).scalar_one())
 
 
 def _days(connection: Connection, name: str) -> dict[date, str]:

@@ -114,16 +114,14 @@ class PostgresServer:
     @contextmanager
     def with_connections(self, most: int) -> Iterator[None]:
         """Inside the block it was started anew, for so many connections."""
-        self._start_anew(f"ALTER SYSTEM SET max_connections = {most}")
+        self.stop()
+        # Not by a statement, whose connection could be the one too many.
+        self._process = self._started("-c", f"max_connections={most}")
         try:
             yield
         finally:
-            self._start_anew("ALTER SYSTEM RESET max_connections")
-
-    def _start_anew(self, statement: str) -> None:
-        self._execute(statement)
-        self.stop()
-        self.restart()
+            self.stop()
+            self.restart()
 
     def restart(self) -> None:
         """Start again after `stop` or `kill`, on the same port and data."""
@@ -133,13 +131,14 @@ class PostgresServer:
     def _data(self) -> Path:
         return self._folder / "data"
 
-    def _started(self) -> ServerProcess:
+    def _started(self, *options: str) -> ServerProcess:
         process = ServerProcess(
             [
                 *(_program("postgres"), "-D", self._data, "-k", self._folder),
                 *("-h", "127.0.0.1", "-p", str(self._port)),
                 # A killed process loses no data that the kernel has; only a lost machine does.
                 *("-c", "fsync=off"),
+                *options,
             ],
             self._folder / "postgres.log",
             user=self._user,
@@ -150,8 +149,9 @@ class PostgresServer:
     def _accepts(self) -> bool:
         try:
             self._execute("SELECT 1")
-        except psycopg.OperationalError:
-            return False
+        except psycopg.OperationalError as error:
+            # Others may have all connections already.
+            return "too many clients" in str(error)
         return True
 
     def _execute(self, statement: str) -> None:

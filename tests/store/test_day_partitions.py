@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, event, inspect, text
 
 from agent.errors import StoreUnavailable
 from agent.store.connection import open_engine
@@ -14,7 +14,17 @@ from agent.store.day_partitions import DAYS_AHEAD, PARTITIONED, keep_partitions
 from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
-from tests.store.making import NOON, gpu_sample, key_of, keys_of, request, some, store, stored_keys
+from tests.store.making import (
+    NOON,
+    WITHIN_S,
+    gpu_sample,
+    key_of,
+    keys_of,
+    request,
+    some,
+    store,
+    stored_keys,
+)
 from tests.store.migrated import migrated
 
 DAY_S = 86400.0
@@ -82,6 +92,30 @@ def test_agents_that_keep_partitions_at_once_make_and_drop_each_once(postgres: E
     with ThreadPoolExecutor(10) as agents:
         list(agents.map(lambda _: keep_partitions(postgres, NOON - DAY_S, NOON), range(10)))
     assert rows_by_partition(postgres) == {day(NOON): 1}
+
+
+def test_an_agent_at_work_on_one_table_keeps_no_other_from_the_rest(postgres: Engine) -> None:
+    keep_partitions(postgres, 0, NOON - 9 * DAY_S)
+    store(postgres, [request(1, started_at=NOON - 8 * DAY_S), request(2)])
+    busy, resume = threading.Event(), threading.Event()
+    other = open_engine(postgres.url.render_as_string(hide_password=False))
+
+    @event.listens_for(other, "before_cursor_execute")
+    def pause(*given: object) -> None:
+        if "LOCK TABLE engine_samples" in str(given[2]):
+            busy.set()
+            resume.wait(WITHIN_S)
+
+    with ThreadPoolExecutor(1) as agents:
+        working = agents.submit(keep_partitions, other, 0, NOON)
+        try:
+            assert busy.wait(WITHIN_S)
+            keep_partitions(postgres, NOON - DAY_S, NOON)
+            assert rows_by_partition(postgres) == {day(NOON): 1}
+        finally:
+            resume.set()
+        working.result()
+    other.dispose()
 
 
 def test_a_long_query_postpones_the_drop_and_no_writer_waits_for_it(postgres: Engine) -> None:
