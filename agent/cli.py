@@ -137,6 +137,8 @@ def _run_agent(
         return 0
 
     if settings.proxy.listen is not None:
+        # A signal that comes now waits for the supervisor, which leaves nothing behind.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         raise typer.Exit(run_processes(settings, agent, again))
     if settings.engines_from.kubernetes is not None:
         raise typer.Exit(run_again(agent, again))

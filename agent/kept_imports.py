@@ -1,8 +1,11 @@
 """Imports whose memory stays: what they make is never garbage."""
 
 import gc
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @contextmanager
@@ -13,6 +16,11 @@ def kept_imports() -> Iterator[None]:
     of the proxy share.
     """
     gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
+    # A thread that a module starts, as OpenBLAS does, leaves signals to the main thread for good.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        gc.freeze()
+        gc.enable()

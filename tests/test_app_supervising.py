@@ -54,6 +54,8 @@ def reload(supervisor):
     note("reload now")
     if sys.argv[2] == "anew":
         supervisor.stop_last()
+    if sys.argv[2] == "fails":
+        raise OSError("there is no interpreter")
 
 left = None
 if sys.argv[2] == "left" and not (left := [os.fork()])[0]:
@@ -188,3 +190,13 @@ def test_a_reload_that_fails_changes_nothing(tmp_path: Path) -> None:
         assert supervised.status_after(signal.SIGTERM) == 0
         starts = [line for line in supervised.lines() if line.startswith("early")]
         assert len(starts) == 2
+
+
+def test_a_supervisor_that_fails_stops_its_parts(tmp_path: Path) -> None:
+    parts = ("[part('early')]", "[part('last')]")
+    with supervising(tmp_path, *parts, way="fails") as supervised:
+        for name in ("early", "last"):
+            supervised.pid(name)
+        assert supervised.status_after(signal.SIGHUP) == 1
+        stops = [line for line in supervised.lines() if line.endswith("stops")]
+        assert stops == ["early stops", "last stops"]

@@ -3,9 +3,11 @@
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from agent.app.processes import run_processes
 from agent.errors import SettingsInvalid
 from agent.settings import Settings
 from tests.real_parts.agent_process import AgentPorts
+from tests.real_parts.ports import free_port
+from tests.real_parts.processes import ServerProcess
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S, Simulator, rows_in
 from tests.test_app_proxy import QUIET, Proxied, proxied_by
@@ -227,3 +231,69 @@ def test_a_taken_port_leaves_nothing_behind(
         with pytest.raises(SettingsInvalid, match="choose another address"):
             run_processes(settings, lambda _: 0, lambda: settings)
     assert not list(tmp_path.iterdir())
+
+
+# An agent that is asked to stop as soon as it has its folder, and one whose interpreter is gone
+# when it is to start anew.
+STOPPED_EARLY = """
+import os, runpy, signal, tempfile
+make = tempfile.mkdtemp
+def made(**given):
+    folder = make(**given)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return folder
+tempfile.mkdtemp = made
+runpy.run_module("agent", run_name="__main__", alter_sys=True)
+"""
+WITHOUT_INTERPRETER = """
+import runpy, sys
+sys.executable = "/nowhere/python"
+runpy.run_module("agent", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[[str], ServerProcess]]:
+    """Starts an agent with a proxy by a program, with a folder for temporary files."""
+    (tmp_path / "temporary").mkdir()
+    settings = {
+        "engines": [{"name": "chat-0", "url": "http://127.0.0.1:9"}],
+        "listen": {"port": free_port()},
+        "otlp": {"grpc": None, "http": f"127.0.0.1:{free_port()}"},
+        "proxy": {"listen": f"127.0.0.1:{free_port()}"},
+        "storage": {"url": f"sqlite:///{tmp_path / 'goodput.db'}"},
+    }
+    config = tmp_path / "agent.yml"
+    config.write_text(yaml.safe_dump(settings))
+    with ExitStack() as stack:
+        yield lambda program: stack.enter_context(
+            ServerProcess(
+                [sys.executable, "-c", program, "run", "--config", config],
+                tmp_path / "agent.log",
+                environment={"TMPDIR": str(tmp_path / "temporary")},
+            )
+        )
+
+
+def test_a_stop_as_early_as_it_can_be_leaves_no_folder(
+    tmp_path: Path, command: Callable[[str], ServerProcess]
+) -> None:
+    assert command(STOPPED_EARLY).wait(within_s=WITHIN_S) == 0
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_an_agent_that_cannot_start_anew_ends_and_leaves_nothing(
+    tmp_path: Path, command: Callable[[str], ServerProcess]
+) -> None:
+    agent = command(WITHOUT_INTERPRETER)
+    processes: list[psutil.Process] = []
+
+    def has_its_parts() -> bool:
+        processes[:] = psutil.Process(agent.pid).children()
+        return {"agent", "proxy worker 0"} <= {each.name() for each in processes}
+
+    agent.wait_until(has_its_parts, within_s=WITHIN_S)
+    psutil.Process(agent.pid).send_signal(signal.SIGHUP)
+    assert agent.wait(within_s=WITHIN_S) == 1
+    assert not any(each.is_running() for each in processes)
+    assert not list((tmp_path / "temporary").iterdir())

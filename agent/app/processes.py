@@ -26,6 +26,7 @@ from agent.settings.values import host_and_port
 from agent.sources.listening import open_socket
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.open_requests import OpenRequests
+from agent.sources.tls import TlsFiles
 
 _LOG = logging.getLogger(__name__)
 
@@ -118,8 +119,20 @@ def run_processes(
     """
     proxy = settings.proxy
     assert proxy.listen is not None, "there is a proxy only with an address"
-    count, tls = _workers(settings), tls_files(settings.security)
-    doors = _Doors.found(proxy.listen, count)
+    tls = tls_files(settings.security)
+    doors = _Doors.found(proxy.listen, _workers(settings))
+    try:
+        groups = _groups(settings, agent, doors, tls)
+        return Supervisor(groups, partial(_start_anew, doors, load), doors.left).run()
+    finally:
+        doors.close()
+
+
+def _groups(
+    settings: Settings, agent: Callable[[HandoverPlace], int], doors: _Doors, tls: TlsFiles | None
+) -> list[list[ProcessPart]]:
+    """The workers, and the agent, which ends after them."""
+    count = _workers(settings)
     place = HandoverPlace(doors.folder / "handover.sock", uuid.uuid4().hex)
     open_requests = OpenRequests([engine.name for engine in settings.engines], count)
     workers = [
@@ -135,10 +148,7 @@ def run_processes(
         for number in range(count)
     ]  # fmt: skip
     last = ProcessPart(AGENT, partial(_agent, agent, place, os.getpid()), AGENT_STOPS_WITHIN_S)
-    reload = partial(_start_anew, doors, load)
-    status = Supervisor([workers, [last]], reload, doors.left).run()
-    doors.close()
-    return status
+    return [workers, [last]]
 
 
 def run_again(agent: Callable[[], int], load: Callable[[], Settings]) -> int:
@@ -188,18 +198,21 @@ def _start_anew(doors: _Doors, load: Callable[[], Settings], supervisor: Supervi
         _LOG.error("the settings are invalid, so nothing changes: %s", error)
         return
     _LOG.info("starting anew")
-    if following is doors:
-        supervisor.stop_last()
-    else:
-        supervisor.stop()
-        doors.close()
-    if supervisor.asked_to_stop:
+    try:
+        if following is doors:
+            supervisor.stop_last()
+        else:
+            supervisor.stop()
+            doors.close()
+        if supervisor.asked_to_stop:
+            return
+        if following is not None:
+            following.leave(supervisor.first_group)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    finally:
+        # No program follows: it was to stop, or there is no interpreter any more.
         if following is not None:
             following.close()
-        return
-    if following is not None:
-        following.leave(supervisor.first_group)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _workers(settings: Settings) -> int:

@@ -133,6 +133,12 @@ class Supervisor:
         """Supervise until SIGTERM or SIGINT; the exit status. A part whose settings are invalid
         when everything starts ends the others, too. Later it is tried again, as after a failure."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            return self._supervise()
+        finally:
+            self.stop()
+
+    def _supervise(self) -> int:
         self._start_due()
         while not self._asked_to_stop:
             number = self._next_signal()
@@ -141,11 +147,9 @@ class Supervisor:
             elif number == signal.SIGHUP:
                 self._reload(self)
             elif self._reap():
-                self.stop()
                 return SETTINGS_INVALID
             else:
                 self._start_due()
-        self.stop()
         return 0
 
     def _next_signal(self) -> int | None:

@@ -33,8 +33,8 @@ class Deadline:
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        self._token = _CURRENT.set(self)
         self._timer.start()
+        self._token = _CURRENT.set(self)
         return self
 
     def __exit__(

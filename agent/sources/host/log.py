@@ -74,16 +74,24 @@ class FileLog:
         self._path = path
         self._scanner = LineScanner()
         self._descriptor = _open(path)
-        self._position = os.fstat(self._descriptor).st_size if at_end else 0
-        self._marks = self._both_ends()
+        try:
+            self._position = os.fstat(self._descriptor).st_size if at_end else 0
+            self._marks = self._both_ends()
+        except OSError:
+            self.close()
+            raise
 
     def read(self) -> LogSample:
         """What was written since the last read. Raises OSError."""
         self._read_on()
         if self._replaced():
             successor = _open(self._path)
-            # The lines between the last read and its end.
-            self._read_on()
+            try:
+                # The lines between the last read and its end.
+                self._read_on()
+            except OSError:
+                os.close(successor)
+                raise
             self.close()
             self._descriptor, self._position = successor, 0
             self._marks = self._both_ends()

@@ -1,3 +1,4 @@
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -276,3 +277,46 @@ def test_a_pipe_never_keeps_its_writer_waiting_however_rare_the_polls(
         lambda: meanings(follower.read()), within_s=WITHIN_S, what="the line after a long one"
     )
     assert found == ["cuda_oom"]
+
+
+def test_a_log_that_cannot_be_read_keeps_no_file_open(
+    path: Path, follower: LogFollower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "the disk fails")
+
+    write(path, OOM)
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "pread", fail)
+        for _ in range(3):
+            with pytest.raises(OSError, match="the disk fails"):
+                follower.read()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_rotated_log_that_cannot_be_read_keeps_no_successor_open(
+    path: Path, follower: LogFollower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, OOM)
+    follower.read()
+    before = len(os.listdir("/proc/self/fd"))
+    find, read_on = FileLog._replaced, FileLog._read_on
+
+    def fail(_log: FileLog) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    def rotated(log: FileLog) -> bool:
+        failing.setattr(FileLog, "_read_on", fail)
+        return find(log)
+
+    path.rename(path.with_suffix(".1"))
+    write(path, FATAL)
+    for _ in range(3):
+        with monkeypatch.context() as failing:
+            failing.setattr(FileLog, "_replaced", rotated)
+            with pytest.raises(OSError, match="the disk fails"):
+                follower.read()
+    assert FileLog._read_on is read_on
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert meanings(follower.read()) == ["dead"]
