@@ -23,11 +23,11 @@ _SHARE = 16
 _DESCRIPTORS_EACH = 1.5
 _DESCRIPTORS_EACH_PROXIED = 2.5
 
-# Responses of the API that wait for their clients; a page of 1,000 requests has up to 7 MB.
-_WAITING_BYTES = 32 * 1024 * 1024
-# Of the proxy: what waits for clients that do not read, and requests that are not answered. A usual
-# request takes a tenth of an equal part of it.
+# What waits for clients that do not read; a page of 1,000 requests has up to 7 MB.
 _UNREAD_BYTES = 32 * 1024 * 1024
+# The kernel's part of each response of the API: it would take several MiB, which nobody counts.
+_SEND_BUFFER_BYTES = 128 * 1024
+# Of the proxy: requests that are not answered. A usual request takes a tenth of an equal part.
 _REQUESTS_BYTES = 48 * 1024 * 1024
 
 
@@ -53,7 +53,7 @@ def connections(descriptors: int) -> Mapping[str, int]:
 
 # The limits of HTTP, but for the number of connections.
 LIMITS: Mapping[str, ClientLimits] = {
-    API: ClientLimits(waiting_bytes=_WAITING_BYTES),
+    API: ClientLimits(unread_bytes=_UNREAD_BYTES, send_buffer_bytes=_SEND_BUFFER_BYTES),
     OTLP_HTTP: ClientLimits(),
     PROXY: ClientLimits(
         unread_s=UNREAD_S, unread_bytes=_UNREAD_BYTES, requests_bytes=_REQUESTS_BYTES

@@ -226,7 +226,7 @@ class Agent:
         )
 
     def _engines(self) -> Sequence[Mapping[str, Any]]:
-        samples = self._meter.snapshot().samples
+        samples = self._meter.samples()
         agent_name = self._settings.name
         return [
             {"agent": agent_name, **engine_row(name, sample, self._directory)}

@@ -139,7 +139,7 @@ SLO_MISSED_SECONDS = counter(
     "limit",
     "cause",
     unit=Unit.SECONDS,
-    absent="until the first sample of an engine names its model",
+    absent="until a request has missed for the cause",
 )
 ENGINE_UP = gauge(
     "llm_engine_up",

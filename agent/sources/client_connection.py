@@ -52,6 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._read_at_s = 0.0
         self._unread_bytes = 0
         self._unread_since_s: float | None = None
+        self._waits_since_s: float | None = None
         self._ignores_upgrade = False
         self._held_bytes = self._unfinished_bytes = 0
         self._requests_bytes: deque[int] = deque()
@@ -244,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._clients.limits
         if self.flow.write_paused or self.transport.is_closing():
             return self._unread(now_s)
-        self._unread_since_s = None
+        self._unread_since_s = self._waits_since_s = None
         if self.flow.read_paused:
             self._read_at_s = now_s
         elif self._awaited is _Awaited.HEAD:
@@ -262,8 +263,18 @@ class BoundedProtocol(HttpToolsProtocol):
             unread_bytes += unacknowledged_bytes(descriptor)
         if self._unread_since_s is None or unread_bytes != self._unread_bytes:
             self._unread_bytes, self._unread_since_s = unread_bytes, now_s
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
         late = now_s > self._unread_since_s + self._clients.limits.unread_s
         return ClientCut.RESPONSE_UNREAD if late else None
+
+    def is_slow(self, now_s: float) -> bool:
+        """Return whether the client takes its response too slowly, as the last sweep saw it."""
+        if self._waits_since_s is None or self._unread_since_s is None:
+            return False
+        limits = self._clients.limits
+        is_stalled = now_s >= self._unread_since_s + limits.stalls_s
+        return is_stalled or now_s >= self._waits_since_s + limits.slow_s
 
     def cut(self, reason: ClientCut) -> None:
         """Close the connection, with a response that says why where one can be sent."""

@@ -9,13 +9,11 @@ from typing import Any
 
 import uvicorn
 
-from agent.catalog.reasons import ClientCut
 from agent.errors import SettingsInvalid
 from agent.sources.client_connection import BoundedProtocol
 from agent.sources.socket_clients import SocketClients
 
 _BACKLOG = 1024
-_SEND_BUFFER_BYTES = 128 * 1024
 # uvicorn's ticks between two sweeps of the clients: a second.
 _SWEEP_TICKS = 10
 
@@ -69,44 +67,6 @@ class _EmbeddedServer(uvicorn.Server):
         yield
 
 
-class BoundedResponses:
-    """An ASGI application with a limit of bytes that wait for slow clients, over all responses."""
-
-    def __init__(self, application: Any, clients: SocketClients) -> None:
-        self._application = application
-        self._clients = clients
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve one ASGI call; a response without room becomes a 503."""
-        head: Any = None
-        refused = False
-
-        async def bounded(message: Any) -> None:
-            nonlocal head, refused
-            if message["type"] == "http.response.start":
-                head = message
-                return
-            if head is not None:
-                refused = not self._clients.takes_response(len(message.get("body", b"")))
-                await (self._refuse(send) if refused else send(head))
-                head = None
-            if not refused:
-                await send(message)
-
-        await self._application(scope, receive, bounded)
-
-    async def _refuse(self, send: Any) -> None:
-        self._clients.count(ClientCut.RESPONSES_WAIT)
-        body = b'{"detail":"too many responses wait for their clients; try again"}'
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"retry-after", b"1"),
-        ]
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-
 class AsgiServer:
     """Serves one ASGI application on one socket, or on several of one address.
 
@@ -124,11 +84,9 @@ class AsgiServer:
     ) -> None:
         clients = clients or SocketClients("listen")
         self._sockets = [listening] if isinstance(listening, socket.socket) else [*listening]
-        if clients.limits.waiting_bytes is not None:
-            # Else the kernel takes several MiB of each response, beside those that are counted.
+        if (send_buffer_bytes := clients.limits.send_buffer_bytes) is not None:
             for each in self._sockets:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-            application = BoundedResponses(application, clients)
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         protocol: Any = functools.partial(http, clients=clients)
         config = uvicorn.Config(application, http=protocol, **_OPTIONS | options)
         self._server = _EmbeddedServer(config, clients)

@@ -24,10 +24,11 @@ class ClientLimits:
     `head_s` is until the head of a request is complete, `body_s` the longest time without a byte of
     an incomplete body. In `unread_s` a client must take something of a response that waits for it.
     Where there are too many, who does nothing for `stalls_s` gives way to a new one.
-    Responses that wait for their clients have `waiting_bytes` together; None is no limit. Where
-    responses come in pieces, `unread_bytes` is that limit, and the clients for which most waits are
-    cut off. Requests that are not answered have `requests_bytes` together; beyond it, each client
-    has an equal part.
+    Responses that wait for their clients have `unread_bytes` together; None is no limit. Beyond it,
+    slow clients are cut off, those for which most waits first: who took nothing for `stalls_s`, or
+    for whom something waits for `slow_s`. Requests that are not answered have `requests_bytes`
+    together; beyond it, each client has an equal part. `send_buffer_bytes` of a response may wait
+    in the kernel; None leaves it to the kernel, which takes several MiB.
     """
 
     connections: int = 256
@@ -35,9 +36,10 @@ class ClientLimits:
     body_s: float = 60.0
     unread_s: float = 60.0
     stalls_s: float = 1.0
-    waiting_bytes: int | None = None
+    slow_s: float = 10.0
     unread_bytes: int | None = None
     requests_bytes: int = 8 * 1024 * 1024
+    send_buffer_bytes: int | None = None
 
 
 class LimitedClient(Protocol):
@@ -63,6 +65,9 @@ class LimitedClient(Protocol):
 
     def unsent_bytes(self) -> int:
         """Return the size of what waits in the agent until the client reads."""
+
+    def is_slow(self, now_s: float) -> bool:
+        """Return whether the client takes its response too slowly, as the last sweep saw it."""
 
 
 class SocketClients:
@@ -115,7 +120,7 @@ class SocketClients:
         for client in _gone(self._clients):
             client.abort()
         if self.limits.unread_bytes is not None:
-            self._cut_unread(self.limits.unread_bytes)
+            self._cut_unread(self.limits.unread_bytes, now_s)
 
     def may_hold(self, size_bytes: int) -> bool:
         """Whether a client's requests may take `size_bytes`, which are in `held_bytes` already.
@@ -126,24 +131,16 @@ class SocketClients:
         whole_bytes, most = self.limits.requests_bytes, self.limits.connections
         return self.held_bytes <= whole_bytes or size_bytes <= whole_bytes // most
 
-    def takes_response(self, size_bytes: int) -> bool:
-        """Whether a response may wait for its client, next to those that wait already."""
-        limit_bytes = self.limits.waiting_bytes
-        if limit_bytes is None or size_bytes <= limit_bytes // self.limits.connections:
-            return True
-        waiting_bytes = sum(client.unsent_bytes() for client in self._clients)
-        return waiting_bytes + size_bytes <= limit_bytes
-
-    def _cut_unread(self, limit_bytes: int) -> None:
+    def _cut_unread(self, limit_bytes: int, now_s: float) -> None:
         unsent = [(client.unsent_bytes(), client) for client in self._clients]
         excess_bytes = sum(size_bytes for size_bytes, _ in unsent) - limit_bytes
-        if excess_bytes <= 0:
-            return
-        for size_bytes, client in sorted(unsent, key=lambda each: -each[0]):
-            self._cut(client, ClientCut.RESPONSES_WAIT)
-            excess_bytes -= size_bytes
+        # Never a response that was just made: the limit is for clients that do not take it.
+        slow = [each for each in unsent if each[0] and each[1].is_slow(now_s)]
+        for size_bytes, client in sorted(slow, key=lambda each: -each[0]):
             if excess_bytes <= 0:
                 return
+            self._cut(client, ClientCut.RESPONSES_WAIT)
+            excess_bytes -= size_bytes
 
     def count(self, reason: ClientCut) -> None:
         """Count a client that was cut off or refused; log the first one of each reason."""

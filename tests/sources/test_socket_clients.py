@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.app.connection_limits import API, OTLP_GRPC, OTLP_HTTP, PROXY, connections
+from agent.sources import listening
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.socket_clients import ClientLimits, SocketClients
 from tests.sources.proxy.wire import in_loop
@@ -19,6 +20,12 @@ GET = b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n"
 MIB = 1024 * 1024
 # So long as no sweep of the server itself cuts a client off.
 LIMITS = ClientLimits(head_s=1000.0, body_s=1000.0, unread_s=1000.0)
+
+
+@pytest.fixture(autouse=True)
+def no_own_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tests sweep, as if it were later."""
+    monkeypatch.setattr(listening, "_SWEEP_TICKS", 1_000_000)
 
 
 @dataclass(slots=True)
@@ -85,6 +92,15 @@ async def receive(client: socket.socket, size_bytes: int = 4096) -> bytes:
         return b""
 
 
+async def take(client: socket.socket, size_bytes: int) -> None:
+    """Read so much of a response."""
+    left_bytes = size_bytes
+    while left_bytes > 0:
+        part = await receive(client, left_bytes)
+        assert part
+        left_bytes -= len(part)
+
+
 async def until(condition: Any) -> None:
     while not condition():
         await asyncio.sleep(0)
@@ -127,27 +143,62 @@ async def test_requests_together_have_limited_room_and_each_its_part() -> None:
 
 
 @in_loop
-async def test_responses_wait_in_bounded_memory_and_the_unread_are_cut() -> None:
-    limits = ClientLimits(head_s=1000.0, unread_s=100.0, waiting_bytes=8 * MIB)
+async def test_a_response_above_the_limit_for_slow_clients_reaches_the_clients_that_read() -> None:
+    limits = replace(LIMITS, unread_bytes=MIB, send_buffer_bytes=128 * 1024)
+    async with guarded(limits, 4 * MIB) as served:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(served.connect(4096)) for _ in range(3)]
+            for client in clients:
+                client.send(GET)
+            assert [await receive(client, 12) for client in clients] == [b"HTTP/1.1 200"] * 3
+            # The first one does not read. The others take something between any two sweeps.
+            for step in range(3):
+                served.sweep(0.9 * step)
+                for client in clients[1:]:
+                    await take(client, MIB // 2)
+            assert served.cut == {"responses_wait": 1}
+            for client in clients[1:]:
+                await take(client, 2 * MIB)
+            assert served.cut == {"responses_wait": 1}
+
+
+@in_loop
+async def test_clients_that_do_not_read_are_cut_until_the_rest_is_within_the_limit() -> None:
+    limits = replace(LIMITS, unread_s=100.0, unread_bytes=8 * MIB, send_buffer_bytes=128 * 1024)
     async with guarded(limits, 2 * MIB) as served:
         with ExitStack() as stack:
             clients = [stack.enter_context(served.connect(4096)) for _ in range(12)]
             for client in clients:
                 client.send(GET)
-            firsts = [await receive(client, 12) for client in clients]
-            unread = firsts.count(b"HTTP/1.1 200")
-            assert 4 <= unread <= 5
-            assert firsts.count(b"HTTP/1.1 503") == served.cut["responses_wait"] == 12 - unread
-            assert 4 * MIB < served.waiting_bytes <= 8 * MIB
+            assert [await receive(client, 12) for client in clients] == [b"HTTP/1.1 200"] * 12
             served.sweep(0.0)
+            assert served.cut == {}
+            served.sweep(1.0)
+            kept = 12 - served.cut["responses_wait"]
+            assert kept in (4, 5)
+            await until(lambda: 4 * MIB < served.waiting_bytes <= 8 * MIB)
             served.sweep(99.0)
             assert served.cut["response_unread"] == 0
             served.sweep(101.0)
-            assert served.cut["response_unread"] == unread
+            assert served.cut["response_unread"] == kept
             await until(lambda: served.waiting_bytes == 0)
-            reading = stack.enter_context(served.connect())
-            reading.send(GET)
-            assert await receive(reading, 12) == b"HTTP/1.1 200"
+
+
+@in_loop
+async def test_clients_that_always_take_a_little_do_not_keep_the_memory() -> None:
+    limits = replace(LIMITS, unread_bytes=MIB, slow_s=10.0)
+    async with guarded(limits, 16 * MIB) as served:
+        with served.connect(4096) as client:
+            client.send(GET)
+            await receive(client)
+            for later_s in (0.0, 0.9, 1.8, 9.9):
+                served.sweep(later_s)
+                assert served.cut == {}
+                # More than a receive buffer, so that its kernel takes more.
+                for _ in range(4):
+                    await receive(client)
+            served.sweep(10.1)
+            assert served.cut == {"responses_wait": 1}
 
 
 @in_loop

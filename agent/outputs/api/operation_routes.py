@@ -1,6 +1,7 @@
 """Routes that operate the agent: its page, its exposition, and whether it lives and is ready."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -10,6 +11,8 @@ from fastapi.responses import HTMLResponse
 
 from agent.outputs.api import responses
 from agent.outputs.web import content_policy
+
+_LOG = logging.getLogger(__name__)
 
 # FastAPI cannot know the content types of a response that is not JSON.
 _PAGE: dict[int | str, dict[str, Any]] = {
@@ -48,13 +51,22 @@ def operation_routes(
 
     # Its own thread: queries that wait for the database may take all the others.
     scraped = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
+    # Why the last exposition could not be made, by the name of its part.
+    failed: dict[str, str] = {}
 
     @router.get("/metrics", response_class=Response, responses=_PAGE)
     async def exposition(request: Request) -> Response:
         """The exposition: Prometheus text, or OpenMetrics with exemplars if accepted."""
         accept = request.headers.get("accept", "")
         loop = asyncio.get_running_loop()
-        body, content_type = await loop.run_in_executor(scraped, metrics, accept)
+        try:
+            body, content_type = await loop.run_in_executor(scraped, metrics, accept)
+        except Exception as error:
+            if not failed:
+                _LOG.exception("the exposition cannot be made; logged once until it can")
+            failed["metrics"] = f"/metrics fails: {type(error).__name__}: {error}"
+            return Response(failed["metrics"], 500, media_type="text/plain")
+        failed.clear()
         return Response(body, headers={"Content-Type": content_type})
 
     @router.get("/healthz")
@@ -68,6 +80,7 @@ def operation_routes(
         found = list(problems())
         response.status_code = 503 if found else 200
         status: Literal["ok", "not ready"] = "not ready" if found else "ok"
-        return responses.ReadinessResponse(status=status, problems=found, parts=dict(parts()))
+        in_words = {**parts(), **failed}
+        return responses.ReadinessResponse(status=status, problems=found, parts=in_words)
 
     return router

@@ -30,6 +30,7 @@ from agent.catalog.metrics import AGENT_METRICS
 from agent.outputs.otlp_metrics.points import (
     Times,
     attributes,
+    ended_exponential,
     ended_histogram,
     ended_point,
     explicit_point,
@@ -94,6 +95,7 @@ class ExportRequests:
         self._started_ns = nanoseconds(started_at)
         self._max_buckets = max_buckets
         self._before: frozenset[_Key] = frozenset()
+        self._exponential: frozenset[_Key] = frozenset()
 
     def request(self, metrics: MetricsSnapshot) -> ExportMetricsServiceRequest:
         """The request with these metrics."""
@@ -101,8 +103,8 @@ class ExportRequests:
         for family in metrics.families:
             request.add(family.name, series_of(family))
         for key in self._before - request.keys:
-            request.end(*key)
-        self._before = frozenset(request.keys)
+            request.end(*key, exponential=key in self._exponential)
+        self._before, self._exponential = frozenset(request.keys), frozenset(request.exponential)
         scope = ScopeMetrics(scope=self._scope, metrics=request.metrics.values())
         of_agent = ResourceMetrics(resource=self._resource, scope_metrics=[scope])
         return ExportMetricsServiceRequest(resource_metrics=[of_agent])
@@ -118,6 +120,7 @@ class _Request:
         self._max_buckets = max_buckets
         self.metrics: dict[str, Metric] = {}
         self.keys: set[_Key] = set()
+        self.exponential: set[_Key] = set()
 
     def add(self, declared: str, family: SeriesFamily) -> None:
         """Add a family; `declared` is the name under which the catalog declares its metric."""
@@ -153,6 +156,7 @@ class _Request:
                 AGGREGATION_TEMPORALITY_CUMULATIVE
             )
             metric.exponential_histogram.data_points.append(point)
+            self.exponential.add((metric.name, Kind.HISTOGRAM, labels))
 
     def _began_ns(self, declared: str, labels: Labels) -> int:
         if declared in _OF_MACHINES:
@@ -164,8 +168,8 @@ class _Request:
         is_known = started_at is not None and started_at <= self._snapshot.at
         return nanoseconds(started_at) if is_known and started_at is not None else 0
 
-    def end(self, name: str, kind: Kind, labels: Labels) -> None:
-        """Add the point that ends a series."""
+    def end(self, name: str, kind: Kind, labels: Labels, *, exponential: bool) -> None:
+        """Add the point that ends a series; `exponential` is of a histogram."""
         metric = self.metrics.setdefault(name, Metric(name=name))
         if kind is Kind.GAUGE:
             metric.gauge.data_points.append(ended_point(labels, self._read_ns))
@@ -173,7 +177,12 @@ class _Request:
             metric.sum.is_monotonic = True
             metric.sum.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
             metric.sum.data_points.append(ended_point(labels, self._read_ns))
+        elif exponential:
+            metric.exponential_histogram.aggregation_temporality = (
+                AGGREGATION_TEMPORALITY_CUMULATIVE
+            )
+            ended = ended_exponential(labels, self._read_ns)
+            metric.exponential_histogram.data_points.append(ended)
         else:
-            # Only histograms of engines end, and these have explicit bounds.
             metric.histogram.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
             metric.histogram.data_points.append(ended_histogram(labels, self._read_ns))

@@ -96,6 +96,13 @@ def ended_histogram(labels: Labels, read_ns: int) -> HistogramDataPoint:
     )
 
 
+def ended_exponential(labels: Labels, read_ns: int) -> ExponentialHistogramDataPoint:
+    """The point that ends an exponential histogram."""
+    return ExponentialHistogramDataPoint(
+        attributes=attributes(labels), time_unix_nano=read_ns, flags=_NO_VALUE
+    )
+
+
 def _exemplars(exemplars: Iterable[PrometheusExemplar]) -> Iterator[Exemplar]:
     for exemplar in exemplars:
         trace_id = exemplar.labels.get("trace_id", "")

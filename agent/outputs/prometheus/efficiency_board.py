@@ -11,7 +11,7 @@ from agent.analysis.ledger import unaccounted_requests
 from agent.catalog import efficiency_metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.metrics import UNKNOWN
-from agent.catalog.time_units import HOUR_S
+from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.outputs.prometheus.families import Family, family_of
 from agent.records.cost_and_work import Cost
 from agent.records.ledger import Ledger
@@ -19,6 +19,9 @@ from agent.records.minute import MinuteRow
 
 Labels = tuple[str, ...]
 Values = Iterator[tuple[Metric, Labels, float | None]]
+
+# Of each engine, the counters of the models that it served last.
+MODELS_KEPT = 10
 
 
 class EfficiencyBoard:
@@ -28,6 +31,8 @@ class EfficiencyBoard:
         self._newest: dict[str, MinuteRow] = {}
         self._counters: defaultdict[tuple[Metric, Labels], float] = defaultdict(float)
         self._sums: defaultdict[tuple[Metric, Labels], float] = defaultdict(float)
+        # The start of the newest minute of each engine and model.
+        self._starts_at: dict[Labels, float] = {}
         self._lock = threading.Lock()
 
     def booked(self, minute: MinuteRow, before: MinuteRow | None) -> None:
@@ -39,9 +44,24 @@ class EfficiencyBoard:
                 self._sums[metric, labels] -= value
             for metric, of in {(metric, labels[:2]) for metric, labels in self._sums}:
                 self._raise_counters(metric, of)
+            self._forget_models(minute)
             newest = self._newest.get(minute.engine)
             if newest is None or minute.starts_at >= newest.starts_at:
                 self._newest[minute.engine] = minute
+
+    def _forget_models(self, minute: MinuteRow) -> None:
+        """Keep the counters of an engine's last models of a day."""
+        pair = _pair(minute)
+        self._starts_at[pair] = max(minute.starts_at, self._starts_at.get(pair, -inf))
+        of_engine = [each for each in self._starts_at if each[0] == minute.engine]
+        of_engine.sort(key=lambda each: self._starts_at[each], reverse=True)
+        oldest = self._starts_at[of_engine[0]] - DAY_S
+        for place, each in enumerate(of_engine):
+            if place >= MODELS_KEPT or self._starts_at[each] < oldest:
+                del self._starts_at[each]
+                for values in (self._sums, self._counters):
+                    for key in [key for key in values if key[1][:2] == each]:
+                        del values[key]
 
     def _raise_counters(self, metric: Metric, of: Labels) -> None:
         """Raise the counters of one engine to their sums.
@@ -83,9 +103,13 @@ def _families(shown: Mapping[Metric, Mapping[Labels, float]]) -> Iterator[Family
             yield family_of(metric, metric.labels, shown[metric].items())
 
 
+def _pair(minute: MinuteRow) -> Labels:
+    return minute.engine, minute.model or UNKNOWN
+
+
 def _sums(minute: MinuteRow) -> Iterator[tuple[Metric, Labels, float]]:
     """The counters' values of one minute, without unknown ones."""
-    of = (minute.engine, minute.model or UNKNOWN)
+    of = _pair(minute)
     for state in ("busy", "idle", "unknown"):
         yield m.TIME, (*of, state), getattr(minute.work, f"{state}_s")
     if minute.joules is not None:
@@ -118,7 +142,7 @@ def _shares(cost: Cost) -> Iterator[tuple[str, float]]:
 
 
 def _gauges(minute: MinuteRow) -> Values:
-    of = (minute.engine, minute.model or UNKNOWN)
+    of = _pair(minute)
     yield from _efficiency(minute, of)
     spent = spending([minute])
     per = spent.ratios

@@ -1,7 +1,7 @@
 """The latency histograms of requests, by engine and model."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -111,6 +111,11 @@ class LatencyHistograms:
             histogram = BucketHistogram(self._bounds[metric], with_bins=self._with_bins)
             self._histograms[metric, labels] = histogram
         return histogram
+
+    def forget(self, engine_models: Collection[Labels]) -> None:
+        """Remove the histograms of these pairs of engine and model."""
+        for key in [key for key in self._histograms if key[1][:2] in engine_models]:
+            del self._histograms[key]
 
     def snapshot(self) -> Mapping[tuple[Metric, Labels], CountedValues]:
         """What each histogram holds now."""

@@ -1,17 +1,16 @@
 """Counts requests, spans, events and the agent's own failures for its exposition."""
 
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agent.catalog import metrics as m
-from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.catalog.gpu_problems import UNSEEN
-from agent.catalog.metric import Metric
+from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import OTHER, UNKNOWN
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
@@ -26,6 +25,7 @@ from agent.catalog.reasons import (
     SpanRejected,
     StoreWrite,
 )
+from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.outputs.prometheus.bucket_histogram import CountedValues
 from agent.outputs.prometheus.latency_histograms import LatencyHistograms
 from agent.records.engine import EngineSample
@@ -34,11 +34,19 @@ from agent.records.explanation import ExplainedRequest
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import Status
 
-# Senders of spans name engines and models, and an exposition without a limit would bring Prometheus
-# down. Configured engines with models that they serve have their labels beside these.
-MAX_STRANGERS = 100
-
 Labels = tuple[str, ...]
+
+# Pairs of engine and model, of some 200 series each: an exposition without a limit would bring
+# Prometheus down. The first limit is of models that configured engines serve, the second one of
+# all other names, which senders of spans invent.
+MAX_SERVED = 200
+MAX_UNCONFIGURED = 100
+# A pair without a request or sample for so long loses its series; the second time is for pairs
+# whose limit is reached.
+FORGOTTEN_AFTER_S = float(DAY_S)
+FULL_FORGOTTEN_AFTER_S = float(HOUR_S)
+
+_WILDCARDS = frozenset("*?[")
 
 _READ, _STEP, _REQUEST = "ok", "step", "request"
 
@@ -66,6 +74,13 @@ _KNOWN_OF_ENGINE: Mapping[Metric, Sequence[str]] = {
     m.PLUGIN_DROPPED: tuple(PluginDropped),
 }
 
+# Where the labels of a counter have the engine, with the model behind it.
+_PAIR_AT: Mapping[Metric, int] = {
+    metric: metric.labels.index("engine")
+    for metric in m.AGENT_METRICS
+    if metric.kind is Kind.COUNTER and {"engine", "model"} <= {*metric.labels}
+}
+
 
 class ReadSpans(Protocol):
     """The counts of one export. Outputs do not import the sources' own class."""
@@ -85,6 +100,37 @@ class MeterSnapshot:
     gauges: Mapping[Metric, Mapping[Labels, float]]
 
 
+class LabelledPairs:
+    """The pairs of engine and model that have labels of their own. Not for several threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # When each pair was last seen, by a clock that is never set, in this order.
+        self._seen_at: OrderedDict[Labels, float] = OrderedDict()
+
+    def __contains__(self, pair: Labels) -> bool:
+        return pair in self._seen_at
+
+    def see(self, pair: Labels, now_s: float, *, always: bool = False) -> bool:
+        """Whether the pair has labels of its own; with `always` it also has beyond the limit."""
+        if not (always or pair in self._seen_at or len(self._seen_at) < self._most):
+            return False
+        self._seen_at[pair] = now_s
+        self._seen_at.move_to_end(pair)
+        return True
+
+    def has_engine(self, engine: str) -> bool:
+        """Whether any pair is of this engine."""
+        return any(pair[0] == engine for pair in self._seen_at)
+
+    def forget(self, now_s: float) -> Iterator[Labels]:
+        """Forget the pairs that were not seen for too long, and return each."""
+        is_full = len(self._seen_at) >= self._most
+        before_s = now_s - (FULL_FORGOTTEN_AFTER_S if is_full else FORGOTTEN_AFTER_S)
+        while self._seen_at and next(iter(self._seen_at.values())) <= before_s:
+            yield self._seen_at.popitem(last=False)[0]
+
+
 class Meter:
     """Counts; safe to use from several threads. Known series are exposed at zero from the start."""
 
@@ -95,21 +141,31 @@ class Meter:
         is_served: Callable[[str], bool] = lambda _: False,
         *,
         with_bins: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_served` says whether any engine serves a model; `with_bins` is for a push."""
+        """`is_served` says whether any engine serves a model; `with_bins` is for a push.
+
+        `monotonic` is a clock in seconds that is never set.
+        """
         self.objectives = tuple(objectives)
+        models = (objective.match.model for objective in objectives)
+        self._named = frozenset(model for model in models if not _WILDCARDS & set(model))
         self._is_served = is_served
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
             metric: defaultdict(float) for metric in m.AGENT_METRICS
         }
         self._latencies = LatencyHistograms(objectives, with_bins=with_bins)
-        self._engine_models: set[Labels] = set()
-        self._strangers = 0
+        self._exposed: set[Labels] = set()
+        self._served = LabelledPairs(MAX_SERVED)
+        self._unconfigured = LabelledPairs(MAX_UNCONFIGURED)
         self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
+        # The same with the labels of the exposition.
+        self._published = self._samples.copy()
         self._gauges: dict[Metric, dict[Labels, Callable[[], float | None]]] = {}
         for engine in engines:
-            self._expose(engine, UNKNOWN)
+            self._expose((engine, UNKNOWN))
             for metric, labels in _KNOWN_OF_ENGINE.items():
                 self._counters[metric] |= {(engine, label): 0.0 for label in labels}
         for metric, all_labels in _KNOWN.items():
@@ -131,37 +187,54 @@ class Meter:
             for item in counted:
                 groups[item.record.engine, item.record.model].append(item)
             for (engine, model), items in groups.items():
-                self._count_group(self._labels(engine, model, items), items)
+                labels = self._labels(engine, model)
+                if labels[1] == OTHER != model:
+                    self._add(m.LABELS_REPLACED, ("model",), len(items))
+                self._count_group(labels, items)
 
-    def _labels(
-        self, engine: str | None, model: str | None, items: Sequence[JudgedRequest]
-    ) -> Labels:
-        """The labels of these requests; strangers beyond their limit share one set of labels."""
-        labels = (engine or UNKNOWN, model or UNKNOWN)
-        if labels in self._engine_models:
-            return labels
+    def _labels(self, engine: str | None, model: str | None, *, serves: bool = False) -> Labels:
+        """The labels of a pair, `other` beyond the limit; `serves` is of a model served now.
+
+        Models that an objective names have no limit, and each engine has at least one of its own.
+        """
+        pair = (engine or UNKNOWN, model or UNKNOWN)
         configured = engine in self._samples
-        if not configured or not (model is None or self._is_served(model)):
-            if self._strangers >= MAX_STRANGERS:
-                self._add(m.LABELS_REPLACED, ("model",), len(items))
-                return self._expose(engine if configured else OTHER, OTHER)
-            self._strangers += 1
-        return self._expose(engine, model)
+        if configured and (pair[1] in (UNKNOWN, OTHER) or pair[1] in self._named):
+            return self._expose(pair)
+        is_served = configured and (serves or self._is_served(pair[1]))
+        pairs, now_s = self._pairs_with(pair, is_served=is_served), self._monotonic()
+        always = pairs is self._served and not pairs.has_engine(pair[0])
+        has_labels = pairs.see(pair, now_s, always=always)
+        if not has_labels:
+            self._forget(pairs, now_s)
+            has_labels = pairs.see(pair, now_s)
+        return self._expose(pair if has_labels else (pair[0] if configured else OTHER, OTHER))
 
-    def _expose(self, engine: str | None, model: str | None) -> Labels:
-        """The labels of an engine and a model, with every verdict at zero from the first time."""
-        labels = (engine or UNKNOWN, model or UNKNOWN)
-        if labels in self._engine_models:
+    def _pairs_with(self, pair: Labels, *, is_served: bool) -> LabelledPairs:
+        known = (pairs for pairs in (self._served, self._unconfigured) if pair in pairs)
+        return next(known, self._served if is_served else self._unconfigured)
+
+    def _forget(self, pairs: LabelledPairs, now_s: float) -> None:
+        """Remove the series of pairs that were not seen for too long."""
+        gone = set(pairs.forget(now_s))
+        if not gone:
+            return
+        self._exposed -= gone
+        for metric, place in _PAIR_AT.items():
+            counter = self._counters[metric]
+            for labels in [each for each in counter if each[place : place + 2] in gone]:
+                del counter[labels]
+        self._latencies.forget(gone)
+
+    def _expose(self, labels: Labels) -> Labels:
+        """Expose every verdict of an engine and a model at zero from the first time."""
+        if labels in self._exposed:
             return labels
-        self._engine_models.add(labels)
-        # Causes of strangers would make too many series.
-        causes = Cause if engine in self._samples and labels[1] != UNKNOWN else ()
+        self._exposed.add(labels)
         for objective in self._objectives_of(labels[1]):
             for verdict in Verdict:
                 self._add(m.SLO_REQUESTS, (objective.name, *labels, verdict), 0)
                 self._add(m.SLO_OUTPUT_TOKENS, (objective.name, *labels, verdict), 0)
-            for limit, cause in product(objective.limits, causes):
-                self._add(m.SLO_MISSED_SECONDS, (objective.name, *labels, limit, cause), 0)
         for status in Status:
             self._add(m.REQUESTS, (*labels, status), 0)
         self._add(m.INPUT_TOKENS, labels, 0)
@@ -193,7 +266,7 @@ class Meter:
         """Count the seconds of missed requests by cause. The caller gives each request once."""
         with self._lock:
             for judged, explanation in items:
-                labels = self._labels(judged.record.engine, judged.record.model, [judged])
+                labels = self._labels(judged.record.engine, judged.record.model)
                 for share in explanation.shares:
                     if share.excess_s is not None:
                         place = (share.objective, *labels, share.limit, share.cause)
@@ -271,9 +344,16 @@ class Meter:
     def sample(self, sample: EngineSample) -> None:
         """Expose the newest sample of an engine."""
         with self._lock:
+            _, model = self._labels(sample.engine, sample.model, serves=True)
             self._samples[sample.engine] = sample
+            shown = replace(sample, model=OTHER) if model == OTHER else sample
+            self._published[sample.engine] = shown
             self._add(m.SCRAPES, (sample.engine, _READ), 1)
-            self._expose(sample.engine, sample.model)
+
+    def samples(self) -> Mapping[str, EngineSample | None]:
+        """The newest sample of each engine, None while it cannot be read."""
+        with self._lock:
+            return dict(self._samples)
 
     def is_up(self, engine: str) -> bool:
         """Whether the last scrape of the engine succeeded."""
@@ -283,14 +363,17 @@ class Meter:
     def scrape_failed(self, engine: str, reason: str) -> None:
         """Count a failed scrape and hide the engine's facts: old ones would seem new."""
         with self._lock:
-            self._samples[engine] = None
+            self._samples[engine] = self._published[engine] = None
             self._add(m.SCRAPES, (engine, reason), 1)
 
     def snapshot(self) -> MeterSnapshot:
         """All values now."""
         with self._lock:
+            now_s = self._monotonic()
+            for pairs in (self._served, self._unconfigured):
+                self._forget(pairs, now_s)
             counters = {metric: dict(values) for metric, values in self._counters.items()}
-            histograms, samples = self._latencies.snapshot(), dict(self._samples)
+            histograms, samples = self._latencies.snapshot(), dict(self._published)
         gauges = {
             metric: {labels: value for labels, read in of.items() if (value := read()) is not None}
             for metric, of in self._gauges.items()

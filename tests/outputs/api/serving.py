@@ -54,6 +54,10 @@ class ServedAgent:
     now: float = NOON + 333.75
     problems: list[str] = field(default_factory=list)
     engines: list[Mapping[str, Any]] = field(default_factory=list)
+    metrics: Callable[[str], tuple[bytes, str]] = lambda accept: (
+        b"# asked for " + accept.encode(),
+        "text/plain; version=0.0.4",
+    )
 
 
 class Api:
@@ -213,7 +217,7 @@ def _context(engine: Engine, agent: ServedAgent, door: Door) -> ApiContext:
         longest_window_s=KEEP_ROLLUPS_S,
         rows_kept_s=KEEP_REQUESTS_S,
         query_limit_s=QUERY_LIMIT_S,
-        metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
+        metrics=lambda accept: agent.metrics(accept),
         engines=lambda: agent.engines,
         problems=lambda: agent.problems,
         parts=lambda: {"store": "ok"},

@@ -55,6 +55,22 @@ def test_an_agent_without_problems_is_ready(api: Api) -> None:
     assert api.get("/readyz").status_code == 200
 
 
+def test_an_exposition_that_cannot_be_made_is_named_until_it_can(api: Api) -> None:
+    usual = api.agent.metrics
+
+    def broken(_accept: str) -> tuple[bytes, str]:
+        raise ValueError("no number: x")
+
+    api.agent.metrics = broken
+    assert api.get("/metrics").status_code == 500
+    ready = api.get("/readyz")
+    assert ready.status_code == 200
+    assert ready.json()["parts"]["metrics"] == "/metrics fails: ValueError: no number: x"
+    api.agent.metrics = usual
+    assert api.get("/metrics").status_code == 200
+    assert "metrics" not in api.get("/readyz").json()["parts"]
+
+
 def test_the_process_is_alive_while_every_thread_waits_for_the_database(api: Api) -> None:
     go = threading.Event()
     waiting = threading.Semaphore(0)

@@ -18,7 +18,7 @@ from agent.analysis.exponential import SCALE, relative_error
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
-from agent.outputs.prometheus.meter import MAX_STRANGERS, Meter
+from agent.outputs.prometheus.meter import FORGOTTEN_AFTER_S, MAX_UNCONFIGURED, Meter
 from agent.records.request import ProxyView
 from tests.outputs.otlp_metrics.pushed import (
     STARTED_AT,
@@ -187,6 +187,18 @@ def test_a_series_that_is_gone_is_ended_once() -> None:
     assert not any(one.point.flags & ENDED for one in after)
 
 
+def test_the_histograms_of_a_forgotten_model_are_ended() -> None:
+    clock = [0.0]
+    meter = Meter((), ["chat-0"], with_bins=True, monotonic=lambda: clock[0])
+    count(meter, record(0, ttft_s=0.1))
+    requests = requests_of_agent()
+    request_of(meter, requests)
+    clock[0] += FORGOTTEN_AFTER_S
+    ended = [one for one in points_of(request_of(meter, requests)) if one.point.flags & ENDED]
+    assert (TTFT, "exponential_histogram") in {(one.metric.name, one.kind) for one in ended}
+    assert {one.labels["model"] for one in ended} == {"llama"}
+
+
 def _key(one: Any) -> tuple[str, str, frozenset[tuple[str, str]]]:
     return one.metric.name, one.kind, frozenset(one.labels.items())
 
@@ -225,6 +237,6 @@ def pushed_after(models: int) -> Counter[str]:
 
 
 def test_thousands_of_models_tenants_and_users_give_no_more_points_than_the_exposition() -> None:
-    few, many = pushed_after(2 * MAX_STRANGERS), pushed_after(1_500)
+    few, many = pushed_after(2 * MAX_UNCONFIGURED), pushed_after(1_500)
     assert many == few
-    assert many[TTFT] <= MAX_STRANGERS + 3
+    assert many[TTFT] <= MAX_UNCONFIGURED + 3

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
+from agent.outputs.prometheus.efficiency_board import MODELS_KEPT, EfficiencyBoard
 from agent.records.ledger import Ledger
 from agent.records.minute import MinuteRow
 from tests.records.minutes import UNKNOWN, minute
@@ -173,3 +173,20 @@ def test_a_row_that_comes_late_holds_the_counter_of_vanished_tokens_back() -> No
     assert series(filled)["llm_unaccounted_output_tokens_total",] == 40
     filled.booked(ledger_minute(2, 50.0), None)
     assert series(filled)["llm_unaccounted_output_tokens_total",] == 80
+
+
+def models(of: EfficiencyBoard) -> set[str]:
+    """The models with counters."""
+    return {
+        sample.labels["model"]
+        for family in of.families()
+        if family.type == "counter"
+        for sample in family.samples
+    }
+
+
+def test_an_engine_keeps_the_counters_of_its_last_models_of_a_day() -> None:
+    changing = board(*(minute(number, model=f"name-{number}") for number in range(604)))
+    assert models(changing) == {f"name-{number}" for number in range(604 - MODELS_KEPT, 604)}
+    changing.booked(minute(604 + 24 * 60), None)
+    assert models(changing) == {"llama"}

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
@@ -21,7 +22,10 @@ from agent.catalog.reasons import (
     StoreWrite,
 )
 from agent.outputs.prometheus.meter import (
-    MAX_STRANGERS,
+    FORGOTTEN_AFTER_S,
+    FULL_FORGOTTEN_AFTER_S,
+    MAX_SERVED,
+    MAX_UNCONFIGURED,
     Meter,
     MeterSnapshot,
 )
@@ -110,34 +114,14 @@ def test_each_request_counts_once_for_each_objective_that_covers_it() -> None:
     assert snapshot.counters[m.OUTPUT_TOKENS]["chat-0", "llama"] == 105
 
 
-def missed_seconds(meter: Meter) -> dict[tuple[str, ...], float]:
-    """The series of excess seconds that are above zero."""
-    return {
-        labels: value
-        for labels, value in meter.snapshot().counters[m.SLO_MISSED_SECONDS].items()
-        if value
-    }
-
-
-def test_seconds_of_every_cause_and_limit_start_at_zero_with_the_first_sample() -> None:
-    both = objective("both", ttft_s=0.2, tpot_s=0.1)
-    meter = Meter((CHAT, both), ["chat-0", "chat-1"])
-    assert meter.snapshot().counters[m.SLO_MISSED_SECONDS] == {}
-    meter.sample(SAMPLE)
-    limits = (("chat", "ttft"), ("both", "ttft"), ("both", "tpot"))
-    assert meter.snapshot().counters[m.SLO_MISSED_SECONDS] == {
-        (name, "chat-0", "llama", limit, cause): 0 for name, limit in limits for cause in Cause
-    }
-
-
 def test_an_objective_of_other_models_has_no_series_of_an_engines_model() -> None:
-    """Ten objectives of ten models on ten engines would else be 4,800 series of causes."""
+    """Ten objectives of ten models on ten engines would else be 6,000 series of verdicts."""
     llamas = objective("llamas", ttft_s=0.2, match=Match(model="lla*"))
     geese = objective("geese", ttft_s=0.2, match=Match(model="goose"))
     meter = Meter((llamas, geese), ["chat-0"])
     meter.sample(SAMPLE)
     counters = meter.snapshot().counters
-    assert {name for name, *_ in counters[m.SLO_MISSED_SECONDS]} == {"llamas"}
+    assert counters[m.SLO_MISSED_SECONDS] == {}
     for metric in (m.SLO_REQUESTS, m.SLO_OUTPUT_TOKENS):
         shown = {(name, model) for name, _, model, _ in counters[metric]}
         # Of requests without a model in their answer, what was asked for decides.
@@ -156,7 +140,7 @@ def test_excess_seconds_are_counted_by_cause_for_each_objective_and_limit() -> N
     for item in judged([record(1), record(2)]):
         meter.explained([ExplainedRequest(item, Explanation("", "", kv, shares, ("span",)))])
     at = ("chat-0", "llama")
-    assert missed_seconds(meter) == {
+    assert meter.snapshot().counters[m.SLO_MISSED_SECONDS] == {
         ("chat", *at, "ttft", kv): 1.0,
         ("chat", *at, "ttft", burst): 0.5,
         ("long", *at, "e2e", kv): 4.0,
@@ -220,12 +204,12 @@ def test_invented_model_names_do_not_grow_the_exposition_without_limit() -> None
     shown = {(engine, model) for _, engine, model, _ in snapshot.counters[m.SLO_REQUESTS]}
     of_chat = {("chat-0", UNKNOWN), ("chat-0", OTHER)}
     assert {(OTHER, OTHER)} | of_chat < shown
-    assert len(shown) == MAX_STRANGERS + 3
+    assert len(shown) == MAX_UNCONFIGURED + 3
     met = snapshot.counters[m.SLO_REQUESTS]["chat", "chat-0", OTHER, "met"]
-    assert met == sent - MAX_STRANGERS
+    assert met == sent - MAX_UNCONFIGURED
     assert snapshot.counters[m.LABELS_REPLACED]["model",] == met + 1
     assert sum(slo(snapshot).values()) == sent + 1
-    assert len({labels[:2] for _, labels in snapshot.histograms}) == MAX_STRANGERS + 2
+    assert len({labels[:2] for _, labels in snapshot.histograms}) == MAX_UNCONFIGURED + 2
 
 
 def test_a_served_model_never_loses_its_labels_to_invented_ones() -> None:
@@ -239,9 +223,68 @@ def test_a_served_model_never_loses_its_labels_to_invented_ones() -> None:
 
 
 def test_known_strangers_are_still_counted_at_the_limit() -> None:
-    meter = meter_after_inventions(MAX_STRANGERS + 10)
+    meter = meter_after_inventions(MAX_UNCONFIGURED + 10)
     count(meter, record(0, model="made-up-0"))
     assert meter.snapshot().counters[m.REQUESTS]["chat-0", "made-up-0", Status.OK] == 2
+
+
+@dataclass
+class Clock:
+    """A clock in seconds that tests advance."""
+
+    at_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.at_s
+
+
+def models_of(meter: Meter, metric: Metric = m.REQUESTS) -> set[tuple[str, str]]:
+    """The pairs of engine and model with series, without those of unknown and other models."""
+    place = metric.labels.index("engine")
+    pairs = {labels[place : place + 2] for labels in meter.snapshot().counters[metric]}
+    return {(engine, model) for engine, model in pairs if model not in (UNKNOWN, OTHER)}
+
+
+def test_a_thousand_served_models_share_the_labels_of_a_limit_and_no_count_is_lost() -> None:
+    fine = objective("fine", ttft_s=0.2, match=Match(model="adapter-999"))
+    meter = Meter((CHAT, fine), ["chat-0", "chat-1"], lambda _: True)
+    for number in range(1000):
+        count(meter, record(number, model=f"adapter-{number}"))
+    meter.sample(replace(SAMPLE, engine="chat-1"))
+    served = [f"adapter-{number}" for number in (*range(MAX_SERVED), 999)]
+    # A model that an objective names has its label, and an engine that comes late has its own.
+    assert models_of(meter) == {("chat-0", name) for name in served} | {("chat-1", "llama")}
+    counters = meter.snapshot().counters
+    assert counters[m.REQUESTS]["chat-0", OTHER, Status.OK] == 999 - MAX_SERVED
+    assert sum(counters[m.REQUESTS].values()) == 1000
+    assert counters[m.SLO_REQUESTS]["chat", "chat-0", OTHER, "met"] == 999 - MAX_SERVED
+    assert counters[m.LABELS_REPLACED]["model",] == 999 - MAX_SERVED
+
+
+def test_model_names_that_an_engine_gives_no_more_are_forgotten() -> None:
+    clock = Clock()
+    meter = Meter((CHAT,), ["chat-0"], monotonic=clock)
+    for number in range(604):
+        clock.at_s += 0.2
+        meter.sample(replace(SAMPLE, model=f"name-{number}"))
+        count(meter, record(number, model=f"name-{number}", ttft_s=0.1))
+    snapshot = meter.snapshot()
+    assert len(models_of(meter)) == MAX_SERVED + MAX_UNCONFIGURED
+    shown = snapshot.samples["chat-0"]
+    assert shown is not None
+    assert shown.model == OTHER
+    # The limits are reached, so an hour is enough.
+    clock.at_s += FULL_FORGOTTEN_AFTER_S
+    meter.sample(SAMPLE)
+    assert models_of(meter) == models_of(meter, m.SLO_REQUESTS) == {("chat-0", "llama")}
+    kept = {labels[:2] for _, labels in meter.snapshot().histograms}
+    assert kept == {("chat-0", OTHER)}
+    count(meter, record(700, model="name-0"))
+    clock.at_s += FORGOTTEN_AFTER_S - 1
+    meter.sample(SAMPLE)
+    assert models_of(meter) == {("chat-0", "llama"), ("chat-0", "name-0")}
+    clock.at_s += 1
+    assert models_of(meter) == {("chat-0", "llama")}
 
 
 def test_counts_are_exact_under_many_threads_and_each_snapshot_is_consistent() -> None:
