@@ -34,6 +34,29 @@ def _shown(page: str) -> Callable[[], Awaitable[HTMLResponse]]:
     return show
 
 
+class _MetricsPage:
+    """Serves the exposition; `problems` says why the last one could not be made, by part."""
+
+    def __init__(self, render: Callable[[str], tuple[bytes, str]]) -> None:
+        self._render = render
+        # Its own thread: queries that wait for the database may take all the others.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
+        self.problems: dict[str, str] = {}
+
+    async def response(self, accept: str) -> Response:
+        loop = asyncio.get_running_loop()
+        try:
+            body, content_type = await loop.run_in_executor(self._thread, self._render, accept)
+        except Exception as error:
+            if not self.problems:
+                _LOG.exception("the exposition cannot be made; logged once until it can")
+            problem = f"/metrics fails: {type(error).__name__}: {error}"
+            self.problems["metrics"] = problem
+            return Response(problem, 500, media_type="text/plain")
+        self.problems.clear()
+        return Response(body, headers={"Content-Type": content_type})
+
+
 def operation_routes(
     pages: Mapping[str, str],
     metrics: Callable[[str], tuple[bytes, str]],
@@ -49,25 +72,12 @@ def operation_routes(
     for path, page in pages.items():
         router.add_api_route(path, _shown(page), include_in_schema=False)
 
-    # Its own thread: queries that wait for the database may take all the others.
-    scraped = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
-    # Why the last exposition could not be made, by the name of its part.
-    failed: dict[str, str] = {}
+    page = _MetricsPage(metrics)
 
     @router.get("/metrics", response_class=Response, responses=_PAGE)
     async def exposition(request: Request) -> Response:
         """The exposition: Prometheus text, or OpenMetrics with exemplars if accepted."""
-        accept = request.headers.get("accept", "")
-        loop = asyncio.get_running_loop()
-        try:
-            body, content_type = await loop.run_in_executor(scraped, metrics, accept)
-        except Exception as error:
-            if not failed:
-                _LOG.exception("the exposition cannot be made; logged once until it can")
-            failed["metrics"] = f"/metrics fails: {type(error).__name__}: {error}"
-            return Response(failed["metrics"], 500, media_type="text/plain")
-        failed.clear()
-        return Response(body, headers={"Content-Type": content_type})
+        return await page.response(request.headers.get("accept", ""))
 
     @router.get("/healthz")
     async def healthz() -> responses.HealthResponse:
@@ -80,7 +90,7 @@ def operation_routes(
         found = list(problems())
         response.status_code = 503 if found else 200
         status: Literal["ok", "not ready"] = "not ready" if found else "ok"
-        in_words = {**parts(), **failed}
+        in_words = {**parts(), **page.problems}
         return responses.ReadinessResponse(status=status, problems=found, parts=in_words)
 
     return router
