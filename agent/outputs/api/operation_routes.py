@@ -72,12 +72,12 @@ def operation_routes(
     for path, page in pages.items():
         router.add_api_route(path, _shown(page), include_in_schema=False)
 
-    page = _MetricsPage(metrics)
+    scraped = _MetricsPage(metrics)
 
     @router.get("/metrics", response_class=Response, responses=_PAGE)
     async def exposition(request: Request) -> Response:
         """The exposition: Prometheus text, or OpenMetrics with exemplars if accepted."""
-        return await page.response(request.headers.get("accept", ""))
+        return await scraped.response(request.headers.get("accept", ""))
 
     @router.get("/healthz")
     async def healthz() -> responses.HealthResponse:
@@ -90,7 +90,7 @@ def operation_routes(
         found = list(problems())
         response.status_code = 503 if found else 200
         status: Literal["ok", "not ready"] = "not ready" if found else "ok"
-        in_words = {**parts(), **page.problems}
+        in_words = {**parts(), **scraped.problems}
         return responses.ReadinessResponse(status=status, problems=found, parts=in_words)
 
     return router
