@@ -1,6 +1,7 @@
 """The agent with windows of seconds in place of minutes, for spans that come within one.
 
-Its figures do not depend on the length of a minute, so they are complete sooner.
+Its figures do not depend on the length of a minute, so they are complete sooner. It also folds
+rollups every second.
 """
 
 import importlib
@@ -12,4 +13,5 @@ minute.BOOK_EVERY_S = 10
 efficiency = importlib.import_module("agent.app.efficiency_jobs")
 assert efficiency.BOOK_EVERY_S == minute.BOOK_EVERY_S
 vars(efficiency)["_SPANS_COME_S"] = 1.0
+vars(importlib.import_module("agent.app.storing"))["FOLD_EVERY_S"] = 1.0
 importlib.import_module("agent.__main__").start()
