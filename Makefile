@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && echo $$python && break; \
 	done)
 
-.PHONY: install run test test-causes test-fast parts lint bench docs release screenshots lock
+.PHONY: install run test test-causes test-fast test-shaken parts lint bench docs release screenshots lock
 
 install: $(STAMP)
 
@@ -38,12 +38,24 @@ PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
 # Tests wait for disks and servers, so twice as many processes as processors are soonest done.
 BESIDE := --numprocesses $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))) --dist loadfile
 
+# The tests of real parts that failed, which are run once more, alone: see tests/rerun.py.
+FAILED := .pytest_cache/failed-parts
+
 test: parts install
+	@rm -f $(FAILED)
 	bash .ci/stages lint "nice make --no-print-directory lint" \
-		engine "$(PYTEST) $(WATCHING) --ignore=$(CAUSES)" \
-		tests "nice $(PYTEST) $(BESIDE) --no-loadscope-reorder \
+		engine "$(PYTEST) --failed-parts $(FAILED) $(WATCHING) --ignore=$(CAUSES)" \
+		tests "nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))"
-	bash .ci/stages causes "$(PYTEST) $(CAUSES)"
+	bash .ci/stages causes "$(PYTEST) --failed-parts $(FAILED) $(CAUSES)"
+	@[ ! -e $(FAILED) ] || bash .ci/stages again "$(PYTEST) --alone @$(FAILED)"
+
+# Tests that start processes or read clocks, again and again beside busy cores: see tests/shaken.py.
+ROUNDS := 20
+TESTS := --ignore=$(CAUSES)
+
+test-shaken: parts install
+	$(BIN)/python -m tests.shaken --rounds $(ROUNDS) $(TESTS)
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install

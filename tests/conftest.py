@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import rerun
 from tests.fast import forbid_parts, needs_parts, runs_parts
 from tests.real_parts.clickhouse import clickhouse_server, clickhouse_url
 from tests.real_parts.postgres import postgres_server, postgres_url
@@ -27,12 +28,14 @@ settings.register_profile("fast", deadline=None, max_examples=15)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--fast` leaves out every test that needs real parts or seconds."""
     parser.addoption("--fast", action="store_true", help="only tests that need no real parts")
+    rerun.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """`--fast` tries fewer examples of each property."""
     if config.getoption("--fast"):
         settings.load_profile("fast")
+    rerun.register(config)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -43,6 +46,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the modules that need seconds; `--fast` leaves their slow tests out."""
+    rerun.mark(items)
     slow = {item for item in items if needs_parts(item)}
     if config.getoption("--fast"):
         config.hook.pytest_deselected(items=[*slow])

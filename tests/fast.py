@@ -22,12 +22,27 @@ SERVERS = ("postgres", "clickhouse")
 _IMPORT = re.compile(
     r"^[ \t]*(?:from|import) (tests[\w.]*)(?: import (\([^)]*\)|.*))?", re.MULTILINE
 )
+# What a module uses that starts a process or a thread, waits, or reads a clock.
+_TIME = re.compile(
+    r"^[ \t]*(?:from|import) (?:asyncio|concurrent|multiprocessing|psutil|selectors|signal|socket"
+    r"|subprocess|threading|time)\b|datetime\.now\(",
+    re.MULTILINE,
+)
 
 
 def needs_parts(item: pytest.Item) -> bool:
     """Whether a test is left out by `--fast`."""
-    marked = item.get_closest_marker("slow") is not None
-    return marked or _uses_server(item) or runs_parts(item.path)
+    return item.get_closest_marker("slow") is not None or uses_parts(item)
+
+
+def uses_parts(item: pytest.Item) -> bool:
+    """Whether a test uses real parts."""
+    return _uses_server(item) or runs_parts(item.path)
+
+
+def meets_time(item: pytest.Item) -> bool:
+    """Whether a test uses real parts, starts a process or a thread, waits, or reads a clock."""
+    return needs_parts(item) or _reads_time(item.path)
 
 
 def _uses_server(item: pytest.Item) -> bool:
@@ -44,11 +59,22 @@ def runs_parts(path: Path) -> bool:
     return not PARTS.isdisjoint(_reached(path, set()))
 
 
+@cache
+def _reads_time(path: Path) -> bool:
+    modules = [path, *map(_file, _reached(path, set()))]
+    texts = (module.read_text(encoding="utf-8") for module in modules if module.is_file())
+    return any(map(_TIME.search, texts))
+
+
+def _file(name: str) -> Path:
+    return ROOT / f"{name.replace('.', '/')}.py"
+
+
 def _reached(path: Path, seen: set[Path]) -> Iterator[str]:
     seen.add(path)
     for name in _imports(path):
         yield name
-        module = ROOT / f"{name.replace('.', '/')}.py"
+        module = _file(name)
         if module not in seen and module.is_file():
             yield from _reached(module, seen)
 
