@@ -1,6 +1,7 @@
 """A statement as CSV, and in the other formats of a report."""
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from io import StringIO
@@ -12,8 +13,11 @@ from agent.outputs.report.figures import Json
 from agent.outputs.report.number_texts import number, printable
 
 _COLUMNS = tuple(field.name for field in fields(StatementLine))
-# A spreadsheet takes text that begins so for a formula.
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+# OWASP, "CSV Injection": a spreadsheet takes a cell that begins so for a formula, also with
+# full-width or small signs, and behind spaces and quotes. Where a semicolon separates its cells, a
+# cell also begins inside a quoted text of ours.
+_SIGNS = r"[\s\"']*[=+\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b]"
+_FORMULA = re.compile(rf"\A(?=[\t\r\n]|{_SIGNS})|(?<=[;|\t\r\n])(?={_SIGNS})")
 
 
 def groups_of(breakdown: Json) -> list[GroupSpending]:
@@ -66,7 +70,7 @@ def _unaccounted(ledger: Json | None, figure: str) -> float | None:
 def as_csv(lines: Sequence[StatementLine]) -> str:
     """The lines as CSV; an unknown figure is empty."""
     out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(_COLUMNS)
     for line in lines:
         values = asdict(line) | {"group": _harmless(line.group)}
@@ -77,7 +81,7 @@ def as_csv(lines: Sequence[StatementLine]) -> str:
 def _harmless(name: str | None) -> str | None:
     if name is None:
         return None
-    return f"'{name}" if name.startswith(_FORMULAS) else name
+    return _FORMULA.sub("'", name)
 
 
 def as_table(lines: Sequence[StatementLine], notes: Sequence[str]) -> ReportTable:
