@@ -2,6 +2,7 @@
 
 import os
 import ssl
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from tests.real_parts.agent_process import AgentPorts, AgentProcess, HastyAgent, without_journal
+from tests.real_parts.agent_process import (
+    AgentOfUser,
+    AgentPorts,
+    AgentProcess,
+    HastyAgent,
+    without_journal,
+)
 from tests.real_parts.certificates import Certificate, make_certificate
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
@@ -396,3 +403,52 @@ def test_insecure_opens_the_doors_but_not_to_pages_of_other_sites(tmp_path: Path
         refused = requests.get(f"{agent.url}/metrics", headers=rebound, timeout=WITHIN_S)
         assert refused.status_code == 421
         assert "llm_" not in refused.text
+
+
+# Files
+
+
+@contextmanager
+def without_umask() -> Iterator[None]:
+    """As a service manager may start a program: new files are open to everybody."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///{folder}/goodput.db", "postgresql://u@127.0.0.1:{port}/d"]
+)
+def test_files_of_an_agent_are_for_its_user_alone(tmp_path: Path, url: str) -> None:
+    storage = {"url": url.format(folder=tmp_path, port=free_port())}
+    settings = {
+        "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
+        "storage": storage,
+    }
+    agent = AgentOfUser.with_settings(tmp_path, AgentPorts.free(), settings)
+    with without_umask():
+        agent.start_until("/healthz")
+    try:
+        eventually(
+            lambda: list(tmp_path.glob("*.db-shm")), within_s=WITHIN_S, what="an open database"
+        )
+        files = [file for file in tmp_path.iterdir() if ".db" in file.name]
+        modes = {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in files}
+    finally:
+        agent.stop()
+    assert modes.keys() >= {"goodput-journal.db.lock"} if "postgresql" in url else {"goodput.db"}
+    assert set(modes.values()) == {"0o600"}, modes
+
+
+def test_an_agent_warns_of_a_database_that_others_may_open(tmp_path: Path) -> None:
+    ports = AgentPorts.free()
+    settings = {"engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]}
+    agent = AgentProcess.with_settings(tmp_path, ports, settings)
+    database = tmp_path / "goodput.db"
+    database.chmod(0o640)
+    with agent:
+        pass
+    assert f"other users of this machine may open {database}; `chmod 600" in agent.log()
+    assert stat.S_IMODE(database.stat().st_mode) == 0o640

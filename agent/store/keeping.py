@@ -15,7 +15,7 @@ from agent.store.connection import open_engine, store_unavailable
 from agent.store.failure_words import CORRUPT_CODES, sqlite_code
 from agent.store.health import StoreHealth
 from agent.store.migrating import upgrade
-from agent.store.sqlite_place import SqlitePlace, set_aside, sqlite_path
+from agent.store.sqlite_place import SqlitePlace, open_to_others, set_aside, sqlite_path
 from agent.store.time_limits import MIGRATION_S, limit_waits
 
 _LOG = logging.getLogger(__name__)
@@ -147,6 +147,10 @@ class StoreKeeper:
                 raise
             self._corrupt(self._path, error)
             place = self._opened()
+        if self._path is not None and (file := open_to_others(self._path)):
+            _LOG.warning(
+                "other users of this machine may open %s; `chmod 600 %s*`", file, self._path
+            )
         with self._lock:
             self._place = place
             self._refusal = None

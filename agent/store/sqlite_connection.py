@@ -13,6 +13,7 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import SettingsInvalid, StoreUnavailable
+from agent.store.sqlite_place import create_private, sqlite_path
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ def open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
     # values takes up to a megabyte, and is only used again for a list of the same length.
     connect = {"timeout": _WAIT_S, "cached_statements": 0}
     engine = create_engine(url, connect_args=connect, pool_size=8, **pool)
+    path = sqlite_path(url)
+    if path is not None:
+        event.listen(engine, "do_connect", lambda *_: create_private(path))
     event.listen(engine, "connect", _prepare)
     # SQLite's own wait sleeps up to 0.1 s past the end of a lock.
     writing = threading.Lock()

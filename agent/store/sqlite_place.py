@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import stat
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +28,27 @@ def sqlite_files(url: URL) -> list[Path]:
     return [] if path is None else [Path(f"{path}{ending}") for ending in _ENDINGS]
 
 
+def create_private(path: Path) -> None:
+    """Create a missing database file that only its user may read, whatever the umask.
+
+    SQLite gives its log and that log's index the mode of the database.
+    """
+    # To open and close a file that SQLite has open would drop SQLite's locks on it. Why a file
+    # cannot be made is said by the connection that follows.
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def open_to_others(path: Path) -> Path | None:
+    """The first of a database's files that users other than its own may open; None if none is."""
+    for ending in _ENDINGS:
+        file = Path(f"{path}{ending}")
+        with suppress(OSError):
+            if stat.S_IMODE(file.stat().st_mode) & 0o077:
+                return file
+    return None
+
+
 class SqlitePlace:
     """A connection that keeps the files of a database open, and their device and inode numbers.
 
@@ -35,6 +58,7 @@ class SqlitePlace:
     def __init__(self, path: Path, wait_s: float) -> None:
         """Open the files. Raises sqlite3.Error."""
         self._path = path
+        create_private(path)
         self._connection = sqlite3.connect(path, timeout=wait_s, check_same_thread=False)
         try:
             self._connection.execute("PRAGMA journal_mode=WAL").close()

@@ -168,10 +168,12 @@ def test_an_older_file_of_passwords_keeps_them_and_gets_what_is_new(tmp_path: Pa
     shutil.copy(ROOT / "deploy" / "compose" / "make-secrets", script)
     made = tmp_path / ".env"
     made.write_text("GPUS=[1]\nPOSTGRES_PASSWORD=old", encoding="utf-8")
+    made.chmod(0o644)
     subprocess.run([script], check=True, capture_output=True)
     variables = dict(line.split("=") for line in made.read_text(encoding="utf-8").splitlines())
     assert (variables["GPUS"], variables["POSTGRES_PASSWORD"]) == ("[1]", "old")
     assert variables.keys() == {"GPUS", *required_variables()}
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
 
 
 def test_git_and_the_image_exclude_secret_files() -> None:
