@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from agent.errors import StoreUnavailable
@@ -11,6 +11,7 @@ from agent.outputs.api import responses
 from agent.outputs.api.agent_routes import AgentResponse
 from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.objective_routes import ObjectiveResponse
+from agent.settings.doors import Door
 
 EVERY_S = 2.0
 # Each has a connection, and a place among the queries that may run at once.
@@ -45,14 +46,17 @@ class LiveFigures:
         """End every stream, and those to come at once."""
         self._stopped.set()
 
-    async def stream(self) -> AsyncIterator[ServerSentEvent]:
-        """Figures until the viewer leaves; a viewer beyond the limit gets an error."""
+    async def stream(self, may_read: Callable[[], bool]) -> AsyncIterator[ServerSentEvent]:
+        """Figures until the viewer leaves or may no longer read.
+
+        A viewer beyond the limit gets an error.
+        """
         if self._viewers >= MOST_VIEWERS:
             yield _problem(f"{MOST_VIEWERS} pages are open already; this one is not live")
             return
         self._viewers += 1
         try:
-            while not self._stopped.is_set():
+            while not self._stopped.is_set() and may_read():
                 yield await self._event()
                 await self._pause()
         finally:
@@ -82,15 +86,17 @@ def _problem(sentence: str) -> ServerSentEvent:
     return ServerSentEvent(event="problem", data=sentence)
 
 
-def live_routes(live: LiveFigures) -> APIRouter:
+def live_routes(live: LiveFigures, door: Door) -> APIRouter:
     """The route of the live figures."""
     router = APIRouter(tags=["figures"])
 
     # OpenAPI cannot say what the data of the events is.
     @router.get("/live", response_class=EventSourceResponse, include_in_schema=False)
-    async def figures() -> AsyncIterator[ServerSentEvent]:
+    async def figures(request: Request) -> AsyncIterator[ServerSentEvent]:
         """Server-sent events: `figures` every two seconds, or a `problem` in one sentence."""
-        async for event in live.stream():
+        token = request.headers.get("authorization")
+        # The door was passed once, and the token may be removed from its file since.
+        async for event in live.stream(lambda: door.lets_in(token)):
             yield event
 
     return router

@@ -88,7 +88,7 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
     kept_s = context.rows_kept_s
     return (
         figure_routes(context),
-        live_routes(live),
+        live_routes(live, context.door),
         efficiency_routes(context.minutes, now, queries.grid_s, longest_s),
         breakdown_routes(queries, now, longest_s, kept_s),
         length_routes(queries, now, min(kept_s, longest_s)),

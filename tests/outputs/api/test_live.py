@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import requests
 from agent.errors import StoreUnavailable
 from agent.outputs.api import live_routes
 from agent.outputs.api.live_routes import LiveFigures, LiveResponse
+from agent.settings.doors import Door, TokenFile
 from tests.outputs.api.serving import Api, open_api
 from tests.records.making import objective, record
 
 WITHIN_S = 60.0
+TOKEN, OTHER = "the-token-to-be-removed", "the-token-that-stays-valid"
 
 
 def events(response: requests.Response) -> Iterator[tuple[str, Any]]:
@@ -28,8 +31,9 @@ def events(response: requests.Response) -> Iterator[tuple[str, Any]]:
             yield name, json.loads(value)
 
 
-def follow(api: Api) -> requests.Response:
-    return requests.get(f"{api.url}/api/v1/live", stream=True, timeout=WITHIN_S)
+def follow(api: Api, token: str = "") -> requests.Response:
+    headers = {"Authorization": f"Bearer {token}"}
+    return requests.get(f"{api.url}/api/v1/live", headers=headers, stream=True, timeout=WITHIN_S)
 
 
 def test_the_figures_are_those_of_the_summary_and_the_lists(api: Api) -> None:
@@ -71,6 +75,26 @@ def test_a_stop_ends_every_stream(tmp_path: Any) -> None:
     assert response.raw.closed
 
 
+@pytest.mark.parametrize(
+    "remove", [lambda file: file.write_text(OTHER), lambda file: file.unlink()]
+)
+def test_a_stream_ends_with_its_token_and_others_go_on(
+    tmp_path: Path, remove: Callable[[Path], Any]
+) -> None:
+    read_tokens = tmp_path / "tokens"
+    read_tokens.write_text(f"{TOKEN}\n{OTHER}\n")
+    door = Door(tokens=TokenFile("security.read_tokens", read_tokens))
+    with open_api(tmp_path, door=door) as api:
+        streams = {token: events(follow(api, token)) for token in (TOKEN, OTHER)}
+        assert [next(stream)[0] for stream in streams.values()] == ["figures", "figures"]
+        remove(read_tokens)
+        assert len(list(streams[TOKEN])) <= 1
+        if read_tokens.exists():
+            assert next(streams[OTHER])[0] == "figures"
+        else:
+            assert len(list(streams[OTHER])) <= 1
+
+
 class Counted:
     """Reads figures that fail, and counts how often it was asked."""
 
@@ -84,7 +108,7 @@ class Counted:
 
 async def first_events(live: LiveFigures, viewers: int) -> list[str]:
     """The name and words of the first event of each viewer; all stay."""
-    streams = [live.stream() for _ in range(viewers)]
+    streams = [live.stream(lambda: True) for _ in range(viewers)]
     found = [await anext(stream) for stream in streams]
     live.stop()
     for stream in streams:

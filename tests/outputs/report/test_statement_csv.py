@@ -4,6 +4,7 @@ import csv
 import io
 from dataclasses import fields
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ ATTACKS = [
 
 
 def statement(*groups: str | None) -> str:
-    unknown = dict.fromkeys((field.name for field in fields(StatementLine)), None)
+    unknown: dict[str, Any] = dict.fromkeys((field.name for field in fields(StatementLine)), None)
     lines = [
         StatementLine(**{**unknown, "line": "tenant", "group": group, "cost_usd": Decimal("-0.5")})
         for group in groups
