@@ -23,6 +23,7 @@ from agent.database_commands import db
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
 from agent.kept_imports import kept_imports
+from agent.option_files import server_url
 from agent.rendering import render
 from agent.reporting import report
 from agent.settings import Settings, load
@@ -92,7 +93,8 @@ def _environment(insecure: bool) -> dict[str, str]:
 
 def _settings_with(engine: str, config: Path | None, *, insecure: bool) -> Settings:
     """The settings with the one engine of the command line."""
-    named = {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": engine}
+    url = server_url("--engine", engine)
+    named = {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": url}
     given = _environment(insecure)
     others = {k: v for k, v in given.items() if not k.startswith("GOODPUT_ENGINES")}
     if named.keys() & given.keys() or load(config, others).engines:

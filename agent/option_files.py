@@ -5,15 +5,16 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from agent.errors import SettingsInvalid
+from agent.settings.named_files import read_named_file
 from agent.settings.values import HttpUrl
 
 
 def secret_in(option: str, file: Path) -> str:
     """The token or key that a file holds. Raises SettingsInvalid."""
     try:
-        words = file.read_text(encoding="utf-8").split()
+        words = read_named_file(file).decode("utf-8").split()
     except OSError as error:
-        raise SettingsInvalid([f"{option}: {file} cannot be read: {error.strerror}"]) from error
+        raise SettingsInvalid([f"{option}: {file} cannot be read: {error}"]) from error
     except UnicodeDecodeError:
         words = []
     if len(words) != 1:

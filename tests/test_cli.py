@@ -27,6 +27,7 @@ from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision
 from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.ports import free_port
+from tests.settings.nasty_documents import NASTY
 from tests.store.making import request, rollup_bytes, store
 
 SCRIPT = Path(sys.executable).parent / "goodput-agent"
@@ -213,18 +214,50 @@ def test_check_lists_every_problem(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "agent.yml"
     file.write_text("colour: green\nlisten: {port: no}\nengines: [{name: a}]\n")
     lines = error_lines(call("check", "--config", str(file), GOODPUT_OTLP__GRPC="nowhere"))
-    assert {line.partition(":")[0] for line in lines} == {
-        "colour",
-        "listen.port",
-        "engines[0].url",
-        "otlp.grpc",
+    assert {tuple(line.split(": ")[:2]) for line in lines} == {
+        (f"{file}:1", "colour"),
+        (f"{file}:2", "listen.port"),
+        (f"{file}:3", "engines[0].url"),
+        ("GOODPUT_OTLP__GRPC", "otlp.grpc"),
     }
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://h/d", "goodput.db"])
 def test_check_refuses_a_database_that_run_would_refuse(call: Call, url: str) -> None:
     (line,) = error_lines(call("check", GOODPUT_STORAGE__URL=url))
-    assert line.startswith("storage.url: ")
+    assert line.removeprefix("GOODPUT_STORAGE__URL: ").startswith("storage.url: ")
+
+
+ENDING_AT_ONCE = ("month 13", "0x_", "5,000 digits", "deep lists", "a bomb of texts", "NUL")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ENDING_AT_ONCE)
+def test_a_mistake_in_the_file_ends_a_run_with_one_sentence(tmp_path: Path, what: str) -> None:
+    text, begin = NASTY[what]
+    assert isinstance(text, str)
+    (tmp_path / "agent.yml").write_text(text)
+    ended = run(SCRIPT, "run", "--config", "agent.yml", folder=tmp_path)
+    (line,) = error_lines(ended)
+    assert line.startswith(f"agent.yml{begin}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["2026-13-01", "0x_", "9" * 5000, "[" * 5000])
+def test_a_mistake_in_a_variable_ends_a_check_with_one_sentence(tmp_path: Path, value: str) -> None:
+    (line,) = error_lines(run(SCRIPT, "check", folder=tmp_path, GOODPUT_LISTEN__PORT=value))
+    assert line.startswith("GOODPUT_LISTEN__PORT: ")
+    assert len(line) < 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("run",), ("check",), ("serve",), ("report",)])
+def test_a_pipe_without_a_writer_is_no_settings_file(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    os.mkfifo(tmp_path / "agent.yml")
+    (line,) = error_lines(run(SCRIPT, *arguments, "--config", "agent.yml", folder=tmp_path))
+    assert line == "agent.yml: cannot be read: Is a named pipe; name a regular file"
 
 
 @pytest.mark.parametrize("name", ["check", "run", "demo"])
@@ -243,14 +276,14 @@ def test_run_requires_an_engine(call: Call) -> None:
 
 def test_run_refuses_an_invalid_url(call: Call) -> None:
     (line,) = error_lines(call("run", "--engine", "h:8000"))
-    assert line == "engines[0].url: 'h:8000' is no URL of a server; write http://host:port"
+    assert line == "--engine: 'h:8000' is no URL of a server; write http://host:port"
 
 
 def test_run_lists_every_problem_of_its_settings(call: Call) -> None:
     lines = error_lines(
         call("run", "--engine", "http://h", GOODPUT_COLOUR="green", GOODPUT_NAME="''")
     )
-    assert sorted(line.partition(":")[0] for line in lines) == ["GOODPUT_COLOUR", "name"]
+    assert sorted(line.partition(":")[0] for line in lines) == ["GOODPUT_COLOUR", "GOODPUT_NAME"]
 
 
 def test_run_refuses_engines_from_two_places(call: Call, tmp_path: Path) -> None:

@@ -9,18 +9,20 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from agent.records.prices import Electricity, Price, PriceList
 from agent.settings.section import Section
-from agent.settings.values import Number
+from agent.settings.values import Number, shown
 
 
 def unix_time(value: object) -> float:
     """Unix seconds of a date's start in UTC, or of a date with a time."""
-    if isinstance(value, str):
-        value = _parsed(value)
-    if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    if isinstance(value, date):
-        return datetime.combine(value, time(), UTC).timestamp()
-    raise ValueError(f"{value!r} is no date; write one as in 2026-01-01")
+    found = _parsed(value) if isinstance(value, str) else value
+    if isinstance(found, date) and not isinstance(found, datetime):
+        found = datetime.combine(found, time())
+    if not isinstance(found, datetime):
+        raise ValueError(f"{shown(value)} is no date; write one as in 2026-01-01")
+    try:
+        return found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC).timestamp()
+    except OverflowError as error:
+        raise ValueError(f"{shown(value)} is outside of the calendar in UTC") from error
 
 
 def date_text(at: float) -> str:

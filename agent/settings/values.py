@@ -1,10 +1,11 @@
 """Types of single settings: durations, addresses, URLs, names from a list."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
@@ -25,15 +26,27 @@ _DATABASES = (
     "clickhousedb",
 )
 
-# From the colon after the user to the last @: a password may contain any character.
-_SECRETS = re.compile(r"(://[^:@/]*:).*(?=@)|(password=)[^&\s'\"]+")
+# From the colon after the user: a password may contain any character.
+_URL_PASSWORD = re.compile(r"(://[^:@/]*:).*")
+_PASSWORD = re.compile(r"(password=)[^&\s'\"]+")
+
+_LAST_PORT = 65_535
+_DIGITS = re.compile(r"[0-9]{1,5}")
+# Of a database's URL without user and password. A number of IPv6 ends with a bracket.
+_DATABASE_PORT = re.compile(r"[^/?]*:([^/?\]]*)(?:[/?].*)?", re.DOTALL)
+
+_LAST_GPU = 9999
+
+_MOST_SHOWN = 120
 
 
 def duration_s(value: object) -> float:
     """Seconds of a duration such as `30d`, `12h`, `5m` or `1.5s`; raises ValueError."""
     found = DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise ValueError(f"{value!r} is no duration; write a number and s, m, h, d or w, as in 30d")
+        raise ValueError(
+            f"{shown(value)} is no duration; write a number and s, m, h, d or w, as in 30d"
+        )
     return float(found[1]) * _DURATION_UNITS_S[found[2]]
 
 
@@ -48,7 +61,20 @@ def duration_text(length_s: float) -> str:
 
 def masked(text: str) -> str:
     """The text with the passwords of its URLs replaced by ***."""
-    return _SECRETS.sub(r"\1\2***", text)
+    return _PASSWORD.sub(r"\1***", "\n".join(map(_without_password, text.split("\n"))))
+
+
+def _without_password(line: str) -> str:
+    before, at, host = line.rpartition("@")
+    return _URL_PASSWORD.sub(r"\1***", before) + at + host
+
+
+def shown(value: object) -> str:
+    """A value for a message: cut, without passwords, and without what a list or mapping holds."""
+    if isinstance(value, (Mapping, list, tuple)):
+        return "a mapping" if isinstance(value, Mapping) else "a list"
+    text = masked(repr(value))
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 
 def known(names: Iterable[str]) -> AfterValidator:
@@ -57,7 +83,7 @@ def known(names: Iterable[str]) -> AfterValidator:
 
     def check(value: str) -> str:
         if value not in listed:
-            raise ValueError(f"{value!r} is not known; known are {', '.join(listed)}")
+            raise ValueError(f"{shown(value)} is not known; known are {', '.join(listed)}")
         return value
 
     return AfterValidator(check)
@@ -65,21 +91,27 @@ def known(names: Iterable[str]) -> AfterValidator:
 
 def _gpu(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f"{value!r} is no GPU; write its index or its UUID")
-    if isinstance(value, int) and value < 0:
-        raise ValueError(f"{value!r} is no GPU; indexes count from 0")
+        raise ValueError(f"{shown(value)} is no GPU; write its index or its UUID")
+    if isinstance(value, int) and not 0 <= value <= _LAST_GPU:
+        raise ValueError(f"{shown(value)} is no GPU; indexes are from 0 to {_LAST_GPU}")
     return value
 
 
 def _address(value: str) -> str:
     host, _, port = value.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{value!r} is no address; write host:port, as in 127.0.0.1:4317")
+    if not host or not (_is_port(port) or port == "0"):
+        raise ValueError(f"{shown(value)} is no address; write host:port, as in 127.0.0.1:4317")
     return value
+
+
+def _is_port(text: str) -> bool:
+    return _DIGITS.fullmatch(text) is not None and 0 < int(text) <= _LAST_PORT
 
 
 def _server(value: str, schemes: Iterable[str]) -> SplitResult | None:
     """The parts of a URL; None unless it has a host and one of these schemes."""
+    if " " in value or not value.isprintable():
+        return None
     try:
         parts = urlsplit(value)
         found = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
@@ -90,7 +122,7 @@ def _server(value: str, schemes: Iterable[str]) -> SplitResult | None:
 
 def _http_url(value: str) -> str:
     if _server(value, ("http", "https")) is None:
-        raise ValueError(f"{masked(value)!r} is no URL of a server; write http://host:port")
+        raise ValueError(f"{shown(value)} is no URL of a server; write http://host:port")
     return value.rstrip("/")
 
 
@@ -98,7 +130,7 @@ def _otlp_url(value: str) -> str:
     parts = _server(value, ("http", "https", "grpc"))
     if parts is None or (parts.scheme == "grpc" and parts.port is None):
         raise ValueError(
-            f"{masked(value)!r} is no OTLP endpoint; write http://host:4318 or grpc://host:4317"
+            f"{shown(value)} is no OTLP endpoint; write http://host:4318 or grpc://host:4317"
         )
     return value.rstrip("/")
 
@@ -106,19 +138,28 @@ def _otlp_url(value: str) -> str:
 def _database_url(value: str) -> str:
     if value.partition("://")[0] not in _DATABASES or "://" not in value:
         raise ValueError(
-            f"{masked(value)!r} is no supported database; write sqlite:///goodput.db, "
+            f"{shown(value)} is no supported database; write sqlite:///goodput.db, "
             "postgresql://user:password@host/database or "
             "clickhousedb://user:password@host:8123/database"
         )
+    port = _DATABASE_PORT.fullmatch(value.partition("://")[2].rpartition("@")[2])
+    if port is not None and port[1] and not _is_port(port[1]):
+        raise ValueError(f"{shown(value)} has a port that is not from 1 to {_LAST_PORT}")
     return value
 
 
 def _socket_path(value: Path) -> Path:
     if not value.is_absolute() or len(str(value).encode()) > _SOCKET_PATH_BYTES:
         raise ValueError(
-            f"{str(value)!r} is no path of a socket; write an absolute one of at most "
+            f"{shown(str(value))} is no path of a socket; write an absolute one of at most "
             f"{_SOCKET_PATH_BYTES} bytes, such as /run/goodput-agent/vllm.sock"
         )
+    return value
+
+
+def _at_most(largest: float, value: Any) -> Any:
+    if abs(value) > largest:
+        raise ValueError(f"{shown(value)} is too large; the largest number here is {largest:g}")
     return value
 
 
@@ -141,6 +182,9 @@ HttpUrl = Annotated[str, AfterValidator(_http_url)]
 OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 
-# Strict: YAML's `yes` is not 1, and a text is not a number.
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-WholeNumber = Annotated[int, Field(strict=True)]
+# Strict: YAML's `yes` is not 1, and a text is not a number. Limited, so that no product of some of
+# them is infinite, and a database has a type for them.
+Number = Annotated[
+    float, Field(strict=True, allow_inf_nan=False), AfterValidator(partial(_at_most, 1e15))
+]
+WholeNumber = Annotated[int, Field(strict=True), AfterValidator(partial(_at_most, 2**63 - 1))]

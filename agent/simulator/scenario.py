@@ -6,11 +6,12 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agent.catalog.time_units import HOUR_S
 from agent.errors import SettingsInvalid
+from agent.settings.named_files import read_named_file
+from agent.settings.yaml_values import read_yaml
 
 DEFAULT_SCENARIO = resources.files("agent.simulator") / "scenarios" / "chat.yaml"
 
@@ -245,14 +246,14 @@ class Scenario(_Part):
 
 def load_scenario(path: Path | None = None) -> Scenario:
     """The scenario in `path`, or the packaged one; SettingsInvalid lists every problem."""
-    source = DEFAULT_SCENARIO if path is None else path
+    source = Path(str(DEFAULT_SCENARIO)) if path is None else path
     try:
-        content = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsInvalid([f"{source}: cannot be read: {error.strerror}"]) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsInvalid([f"{source}: is no YAML: {error}"]) from error
-    return _validated(str(source), {} if content is None else content)
+        document = read_yaml(read_named_file(source).decode("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsInvalid([f"{source}: cannot be read: {error}"]) from error
+    if document.problems:
+        raise SettingsInvalid([f"{source}:{each.line}: {each.text}" for each in document.problems])
+    return _validated(str(source), {} if document.value is None else document.value)
 
 
 def _validated(source: str, content: Any) -> Scenario:

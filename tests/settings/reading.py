@@ -1,5 +1,6 @@
 """Reads settings from YAML text, through a file."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,11 +18,12 @@ def read(folder: Path, text: str, environment: Mapping[str, str] | None = None) 
 def problems(
     folder: Path, text: str = "", environment: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the problems that reading a file with this text raises."""
+    """Return the problems that reading a file with this text raises, without their place."""
     with pytest.raises(SettingsInvalid) as caught:
         read(folder, text, environment)
     assert str(caught.value) == "\n".join(caught.value.problems)
-    return list(caught.value.problems)
+    place = rf"{re.escape(str(folder))}/agent\.yml:\d+: |GOODPUT_\w+: (?=[a-z_]+[.\[:])"
+    return [re.sub(f"^({place})", "", sentence) for sentence in caught.value.problems]
 
 
 def problem(folder: Path, text: str = "", environment: Mapping[str, str] | None = None) -> str:

@@ -1,6 +1,8 @@
 """Settings files that are read, and the problems reported for wrong ones."""
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent.errors import SettingsInvalid
 from agent.settings import Settings, load
+from tests.settings.nasty_documents import NASTY
 from tests.settings.reading import problem, problems, read, write_settings
 
 SAMPLE = """\
@@ -124,7 +127,7 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         ("listen: {port: '1'}", "listen.port: Input should be a valid integer (got '1')"),
         ("listen: {host: ''}", "listen.host: String should have at least 1 character"),
         ("listen: 9470", "listen: must be a mapping of keys (got 9470)"),
-        ("engines: {name: a}", "engines: must be a list (got {'name': 'a'})"),
+        ("engines: {name: a}", "engines: must be a list (got a mapping)"),
         ("engines: [a]", "engines[0]: must be a mapping of keys (got 'a')"),
         ("engines: [{name: a}]", "engines[0].url: is missing"),
         ("name: 12", "name: Input should be a valid string (got 12)"),
@@ -179,7 +182,7 @@ def test_a_problem_names_the_key_and_the_value(tmp_path: Path, text: str, senten
         ("a: b: c", "is no YAML: mapping values are not allowed here"),
         ("listen: {port: 1}\nlisten: {host: h}", "the key 'listen' is repeated"),
         ("listen: {port: 1, port: 2}", "the key 'port' is repeated"),
-        ("? [a]\n: 1", "is no YAML: while constructing a mapping"),
+        ("? [a]\n: 1", "has a key that is a list or a mapping"),
         ("- a\n- b", "holds a list, not a mapping of keys"),
         ("just words", "holds a str, not a mapping of keys"),
         ("\x00", "is no YAML: unacceptable character"),
@@ -188,8 +191,10 @@ def test_a_problem_names_the_key_and_the_value(tmp_path: Path, text: str, senten
 def test_the_problem_of_an_invalid_file_names_the_file(
     tmp_path: Path, text: str, reason: str
 ) -> None:
-    sentence = problem(tmp_path, text)
-    assert sentence.startswith(f"{tmp_path / 'agent.yml'}: ")
+    with pytest.raises(SettingsInvalid) as caught:
+        read(tmp_path, text)
+    (sentence,) = caught.value.problems
+    assert sentence.startswith(f"{tmp_path / 'agent.yml'}:")
     assert reason in sentence
 
 
@@ -218,28 +223,134 @@ def test_problems_repeat_no_secret(tmp_path: Path) -> None:
     assert other_database.startswith("storage.url: 'mysql://u:***@h/d' is no supported database")
 
 
+@pytest.mark.parametrize("what", NASTY)
+def test_a_nasty_file_gives_a_sentence_with_its_line_key_and_value(
+    tmp_path: Path, what: str
+) -> None:
+    text, begin = NASTY[what]
+    file = tmp_path / "agent.yml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SettingsInvalid) as caught:
+        load(file, {})
+    first, *others = caught.value.problems
+    assert first.startswith(f"{file}{begin}")
+    assert "\n" not in first
+    assert len(first) < 500
+    assert len(others) <= 50
+    assert "s3cret" not in str(caught.value)
+
+
+def test_of_many_problems_the_first_ones_are_listed(tmp_path: Path) -> None:
+    found = problems(tmp_path, f"engines: [{', '.join(['1'] * 20_000)}]")
+    assert len(found) == 51
+    assert found[-1] == "19,950 more problems"
+
+
+def test_a_value_is_named_with_its_line_or_its_variable(tmp_path: Path) -> None:
+    file = write_settings(tmp_path, "listen:\n  host: h\n\n  port:\n    many\nengines: [{name: a}]")
+    with pytest.raises(SettingsInvalid) as caught:
+        load(file, {"GOODPUT_ENGINES__0__URL": "h", "GOODPUT_NAME": "''"})
+    assert [sentence.partition(" ")[0] for sentence in caught.value.problems] == [
+        *("GOODPUT_NAME:", f"{file}:4:", "GOODPUT_ENGINES__0__URL:"),
+    ]
+
+
+def test_an_alias_is_a_copy_of_its_value(tmp_path: Path) -> None:
+    text = (
+        "engines: [&a {name: a, url: 'http://a', limits: &l {step_tokens: 9}}, {<<: *a, name: b}]"
+    )
+    settings = read(tmp_path, text, {"GOODPUT_ENGINES__0__LIMITS__STEP_TOKENS": "7"})
+    assert [engine.limits.step_tokens for engine in settings.engines] == [7, 9]
+    assert [engine.name for engine in settings.engines] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["named pipe", "device", "directory"])
+def test_only_a_regular_file_is_read(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "agent.yml"
+    if kind == "named pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else tmp_path)
+    with pytest.raises(
+        SettingsInvalid, match=f"agent.yml: cannot be read: Is a {kind}; name a reg"
+    ):
+        load(file, {})
+
+
+texts = st.text(max_size=8) | st.text("\"'*&!{}[],:?-#|>%@`<=~0x_1e.9\t\n\\uU", max_size=40)
 yaml_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.dates() | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=6,
 )
-KEYS = ("listen", "otlp", "proxy", "storage", "engines", "objectives", "name", "port", "url")
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.recursive(
-        yaml_values,
-        lambda inner: st.dictionaries(st.sampled_from(KEYS), inner | st.lists(inner, max_size=2)),
-        max_leaves=8,
-    )
+KEYS: tuple[str, ...] = (
+    "listen",
+    "otlp",
+    "proxy",
+    "storage",
+    "engines",
+    "objectives",
+    "name",
+    "port",
+    "url",
 )
-def test_any_content_gives_settings_or_problems(tmp_path: Path, content: object) -> None:
-    file = write_settings(tmp_path, yaml.safe_dump(content))
+KEYS += ("prices", "from", "gpu", "otlp_metrics", "headers", "security", "<<", "electricity")
+contents = st.recursive(
+    yaml_values,
+    lambda inner: st.dictionaries(st.sampled_from(KEYS), inner | st.lists(inner, max_size=2)),
+    max_leaves=8,
+)
+
+
+def loads(file: Path, environment: Mapping[str, str] | None = None) -> None:
+    """Load it; anything but settings or sentences about them is a failure."""
     found: tuple[str, ...] = ("nothing",)
     try:
-        load(file, {})
+        load(file, environment or {}).shown()
     except SettingsInvalid as error:
         found = error.problems
     assert found
     assert all(sentence.strip() for sentence in found)
+
+
+FUZZED = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZED
+@given(contents)
+def test_any_content_gives_settings_or_problems(tmp_path: Path, content: object) -> None:
+    loads(write_settings(tmp_path, yaml.safe_dump(content)))
+
+
+@FUZZED
+@given(st.data())
+def test_any_change_of_a_file_gives_settings_or_problems(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    nasty = [text for text, _ in NASTY.values() if isinstance(text, str) and len(text) < 500]
+    text = data.draw(st.sampled_from([SAMPLE, *nasty]))
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 9)))
+    changed = text[:start] + data.draw(texts | st.sampled_from(nasty)) + text[end:]
+    file = tmp_path / "agent.yml"
+    file.write_bytes(changed.encode("utf-8", "surrogatepass"))
+    loads(file)
+
+
+@FUZZED
+@given(st.binary(max_size=60))
+def test_any_bytes_give_settings_or_problems(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "agent.yml"
+    file.write_bytes(content)
+    loads(file)
+
+
+NAMES = st.lists(st.sampled_from([*KEYS, "0", "1", "9" * 5000, "\u0663", ""]), max_size=12)
+
+
+@FUZZED
+@given(st.dictionaries(NAMES.map(lambda steps: "GOODPUT_" + "__".join(steps).upper()), texts))
+def test_any_environment_gives_settings_or_problems(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    loads(write_settings(tmp_path, SAMPLE), environment)

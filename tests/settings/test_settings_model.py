@@ -235,7 +235,7 @@ def test_a_price_of_an_unknown_engine_or_a_second_price_is_refused(
     [
         ("[true]", "engines[0].gpus[0]: True is no GPU; write its index or its UUID"),
         ("[0, 0.5]", "engines[0].gpus[1]: 0.5 is no GPU; write its index or its UUID"),
-        ("[-1]", "engines[0].gpus[0]: -1 is no GPU; indexes count from 0"),
+        ("[-1]", "engines[0].gpus[0]: -1 is no GPU; indexes are from 0 to 9999"),
         ("0", "engines[0].gpus: must be a list (got 0)"),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_duration_is_a_number_and_a_unit(text: str, length_s: float) -> None:
     "value",
     [
         *("", "5", "s", "5 s", " 5s", "5s ", "5s\n", "-5s", "5ms", "5S", "1e3s", "5m30s", ".5s"),
-        *("5.s", "infd", 5, 5.0, None, True, ["5s"]),
+        *("5.s", "infd", 5, 5.0, None, True),
     ],
 )
 def test_an_invalid_duration_is_refused_with_the_value_and_an_example(value: object) -> None:

@@ -1,0 +1,89 @@
+"""Reads files that a person names, with a limit of bytes and of time."""
+
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import TypeVar
+
+# A file system that answers at all answers sooner.
+READ_WITHIN_S = 5.0
+
+# The larger ones of these files have thousands of lines.
+SETTINGS_BYTES = 1024 * 1024
+
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+Result = TypeVar("Result")
+
+# Threads that wait for a file system, by the path that they read.
+_waiting: dict[Path, Thread] = {}
+
+
+def read_named_file(
+    path: Path, *, max_bytes: int = SETTINGS_BYTES, within_s: float = READ_WITHIN_S
+) -> bytes:
+    """The content of a regular file.
+
+    Raises OSError with the reason alone if it cannot be read in time, is larger, or is a pipe,
+    device or directory.
+    """
+    return in_time(path, partial(read_at_once, path, max_bytes), within_s)
+
+
+def in_time(path: Path, read: Callable[[], Result], within_s: float = READ_WITHIN_S) -> Result:
+    """What `read` returns or raises; it runs in a thread of its own. Raises OSError if it hangs.
+
+    A path whose earlier read still hangs fails at once, so that threads do not pile up.
+    """
+    earlier = _waiting.get(path)
+    if earlier is not None and earlier.is_alive():
+        raise OSError(f"no response from its file system to a read of more than {within_s:g} s ago")
+    result: Future[Result] = Future()
+    thread = Thread(target=_run, args=(read, result), name=f"read {path}", daemon=True)
+    thread.start()
+    if not wait([result], within_s).done:
+        _waiting[path] = thread
+        raise OSError(f"no response from its file system within {within_s:g} s")
+    # No thread may be left where a supervisor forks.
+    thread.join()
+    _waiting.pop(path, None)
+    return result.result()
+
+
+def _run(read: Callable[[], Result], result: "Future[Result]") -> None:
+    try:
+        result.set_result(read())
+    except BaseException as error:
+        result.set_exception(error)
+
+
+def read_at_once(path: Path, max_bytes: int) -> bytes:
+    """The content of a regular file, as `read_named_file`, in this thread: it may hang."""
+    try:
+        # Without waiting: a named pipe may have no writer.
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        raise OSError(error.strerror) from error
+    except ValueError as error:
+        raise OSError("no file can have such a name") from error
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != stat.S_IFREG:
+            raise OSError(f"Is {_KINDS.get(kind, 'no file')}; name a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > max_bytes:
+        raise OSError(f"it has more than {max_bytes:,} bytes")
+    return content
