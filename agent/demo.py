@@ -27,6 +27,7 @@ from agent.kept_imports import kept_imports
 from agent.progress_bar import progress_bar
 from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
 from agent.settings.doors import TokenFile
+from agent.settings.named_files import read_named_file
 from agent.settings.security_settings import SecuritySettings
 from agent.settings.settings_model import ObjectiveSettings
 from agent.settings.values import duration_s
@@ -242,7 +243,7 @@ def _span_headers(security: SecuritySettings) -> dict[str, str]:
     if security.ingest_tokens is None:
         return {}
     TokenFile("security.ingest_tokens", security.ingest_tokens)
-    token = security.ingest_tokens.read_text(encoding="utf-8").split()[0]
+    token = read_named_file(security.ingest_tokens).decode("utf-8").split()[0]
     return {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": f"authorization={quote(f'Bearer {token}')}"}
 
 

@@ -309,6 +309,10 @@ def _is_ready(locked: Locked) -> bool:
         return False
 
 
+def _shown(port: int) -> str:
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=WITHIN_S).strip()
+
+
 def test_figures_are_for_holders_of_a_read_token(locked: Locked) -> None:
     for path in ("/api/v1/summary", "/api/v1/requests", "/metrics"):
         for token in (None, INGEST, READ[:-1]):
@@ -343,13 +347,23 @@ def test_the_proxy_passes_on_the_clients_own_authorization(locked: Locked) -> No
 
 
 def test_tokens_and_the_certificate_are_replaced_while_the_agent_runs(locked: Locked) -> None:
-    (locked.folder / "read").write_text(NEWER)
-    assert locked.get("/metrics", READ).status_code == 401
-    assert locked.get("/metrics", NEWER).status_code == 200
-    (locked.folder / "read").write_text(READ)
+    for new, old in ((NEWER, READ), (READ, NEWER)):
+        (locked.folder / "read").write_text(new)
+        eventually(
+            lambda token=new: locked.get("/metrics", token).status_code == 200,  # type: ignore[misc]
+            within_s=WITHIN_S,
+            what="the new token",
+        )
+        assert locked.get("/metrics", old).status_code == 401
     before = locked.folder / "before.crt"
     before.write_bytes(locked.used.certificate.read_bytes())
     locked.used.replace_by(locked.other)
+    expected = locked.other.certificate.read_text().strip()
+    eventually(
+        lambda: _shown(locked.ports.listen) == expected,
+        within_s=WITHIN_S,
+        what="the new certificate",
+    )
     assert locked.get("/healthz").status_code == 200
     assert locked.export("after", INGEST) == (200, grpc.StatusCode.OK)
     with pytest.raises(requests.exceptions.SSLError):

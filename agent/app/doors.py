@@ -30,6 +30,8 @@ class Doors:
         self.read = self._door(settings.listen.host, read_tokens)
         self._ingest = _tokens("security.ingest_tokens", security.ingest_tokens)
         self._tls = tls_files(security)
+        if self._tls is not None:
+            self._tls.follow()
         self._limits = limits
         self._servers: list[AsgiServer] = []
         self._grpc: OtlpGrpc | None = None
@@ -84,4 +86,8 @@ def tls_options(tls: TlsFiles | None) -> dict[str, Any]:
 
 
 def _tokens(setting: str, path: Path | None) -> TokenFile | None:
-    return None if path is None else TokenFile(setting, path)
+    if path is None:
+        return None
+    tokens = TokenFile(setting, path)
+    tokens.follow()
+    return tokens

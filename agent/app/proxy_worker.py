@@ -122,6 +122,8 @@ class ProxyWorker:
             raise_descriptors(), lambda _, reason: self._sender.client_cut(reason)
         )
         place = self._workplace
+        if place.tls is not None:
+            place.tls.follow()
         server = proxy_server(
             self._proxy, place.listening, limits.proxied(place.workers), **tls_options(place.tls)
         )

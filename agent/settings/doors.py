@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
 from pathlib import Path
-from threading import Lock
 
 from agent.errors import SettingsInvalid
+from agent.settings.named_files import follow, read_named_file
 
 _LOG = logging.getLogger(__name__)
 
 SHORTEST_TOKEN = 16
+# A request is compared with each token of the file.
+_TOKENS_BYTES = 64 * 1024
 
 _BEARER = "bearer "
 
@@ -31,58 +33,71 @@ class DoorRefusal(Enum):
 
 
 class TokenFile:
-    """The tokens of a file, one on each line; it is read again when it has changed.
+    """The tokens of a file, one on each line. One that cannot be read or used lets nobody in.
 
-    Safe on every thread. A file that cannot be read lets nobody in.
+    Safe on every thread.
     """
 
     def __init__(self, setting: str, path: Path) -> None:
         """Read the file. Raises SettingsInvalid."""
         self._setting = setting
         self._path = path
-        self._lock = Lock()
-        self._stamp: object = None
+        self._content = b""
         self._digests: tuple[bytes, ...] = ()
-        problem = self._refresh()
-        if problem is not None:
-            raise SettingsInvalid([problem])
+        self._problem: str | None = None
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            raise SettingsInvalid([self._sentence(error)]) from error
+
+    def follow(self) -> None:
+        """Read the file every second from now on, in a thread of its own."""
+        follow(self.refresh, str(self._path))
+
+    def refresh(self) -> None:
+        """Read the file now. While its file system does not respond, the tokens stay valid."""
+        problem = None
+        try:
+            self._read()
+        except TimeoutError as error:
+            problem = f"{self._sentence(error)}; its former tokens stay valid"
+        except (OSError, ValueError) as error:
+            self._content, self._digests = b"", ()
+            problem = f"{self._sentence(error)}; nobody is let in until it is corrected"
+        if problem not in (None, self._problem):
+            _LOG.warning(problem)
+        self._problem = problem
 
     def holds(self, token: str) -> bool:
         """Whether the file holds this token, in a time that does not depend on the tokens."""
-        with self._lock:
-            problem = self._refresh()
-            digests = self._digests
-        if problem is not None:
-            _LOG.warning("%s; nobody is let in until it is corrected", problem)
         given = _digest(token)
         # A list, so that each is compared.
-        return any([hmac.compare_digest(given, digest) for digest in digests])
+        return any([hmac.compare_digest(given, digest) for digest in self._digests])
 
-    def _refresh(self) -> str | None:
-        """Read the file if it has changed; returns what is wrong with it, once a change."""
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
-            return None
-        self._stamp, self._digests = stamp, ()
-        try:
-            tokens = self._path.read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
+    def _read(self) -> None:
+        """Take the tokens of the file. Raises OSError or ValueError."""
+        content = hashlib.sha256(read := read_named_file(self._path, max_bytes=_TOKENS_BYTES))
+        # Compared whole: a file may be rewritten with the same size within the clock of its times.
+        if content.digest() != self._content:
+            self._digests = _digests(read)
+            self._content = content.digest()
+
+    def _sentence(self, error: Exception) -> str:
+        if isinstance(error, OSError):
             return f"{self._setting}: {self._path} cannot be read: {error}"
-        if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
-            return (
-                f"{self._setting}: {self._path} must hold one token on each line, each of at least "
-                f"{SHORTEST_TOKEN} characters"
-            )
-        self._digests = tuple(map(_digest, tokens))
-        return None
+        return f"{self._setting}: {self._path} {error}"
 
 
-def _stamp(path: Path) -> object:
-    try:
-        found = path.stat()
-    except OSError:
-        return "absent"
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+def _digests(content: bytes) -> tuple[bytes, ...]:
+    """Those of the tokens in a file. Raises ValueError without a usable one."""
+    tokens = content.decode("utf-8", "replace").split()
+    if "\ufffd" in "".join(tokens):
+        raise ValueError("must hold tokens in UTF-8")
+    if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
+        raise ValueError(
+            f"must hold one token on each line, each of at least {SHORTEST_TOKEN} characters"
+        )
+    return tuple(map(_digest, tokens))
 
 
 def _digest(token: str) -> bytes:

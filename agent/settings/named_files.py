@@ -2,18 +2,22 @@
 
 import os
 import stat
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
+from weakref import WeakMethod
 
 # A file system that answers at all answers sooner.
 READ_WITHIN_S = 5.0
 
 # The larger ones of these files have thousands of lines.
 SETTINGS_BYTES = 1024 * 1024
+
+FOLLOW_EVERY_S = 1.0
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KINDS = {
@@ -34,26 +38,28 @@ def read_named_file(
 ) -> bytes:
     """The content of a regular file.
 
-    Raises OSError with the reason alone if it cannot be read in time, is larger, or is a pipe,
-    device or directory.
+    Raises OSError with the reason alone if it cannot be read, is larger, or is a pipe, device or
+    directory; of these, TimeoutError if its file system does not respond in time.
     """
     return in_time(path, partial(read_at_once, path, max_bytes), within_s)
 
 
 def in_time(path: Path, read: Callable[[], Result], within_s: float = READ_WITHIN_S) -> Result:
-    """What `read` returns or raises; it runs in a thread of its own. Raises OSError if it hangs.
+    """What `read` returns or raises; it runs in a thread of its own.
+
+    Raises TimeoutError, an OSError, if it hangs.
 
     A path whose earlier read still hangs fails at once, so that threads do not pile up.
     """
     earlier = _waiting.get(path)
     if earlier is not None and earlier.is_alive():
-        raise OSError(f"no response from its file system to a read of more than {within_s:g} s ago")
+        raise TimeoutError(f"no response from its file system since over {within_s:g} s")
     result: Future[Result] = Future()
     thread = Thread(target=_run, args=(read, result), name=f"read {path}", daemon=True)
     thread.start()
     if not wait([result], within_s).done:
         _waiting[path] = thread
-        raise OSError(f"no response from its file system within {within_s:g} s")
+        raise TimeoutError(f"no response from its file system within {within_s:g} s")
     # No thread may be left where a supervisor forks.
     thread.join()
     _waiting.pop(path, None)
@@ -65,6 +71,18 @@ def _run(read: Callable[[], Result], result: "Future[Result]") -> None:
         result.set_result(read())
     except BaseException as error:
         result.set_exception(error)
+
+
+def follow(refresh: Callable[[], None], name: str) -> None:
+    """Call a method every second, in a thread that ends when the method's object is gone."""
+    Thread(target=_follow, args=(WeakMethod(refresh),), name=f"follow {name}", daemon=True).start()
+
+
+def _follow(refresh: "WeakMethod[Callable[[], None]]") -> None:
+    while (call := refresh()) is not None:
+        call()
+        del call
+        time.sleep(FOLLOW_EVERY_S)
 
 
 def read_at_once(path: Path, max_bytes: int) -> bytes:

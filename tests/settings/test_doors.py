@@ -7,6 +7,7 @@ import pytest
 
 from agent.errors import SettingsInvalid
 from agent.settings.doors import Door, DoorRefusal, TokenFile, known_hosts
+from tests.real_parts.waiting import eventually
 
 ONE, OTHER, THIRD = "first-token-of-the-test", "other-token-of-the-test", "third-token-of-the-test"
 
@@ -37,16 +38,70 @@ def test_nothing_else_opens_it(tmp_path: Path, header: str | None) -> None:
 def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = TokenFile("security.read_tokens", written(tmp_path, ONE, OTHER))
     written(tmp_path, OTHER, THIRD)
+    tokens.refresh()
     assert [tokens.holds(token) for token in (ONE, OTHER, THIRD)] == [False, True, True]
     # An editor empties the file before it writes; an empty file accepts no token.
     (tmp_path / "tokens").write_text("")
+    tokens.refresh()
     assert not any([tokens.holds(token) for token in ("", OTHER, THIRD)])
     (tmp_path / "tokens").unlink()
+    tokens.refresh()
+    tokens.refresh()
     assert not tokens.holds(OTHER)
     assert caplog.text.count("nobody is let in") == 2
     assert "of-the-test" not in caplog.text
     written(tmp_path, ONE)
+    tokens.refresh()
     assert tokens.holds(ONE)
+
+
+def test_a_change_with_the_same_size_and_time_is_noticed(tmp_path: Path) -> None:
+    file = written(tmp_path, ONE)
+    tokens = TokenFile("security.read_tokens", file)
+    before = file.stat()
+    with file.open("r+") as opened:
+        opened.write(OTHER)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    now = file.stat()
+    same = [(each.st_ino, each.st_size, each.st_mtime_ns) for each in (before, now)]
+    assert same[0] == same[1]
+    tokens.refresh()
+    assert [tokens.holds(ONE), tokens.holds(OTHER)] == [False, True]
+
+
+def test_a_followed_file_is_read_again_by_itself(tmp_path: Path) -> None:
+    tokens = TokenFile("security.read_tokens", written(tmp_path, ONE))
+    tokens.follow()
+    written(tmp_path, OTHER)
+    eventually(lambda: tokens.holds(OTHER), within_s=30.0, what="the new token")
+    assert not tokens.holds(ONE)
+
+
+def test_tokens_stay_valid_while_the_file_system_does_not_respond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hangs(*_: object, **__: object) -> bytes:
+        raise TimeoutError("no response from its file system within 5 s")
+
+    tokens = TokenFile("security.read_tokens", written(tmp_path, ONE))
+    with monkeypatch.context() as patched:
+        patched.setattr("agent.settings.doors.read_named_file", hangs)
+        for _ in range(3):
+            tokens.refresh()
+        assert tokens.holds(ONE)
+    assert caplog.text.count("no response from its file system") == 1
+    assert "its former tokens stay valid" in caplog.text
+    written(tmp_path, OTHER)
+    tokens.refresh()
+    assert [tokens.holds(ONE), tokens.holds(OTHER)] == [False, True]
+
+
+def test_a_pipe_that_takes_the_place_of_the_file_lets_nobody_in(tmp_path: Path) -> None:
+    tokens = TokenFile("security.read_tokens", written(tmp_path, ONE))
+    (tmp_path / "tokens").unlink()
+    os.mkfifo(tmp_path / "tokens")
+    tokens.refresh()
+    assert not tokens.holds(ONE)
 
 
 def test_a_mounted_secret_that_is_switched_by_a_link_is_read_again(tmp_path: Path) -> None:
@@ -59,10 +114,13 @@ def test_a_mounted_secret_that_is_switched_by_a_link_is_read_again(tmp_path: Pat
     assert tokens.holds(ONE)
     (tmp_path / "next").symlink_to("after")
     os.replace(tmp_path / "next", tmp_path / "now")
+    tokens.refresh()
     assert [tokens.holds(ONE), tokens.holds(OTHER)] == [False, True]
 
 
-@pytest.mark.parametrize("content", ["", " \n\n", "short", f"{ONE}\nshort", b"\xff" * 20, None])
+@pytest.mark.parametrize(
+    "content", ["", " \n\n", "short", f"{ONE}\nshort", b"\xff" * 20, f"{ONE}\n" * 9999, None]
+)
 def test_a_file_without_usable_tokens_is_a_problem_of_the_settings(
     tmp_path: Path, content: str | bytes | None
 ) -> None:

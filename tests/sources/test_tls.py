@@ -1,7 +1,9 @@
 """The agent's certificate and its key, replaced while it runs."""
 
 import asyncio
+import os
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ async def answers(port: int, trusted: Certificate) -> bool:
     return b"there" in response
 
 
-def test_new_files_are_used_at_the_next_handshake_and_broken_ones_are_not(
+def test_new_files_are_used_once_they_are_read_and_broken_ones_are_not(
     used: Certificate,
     certificates: tuple[Certificate, Certificate],
     caplog: pytest.LogCaptureFixture,
@@ -54,18 +56,22 @@ def test_new_files_are_used_at_the_next_handshake_and_broken_ones_are_not(
     one, other = certificates
     files = TlsFiles(used.certificate, used.key)
 
+    async def now(port: int, trusted: Certificate) -> bool:
+        files.refresh()
+        return await answers(port, trusted)
+
     async def scenario(port: int) -> None:
-        assert await answers(port, one)
+        assert await now(port, one)
         # A key without its certificate yet, as between two writes.
         used.key.write_bytes(other.key.read_bytes())
-        assert await answers(port, one)
+        assert await now(port, one)
         assert "the former stay" in caplog.text
         used.certificate.write_bytes(other.certificate.read_bytes())
-        assert await answers(port, other)
+        assert await now(port, other)
         with pytest.raises(ssl.SSLCertVerificationError):
-            await answers(port, one)
+            await now(port, one)
         used.key.unlink()
-        assert await answers(port, other)
+        assert await now(port, other)
 
     async def served() -> None:
         server = AsgiServer(
@@ -90,3 +96,15 @@ def test_files_that_cannot_be_used_are_a_problem_of_the_settings(used: Certifica
         TlsFiles(used.certificate, used.key)
     with pytest.raises(SettingsInvalid, match="No such file"):
         TlsFiles(used.certificate.with_name("absent"), used.key)
+
+
+def test_a_pipe_or_a_key_with_a_password_is_no_file_to_wait_for(used: Certificate) -> None:
+    used.key.unlink()
+    os.mkfifo(used.key)
+    with pytest.raises(SettingsInvalid, match=r"used\.key: Is a named pipe; name a regular file"):
+        TlsFiles(used.certificate, used.key)
+    locked = used.key.with_name("locked.key")
+    make = ["openssl", "genrsa", "-aes128", "-passout", "pass:secret", "-out", str(locked), "2048"]
+    subprocess.run(make, check=True, capture_output=True)
+    with pytest.raises(SettingsInvalid, match=r"security\.tls_certificate: "):
+        TlsFiles(used.certificate, locked)

@@ -83,11 +83,13 @@ def test_a_stream_ends_with_its_token_and_others_go_on(
 ) -> None:
     read_tokens = tmp_path / "tokens"
     read_tokens.write_text(f"{TOKEN}\n{OTHER}\n")
-    door = Door(tokens=TokenFile("security.read_tokens", read_tokens))
+    tokens = TokenFile("security.read_tokens", read_tokens)
+    door = Door(tokens=tokens)
     with open_api(tmp_path, door=door) as api:
         streams = {token: events(follow(api, token)) for token in (TOKEN, OTHER)}
         assert [next(stream)[0] for stream in streams.values()] == ["figures", "figures"]
         remove(read_tokens)
+        tokens.refresh()
         assert len(list(streams[TOKEN])) <= 1
         if read_tokens.exists():
             assert next(streams[OTHER])[0] == "figures"
