@@ -4,15 +4,13 @@ import logging
 import sys
 from pathlib import Path
 
-import typer
-from rich.console import Console
-
 from agent.analysis.audit.auditing import audit, counts
 from agent.analysis.audit.checks import AuditFinding
 from agent.audited_deployment import AuditOptions, gather
 from agent.option_files import secret_in
 from agent.outputs.audit import audit_json, print_audit
 from agent.settings import Settings
+from agent.terminal import TerminalConsole, echo
 
 
 def audit_deployment(
@@ -28,7 +26,7 @@ def audit_deployment(
     """Print the audit; 1 where a line fails, else 0. Raises EngineUnreachable, SettingsInvalid."""
     # What could not be read is in the lines.
     logging.getLogger("agent").addHandler(logging.NullHandler())
-    progress = Console(file=sys.stderr)
+    progress = TerminalConsole(file=sys.stderr)
     with progress.status("reading the settings") as status:
         evidence = gather(
             AuditOptions(
@@ -43,7 +41,7 @@ def audit_deployment(
         )
     lines = audit(evidence)
     if as_json:
-        typer.echo(audit_json(evidence, lines))
+        echo(audit_json(evidence, lines))
     else:
-        print_audit(evidence, lines, Console(highlight=False))
+        print_audit(evidence, lines, TerminalConsole())
     return 1 if counts(lines)[AuditFinding.FAIL] else 0

@@ -15,6 +15,7 @@ from agent.catalog.engines import DIALECTS
 from agent.option_files import server_url
 from agent.settings import EngineSettings, Settings, load
 from agent.sources.engines.name_drift import expected_facts
+from agent.terminal import echo
 
 if TYPE_CHECKING:
     from agent.sources.engines.engine_source import ScrapeResult
@@ -98,7 +99,7 @@ def _print_settings(settings: Settings, *, as_json: bool) -> None:
     # This does not connect; it checks that the URL names a supported database.
     open_engine(settings.storage.url)
     shown = settings.shown()
-    typer.echo(
+    echo(
         json.dumps(shown, indent=2) if as_json else yaml.safe_dump(shown, sort_keys=False).rstrip()
     )
 
@@ -107,9 +108,9 @@ def _print_facts(engines: Iterable[EngineSettings], *, as_json: bool) -> int:
     """Print what each engine gives; 1 where one cannot be read, else 0."""
     read = list(read_once(engines, time.time()))
     if as_json:
-        typer.echo(json.dumps({"engines": [each.values() for each in read]}, indent=2))
+        echo(json.dumps({"engines": [each.values() for each in read]}, indent=2))
     else:
-        typer.echo("\n".join(str(each) for each in read))
+        echo("\n".join(str(each) for each in read))
     return 1 if any(each.problem for each in read) else 0
 
 

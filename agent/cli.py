@@ -27,6 +27,7 @@ from agent.option_files import server_url
 from agent.rendering import render
 from agent.reporting import report
 from agent.settings import Settings, load
+from agent.terminal import TerminalConsole, TerminalFormatter, echo
 
 # What a command needs is imported when it runs: help, and a shell that completes, do not wait.
 if TYPE_CHECKING:
@@ -70,14 +71,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, of what i
 
 
 def _log_to_stderr() -> None:
-    handler: logging.Handler = logging.StreamHandler()
+    handler: logging.Handler
     if sys.stderr.isatty():
-        handler = RichHandler(show_path=False)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(message)s" if sys.stderr.isatty() else "%(asctime)s %(levelname)s %(message)s",
-        handlers=[handler],
-    )
+        handler = RichHandler(console=TerminalConsole(stderr=True), show_path=False)
+        handler.setFormatter(TerminalFormatter("%(message)s"))
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(TerminalFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
@@ -214,7 +215,7 @@ def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
 
 def version(as_json: AsJson = False) -> None:
     """Show the version."""
-    typer.echo(json.dumps({"version": __version__}) if as_json else __version__)
+    echo(json.dumps({"version": __version__}) if as_json else __version__)
 
 
 # In the order of the help.
@@ -240,4 +241,4 @@ def command() -> None:
 
 
 def _report(error: AgentError) -> None:
-    typer.echo(f"goodput-agent: {error}", err=True)
+    echo(f"goodput-agent: {error}", err=True)

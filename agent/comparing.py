@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
 from agent.analysis.comparison.run_columns import RunColumns, RunFigures
@@ -18,6 +17,7 @@ from agent.progress_bar import progress_bar
 from agent.records.objective import Objective
 from agent.records.queries import Selection
 from agent.settings import load
+from agent.terminal import TerminalConsole, echo
 
 EXIT_CODES = {Outcome.BETTER: 0, Outcome.NO_EVIDENCE: 0, Outcome.WORSE: 1}
 CANNOT_TELL = 2
@@ -133,8 +133,8 @@ def _compared(first: RunColumns | RunFigures, second: RunColumns | RunFigures) -
 
 def _print(comparison: Comparison, output: OutputFormat) -> None:
     if output is OutputFormat.TEXT:
-        print_comparison(comparison, Console(highlight=False))
+        print_comparison(comparison, TerminalConsole())
     elif output is OutputFormat.MARKDOWN:
-        typer.echo(markdown(comparison), nl=False)
+        echo(markdown(comparison), nl=False)
     else:
-        typer.echo(json_text(comparison))
+        echo(json_text(comparison))

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from agent.catalog.time_units import DAY_S
 from agent.errors import SettingsInvalid
 from agent.progress_bar import progress_bar
 from agent.settings import load
+from agent.terminal import TerminalConsole, echo
 
 db = typer.Typer(
     help="Migrate the database, or rebuild its rollups (`run` migrates it by itself).",
@@ -37,7 +37,7 @@ def db_upgrade(config: ConfigFile = None, as_json: AsJson = False) -> None:
     from agent.store.migrating import upgrade
 
     engine = open_engine(load(config, os.environ).storage.url)
-    with Console(stderr=True).status("migrating the database"):
+    with TerminalConsole(stderr=True).status("migrating the database"):
         before, after = upgrade(engine)
     text = f"the database is at revision {after} (was {before})"
     _print(text, as_json=as_json, revision=after, was=before)
@@ -85,4 +85,4 @@ def db_rebuild(
 
 
 def _print(text: str, *, as_json: bool, **values: Any) -> None:
-    typer.echo(json.dumps(values, indent=2) if as_json else text)
+    echo(json.dumps(values, indent=2) if as_json else text)

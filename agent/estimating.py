@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from agent.analysis.estimate import MEMORY_FRACTION, Estimate, PlannedDeployment
@@ -18,6 +17,7 @@ from agent.catalog.precision import CacheDtype, Precision, WeightDtype
 from agent.errors import AgentError
 from agent.records.model import Parallelism
 from agent.sources.model_config import read_model
+from agent.terminal import TerminalConsole, echo
 
 
 class GpuUnknown(AgentError):
@@ -118,7 +118,7 @@ def estimate(
     )
     found = estimate_of(model, deployment)
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        echo(json.dumps(asdict(found)))
     else:
         _show(found)
 
@@ -154,7 +154,7 @@ def _with_given(gpu: GpuModel, given: _Given) -> GpuModel:
 
 
 def _show(found: Estimate) -> None:
-    console = Console()
+    console = TerminalConsole()
     table = Table(title=f"{found.architecture}, estimated", title_justify="left", show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
@@ -163,9 +163,9 @@ def _show(found: Estimate) -> None:
     console.print(table)
     for bound in dict.fromkeys((found.prefill_bound, found.full_decode_bound)):
         if bound is not None:
-            console.print(f"{bound}: {'; '.join(ACTIONS[bound])}", highlight=False)
+            console.print(f"{bound}: {'; '.join(ACTIONS[bound])}")
     for sentence in (*found.remarks, found.note):
-        console.print(f"Note: {sentence}.", highlight=False)
+        console.print(f"Note: {sentence}.")
 
 
 def _rows(found: Estimate) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from agent.errors import SettingsInvalid
@@ -33,6 +32,7 @@ from agent.settings import Settings, load
 from agent.settings.environment import RENDER_PREFIX
 from agent.settings.values import HttpUrl, duration_text
 from agent.store.table_meanings import MEANINGS
+from agent.terminal import TerminalConsole, echo
 
 # The files with links whose address only the operator knows.
 _PLACES = {"dashboards": PROMETHEUS_RULE, "runbooks": f"{PROMETHEUS_RULE} and {VLLM_ALONE}"}
@@ -178,14 +178,14 @@ def _refuse_unknown(context: typer.Context) -> None:
 
 def _report(written: Sequence[Path], job: RenderJob, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(_json(written, job))
+        echo(_json(written, job))
         return
-    console = Console()
+    console = TerminalConsole()
     for path in written:
-        console.print(f"wrote {path}", highlight=False)
+        console.print(f"wrote {path}")
     console.print(detection_table(job.settings.all_objectives(), job.timings))
     for sentence in remarks(job):
-        console.print(sentence, highlight=False)
+        console.print(sentence)
 
 
 def _json(written: Sequence[Path], job: RenderJob) -> str:

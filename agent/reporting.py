@@ -22,6 +22,7 @@ from agent.outputs.report.sections import document_of, warnings_of
 from agent.outputs.report.statement_csv import as_csv, as_table, as_values, bill_of, groups_of
 from agent.progress_bar import progress_bar
 from agent.settings import load
+from agent.terminal import echo, without_controls
 
 _MOST_GROUPS = 1000
 
@@ -120,9 +121,10 @@ def report(
         else:
             made = _report(read, last, shape, done, columns=columns)
     if output is None:
-        typer.echo(made, nl=False)
+        echo(made, nl=False)
     else:
-        write_text("--output", output, made)
+        # Somebody may print the file.
+        write_text("--output", output, without_controls(made))
 
 
 def _report(
@@ -157,7 +159,7 @@ def _statement(
     warnings, notes = list(warnings_of(summary)), list(_notes(summary, groups))
     if shape is ReportFormat.CSV:
         for note in (*warnings, *notes):
-            typer.echo(f"goodput-agent: {note}", err=True)
+            echo(f"goodput-agent: {note}", err=True)
         return as_csv(lines)
     if shape is ReportFormat.JSON:
         return values_json({"by": by.value, "lines": as_values(lines), "notes": warnings + notes})

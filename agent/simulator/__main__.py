@@ -17,12 +17,13 @@ from agent.simulator.demo_server import run_with_past
 from agent.simulator.openai_server import run_simulator
 from agent.simulator.scenario import Scenario, load_scenario
 from agent.simulator.span_sender import SpanProtocol, SpanTarget
+from agent.terminal import echo
 
 app = typer.Typer(add_completion=False)
 
 
 def _announce(url: str) -> None:
-    typer.echo(f"simulator listening on {url} (simulated vLLM, not a real engine)")
+    echo(f"simulator listening on {url} (simulated vLLM, not a real engine)")
 
 
 @app.command()
@@ -63,7 +64,7 @@ def main(
         simulator = _simulator(load_scenario(scenario), spans, past, server)
         asyncio.run(_until_terminated(simulator))
     except SettingsInvalid as error:
-        typer.echo(str(error), err=True)
+        echo(str(error), err=True)
         raise typer.Exit(2) from error
 
 

@@ -14,6 +14,8 @@ class Recorded:
 
     port: int = 0
     redirects_to: str | None = None
+    status: int = 404
+    body: bytes = b""
     requests: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
 
     @property
@@ -29,7 +31,7 @@ class Recorded:
 
 @contextmanager
 def recording_server() -> Iterator[Recorded]:
-    """Responds 404, or with a redirect, to everything."""
+    """Responds the same to everything, at first 404."""
     recorded = Recorded()
 
     class Handler(BaseHTTPRequestHandler):
@@ -37,12 +39,13 @@ def recording_server() -> Iterator[Recorded]:
             recorded.requests.append((f"{self.command} {self.path}", dict(self.headers)))
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if recorded.redirects_to is None:
-                self.send_response(404)
+                self.send_response(recorded.status)
             else:
                 self.send_response(307)
                 self.send_header("Location", recorded.redirects_to)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(recorded.body)))
             self.end_headers()
+            self.wfile.write(recorded.body)
 
         do_GET = do_POST = do_CONNECT = _record  # noqa: N815
 

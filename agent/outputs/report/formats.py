@@ -7,12 +7,12 @@ from io import StringIO
 from typing import Any, Literal
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agent.outputs.report.document import ReportDocument, ReportTable
 from agent.outputs.report.figures import ReportFigures
+from agent.terminal import TerminalConsole
 
 # No shorter word is broken.
 _UNBROKEN = len("undetermined")
@@ -21,7 +21,7 @@ _UNBROKEN = len("undetermined")
 def text(document: ReportDocument, width: int) -> str:
     """The document for a terminal of this many columns."""
     out = StringIO()
-    console = Console(file=out, width=width, color_system=None, highlight=False, markup=False)
+    console = TerminalConsole(file=out, width=width, color_system=None)
     console.print(f"{document.title}: {document.window}")
     for warning in document.warnings:
         console.print(warning)
