@@ -180,7 +180,7 @@ def test_exports_go_through_the_proxy_of_the_settings(proxy: Recorded) -> None:
     assert set(asked[1:]) == {"CONNECT collector.invalid:4317"}
 
 
-def test_a_redirect_gets_no_token(server: Recorded, proxy: Recorded, token_file: Path) -> None:
+def test_a_redirect_gets_nothing(server: Recorded, proxy: Recorded, token_file: Path) -> None:
     server.redirects_to = proxy.url
     with (
         open_agent(server.url, token_file) as agent,
@@ -189,6 +189,8 @@ def test_a_redirect_gets_no_token(server: Recorded, proxy: Recorded, token_file:
         agent.read("/readyz")
     with http_session() as session:
         assert session.post(server.url, data=b"x").status_code == 307
+    clickhouse(server.url, token_file)
+    assert "Basic dTpw" in server.passwords
     assert proxy.requests == []
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine
@@ -63,7 +64,10 @@ def open_clickhouse(url: URL, *, statement_s: float, **pool: Any) -> Engine:
 
 
 def _pool_manager(url: URL) -> Any:
-    """Connections by the options of the URL. The driver's own take a proxy of the environment."""
+    """Connections by the options of the URL, without redirects.
+
+    The driver's own take a proxy of the environment, and follow a redirect with the rows.
+    """
     from clickhouse_connect.driver.common import coerce_bool
     from clickhouse_connect.driver.httputil import get_pool_manager
 
@@ -74,7 +78,9 @@ def _pool_manager(url: URL) -> Any:
     options["verify"] = verify == "proxy" or coerce_bool(verify)
     if host := url.query.get("server_host_name"):
         options |= {"assert_hostname": options["verify"] and host, "server_hostname": host}
-    return get_pool_manager(**options)
+    manager: Any = get_pool_manager(**options)
+    manager.urlopen = partial(manager.urlopen, redirect=False)
+    return manager
 
 
 def client_of(connection: Connection) -> Any:
