@@ -58,6 +58,15 @@ class Site:
             return {each for each in found if each.startswith(prefix)}
         return set()
 
+    def cut_rows(self, prefix: str) -> set[tuple[str, str, str]]:
+        """Status, error and verdict of the stored requests that did not end well."""
+        rows = self.agent.api.requests(limit="1000", status="error")
+        return {
+            (str(row["status"]), str(row["error"]), str(row["verdict"]))
+            for row in rows
+            if str(row["request_id"]).startswith(prefix)
+        }
+
     def workers(self) -> list[int]:
         """The process ids of its proxy's workers."""
         return [self.agent.process(name).pid for name in WORKERS]
@@ -300,6 +309,15 @@ def test_a_killed_worker_takes_its_own_streams_alone(site: Site) -> None:
 
     watched = watch(site, "worker", fault)
     assert 0 < watched.cut == own[-1] < STREAMS
+    # Each stream has its row, also one that was cut.
+    site.accounts_for(STREAMS, "worker-", site.dropped())
+    assert site.cut_rows("worker-") == {("error", "worker_died", "missed")}
+    (event,) = [e for e in site.agent.api.events() if e["kind"] == "PROXY_WORKER_DIED"]
+    assert (event["engine"], event["evidence"]["requests_cut"]) == (None, watched.cut)
+    assert event["evidence"]["rows"] == watched.cut
+    exposition = site.agent.api.exposition()
+    reason = {"reason": "worker_died"}
+    assert total(exposition, "llm_agent_proxy_failures_total", **reason) == watched.cut
 
 
 def test_no_stream_feels_that_the_database_is_killed(site: Site) -> None:

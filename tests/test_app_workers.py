@@ -1,16 +1,18 @@
 """The proxy's workers go on without the agent, and without each other."""
 
+import random
 import shutil
 import signal
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -80,9 +82,9 @@ class Streams:
         for reader in self._readers:
             reader.join()
 
-    def rows(self, but: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-        """The settled rows of the complete streams, except the streams in `but`."""
-        wanted = set(self.complete).difference(but)
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The settled rows of the complete streams."""
+        wanted = set(self.complete)
 
         def read() -> dict[str, dict[str, Any]]:
             rows = {
@@ -137,15 +139,89 @@ def test_a_killed_worker_cuts_its_own_streams_alone_and_is_started_again(proxied
     connections = proxied.agent.process(WORKER).net_connections()
     open_in_worker = [c.status for c in connections].count(psutil.CONN_ESTABLISHED)
     killed = kill(proxied, WORKER)
-    # The worker may have had the record of a stream that ended a moment ago.
-    ended = tuple(streams.complete)
     streams.end()
     assert len(streams.cut) <= open_in_worker
     assert len(streams.complete) >= STREAMS - open_in_worker
     eventually(lambda: is_back(proxied, WORKER, killed), within_s=WITHIN_S, what="the next worker")
     again = [proxied.chat(f"after-worker-{number}").status_code for number in range(8)]
     assert again == [200] * 8
-    assert streams.rows(but=ended).keys() == set(streams.complete) - set(ended)
+    assert streams.rows().keys() == set(streams.complete)
+    for request_id in streams.cut:
+        row = proxied.row(request_id)
+        assert (row["status"], row["error"]) == ("error", "worker_died")
+
+
+class Clients:
+    """Clients that send one short request after another, and note what each got."""
+
+    def __init__(self, proxied: Proxied, name: str) -> None:
+        self._proxied = proxied
+        self._name = name
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(8)]
+        self.complete: set[str] = set()
+        # Of a request that got nothing, nobody knows whether a worker had read it.
+        self.cut: set[str] = set()
+
+    def __enter__(self) -> Self:
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for each in self._threads:
+            each.join()
+
+    def _run(self, number: int) -> None:
+        place = 0
+        while not self._stop.is_set():
+            self._send(f"{self._name}-{number}-{place}", tokens=1 + place % 7)
+            place += 1
+
+    def _send(self, request_id: str, tokens: int) -> None:
+        got: list[bytes] = []
+        with (
+            suppress(requests.RequestException),
+            self._proxied.post(tokens, {"X-Request-Id": request_id}) as response,
+        ):
+            got += filter(None, response.iter_lines())
+        if got:
+            ended = self.complete if got[-1] == b"data: [DONE]" else self.cut
+            ended.add(request_id)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The settled rows of their requests, once there is one of each that got something."""
+
+        def read() -> list[dict[str, Any]]:
+            rows = [
+                row
+                for row in rows_in(self._proxied.agent, 1)
+                if row["request_id"].startswith(self._name) and row["counted"]
+            ]
+            ids = {row["request_id"] for row in rows}
+            return rows if ids >= self.complete | self.cut else []
+
+        return eventually(read, within_s=WITHIN_S, what="a row of each request")
+
+
+def test_each_request_has_one_row_whenever_a_worker_or_the_agent_is_killed(
+    proxied: Proxied,
+) -> None:
+    moments = random.Random(7)
+    with Clients(proxied, "any-moment") as clients:
+        for name in (WORKER, "proxy worker 0", "agent", WORKER, "proxy worker 0", WORKER):
+            threading.Event().wait(moments.random())
+            killed = kill(proxied, name)
+            back = partial(is_back, proxied, name, killed)
+            eventually(back, within_s=WITHIN_S, what=f"the next {name}")
+    eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
+    rows = clients.rows()
+    status_of = {row["request_id"]: row["status"] for row in rows}
+    assert len(rows) == len(status_of)
+    assert {status_of[request_id] for request_id in clients.complete} == {"ok"}
+    # The worker may have ended before its client had the last bytes.
+    assert {status_of[request_id] for request_id in clients.cut} <= {"ok", "error"}
 
 
 def test_a_reload_under_load_refuses_no_request_and_cuts_no_stream(proxied: Proxied) -> None:

@@ -93,14 +93,15 @@ class EngineMonitors:
         known = (pipeline.stored_at for pipeline in self._pipelines)
         return max((at for at in known if at is not None), default=None)
 
-    def _pipeline(self) -> EnginePipeline:
+    def pipeline(self) -> EnginePipeline:
+        """A way of samples and events to the store."""
         pipeline = EnginePipeline(self._observations, self._meter, self._missed)
         self._pipelines.append(pipeline)
         return pipeline
 
     def of_engine(self, engine: EngineSettings, directory: EngineDirectory) -> EngineMonitor:
         """The monitor of one engine."""
-        pipeline = self._pipeline()
+        pipeline = self.pipeline()
         limits = EngineLimits(engine.limits.by_fact())
 
         def on_host(name: str, sample: HostSample) -> None:
@@ -148,7 +149,7 @@ class EngineMonitors:
 
     def of_unclaimed_gpus(self) -> UnclaimedGpuMonitor:
         """The monitor of the GPUs that belong to no engine."""
-        pipeline = self._pipeline()
+        pipeline = self.pipeline()
         return UnclaimedGpuMonitor(
             self._gpus.inventory,
             on_event=pipeline.event,

@@ -25,6 +25,7 @@ from agent.settings import Settings
 from agent.settings.values import host_and_port
 from agent.sources.listening import open_socket
 from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.slots import MAX_SLOTS, RequestSlots
 from agent.sources.proxy.open_requests import OpenRequests
 from agent.sources.tls import TlsFiles
 
@@ -144,6 +145,7 @@ def _groups(
             tls=tls,
             handover=place,
             open_requests=open_requests,
+            slots=RequestSlots(MAX_SLOTS // count),
         ))
         for number in range(count)
     ]  # fmt: skip

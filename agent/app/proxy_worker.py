@@ -23,6 +23,7 @@ from agent.sources.listening import AsgiServer
 from agent.sources.proxy.handover.messages import EngineState
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender
+from agent.sources.proxy.handover.slots import RequestSlots
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, RequestMeasuring
 from agent.sources.proxy.open_requests import OpenRequests
@@ -50,6 +51,7 @@ class Workplace:
     tls: TlsFiles | None
     handover: HandoverPlace
     open_requests: OpenRequests
+    slots: RequestSlots
 
 
 class ProxyWorker:
@@ -65,6 +67,7 @@ class ProxyWorker:
         self._sender = HandoverSender(
             workplace.handover,
             workplace.number,
+            workplace.slots,
             MAX_WAITING_RECORDS // workplace.workers,
             on_engines=self._learn,
             on_retire=self._retiring.set,
@@ -83,17 +86,23 @@ class ProxyWorker:
         self._proxy = ReverseProxy(
             [ProxiedEngine(engine.name, engine.url) for engine in engines],
             EngineLookup(models=self._models_of, healthy=self._is_healthy),
-            measuring=RequestMeasuring(
-                settings.name,
-                self._tracing,
-                self._sender.take,
-                self._sender.failed,
-                _options(proxy),
-            ),
+            measuring=self._measuring(settings),
             clocks=Clocks(time.time, time.monotonic),
             limits=_limits(proxy),
             on_failure=self._sender.failed,
             open_requests=workplace.open_requests,
+        )
+
+    def _measuring(self, settings: Settings) -> RequestMeasuring:
+        sender = self._sender
+        return RequestMeasuring(
+            settings.name,
+            self._tracing,
+            sender.take,
+            sender.failed,
+            _options(settings.proxy),
+            opened=sender.opened,
+            lost=sender.lost,
         )
 
     def _export(self, body: bytes) -> None:
@@ -115,7 +124,7 @@ class ProxyWorker:
     async def run(self) -> None:
         """Serve until SIGTERM or until the supervisor is gone, then let streams end."""
         self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        self._workplace.open_requests.begin(self._workplace.number)
+        self._sender.begin(self._workplace.open_requests.begin(self._workplace.number))
         handing_over = asyncio.create_task(self._sender.run())
         watching = asyncio.create_task(self._watch_supervisor())
         limits = ConnectionLimits(
@@ -137,7 +146,7 @@ class ProxyWorker:
         await asyncio.sleep(0)
         lost = await self._sender.flush(WORKER_FLUSHES_WITHIN_S)
         if lost:
-            _LOG.warning("%d proxied requests are lost: the agent did not store them", lost)
+            _LOG.warning("%d proxied requests are lost: the agent did not take them", lost)
         handing_over.cancel()
 
     async def _watch_supervisor(self) -> None:

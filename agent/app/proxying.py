@@ -8,18 +8,21 @@ from agent.app.jobs import Jobs
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.client_labels import ClientLabels, TenantPlaces
+from agent.pipeline.engine_pipeline import EnginePipeline
 from agent.pipeline.request_pipeline import RequestPipeline
+from agent.records.event import Confidence, Event, EventKind
 from agent.records.request import RequestRecord
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.served import ServedModels
-from agent.sources.proxy.handover.messages import EngineState
+from agent.sources.proxy.handover.messages import EngineState, WorkerDied
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.receiving import HandoverReceiver
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS
 
 MODELS_POLL_S = 10.0
+EVENTS_EVERY_S = 1.0
 
 
 class Proxying:
@@ -31,14 +34,18 @@ class Proxying:
         place: HandoverPlace,
         *,
         pipeline: RequestPipeline,
+        events: EnginePipeline,
         meter: Meter,
         directory: EngineDirectory,
+        now: Callable[[], float],
         export: Callable[[bytes], None] | None,
     ) -> None:
-        """`export` gets OTLP bodies of the proxy's spans."""
+        """`events` takes the events of the workers, `export` OTLP bodies of the proxy's spans."""
         proxy = settings.proxy
         self._pipeline = pipeline
+        self._events = events
         self._meter = meter
+        self._now = now
         self._directory = directory
         self._labels = ClientLabels(
             answered=directory.learn_answered,
@@ -54,6 +61,7 @@ class Proxying:
             engines=self._states,
             on_failure=meter.proxy_failed,
             on_cut=partial(meter.client_cut, PROXY),
+            on_died=self._worker_died,
             on_spans=export,
         )
         meter.gauge(m.PROXY_OPEN, lambda: self._receiver.live)
@@ -61,6 +69,18 @@ class Proxying:
 
     async def _accept(self, records: Sequence[RequestRecord]) -> int:
         return await self._pipeline.accept([self._labels.labelled(record) for record in records])
+
+    def _worker_died(self, died: WorkerDied) -> None:
+        evidence: dict[str, str | float | None] = {
+            "worker": died.worker,
+            "requests_cut": died.open,
+            "rows": died.rows,
+            "records_lost": died.lost,
+        }
+        kind, certain = EventKind.PROXY_WORKER_DIED, Confidence.CERTAIN
+        self._events.event(
+            Event(at=self._now(), engine=None, kind=kind, confidence=certain, evidence=evidence)
+        )
 
     def _states(self) -> Mapping[str, EngineState]:
         return {
@@ -86,7 +106,8 @@ class Proxying:
         await self._receiver.start()
 
     def schedule(self, jobs: Jobs) -> None:
-        """Schedule the polls of the engines' models."""
+        """Schedule the polls of the engines' models, and the storing of events."""
+        jobs.every(EVENTS_EVERY_S, "events of the proxy", lambda _: self._events.store())
         for served in self._served:
             jobs.every(
                 MODELS_POLL_S,

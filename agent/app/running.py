@@ -178,8 +178,10 @@ class Agent:
             self._settings,
             place,
             pipeline=self._pipeline,
+            events=self._engine_monitors.pipeline(),
             meter=self._meter,
             directory=self._directory,
+            now=self._now,
             export=None if forwarder is None else lambda body: forwarder.forward(Body(body)),
         )
 

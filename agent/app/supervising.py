@@ -16,9 +16,9 @@ _LOG = logging.getLogger(__name__)
 
 # The exit status of a process that cannot work with its settings.
 SETTINGS_INVALID = 2
+# A process is started again at once, but later each time while it ends soon after its start.
 _RESTART_AFTER_S = 0.2
 _MAX_RESTART_AFTER_S = 5.0
-# A process that ran for longer is started again at once.
 _SETTLED_S = 10.0
 _PARENT_CHECK_S = 1.0
 _LONGEST_WAIT_S = 3600.0
@@ -53,7 +53,7 @@ class _Process:
         self.starts = 0
         self._left = left is not None
         self._started_at = 0.0
-        self._delay_s = _RESTART_AFTER_S
+        self._delay_s = 0.0
 
     def start(self) -> None:
         self.starts += 1
@@ -70,9 +70,9 @@ class _Process:
         """Plan the next start."""
         now = time.monotonic()
         if now - self._started_at > _SETTLED_S:
-            self._delay_s = _RESTART_AFTER_S
+            self._delay_s = 0.0
         self.pid, self.start_at = None, math.inf if self._left else now + self._delay_s
-        self._delay_s = min(2 * self._delay_s, _MAX_RESTART_AFTER_S)
+        self._delay_s = min(max(_RESTART_AFTER_S, 2 * self._delay_s), _MAX_RESTART_AFTER_S)
 
     def signal(self, number: signal.Signals) -> None:
         if self.pid is not None:

@@ -218,7 +218,8 @@ FORWARD_QUEUE = gauge(
 )
 PROXY_FAILURES = counter(
     "llm_agent_proxy_failures",
-    "Failures of the agent on proxied requests by reason; the requests themselves went on.",
+    "Failures of the agent on proxied requests by reason; the requests themselves went on, but for "
+    "relay and worker_died.",
     "reason",
 )
 CLIENTS_CUT = counter(

@@ -74,6 +74,7 @@ class ProxyFailure(StrEnum):
     STORE_BEHIND = "store_behind"
     SPANS_BEHIND = "spans_behind"
     RECORD_REFUSED = "record_refused"
+    WORKER_DIED = "worker_died"
 
 
 class WithoutRow(StrEnum):

@@ -1,6 +1,7 @@
 """Rules for requests that failed. Such requests have no excess; the first rule gives the cause."""
 
 from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.catalog.reasons import ProxyFailure
 from agent.records.request import Status
 
 # A poll finds a death after the requests broke. Its event counts for requests that ran at most this
@@ -33,4 +34,6 @@ def engine_failure(case: MissedCase, left_s: float) -> Claim | None:
     if status is not None and status >= _SERVER_ERROR:
         return Claim(0.0, (f"the engine answered with HTTP status {status}",))
     error = record.proxied and record.proxied.error
-    return Claim(0.0, (f"the response ended with the error {error}",)) if error else None
+    if error is None or error == ProxyFailure.WORKER_DIED:
+        return None
+    return Claim(0.0, (f"the response ended with the error {error}",))

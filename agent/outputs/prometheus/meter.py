@@ -63,8 +63,10 @@ _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.CLIENTS_CUT: [(setting, reason) for setting in SOCKETS for reason in ClientCut],
     m.STORE_FAILURES: [(what,) for what in StoreWrite],
     m.GPU_FAILURES: [(reason,) for reason in UNSEEN],
-    # The only event without an engine.
-    m.ENGINE_EVENTS: [(UNKNOWN, EventKind.GPU_FAULT)],
+    # The events without an engine.
+    m.ENGINE_EVENTS: [
+        (UNKNOWN, kind) for kind in (EventKind.GPU_FAULT, EventKind.PROXY_WORKER_DIED)
+    ],
 }
 _KNOWN_OF_ENGINE: Mapping[Metric, Sequence[str]] = {
     m.SCRAPES: (_READ, *SCRAPES_FAILED),

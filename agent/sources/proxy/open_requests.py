@@ -18,11 +18,14 @@ class OpenRequests(Mapping[str, int]):
         self._counts = memoryview(memory).cast("q")
         self._row = 0
 
-    def begin(self, worker: int) -> None:
-        """Count as this worker, from zero: the worker before it may have ended with open ones."""
+    def begin(self, worker: int) -> int:
+        """Count as this worker, from zero; returns how many the worker before it left open."""
         self._row = worker * len(self._places)
-        for engine in self:
-            self._counts[self._row + self._places[engine]] = 0
+        own = slice(self._row, self._row + len(self._places))
+        left = sum(self._counts[own])
+        for place in range(own.start, own.stop):
+            self._counts[place] = 0
+        return left
 
     def add(self, engine: str, change: int) -> None:
         """Change the count of this worker."""

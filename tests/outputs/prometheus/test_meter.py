@@ -56,8 +56,9 @@ def test_counters_of_every_verdict_objective_and_engine_start_at_zero() -> None:
     assert counters[m.SLO_REQUESTS] == dict.fromkeys(expected, 0)
     assert counters[m.SLO_OUTPUT_TOKENS] == dict.fromkeys(expected, 0)
     assert counters[m.REQUESTS] == dict.fromkeys(product("ab", (UNKNOWN,), Status), 0)
-    of_no_engine = (UNKNOWN, EventKind.GPU_FAULT)
-    assert counters[m.ENGINE_EVENTS] == dict.fromkeys([*product("ab", EventKind), of_no_engine], 0)
+    of_no_engine = product((UNKNOWN,), (EventKind.GPU_FAULT, EventKind.PROXY_WORKER_DIED))
+    expected_events = [*product("ab", EventKind), *of_no_engine]
+    assert counters[m.ENGINE_EVENTS] == dict.fromkeys(expected_events, 0)
     scrapes = ("ok", *SCRAPES_FAILED)
     assert counters[m.SCRAPES] == dict.fromkeys(product("ab", scrapes), 0)
     outcomes = ("stored", "duplicate", "passed", "rejected")

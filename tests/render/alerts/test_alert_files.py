@@ -24,6 +24,7 @@ ALERTS_ON_METRICS = {
     EventKind.KV_PRESSURE: "LlmKvCacheSaturated",
     EventKind.ADMISSION_LIMIT: "LlmAdmissionRejections",
     EventKind.UNREACHABLE: "LlmEngineDown",
+    EventKind.PROXY_WORKER_DIED: "LlmAgentProxyFailing",
     # An operator asked for it.
     EventKind.SLEEP: None,
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from agent.sources.proxy.open_requests import OpenRequests
 
 
-def in_a_worker(work: Callable[[], None]) -> None:
+def in_a_worker(work: Callable[[], object]) -> None:
     """Do the work in a forked process, which then ends without a word, as a killed one does."""
     pid = os.fork()
     if pid == 0:
@@ -30,5 +30,6 @@ def test_each_worker_sees_the_open_requests_of_all_and_begins_with_none_of_its_o
 
     in_a_worker(other)
     assert dict(counts) == {"chat-0": 3, "chat-1": 2}
-    in_a_worker(lambda: counts.begin(1))
+    # The worker after it learns how many requests it left open.
+    assert counts.begin(1) == 4
     assert dict(counts) == {"chat-0": 1, "chat-1": 0}

@@ -54,6 +54,16 @@ class WorkerStatus(msgspec.Struct, tag=True):
     cut: dict[str, int]
 
 
+class WorkerDied(msgspec.Struct, tag=True):
+    """The worker before the sender of this died: requests that it had open, rows that are made of
+    these, and ended requests whose record died with it."""
+
+    worker: int
+    open: int
+    rows: int
+    lost: int
+
+
 class Stored(msgspec.Struct, tag=True):
     """All records up to this number are stored, or refused and counted."""
 
@@ -77,17 +87,17 @@ class Retire(msgspec.Struct, tag=True):
     """The worker belongs to an earlier run: it takes no new request, and ends with its last one."""
 
 
-FromWorker = WorkerHello | EncodedRequests | ProxySpans | WorkerStatus
+FromWorker = WorkerHello | EncodedRequests | ProxySpans | WorkerStatus | WorkerDied
 FromAgent = Stored | Engines | Retire
 
 _ENCODER = msgspec.msgpack.Encoder()
 Message = TypeVar("Message")
 
 
-def encoded(record: RequestRecord) -> msgspec.Raw:
+def encoded(record: RequestRecord) -> bytes:
     """A record as it is sent, which takes a fifth of its memory. Raises ValueError, OverflowError
     and TypeError for what no message can hold."""
-    return msgspec.Raw(_ENCODER.encode(record))
+    return _ENCODER.encode(record)
 
 
 def framed(message: FromWorker | FromAgent) -> bytes:

@@ -18,6 +18,7 @@ from agent.sources.proxy.handover.messages import (
     ProxySpans,
     Retire,
     Stored,
+    WorkerDied,
     WorkerHello,
     WorkerStatus,
     framed,
@@ -31,8 +32,8 @@ _ENGINES_EVERY_S = 0.5
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 10.0
 _HELLO = msgspec.msgpack.Decoder(WorkerHello)
-_MESSAGES = msgspec.msgpack.Decoder(FinishedRequests | ProxySpans | WorkerStatus)
-_OTHER_VERSION = msgspec.msgpack.Decoder(EncodedRequests | ProxySpans | WorkerStatus)
+_MESSAGES = msgspec.msgpack.Decoder(FinishedRequests | ProxySpans | WorkerStatus | WorkerDied)
+_OTHER_VERSION = msgspec.msgpack.Decoder(EncodedRequests | ProxySpans | WorkerStatus | WorkerDied)
 
 _Batches = asyncio.Queue[FinishedRequests | EncodedRequests]
 
@@ -45,7 +46,7 @@ class HandoverReceiver:
 
     `accept` returns when records are committed. `engines` is what the agent knows of them now.
     `on_failure` and `on_cut` are called for each failure and each cut client of a worker,
-    `on_spans` gets bodies to forward.
+    `on_died` for each worker that died, `on_spans` gets bodies to forward.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class HandoverReceiver:
         engines: Callable[[], Mapping[str, EngineState]],
         on_failure: Callable[[str], None],
         on_cut: Callable[[str], None],
+        on_died: Callable[[WorkerDied], None],
         on_spans: Callable[[bytes], None] | None,
     ) -> None:
         self._place = place
@@ -63,6 +65,7 @@ class HandoverReceiver:
         self._engines = engines
         self._on_failure = on_failure
         self._on_cut = on_cut
+        self._on_died = on_died
         self._on_spans = on_spans
         # By connection; the task that serves it is its key.
         self._statuses: dict[asyncio.Task[None], WorkerStatus] = {}
@@ -138,6 +141,8 @@ class HandoverReceiver:
             if isinstance(message, WorkerStatus):
                 self._statuses[task] = message
                 self._count(message)
+            elif isinstance(message, WorkerDied):
+                self._on_died(message)
             elif isinstance(message, ProxySpans):
                 if self._on_spans is not None:
                     self._on_spans(message.body)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from agent.sources.proxy.handover.messages import (
     ProxySpans,
     Retire,
     Stored,
+    WorkerDied,
     WorkerHello,
     WorkerStatus,
     encoded,
@@ -26,6 +28,7 @@ from agent.sources.proxy.handover.messages import (
     received,
 )
 from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.slots import RequestSlots
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,22 +38,25 @@ _MOST_BYTES_EACH = 1024
 # Each holds up to 512 spans.
 MAX_WAITING_BODIES = 64
 BATCH_RECORDS = 512
-# Records wait this long for others, so that they are committed together. Nobody waits for them.
+# A record that follows another within this time waits for the rest of it, so that they are
+# committed together.
 BATCH_WITHIN_S = 0.25
 _MAX_UNANSWERED_RECORDS = 4 * BATCH_RECORDS
 _STATUS_EVERY_S = 1.0
 _RETRY_S = 0.2
 _DECODER = msgspec.msgpack.Decoder(FromAgent)
+_RECORD = msgspec.msgpack.Decoder(RequestRecord)
 
 
 class RecordQueue:
     """Records that are not known to be stored, each with its number, counted from 1.
 
-    It takes `most` of them, fewer where they are large.
+    It takes `most` of them, fewer where they are large. Each is in its slot, too, if it has one.
     """
 
-    def __init__(self, most: int = MAX_WAITING_RECORDS) -> None:
-        self._records: deque[msgspec.Raw] = deque()
+    def __init__(self, most: int, slots: RequestSlots) -> None:
+        self._records: deque[tuple[msgspec.Raw, int | None]] = deque()
+        self._slots = slots
         self._most = most
         self._size_bytes = 0
         self._stored = 0
@@ -63,12 +69,18 @@ class RecordQueue:
         """The number of the last record that the agent has answered for."""
         return self._stored
 
-    def append(self, record: msgspec.Raw) -> bool:
-        """Keep a record; False where too many wait."""
-        size_bytes = self._size_bytes + len(memoryview(record))
+    def append(self, record: bytes, slot: int | None = None) -> bool:
+        """Keep a record, in this slot or else in a free one; False where too many wait."""
+        size_bytes = self._size_bytes + len(record)
         if len(self._records) >= self._most or size_bytes > self._most * _MOST_BYTES_EACH:
+            if slot is not None:
+                self._slots.free(slot)
             return False
-        self._records.append(record)
+        hold = self._slots.hold
+        slot = hold(record) if slot is None else self._slots.replace(slot, record)
+        if slot is None:
+            self._slots.count_without(1)
+        self._records.append((msgspec.Raw(record), slot))
         self._size_bytes = size_bytes
         return True
 
@@ -76,13 +88,18 @@ class RecordQueue:
         """A batch of the records that follow this number."""
         first = number - self._stored
         end = min(first + BATCH_RECORDS, len(self._records))
-        return [self._records[place] for place in range(first, end)]
+        return [self._records[place][0] for place in range(first, end)]
 
     def answered(self, number: int) -> None:
         """Forget the records up to this number."""
         while self._stored < number and self._records:
-            self._size_bytes -= len(memoryview(self._records.popleft()))
+            record, slot = self._records.popleft()
+            self._size_bytes -= len(memoryview(record))
             self._stored += 1
+            if slot is None:
+                self._slots.count_without(-1)
+            else:
+                self._slots.free(slot)
 
 
 class HandoverSender:
@@ -96,6 +113,7 @@ class HandoverSender:
         self,
         place: HandoverPlace,
         worker: int,
+        slots: RequestSlots,
         most_records: int = MAX_WAITING_RECORDS,
         *,
         on_engines: Callable[[Mapping[str, EngineState]], None],
@@ -107,17 +125,66 @@ class HandoverSender:
         self._on_engines = on_engines
         self._on_retire = on_retire
         self._live = live
-        self._queue = RecordQueue(most_records)
+        self._slots = slots
+        # By span id, until the request ends.
+        self._open: dict[str, int] = {}
+        self._queue = RecordQueue(most_records, slots)
+        self._died: WorkerDied | None = None
         self._failures: Counter[str] = Counter()
         self._cut: Counter[str] = Counter()
         self._spans: deque[bytes] = deque()
         self._sent = 0
+        # Of them, those that did not leave this process yet.
+        self._sending = 0
         self._came = asyncio.Event()
         self._done = asyncio.Event()
 
+    def begin(self, open_before: int) -> None:
+        """Take over what the worker before left, if it died: the records of its ended requests, and
+        of its open ones, of which `open_before` are counted, the records with their error."""
+        left = self._slots.begin()
+        if left is not None:
+            rows = sum(self._take_left(slot, record) for slot, record in left.records.items())
+            self._died = died = WorkerDied(self._hello.worker, open_before, rows, left.without)
+            self._failures[ProxyFailure.WORKER_DIED] += max(open_before, rows) + left.without
+            _LOG.warning(
+                "the proxy worker before this one died: %d open requests were cut, %d of them get "
+                "a row; %d ended ones are lost", died.open, died.rows, died.lost
+            )  # fmt: skip
+
+    def _take_left(self, slot: int, data: bytes) -> bool:
+        """Take over a record; returns whether its request was open."""
+        try:
+            record = _RECORD.decode(data)
+        except msgspec.DecodeError:
+            # Something else wrote here. A worker that fails on it would fail in each start.
+            self._slots.free(slot)
+            self.failed(ProxyFailure.RECORD_REFUSED)
+            return False
+        was_open = record.proxied is not None and record.proxied.error == ProxyFailure.WORKER_DIED
+        if was_open:
+            now = time.time()
+            data = encoded(record._replace(ended_at=now, received_at=now))
+        self._queue.append(data, slot)
+        self._came.set()
+        return was_open
+
+    def opened(self, record: RequestRecord) -> None:
+        """Keep what is known of an open request, for the case that this process dies."""
+        slot = self._slots.hold(encoded(record))
+        if slot is not None:
+            self._open[record.span_id] = slot
+
+    def lost(self, span_id: str) -> None:
+        """Forget an open request of which no record comes."""
+        slot = self._open.pop(span_id, None)
+        if slot is not None:
+            self._slots.free(slot)
+
     def take(self, record: RequestRecord) -> None:
         """Keep a record for the agent; the newest is dropped and counted where too many wait."""
-        if self._queue.append(encoded(record)):
+        data = encoded(record)
+        if self._queue.append(data, self._open.pop(record.span_id, None)):
             self._came.set()
         else:
             self.failed(ProxyFailure.STORE_BEHIND)
@@ -151,15 +218,20 @@ class HandoverSender:
             await asyncio.sleep(_RETRY_S)
 
     async def flush(self, within_s: float | None) -> int:
-        """Wait until all records are stored and all spans sent; returns how many records are not
-        stored after this time. None is no limit."""
+        """Wait until all records are stored and all spans sent; returns how many records the agent
+        did not get in this time. None is no limit."""
         self._note_progress()
         try:
             async with asyncio.timeout(within_s):
                 await self._done.wait()
         except TimeoutError:
             pass
-        return len(self._queue)
+        return len(self._queue) - self._unanswered + self._sending
+
+    @property
+    def _unanswered(self) -> int:
+        """The records that went to the agent, and that it did not answer for."""
+        return self._sent - self._queue.stored
 
     def _note_progress(self) -> None:
         if self._queue or self._spans:
@@ -169,14 +241,19 @@ class HandoverSender:
 
     async def _connected(self) -> None:
         reader, writer = await asyncio.open_unix_connection(self._place.socket)
-        self._sent = self._queue.stored
+        # What was sent is in the kernel, which gives it to the agent also if this process ends.
+        writer.transport.set_write_buffer_limits(0)
         self._came.set()
         try:
             await self._send(writer, self._hello)
+            if self._died is not None:
+                await self._send(writer, self._died)
+                self._died = None
             await _until_one_fails(
                 self._read(reader), self._send_records(writer), self._send_status(writer)
             )
         finally:
+            self._sent, self._sending = self._queue.stored, 0
             writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -192,20 +269,23 @@ class HandoverSender:
                 self._on_retire()
 
     async def _send_records(self, writer: asyncio.StreamWriter) -> None:
+        loop, next_s = asyncio.get_running_loop(), 0.0
         while True:
             await self._came.wait()
             self._came.clear()
-            if len(self._queue) < BATCH_RECORDS:
-                await asyncio.sleep(BATCH_WITHIN_S)
+            if len(self._queue) - self._unanswered < BATCH_RECORDS:
+                await asyncio.sleep(next_s - loop.time())
             while self._spans:
                 await self._send(writer, ProxySpans(self._spans.popleft()))
             self._note_progress()
-            while self._sent - self._queue.stored < _MAX_UNANSWERED_RECORDS:
+            while self._unanswered < _MAX_UNANSWERED_RECORDS:
                 batch = self._queue.after(self._sent)
                 if not batch:
                     break
-                self._sent += len(batch)
+                next_s = loop.time() + BATCH_WITHIN_S
+                self._sent, self._sending = self._sent + len(batch), len(batch)
                 await self._send(writer, EncodedRequests(self._sent, batch))
+                self._sending = 0
 
     async def _send_status(self, writer: asyncio.StreamWriter) -> None:
         while True:

@@ -49,6 +49,10 @@ class MeasuringContext(NamedTuple):
     names_in: ClientHeaders
     returns_request_id: bool
     sink: Callable[[RequestRecord], None]
+    # Gets the record of a request that was sent to an engine, as it is stored if this process dies.
+    opened: Callable[[RequestRecord], None]
+    # Gets the span id of a request that ended without a record.
+    lost: Callable[[str], None]
     on_failure: OnFailure
 
 
@@ -94,6 +98,7 @@ class MeasuredExchange:
         self._streamed = fields.streamed
         self._reader: ResponseReader = _PASS_THROUGH
         self._prepared: StreamReader | None = None
+        self._ended = False
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes of an unbuffered request body that went to the engine."""
@@ -135,13 +140,17 @@ class MeasuredExchange:
         return kept
 
     def catch_up(self) -> None:
-        """Prepare the reader of the response, unless it has begun, and read the media."""
+        """Keep what is known of the request, prepare the reader of the response, unless it has
+        begun, and read the media."""
+        if not self._ended:
+            self._context.opened(self._open_record())
         if self._http_status is None and self._streamed:
             self._prepared = self._stream_reader()
         self._media.read()
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """Make the record and end the span; return the last bytes for the client."""
+        self._ended = True
         try:
             kept = self._reader.finish(at_s)
         except Exception:
@@ -152,8 +161,38 @@ class MeasuredExchange:
             self._span.end(record, self._reader.findings.model)
             self._context.sink(record)
         except Exception:
+            self._context.lost(self._span.span_id)
             self._context.on_failure(ProxyFailure.RECORD)
         return kept
+
+    def _open_record(self) -> RequestRecord:
+        """Return the record that the request has if this process dies."""
+        fields, headers, names_in = self._fields, self._client_headers, self._context.names_in
+        return RequestRecord(
+            trace_id=self._span.trace_id,
+            span_id=self._span.span_id,
+            vantage=Vantage.PROXY,
+            status=Status.ERROR,
+            started_at=self._at,
+            ended_at=self._at,
+            received_at=self._at,
+            request_id=self._request_id,
+            agent=self._context.agent,
+            engine=self._engine,
+            model=self.model,
+            tenant=tenant_of(headers, names_in.tenant),
+            route=self._route,
+            proxied=ProxyView(
+                input_bytes=self._input_bytes,
+                error=ProxyFailure.WORKER_DIED,
+                choices=fields.choices,
+                streamed=fields.streamed,
+                priority=fields.priority,
+                end_user=client_name(headers, names_in.user),
+                workload=client_name(headers, names_in.workload),
+                session=client_name(headers, names_in.session),
+            ),
+        )
 
     def _stream_reader(self) -> StreamReader:
         fields = self._fields

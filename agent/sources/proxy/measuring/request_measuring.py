@@ -37,6 +37,10 @@ class MeasuringOptions:
     return_request_id: bool = True
 
 
+def _ignored(_open: RequestRecord | str) -> None:
+    """Do nothing: nobody keeps open requests."""
+
+
 def _header(name: str | None) -> bytes | None:
     return name.lower().encode() if name else None
 
@@ -51,7 +55,12 @@ class RequestMeasuring:
         sink: Callable[[RequestRecord], None],
         on_failure: OnFailure,
         options: MeasuringOptions = MeasuringOptions(),
+        *,
+        opened: Callable[[RequestRecord], None] = _ignored,
+        lost: Callable[[str], None] = _ignored,
     ) -> None:
+        """`opened` gets a record of each request that was sent to an engine, for the case that this
+        process dies, and `lost` the span id of a request whose record `sink` will not get."""
         self._tracing = tracing
         self._context = MeasuringContext(
             agent,
@@ -63,6 +72,8 @@ class RequestMeasuring:
             ),
             options.return_request_id,
             sink,
+            opened,
+            lost,
             on_failure,
         )
         self._options = options

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from agent.catalog.reasons import ProxyFailure
 from agent.errors import StoreUnavailable
-from agent.records.request import RequestRecord
+from agent.records.request import ProxyView, RequestRecord, Status
 from agent.sources.proxy.handover import messages, receiving, sending
-from agent.sources.proxy.handover.messages import EngineState
+from agent.sources.proxy.handover.messages import EngineState, WorkerDied
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.receiving import HandoverReceiver
 from agent.sources.proxy.handover.sending import HandoverSender
-from tests.records.making import record
+from agent.sources.proxy.handover.slots import LeftSlots, RequestSlots
+from tests.records.making import NOON, record
 
 WITHIN_S = 20.0
 UP = {"chat-0": EngineState(healthy=True, models=frozenset({"m"}))}
@@ -43,12 +45,14 @@ class AgentSide:
 
     def __init__(self, place: HandoverPlace) -> None:
         self.batches: list[list[str]] = []
+        self.records: list[RequestRecord] = []
         self.failure: Exception | None = None
         self.refused = 0
         self.attempts = 0
         self.failures: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()
         self.spans: list[bytes] = []
+        self.died: list[WorkerDied] = []
         self.engines: Mapping[str, EngineState] = UP
         self.receiver = HandoverReceiver(
             place,
@@ -56,6 +60,7 @@ class AgentSide:
             engines=lambda: self.engines,
             on_failure=lambda reason: self.failures.update([reason]),
             on_cut=lambda reason: self.cut.update([reason]),
+            on_died=self.died.append,
             on_spans=self.spans.append,
         )
 
@@ -64,6 +69,7 @@ class AgentSide:
         if self.failure is not None:
             raise self.failure
         self.batches.append([record.trace_id for record in records])
+        self.records += records
         return self.refused
 
     @property
@@ -74,11 +80,19 @@ class AgentSide:
 class WorkerSide:
     """A sender, and what it received from the agent."""
 
-    def __init__(self, place: HandoverPlace, most: int = 1000) -> None:
+    def __init__(
+        self, place: HandoverPlace, most: int = 1000, slots: RequestSlots | None = None
+    ) -> None:
         self.engines: Mapping[str, EngineState] = {}
         self.retired = asyncio.Event()
         self.sender = HandoverSender(
-            place, 0, most, on_engines=self.learn, on_retire=self.retired.set, live=lambda: 3
+            place,
+            0,
+            slots or RequestSlots(8),
+            most,
+            on_engines=self.learn,
+            on_retire=self.retired.set,
+            live=lambda: 3,
         )
 
     def learn(self, engines: Mapping[str, EngineState]) -> None:
@@ -101,8 +115,11 @@ async def listening(agent: AgentSide) -> AsyncIterator[AgentSide]:
 
 
 @asynccontextmanager
-async def working(place: HandoverPlace, most: int = 1000) -> AsyncIterator[WorkerSide]:
-    worker = WorkerSide(place, most)
+async def working(
+    place: HandoverPlace, most: int = 1000, slots: RequestSlots | None = None, left_open: int = 0
+) -> AsyncIterator[WorkerSide]:
+    worker = WorkerSide(place, most, slots)
+    worker.sender.begin(left_open)
     running = asyncio.create_task(worker.sender.run())
     try:
         yield worker
@@ -225,6 +242,99 @@ async def test_records_that_a_worker_sent_before_it_ended_are_stored(place: Hand
             await until(lambda: agent.attempts > 1)
         agent.failure = None
         await until(lambda: agent.stored == trace_ids)
+
+
+def opened(number: int) -> RequestRecord:
+    """What is known of an open request."""
+    error = ProxyView(error=ProxyFailure.WORKER_DIED)
+    return record(number, status=Status.ERROR, ended_at=NOON, proxied=error)
+
+
+@in_loop
+async def test_a_worker_takes_over_what_a_killed_one_left(place: HandoverPlace) -> None:
+    slots = RequestSlots(8)
+    killed = WorkerSide(place, slots=slots)
+    killed.sender.begin(0)
+    for number in (1, 2, 3, 4):
+        killed.sender.opened(opened(number))
+    killed.sender.lost(opened(1).span_id)
+    # The agent is away, so its ended requests are in the killed worker alone.
+    ended = killed.take(2, 5)
+    async with working(place, slots=slots, left_open=3), listening(AgentSide(place)) as agent:
+        await until(lambda: len(agent.records) == 4)
+        await until(lambda: agent.failures)
+    by_status = {
+        status: [each for each in agent.records if each.status is status]
+        for status in (Status.OK, Status.ERROR)
+    }
+    assert sorted(each.trace_id for each in by_status[Status.OK]) == ended
+    assert [each.trace_id for each in by_status[Status.ERROR]] == [
+        opened(number).trace_id for number in (3, 4)
+    ]
+    assert all(each.ended_at > NOON for each in by_status[Status.ERROR])
+    assert agent.died == [WorkerDied(worker=0, open=3, rows=2, lost=0)]
+    assert agent.failures == {"worker_died": 3}
+
+
+@in_loop
+async def test_records_that_found_no_slot_are_lost_with_their_worker_and_counted(
+    place: HandoverPlace,
+) -> None:
+    slots = RequestSlots(2)
+    killed = WorkerSide(place, slots=slots)
+    killed.sender.begin(0)
+    killed.take(1, 2, 3)
+    killed.sender.take(record(4, model="m" * 2000))
+    async with working(place, slots=slots), listening(AgentSide(place)) as agent:
+        await until(lambda: agent.died and len(agent.records) == 2)
+        assert agent.died == [WorkerDied(worker=0, open=0, rows=0, lost=2)]
+        await until(lambda: agent.failures == {"worker_died": 2})
+
+
+@in_loop
+async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
+    place: HandoverPlace,
+) -> None:
+    slots = RequestSlots(2)
+    async with listening(AgentSide(place)), working(place, slots=slots) as worker:
+        for number in range(0, 10, 2):
+            worker.sender.opened(opened(number))
+            worker.take(number, number + 1)
+            assert await worker.sender.flush(WITHIN_S) == 0
+    assert slots.begin() == LeftSlots({}, 0)
+
+
+@in_loop
+async def test_what_no_worker_can_read_in_a_slot_is_counted(place: HandoverPlace) -> None:
+    slots = RequestSlots(2)
+    slots.begin()
+    slots.hold(b"no record")
+    async with working(place, slots=slots), listening(AgentSide(place)) as agent:
+        await until(lambda: agent.failures == {"record_refused": 1})
+
+
+@in_loop
+async def test_a_record_that_the_agent_has_and_did_not_store_yet_is_not_lost_at_a_stop(
+    place: HandoverPlace,
+) -> None:
+    async with working(place) as worker, listening(AgentSide(place)) as agent:
+        agent.failure = StoreUnavailable("the database is away")
+        trace_ids = worker.take(1, 2)
+        await until(lambda: agent.attempts)
+        assert await worker.sender.flush(0.0) == 0
+        agent.failure = None
+        assert await worker.sender.flush(WITHIN_S) == 0
+        assert agent.stored == trace_ids
+
+
+@in_loop
+async def test_a_record_goes_to_the_agent_at_once_if_none_went_a_moment_ago(
+    place: HandoverPlace,
+) -> None:
+    sending.BATCH_WITHIN_S = 2 * WITHIN_S
+    async with working(place) as worker, listening(AgentSide(place)) as agent:
+        first = worker.take(1)
+        await until(lambda: agent.stored == first)
 
 
 @in_loop

@@ -1,0 +1,63 @@
+"""What a worker put into its slots outlives it."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from agent.sources.proxy.handover.slots import SLOT_BYTES, LeftSlots, RequestSlots
+
+
+def killed(work: Callable[[], None]) -> None:
+    """Do this in a process that ends as by kill -9."""
+    pid = os.fork()
+    if pid == 0:
+        work()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_the_first_worker_finds_nothing() -> None:
+    assert RequestSlots(2).begin() is None
+
+
+def test_the_next_worker_finds_what_a_killed_one_did_not_free() -> None:
+    slots = RequestSlots(4)
+
+    def work() -> None:
+        slots.begin()
+        first, second, third = map(slots.hold, (b"first", b"second", b"third"))
+        assert None not in (first, second, third)
+        slots.replace(second or 0, b"second, ended")
+        slots.free(third or 0)
+        slots.count_without(1)
+
+    killed(work)
+    assert slots.begin() == LeftSlots({0: b"first", 1: b"second, ended"}, 1)
+    # They stay where they are, and the next records go elsewhere.
+    assert (slots.hold(b"next"), slots.hold(b"last"), slots.hold(b"one more")) == (2, 3, None)
+
+
+def test_a_record_that_is_too_large_has_no_slot() -> None:
+    slots = RequestSlots(1)
+    slots.begin()
+    assert slots.hold(b"x" * (SLOT_BYTES + 1)) is None
+    assert slots.hold(b"x" * SLOT_BYTES) == 0
+    assert slots.replace(0, b"x" * (SLOT_BYTES + 1)) is None
+    assert slots.hold(b"the slot is free") == 0
+
+
+def test_a_half_written_slot_is_ignored() -> None:
+    slots = RequestSlots(2)
+
+    class Torn(bytes):
+        def __len__(self) -> int:
+            # The copy of a longer record than its slot expects fails in the middle of a write.
+            return 1
+
+    slots.begin()
+    slots.hold(b"before")
+    with pytest.raises(ValueError, match="different structures"):
+        slots.replace(0, Torn(b"after"))
+    assert slots.begin() == LeftSlots({}, 0)
