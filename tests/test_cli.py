@@ -349,6 +349,15 @@ def test_upgrade_creates_the_database_and_prints_the_revisions(call: Call) -> No
     assert {"requests", "events", "objectives", "engine_samples", "rollups"} <= tables
 
 
+def test_a_database_that_a_command_makes_is_for_its_user_alone(call: Call, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        call("db", "upgrade")
+    finally:
+        os.umask(before)
+    assert [file.stat().st_mode & 0o777 for file in tmp_path.glob("goodput.db*")] == [0o600]
+
+
 def test_what_commands_of_the_database_print_is_there_as_json(call: Call) -> None:
     newest = newest_revision()
     upgraded = json.loads(call("db", "upgrade", "--json").out)
