@@ -28,12 +28,10 @@ SILENT_S = 1.0
 MOST_UNACCOUNTED = 0.005
 
 
-def ask(
-    url: str, path: str, *, within_s: float = ANSWER_WITHIN_S, **body: Any
-) -> requests.Response:
+def ask(url: str, path: str, **body: Any) -> requests.Response:
     """A streamed response whose body is not read yet."""
     fields = {"model": "tiny-llama", "ignore_eos": True, "stream": True, **body}
-    response = requests.post(f"{url}{path}", json=fields, stream=True, timeout=within_s)
+    response = requests.post(f"{url}{path}", json=fields, stream=True, timeout=ANSWER_WITHIN_S)
     response.raise_for_status()
     return response
 
@@ -53,15 +51,14 @@ def leave_in_silence(engine: Vllm, agent: AgentProcess, url: str) -> None:
     this one would make some hundred a second.
     """
     prompt = list(range(10, 10 + PROMPT_TOKENS))
-    streams = [
-        ask(url, "/v1/completions", prompt=prompt, max_tokens=LONGEST, within_s=SILENT_S)
-        for _ in range(LEFT)
-    ]
+    streams = [ask(url, "/v1/completions", prompt=prompt, max_tokens=LONGEST) for _ in range(LEFT)]
     events = [stream.iter_lines() for stream in streams]
     for lines in events:
         next(lines)
     with engine.standing_still():
         for stream, lines in zip(streams, events, strict=True):
+            connection: Any = stream.raw.connection
+            connection.sock.settimeout(SILENT_S)
             with suppress(requests.ConnectionError):
                 list(lines)
             stream.close()

@@ -51,7 +51,7 @@ def test_the_page_shows_the_summary_and_the_newest_requests(
 ) -> None:
     with opened(agent.url) as there:
         now = there.html("Why requests missed")
-        there.page.get_by_role("link", name="Requests").click()
+        there.page.get_by_role("link", name="Requests", exact=True).click()
         requests = there.html("Requests that began in the last")
         assert there.problems == []
     summary = agent.api.summary(window="5m")

@@ -231,8 +231,9 @@ def test_requests_shows_the_newest_rows(site: Site, browser: Browser) -> None:
         tokens = [str(row["input_tokens"]), str(row["output_tokens"])]
         assert shown[4:10] == [*tokens, *latencies]
         assert shown[3] == row["tenant"]
-        waits = "not explained yet" if row["verdict"] == "missed" else ""
-        assert shown[11:] == [row["verdict"], (row["cause"] or waits).replace("_", " ")]
+        unknown = UNKNOWN if row["explained_at"] else "not explained yet"
+        cause = row["cause"] or (unknown if row["verdict"] == "missed" else "")
+        assert shown[11:] == [row["verdict"], cause.replace("_", " ")]
 
 
 def test_one_request_shows_the_phases_of_both_views(site: Site, browser: Browser) -> None:
