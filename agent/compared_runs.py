@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import make_url
@@ -13,7 +15,8 @@ from agent.analysis.comparison.run_columns import RunColumns, RunFigures
 from agent.errors import AgentError, SettingsInvalid
 from agent.records.objective import Objective
 from agent.records.queries import Selection, Window
-from agent.settings.values import duration_s, masked
+from agent.settings.named_files import in_time
+from agent.settings.values import duration_s, masked, shown
 from agent.sources.result_files import BenchedRun, read_result_file
 from agent.store.agent_queries import agents_of
 from agent.store.clickhouse.connecting import CLICKHOUSE
@@ -26,7 +29,7 @@ Run = RunColumns | RunFigures
 
 _SQLITE_HEADER = b"SQLite format 3\0"
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
-_DURATION = re.compile(r"[\d.]+[smhdw]")
+_DURATION = re.compile(r"[0-9.]+[smhdw]")
 
 
 class RunUnknown(AgentError):
@@ -34,7 +37,7 @@ class RunUnknown(AgentError):
 
     def __init__(self, given: str, why: str) -> None:
         super().__init__(
-            f"{masked(given)!r} is no run: {why}. Give a window (2026-11-20, 2026-11-20T10:00/1h, "
+            f"{shown(given)} is no run: {why}. Give a window (2026-11-20, 2026-11-20T10:00/1h, "
             "24h/1h, 1h), a database (sqlite:///a.db, a.db or postgresql://..., alone or with "
             "#WINDOW) or a result file of vllm bench serve, AIPerf or GuideLLM"
         )
@@ -56,18 +59,38 @@ def open_run(given: str, options: RunOptions) -> Run:
     path = Path(place)
     if "://" in place:
         return _of_database(given, place, part, options)
-    if path.is_dir() or (path.is_file() and not _is_sqlite(path)):
-        return _of_file(given, path, part, options)
-    if path.is_file():
-        return _of_database(given, f"sqlite:///{path}", part, options)
     if not given:
         raise RunUnknown(given, "it is empty")
+    try:
+        kind = in_time(path, partial(_kind, path))
+    except OSError as error:
+        raise RunUnknown(given, str(error.strerror or error)) from error
+    if kind is _PathKind.RESULTS:
+        return _of_file(given, path, part, options)
+    if kind is _PathKind.SQLITE:
+        return _of_database(given, f"sqlite:///{path}", part, options)
     return _of_database(given, options.url(), given, options)
 
 
-def _is_sqlite(path: Path) -> bool:
+class _PathKind(Enum):
+    """What is at a path."""
+
+    NOTHING = auto()
+    RESULTS = auto()
+    SQLITE = auto()
+
+
+def _kind(path: Path) -> _PathKind:
+    """Raises OSError for a pipe or a device."""
+    if not path.exists():
+        return _PathKind.NOTHING
+    if path.is_dir():
+        return _PathKind.RESULTS
+    if not path.is_file():
+        raise OSError("it is a pipe or a device; write it to a regular file")
     with path.open("rb") as file:
-        return file.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER
+        header = file.read(len(_SQLITE_HEADER))
+    return _PathKind.SQLITE if header == _SQLITE_HEADER else _PathKind.RESULTS
 
 
 def _of_database(given: str, url: str, window: str, options: RunOptions) -> RunColumns:

@@ -55,7 +55,10 @@ Name = Annotated[
 Limit = Annotated[
     float | None,
     typer.Option(
-        min=0.001, metavar="MS", help="Limit for goodput, of a result file, in milliseconds."
+        min=0.001,
+        max=86_400_000,
+        metavar="MS",
+        help="Limit for goodput, of a result file, in milliseconds.",
     ),
 ]
 Format = Annotated[

@@ -60,11 +60,13 @@ def db_rebuild(
     first, end = (day.replace(tzinfo=UTC) for day in (from_day, until_day))
     kept = datetime.now(UTC) - timedelta(seconds=settings.storage.keep_requests)
     # A request that ended on a day may have started on the day before, and rows expire by start.
-    if first - timedelta(days=1) < kept:
+    if first < kept + timedelta(days=1):
         soonest = (kept + timedelta(days=2)).date()
         raise SettingsInvalid([f"--from: requests of days before {soonest} have expired"])
     if end <= first:
         raise SettingsInvalid(["--until: must be a later day than --from"])
+    if end > datetime.now(UTC) + timedelta(days=2):
+        raise SettingsInvalid(["--until: lies in the future; give tomorrow at the latest"])
     engine = open_engine(settings.storage.url)
     if engine.dialect.name == CLICKHOUSE:
         raise SettingsInvalid(

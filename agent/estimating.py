@@ -47,11 +47,17 @@ ConfigFile = Annotated[
 GpuName = Annotated[
     str | None, typer.Option("--gpu", metavar="NAME", help="The GPU, such as H100-SXM.")
 ]
-Tensor = Annotated[int, typer.Option("--tp", min=1, metavar="N", help="Tensor-parallel GPUs.")]
-Stages = Annotated[int, typer.Option("--pp", min=1, metavar="N", help="Pipeline stages.")]
-Replicas = Annotated[int, typer.Option("--dp", min=1, metavar="N", help="Data-parallel replicas.")]
+Tensor = Annotated[
+    int, typer.Option("--tp", min=1, max=10_000, metavar="N", help="Tensor-parallel GPUs.")
+]
+Stages = Annotated[
+    int, typer.Option("--pp", min=1, max=10_000, metavar="N", help="Pipeline stages.")
+]
+Replicas = Annotated[
+    int, typer.Option("--dp", min=1, max=10_000, metavar="N", help="Data-parallel replicas.")
+]
 Context = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Tokens of a request: prompt and output.")
+    int, typer.Option(min=1, max=10**8, metavar="N", help="Tokens of a request: prompt and output.")
 ]
 Weights = Annotated[
     WeightDtype | None,
@@ -76,14 +82,16 @@ Fraction = Annotated[
 Peak = Annotated[
     float | None,
     typer.Option(
-        min=0.001, metavar="TFLOPS", help="Dense peak of one GPU, instead of the table's."
+        min=0.001, max=1e6, metavar="TFLOPS", help="Dense peak of one GPU, instead of the table's."
     ),
 ]
 Bandwidth = Annotated[
-    float | None, typer.Option(min=0.001, metavar="GB/S", help="Memory bandwidth of one GPU.")
+    float | None,
+    typer.Option(min=0.001, max=1e6, metavar="GB/S", help="Memory bandwidth of one GPU."),
 ]
 Memory = Annotated[
-    float | None, typer.Option(min=0.001, metavar="GB", help="Memory of one GPU, in decimal GB.")
+    float | None,
+    typer.Option(min=0.001, max=1e6, metavar="GB", help="Memory of one GPU, in decimal GB."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 

@@ -38,12 +38,21 @@ from agent.terminal import TerminalConsole, echo
 _PLACES = {"dashboards": PROMETHEUS_RULE, "runbooks": f"{PROMETHEUS_RULE} and {VLLM_ALONE}"}
 
 
+_LARGEST = 1_000_000
+
+
 def _url(text: str) -> str:
     try:
         TypeAdapter(HttpUrl).validate_python(text)
     except ValidationError as error:
         raise typer.BadParameter(f"{text!r} is no URL; write https://host/path") from error
     return text
+
+
+def _finite(number: float | None) -> float | None:
+    if number is not None and number > _LARGEST:
+        raise typer.BadParameter(f"the largest number is {_LARGEST:,}")
+    return number
 
 
 def _named(option: str, meaning: str, **more: Any) -> Any:
@@ -91,18 +100,23 @@ Deadman = Annotated[
     _named_url("deadman", "URL of a service that alarms when the watchdog stops."),
 ]
 Secrets = Annotated[str, _named("secrets", "Folder of these files on Alertmanager's machine.")]
-Speed = Annotated[float, typer.Option(min=1.0, help="Divide all times by this, for a trial.")]
+Speed = Annotated[
+    float,
+    typer.Option(min=1.0, callback=_finite, help="Divide all times by this, for a trial."),
+]
 Budget = Annotated[
     float | None,
     typer.Option(
         "--token-budget",
         min=0,
+        callback=_finite,
         help="Budget for a million output tokens in dollars, idle time included; the default is "
         "token_budget of the settings.",
     ),
 ]
 Interval = Annotated[
-    float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two scrapes.")
+    float,
+    typer.Option(min=0.1, callback=_finite, metavar="SECONDS", help="Seconds between two scrapes."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object; times are in seconds.")]
 

@@ -87,7 +87,9 @@ By = Annotated[
 ]
 Width = Annotated[
     int | None,
-    typer.Option(min=60, metavar="COLUMNS", help="Columns of text. Default: the terminal's."),
+    typer.Option(
+        min=60, max=1000, metavar="COLUMNS", help="Columns of text. Default: the terminal's."
+    ),
 ]
 OutputFile = Annotated[Path | None, typer.Option(help="Write to this file.", dir_okay=False)]
 

@@ -425,6 +425,8 @@ def test_rollups_are_rebuilt_from_the_rows(call: Call, tmp_path: Path) -> None:
     [
         (days(-6, 1), "--from: requests of days before"),
         (days(0, 0), "--until: must be a later day than --from"),
+        (["--from", "0001-01-01", "--until", "9999-12-31"], "--from: requests of days before"),
+        ([*days(-1, 0)[:3], "9999-12-31"], "--until: lies in the future"),
     ],
 )
 def test_days_that_cannot_be_rebuilt_are_refused(

@@ -2,7 +2,11 @@
 
 import gzip
 import json
+import os
+import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,6 +212,35 @@ def test_two_databases_of_postgresql_and_two_windows_of_one(
 
 def test_a_window_without_requests_is_refused(call: Call, database: Engine) -> None:
     refused(call(f"{database.url}#2020-01-01", database.url), RunEmpty, "no request")
+
+
+@pytest.mark.slow
+def test_an_archive_of_gigabytes_is_refused_within_the_memory_of_a_small_one(
+    tmp_path: Path,
+) -> None:
+    archive = tmp_path / "bomb.json.gz"
+    archive.write_bytes(gzip.compress(bytes(64 * 1024 * 1024)) * 100)
+    script = Path(sys.executable).parent / "goodput-agent"
+    ended = subprocess.run(
+        [script, "compare", "--before", archive, "--after", archive],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 2, ended
+    assert ended.stderr == (
+        f"goodput-agent: {archive} cannot be read: it has more than 536,870,912 bytes after "
+        "decompression\n"
+    )
+
+
+def test_a_pipe_and_a_name_that_no_file_can_have_are_no_runs(call: Call, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused(call(tmp_path / "pipe", SAME[0]), RunUnknown, "a pipe or a device; write it to a reg")
+    refused(call("/dev/zero", SAME[0]), RunUnknown, "a pipe or a device; write it to a regular")
+    refused(call("x" * 5000, SAME[0]), RunUnknown, r"5002 characters\) is no run: File name too l")
 
 
 def test_what_does_not_fit_is_refused(call: Call, database: Engine, tmp_path: Path) -> None:

@@ -160,5 +160,24 @@ def test_counts_of_zero_are_refused(call: Call, option: str) -> None:
     assert call("llama-3.1-8b", option, "0").exit_code == 2
 
 
+@pytest.mark.parametrize("number", ["inf", "nan", "1e308", "9" * 400])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--tp", "--pp", "--dp", "--context"),
+        *("--peak-tflops", "--bandwidth-gb-per-s", "--memory-gb", "--memory-fraction"),
+    ],
+)
+def test_numbers_beyond_any_machine_are_refused(call: Call, option: str, number: str) -> None:
+    assert call("llama-3.1-8b", "--gpu", "H100-SXM", option, number).exit_code == 2
+
+
+def test_the_largest_numbers_are_estimated(call: Call) -> None:
+    largest = ("--tp", "10000", "--pp", "10000", "--dp", "10000", "--context", "100000000")
+    assert (
+        estimate_of(call("llama-3.1-8b", "--gpu", "H100-SXM", *largest, "--json"))["gpus"] == 1e12
+    )
+
+
 def test_every_supported_format_is_an_option() -> None:
     assert {dtype.value for dtype in WeightDtype} == set(DTYPE_FORMATS)

@@ -261,3 +261,13 @@ def test_wrong_settings_write_nothing(tmp_path: Path) -> None:
         run("--config", path, "--into", tmp_path)
     assert not (tmp_path / "alerts").exists()
     assert not (tmp_path / "dashboards").exists()
+
+
+@pytest.mark.parametrize("option", ["--speed", "--scrape-interval", "--token-budget"])
+@pytest.mark.parametrize("number", ["inf", "nan", "1e300"])
+def test_numbers_that_no_rule_can_hold_are_refused(
+    tmp_path: Path, option: str, number: str
+) -> None:
+    ended = invoke("--into", tmp_path, option, number)
+    assert ended.exit_code == 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """Reads files that a person names, with a limit of bytes and of time."""
 
+import json
 import os
 import stat
 import time
@@ -8,7 +9,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakMethod
 
 # A file system that answers at all answers sooner.
@@ -71,6 +72,14 @@ def _run(read: Callable[[], Result], result: "Future[Result]") -> None:
         result.set_result(read())
     except BaseException as error:
         result.set_exception(error)
+
+
+def read_json(content: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError, also for one that is nested too deeply."""
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def follow(refresh: Callable[[], None], name: str) -> None:

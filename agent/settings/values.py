@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
 
 _DURATION_UNITS_S = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
-DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw])")
 
 # A hundred years: older times do not fit into a database's calendar.
 MAX_DURATION_S = 100 * 365 * DAY_S

@@ -21,6 +21,7 @@ from agent.sources.result_files import (
     ResultFileInvalid,
     read_result_file,
 )
+from agent.sources.result_files.benched import check_numbers
 
 FOLDER = Path(__file__).parents[1] / "data" / "comparison"
 VLLM = FOLDER / "same-00-before.json.gz"
@@ -194,6 +195,10 @@ BROKEN: Mapping[str, bytes] = {
     "a list": b"[1, 2]",
     "other types": b'{"duration": "x", "completed": 1, "output_throughput": 1}',
     "a torn archive": gzip.compress(b"{}" * 99)[:20],
+    "deep": b"[" * 100_000,
+    "deep inside": b'{"duration": 1, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "damaged deflate": GUIDELLM.read_bytes()[:200] + b"\xff" * 99,
+    "a wrong checksum": gzip.compress(b"{}")[:-8] + bytes(8),
     "warm-up alone": b'{"metadata": {"request_start_ns": 1, "request_end_ns": 2, '
     b'"benchmark_phase": "warmup"}, "metrics": {}}',
 }
@@ -205,6 +210,76 @@ def test_what_is_no_result_file_is_refused_in_a_sentence(tmp_path: Path, kind: s
     file.write_bytes(BROKEN[kind])
     with pytest.raises(ResultFileInvalid, match=r"file\.json"):
         read_result_file(file)
+
+
+HUGE = {"400 digits": "9" * 400, "inf": "1e999", "-inf": "-1e999", "1e308": "1e308"}
+
+
+def _with_number(file: Path, path: str, number: str) -> bytes:
+    """The content of a recorded file with another number at a path of keys."""
+    whole = content(file)
+    inner: Any = whole
+    *keys, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    for key in keys:
+        inner = inner[key]
+    assert last in range(len(inner)) if isinstance(last, int) else last in inner
+    inner[last] = "THE NUMBER"
+    return json.dumps(whole).replace('"THE NUMBER"', number).encode()
+
+
+@pytest.mark.parametrize("number", HUGE)
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        (VLLM, "duration"),
+        (VLLM, "ttfts.0"),
+        (VLLM, "start_times.1"),
+        (VLLM, "output_lens.0"),
+        (VLLM, "max_concurrency"),
+        (AIPERF_FIGURES, "time_to_first_token.p50"),
+        (AIPERF_FIGURES, "request_count.avg"),
+        (AIPERF_FIGURES, "benchmark_duration.avg"),
+        (GUIDELLM, "benchmarks.0.requests.successful.0.time_to_first_token_ms"),
+        (GUIDELLM, "benchmarks.0.requests.successful.0.request_end_time"),
+        (GUIDELLM, "benchmarks.0.metrics.request_totals.total"),
+    ],
+)
+def test_a_number_that_no_figure_can_hold_is_refused_or_not_used(
+    tmp_path: Path, file: Path, path: str, number: str
+) -> None:
+    changed = tmp_path / "file.json"
+    changed.write_bytes(_with_number(file, path, HUGE[number]))
+    said = ""
+    try:
+        check_numbers(read_result_file(changed))
+    except ResultFileInvalid as error:
+        said = str(error)
+    assert said == "" or said.startswith(f"{changed} cannot be read: ")
+    assert len(said) < 400
+
+
+def test_a_file_that_grows_beyond_the_limit_is_refused_while_it_is_decompressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.sources.result_files.reading.MAX_BYTES", 10_000)
+    file = tmp_path / "file.json"
+    file.write_bytes(gzip.compress(b"{}" + b" " * 10_000))
+    with pytest.raises(ResultFileInvalid, match="more than 10,000 bytes after decompression"):
+        read_result_file(file)
+    file.write_bytes(b"{}" + b" " * 10_000)
+    with pytest.raises(ResultFileInvalid, match="it has more than 10,000 bytes"):
+        read_result_file(file)
+
+
+def test_a_file_of_too_many_values_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.sources.result_files.reading._MAX_VALUES", 1000)
+    file = tmp_path / "file.json"
+    for content in (b"[0" + b",0" * 1000 + b"]", b"{}" + b"\n" * 1000, b"[" * 1001):
+        file.write_bytes(content)
+        with pytest.raises(ResultFileInvalid, match="it has more than 1,000 values"):
+            read_result_file(file)
 
 
 def test_a_folder_without_aiperfs_requests_is_refused(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def text_keys(content: Mapping[str, Any]) -> dict[str, Any]:
 def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a file without a text part of its own."""
     name = content.get("model_type")
-    if name not in _FLAT:
+    if not isinstance(name, str) or name not in _FLAT:
         return _by_class(content)
-    wrapper = model_classes().wrappers[str(name)]
+    wrapper = model_classes().wrappers[name]
     # The class of the text part does not have the key: only wrappers generate.
     keys = _by_class({**content, "model_type": wrapper.text})
     return {**keys, _TIED: content.get(_TIED, wrapper.tied)}

@@ -34,5 +34,14 @@ def kv_heads(config: TextConfig) -> int:
 
 
 def head_dim(config: TextConfig) -> int:
-    """The size of a head: the given one, else an equal part of the hidden size."""
-    return config.head_dim or config.hidden_size // config.num_attention_heads
+    """The size of a head: the given one, else an equal part of the hidden size.
+
+    Raises ModelConfigInvalid where that is nothing.
+    """
+    size = config.head_dim or config.hidden_size // config.num_attention_heads
+    if size == 0:
+        raise ModelConfigInvalid(
+            f"hidden_size {config.hidden_size} is too small for num_attention_heads "
+            f"{config.num_attention_heads}"
+        )
+    return size

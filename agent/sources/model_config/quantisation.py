@@ -78,6 +78,8 @@ def scheme(keys: _Keys | None, precision: Precision) -> Scheme:
 
 # Of a quantised weight, its share of scales included.
 _FEWEST_BITS, _MOST_BITS = 1, 16
+# Each is compared with each matrix of each layer.
+_MOST_ENTRIES = 5000
 
 
 def _checked(found: Scheme) -> Scheme:
@@ -85,6 +87,8 @@ def _checked(found: Scheme) -> Scheme:
     bits = found.quantised.bits
     if not _FEWEST_BITS < bits <= _MOST_BITS:
         raise ValueError(f"{bits:g} bits for a weight")
+    if len(found.ignored) + len(found.only) > _MOST_ENTRIES:
+        raise ValueError(f"it lists more than {_MOST_ENTRIES} modules")
     for entry in (*found.ignored, *found.only):
         if entry.startswith("re:"):
             re.compile(entry[3:])

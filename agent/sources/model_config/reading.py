@@ -1,8 +1,8 @@
 """Reads a model's shape from its config.json and the files beside it."""
 
-import json
 import reprlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from agent.catalog.precision import Precision
 from agent.records.model import ModelShape
+from agent.settings.named_files import in_time, read_json, read_named_file
 from agent.sources.model_config.class_keys import text_keys
 from agent.sources.model_config.config import TextConfig
 from agent.sources.model_config.config_errors import ModelConfigInvalid
@@ -20,6 +21,9 @@ from agent.sources.model_config.weight_files import stored_bytes
 
 # Checkpoints of NVIDIA's ModelOpt before 0.29 have their quantisation here.
 _MODELOPT = "hf_quant_config.json"
+
+# Labels and vocabularies make some of them large.
+_MAX_BYTES = 16 * 1024 * 1024
 
 
 def read_model(
@@ -32,7 +36,7 @@ def read_model(
     the config's, or else the model's own. Raises ModelConfigInvalid,
     ArchitectureUnknown, QuantisationUnknown or CacheUnknown.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if _is_folder(path) else path
     content = _with_quantisation(_content(file), file.parent)
     config = _text_config(content, file)
     chosen = _scheme(config, dtype, _served(config))
@@ -44,7 +48,21 @@ def read_model(
     )
     if dtype is not None or precision_of(config) is Precision.FP32:
         return shape
-    return replace(shape, stored_bytes=stored_bytes(file.parent))
+    return replace(shape, stored_bytes=_stored_bytes(file.parent))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return in_time(path, path.is_dir)
+    except OSError as error:
+        raise ModelConfigInvalid(f"{path}: cannot be read: {error}") from error
+
+
+def _stored_bytes(folder: Path) -> int | None:
+    try:
+        return in_time(folder, partial(stored_bytes, folder))
+    except OSError:
+        return None
 
 
 def _served(config: TextConfig) -> Precision:
@@ -61,7 +79,7 @@ def _scheme(config: TextConfig, dtype: str | None, precision: Precision) -> Sche
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(read_named_file(file, max_bytes=_MAX_BYTES))
     except (OSError, ValueError) as error:
         raise ModelConfigInvalid(f"{file}: cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
@@ -72,7 +90,7 @@ def _content(file: Path) -> dict[str, Any]:
 def _with_quantisation(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The content with ModelOpt's quantisation, where the config has none and its file exists."""
     file = folder / _MODELOPT
-    if "quantization_config" in content or not file.is_file():
+    if "quantization_config" in content or not in_time(file, file.is_file):
         return content
     quantisation = _content(file).get("quantization")
     if not isinstance(quantisation, dict):

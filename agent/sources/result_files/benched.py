@@ -9,6 +9,8 @@ from agent.records.request import RequestRecord, Status, Vantage
 # Those of figures that are compared.
 PERCENTILES = ("p50", "p95", "p99")
 
+_LARGEST = 1e15
+
 
 class ResultFileInvalid(AgentError):
     """A file that no known load generator wrote, or that cannot be compared."""
@@ -66,6 +68,22 @@ def benched_request(
         input_tokens=tokens[0],
         output_tokens=tokens[1] if whole else None,
     )
+
+
+def check_numbers(run: BenchedRun | BenchedFigures) -> None:
+    """Raise ValueError for a number that is infinite or too large to compute with."""
+    if isinstance(run, BenchedFigures):
+        _check(run.requests, run.length_s, *run.figures.values())
+        return
+    for each in run.records:
+        times = (each.started_at, each.ended_at, each.ttft_s, each.tpot_s, each.e2e_s)
+        _check(*times, each.input_tokens, each.output_tokens)
+
+
+def _check(*numbers: float | None) -> None:
+    for number in numbers:
+        if number is not None and not abs(number) <= _LARGEST:
+            raise ValueError(f"the number {str(number)[:20]} in it is too large")
 
 
 def texts(load: Mapping[str, object]) -> dict[str, str]:

@@ -1,18 +1,37 @@
 """Reads a result file, whichever load generator wrote it."""
 
 import gzip
+import zlib
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from agent.settings.named_files import in_time, read_named_file
 from agent.sources.result_files import aiperf, guidellm, vllm_serve
-from agent.sources.result_files.benched import BenchedFigures, BenchedRun, ResultFileInvalid
+from agent.sources.result_files.benched import (
+    BenchedFigures,
+    BenchedRun,
+    ResultFileInvalid,
+    check_numbers,
+)
 
 Found = BenchedRun | BenchedFigures
 
 _GZIP = b"\x1f\x8b"
+
+# After decompression. 10,000 requests of 1,000 tokens have ten million values, in 250 MB.
+MAX_BYTES = 512 * 1024 * 1024
+_MAX_VALUES = 20_000_000
+_READ_WITHIN_S = 60.0
+
+# What a file that is damaged, of other types or without a key raises.
+_UNREADABLE = (
+    *(OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
 _KNOWN = f"{vllm_serve.TOOL}, {aiperf.TOOL} and {guidellm.TOOL}"
 
 
@@ -22,13 +41,18 @@ def read_result_file(path: Path, number: int | None = None) -> Found:
     `number` counts the benchmarks of a file from 0; None takes the only one. Raises
     ResultFileInvalid.
     """
-    file = path / aiperf.RECORDS_FILE if path.is_dir() else path
-    if path.is_dir() and not file.exists():
-        raise ResultFileInvalid(f"the folder {path} has no {file.name}, which AIPerf writes")
+    file = path
     try:
+        if in_time(path, path.is_dir):
+            file = path / aiperf.RECORDS_FILE
+            if not file.exists():
+                raise ResultFileInvalid(
+                    f"the folder {path} has no {file.name}, which AIPerf writes"
+                )
         runs = _runs(file)
-    # What a file with other types or without a key raises.
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        for run in runs:
+            check_numbers(run)
+    except _UNREADABLE as error:
         raise ResultFileInvalid(f"{file} cannot be read: {error}") from error
     if not runs:
         raise ResultFileInvalid(
@@ -70,8 +94,17 @@ def _of_object(content: Mapping[str, Any]) -> Sequence[Found]:
 
 
 def _content(file: Path) -> bytes:
-    content = file.read_bytes()
-    return gzip.decompress(content) if content.startswith(_GZIP) else content
+    """The bytes of a file, decompressed. Raises ValueError beyond a limit."""
+    content = read_named_file(file, max_bytes=MAX_BYTES, within_s=_READ_WITHIN_S)
+    if content.startswith(_GZIP):
+        with gzip.GzipFile(fileobj=BytesIO(content)) as compressed:
+            content = compressed.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes after decompression")
+    # A value of two bytes may take 70 in memory.
+    if sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MAX_VALUES:
+        raise ValueError(f"it has more than {_MAX_VALUES:,} values")
+    return content
 
 
 def _figures_beside(file: Path) -> Mapping[str, Any] | None:

@@ -1,18 +1,28 @@
 """Reading a model's shape from disk."""
 
 import json
+import math
+import os
 import struct
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from agent.analysis.estimate import PlannedDeployment, estimate
 from agent.analysis.physics.coefficients import coefficients
 from agent.analysis.physics.parameters import parameters, weight_bytes
 from agent.analysis.physics.traffic import kv_bytes_per_token
 from agent.catalog.architectures import ARCHITECTURES
+from agent.catalog.hardware import find_gpu
 from agent.catalog.precision import Precision
 from agent.errors import AgentError
+from agent.records.model import Parallelism
+from agent.settings.named_files import in_time
 from agent.sources.model_config import (
     ArchitectureUnknown,
     CacheUnknown,
@@ -169,6 +179,71 @@ def test_an_unusable_config_is_refused_with_the_reason(
         read_model(file)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        (f'{{"hidden_size": {"9" * 5000}}}', "4300 digits"),
+        (" " * (16 * 1024 * 1024 + 1), "more than 16,777,216 bytes"),
+        ("\ud800".encode("utf-8", "surrogatepass"), "cannot be read as JSON"),
+    ],
+)
+def test_a_nasty_file_is_refused_in_a_sentence(text: str | bytes, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ModelConfigInvalid, match=why) as caught:
+        read_model(file)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelConfigInvalid, match="Is a named pipe; name a regular file"):
+        read_model(tmp_path)
+    with pytest.raises(ModelConfigInvalid, match="Is a device; name a regular file"):
+        read_model(Path("/dev/zero"))
+
+
+def test_a_file_system_that_hangs_is_left_in_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    soon = partial(in_time, within_s=0.05)
+    monkeypatch.setattr("agent.sources.model_config.reading.in_time", soon)
+    monkeypatch.setattr(Path, "is_dir", lambda _: answers.wait())
+    try:
+        with pytest.raises(ModelConfigInvalid, match="no response from its file system within"):
+            read_model(folder)
+    finally:
+        answers.set()
+
+
+ODD = st.sampled_from(
+    [math.inf, -math.inf, math.nan, 10**400, 10**9, -1, 0, 1.5, 1e308, True, None, "x" * 300]
+) | st.sampled_from([[], {}, [math.inf], [[]], {"bits": 10**400, "quant_method": "gptq"}])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_change_of_a_config_gives_an_estimate_or_a_sentence(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    config = dict(PUBLISHED[data.draw(st.sampled_from(sorted(PUBLISHED)))]["config"])
+    keys = st.sampled_from([*sorted(config), "quantization_config"])
+    for key in data.draw(st.lists(keys, min_size=1, max_size=3)):
+        config[key] = data.draw(ODD)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    spread = Parallelism(tensor=8, pipeline=1, data=1)
+    planned = PlannedDeployment(context=8192, parallelism=spread, gpu=find_gpu("H100-SXM"))
+    said: object = None
+    try:
+        said = estimate(read_model(file), planned)
+    except AgentError as error:
+        said = str(error)
+    assert said
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match=r"nowhere\.json: cannot be read"):
         read_model(tmp_path / "nowhere.json")
@@ -244,7 +319,13 @@ def test_the_size_of_a_single_file_excludes_its_header(folder: Path) -> None:
     assert weight_bytes(read_model(folder / "config.json")) == 1000
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"metadata": {"total_size": null}}', "[1]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", '{"metadata": {"total_size": null}}', "[1]", "[" * 100_000),
+        *(f'{{"metadata": {{"total_size": {size}}}}}' for size in ("1e999", "NaN", "9" * 400)),
+    ],
+)
 def test_a_broken_index_is_ignored(text: str, folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     assert weight_bytes(read_model(folder)) == 2 * 8_030_261_248
