@@ -6,17 +6,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
 from rich.logging import RichHandler
 
 from agent import __version__
-from agent.app.supervising import SETTINGS_INVALID, SIGNALS
+from agent.app.supervising import ERROR_PREFIX, SETTINGS_INVALID, SIGNALS, TRY, Trial
 from agent.checking import check
 from agent.comparing import compare_runs
 from agent.database_commands import db
@@ -112,28 +113,27 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-def _run_agent(
-    settings: Settings, again: Callable[[], Settings], *, simulated_gpus: "GpuSource | None" = None
-) -> None:
+def _run_agent(settings: Settings, *, simulated_gpus: "GpuSource | None" = None) -> None:
     """Run an agent in this process; where it has a proxy, in one of several processes. Where it
     looks for engines, in one that is started again for others.
-
-    `again` loads the settings as they are then.
     """
 
     with kept_imports():
         from agent.app.processes import run_again, run_processes
+        from agent.app.trying import taken_by
         from agent.app.until_stopped import run as run_one
 
-    def work(place: "HandoverPlace | None", *, supervised: bool) -> None:
-        simulated, gpus = simulated_gpus is not None, simulated_gpus
-        _run(
-            run_one(settings, simulated=simulated, handover=place, gpus=gpus, supervised=supervised)
-        )
+    simulated = simulated_gpus is not None
+    work = partial(run_one, settings, simulated=simulated, gpus=simulated_gpus)
+
+    def begin_trial() -> Trial:
+        if simulated:
+            raise SettingsInvalid(["the demo cannot start anew; stop it and start it again"])
+        return Trial.of_this_program(taken_by(settings))
 
     def agent(place: "HandoverPlace | None" = None) -> int:
         try:
-            work(place, supervised=True)
+            _run(work(handover=place))
         except AgentError as error:
             _report(error)
             return SETTINGS_INVALID if isinstance(error, SettingsInvalid) else 1
@@ -142,16 +142,22 @@ def _run_agent(
     if settings.proxy.listen is not None:
         # A signal that comes now waits for the supervisor, which leaves nothing behind.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        raise typer.Exit(run_processes(settings, agent, again))
+        raise typer.Exit(run_processes(settings, agent, begin_trial))
     if settings.engines_from.kubernetes is not None:
-        raise typer.Exit(run_again(agent, again))
-    # This program may have been a supervisor before SIGHUP.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    work(None, supervised=False)
+        raise typer.Exit(run_again(agent, begin_trial))
+    _let_stops_through()
+    _run(work(begin_trial=begin_trial))
 
 
-def _demo_goes_on() -> NoReturn:
-    raise SettingsInvalid(["the demo cannot start anew; stop it and start it again"])
+def _begin() -> None:
+    """Log, and let a SIGHUP wait until somebody heeds it."""
+    _log_to_stderr()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def _let_stops_through() -> None:
+    # They wait where this program was a supervisor before SIGHUP.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS - {signal.SIGHUP})
 
 
 def run(
@@ -166,21 +172,23 @@ def run(
     Examples: `run --engine http://127.0.0.1:8000`, and `run --config agent.yml`. The page is at
     <http://127.0.0.1:9470>. Ctrl-C stops it.
     """
-    _log_to_stderr()
+    _begin()
 
-    def watched() -> Settings:
-        settings = (
-            _settings(config, insecure=insecure)
-            if engine is None
-            else _settings_with(engine, config, insecure=insecure)
+    settings = (
+        _settings(config, insecure=insecure)
+        if engine is None
+        else _settings_with(engine, config, insecure=insecure)
+    )
+    if not settings.engines and settings.engines_from.kubernetes is None:
+        raise SettingsInvalid(
+            ["no engine is set; give --engine http://host:port, or a file with --config"]
         )
-        if not settings.engines and settings.engines_from.kubernetes is None:
-            raise SettingsInvalid(
-                ["no engine is set; give --engine http://host:port, or a file with --config"]
-            )
-        return settings
+    if TRY in os.environ:
+        from agent.app.trying import try_agent
 
-    _run_agent(watched(), watched)
+        typer.echo(try_agent(settings))
+        return
+    _run_agent(settings)
 
 
 def demo(
@@ -198,7 +206,7 @@ def demo(
 
     _log_to_stderr()
     with simulated_engines(_settings(config, insecure=insecure), past) as simulated:
-        _run_agent(simulated.settings, _demo_goes_on, simulated_gpus=simulated.gpus)
+        _run_agent(simulated.settings, simulated_gpus=simulated.gpus)
 
 
 def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
@@ -207,10 +215,15 @@ def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
     Example: `serve --config serve.yml`, where `storage.url` is that database. It is only read. For
     whoever has no Grafana: agents tell it their version, when they were last seen, and their lag.
     """
-    from agent.app.serving import serve as serve_database
+    from agent.app import serving
 
-    _log_to_stderr()
-    _run(serve_database(_settings(config, insecure=insecure)))
+    _begin()
+    settings = _settings(config, insecure=insecure)
+    if TRY in os.environ:
+        typer.echo(serving.try_serving(settings))
+        return
+    _let_stops_through()
+    _run(serving.serve(settings))
 
 
 def version(as_json: AsJson = False) -> None:
@@ -241,4 +254,4 @@ def command() -> None:
 
 
 def _report(error: AgentError) -> None:
-    echo(f"goodput-agent: {error}", err=True)
+    echo(f"{ERROR_PREFIX}{error}", err=True)

@@ -16,6 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from agent.app import processes
 from agent.app.discovery import EngineDiscovery, discovery_of
+from agent.app.supervising import Plan, Trial
 from agent.catalog.own_health import DiscoveryCall, DiscoveryFailure
 from agent.errors import SettingsInvalid
 from agent.outputs.prometheus.agent_exposition import AgentExposition
@@ -233,42 +234,34 @@ def test_outside_of_a_cluster_the_address_is_missed(
 # A supervisor of the agent
 
 
-@pytest.mark.parametrize(
-    ("problem", "asked_to_stop", "done"),
-    [
-        (None, False, ["stop", "become"]),
-        (None, True, ["stop"]),
-        (SettingsInvalid(["wrong"]), False, []),
-    ],
-)
-def test_at_sighup_an_agent_begins_with_valid_settings(
-    monkeypatch: pytest.MonkeyPatch, problem: Exception | None, asked_to_stop: bool, done: list[str]
+@pytest.mark.parametrize(("asked_to_stop", "done"), [(False, ["stop", "become"]), (True, ["stop"])])
+def test_after_a_trial_an_agent_without_a_proxy_starts_anew(
+    monkeypatch: pytest.MonkeyPatch, asked_to_stop: bool, done: list[str]
 ) -> None:
     seen: list[str] = []
 
     class Reloading:
-        """A supervisor that gets SIGHUP at once."""
+        """A supervisor whose trial succeeds at once."""
 
-        def __init__(self, groups: Any, reload: Callable[[Any], None]) -> None:
+        def __init__(self, groups: Any, trial: Any, reload: Callable[[Any, Plan], None]) -> None:
             self.asked_to_stop = asked_to_stop
             self.reload = reload
 
         def run(self) -> int:
-            self.reload(self)
+            self.reload(self, Plan(None, 1))
             return 0
 
         def stop(self) -> None:
             seen.append("stop")
 
-    def loaded() -> Settings:
-        if problem is not None:
-            raise problem
-        return Settings()
-
     monkeypatch.setattr(processes, "Supervisor", Reloading)
     monkeypatch.setattr("os.execv", lambda *_: seen.append("become"))
-    assert processes.run_again(lambda: 0, loaded) == 0
+    assert processes.run_again(lambda: 0, _no_trial) == 0
     assert seen == done
+
+
+def _no_trial() -> Trial:
+    raise AssertionError("nothing is tried")
 
 
 # The running agent

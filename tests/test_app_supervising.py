@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,8 @@ WITHIN_S = 60.0
 PARTS = """
 import os, signal, sys, time
 from pathlib import Path
-from agent.app.supervising import ProcessPart, Supervisor
+from agent.app import supervising
+from agent.app.supervising import ProcessPart, Supervisor, Trial
 
 log = Path(sys.argv[1])
 
@@ -50,8 +52,8 @@ def part(name, status=0, stubborn=False, later=0, after=None):
         return 0
     return ProcessPart(name, work, stops_within_s=1.0)
 
-def reload(supervisor):
-    note("reload now")
+def reload(supervisor, plan):
+    note(f"reload now with {plan.workers}")
     if sys.argv[2] == "anew":
         supervisor.stop_last()
     if sys.argv[2] == "fails":
@@ -61,8 +63,18 @@ left = None
 if sys.argv[2] == "left" and not (left := [os.fork()])[0]:
     part("of an earlier run").work()
     os._exit(0)
+# What the trials do, one after the other.
+trials = iter(Path(f"{log}.trials").read_text().splitlines())
+supervising.TRY_WITHIN_S = 3.0
+
+def begin_trial():
+    note("trial now")
+    if sys.argv[2] == "no interpreter":
+        return Trial(["/no/interpreter"], os.environ)
+    return Trial([sys.executable, "-c", next(trials)], os.environ)
+
 groups = [eval(group) for group in sys.argv[3:]]
-sys.exit(Supervisor(groups, reload, left).run())
+sys.exit(Supervisor(groups, begin_trial, reload, left).run())
 """
 
 
@@ -80,7 +92,7 @@ class Supervised:
         """The process of a part, after this many earlier starts."""
 
         def started() -> list[str]:
-            lines = [line.split() for line in self.lines()]
+            lines = [line.split() for line in self.lines() if line.count(" ") == 1]
             return [pid for part, pid in lines if part == name and pid != "stops"][start:]
 
         return int(eventually(started, within_s=WITHIN_S, what=f"start {start} of {name}")[0])
@@ -90,12 +102,21 @@ class Supervised:
         return self.process.wait(WITHIN_S)
 
 
+SUCCEEDS = 'print(\'{"proxy": null, "workers": 7}\')'
+
+
 @contextmanager
-def supervising(folder: Path, *groups: str, way: str = "") -> Iterator[Supervised]:
+def supervising(
+    folder: Path, *groups: str, way: str = "", trials: Sequence[str] = (SUCCEEDS,)
+) -> Iterator[Supervised]:
     log = folder / "parts.log"
+    Path(f"{log}.trials").write_text("\n".join(trials))
     command = [sys.executable, "-c", PARTS, str(log), way, *groups]
     # A session of its own, as in a terminal: Ctrl-C reaches every process of it.
-    with subprocess.Popen(command, start_new_session=True) as process:
+    with (
+        (folder / "stderr").open("wb") as stderr,
+        subprocess.Popen(command, start_new_session=True, stderr=stderr) as process,
+    ):
         try:
             yield Supervised(log, process)
         finally:
@@ -169,7 +190,8 @@ def test_a_stop_during_a_reload_is_not_forgotten(tmp_path: Path) -> None:
     with supervising(tmp_path, *parts, way="anew") as supervised:
         supervised.pid("last")
         supervised.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "reload now" in supervised.lines(), within_s=WITHIN_S, what="the reload")
+        reloads = "reload now with 7"
+        eventually(lambda: reloads in supervised.lines(), within_s=WITHIN_S, what="the reload")
         assert supervised.status_after(signal.SIGTERM) == 0
         assert supervised.lines()[-1] == "early stops"
 
@@ -182,14 +204,84 @@ def test_processes_of_an_earlier_run_are_stopped_with_the_first_group(tmp_path: 
         assert (sorted(first), last) == (["early stops", "of an earlier run stops"], "last stops")
 
 
-def test_a_reload_that_fails_changes_nothing(tmp_path: Path) -> None:
+def test_a_reload_that_returns_changes_nothing(tmp_path: Path) -> None:
     with supervising(tmp_path, "[part('early')]", "[part('last')]") as supervised:
         supervised.pid("early")
         supervised.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "reload now" in supervised.lines(), within_s=WITHIN_S, what="the reload")
+        reloads = "reload now with 7"
+        eventually(lambda: reloads in supervised.lines(), within_s=WITHIN_S, what="the reload")
         assert supervised.status_after(signal.SIGTERM) == 0
         starts = [line for line in supervised.lines() if line.startswith("early")]
         assert len(starts) == 2
+
+
+FAILURES = {
+    "raise RuntimeError('half upgraded')": (
+        'RuntimeError: half upgraded (File "<string>", line 1, in <module>)'
+    ),
+    "import sys; sys.exit('goodput-agent: listen: is wrong' + chr(10) + 'proxy: too')": (
+        "listen: is wrong; proxy: too"
+    ),
+    "import os; os.kill(os.getpid(), 9)": "it ended with -9",
+    "print('no plan')": "it ended with 0",
+    "import time; time.sleep(1000)": "it did not start within 3 s",
+}
+
+
+def test_a_trial_that_fails_changes_nothing_and_the_log_says_why(tmp_path: Path) -> None:
+    parts = ("[part('early')]", "[part('last')]")
+    with supervising(tmp_path, *parts, trials=list(FAILURES)) as supervised:
+        pids = [supervised.pid(name) for name in ("early", "last")]
+        for why in FAILURES.values():
+            supervised.process.send_signal(signal.SIGHUP)
+            sentence = f"the new agent cannot start, so nothing changes: {why}\n"
+            eventually(
+                partial(is_in, sentence, tmp_path / "stderr"), within_s=WITHIN_S, what=sentence
+            )
+        assert all(map(psutil.pid_exists, pids))
+        assert supervised.status_after(signal.SIGTERM) == 0
+        assert sum(line.startswith("early ") for line in supervised.lines()) == 2
+
+
+def is_in(text: str, file: Path) -> bool:
+    return text in file.read_text()
+
+
+def test_a_supervisor_restarts_and_stops_its_parts_while_a_trial_hangs(tmp_path: Path) -> None:
+    hangs = f"import time; open({str(tmp_path / 'hangs')!r}, 'w'); time.sleep(1000)"
+    with supervising(tmp_path, "[part('early')]", trials=[hangs]) as supervised:
+        early = supervised.pid("early")
+        supervised.process.send_signal(signal.SIGHUP)
+        eventually((tmp_path / "hangs").exists, within_s=WITHIN_S, what="the trial")
+        os.kill(early, signal.SIGKILL)
+        supervised.pid("early", 1)
+        assert supervised.status_after(signal.SIGTERM) == 0
+        assert not [line for line in supervised.lines() if line.startswith("reload")]
+
+
+def test_the_last_of_several_reloads_counts(tmp_path: Path) -> None:
+    trials = ["import time; time.sleep(1000)", SUCCEEDS]
+    with supervising(tmp_path, "[part('early')]", trials=trials) as supervised:
+        supervised.pid("early")
+        for begun in (1, 2):
+            supervised.process.send_signal(signal.SIGHUP)
+            trial = partial(has_begun, supervised, begun)
+            eventually(trial, within_s=WITHIN_S, what=f"trial {begun}")
+        reloads = "reload now with 7"
+        eventually(lambda: reloads in supervised.lines(), within_s=WITHIN_S, what="the reload")
+
+
+def has_begun(supervised: Supervised, trials: int) -> bool:
+    return supervised.lines().count("trial now") == trials
+
+
+def test_a_reload_without_an_interpreter_changes_nothing(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('early')]", way="no interpreter") as supervised:
+        supervised.pid("early")
+        supervised.process.send_signal(signal.SIGHUP)
+        said = partial(is_in, "no new agent can be tried", tmp_path / "stderr")
+        eventually(said, within_s=WITHIN_S, what="the reason")
+        assert supervised.status_after(signal.SIGTERM) == 0
 
 
 def test_a_supervisor_that_fails_stops_its_parts(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import requests
 import yaml
 
 from agent.app.processes import run_processes
+from agent.app.supervising import Trial
 from agent.errors import SettingsInvalid
 from agent.settings import Settings
 from tests.real_parts.agent_process import AgentPorts
@@ -305,7 +306,7 @@ def test_a_taken_port_leaves_nothing_behind(
             "proxy": {"listen": f"127.0.0.1:{taken.getsockname()[1]}"},
         })  # fmt: skip
         with pytest.raises(SettingsInvalid, match="choose another address"):
-            run_processes(settings, lambda _: 0, lambda: settings)
+            run_processes(settings, lambda _: 0, _no_trial)
     assert not list(tmp_path.iterdir())
 
 
@@ -358,18 +359,24 @@ def test_a_stop_as_early_as_it_can_be_leaves_no_folder(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_an_agent_that_cannot_start_anew_ends_and_leaves_nothing(
+def test_an_agent_goes_on_if_its_interpreter_is_gone_at_a_reload(
     tmp_path: Path, command: Callable[[str], ServerProcess]
 ) -> None:
     agent = command(WITHOUT_INTERPRETER)
-    processes: list[psutil.Process] = []
 
-    def has_its_parts() -> bool:
-        processes[:] = psutil.Process(agent.pid).children()
-        return {"agent", "proxy worker 0"} <= {each.name() for each in processes}
+    def worker() -> list[int]:
+        children = psutil.Process(agent.pid).children()
+        return [each.pid for each in children if each.name() == "proxy worker 0"]
 
-    agent.wait_until(has_its_parts, within_s=WITHIN_S)
+    before = eventually(worker, within_s=WITHIN_S, what="a worker")
     psutil.Process(agent.pid).send_signal(signal.SIGHUP)
-    assert agent.wait(within_s=WITHIN_S) == 1
-    assert not any(each.is_running() for each in processes)
+    log = tmp_path / "agent.log"
+    agent.wait_until(lambda: "no new agent can be tried" in log.read_text(), within_s=WITHIN_S)
+    assert worker() == before
+    psutil.Process(agent.pid).terminate()
+    assert agent.wait(within_s=WITHIN_S) == 0
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def _no_trial() -> Trial:
+    raise AssertionError("nothing is tried")

@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from agent.app.connection_limits import PROXY, connections, raise_descriptors
 from agent.app.doors import tls_files
 from agent.app.proxy_worker import Workplace, run_worker
 from agent.app.stopping import AGENT_STOPS_WITHIN_S, STOP_WITHIN_S, WORKER_FLUSHES_WITHIN_S
-from agent.app.supervising import ProcessPart, Supervisor
+from agent.app.supervising import Plan, ProcessPart, Supervisor, Trial, start_again
 from agent.errors import SettingsInvalid
 from agent.settings import Settings
 from agent.settings.values import host_and_port
@@ -110,21 +109,21 @@ def _listening(address: str, count: int, *, alone: bool) -> list[socket.socket]:
 
 
 def run_processes(
-    settings: Settings, agent: Callable[[HandoverPlace], int], load: Callable[[], Settings]
+    settings: Settings, agent: Callable[[HandoverPlace], int], begin_trial: Callable[[], Trial]
 ) -> int:
     """Run the workers of the proxy, and the agent beside them, until a signal; the exit status.
 
     Each process is started again when it ends: streams do not depend on the agent. SIGHUP starts
-    all of them anew, with the program and the settings of that time, and refuses no request; `load`
-    checks the settings before. Raises SettingsInvalid for a taken port.
+    all of them anew, with the program and the settings of that time, if their trial succeeds; it
+    refuses no request. Raises SettingsInvalid for a taken port.
     """
     proxy = settings.proxy
     assert proxy.listen is not None, "there is a proxy only with an address"
     tls = tls_files(settings.security)
-    doors = _Doors.found(proxy.listen, _workers(settings))
+    doors = _Doors.found(proxy.listen, workers_of(settings))
     try:
         groups = _groups(settings, agent, doors, tls)
-        return Supervisor(groups, partial(_start_anew, doors, load), doors.left).run()
+        return Supervisor(groups, begin_trial, partial(_start_anew, doors), doors.left).run()
     finally:
         doors.close()
 
@@ -133,7 +132,7 @@ def _groups(
     settings: Settings, agent: Callable[[HandoverPlace], int], doors: _Doors, tls: TlsFiles | None
 ) -> list[list[ProcessPart]]:
     """The workers, and the agent, which ends after them."""
-    count = _workers(settings)
+    count = workers_of(settings)
     place = HandoverPlace(doors.folder / "handover.sock", uuid.uuid4().hex)
     open_requests = OpenRequests([engine.name for engine in settings.engines], count)
     workers = [
@@ -153,25 +152,13 @@ def _groups(
     return [workers, [last]]
 
 
-def run_again(agent: Callable[[], int], load: Callable[[], Settings]) -> int:
+def run_again(agent: Callable[[], int], begin_trial: Callable[[], Trial]) -> int:
     """Run an agent without a proxy until a signal, again whenever it ends; the exit status.
 
-    It ends when other engines must be watched. SIGHUP starts it with the settings of that time.
+    It ends when other engines must be watched. SIGHUP starts it anew, if its trial succeeds.
     """
-
-    def reload(supervisor: Supervisor) -> None:
-        try:
-            tls_files(load().security)
-        except SettingsInvalid as error:
-            _LOG.error("the settings are invalid, so nothing changes: %s", error)
-            return
-        _LOG.info("starting anew")
-        supervisor.stop()
-        if not supervisor.asked_to_stop:
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
     part = ProcessPart(AGENT, agent, STOP_WITHIN_S + _SPARE_S)
-    return Supervisor([[part]], reload).run()
+    return Supervisor([[part]], begin_trial, partial(_start_anew, None)).run()
 
 
 def _agent(agent: Callable[[HandoverPlace], int], place: HandoverPlace, supervisor: int) -> int:
@@ -190,34 +177,34 @@ def _worker(settings: Settings, workplace: Workplace) -> ProcessPart:
     )
 
 
-def _start_anew(doors: _Doors, load: Callable[[], Settings], supervisor: Supervisor) -> None:
+def _start_anew(doors: _Doors | None, supervisor: Supervisor, plan: Plan) -> None:
     """Become a new supervisor, whose agent lets the workers of this one retire."""
     try:
-        settings = load()
-        tls_files(settings.security)
-        following = doors.following(settings.proxy.listen, _workers(settings))
+        following = doors and doors.following(plan.proxy, plan.workers)
     except SettingsInvalid as error:
-        _LOG.error("the settings are invalid, so nothing changes: %s", error)
+        _LOG.error("the new agent cannot start, so nothing changes: %s", error)
         return
     _LOG.info("starting anew")
     try:
-        if following is doors:
+        if doors is not None and following is doors:
             supervisor.stop_last()
         else:
             supervisor.stop()
-            doors.close()
+            if doors is not None:
+                doors.close()
         if supervisor.asked_to_stop:
             return
         if following is not None:
             following.leave(supervisor.first_group)
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        start_again()
     finally:
         # No program follows: it was to stop, or there is no interpreter any more.
         if following is not None:
             following.close()
 
 
-def _workers(settings: Settings) -> int:
+def workers_of(settings: Settings) -> int:
+    """How many workers the proxy has."""
     if settings.proxy.workers != "auto":
         return settings.proxy.workers
     cores = len(os.sched_getaffinity(0))

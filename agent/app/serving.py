@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine
@@ -17,6 +18,8 @@ from agent.app.jobs import Jobs
 from agent.app.readiness import OK
 from agent.app.stopping import EXIT_WITHIN_S, within
 from agent.app.stored_api import require_stored, stored_context
+from agent.app.supervising import Trial
+from agent.app.trying import begin_to_try, listen_of, plan_text, try_listening
 from agent.app.until_stopped import until_stopped
 from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.outputs.api.api_context import ApiContext
@@ -118,4 +121,13 @@ def _open(settings: Settings) -> Engine:
 
 async def serve(settings: Settings) -> None:
     """Serve until a signal. Raises SettingsInvalid, and StoreUnavailable where there is no data."""
-    await until_stopped(lambda: DatabaseServer(settings, time.time))
+    begin_trial = partial(Trial.of_this_program, {listen_of(settings)})
+    await until_stopped(lambda: DatabaseServer(settings, time.time), begin_trial=begin_trial)
+
+
+def try_serving(settings: Settings) -> str:
+    """Do what the start of a server does, and return its plan. Raises what `serve` raises."""
+    taken = begin_to_try()
+    DatabaseServer(settings, time.time)
+    try_listening([(API, listen_of(settings))], taken)
+    return plan_text(None, 0)

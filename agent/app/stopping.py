@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 _LOG = logging.getLogger(__name__)
 
@@ -18,18 +18,22 @@ AGENT_STOPS_WITHIN_S = 6.5
 EXIT_WITHIN_S = 1.0
 
 
-def end_process_within(limit_s: float) -> None:
+def _exit() -> None:
+    os._exit(0)
+
+
+def end_process_within(limit_s: float, end: Callable[[], None] = _exit) -> None:
     """End the process after `limit_s`, if it has not ended by itself.
 
     It ends as by a kill: a transaction that is cut off is rolled back. The exit status is 0: what
     was not done is done after the next start.
     """
-    timer = threading.Timer(limit_s, _end)
+    timer = threading.Timer(limit_s, _end, [end])
     timer.daemon = True
     timer.start()
 
 
-def _end() -> None:
+def _end(end: Callable[[], None]) -> None:
     waiting = sorted(
         thread.name
         for thread in threading.enumerate()
@@ -38,7 +42,7 @@ def _end() -> None:
     _LOG.warning("the agent ends while these still work: %s", ", ".join(waiting) or "none")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(0)
+    end()
 
 
 async def within(limit_s: float, what: str, *works: Awaitable[object]) -> None:

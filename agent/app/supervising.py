@@ -1,16 +1,21 @@
 """Runs the processes of an agent with a proxy, and starts again those that end."""
 
 import asyncio
+import json
 import logging
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn, Self
+
+from agent.errors import AgentError
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,8 +88,9 @@ def _work(part: ProcessPart) -> NoReturn:
     with suppress(OSError):
         # `ps` and `top` show it. Only Linux has the file.
         _PROCESS_NAME.write_text(part.name)
-    # Ctrl-C reaches all processes of a terminal; the supervisor alone decides the order of a stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and the end of a terminal reach all its processes; the supervisor alone decides.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     status = 1
     try:
@@ -97,6 +103,90 @@ def _work(part: ProcessPart) -> NoReturn:
         os._exit(status)
 
 
+# A new interpreter with this variable tries to start and ends. It has a JSON list of the addresses
+# and sockets of the agent that runs, which cannot be free.
+TRY = "_GOODPUT_AGENT_TRY"
+# Before a failure, as the command prints it.
+ERROR_PREFIX = "goodput-agent: "
+TRY_WITHIN_S = 60.0
+
+
+class Plan(NamedTuple):
+    """What a new agent says of itself: the address of its proxy, if it has one, and its workers."""
+
+    proxy: str | None
+    workers: int
+
+
+class Trial:
+    """A new agent that only tries to start, in a process of its own."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Begin. Raises OSError."""
+        self._ends_at = time.monotonic() + TRY_WITHIN_S
+        # In memory: a pipe could fill up, and a disk may be full.
+        out, err = (os.memfd_create(name) for name in ("plan", "problem"))
+        self._out, self._err = os.fdopen(out, "rb"), os.fdopen(err, "rb")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(environment)
+        )
+
+    @classmethod
+    def of_this_program(cls, addresses: Collection[str]) -> Self:
+        """Try what is started with the arguments of this program, while it has these addresses.
+
+        Raises OSError.
+        """
+        traceback = {"_TYPER_STANDARD_TRACEBACK": "1", "TERM": "dumb"}
+        command = [sys.executable, *sys.orig_argv[1:]]
+        return cls(command, os.environ | traceback | {TRY: json.dumps(sorted(addresses))})
+
+    @property
+    def left_s(self) -> float:
+        """The time that it still has."""
+        return self._ends_at - time.monotonic()
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, or has no more time."""
+        return self._process.poll() is not None or self.left_s <= 0
+
+    def kill(self) -> None:
+        """End it now."""
+        self._process.kill()
+
+    def plan(self) -> Plan | None:
+        """What it found; None where it failed, and the log says why."""
+        overdue = self._process.poll() is None
+        if overdue:
+            self.kill()
+        self._out.seek(0)
+        self._err.seek(0)
+        try:
+            plan = json.loads(self._out.read().splitlines()[-1])
+            return Plan(plan["proxy"], plan["workers"])
+        except (ValueError, LookupError, TypeError):
+            late = f"it did not start within {TRY_WITHIN_S:g} s"
+            why = late if overdue else self._problem(self._err.read().decode(errors="replace"))
+        _LOG.error("the new agent cannot start, so nothing changes: %s", why)
+        return None
+
+    def _problem(self, said: str) -> str:
+        _, prefix, problem = said.rpartition(ERROR_PREFIX)
+        if prefix:
+            return "; ".join(problem.split("\n")).strip("; ")
+        # The last line of a traceback, or of a box around a mistake in the arguments.
+        lines = [line.strip("│ ") for line in said.splitlines() if any(map(str.isalnum, line))]
+        if not lines:
+            return f"it ended with {self._process.returncode}"
+        places = [line for line in lines if line.startswith('File "')]
+        return f"{lines[-1]} ({places[-1]})" if places else lines[-1]
+
+
+def start_again() -> NoReturn:
+    """Replace this program by a new one with its arguments. Raises OSError."""
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 class Supervisor:
     """Starts all parts, and stops them group by group.
 
@@ -106,15 +196,19 @@ class Supervisor:
     def __init__(
         self,
         groups: Sequence[Sequence[ProcessPart]],
-        reload: Callable[["Supervisor"], None],
+        begin_trial: Callable[[], Trial],
+        reload: Callable[["Supervisor", Plan], None],
         left: Sequence[int] | None = None,
     ) -> None:
-        """`reload` is called on SIGHUP; if it returns, everything goes on. `left` are processes of
-        the first group that an earlier supervisor left; None where this is the first one."""
+        """On SIGHUP a trial begins, and `reload` is called when it succeeds; everything goes on if
+        it fails, or `reload` returns. `left` are processes of the first group that an earlier
+        supervisor left; None where this is the first one."""
         self._groups = [[_Process(part) for part in parts] for parts in groups]
         earlier = replace(groups[0][0], name="earlier process")
         self._groups[0] += [_Process(earlier, pid) for pid in left or ()]
         self._processes = [process for group in self._groups for process in group]
+        self._begin_trial = begin_trial
+        self._trial: Trial | None = None
         self._reload = reload
         self._first = left is None
         self._asked_to_stop = False
@@ -145,16 +239,35 @@ class Supervisor:
             if number in _STOPS:
                 self._asked_to_stop = True
             elif number == signal.SIGHUP:
-                self._reload(self)
-            elif self._reap():
-                return SETTINGS_INVALID
+                self._try()
             else:
+                self._reload_if_tried()
+                if self._reap():
+                    return SETTINGS_INVALID
                 self._start_due()
         return 0
 
+    def _try(self) -> None:
+        """Try a new agent, in place of one that is tried already: files may have changed since."""
+        if self._trial is not None:
+            self._trial.kill()
+        try:
+            self._trial = self._begin_trial()
+        except (AgentError, OSError) as error:
+            self._trial = None
+            _LOG.error("no new agent can be tried, so nothing changes: %s", error)
+
+    def _reload_if_tried(self) -> None:
+        if self._trial is None or not self._trial.has_ended():
+            return
+        plan, self._trial = self._trial.plan(), None
+        if plan is not None:
+            self._reload(self, plan)
+
     def _next_signal(self) -> int | None:
         due = [process.start_at for process in self._processes if process.pid is None]
-        wait_s = min(max(0.0, min(due, default=math.inf) - time.monotonic()), _LONGEST_WAIT_S)
+        trial_s = _LONGEST_WAIT_S if self._trial is None else self._trial.left_s
+        wait_s = max(0.0, min(min(due, default=math.inf) - time.monotonic(), trial_s))
         received = signal.sigtimedwait(SIGNALS, wait_s)
         return None if received is None else received.si_signo
 
@@ -181,6 +294,8 @@ class Supervisor:
     def stop(self) -> None:
         """Stop all parts."""
         _LOG.info("stopping")
+        if self._trial is not None:
+            self._trial.kill()
         for group in self._groups:
             self._stop_group(group)
 

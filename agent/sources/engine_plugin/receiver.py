@@ -282,6 +282,20 @@ def _open_listener(engine: str, path: Path) -> _Listener:
     return _Listener(opened, _file_at(path))
 
 
+def try_socket(engine: str, path: Path, *, is_own: bool) -> None:
+    """Raises SettingsInvalid if no socket can be made here; `is_own` says whether one that is
+    there may be replaced."""
+    if not is_own:
+        _open_listener(engine, path).opened.close()
+        path.unlink()
+        return
+    setting = f"plugin_socket of engine {engine}"
+    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+        raise SettingsInvalid([f"{setting}: {path} is a file and no socket; choose another path"])
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise SettingsInvalid([f"{setting}: no socket can be made in {path.parent}"])
+
+
 def _file_at(path: Path) -> tuple[int, int] | None:
     """Device and inode of what is at a path; None where nothing can be seen."""
     try:
