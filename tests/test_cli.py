@@ -355,7 +355,7 @@ def test_a_database_that_a_command_makes_is_for_its_user_alone(call: Call, tmp_p
         call("db", "upgrade")
     finally:
         os.umask(before)
-    assert [file.stat().st_mode & 0o777 for file in tmp_path.glob("goodput.db*")] == [0o600]
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.glob("goodput.db*")} == {0o600}
 
 
 def test_what_commands_of_the_database_print_is_there_as_json(call: Call) -> None:
