@@ -186,7 +186,7 @@ def run(
     if TRY in os.environ:
         from agent.app.trying import try_agent
 
-        typer.echo(try_agent(settings))
+        echo(try_agent(settings))
         return
     _run_agent(settings)
 
@@ -220,7 +220,7 @@ def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
     _begin()
     settings = _settings(config, insecure=insecure)
     if TRY in os.environ:
-        typer.echo(serving.try_serving(settings))
+        echo(serving.try_serving(settings))
         return
     _let_stops_through()
     _run(serving.serve(settings))
