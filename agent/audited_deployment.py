@@ -70,7 +70,8 @@ def gather(options: AuditOptions) -> AuditEvidence:
     configured = _configured(options)
     unread: Unread = {}
     options.step("reading the engine")
-    with closing(LiveEngine(options.url, key=options.key, kind=configured.kind)) as live:
+    ca = options.settings.tls.ca
+    with closing(LiveEngine(options.url, key=options.key, kind=configured.kind, ca=ca)) as live:
         read = live.read()
         unread |= read.unread
         processes = _processes(options, configured, unread)

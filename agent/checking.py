@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ import yaml
 
 from agent.catalog.engines import DIALECTS
 from agent.option_files import server_url
-from agent.settings import EngineSettings, Settings, load
+from agent.settings import Settings, load
 from agent.sources.engines.name_drift import expected_facts
 from agent.terminal import echo
 
@@ -89,7 +89,7 @@ def check(
         )
         raise typer.Exit(code)
     if engines:
-        raise typer.Exit(_print_facts(settings.engines, as_json=as_json))
+        raise typer.Exit(_print_facts(settings, as_json=as_json))
     _print_settings(settings, as_json=as_json)
 
 
@@ -104,9 +104,9 @@ def _print_settings(settings: Settings, *, as_json: bool) -> None:
     )
 
 
-def _print_facts(engines: Iterable[EngineSettings], *, as_json: bool) -> int:
+def _print_facts(settings: Settings, *, as_json: bool) -> int:
     """Print what each engine gives; 1 where one cannot be read, else 0."""
-    read = list(read_once(engines, time.time()))
+    read = list(read_once(settings, time.time()))
     if as_json:
         echo(json.dumps({"engines": [each.values() for each in read]}, indent=2))
     else:
@@ -144,13 +144,13 @@ class FoundFacts:
         )
 
 
-def read_once(engines: Iterable[EngineSettings], now: float) -> Iterator[FoundFacts]:
+def read_once(settings: Settings, now: float) -> Iterator[FoundFacts]:
     """Reads the exposition of each engine once."""
     from agent.sources.engines.engine_source import EngineSource
     from agent.sources.engines.fetch import open_session
 
-    for engine in engines:
-        with open_session() as session:
+    for engine in settings.engines:
+        with open_session(settings.tls.ca) as session:
             source = EngineSource(
                 name=engine.name, url=engine.url, kind=engine.kind, session=session
             )

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.app.connection_limits import OTLP_GRPC, OTLP_HTTP, ConnectionLimits
+from agent.http_client import client_tls, read_client_tls
 from agent.settings import Settings
 from agent.settings.doors import Door, TokenFile, known_hosts
-from agent.settings.security_settings import SecuritySettings
 from agent.settings.values import host_and_port
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
@@ -29,7 +29,7 @@ class Doors:
         read_tokens = _tokens("security.read_tokens", security.read_tokens)
         self.read = self._door(settings.listen.host, read_tokens)
         self._ingest = _tokens("security.ingest_tokens", security.ingest_tokens)
-        self._tls = tls_files(security)
+        self._tls = tls_files(settings)
         if self._tls is not None:
             self._tls.follow()
         self._limits = limits
@@ -73,8 +73,15 @@ class Doors:
         await asyncio.gather(*grpc, *(server.stop() for server in self._servers))
 
 
-def tls_files(security: SecuritySettings) -> TlsFiles | None:
-    """The certificate and its key, if the addresses have TLS. Raises SettingsInvalid."""
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """The certificate and its key, if the addresses have TLS.
+
+    Raises SettingsInvalid, also for the file of authorities.
+    """
+    # The file may have changed since this process read it.
+    read_client_tls(settings.tls.ca)
+    client_tls(settings.tls.ca)
+    security = settings.security
     if security.tls_certificate is None or security.tls_key is None:
         return None
     return TlsFiles(security.tls_certificate, security.tls_key)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agent.analysis.failures import DetectionLimits
@@ -75,7 +76,10 @@ class EngineMonitors:
         hosts: HostBoard,
         *,
         missed: MissedRequests | None = None,
+        ca: Path | None = None,
     ) -> None:
+        """`ca` is a file of authorities that engines are trusted by."""
+        self._ca = ca
         self._missed = missed
         self._observations = observations
         self._minutes = minutes
@@ -132,7 +136,7 @@ class EngineMonitors:
         )
 
     def _sources(self, engine: EngineSettings, before: EngineSample | None) -> EngineSources:
-        session = open_session()
+        session = open_session(self._ca)
         source = EngineSource(
             name=engine.name, url=engine.url, kind=engine.kind, session=session, before=before
         )

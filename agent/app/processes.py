@@ -119,7 +119,7 @@ def run_processes(
     """
     proxy = settings.proxy
     assert proxy.listen is not None, "there is a proxy only with an address"
-    tls = tls_files(settings.security)
+    tls = tls_files(settings)
     doors = _Doors.found(proxy.listen, workers_of(settings))
     try:
         groups = _groups(settings, agent, doors, tls)

@@ -17,6 +17,7 @@ from agent.app.connection_limits import ConnectionLimits, raise_descriptors
 from agent.app.doors import tls_options
 from agent.app.stopping import WORKER_FLUSHES_WITHIN_S
 from agent.app.supervising import supervisor_gone
+from agent.http_client import client_tls
 from agent.settings import Settings
 from agent.settings.proxy_settings import ProxySettings
 from agent.sources.listening import AsgiServer
@@ -89,6 +90,7 @@ class ProxyWorker:
             measuring=self._measuring(settings),
             clocks=Clocks(time.time, time.monotonic),
             limits=_limits(proxy),
+            tls=client_tls(settings.tls.ca),
             on_failure=self._sender.failed,
             open_requests=workplace.open_requests,
         )

@@ -54,7 +54,8 @@ class Proxying:
             on_replaced=meter.label_replaced,
         )
         engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
-        self._served = [ServedModels(engine.name, engine.url, open_session()) for engine in engines]
+        session = partial(open_session, settings.tls.ca)
+        self._served = [ServedModels(engine.name, engine.url, session()) for engine in engines]
         self._receiver = HandoverReceiver(
             place,
             accept=self._accept,

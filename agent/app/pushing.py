@@ -51,6 +51,7 @@ class Pushing:
             requests,
             _Counter(meter),
             proxy=settings.http_proxy,
+            ca=settings.tls.ca,
         )
 
     @property

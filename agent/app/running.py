@@ -123,7 +123,8 @@ class Agent:
 
     def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
         store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
-        return EngineMonitors(observations, store, meter, gpus, hosts, missed=self._missed)
+        ca = self._settings.tls.ca
+        return EngineMonitors(observations, store, meter, gpus, hosts, missed=self._missed, ca=ca)
 
     def _make_readiness(self, engines: Sequence[str]) -> Readiness:
         up = {engine: partial(self._meter.is_up, engine) for engine in engines}
@@ -163,7 +164,9 @@ class Agent:
 
     def _make_forwarder(self) -> Forwarder | None:
         to, proxy = self._settings.otlp.forward_to, self._settings.http_proxy
-        return None if to is None else Forwarder(destination(to, proxy), self._meter)
+        if to is None:
+            return None
+        return Forwarder(destination(to, proxy, self._settings.tls.ca), self._meter)
 
     def _make_receiver(self) -> Receiver:
         reader = SpanReader(self._directory.identify, self._settings.name)

@@ -4,6 +4,7 @@ import gzip
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -83,6 +84,7 @@ class HttpDestination:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         proxy: str | None = None,
+        ca: Path | None = None,
         on_accepted: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """`path` is for a URL without one. `on_accepted` gets the response to an accepted body."""
@@ -90,7 +92,7 @@ class HttpDestination:
         self._url = url if given.strip("/") else f"{url.rstrip('/')}{path}"
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._on_accepted = on_accepted
-        self._session = http_session(proxy)
+        self._session = http_session(proxy, ca)
         self._session.headers.update(headers or {})
 
     def send(self, payload: OtlpBody) -> SendResult:
@@ -168,7 +170,7 @@ def _retry_delay_s(trailers: Any) -> float | None:
     return info.retry_delay.seconds + info.retry_delay.nanos * 1e-9 if found else None
 
 
-def destination(url: str, proxy: str | None = None) -> Destination:
+def destination(url: str, proxy: str | None = None, ca: Path | None = None) -> Destination:
     """The destination of a URL: `grpc://host:port` or `http(s)://host:port[/path]`.
 
     `proxy` is the URL of an HTTP proxy on the way.
@@ -176,4 +178,4 @@ def destination(url: str, proxy: str | None = None) -> Destination:
     parts = urlsplit(url)
     if parts.scheme == "grpc":
         return GrpcDestination(parts.netloc, proxy)
-    return HttpDestination(url, proxy=proxy)
+    return HttpDestination(url, proxy=proxy, ca=ca)

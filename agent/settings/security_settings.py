@@ -65,6 +65,13 @@ class SecuritySettings(Section):
             raise ValueError("; ".join(open_to_all))
 
 
+class TlsSettings(Section):
+    """TLS of connections that the agent opens: to engines, dcgm-exporter and OTLP endpoints."""
+
+    ca: Path | None = None
+    """PEM file of authorities that are trusted beside the system's, as of a private CA."""
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a host."""
     if host == "localhost":

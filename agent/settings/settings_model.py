@@ -28,7 +28,7 @@ from agent.settings.price_settings import (
 from agent.settings.proxy_settings import ProxySettings
 from agent.settings.push_settings import OtlpMetricsSettings
 from agent.settings.section import Section
-from agent.settings.security_settings import SecuritySettings
+from agent.settings.security_settings import SecuritySettings, TlsSettings
 from agent.settings.storage_settings import StorageSettings
 from agent.settings.values import (
     Address,
@@ -180,6 +180,7 @@ class Settings(Section):
     dcgm: DcgmSettings = DcgmSettings()
     storage: StorageSettings = StorageSettings()
     security: SecuritySettings = SecuritySettings()
+    tls: TlsSettings = TlsSettings()
     engines: tuple[EngineSettings, ...] = ()
     """The inference servers that the agent watches."""
     engines_from: DiscoverySettings = DiscoverySettings()

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -54,6 +55,7 @@ class MetricsPush:
         counter: PushCounter,
         *,
         proxy: str | None = None,
+        ca: Path | None = None,
     ) -> None:
         """`read` returns all metrics; its argument is the Unix time now."""
         self._lock = threading.Lock()
@@ -67,6 +69,7 @@ class MetricsPush:
             headers={name: value.get_secret_value() for name, value in settings.headers.items()},
             timeout_s=settings.timeout,
             proxy=proxy,
+            ca=ca,
             on_accepted=self._count_rejected,
         )
         self.forwarder = Forwarder(to, counter, name="metrics-push", max_bodies=MAX_WAITING)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
@@ -57,13 +58,17 @@ class DcgmSource:
         extra_fields: Sequence[DcgmField] = (),
         timeout_s: float = 4.0,
         monotonic: Callable[[], float] = time.monotonic,
+        ca: Path | None = None,
     ) -> None:
-        """The path of `url` may be left out. `extra_fields` come before the built-in ones."""
+        """The path of `url` may be left out. `extra_fields` come before the built-in ones.
+
+        `ca` is a file of authorities that the exporter is trusted by.
+        """
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + _PATH
         self._timeout_s = timeout_s
         self._fields = (*extra_fields, *DCGM_FIELDS)
         self._wanted = wanted_series(self._fields)
-        self._session = open_session()
+        self._session = open_session(ca)
         self._xids = XidCounts()
         self._known: dict[str, GpuSample] = {}
         self._monotonic = monotonic

@@ -11,9 +11,10 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
 
-from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from agent.http_client import TrustingAdapter
 
 _CURRENT: ContextVar["Deadline | None"] = ContextVar("deadline", default=None)
 
@@ -95,7 +96,7 @@ class _LimitedHTTPSPool(HTTPSConnectionPool):
     ConnectionCls = _LimitedHTTPS
 
 
-class DeadlineAdapter(HTTPAdapter):
+class DeadlineAdapter(TrustingAdapter):
     """Opens connections that a Deadline can shut."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:

@@ -1,24 +1,28 @@
 """One HTTP GET, limited in total time and in size after decompression, that expects status 200."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import requests
 
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable, ExpositionUnreadable
-from agent.http_client import http_session
+from agent.http_client import client_tls, http_session
 from agent.sources.engines.deadline import Deadline, DeadlineAdapter
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
 
 
-def open_session() -> requests.Session:
-    """A session for one engine, without compression and idle connections."""
+def open_session(ca: Path | None = None) -> requests.Session:
+    """A session for one engine, without compression and idle connections.
+
+    `ca` is a file of authorities that it trusts. Raises SettingsInvalid for that file.
+    """
     session = http_session()
     session.mount("http://", DeadlineAdapter())
-    session.mount("https://", DeadlineAdapter())
+    session.mount("https://", DeadlineAdapter(client_tls(ca)))
     # Compressing would cost the engine more than a connection beside it saves.
     session.headers.update(
         {"Accept": "text/plain, */*;q=0.5", "Accept-Encoding": "identity", "Connection": "close"}

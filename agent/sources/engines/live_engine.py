@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -60,7 +61,10 @@ class EngineRead:
 
 
 class LiveEngine:
-    """One engine by its URL; `key` is its API key, if it needs one."""
+    """One engine by its URL; `key` is its API key, if it needs one.
+
+    `ca` is a file of authorities that it is trusted by.
+    """
 
     def __init__(
         self,
@@ -68,12 +72,13 @@ class LiveEngine:
         *,
         key: str | None = None,
         kind: str = "auto",
+        ca: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._url = url.rstrip("/")
         self._kind = kind
         self._clock = clock
-        self._anonymous, self._session = open_session(), open_session()
+        self._anonymous, self._session = open_session(ca), open_session(ca)
         if key is not None:
             self._session.headers["Authorization"] = f"Bearer {key}"
 

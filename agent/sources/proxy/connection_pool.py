@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from ssl import SSLContext
 from urllib.parse import urlsplit
 
 from agent.sources.proxy.engine_connection import EngineConnection
@@ -15,10 +16,17 @@ _IDLE_S = 4.0
 class ConnectionPool:
     """Opens connections to an engine and keeps idle ones for the next request."""
 
-    def __init__(self, url: str, monotonic: Callable[[], float], connect_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        monotonic: Callable[[], float],
+        connect_s: float,
+        tls: SSLContext | None = None,
+    ) -> None:
+        """`tls` replaces the default context for an https URL."""
         parts = urlsplit(url)
         self._host = parts.hostname or ""
-        self._tls = parts.scheme == "https"
+        self._tls = (tls or True) if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._monotonic = monotonic
         self._connect_s = connect_s
@@ -46,7 +54,7 @@ class ConnectionPool:
                 lambda: EngineConnection(loop, self._monotonic),
                 self._host,
                 self._port,
-                ssl=self._tls or None,
+                ssl=self._tls,
             )
         return connection
 

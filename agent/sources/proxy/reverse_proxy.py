@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from ssl import SSLContext
 
 from agent.catalog.reasons import ProxyFailure
 from agent.sources.proxy.body_room import BodyRoom
@@ -43,6 +44,7 @@ class ReverseProxy:
         limits: ProxyLimits,
         on_failure: OnFailure,
         open_requests: OpenRequests | None = None,
+        tls: SSLContext | None = None,
     ) -> None:
         self._on_failure = on_failure
         self._logged: set[ProxyFailure] = set()
@@ -52,7 +54,7 @@ class ReverseProxy:
         self._context = RelayContext(
             balancer=LoadBalancer(engines, lookup, open_requests),
             pools={
-                engine.name: ConnectionPool(engine.url, clocks.monotonic, limits.connect_s)
+                engine.name: ConnectionPool(engine.url, clocks.monotonic, limits.connect_s, tls)
                 for engine in engines
             },
             measuring=None if measuring is None else GuardedMeasuring(measuring, self._failed),

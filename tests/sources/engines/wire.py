@@ -1,18 +1,21 @@
 """A fake engine at the wire: a real HTTP server on loopback whose answers a test scripts."""
 
+import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
+from tests.real_parts.certificates import Certificate
+
 Script = Callable[[BaseHTTPRequestHandler], None]
 
 
 class EngineServer:
-    """Answers each path by its script; a path without one is a 404."""
+    """Answers each path by its script; a path without one is a 404. A certificate gives it TLS."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Certificate | None = None) -> None:
         self.scripts: dict[str, Script] = {}
         self.asked: list[str] = []
         self.posted: list[tuple[dict[str, str], bytes]] = []
@@ -33,6 +36,13 @@ class EngineServer:
                 pass
 
         self._server = _Server(("127.0.0.1", 0), Handler)
+        self._scheme = "http" if certificate is None else "https"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate.certificate, certificate.key)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
     @property
@@ -43,7 +53,7 @@ class EngineServer:
     @property
     def url(self) -> str:
         """What an operator would write in the settings."""
-        return f"http://{self.address}"
+        return f"{self._scheme}://{self.address}"
 
     def answers(
         self, path: str, body: bytes, *, status: int = 200, headers: tuple[str, ...] = ()
