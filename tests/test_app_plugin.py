@@ -5,7 +5,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,9 +73,9 @@ class Watched:
         return row
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder, ports = tmp_path_factory.mktemp("agent"), AgentPorts.free()
+@contextmanager
+def watching(folder: Path) -> Iterator[Watched]:
+    ports = AgentPorts.free()
     path = folder / "plugin" / "vllm.sock"
     engine = {
         "name": "chat-0",
@@ -89,24 +89,37 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield Watched(agent, SpanSender(ports.grpc), sender, path)
 
 
-def test_an_agent_says_that_the_plugin_is_silent(watched: Watched) -> None:
-    assert watched.metric("llm_engine_plugin_up", engine="chat-0") == 0
-    parts = requests.get(f"{watched.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watching(tmp_path_factory.mktemp("agent")) as watched:
+        yield watched
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[Watched]:
+    """An agent that has heard nothing of its plugin."""
+    with watching(tmp_path) as silent:
+        yield silent
+
+
+def test_an_agent_says_that_the_plugin_is_silent(silent: Watched) -> None:
+    assert silent.metric("llm_engine_plugin_up", engine="chat-0") == 0
+    parts = requests.get(f"{silent.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
     assert parts["plugins"].startswith("nothing has come from the plugin of chat-0 yet: ")
-    watched.plugin.hello()
+    silent.plugin.hello()
     eventually(
-        lambda: watched.metric("llm_engine_plugin_up", engine="chat-0") == 1,
+        lambda: silent.metric("llm_engine_plugin_up", engine="chat-0") == 1,
         within_s=WITHIN_S,
         what="a plugin that is heard of",
     )
-    assert "llm_engine_plugin_last_step_timestamp_seconds" not in watched.agent.api.exposition()
-    watched.plugin.step(scheduler(), iteration(at=time.time()), 0)
+    assert "llm_engine_plugin_last_step_timestamp_seconds" not in silent.agent.api.exposition()
+    silent.plugin.step(scheduler(), iteration(at=time.time()), 0)
     eventually(
-        lambda: watched.metric("llm_engine_plugin_last_step_timestamp_seconds", engine="chat-0"),
+        lambda: silent.metric("llm_engine_plugin_last_step_timestamp_seconds", engine="chat-0"),
         within_s=WITHIN_S,
         what="a step",
     )
-    parts = requests.get(f"{watched.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
+    parts = requests.get(f"{silent.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
     assert parts["plugins"] == "ok"
 
 
