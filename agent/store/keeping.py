@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Engine, event, make_url
 
@@ -15,6 +17,7 @@ from agent.store.connection import open_engine, store_unavailable
 from agent.store.failure_words import CORRUPT_CODES, sqlite_code
 from agent.store.health import StoreHealth
 from agent.store.migrating import upgrade
+from agent.store.sqlite_connection import SqliteConnection
 from agent.store.sqlite_place import SqlitePlace, open_to_others, set_aside, sqlite_path
 from agent.store.time_limits import MIGRATION_S, limit_waits
 
@@ -34,6 +37,46 @@ Prepare = Callable[[Engine], None]
 
 def _ignored() -> None:
     """Do nothing after a file was set aside."""
+
+
+class _SqliteConnections:
+    """The connections of engines to a SQLite file.
+
+    SQLite shares the index of the log among all connections of a process, so one to a deleted log
+    makes every new one fail. And the last to be closed deletes the log at the path, whichever that
+    is. So all are closed before the file is opened anew.
+    """
+
+    def __init__(self, engines: Sequence[Engine], refuse: Callable[[], None]) -> None:
+        """`refuse` raises while nothing may connect."""
+        self._refuse = refuse
+        self._lock = threading.Lock()
+        self._open: WeakSet[SqliteConnection] = WeakSet()
+        self._old: WeakSet[SqliteConnection] = WeakSet()
+        for engine in engines:
+            event.listen(engine, "do_connect", self._connect)
+            event.listen(engine, "checkin", self._returned)
+
+    def close_when_returned(self) -> None:
+        """Let none that is open now be used again."""
+        with self._lock:
+            self._old.update(self._open)
+
+    def all_closed(self) -> bool:
+        """Whether those are closed."""
+        with self._lock:
+            return all(connection.closed for connection in self._old)
+
+    def _connect(self, dialect: Any, _record: object, given: Any, named: Any) -> SqliteConnection:
+        with self._lock:
+            self._refuse()
+            connection: SqliteConnection = dialect.connect(*given, **named)
+            self._open.add(connection)
+        return connection
+
+    def _returned(self, connection: SqliteConnection | None, record: Any) -> None:
+        if connection is not None and connection in self._old:
+            record.invalidate()
 
 
 class StoreKeeper:
@@ -70,11 +113,15 @@ class StoreKeeper:
         self._refusal: str | None = _NOT_YET
         self._logged: str | None = None
         self._place: SqlitePlace | None = None
+        self._place_before: SqlitePlace | None = None
         # Places of replaced files: closing them would delete the log of the new file at the path.
         self._never_closed: list[SqlitePlace] = []
         self._tried = threading.Event()
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._connections: _SqliteConnections | None = None
+        if self._path is not None:
+            self._connections = _SqliteConnections(engines, self._refuse)
         for engine in engines:
             event.listen(engine, "do_connect", self._refuse)
 
@@ -112,12 +159,13 @@ class StoreKeeper:
 
     def _keep(self) -> None:
         while not self._stopping.is_set():
-            if self._refusal is not None:
-                self._try_to_open()
-                self._tried.set()
-            else:
+            if self._refusal is None:
                 with suppress(StoreUnavailable):
                     self.verify()
+            elif self._connections is None or self._connections.all_closed():
+                self._leave_place()
+                self._try_to_open()
+                self._tried.set()
             self._wake.clear()
             soon = self._refusal in (None, _REPLACED, _DAMAGED)
             self._wake.wait(LOOK_EVERY_S if soon else TRY_EVERY_S)
@@ -197,14 +245,19 @@ class StoreKeeper:
             if self._refusal is not None:
                 return
             self._refusal = refusal
-            place, self._place = self._place, None
+            self._place_before, self._place = self._place, None
         self._health.closed(refusal)
         _LOG.error("%s", refusal)
+        if self._connections is not None:
+            self._connections.close_when_returned()
         for engine in self._engines:
             engine.dispose()
+        self._wake.set()
+
+    def _leave_place(self) -> None:
+        place, self._place_before = self._place_before, None
         if place is not None and not place.leave():
             self._never_closed.append(place)
-        self._wake.set()
 
     def _beat(self) -> None:
         while not self._stopping.wait(BEAT_EVERY_S):

@@ -31,6 +31,17 @@ _CHECKPOINT_AFTER_FAILURE_S = 60.0
 _HOLDS_LOCK = "holds_writers_lock"
 
 
+class SqliteConnection(sqlite3.Connection):
+    """Knows when its close is over: SQLite writes and deletes files until then."""
+
+    closed = False
+
+    def close(self) -> None:
+        """Close the connection."""
+        super().close()
+        self.closed = True
+
+
 def open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
     """An engine for a file; `pool` as for `open_engine`. Raises SettingsInvalid without one."""
     if url.database in (None, "", ":memory:"):
@@ -38,7 +49,7 @@ def open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
         raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
     # By default the driver keeps 128 statements of each connection. A statement with a list of
     # values takes up to a megabyte, and is only used again for a list of the same length.
-    connect = {"timeout": _WAIT_S, "cached_statements": 0}
+    connect = {"timeout": _WAIT_S, "cached_statements": 0, "factory": SqliteConnection}
     engine = create_engine(url, connect_args=connect, pool_size=8, **pool)
     path = sqlite_path(url)
     if path is not None:

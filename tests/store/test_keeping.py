@@ -1,8 +1,10 @@
 """A database that is away at first, on real servers: who uses it, and what they are told."""
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -10,7 +12,7 @@ from sqlalchemy import Engine, text
 
 from agent.errors import StoreUnavailable
 from agent.store.claim import NameClaim, own_instance
-from agent.store.connection import in_transaction, open_engine
+from agent.store.connection import for_writing, in_transaction, open_engine
 from agent.store.health import StoreHealth
 from agent.store.keeping import StoreKeeper
 from agent.store.query_limits import open_query_engine
@@ -86,3 +88,29 @@ def test_a_database_that_is_made_later_is_opened_and_used(postgres_server: Postg
             assert connection.execute(running).scalar_one() == 0
         engine.dispose()
         server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.mark.parametrize("gone", [("-wal",), ("-wal", "-shm"), ("", "-wal", "-shm")])
+def test_a_file_is_opened_anew_when_the_last_user_of_the_old_one_has_ended(
+    tmp_path: Path, gone: Sequence[str]
+) -> None:
+    file = tmp_path / "goodput.db"
+    with kept(f"sqlite:///{file}") as (keeper, engine, health):
+        with engine.connect() as user:
+            user.execute(text("SELECT count(*) FROM agents"))
+            for ending in gone:
+                Path(f"{file}{ending}").unlink()
+            with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+                keeper.verify()
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+                    write(engine)
+        eventually(lambda: health.problem() is None, within_s=WITHIN_S, what="an open database")
+        in_transaction(
+            for_writing(engine),
+            lambda connection: connection.execute(text("UPDATE agents SET version = 'new'")),
+        )
+        keeper.verify()
+        with closing(sqlite3.connect(file, timeout=30)) as database:
+            assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert database.execute("SELECT version FROM agents").fetchall() == [("new",)]
