@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -124,6 +125,7 @@ class StoreKeeper:
             self._connections = _SqliteConnections(engines, self._refuse)
         for engine in engines:
             event.listen(engine, "do_connect", self._refuse)
+            event.listen(engine, "connect", self._require_place)
 
     def start(self, *, wait_s: float) -> None:
         """Start both threads; returns after the first attempt to open, or after `wait_s`."""
@@ -156,6 +158,14 @@ class StoreKeeper:
     def _refuse(self, *_given: object) -> None:
         if self._refusal is not None:
             raise StoreUnavailable(self._refusal)
+
+    def _require_place(self, connection: Any, _record: object) -> None:
+        """Let nobody use a connection that made a new log: SQLite would damage the file."""
+        try:
+            self.verify()
+        except StoreUnavailable:
+            connection.close()
+            raise
 
     def _keep(self) -> None:
         while not self._stopping.is_set():
@@ -218,6 +228,8 @@ class StoreKeeper:
     def _make_ready(self, place: SqlitePlace | None) -> None:
         engine = open_engine(self._url, pool_pre_ping=False)
         limit_waits(engine, MIGRATION_S)
+        if place is not None:
+            event.listen(engine, "connect", partial(_require, place))
         try:
             before, after = upgrade(engine)
             if before != after:
@@ -270,6 +282,12 @@ class StoreKeeper:
                 self._shut(error.public)
             except StoreUnavailable as error:
                 _LOG.warning("%s", error)
+
+
+def _require(place: SqlitePlace, connection: Any, _record: object) -> None:
+    if not place.holds():
+        connection.close()
+        raise StoreUnavailable(_REPLACED)
 
 
 def _is_corrupt(error: BaseException | None) -> bool:
