@@ -9,6 +9,7 @@ from typing import Any
 
 from agent.analysis.failures import DetectionLimits
 from agent.app.gpu_jobs import GpuJobs
+from agent.app.proxy_rotation import EngineNews
 from agent.catalog import engine_facts as fact
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.hosts import HostBoard
@@ -77,10 +78,13 @@ class EngineMonitors:
         *,
         missed: MissedRequests | None = None,
         ca: Path | None = None,
+        news: EngineNews | None = None,
     ) -> None:
-        """`ca` is a file of authorities that engines are trusted by."""
+        """`ca` is a file of authorities that engines are trusted by. `news` learns what the polls
+        find."""
         self._ca = ca
         self._missed = missed
+        self._news = news or EngineNews(time.time)
         self._observations = observations
         self._minutes = minutes
         self._meter = meter
@@ -114,6 +118,10 @@ class EngineMonitors:
             if self._missed is not None:
                 self._missed.on_host(name, sample)
 
+        def on_scrape(result: ScrapeResult) -> None:
+            publisher.publish(result)
+            self._news.scraped(engine.name, result)
+
         publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
         before = self._before(engine.name, time.time())
         # An engine that is down now still serves its model.
@@ -122,14 +130,14 @@ class EngineMonitors:
         return EngineMonitor(
             engine.name,
             read_engine=sources.read_engine,
-            read_health=sources.read_health,
+            read_health=self._news.reading_health(engine.name, sources.read_health),
             read_host=sources.read_host,
             close_host=sources.close_host,
             gpus=self._gpus.inventory,
             limits=limits_of(engine),
-            on_scrape=publisher.publish,
+            on_scrape=on_scrape,
             on_host=on_host,
-            on_event=pipeline.event,
+            on_event=self._news.also_to(pipeline.event),
             store=pipeline.store,
             monotonic=sources.monotonic,
             before=before,

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,13 @@ import uvloop
 from agent.analysis.verdicts import Judge
 from agent.app.connection_limits import ConnectionLimits, raise_descriptors
 from agent.app.doors import tls_options
+from agent.app.proxy_rotation import WorkerRotation, outlier_detection
 from agent.app.stopping import WORKER_FLUSHES_WITHIN_S
 from agent.app.supervising import supervisor_gone
 from agent.http_client import client_tls
 from agent.settings import Settings
 from agent.settings.proxy_settings import ProxySettings
 from agent.sources.listening import AsgiServer
-from agent.sources.proxy.handover.messages import EngineState
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender
 from agent.sources.proxy.handover.slots import RequestSlots
@@ -29,7 +29,7 @@ from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, RequestMeasuring
 from agent.sources.proxy.open_requests import OpenRequests
 from agent.sources.proxy.proxy_server import proxy_server
-from agent.sources.proxy.relay_context import Clocks, ProxyLimits
+from agent.sources.proxy.relay_context import KEPT_ROOM_BYTES, Clocks, ProxyLimits
 from agent.sources.proxy.reverse_proxy import ReverseProxy
 from agent.sources.proxy.tracing.request_spans import ProxyTracing
 from agent.sources.tls import TlsFiles
@@ -62,37 +62,43 @@ class ProxyWorker:
         proxy = settings.proxy
         self._drain_s = proxy.drain
         self._workplace = workplace
-        self._engines: Mapping[str, EngineState] = {}
         self._stopping = asyncio.Event()
         self._retiring = asyncio.Event()
+        engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
+        outliers = outlier_detection(proxy, engines)
+        self._rotation = WorkerRotation(outliers)
         self._sender = HandoverSender(
             workplace.handover,
             workplace.number,
             workplace.slots,
             MAX_WAITING_RECORDS // workplace.workers,
-            on_engines=self._learn,
+            on_engines=self._rotation.learn,
             on_retire=self._retiring.set,
             live=lambda: self._proxy.live,
+            rotation=lambda: self._rotation.report(self._proxy.balancer),
         )
-        exports = settings.otlp.forward_to is not None
-        self._tracing = ProxyTracing(
-            self._export if exports else None,
-            service=settings.name,
-            ratio=proxy.trace_ratio,
-            client_sampling=proxy.client_sampling,
-            keep=Judge(settings.all_objectives()).missed,
-        )
-        engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
+        self._tracing = self._make_tracing(settings)
         self._loop = asyncio.get_running_loop()
         self._proxy = ReverseProxy(
             [ProxiedEngine(engine.name, engine.url) for engine in engines],
-            EngineLookup(models=self._models_of, healthy=self._is_healthy),
+            EngineLookup(models=self._rotation.models, healthy=self._rotation.healthy),
             measuring=self._measuring(settings),
             clocks=Clocks(time.time, time.monotonic),
             limits=_limits(proxy),
             tls=client_tls(settings.tls.ca),
             on_failure=self._sender.failed,
             open_requests=workplace.open_requests,
+            outliers=outliers,
+        )
+
+    def _make_tracing(self, settings: Settings) -> ProxyTracing:
+        exports = settings.otlp.forward_to is not None
+        return ProxyTracing(
+            self._export if exports else None,
+            service=settings.name,
+            ratio=settings.proxy.trace_ratio,
+            client_sampling=settings.proxy.client_sampling,
+            keep=Judge(settings.all_objectives()).missed,
         )
 
     def _measuring(self, settings: Settings) -> RequestMeasuring:
@@ -110,18 +116,6 @@ class ProxyWorker:
     def _export(self, body: bytes) -> None:
         # Called on a thread of the SDK.
         self._loop.call_soon_threadsafe(self._sender.take_spans, body)
-
-    def _learn(self, engines: Mapping[str, EngineState]) -> None:
-        self._engines = engines
-
-    def _models_of(self, engine: str) -> frozenset[str] | None:
-        state = self._engines.get(engine)
-        return None if state is None else state.models
-
-    def _is_healthy(self, engine: str) -> bool:
-        # Until the agent says otherwise.
-        state = self._engines.get(engine)
-        return state is None or state.healthy
 
     async def run(self) -> None:
         """Serve until SIGTERM or until the supervisor is gone, then let streams end."""
@@ -220,4 +214,5 @@ def _limits(settings: ProxySettings) -> ProxyLimits:
         connect_s=settings.connect_timeout,
         answer_s=settings.answer_timeout,
         gap_s=settings.gap_timeout,
+        kept_room_bytes=KEPT_ROOM_BYTES if settings.retry else 0,
     )

@@ -5,6 +5,7 @@ from functools import partial
 
 from agent.app.connection_limits import PROXY
 from agent.app.jobs import Jobs
+from agent.app.proxy_rotation import EngineNews, ProxyRotation
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.client_labels import ClientLabels, TenantPlaces
@@ -12,17 +13,18 @@ from agent.pipeline.engine_pipeline import EnginePipeline
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.request import RequestRecord
-from agent.settings import Settings
+from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.served import ServedModels
-from agent.sources.proxy.handover.messages import EngineState, WorkerDied
+from agent.sources.proxy.handover.messages import EngineState, Rotation, WorkerDied
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.receiving import HandoverReceiver
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS
 
 MODELS_POLL_S = 10.0
 EVENTS_EVERY_S = 1.0
+ROTATION_EVERY_S = 1.0
 
 
 class Proxying:
@@ -39,14 +41,17 @@ class Proxying:
         directory: EngineDirectory,
         now: Callable[[], float],
         export: Callable[[bytes], None] | None,
+        news: EngineNews,
     ) -> None:
-        """`events` takes the events of the workers, `export` OTLP bodies of the proxy's spans."""
+        """`events` takes the events of the workers and of the rotation, `export` OTLP bodies of the
+        proxy's spans."""
         proxy = settings.proxy
         self._pipeline = pipeline
         self._events = events
         self._meter = meter
         self._now = now
         self._directory = directory
+        self._news = news
         self._labels = ClientLabels(
             answered=directory.learn_answered,
             is_served=directory.is_served,
@@ -64,7 +69,9 @@ class Proxying:
             on_cut=partial(meter.client_cut, PROXY),
             on_died=self._worker_died,
             on_spans=export,
+            on_rotation=self._count_rotation,
         )
+        self._rotation = None if len(engines) < 2 else self._rotation_of(engines)
         meter.gauge(m.PROXY_OPEN, lambda: self._receiver.live)
         meter.gauge(m.PROXY_WAITING, lambda: self._receiver.waiting)
 
@@ -84,12 +91,28 @@ class Proxying:
         )
 
     def _states(self) -> Mapping[str, EngineState]:
-        return {
-            served.name: EngineState(
-                self._meter.is_up(served.name), self._directory.served_by(served.name)
-            )
-            for served in self._served
-        }
+        return {served.name: self._state(served.name) for served in self._served}
+
+    def _state(self, engine: str) -> EngineState:
+        up, models = self._meter.is_up(engine), self._directory.served_by(engine)
+        return self._news.state(engine, up=up, models=models)
+
+    def _rotation_of(self, engines: Sequence[EngineSettings]) -> ProxyRotation:
+        return ProxyRotation(
+            [engine.name for engine in engines],
+            self._meter,
+            rotations=lambda: self._receiver.rotations,
+            healthy=lambda engine: self._state(engine).healthy,
+            on_event=self._events.event,
+        )
+
+    def _count_rotation(self, rotation: Rotation) -> None:
+        if self._rotation is not None:
+            self._rotation.count(rotation)
+
+    def why_out(self, engine: str) -> str | None:
+        """Why an engine gets no new requests of the proxy; None if it gets them."""
+        return None if self._rotation is None else self._rotation.why_out(engine)
 
     def fill(self) -> float:
         """The share of the room for records in all workers that is taken."""
@@ -107,7 +130,10 @@ class Proxying:
         await self._receiver.start()
 
     def schedule(self, jobs: Jobs) -> None:
-        """Schedule the polls of the engines' models, and the storing of events."""
+        """Schedule the polls of the engines' models, the watch over the rotation, and the storing
+        of events."""
+        if self._rotation is not None:
+            jobs.every(ROTATION_EVERY_S, "engines in the proxy's rotation", self._rotation.watch)
         jobs.every(EVENTS_EVERY_S, "events of the proxy", lambda _: self._events.store())
         for served in self._served:
             jobs.every(

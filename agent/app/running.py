@@ -19,6 +19,7 @@ from agent.app.jobs import Jobs
 from agent.app.missed_requests import EXPLAIN_EVERY_S, missed_requests
 from agent.app.own_health import OwnHealth, count_misses
 from agent.app.plugins import EnginePlugins
+from agent.app.proxy_rotation import EngineNews
 from agent.app.proxying import Proxying
 from agent.app.pushing import Pushing, counts_bins
 from agent.app.readiness import Readiness, not_configured
@@ -63,6 +64,8 @@ class Agent:
     """One agent with all its parts."""
 
     _live: LiveFigures | None = None
+    # The store may ask for the engines before all is built.
+    _proxying: Proxying | None = None
 
     def __init__(
         self,
@@ -122,9 +125,10 @@ class Agent:
         self._unclaimed = monitors.of_unclaimed_gpus()
 
     def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
+        self._news = EngineNews(self._now)
         store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
-        ca = self._settings.tls.ca
-        return EngineMonitors(observations, store, meter, gpus, hosts, missed=self._missed, ca=ca)
+        make = partial(EngineMonitors, missed=self._missed, ca=self._settings.tls.ca)
+        return make(observations, store, meter, gpus, hosts, news=self._news)
 
     def _make_readiness(self, engines: Sequence[str]) -> Readiness:
         up = {engine: partial(self._meter.is_up, engine) for engine in engines}
@@ -186,6 +190,7 @@ class Agent:
             directory=self._directory,
             now=self._now,
             export=None if forwarder is None else lambda body: forwarder.forward(Body(body)),
+            news=self._news,
         )
 
     async def start(self) -> None:
@@ -234,7 +239,11 @@ class Agent:
         samples = self._meter.samples()
         agent_name = self._settings.name
         return [
-            {"agent": agent_name, **engine_row(name, sample, self._directory)}
+            {
+                "agent": agent_name,
+                **engine_row(name, sample, self._directory),
+                "ejected": None if self._proxying is None else self._proxying.why_out(name),
+            }
             for name, sample in samples.items()
         ]
 

@@ -244,6 +244,31 @@ PROXY_OPEN = gauge(
     "Requests in flight through the proxy.",
     absent="without a proxy",
 )
+PROXY_IN_ROTATION = gauge(
+    "llm_proxy_engine_in_rotation",
+    "Share of the proxy's workers that send new requests to the engine.",
+    "engine",
+    merge=Merge.MAX,
+    absent="without a proxy before several engines",
+)
+PROXY_EJECTIONS = counter(
+    "llm_proxy_engine_ejections",
+    "Times that a worker of the proxy stopped sending new requests to the engine, by reason.",
+    "engine",
+    "reason",
+    absent="without a proxy before several engines",
+)
+PROXY_RETRIED = counter(
+    "llm_proxy_requests_retried",
+    "Requests that the engine did not answer and that the proxy sent to another one.",
+    "engine",
+    absent="without a proxy before several engines",
+)
+PROXY_FORCED = counter(
+    "llm_proxy_requests_forced",
+    "Requests that went to an engine out of the rotation, because none that serves them was in.",
+    absent="without a proxy before several engines",
+)
 GPU_FAILURES = counter(
     "llm_agent_gpu_failures",
     "Failed reads of GPUs, or of parts of them, by reason.",

@@ -77,6 +77,23 @@ class ProxyFailure(StrEnum):
     WORKER_DIED = "worker_died"
 
 
+class EjectionReason(StrEnum):
+    """Why the proxy sends an engine no new requests for a time.
+
+    `silent`: it sent nothing while others answered later requests. `event`: the agent reported that
+    it died or hangs. `unhealthy`: it has no metrics, or its health check fails.
+    """
+
+    UNREACHABLE = "unreachable"
+    RESET = "reset"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    UNAVAILABLE = "unavailable"
+    SILENT = "silent"
+    EVENT = "event"
+    UNHEALTHY = "unhealthy"
+
+
 class WithoutRow(StrEnum):
     """What became of a request that an engine counted and that has no row.
 

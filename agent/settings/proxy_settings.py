@@ -10,6 +10,19 @@ from agent.settings.values import Address, Duration, Number, WholeNumber
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max_length=100)]
 
 
+class OutlierSettings(Section):
+    """When the proxy stops sending requests to an engine that fails."""
+
+    enabled: bool = True
+    """Whether engines that fail are taken out of the rotation."""
+    failures: WholeNumber = Field(default=3, ge=1, le=1000)
+    """Failed requests in a row after which a worker ejects an engine."""
+    ejection: Duration = Field(default="10s")  # type: ignore[assignment]
+    """How long an engine is first ejected, until a probe; each further time is twice as long."""
+    max_ejection: Duration = Field(default="2m")  # type: ignore[assignment]
+    """The longest ejection."""
+
+
 class ProxySettings(Section):
     """The traced proxy; without `listen` there is none."""
 
@@ -53,3 +66,6 @@ class ProxySettings(Section):
     """Limit from a request to the head of its response; null: none."""
     gap_timeout: Duration | None = None
     """Limit between two pieces of a response; null: none."""
+    outlier_detection: OutlierSettings = OutlierSettings()
+    retry: bool = True
+    """Whether a request that an engine did not take is sent to another engine, once."""

@@ -225,6 +225,10 @@ class EngineResponse(BaseResponse):
     running: float | None = Field(default=None, description="requests in the engine's batch")
     waiting: float | None = Field(default=None, description="requests in its queue")
     kv_cache_usage: float | None = Field(default=None, description="share of the KV cache in use")
+    ejected: str | None = Field(
+        default=None,
+        description="why the proxy sends it no new requests, such as `error 500`; null if it does",
+    )
 
 
 class ProcessResponse(BaseResponse):

@@ -10,6 +10,7 @@ from agent.catalog.thresholds import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.event import EventKind
 from agent.render.alerts.alert_conditions import (
+    MIN_COUNT,
     conditions,
     fired,
     firing,
@@ -17,7 +18,7 @@ from agent.render.alerts.alert_conditions import (
     while_firing,
     worst,
 )
-from agent.render.alerts.alert_rule import ENGINE, ENGINE_MODEL, Alert, Severity
+from agent.render.alerts.alert_rule import AGENT, ENGINE, ENGINE_MODEL, Alert, Severity
 from agent.render.alerts.timings import Timings
 from agent.render.links import DashboardUid
 from agent.render.promql import by, eq, filled, none_of, value_of
@@ -75,6 +76,8 @@ def engine_alerts(timings: Timings) -> Iterator[Alert]:
     yield _restarted(timings)
     yield _restarting(timings)
     yield _silent(timings)
+    yield _ejected(timings)
+    yield _all_ejected(timings)
     yield _deep_queue()
     yield _full_cache(timings)
     yield _collapsed_cache(timings)
@@ -194,6 +197,37 @@ def _silent(timings: Timings) -> Alert:
         f"{timings.hold(_SILENT_S)} no step of the engine gave output over "
         f"{timings.window(2 * MINUTE_S)}.",
         variables=("engine",),
+    )
+
+
+def _ejected(timings: Timings) -> Alert:
+    window = timings.window(5 * MINUTE_S)
+    return Alert(
+        name="LlmProxyEngineEjected",
+        severity=Severity.TICKET,
+        expression=by(ENGINE, f"avg_over_time({value_of(m.PROXY_IN_ROTATION)}[{window}])", "max")
+        + " < 0.5",
+        hold_s=MINUTE_S,
+        summary="The proxy sends engine {{ $labels.engine }} no new requests",
+        description="Workers of the proxy sent it new requests for {{ $value | humanizePercentage "
+        f"}}}} of {window}. The reason is in the event ENGINE_EJECTED at /api/v1/events of the "
+        "agent {{ $labels.instance }}.",
+        variables=("engine",),
+    )
+
+
+def _all_ejected(timings: Timings) -> Alert:
+    window = timings.window(2 * MINUTE_S)
+    return Alert(
+        name="LlmProxyNoEngineLeft",
+        severity=Severity.PAGE,
+        expression=f"{by(AGENT, f'increase({value_of(m.PROXY_FORCED)}[{window}])')} >= {MIN_COUNT}",
+        hold_s=2 * MINUTE_S,
+        summary="All engines of a model are out of the rotation of the proxy at "
+        "{{ $labels.instance }}",
+        description=f"About {{{{ $value | humanize }}}} requests over {window} went to engines "
+        "that fail, because no other engine serves their model.",
+        variables=AGENT,
     )
 
 

@@ -86,6 +86,8 @@ _OF_ENGINES = (
     Inhibition(
         (*_DEATHS, "LlmEngineDown", "LlmEngineHanging"), (*_LATENCY, *_ERRORS, *_STUCK), ENGINE
     ),
+    # An engine is out of the rotation because it died, hangs or is down.
+    Inhibition((*_DEATHS, "LlmEngineDown", "LlmEngineHanging"), ("LlmProxyEngineEjected",), ENGINE),
     # An engine that is down gives no fact at all.
     Inhibition((*_DEATHS, "LlmEngineDown"), ("LlmEngineFactMissing",), ENGINE),
     Inhibition(("LlmEngineSilent",), _STUCK, ENGINE),

@@ -190,6 +190,25 @@ _HEALTH = (
         (Query(by((*ENGINE, "kind"), increase(m.ENGINE_EVENTS, RATE)), legend((*ENGINE, "kind"))),),
     ),
     Panel(
+        "Rotation of the proxy",
+        "Share of the proxy's workers that send new requests to the engine. 0 while it is ejected "
+        "because its requests fail, or unhealthy.",
+        PanelUnit.SHARE,
+        (max_by(ENGINE, m.PROXY_IN_ROTATION),),
+        highest=1,
+    ),
+    Panel(
+        "Ejections and retries",
+        "Ejections of engines by reason, requests that another engine got instead, and requests "
+        "that went to a failing engine because no other one was left.",
+        PanelUnit.PER_SECOND,
+        (
+            sum_by(("engine", "reason"), m.PROXY_EJECTIONS),
+            sum_by(("engine",), m.PROXY_RETRIED, "retried"),
+            total(m.PROXY_FORCED, "no engine left"),
+        ),
+    ),
+    Panel(
         "Time since the engine started",
         "A line that falls to 0 is a restart.",
         PanelUnit.SECONDS,

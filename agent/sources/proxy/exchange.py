@@ -67,6 +67,9 @@ class Exchange(Protocol):
     added_headers: RawHeaders
     # The model that the request names, used to choose an engine; None if unknown.
     model: str | None
+    # Whether a whole response says that the engine failed, as by an error inside a stream. Known
+    # after `ended`.
+    engine_failed: bool
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes of an unbuffered request body that went to the engine."""

@@ -39,6 +39,11 @@ class GuardedExchange:
         except Exception:
             self._fail(ProxyFailure.BEGIN)
 
+    @property
+    def engine_failed(self) -> bool:
+        """Whether a whole response says that the engine failed."""
+        return not self._broken and self._exchange.engine_failed
+
     def take_body(self) -> bytes | None:
         """Return the body for the engine, once."""
         body, self.body = self.body, None

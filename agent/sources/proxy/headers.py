@@ -1,6 +1,7 @@
 """Header rules of the proxy: what is relayed, dropped, and added."""
 
 from collections.abc import Iterable, Sequence
+from email.utils import parsedate_to_datetime
 
 from agent.sources.proxy.exchange import RawHeaders
 
@@ -50,6 +51,17 @@ def with_added(lines: RawHeaders, added: RawHeaders) -> RawHeaders:
         return lines
     present = {name for name, _ in lines}
     return [*lines, *(line for line in added if line[0] not in present)]
+
+
+def retry_after(headers: RawHeaders, now: float) -> float | None:
+    """Return the seconds that an engine asks to wait, given as such or as a date; None without."""
+    text = next((value.decode("latin-1") for name, value in headers if name == b"retry-after"), "")
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
 
 
 def redirect_to_proxy(lines: HeaderLines, engine: bytes, proxy: bytes) -> HeaderLines:

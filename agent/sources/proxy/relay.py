@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from agent.catalog.reasons import ProxyFailure
+from agent.catalog.reasons import EjectionReason, ProxyFailure
 from agent.sources.proxy.client_response import ClientResponse
 from agent.sources.proxy.connection_pool import ConnectionPool
 from agent.sources.proxy.engine_connection import EngineConnection
@@ -17,12 +17,15 @@ from agent.sources.proxy.error_responses import (
 )
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, Reads, joined
 from agent.sources.proxy.guard import GuardedExchange
-from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy
-from agent.sources.proxy.load_balancer import ProxiedEngine
+from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy, retry_after
+from agent.sources.proxy.load_balancer import FAILED, THROTTLING, Attempt, ProxiedEngine
 from agent.sources.proxy.relay_context import Receive, RelayContext, Scope, Send
 
 # Engines that are tried for one request, as long as no engine got any of it.
 _ENGINES_TRIED = 2
+# The engine did not take the request (RFC 9110 15.6.4), so another one may.
+_NOT_TAKEN = 503
+_Failed = tuple[Ending, ErrorResponse]
 # RFC 9110 10.2.2: statuses with a meaning for `location`.
 _LOCATED = frozenset((201, *range(300, 400)))
 
@@ -31,14 +34,16 @@ class Relay:
     """One exchange. `run` relays it to its end; `interrupt` ends it from outside."""
 
     __slots__ = (
+        "_attempt",
         "_body",
         "_connection",
         "_context",
         "_ending",
-        "_engine",
         "_exchange",
         "_head",
+        "_kept",
         "_response",
+        "_reused",
         "_scope",
         "_task",
         "_unsent",
@@ -55,7 +60,10 @@ class Relay:
         self._task: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._exchange: GuardedExchange | None = None
-        self._engine: ProxiedEngine | None = None
+        self._attempt: Attempt | None = None
+        # The body, while the request may have to be sent again.
+        self._kept: bytes | None = None
+        self._reused = False
         self._connection: EngineConnection | None = None
         self._ending: Ending | None = None
 
@@ -87,6 +95,7 @@ class Relay:
         self._end(Ending.REFUSED)
         self._release()
         self._body.free()
+        self._forget_body()
         self._response.client.when_gone = None
         # After a complete response the watcher ends without a cancel.
         if self._watcher is not None and self._ending is not Ending.COMPLETE:
@@ -105,15 +114,15 @@ class Relay:
 
     def _release(self) -> None:
         """Give the connection back to the pool, or close it if it cannot be reused."""
-        if self._engine is None:
+        if self._attempt is None:
             return
         if self._connection is not None:
             if self._body.unread:
                 self._connection.abort()
-            self._context.pools[self._engine.name].give_back(self._connection)
+            self._pool.give_back(self._connection)
             self._connection = None
-        self._context.balancer.open_requests.add(self._engine.name, -1)
-        self._engine = None
+        self._attempt.close()
+        self._attempt = None
 
     # The request
 
@@ -127,9 +136,12 @@ class Relay:
                 self._exchange.sent(len(self._unsent))
             self._end(Ending.CLIENT_GONE)
             return
-        connection = await self._connect()
+        connection = await self._connect(self._candidates()[:_ENGINES_TRIED])
         if connection is not None:
-            self._send_request(connection)
+            # A large body must not stay in memory while its response passes.
+            body, self._unsent = self._unsent, b""
+            self._keep(body)
+            self._send_request(connection, body)
             self._watch(connection)
             if self._exchange is not None:
                 # In the next turn of the event loop, because the request leaves at the end of this.
@@ -159,17 +171,18 @@ class Relay:
             self._response.added_headers = self._exchange.added_headers
             self._unsent = self._exchange.take_body() or self._unsent
 
-    async def _connect(self) -> EngineConnection | None:
-        """Connect to the best reachable engine; None after an error response to the client."""
+    async def _connect(self, engines: Sequence[ProxiedEngine]) -> EngineConnection | None:
+        """Connect to the first reachable engine; None after an error response to the client."""
         failed, limit_s = None, self._context.limits.connect_s
-        for engine in self._candidates()[:_ENGINES_TRIED]:
-            self._engine = engine
-            self._context.balancer.open_requests.add(engine.name, 1)
+        for engine in engines:
+            counts = self._scope["method"] == "POST"
+            self._attempt = attempt = Attempt(self._context.balancer, engine, counts=counts)
             if self._exchange is not None:
                 self._exchange.routed(engine.name)
-            pool = self._context.pools[engine.name]
             try:
-                self._connection = pool.take() or await pool.connect()
+                self._connection = self._pool.take()
+                self._reused = self._connection is not None
+                self._connection = self._connection or await self._pool.connect()
             except TimeoutError:
                 failed = Ending.TIMEOUT, timed_out(engine.name, "accept a connection", limit_s)
             except OSError as error:
@@ -177,6 +190,7 @@ class Relay:
                 failed = Ending.UNREACHABLE, gone
             else:
                 return self._connection
+            attempt.failed(EjectionReason.UNREACHABLE)
             self._release()
         assert failed is not None
         await self._end_with(*failed)
@@ -184,21 +198,33 @@ class Relay:
 
     @property
     def _pool(self) -> ConnectionPool:
-        assert self._engine is not None, "an engine was chosen"
-        return self._context.pools[self._engine.name]
+        assert self._attempt is not None, "an engine was chosen"
+        return self._context.pools[self._attempt.engine.name]
 
-    def _candidates(self) -> Sequence[ProxiedEngine]:
+    def _candidates(self, but: ProxiedEngine | None = None) -> Sequence[ProxiedEngine]:
         balancer = self._context.balancer
+        model = None if self._exchange is None else self._exchange.model
         try:
-            return balancer.candidates(None if self._exchange is None else self._exchange.model)
+            return balancer.candidates(model, probes=self._scope["method"] == "POST", but=but)
         except Exception:
             self._context.on_failure(ProxyFailure.CHOOSE)
-            return balancer.engines
+            return () if but else balancer.engines
 
-    def _send_request(self, connection: EngineConnection) -> None:
+    def _keep(self, body: bytes) -> None:
+        """Keep the body of a generation request for another engine, if there is room."""
+        several = len(self._context.balancer.engines) > 1
+        known = several and self._exchange is not None and not self._body.unread
+        if known and self._context.kept.take(0, len(body)):
+            self._kept = body
+
+    def _forget_body(self) -> None:
+        if self._kept is not None:
+            self._context.kept.give_back(len(self._kept))
+            self._kept = None
+
+    def _send_request(self, connection: EngineConnection, body: bytes) -> None:
+        assert self._attempt is not None, "an engine was chosen"
         replacements: RawHeaders = ()
-        # A large body must not stay in memory while its response passes.
-        body, self._unsent = self._unsent, b""
         if self._exchange is not None:
             replacements = self._exchange.headers
             if self._body.unread:
@@ -208,6 +234,7 @@ class Relay:
         bodyless = self._scope["method"] == "HEAD"
         connection.send_request(head + self._body.framed(body), bodyless=bodyless)
         connection.when_drained(self._body.free)
+        self._attempt.sent(connection)
 
     def _watch(self, connection: EngineConnection) -> None:
         """End the exchange when the client leaves, and relay the unread body meanwhile."""
@@ -219,18 +246,67 @@ class Relay:
     # The response
 
     async def _relay_response(self, connection: EngineConnection) -> None:
-        assert self._engine is not None
-        name, limit_s = self._engine.name, self._context.limits.answer_s
+        assert self._attempt is not None
+        probe = self._attempt.probe
+        failed = await self._wait_for_head(connection)
+        status = connection.status
+        if self._kept is not None and self._may_retry(failed, status, probe=probe):
+            engines = self._candidates(but=self._attempt.engine)[:1]
+            if engines:
+                again = await self._retry(engines, self._kept)
+                if again is None:
+                    return
+                connection, failed = again, await self._wait_for_head(again)
+        self._forget_body()
+        if failed is not None:
+            await self._end_with(*failed)
+            return
+        await self._send_engine_head(connection)
+        await self._relay_body(connection)
+
+    async def _wait_for_head(self, connection: EngineConnection) -> _Failed | None:
+        """Wait for the head of the response; returns why there is none."""
+        assert self._attempt is not None
+        attempt, limit_s = self._attempt, self._context.limits.answer_s
+        name = attempt.engine.name
         try:
             await connection.wait_for_head(limit_s)
         except TimeoutError:
-            late = timed_out(name, "start its response", limit_s or 0.0)
-            await self._end_with(Ending.TIMEOUT, late)
+            attempt.failed(EjectionReason.TIMEOUT)
+            return Ending.TIMEOUT, timed_out(name, "start its response", limit_s or 0.0)
         except ConnectionError as error:
-            await self._end_with(Ending.UNREACHABLE, unreachable(name, str(error)))
-        else:
-            await self._send_engine_head(connection)
-            await self._relay_body(connection)
+            if not self._reused:
+                # Otherwise the engine had closed the idle connection.
+                attempt.failed(EjectionReason.RESET)
+            return Ending.UNREACHABLE, unreachable(name, str(error))
+        status = connection.status or 0
+        retry_after_s = None
+        if status in THROTTLING:
+            retry_after_s = retry_after(connection.headers, self._context.clocks.now())
+        attempt.answered(status, retry_after_s)
+        return None
+
+    def _may_retry(self, failed: _Failed | None, status: int | None, *, probe: bool) -> bool:
+        """Whether another engine may get the request.
+
+        It never may if it was sent on a new connection that was lost: the request itself may have
+        ended the engine. An engine that fails on a probe had failed before the request came.
+        """
+        if failed is not None:
+            return self._reused and failed[0] is Ending.UNREACHABLE
+        return status == _NOT_TAKEN or (probe and status in FAILED)
+
+    async def _retry(
+        self, engines: Sequence[ProxiedEngine], body: bytes
+    ) -> EngineConnection | None:
+        """Send the request to another engine; None after an error response to the client."""
+        assert self._attempt is not None
+        self._context.balancer.retried[self._attempt.engine.name] += 1
+        self._release()
+        connection = await self._connect(engines)
+        if connection is not None:
+            self._send_request(connection, body)
+        return connection
 
     async def _end_with(self, ending: Ending, error: ErrorResponse) -> None:
         """End the exchange and send the client an error response."""
@@ -254,14 +330,22 @@ class Relay:
 
         The server then closes the client's connection, so that the client sees the cut.
         """
+        assert self._attempt is not None
+        attempt = self._attempt
         try:
             last = await self._relay_pieces(connection)
         except TimeoutError:
             rest = self._end(Ending.TIMEOUT)
+            attempt.failed(EjectionReason.TIMEOUT)
         except ConnectionError:
             rest = self._end(Ending.ENGINE_GONE)
+            attempt.failed(EjectionReason.RESET)
         else:
             last += self._end(Ending.COMPLETE, connection.read_at_s)
+            if self._exchange is not None and self._exchange.engine_failed:
+                attempt.failed(EjectionReason.ERROR, "in the response")
+            else:
+                attempt.completed(connection.status or 0)
             self._release()
             await self._response.send(last, more=False)
             return

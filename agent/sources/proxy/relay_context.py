@@ -15,6 +15,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
+KEPT_ROOM_BYTES = 16 * 1024 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """Unix time, and a monotonic clock in seconds."""
@@ -28,7 +31,8 @@ class ProxyLimits:
     """Time-outs in seconds, and the sizes of request bodies that are buffered.
 
     The time-outs of an engine are the settings `proxy.connect_timeout`, `.answer_timeout` and
-    `.gap_timeout`. A body is buffered for `body_s`. All bodies together have `body_room_bytes`.
+    `.gap_timeout`. A body is buffered for `body_s`. All bodies together have `body_room_bytes`, and
+    those that are kept until an engine answers `kept_room_bytes`.
     """
 
     connect_s: float
@@ -37,6 +41,7 @@ class ProxyLimits:
     body_s: float = 60.0
     measured_body_bytes: int = 32 * 1024 * 1024
     body_room_bytes: int = 64 * 1024 * 1024
+    kept_room_bytes: int = KEPT_ROOM_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +54,5 @@ class RelayContext:
     clocks: Clocks
     limits: ProxyLimits
     room: BodyRoom
+    kept: BodyRoom
     on_failure: OnFailure

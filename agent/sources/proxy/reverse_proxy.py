@@ -13,6 +13,7 @@ from agent.sources.proxy.exchange import Ending, Measuring, OnFailure
 from agent.sources.proxy.guard import GuardedMeasuring
 from agent.sources.proxy.load_balancer import EngineLookup, LoadBalancer, ProxiedEngine
 from agent.sources.proxy.open_requests import OpenRequests
+from agent.sources.proxy.outlier_detection import OutlierDetection
 from agent.sources.proxy.relay import Relay
 from agent.sources.proxy.relay_context import (
     Clocks,
@@ -45,14 +46,16 @@ class ReverseProxy:
         on_failure: OnFailure,
         open_requests: OpenRequests | None = None,
         tls: SSLContext | None = None,
+        outliers: OutlierDetection | None = None,
     ) -> None:
         self._on_failure = on_failure
         self._logged: set[ProxyFailure] = set()
         self._live: set[Relay] = set()
         self._draining = False
         self._drained = asyncio.Event()
+        self.balancer = LoadBalancer(engines, lookup, open_requests, outliers, clocks.monotonic)
         self._context = RelayContext(
-            balancer=LoadBalancer(engines, lookup, open_requests),
+            balancer=self.balancer,
             pools={
                 engine.name: ConnectionPool(engine.url, clocks.monotonic, limits.connect_s, tls)
                 for engine in engines
@@ -61,6 +64,7 @@ class ReverseProxy:
             clocks=clocks,
             limits=limits,
             room=BodyRoom(limits.body_room_bytes),
+            kept=BodyRoom(limits.kept_room_bytes),
             on_failure=self._failed,
         )
 

@@ -149,9 +149,9 @@ def test_engines_are_listed_as_they_were_read(api: Api) -> None:
     ]
     one, other = api.query("engines")["items"]
     assert unix(one.pop("read_at")) == NOON + 0.25
-    named = {"name": "a", "agent": "agent-0", "problem": None}
+    named = {"name": "a", "agent": "agent-0", "problem": None, "ejected": None}
     assert one == {**named, "up": True, "model": "llama", "dialect": "vllm"} | LOAD
-    assert other == {**unknown, "problem": None} | UNLOADED
+    assert other == {**unknown, "problem": None, "ejected": None} | UNLOADED
     assert [item["name"] for item in api.query("engines", agent="agent-1")["items"]] == ["b"]
 
 

@@ -11,6 +11,7 @@ from agent.catalog import own_health as own
 from agent.catalog.causes import Cause
 from agent.catalog.metric import Kind
 from agent.catalog.reasons import (
+    EjectionReason,
     ExportRefused,
     FiguresMissing,
     ForwardDropped,
@@ -152,6 +153,10 @@ def _gauges(meter: Meter) -> None:
     meter.gauge(m.PLUGIN_LAST_STEP, lambda: 1_790_000_000.5, "chat-0")
     meter.gauge(m.PROXY_OPEN, lambda: 3)
     meter.gauge(m.PROXY_WAITING, lambda: 0)
+    meter.gauge(m.PROXY_IN_ROTATION, lambda: 0.5, "chat-0")
+    meter.count(m.PROXY_EJECTIONS, "chat-0", EjectionReason.ERROR, by=2)
+    meter.count(m.PROXY_RETRIED, "chat-0", by=3)
+    meter.count(m.PROXY_FORCED, by=0)
     meter.gauge(m.STORE_WAITING, lambda: 7)
     meter.gauge(m.FORWARD_QUEUE, lambda: 1024)
     meter.gauge(own.STAGE_LAG, lambda: 12.5, "fold")

@@ -67,6 +67,8 @@ def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
     for dropped in PUSHES_DROPPED:
         # As one begins that pushes its metrics.
         meter.count(own.PUSH_DROPPED, dropped, by=0)
+    # As one begins with a proxy before several engines.
+    meter.count(m.PROXY_FORCED, by=0)
     for failure in product(own.DiscoveryCall, own.DiscoveryFailure):
         # As one begins that finds its engines in a cluster: see tests/test_app_discovery.py.
         meter.gauge(own.DISCOVERY_FAILURES, lambda: 0, "llm", *failure)

@@ -1,6 +1,6 @@
 """Cases of alerts on engines and on how their requests end."""
 
-from tests.render.alerts.cases import ENGINE, MODEL, ON_ENGINE, ON_MODEL, Case, Series
+from tests.render.alerts.cases import AGENT, ENGINE, MODEL, ON_ENGINE, ON_MODEL, Case, Series
 
 PAGE = {"severity": "page"}
 TICKET = {"severity": "ticket"}
@@ -86,6 +86,36 @@ _EVENTS = (
         llm_engine_requests_running="4x90",
         llm_engine_requests_waiting="0x90",
         llm_engine_steps_total="0+500x10 5000x39 5000+500x40",
+    ),
+)
+
+_ROTATION = (
+    Case(
+        alert="LlmProxyEngineEjected",
+        incident={f"llm_proxy_engine_in_rotation{{{ENGINE}}}": "1x10 0x20 1x40"},
+        # Short ejections now and then.
+        lookalike={f"llm_proxy_engine_in_rotation{{{ENGINE}}}": "1x10 0 0 1x5 0 1x60"},
+        before=11,
+        at=25,
+        after=40,
+        labels={**ON_ENGINE, **TICKET},
+        summary="The proxy sends engine chat-0 no new requests",
+        description="Workers of the proxy sent it new requests for 0% of 5m. The reason is in the "
+        "event ENGINE_EJECTED at /api/v1/events of the agent a:9470.",
+        filled=("engine",),
+    ),
+    Case(
+        alert="LlmProxyNoEngineLeft",
+        incident={f"llm_proxy_requests_forced_total{{{AGENT}}}": "0x10 0+60x10 600x60"},
+        lookalike={f"llm_proxy_requests_forced_total{{{AGENT}}}": "0x10 20x60"},
+        before=10,
+        at=18,
+        after=30,
+        labels={"instance": "a:9470", **PAGE},
+        summary="All engines of a model are out of the rotation of the proxy at a:9470",
+        description="About 120 requests over 2m went to engines that fail, because no other "
+        "engine serves their model.",
+        filled=("instance",),
     ),
 )
 
@@ -378,4 +408,4 @@ _STATE = (
     ),
 )
 
-ENGINES = (*_EVENTS, *_STATE)
+ENGINES = (*_EVENTS, *_ROTATION, *_STATE)

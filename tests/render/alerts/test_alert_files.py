@@ -25,6 +25,8 @@ ALERTS_ON_METRICS = {
     EventKind.ADMISSION_LIMIT: "LlmAdmissionRejections",
     EventKind.UNREACHABLE: "LlmEngineDown",
     EventKind.PROXY_WORKER_DIED: "LlmAgentProxyFailing",
+    EventKind.ENGINE_EJECTED: "LlmProxyEngineEjected",
+    EventKind.ENGINE_RETURNED: None,
     # An operator asked for it.
     EventKind.SLEEP: None,
 }

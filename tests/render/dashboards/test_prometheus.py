@@ -95,7 +95,23 @@ NO_PODS = {
     "Engines found in pods / {{instance}} {{namespace}}",
     "Failed lists and watches of pods / {{call}} {{reason}}",
 }
-NOT_HERE = NO_PODS | NO_DRAFTS | NO_TRANSFERS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU | NO_JOURNAL
+# Its proxy has one engine.
+NO_ROTATION = {
+    "Ejections and retries / {{engine}} retried",
+    "Ejections and retries / {{engine}} {{reason}}",
+    "Ejections and retries / no engine left",
+    "Rotation of the proxy / {{engine}}",
+}
+NOT_HERE = (
+    NO_ROTATION
+    | NO_PODS
+    | NO_DRAFTS
+    | NO_TRANSFERS
+    | NOT_TOLD
+    | NO_ESTIMATE
+    | NEWER_GPU
+    | NO_JOURNAL
+)
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group, and
 # whether it is so slow that a request misses.
 BY_MACHINE = {

@@ -16,6 +16,7 @@ import uvloop
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.proxy.exchange import Measuring
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
+from agent.sources.proxy.outlier_detection import OutlierDetection
 from agent.sources.proxy.proxy_server import proxy_server
 from agent.sources.proxy.relay_context import Clocks, ProxyLimits
 from agent.sources.proxy.reverse_proxy import ReverseProxy
@@ -258,6 +259,8 @@ async def proxying(
     lookup: EngineLookup = ALL_HEALTHY,
     limits: ProxyLimits = LIMITS,
     sockets: Mapping[int, int] | None = None,
+    outliers: OutlierDetection | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Proxied]:
     """Serve a proxy for engines on a free port; `sockets` are socket options."""
     failures: Counter[str] = Counter()
@@ -265,9 +268,10 @@ async def proxying(
         engines,
         lookup,
         measuring=measuring,
-        clocks=Clocks(time.time, time.monotonic),
+        clocks=Clocks(time.time, monotonic),
         limits=limits,
         on_failure=lambda reason: failures.update([reason]),
+        outliers=outliers,
     )
     listening = open_socket("proxy", "127.0.0.1", 0)
     for option, value in (sockets or {}).items():

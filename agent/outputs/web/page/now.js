@@ -91,8 +91,9 @@ const latencies = ({summary, objectives}) => Object.entries(LATENCIES).map(([key
   limits(objectives, key),
 ]);
 
-const reached = ({up, problem}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
-  : up ? {text: "up", kind: "up"} : {text: "not reachable", kind: "down"});
+const reached = ({up, problem, ejected}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
+  : !up ? {text: "not reachable", kind: "down"}
+    : ejected ? {text: `up, gets no new requests: ${ejected}`, kind: "down"} : {text: "up", kind: "up"});
 
 const WHY_NOT = {
   ttft: "no first token was seen",

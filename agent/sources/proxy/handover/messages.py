@@ -45,6 +45,30 @@ class ProxySpans(msgspec.Struct, tag=True):
     body: bytes
 
 
+class EjectedEngine(msgspec.Struct, frozen=True, array_like=True):
+    """An engine that a worker sends no new requests since `since` (Unix time), but for probes.
+
+    `for_s` is how long the current time-out is, `over` whether it is over: the next request probes.
+    """
+
+    reason: str
+    detail: str | None
+    since: float
+    for_s: float
+    over: bool
+
+
+class Rotation(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker knows of its rotation: the engines that are out, and counts since its last
+    status: ejections by engine and reason, requests that another engine got, by the first one, and
+    requests for which no engine was in."""
+
+    out: dict[str, EjectedEngine] = {}
+    ejections: dict[str, dict[str, int]] = {}
+    retried: dict[str, int] = {}
+    forced: int = 0
+
+
 class WorkerStatus(msgspec.Struct, tag=True):
     """What a worker counts: failures and cut clients since its last status, by reason."""
 
@@ -52,6 +76,7 @@ class WorkerStatus(msgspec.Struct, tag=True):
     waiting: int
     failures: dict[str, int]
     cut: dict[str, int]
+    rotation: Rotation = Rotation()
 
 
 class WorkerDied(msgspec.Struct, tag=True):
@@ -71,10 +96,16 @@ class Stored(msgspec.Struct, tag=True):
 
 
 class EngineState(msgspec.Struct, frozen=True, array_like=True):
-    """What the agent knows of an engine; `models` is None while they are unknown."""
+    """What the agent knows of an engine; `models` is None while they are unknown.
+
+    `event` is the kind of a recent event by which it failed or restarted, and its Unix time.
+    `computed_at` is when the agent last saw that it computes.
+    """
 
     healthy: bool
     models: frozenset[str] | None
+    event: tuple[str, float] | None = None
+    computed_at: float | None = None
 
 
 class Engines(msgspec.Struct, tag=True):

@@ -17,6 +17,7 @@ from agent.sources.proxy.handover.messages import (
     FinishedRequests,
     ProxySpans,
     Retire,
+    Rotation,
     Stored,
     WorkerDied,
     WorkerHello,
@@ -46,7 +47,8 @@ class HandoverReceiver:
 
     `accept` returns when records are committed. `engines` is what the agent knows of them now.
     `on_failure` and `on_cut` are called for each failure and each cut client of a worker,
-    `on_died` for each worker that died, `on_spans` gets bodies to forward.
+    `on_died` for each worker that died, `on_spans` gets bodies to forward, `on_rotation` the counts
+    of each worker's rotation.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class HandoverReceiver:
         on_cut: Callable[[str], None],
         on_died: Callable[[WorkerDied], None],
         on_spans: Callable[[bytes], None] | None,
+        on_rotation: Callable[[Rotation], None] = lambda _: None,
     ) -> None:
         self._place = place
         self._accept = accept
@@ -67,6 +70,7 @@ class HandoverReceiver:
         self._on_cut = on_cut
         self._on_died = on_died
         self._on_spans = on_spans
+        self._on_rotation = on_rotation
         # By connection; the task that serves it is its key.
         self._statuses: dict[asyncio.Task[None], WorkerStatus] = {}
         self._server: asyncio.Server | None = None
@@ -80,6 +84,11 @@ class HandoverReceiver:
     def live(self) -> int:
         """The exchanges that are open in all workers."""
         return sum(status.live for status in self._statuses.values())
+
+    @property
+    def rotations(self) -> list[Rotation]:
+        """The newest rotation of each worker."""
+        return [status.rotation for status in list(self._statuses.values())]
 
     @property
     def waiting(self) -> int:
@@ -178,6 +187,7 @@ class HandoverReceiver:
             return
 
     def _count(self, status: WorkerStatus) -> None:
+        self._on_rotation(status.rotation)
         for reason, count in status.failures.items():
             self._failed(reason, count)
         for reason, count in status.cut.items():

@@ -19,6 +19,7 @@ from agent.sources.proxy.handover.messages import (
     FromWorker,
     ProxySpans,
     Retire,
+    Rotation,
     Stored,
     WorkerDied,
     WorkerHello,
@@ -106,7 +107,7 @@ class HandoverSender:
     """Sends records and counts to the agent, again after each loss of the connection.
 
     `on_engines` gets what the agent knows of the engines, `on_retire` is called when the agent
-    belongs to a later run. `live` is the number of open exchanges.
+    belongs to a later run. `live` is the number of open exchanges, `rotation` what to report of it.
     """
 
     def __init__(
@@ -119,12 +120,14 @@ class HandoverSender:
         on_engines: Callable[[Mapping[str, EngineState]], None],
         on_retire: Callable[[], None],
         live: Callable[[], int],
+        rotation: Callable[[], Rotation] = Rotation,
     ) -> None:
         self._place = place
         self._hello = WorkerHello(worker, place.run)
         self._on_engines = on_engines
         self._on_retire = on_retire
         self._live = live
+        self._rotation = rotation
         self._slots = slots
         # By span id, until the request ends.
         self._open: dict[str, int] = {}
@@ -291,7 +294,9 @@ class HandoverSender:
         while True:
             failures, self._failures = self._failures, Counter()
             cut, self._cut = self._cut, Counter()
-            await self._send(writer, WorkerStatus(self._live(), len(self._queue), failures, cut))
+            waiting, rotation = len(self._queue), self._rotation()
+            status = WorkerStatus(self._live(), waiting, failures, cut, rotation)
+            await self._send(writer, status)
             await asyncio.sleep(_STATUS_EVERY_S)
 
     async def _send(self, writer: asyncio.StreamWriter, message: FromWorker) -> None:

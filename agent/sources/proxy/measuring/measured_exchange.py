@@ -19,7 +19,11 @@ from agent.sources.proxy.measuring.request_headers import (
     request_id_of,
     tenant_of,
 )
-from agent.sources.proxy.measuring.request_outcome import RequestOutcome, outcome_of
+from agent.sources.proxy.measuring.request_outcome import (
+    RequestOutcome,
+    engine_failed,
+    outcome_of,
+)
 from agent.sources.proxy.measuring.response_readers import (
     PassThroughReader,
     ResponseReader,
@@ -99,6 +103,7 @@ class MeasuredExchange:
         self._reader: ResponseReader = _PASS_THROUGH
         self._prepared: StreamReader | None = None
         self._ended = False
+        self.engine_failed = False
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes of an unbuffered request body that went to the engine."""
@@ -214,6 +219,7 @@ class MeasuredExchange:
             self._context.on_failure(findings.missed)
         streamed = isinstance(self._reader, StreamReader)
         outcome = outcome_of(ending, self._http_status, findings, streamed=streamed)
+        self.engine_failed = engine_failed(findings)
         timing, usage = findings.timing, findings.usage.possible()
         if usage != findings.usage:
             self._context.on_failure(ProxyFailure.USAGE)

@@ -26,6 +26,8 @@ _ENDINGS: Mapping[Ending, RequestOutcome] = {
 }
 # The engine gave the request up: vLLM does so when it is stopped or paused.
 _GIVEN_UP = ("abort", "error")
+# In the types of errors that say what is wrong with the request.
+_MISTAKES = ("badrequest", "invalid", "notfound", "validation")
 _THROTTLED = frozenset((429, 503))
 # 408 and 499 say that a request was not read or not answered in time.
 _NOT_THE_CLIENTS = frozenset((408, 429, 499))
@@ -52,6 +54,16 @@ def outcome_of(
     if ending is not Ending.COMPLETE:
         return _ENDINGS[ending]
     return _UNFINISHED if streamed and not findings.finish_reasons else _OK
+
+
+def engine_failed(findings: ResponseFindings) -> bool:
+    """Return whether a response with the status 200 says that the engine failed.
+
+    vLLM reports what went wrong after the head as an event of the stream.
+    """
+    if findings.error is not None:
+        return not any(mistake in findings.error.lower() for mistake in _MISTAKES)
+    return any(reason in findings.finish_reasons for reason in _GIVEN_UP)
 
 
 def _status_of(http_status: int) -> Status:

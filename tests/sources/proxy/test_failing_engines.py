@@ -1,0 +1,418 @@
+"""Engines that fail behind the proxy: who gets requests, and what clients get."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+from agent.catalog.reasons import EjectionReason
+from agent.sources.proxy.load_balancer import Attempt
+from agent.sources.proxy.outlier_detection import OutlierDetection, OutlierLimits
+from agent.sources.proxy.relay_context import ProxyLimits
+from tests.sources.proxy.recording import Recorded, Recorder
+from tests.sources.proxy.wire import (
+    CHUNKED,
+    GET,
+    LIMITS,
+    OK,
+    Engine,
+    Message,
+    Proxied,
+    Script,
+    Visit,
+    chunk,
+    closing_after,
+    in_loop,
+    post,
+    proxying,
+    responding,
+    until_gone,
+)
+
+OUTLIERS = OutlierLimits()
+ASK = post(b'{"model": "m"}')
+
+
+def failing(status: int, headers: str = "") -> bytes:
+    """A response with an error status."""
+    return f"HTTP/1.1 {status} Wrong\r\n{headers}Content-Length: 2\r\n\r\nno".encode()
+
+
+class CountedVisit(Visit):
+    """A visit that counts the requests which the engine reads."""
+
+    got: dict[str, int]
+    name: str
+
+    async def request(self) -> Message:
+        message = await Visit.request(self)
+        self.got[self.name] += 1
+        return message
+
+
+def counted(script: Script, name: str, got: dict[str, int]) -> Script:
+    """The script, with each request that it reads counted."""
+
+    async def run(visit: Visit) -> None:
+        counting = CountedVisit(visit.reader, visit.writer)
+        counting.got, counting.name = got, name
+        await script(counting)
+
+    return run
+
+
+@dataclass
+class Pair:
+    """Engine `bad` with a script of its own and engine `good` behind a proxy, on a set clock."""
+
+    outliers: OutlierDetection
+    recorder: Recorder
+    now_s: float = 1000.0
+    got: dict[str, int] = field(default_factory=lambda: {"bad": 0, "good": 0})
+    proxied: Proxied = field(init=False)
+
+    async def ask(self, times: int = 1, request: bytes = ASK) -> list[int]:
+        """Send requests one after the other; returns the statuses that clients get."""
+        return [(await self.proxied.ask(request)).status for _ in range(times)]
+
+    @property
+    def reason(self) -> EjectionReason | None:
+        """Why `bad` is out of the rotation."""
+        ejection = self.outliers.ejections.get("bad")
+        return None if ejection is None else ejection.reason
+
+    @property
+    def routed(self) -> list[list[str]]:
+        """The engines that each request was sent to."""
+        return [[c[1] for c in each.calls if c[0] == "routed"] for each in self.recorder.made]
+
+
+@asynccontextmanager
+async def pair(
+    bad: Script,
+    good: Script | None = None,
+    limits: ProxyLimits = LIMITS,
+    recorder: Recorder | None = None,
+) -> AsyncIterator[Pair]:
+    """Serve both engines behind a proxy."""
+    outliers = OutlierDetection(["bad", "good"], OUTLIERS)
+    engines = Pair(outliers, recorder or Recorder())
+    one = Engine(counted(bad, "bad", engines.got), "bad")
+    other = Engine(counted(good or responding(OK), "good", engines.got), "good")
+    async with (
+        one,
+        other,
+        proxying(
+            one.proxied,
+            other.proxied,
+            measuring=engines.recorder,
+            limits=limits,
+            outliers=outliers,
+            monotonic=lambda: engines.now_s,
+        ) as engines.proxied,
+    ):
+        yield engines
+        assert engines.proxied.failures == {}
+
+
+@in_loop
+async def test_an_engine_that_fails_at_once_gets_three_of_a_hundred_requests() -> None:
+    async with pair(responding(failing(500))) as engines:
+        statuses = await engines.ask(100)
+        assert engines.got == {"bad": 3, "good": 97}
+        assert (statuses.count(500), statuses.count(200)) == (3, 97)
+        assert engines.reason is EjectionReason.ERROR
+
+
+@in_loop
+async def test_a_probe_that_fails_is_answered_by_another_engine() -> None:
+    async with pair(responding(failing(500))) as engines:
+        await engines.ask(10)
+        for length_s in (OUTLIERS.base_s, 2 * OUTLIERS.base_s):
+            before = engines.got["bad"]
+            engines.now_s += length_s
+            assert await engines.ask(20) == [200] * 20
+            assert engines.got["bad"] == before + 1
+        assert ["bad", "good"] in engines.routed
+
+
+@in_loop
+async def test_a_flapping_engine_is_back_after_each_good_probe_and_out_for_longer_each_time() -> (
+    None
+):
+    broken = True
+
+    async def flapping(visit: Visit) -> None:
+        while True:
+            await visit.request()
+            await visit.send(failing(500) if broken else OK)
+
+    async with pair(flapping) as engines:
+        out_s = []
+        for _ in range(3):
+            broken = True
+            while engines.reason is None:
+                await engines.ask()
+            ejection = engines.outliers.ejections["bad"]
+            out_s.append(ejection.until_s - ejection.at_s)
+            broken = False
+            engines.now_s = ejection.until_s
+            before = engines.got["bad"]
+            assert await engines.ask(20) == [200] * 20
+            assert engines.reason is None
+            assert engines.got["bad"] - before in (10, 11)
+        assert out_s == [10.0, 20.0, 40.0]
+
+
+@in_loop
+async def test_resets_eject_an_engine_and_no_request_is_sent_twice() -> None:
+    async with pair(closing_after(b"")) as engines:
+        statuses = await engines.ask(50)
+        assert statuses.count(502) == 3 == engines.got["bad"]
+        assert engines.reason is EjectionReason.RESET
+        assert all(len(tried) == 1 for tried in engines.routed)
+
+
+@in_loop
+async def test_responses_that_break_off_eject_an_engine() -> None:
+    async with pair(closing_after(CHUNKED + chunk(b"data: 1\n\n"))) as engines:
+        while engines.reason is None:
+            await engines.proxied.ask(ASK)
+        assert engines.got["bad"] == 3
+        assert engines.reason is EjectionReason.RESET
+
+
+@in_loop
+async def test_the_answer_timeout_ejects_an_engine() -> None:
+    async def hanging(visit: Visit) -> None:
+        await visit.request()
+        await until_gone(visit.reader)
+
+    async with pair(hanging, limits=replace(LIMITS, answer_s=0.5)) as engines:
+        statuses = []
+        while engines.reason is None:
+            statuses += await engines.ask()
+        assert statuses.count(504) == 3
+        assert engines.reason is EjectionReason.TIMEOUT
+
+
+@in_loop
+async def test_errors_inside_whole_responses_eject_an_engine() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.engine_failed = True
+
+    async with pair(responding(OK), recorder=Recorder(prepare)) as engines:
+        await engines.ask(6)
+        assert engines.reason is EjectionReason.ERROR
+
+
+@in_loop
+async def test_a_503_is_answered_by_another_engine_and_its_retry_after_is_honoured() -> None:
+    async with pair(responding(failing(503, "Retry-After: 7\r\n"))) as engines:
+        assert await engines.ask(20) == [200] * 20
+        assert engines.got["bad"] == 1
+        engines.now_s += 6.9
+        await engines.ask(20)
+        assert engines.got["bad"] == 1
+        engines.now_s += 0.1
+        await engines.ask(20)
+        assert engines.got["bad"] == 2
+        assert engines.reason is None
+        assert engines.proxied.proxy.balancer.retried == {"bad": 2}
+
+
+@in_loop
+async def test_the_other_engine_gets_the_same_body_and_both_tries_are_one_exchange() -> None:
+    bodies = []
+
+    async def good(visit: Visit) -> None:
+        while True:
+            bodies.append((await visit.request()).body)
+            await visit.send(OK)
+
+    async with pair(responding(failing(503)), good) as engines:
+        await engines.ask(2, post(b"the whole body"))
+        assert bodies == [b"the whole body"] * 2
+        (twice,) = [each for each in engines.recorder.made if each.names.count("routed") > 1]
+        assert twice.names == ["routed", "routed", "answered", "chunk", "ended"]
+
+
+@in_loop
+async def test_a_503_of_both_engines_goes_to_the_client() -> None:
+    async with pair(responding(failing(503)), responding(failing(503))) as engines:
+        assert await engines.ask() == [503]
+        assert engines.got == {"bad": 1, "good": 1}
+
+
+@in_loop
+async def test_without_room_for_the_body_a_503_goes_to_the_client() -> None:
+    limits = replace(LIMITS, kept_room_bytes=0)
+    async with pair(responding(failing(503)), limits=limits) as engines:
+        assert sorted(await engines.ask(2)) == [200, 503]
+
+
+@in_loop
+async def test_a_429_goes_to_the_client_and_pauses_the_engine() -> None:
+    async with pair(responding(failing(429, "Retry-After: 7\r\n"))) as engines:
+        assert (await engines.ask(20)).count(429) == 1 == engines.got["bad"]
+        engines.now_s += 7
+        assert 429 in await engines.ask(2)
+
+
+@in_loop
+async def test_a_request_on_an_idle_connection_that_the_engine_closes_goes_to_another() -> None:
+    async def closing(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(OK)
+        await visit.request()
+
+    async with pair(closing) as engines:
+        assert await engines.ask(20) == [200] * 20
+        assert ["bad", "good"] in engines.routed
+        assert engines.reason is None, "it is no failure of the engine"
+
+
+@in_loop
+async def test_mistakes_of_clients_and_lists_of_models_say_nothing_of_an_engine() -> None:
+    async with pair(responding(failing(400)), responding(failing(501))) as engines:
+        await engines.ask(40)
+        assert not engines.outliers.ejections
+    async with pair(responding(failing(500))) as engines:
+        await engines.ask(40, GET)
+        assert engines.reason is None
+
+
+@in_loop
+async def test_if_all_engines_fail_all_are_used_and_clients_get_their_errors() -> None:
+    async with pair(responding(failing(500)), responding(failing(502))) as engines:
+        statuses = await engines.ask(40)
+        assert set(engines.outliers.ejections) == {"bad", "good"}
+        assert (statuses.count(500), statuses.count(502)) == (20, 20)
+        assert engines.proxied.proxy.balancer.forced == 34
+
+
+class Gate:
+    """A script that reads requests and answers them when it is opened."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    async def __call__(self, visit: Visit) -> None:
+        while True:
+            await visit.request()
+            await self.open.wait()
+            await visit.send(OK)
+
+
+async def begin(engines: Pair, requests: int) -> list[asyncio.Task[Message]]:
+    """Send requests, each after an engine has read the one before."""
+    asked, before = [], sum(engines.got.values())
+    for number in range(1, requests + 1):
+        asked.append(asyncio.create_task(engines.proxied.ask(ASK)))
+        while sum(engines.got.values()) < before + number:
+            await asyncio.sleep(0)
+    return asked
+
+
+@asynccontextmanager
+async def silent_pair() -> AsyncIterator[tuple[Pair, Gate, list[asyncio.Task[Message]]]]:
+    """Engine `bad` has three requests and answers none; `good` had answered later ones."""
+    bad, good = Gate(), Gate()
+    async with pair(bad, good) as engines:
+        asked = await begin(engines, 6)
+        assert engines.got == {"bad": 3, "good": 3}
+        good.open.set()
+        await engines.ask(3)
+        yield engines, bad, [task for task in asked if not task.done()]
+        bad.open.set()
+        for task in asked:
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def leave(waiting: list[asyncio.Task[Message]], engines: Pair) -> None:
+    """Let clients leave."""
+    for task in waiting:
+        task.cancel()
+    while engines.proxied.open_requests["bad"]:
+        await asyncio.sleep(0)
+
+
+@in_loop
+async def test_a_hanging_engine_gets_three_requests_and_then_probes_alone() -> None:
+    async with silent_pair() as (engines, _, waiting):
+        engines.now_s += OUTLIERS.hold_s
+        await leave(waiting, engines)
+        assert await engines.ask(20) == [200] * 20
+        assert (engines.got["bad"], engines.reason) == (3, None)
+        engines.now_s += OUTLIERS.silent_s
+        assert await engines.ask(20) == [200] * 20
+        assert (engines.got["bad"], engines.reason) == (3, EjectionReason.SILENT)
+        engines.now_s += OUTLIERS.base_s
+        probe = asyncio.create_task(engines.proxied.ask(ASK))
+        while engines.got["bad"] < 4:
+            await asyncio.sleep(0)
+        assert await engines.ask(20) == [200] * 20
+        engines.now_s += OUTLIERS.silent_s
+        assert await engines.ask(20) == [200] * 20
+        ejection = engines.outliers.ejections["bad"]
+        assert ejection.until_s - ejection.at_s == 2 * OUTLIERS.base_s
+        assert engines.got["bad"] == 4
+        await leave([probe], engines)
+
+
+@in_loop
+async def test_an_engine_that_is_only_slow_is_never_ejected() -> None:
+    async with silent_pair() as (engines, bad, waiting):
+        engines.now_s += OUTLIERS.silent_s - 1
+        await engines.ask(5)
+        bad.open.set()
+        assert {message.status for message in await asyncio.gather(*waiting)} == {200}
+        engines.now_s += OUTLIERS.silent_s
+        before = engines.got["bad"]
+        assert await engines.ask(20) == [200] * 20
+        assert engines.reason is None
+        assert engines.got["bad"] - before == 10
+
+
+@in_loop
+async def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
+    good, goes_on, visits = Gate(), asyncio.Event(), []
+
+    async def streaming(visit: Visit) -> None:
+        """The first request gets a stream, all others nothing."""
+        visits.append(visit)
+        await visit.request()
+        while visit is visits[0]:
+            await visit.send(CHUNKED if not goes_on.is_set() else chunk(b"data: token\n\n"))
+            goes_on.clear()
+            await goes_on.wait()
+        await until_gone(visit.reader)
+
+    async with pair(streaming, good) as engines:
+        asked = await begin(engines, 2)
+
+        async def later() -> None:
+            """A token arrives, and a while later the proxy has another request."""
+            engines.now_s += OUTLIERS.silent_s - 1
+            goes_on.set()
+            attempts = engines.proxied.proxy.balancer.attempts
+            while not any(last_read_s(attempt) == engines.now_s for attempt in attempts):
+                await asyncio.sleep(0)
+
+        for _ in range(6):
+            await later()
+            asked += await begin(engines, 2)
+        good.open.set()
+        assert engines.got == {"bad": 7, "good": 7}
+        for _ in range(3):
+            await later()
+            await engines.ask(3)
+        assert engines.reason is None
+        for task in asked:
+            task.cancel()
+
+
+def last_read_s(attempt: Attempt) -> float:
+    """When the last byte of an attempt's response was read."""
+    return 0.0 if attempt.connection is None else attempt.connection.read_at_s
