@@ -61,19 +61,24 @@ class Proxying:
         engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
         session = partial(open_session, settings.tls.ca)
         self._served = [ServedModels(engine.name, engine.url, session()) for engine in engines]
-        self._receiver = HandoverReceiver(
+        self._receiver = self._make_receiver(place, export)
+        self._rotation = None if len(engines) < 2 else self._rotation_of(engines)
+        meter.gauge(m.PROXY_OPEN, lambda: self._receiver.live)
+        meter.gauge(m.PROXY_WAITING, lambda: self._receiver.waiting)
+
+    def _make_receiver(
+        self, place: HandoverPlace, export: Callable[[bytes], None] | None
+    ) -> HandoverReceiver:
+        return HandoverReceiver(
             place,
             accept=self._accept,
             engines=self._states,
-            on_failure=meter.proxy_failed,
-            on_cut=partial(meter.client_cut, PROXY),
+            on_failure=self._meter.proxy_failed,
+            on_cut=partial(self._meter.client_cut, PROXY),
             on_died=self._worker_died,
             on_spans=export,
             on_rotation=self._count_rotation,
         )
-        self._rotation = None if len(engines) < 2 else self._rotation_of(engines)
-        meter.gauge(m.PROXY_OPEN, lambda: self._receiver.live)
-        meter.gauge(m.PROXY_WAITING, lambda: self._receiver.waiting)
 
     async def _accept(self, records: Sequence[RequestRecord]) -> int:
         return await self._pipeline.accept([self._labels.labelled(record) for record in records])

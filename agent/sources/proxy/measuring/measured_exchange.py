@@ -63,6 +63,8 @@ class MeasuringContext(NamedTuple):
 class MeasuredExchange:
     """Measures one exchange while its response passes; `ended` hands the record to the sink."""
 
+    engine_failed = False
+
     def __init__(
         self,
         *,
@@ -103,7 +105,6 @@ class MeasuredExchange:
         self._reader: ResponseReader = _PASS_THROUGH
         self._prepared: StreamReader | None = None
         self._ended = False
-        self.engine_failed = False
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes of an unbuffered request body that went to the engine."""
