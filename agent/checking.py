@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from agent.catalog.engines import DIALECTS
-from agent.option_files import server_url
+from agent.option_files import ConfigFile, server_url
 from agent.settings import Settings, load
 from agent.sources.engines.name_drift import expected_facts
 from agent.terminal import echo
@@ -20,9 +20,6 @@ from agent.terminal import echo
 if TYPE_CHECKING:
     from agent.sources.engines.engine_source import ScrapeResult
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
-]
 ReadAll = Annotated[
     bool,
     typer.Option("--engines", help="Read each engine once instead, and list the facts it lacks."),
@@ -45,11 +42,11 @@ Send = Annotated[
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="File with a read token of the agent.", exists=True, dir_okay=False),
+    typer.Option(help="File with a read token of the agent.", parser=Path, metavar="FILE"),
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(help="File with the engine's API key.", exists=True, dir_okay=False),
+    typer.Option(help="File with the engine's API key.", parser=Path, metavar="FILE"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, of what is printed.")]
 

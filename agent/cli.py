@@ -24,7 +24,7 @@ from agent.database_commands import db
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
 from agent.kept_imports import kept_imports
-from agent.option_files import server_url
+from agent.option_files import ConfigFile, server_url
 from agent.rendering import render
 from agent.reporting import report
 from agent.settings import Settings, load
@@ -56,9 +56,6 @@ main = typer.Typer(
     # Joins the lines of a docstring's paragraph.
     rich_markup_mode="markdown",
 )
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
-]
 
 Insecure = Annotated[
     bool,

@@ -46,7 +46,8 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         help="YAML file with the settings: windows are of its database.",
-        dir_okay=False,
+        parser=Path,
+        metavar="FILE",
     ),
 ]
 Name = Annotated[

@@ -3,13 +3,13 @@
 import json
 import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from agent.catalog.time_units import DAY_S
 from agent.errors import SettingsInvalid
+from agent.option_files import ConfigFile
 from agent.progress_bar import progress_bar
 from agent.settings import load
 from agent.terminal import TerminalConsole, echo
@@ -20,9 +20,6 @@ db = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, of what is printed.")]
 
 

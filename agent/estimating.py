@@ -42,7 +42,8 @@ class _Given:
 
 
 ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A model's config.json, or its folder.")
+    Path,
+    typer.Argument(parser=Path, metavar="CONFIG", help="A model's config.json, or its folder."),
 ]
 GpuName = Annotated[
     str | None, typer.Option("--gpu", metavar="NAME", help="The GPU, such as H100-SXM.")

@@ -1,12 +1,20 @@
 """Files and URLs that options of commands name, or why they cannot be used, in one sentence."""
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from pydantic import TypeAdapter, ValidationError
 
 from agent.errors import SettingsInvalid
 from agent.settings.named_files import read_named_file
 from agent.settings.values import HttpUrl
+
+# `parser` makes it a path without a look at the file, whose file system may hang.
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", parser=Path, metavar="FILE", help="YAML file with the settings."),
+]
 
 
 def secret_in(option: str, file: Path) -> str:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from agent.errors import SettingsInvalid
-from agent.option_files import write_text
+from agent.option_files import ConfigFile, write_text
 from agent.records.objective import Objective
 from agent.render.alerts import (
     DEFAULT_SECRETS,
@@ -66,9 +66,6 @@ def _named_url(option: str, meaning: str) -> Any:
     return _named(option, meaning, parser=_url, metavar="URL")
 
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
-]
 Folder = Annotated[
     Path,
     typer.Option(

@@ -12,7 +12,7 @@ import typer
 
 from agent.analysis.statement import StatementLine, statement
 from agent.errors import SettingsInvalid
-from agent.option_files import server_url, write_text
+from agent.option_files import ConfigFile, server_url, write_text
 from agent.outputs.report.document import ReportDocument
 from agent.outputs.report.figures import READS, Json, ReadApi, read_figures
 from agent.outputs.report.formats import as_json, markdown, text, values_json
@@ -58,12 +58,9 @@ Url = Annotated[
         "settings (storage.url), also while the agent is down.",
     ),
 ]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
-]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="File with a read token of the agent at --url.", exists=True, dir_okay=False),
+    typer.Option(help="File with a read token of the agent at --url.", parser=Path, metavar="FILE"),
 ]
 
 Shape = Annotated[

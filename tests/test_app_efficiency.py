@@ -1,6 +1,7 @@
 """Efficiency and cost from a running agent."""
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -302,13 +303,16 @@ def test_a_price_of_a_gpu_product_applies_to_its_engine(tmp_path: Path, driver: 
         ('{"model_type": "strange"}', "the model architecture 'strange' is unknown"),
         ("no JSON", "cannot be read as JSON"),
         (None, "cannot be read as JSON"),
+        ("a pipe", "cannot be read as JSON: Is a named pipe; name a regular file"),
     ],
 )
 def test_an_unreadable_model_is_reported_and_the_agent_keeps_running(
     tmp_path: Path, driver: Path, content: str | None, message: str
 ) -> None:
     path = tmp_path / "config.json"
-    if content is not None:
+    if content == "a pipe":
+        os.mkfifo(path)
+    elif content is not None:
         path.write_text(content)
     with agent_of(tmp_path, driver, {"model_config": str(path)}) as agent:
         page = agent.api.exposition()

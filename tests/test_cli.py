@@ -260,6 +260,22 @@ def test_a_pipe_without_a_writer_is_no_settings_file(
     assert line == "agent.yml: cannot be read: Is a named pipe; name a regular file"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting",
+    ["security.read_tokens", "security.ingest_tokens", "security.tls_certificate", "tls.ca"],
+)
+def test_a_pipe_is_no_file_of_a_setting(tmp_path: Path, setting: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    variable = f"GOODPUT_{setting.replace('.', '__').upper()}"
+    files = {variable: "pipe", "GOODPUT_SECURITY__TLS_KEY": "pipe"}
+    given = files if "tls_certificate" in setting else {variable: "pipe"}
+    given |= environment(tmp_path, AgentPorts.free())
+    (line,) = error_lines(run(SCRIPT, "run", "--engine", "http://h:1", folder=tmp_path, **given))
+    assert line.startswith(f"{setting}: pipe ")
+    assert "Is a named pipe; name a regular file" in line
+
+
 @pytest.mark.parametrize("name", ["check", "run", "demo"])
 def test_a_missing_file_is_named(call: Call, name: str) -> None:
     (line,) = error_lines(call(name, "--config", "missing.yml"))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from agent.analysis.efficiency.serving import Role
 from agent.analysis.efficiency.time_range import TimeRange
@@ -42,9 +43,17 @@ class EfficiencyJobs:
         self._meter = meter
         self._missing: set[tuple[str, str]] = set()
         prices = settings.price_list()
-        self._jobs = [self._job(engine, prices) for engine in settings.engines]
+        # At once: their file systems may hang, each for seconds.
+        with ThreadPoolExecutor(32) as readers:
+            models = list(readers.map(self._model, settings.engines))
+        self._jobs = [
+            self._job(engine, model, prices)
+            for engine, model in zip(settings.engines, models, strict=True)
+        ]
 
-    def _job(self, engine: EngineSettings, prices: PriceList) -> MinuteJob:
+    def _job(
+        self, engine: EngineSettings, model: ModelShape | None, prices: PriceList
+    ) -> MinuteJob:
         proxy = self._settings.proxy
         joins_s = 0.0 if proxy.listen is None else proxy.join_wait
         timing = Timing(
@@ -53,7 +62,7 @@ class EfficiencyJobs:
             keep_s=self._settings.storage.keep_requests,
         )
         return MinuteJob(
-            self._deployment(engine, prices),
+            self._deployment(engine, model, prices),
             self._store,
             self._gpu_samples,
             timing=timing,
@@ -61,14 +70,16 @@ class EfficiencyJobs:
             on_failure=self._meter.store_failed,
         )
 
-    def _deployment(self, engine: EngineSettings, prices: PriceList) -> EngineDeployment:
+    def _deployment(
+        self, engine: EngineSettings, model: ModelShape | None, prices: PriceList
+    ) -> EngineDeployment:
         spread = engine.parallelism
         return EngineDeployment(
             engine=engine.name,
             prices=prices,
             gpus=lambda: self._gpus.inventory.samples_of(engine.name),
             missing=lambda reason, why: self._figures_missing(engine.name, reason, why),
-            model=self._model(engine),
+            model=model,
             cache_configured=engine.kv_dtype is not None,
             configured_gpu=ConfiguredGpu(
                 peak_flops_per_s=_scaled(engine.peak_tflops, 1e12),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.records.host import LogSample
+from agent.settings.named_files import in_time
 from agent.sources.host.lines import LineScanner
 from agent.sources.host.unreadable import HostUnreadable
 
@@ -39,7 +40,14 @@ class LogFollower:
         self._waited = False
 
     def read(self) -> LogSample:
-        """What was written since the last read. Never waits. Raises HostUnreadable or OSError."""
+        """What was written since the last read. Raises HostUnreadable or OSError.
+
+        It waits for nothing but a file system that hangs, and for that only a few seconds; what was
+        read meanwhile is lost.
+        """
+        return in_time(self._path, self._read)
+
+    def _read(self) -> LogSample:
         if self._log is None:
             waited, self._waited = self._waited, True
             self._log = self._opened(at_end=not waited)

@@ -13,6 +13,7 @@ import requests
 from agent.catalog.own_health import DiscoveryFailure as Why
 from agent.errors import DiscoveryFailed, SettingsInvalid
 from agent.http_client import http_session
+from agent.settings.named_files import read_named_file
 
 # The server ends a watch after this time, and the agent begins the next one. So it soon notices a
 # connection that was cut without an end.
@@ -86,7 +87,10 @@ class ApiServer:
         try:
             # Kubernetes replaces the token every hour, so it is read each time.
             with http_session() as session:
-                session.headers["Authorization"] = f"Bearer {self._token.read_text().strip()}"
+                token = read_named_file(self._token).decode("ascii").strip()
+                session.headers["Authorization"] = f"Bearer {token}"
+                # The package requests would wait for a pipe or a file system that hangs.
+                read_named_file(self._authority)
                 session.verify = str(self._authority)
                 url = f"{self._url}{path}"
                 timeout = (_TIMEOUT_S, silence_s)

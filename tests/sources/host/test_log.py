@@ -2,11 +2,13 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agent.records.host import LogSample
+from agent.settings.named_files import in_time
 from agent.sources.host import log as log_module
 from agent.sources.host.log import FileLog, LogFollower
 from agent.sources.host.unreadable import HostUnreadable
@@ -32,6 +34,19 @@ def follower(path: Path) -> Iterator[LogFollower]:
 def write(path: Path, text: bytes) -> None:
     with path.open("ab") as file:
         file.write(text)
+
+
+def test_a_file_system_that_hangs_holds_up_no_poll(
+    path: Path, follower: LogFollower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, FATAL)
+    answers = threading.Event()
+    monkeypatch.setattr(log_module, "in_time", partial(in_time, within_s=0.05))
+    monkeypatch.setattr(log_module.FileLog, "read", lambda _: answers.wait())
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match="no response from its file system"):
+            follower.read()
+    answers.set()
 
 
 def meanings(sample: LogSample) -> list[str]:

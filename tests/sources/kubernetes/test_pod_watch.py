@@ -1,5 +1,6 @@
 """The engines in pods, listed and watched at an API server."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -249,3 +250,13 @@ def test_a_response_that_is_no_list_is_no_end_of_the_engines(
         with pytest.raises(DiscoveryFailed, match=complaint):
             watch.list()
     assert names(watch) == ["chat-0"]
+
+
+@pytest.mark.parametrize("name", ["token", "ca.crt"])
+def test_a_pipe_in_the_account_is_not_waited_for(
+    server: FakeApiServer, account: Path, name: str
+) -> None:
+    (account / name).unlink()
+    os.mkfifo(account / name)
+    with pytest.raises(DiscoveryFailed, match="Is a named pipe; name a regular file"):
+        ApiServer(server.url, account).list("/api/v1/pods", {})
