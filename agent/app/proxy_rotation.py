@@ -224,6 +224,7 @@ class ProxyRotation:
         self._out: dict[str, _Out] = {}
         # An engine that starts together with the agent did not leave the rotation.
         self._was_in: set[str] = set()
+        self._reported: set[str] = set()
         meter.count(m.PROXY_FORCED, by=0)
         for engine in engines:
             meter.gauge(m.PROXY_IN_ROTATION, partial(self._share, engine), engine)
@@ -250,14 +251,15 @@ class ProxyRotation:
         rotations = self._rotations()
         for engine in self._engines if rotations else ():
             before, out = self._out.get(engine), self._now_out(engine, rotations, now)
-            if out is None:
-                self._was_in.add(engine)
-                if self._out.pop(engine, None) is not None and before is not None:
-                    self._returned(engine, before, now)
-            elif before is None and engine in self._was_in:
-                self._left(engine, out)
-            if out is not None and engine in self._was_in:
+            if out is not None:
                 self._out[engine] = out
+                if before is None:
+                    self._left(engine, out)
+                continue
+            self._was_in.add(engine)
+            if before is not None:
+                del self._out[engine]
+                self._returned(engine, before, now)
 
     def _now_out(self, engine: str, rotations: Sequence[Rotation], now: float) -> _Out | None:
         found = next((r.out[engine] for r in rotations if engine in r.out), None)
@@ -270,13 +272,19 @@ class ProxyRotation:
 
     def _left(self, engine: str, out: _Out) -> None:
         if out.reason == EjectionReason.UNHEALTHY:
+            if engine not in self._was_in:
+                return
             self._meter.count(m.PROXY_EJECTIONS, engine, out.reason)
+        self._reported.add(engine)
         evidence = {"reason": out.reason, "detail": out.detail, "for_s": out.for_s}
         self._report(EventKind.ENGINE_EJECTED, engine, out.since, evidence)
 
     def _returned(self, engine: str, before: _Out, now: float) -> None:
-        evidence = {"reason": before.reason, "detail": before.detail, "out_s": now - before.since}
-        self._report(EventKind.ENGINE_RETURNED, engine, now, evidence)
+        if engine in self._reported:
+            self._reported.discard(engine)
+            out_s = now - before.since
+            evidence = {"reason": before.reason, "detail": before.detail, "out_s": out_s}
+            self._report(EventKind.ENGINE_RETURNED, engine, now, evidence)
 
     def _report(
         self, kind: EventKind, engine: str, at: float, evidence: Mapping[str, str | float | None]
