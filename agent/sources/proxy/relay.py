@@ -289,11 +289,11 @@ class Relay:
     def _may_retry(self, failed: _Failed | None, status: int | None, *, probe: bool) -> bool:
         """Whether another engine may get the request.
 
-        It never may if it was sent on a new connection that was lost: the request itself may have
-        ended the engine. An engine that fails on a probe had failed before the request came.
+        If a new connection was lost, the request itself may have ended the engine. But an engine
+        that fails on a probe had failed before the request came.
         """
         if failed is not None:
-            return self._reused and failed[0] is Ending.UNREACHABLE
+            return (self._reused or probe) and failed[0] is Ending.UNREACHABLE
         return status == _NOT_TAKEN or (probe and status in FAILED)
 
     async def _retry(

@@ -165,12 +165,15 @@ async def test_a_flapping_engine_is_back_after_each_good_probe_and_out_for_longe
 
 
 @in_loop
-async def test_resets_eject_an_engine_and_no_request_is_sent_twice() -> None:
+async def test_resets_eject_an_engine_and_only_its_probe_is_sent_again() -> None:
     async with pair(closing_after(b"")) as engines:
         statuses = await engines.ask(50)
         assert statuses.count(502) == 3 == engines.got["bad"]
         assert engines.reason is EjectionReason.RESET
         assert all(len(tried) == 1 for tried in engines.routed)
+        engines.now_s += OUTLIERS.base_s
+        assert await engines.ask(10) == [200] * 10, "the probe had another engine"
+        assert engines.got["bad"] == 4
 
 
 @in_loop
