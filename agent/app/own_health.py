@@ -19,6 +19,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.explaining import MissedRequests
 from agent.sources.otlp.receiver import Receiver
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
+from agent.store.unreadable import TABLES, UNREADABLE
 from agent.store.writing import MAX_WAITING_ROWS, RequestWriter
 
 # A job of a second is late on any machine that is busy for a moment.
@@ -45,6 +46,8 @@ class OwnHealth:
         """Publish how commits, folding and the database are."""
         self._meter.gauge(m.STORE_WAITING, lambda: writer.waiting_rows)
         self._meter.gauge(own.DATABASE_SIZE, lambda: store.size_bytes)
+        for table in TABLES:
+            self._meter.gauge(own.UNREADABLE_ROWS, partial(UNREADABLE.count, table), table)
         self._stage(Stage.COMMIT, lambda: writer.lag_s)
         self._stage(Stage.FOLD, lambda: self._since(store.folded_at))
         self._queue(Queue.COMMIT, lambda: writer.waiting_rows / MAX_WAITING_ROWS)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.store.health import StoreHealth
+from agent.store.unreadable import UNREADABLE
 from agent.store.writing import MAX_WAITING_ROWS, RequestWriter
 
 OK = "ok"
@@ -42,7 +43,7 @@ class Readiness:
         """Each part in words."""
         store = self._health.problem()
         return {
-            "store": store or OK,
+            "store": store or UNREADABLE.status() or OK,
             "receivers": self._receivers(refused=store is not None),
             "engines": self._answering(),
             **{part: in_words() for part, in_words in self._others.items()},

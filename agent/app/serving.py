@@ -32,6 +32,7 @@ from agent.store.health import StoreHealth
 from agent.store.migrating import require_newest
 from agent.store.query_limits import open_query_engine
 from agent.store.stored_queries import stored_queries
+from agent.store.unreadable import UNREADABLE
 
 Row = Mapping[str, Any]
 
@@ -100,7 +101,7 @@ class DatabaseServer:
     def _parts(self) -> Mapping[str, str]:
         problem = self._health.problem()
         return {
-            "database": problem or OK,
+            "database": problem or UNREADABLE.status() or OK,
             "agents": self._in_time() if problem is None else "unknown",
         }
 

@@ -107,6 +107,11 @@ DATABASE_SIZE = gauge(
     merge=Merge.MAX,
     absent="until it was measured, and while it is away",
 )
+UNREADABLE_ROWS = counter(
+    "llm_agent_unreadable_rows",
+    "Rows of the database that cannot be read and are left out of everything, by table.",
+    "table",
+)
 JOB_LATE = gauge(
     "llm_agent_job_late_seconds",
     "How long a scheduled job is overdue: since its last run began, beyond its interval.",

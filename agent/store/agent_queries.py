@@ -1,6 +1,5 @@
 """Which agents write to a database, and when each was last seen, by the database's clock alone."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from sqlalchemy import Engine, func, select
 from agent.store.connection import read_all
 from agent.store.tables import agents
 from agent.store.unix_seconds import UnixSeconds
+from agent.store.unreadable import check_row, json_of, readable
 
 # Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
 OVERDUE_AFTER_S = 30.0
@@ -26,7 +26,7 @@ def agents_of(engine: Engine) -> Sequence[Mapping[str, Any]]:
 
     What an agent of an earlier version does not report is None.
     """
-    return [_agent(dict(row._mapping)) for row in read_all(engine, _AGENTS)]
+    return readable(agents, read_all(engine, _AGENTS), _agent)
 
 
 def engines_of(agents_seen: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -52,11 +52,13 @@ def _of_agent(row: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, An
     return unknown | own | {"problem": problem}
 
 
-def _agent(row: dict[str, Any]) -> Mapping[str, Any]:
+def _agent(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    check_row(agents, row)
     silent_s = None if row["silent_s"] is None else max(row["silent_s"], 0.0)
     overdue = None if silent_s is None else silent_s > OVERDUE_AFTER_S
-    return row | {
-        "engines": None if row["engines"] is None else json.loads(row["engines"]),
+    engines = row["engines"]
+    return dict(row) | {
+        "engines": None if engines is None else json_of(agents, "engines", engines),
         "silent_s": silent_s,
         "overdue": overdue and row["stopped_at"] is None,
     }

@@ -13,8 +13,9 @@ from agent.records.objective import JudgedRequest
 from agent.store.connection import for_writing, logged_unavailable
 from agent.store.inserting import Key
 from agent.store.rollups import add_to_rollups
-from agent.store.rows import ALL_COLUMNS, counted_values, judged_from
+from agent.store.rows import ALL_COLUMNS, checked_from, counted_values
 from agent.store.tables import requests
+from agent.store.unreadable import readable
 
 # Statements have a limited number of parameters.
 _ROWS_PER_STEP = 1000
@@ -55,8 +56,10 @@ def _amended(
 ) -> tuple[list[JudgedRequest], list[JudgedRequest]]:
     """Amend rows; returns the counted ones as they are now, and as they were before."""
     counted, uncounted, values = [], [], []
-    for row in _rows(connection, list(figures)):
-        before = judged_from(row)
+    found = readable(
+        requests, _rows(connection, list(figures)), lambda row: (row, checked_from(row))
+    )
+    for row, before in found:
         ended = next(figures[key] for key in _keys(row) if key in figures)
         after = judge.judged(with_figures(before.record, [ended]))
         values.append({"row": row["id"], **{name: counted_values(after)[name] for name in _VALUES}})
@@ -73,7 +76,7 @@ def _removed(connection: Connection, superseded: Sequence[Key]) -> list[JudgedRe
     rows = _rows(connection, superseded)
     if rows:
         connection.execute(delete(requests).where(requests.c.id.in_([row["id"] for row in rows])))
-    return [judged_from(row) for row in rows if row["counted"]]
+    return readable(requests, (row for row in rows if row["counted"]), checked_from)
 
 
 def _rows(connection: Connection, keys: Sequence[Key]) -> list[Mapping[str, Any]]:

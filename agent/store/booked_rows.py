@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from sqlalchemy import func, or_
 from agent.catalog.definitions import Verdict
 from agent.records.booked_requests import STATUSES, VANTAGES, BookedRequests
 from agent.store.tables import requests
+from agent.store.unreadable import DAMAGED, UNREADABLE
 
 # With one prompt, an engine counts it once for each choice. Elsewhere a request may have several
 # prompts, and how many choices each has is unknown.
@@ -45,7 +47,7 @@ _WIDTH = len(BOOKED_COLUMNS)
 def booked_from(batches: Iterable[Sequence[Sequence[Any]]]) -> BookedRequests:
     """Requests from batches of rows of BOOKED_COLUMNS, in the order of their ids."""
     verdicts = _Verdicts()
-    parts = [_columns(batch, verdicts) for batch in (*batches, [])]
+    parts = [_readable_columns(batch, verdicts) for batch in chain(batches, [[]])]
     order = np.argsort(np.concatenate([part["rows"] for part in parts]))
     # The parts of a column are dropped as soon as it is whole: all of them take much memory.
     columns = {name: np.concatenate([part.pop(name) for part in parts])[order] for name in _NAMES}
@@ -69,15 +71,39 @@ class _Verdicts:
         return place
 
 
+def _readable_columns(
+    rows: Sequence[Sequence[Any]], verdicts: _Verdicts
+) -> dict[str, NDArray[Any]]:
+    """The columns of the rows that can be read; the others are counted."""
+    try:
+        return _columns(rows, verdicts)
+    except DAMAGED:
+        return _columns([row for row in rows if _can_be_read(row, verdicts)], verdicts)
+
+
+def _can_be_read(row: Sequence[Any], verdicts: _Verdicts) -> bool:
+    try:
+        _columns([row], verdicts)
+    except DAMAGED as error:
+        UNREADABLE.add(requests.name, {"id": row[0]}, error)
+        return False
+    return True
+
+
 def _columns(rows: Sequence[Sequence[Any]], verdicts: _Verdicts) -> dict[str, NDArray[Any]]:
     ids, vantages, statuses, texts, *plain = zip(*rows, strict=True) if rows else [()] * _WIDTH
     numbers, masks = plain[: len(_NUMBERS)], plain[len(_NUMBERS) :]
+    numbers_by_name = {
+        n: np.array(each, dtype=np.float64) for n, each in zip(_NUMBERS, numbers, strict=True)
+    }
+    if any(np.isinf(each).any() for each in numbers_by_name.values()):
+        raise ValueError("a number is infinite")
     return {
         "rows": np.array(ids, dtype=np.intp),
         "vantages": np.array([_VANTAGES[each] for each in vantages], dtype=np.int8),
         "statuses": np.array([_STATUSES[each] for each in statuses], dtype=np.int8),
         "verdicts": np.array([verdicts.place(each) for each in texts], dtype=np.int32),
         # Unknown becomes NaN.
-        **{n: np.array(each, dtype=np.float64) for n, each in zip(_NUMBERS, numbers, strict=True)},
+        **numbers_by_name,
         **{n: np.array(each, dtype=bool) for n, each in zip(_MASKS, masks, strict=True)},
     }

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
@@ -26,6 +26,7 @@ from agent.store.rollup_queries import (
 from agent.store.rollups import Series
 from agent.store.row_groups import ROW_GROUPS, busiest, ended_in
 from agent.store.tables import cause_rollups, requests
+from agent.store.unreadable import finite, readable
 
 Group = TypeVar("Group", bound=Hashable)
 _Sums = dict[CausePlace, CauseSum]
@@ -124,7 +125,7 @@ def _rows(
                 starts,
                 func.sum(table.requests),
                 func.sum(table.top_requests),
-                func.sum(table.excess_s),
+                func.sum(finite(table.excess_s)),
             )
             .where(
                 table.width_s == wanted.width_s,
@@ -159,7 +160,12 @@ def _of_rows(
         for row in part:
             name = row["group"]
             of_group = sums[name if name is None or name in names else OTHER]
-            for place, each in sums_of(explanation_from(row)).items():
+            (of_row,) = readable(requests, [row], _sums_of_row) or [_Sums()]
+            for place, each in of_row.items():
                 if place.objective == objective:
                     of_group.setdefault(place, CauseSum()).add(each)
     return {group: of_group for group, of_group in sums.items() if of_group}
+
+
+def _sums_of_row(row: Mapping[str, Any]) -> Mapping[CausePlace, CauseSum]:
+    return sums_of(explanation_from(row))

@@ -19,6 +19,7 @@ from agent.store.inserting import Key, key_of
 from agent.store.rows import judged_from
 from agent.store.series_places import MAX_SERIES
 from agent.store.tables import UNEXPLAINED, requests
+from agent.store.unreadable import json_of, readable
 
 _LOG = logging.getLogger(__name__)
 
@@ -199,15 +200,15 @@ def explanation_text(explanation: Explanation) -> str:
 
 
 def earlier(row: Mapping[Any, Any], judged: JudgedRequest) -> list[ExplainedRequest]:
-    """The explanation in a row, if it has one."""
+    """The explanation in a row, if it has one that can be read."""
     if row["explanation"] is None:
         return []
-    return [ExplainedRequest(judged, explanation_from(row))]
+    return readable(requests, [row], lambda row: ExplainedRequest(judged, explanation_from(row)))
 
 
 def explanation_from(row: Mapping[Any, Any]) -> Explanation:
     """The explanation in a row that has one; its causes may be of another version of the agent."""
-    stored = json.loads(row["explanation"])
+    stored = json_of(requests, "explanation", row["explanation"])
     shares = (
         CauseShare(**share | {"evidence": tuple(share["evidence"])}) for share in stored["shares"]
     )

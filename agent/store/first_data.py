@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import isfinite
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, func, select
@@ -23,7 +24,7 @@ def first_data_at(connection: Connection, source: DataSource) -> float | None:
     Requests alone would not do: an agent that waits for its first request has data, too.
     """
     known = [at for at in _first_moments(connection, source) if at is not None]
-    return min(known, default=None)
+    return min((at for at in known if isfinite(at)), default=None)
 
 
 def _of(table: Table, source: DataSource) -> list[ColumnElement[bool]]:
@@ -46,7 +47,8 @@ def first_of_table(
 ) -> float | None:
     """The first value of a column, of an agent, an engine or of all."""
     found: float | None = connection.execute(
-        select(func.min(column)).where(*_of(table, source))
+        # Without what SQLite sorts before timestamps and is none.
+        select(func.min(column)).where(*_of(table, source), column >= 0)
     ).scalar()
     return found
 

@@ -21,12 +21,15 @@ from agent.store.rollups import (
     RollupSum,
     Series,
     add_to_rollups,
+    check_figures,
     keys_of,
+    series_key,
     take_turns,
 )
-from agent.store.rows import judged_from
+from agent.store.rows import checked_from
 from agent.store.series_places import MAX_SERIES, stored_ids, target_series
 from agent.store.tables import cause_rollups, requests, rollup_changes, rollup_series, rollups
+from agent.store.unreadable import DAMAGED, UNREADABLE, readable
 
 # A fold keeps the writer of requests waiting, so it is done in slices.
 CHANGES_PER_SLICE = 25
@@ -82,13 +85,24 @@ def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES)
     changes = connection.execute(query).mappings().all()
     replaced = 0
     if changes:
-        replaced = _fold(connection, changes, max_series)
+        if read := [*filter(_can_be_read, changes)]:
+            replaced = _fold(connection, read, max_series)
         # By id: a change with a lower id may be committed after this read.
         folded = [{"row": change["id"]} for change in changes]
         connection.execute(
             delete(rollup_changes).where(rollup_changes.c.id == bindparam("row")), folded
         )
     return FoldedSlice(len(changes), replaced)
+
+
+def _can_be_read(change: Row) -> bool:
+    """Whether a change can be folded. One that cannot is dropped: its bytes are no counts."""
+    try:
+        check_figures(change["judged_by"], _figures(change))
+    except DAMAGED as error:
+        UNREADABLE.add(rollup_changes.name, series_key(_series(change), change["starts_at"]), error)
+        return False
+    return True
 
 
 def _fold(connection: Connection, changes: Sequence[Row], max_series: int) -> int:
@@ -171,7 +185,14 @@ def _stored(
             tuple_(rollups.c.series, rollups.c.starts_at).in_(pairs),
         )
         for row in connection.execute(query).mappings():
-            found[by_place[width_s, row["series"], row["starts_at"]]] = _figures(row)
+            key = by_place[width_s, row["series"], row["starts_at"]]
+            try:
+                check_figures(key.series.judged_by, _figures(row))
+            except DAMAGED as error:
+                # It begins anew: nothing can be added to what cannot be read.
+                UNREADABLE.add(rollups.name, series_key(key.series, key.starts_at), error)
+            else:
+                found[key] = _figures(row)
     return found
 
 
@@ -196,7 +217,7 @@ def rebuild_rollups(
     )
     rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
     for part in rows.mappings().partitions():
-        judged = [(row, judged_from(dict(row))) for row in part]
+        judged = readable(requests, part, lambda row: (row, checked_from(row)))
         add_to_rollups(connection, [item for _, item in judged])
         explained = [each for row, item in judged for each in earlier(row, item)]
         add_causes(connection, explained, max_series)

@@ -7,7 +7,7 @@ take locks in one order: new rows by their ids, then stored rows by number, then
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Text, bindparam, delete, or_, select, text, update
@@ -20,8 +20,9 @@ from agent.records.request import RequestRecord, Vantage
 from agent.store.connection import ABANDONED_AFTER_S
 from agent.store.explanations import earlier
 from agent.store.inserting import Key, key_of
-from agent.store.rows import ALL_COLUMNS, SettlesAt, counted_values, judged_from
+from agent.store.rows import ALL_COLUMNS, SettlesAt, checked_from, counted_values, judged_from
 from agent.store.tables import requests
+from agent.store.unreadable import DAMAGED, readable
 
 Row = Mapping[str, Any]
 
@@ -55,6 +56,11 @@ class Recount:
     uncounted: list[JudgedRequest] = field(default_factory=list)
     first: list[JudgedRequest] = field(default_factory=list)
     unexplained: list[ExplainedRequest] = field(default_factory=list)
+
+    def add(self, other: "Recount") -> None:
+        """Add the changes of another one."""
+        for each in fields(self):
+            getattr(self, each.name).extend(getattr(other, each.name))
 
     def take_back(self, rows: Iterable[Row]) -> list[JudgedRequest]:
         """Subtract the rows that are counted; returns their requests."""
@@ -95,8 +101,24 @@ def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judg
         pairs = _pairs(connection, [key_of(item) for item in views[first : first + ROWS_PER_STEP]])
         if pairs:
             rows = _locked(connection, {row for pair in pairs for row in pair})
-            _change(connection, _resolved(pairs, rows, judge, recount, settling=False))
+            _change(connection, _resolved_readable(pairs, rows, judge, recount))
     return recount
+
+
+def _resolved_readable(
+    pairs: Sequence[tuple[int, int]], rows: Mapping[int, Row], judge: Judge, recount: Recount
+) -> _Changes:
+    """The changes to make. A stored view that cannot be read joins nothing."""
+    try:
+        found = Recount()
+        changes = _resolved(pairs, rows, judge, found, settling=False)
+    except DAMAGED:
+        found = Recount()
+        whole = readable(requests, rows.values(), lambda row: (row["id"], row, checked_from(row)))
+        kept = {number: row for number, row, _ in whole}
+        changes = _resolved(pairs, kept, judge, found, settling=False)
+    recount.add(found)
+    return changes
 
 
 def due_rows(

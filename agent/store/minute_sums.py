@@ -6,7 +6,7 @@ figure of a window changes by it.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from sqlalchemy import (
     insert,
     literal,
     select,
+    tuple_,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import aggregate_strings
@@ -34,6 +35,7 @@ from agent.store.connection import for_writing, in_transaction, read_all
 from agent.store.minute_columns import minute_from
 from agent.store.rollups import KEEP_S, take_turns
 from agent.store.tables import engine_minutes
+from agent.store.unreadable import DAMAGED, check_row, readable, readable_rows
 
 _MINUTE = engine_minutes.c
 
@@ -119,7 +121,7 @@ def as_row(found: RowMapping) -> dict[str, Any]:
     for each in json.loads(f"[{row[_COUNTS] or ''}]"):
         counts.update(each)
     until = row["from_at"] + row.pop("length_s")
-    known = None if row[_COUNTS] is None else json.dumps(counts)
+    known = None if row[_COUNTS] is None else json.dumps(counts, allow_nan=False)
     return row | {"until": until, "disagreements": "[]", "unmatched": None, _COUNTS: known}
 
 
@@ -128,6 +130,8 @@ class MinuteQueries:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        # They are left out of sums, in which one of them would spoil all figures.
+        self._unreadable: frozenset[_Key] = frozenset()
 
     def minutes(
         self, over: Window, chosen: Selection, step_s: int | None = None
@@ -137,12 +141,14 @@ class MinuteQueries:
         Those of the newest minute come one by one, all earlier ones summed where they can be.
         With a step in seconds, no sum has minutes of two steps; steps begin with the window.
         """
-        wanted = {name: getattr(chosen, name) for name in ("agent", "engine", "model")}
-        inside = [
-            _MINUTE.starts_at >= over.from_s,
-            _MINUTE.starts_at < over.until,
-            *(_MINUTE[name] == value for name, value in wanted.items() if value is not None),
-        ]
+        try:
+            return self._minutes(over, chosen, step_s)
+        except DAMAGED:
+            self._unreadable |= _unreadable(self._engine, _inside(over, chosen))
+        return self._minutes(over, chosen, step_s)
+
+    def _minutes(self, over: Window, chosen: Selection, step_s: int | None) -> list[MinuteRow]:
+        inside = [*_inside(over, chosen), *_without(self._unreadable)]
         ((newest,),) = read_all(self._engine, select(func.max(_MINUTE.starts_at)).where(*inside))
         if newest is None:
             return []
@@ -152,50 +158,102 @@ class MinuteQueries:
         found = [as_row(row._mapping) for row in before]
         found += [row._mapping for row in read_all(self._engine, last)]
         found.sort(key=lambda row: (row["starts_at"], row["agent"], row["engine"]))
-        return [minute_from(row) for row in found]
+        return [readable_minute(row) for row in found]
+
+
+def readable_minute(row: Mapping[str, Any]) -> MinuteRow:
+    """The minute of a row. Raises one of DAMAGED for one that cannot be read."""
+    check_row(engine_minutes, row)
+    return minute_from(row)
+
+
+def _inside(over: Window, chosen: Selection) -> list[ColumnElement[bool]]:
+    wanted = {name: getattr(chosen, name) for name in ("agent", "engine", "model")}
+    return [
+        _MINUTE.starts_at >= over.from_s,
+        _MINUTE.starts_at < over.until,
+        *(_MINUTE[name] == value for name, value in wanted.items() if value is not None),
+    ]
+
+
+_Key = tuple[str, str, int]
+_KEY = (_MINUTE.agent, _MINUTE.engine, _MINUTE.starts_at)
+
+
+def _unreadable(engine: Engine, conditions: Sequence[ColumnElement[bool]]) -> set[_Key]:
+    """The keys of the minutes that cannot be read; they are counted."""
+    rows = readable_rows(engine, engine_minutes, select(engine_minutes).where(*conditions))
+    whole = readable(
+        engine_minutes,
+        rows,
+        lambda row: (row["agent"], row["engine"], readable_minute(row).starts_at),
+    )
+    keys = read_all(engine, select(*_KEY).where(*conditions))
+    return {(agent, name, starts_at) for agent, name, starts_at in keys} - {*whole}
+
+
+def _without(keys: Collection[_Key]) -> list[ColumnElement[bool]]:
+    """A condition for all other minutes."""
+    return [~tuple_(*_KEY).in_(sorted(keys))] if keys else []
 
 
 def merge_minutes(engine: Engine, agent: str, now: float) -> int:
     """Merge an agent's old minutes into hours, and old hours into days; returns how many it made.
 
-    It works slice by slice, so that other writers get their turn. Raises StoreUnavailable.
+    It works slice by slice, so that other writers get their turn. A minute that cannot be read
+    stays as it is. Raises StoreUnavailable.
     """
-    return sum(
-        _merge(for_writing(engine), agent, width_s, now - kept_s) for width_s, kept_s in MERGED
-    )
+    merge = partial(_merge_all, for_writing(engine), agent, now)
+    try:
+        return merge(())
+    except DAMAGED:
+        old = [_MINUTE.agent == agent, _MINUTE.starts_at < now - MINUTES_KEPT_S]
+        return merge(_without(_unreadable(engine, old)))
 
 
-def _merge(engine: Engine, agent: str, width_s: int, before: float) -> int:
+_Conditions = Sequence[ColumnElement[bool]]
+
+
+def _merge_all(engine: Engine, agent: str, now: float, kept: _Conditions) -> int:
+    return sum(_merge(engine, agent, width_s, now - kept_s, kept) for width_s, kept_s in MERGED)
+
+
+def _merge(engine: Engine, agent: str, width_s: int, before: float, kept: _Conditions) -> int:
     merged, slice_of = 0, MERGES_PER_SLICE
     while slice_of == MERGES_PER_SLICE:
         slice_of = in_transaction(
-            engine, partial(_merge_slice, agent=agent, width_s=width_s, before=before)
+            engine, partial(_merge_slice, agent=agent, width_s=width_s, before=before, kept=kept)
         )
         merged += slice_of
     return merged
 
 
-def _merge_slice(connection: Connection, agent: str, width_s: int, before: float) -> int:
+def _merge_slice(
+    connection: Connection, agent: str, width_s: int, before: float, kept: _Conditions
+) -> int:
     """Merge the narrower rows of some hours or days; returns of how many.
 
     Minutes that are young enough to be booked again stay.
     """
     take_turns(connection, agent)
-    wanted = connection.execute(in_parts(agent, width_s, before)).all()
+    wanted = connection.execute(in_parts(agent, width_s, before, kept)).all()
     for engine, begin in wanted:
         within = (
             _MINUTE.agent == agent,
             _MINUTE.engine == engine,
             _MINUTE.starts_at >= begin,
             _MINUTE.starts_at < begin + width_s,
+            *kept,
         )
         rows = [as_row(found) for found in connection.execute(summed(within)).mappings()]
+        for row in rows:
+            check_row(engine_minutes, row)
         connection.execute(delete(engine_minutes).where(*within))
         connection.execute(insert(engine_minutes), rows)
     return len(wanted)
 
 
-def in_parts(agent: str, width_s: int, before: float) -> Select[Any]:
+def in_parts(agent: str, width_s: int, before: float, kept: _Conditions = ()) -> Select[Any]:
     """Selects the engine and the begin of old hours or days with rows that can still be summed."""
     begin = _MINUTE.starts_at - _MINUTE.starts_at % width_s
     last = (
@@ -211,6 +269,7 @@ def in_parts(agent: str, width_s: int, before: float) -> Select[Any]:
             _MINUTE.agent == agent,
             before >= begin + width_s,
             last.c.newest - _OPEN_S >= begin + width_s,
+            *kept,
         )
         .group_by(_MINUTE.engine, begin, *(_MINUTE[name] for name in _ALIKE), _unknown())
         .having(func.count() > 1)

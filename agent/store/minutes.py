@@ -1,6 +1,6 @@
 """Booked minutes of engines in the database, and the samples and requests they are made of."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -29,8 +29,10 @@ from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost
 from agent.store.booked_rows import BOOKED_COLUMNS, booked_from
 from agent.store.connection import ROWS_PER_READ, for_writing, in_transaction, read_all, reading
 from agent.store.facts import facts_from
-from agent.store.minute_columns import minute_from, minute_values
+from agent.store.minute_columns import minute_values
+from agent.store.minute_sums import readable_minute
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
+from agent.store.unreadable import check_row, readable, readable_rows
 
 # A minute ends at most this long after it is due, so the index on `starts_at` finds it: it may
 # begin a minute late, and it ends where the next one begins. The third minute is slack.
@@ -47,7 +49,8 @@ class MinuteStore:
 
     def newest(self, engine: str) -> MinuteRow | None:
         """The last minute that was booked."""
-        query = self._minutes(engine).order_by(engine_minutes.c.starts_at.desc()).limit(1)
+        # Further ones, in case that the last one cannot be read.
+        query = self._minutes(engine).order_by(engine_minutes.c.starts_at.desc()).limit(10)
         return next(iter(self._found(query)), None)
 
     def between(self, engine: str, from_at: float, until: float) -> list[MinuteRow]:
@@ -66,7 +69,8 @@ class MinuteStore:
         )
 
     def _found(self, query: Select[Any]) -> list[MinuteRow]:
-        return [minute_from(row._mapping) for row in self._all(query)]
+        rows = readable_rows(self._engine, engine_minutes, query)
+        return readable(engine_minutes, rows, readable_minute)
 
     def first_sample_at(self, engine: str, since: float) -> float | None:
         """The time of the engine's first sample since a Unix time."""
@@ -82,7 +86,7 @@ class MinuteStore:
         query = self._samples(engine, engine_samples).where(engine_samples.c.at <= until)
         rows = self._all(query.order_by(engine_samples.c.at.desc()).limit(1))
         try:
-            return next((_sample(row) for row in rows), None)
+            return next((_sample(row._mapping) for row in rows), None)
         except (TypeError, ValueError) as error:
             raise StoreUnavailable(f"its last sample cannot be parsed: {error}") from error
 
@@ -90,7 +94,8 @@ class MinuteStore:
         """The engine's samples in a time and the nearest on either side, in order."""
         query = self._samples(engine, engine_samples)
         parts = _around(query, engine_samples, from_at, until)
-        found = [_sample(row) for part in parts for row in self._all(part)]
+        rows = (row for part in parts for row in self._all(part))
+        found = readable(engine_samples, rows, _sample)
         return sorted(found, key=lambda sample: sample.at)
 
     def _samples(self, engine: str, what: Any) -> Select[Any]:
@@ -112,7 +117,8 @@ class MinuteStore:
                 until,
             )
         ]
-        return [_gpu_sample(row) for query in queries for row in self._all(query)]
+        rows = (row for query in queries for row in self._all(query))
+        return readable(gpu_samples, rows, _gpu_sample)
 
     def requests(self, engine: str, from_at: float, until: float) -> BookedRequests:
         """The counted requests that overlap a time."""
@@ -233,19 +239,25 @@ def _row(agent: str, minute: MinuteRow) -> dict[str, Any]:
     return {**minute_values(minute), "agent": agent, "cache_full": full}
 
 
-def _sample(row: Any) -> EngineSample:
-    facts = facts_from(row.facts)
+def _sample(row: Mapping[str, Any]) -> EngineSample:
+    check_row(engine_samples, row)
+    facts = facts_from(row["facts"])
     return EngineSample(
-        engine=row.engine,
-        at=row.at,
-        dialect=row.dialect,
-        model=row.model,
+        engine=row["engine"],
+        at=row["at"],
+        dialect=row["dialect"],
+        model=row["model"],
         facts=facts,
         process_started_at=facts.get((PROCESS_START_TIME.name, ())),
     )
 
 
-def _gpu_sample(row: Any) -> GpuSample:
+def _gpu_sample(row: Mapping[str, Any]) -> GpuSample:
+    check_row(gpu_samples, row)
     return GpuSample(
-        gpu=row.gpu, index=row.gpu_index, name=row.name, at=row.at, facts=facts_from(row.facts)
+        gpu=row["gpu"],
+        index=row["gpu_index"],
+        name=row["name"],
+        at=row["at"],
+        facts=facts_from(row["facts"]),
     )

@@ -23,10 +23,12 @@ from agent.store.rollups import (
     RollupSum,
     Series,
     objective_names,
+    series_key,
 )
 from agent.store.selection import selected
 from agent.store.series_places import MAX_SERIES
 from agent.store.tables import rollup_changes, rollup_series, rollups
+from agent.store.unreadable import DAMAGED, UNREADABLE
 
 # Rollups are kept this much longer than windows may be, so that the first one of a window is there
 # until the query ends.
@@ -56,6 +58,7 @@ class RollupRow(NamedTuple):
     series: Series
     gone: bool
     figures: Sequence[bytes | None]
+    table: str = rollups.name
 
 
 def cover(from_s: int, until_s: int, widths_s: Sequence[int] = WIDTHS_S) -> tuple[RollupRange, ...]:
@@ -155,7 +158,10 @@ class RollupQueries:
     ) -> dict[Group, Tally]:
         sums: dict[Group, RollupSum] = defaultdict(RollupSum)
         for row in self._rows(ranges, selection, group_by):
-            sums[group_of(row)].add(row.series.judged_by, row.figures, gone=row.gone)
+            try:
+                sums[group_of(row)].add(row.series.judged_by, row.figures, gone=row.gone)
+            except DAMAGED as error:
+                UNREADABLE.add(row.table, series_key(row.series, row.starts_at), error)
         tallies = {group: rollup_sum.tally() for group, rollup_sum in sums.items()}
         return {group: tally for group, tally in tallies.items() if tally.requests}
 
@@ -249,9 +255,17 @@ def _of_changes(
     for starts_at, gone, *rest in connection.execute(query.order_by(table.c.id)):
         series = Series(*rest[: len(Series._fields)])
         if is_judged(series, selection):
-            yield RollupRow(starts_at, series, gone, rest[len(Series._fields) :])
+            figures = rest[len(Series._fields) :]
+            yield RollupRow(starts_at, series, gone, figures, rollup_changes.name)
 
 
 def is_judged(series: Series, selection: Selection) -> bool:
-    """Whether the selected objective judged these requests."""
-    return selection.objective is None or selection.objective in objective_names(series.judged_by)
+    """Whether the selected objective judged these requests; False for a series that is damaged."""
+    try:
+        if not all(isinstance(name, str) for name in series):
+            raise ValueError("a name is no text")
+        names = objective_names(series.judged_by)
+    except DAMAGED as error:
+        UNREADABLE.add(rollup_series.name, series_key(series), error)
+        return False
+    return selection.objective is None or selection.objective in names

@@ -20,7 +20,7 @@ from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.objective import JudgedRequest
 from agent.records.request import Status
 from agent.store.tables import rollup_changes
-from agent.store.vectors import Vector, VectorSum, encoded
+from agent.store.vectors import Vector, VectorSum, check, encoded
 
 # Each width divides the next: narrow rollups cover the edges of a window, wide ones its inside.
 WIDTHS_S = (10, 60, HOUR_S, DAY_S)
@@ -78,10 +78,18 @@ class RollupKey(NamedTuple):
     series: Series
 
 
+def series_key(series: Series, starts_at: int | None = None) -> dict[str, Any]:
+    """The key of a row of a series, for the log."""
+    return series._asdict() | {"starts_at": starts_at}
+
+
 @cache
 def objective_names(objectives: str) -> tuple[str, ...]:
-    """The names in a series' JSON list."""
-    return tuple(json.loads(objectives))
+    """The names in a series' JSON list. Raises ValueError for anything else."""
+    names = json.loads(objectives)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"judged_by is {objectives[:40]!r}")
+    return tuple(names)
 
 
 @cache
@@ -100,6 +108,18 @@ def _after_verdicts(objectives: str) -> int:
     return _FIRST_VERDICT + 2 * len(_verdict_keys(objectives))
 
 
+def _counts_of(objectives: str) -> int:
+    return _after_verdicts(objectives) + len(_LAST_SUMS)
+
+
+def check_figures(objectives: str, figures: Sequence[bytes | None]) -> None:
+    """Raise one of DAMAGED for columns FIGURES that cannot be those of such a series."""
+    lengths = (_counts_of(objectives), *(_BINS for _ in MEASURES))
+    for part, length in zip(figures, lengths, strict=True):
+        if part is not None:
+            check(part, length)
+
+
 class RollupSum:
     """The sum of rollups and changes."""
 
@@ -113,16 +133,16 @@ class RollupSum:
         """Add the columns FIGURES of a row whose series was judged by these objectives.
 
         Columns that are gone are subtracted; where their rollup has expired, nothing falls below
-        zero.
+        zero. Raises one of DAMAGED, and adds nothing, for a row that cannot be read.
         """
+        check_figures(objectives, figures)
         for vector_sum, part in zip(self._sums(objectives), figures, strict=True):
             vector_sum.add(part, gone=gone)
 
     def _sums(self, objectives: str) -> list[VectorSum]:
         counts = self._counts.get(objectives)
         if counts is None:
-            length = _after_verdicts(objectives) + len(_LAST_SUMS)
-            counts = self._counts[objectives] = VectorSum(length)
+            counts = self._counts[objectives] = VectorSum(_counts_of(objectives))
         return [counts, *self._bins]
 
     def figures(self, objectives: str) -> dict[str, bytes | None] | None:

@@ -22,6 +22,7 @@ from agent.store.query_limits import refuse_when_late
 from agent.store.rows import by_objective_from
 from agent.store.selection import selected
 from agent.store.tables import requests
+from agent.store.unreadable import check_row, readable
 from agent.store.verdict_pairs import has_verdict
 
 # The busiest groups have figures of their own, the rest is one group.
@@ -84,28 +85,32 @@ def tallies_of_rows(
     """
     names = frozenset(busiest(connection, dimension, window, selection))
     columns = (requests.c[name] for name in ("vantage", "status", "verdict", "verdicts", *_PLAIN))
-    query = select(ROW_GROUPS[dimension], *columns).where(*ended_in(window, selection))
+    query = select(ROW_GROUPS[dimension].label("group"), requests.c.id, *columns).where(
+        *ended_in(window, selection)
+    )
     tallies: dict[str | None, Tally] = defaultdict(Tally)
     rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
     for part in rows.partitions():
         refuse_when_late(connection)
         groups: dict[str | None, list[JudgedRequest]] = defaultdict(list)
-        for name, *values in part:
-            groups[name if name is None or name in names else OTHER].append(_judged(values))
+        for name, item in readable(requests, part, _group_and_judged):
+            groups[name if name is None or name in names else OTHER].append(item)
         for name, items in groups.items():
             tallies[name].add(tally_of(items))
     return dict(tallies)
 
 
-def _judged(values: Sequence[Any]) -> JudgedRequest:
-    vantage, status, verdict, verdicts, *plain = values
+def _group_and_judged(row: Mapping[str, Any]) -> tuple[str | None, JudgedRequest]:
+    check_row(requests, row)
+    if not isinstance(row["group"], str | None):
+        raise ValueError("the group is no text")
     record = RequestRecord(
         **_NO_NAMES,
-        vantage=Vantage(vantage),
-        status=Status(status),
-        **dict(zip(_PLAIN, plain, strict=True)),
+        vantage=Vantage(row["vantage"]),
+        status=Status(row["status"]),
+        **{name: row[name] for name in _PLAIN},
     )
-    return JudgedRequest(record, _judgement(verdict, verdicts))
+    return row["group"], JudgedRequest(record, _judgement(row["verdict"], row["verdicts"]))
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
+from math import isfinite
 from operator import attrgetter
 from typing import Any
 
@@ -19,6 +20,7 @@ from agent.store.request_columns import (
     engine_column,
 )
 from agent.store.tables import requests
+from agent.store.unreadable import check_row
 
 # These are converted in `_row`, which names them for its speed.
 _TIMESTAMPS = ("started_at", "ended_at", "received_at")
@@ -158,7 +160,12 @@ def counted_values(item: JudgedRequest) -> dict[str, Any]:
 
 
 def judged_from(row: Mapping[str, Any]) -> JudgedRequest:
-    """The request and its judgement from a row that SQLAlchemy read."""
+    """The request and its judgement from a row that SQLAlchemy read.
+
+    Raises one of DAMAGED for most rows that cannot be read.
+    """
+    if not isfinite(sum(row[name] for name in _TIMESTAMPS)):
+        raise ValueError("a timestamp cannot be read")
     record = RequestRecord(
         **{name: row[name] for name in (*_TIMESTAMPS, *_PLAIN)},
         vantage=Vantage(row["vantage"]),
@@ -169,6 +176,12 @@ def judged_from(row: Mapping[str, Any]) -> JudgedRequest:
     )
     judgement = Judgement(Verdict(row["verdict"]), by_objective_from(row["verdicts"]))
     return JudgedRequest(record, judgement)
+
+
+def checked_from(row: Mapping[str, Any]) -> JudgedRequest:
+    """The same. Raises one of DAMAGED for a row with a value that its column cannot have."""
+    check_row(requests, row)
+    return judged_from(row)
 
 
 def by_objective_from(stored: str) -> tuple[tuple[str, Verdict], ...]:

@@ -65,6 +65,8 @@ def open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
 def _prepare(connection: sqlite3.Connection, _record: object) -> None:
     # The driver begins transactions late and never around DDL; `_begin` begins them here.
     connection.isolation_level = None
+    # A text that is not UTF-8 would end a query of many rows.
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     _write_ahead(connection)
     # What was acknowledged must survive a power cut, so every commit waits for the disk.
     connection.execute("PRAGMA synchronous=FULL")

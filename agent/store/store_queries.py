@@ -1,7 +1,7 @@
 """What the database is asked: one function a question, answers in the program's own units."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -38,9 +38,9 @@ from agent.store.cause_queries import CauseQueries
 from agent.store.connection import read_all, reading
 from agent.store.facts import facts_by_text
 from agent.store.row_groups import busiest, tallies_of_rows
-from agent.store.rows import bins_from
 from agent.store.selection import selected
 from agent.store.tables import events, gpu_samples, objectives, requests
+from agent.store.unreadable import check_row, json_columns, json_of, readable, readable_rows
 from agent.store.verdict_pairs import has_verdict
 from agent.store.workloads import cost_by, verdicts_by_length
 
@@ -95,7 +95,7 @@ class StoreQueries(CauseQueries):
         latency = requests.c[f"{by}_s"]
         conditions = [*_conditions(wanted), latency.is_not(None)]
         order = (latency.desc(), requests.c.id.desc())
-        return [plain_row(row) for row in self._whole(requests, conditions, order, limit)]
+        return plain_rows(requests, self._whole(requests, conditions, order, limit))
 
     def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
         """Verdicts by input and output length, from the rows of the window that are kept."""
@@ -119,7 +119,7 @@ class StoreQueries(CauseQueries):
             .order_by(*order if span_id is None else [case((spans, 0), else_=1), *order])
             .limit(100)
         )
-        return [plain_row(row) for row in self._all(query)]
+        return plain_rows(requests, self._rows_of(requests, query))
 
     def events(
         self,
@@ -169,6 +169,7 @@ class StoreQueries(CauseQueries):
         return {
             group: GroupCost(requests=count, cost_usd=usd, gpu_hours=hours)
             for group, count, usd, hours in rows
+            if isinstance(group, str | None)
         }
 
     def objectives_in_force(self) -> Sequence[Row]:
@@ -178,7 +179,7 @@ class StoreQueries(CauseQueries):
             .where(objectives.c.in_force_until.is_(None))
             .order_by(objectives.c.name, objectives.c.agent)
         )
-        return [plain_row(row) for row in self._all(query)]
+        return plain_rows(objectives, self._rows_of(objectives, query))
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
         """The newest stored sample of each GPU at a Unix time, from any agent.
@@ -186,7 +187,7 @@ class StoreQueries(CauseQueries):
         A sample from the future is used only where there is no other: the clock was set back.
         """
         newest = _NEWEST_OF_EACH_GPU.params(until=now + CLOCKS_DIFFER_S)
-        return [plain_row(row) for row in self._all(newest)]
+        return plain_rows(gpu_samples, self._rows_of(gpu_samples, newest))
 
     def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Samples of a GPU since a Unix time, after a cursor, the newest first."""
@@ -208,7 +209,7 @@ class StoreQueries(CauseQueries):
         following = [*conditions, _after(table, sorted_by, after)]
         order = (sorted_by.desc(), table.c.id.desc())
         rows = self._whole(table, following, order, limit + 1)
-        items = tuple(plain_row(row) for row in rows[:limit])
+        items = tuple(plain_rows(table, rows[:limit]))
         if len(rows) <= limit:
             return PageOf(items, None)
         last = rows[limit - 1]._mapping
@@ -222,7 +223,11 @@ class StoreQueries(CauseQueries):
         limit: int,
     ) -> Sequence[Any]:
         """The first rows that match, with all columns."""
-        return self._all(select(table).where(*conditions).order_by(*order).limit(limit))
+        query = select(table).where(*conditions).order_by(*order).limit(limit)
+        return self._rows_of(table, query)
+
+    def _rows_of(self, table: Table, query: Select[Any]) -> Sequence[Any]:
+        return readable_rows(self._engine, table, query)
 
     def _all(self, query: Select[Any]) -> Sequence[Any]:
         return read_all(self._engine, query)
@@ -272,21 +277,21 @@ def _verdict_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     return [has_verdict(requests.c.verdicts, wanted.selection.objective, wanted.verdict)]
 
 
-_JSON_COLUMNS = (
-    *("verdicts", "explanation", "evidence", "definition"),
-    *("facts", "processes", "mig_instances"),
-)
+def plain_rows(table: Table, rows: Iterable[Any]) -> list[Row]:
+    """Rows with the content of their JSON; those that cannot be read are left out and counted."""
+    return readable(table, rows, partial(plain_row, table))
 
 
-def plain_row(row: Any) -> Row:
-    """A row with the content of its JSON."""
-    plain = dict(row._mapping)
-    for name in _JSON_COLUMNS:
+def plain_row(table: Table, row: Mapping[str, Any]) -> Row:
+    """A row with the content of its JSON. Raises one of DAMAGED for one that cannot be read."""
+    check_row(table, row)
+    plain = dict(row)
+    for name in json_columns(table):
         if plain.get(name) is not None:
-            plain[name] = json.loads(plain[name])
+            plain[name] = json_of(table, name, plain[name])
     if "facts" in plain:
         for part in (plain, *plain.get("mig_instances", ())):
             part["facts"] = facts_by_text(part["facts"])
     if plain.get("gaps") is not None:
-        plain["gaps"] = bins_from(plain["gaps"])
+        plain["gaps"] = {int(place): count for place, count in plain["gaps"].items()}
     return plain

@@ -1,6 +1,7 @@
 """The column type of timestamps."""
 
 from datetime import UTC, datetime
+from math import nan
 from typing import Any
 
 from sqlalchemy import DateTime, Dialect
@@ -20,6 +21,20 @@ class UtcTimestamp(TypeDecorator[float]):
         from clickhouse_connect.cc_sqlalchemy.datatypes.sqltypes import DateTime64
 
         return dialect.type_descriptor(DateTime64(6, "UTC"))
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Reads what is no timestamp as NaN: so one damaged row does not end a query of many."""
+        process = super().result_processor(dialect, coltype)
+        assert process is not None, "it has process_result_value"
+
+        def read(value: Any) -> float | None:
+            try:
+                found: float | None = process(value)
+            except (ValueError, TypeError, AttributeError, OverflowError):
+                return nan
+            return found
+
+        return read
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> datetime | None:
         """The timestamp as the database stores it."""

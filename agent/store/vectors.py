@@ -21,6 +21,9 @@ _POWERS = {bits: (1 << np.arange(bits)).astype(np.uint8) for bits in (2, 4)}
 # Numbers of less than a byte are stored as whole bytes: zeros may follow the last number.
 _SPARE = 7
 
+# A count above it is damaged: the sum of a thousand still fits into 64 bits.
+_LARGEST = 2**53
+
 # Encoded vectors wait in a list first: they take less memory than a sum of full length.
 _MOST_WAITING = 64
 
@@ -42,6 +45,24 @@ def _packed(numbers: Vector, bits: int) -> bytes:
         return numbers.astype(_TYPES[bits]).tobytes()
     each = (numbers[:, np.newaxis] >> np.arange(bits)) & 1
     return np.packbits(each.astype(np.uint8), bitorder="little").tobytes()
+
+
+def check(part: bytes, length: int) -> None:
+    """Raise one of several errors for what is no encoded vector of counts of at most this length.
+
+    Only its head is read, and numbers of 64 bits: one of them may be negative, or so large that a
+    sum overflows.
+    """
+    bits, first = _HEAD.unpack_from(part)
+    size_bytes = len(part) - _HEAD.size
+    if bits not in _WIDTHS or size_bytes * 8 % bits:
+        raise ValueError(f"{size_bytes} bytes of numbers of {bits} bits")
+    if first + size_bytes * 8 // bits > length + _SPARE:
+        raise ValueError(f"{size_bytes} bytes of {bits} bits from place {first} of {length}")
+    if bits == 64:
+        numbers = np.frombuffer(part, _TYPES[bits], -1, _HEAD.size)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= _LARGEST:
+            raise ValueError(f"counts from {numbers.min()} to {numbers.max()}")
 
 
 def decoded(part: bytes) -> tuple[int, NDArray[Any]]:

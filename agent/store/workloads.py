@@ -16,6 +16,7 @@ from agent.records.queries import OF_ROWS, Dimension, Selection, Window
 from agent.store.row_groups import ended_in, group_among
 from agent.store.series_places import MAX_SERIES
 from agent.store.tables import requests
+from agent.store.unreadable import finite
 from agent.store.verdict_pairs import has_verdict
 
 
@@ -34,8 +35,8 @@ def cost_by(
         select(
             group,
             priced,
-            func.sum(requests.c.cost_usd),
-            func.sum(requests.c.gpu_hours),
+            func.sum(finite(requests.c.cost_usd)),
+            func.sum(finite(requests.c.gpu_hours)),
         )
         .where(*ended_in(window, selection))
         .group_by(group)

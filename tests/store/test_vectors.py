@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from agent.analysis.tally import MEASURES, Tally, tally_of
 from agent.records.request import Status
 from agent.store.rollups import FIGURES, figures_of, objectives_text
-from agent.store.vectors import Vector, VectorSum, encoded
+from agent.store.unreadable import DAMAGED
+from agent.store.vectors import Vector, VectorSum, check, encoded
 from tests.store.making import decoded, request
 from tests.store.test_rollups import FACTS, JUDGEMENTS
 
@@ -136,3 +137,28 @@ def test_every_status_is_stored() -> None:
 def test_latencies_that_are_unknown_take_no_bytes() -> None:
     columns = figures_of(Tally(requests=1), "[]")
     assert [columns[measure] for measure in MEASURES] == [None] * len(MEASURES)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"\x08\x00",
+        b"\x09\x00\x00x",
+        b"\x10\x00\x00x",
+        b"\x08\xff\xffx",
+        b"\x40\x00\x00" + (2**64 - 5).to_bytes(8, "little"),
+        b"\x40\x00\x00" + (2**62).to_bytes(8, "little"),
+    ],
+    ids=["empty", "cut", "bits", "odd length", "place", "negative", "huge"],
+)
+def test_bytes_that_are_no_counts_are_refused(damaged: bytes) -> None:
+    with pytest.raises(DAMAGED):
+        check(damaged, 100)
+
+
+def test_every_encoded_vector_passes_the_check() -> None:
+    for largest in (1, 3, 15, 255, 2**16, 2**40):
+        part = encoded(np.array([0, largest, 0, 1, 0], dtype=np.int64))
+        assert part is not None
+        check(part, 5)

@@ -151,11 +151,13 @@ AGENT_ROW = PanelRow(
         ),
         Panel(
             "What agents could not do",
-            "Writes that failed, requests that were proxied and not measured, requests whose "
-            "model or tenant is counted as unknown or other, and clients that were cut off.",
+            "Writes that failed, rows that cannot be read, requests that were proxied and not "
+            "measured, requests whose model or tenant is counted as unknown or other, and clients "
+            "that were cut off.",
             PanelUnit.PER_SECOND,
             (
                 _by("what", m.STORE_FAILURES, "store"),
+                _by("table", own.UNREADABLE_ROWS, "unreadable rows"),
                 _by("reason", m.PROXY_FAILURES, "proxy"),
                 _by("label", m.LABELS_REPLACED, "replaced"),
                 _by("reason", m.CLIENTS_CUT, "cut off"),

@@ -30,8 +30,9 @@ from agent.store.first_data import first_of_table, first_of_widths
 from agent.store.rollup_queries import GroupBy, RollupRange, RollupRow, is_judged
 from agent.store.rollups import ANY_LENGTH, FIGURES, SUMMED_WIDTHS_S, Series
 from agent.store.selection import selected
-from agent.store.store_queries import CLOCKS_DIFFER_S, Row, StoreQueries, plain_row
-from agent.store.tables import engine_minutes, engine_samples, gpu_samples
+from agent.store.store_queries import CLOCKS_DIFFER_S, Row, StoreQueries, plain_rows
+from agent.store.tables import engine_minutes, engine_samples, gpu_samples, rollups
+from agent.store.unreadable import DAMAGED, UNREADABLE, finite
 
 _PLACE = ("width_s", "starts_at", *Series._fields)
 _ROLLUPS = table("rollups", *map(column, (*_PLACE, "figure", "place", "n")))
@@ -101,7 +102,11 @@ class ClickHouseQueries(StoreQueries):
             found = connection.execute(_summed(ranges, selection, group_by)).all()
         figures: dict[tuple[Any, str], dict[str, bytes | None]] = defaultdict(dict)
         for of_group, judged_by, figure, places, numbers in found:
-            figures[of_group, judged_by][figure] = encoded_from(places, numbers)
+            try:
+                figures[of_group, judged_by][figure] = encoded_from(places, numbers)
+            except DAMAGED as error:
+                key = {"group": of_group, "judged_by": judged_by, "figure": figure}
+                UNREADABLE.add(rollups.name, key, error)
         for (of_group, judged_by), by_name in figures.items():
             series = _NO_SERIES._replace(judged_by=judged_by)
             if is_judged(series, selection):
@@ -152,7 +157,8 @@ class ClickHouseQueries(StoreQueries):
         """Whole rows. The keys are found first, by the columns of the conditions alone."""
         key = [table.c[name] for name in KEYS[table.name]]
         found = select(*key).where(*conditions).order_by(*order).limit(limit).correlate(None)
-        return self._all(select(table).where(tuple_(*key).in_(found)).order_by(*order))
+        query = select(table).where(tuple_(*key).in_(found)).order_by(*order)
+        return self._rows_of(table, query)
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
         """The newest stored sample of each GPU at a Unix time, from any agent.
@@ -167,7 +173,8 @@ class ClickHouseQueries(StoreQueries):
             .where(tuple_(rows.gpu, rows.at).in_(newest))
             .order_by(rows.agent, rows.gpu_index, rows.gpu, rows.id)
         )
-        by_gpu = {row.gpu: plain_row(row) for row in self._all(query)}
+        rows_of_gpus = plain_rows(gpu_samples, self._rows_of(gpu_samples, query))
+        by_gpu = {row["gpu"]: row for row in rows_of_gpus}
         return list(by_gpu.values())
 
 
@@ -226,7 +233,7 @@ def _summed_causes(
         rows.limit_name.label("of_limit"),
         rows.cause.label("of_cause"),
     ]
-    counted, excess_s = func.sum(rows.requests), func.round(func.sum(rows.excess_s), 9)
+    counted, excess_s = func.sum(rows.requests), func.round(func.sum(finite(rows.excess_s)), 9)
     return (
         # A known share of a request is never 0 s, so a sum of 0 s is unknown.
         select(*keys, counted, func.sum(rows.top_requests), func.nullIf(excess_s, 0))

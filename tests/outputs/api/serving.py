@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 import uvloop
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy import event as sqlalchemy_event
 
 from agent.analysis.verdicts import Judge
@@ -146,6 +146,11 @@ class Api:
         claim = NameClaim(name, f"elsewhere:1:{name}", state=state)
         claim.take(self._engine)
         claim.beat(self._engine)
+
+    def execute(self, statement: str, **values: Any) -> None:
+        """Execute a statement on the database, such as one that damages a row."""
+        with self._engine.begin() as connection:
+            connection.execute(text(statement), values)
 
     def set_objectives(self, objectives: Sequence[Objective], *, agent: str = "agent-0") -> None:
         """Put these objectives in force."""

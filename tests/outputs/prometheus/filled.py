@@ -163,6 +163,7 @@ def _gauges(meter: Meter) -> None:
     meter.gauge(own.QUEUE_FILL, lambda: 0.25, "commit")
     meter.gauge(own.NEWEST_ROW, lambda: 1_790_000_001.5, "requests")
     meter.gauge(own.DATABASE_SIZE, lambda: 4096)
+    meter.gauge(own.UNREADABLE_ROWS, lambda: 1, "rollups")
     meter.gauge(own.JOB_LATE, lambda: 0, "fold rollups")
     meter.count(own.JOB_MISSES, "fold rollups", own.JobMiss.SKIPPED, by=2)
     _fill_journal(meter)

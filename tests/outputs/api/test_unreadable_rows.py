@@ -1,0 +1,120 @@
+"""A row that cannot be read is left out and counted; every route has the figures of the others."""
+
+from typing import Any
+
+import pytest
+
+from agent.records.gpu import GpuSample
+from agent.store.unreadable import UNREADABLE
+from tests.outputs.api.serving import Api
+from tests.outputs.api.traffic import NOW
+from tests.outputs.report.reported import figures, filled
+
+pytestmark = pytest.mark.slow
+
+ROUTES = (
+    *("summary", "timeseries", "objectives", "efficiency", "lengths", "requests", "events"),
+    *("gpus", "agents", "breakdown?by=model", "breakdown?by=user", "summary?objective=chat"),
+    *("requests?worst=ttft", "requests?objective=chat&verdict=met", "gpus/GPU-0"),
+)
+NAN, INFINITE = float("nan"), float("inf")
+# A vector's head, and a number of 64 bits that is negative.
+NEGATIVE = b"\x40\x00\x00" + (2**64 - 5).to_bytes(8, "little")
+
+
+@pytest.fixture
+def filled_api(api_of_each: Api) -> Api:
+    filled(api_of_each)
+    gpus = [GpuSample(gpu=f"GPU-{n}", index=n, name="H200", at=NOW - 9, facts={}) for n in range(2)]
+    api_of_each.store_gpus(*gpus)
+    api_of_each.beat("agent-0", {"name": "chat-0"})
+    api_of_each.beat("agent-1")
+    return api_of_each
+
+
+def answers(api: Api) -> dict[str, Any]:
+    """The response of each route, which must have status 200, and a report."""
+    found = {}
+    for route in ROUTES:
+        path, _, query = route.partition("?")
+        asked = dict(each.split("=") for each in query.split("&") if each)
+        found[route] = api.query(path, **({"window": "2h"} | asked))
+    figures(api)
+    return found
+
+
+@pytest.mark.parametrize("folded", [False, True], ids=["changes", "rollups"])
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b"\x09\x00\x00garbage", NEGATIVE],
+    ids=["empty", "version", "negative"],
+)
+def test_sums_that_cannot_be_read_leave_the_sums_of_the_others(
+    filled_api: Api, damaged: bytes, *, folded: bool
+) -> None:
+    if folded:
+        filled_api.fold_and_expire()
+    whole = filled_api.query("summary", window="2h")["requests"]
+    table = "rollups" if folded else "rollup_changes"
+    of_width = "width_s = 60" if folded else "id > 0"
+    first = f"(SELECT max(starts_at) - 3600 FROM {table} WHERE {of_width})"
+    filled_api.execute(
+        f"UPDATE {table} SET counts = :damaged WHERE {of_width} AND starts_at < {first}",
+        damaged=damaged,
+    )
+    left = answers(filled_api)["summary"]["requests"]
+    assert 0 < left < whole
+    assert UNREADABLE.count(table) > 0
+    # Changes that cannot be folded do not keep the others from being folded.
+    filled_api.fold_and_expire()
+    assert answers(filled_api)["summary"]["requests"] == left
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("rollup_changes", "judged_by", "[1"),
+        ("requests", "verdicts", "{"),
+        ("requests", "status", "odd"),
+        ("requests", "explanation", '{"shares": 5}'),
+        ("requests", "ttft_s", NAN),
+        ("requests", "cost_usd", INFINITE),
+        ("events", "evidence", '{"a": 1e999}'),
+        ("events", "confidence", "odd"),
+        ("gpu_samples", "mig_instances", "{}"),
+        ("objectives", "definition", "{}"),
+        ("agents", "engines", "[5]"),
+        ("engine_windows", "good_tokens_by_objective", "{"),
+        ("engine_windows", "busy_s", INFINITE),
+        ("engine_windows", "prefill_flops", NAN),
+        ("cause_rollups", "excess_s", NAN),
+    ],
+)
+def test_a_row_with_an_odd_value_takes_no_route_down(
+    filled_api: Api, table: str, column: str, value: Any
+) -> None:
+    if table == "cause_rollups":
+        filled_api.fold_and_expire()
+    rows = filled_api.query("requests", limit="1000")["items"]
+    key = {
+        "requests": "explanation IS NOT NULL",
+        "gpu_samples": "gpu = 'GPU-1'",
+        "agents": "name = 'agent-1'",
+        "objectives": "name = 'long'",
+        "engine_windows": "starts_at = (SELECT min(starts_at) FROM engine_windows)",
+        "rollup_changes": "id = (SELECT min(id) FROM rollup_changes)",
+    }.get(table, "1 = 1")
+    filled_api.execute(f"UPDATE {table} SET {column} = :value WHERE {key}", value=value)
+    found = answers(filled_api)
+    if table == "requests" and value == value:
+        assert len(filled_api.query("requests", limit="1000")["items"]) == len(rows) - 1
+    assert found["summary"]["requests"] >= 500
+    # Of two minutes, at least the other one is there.
+    assert found["efficiency"]["items"]
+    assert found["gpus"]["items"][0]["gpu"] == "GPU-0"
+
+
+def test_a_text_that_is_not_utf8_takes_no_route_down(api: Api) -> None:
+    filled(api)
+    api.execute("UPDATE requests SET model = CAST(x'ff4142' AS text) WHERE id = 5")
+    assert any(each["model"] == "\ufffdAB" for each in api.query("requests", limit="1000")["items"])
