@@ -184,7 +184,7 @@ _ALLOWED: Mapping[tuple[str, str], frozenset[str]] = {
 }
 
 
-class _Share(msgspec.Struct):
+class _StoredShare(msgspec.Struct):
     objective: str
     limit: str
     cause: str
@@ -192,9 +192,9 @@ class _Share(msgspec.Struct):
     evidence: list[str]
 
 
-class _Explanation(msgspec.Struct):
+class _StoredExplanation(msgspec.Struct):
     sources: list[str]
-    shares: list[_Share]
+    shares: list[_StoredShare]
 
 
 class _LabelledValue(msgspec.Struct):
@@ -205,29 +205,29 @@ class _LabelledValue(msgspec.Struct):
 _Facts = dict[str, float | list[_LabelledValue] | None]
 
 
-class _Process(msgspec.Struct):
+class _StoredProcess(msgspec.Struct):
     pid: int
     memory_bytes: int | None
 
 
-class _MigInstance(msgspec.Struct):
+class _StoredInstance(msgspec.Struct):
     facts: _Facts
     uuid: str = ""
     name: str = ""
     gpu_instance: int | None = None
     compute_instance: int | None = None
     gpu_slices: int | None = None
-    processes: list[_Process] | None = None
+    processes: list[_StoredProcess] | None = None
 
 
-class _Definition(msgspec.Struct):
+class _StoredDefinition(msgspec.Struct):
     target: float
     window_s: float
     max_error_ratio: float | None
     min_output_tokens_per_s: float | None
 
 
-class _Engine(msgspec.Struct):
+class _StoredEngine(msgspec.Struct):
     name: str
     model: str | None = None
     dialect: str | None = None
@@ -247,14 +247,14 @@ def finite(column: ColumnElement[float]) -> ColumnElement[float | None]:
 # What JSON in a column must hold.
 _JSON: Mapping[tuple[str, str], Any] = {
     (requests.name, "verdicts"): dict[str, Literal["met", "missed", "undetermined"]],
-    (requests.name, "explanation"): _Explanation,
+    (requests.name, "explanation"): _StoredExplanation,
     (requests.name, "gaps"): dict[str, int],
     (events.name, "evidence"): dict[str, Any],
-    (objectives.name, "definition"): _Definition,
+    (objectives.name, "definition"): _StoredDefinition,
     (gpu_samples.name, "facts"): _Facts,
-    (gpu_samples.name, "processes"): list[_Process],
-    (gpu_samples.name, "mig_instances"): list[_MigInstance],
-    (agents.name, "engines"): list[_Engine],
+    (gpu_samples.name, "processes"): list[_StoredProcess],
+    (gpu_samples.name, "mig_instances"): list[_StoredInstance],
+    (agents.name, "engines"): list[_StoredEngine],
 }
 
 
