@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +22,11 @@ _SERIES_LINE = re.compile(
     r"[ \t]*(?<=[} \t])(?P<value>[^\s_]+)(?:[ \t]+-?\d+(?:\.\d+)?)?[ \t]*(?:[ \t]#.*)?",
     re.ASCII,
 )
+# As long as the columns of the database.
+MAX_LABEL_CHARACTERS = 256
+_DIGEST_CHARACTERS = 12
+# Longer series are not kept: an engine could fill the memory with them.
+_USUAL_CHARACTERS = 4096
 _END_OF_NAME = re.compile(r"[{ \t]")
 
 
@@ -115,9 +121,27 @@ def _readable(parts: re.Match[str] | None) -> tuple[str, float]:
     return head, float(parts["value"])
 
 
-# Every exposition of an engine has the same series; parsing labels is most of the cost.
-@lru_cache(maxsize=16384)
+def bounded_label(text: str) -> str:
+    """A text of at most MAX_LABEL_CHARACTERS: a longer one is cut and ends with a digest of it all.
+
+    Half a surrogate pair, which JSON may hold and UTF-8 cannot, becomes `?`.
+    """
+    if len(text) > MAX_LABEL_CHARACTERS:
+        digest = sha256(text.encode("utf-8", "replace")).hexdigest()[:_DIGEST_CHARACTERS]
+        text = f"{text[: MAX_LABEL_CHARACTERS - _DIGEST_CHARACTERS - 1]}~{digest}"
+    return text.encode("utf-8", "replace").decode()
+
+
 def _parsed(head: str) -> tuple[str, Mapping[str, str]]:
+    return _usual(head) if len(head) <= _USUAL_CHARACTERS else _labelled(head)
+
+
+def _labelled(head: str) -> tuple[str, Mapping[str, str]]:
     (family,) = text_string_to_metric_families(f"{head} 0\n")
     (sample,) = family.samples
-    return sample.name, MappingProxyType(sample.labels)
+    labels = {name: bounded_label(value) for name, value in sample.labels.items()}
+    return sample.name, MappingProxyType(labels)
+
+
+# Every exposition of an engine has the same series; parsing labels is most of the cost.
+_usual = lru_cache(maxsize=16384)(_labelled)

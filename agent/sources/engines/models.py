@@ -6,6 +6,7 @@ from typing import Any
 
 from agent.catalog.reasons import ExpositionFault
 from agent.errors import ExpositionUnreadable
+from agent.sources.engines.exposition import bounded_label
 
 SERVED_PATH = "/v1/models"
 
@@ -17,7 +18,7 @@ def read_model(path: str, body: bytes) -> str | None:
     """
     response = _read(path, body)
     name = _READERS[path](response) if isinstance(response, dict) else None
-    return name if isinstance(name, str) and name else None
+    return bounded_label(name) if isinstance(name, str) and name else None
 
 
 def read_served(body: bytes) -> frozenset[str]:
@@ -29,7 +30,7 @@ def read_served(body: bytes) -> frozenset[str]:
     listed = response.get("data") if isinstance(response, dict) else None
     entries = listed if isinstance(listed, list) else []
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
-    return frozenset(name for name in names if isinstance(name, str) and name)
+    return frozenset(bounded_label(name) for name in names if isinstance(name, str) and name)
 
 
 def _read(path: str, body: bytes) -> Any:

@@ -9,6 +9,7 @@ from agent.analysis.failures.heartbeat import HEARTBEAT_FACTS
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, PROCESS_START_TIME, REQUESTS_RUNNING
 from agent.catalog.engines import DIALECTS, Dialect, Spelling
 from agent.catalog.metric import Kind, Merge, Metric
+from agent.catalog.metrics import OTHER
 from agent.catalog.reasons import ExpositionFault
 from agent.errors import ExpositionUnreadable
 from agent.records.engine import HistogramSnapshot
@@ -17,6 +18,9 @@ from agent.sources.engines.engine_histograms import merged_histogram
 from agent.sources.engines.exposition import Exposition, SeriesValue
 
 AUTO = "auto"
+
+# Of each fact; the rest of them, which no engine has, is one more.
+MAX_LABEL_SETS = 100
 
 _MERGED: Mapping[Merge, Callable[[Sequence[float]], float]] = {Merge.SUM: sum, Merge.MAX: max}
 
@@ -234,8 +238,9 @@ def _scalars(
         number = _number(each, spelling)
         if number is not None:
             labels = {**each.labels, **spelling.implies}
-            ours = (labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
-            groups[tuple(ours)].append(number)
+            ours = tuple(labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
+            is_beyond = ours not in groups and len(groups) >= MAX_LABEL_SETS
+            groups[(OTHER,) * len(ours) if is_beyond else ours].append(number)
     for values, numbers in groups.items():
         merged = _MERGED[spelling.merge or metric.merge](numbers)
         if merged or not spelling.zero_means_off:

@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from agent.errors import ExpositionUnreadable
-from agent.sources.engines.exposition import Exposition, read_exposition
+from agent.sources.engines.exposition import (
+    MAX_LABEL_CHARACTERS,
+    Exposition,
+    read_exposition,
+)
 
 A_TAIL = b"b 2\n"
 
@@ -102,3 +106,12 @@ def test_whatever_a_client_library_writes_is_read_back(values: dict[str, float])
     assert {labels["label"]: value for labels, value in numbers(page, "asked_for")} == values
     assert all(math.isfinite(value) for _, value in numbers(page, "asked_for"))
     assert not page.dropped
+
+
+def test_a_label_of_a_megabyte_is_cut_and_stays_apart_from_others_like_it() -> None:
+    names = ["m" * 1_000_000, "m" * 1_000_001, "m" * MAX_LABEL_CHARACTERS]
+    page = "".join(f'n{{model_name="{name}"}} 1\n' for name in names).encode()
+    read = [each.labels["model_name"] for each in read_exposition(page, {"n"}).series["n"]]
+    assert len(set(read)) == 3
+    assert {len(label) for label in read} == {MAX_LABEL_CHARACTERS}
+    assert read[2] == names[2]

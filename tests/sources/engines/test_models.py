@@ -3,7 +3,7 @@ import json
 import pytest
 
 from agent.errors import ExpositionUnreadable
-from agent.sources.engines.models import read_model
+from agent.sources.engines.models import read_model, read_served
 
 
 def model_in(*entries: object) -> str | None:
@@ -54,3 +54,10 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(ExpositionUnreadable) as caught:
         read_model("/v1/models", body)
     assert caught.value.reason == "json_malformed"
+
+
+def test_odd_names_become_labels_that_a_page_and_a_database_can_hold() -> None:
+    body = b'{"data": [{"id": "half-\\ud800"}, {"id": "%s"}]}' % (b"m" * 1_000_000)
+    names = sorted(read_served(body), key=len)
+    assert names[0] == "half-?"
+    assert len(names[1]) == 256

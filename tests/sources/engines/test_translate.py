@@ -8,7 +8,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.errors import ExpositionUnreadable
-from agent.sources.engines.translate import TranslatedExposition, dialects_of, wanted_series
+from agent.sources.engines.translate import (
+    MAX_LABEL_SETS,
+    TranslatedExposition,
+    dialects_of,
+    wanted_series,
+)
 from tests.sources.engines.fixture_pages import body, translated_body, translated_page
 
 
@@ -405,3 +410,12 @@ def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
 
 def test_created_series_are_never_asked_for() -> None:
     assert not [name for name in wanted_series(dialects_of("auto")) if name.endswith("_created")]
+
+
+def test_a_fact_with_thousands_of_labels_has_a_bounded_number_and_the_same_sum() -> None:
+    page = "vllm:num_requests_running 1\n" + "".join(
+        f'vllm:request_success_total{{finished_reason="r{n}"}} 1\n' for n in range(5000)
+    )
+    reasons = _by_reason(translated_body(page.encode()), fact.REQUESTS_FINISHED)
+    assert len(reasons) == MAX_LABEL_SETS + 1
+    assert reasons["other"] == 5000 - MAX_LABEL_SETS
