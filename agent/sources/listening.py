@@ -39,6 +39,8 @@ def open_socket(
 
 
 _STOP_WITHIN_S = 5
+# Beyond its limit: uvicorn then ends by itself, unless it began to wait without a limit.
+_FORCED_AFTER_S = 0.5
 
 _OPTIONS: dict[str, Any] = {
     "ws": "none",
@@ -102,8 +104,17 @@ class AsgiServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets))
 
     async def stop(self, *, within_s: int | None = _STOP_WITHIN_S) -> None:
-        """Accept no new requests, and wait until the open ones have ended or the limit is over."""
+        """Accept no new requests, and wait until the open ones have ended or the limit is over.
+
+        A wait that is cancelled lets them go on, and a later call can set a limit.
+        """
         self._server.config.timeout_graceful_shutdown = within_s
         self._server.should_exit = True
-        if self._serving is not None:
+        if self._serving is None:
+            return
+        try:
+            async with asyncio.timeout(None if within_s is None else within_s + _FORCED_AFTER_S):
+                await asyncio.shield(self._serving)
+        except TimeoutError:
+            self._server.force_exit = True
             await self._serving

@@ -162,6 +162,32 @@ def test_stop_lets_open_requests_end(runner: asyncio.Runner) -> None:
     assert runner.run(serve()) == "there"
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_wait_for_open_requests_can_be_given_up_for_a_shorter_one(
+    runner: asyncio.Runner, ends: bool
+) -> None:
+    async def work() -> None:
+        application = Application()
+        server = AsgiServer(application, open_socket("listen", "127.0.0.1", 0))
+        server.start()
+        with ThreadPoolExecutor() as pool:
+            text = pool.submit(get, server.port, "/slow")
+            await asyncio.to_thread(application.received.wait, WITHIN_S)
+            endless = asyncio.create_task(server.stop(within_s=None))
+            await asyncio.wait({endless}, timeout=0.2)
+            endless.cancel()
+            if ends:
+                application.go_on.set()
+            await server.stop(within_s=5 if ends else 0)
+            assert endless.cancelled()
+            if ends:
+                assert (await asyncio.wrap_future(text)) == "there"
+            else:
+                application.go_on.set()
+
+    runner.run(work())
+
+
 def test_a_server_that_never_started_can_be_stopped(runner: asyncio.Runner) -> None:
     with open_socket("listen", "127.0.0.1", 0) as listening:
         runner.run(AsgiServer(Application(), listening).stop())
