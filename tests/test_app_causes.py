@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
@@ -23,9 +24,17 @@ SCENARIO = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """An agent after its engine deferred requests and stopped, and the causes of the misses."""
+
+    agent: AgentProcess
+    causes: Counter[str]
+
+
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Simulator, AgentProcess]]:
-    """An engine with traffic, and an agent that has seen what its requests usually take."""
+def deferred(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deferred]:
+    """The agent has seen what requests usually take."""
     folder, ports = tmp_path_factory.mktemp("causes"), AgentPorts.free()
     with Simulator(folder, grpc=ports.grpc, scenario=SCENARIO) as engine:
         settings = {
@@ -34,11 +43,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Simulator
         }
         with AgentProcess.with_settings(folder, ports, settings) as agent:
             rows_in(agent, USUAL)
-            yield engine, agent
+            causes = causes_of_deferred(engine, agent)
+            # While requests miss, no two views are of one moment.
+            engine.process.stop()
+            yield Deferred(agent, causes)
 
 
-def test_missed_requests_get_their_cause(engine: tuple[Simulator, AgentProcess]) -> None:
-    simulator, agent = engine
+def causes_of_deferred(simulator: Simulator, agent: AgentProcess) -> Counter[str]:
     fault = {"defer_ratio": 1.0, "defer_s": 0.8}
     url = f"{simulator.url}/simulator/fault"
     # Before it, requests that a busy machine delays miss as well.
@@ -54,19 +65,19 @@ def test_missed_requests_get_their_cause(engine: tuple[Simulator, AgentProcess])
         found = causes()
         return found if found["deferred"] + found["grammar"] >= MISSED else Counter()
 
-    found = eventually(named, within_s=WITHIN_S, what=f"{MISSED} requests that were deferred")
+    return eventually(named, within_s=WITHIN_S, what=f"{MISSED} requests that were deferred")
+
+
+def test_missed_requests_get_their_cause(deferred: Deferred) -> None:
+    found = deferred.causes
     # While the machine stops there are no samples to tell by.
     of_others = found.total() - found["unexplained"] - found["deferred"] - found["grammar"]
     assert of_others <= 0.1 * found.total(), found
 
 
-def test_the_seconds_of_requests_counters_and_summary_agree(
-    engine: tuple[Simulator, AgentProcess],
-) -> None:
+def test_the_seconds_of_requests_counters_and_summary_agree(deferred: Deferred) -> None:
     """The explanations of single requests, summed here, are the source of both others."""
-    simulator, agent = engine
-    # While requests miss, no two views are of one moment.
-    simulator.process.stop()
+    agent = deferred.agent
 
     def of_rows() -> dict[str, float]:
         seconds: dict[str, float] = {}

@@ -44,7 +44,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 
 def leave(proxied: Proxied, request_id: str) -> None:
     """A client that leaves after the first event: the engine sends no span."""
-    with proxied.post(400, {"X-Request-Id": request_id}) as stream:
+    with proxied.post(8000, {"X-Request-Id": request_id}, ignore_eos=True) as stream:
         next(stream.iter_lines())
 
 

@@ -263,7 +263,7 @@ def test_the_proxys_row_has_the_engines_view_of_its_plugin(
 
 def test_a_stream_that_its_client_left_gets_its_tokens(proxied: tuple[Proxied, Reporter]) -> None:
     proxy, plugin = proxied
-    with proxy.post(8000, {"X-Request-Id": "left"}) as response:
+    with proxy.post(8000, {"X-Request-Id": "left"}, ignore_eos=True) as response:
         next(response.iter_content(1))
     before = proxy.row("left")
     assert (before["status"], before["input_tokens"]) == ("cancelled", None)

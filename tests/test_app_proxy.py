@@ -343,7 +343,7 @@ def test_a_stop_completes_streams_and_refuses_new_requests(tmp_path: Path) -> No
     with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
         proxied = proxied_by(tmp_path, ports, [engine])
         proxied.agent.start()
-        with proxied.post(300, {"X-Request-Id": "last"}) as stream:
+        with proxied.post(600, {"X-Request-Id": "last"}, ignore_eos=True) as stream:
             events = stream.iter_lines()
             assert next(events).startswith(b"data:")
             stopping = threading.Thread(target=proxied.agent.stop)

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -193,8 +193,10 @@ def test_clients_that_stop_in_a_large_body_hold_little_for_a_short_time(
     with ExitStack() as stack:
         stopped = [stack.enter_context(attacked.connect()) for _ in range(20)]
         for number, connection in enumerate(stopped):
-            # The engine does not read what is relayed before the whole body is there.
-            connection.sendall(head(f"stops-{number}", 32 * MIB) + bytes(8 * MIB))
+            # The engine does not read what is relayed before the whole body is there. On a busy
+            # machine the time for the body may end before.
+            with suppress(ConnectionError):
+                connection.sendall(head(f"stops-{number}", 32 * MIB) + bytes(8 * MIB))
         response = requests.post(
             attacked.url + CHAT,
             json={"model": "small", "messages": ["x" * 100_000]},
@@ -204,7 +206,8 @@ def test_clients_that_stop_in_a_large_body_hold_little_for_a_short_time(
         assert response.status_code == 200
         assert attacked.row("meanwhile")["model"] == "small"
         for connection in stopped:
-            assert until_closed(connection).startswith(b"HTTP/1.1 408")
+            # A reset of a client that still sends may take the response with it.
+            assert until_closed(connection)[:12] in (b"", b"HTTP/1.1 408")
     assert attacked.agent.peak_mib < RSS_BELOW_MIB
     assert attacked.row("stops-0")["status"] == "cancelled"
     attacked.counts_cut("proxy.listen", "body_too_slow", 20)

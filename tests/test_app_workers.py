@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,14 +35,27 @@ TOKENS = 60
 WORKER = "proxy worker 1"
 
 
-@pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+@contextmanager
+def two_workers(folder: Path) -> Iterator[Proxied]:
     """An agent whose proxy has two workers."""
-    folder, ports = tmp_path_factory.mktemp("workers"), AgentPorts.free()
+    ports = AgentPorts.free()
     with Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
         proxied = proxied_by(folder, ports, [engine])
         with proxied.agent:
             yield proxied
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    with two_workers(tmp_path_factory.mktemp("workers")) as proxied:
+        yield proxied
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Proxied]:
+    """For a test that leaves it with other settings, or while it starts anew."""
+    with two_workers(tmp_path) as proxied:
+        yield proxied
 
 
 @dataclass
@@ -246,33 +259,31 @@ def _workers(proxied: Proxied) -> int:
     return sum(child.name().startswith("proxy worker") for child in proxied.agent.children())
 
 
-def test_reloads_one_after_the_other_leave_the_agent_running(proxied: Proxied) -> None:
-    before = proxied.agent.process("agent").pid
+def test_reloads_one_after_the_other_leave_the_agent_running(own: Proxied) -> None:
+    before = own.agent.process("agent").pid
     for _ in range(3):
         # The later ones come while the program starts anew.
-        proxied.agent.send_signal(signal.SIGHUP)
-        eventually(
-            lambda: not _runs(proxied, before), within_s=WITHIN_S, what="the end of the agent"
-        )
-    eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
-    assert proxied.chat("after-reloads").status_code == 200
+        own.agent.send_signal(signal.SIGHUP)
+        eventually(lambda: not _runs(own, before), within_s=WITHIN_S, what="the end of the agent")
+    eventually(lambda: _answers(own), within_s=WITHIN_S, what="the API of the next agent")
+    assert own.chat("after-reloads").status_code == 200
 
 
 def _runs(proxied: Proxied, pid: int) -> bool:
     return pid in [child.pid for child in proxied.agent.children()]
 
 
-def test_fewer_workers_take_the_connections_of_those_that_are_gone(proxied: Proxied) -> None:
-    _set_workers(proxied, 1)
-    eventually(lambda: _workers(proxied) == 1, within_s=WITHIN_S, what="one worker")
+def test_fewer_workers_take_the_connections_of_those_that_are_gone(own: Proxied) -> None:
+    _set_workers(own, 1)
+    eventually(lambda: _workers(own) == 1, within_s=WITHIN_S, what="one worker")
     listening = [
         each.status
-        for each in proxied.agent.process("proxy worker 0").net_connections()
+        for each in own.agent.process("proxy worker 0").net_connections()
         if each.status == psutil.CONN_LISTEN
     ]
     # A listening socket that is closed resets the clients that wait in it.
     assert len(listening) == 2
-    assert proxied.chat("fewer-workers").status_code == 200
+    assert own.chat("fewer-workers").status_code == 200
 
 
 def _set_workers(proxied: Proxied, count: int) -> None:
