@@ -19,6 +19,9 @@ NOT_THERE = {
     # Of agents with a journal.
     "llm_agent_journal_dropped_rows_total",
     "llm_agent_journal_lag_seconds",
+    # Of agents with a proxy before several engines.
+    "llm_proxy_engine_in_rotation",
+    "llm_proxy_requests_forced_total",
     # Of agents that find their engines in Kubernetes.
     "llm_agent_discovery_failures_total",
     # Of agents that push their metrics.
