@@ -92,7 +92,7 @@ def test_queries_that_wait_for_a_lock_are_refused_and_keep_nobody_else_waiting(
         locked_at = len(responses)
 
         def refused() -> list[requests.Response]:
-            return [each.response for each in responses if each.after >= locked_at]
+            return [each.response for each in responses if each.after > locked_at]
 
         def sentences() -> set[str]:
             return {response.json()["detail"] for response in refused()}
