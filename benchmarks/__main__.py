@@ -13,6 +13,7 @@ from benchmarks import (
     fleet,
     forwarding,
     ingest,
+    long_mix,
     long_run,
     minutes,
     nvml,
@@ -51,6 +52,7 @@ BENCHMARKS = {
     "proxy": proxy.run,
     "proxy_times": proxy_times.run,
     "proxy_long_run": proxy_long_run.run,
+    "long_mix": long_mix.run,
     "long_run": long_run.run,
 }
 
