@@ -271,7 +271,8 @@ def _schedule() -> list[str]:
     return names
 
 
-def _do_faults(site: Site, streams: Streams) -> None:
+def _do_faults(site: Site, streams: Streams) -> Counter[str]:
+    """Do all faults, and return how often each was done."""
     began, names = time.monotonic(), _schedule()
     for place, name in enumerate(names):
         due = began + SECONDS * (place + 0.5) / len(names)
@@ -279,6 +280,7 @@ def _do_faults(site: Site, streams: Streams) -> None:
         print(f"long mix, {time.monotonic() - began:.0f} s: {name}", flush=True)
         _FAULTS[name](site, streams)
     time.sleep(max(0.0, began + SECONDS - time.monotonic()))
+    return Counter(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +384,7 @@ def run() -> bool:
         load.start()
         streams.start()
         try:
-            _do_faults(site, streams)
+            done = _do_faults(site, streams)
         finally:
             load.stop()
             streams.stop()
@@ -392,4 +394,5 @@ def run() -> bool:
         print(f"long mix: events {json.dumps(events, sort_keys=True)}")
         if kept := os.environ.get("BENCH_MIX_LOG"):
             Path(kept).write_text(site.agent.log())
-    return not (account.lost_spans or account.lost_streams or account.doubled)
+    unsaid = done["worker killed"] - events["PROXY_WORKER_DIED"]
+    return not (account.lost_spans or account.lost_streams or account.doubled or unsaid)
