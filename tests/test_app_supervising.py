@@ -21,7 +21,7 @@ PARTS = """
 import os, signal, sys, time
 from pathlib import Path
 from agent.app import supervising
-from agent.app.supervising import ProcessPart, Supervisor, Trial
+from agent.app.supervising import ProcessPart, Running, Supervisor, Trial
 
 log = Path(sys.argv[1])
 
@@ -60,9 +60,11 @@ def reload(supervisor, plan):
         raise OSError("there is no interpreter")
 
 left = None
-if sys.argv[2] == "left" and not (left := [os.fork()])[0]:
-    part("of an earlier run").work()
-    os._exit(0)
+if sys.argv[2] == "left":
+    if not (pid := os.fork()):
+        part("left").work()
+        os._exit(0)
+    left = [Running(part("again"), pid)]
 # What the trials do, one after the other.
 trials = iter(Path(f"{log}.trials").read_text().splitlines())
 supervising.TRY_WITHIN_S = 3.0
@@ -201,7 +203,23 @@ def test_processes_of_an_earlier_run_are_stopped_with_the_first_group(tmp_path: 
         eventually(lambda: len(supervised.lines()) == 3, within_s=WITHIN_S, what="three parts")
         assert supervised.status_after(signal.SIGTERM) == 0
         *first, last = [line for line in supervised.lines() if line.endswith("stops")]
-        assert (sorted(first), last) == (["early stops", "of an earlier run stops"], "last stops")
+        assert (sorted(first), last) == (["early stops", "left stops"], "last stops")
+
+
+def test_the_work_of_an_earlier_process_that_is_killed_is_done_until_it_succeeds(
+    tmp_path: Path,
+) -> None:
+    with supervising(tmp_path, "[part('early')]", "[part('last')]", way="left") as supervised:
+        os.kill(supervised.pid("left"), signal.SIGKILL)
+        os.kill(supervised.pid("again"), signal.SIGKILL)
+        os.kill(supervised.pid("again", 1), signal.SIGTERM)
+        # It is done: others are started again and again, and it is not.
+        for start in range(4):
+            os.kill(supervised.pid("early", start), signal.SIGKILL)
+        supervised.pid("early", 4)
+        assert supervised.status_after(signal.SIGTERM) == 0
+        assert [line.split()[0] for line in supervised.lines()].count("again") == 3
+        assert supervised.lines().count("again stops") == 1
 
 
 def test_a_reload_that_returns_changes_nothing(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ WORKER = "proxy worker 1"
 
 
 @contextmanager
-def two_workers(folder: Path) -> Iterator[Proxied]:
-    """An agent whose proxy has two workers."""
-    ports = AgentPorts.free()
-    with Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
+def two_workers(folder: Path, time_scale: float = 1.0) -> Iterator[Proxied]:
+    """An agent whose proxy has two workers, before an engine that is so many times as fast."""
+    ports, scenario = AgentPorts.free(), {**QUIET, "time_scale": time_scale}
+    with Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=scenario) as engine:
         proxied = proxied_by(folder, ports, [engine])
         with proxied.agent:
             yield proxied
@@ -58,12 +58,20 @@ def own(tmp_path: Path) -> Iterator[Proxied]:
         yield proxied
 
 
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Proxied]:
+    """Its streams of many tokens are open for minutes."""
+    with two_workers(tmp_path, 0.1) as proxied:
+        yield proxied
+
+
 @dataclass
 class Streams:
     """Open streams, each read by a thread to its end."""
 
     proxied: Proxied
     name: str
+    tokens: int = TOKENS
     cut: list[str] = field(default_factory=list)
     complete: list[str] = field(default_factory=list)
     begun: list[str] = field(default_factory=list)
@@ -81,7 +89,9 @@ class Streams:
 
     def _read(self, request_id: str) -> None:
         try:
-            with self.proxied.post(TOKENS, {"X-Request-Id": request_id}) as response:
+            with self.proxied.post(
+                self.tokens, {"X-Request-Id": request_id}, ignore_eos=True
+            ) as response:
                 lines = response.iter_lines()
                 next(lines)
                 self.begun.append(request_id)
@@ -255,6 +265,44 @@ def test_a_reload_under_load_refuses_no_request_and_cuts_no_stream(proxied: Prox
     eventually(lambda: _workers(proxied) == 2, within_s=WITHIN_S, what="the end of the earlier")
 
 
+def test_the_streams_of_earlier_workers_that_are_killed_get_rows_from_the_next_run(
+    slow: Proxied,
+) -> None:
+    streams = Streams(slow, "earlier", tokens=5000)
+    streams.begin()
+    earlier = [slow.agent.process(f"proxy worker {number}") for number in range(2)]
+    slow.agent.send_signal(signal.SIGHUP)
+    # They take no new connections.
+    eventually(
+        lambda: slow.agent.log().count("streams go on") == 2, within_s=WITHIN_S, what="two retire"
+    )
+    assert slow.chat("of-the-next-run").status_code == 200
+    for each in earlier:
+        each.send_signal(signal.SIGKILL)
+    streams.end()
+    assert (streams.complete, len(streams.cut)) == ([], STREAMS)
+    for request_id in streams.cut:
+        row = slow.row(request_id)
+        assert (row["status"], row["error"]) == ("error", "worker_died")
+
+    def died() -> list[dict[str, Any]]:
+        events = [e for e in slow.agent.api.events() if e["kind"] == "PROXY_WORKER_DIED"]
+        return events if len(events) >= len(earlier) else []
+
+    evidence = [each["evidence"] for each in eventually(died, within_s=WITHIN_S, what="events")]
+    assert sorted(each["worker"] for each in evidence) == [0, 1]
+    assert sum(each["requests_cut"] for each in evidence) == STREAMS
+    assert sum(each["rows"] for each in evidence) == STREAMS
+    eventually(lambda: _cut(slow) == STREAMS, within_s=WITHIN_S, what="the count of cut requests")
+    # The processes that made the rows end, and the workers of this run go on.
+    eventually(lambda: len(slow.agent.children()) == 3, within_s=WITHIN_S, what="their end")
+    assert slow.chat("after-them").status_code == 200
+
+
+def _cut(proxied: Proxied) -> float:
+    return proxied.metric("llm_agent_proxy_failures_total", reason="worker_died")
+
+
 def _workers(proxied: Proxied) -> int:
     return sum(child.name().startswith("proxy worker") for child in proxied.agent.children())
 
@@ -333,9 +381,27 @@ def made(**given):
 tempfile.mkdtemp = made
 runpy.run_module("agent", run_name="__main__", alter_sys=True)
 """
+# Its trial finds an interpreter, and there is none when it is to become the new agent.
+LOSES_INTERPRETER = """
+import os, runpy
+execv = os.execv
+os.execv = lambda _, arguments: execv("/nowhere/python", arguments)
+runpy.run_module("agent", run_name="__main__", alter_sys=True)
+"""
 WITHOUT_INTERPRETER = """
 import runpy, sys
 sys.executable = "/nowhere/python"
+runpy.run_module("agent", run_name="__main__", alter_sys=True)
+"""
+
+
+# What a supervisor of a version that has other descriptors of its workers leaves.
+OF_ANOTHER_VERSION = """
+import json, os, runpy, tempfile
+os.environ.setdefault("_GOODPUT_AGENT_LEFT", json.dumps({
+    "address": "127.0.0.1:9", "listening": [], "folder": tempfile.mkdtemp(), "workers": [],
+    "memories": [[None, {"ring": 3}]],
+}))
 runpy.run_module("agent", run_name="__main__", alter_sys=True)
 """
 
@@ -370,23 +436,48 @@ def test_a_stop_as_early_as_it_can_be_leaves_no_folder(
     assert not list((tmp_path / "temporary").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (WITHOUT_INTERPRETER, "no new agent can be tried, so nothing changes"),
+        (LOSES_INTERPRETER, "the new agent cannot start, so this one goes on"),
+    ],
+    ids=["before the trial", "after it"],
+)
 def test_an_agent_goes_on_if_its_interpreter_is_gone_at_a_reload(
-    tmp_path: Path, command: Callable[[str], ServerProcess]
+    tmp_path: Path, command: Callable[[str], ServerProcess], program: str, said: str
 ) -> None:
-    agent = command(WITHOUT_INTERPRETER)
+    agent = command(program)
 
-    def worker() -> list[int]:
+    def pids(name: str) -> list[int]:
         children = psutil.Process(agent.pid).children()
-        return [each.pid for each in children if each.name() == "proxy worker 0"]
+        return [each.pid for each in children if each.name() == name]
 
-    before = eventually(worker, within_s=WITHIN_S, what="a worker")
+    before = eventually(lambda: pids("proxy worker 0"), within_s=WITHIN_S, what="a worker")
     psutil.Process(agent.pid).send_signal(signal.SIGHUP)
     log = tmp_path / "agent.log"
-    agent.wait_until(lambda: "no new agent can be tried" in log.read_text(), within_s=WITHIN_S)
-    assert worker() == before
+    agent.wait_until(lambda: said in log.read_text(), within_s=WITHIN_S)
+    eventually(lambda: pids("agent"), within_s=WITHIN_S, what="the agent")
+    assert pids("proxy worker 0") == before
     psutil.Process(agent.pid).terminate()
     assert agent.wait(within_s=WITHIN_S) == 0
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_what_another_version_left_of_a_worker_ends_nothing(
+    tmp_path: Path, command: Callable[[str], ServerProcess]
+) -> None:
+    agent, log = command(OF_ANOTHER_VERSION), tmp_path / "agent.log"
+    for said in ("of a version that leaves nothing", "earlier worker: ended with status 0"):
+        agent.wait_until(partial(_is_in, said, log), within_s=WITHIN_S)
+    names = [each.name() for each in psutil.Process(agent.pid).children()]
+    assert sorted(names) == ["agent", "proxy worker 0"]
+    psutil.Process(agent.pid).terminate()
+    assert agent.wait(within_s=WITHIN_S) == 0
+
+
+def _is_in(text: str, file: Path) -> bool:
+    return text in file.read_text()
 
 
 def _no_trial() -> Trial:

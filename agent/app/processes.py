@@ -7,18 +7,18 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from agent.app.connection_limits import PROXY, connections, raise_descriptors
 from agent.app.doors import tls_files
-from agent.app.proxy_worker import Workplace, run_worker
+from agent.app.proxy_worker import WorkerMemory, Workplace, run_worker, take_over
 from agent.app.stopping import AGENT_STOPS_WITHIN_S, STOP_WITHIN_S, WORKER_FLUSHES_WITHIN_S
-from agent.app.supervising import Plan, ProcessPart, Supervisor, Trial, start_again
+from agent.app.supervising import Plan, ProcessPart, Running, Supervisor, Trial, start_again
 from agent.errors import SettingsInvalid
 from agent.settings import Settings
 from agent.settings.values import host_and_port
@@ -44,13 +44,14 @@ _LEFT = "_GOODPUT_AGENT_LEFT"
 class _Doors:
     """What outlives a supervisor: listening sockets, and the folder of the handover.
 
-    `left` are the workers of the supervisor before; None where this is the first one.
+    `left` are the workers of the supervisors before, with their memory if they left it; None where
+    this is the first one.
     """
 
     address: str
     listening: Sequence[socket.socket]
     folder: Path
-    left: Sequence[int] | None = None
+    left: Sequence[tuple[int | None, WorkerMemory | None]] | None = None
 
     @classmethod
     def opened(cls, address: str, count: int) -> Self:
@@ -73,7 +74,7 @@ class _Doors:
                 each.close()
             listening = []
         more = _listening(address, count - len(listening), alone=not listening)
-        return cls(address, [*listening, *more], Path(left["folder"]), left["workers"])
+        return cls(address, [*listening, *more], Path(left["folder"]), _left_workers(left))
 
     def following(self, address: str | None, count: int) -> Self | None:
         """Return what the next supervisor gets. Raises SettingsInvalid for a taken port."""
@@ -81,20 +82,49 @@ class _Doors:
             return None
         return self if address == self.address else self.opened(address, count)
 
-    def leave(self, workers: Sequence[int]) -> None:
+    def leave(
+        self, workers: Sequence[Running], memories: Mapping[ProcessPart, WorkerMemory]
+    ) -> None:
         """Name sockets, folder and workers to the program that this process becomes."""
-        for each in self.listening:
-            each.set_inheritable(True)
+        left = [(pid, memories[part]) for part, pid in workers if part in memories]
+        for socket_ in self.listening:
+            socket_.set_inheritable(True)
+        for descriptor in {each for _, memory in left for each in memory.descriptors}:
+            os.set_inheritable(descriptor, True)
         os.environ[_LEFT] = json.dumps({
             "address": self.address,
             "listening": [each.fileno() for each in self.listening],
             "folder": str(self.folder),
-            "workers": workers,
+            "workers": [pid for _, pid in workers if pid is not None],
+            "memories": [(pid, asdict(memory)) for pid, memory in left],
         })  # fmt: skip
 
+    def abandon(self) -> None:
+        """Close the sockets, too: this program goes on without them."""
+        for each in self.listening:
+            each.close()
+        self.close()
+
     def close(self) -> None:
-        """Leave nothing behind. The sockets end with this program."""
+        """Leave no folder behind. The sockets end with this program."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _left_workers(left: Mapping[str, Any]) -> list[tuple[int | None, WorkerMemory | None]]:
+    """The workers that a supervisor left; one of another version may leave no memory of them."""
+    workers = [(pid, _left_memory(memory)) for pid, memory in left.get("memories", [])]
+    known = {pid for pid, _ in workers}
+    return workers + [(pid, None) for pid in left["workers"] if pid not in known]
+
+
+def _left_memory(memory: Mapping[str, Any]) -> WorkerMemory | None:
+    try:
+        found = WorkerMemory(**memory)
+    except TypeError:
+        return None
+    for descriptor in found.descriptors:
+        os.set_inheritable(descriptor, False)
+    return found
 
 
 def _listening(address: str, count: int, *, alone: bool) -> list[socket.socket]:
@@ -122,21 +152,23 @@ def run_processes(
     tls = tls_files(settings)
     doors = _Doors.found(proxy.listen, workers_of(settings))
     try:
-        groups = _groups(settings, agent, doors, tls)
-        return Supervisor(groups, begin_trial, partial(_start_anew, doors), doors.left).run()
+        groups, left, memories = _groups(settings, agent, doors, tls)
+        reload = partial(_start_anew, doors, memories)
+        return Supervisor(groups, begin_trial, reload, None if doors.left is None else left).run()
     finally:
         doors.close()
 
 
 def _groups(
     settings: Settings, agent: Callable[[HandoverPlace], int], doors: _Doors, tls: TlsFiles | None
-) -> list[list[ProcessPart]]:
-    """The workers, and the agent, which ends after them."""
+) -> tuple[list[list[ProcessPart]], list[Running], dict[ProcessPart, WorkerMemory]]:
+    """The workers, and the agent, which ends after them; what runs of earlier workers; and the
+    memory of each worker."""
     count = workers_of(settings)
     place = HandoverPlace(doors.folder / "handover.sock", uuid.uuid4().hex)
     open_requests = OpenRequests([engine.name for engine in settings.engines], count)
-    workers = [
-        _worker(settings, Workplace(
+    workplaces = [
+        Workplace(
             number=number,
             workers=count,
             # A socket without a worker would keep its clients waiting.
@@ -145,11 +177,18 @@ def _groups(
             handover=place,
             open_requests=open_requests,
             slots=RequestSlots(MAX_SLOTS // count),
-        ))
+        )
         for number in range(count)
-    ]  # fmt: skip
+    ]
+    workers = [_worker(settings, each) for each in workplaces]
+    memories = {part: each.memory for part, each in zip(workers, workplaces, strict=True)}
+    earlier = doors.left or ()
+    left = [Running(_earlier_worker(settings, memory, place), pid) for pid, memory in earlier]
+    for running, (_, memory) in zip(left, earlier, strict=True):
+        if memory is not None:
+            memories[running.part] = memory
     last = ProcessPart(AGENT, partial(_agent, agent, place, os.getpid()), AGENT_STOPS_WITHIN_S)
-    return [workers, [last]]
+    return [workers, [last]], left, memories
 
 
 def run_again(agent: Callable[[], int], begin_trial: Callable[[], Trial]) -> int:
@@ -158,7 +197,7 @@ def run_again(agent: Callable[[], int], begin_trial: Callable[[], Trial]) -> int
     It ends when other engines must be watched. SIGHUP starts it anew, if its trial succeeds.
     """
     part = ProcessPart(AGENT, agent, STOP_WITHIN_S + _SPARE_S)
-    return Supervisor([[part]], begin_trial, partial(_start_anew, None)).run()
+    return Supervisor([[part]], begin_trial, partial(_start_anew, None, {})).run()
 
 
 def _agent(agent: Callable[[HandoverPlace], int], place: HandoverPlace, supervisor: int) -> int:
@@ -170,37 +209,54 @@ def _agent(agent: Callable[[HandoverPlace], int], place: HandoverPlace, supervis
 
 
 def _worker(settings: Settings, workplace: Workplace) -> ProcessPart:
-    return ProcessPart(
-        f"proxy worker {workplace.number}",
-        lambda: run_worker(settings, workplace),
-        settings.proxy.drain + WORKER_FLUSHES_WITHIN_S + _SPARE_S,
-    )
+    name = f"proxy worker {workplace.number}"
+    return ProcessPart(name, partial(run_worker, settings, workplace), _worker_stops_s(settings))
 
 
-def _start_anew(doors: _Doors | None, supervisor: Supervisor, plan: Plan) -> None:
-    """Become a new supervisor, whose agent lets the workers of this one retire."""
+def _earlier_worker(
+    settings: Settings, memory: WorkerMemory | None, place: HandoverPlace
+) -> ProcessPart:
+    """A worker of an earlier run. If it dies, another process hands over what it left."""
+    work = partial(take_over, memory, place)
+    return ProcessPart("earlier worker", work, _worker_stops_s(settings))
+
+
+def _worker_stops_s(settings: Settings) -> float:
+    return settings.proxy.drain + WORKER_FLUSHES_WITHIN_S + _SPARE_S
+
+
+def _start_anew(
+    doors: _Doors | None,
+    memories: Mapping[ProcessPart, WorkerMemory],
+    supervisor: Supervisor,
+    plan: Plan,
+) -> None:
+    """Become a new supervisor, whose agent lets the workers of this one retire.
+
+    Where no program can follow, it returns, and this supervisor starts again what it stopped.
+    """
     try:
         following = doors and doors.following(plan.proxy, plan.workers)
     except SettingsInvalid as error:
         _LOG.error("the new agent cannot start, so nothing changes: %s", error)
         return
     _LOG.info("starting anew")
-    try:
-        if doors is not None and following is doors:
-            supervisor.stop_last()
-        else:
-            supervisor.stop()
-            if doors is not None:
-                doors.close()
-        if supervisor.asked_to_stop:
-            return
+    if doors is not None and following is doors:
+        supervisor.stop_last()
+    else:
+        supervisor.stop()
+    if not supervisor.asked_to_stop:
+        if doors is not None and following is not doors:
+            doors.close()
         if following is not None:
-            following.leave(supervisor.first_group)
-        start_again()
-    finally:
-        # No program follows: it was to stop, or there is no interpreter any more.
-        if following is not None:
-            following.close()
+            following.leave(supervisor.first_group, memories)
+        try:
+            start_again()
+        except OSError as error:
+            os.environ.pop(_LEFT, None)
+            _LOG.error("the new agent cannot start, so this one goes on: %s", error)
+    if following is not None and following is not doors:
+        following.abandon()
 
 
 def workers_of(settings: Settings) -> int:

@@ -54,6 +54,30 @@ class Workplace:
     open_requests: OpenRequests
     slots: RequestSlots
 
+    @property
+    def memory(self) -> "WorkerMemory":
+        """What outlives the worker."""
+        counts = self.open_requests
+        return WorkerMemory(self.number, self.slots.descriptor, counts.descriptor, [*counts])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """What outlives a worker: the descriptors of its slots and of the counts of open requests.
+
+    A later supervisor gets it.
+    """
+
+    worker: int
+    slots: int
+    open_requests: int
+    engines: Sequence[str]
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Those of its memory."""
+        return self.slots, self.open_requests
+
 
 class ProxyWorker:
     """The proxy in one process."""
@@ -117,8 +141,11 @@ class ProxyWorker:
         # Called on a thread of the SDK.
         self._loop.call_soon_threadsafe(self._sender.take_spans, body)
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or until the supervisor is gone, then let streams end."""
+    async def run(self) -> bool:
+        """Serve until SIGTERM or until the supervisor is gone, then let streams end.
+
+        Returns whether its slots are needed no more: it is of an earlier run and handed all over.
+        """
         self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         self._sender.begin(self._workplace.open_requests.begin(self._workplace.number))
         handing_over = asyncio.create_task(self._sender.run())
@@ -144,6 +171,7 @@ class ProxyWorker:
         if lost:
             _LOG.warning("%d proxied requests are lost: the agent did not take them", lost)
         handing_over.cancel()
+        return self._retiring.is_set() and not lost
 
     async def _watch_supervisor(self) -> None:
         await supervisor_gone()
@@ -187,14 +215,59 @@ class ProxyWorker:
 def run_worker(settings: Settings, workplace: Workplace) -> int:
     """Run a worker in this process; the exit status."""
 
-    async def work() -> None:
-        await ProxyWorker(settings, workplace).run()
+    async def work() -> bool:
+        return await ProxyWorker(settings, workplace).run()
 
     # A thread that encodes spans must not delay a token.
     sys.setswitchinterval(0.0002)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work())
+        done = runner.run(work())
+    # Until the tasks have ended, one could write to a slot.
+    if done:
+        workplace.slots.release()
     return 0
+
+
+def take_over(memory: WorkerMemory | None, handover: HandoverPlace) -> int:
+    """Hand over what a worker of an earlier run left when it died; the exit status."""
+    if memory is None:
+        _LOG.warning("a proxy worker died, of a version that leaves nothing of its requests")
+        return 0
+    counts = OpenRequests(memory.engines, descriptor=memory.open_requests)
+    try:
+        slots = RequestSlots.left(memory.slots)
+    except ValueError as error:
+        _LOG.warning("the requests of a proxy worker that died have no rows: %s", error)
+        slots = RequestSlots(0)
+        slots.begin()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_take_over(memory.worker, slots, counts.begin(memory.worker), handover))
+    slots.release()
+    return 0
+
+
+async def _take_over(
+    worker: int, slots: RequestSlots, open_before: int, handover: HandoverPlace
+) -> None:
+    sender = HandoverSender(
+        handover,
+        worker,
+        slots,
+        on_engines=lambda _: None,
+        on_retire=lambda: None,
+        live=lambda: 0,
+    )
+    sender.begin(open_before)
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    works = [stopping.wait(), supervisor_gone(), sender.flush(None)]
+    handing_over, *ends = [asyncio.ensure_future(each) for each in (sender.run(), *works)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    lost = await sender.flush(WORKER_FLUSHES_WITHIN_S)
+    if lost:
+        _LOG.warning("%d proxied requests are lost: the agent did not take them", lost)
+    for work in (handing_over, *ends):
+        work.cancel()
 
 
 def _options(settings: ProxySettings) -> MeasuringOptions:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Self
 
@@ -33,7 +33,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = {*_STOPS, signal.SIGHUP, signal.SIGCHLD}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ProcessPart:
     """One process: its work, which returns an exit status, and how long it may take to stop.
 
@@ -45,18 +45,26 @@ class ProcessPart:
     stops_within_s: float
 
 
+class Running(NamedTuple):
+    """A part, and its process; None if that ended with another status than 0."""
+
+    part: ProcessPart
+    pid: int | None
+
+
 class _Process:
     """The running process of a part, or the time of its next start.
 
-    One that an earlier supervisor left is not started again.
+    The part of one that an earlier supervisor left is done when a process ends with status 0.
     """
 
-    def __init__(self, part: ProcessPart, left: int | None = None) -> None:
+    def __init__(self, part: ProcessPart, pid: int | None = None, *, left: bool = False) -> None:
         self.part = part
-        self.pid = left
+        self.pid = pid
         self.start_at = 0.0
         self.starts = 0
-        self._left = left is not None
+        self.failed = left and pid is None
+        self._left = left
         self._started_at = 0.0
         self._delay_s = 0.0
 
@@ -67,16 +75,18 @@ class _Process:
             self.pid = os.fork()
         except OSError:
             _LOG.exception("%s cannot be started now", self.part.name)
-            self.ended()
+            self.ended(1)
         if self.pid == 0:
             _work(self.part)
 
-    def ended(self) -> None:
+    def ended(self, status: int) -> None:
         """Plan the next start."""
+        self.failed = status != 0
         now = time.monotonic()
         if now - self._started_at > _SETTLED_S:
             self._delay_s = 0.0
-        self.pid, self.start_at = None, math.inf if self._left else now + self._delay_s
+        done = self._left and not self.failed
+        self.pid, self.start_at = None, math.inf if done else now + self._delay_s
         self._delay_s = min(max(_RESTART_AFTER_S, 2 * self._delay_s), _MAX_RESTART_AFTER_S)
 
     def signal(self, number: signal.Signals) -> None:
@@ -198,14 +208,14 @@ class Supervisor:
         groups: Sequence[Sequence[ProcessPart]],
         begin_trial: Callable[[], Trial],
         reload: Callable[["Supervisor", Plan], None],
-        left: Sequence[int] | None = None,
+        left: Sequence[Running] | None = None,
     ) -> None:
         """On SIGHUP a trial begins, and `reload` is called when it succeeds; everything goes on if
         it fails, or `reload` returns. `left` are processes of the first group that an earlier
-        supervisor left; None where this is the first one."""
+        supervisor left; None where this is the first one. The work of their parts begins when they
+        end with another status than 0."""
         self._groups = [[_Process(part) for part in parts] for parts in groups]
-        earlier = replace(groups[0][0], name="earlier process")
-        self._groups[0] += [_Process(earlier, pid) for pid in left or ()]
+        self._groups[0] += [_Process(part, pid, left=True) for part, pid in left or ()]
         self._processes = [process for group in self._groups for process in group]
         self._begin_trial = begin_trial
         self._trial: Trial | None = None
@@ -219,9 +229,9 @@ class Supervisor:
         return self._asked_to_stop
 
     @property
-    def first_group(self) -> list[int]:
-        """The running processes of the first group."""
-        return [process.pid for process in self._groups[0] if process.pid is not None]
+    def first_group(self) -> list[Running]:
+        """The processes of the first group that run, or failed and are not started again yet."""
+        return [Running(p.part, p.pid) for p in self._groups[0] if p.pid is not None or p.failed]
 
     def run(self) -> int:
         """Supervise until SIGTERM or SIGINT; the exit status. A part whose settings are invalid
@@ -284,7 +294,7 @@ class Supervisor:
             pid, status = ended
             for process in self._processes:
                 if process.pid == pid:
-                    process.ended()
+                    process.ended(status)
                     level = logging.WARNING if status else logging.INFO
                     _LOG.log(level, "%s: ended with status %d", process.part.name, status)
                     never_worked = self._first and process.starts == 1

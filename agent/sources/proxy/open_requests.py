@@ -1,6 +1,7 @@
 """Counts the open requests of each engine, over all workers of the proxy."""
 
 import mmap
+import os
 from collections.abc import Iterator, Mapping, Sequence
 
 _COUNT_BYTES = 8
@@ -9,13 +10,19 @@ _COUNT_BYTES = 8
 class OpenRequests(Mapping[str, int]):
     """The open requests by engine, over all workers, in memory that they share.
 
-    Made before the workers are forked; each writes its own row alone.
+    Made before the workers are forked; each writes its own row alone. `descriptor` is the memory of
+    an earlier run, whose engines these are.
     """
 
-    def __init__(self, engines: Sequence[str], workers: int = 1) -> None:
+    def __init__(
+        self, engines: Sequence[str], workers: int = 1, descriptor: int | None = None
+    ) -> None:
         self._places = {name: place for place, name in enumerate(engines)}
-        memory = mmap.mmap(-1, max(1, _COUNT_BYTES * workers * len(self._places)))
-        self._counts = memoryview(memory).cast("q")
+        if descriptor is None:
+            descriptor = os.memfd_create("open-requests")
+            os.ftruncate(descriptor, _COUNT_BYTES * max(1, workers * len(self._places)))
+        self.descriptor = descriptor
+        self._counts = memoryview(mmap.mmap(descriptor, 0)).cast("q")
         self._row = 0
 
     def begin(self, worker: int) -> int:

@@ -30,6 +30,8 @@ def test_each_worker_sees_the_open_requests_of_all_and_begins_with_none_of_its_o
 
     in_a_worker(other)
     assert dict(counts) == {"chat-0": 3, "chat-1": 2}
+    # So they are for a process of a later supervisor.
+    assert OpenRequests(["chat-0", "chat-1"], descriptor=counts.descriptor)["chat-1"] == 2
     # The worker after it learns how many requests it left open.
     assert counts.begin(1) == 4
     assert dict(counts) == {"chat-0": 1, "chat-1": 0}

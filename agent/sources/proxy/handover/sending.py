@@ -147,7 +147,9 @@ class HandoverSender:
         of its open ones, of which `open_before` are counted, the records with their error."""
         left = self._slots.begin()
         if left is not None:
-            rows = sum(self._take_left(slot, record) for slot, record in left.records.items())
+            rows = 0
+            for slot, record in left.records.items():
+                rows += self._take_left(slot, b"" if left.other_fields else record)
             self._died = died = WorkerDied(self._hello.worker, open_before, rows, left.without)
             self._failures[ProxyFailure.WORKER_DIED] += max(open_before, rows) + left.without
             _LOG.warning(
@@ -160,7 +162,8 @@ class HandoverSender:
         try:
             record = _RECORD.decode(data)
         except msgspec.DecodeError:
-            # Something else wrote here. A worker that fails on it would fail in each start.
+            # Something else, or another version, wrote here. A worker that fails on it would fail
+            # in each start.
             self._slots.free(slot)
             self.failed(ProxyFailure.RECORD_REFUSED)
             return False
@@ -221,8 +224,8 @@ class HandoverSender:
             await asyncio.sleep(_RETRY_S)
 
     async def flush(self, within_s: float | None) -> int:
-        """Wait until all records are stored and all spans sent; returns how many records the agent
-        did not get in this time. None is no limit."""
+        """Wait until all records are stored, and all spans and counts sent; returns how many
+        records the agent did not get in this time. None is no limit."""
         self._note_progress()
         try:
             async with asyncio.timeout(within_s):
@@ -237,7 +240,8 @@ class HandoverSender:
         return self._sent - self._queue.stored
 
     def _note_progress(self) -> None:
-        if self._queue or self._spans:
+        counts = self._died or self._failures or self._cut
+        if self._queue or self._spans or counts:
             self._done.clear()
         else:
             self._done.set()
@@ -297,6 +301,7 @@ class HandoverSender:
             waiting, rotation = len(self._queue), self._rotation()
             status = WorkerStatus(self._live(), waiting, failures, cut, rotation)
             await self._send(writer, status)
+            self._note_progress()
             await asyncio.sleep(_STATUS_EVERY_S)
 
     async def _send(self, writer: asyncio.StreamWriter, message: FromWorker) -> None:

@@ -1,35 +1,66 @@
 """The records of a worker's requests, in memory that outlives the worker."""
 
 import mmap
+import os
+import sys
+import zlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from agent.sources.proxy.handover.messages import RECORD_FIELDS
 
 SLOT_BYTES = 1024
 # In all workers together: 16 MiB, of which only what was ever used takes memory.
 MAX_SLOTS = 16_384
 
-# Numbers before the lengths of the slots: whether a worker has begun, and the records without slot.
-_BEGUN, _WITHOUT, _LENGTHS = range(3)
+# Numbers before the lengths of the slots: the version of this layout, a checksum of the fields of
+# a record, whether a worker has begun, and the records without slot.
+_LAYOUT, _FIELDS, _BEGUN, _WITHOUT, _LENGTHS = range(5)
 _NUMBER_BYTES = 4
+_LAYOUT_VERSION = 1
+_FIELDS_CHECKSUM = zlib.crc32(" ".join(RECORD_FIELDS).encode())
 
 
 class LeftSlots(NamedTuple):
-    """What a worker left: the records by slot, and how many of ended requests had none."""
+    """What a worker left: the records by slot, and how many of ended requests had none.
+
+    `other_fields` says that another version of the program wrote the records.
+    """
 
     records: Mapping[int, bytes]
     without: int
+    other_fields: bool = False
 
 
 class RequestSlots:
     """One slot for each request that is open or not stored yet, as far as there are free ones.
 
-    Made before the worker is forked. A worker that is killed leaves its slots to the next one. The
+    Made before the worker is forked. A worker that is killed leaves its slots to the next one, or
+    by their descriptor to a process of a later supervisor. The
     length of a slot is 0 while it is free or being written, so a half-written slot counts as free.
     """
 
     def __init__(self, slots: int = MAX_SLOTS) -> None:
+        descriptor = os.memfd_create("request-slots")
+        os.ftruncate(descriptor, _NUMBER_BYTES * _LENGTHS + (_NUMBER_BYTES + SLOT_BYTES) * slots)
+        self._map(descriptor, slots)
+        self._numbers[_LAYOUT], self._numbers[_FIELDS] = _LAYOUT_VERSION, _FIELDS_CHECKSUM
+
+    @classmethod
+    def left(cls, descriptor: int) -> Self:
+        """Return the slots of an earlier run. Raises ValueError for another layout."""
+        version = int.from_bytes(os.pread(descriptor, _NUMBER_BYTES, 0), sys.byteorder)
+        if version != _LAYOUT_VERSION:
+            raise ValueError(f"layout {version}; this version reads layout {_LAYOUT_VERSION}")
+        slots, size_bytes = cls.__new__(cls), os.fstat(descriptor).st_size
+        each_bytes = _NUMBER_BYTES + SLOT_BYTES
+        slots._map(descriptor, (size_bytes - _NUMBER_BYTES * _LENGTHS) // each_bytes)
+        return slots
+
+    def _map(self, descriptor: int, slots: int) -> None:
+        self.descriptor = descriptor
         self._first = _NUMBER_BYTES * (_LENGTHS + slots)
-        self._bytes = memoryview(mmap.mmap(-1, self._first + SLOT_BYTES * slots))
+        self._bytes = memoryview(mmap.mmap(descriptor, 0))
         self._numbers = self._bytes[: self._first].cast("I")
         # The lowest ones first, as each page that was ever written takes memory.
         self._free = [*reversed(range(slots))]
@@ -44,7 +75,8 @@ class RequestSlots:
         self._free = [slot for slot in reversed(slots) if slot not in used]
         without, self._numbers[_WITHOUT] = self._numbers[_WITHOUT], 0
         begun, self._numbers[_BEGUN] = self._numbers[_BEGUN], 1
-        return LeftSlots(used, without) if begun else None
+        other_fields = self._numbers[_FIELDS] != _FIELDS_CHECKSUM
+        return LeftSlots(used, without, other_fields) if begun else None
 
     def hold(self, record: bytes) -> int | None:
         """Put a record into a free slot; None if there is none, or the record is too large."""
@@ -70,6 +102,10 @@ class RequestSlots:
     def count_without(self, change: int) -> None:
         """Change the number of ended requests whose record has no slot."""
         self._numbers[_WITHOUT] += change
+
+    def release(self) -> None:
+        """Give the memory back, which other processes still have open. No slot is used again."""
+        os.ftruncate(self.descriptor, 0)
 
     def _write(self, slot: int, record: bytes) -> None:
         self._numbers[_LENGTHS + slot] = 0

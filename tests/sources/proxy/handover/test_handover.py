@@ -1,6 +1,7 @@
 """Each record of a worker is stored once, also where the agent ends or is away."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -311,6 +312,31 @@ async def test_what_no_worker_can_read_in_a_slot_is_counted(place: HandoverPlace
     slots.hold(b"no record")
     async with working(place, slots=slots), listening(AgentSide(place)) as agent:
         await until(lambda: agent.failures == {"record_refused": 1})
+
+
+@in_loop
+async def test_what_a_version_with_other_fields_left_is_counted(place: HandoverPlace) -> None:
+    slots = RequestSlots(2)
+    killed = WorkerSide(place, slots=slots)
+    killed.sender.begin(0)
+    killed.sender.opened(opened(1))
+    # The checksum of the fields, after the version of the layout.
+    os.pwrite(slots.descriptor, b"else", 4)
+    slots = RequestSlots.left(slots.descriptor)
+    async with working(place, slots=slots, left_open=1), listening(AgentSide(place)) as agent:
+        await until(lambda: agent.failures == {"record_refused": 1, "worker_died": 1})
+        assert agent.died == [WorkerDied(worker=0, open=1, rows=0, lost=0)]
+        assert agent.records == []
+
+
+@in_loop
+async def test_a_worker_that_ends_hands_over_its_last_counts(place: HandoverPlace) -> None:
+    async with listening(AgentSide(place)) as agent:
+        async with working(place) as worker:
+            worker.sender.failed("relay")
+            worker.sender.client_cut("slow")
+            await worker.sender.flush(WITHIN_S)
+        await until(lambda: (agent.failures, agent.cut) == ({"relay": 1}, {"slow": 1}))
 
 
 @in_loop

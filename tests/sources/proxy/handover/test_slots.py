@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -37,6 +38,29 @@ def test_the_next_worker_finds_what_a_killed_one_did_not_free() -> None:
     assert slots.begin() == LeftSlots({0: b"first", 1: b"second, ended"}, 1)
     # They stay where they are, and the next records go elsewhere.
     assert (slots.hold(b"next"), slots.hold(b"last"), slots.hold(b"one more")) == (2, 3, None)
+
+
+def test_slots_are_found_by_their_descriptor() -> None:
+    slots = RequestSlots(3)
+    slots.begin()
+    slots.hold(b"first")
+    slots.count_without(2)
+    left = RequestSlots.left(slots.descriptor)
+    assert left.begin() == LeftSlots({0: b"first"}, 2)
+    assert (left.hold(b"next"), left.hold(b"last"), left.hold(b"one more")) == (1, 2, None)
+
+
+def test_slots_of_another_layout_are_refused() -> None:
+    slots = RequestSlots(1)
+    os.pwrite(slots.descriptor, (7).to_bytes(4, sys.byteorder), 0)
+    with pytest.raises(ValueError, match="layout 7"):
+        RequestSlots.left(slots.descriptor)
+
+
+def test_memory_that_is_given_back_is_free_in_each_process() -> None:
+    slots = RequestSlots(1)
+    slots.release()
+    assert os.fstat(slots.descriptor).st_size == 0
 
 
 def test_a_record_that_is_too_large_has_no_slot() -> None:
