@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,9 +14,11 @@ from agent.errors import SettingsInvalid
 from agent.sources.client_connection import BoundedProtocol
 from agent.sources.socket_clients import SocketClients
 
+_LOG = logging.getLogger(__name__)
+
 _BACKLOG = 1024
-# uvicorn's ticks between two sweeps of the clients: a second.
-_SWEEP_TICKS = 10
+_SWEEP_EVERY_S = 1.0
+_CLOSED_CHECK_S = 0.01
 
 
 def open_socket(
@@ -38,11 +41,10 @@ def open_socket(
         ) from error
 
 
-_STOP_WITHIN_S = 5
-# Beyond its limit: uvicorn then ends by itself, unless it began to wait without a limit.
-_FORCED_AFTER_S = 0.5
+_STOP_WITHIN_S = 5.0
 
 _OPTIONS: dict[str, Any] = {
+    "interface": "asgi3",
     "ws": "none",
     "lifespan": "off",
     "access_log": False,
@@ -57,11 +59,28 @@ class _EmbeddedServer(uvicorn.Server):
         super().__init__(config)
         self._clients = clients
 
-    async def on_tick(self, counter: int) -> bool:
-        """Sweep the clients; uvicorn calls this ten times a second."""
-        if counter % _SWEEP_TICKS == 0:
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the last client has left; the limits hold for those that are left, too."""
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            await super().serve(sockets)
+        finally:
+            sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
             self._clients.sweep(asyncio.get_running_loop().time())
-        return await super().on_tick(counter)
+            await asyncio.sleep(_SWEEP_EVERY_S)
+
+    async def cut_off(self) -> None:
+        """Close the connections of all clients, then end what is done for them."""
+        for connection in [*self.server_state.connections]:
+            connection.transport.abort()
+        while self.server_state.connections:
+            await asyncio.sleep(_CLOSED_CHECK_S)
+        self.force_exit = True
+        for task in self.server_state.tasks:
+            task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,7 +109,8 @@ class AsgiServer:
             for each in self._sockets:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         protocol: Any = functools.partial(http, clients=clients)
-        config = uvicorn.Config(application, http=protocol, **_OPTIONS | options)
+        self._application, self._name = application, clients.name
+        config = uvicorn.Config(self._serve, http=protocol, **_OPTIONS | options)
         self._server = _EmbeddedServer(config, clients)
         self._serving: asyncio.Task[None] | None = None
 
@@ -103,18 +123,28 @@ class AsgiServer:
         """Serve in the running event loop."""
         self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets))
 
-    async def stop(self, *, within_s: int | None = _STOP_WITHIN_S) -> None:
+    async def stop(self, *, within_s: float | None = _STOP_WITHIN_S) -> None:
         """Accept no new requests, and wait until the open ones have ended or the limit is over.
 
-        A wait that is cancelled lets them go on, and a later call can set a limit.
+        Clients that are left then are cut off. A wait that is cancelled lets them go on, and a
+        later call can set a limit.
         """
-        self._server.config.timeout_graceful_shutdown = within_s
         self._server.should_exit = True
         if self._serving is None:
             return
         try:
-            async with asyncio.timeout(None if within_s is None else within_s + _FORCED_AFTER_S):
+            async with asyncio.timeout(within_s):
                 await asyncio.shield(self._serving)
         except TimeoutError:
-            self._server.force_exit = True
+            left = len(self._server.server_state.connections)
+            _LOG.warning("%s: %d clients were cut off after %g s", self._name, left, within_s)
+            await self._server.cut_off()
             await self._serving
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._application(scope, receive, send)
+        except asyncio.CancelledError:
+            # uvicorn would log the request of a client that was cut off as an error.
+            if not self._server.force_exit:
+                raise

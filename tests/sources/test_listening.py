@@ -1,6 +1,8 @@
 """Listening sockets and embedded servers."""
 
 import asyncio
+import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -14,6 +16,7 @@ import uvloop
 
 from agent.errors import SettingsInvalid
 from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.socket_clients import ClientLimits, SocketClients
 
 WITHIN_S = 10.0
 
@@ -184,6 +187,45 @@ def test_a_wait_for_open_requests_can_be_given_up_for_a_shorter_one(
                 assert (await asyncio.wrap_future(text)) == "there"
             else:
                 application.go_on.set()
+
+    runner.run(work())
+
+
+def test_a_stop_cuts_off_the_clients_that_are_left(
+    runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> bytes:
+        application = Application()
+        server = AsgiServer(application, open_socket("listen", "127.0.0.1", 0))
+        server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: agent\r\n\r\n")
+        await asyncio.to_thread(application.received.wait, WITHIN_S)
+        await server.stop(within_s=0.1)
+        with contextlib.closing(writer), contextlib.suppress(ConnectionResetError):
+            return await reader.read()
+        return b""
+
+    assert runner.run(work()) == b""
+    assert [record.message for record in caplog.records if record.levelno > logging.INFO] == [
+        "listen: 1 clients were cut off after 0.1 s"
+    ]
+
+
+def test_the_limits_hold_for_clients_that_a_stop_waits_for(runner: asyncio.Runner) -> None:
+    async def work() -> None:
+        application, cut = Application(), asyncio.Event()
+        limits = ClientLimits(body_s=0.1)
+        clients = SocketClients("listen", limits, on_cut=lambda *_: cut.set())
+        server = AsgiServer(application, open_socket("listen", "127.0.0.1", 0), clients)
+        server.start()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(POST + b"Content-Length: 9\r\n\r\n")
+        await asyncio.to_thread(application.received.wait, WITHIN_S)
+        async with asyncio.timeout(WITHIN_S):
+            await server.stop(within_s=None)
+        writer.close()
+        assert cut.is_set()
 
     runner.run(work())
 

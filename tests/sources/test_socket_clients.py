@@ -25,7 +25,7 @@ LIMITS = ClientLimits(head_s=1000.0, body_s=1000.0, unread_s=1000.0)
 @pytest.fixture(autouse=True)
 def no_own_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tests sweep, as if it were later."""
-    monkeypatch.setattr(listening, "_SWEEP_TICKS", 1_000_000)
+    monkeypatch.setattr(listening, "_SWEEP_EVERY_S", 100_000.0)
 
 
 @dataclass(slots=True)
