@@ -1,5 +1,6 @@
 """The running agent while its database fails: readiness, acknowledgements and the stop."""
 
+import json
 import shutil
 import sqlite3
 import time
@@ -16,12 +17,17 @@ import psutil
 import psycopg
 import pytest
 import requests
+from typer.testing import CliRunner
 
+from agent.cli import main
+from tests.outputs.api.serving import open_api
 from tests.real_parts.agent_process import AgentPorts, AgentProcess, without_journal
+from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
+from tests.records.making import objective, record
 
 pytestmark = pytest.mark.slow
 
@@ -408,3 +414,61 @@ def test_a_second_agent_of_one_name_waits_until_the_first_has_ended(tmp_path: Pa
         second.acknowledges()
         second.is_ready()
         assert '"ttft_s": 9.0' in _limits(file)[0][1]
+
+
+# On a file with damaged rows
+
+
+@pytest.fixture
+def on_damaged_rows(tmp_path: Path) -> Iterator[Attacked]:
+    """An agent whose file has 10 requests of each of 3 models; one request and the rollups of one
+    model cannot be read."""
+    at = time.time() - 1800
+    with open_api(tmp_path) as api:
+        api.agent.now = time.time()
+        api.store(
+            [
+                record(number, model=f"m{number % 3}", started_at=at - 1, ended_at=at)
+                for number in range(30)
+            ],
+            [objective()],
+        )
+        api.fold_and_expire()
+    with closing(sqlite3.connect(tmp_path / "goodput.db")) as database, database:
+        database.execute("UPDATE requests SET verdicts = '{' WHERE request_id = 'request-5'")
+        database.execute(
+            "UPDATE rollups SET counts = x'09' "
+            "WHERE series IN (SELECT id FROM rollup_series WHERE model = 'm0')"
+        )
+    with attacked(tmp_path, objectives=[{"name": "chat", "ttft_ms": 200}]) as agent:
+        yield agent
+
+
+def test_rows_that_cannot_be_read_take_no_figures_of_the_others(on_damaged_rows: Attacked) -> None:
+    api, window = on_damaged_rows.agent.api, {"window": "2h"}
+    assert api.summary(**window)["requests"] == 20
+    groups = api.breakdown(by="model", **window)["groups"]
+    assert [group["requests"] for group in groups] == [10, 10]
+    assert len(api.requests(limit="1000")) == 29
+
+    def get(route: str) -> Any:
+        response = requests.get(f"{api.url}/api/v1/{route}", params=window, timeout=WITHIN_S)
+        response.raise_for_status()
+        return response.json()
+
+    # The agent writes its objectives after its start.
+    eventually(lambda: get("objectives")["items"], within_s=WITHIN_S, what="the objective")
+    (chat,) = get("objectives")["items"]
+    assert (chat["requests"], chat["met"]) == (20, 20)
+    assert sum(step["requests"] for step in get("timeseries")["items"]) == 20
+    asked = ("report", "--last", "2h", "--url", api.url, "--format", "json")
+    report = json.loads(CliRunner().invoke(main, asked).stdout)
+    assert report["summary"]["requests"] == report["objectives"][0]["requests"] == 20
+    exposition, metric = api.exposition(), "llm_agent_unreadable_rows_total"
+    assert total(exposition, metric, table="requests") == 1
+    # The rollup of the minute, and the longer ones that queries read.
+    count = int(total(exposition, metric, table="rollups"))
+    assert count > 0
+    assert on_damaged_rows.ready()[1]["parts"]["store"] == (
+        f"rows that cannot be read are left out: 1 of requests, {count} of rollups"
+    )
