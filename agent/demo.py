@@ -121,6 +121,8 @@ def _simulator(settings: Settings, engine: EngineSettings, origin: float) -> Ite
          *_span_target(settings.otlp)],
         stdin=PIPE, stdout=PIPE, text=True,
         env={**os.environ, **_span_headers(settings.security)},
+        # Ctrl-C is for the agent alone, which ends it.
+        process_group=0,
     ) as process:  # fmt: skip
         assert process.stdin is not None, "the simulator's input was asked for"
         # The workers of the proxy, which end later, must not keep it open.

@@ -36,11 +36,11 @@ WORKER = "proxy worker 1"
 
 
 @contextmanager
-def two_workers(folder: Path, time_scale: float = 1.0) -> Iterator[Proxied]:
+def two_workers(folder: Path, time_scale: float = 1.0, **proxy: str) -> Iterator[Proxied]:
     """An agent whose proxy has two workers, before an engine that is so many times as fast."""
     ports, scenario = AgentPorts.free(), {**QUIET, "time_scale": time_scale}
     with Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=scenario) as engine:
-        proxied = proxied_by(folder, ports, [engine])
+        proxied = proxied_by(folder, ports, [engine], **proxy)
         with proxied.agent:
             yield proxied
 
@@ -353,6 +353,20 @@ def test_an_agent_comes_back_though_somebody_removed_its_folder(proxied: Proxied
     eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
     assert proxied.chat("folder-removed").status_code == 200
     assert proxied.row("folder-removed")["status"] == "ok"
+
+
+def test_no_worker_is_killed_at_a_stop_for_a_client_that_keeps_its_connection(
+    tmp_path: Path,
+) -> None:
+    with two_workers(tmp_path, drain="0.1s") as proxied, ExitStack() as stack:
+        address = ("127.0.0.1", int(proxied.url.rpartition(":")[2]))
+        # Of each worker: the kernel gives connections to one of them by their ports.
+        for _ in range(STREAMS):
+            client = stack.enter_context(socket.create_connection(address))
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n")
+        proxied.agent.stop()
+    assert "ended with status -9" not in proxied.agent.log()
+    assert "clients were cut off" in proxied.agent.log()
 
 
 def test_a_taken_port_leaves_nothing_behind(

@@ -37,6 +37,8 @@ from agent.sources.tls import TlsFiles
 _LOG = logging.getLogger(__name__)
 
 _DRAINED_CHECK_S = 0.1
+# After the drain, for responses that are in the kernel's buffers.
+_CLIENTS_LEAVE_WITHIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,7 @@ class ProxyWorker:
         await self._end(server)
         # The last spans come from a thread of the SDK.
         await asyncio.sleep(0)
-        lost = await self._sender.flush(WORKER_FLUSHES_WITHIN_S)
+        lost = await self._sender.flush(WORKER_FLUSHES_WITHIN_S - _CLIENTS_LEAVE_WITHIN_S)
         if lost:
             _LOG.warning("%d proxied requests are lost: the agent did not take them", lost)
         handing_over.cancel()
@@ -199,7 +201,7 @@ class ProxyWorker:
             _LOG.warning("%d streams were cut after %g s of draining", cut, self._drain_s)
         await self._refuse_until(deadline)
         await self._proxy.close()
-        await server.stop()
+        await server.stop(within_s=_CLIENTS_LEAVE_WITHIN_S)
         self._tracing.close()
 
     async def _refuse_until(self, deadline: float) -> None:
