@@ -184,8 +184,12 @@ def test_an_engine_that_answers_500_is_out_until_it_is_repaired(pair: Pair) -> N
         within_s=WITHIN_S,
         what="the event of its return",
     )
-    assert pair.metric("llm_proxy_engine_in_rotation", engine="bad") == 1
-    assert pair.shows("bad") is None
+    eventually(
+        lambda: pair.metric("llm_proxy_engine_in_rotation", engine="bad") == 1,
+        within_s=WITHIN_S,
+        what="its place in the rotation",
+    )
+    eventually(lambda: pair.shows("bad") is None, within_s=WITHIN_S, what="the page without it")
     before = pair.bad.got
     assert pair.ask(10) == {200: 10}
     assert pair.bad.got > before
