@@ -23,11 +23,10 @@ from agent.render.alerts import (
     render_alerts,
     shortcomings,
 )
-from agent.render.alerts.alert_files import VLLM_ALONE
-from agent.render.alerts.detection_times import MISSED_RATIOS, detections
-from agent.render.alerts.number_text import percent
+from agent.render.alerts.alert_files import PROMETHEUS_RULE, VLLM_ALONE, render_kubernetes
+from agent.render.alerts.alert_rule import percent
+from agent.render.alerts.objective_alerts import MISSED_RATIOS, detections
 from agent.render.dashboards import render_dashboards
-from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
 from agent.settings import Settings, load
 from agent.settings.environment import RENDER_PREFIX
 from agent.settings.values import HttpUrl, duration_text
@@ -216,7 +215,7 @@ def _json(written: Sequence[Path], job: RenderJob) -> str:
 
 def texts(job: RenderJob) -> Mapping[str, str]:
     """The texts of all files by path."""
-    from agent.render.reference import Declared, render_reference
+    from agent.render.reference_pages import Declared, render_reference
     from agent.store.tables import metadata
 
     objectives = job.settings.all_objectives()

@@ -6,7 +6,7 @@ alert on another either.
 
 import pytest
 
-from agent.render.alerts.alert_conditions import MIN_COUNT
+from agent.render.alerts.alert_rule import MIN_COUNT
 from tests.end_to_end.faults import FAULTS, SLOW, Fault
 from tests.end_to_end.story import Story
 

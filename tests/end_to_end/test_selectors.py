@@ -6,7 +6,7 @@ import yaml
 from agent.catalog.xids import XIDS, XidGrade
 from tests.end_to_end.faults import FAULTS
 from tests.end_to_end.story import Story
-from tests.render.alerts.selecting import expressions, series_of
+from tests.render.alerts.cases import expressions, series_of
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -19,7 +19,7 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.prometheus import Prometheus, scrape_of
 from tests.real_parts.vllm import PROMPT, Vllm
 from tests.real_parts.waiting import eventually
-from tests.render.alerts.selecting import expressions, series_of
+from tests.render.alerts.cases import expressions, series_of
 from tests.render.dashboards.answering import every_question, never_answered
 from tests.render.dashboards.reading import selectors
 

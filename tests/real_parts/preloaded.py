@@ -31,7 +31,7 @@ _IMPORTED = [
     "agent.auditing",
     "agent.compared_runs",
     "agent.demo",
-    "agent.render.reference",
+    "agent.render.reference_pages",
     "agent.simulator.openai_server",
     "tests.real_parts.loaded_at_start",
 ]

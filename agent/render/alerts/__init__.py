@@ -1,9 +1,9 @@
 """Alert rules and the configuration of Alertmanager."""
 
 from agent.render.alerts.alert_files import render_alerts, shortcomings
+from agent.render.alerts.alert_rule import Timings
+from agent.render.alerts.alertmanager import DEFAULT_SECRETS, Receivers
 from agent.render.alerts.latency_alerts import Shortcoming
-from agent.render.alerts.receivers import DEFAULT_SECRETS, Receivers
-from agent.render.alerts.timings import Timings
 from agent.render.links import PLACEHOLDERS, Links
 
 __all__ = [

@@ -7,9 +7,16 @@ from agent.catalog import metrics as m
 from agent.catalog import own_health as own
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import DAY_S, MINUTE_S
-from agent.render.alerts.alert_conditions import MIN_COUNT, conditions, share_over, target_down
-from agent.render.alerts.alert_rule import AGENT, Alert, Severity
-from agent.render.alerts.timings import Timings
+from agent.render.alerts.alert_rule import (
+    AGENT,
+    MIN_COUNT,
+    Alert,
+    Severity,
+    Timings,
+    conditions,
+    share_over,
+    target_down,
+)
 from agent.render.promql import by, eq, value_of
 
 WATCHDOG = "Watchdog"

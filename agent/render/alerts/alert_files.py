@@ -1,24 +1,51 @@
-"""The files of `alerts/` as texts."""
+"""The files of `alerts/` and the Kubernetes files as texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
 
 from agent.analysis.burn_rates import plan
 from agent.records.objective import Objective
 from agent.render.alerts.agent_alerts import agent_alerts
-from agent.render.alerts.alert_rule import Alert, group
-from agent.render.alerts.alertmanager import alertmanager
-from agent.render.alerts.cost_alerts import cost_alerts
+from agent.render.alerts.alert_rule import Alert, Timings, group, percent
+from agent.render.alerts.alertmanager import Receivers, alertmanager
 from agent.render.alerts.engine_alerts import engine_alerts
 from agent.render.alerts.gpu_alerts import gpu_alerts
 from agent.render.alerts.latency_alerts import Shortcoming, all_latency_alerts, latency_shortcomings
-from agent.render.alerts.number_text import percent
 from agent.render.alerts.objective_alerts import objective_alerts, recordings
-from agent.render.alerts.receivers import Receivers
-from agent.render.alerts.request_alerts import request_alerts
-from agent.render.alerts.timings import Timings
+from agent.render.alerts.request_alerts import cost_alerts, request_alerts
 from agent.render.alerts.vllm_alerts import vllm_alerts, vllm_shortcomings
 from agent.render.links import PLACEHOLDERS, Links
-from agent.render.yaml_text import yaml_text
+
+NOTICE = "# Made by `goodput-agent render`, which overwrites changes.\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that writes texts of several lines as blocks, without aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always true: each value is written in full."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def yaml_text(document: Mapping[str, Any], *remarks: str) -> str:
+    """The document after comments: that it is generated, and these remarks."""
+    comments = "".join(f"# {remark}\n" for remark in remarks)
+    body = yaml.dump(
+        document, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True, indent=2
+    )
+    return NOTICE + comments + body
+
 
 RULES = "alerts/goodput-agent.yml"
 VLLM_ALONE = "alerts/vllm-alone.yml"
@@ -98,3 +125,32 @@ def _vllm_alone(objectives: Sequence[Objective], timings: Timings, links: Links)
         "For Prometheus 2.42 and newer that scrapes vLLM and no goodput-agent. A limit is rounded",
         "up to the next bucket edge of vLLM's histogram.",
     )
+
+
+PROMETHEUS_RULE = "deploy/kubernetes/prometheusrule.yaml"
+# What the chart reads: Helm reads only files inside of it.
+CHART_FILES = "deploy/helm/goodput-agent/files"
+CHART_RULES = f"{CHART_FILES}/rules.yaml"
+
+
+def render_kubernetes(files: Mapping[str, str], dashboards: Mapping[str, str]) -> Mapping[str, str]:
+    """The texts of Kubernetes files by path, made from those of `render_alerts` and of dashboards.
+
+    The rules for vLLM alone are left out: beside the agent's rules they would repeat each alert.
+    """
+    spec = {"groups": yaml.safe_load(files[RULES])["groups"]}
+    document = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "goodput-agent"},
+        "spec": spec,
+    }
+    chart = {
+        f"{CHART_FILES}/dashboards/{PurePosixPath(path).name}": text
+        for path, text in dashboards.items()
+    }
+    return {
+        PROMETHEUS_RULE: yaml_text(document, "For the Prometheus Operator."),
+        CHART_RULES: yaml_text(spec, "For the Helm chart."),
+        **chart,
+    }

@@ -1,14 +1,83 @@
-"""Alerts and recordings as data, and as entries of a rule file."""
+"""Alerts and recordings as entries of a rule file, and conditions that many alerts share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 from urllib.parse import quote_plus
 
 from agent.catalog.time_units import HOUR_S, MINUTE_S
-from agent.render.alerts.timings import Timings
 from agent.render.links import DashboardUid, Links, of_label
+from agent.render.promql import TARGET_LABELS, Matcher, among, by, eq, upto
+from agent.settings.values import duration_text
+
+# rate() needs two samples, and a scrape may fail.
+_SCRAPES_IN_A_WINDOW = 4
+# Below this, rounding to a second could change which of two alerts fires first.
+_FINE_BELOW_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Divides all times of the rules by `speed`."""
+
+    speed: float = 1.0
+    scrape_interval_s: float = 15.0
+    evaluation_interval_s: float = 30.0
+
+    def window(self, seconds: float) -> str:
+        """A range in PromQL, never too short for the scrape interval."""
+        shortest_s = _SCRAPES_IN_A_WINDOW * self.scrape_interval_s
+        return _written(max(self.seconds(seconds), shortest_s))
+
+    def hold(self, seconds: float) -> str:
+        """A hold time in the format of Prometheus."""
+        return _written(self.seconds(seconds))
+
+    def seconds(self, seconds: float) -> float:
+        """A length of time in seconds."""
+        return seconds / self.speed
+
+    @property
+    def evaluation_interval(self) -> str:
+        """The time between two evaluations of a rule."""
+        return _written(self.evaluation_interval_s)
+
+
+def _written(seconds: float) -> str:
+    """Whole seconds from 10 s on; shorter times of a trial may have milliseconds."""
+    if seconds >= _FINE_BELOW_S or seconds == round(seconds):
+        return duration_text(float(max(round(seconds), 1)))
+    return f"{max(round(seconds * 1000), 1)}ms"
+
+
+def number(value: float | Decimal) -> str:
+    """A number without the rounding errors of binary fractions."""
+    return f"{Decimal(str(value)).normalize():f}"
+
+
+def percent(ratio: float | Decimal) -> str:
+    """A share as a percentage: 0.999 is `99.9 %`."""
+    return f"{number(Decimal(str(ratio)) * 100)} %"
+
+
+def percentile(ratio: float) -> str:
+    """The name of a percentile: 0.95 is `p95`."""
+    return f"p{number(Decimal(str(ratio)) * 100)}"
+
+
+def latency(seconds: float) -> str:
+    """A latency: `200 ms`, `1.5 s`."""
+    if seconds < 1:
+        return f"{number(Decimal(str(seconds)) * 1000)} ms"
+    return f"{number(seconds)} s"
+
+
+def span(seconds: float) -> str:
+    """A length of time: `30d`, `50h`."""
+    return duration_text(float(round(seconds)))
+
 
 # The labels that identify the subject of an alert. `instance` is the agent, as engines of several
 # agents may have one name.
@@ -97,3 +166,89 @@ def group(
         "interval": timings.evaluation_interval,
         "rules": [rule.rule(timings, links) for rule in rules],
     }
+
+
+# Below this a share says little: one request of three is 33 % of the traffic.
+MIN_COUNT = 5
+
+# The series of a histogram by its ending, such as `_bucket`, and further matchers.
+HistogramSeries = Callable[[str, tuple[Matcher, ...]], str]
+
+
+def conditions(*parts: str) -> str:
+    """All of these, each on lines of its own; the alert's value is that of the first."""
+    return "\nand\n".join(parts)
+
+
+def share_over(
+    limit: object, labels: tuple[str, ...], window: str, *, part: str, whole: tuple[str, ...]
+) -> str:
+    """`part` is more than `limit` of the sum of the counters in `whole`, and at least MIN_COUNT."""
+    total = " + ".join(by(labels, f"rate({series}[{window}])") for series in whole)
+    return conditions(
+        f"{by(labels, f'rate({part}[{window}])')}\n  / ({total} > 0)\n  > {limit}",
+        f"{by(labels, f'increase({part}[{window}])')} >= {MIN_COUNT}",
+    )
+
+
+def over_bound(
+    labels: tuple[str, ...],
+    window: str,
+    share: str,
+    bound: float,
+    series: HistogramSeries,
+) -> str:
+    """Fewer than `share` of a histogram's observations are within a bound, one of its edges.
+
+    The value is the percentile, an estimate between edges; the condition is exact.
+    """
+    buckets = f"{series('_bucket', ())}[{window}]"
+    inside = f"{series('_bucket', (upto(bound),))}[{window}]"
+    total = f"{series('_count', ())}[{window}]"
+    return conditions(
+        f"histogram_quantile({share}, {by((*labels, 'le'), f'rate({buckets})')})",
+        f"{by(labels, f'rate({inside})')}\n  / ({by(labels, f'rate({total})')} > 0)\n  < {share}",
+        f"{by(labels, f'increase({total})')}\n  - {by(labels, f'increase({inside})')}\n"
+        f"  >= {MIN_COUNT}",
+    )
+
+
+def firing(alerts: Sequence[str], *more: Matcher) -> str:
+    """The series of these alerts while they fire."""
+    name = eq("alertname", alerts[0]) if len(alerts) == 1 else among("alertname", alerts)
+    matchers = (name, *more, eq("alertstate", "firing"))
+    return f"ALERTS{{{','.join(matcher.text for matcher in matchers)}}}"
+
+
+def fired(alerts: Sequence[str], labels: tuple[str, ...], window: str, *more: Matcher) -> str:
+    """One of these alerts fired within the window."""
+    return by(labels, f"max_over_time({firing(alerts, *more)}[{window}])", "max")
+
+
+def while_firing(alert: str, labels: tuple[str, ...], condition: str) -> str:
+    """The alert itself fires, and the condition holds: the alert goes on until that ends."""
+    return f"(\n{conditions(by(labels, firing((alert,)), 'max'), condition)}\n)"
+
+
+def target_down(series: str, window: str) -> str:
+    """A scrape target fails that had this series within the window.
+
+    A target that was removed from the configuration has no `up` and is no failure.
+    """
+    lately = by(TARGET_LABELS, f"max_over_time({series}[{window}])", "max")
+    return f"up == 0\nand on ({', '.join(TARGET_LABELS)})\n{lately}"
+
+
+def idle_with_work(labels: tuple[str, ...], requests: Sequence[str], steps: str) -> str:
+    """An engine has requests, and its counter of steps stands still; the value is the requests."""
+    work = " + ".join(by(labels, series) for series in requests)
+    return conditions(f"{work} > 0", f"{by(labels, f'rate({steps})')} == 0")
+
+
+def worst(expression: str, *labels: str) -> str:
+    """The start of a template, up to its `end`, for the series with the highest value above 0.
+
+    Each %q of the expression stands for the value of one of the alert's `labels`.
+    """
+    values = " ".join(f"$labels.{label}" for label in labels)
+    return f"{{{{ range query (printf `topk(1, {expression} > 0)` {values}) }}}}"

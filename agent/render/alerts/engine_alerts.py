@@ -9,8 +9,14 @@ from agent.catalog.metric import Metric
 from agent.catalog.thresholds import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.event import EventKind
-from agent.render.alerts.alert_conditions import (
+from agent.render.alerts.alert_rule import (
+    AGENT,
+    ENGINE,
+    ENGINE_MODEL,
     MIN_COUNT,
+    Alert,
+    Severity,
+    Timings,
     conditions,
     fired,
     firing,
@@ -18,8 +24,6 @@ from agent.render.alerts.alert_conditions import (
     while_firing,
     worst,
 )
-from agent.render.alerts.alert_rule import AGENT, ENGINE, ENGINE_MODEL, Alert, Severity
-from agent.render.alerts.timings import Timings
 from agent.render.links import DashboardUid
 from agent.render.promql import by, eq, filled, none_of, value_of
 

@@ -13,9 +13,16 @@ from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.catalog.xids import XIDS, XidGrade
-from agent.render.alerts.alert_conditions import conditions, fired, while_firing
-from agent.render.alerts.alert_rule import AGENT, GPU, Alert, Severity
-from agent.render.alerts.timings import Timings
+from agent.render.alerts.alert_rule import (
+    AGENT,
+    GPU,
+    Alert,
+    Severity,
+    Timings,
+    conditions,
+    fired,
+    while_firing,
+)
 from agent.render.links import DashboardUid
 from agent.render.promql import Matcher, among, by, eq, none_of, value_of
 

@@ -8,11 +8,20 @@ from agent.catalog.metric import Metric
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.records.objective import Match, Objective
 from agent.records.request import BY_CLIENT, FAILED
-from agent.render.alerts.alert_conditions import fired, over_bound, share_over
-from agent.render.alerts.alert_rule import ENGINE_MODEL, Alert, Severity
-from agent.render.alerts.number_text import latency, number, percent, percentile
+from agent.render.alerts.alert_rule import (
+    ENGINE_MODEL,
+    Alert,
+    Severity,
+    Timings,
+    fired,
+    latency,
+    number,
+    over_bound,
+    percent,
+    percentile,
+    share_over,
+)
 from agent.render.alerts.objective_alerts import BURN, OUTAGE
-from agent.render.alerts.timings import Timings
 from agent.render.promql import among, eq, histogram_of, like, none_of, value_of
 
 # A page on the objective's budget comes sooner than a ticket that must hold for so long. The

@@ -1,6 +1,7 @@
-"""Alerts on objectives: burn rates of error budgets, outages, undetermined verdicts."""
+"""Alerts on objectives: burn rates, outages, undetermined verdicts, other limits in an agent."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 from agent.analysis.burn_rates import MIN_MISSED, TIERS, Burn, OutageRule, plan
@@ -8,13 +9,128 @@ from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.records.objective import Objective
-from agent.render.alerts.alert_conditions import conditions, fired, share_over, worst
-from agent.render.alerts.alert_rule import OBJECTIVE, Alert, Recording, Severity
-from agent.render.alerts.explained_misses import EXPLAINED, explained
-from agent.render.alerts.number_text import number, percent, span
-from agent.render.alerts.objective_agreement import differs, not_published
-from agent.render.alerts.timings import Timings
-from agent.render.promql import among, by, eq, filled, quoted, value_of
+from agent.render.alerts import engine_alerts, request_alerts
+from agent.render.alerts.alert_rule import (
+    AGENT,
+    ENGINE,
+    ENGINE_MODEL,
+    OBJECTIVE,
+    Alert,
+    Recording,
+    Severity,
+    Timings,
+    conditions,
+    fired,
+    firing,
+    latency,
+    number,
+    percent,
+    share_over,
+    span,
+    worst,
+)
+from agent.render.promql import among, by, eq, filled, none_of, quoted, value_of
+
+EXPLAINED = "LlmMissesExplained"
+
+# As long as the window of the quickest alerts on an objective: requests that an engine did not
+# answer in time are counted when it answers again.
+_WINDOW_S = 5 * MINUTE_S
+# Pages by the labels of what they are about: a whole engine, or one model of it.
+_PAGES = {ENGINE: engine_alerts.PAGES, ENGINE_MODEL: request_alerts.PAGES}
+# The remaining share of misses is no outage by itself.
+_MOST = 0.9
+
+
+def explained(objective: Objective, timings: Timings) -> Alert:
+    """The alert that mutes pages on an objective while pages on engines give the reason."""
+    window = timings.window(_WINDOW_S)
+    matchers = (eq("objective", objective.name), eq("verdict", Verdict.MISSED))
+    missed = f"increase({value_of(m.SLO_REQUESTS, *matchers)}[{window}])"
+    theirs = "\n  or ".join(
+        f"{missed}\n  and on ({', '.join(labels)}) max_over_time({firing(pages)}[{window}])"
+        for labels, pages in _PAGES.items()
+    )
+    return Alert(
+        name=EXPLAINED,
+        severity=Severity.NONE,
+        expression=f"{by(OBJECTIVE, theirs)}\n  / ({by(OBJECTIVE, missed)} > 0)\n  >= {_MOST}",
+        labels={"objective": objective.name},
+        summary=f"Requests to {{{{ $labels.model }}}} miss objective {objective.name} on engines "
+        "that have pages of their own",
+        description=f"{{{{ $value | humanizePercentage }}}} of the misses over {window} are of "
+        "engines with a firing page. This alert is sent to no receiver; from "
+        f"{percent(_MOST)} on it mutes the pages on the objective.",
+        variables=OBJECTIVE,
+    )
+
+
+_HOLD_S = 10.0 * MINUTE_S
+# The field of each limit, by its value of the label `measure`.
+_LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
+
+
+def not_published(objective: Objective) -> Alert:
+    """The alert on an objective of these rules that no agent has."""
+    return Alert(
+        name="LlmObjectiveNotPublished",
+        severity=Severity.TICKET,
+        expression=f"absent({value_of(m.SLO_REQUESTS, eq('objective', objective.name))})",
+        hold_s=_HOLD_S,
+        labels={"objective": objective.name},
+        summary=f"No agent publishes objective {objective.name}",
+        description=f"Prometheus has no {value_of(m.SLO_REQUESTS)} of objective {objective.name}: "
+        "the agents' settings and these rules do not agree, or no agent is scraped.",
+        variables=("objective",),
+    )
+
+
+def differs(objective: Objective) -> Alert:
+    """The alert on an agent that judges an objective by other limits or another target."""
+    limits_s = _limits_s(objective)
+    limits = [f"{name} {latency(limit_s)}" for name, limit_s in limits_s.items()]
+    return Alert(
+        name="LlmObjectiveDiffers",
+        severity=Severity.TICKET,
+        expression=_difference(objective, limits_s),
+        hold_s=_HOLD_S,
+        labels={"objective": objective.name},
+        summary=f"The agent {{{{ $labels.instance }}}} judges objective {objective.name} by other "
+        "limits than these rules",
+        description=f"These rules are made for {', '.join([percent(objective.target), *limits])}. "
+        f"The agent judges by{_judged_by(objective)}. A rule on a limit that is no bucket edge "
+        "never fires.",
+        variables=("objective", "instance"),
+    )
+
+
+def _limits_s(objective: Objective) -> dict[str, float]:
+    limits_s = {name: getattr(objective, field) for name, field in _LIMITS.items()}
+    return {name: limit_s for name, limit_s in limits_s.items() if limit_s is not None}
+
+
+def _difference(objective: Objective, limits_s: dict[str, float]) -> str:
+    named = eq("objective", objective.name)
+    target = by(AGENT, value_of(m.SLO_TARGET, named), "max")
+    found = [f"{target} != {number(objective.target)}"]
+    for name, limit_s in limits_s.items():
+        limit = by(AGENT, value_of(m.SLO_LIMIT, named, eq("measure", name)), "max")
+        found += [f"{limit} != {number(limit_s)}", f"{target}\n  unless {limit}"]
+    more = value_of(m.SLO_LIMIT, named, none_of("measure", limits_s))
+    return "\nor\n".join([*found, by(AGENT, more, "max")])
+
+
+def _judged_by(objective: Objective) -> str:
+    """A template for the target and the limits of the agent that the alert is on."""
+    matchers = (filled("instance"), eq("objective", objective.name))
+    target, limits = value_of(m.SLO_TARGET, *matchers), value_of(m.SLO_LIMIT, *matchers)
+    share = f"{_each(target)} {{{{ .Value | humanizePercentage }}}}{{{{ end }}}}"
+    return f"{share}{_each(limits)}, {{{{ .Labels.measure }}}} {{{{ .Value }}}} s{{{{ end }}}}"
+
+
+def _each(series: str) -> str:
+    return f"{{{{ range query (printf `sort({series})` $labels.instance) }}}}"
+
 
 OUTAGE, BURN = "LlmObjectiveOutage", "LlmObjectiveBudgetBurn"
 # The windows already smooth; the hold time only skips a single odd evaluation.
@@ -184,3 +300,41 @@ def _undetermined(objective: Objective, timings: Timings) -> Alert:
         variables=OBJECTIVE,
         more=_on_worst(Verdict.UNDETERMINED),
     )
+
+
+# The shares of misses for which the times are known.
+MISSED_RATIOS = (1.0, 0.5, 0.25)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleDetection:
+    """How long a rule takes at each of MISSED_RATIOS, in seconds; None: it never fires."""
+
+    objective: str
+    rule: str
+    threshold: Decimal
+    after_s: tuple[float | None, ...]
+
+
+def detections(objective: Objective, timings: Timings) -> Iterator[RuleDetection]:
+    """The rules on the error budget of an objective."""
+    found = plan(objective.target, objective.window_s)
+    named: list[tuple[str, Burn | OutageRule]] = []
+    if found.outage:
+        named.append(("outage, page", found.outage))
+    for burn in found.kept:
+        kind = "page" if burn.tier.pages else "ticket"
+        named.append((f"tier {burn.tier.number}, {kind}", burn))
+    for name, rule in named:
+        times = (_longest_s(rule.detects_in_s(ratio), timings) for ratio in MISSED_RATIOS)
+        yield RuleDetection(
+            objective=objective.name, rule=name, threshold=rule.threshold, after_s=tuple(times)
+        )
+
+
+def _longest_s(detects_in_s: float | None, timings: Timings) -> float | None:
+    """The longest time: detection, hold time, a scrape and two evaluations."""
+    if detects_in_s is None:
+        return None
+    waits_s = timings.scrape_interval_s + 2 * timings.evaluation_interval_s
+    return timings.seconds(detects_in_s + HOLD_S) + waits_s

@@ -1,4 +1,4 @@
-"""Alerts on requests that fail, time out or are rejected, independent of objectives."""
+"""Alerts on requests that fail, time out or are rejected, and on the cost of tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,12 +6,22 @@ from decimal import Decimal
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
-from agent.catalog.time_units import MINUTE_S
+from agent.catalog.efficiency_metrics import COST
+from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
 from agent.records.request import BY_CLIENT, Status
-from agent.render.alerts.alert_conditions import MIN_COUNT, conditions, share_over
-from agent.render.alerts.alert_rule import ENGINE, ENGINE_MODEL, Alert, Severity
-from agent.render.alerts.number_text import number, percent
-from agent.render.alerts.timings import Timings
+from agent.render.alerts.alert_rule import (
+    ENGINE,
+    ENGINE_MODEL,
+    MIN_COUNT,
+    Alert,
+    Severity,
+    Timings,
+    conditions,
+    number,
+    percent,
+    share_over,
+)
+from agent.render.links import DashboardUid
 from agent.render.promql import by, eq, none_of, value_of
 
 # Shares of requests: 5 % is an outage for some users, 1 % is a fault.
@@ -159,4 +169,30 @@ def _not_seen(timings: Timings) -> Alert:
         description=f"The engine finished about {{{{ $value | humanize }}}} requests over "
         f"{window}, and the agent received none: no objective is judged on this engine.",
         variables=("engine",),
+    )
+
+
+_MILLION = 1_000_000
+
+
+def cost_alerts(budget_usd: float | None, timings: Timings) -> Iterator[Alert]:
+    """The alert on a budget in dollars per million output tokens; none without a budget.
+
+    The window is a day, so that a night without requests counts with the day before it.
+    """
+    if budget_usd is None:
+        return
+    window = timings.window(DAY_S)
+    bill = by(("model",), f"increase({value_of(COST)}[{window}])")
+    tokens = by(("model",), f"increase({value_of(m.OUTPUT_TOKENS)}[{window}])")
+    yield Alert(
+        name="LlmTokenCostOverBudget",
+        severity=Severity.TICKET,
+        expression=f"{_MILLION} * {bill}\n  / ({tokens} > 0)\n  > {number(budget_usd)}",
+        hold_s=HOUR_S,
+        summary="Output tokens of {{ $labels.model }} cost more than the budget for them",
+        description='A million cost {{ $value | printf "%.2f" }} dollars over '
+        f"{window}, idle time included; the budget is {number(budget_usd)}.",
+        dashboard=DashboardUid.CAPACITY,
+        variables=("model",),
     )

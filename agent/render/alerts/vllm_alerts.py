@@ -16,19 +16,23 @@ from agent.catalog.thresholds import DEEP_QUEUE
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.objective import Objective
 from agent.render.alerts.agent_alerts import watchdog
-from agent.render.alerts.alert_conditions import (
+from agent.render.alerts.alert_rule import (
+    Alert,
+    Severity,
+    Timings,
     fired,
     idle_with_work,
+    latency,
+    number,
     over_bound,
+    percent,
+    percentile,
     share_over,
     target_down,
 )
-from agent.render.alerts.alert_rule import Alert, Severity
 from agent.render.alerts.engine_alerts import full_cache
 from agent.render.alerts.latency_alerts import LATENCIES, LimitedLatency, Shortcoming, narrow
-from agent.render.alerts.number_text import latency, number, percent, percentile
 from agent.render.alerts.request_alerts import OUTAGE_RATIO
-from agent.render.alerts.timings import Timings
 from agent.render.promql import TARGET_LABELS, Matcher, by, eq, like, upto
 
 # The labels of one exposition, of one model in it, and of one engine.

@@ -3,9 +3,19 @@
 from agent.catalog import metrics as m
 from agent.catalog import own_health as own
 from agent.catalog.metric import Metric
-from agent.render.dashboards.panel_parts import Panel, PanelRow, PanelUnit, Query
-from agent.render.dashboards.panel_queries import SHOWN, gauge, increase, rate, sum_by, total
-from agent.render.dashboards.panel_styles import STAT
+from agent.render.dashboards.panel_parts import (
+    SHOWN,
+    STAT,
+    Panel,
+    PanelRow,
+    PanelUnit,
+    Query,
+    gauge,
+    increase,
+    rate,
+    sum_by,
+    total,
+)
 from agent.render.promql import by
 
 _NAMESPACE = ("instance", "namespace")

@@ -3,14 +3,26 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from agent.records.objective import Objective
-from agent.render.dashboards import request_sql, variables
+from agent.render.dashboards import request_sql
 from agent.render.dashboards.agent_panels import AGENT_ROW
-from agent.render.dashboards.annotations import ALERTS, EVENTS, STORED, XIDS
-from agent.render.dashboards.capacity_panels import CAPACITY_ROWS
-from agent.render.dashboards.efficiency_panels import EFFICIENCY_ROW, ESTIMATES_ROW
+from agent.render.dashboards.efficiency_panels import CAPACITY_ROWS, EFFICIENCY_ROW, ESTIMATES_ROW
 from agent.render.dashboards.engine_panels import ENGINE_ROWS
 from agent.render.dashboards.gpu_panels import GPU_ROWS
-from agent.render.dashboards.grafana_json import dashboard_text
+from agent.render.dashboards.grafana_json import (
+    ALERTS,
+    EVENTS,
+    JAEGER_SOURCE,
+    POSTGRES_SOURCE,
+    STORED,
+    TEMPO_SOURCE,
+    XIDS,
+    choice_variable,
+    dashboard_text,
+    single_sql_variable,
+    sql_variable,
+    text_variable,
+    variables_used_in,
+)
 from agent.render.dashboards.objective_panels import objective_rows
 from agent.render.dashboards.panel_parts import Dashboard, PanelRow, Query
 from agent.render.dashboards.request_panels import REQUEST_ROWS
@@ -70,7 +82,7 @@ def _on_prometheus(
         title=title,
         description=description,
         rows=rows,
-        variables=variables.used_in(" ".join(expressions)),
+        variables=variables_used_in(" ".join(expressions)),
         annotations=marks,
         hours=hours,
     )
@@ -85,14 +97,14 @@ def _requests() -> Dashboard:
         rows=REQUEST_ROWS,
         annotations=(STORED,),
         variables=(
-            variables.POSTGRES_SOURCE,
-            variables.JAEGER_SOURCE,
-            variables.TEMPO_SOURCE,
-            variables.one_of_sql("objective", request_sql.OBJECTIVES),
-            variables.of_sql("engine", request_sql.ENGINES),
-            variables.of_sql("model", request_sql.MODELS),
-            variables.of_sql("tenant", request_sql.TENANTS),
-            variables.custom("worst_by", "Worst by", request_sql.WORST_BY),
-            variables.textbox("request", "Request"),
+            POSTGRES_SOURCE,
+            JAEGER_SOURCE,
+            TEMPO_SOURCE,
+            single_sql_variable("objective", request_sql.OBJECTIVES),
+            sql_variable("engine", request_sql.ENGINES),
+            sql_variable("model", request_sql.MODELS),
+            sql_variable("tenant", request_sql.TENANTS),
+            choice_variable("worst_by", "Worst by", request_sql.WORST_BY),
+            text_variable("request", "Request"),
         ),
     )

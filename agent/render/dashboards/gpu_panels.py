@@ -2,9 +2,18 @@
 
 from agent.catalog import gpu_facts as fact
 from agent.catalog.metric import Metric
-from agent.render.dashboards.panel_parts import Panel, PanelRow, PanelUnit, Query, warn_above
-from agent.render.dashboards.panel_queries import GPU, gauge, max_by
-from agent.render.dashboards.panel_styles import STAT, STATES
+from agent.render.dashboards.panel_parts import (
+    GPU,
+    STAT,
+    STATES,
+    Panel,
+    PanelRow,
+    PanelUnit,
+    Query,
+    gauge,
+    max_by,
+    warn_above,
+)
 from agent.render.promql import by, eq
 
 

@@ -5,8 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from agent.render.dashboards.annotations import BUILT_IN
+from agent.catalog import gpu_facts
+from agent.catalog import metrics as m
+from agent.catalog.metric import Metric
 from agent.render.dashboards.panel_parts import (
+    GPU,
+    RATE,
+    VARIABLES,
     Column,
     Dashboard,
     Link,
@@ -15,8 +20,208 @@ from agent.render.dashboards.panel_parts import (
     Query,
     Sql,
     Threshold,
+    increase,
+    of_agents,
 )
-from agent.render.dashboards.variables import POSTGRES, PROMETHEUS
+from agent.render.dashboards.request_sql import EVENTS as EVENTS_SQL
+from agent.render.promql import Matcher, by, value_of
+
+PROMETHEUS = {"type": "prometheus", "uid": "${prometheus_datasource}"}
+POSTGRES = {"type": "grafana-postgresql-datasource", "uid": "${postgres_datasource}"}
+
+# The metric whose label values a variable offers.
+_METRICS: Mapping[str, Metric] = {
+    "job": m.AGENT_INFO,
+    "instance": m.AGENT_INFO,
+    "engine": m.REQUESTS,
+    "model": m.REQUESTS,
+    "objective": m.SLO_TARGET,
+    "gpu": gpu_facts.UP,
+}
+# The variables that restrict the values of a variable; the others: job and instance.
+_NARROWED: Mapping[str, tuple[str, ...]] = {
+    "job": (),
+    "instance": ("job",),
+    "model": ("job", "instance", "engine"),
+}
+_LABELS = {"gpu": "GPU"}
+
+_ON_TIME_CHANGE = 2
+_LABEL_VALUES = 1
+_ALPHABETICAL = 1
+_ALL = {"text": ["All"], "value": ["$__all"]}
+
+
+def source_variable(query: str, label: str) -> dict[str, Any]:
+    """A choice of a data source; Grafana's linter requires this form of name."""
+    return {
+        "name": f"{query}_datasource",
+        "label": f"{label} data source",
+        "type": "datasource",
+        "query": query,
+        "regex": "",
+        "hide": 0,
+        "refresh": 1,
+        "multi": False,
+        "includeAll": False,
+        "options": [],
+    }
+
+
+PROMETHEUS_SOURCE = source_variable("prometheus", "Prometheus")
+# The plugin's older name, an alias: the newer one cannot be part of a variable's name.
+POSTGRES_SOURCE = source_variable("postgres", "Postgres")
+JAEGER_SOURCE = source_variable("jaeger", "Jaeger")
+TEMPO_SOURCE = source_variable("tempo", "Tempo")
+
+
+def _query(name: str, label: str, datasource: Mapping[str, str], query: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": dict(datasource),
+        "definition": query if isinstance(query, str) else query["query"],
+        "query": query,
+        "refresh": _ON_TIME_CHANGE,
+        "sort": _ALPHABETICAL,
+        "regex": "",
+        "hide": 0,
+        "multi": True,
+        "includeAll": True,
+        "current": _ALL,
+        "options": [],
+    }
+
+
+def label_variable(name: str) -> dict[str, Any]:
+    """A choice of values of a label in Prometheus."""
+    narrowed = _NARROWED.get(name, ("job", "instance"))
+    matchers = (Matcher(label, f'{label}=~"${label}"') for label in narrowed)
+    label_values = {
+        "query": f"label_values({value_of(_METRICS[name], *matchers)}, {name})",
+        "refId": "PrometheusVariableQueryEditor-VariableQuery",
+        "qryType": _LABEL_VALUES,
+    }
+    label = _LABELS.get(name, name.title())
+    return {**_query(name, label, PROMETHEUS, label_values), "allValue": ".+"}
+
+
+def sql_variable(name: str, statement: str) -> dict[str, Any]:
+    """A choice of several values that a statement returns; `All` is sent as the list of all."""
+    return _query(name, name.title(), POSTGRES, statement)
+
+
+def single_sql_variable(name: str, statement: str) -> dict[str, Any]:
+    """A choice of one of the values that a statement returns."""
+    plain = _query(name, name.title(), POSTGRES, statement)
+    return {**plain, "multi": False, "includeAll": False, "current": {}}
+
+
+def choice_variable(name: str, label: str, values: tuple[str, ...]) -> dict[str, Any]:
+    """A choice of one of these values; the default is the first."""
+    return {
+        "name": name,
+        "label": label,
+        "type": "custom",
+        "query": ",".join(values),
+        "hide": 0,
+        "multi": False,
+        "includeAll": False,
+        "current": {"text": values[0], "value": values[0], "selected": True},
+        "options": [
+            {"text": value, "value": value, "selected": value == values[0]} for value in values
+        ],
+    }
+
+
+def text_variable(name: str, label: str) -> dict[str, Any]:
+    """A text field."""
+    nothing = {"text": "", "value": "", "selected": True}
+    return {
+        "name": name,
+        "label": label,
+        "type": "textbox",
+        "query": "",
+        "hide": 0,
+        "current": nothing,
+        "options": [nothing],
+    }
+
+
+def variables_used_in(expressions: str) -> tuple[dict[str, Any], ...]:
+    """The variables of a dashboard on Prometheus with these expressions."""
+    labels = (label_variable(name) for name in VARIABLES if f'"${name}"' in expressions)
+    return PROMETHEUS_SOURCE, *labels
+
+
+BUILT_IN: Mapping[str, Any] = {
+    "builtIn": 1,
+    "datasource": {"type": "grafana", "uid": "-- Grafana --"},
+    "enable": True,
+    "hide": True,
+    "iconColor": "rgba(0, 211, 255, 1)",
+    "name": "Annotations & Alerts",
+    "type": "dashboard",
+}
+
+
+def _mark(name: str, colour: str, source: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "datasource": dict(source),
+        "enable": True,
+        "hide": False,
+        "iconColor": colour,
+        "name": name,
+    }
+
+
+def _marked(name: str, colour: str, expression: str, title: str, tags: str) -> dict[str, Any]:
+    return {
+        **_mark(name, colour, PROMETHEUS),
+        "expr": expression,
+        "step": "60s",
+        "titleFormat": title,
+        "textFormat": "",
+        "tagKeys": tags,
+    }
+
+
+EVENTS = _marked(
+    "Events",
+    "orange",
+    f"{increase(m.ENGINE_EVENTS, RATE)} > 0",
+    "{{kind}} on {{engine}}",
+    "engine,kind",
+)
+ALERTS = _marked(
+    "Alerts",
+    "red",
+    'ALERTS{alertname=~"(Llm|Gpu).+",alertstate="firing",severity=~"page|ticket"}',
+    "{{alertname}}",
+    "severity,objective,engine,gpu",
+)
+# The value is the time of the Xid: it is exact between scrapes, and present from the first Xid on.
+XIDS = {
+    **_marked(
+        "Xids",
+        "purple",
+        f"1000 * {by((*GPU, 'xid'), of_agents(gpu_facts.XID_LAST_SEEN), 'max')}",
+        "Xid {{xid}} on {{gpu}}",
+        "gpu,xid",
+    ),
+    "useValueForTime": True,
+}
+STORED = {
+    **_mark("Events", "orange", POSTGRES),
+    "target": {
+        "refId": "Annotation",
+        "editorMode": "code",
+        "format": "table",
+        "rawQuery": True,
+        "rawSql": EVENTS_SQL,
+    },
+}
 
 SCHEMA_VERSION = 39
 COLUMNS = 24

@@ -7,6 +7,9 @@ from urllib.parse import quote
 
 from agent.render.dashboards import request_sql as sql
 from agent.render.dashboards.panel_parts import (
+    BARS,
+    STACKED,
+    TABLE,
     Column,
     Link,
     Panel,
@@ -15,7 +18,6 @@ from agent.render.dashboards.panel_parts import (
     Sql,
     Threshold,
 )
-from agent.render.dashboards.panel_styles import BARS, STACKED, TABLE
 
 
 def _same_row(column: str) -> str:

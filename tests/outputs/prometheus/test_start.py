@@ -22,7 +22,7 @@ from agent.sources.dcgm.xid_counts import XidCounts, XidSeries
 from agent.sources.nvml.xid_events import XidErrors
 from tests.outputs.prometheus.filled import INFO, OBJECTIVES
 from tests.records.making import NOON
-from tests.render.alerts.selecting import expressions, series_of
+from tests.render.alerts.cases import expressions, series_of
 
 RULES = Path(__file__).parents[3] / "alerts" / "goodput-agent.yml"
 GPU = "GPU-0"

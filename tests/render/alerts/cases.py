@@ -1,13 +1,75 @@
-"""What a case of an alert is, and the tests of promtool that play it."""
+"""What a case of an alert is, the healthy world around it, and the promtool tests of it."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from urllib.parse import quote_plus
 
+import yaml
+
 from agent.settings.settings_model import MatchSettings, ObjectiveSettings
-from tests.render.alerts.selecting import rule_groups
+
+WORDS = {
+    "sum", "max", "count", "by", "rate", "increase", "resets", "and", "or", "on", "unless",
+    "histogram_quantile", "absent", "time", "vector", "max_over_time", "avg_over_time", "topk",
+    "sort", "group_left", "scalar",
+}  # fmt: skip
+AGGREGATED = re.compile(r"\b(?:by|on) \(([\w, ]*)\)")
+_RANGE = re.compile(r"\[\w+\]|offset \w+")
+_NAME = re.compile(r'([a-zA-Z_][\w:]*)(\{(?:[^}"]|"[^"]*")*\})?')
+_LABEL = re.compile(r'(\w+)(?:=~|!~|!=|=)(?:"[^"]*"|%q)')
+# A matcher on what only a template knows.
+_FILLED = re.compile(r"\w+=%q,?")
+
+
+def _selectors(expression: str) -> Iterator[tuple[str, str]]:
+    for name, inside in _NAME.findall(AGGREGATED.sub("", _RANGE.sub("", expression))):
+        if name not in WORDS:
+            yield name, inside
+
+
+def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """The series that an expression selects, each with the labels of its matchers."""
+    for name, inside in _selectors(expression):
+        yield name, set(_LABEL.findall(inside))
+
+
+def series_of(expression: str) -> Iterator[str]:
+    """Each of its selectors, without the matchers that a template fills in."""
+    for name, inside in _selectors(expression):
+        known = _FILLED.sub("", inside)
+        yield name if known in ("", "{}") else f"{name}{known}".replace(",}", "}")
+
+
+def templates(rule: dict[str, Any]) -> Iterator[str]:
+    """The expressions inside a rule's annotations."""
+    for text in rule.get("annotations", {}).values():
+        yield from re.findall(r"`(.*?)`", text)
+        yield from re.findall(r'query "(.*?)"', text)
+
+
+@cache
+def rule_groups(text: str) -> list[dict[str, Any]]:
+    """The groups of a rule file, to be read only: many tests ask for those of the same text."""
+    groups: list[dict[str, Any]] = yaml.safe_load(text)["groups"]
+    return groups
+
+
+def alert_rules(text: str) -> list[dict[str, Any]]:
+    """The alerts of a rule file."""
+    return [rule for group in rule_groups(text) for rule in group["rules"] if "alert" in rule]
+
+
+def expressions(document: dict[str, Any]) -> Iterator[str]:
+    """Every expression of a rule file."""
+    for group in document["groups"]:
+        for rule in group["rules"]:
+            yield rule["expr"]
+            yield from templates(rule)
+
 
 OBJECTIVES = tuple(
     objective.objective()
@@ -135,3 +197,38 @@ def lookalike(case: Case, around: Series) -> dict[str, Any]:
 def of_groups(text: str, *names: str) -> str:
     """A rule file with some of its groups only: promtool's time goes by the number of rules."""
     return json.dumps({"groups": [each for each in rule_groups(text) if each["name"] in names]})
+
+
+_OBJECTIVES = {
+    f'llm_slo_requests_total{{{AGENT},objective="{objective.name}",engine="idle",model="idle",'
+    f'verdict="{verdict}"}}': "0x1500"
+    for objective in OBJECTIVES
+    for verdict in ("met", "missed", "undetermined")
+}
+
+_PROMISED = {
+    **{
+        f'llm_slo_target_ratio{{{AGENT},objective="{objective.name}"}}': f"{objective.target}x1500"
+        for objective in OBJECTIVES
+    },
+    **{
+        f'llm_slo_limit_seconds{{{AGENT},objective="{objective.name}",measure="{measure}"}}': (
+            f"{limit_s}x1500"
+        )
+        for objective in OBJECTIVES
+        for measure, limit_s in (
+            ("ttft", objective.ttft_s),
+            ("tpot", objective.tpot_s),
+            ("e2e", objective.e2e_s),
+        )
+        if limit_s is not None
+    },
+}
+
+# An agent that is read, and publishes every objective, without any traffic.
+AROUND: Series = {
+    f"up{{{AGENT}}}": "1x1500",
+    f'llm_agent_info{{{AGENT},agent="a",version="1",simulated="false"}}': "1x1500",
+    **_OBJECTIVES,
+    **_PROMISED,
+}

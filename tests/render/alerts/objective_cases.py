@@ -1,6 +1,10 @@
-"""Cases of alerts on objectives and latencies."""
+"""Cases of the alerts on objectives, and long courses of their error budgets."""
 
-from tests.render.alerts.cases import ENGINE, MODEL, ON_MODEL, Case, Series
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.render.alerts.cases import AROUND, ENGINE, MODEL, ON_MODEL, Case, Series, play
 
 ON_CHAT = {"objective": "chat", "model": "llama", "severity": "page"}
 _WORST = "&var-engine=chat-0"
@@ -214,3 +218,222 @@ LATENCIES = (
         filled=("objective", "engine", "model"),
     ),
 )
+
+# Which tiers fire, by objective.
+_TIERS = (
+    'count by (objective, tier) (ALERTS{alertstate="firing",'
+    'alertname=~"LlmObjectiveBudgetBurn|LlmObjectiveOutage"})'
+)
+
+
+def tiers(at: str, *expected: tuple[str, str]) -> dict[str, Any]:
+    """A check that these tiers of objectives fire at a time, and no others; an outage has none."""
+    samples = [
+        {
+            "labels": f'{{objective="{objective}"' + (f',tier="{tier}"}}' if tier else "}"),
+            "value": 1,
+        }
+        for objective, tier in expected
+    ]
+    return {"expr": _TIERS, "eval_time": at, "exp_samples": samples}
+
+
+def _all(objective: str, numbers: str) -> Iterator[tuple[str, str]]:
+    yield from ((objective, number) for number in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Values in the texts of a tier: windows, burn rate, and time until the budget is empty."""
+
+    severity: str
+    long: str
+    short: str
+    back_s: int
+    factor: str
+    lasts: str
+
+
+_TEXTS = {
+    "1": _Texts("page", "1h", "5m", 3600, "14.4", "50h"),
+    "2": _Texts("page", "6h", "30m", 6 * 3600, "6", "5d"),
+    "3": _Texts("ticket", "1d", "2h", 24 * 3600, "3", "10d"),
+    "4": _Texts("ticket", "3d", "6h", 72 * 3600, "1", "30d"),
+}
+
+
+def _told(
+    at_min: int, objective: str, may: str, cause: str = "", **shares: tuple[str, str]
+) -> dict[str, Any]:
+    """A check of all alerts on an objective at a minute.
+
+    `shares` are what is missed and the threshold, by the number of the tier after a `t`; `cause` is
+    the share and the name of the cause with the most excess seconds.
+    """
+    return {
+        "alertname": "LlmObjectiveBudgetBurn",
+        "eval_time": f"{at_min}m",
+        "exp_alerts": [
+            _alert(at_min * 60, objective, (may, cause), name.removeprefix("t"), share)
+            for name, share in shares.items()
+        ],
+    }
+
+
+def _alert(
+    at_s: int, objective: str, words: tuple[str, str], tier: str, share: tuple[str, str]
+) -> dict[str, Any]:
+    texts = _TEXTS[tier]
+    missed, threshold = share
+    may, cause = words
+    most = f" Most of their excess seconds over {texts.short} {cause}." if cause else ""
+    return {
+        "exp_labels": {
+            "objective": objective,
+            "model": "llama",
+            "severity": texts.severity,
+            "tier": tier,
+        },
+        "exp_annotations": {
+            "summary": f"llama uses the error budget of objective {objective} at {texts.factor} "
+            "times the allowed rate or more",
+            "description": f"{missed} of the judged requests to llama missed objective {objective} "
+            f"over {texts.long}; {may} is allowed. Above {threshold} the budget of 30d lasts no "
+            f"longer than {texts.lasts}. Most of them now on engine chat-0.{most}",
+            "runbook_url": "http://localhost:9470/runbooks/LlmObjectiveBudgetBurn.md",
+            "dashboard_url": "http://localhost:3000/d/goodput-operations"
+            f"?from={1000 * (at_s - texts.back_s)}&to={1000 * at_s}"
+            f"&var-objective={objective}&var-model=llama&var-engine=chat-0",
+        },
+    }
+
+
+def burn_plays() -> list[dict[str, Any]]:
+    """The tests of promtool on the tiers, for rules that are looked at every five minutes."""
+    return [*_speeds(), *_edges()]
+
+
+def _named(
+    name: str, series: Series, *checks: Mapping[str, Any], step: str = "1m"
+) -> dict[str, Any]:
+    """A test with checks of expressions, and of texts where a check names an alert."""
+    texts = [check for check in checks if "alertname" in check]
+    played = play(
+        name, {**AROUND, **series}, [check for check in checks if check not in texts], step=step
+    )
+    return {**played, "alert_rule_test": texts}
+
+
+# Those of another objective are not meant.
+_CAUSES = {
+    **excess("kv_pressure", "ttft", "0x720 0+3x500", "strict"),
+    **excess("burst", "ttft", "0x720 0+1x500", "strict"),
+    **excess("burst", "ttft", "0x720 0+90x500", "answers"),
+}
+_MOST = "(75%): kv pressure"
+
+
+def _speeds() -> Iterator[dict[str, Any]]:
+    # Prometheus knows twelve hours here, so the ticket of three days comes sooner than it would.
+    total = verdicts("chat", "0+100x720 72000x60", "0x720 0+100x60 6000x300")
+    yield _named(
+        "a total failure at 95 %: the outage at once, the first tier only after 43 minutes",
+        total,
+        tiers("12h"),
+        tiers("12h10m", ("chat", "")),
+        tiers("12h40m", ("chat", "")),
+        tiers("12h50m", ("chat", ""), *_all("chat", "14")),
+        _told(770, "chat", "5 %", t1=("83.05%", "72 %"), t4=("6.372%", "5 %")),
+        # The short window ends it soon after the failure does.
+        tiers("13h20m", ("chat", "4")),
+    )
+    yield _named(
+        "half of the requests at 95 %: the second tier after three and a half hours",
+        verdicts("chat", "0+100x720 72000+50x300 87000+100x300", "0x720 0+50x300 15000x300"),
+        tiers("15h", ("chat", "4")),
+        tiers("15h45m", *_all("chat", "24")),
+        tiers("17h45m", ("chat", "4")),
+    )
+    yield _named(
+        "a hundredth at 99.9 %: no page of the first tier, one of the second",
+        {**verdicts("strict", "0+100x720 72000+99x500", "0x720 0+1x500"), **_CAUSES},
+        tiers("13h"),
+        tiers("17h", *_all("strict", "24")),
+        _told(1020, "strict", "0.1 %", _MOST, t2=("0.8329%", "0.6 %"), t4=("0.2934%", "0.1 %")),
+    )
+    yield _named(
+        "a total failure at 90 %: the outage, which stands for the tier that cannot fire",
+        verdicts("answers", "0+100x720 72000x200", "0x720 0+100x200"),
+        tiers("12h10m", ("answers", "")),
+        tiers("14h", ("answers", ""), ("answers", "4")),
+    )
+
+
+def _recorded(at: str, *values: float) -> dict[str, Any]:
+    """A check of the recorded share of misses over five minutes."""
+    labels = (
+        '{__name__="objective_model:llm_slo_missed:ratio_rate5m",model="llama",objective="chat"}'
+    )
+    samples = [{"labels": labels, "value": value} for value in values]
+    return {
+        "expr": 'objective_model:llm_slo_missed:ratio_rate5m{objective="chat"}',
+        "eval_time": at,
+        "exp_samples": samples,
+    }
+
+
+def _edges() -> Iterator[dict[str, Any]]:
+    yield _named(
+        "no share is recorded where nothing was asked: 0/0 would spoil every average over it",
+        verdicts("chat", "0+75x60 4500x60", "0+25x60 1500x60"),
+        _recorded("30m", 0.25),
+        _recorded("1h30m"),
+    )
+    yield _named(
+        "exactly what the target allows",
+        verdicts("chat", "0+95x400", "0+5x400"),
+        *(tiers(at) for at in ("1h", "6h")),
+    )
+    yield _named(
+        "four requests of four: no traffic to wake anybody for",
+        verdicts("chat", "0x400", "0x100 1 2 3 4x300"),
+        *(tiers(at) for at in ("1h45m", "2h30m", "6h")),
+    )
+    yield _named(
+        "a restart of the agent amid a failure: it counts from zero, and the alert stays",
+        verdicts("chat", "0+100x30 3000x29 0x60", "0x30 0+100x29 0+100x60"),
+        tiers("1h", ("chat", ""), *_all("chat", "34")),
+        tiers("1h5m", ("chat", ""), *_all("chat", "34")),
+        tiers("1h50m", ("chat", ""), *_all("chat", "134")),
+    )
+    yield _named(
+        "a restart of the agent in health",
+        verdicts("chat", "0+100x60 0+100x60", "0+1x60 0+1x60"),
+        *(tiers(at) for at in ("1h", "1h5m", "1h30m")),
+    )
+    yield _named(
+        "no traffic any more: what nobody asks for cannot be missed",
+        verdicts("chat", "0x300", "0+100x60 6000x240"),
+        tiers("59m", ("chat", ""), *_all("chat", "134")),
+        # The half hour of the second tier is full of what has just been paged for.
+        tiers("1h10m", *_all("chat", "34")),
+        tiers("2h", *_all("chat", "34")),
+        tiers("4h", *_all("chat", "4")),
+    )
+
+
+def leaks() -> Iterator[dict[str, Any]]:
+    """The tests of promtool on losses that last for days, for rules looked at every ten minutes."""
+    yield _named(
+        "a slow leak at 95 %: tickets, and no page",
+        verdicts("chat", "0+80x990", "0+20x990"),
+        tiers("80h", ("chat", "3"), ("chat", "4")),
+        _told(4800, "chat", "5 %", t3=("20%", "15 %"), t4=("20%", "5 %")),
+        step="5m",
+    )
+    yield _named(
+        "a slower leak at 95 %: the last ticket alone",
+        verdicts("chat", "0+93x990", "0+7x990"),
+        tiers("80h", ("chat", "4")),
+        step="5m",
+    )

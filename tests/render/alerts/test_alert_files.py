@@ -5,19 +5,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from agent.catalog.engines.vllm import VLLM
 from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
 from agent.catalog.metric import Kind
 from agent.records.event import EventKind
-from agent.render.alerts import Timings, render_alerts
-from agent.render.alerts.alert_files import RULES, VLLM_ALONE
+from agent.render.alerts import PLACEHOLDERS, Timings, render_alerts
+from agent.render.alerts.alert_files import (
+    CHART_FILES,
+    CHART_RULES,
+    PROMETHEUS_RULE,
+    RULES,
+    VLLM_ALONE,
+    render_kubernetes,
+)
+from agent.render.dashboards import render_dashboards
 from agent.render.promql import published_labels
 from agent.settings.settings_model import Settings
 from tests.published_metrics import METRICS
-from tests.render.alerts import selecting
-from tests.render.alerts.cases import OBJECTIVES
-from tests.render.alerts.cost_cases import BUDGET_USD
-from tests.render.alerts.selecting import AGGREGATED, rule_groups, selectors, series_of
+from tests.render.alerts.agent_cases import BUDGET_USD
+from tests.render.alerts.cases import AGGREGATED, OBJECTIVES, rule_groups, selectors, series_of
+from tests.render.alerts.cases import expressions as expressions_of
 
 # The kinds of events without an alert of their own, and the alert on the engine's metrics instead.
 ALERTS_ON_METRICS = {
@@ -112,7 +121,7 @@ _OTHERS = re.compile(r"up|ALERTS|objective_model:llm_slo_missed:(ratio_rate|incr
 
 
 def expressions(file: str) -> Iterator[str]:
-    yield from selecting.expressions({"groups": rule_groups(TEXTS[file])})
+    yield from expressions_of({"groups": rule_groups(TEXTS[file])})
 
 
 def test_every_series_and_label_is_in_the_catalogue() -> None:
@@ -234,3 +243,28 @@ def test_edges_of_vllm_are_those_of_its_exposition() -> None:
     ):
         bounds = re.findall(rf'^{name}_bucket{{[^}}]*le="([\d.]+)"', page, re.MULTILINE)
         assert sorted({float(bound) for bound in bounds}) == list(edges)
+
+
+IN_KUBERNETES = render_alerts(Settings().all_objectives(), links=PLACEHOLDERS)
+DASHBOARDS = render_dashboards(Settings().all_objectives())
+KUBERNETES = render_kubernetes(IN_KUBERNETES, DASHBOARDS)
+
+
+def test_committed_files_of_kubernetes_are_those_rendered_from_the_settings() -> None:
+    in_chart = {path for path in (ROOT / CHART_FILES).rglob("*") if path.is_file()}
+    assert {ROOT / path for path in KUBERNETES} == {ROOT / PROMETHEUS_RULE, *in_chart}
+    changed = [
+        path for path, text in KUBERNETES.items() if (ROOT / path).read_text("utf-8") != text
+    ]
+    assert changed == [], "run goodput-agent render and commit deploy/"
+
+
+def test_both_files_of_rules_contain_the_agents_once_and_none_for_vllm_alone() -> None:
+    rules = yaml.safe_load(IN_KUBERNETES[RULES])
+    assert yaml.safe_load(KUBERNETES[PROMETHEUS_RULE])["spec"] == rules
+    assert yaml.safe_load(KUBERNETES[CHART_RULES]) == rules
+
+
+def test_the_chart_has_every_dashboard() -> None:
+    in_chart = [text for path, text in KUBERNETES.items() if path.endswith(".json")]
+    assert in_chart == list(DASHBOARDS.values())

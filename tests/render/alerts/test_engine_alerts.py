@@ -4,9 +4,9 @@ from pathlib import Path
 
 from agent.render.alerts import render_alerts
 from agent.render.alerts.alert_files import RULES
-from tests.render.alerts.around import AROUND
 from tests.render.alerts.cases import (
     AGENT,
+    AROUND,
     ENGINE,
     OBJECTIVES,
     Series,

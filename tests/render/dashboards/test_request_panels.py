@@ -1,7 +1,9 @@
 """The dashboard of requests on the real PostgreSQL, as a role that may only read."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,27 @@ from agent.store.observations import ObservationStore
 from agent.store.transactions import Joining, request_write
 from tests.real_parts.postgres import PostgresServer
 from tests.render.alerts.cases import OBJECTIVES
-from tests.render.dashboards.grafana_sql import written_out
 from tests.render.dashboards.reading import Asked, clicked, dashboards, on_postgres
 from tests.store.explaining import explain, explained, share
 from tests.store.making import NOON, judgement, request, store
+
+
+def written_out(
+    statement: str, chosen: Mapping[str, Sequence[str]], shown: tuple[float, float], every_s: int
+) -> str:
+    """The statement for these values of variables, the time shown and the step of a graph."""
+    start, end = (datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for at in shown)
+
+    def quoted(found: re.Match[str]) -> str:
+        return ",".join("'" + value.replace("'", "''") + "'" for value in chosen[found[1]])
+
+    def grouped(found: re.Match[str]) -> str:
+        return f'floor(extract(epoch from {found[1]})/{every_s})*{every_s} AS "time"'
+
+    statement = re.sub(r"\$\{(\w+):sqlstring\}", quoted, statement)
+    statement = re.sub(r"\$__timeFilter\((\w+)\)", rf"\1 BETWEEN '{start}' AND '{end}'", statement)
+    return re.sub(r"\$__timeGroupAlias\((\w+), \$__interval\)", grouped, statement)
+
 
 (DASHBOARD,) = (item for item in dashboards() if item["uid"] == "goodput-requests")
 ASKED = {question.name: question for question in on_postgres(DASHBOARD)}

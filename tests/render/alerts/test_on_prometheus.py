@@ -1,22 +1,79 @@
-"""The rules for vLLM alone, on a Prometheus that scrapes a page of the real one."""
+"""Alerts on a real Prometheus: of a real agent with a slow database, and of vLLM alone."""
 
 import re
+import sqlite3
 import textwrap
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
 import yaml
 
-from agent.render.alerts import render_alerts
+from agent.render.alerts import Timings, render_alerts
+from agent.render.alerts.agent_alerts import agent_alerts
 from agent.render.alerts.alert_files import VLLM_ALONE
 from agent.settings.settings_model import ObjectiveSettings
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.ports import free_port
 from tests.real_parts.prometheus import Prometheus, scrape_of
+from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
-from tests.render.alerts.selecting import expressions, series_of
+from tests.render.alerts.cases import expressions, series_of
 from tests.sources.engines.wire import EngineServer
+
+WITHIN_S = 60.0
+# A window of five seconds; how long a row may wait stays the same.
+FAST = Timings(speed=60, scrape_interval_s=1, evaluation_interval_s=1)
+(BEHIND,) = (
+    alert.expression for alert in agent_alerts(FAST) if alert.name == "LlmAgentStoreBehind"
+)
+
+
+@contextmanager
+def one_sender(port: int) -> Iterator[None]:
+    """Few spans at a time, and no more before these were taken, for as long as this lasts."""
+    done = Event()
+
+    def send() -> None:
+        sender = SpanSender(port)
+        while not done.is_set():
+            sender.export([request_span("r") for _ in range(5)])
+
+    thread = Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_locked_database_is_reported_with_the_rows_of_one_sender_alone(
+    tmp_path: Path,
+) -> None:
+    ports = AgentPorts.free()
+    # The engine itself is away: its spans are what matters.
+    engine = {"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}
+    settings = {"nvml": {"enabled": False}, "engines": [engine]}
+    with (
+        AgentProcess.with_settings(tmp_path, ports, settings) as agent,
+        Prometheus(tmp_path, scrape_of("agents", agent.url)) as prometheus,
+        one_sender(ports.grpc),
+        closing(sqlite3.connect(tmp_path / "goodput.db", isolation_level=None)) as other,
+    ):
+        stored = "sum(rate(llm_requests_total[5s])) > 0"
+        eventually(lambda: prometheus.query(stored), within_s=WITHIN_S, what="stored requests")
+        assert prometheus.query(BEHIND) == []
+        other.execute("PRAGMA busy_timeout=30000")
+        other.execute("BEGIN IMMEDIATE")
+        eventually(lambda: prometheus.query(BEHIND), within_s=WITHIN_S, what="the alert")
+        other.execute("ROLLBACK")
+        eventually(lambda: not prometheus.query(BEHIND), within_s=WITHIN_S, what="its end")
+
 
 PAGE = Path(__file__).parents[2] / "sources/engines/pages/vllm-0.32.0.txt"
 RUNBOOK = Path(__file__).parents[3] / "docs/runbooks/VllmMissing.md"
-WITHIN_S = 60.0
 # What releases before 0.11 call it.
 OLDER = {'vllm:gpu_cache_usage_perc{engine!=""}'}
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +11,57 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import create_engine, inspect
 
 from agent.errors import SettingsInvalid
-from agent.render.reference.alerts_page import thresholds
-from agent.render.reference.field_meanings import field_meanings
-from agent.render.reference.settings_page import Setting, all_settings
+from agent.render.alerts import Timings
+from agent.render.reference_pages import (
+    Declared,
+    Setting,
+    all_settings,
+    field_meanings,
+    render_reference,
+    thresholds,
+)
 from agent.settings import Settings, load
 from agent.store.migrating import upgrade
 from agent.store.table_meanings import MEANINGS
+from agent.store.tables import metadata
 from tests.outputs.prometheus.filled import FULL_SAMPLE, exposition_of, filled_meter
 from tests.published_metrics import METRICS
-from tests.render.reference.pages import FOLDER, ROOT, committed, rendered, rows
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "reference"
+
+# A cell ends at a bar that is not escaped.
+_BAR = re.compile(r"(?<!\\)\|")
+
+
+def rendered() -> dict[str, str]:
+    """The pages as they are made now, by path."""
+    declared = Declared(metadata.tables.values(), MEANINGS)
+    return dict(render_reference(declared, Settings().all_objectives(), Timings()))
+
+
+def committed(name: str) -> str:
+    """The text of one committed page."""
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def rows(text: str) -> Iterator[dict[str, str]]:
+    """Every row of a page's tables by column, without back quotes; `section` is the heading."""
+    header: list[str] | None = None
+    section = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            section = line.lstrip("# ").replace("`", "")
+        if not line.startswith("| "):
+            header = None
+            continue
+        cells = [cell.strip() for cell in _BAR.split(line)[1:-1]]
+        if header is None:
+            header = cells
+        elif set(cells) != {"---"}:
+            plain = [cell.replace("`", "").replace("\\|", "|") for cell in cells]
+            yield {"section": section, **dict(zip(header, plain, strict=True))}
+
 
 SENTENCE = re.compile(r"[^\s|]+ .*[.]")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
