@@ -13,13 +13,28 @@ import typer
 from agent.analysis.statement import StatementLine, statement
 from agent.errors import SettingsInvalid
 from agent.option_files import ConfigFile, server_url, write_text
-from agent.outputs.report.document import ReportDocument
-from agent.outputs.report.figures import READS, Json, ReadApi, read_figures
-from agent.outputs.report.formats import as_json, markdown, text, values_json
-from agent.outputs.report.html_page import html_page
-from agent.outputs.report.number_texts import moment
-from agent.outputs.report.sections import document_of, warnings_of
-from agent.outputs.report.statement_csv import as_csv, as_table, as_values, bill_of, groups_of
+from agent.outputs.report.document import (
+    READS,
+    Json,
+    ReadApi,
+    ReportDocument,
+    document_of,
+    moment,
+    read_figures,
+    warnings_of,
+)
+from agent.outputs.report.formats import (
+    as_csv,
+    as_json,
+    as_table,
+    as_values,
+    bill_of,
+    groups_of,
+    html_page,
+    markdown,
+    text,
+    values_json,
+)
 from agent.progress_bar import progress_bar
 from agent.settings import load
 from agent.terminal import echo, without_controls

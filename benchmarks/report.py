@@ -9,9 +9,8 @@ from sqlalchemy import Engine
 
 from agent.app.stored_api import stored_api
 from agent.catalog.time_units import DAY_S
-from agent.outputs.report.figures import read_figures
-from agent.outputs.report.html_page import html_page
-from agent.outputs.report.sections import document_of
+from agent.outputs.report.document import document_of, read_figures
+from agent.outputs.report.formats import html_page
 from agent.settings import load as settings_of
 from agent.store.rollup_store import RollupStore
 from agent.store.transactions import request_write

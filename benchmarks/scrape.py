@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import GpuJobs
 from agent.outputs.prometheus.agent_exposition import AgentExposition
-from agent.outputs.prometheus.hosts import HostBoard
+from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.monitors import EngineMonitor
 from agent.settings import EngineSettings, Settings

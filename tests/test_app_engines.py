@@ -9,7 +9,7 @@ from sqlalchemy import Engine, update
 
 from agent.app.engines import EngineMonitors, limits_of
 from agent.app.gpu_jobs import GpuJobs
-from agent.outputs.prometheus.hosts import HostBoard
+from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
 from agent.settings import EngineSettings, Settings

@@ -15,15 +15,14 @@ from agent.app.simulated_gpus import SimulatedGpus
 from agent.cli import main
 from agent.errors import AgentError
 from agent.http_client import http_session
-from agent.outputs.otlp_destinations import HttpDestination, destination
+from agent.outputs.otlp_forwarder import HttpDestination, destination
 from agent.simulator.batching import Batch
 from agent.simulator.span_sender import SpanProtocol, SpanSender, SpanTarget
 from agent.sources.dcgm.source import DcgmSource
 from agent.sources.engines.live_engine import LiveEngine
 from agent.sources.kubernetes.api_server import ApiServer
 from agent.store.clickhouse.connecting import open_clickhouse
-from tests.outputs.forwarding import Body
-from tests.outputs.otlp_destinations import grpc_destination
+from tests.outputs.otlp_destinations import Body, grpc_destination
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.recording_server import Recorded, recording_server
 from tests.real_parts.waiting import eventually

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from agent.cli import main
 from agent.errors import EngineUnreachable, SettingsInvalid
 from agent.http_client import client_tls
-from agent.outputs.otlp_destinations import destination
+from agent.outputs.otlp_forwarder import destination
 from agent.sources.dcgm.source import DcgmSource
 from agent.sources.engines.fetch import fetch, open_session
-from tests.outputs.forwarding import Body
+from tests.outputs.otlp_destinations import Body
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.certificates import Certificate, make_certificate
 from tests.real_parts.metric_pages import total

@@ -11,7 +11,7 @@ from agent.app.jobs import Jobs
 from agent.catalog.precision import Precision
 from agent.catalog.reasons import FiguresMissing
 from agent.errors import AgentError
-from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
+from agent.outputs.prometheus.boards import EfficiencyBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
 from agent.pipeline.gpu_inventory import each_once

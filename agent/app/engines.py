@@ -12,7 +12,7 @@ from agent.app.gpu_jobs import GpuJobs
 from agent.app.proxy_rotation import EngineNews
 from agent.catalog import engine_facts as fact
 from agent.errors import StoreUnavailable
-from agent.outputs.prometheus.hosts import HostBoard
+from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.engine_limits import EngineLimits
 from agent.pipeline.engine_pipeline import EnginePipeline, ScrapePublisher

@@ -9,8 +9,7 @@ from agent.catalog import own_health as own
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.catalog.reasons import PUSHES_DROPPED
 from agent.outputs.otlp_forwarder import Forwarder
-from agent.outputs.otlp_metrics.export_requests import ExportRequests, MetricsSnapshot
-from agent.outputs.otlp_metrics.metrics_push import MetricsPush
+from agent.outputs.otlp_metrics import ExportRequests, MetricsPush, MetricsSnapshot
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter, MeterSnapshot
 from agent.settings import Settings

@@ -28,10 +28,9 @@ from agent.app.storing import AgentStore
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.live_routes import LiveFigures
 from agent.outputs.api.routes import live_figures, make_api
-from agent.outputs.otlp_destinations import destination
-from agent.outputs.otlp_forwarder import Forwarder
+from agent.outputs.otlp_forwarder import Forwarder, destination
 from agent.outputs.prometheus.agent_exposition import AgentExposition
-from agent.outputs.prometheus.hosts import HostBoard
+from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.web import documentation_page, runbooks
 from agent.pipeline.request_pipeline import RequestPipeline

@@ -1,6 +1,7 @@
 """OTLP endpoints over HTTP and gRPC with scripted responses."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+
+from agent.catalog.reasons import FORWARDS_DROPPED
+from agent.outputs.otlp_forwarder import Destination as To
+from agent.outputs.otlp_forwarder import Forwarder, destination
 
 WITHIN_S = 10.0
 
@@ -154,3 +159,63 @@ def grpc_destination(*responses: GrpcResponse) -> Iterator[Destination]:
     finally:
         destination.open_gate.set()
         server.stop(grace=None).wait()
+
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """An OTLP body as the receiver passes it to the forwarder."""
+
+    content: bytes
+    content_type: str = PROTOBUF
+    gzipped: bool = False
+
+
+@dataclass(slots=True)
+class ForwardCounts:
+    """Counts sent and dropped bodies; tests wait for them."""
+
+    sent: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def forwarded(self) -> None:
+        with self._changed:
+            self.sent += 1
+            self._changed.notify_all()
+
+    def forward_dropped(self, reason: str) -> None:
+        assert reason in FORWARDS_DROPPED
+        with self._changed:
+            self.dropped[reason] += 1
+            self._changed.notify_all()
+
+    def wait_for(self, bodies: int) -> None:
+        """Return when this many bodies were sent or dropped."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: self.sent + self.dropped.total() >= bodies, WITHIN_S
+            ), self
+
+
+@contextmanager
+def forwarding(to: To, first_delay_s: float = 0.0) -> Iterator[tuple[Forwarder, ForwardCounts]]:
+    """Run a forwarder that retries at once; close it at the end."""
+    counts = ForwardCounts()
+    forwarder = Forwarder(to, counts, jitter=lambda: 0.5, first_delay_s=first_delay_s)
+    try:
+        yield forwarder, counts
+    finally:
+        forwarder.close(grace_s=WITHIN_S)
+
+
+def forward(to: Destination, *bodies: Body, first_delay_s: float = 0.0) -> ForwardCounts:
+    """Forward these bodies and return the counts when each was sent or dropped."""
+    with forwarding(destination(to.url), first_delay_s) as (forwarder, counts):
+        for body in bodies:
+            forwarder.forward(body)
+        counts.wait_for(len(bodies))
+    return counts

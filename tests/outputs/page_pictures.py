@@ -9,7 +9,7 @@ from rich.console import Console
 from agent.analysis.audit.auditing import audit
 from agent.outputs.audit import print_audit
 from tests.demos import demo
-from tests.outputs.audit.golden import badly_started
+from tests.outputs.golden import badly_started
 from tests.real_parts.chromium import Scheme, browsing, opened_in
 
 DOCS = Path(__file__).parents[2] / "docs"

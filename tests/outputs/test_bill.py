@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.outputs.api.efficiency_response import efficiency_and_cost
-from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
+from agent.outputs.prometheus.boards import EfficiencyBoard
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.records.request import Status

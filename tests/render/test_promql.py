@@ -8,7 +8,7 @@ import pytest
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts as gpu
 from agent.catalog import metrics as m
-from agent.outputs.prometheus.bucket_histogram import bound_text
+from agent.outputs.prometheus.latency_histograms import bound_text
 from agent.render.promql import buckets_of, by, count_of, eq, like, quoted, upto, value_of
 
 

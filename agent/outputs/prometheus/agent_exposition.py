@@ -12,11 +12,14 @@ from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import UNKNOWN
-from agent.outputs.prometheus.bucket_histogram import bound_text
-from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
-from agent.outputs.prometheus.families import Family, family_of
-from agent.outputs.prometheus.gpu_gauges import gpu_families
-from agent.outputs.prometheus.hosts import HostBoard
+from agent.outputs.prometheus.boards import (
+    EfficiencyBoard,
+    Family,
+    HostBoard,
+    family_of,
+    gpu_families,
+)
+from agent.outputs.prometheus.latency_histograms import bound_text
 from agent.outputs.prometheus.meter import Meter, MeterSnapshot
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.gpu import GpuSample

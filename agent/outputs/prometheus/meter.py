@@ -26,8 +26,7 @@ from agent.catalog.reasons import (
     StoreWrite,
 )
 from agent.catalog.time_units import DAY_S, HOUR_S
-from agent.outputs.prometheus.bucket_histogram import CountedValues
-from agent.outputs.prometheus.latency_histograms import LatencyHistograms
+from agent.outputs.prometheus.latency_histograms import CountedValues, LatencyHistograms
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.explanation import ExplainedRequest

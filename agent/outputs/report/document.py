@@ -1,7 +1,11 @@
-"""A report as plain data: tables and charts, which each format writes in its own way."""
+"""A report as plain data: the API's figures, and the tables and charts made of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from agent.settings.values import duration_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +38,394 @@ class ReportDocument:
     warnings: Sequence[str]
     tables: Sequence[ReportTable]
     charts: Sequence[ReportChart]
+
+
+Json = Mapping[str, Any]
+
+DIMENSIONS = ("engine", "model", "tenant", "input_length")
+MOST_GROUPS = 20
+MOST_EVENTS = 100
+_MOST_STEPS = 150
+_STEPS_S = (10, 60, 300, 600, 1800, 3600, 6 * 3600, 86400, 7 * 86400)
+
+
+class ReadApi(Protocol):
+    """Reads one route of the API below `/api/v1/`; parameters are of its query."""
+
+    def __call__(self, route: str, **parameters: str | int) -> Json:
+        """The response. Raises AgentError where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFigures:
+    """Responses of the API: `groups` by dimension, the newest events first."""
+
+    summary: Json
+    objectives: Sequence[Json]
+    groups: Mapping[str, Json]
+    steps: Sequence[Json]
+    events: Sequence[Json]
+    more_events: bool
+
+
+def read_figures(read: ReadApi, window: str, done: Callable[[], None]) -> ReportFigures:
+    """The figures of a window that ends now; calls `done` after each of the READS."""
+
+    def get(route: str, **parameters: str | int) -> Json:
+        found = read(route, **parameters)
+        done()
+        return found
+
+    summary = get("summary", window=window)
+    step = _step(summary["window_s"])
+    events = get("events", window=window, limit=MOST_EVENTS)
+    return ReportFigures(
+        summary=summary,
+        objectives=get("objectives", window=window)["items"],
+        groups={by: get("breakdown", by=by, window=window, limit=MOST_GROUPS) for by in DIMENSIONS},
+        steps=get("timeseries", window=window, step=step)["items"] if step else [],
+        events=events["items"],
+        more_events=events["next"] is not None,
+    )
+
+
+# How many responses make a report.
+READS = 4 + len(DIMENSIONS)
+
+
+def _step(window_s: float) -> str | None:
+    """The shortest step that makes a readable chart; None of a window too short for one."""
+    fitting = (step for step in _STEPS_S if window_s / step <= _MOST_STEPS)
+    step = next(fitting, _STEPS_S[-1])
+    return f"{step}s" if window_s >= 2 * step else None
+
+
+UNKNOWN = "-"
+
+
+def number_text(value: float | None, digits: int = 1) -> str:
+    """A number with thousands apart."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.{0 if value == int(value) else digits}f}"
+
+
+def share(value: float | None) -> str:
+    """A share as a percentage."""
+    if value is None:
+        return UNKNOWN
+    return f"{100 * value:.{2 if abs(value) <= 1 else 0}f} %"
+
+
+def dollars(value: float | None) -> str:
+    """Dollars, the more digits the fewer they are."""
+    if value is None:
+        return UNKNOWN
+    return f"${value:,.2f}" if abs(value) >= 0.1 or value == 0 else f"${value:.3g}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Milliseconds without their unit."""
+    return UNKNOWN if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def moment(text: str | None) -> str:
+    """A time of the API in UTC to the second."""
+    if text is None:
+        return UNKNOWN
+    return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def printable(value: object) -> str:
+    """A name that clients or engines wrote, without what would steer a terminal."""
+    if value is None:
+        return UNKNOWN
+    return "".join(
+        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in str(value)
+    )
+
+
+def spending_tables(summary: Json) -> Iterator[ReportTable]:
+    """Efficiency, cost and ledger, as far as minutes are booked."""
+    if summary["efficiency"] is not None:
+        yield _efficiency(summary)
+    if summary["cost"] is not None:
+        yield _cost(summary["cost"])
+    if summary["ledger"] is not None:
+        yield _ledger(summary["ledger"])
+
+
+def _counted(part: Json) -> str:
+    return f"Booked minutes from {moment(part['counted_from'])} to {moment(part['counted_until'])}."
+
+
+def _efficiency(summary: Json) -> ReportTable:
+    found = summary["efficiency"]
+    rows = [
+        [f"MFU and MBU by {source}", f"{share(use['mfu'])}, {share(use['mbu'])}"]
+        for source, use in found["sources"].items()
+    ]
+    rows += [
+        [f"{phase} is", found[phase]["bound"]]
+        for phase in ("prefill", "decode")
+        if found[phase] is not None and found[phase]["bound"] is not None
+    ]
+    cache, drafts = found["prefix_cache"] or {}, found["speculation"] or {}
+    fill = found["batch_fill"] or {}
+    rows += [
+        ["running requests, share of the most that may run", share(fill.get("requests"))],
+        ["tokens of a step, share of the most (estimate)", share(fill.get("tokens"))],
+        ["prefix cache, share of tokens found", share(cache.get("hit_ratio"))],
+        ["drafted tokens accepted", share(drafts.get("acceptance_rate"))],
+        ["mean accepted length", number_text(drafts.get("mean_accepted_length"), 2)],
+        ["preemptions", number_text(found["preemptions"])],
+    ]
+    note = f"{_counted(found)} MFU and MBU by requests and engine are estimates."
+    return ReportTable(title="Efficiency", columns=("figure", "value"), rows=rows, note=note)
+
+
+def _cost(cost: Json) -> ReportTable:
+    parts = {
+        "bill": "bill_usd",
+        "prefill": "prefill_usd",
+        "decode": "decode_usd",
+        "work of requests without a row": "unseen_usd",
+        "idle": "idle_usd",
+        "not read": "unknown_usd",
+        "aborted requests, in the above": "aborted_usd",
+        "per hour": "usd_per_hour",
+        "per million input tokens": "usd_per_million_input_tokens",
+        "per million output tokens": "usd_per_million_output_tokens",
+        "per million tokens within objectives": "usd_per_million_tokens_within_objective",
+        "per request": "usd_per_request",
+    }
+    rows = [[name, dollars(cost[field])] for name, field in parts.items()]
+    rows.append(["GPU-hours", number_text(cost["gpu_hours"], 3)])
+    rows.append(["joules per output token", number_text(cost["joules_per_output_token"], 3)])
+    return ReportTable(title="Cost", columns=("figure", "value"), rows=rows, note=_counted(cost))
+
+
+def _ledger(ledger: Json) -> ReportTable:
+    rows = [
+        [name, *(number_text(ledger[side][field]) for side in ("counted", "unaccounted", "open"))]
+        for name, field in (
+            ("requests", "requests"),
+            ("input tokens", "input_tokens"),
+            ("output tokens", "output_tokens"),
+        )
+    ]
+    rows += [
+        [f"requests {reason}", "", number_text(requests), ""]
+        for reason, requests in ledger["unaccounted_requests"].items()
+    ]
+    return ReportTable(
+        title="Work that is in no row",
+        columns=("what", "counted", "unaccounted", "open"),
+        rows=rows,
+        note=f"Cost of unaccounted work: {dollars(ledger['unaccounted_usd'])}, an estimate.",
+    )
+
+
+_PERCENTILES = ("p50", "p95", "p99")
+_LATENCIES = {
+    "time to first token, ms": "ttft_ms",
+    "time per output token, ms": "tpot_ms",
+    "end to end, ms": "e2e_ms",
+    "queue, ms": "queue_ms",
+}
+_LONGEST_EVIDENCE = 120
+
+
+def document_of(figures: ReportFigures) -> ReportDocument:
+    """The whole report; tables without any row are left out."""
+    summary = figures.summary
+    return ReportDocument(
+        title="goodput-agent report",
+        window=f"{moment(summary['window_from'])} to {moment(summary['window_until'])} UTC",
+        warnings=list(warnings_of(summary)),
+        tables=[table for table in _tables(figures) if table.rows],
+        charts=list(_charts(figures.steps)),
+    )
+
+
+def warnings_of(summary: Json) -> Iterator[str]:
+    """What a reader must know before any figure of this window."""
+    if summary["simulated"]:
+        yield "SIMULATED: these figures come from the built-in simulator, not from a real engine."
+    if summary["data_from"] is None:
+        yield "No data is stored of this window."
+    elif summary["covered_s"] < 0.99 * summary["window_s"]:
+        yield f"The stored data begins at {moment(summary['data_from'])} UTC, within the window."
+
+
+def _tables(figures: ReportFigures) -> Iterator[ReportTable]:
+    summary = figures.summary
+    yield _objectives(figures.objectives)
+    yield _traffic(summary)
+    yield _latencies(summary)
+    yield _causes(summary["cause_details"])
+    for by in DIMENSIONS:
+        yield _groups(by, figures.groups[by])
+    yield from spending_tables(summary)
+    yield _events(figures)
+
+
+def _objectives(objectives: Sequence[Json]) -> ReportTable:
+    rows = [
+        [
+            printable(each["name"]),
+            share(each["definition"]["target"]),
+            share(each["attainment"]),
+            number_text(each["met"]),
+            number_text(each["missed"]),
+            number_text(each["undetermined"]),
+            number_text(each["violations_per_min"]),
+            f"{share(each['budget']['left'])} of {duration_text(each['definition']['window_s'])}",
+        ]
+        for each in objectives
+    ]
+    return ReportTable(
+        title="Objectives",
+        columns=(
+            *("objective", "target", "attained", "met", "missed", "undetermined"),
+            *("missed per min", "budget left"),
+        ),
+        rows=rows,
+        note="Attained is met / (met + missed) of this report's window; the error budget is that "
+        "of the objective's own window, below 0 where it is overspent.",
+    )
+
+
+def _traffic(summary: Json) -> ReportTable:
+    failures = summary["failures"]
+    rows = [
+        ["requests", number_text(summary["requests"])],
+        ["goodput, requests/s", number_text(summary["goodput_rps"], 3)],
+        ["throughput, requests/s", number_text(summary["throughput_rps"], 3)],
+        ["goodput, output tokens/s", number_text(summary["goodput_tokens_per_s"])],
+        ["output tokens/s", number_text(summary["output_tokens_per_s"])],
+        ["input tokens/s", number_text(summary["input_tokens_per_s"])],
+        ["error ratio", share(summary["error_ratio"])],
+        ["failed at the proxy", number_text(failures["proxy"]["failed"])],
+        ["failed at the engine, at least", number_text(failures["engine"]["failed"])],
+    ]
+    return ReportTable(title="Traffic", columns=("figure", "value"), rows=rows)
+
+
+def _latencies(summary: Json) -> ReportTable:
+    rows = [
+        [name, *(milliseconds(summary[field][p]) for p in _PERCENTILES)]
+        for name, field in _LATENCIES.items()
+    ]
+    speeds = summary["stream_tokens_per_s"]
+    slowest = [number_text(speeds[p]) for p in ("p50", "p5", "p1")]
+    rows.append(["tokens/s of a stream, p50 p5 p1", *slowest])
+    error = share(summary["relative_error"])
+    return ReportTable(
+        title="Latency",
+        columns=("latency", *_PERCENTILES),
+        rows=rows,
+        note=f"Each percentile is within {error} of a real request's value.",
+    )
+
+
+def _causes(causes: Sequence[Json]) -> ReportTable:
+    rows = [
+        [
+            printable(each["cause"]).replace("_", " "),
+            number_text(each["requests"]),
+            number_text(each["seconds"], 2),
+            share(each["share"]),
+            "" if each["advice"] is None else each["advice"]["knob"],
+        ]
+        for each in causes
+    ]
+    return ReportTable(
+        title="Causes of misses",
+        columns=("cause", "requests", "seconds", "share", "what to turn"),
+        rows=rows,
+        words=frozenset(("what to turn",)),
+    )
+
+
+def _groups(by: str, response: Json) -> ReportTable:
+    rows = [
+        [
+            printable(each["group"]),
+            number_text(each["requests"]),
+            share(each["attainment"]),
+            number_text(each["goodput_rps"], 3),
+            number_text(each["output_tokens_per_s"]),
+            milliseconds(each["ttft_ms"]["p95"]),
+            milliseconds(each["tpot_ms"]["p95"]),
+        ]
+        for each in response["groups"]
+    ]
+    left_out = response["left_out"]
+    name = by.replace("_", " ")
+    return ReportTable(
+        title=f"By {name}",
+        columns=(
+            *(name, "requests", "attained", "goodput/s", "output tokens/s"),
+            *("TTFT p95 ms", "TPOT p95 ms"),
+        ),
+        rows=rows,
+        note=f"{left_out} more have fewer requests." if left_out else None,
+    )
+
+
+def _events(figures: ReportFigures) -> ReportTable:
+    rows = [
+        [
+            moment(each["at"]),
+            printable(each["kind"]),
+            printable(each["engine"] or each["gpu"]),
+            printable(each["confidence"]),
+            _evidence(each["evidence"]),
+        ]
+        for each in figures.events
+    ]
+    return ReportTable(
+        title="Events",
+        columns=("at (UTC)", "kind", "engine or GPU", "confidence", "evidence"),
+        rows=rows,
+        words=frozenset(("kind", "engine or GPU", "confidence", "evidence")),
+        note="Earlier events of the window are at /api/v1/events." if figures.more_events else None,
+    )
+
+
+def _evidence(evidence: Mapping[str, Any]) -> str:
+    text = printable(", ".join(f"{name}: {value}" for name, value in evidence.items()))
+    return text if len(text) <= _LONGEST_EVIDENCE else f"{text[:_LONGEST_EVIDENCE]}..."
+
+
+def _charts(steps: Sequence[Json]) -> Iterator[ReportChart]:
+    if not steps:
+        return
+    at = [datetime.fromisoformat(step["at"]).timestamp() for step in steps]
+
+    def chart(title: str, unit: str, lines: Mapping[str, Sequence[float | None]]) -> ReportChart:
+        return ReportChart(title=title, unit=unit, at=at, lines=lines)
+
+    def flat(name: str) -> list[float | None]:
+        return [step[name] for step in steps]
+
+    names = sorted({each["objective"] for step in steps for each in step["by_objective"]})
+    yield chart("Attainment", "share", {name: _attained(steps, name) for name in names})
+    yield chart(
+        "Goodput and throughput",
+        "requests/s",
+        {"goodput": flat("goodput_rps"), "throughput": flat("throughput_rps")},
+    )
+    for title, field in (("Time to first token", "ttft_ms"), ("Time per output token", "tpot_ms")):
+        lines = {p: [step[field][p] for step in steps] for p in _PERCENTILES}
+        yield chart(title, "ms", lines)
+    tokens = {"input": flat("input_tokens_per_s"), "output": flat("output_tokens_per_s")}
+    yield chart("Tokens", "tokens/s", tokens)
+
+
+def _attained(steps: Sequence[Json], objective: str) -> list[float | None]:
+    by_name = [
+        {each["objective"]: each["attainment"] for each in step["by_objective"]} for step in steps
+    ]
+    return [attained.get(objective) for attained in by_name]

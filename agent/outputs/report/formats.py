@@ -1,8 +1,11 @@
-"""A report as text for a terminal, as Markdown and as JSON."""
+"""A report as text for a terminal, as Markdown, HTML, JSON and CSV."""
 
+import csv
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from html import escape
 from io import StringIO
 from typing import Any, Literal
 
@@ -10,8 +13,16 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from agent.outputs.report.document import ReportDocument, ReportTable
-from agent.outputs.report.figures import ReportFigures
+from agent.analysis.statement import BillParts, GroupSpending, StatementLine
+from agent.outputs.report.document import (
+    Json,
+    ReportDocument,
+    ReportFigures,
+    ReportTable,
+    number_text,
+    printable,
+)
+from agent.outputs.web import content_policy, vendored
 from agent.terminal import TerminalConsole
 
 # No shorter word is broken.
@@ -86,3 +97,203 @@ def as_json(figures: ReportFigures) -> str:
 def values_json(values: Mapping[str, Any]) -> str:
     """Values as JSON for a pipeline."""
     return json.dumps(values, indent=2) + "\n"
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #e3e6ea; --page: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --soft: #a2abb5; --line: #3a4148; --page: #16191d; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
+       color: var(--ink); background: var(--page); }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+.warning { background: #ffe9a8; color: #1b1f24; padding: .5rem 1rem; font-weight: 600; }
+.note { color: var(--soft); } .scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
+th { font-weight: 600; } .word { text-align: left; overflow-wrap: anywhere; }
+figure { margin: 1.5rem 0; } figcaption { font-weight: 600; }
+"""
+
+_SCRIPT = """
+"use strict";
+const charts = JSON.parse(document.getElementById("charts").textContent);
+const colours = ["#2f7ed8", "#d9622b", "#2a9d5c", "#9b59b6", "#b8860b", "#c0392b"];
+const style = getComputedStyle(document.documentElement);
+const ink = style.getPropertyValue("--soft"), line = style.getPropertyValue("--line");
+const axis = {stroke: ink, grid: {stroke: line, width: 1}, ticks: {stroke: line}};
+for (const [place, chart] of charts.entries()) {
+  const at = document.getElementById("chart-" + place);
+  const series = Object.keys(chart.lines).map((label, n) => ({
+    label, stroke: colours[n % colours.length], width: 1.5, points: {size: 4},
+    value: (_, value) => value == null ? "unknown" : value.toLocaleString("en",
+      {maximumSignificantDigits: 4}),
+  }));
+  const plot = new uPlot({
+    width: at.clientWidth, height: 240, axes: [axis, {...axis, size: 70}],
+    scales: {y: {range: (_, low, high) => [0, high == null || high <= 0 ? 1 : 1.05 * high]}},
+    series: [{}, ...series],
+  }, [chart.at, ...Object.values(chart.lines)], at);
+  addEventListener("resize", () => plot.setSize({width: at.clientWidth, height: 240}));
+}
+"""
+
+
+def html_page(document: ReportDocument) -> str:
+    """The whole file. Its policy allows its own script and style alone, and no request."""
+    page = "".join(
+        (
+            f"<title>{escape(document.title)}</title>",
+            f"<style>{vendored('uplot.css')}{_STYLE}</style></head><body>",
+            f"<h1>{escape(document.title)}</h1><p>{escape(document.window)}</p>",
+            *(f'<p class="warning">{escape(each)}</p>' for each in document.warnings),
+            *_figures(document),
+            *map(_table, document.tables),
+            f'<script type="application/json" id="charts">{_charts(document)}</script>',
+            f"<script>{vendored('uplot.js')}</script><script>{_SCRIPT}</script>",
+        )
+    )
+    allowed = content_policy(page, in_file=True)
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    return f'<!doctype html>\n<html lang="en"><head>{head}{policy}{page}</body></html>\n'
+
+
+def _figures(document: ReportDocument) -> list[str]:
+    return [
+        f"<figure><figcaption>{escape(chart.title)}, {escape(chart.unit)}</figcaption>"
+        f'<div id="chart-{number}" role="img" aria-label="{escape(chart.title)} over time"></div>'
+        "</figure>"
+        for number, chart in enumerate(document.charts)
+    ]
+
+
+def _table(table: ReportTable) -> str:
+    left = [number == 0 or name in table.words for number, name in enumerate(table.columns)]
+    head = _cells("th", table.columns, left)
+    rows = "".join(f"<tr>{_cells('td', row, left)}</tr>" for row in table.rows)
+    note = "" if table.note is None else f'<p class="note">{escape(table.note)}</p>'
+    return (
+        f'<h2>{escape(table.title)}</h2><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(table.title)}"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{note}"
+    )
+
+
+def _cells(tag: str, cells: Sequence[str], left: Sequence[bool]) -> str:
+    scope = ' scope="col"' if tag == "th" else ""
+    kinds = [' class="word"' if words else "" for words in left]
+    return "".join(
+        f"<{tag}{scope}{kind}>{escape(cell)}</{tag}>"
+        for cell, kind in zip(cells, kinds, strict=True)
+    )
+
+
+def _charts(document: ReportDocument) -> str:
+    """JSON that ends no script: names in it are of clients."""
+    return json.dumps([asdict(chart) for chart in document.charts]).replace("<", "\\u003c")
+
+
+_COLUMNS = tuple(field.name for field in fields(StatementLine))
+# OWASP, "CSV Injection": a spreadsheet takes a cell that begins so for a formula, also with
+# full-width or small signs, and behind spaces and quotes. Where a semicolon separates its cells, a
+# cell also begins inside a quoted text of ours.
+_SIGNS = r"[\s\"']*[=+\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b]"
+_FORMULA = re.compile(rf"\A(?=[\t\r\n]|{_SIGNS})|(?<=[;|\t\r\n])(?={_SIGNS})")
+
+
+def groups_of(breakdown: Json) -> list[GroupSpending]:
+    """What each group of a breakdown with costs had and cost."""
+    return [_group(each) for each in breakdown["groups"]]
+
+
+def _group(each: Json) -> GroupSpending:
+    cost: Json = each["cost"] or {}
+    return GroupSpending(
+        group=each["group"],
+        requests=each["requests"],
+        input_tokens=_tokens(each, "input_tokens_per_s"),
+        output_tokens=_tokens(each, "output_tokens_per_s"),
+        gpu_hours=cost.get("gpu_hours"),
+        cost_usd=cost.get("cost_usd"),
+    )
+
+
+def _tokens(each: Json, rate: str) -> float | None:
+    return None if each[rate] is None else round(each[rate] * each["covered_s"])
+
+
+def bill_of(summary: Json) -> BillParts | None:
+    """The bill of a window; None without a price."""
+    cost, ledger = summary["cost"], summary["ledger"]
+    if cost is None:
+        return None
+    return BillParts(
+        bill_usd=cost["bill_usd"],
+        rows_usd=cost["prefill_usd"] + cost["decode_usd"],
+        unaccounted_usd=cost["unseen_usd"],
+        idle_usd=cost["idle_usd"],
+        unread_usd=cost["unknown_usd"],
+        gpu_hours=cost["gpu_hours"],
+        unaccounted_requests=_unaccounted(ledger, "requests"),
+        unaccounted_input_tokens=_unaccounted(ledger, "input_tokens"),
+        unaccounted_output_tokens=_unaccounted(ledger, "output_tokens"),
+    )
+
+
+def _unaccounted(ledger: Json | None, figure: str) -> float | None:
+    """Closed and open minutes together, as the cost of both is."""
+    if ledger is None:
+        return None
+    closed, still_open = ledger["unaccounted"][figure], ledger["open"][figure]
+    return None if closed is None or still_open is None else closed + still_open
+
+
+def as_csv(lines: Sequence[StatementLine]) -> str:
+    """The lines as CSV; an unknown figure is empty."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writerow(_COLUMNS)
+    for line in lines:
+        values = asdict(line) | {"group": _harmless(line.group)}
+        writer.writerow(["" if values[name] is None else values[name] for name in _COLUMNS])
+    return out.getvalue()
+
+
+def _harmless(name: str | None) -> str | None:
+    if name is None:
+        return None
+    return _FORMULA.sub("'", name)
+
+
+def as_table(lines: Sequence[StatementLine], notes: Sequence[str]) -> ReportTable:
+    """The lines as a table of a document."""
+    rows = [
+        [
+            line.line,
+            "" if line.group is None else printable(line.group),
+            *(_shown(getattr(line, name)) for name in _COLUMNS[2:-2]),
+            "" if line.gpu_hours is None else number_text(line.gpu_hours, 4),
+            "" if line.cost_usd is None else f"{line.cost_usd:,.6f}",
+        ]
+        for line in lines
+    ]
+    return ReportTable(
+        title="Statement",
+        columns=("line", "name", "requests", "input tokens", "output tokens", "GPU hours", "USD"),
+        rows=rows,
+        words=frozenset(("name",)),
+        note="; ".join(notes),
+    )
+
+
+def as_values(lines: Sequence[StatementLine]) -> list[dict[str, Any]]:
+    """The lines for JSON; dollars are text, so that they add up exactly."""
+    return [
+        asdict(line) | {"cost_usd": None if line.cost_usd is None else str(line.cost_usd)}
+        for line in lines
+    ]
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else number_text(value)

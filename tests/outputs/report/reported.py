@@ -3,7 +3,7 @@
 from typing import Any
 
 from agent.catalog.causes import Cause
-from agent.outputs.report.figures import Json, ReportFigures, read_figures
+from agent.outputs.report.document import Json, ReportFigures, read_figures
 from agent.records.event import Confidence, Event, EventKind
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import NOW, OBJECTIVES, mixed

@@ -5,9 +5,13 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from agent.outputs.otlp_destinations import destination
-from tests.outputs.forwarding import forwarding
-from tests.outputs.otlp_destinations import Destination, grpc_destination, http_destination
+from agent.outputs.otlp_forwarder import destination
+from tests.outputs.otlp_destinations import (
+    Destination,
+    forwarding,
+    grpc_destination,
+    http_destination,
+)
 from tests.real_parts.ports import free_port
 from tests.sources.otlp.doors import DOORS, PROTOBUF_DOORS
 from tests.sources.otlp.exports import export, vllm_span

@@ -1,6 +1,8 @@
-"""The audit for a terminal: a line for each check, and for a bad one why and what to change."""
+"""The audit of a deployment as text for a terminal and as JSON."""
 
+import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 
 from rich.console import Console
@@ -10,6 +12,33 @@ from rich.text import Text
 from agent.analysis.audit.auditing import AuditLine, counts
 from agent.analysis.audit.checks import AuditFinding
 from agent.records.audit import AuditEvidence
+
+
+def audit_json(evidence: AuditEvidence, lines: Sequence[AuditLine]) -> str:
+    """What was audited, how many lines have each finding, and the lines."""
+    engine = evidence.engine
+    return json.dumps(
+        {
+            "at": datetime.fromtimestamp(evidence.at, UTC).isoformat(),
+            "engine": engine.url,
+            "version": engine.version,
+            "models": engine.models,
+            "counts": counts(lines),
+            "lines": [
+                {
+                    "area": line.check.area,
+                    "check": line.check.name,
+                    "finding": line.result.finding,
+                    "seen": line.result.seen,
+                    "why": line.check.why,
+                    "change": line.result.change,
+                }
+                for line in lines
+            ],
+        },
+        indent=2,
+    )
+
 
 _STYLES = {
     AuditFinding.PASS: "green",

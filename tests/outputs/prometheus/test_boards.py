@@ -1,14 +1,117 @@
-"""Published metrics of efficiency and cost."""
+"""The published values of GPUs, hosts and efficiency; unknown values are absent."""
 
 from math import inf
 from typing import Any
 
 import pytest
 
-from agent.outputs.prometheus.efficiency_board import MODELS_KEPT, EfficiencyBoard
+from agent.catalog import gpu_facts as facts
+from agent.outputs.prometheus.boards import MODELS_KEPT, EfficiencyBoard, HostBoard, gpu_families
+from agent.records.gpu import GpuSample, MigInstance
+from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
 from agent.records.ledger import Ledger
 from agent.records.minute import MinuteRow
+from tests.records.making import NOON
 from tests.records.minutes import UNKNOWN, minute
+
+GpuSeries = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def gpu_sample(gpu: str, used_bytes: float, *instances: MigInstance) -> GpuSample:
+    values = {(facts.MEMORY_USED.name, ()): used_bytes, (facts.CLOCK.name, ("sm",)): 1.98e9}
+    return GpuSample(
+        gpu=gpu, index=0, name="NVIDIA H200", at=NOON, facts=values, mig_instances=instances
+    )
+
+
+def gpu_series(*samples: GpuSample) -> GpuSeries:
+    return {
+        (shown.name, tuple(shown.labels.items())): shown.value
+        for family in gpu_families(samples)
+        for shown in family.samples
+    }
+
+
+def test_every_fact_has_the_gpu_as_a_label() -> None:
+    shown = gpu_series(gpu_sample("GPU-a", 3.0), gpu_sample("GPU-b", 2.0))
+    assert shown["gpu_memory_used_bytes", (("gpu", "GPU-a"),)] == 3.0
+    assert shown["gpu_memory_used_bytes", (("gpu", "GPU-b"),)] == 2.0
+    assert shown["gpu_clock_hertz", (("gpu", "GPU-a"), ("clock", "sm"))] == 1.98e9
+
+
+def test_a_mig_instance_has_its_own_uuid() -> None:
+    instance = MigInstance(
+        uuid="MIG-1",
+        name="1g.18gb",
+        gpu_instance=1,
+        compute_instance=0,
+        gpu_slices=1,
+        facts={(facts.MEMORY_USED.name, ()): 5.0},
+    )
+    shown = gpu_series(gpu_sample("GPU-a", 1.0, instance))
+    assert shown["gpu_memory_used_bytes", (("gpu", "MIG-1"),)] == 5.0
+
+
+def test_a_fact_that_no_gpu_reports_is_not_on_the_exposition() -> None:
+    assert gpu_series() == {}
+    shown = gpu_series(gpu_sample("GPU-a", 1.0))
+    assert {name for name, _ in shown} == {"gpu_memory_used_bytes", "gpu_clock_hertz"}
+
+
+FRONT, CORE = ProcessRole.FRONT, ProcessRole.CORE
+
+
+def process(pid: int, role: ProcessRole, cpu_s: float) -> EngineProcess:
+    return EngineProcess(
+        pid=pid, started_after_boot_s=float(pid), role=role, name="p", state="S", cpu_s=cpu_s
+    )
+
+
+def host_sample(*processes: EngineProcess, cgroup: CgroupMemory | None = None) -> HostSample:
+    return HostSample(at=0.0, processes=processes, cgroup=cgroup)
+
+
+def host_values(board: HostBoard) -> dict[tuple[str, ...], float]:
+    return {
+        (host_sample.name, *host_sample.labels.values()): host_sample.value
+        for family in board.families()
+        for host_sample in family.samples
+    }
+
+
+def test_cpu_time_is_published_by_role() -> None:
+    board = HostBoard()
+    board.sample("chat", host_sample(process(1, FRONT, 2.0), process(2, CORE, 30.0)))
+    board.sample("chat", host_sample(process(1, FRONT, 2.5), process(2, CORE, 34.0)))
+    assert host_values(board) == {
+        ("llm_engine_cpu_seconds_total", "chat", "front"): 2.5,
+        ("llm_engine_cpu_seconds_total", "chat", "core"): 34.0,
+    }
+
+
+def test_cpu_time_never_falls_when_processes_come_and_go() -> None:
+    board = HostBoard()
+    board.sample("chat", host_sample(process(1, FRONT, 2.0), process(2, FRONT, 7.0)))
+    board.sample("chat", host_sample(process(1, FRONT, 3.0)))
+    board.sample("chat", host_sample(process(9, FRONT, 0.5)))
+    assert host_values(board)["llm_engine_cpu_seconds_total", "chat", "front"] == 10.5
+
+
+def test_only_known_memory_values_are_published() -> None:
+    board = HostBoard()
+    cgroup = CgroupMemory(version=2, path="/e", inode=1, usage_bytes=900, oom_kills=3)
+    board.sample("chat", host_sample(cgroup=cgroup))
+    assert host_values(board) == {
+        ("llm_engine_memory_usage_bytes", "chat"): 900.0,
+        ("llm_engine_oom_kills_total", "chat"): 3.0,
+    }
+
+
+def test_a_host_without_known_values_publishes_nothing() -> None:
+    board = HostBoard()
+    board.sample("chat", HostSample(at=0.0, unread={"processes": "elsewhere"}))
+    assert host_values(board) == {}
+
 
 Series = dict[tuple[str, ...], float]
 

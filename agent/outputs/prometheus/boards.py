@@ -1,21 +1,64 @@
-"""Efficiency and cost of each engine in the exposition: its newest minute, and counters."""
+"""The current values of GPUs, machines and efficiency, as families of the exposition."""
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import fsum, inf
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+
 from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
+from agent.analysis.cpu import CpuTime
 from agent.analysis.efficiency.window_efficiency import Utilisation, window_efficiency
 from agent.analysis.ledger import unaccounted_requests
 from agent.catalog import efficiency_metrics as m
-from agent.catalog.metric import Metric
+from agent.catalog.gpu_facts import GPU_FACTS
+from agent.catalog.host_facts import CPU, HOST_FACTS, MEMORY_LIMIT, MEMORY_USAGE, OOM_KILLS
+from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.time_units import DAY_S, HOUR_S
-from agent.outputs.prometheus.families import Family, family_of
 from agent.records.cost_and_work import Cost
+from agent.records.gpu import Facts, GpuSample
+from agent.records.host import HostSample
 from agent.records.ledger import Ledger
 from agent.records.minute import MinuteRow
+
+__all__ = ["Family", "family_of"]
+
+_FAMILIES = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily}
+
+
+def family_of(
+    metric: Metric, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]
+) -> Family:
+    """The family of a counter or a gauge with these labels and values."""
+    family: Family = _FAMILIES[metric.kind](metric.name, metric.help, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)  # type: ignore[attr-defined]
+    return family
+
+
+def gpu_families(samples: Iterable[GpuSample]) -> Iterator[Family]:
+    """Every fact of these samples, with the UUID as `gpu`; a MIG instance has its own UUID."""
+    facts: list[tuple[str, Facts]] = []
+    for sample in samples:
+        facts.append((sample.gpu, sample.facts))
+        facts += [(instance.uuid, instance.facts) for instance in sample.mig_instances]
+    for fact in GPU_FACTS:
+        family = family_of(fact, ("gpu", *fact.labels), _values(fact, facts))
+        if family.samples:
+            yield family
+
+
+def _values(
+    fact: Metric, facts: Iterable[tuple[str, Facts]]
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    for gpu, values in facts:
+        for (name, labels), value in values.items():
+            if name == fact.name:
+                yield (gpu, *labels), value
+
 
 Labels = tuple[str, ...]
 Values = Iterator[tuple[Metric, Labels, float | None]]
@@ -189,3 +232,49 @@ def _use(use: Utilisation, labels: Labels) -> Values:
         yield m.ROOF_SHARE, labels, use.position.share
     if use.bound is not None:
         yield m.BOUND, (*labels, use.bound.value), 1.0
+
+
+# By label values.
+_OfEngines = Mapping[tuple[str, ...], float]
+
+
+class HostBoard:
+    """Holds the newest host sample of each engine. Several threads may call it."""
+
+    def __init__(self) -> None:
+        self._cpu: dict[str, CpuTime] = {}
+        self._samples: dict[str, HostSample] = {}
+        self._lock = threading.Lock()
+
+    def sample(self, engine: str, sample: HostSample) -> None:
+        """Publish this sample of an engine's machine from now on."""
+        with self._lock:
+            self._samples[engine] = sample
+            if sample.processes is not None:
+                before = self._cpu.get(engine, CpuTime())
+                self._cpu[engine] = before.after(sample.processes)
+
+    def families(self) -> Iterator[Family]:
+        """Every fact that is known of an engine's machine."""
+        with self._lock:
+            values = self._values()
+        for fact in HOST_FACTS:
+            if values[fact]:
+                yield family_of(fact, fact.labels, values[fact].items())
+
+    def _values(self) -> Mapping[Metric, _OfEngines]:
+        cgroups = {name: sample.cgroup for name, sample in self._samples.items() if sample.cgroup}
+        return {
+            CPU: {
+                (engine, role.value): seconds
+                for engine, time in self._cpu.items()
+                for role, seconds in time.by_role.items()
+            },
+            MEMORY_USAGE: _known((name, cgroup.usage_bytes) for name, cgroup in cgroups.items()),
+            MEMORY_LIMIT: _known((name, cgroup.limit_bytes) for name, cgroup in cgroups.items()),
+            OOM_KILLS: _known((name, cgroup.oom_kills) for name, cgroup in cgroups.items()),
+        }
+
+
+def _known(values: Iterable[tuple[str, int | None]]) -> _OfEngines:
+    return {(engine,): float(value) for engine, value in values if value is not None}

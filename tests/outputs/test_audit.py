@@ -7,20 +7,20 @@ import pytest
 from agent.analysis.audit.auditing import CHECKS, audit
 from agent.outputs.audit import audit_json
 from tests.analysis.audit.evidence import with_engine
-from tests.outputs.audit.golden import FOLDER, WIDTHS, badly_started, terminal, texts
+from tests.outputs.golden import WIDTHS, badly_started, printed_audit, recorded
 
 
-def test_the_texts_are_as_they_were() -> None:
-    assert texts() == {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.txt")}
+def test_the_text_is_the_recorded_one() -> None:
+    assert printed_audit(badly_started(), WIDTHS[0]) == recorded("audit.txt")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    assert max(len(line) for line in terminal(badly_started(), width).splitlines()) <= width
+def test_no_line_is_wider_than_the_printed_audit(width: int) -> None:
+    assert max(len(line) for line in printed_audit(badly_started(), width).splitlines()) <= width
 
 
-def test_an_engine_cannot_steer_the_terminal() -> None:
-    text = terminal(with_engine(models=("tiny\x1b[2J[bold]llama",), version="1\x07"), 80)
+def test_an_engine_cannot_steer_the_printed_audit() -> None:
+    text = printed_audit(with_engine(models=("tiny\x1b[2J[bold]llama",), version="1\x07"), 80)
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[bold]llama" in text

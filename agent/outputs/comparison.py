@@ -1,0 +1,333 @@
+"""A comparison as text for a terminal, as Markdown for a pull request, and as JSON."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import floor, isfinite, log10
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent.analysis.comparison.comparing import ComparedLine, Comparison, Outcome
+from agent.analysis.comparison.measures import Quantity
+from agent.analysis.comparison.resampling import Interval
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures
+from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
+
+UNKNOWN = "unknown"
+# Causes below the first ones are hardly worth a line.
+_CAUSES = 6
+
+# The unit of a figure in words, and what the figure is multiplied by.
+_UNITS = {
+    Quantity.SECONDS: (", ms", 1000.0),
+    Quantity.SHARE: (", %", 100.0),
+    Quantity.REQUESTS_PER_S: (", requests/s", 1.0),
+    Quantity.PER_HOUR: (" per hour", 1.0),
+}
+
+
+class Cells(NamedTuple):
+    """One line of a table."""
+
+    figure: str
+    before: str
+    after: str
+    change: str
+    verdict: str
+
+
+HEADERS = Cells("figure", "before", "after", "change", "verdict")
+
+
+def table_cells(lines: Sequence[ComparedLine]) -> list[Cells]:
+    """The lines that either run knows."""
+    return [
+        Cells(
+            figure_label(line),
+            figure_text(line, line.before),
+            figure_text(line, line.after),
+            change_text(line),
+            verdict,
+        )
+        for line in lines
+        if line.before is not None or line.after is not None
+        for verdict in (str(line.outcome),)
+    ]
+
+
+def unknown_figures(comparison: Comparison) -> list[str]:
+    """The names of figures that neither run knows."""
+    return [
+        line.measure.name
+        for line in (*comparison.load, *comparison.lines)
+        if line.before is None and line.after is None
+    ]
+
+
+def figure_label(line: ComparedLine) -> str:
+    """The name of a figure with its unit."""
+    name, (unit, _) = line.measure.name, _UNITS.get(line.measure.quantity, ("", 1.0))
+    return name if name.endswith(unit.removeprefix(", ")) else f"{name}{unit}"
+
+
+def figure_text(line: ComparedLine, found: Interval | None) -> str:
+    """A figure with its interval, if that is known."""
+    if found is None or not isfinite(found.value):
+        return UNKNOWN
+    _, scale = _UNITS.get(line.measure.quantity, ("", 1.0))
+    shown, low, high = (each * scale for each in found)
+    digits = _decimals(max(abs(shown), abs(high)) if isfinite(high) else abs(shown))
+    if not isfinite(low) or not isfinite(high):
+        return f"{shown:.{digits}f}"
+    return f"{shown:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _decimals(size: float) -> int:
+    """How many decimals show a figure of this size with three digits."""
+    return 0 if size == 0 else min(max(2 - floor(log10(size)), 0), 4)
+
+
+def change_text(line: ComparedLine) -> str:
+    """How much a figure changed: a part of what it was, for shares a difference in points."""
+    if line.change is None:
+        return UNKNOWN
+    if line.measure.is_relative:
+        # A tenth of a percent matters only in a small change.
+        return f"{line.change * 100:+.{0 if abs(line.change) >= 0.1 else 1}f} %"
+    if line.measure.quantity is Quantity.SHARE:
+        return f"{line.change * 100:+.2f} pp"
+    return f"{line.change:+.2f}"
+
+
+def headline(comparison: Comparison) -> str:
+    """The verdict in a few words."""
+    return {
+        Outcome.BETTER: "Better than before",
+        Outcome.WORSE: "Worse than before",
+        Outcome.NO_EVIDENCE: "No evidence of a change",
+        Outcome.LOAD_CHANGED: "The load changed",
+    }.get(comparison.outcome, "Cannot tell")
+
+
+def explanations(comparison: Comparison) -> Iterator[str]:
+    """Why the verdict is what it is, one sentence each."""
+    if comparison.load_changes:
+        changed = ", ".join(comparison.load_changes)
+        yield f"Load: {changed}. What changed with the load says nothing of the settings."
+    for outcome in (Outcome.WORSE, Outcome.BETTER):
+        named = [
+            f"{line.measure.name} {change_text(line)}"
+            for line in comparison.lines
+            if line.outcome is outcome
+        ]
+        if named:
+            yield f"{str(outcome).capitalize()}: {', '.join(named)}."
+    yield from _missing(comparison)
+
+
+def _missing(comparison: Comparison) -> Iterator[str]:
+    for name, run in (("before", comparison.before), ("after", comparison.after)):
+        if isinstance(run, RunFigures):
+            yield (
+                f"The file of `{name}` has no single requests, so nobody knows by how much its "
+                "figures vary (vllm bench serve writes them with --save-detailed)."
+            )
+    found = unknown_figures(comparison)
+    if found:
+        yield f"Unknown: {', '.join(found)}."
+    if any(line.outcome is Outcome.TOO_FEW for line in comparison.lines):
+        yield "Too few: requests, or parts of the run that have any, for a verdict."
+
+
+def described(run: RunColumns | RunFigures) -> str:
+    """What a run is, in one line."""
+    return f"{run.name}: {run.requests:,} requests in {_length(run.length_s)}"
+
+
+def _length(seconds: float) -> str:
+    for unit_s, unit in ((DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def cause_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """The first causes of missed requests, in percent of all requests, before and after."""
+    found = comparison.causes or {}
+    ordered = sorted(found, key=lambda name: (-max(found[name]), name))[:_CAUSES]
+    return [
+        (name, f"{found[name][0] * 100:.2f}", f"{found[name][1] * 100:.2f}") for name in ordered
+    ]
+
+
+METHOD = (
+    "In brackets: 95 % intervals of a bootstrap over blocks of time. Better or worse: a change "
+    "that matters, and that is too large for chance, all lines together at 5 % (docs/comparing.md)."
+)
+
+_STYLES = {Outcome.BETTER: "green", Outcome.WORSE: "bold red", Outcome.LOAD_CHANGED: "yellow"}
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print the verdict, then what was compared, then all figures."""
+    style = _STYLES.get(comparison.outcome, "bold")
+    console.print(Text(headline(comparison), style=style))
+    for sentence in explanations(comparison):
+        console.print(Text(sentence))
+    console.print()
+    for name, run in (("before", comparison.before), ("after", comparison.after)):
+        console.print(Text(f"{name:7} {described(run)}"))
+    console.print(_rich_table("Load", comparison.load))
+    console.print(_rich_table("Figures", comparison.lines))
+    _print_causes(comparison, console)
+    console.print(Text(METHOD, style="dim"))
+
+
+def _rich_table(title: str, lines: Sequence[ComparedLine]) -> Table:
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    for header in HEADERS:
+        is_number = header in HEADERS[1:4]
+        table.add_column(header, justify="right" if is_number else "left")
+    for row in table_cells(lines):
+        table.add_row(*(Text(cell) for cell in row), style=_STYLES.get(Outcome(row.verdict)))
+    return table
+
+
+def _print_causes(comparison: Comparison, console: Console) -> None:
+    found = cause_rows(comparison)
+    if not found:
+        return
+    table = Table(
+        title="Missed requests by first cause, % of all",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("cause")
+    for name in ("before", "after"):
+        table.add_column(name, justify="right")
+    for row in found:
+        table.add_row(*row)
+    console.print(table)
+
+
+_SIGNS = {
+    **{Outcome.BETTER: ":white_check_mark: ", Outcome.WORSE: ":x: "},
+    **{Outcome.LOAD_CHANGED: ":warning: ", Outcome.NO_EVIDENCE: ""},
+}
+# Characters that would end a cell, or begin a tag.
+_ESCAPES = str.maketrans({"|": "\\|", "<": "&lt;", "\n": " "})
+
+
+def markdown(comparison: Comparison) -> str:
+    """The verdict first; what did not change is folded."""
+    return "\n".join(_markdown_lines(comparison)) + "\n"
+
+
+def _markdown_lines(comparison: Comparison) -> Iterator[str]:
+    sign = _SIGNS.get(comparison.outcome, ":grey_question: ")
+    yield f"### {sign}{headline(comparison)}"
+    yield ""
+    for sentence in explanations(comparison):
+        yield f"- {_escaped(sentence)}"
+    for name, run in (("before", comparison.before), ("after", comparison.after)):
+        yield f"- {name}: {_escaped(described(run))}"
+    yield ""
+    yield from _markdown_table(comparison.lines)
+    yield ""
+    yield "<details><summary>Load and causes</summary>"
+    yield ""
+    yield from _markdown_table(comparison.load)
+    yield from _markdown_causes(comparison)
+    yield ""
+    yield "</details>"
+    yield ""
+    yield f"<sub>{METHOD}</sub>"
+
+
+def _markdown_table(lines: Sequence[ComparedLine]) -> Iterator[str]:
+    yield _markdown_row(HEADERS)
+    yield "|:--|--:|--:|--:|:--|"
+    for cells in table_cells(lines):
+        judged = cells.verdict in (Outcome.BETTER, Outcome.WORSE)
+        yield _markdown_row((*cells[:-1], f"**{cells.verdict}**" if judged else cells.verdict))
+
+
+def _markdown_causes(comparison: Comparison) -> Iterator[str]:
+    found = cause_rows(comparison)
+    if found:
+        yield ""
+        yield _markdown_row(("missed by first cause, % of all", "before", "after"))
+        yield "|:--|--:|--:|"
+        yield from (_markdown_row(each) for each in found)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)
+
+
+def json_text(comparison: Comparison) -> str:
+    """All figures in base units: seconds, shares from 0 to 1, dollars. Unknown is null."""
+    return json.dumps(
+        {
+            "verdict": comparison.outcome,
+            "load_changes": comparison.load_changes,
+            "before": _run_json(comparison.before),
+            "after": _run_json(comparison.after),
+            "load": _lines_json(comparison.load),
+            "figures": _lines_json(comparison.lines),
+            "causes": _causes_json(comparison.causes),
+        },
+        allow_nan=False,
+        indent=2,
+    )
+
+
+def _run_json(run: RunColumns | RunFigures) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "requests": run.requests,
+        "length_s": run.length_s,
+        "has_requests": isinstance(run, RunColumns),
+        "configured_load": dict(run.configured_load),
+    }
+
+
+def _lines_json(lines: Sequence[ComparedLine]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": line.measure.name,
+            "unit": line.measure.quantity,
+            "better": line.measure.better,
+            "before": _interval_json(line.before),
+            "after": _interval_json(line.after),
+            "change": line.change,
+            "change_is": "ratio" if line.measure.is_relative else "difference",
+            "chance": line.chance,
+            "verdict": line.outcome,
+        }
+        for line in lines
+    ]
+
+
+def _interval_json(found: Interval | None) -> dict[str, float | None] | None:
+    if found is None or not isfinite(found.value):
+        return None
+    return {name: each if isfinite(each) else None for name, each in found._asdict().items()}
+
+
+def _causes_json(
+    causes: Mapping[str, tuple[float, float]] | None,
+) -> dict[str, dict[str, float]] | None:
+    if causes is None:
+        return None
+    return {name: {"before": before, "after": after} for name, (before, after) in causes.items()}
