@@ -12,8 +12,8 @@ from agent.agent_api import AgentApi, open_agent
 from agent.app.gpu_jobs import gpu_source
 from agent.catalog.causes import Cause
 from agent.catalog.gpu_problems import NO_GPU
+from agent.catalog.hardware import WeightDtype
 from agent.catalog.metrics import PLUGIN_UP
-from agent.catalog.precision import WeightDtype
 from agent.errors import AgentError, ExpositionUnreadable, SettingsInvalid
 from agent.records.audit import (
     AgentEvidence,

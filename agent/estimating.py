@@ -12,8 +12,14 @@ from rich.table import Table
 from agent.analysis.estimate import MEMORY_FRACTION, Estimate, PlannedDeployment
 from agent.analysis.estimate import estimate as estimate_of
 from agent.analysis.physics.roofline import ACTIONS, Bound
-from agent.catalog.hardware import GpuModel, find_gpu, gpu_models
-from agent.catalog.precision import CacheDtype, Precision, WeightDtype
+from agent.catalog.hardware import (
+    CacheDtype,
+    GpuModel,
+    Precision,
+    WeightDtype,
+    find_gpu,
+    gpu_models,
+)
 from agent.errors import AgentError
 from agent.records.model import Parallelism
 from agent.sources.model_config import read_model

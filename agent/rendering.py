@@ -28,7 +28,7 @@ from agent.render.alerts.alert_rule import percent
 from agent.render.alerts.objective_alerts import MISSED_RATIOS, detections
 from agent.render.dashboards import render_dashboards
 from agent.settings import Settings, load
-from agent.settings.environment import RENDER_PREFIX
+from agent.settings.loading import RENDER_PREFIX
 from agent.settings.values import HttpUrl, duration_text
 from agent.store.table_meanings import MEANINGS
 from agent.terminal import TerminalConsole, echo

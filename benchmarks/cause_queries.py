@@ -9,8 +9,13 @@ from sqlalchemy import Connection, Engine, update
 
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
-from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
-from agent.records.objective import JudgedRequest, Judgement
+from agent.records.objective import (
+    CauseShare,
+    ExplainedRequest,
+    Explanation,
+    JudgedRequest,
+    Judgement,
+)
 from agent.records.queries import Selection, Window
 from agent.store.cause_queries import CauseQueries
 from agent.store.connection import for_writing, in_transaction

@@ -14,7 +14,7 @@ from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.monitors import EngineMonitor
 from agent.settings import EngineSettings, Settings
-from agent.settings.gpu_settings import NvmlSettings
+from agent.settings.engine_settings import NvmlSettings
 from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade

@@ -12,10 +12,10 @@ import pytest
 from agent.analysis.audit.auditing import audit
 from agent.audited_deployment import AuditOptions, gather
 from agent.catalog.causes import Cause
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.errors import SettingsInvalid
 from agent.records.audit import AuditEvidence, EvidencePart
-from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
+from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from agent.records.request import Status, Vantage
 from agent.settings import Settings
 from tests.outputs.api.serving import Api, open_api

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from agent.catalog.precision import WeightDtype
+from agent.catalog.hardware import WeightDtype
 from agent.errors import AgentError
 from agent.estimating import estimate
 from agent.sources.model_config import ArchitectureUnknown

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.analysis.tally import ALL_OBJECTIVES
-from agent.records.explanation import CauseShare, Explanation
+from agent.records.objective import CauseShare, Explanation
 
 
 class CausePlace(NamedTuple):

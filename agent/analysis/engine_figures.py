@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.analysis.latency import tpot_s
-from agent.records.engine_step import EndedRequest
+from agent.records.engine import EndedRequest
 from agent.records.request import EngineView, RequestRecord, Status, Vantage
 
 _ABORT, _ERROR = "abort", "error"

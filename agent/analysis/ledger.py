@@ -16,11 +16,9 @@ from agent.analysis.efficiency.request_activity import (
 from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, merged
 from agent.catalog import engine_facts as fact
 from agent.catalog.reasons import WithoutRow
-from agent.records.booked_requests import BookedRequests
-from agent.records.columns import Array, Mask
+from agent.records.columns import Array, BookedRequests, Mask
 from agent.records.engine import EngineSample
-from agent.records.ledger import Ledger
-from agent.records.minute import MinuteRow
+from agent.records.minute import Ledger, MinuteRow
 from agent.records.request import Status
 
 # Work of longer requests counts as vanished until their rows come: aborted ones without a row may

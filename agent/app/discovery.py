@@ -15,7 +15,7 @@ from agent.catalog.own_health import DiscoveryCall, DiscoveryFailure
 from agent.errors import DiscoveryFailed
 from agent.outputs.prometheus.meter import Meter
 from agent.settings import EngineSettings, Settings
-from agent.settings.discovery_settings import KubernetesSettings
+from agent.settings.engine_settings import KubernetesSettings
 from agent.sources.kubernetes.api_server import ApiServer
 from agent.sources.kubernetes.pod_watch import PodWatch
 from agent.sources.kubernetes.pods import FoundEngine, engine_of

@@ -8,7 +8,7 @@ from typing import Any
 from agent.app.connection_limits import OTLP_GRPC, OTLP_HTTP, ConnectionLimits
 from agent.http_client import client_tls, read_client_tls
 from agent.settings import Settings
-from agent.settings.doors import Door, TokenFile, known_hosts
+from agent.settings.access import Door, TokenFile, known_hosts
 from agent.settings.values import host_and_port
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc

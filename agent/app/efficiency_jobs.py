@@ -8,7 +8,7 @@ from agent.analysis.efficiency.serving import Role
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.catalog.reasons import FiguresMissing
 from agent.errors import AgentError
 from agent.outputs.prometheus.boards import EfficiencyBoard

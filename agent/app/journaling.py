@@ -17,7 +17,7 @@ from agent.outputs.api.api_context import ApiQueries
 from agent.outputs.prometheus.meter import Meter
 from agent.records.objective import Objective
 from agent.settings import Settings
-from agent.settings.storage_settings import JournalSettings
+from agent.settings.settings_model import JournalSettings
 from agent.store.agent_state import AgentState
 from agent.store.claim import own_instance
 from agent.store.connection import for_writing, in_transaction

@@ -23,7 +23,7 @@ from agent.records.host import EngineProcess, HostSample, LogFinding, LogSample,
 from agent.records.objective import Objective
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.settings import EngineSettings, Settings
-from agent.simulator.frames import Frame, ProxiedRequest
+from agent.simulator.past_engine import Frame, ProxiedRequest
 from agent.sources.engines.engine_source import EngineSource
 from agent.sources.otlp.body import Body
 from agent.store.observations import ObservationStore

@@ -14,7 +14,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.settings import EngineSettings
-from agent.settings.proxy_settings import ProxySettings
+from agent.settings.settings_model import ProxySettings
 from agent.sources.engines.engine_source import ScrapeResult
 from agent.sources.proxy.handover.messages import EjectedEngine, EngineState, Rotation
 from agent.sources.proxy.load_balancer import LoadBalancer

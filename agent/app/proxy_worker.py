@@ -20,7 +20,7 @@ from agent.app.stopping import WORKER_FLUSHES_WITHIN_S
 from agent.app.supervising import supervisor_gone
 from agent.http_client import client_tls
 from agent.settings import Settings
-from agent.settings.proxy_settings import ProxySettings
+from agent.settings.settings_model import ProxySettings
 from agent.sources.listening import AsgiServer
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender

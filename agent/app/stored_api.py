@@ -17,7 +17,7 @@ from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.door_guard import DoorGuard
 from agent.outputs.api.routes import live_figures, make_api
 from agent.settings import Settings
-from agent.settings.doors import Door
+from agent.settings.access import Door
 from agent.store.connection import open_engine
 from agent.store.migrating import require_newest
 from agent.store.sqlite_place import sqlite_path

@@ -1,8 +1,7 @@
-"""The verdicts, and how load generators judge edge cases.
+"""The verdicts, how load generators judge edge cases, and thresholds that several parts share.
 
 Sources, as of 2026: vLLM `vllm/benchmarks/serve.py` (0.32), AIPerf 0.13 `good_request_fraction`,
-GuideLLM 0.8.1, inference-perf (Aug 2026).
-"""
+GuideLLM 0.8.1, inference-perf (Aug 2026)."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -99,3 +98,8 @@ DEFINITIONS = {
         ),
     )
 }
+
+# Waiting requests. A queue that stays longer needs another replica.
+DEEP_QUEUE = 10
+# Share of the KV cache. A full cache is normal under load; requests that wait for it are not.
+FULL_CACHE = 0.95

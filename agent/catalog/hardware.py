@@ -1,16 +1,61 @@
-"""The peak figures of GPU products: the rows of hardware.toml, and their lookup by name.
+"""Number formats, and the peak figures of GPU products: the rows of hardware.toml by name.
 
-Peaks are dense. A GPU without a row is unknown: figures of a similar product would be a guess.
-"""
+Peaks are dense. A GPU without a row is unknown: figures of a similar product would be a guess."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from agent.catalog.precision import Precision
+
+class Precision(StrEnum):
+    """One number format of products."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    FP4 = "fp4"
+
+    @property
+    def bits(self) -> int:
+        """The bits of one number."""
+        return _BITS[self]
+
+
+_BITS = {
+    Precision.FP32: 32,
+    Precision.BF16: 16,
+    Precision.FP16: 16,
+    Precision.FP8: 8,
+    Precision.INT8: 8,
+    Precision.FP4: 4,
+}
+
+
+class WeightDtype(StrEnum):
+    """How the weights of the layers can be configured to be stored and multiplied."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+    FP4 = "fp4"
+
+
+class CacheDtype(StrEnum):
+    """How the KV cache can be configured to be stored."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+
 
 # Where a GPU has no unit for the weights' precision, engines convert the weights to 16 bits first.
 # They run in FP16 where a GPU has no BF16. FP32 is never converted: its peak is in no row.

@@ -45,7 +45,7 @@ from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Unit
 from agent.catalog.metrics import AGENT_METRICS
 from agent.outputs.otlp_forwarder import PROTOBUF, ForwardCounter, Forwarder, HttpDestination
-from agent.settings.push_settings import OtlpMetricsSettings
+from agent.settings.settings_model import OtlpMetricsSettings
 
 Labels = tuple[tuple[str, str], ...]
 # By the name of a histogram and the values of its labels, in their order.

@@ -11,8 +11,7 @@ from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.work import decode_work, prefill_work
-from agent.records.booked_requests import VANTAGES, BookedRequests
-from agent.records.columns import Array
+from agent.records.columns import VANTAGES, Array, BookedRequests
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost
 
 _AT_ONCE = 4096

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.catalog import engine_facts as fact
 from agent.catalog.gpu_facts import MEMORY_TOTAL
-from agent.catalog.hardware import GpuModel, recognise_gpu
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import GpuModel, Precision, recognise_gpu
 from agent.catalog.reasons import FiguresMissing
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from agent.analysis.engine_figures import difference, engine_ids, is_same, with_figures
 from agent.catalog.reasons import PluginDropped
-from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.engine import EndedRequest, EngineStep
 from agent.records.request import RequestRecord, Vantage
 
 # A span comes 5 s after the end of its request, or later where it is sent again.

@@ -23,8 +23,7 @@ from agent.analysis.efficiency.work import whole_works
 from agent.analysis.ledger import minute_ledger, unmatched_requests
 from agent.pipeline.booked_minutes import BookedMinutes
 from agent.pipeline.deployment import EngineDeployment
-from agent.records.booked_requests import BookedRequests
-from agent.records.columns import Array, Mask
+from agent.records.columns import Array, BookedRequests, Mask
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow

@@ -12,8 +12,7 @@ from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.pipeline.deployment import EngineDeployment
 from agent.pipeline.minute_booking import GpuSamplesOf, MinuteBooker, MinuteBounds
-from agent.records.booked_requests import BookedRequests
-from agent.records.columns import Mask
+from agent.records.columns import BookedRequests, Mask
 from agent.records.minute import BOOK_EVERY_S, LONGEST_REQUEST_S, MinuteRow
 from agent.store.minutes import MinuteStore
 

@@ -1,9 +1,13 @@
-"""Columns: arrays with a figure, a place or a mark of each of many things."""
+"""Arrays with a figure of each of many things, and the requests of a minute as such columns."""
 
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from agent.records.minute import LONGEST_REQUEST_S
+from agent.records.request import Status, Vantage
 
 Array = NDArray[np.float64]
 Places = NDArray[np.signedinteger[Any]]
@@ -14,3 +18,61 @@ def over(part: NDArray[Any], whole: NDArray[Any]) -> Array:
     """The quotients; 0 where nothing is divided by."""
     found: Array = np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
     return found
+
+
+STATUSES, VANTAGES = tuple(Status), tuple(Vantage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BookedRequests:
+    """Counted requests; each column has a value for each. Unknown numbers are NaN.
+
+    - `rows` are the ids of their rows, in order.
+    - `statuses` and `vantages` are places in STATUSES and VANTAGES, `verdicts` in `met_objectives`:
+      the names of the objectives that a request met. `met` are those that met all of theirs.
+    - `one_prompt`: the route takes a single prompt. `priced`: booked minutes charged it before.
+    """
+
+    rows: Places
+    vantages: Places
+    statuses: Places
+    started_at: Array
+    ended_at: Array
+    ttft_s: Array
+    queue_s: Array
+    prefill_s: Array
+    decode_s: Array
+    input_tokens: Array
+    cached_tokens: Array
+    output_tokens: Array
+    choices: Array
+    aborted: Mask
+    one_prompt: Mask
+    priced: Mask
+    met: Mask
+    verdicts: Places
+    met_objectives: tuple[tuple[str, ...], ...]
+
+    @property
+    def from_at(self) -> Array:
+        """Where the booked part of each begins, in Unix seconds."""
+        found: Array = np.maximum(self.started_at, self.ended_at - LONGEST_REQUEST_S)
+        return found
+
+    @property
+    def succeeded(self) -> Mask:
+        """Those that ended well."""
+        return self.have(Status.OK) & ~self.aborted
+
+    def have(self, *statuses: Status) -> Mask:
+        """Those with one of these statuses."""
+        return np.isin(self.statuses, [STATUSES.index(status) for status in statuses])
+
+    def places_of(self, rows: Places) -> Places:
+        """Where the requests of these rows are among them."""
+        return np.searchsorted(self.rows, rows)
+
+    def chosen(self, which: Mask | Places) -> "BookedRequests":
+        """Some of them."""
+        columns = [each.name for each in fields(self) if each.name != "met_objectives"]
+        return replace(self, **{name: getattr(self, name)[which] for name in columns})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from agent.render.alerts.alert_files import RULES, VLLM_ALONE, all_alerts
 from agent.render.alerts.alert_rule import Alert, Timings
 from agent.render.alerts.vllm_alerts import vllm_alerts
 from agent.settings import Settings
-from agent.settings.environment import PREFIX
-from agent.settings.section import Section
+from agent.settings.loading import PREFIX
+from agent.settings.values import Section
 
 _MADE = "Made by `goodput-agent render` from the code. Change it there, and render again."
 

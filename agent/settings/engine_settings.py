@@ -1,15 +1,45 @@
-"""Settings of one inference server."""
+"""Settings of engines, of their discovery, and of the sources that read GPUs."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from agent.catalog.precision import CacheDtype, WeightDtype
+from agent.catalog import engine_facts as fact
+from agent.catalog.dcgm_fields import DcgmField
+from agent.catalog.hardware import CacheDtype, WeightDtype
+from agent.errors import SettingsInvalid
 from agent.records.model import Parallelism
-from agent.settings.limit_settings import LimitSettings
-from agent.settings.section import Section
-from agent.settings.values import Duration, Gpu, HttpUrl, Number, SocketPath, WholeNumber, known
+from agent.settings.values import (
+    Duration,
+    Gpu,
+    HttpUrl,
+    Number,
+    Section,
+    SocketPath,
+    WholeNumber,
+    known,
+)
+
+
+class LimitSettings(Section):
+    """Limits of one data-parallel rank, for engines whose exposition does not contain them."""
+
+    running_requests: WholeNumber | None = Field(default=None, ge=1)
+    """Most requests that may run at once; vLLM's `--max-num-seqs`."""
+    step_tokens: WholeNumber | None = Field(default=None, ge=1)
+    """Most tokens that one step may compute; vLLM's `--max-num-batched-tokens`."""
+    context_tokens: WholeNumber | None = Field(default=None, ge=1)
+    """Most tokens of one request, input and output; vLLM's `--max-model-len`."""
+
+    def by_fact(self) -> dict[str, int]:
+        """The limits that are set, by the name of their fact."""
+        limits = {
+            fact.MAX_RUNNING_REQUESTS.name: self.running_requests,
+            fact.MAX_STEP_TOKENS.name: self.step_tokens,
+            fact.MAX_CONTEXT_TOKENS.name: self.context_tokens,
+        }
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 class ParallelismSettings(Section):
@@ -67,3 +97,82 @@ class EngineSettings(Section):
     """Requests without progress for this long are a hang."""
     plugin_socket: SocketPath | None = None
     """The Unix socket at which the agent listens for the plugin `goodput-agent-vllm`."""
+
+
+_Port = Annotated[WholeNumber, Field(ge=1, le=65535)]
+_PortName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=15)]
+_Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=63)]
+
+
+class KubernetesSettings(Section):
+    """Engines in the pods that a label selects; unset: none are looked for (docs/kubernetes.md)."""
+
+    selector: str = Field(min_length=1, max_length=1000)
+    """The label selector of the pods, as in `app.kubernetes.io/name=vllm`."""
+    namespaces: tuple[_Namespace, ...] = ()
+    """The namespaces of the pods; empty: all, for which the agent needs rights in the cluster."""
+    node: str | None = Field(default=None, min_length=1, max_length=253)
+    """The node of the pods; null: any."""
+    port: _Port | _PortName = 8000
+    """The engine's port in the pod: its number, or the name that a container gives it."""
+    name: Literal["pod", "namespace/pod"] = "pod"
+    """What an engine is named after. Its spans must carry the same as `OTEL_SERVICE_NAME`."""
+    kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
+    """The program that runs there; `auto` tells it by its metrics."""
+    scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
+    """Time between two polls of an engine."""
+    api: HttpUrl | None = None
+    """The API server; null: that of the cluster in which the agent runs."""
+    service_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """The folder with the `token` and the `ca.crt` of the agent's service account."""
+
+
+class DiscoverySettings(Section):
+    """Where engines are found while the agent runs, beside those of `engines`."""
+
+    kubernetes: KubernetesSettings | None = None
+
+
+class NvmlSettings(Section):
+    """Reading GPUs through NVML, on a machine that has GPUs."""
+
+    enabled: bool = True
+    """Whether GPUs are read through NVML."""
+    poll_interval: Duration = Field(default="1s")  # type: ignore[assignment]
+    """Time between two polls."""
+
+
+class DcgmFieldSettings(Section):
+    """A series of dcgm-exporter that gives one of our facts, beside the built-in ones."""
+
+    series: str = Field(min_length=1, max_length=200)
+    """The name of the series."""
+    fact: str
+    """The metric that it gives, as in `gpu_clock_hertz`."""
+    labels: tuple[str, ...] = ()
+    """The values of the metric's own labels."""
+    scale: Number = Field(default=1.0, gt=0)
+    """The metric is the value of the series times this."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        try:
+            self.field()
+        except SettingsInvalid as error:
+            raise ValueError("; ".join(error.problems)) from error
+        return self
+
+    def field(self) -> DcgmField:
+        """The row for the table of series."""
+        return DcgmField(series=self.series, fact=self.fact, labels=self.labels, scale=self.scale)
+
+
+class DcgmSettings(Section):
+    """Reading GPUs from a dcgm-exporter instead of NVML."""
+
+    url: HttpUrl | None = None
+    """Where the exporter is scraped, as in `http://node:9400/metrics`; null: NVML is read."""
+    poll_interval: Duration = Field(default="10s")  # type: ignore[assignment]
+    """Time between two polls."""
+    fields: tuple[DcgmFieldSettings, ...] = ()
+    """Series that give our metrics, beside the built-in ones."""

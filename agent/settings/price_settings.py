@@ -8,8 +8,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from agent.records.prices import Electricity, Price, PriceList
-from agent.settings.section import Section
-from agent.settings.values import Number, shown
+from agent.settings.values import Number, Section, shown
 
 
 def unix_time(value: object) -> float:

@@ -1,45 +1,220 @@
 """The settings, section by section."""
 
+import re
 import socket
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
+    BeforeValidator,
     Field,
+    SecretStr,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from agent.catalog.definitions import DEFINITIONS
-from agent.catalog.presets import PRESETS
 from agent.records.objective import Match, Objective
 from agent.records.prices import PriceList
-from agent.settings.discovery_settings import DiscoverySettings
-from agent.settings.engine_settings import EngineSettings
-from agent.settings.gpu_settings import DcgmSettings, NvmlSettings
+from agent.settings.access import SecuritySettings, TlsSettings
+from agent.settings.engine_settings import (
+    DcgmSettings,
+    DiscoverySettings,
+    EngineSettings,
+    NvmlSettings,
+)
 from agent.settings.price_settings import (
     ElectricitySettings,
     PriceSettings,
     TokenBudgetSettings,
     price_list,
 )
-from agent.settings.proxy_settings import ProxySettings
-from agent.settings.push_settings import OtlpMetricsSettings
-from agent.settings.section import Section
-from agent.settings.security_settings import SecuritySettings, TlsSettings
-from agent.settings.storage_settings import StorageSettings
 from agent.settings.values import (
     Address,
+    DatabaseUrl,
     Duration,
     HttpUrl,
     Number,
     OtlpUrl,
+    Section,
     WholeNumber,
     known,
     masked,
 )
+
+PRESETS: Mapping[str, Mapping[str, float]] = {
+    "interactive": {"ttft_ms": 500, "tpot_ms": 30},
+    "chat": {"ttft_ms": 200, "tpot_ms": 120, "max_error_ratio": 0.001},
+    "7b": {"ttft_ms": 100, "min_output_tokens_per_s": 1000},
+    "13b": {"ttft_ms": 200, "min_output_tokens_per_s": 500},
+    "70b": {"ttft_ms": 500, "min_output_tokens_per_s": 100},
+}
+
+
+class JournalSettings(Section):
+    """An agent's own SQLite file, which is forwarded to the shared database (docs/storage.md)."""
+
+    enabled: bool = True
+    """Whether an agent writes to it first. With SQLite there is none, with ClickHouse always."""
+    path: str = Field(default="goodput-journal.db", min_length=1)
+    """The file."""
+    max_bytes: WholeNumber = Field(default=2_147_483_648, ge=1_000_000)
+    """Bytes of its rows beyond which requests are refused, if all of them still wait."""
+    max_age: Duration = Field(default="1d")  # type: ignore[assignment]
+    """How long rows stay in it; those that still wait then are dropped and counted."""
+
+
+class StorageSettings(Section):
+    """The database, and the retention of its rows."""
+
+    url: DatabaseUrl = "sqlite:///goodput.db"
+    """A SQLite file, `postgresql://user:password@host/database`, or
+    `clickhousedb://user:password@host:8123/database`, which always has a journal before it."""
+    keep_requests: Duration = Field(default="7d")  # type: ignore[assignment]
+    """How long single requests and samples stay."""
+    keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
+    """How long rollups, minutes and events stay."""
+    query_timeout: Duration = Field(default="10s")  # type: ignore[assignment]
+    """How long a query of the API may take; a longer one gets 503."""
+    write_timeout: Duration = Field(default="30s")  # type: ignore[assignment]
+    """How long a write may take on PostgreSQL; a longer one is cancelled and sent again."""
+    max_series: WholeNumber = Field(default=10_000, ge=1)
+    """Series of models, tenants and lengths that figures tell apart; the rest is `other`."""
+    on_corrupt: Literal["fail", "set_aside"] = "fail"
+    """What is done with a SQLite file that is no database; `set_aside` renames it."""
+    journal: JournalSettings = JournalSettings()
+
+    @model_validator(mode="after")
+    def _journal_before_clickhouse(self) -> Self:
+        if self.url.startswith("clickhousedb:") and not self.journal.enabled:
+            raise ValueError(
+                "journal.enabled is false: an agent joins, books and explains requests in a "
+                "database with transactions, which ClickHouse is not; leave the journal on"
+            )
+        return self
+
+    @property
+    def used_journal(self) -> JournalSettings | None:
+        """The journal; None of SQLite, which is a file of this agent alone anyway."""
+        wanted = self.journal.enabled and not self.url.startswith("sqlite")
+        return self.journal if wanted else None
+
+    @property
+    def own_url(self) -> str:
+        """Where this agent writes."""
+        journal = self.used_journal
+        return self.url if journal is None else f"sqlite:///{journal.path}"
+
+
+# RFC 9110, section 5: a field's name is a token, and its value has no control characters.
+_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+
+
+def _text(value: object) -> object:
+    """A number as YAML reads it, such as the tenant 42, as text."""
+    return str(value) if isinstance(value, int) else value
+
+
+def _header_value(value: SecretStr) -> SecretStr:
+    if not _VALUE.fullmatch(value.get_secret_value()):
+        raise ValueError("a header's value is of visible ASCII characters, with spaces inside only")
+    return value
+
+
+_PushHeaderName = Annotated[str, Field(pattern=_NAME)]
+_HeaderValue = Annotated[SecretStr, BeforeValidator(_text), AfterValidator(_header_value)]
+
+
+class OtlpMetricsSettings(Section):
+    """The push of the agent's metrics over OTLP, beside `/metrics` (docs/metrics-push.md)."""
+
+    endpoint: HttpUrl | None = None
+    """Where metrics are sent as protobuf over HTTP, as in `http://collector:4318`; null: nowhere.
+
+    A URL without a path gets `/v1/metrics`."""
+    headers: dict[_PushHeaderName, _HeaderValue] = Field(default={})
+    """Headers of each export, as in `{X-Scope-OrgID: fleet}`; their values are never shown."""
+    interval: Duration = Field(default="15s")  # type: ignore[assignment]
+    """Time between two exports."""
+    timeout: Duration = Field(default="10s")  # type: ignore[assignment]
+    """How long the endpoint may take to respond to an export."""
+    compression: Literal["gzip", "none"] = "gzip"
+    """How an export is compressed."""
+    histograms: Literal["exponential", "explicit"] = "exponential"
+    """How the latencies of requests are sent; `explicit` has the buckets of `/metrics`."""
+    max_buckets: WholeNumber = Field(default=160, ge=40, le=2400)
+    """Buckets of an exponential histogram; where more are needed, two neighbours become one."""
+    resource: dict[str, str] = Field(default={})
+    """More attributes of the resource, as in `{k8s.cluster.name: eu-1}`."""
+
+
+_HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max_length=100)]
+
+
+class OutlierSettings(Section):
+    """When the proxy stops sending requests to an engine that fails."""
+
+    enabled: bool = True
+    """Whether engines that fail are taken out of the rotation."""
+    failures: WholeNumber = Field(default=3, ge=1, le=1000)
+    """Failed requests in a row after which a worker ejects an engine."""
+    ejection: Duration = Field(default="10s")  # type: ignore[assignment]
+    """How long an engine is first ejected, until a probe; each further time is twice as long."""
+    max_ejection: Duration = Field(default="2m")  # type: ignore[assignment]
+    """The longest ejection."""
+
+
+class ProxySettings(Section):
+    """The traced proxy; without `listen` there is none."""
+
+    listen: Address | None = None
+    """Address at which the proxy takes requests, as in `127.0.0.1:8080`."""
+    workers: Literal["auto"] | Annotated[WholeNumber, Field(ge=1, le=64)] = 1
+    """Processes of the proxy; `auto`: one for each four processor cores, at most 8."""
+    engine: str | None = None
+    """The one engine behind the proxy; null: all engines."""
+    tenant_header: _HeaderName | None = None
+    """Header with the tenant of a request; null: the tenant is a digest of the API key."""
+    user_header: _HeaderName | None = None
+    """Trusted header with the user of a request."""
+    workload_header: _HeaderName | None = None
+    """Trusted header with the workload of a request."""
+    session_header: _HeaderName | None = None
+    """Trusted header with the session of a request."""
+    tenants: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    """Tenants that figures always tell apart."""
+    max_tenants: WholeNumber = Field(default=1000, ge=0, le=100_000)
+    """How many further tenants figures tell apart; the rest is `other`."""
+    count_tokens: bool = True
+    """Whether engines are asked for the token counts of streams."""
+    continuous_usage: bool = False
+    """Whether engines are asked for the token counts of each chunk of a stream.
+
+    Counts are stripped again for clients that asked for none."""
+    return_request_id: bool = True
+    """Whether the request id that the proxy made is sent to the client."""
+    client_sampling: bool = True
+    """Whether a client's sampled flag decides if spans of its request are forwarded."""
+    trace_ratio: Number = Field(default=1.0, ge=0, le=1)
+    """Share of the proxy's other spans that are forwarded; slow and failed ones always are."""
+    join_wait: Duration = Field(default="10s")  # type: ignore[assignment]
+    """How long a row waits for the engine's span."""
+    drain: Duration = Field(default="30s")  # type: ignore[assignment]
+    """How long streams may go on at a stop."""
+    connect_timeout: Duration = Field(default="5s")  # type: ignore[assignment]
+    """How long a connection to an engine may take."""
+    answer_timeout: Duration | None = None
+    """Limit from a request to the head of its response; null: none."""
+    gap_timeout: Duration | None = None
+    """Limit between two pieces of a response; null: none."""
+    outlier_detection: OutlierSettings = OutlierSettings()
+    retry: bool = True
+    """Whether a request that an engine did not take is sent to another engine, once."""
+
 
 # The names of all objectives of a request are in one row of the index `uq_rollup_series_key`, which
 # PostgreSQL limits to 2,704 bytes.

@@ -1,4 +1,4 @@
-"""Types of single settings: durations, addresses, URLs, names from a list."""
+"""Types of single settings: durations, addresses, URLs, names from a list; and their section."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
+
+
+class Section(BaseModel):
+    """A section of the settings: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
 
 _DURATION_UNITS_S = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw])")

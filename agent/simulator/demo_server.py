@@ -9,14 +9,12 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from agent.simulator.clients import Clients
-from agent.simulator.frames import Frame
 from agent.simulator.openai_server import DRAIN_S, OpenAiRoutes, listen
-from agent.simulator.past_engine import PastEngine
-from agent.simulator.planned_traffic import planned_requests
+from agent.simulator.past_engine import Frame, PastEngine
 from agent.simulator.scenario import Scenario
 from agent.simulator.simulated_engine import Clock, Engine
 from agent.simulator.span_sender import SpanSender, SpanTarget
+from agent.simulator.traffic import Clients, planned_requests
 
 
 class PastRoutes:

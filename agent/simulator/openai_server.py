@@ -15,28 +15,25 @@ from pydantic import ValidationError
 
 from agent.errors import SettingsInvalid
 from agent.simulator.batching import Batch
-from agent.simulator.completion_requests import (
-    ChatRequest,
-    CompletionRequest,
-    RefusalError,
-    TextRequest,
-    parsed,
-)
 from agent.simulator.completions import (
     VERSION,
     Body,
     ChatCompletion,
+    ChatRequest,
     Completion,
+    CompletionRequest,
+    RefusalError,
     TextCompletion,
+    TextRequest,
     model_card,
+    parsed,
 )
 from agent.simulator.engine_steps import EngineRequest, Token
-from agent.simulator.faults import Faults
-from agent.simulator.planned_traffic import planned_requests
-from agent.simulator.scenario import Fault, Scenario
+from agent.simulator.scenario import Fault, Faults, Scenario
 from agent.simulator.simulated_engine import Clock, Engine
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import TRACE_HEADERS, SpanSender, SpanTarget
+from agent.simulator.traffic import planned_requests
 
 # How long a stop waits for open streams; the engine has stopped by then.
 DRAIN_S = 0.1

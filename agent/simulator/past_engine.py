@@ -1,11 +1,11 @@
 """A simulated engine's past: its steps without a clock, in frames that a demo stores.
 
-The engine goes on in real time from the end of its past, with the same batch and the same counters.
-"""
+The engine goes on in real time from its end, with the same batch and the same counters."""
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 from uuid import uuid4
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -15,13 +15,127 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from agent.errors import SettingsInvalid
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import EngineRequest, Finished, Step
-from agent.simulator.faults import Faults
-from agent.simulator.frames import FRAME_S, Frame, ProxiedRequest
-from agent.simulator.gpu_figures import GpuFigures
-from agent.simulator.planned_traffic import planned_requests
-from agent.simulator.scenario import Scenario
+from agent.simulator.scenario import Faults, Scenario, SimulatedGpu
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import provider_for, record_span
+from agent.simulator.traffic import planned_requests
+
+# Time between two frames.
+FRAME_S = 42.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxiedRequest:
+    """One request as a proxy in front of the engine saw it; times in seconds from its arrival.
+
+    `waits` are those for its tokens after the first: a time, and how many equal ones in a row.
+    Without a first token it failed, unless its client `left`.
+    """
+
+    trace_id: str
+    span_id: str
+    request_id: str
+    tenant: str | None
+    started_at: float
+    first_s: float | None
+    ended_s: float
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reason: str | None
+    left: bool = False
+    waits: tuple[tuple[float, int], ...] = ()
+
+
+_PROXIED = tuple(each.name for each in fields(ProxiedRequest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One moment of the past, and the requests that ended since the frame before.
+
+    `exposition` is None while the engine is dead. `spans` is an OTLP export in base64.
+    """
+
+    at: float
+    exposition: str | None
+    gpu: Mapping[str, Any]
+    spans: str | None
+    proxied: tuple[ProxiedRequest, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """The same as JSON takes it."""
+        proxied = [{name: getattr(each, name) for name in _PROXIED} for each in self.proxied]
+        whole = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**whole, "proxied": proxied}
+
+
+def frame_of(plain: Mapping[str, Any]) -> Frame:
+    """The frame that `plain` was made of."""
+    proxied = tuple(ProxiedRequest(**each) for each in plain["proxied"])
+    return Frame(**{**plain, "proxied": proxied})
+
+
+# Tensor cores are busy for longer than the work at their peak takes.
+_TENSOR_EFFICIENCY = 0.9
+_IDLE_CELSIUS = 38.0
+_HOT_CELSIUS = 74.0
+_SM_HERTZ = 1.98e9
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuWork:
+    """What all steps so far added up to."""
+
+    at_s: float = 0.0
+    flops: float = 0.0
+    bytes_: float = 0.0
+    busy_s: float = 0.0
+
+
+class GpuFigures:
+    """Adds up the work of steps; each `read` gives the figures of the time since the last one."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+        self._now = self._read = _GpuWork()
+        self._joules = 0.0
+
+    def observe(self, step: Step) -> None:
+        """Add one step of the engine."""
+        now = self._now
+        self._now = _GpuWork(
+            now.at_s,
+            now.flops + step.flops,
+            now.bytes_ + step.read_bytes + step.written_bytes,
+            now.busy_s + (step.ended_s - step.began_s) * step.times,
+        )
+
+    def read(self, at_s: float) -> Mapping[str, float | str]:
+        """The GPU's figures at a time of the engine."""
+        gpu, now, before = self._gpu, self._now, self._read
+        passed_s = max(at_s - before.at_s, 1e-3)
+        tensor = (now.flops - before.flops) / gpu.flops_per_s / _TENSOR_EFFICIENCY / passed_s
+        dram = (now.bytes_ - before.bytes_) / gpu.bytes_per_s / passed_s
+        busy = min(1.0, (now.busy_s - before.busy_s) / passed_s)
+        load = min(1.0, 0.25 * busy + 0.45 * dram + 0.3 * tensor)
+        watts = gpu.idle_watts + load * (gpu.limit_watts - gpu.idle_watts)
+        self._joules += watts * passed_s
+        self._read = _GpuWork(at_s, now.flops, now.bytes_, now.busy_s)
+        return {
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "memory_used_bytes": gpu.memory_used_bytes,
+            "busy": busy,
+            "tensor": min(1.0, tensor),
+            "dram": min(1.0, dram),
+            "watts": watts,
+            "limit_watts": gpu.limit_watts,
+            "joules": self._joules,
+            "celsius": _IDLE_CELSIUS + load * (_HOT_CELSIUS - _IDLE_CELSIUS),
+            "clock_hertz": _SM_HERTZ,
+        }
 
 
 def traced(requests: Iterator[EngineRequest]) -> Iterator[EngineRequest]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import EngineRequest, Step, Token
-from agent.simulator.faults import Faults
+from agent.simulator.scenario import Faults
 
 Observer = Callable[[Step], None]
 

@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agent.analysis.engine_figures import with_figures
 from agent.analysis.verdicts import Judge
-from agent.records.engine_step import EndedRequest
+from agent.records.engine import EndedRequest
 from agent.records.objective import JudgedRequest
 from agent.store.connection import for_writing, logged_unavailable
 from agent.store.inserting import Key

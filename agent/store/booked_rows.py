@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sqlalchemy import func, or_
 
 from agent.catalog.definitions import Verdict
-from agent.records.booked_requests import STATUSES, VANTAGES, BookedRequests
+from agent.records.columns import STATUSES, VANTAGES, BookedRequests
 from agent.store.tables import requests
 from agent.store.unreadable import DAMAGED, UNREADABLE
 

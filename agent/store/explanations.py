@@ -11,8 +11,7 @@ from sqlalchemy import Connection, Engine, Select, bindparam, select, text, tupl
 
 from agent.catalog.causes import Cause
 from agent.errors import StoreUnavailable
-from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
-from agent.records.objective import JudgedRequest
+from agent.records.objective import CauseShare, ExplainedRequest, Explanation, JudgedRequest
 from agent.store.cause_rollups import add_causes, subtract_causes
 from agent.store.connection import driver_message, for_writing, in_transaction, read_all
 from agent.store.inserting import Key, key_of

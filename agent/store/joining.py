@@ -14,8 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Text, bindparam, delete, or_, 
 
 from agent.analysis.joined_record import awaits_choices, joined
 from agent.analysis.verdicts import Judge
-from agent.records.explanation import ExplainedRequest
-from agent.records.objective import JudgedRequest
+from agent.records.objective import ExplainedRequest, JudgedRequest
 from agent.records.request import RequestRecord, Vantage
 from agent.store.connection import ABANDONED_AFTER_S
 from agent.store.explanations import earlier

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Column
 
-from agent.records.cost_and_work import Addable, Cost, EngineWork
-from agent.records.ledger import Ledger
-from agent.records.minute import MinuteRow
+from agent.records.minute import Addable, Cost, EngineWork, Ledger, MinuteRow
 from agent.records.record_fields import RecordField, fields_of
 from agent.store.request_columns import column_of
 

@@ -22,7 +22,7 @@ from sqlalchemy import update as updating
 from agent.analysis.efficiency.time_range import TimeRanges
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
-from agent.records.booked_requests import BookedRequests
+from agent.records.columns import BookedRequests
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost

@@ -9,8 +9,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
-from agent.records.objective import JudgedRequest
-from agent.records.write_result import WriteResult
+from agent.records.objective import JudgedRequest, WriteResult
 from agent.store.cause_rollups import subtract_causes
 from agent.store.connection import driver_message, for_writing, logged_unavailable
 from agent.store.inserting import Key, at_once, insert_new, key_of

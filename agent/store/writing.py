@@ -9,8 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from agent.errors import StoreUnavailable
-from agent.records.objective import JudgedRequest
-from agent.records.write_result import WriteResult
+from agent.records.objective import JudgedRequest, WriteResult
 from agent.store.inserting import Key, key_of
 
 _LOG = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from agent.analysis.ledger import (
 from agent.catalog.engine_facts import REQUESTS_RUNNING
 from agent.catalog.reasons import WithoutRow
 from agent.records.engine import EngineSample
-from agent.records.ledger import Ledger
-from agent.records.minute import MinuteRow
+from agent.records.minute import Ledger, MinuteRow
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from tests.analysis.cost.engine_days import engine_sample, observation, request
 from tests.analysis.cost.stepped_engine import Job, Machine, SteppedEngine

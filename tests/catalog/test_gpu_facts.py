@@ -6,8 +6,8 @@ from pathlib import Path
 from agent.catalog import gpu_facts
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
+from agent.catalog.gpu_problems import COUNTED_XIDS, XIDS, XidGrade
 from agent.catalog.metric import Kind, Merge, Metric, Unit
-from agent.catalog.xids import COUNTED_XIDS, XIDS, XidGrade
 
 REFERENCE = Path(__file__).parents[2] / "docs/gpus.md"
 

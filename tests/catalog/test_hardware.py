@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.catalog.hardware import GpuModel, find_gpu, gpu_models, recognise_gpu
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import GpuModel, Precision, find_gpu, gpu_models, recognise_gpu
 
 MIB = 2**20
 

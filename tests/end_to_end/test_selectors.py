@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from agent.catalog.xids import XIDS, XidGrade
+from agent.catalog.gpu_problems import XIDS, XidGrade
 from tests.end_to_end.faults import FAULTS
 from tests.end_to_end.story import Story
 from tests.render.alerts.cases import expressions, series_of

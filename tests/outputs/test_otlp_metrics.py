@@ -37,7 +37,7 @@ from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import FORGOTTEN_AFTER_S, MAX_UNCONFIGURED, Meter
 from agent.records.request import ProxyView
 from agent.settings import Settings
-from agent.settings.push_settings import OtlpMetricsSettings
+from agent.settings.settings_model import OtlpMetricsSettings
 from tests.outputs.otlp_destinations import (
     WITHIN_S,
     Destination,

@@ -9,8 +9,8 @@ from playwright.sync_api import Browser
 from agent import __version__
 from agent.catalog.causes import Cause
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.minute import MinuteRow
+from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.chromium import Opened, browsing, opened_in
 from tests.real_parts.page_views import VIEWS, at, faults, grave

@@ -7,7 +7,7 @@ import pytest
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
 from agent.records.engine import EngineSample
 from agent.records.gpu import Facts, GpuSample, MigInstance

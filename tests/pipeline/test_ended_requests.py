@@ -8,7 +8,7 @@ import pytest
 from agent.catalog.reasons import PluginDropped
 from agent.pipeline import ended_requests
 from agent.pipeline.ended_requests import EARLY_S, OWN_ROW_AFTER_S, EndedRequests
-from agent.records.engine_step import EndedRequest
+from agent.records.engine import EndedRequest
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 
 AT = 1_790_000_000.0

@@ -15,10 +15,8 @@ from agent.pipeline.explaining import (
     REQUESTS_PER_TURN,
     MissedRequests,
 )
-from agent.records.engine import EngineSample
-from agent.records.engine_step import EndedRequest
-from agent.records.explanation import ExplainedRequest
-from agent.records.objective import JudgedRequest, Objective
+from agent.records.engine import EndedRequest, EngineSample
+from agent.records.objective import ExplainedRequest, JudgedRequest, Objective
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 
 AT = 1_800_000_000.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from agent.pipeline import minute_jobs
-from agent.records.booked_requests import BookedRequests
+from agent.records.columns import BookedRequests
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.pipeline.test_minute_jobs import adds_up, emptied, every_5_s
 from tests.store.migrated import migrated_in

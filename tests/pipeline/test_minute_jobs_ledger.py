@@ -7,8 +7,7 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.analysis.ledger import LONGEST_OPEN_S
-from agent.records.ledger import Ledger
-from agent.records.minute import MinuteRow
+from agent.records.minute import Ledger, MinuteRow
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.store.migrated import migrated_in
 

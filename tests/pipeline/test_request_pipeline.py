@@ -15,9 +15,8 @@ from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.request_pipeline import RequestPipeline
-from agent.records.objective import JudgedRequest, Objective
+from agent.records.objective import JudgedRequest, Objective, WriteResult
 from agent.records.request import RequestRecord, Status, Vantage
-from agent.records.write_result import WriteResult
 from agent.store.tables import requests
 from agent.store.transactions import request_write
 from agent.store.writing import RequestWriter

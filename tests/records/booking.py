@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agent.analysis.efficiency.request_activity import Activities, request_activities
-from agent.records.booked_requests import BookedRequests
+from agent.records.columns import BookedRequests
 from agent.records.request import RequestRecord
 from agent.store.booked_rows import ONE_PROMPT_ROUTE, booked_from
 

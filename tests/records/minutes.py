@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from agent.records.cost_and_work import Cost, EngineWork
-from agent.records.minute import MinuteRow
+from agent.records.minute import Cost, EngineWork, MinuteRow
 from tests.records.making import NOON
 
 FACTS: dict[str, Any] = {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.records.cost_and_work import Cost, EngineWork, total
+from agent.records.minute import Cost, EngineWork, total
 from agent.records.model import Work
 
 COST = Cost(

@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from agent.catalog.definitions import DEFINITIONS
-from agent.catalog.precision import WeightDtype
-from agent.catalog.presets import PRESETS
+from agent.catalog.hardware import WeightDtype
 from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
 from agent.records.prices import Electricity
 from agent.settings import Settings, load
+from agent.settings.settings_model import PRESETS
 from agent.sources.model_config.quantisation import DTYPE_FORMATS
 from tests.settings.reading import problem, read, write_settings
 

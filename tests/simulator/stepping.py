@@ -5,8 +5,8 @@ from itertools import count
 
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import EngineRequest, Finished, Step
-from agent.simulator.planned_traffic import planned_requests
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
+from agent.simulator.traffic import planned_requests
 
 # Round figures, so that times can be computed by hand.
 PLAIN = Scenario(

@@ -8,8 +8,7 @@ import aiohttp
 import pytest
 
 from agent.simulator.batching import Batch
-from agent.simulator.faults import Faults
-from agent.simulator.scenario import Fault, Scenario, ScriptedFault
+from agent.simulator.scenario import Fault, Faults, Scenario, ScriptedFault
 from agent.simulator.simulated_metrics import MetricsPage
 from tests.simulator.expositions import families, labelled
 from tests.simulator.running import running

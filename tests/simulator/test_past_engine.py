@@ -7,8 +7,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.demo import ENGINES, LIMITS, PAST_S, SCENARIOS
-from agent.simulator.frames import FRAME_S, Frame, frame_of
-from agent.simulator.past_engine import PastEngine
+from agent.simulator.past_engine import FRAME_S, Frame, PastEngine, frame_of
 from agent.simulator.scenario import load_scenario
 
 # The second engine of the demo is dead from 6000 s to 6240 s.

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram, Metric, generate_lat
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import BatchLoad, Step
 from agent.simulator.scenario import Scenario
-from agent.simulator.simulated_metrics import MetricsPage, RepeatedHistogram
-from agent.simulator.vllm_histograms import HistogramRow
+from agent.simulator.simulated_metrics import HistogramRow, MetricsPage, RepeatedHistogram
 from tests.simulator.expositions import families, labelled, totals
 from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
 

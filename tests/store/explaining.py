@@ -8,8 +8,7 @@ from sqlalchemy import Engine, select
 
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
-from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
-from agent.records.objective import JudgedRequest
+from agent.records.objective import CauseShare, ExplainedRequest, Explanation, JudgedRequest
 from agent.store.explanations import ExplanationStore
 from agent.store.tables import cause_rollups, requests, rollup_series
 from tests.store.making import NOON, judgement, request

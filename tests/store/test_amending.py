@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.errors import StoreUnavailable
-from agent.records.engine_step import EndedRequest
+from agent.records.engine import EndedRequest
 from agent.records.request import ProxyView, Status
 from agent.store.amending import request_amend
 from agent.store.connection import open_engine

@@ -14,8 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
-from agent.records.explanation import CauseShare
-from agent.records.objective import JudgedRequest
+from agent.records.objective import CauseShare, JudgedRequest
 from agent.records.request import Status
 from agent.store import explanations
 from agent.store.connection import for_writing, in_transaction

@@ -10,9 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
-from agent.records.objective import JudgedRequest
+from agent.records.objective import JudgedRequest, WriteResult
 from agent.records.request import ProxyView, Status, Vantage
-from agent.records.write_result import WriteResult
 from agent.store.connection import ABANDONED_AFTER_S, open_engine
 from tests.store.making import counted_rollups, counted_rows, fold, rollup_bytes
 from tests.store.views import (

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.errors import StoreUnavailable
-from agent.records.objective import JudgedRequest
+from agent.records.objective import JudgedRequest, WriteResult
 from agent.records.request import Vantage
-from agent.records.write_result import WriteResult
 from agent.store.connection import for_writing, open_engine
 from agent.store.inserting import insert_new
 from agent.store.joining import waiting_for

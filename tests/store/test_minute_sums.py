@@ -10,8 +10,7 @@ from sqlalchemy import Engine, func, select
 from agent.analysis.cost.window_cost import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
 from agent.outputs.api.ledger_response import ledger_of
-from agent.records.ledger import Ledger
-from agent.records.minute import MinuteRow
+from agent.records.minute import Ledger, MinuteRow
 from agent.records.queries import Selection, Window
 from agent.store import minute_sums
 from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries, merge_minutes

@@ -5,9 +5,8 @@ from math import fsum
 import pytest
 from sqlalchemy import Engine
 
-from agent.records.cost_and_work import total
 from agent.records.engine import EngineSample
-from agent.records.minute import RequestCost
+from agent.records.minute import RequestCost, total
 from agent.records.request import Status
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore

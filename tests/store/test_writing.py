@@ -11,8 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from agent.errors import StoreUnavailable
-from agent.records.objective import JudgedRequest
-from agent.records.write_result import WriteResult
+from agent.records.objective import JudgedRequest, WriteResult
 from agent.store import sqlite_connection, transactions
 from agent.store.connection import open_engine
 from agent.store.inserting import insert_new

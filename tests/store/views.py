@@ -8,9 +8,8 @@ from sqlalchemy import Engine, select, text
 
 from agent.analysis.verdicts import Judge
 from agent.catalog.definitions import GOODPUT
-from agent.records.objective import JudgedRequest, Objective
+from agent.records.objective import JudgedRequest, Objective, WriteResult
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
-from agent.records.write_result import WriteResult
 from agent.store.tables import requests
 from agent.store.transactions import Joining, request_settle, request_write
 from tests.store.making import NOON, request

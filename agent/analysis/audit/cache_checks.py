@@ -16,7 +16,7 @@ from agent.analysis.audit.known_values import (
     without_exposition,
 )
 from agent.catalog import engine_facts as fact
-from agent.catalog.thresholds import FULL_CACHE
+from agent.catalog.definitions import FULL_CACHE
 from agent.records.audit import AuditEvidence
 
 _CHECK = partial(AuditCheck, "KV cache")

@@ -19,8 +19,7 @@ from agent.analysis.efficiency.source_utilisation import clock_ratio
 from agent.analysis.physics.parameters import placed_blocks
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
-from agent.catalog.hardware import recognise_gpu
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision, recognise_gpu
 from agent.records.audit import AuditEvidence, EvidencePart
 from agent.records.gpu import GpuSample
 

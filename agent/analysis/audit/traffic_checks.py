@@ -23,7 +23,7 @@ from agent.analysis.audit.known_values import (
     without_flags,
 )
 from agent.catalog import engine_facts as fact
-from agent.catalog.thresholds import DEEP_QUEUE
+from agent.catalog.definitions import DEEP_QUEUE
 from agent.records.audit import AuditEvidence, EvidencePart
 
 _CHECK = partial(AuditCheck, "Traffic")

@@ -11,8 +11,7 @@ from agent.analysis.causes.prompt_log import Prompt, PromptLog
 from agent.analysis.causes.running_sums import RunningSums
 from agent.analysis.causes.sample_slices import limits_of, shows_empty_queue, slices_between
 from agent.analysis.causes.sampled_activity import SampledActivity
-from agent.records.engine import EngineSample
-from agent.records.engine_step import EngineStep
+from agent.records.engine import EngineSample, EngineStep
 from agent.records.gpu import GpuSample
 from agent.records.host import HostSample
 from agent.records.request import RequestRecord

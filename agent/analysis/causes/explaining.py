@@ -11,9 +11,8 @@ from agent.analysis.causes.evidence import seconds
 from agent.analysis.causes.missed_case import MissedCase, Phase, PhaseTime
 from agent.analysis.causes.rules import FAILURES, rules_of
 from agent.catalog.causes import Cause
-from agent.records.engine_step import EndedRequest
-from agent.records.explanation import CauseShare, Explanation
-from agent.records.objective import Objective
+from agent.records.engine import EndedRequest
+from agent.records.objective import CauseShare, Explanation, Objective
 from agent.records.request import RequestRecord
 
 # A delay below this share of the excess is noise of clocks.

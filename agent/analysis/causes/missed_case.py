@@ -16,7 +16,7 @@ from agent.analysis.causes.baselines import (
 from agent.analysis.causes.computed_once import computed_once
 from agent.analysis.causes.engine_timeline import COLD_S, EngineTimeline
 from agent.analysis.causes.periods import Change, MissedHits, Period, Prompts
-from agent.records.engine_step import EndedRequest
+from agent.records.engine import EndedRequest
 from agent.records.request import RequestRecord
 
 # The queue before a request is judged over this many times the request's own wait, and at least

@@ -10,7 +10,7 @@ from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.work import RequestWorks
 from agent.records.columns import Array, Places
-from agent.records.cost_and_work import Cost
+from agent.records.minute import Cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

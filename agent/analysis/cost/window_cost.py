@@ -7,8 +7,7 @@ from math import fsum
 
 from agent.analysis.cost.weights import Method
 from agent.catalog.time_units import HOUR_S
-from agent.records.cost_and_work import Cost, total
-from agent.records.minute import MinuteRow
+from agent.records.minute import Cost, MinuteRow, total
 
 _MILLION = 1e6
 

@@ -12,9 +12,9 @@ from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.failures.restarts import restart_between
 from agent.catalog import engine_facts as fact
+from agent.catalog.definitions import FULL_CACHE
 from agent.catalog.engines import DIALECTS
 from agent.catalog.metric import Metric
-from agent.catalog.thresholds import FULL_CACHE
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
 

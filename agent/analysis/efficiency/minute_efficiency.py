@@ -17,8 +17,8 @@ from agent.analysis.efficiency.source_utilisation import (
 )
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.work import RequestWorks, StepSource, unseen_tokens
-from agent.records.cost_and_work import EngineWork
 from agent.records.gpu import GpuSample
+from agent.records.minute import EngineWork
 from agent.records.model import ModelShape, WeightBlock
 
 # From this prompt length on, scores without the causal half add more than a tenth of the FLOPs.

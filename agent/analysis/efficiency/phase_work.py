@@ -19,7 +19,7 @@ from agent.analysis.efficiency.work import (
     unseen_work,
 )
 from agent.records.columns import over
-from agent.records.cost_and_work import EngineWork
+from agent.records.minute import EngineWork
 from agent.records.model import Work
 
 # Of all tokens. Below this, a part without known times is small enough to ignore, and unseen

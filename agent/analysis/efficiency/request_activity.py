@@ -5,8 +5,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from agent.analysis.efficiency.time_range import TimeRange, TimeRanges
-from agent.records.booked_requests import BookedRequests
-from agent.records.columns import Array, Mask, Places
+from agent.records.columns import Array, BookedRequests, Mask, Places
 from agent.records.request import Status
 
 

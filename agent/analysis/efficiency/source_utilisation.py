@@ -9,8 +9,8 @@ from math import fsum
 from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.serving import Serving
 from agent.catalog import gpu_facts
-from agent.records.cost_and_work import EngineWork
 from agent.records.gpu import GpuSample
+from agent.records.minute import EngineWork
 from agent.records.model import Work
 
 

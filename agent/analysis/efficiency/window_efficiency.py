@@ -6,8 +6,7 @@ from math import fsum
 from typing import Any
 
 from agent.analysis.physics.roofline import ACTIONS, Bound, Roof, RooflinePosition, bound, position
-from agent.records.cost_and_work import EngineWork, total
-from agent.records.minute import MinuteRow
+from agent.records.minute import EngineWork, MinuteRow, total
 from agent.records.model import Work
 
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import EXPLAINS, Findings, Ongoing
 from agent.analysis.failures.poll import DetectionLimits, Evidence, Poll
-from agent.catalog.gpu_problems import HELD, LOST
-from agent.catalog.xids import XidGrade, known_xid
+from agent.catalog.gpu_problems import HELD, LOST, XidGrade, known_xid
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import XidError
 

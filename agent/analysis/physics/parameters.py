@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.records.model import ModelShape, WeightBlock
 
 

@@ -14,7 +14,7 @@ from agent.outputs.api.length_routes import LengthQueries
 from agent.outputs.api.objective_routes import ObjectiveQueries
 from agent.outputs.api.request_routes import RequestQueries
 from agent.records.queries import Cursor, PageOf, Selection, Window
-from agent.settings.doors import Door
+from agent.settings.access import Door
 
 Row = Mapping[str, Any]
 

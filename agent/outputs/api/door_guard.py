@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from agent.settings.doors import Door, DoorRefusal
+from agent.settings.access import Door, DoorRefusal
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]

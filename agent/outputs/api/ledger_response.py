@@ -10,9 +10,7 @@ from pydantic import Field
 from agent.analysis.ledger import unaccounted_requests
 from agent.catalog.reasons import WithoutRow
 from agent.outputs.api.base_response import BaseResponse
-from agent.records.cost_and_work import total
-from agent.records.ledger import Ledger
-from agent.records.minute import MinuteRow
+from agent.records.minute import Ledger, MinuteRow, total
 
 _REASONS = ", ".join(WithoutRow)
 

@@ -11,7 +11,7 @@ from agent.outputs.api import responses
 from agent.outputs.api.agent_routes import AgentResponse
 from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.objective_routes import ObjectiveResponse
-from agent.settings.doors import Door
+from agent.settings.access import Door
 
 EVERY_S = 2.0
 # Each has a connection, and a place among the queries that may run at once.

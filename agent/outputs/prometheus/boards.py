@@ -18,11 +18,9 @@ from agent.catalog.host_facts import CPU, HOST_FACTS, MEMORY_LIMIT, MEMORY_USAGE
 from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.time_units import DAY_S, HOUR_S
-from agent.records.cost_and_work import Cost
 from agent.records.gpu import Facts, GpuSample
 from agent.records.host import HostSample
-from agent.records.ledger import Ledger
-from agent.records.minute import MinuteRow
+from agent.records.minute import Cost, Ledger, MinuteRow
 
 __all__ = ["Family", "family_of"]
 

@@ -29,8 +29,7 @@ from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.outputs.prometheus.latency_histograms import CountedValues, LatencyHistograms
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
-from agent.records.explanation import ExplainedRequest
-from agent.records.objective import JudgedRequest, Objective
+from agent.records.objective import ExplainedRequest, JudgedRequest, Objective
 from agent.records.request import Status
 
 Labels = tuple[str, ...]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
+from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.metric import Metric
-from agent.catalog.thresholds import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.event import EventKind
 from agent.render.alerts.alert_rule import (

@@ -9,10 +9,9 @@ from functools import partial
 
 from agent.catalog import gpu_facts as fact
 from agent.catalog import metrics as m
-from agent.catalog.gpu_problems import UNSEEN
+from agent.catalog.gpu_problems import UNSEEN, XIDS, XidGrade
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import HOUR_S, MINUTE_S
-from agent.catalog.xids import XIDS, XidGrade
 from agent.render.alerts.alert_rule import (
     AGENT,
     GPU,

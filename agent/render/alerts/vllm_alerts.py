@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.engines.vllm import VLLM
-from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
+from agent.catalog.definitions import DEEP_QUEUE
+from agent.catalog.engines.vllm import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S, VLLM
 from agent.catalog.metric import Metric
-from agent.catalog.thresholds import DEEP_QUEUE
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.objective import Objective
 from agent.render.alerts.agent_alerts import watchdog

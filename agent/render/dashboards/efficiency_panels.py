@@ -4,8 +4,8 @@ from agent.catalog import efficiency_metrics as em
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
+from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.metric import Metric
-from agent.catalog.thresholds import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.time_units import HOUR_S
 from agent.render.dashboards.panel_parts import (
     ENGINE_MODEL,

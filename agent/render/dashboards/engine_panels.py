@@ -3,8 +3,8 @@
 from agent.catalog import engine_facts as fact
 from agent.catalog import host_facts
 from agent.catalog import metrics as m
+from agent.catalog.definitions import FULL_CACHE
 from agent.catalog.metric import Metric
-from agent.catalog.thresholds import FULL_CACHE
 from agent.render.dashboards.panel_parts import (
     ENGINE,
     ENGINE_MODEL,

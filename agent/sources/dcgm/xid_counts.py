@@ -7,7 +7,7 @@ from enum import Enum
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import XID_LAST, XID_TOTAL, XID_WINDOW, is_blank
-from agent.catalog.xids import COUNTED_XIDS
+from agent.catalog.gpu_problems import COUNTED_XIDS
 from agent.records.gpu import Facts
 
 Rows = Iterable[tuple[Mapping[str, str], float]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from agent.analysis.latency import MAX_TOKENS, ReportedPhases, screen
 from agent.catalog.reasons import PluginDropped
-from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.engine import EndedRequest, EngineStep
 
 _MAGIC = b"GPAV"
 _FORMAT = 1

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from agent.catalog.reasons import PluginDropped
 from agent.errors import SettingsInvalid
-from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.engine import EndedRequest, EngineStep
 from agent.sources.engine_plugin.datagrams import PluginRecords, read_datagram
 
 _LOG = logging.getLogger(__name__)

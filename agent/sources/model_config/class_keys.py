@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent.catalog.architectures import ARCHITECTURES
-from agent.catalog.model_classes import ModelClass, Wrapper, model_classes
+from agent.catalog.architectures import ARCHITECTURES, ModelClass, Wrapper, model_classes
 from agent.sources.model_config.config import EVERYWHERE, RENAMES
 from agent.sources.model_config.config_errors import ArchitectureUnknown, ModelConfigInvalid
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.records.model import WeightFormat
 from agent.sources.model_config.config_errors import CacheUnknown, QuantisationUnknown
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.records.model import ModelShape
 from agent.settings.named_files import in_time, read_json, read_named_file
 from agent.sources.model_config.class_keys import text_keys

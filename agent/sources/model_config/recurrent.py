@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from agent.catalog.architectures import Recurrence
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.records.model import RecurrentState, WeightBlock
 from agent.sources.model_config.config import TextConfig
 from agent.sources.model_config.config_errors import ModelConfigInvalid

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from agent.catalog.architectures import ARCHITECTURES, Architecture, LayerKind
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.records.model import (
     Attention,
     LayerGroup,

@@ -8,7 +8,7 @@ from ctypes import c_void_p, cast
 from typing import Any
 
 from agent.catalog import gpu_facts as f
-from agent.catalog.xids import COUNTED_XIDS
+from agent.catalog.gpu_problems import COUNTED_XIDS
 from agent.records.gpu import FactKey, Facts, XidError
 from agent.sources.nvml.library import TIMEOUT, GpuLost, NvmlUnavailable
 from agent.sources.nvml.nvml_gpu import Gpu

@@ -10,8 +10,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import PayloadInvalid, SettingsInvalid
-from agent.settings import doors
-from agent.settings.doors import Door
+from agent.settings.access import Door, DoorRefusal
 from agent.sources.client_connection import RETRY_AFTER_S
 from agent.sources.otlp.body import Body
 from agent.sources.otlp.export_refusals import (
@@ -119,7 +118,7 @@ class OtlpGrpc:
             self._receiver.refused(refusal.reason)
             return refusal, public(error)
 
-    def _at_the_door(self, context: Any) -> doors.DoorRefusal | None:
+    def _at_the_door(self, context: Any) -> DoorRefusal | None:
         if self._door.tokens is None:
             return None
         # No browser can send this protocol, so the name of the host does not matter.

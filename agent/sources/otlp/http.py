@@ -9,7 +9,7 @@ from google.rpc.status_pb2 import Status
 
 from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
-from agent.settings.doors import Door
+from agent.settings.access import Door
 from agent.sources.client_connection import RETRY_AFTER_S
 from agent.sources.otlp.body import Body
 from agent.sources.otlp.export_refusals import (

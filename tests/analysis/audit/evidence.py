@@ -11,9 +11,9 @@ from agent.analysis.audit.checks import CheckResult
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
 from agent.catalog.engines import DIALECTS
-from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
+from agent.catalog.engines.vllm import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
+from agent.catalog.hardware import Precision
 from agent.catalog.metric import Kind, Metric
-from agent.catalog.precision import Precision
 from agent.records.audit import (
     AgentEvidence,
     AuditEvidence,

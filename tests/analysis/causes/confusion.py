@@ -15,8 +15,7 @@ from agent.analysis.causes import EngineTimeline, explain
 from agent.analysis.verdicts import judge
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
-from agent.records.explanation import Explanation
-from agent.records.objective import Objective
+from agent.records.objective import Explanation, Objective
 from agent.records.request import RequestRecord
 from tests.analysis.causes.fault_runs import Run, Sight, simulated
 from tests.analysis.causes.faults import FaultKind

@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
-from agent.records.engine import EngineSample
-from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.engine import EndedRequest, EngineSample, EngineStep
 from agent.records.gpu import FactKey, GpuSample
 from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import EngineRequest, Finished, Step
-from agent.simulator.planned_traffic import planned_requests
 from agent.simulator.scenario import (
     Decode,
     KvCache,
@@ -29,6 +27,7 @@ from agent.simulator.scenario import (
     ScriptedFault,
     TokenLengths,
 )
+from agent.simulator.traffic import planned_requests
 
 ENGINE, MODEL = "simulated-0", "simulated-chat"
 BEGAN_AT = 1_800_000_000.0

@@ -7,7 +7,7 @@ from agent.analysis.causes.activity import StepCosts
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.metric import Metric
-from agent.records.engine_step import EngineStep
+from agent.records.engine import EngineStep
 from agent.records.host import EngineProcess, HostSample, ProcessRole
 from tests.analysis.causes.test_explaining import AT, OBJECTIVE, row, sample, usual
 

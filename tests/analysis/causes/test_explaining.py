@@ -12,8 +12,7 @@ from agent.analysis.causes import EngineTimeline, explain
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import GOODPUT
-from agent.records.engine import EngineSample
-from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.engine import EndedRequest, EngineSample, EngineStep
 from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.records.objective import Objective
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage

@@ -16,10 +16,9 @@ from agent.analysis.efficiency.work import RequestWorks, whole_works
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import find_gpu
 from agent.catalog.metric import Metric
-from agent.records.cost_and_work import Cost, EngineWork
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
-from agent.records.minute import MinuteRow
+from agent.records.minute import Cost, EngineWork, MinuteRow
 from agent.records.model import Work
 from agent.records.request import RequestRecord
 from tests.records.booking import active

@@ -12,8 +12,8 @@ from agent.analysis.efficiency.busy_time import TimeParts, time_parts
 from agent.analysis.efficiency.engine_observation import observe
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.records.cost_and_work import EngineWork
 from agent.records.engine import EngineSample
+from agent.records.minute import EngineWork
 from agent.records.model import Parallelism
 from agent.records.request import RequestRecord, Status
 from tests.analysis.cost.engine_days import (

@@ -13,8 +13,7 @@ from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.physics.roofline import Bound
 from agent.analysis.physics.traffic import step_weight_bytes
 from agent.catalog import gpu_facts
-from agent.catalog.hardware import GpuModel
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import GpuModel, Precision
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.model import (

@@ -11,8 +11,8 @@ from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.window_efficiency import Utilisation
 from agent.analysis.efficiency.work import decode_work
 from agent.analysis.physics.roofline import Bound
-from agent.records.cost_and_work import EngineWork
 from agent.records.engine import EngineSample
+from agent.records.minute import EngineWork
 from agent.records.request import ProxyView, RequestRecord
 from tests.analysis.cost.engine_days import (
     COUNTS,

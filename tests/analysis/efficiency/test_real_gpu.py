@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from agent.analysis.efficiency.source_utilisation import hardware_utilisation
-from agent.catalog.hardware import recognise_gpu
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision, recognise_gpu
 from agent.records.gpu import GpuSample
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("h200.json").read_text())

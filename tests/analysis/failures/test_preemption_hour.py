@@ -22,9 +22,9 @@ from agent.records.event import Event, EventKind
 from agent.records.host import HostSample
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import BatchLoad
-from agent.simulator.planned_traffic import planned_requests
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
 from agent.simulator.simulated_metrics import MetricsPage
+from agent.simulator.traffic import planned_requests
 from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.health import HealthProbe
 from agent.sources.host.source import HostSource

@@ -19,12 +19,11 @@ from agent.outputs.api.routes import live_figures, make_api
 from agent.outputs.web import documentation_page, runbooks
 from agent.records.engine import EngineSample
 from agent.records.event import Event
-from agent.records.explanation import ExplainedRequest
 from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow, RequestCost
-from agent.records.objective import Objective
+from agent.records.objective import ExplainedRequest, Objective
 from agent.records.request import RequestRecord
-from agent.settings.doors import Door
+from agent.settings.access import Door
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim

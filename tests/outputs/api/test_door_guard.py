@@ -9,7 +9,7 @@ import requests
 from playwright.sync_api import Browser
 
 from agent.outputs.web import content_policy
-from agent.settings.doors import Door, TokenFile, known_hosts
+from agent.settings.access import Door, TokenFile, known_hosts
 from tests.outputs.api.serving import WITHIN_S, Api, open_api
 from tests.real_parts.chromium import browsing, opened_in
 from tests.records.making import objective, record

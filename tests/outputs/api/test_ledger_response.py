@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.records.ledger import Ledger
+from agent.records.minute import Ledger
 from tests.outputs.api.serving import Api
 from tests.outputs.api.test_efficiency_response import store_at_end, summary
 from tests.records.minutes import UNKNOWN, minute

@@ -12,7 +12,7 @@ import requests
 from agent.errors import StoreUnavailable
 from agent.outputs.api import live_routes
 from agent.outputs.api.live_routes import LiveFigures, LiveResponse
-from agent.settings.doors import Door, TokenFile
+from agent.settings.access import Door, TokenFile
 from tests.outputs.api.serving import Api, open_api
 from tests.records.making import objective, record
 

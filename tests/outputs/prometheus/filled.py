@@ -23,9 +23,8 @@ from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
-from agent.records.objective import Match
+from agent.records.objective import CauseShare, ExplainedRequest, Explanation, Match
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.records.making import NOON, judged, objective, record
 

@@ -9,8 +9,7 @@ from agent.catalog import gpu_facts as facts
 from agent.outputs.prometheus.boards import MODELS_KEPT, EfficiencyBoard, HostBoard, gpu_families
 from agent.records.gpu import GpuSample, MigInstance
 from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
-from agent.records.ledger import Ledger
-from agent.records.minute import MinuteRow
+from agent.records.minute import Ledger, MinuteRow
 from tests.records.making import NOON
 from tests.records.minutes import UNKNOWN, minute
 

@@ -30,8 +30,7 @@ from agent.outputs.prometheus.meter import (
     MeterSnapshot,
 )
 from agent.records.event import EventKind
-from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
-from agent.records.objective import Match
+from agent.records.objective import CauseShare, ExplainedRequest, Explanation, Match
 from agent.records.request import Status
 from tests.outputs.prometheus.filled import SAMPLE, count
 from tests.records.making import judged, objective, record

@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from agent.catalog.engines.vllm import VLLM
-from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
+from agent.catalog.engines.vllm import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S, VLLM
 from agent.catalog.metric import Kind
 from agent.records.event import EventKind
 from agent.render.alerts import PLACEHOLDERS, Timings, render_alerts

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.catalog import gpu_facts as f
-from agent.catalog.xids import COUNTED_XIDS
+from agent.catalog.gpu_problems import COUNTED_XIDS
 from agent.sources.dcgm.xid_counts import Levels, XidCounts, XidLevels, XidSeries, levels
 
 GPU = "GPU-0"

@@ -16,7 +16,7 @@ from goodput_agent_vllm.sending import Sender
 
 from agent.catalog.reasons import PluginDropped
 from agent.errors import SettingsInvalid
-from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.engine import EndedRequest, EngineStep
 from agent.sources.engine_plugin.receiver import PluginReceiver
 from tests.plugins.headers import header
 from tests.plugins.vllm_counts import NOW, finished, iteration, scheduler

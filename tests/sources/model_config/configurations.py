@@ -6,8 +6,7 @@ Few layers are enough: they differ in kind, not in size.
 from collections.abc import Iterator
 from typing import Any
 
-from agent.catalog.architectures import ARCHITECTURES
-from agent.catalog.model_classes import model_classes
+from agent.catalog.architectures import ARCHITECTURES, model_classes
 from tests.sources.model_config.published import PUBLISHED
 
 Config = dict[str, Any]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision
 from agent.records.model import WeightFormat
 from agent.sources.model_config import QuantisationUnknown
 from agent.sources.model_config.quantisation import DTYPE_FORMATS, configured_scheme, scheme

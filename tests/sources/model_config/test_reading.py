@@ -18,8 +18,7 @@ from agent.analysis.physics.coefficients import coefficients
 from agent.analysis.physics.parameters import parameters, weight_bytes
 from agent.analysis.physics.traffic import kv_bytes_per_token
 from agent.catalog.architectures import ARCHITECTURES
-from agent.catalog.hardware import find_gpu
-from agent.catalog.precision import Precision
+from agent.catalog.hardware import Precision, find_gpu
 from agent.errors import AgentError
 from agent.records.model import Parallelism
 from agent.settings.named_files import in_time

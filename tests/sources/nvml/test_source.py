@@ -5,7 +5,7 @@ import pytest
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.xids import COUNTED_XIDS
+from agent.catalog.gpu_problems import COUNTED_XIDS
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import MIB, gpu_uuid
 from tests.sources.nvml.scripted_nvml import ARRIVES_WITHIN_S, ScriptedNvml

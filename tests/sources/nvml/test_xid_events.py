@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from agent.catalog.xids import COUNTED_XIDS
+from agent.catalog.gpu_problems import COUNTED_XIDS
 from agent.sources.nvml.xid_events import XidErrors
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import gpu_uuid

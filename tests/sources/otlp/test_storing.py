@@ -18,8 +18,7 @@ from agent.catalog.metric import Metric
 from agent.catalog.reasons import ExportRefused
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.request_pipeline import RequestPipeline
-from agent.records.objective import JudgedRequest
-from agent.records.write_result import WriteResult
+from agent.records.objective import JudgedRequest, WriteResult
 from agent.sources.otlp.span_reader import ExportContent
 from agent.store.tables import requests as requests_table
 from agent.store.transactions import request_write
