@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.agent_api import AgentApi, open_agent
-from agent.app.gpu_jobs import gpu_source
+from agent.app.engines import gpu_source
 from agent.catalog.causes import Cause
 from agent.catalog.gpu_problems import NO_GPU
 from agent.catalog.hardware import WeightDtype

@@ -32,7 +32,7 @@ from agent.terminal import TerminalConsole, TerminalFormatter, echo
 
 # What a command needs is imported when it runs: help, and a shell that completes, do not wait.
 if TYPE_CHECKING:
-    from agent.app.gpu_jobs import GpuSource
+    from agent.app.engines import GpuSource
     from agent.sources.proxy.handover.place import HandoverPlace
 
 HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and failures.
@@ -116,9 +116,8 @@ def _run_agent(settings: Settings, *, simulated_gpus: "GpuSource | None" = None)
     """
 
     with kept_imports():
-        from agent.app.processes import run_again, run_processes
-        from agent.app.trying import taken_by
-        from agent.app.until_stopped import run as run_one
+        from agent.app.processes import run_again, run_processes, taken_by
+        from agent.app.running import run as run_one
 
     simulated = simulated_gpus is not None
     work = partial(run_one, settings, simulated=simulated, gpus=simulated_gpus)
@@ -181,7 +180,7 @@ def run(
             ["no engine is set; give --engine http://host:port, or a file with --config"]
         )
     if TRY in os.environ:
-        from agent.app.trying import try_agent
+        from agent.app.processes import try_agent
 
         echo(try_agent(settings))
         return

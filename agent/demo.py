@@ -20,7 +20,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
-from agent.app.simulated_gpus import SimulatedGpus
 from agent.errors import AgentError, SettingsInvalid
 from agent.http_client import http_session
 from agent.kept_imports import kept_imports
@@ -33,7 +32,7 @@ from agent.settings.values import duration_s
 from agent.simulator.past_engine import FRAME_S, Frame, frame_of
 
 if TYPE_CHECKING:
-    from agent.app.past import PastAgent
+    from agent.app.past import PastAgent, SimulatedGpus
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Demo:
     """The settings of the demo, and the GPUs of its engines."""
 
     settings: Settings
-    gpus: SimulatedGpus
+    gpus: "SimulatedGpus"
 
 
 @contextmanager
@@ -82,7 +81,7 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
         ]
         # It takes as long as the start of the simulators.
         with kept_imports():
-            from agent.app.past import PastAgent
+            from agent.app.past import PastAgent, SimulatedGpus
 
         past = PastAgent(settings)
         since = past.newest_at(now - past_s)

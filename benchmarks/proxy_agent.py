@@ -9,7 +9,7 @@ import time
 
 import uvloop
 
-from agent.app.connection_limits import PROXY, ConnectionLimits, raise_descriptors
+from agent.app.listeners import PROXY, ConnectionLimits, raise_descriptors
 from agent.sources.listening import open_socket
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.measuring.request_measuring import RequestMeasuring

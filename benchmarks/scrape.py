@@ -7,8 +7,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from agent.app.engines import EngineMonitors
-from agent.app.gpu_jobs import GpuJobs
+from agent.app.engines import EngineMonitors, GpuJobs
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter

@@ -3,16 +3,18 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import requests
 
-from agent.app import engines, running
+from agent.app import engines
+from agent.app.jobs import Jobs
+from agent.app.parts import build_parts
 from agent.app.running import Agent
 from agent.catalog.engine_facts import REQUESTS_RUNNING
 from agent.settings import Settings
@@ -102,7 +104,6 @@ class Watched:
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> "Seen":
         """Return what the agent says when all is over."""
-        monkeypatch.setattr(running, "Jobs", lambda *_: self._time)
         # However busy the machine is, no sample is missing.
         patient = partial(EngineSource, timeout_s=WITHIN_S)
         monkeypatch.setattr(engines, "EngineSource", patient)
@@ -138,7 +139,8 @@ class Watched:
 
     async def _watch(self, engine: EngineServer) -> "Seen":
         self._show(engine, 0.0)
-        agent = Agent(self._settings(engine.url), simulated=False, now=self._time.now)
+        parts = build_parts(self._settings(engine.url), simulated=False, now=self._time.now)
+        agent = Agent(replace(parts, jobs=cast(Jobs, self._time)))
         await agent.start()
         try:
             await asyncio.to_thread(self._run, engine)

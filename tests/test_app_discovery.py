@@ -92,7 +92,7 @@ def test_engines_that_were_found_are_beside_those_of_the_settings(
     ]
     chat = found.settings().engines[1]
     assert (chat.kind, chat.scrape_interval) == ("vllm", 9.0)
-    assert found.in_words() == "ok"
+    assert found.status_text() == "ok"
 
 
 def test_pods_of_one_name_are_told_apart_by_their_namespace(
@@ -129,7 +129,7 @@ def test_what_fails_is_said_and_the_other_namespaces_are_watched(
     found = discovery(tmp_path, engines_from=kubernetes(server, account))
     found.read_first()
     assert engines(found) == {}
-    assert found.in_words() == "the API server answers 403: pods is forbidden"
+    assert found.status_text() == "the API server answers 403: pods is forbidden"
 
 
 def published(found: EngineDiscovery, name: str, **labels: str) -> float:

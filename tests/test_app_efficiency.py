@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from agent.app.efficiency_jobs import EfficiencyJobs
-from agent.app.gpu_jobs import GpuJobs
+from agent.app.engines import EfficiencyJobs, GpuJobs
 from agent.app.jobs import Jobs
 from agent.catalog import gpu_facts
 from agent.outputs.prometheus.meter import Meter

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, update
 
-from agent.app.engines import EngineMonitors, limits_of
-from agent.app.gpu_jobs import GpuJobs
+from agent.app.engines import EngineMonitors, GpuJobs, limits_of
 from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from agent.app import precedence
-from agent.app.precedence import Precedence
+from agent.app import storing
+from agent.app.storing import Precedence
 from agent.errors import PayloadInvalid
 
 WITHIN_S = 60.0
@@ -15,7 +15,7 @@ LONG_ENOUGH_S = 0.2
 
 @pytest.fixture
 def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precedence, "GIVES_WAY_S", WITHIN_S)
+    monkeypatch.setattr(storing, "GIVES_WAY_S", WITHIN_S)
 
 
 class _Job(threading.Thread):

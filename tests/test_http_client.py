@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from typer.testing import CliRunner
 
 from agent.agent_api import open_agent
-from agent.app.simulated_gpus import SimulatedGpus
+from agent.app.past import SimulatedGpus
 from agent.cli import main
 from agent.errors import AgentError
 from agent.http_client import http_session

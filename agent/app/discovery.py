@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agent.app.readiness import OK
 from agent.catalog import own_health as own
-from agent.catalog.own_health import DiscoveryCall, DiscoveryFailure
+from agent.catalog.own_health import OK, DiscoveryCall, DiscoveryFailure
 from agent.errors import DiscoveryFailed
 from agent.outputs.prometheus.meter import Meter
 from agent.settings import EngineSettings, Settings
@@ -74,7 +73,7 @@ class EngineDiscovery:
         self._stop.set()
         self._changed.set()
 
-    def in_words(self) -> str:
+    def status_text(self) -> str:
         """What is wrong with it, or `ok`."""
         problems = {watch.problem for watch in self._watches if watch.problem is not None}
         return "; ".join(sorted(problems)) or OK

@@ -1,35 +1,318 @@
-"""Builds the monitor of each engine and of GPUs without one, and the API's row of an engine."""
+"""What reads engines, their plugins and their GPUs, and books their minutes."""
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from agent.analysis.efficiency.serving import Role
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.failures import DetectionLimits
-from agent.app.gpu_jobs import GpuJobs
+from agent.app.jobs import Jobs
 from agent.app.proxy_rotation import EngineNews
 from agent.catalog import engine_facts as fact
-from agent.errors import StoreUnavailable
-from agent.outputs.prometheus.boards import HostBoard
+from agent.catalog import metrics as m
+from agent.catalog.hardware import Precision
+from agent.catalog.reasons import FiguresMissing, StoreWrite
+from agent.errors import AgentError, StoreUnavailable
+from agent.outputs.prometheus.boards import EfficiencyBoard, HostBoard
 from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
 from agent.pipeline.engine_limits import EngineLimits
 from agent.pipeline.engine_pipeline import EnginePipeline, ScrapePublisher
 from agent.pipeline.explaining import MissedRequests
+from agent.pipeline.gpu_inventory import GpuInventory, each_once
+from agent.pipeline.minute_jobs import MinuteJob, Timing
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.records.engine import EngineSample
+from agent.records.gpu import GpuSample, GpuSamples
 from agent.records.host import HostSample
-from agent.settings import EngineSettings
+from agent.records.minute import BOOK_EVERY_S
+from agent.records.model import ModelShape
+from agent.records.prices import PriceList
+from agent.settings import EngineSettings, Settings
+from agent.sources.dcgm.source import DcgmSource
+from agent.sources.engine_plugin.receiver import PluginReceiver, StepConsumer
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.health import HealthProbe
 from agent.sources.host.source import HostSource
+from agent.sources.model_config import read_model
+from agent.sources.nvml.source import NvmlSource
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
+
+# Published at every poll and stored less often: a sample of each of 8 GPUs is 8 rows of 4 kB.
+STORE_EVERY_S = 60.0
+# A GPU that was not read for a week was taken out.
+REMEMBER_S = 7 * 86400.0
+
+
+class GpuSource(Protocol):
+    """Reads GPUs."""
+
+    def read(self, now: float) -> GpuSamples:
+        """Read all GPUs once; `now` is Unix time. Raises nothing."""
+
+    def close(self) -> None:
+        """Free what the source holds."""
+
+
+class GpuJobs:
+    """Reads the GPUs into `inventory`. Without a source in the settings there is nothing to do."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        observations: ObservationStore,
+        meter: Meter,
+        source: GpuSource | None = None,
+    ) -> None:
+        """`source` replaces the one that the settings choose."""
+        self.inventory = GpuInventory({engine.name: engine.gpus for engine in settings.engines})
+        self._observations = observations
+        self._meter = meter
+        self._settings = settings
+        self._source = source or gpu_source(settings)
+        self.stored_at: float | None = None
+
+    def knows_gpus_of(self, engine: EngineSettings) -> bool:
+        """Whether the engine's GPUs are known without its processes."""
+        is_read = self._source is None or self.inventory.answered
+        return is_read and (bool(engine.gpus) or not self.inventory.newest())
+
+    def read_first(self, now: float) -> None:
+        """Read the GPUs once, and compare them with those that an earlier run read."""
+        if self._source is None:
+            return
+        try:
+            self.inventory.remember(self._observations.gpus_read_since(now - REMEMBER_S))
+        except StoreUnavailable as error:
+            _LOG.warning("GPUs that are gone since the last run are not noticed: %s", error)
+        self.poll(now)
+
+    def poll(self, now: float) -> None:
+        """Read all GPUs once."""
+        assert self._source is not None, "nothing is polled without a source"
+        for reason in self.inventory.update(self._source.read(now), now):
+            self._meter.gpu_failed(reason)
+
+    def schedule(self, jobs: Jobs) -> None:
+        """Poll and store from now on."""
+        if self._source is None:
+            return
+        reads_dcgm = self._settings.dcgm.url is not None
+        section = self._settings.dcgm if reads_dcgm else self._settings.nvml
+        jobs.every(section.poll_interval, "read GPUs", self.poll)
+        jobs.every(STORE_EVERY_S, "store samples of GPUs", self.store, at_once=True)
+
+    def store(self, _now: float) -> None:
+        """Store the newest sample of each GPU."""
+        samples = self.inventory.newest()
+        try:
+            self._observations.write_gpu_samples(samples)
+        except StoreUnavailable as error:
+            _LOG.warning("samples of GPUs are not stored: %s", error)
+            self._meter.store_failed(StoreWrite.GPU_SAMPLES)
+        else:
+            self.stored_at = max((sample.at for sample in samples), default=self.stored_at)
+
+    def close(self) -> None:
+        """Close the source."""
+        if self._source is not None:
+            self._source.close()
+
+
+def gpu_source(settings: Settings) -> GpuSource | None:
+    """The source that the settings choose; None where GPUs are not read."""
+    if settings.dcgm.url is not None:
+        fields = [row.field() for row in settings.dcgm.fields]
+        return DcgmSource(url=settings.dcgm.url, extra_fields=fields, ca=settings.tls.ca)
+    return NvmlSource() if settings.reads_nvml else None
+
+
+# vLLM calls its stat loggers every 10 s when it is idle.
+HEARD_WITHIN_S = 30.0
+
+
+class EnginePlugins:
+    """Receives what the plugins of all engines with a `plugin_socket` send."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        meter: Meter,
+        consumers: Sequence[StepConsumer],
+        now: Callable[[], float],
+    ) -> None:
+        """Each of the `consumers` gets every step and every ended request, in one thread."""
+        paths = {
+            engine.name: engine.plugin_socket
+            for engine in settings.engines
+            if engine.plugin_socket is not None
+        }
+        self._paths = paths
+        self._now = now
+        self._receiver = PluginReceiver(paths, consumers, meter, now) if paths else None
+        for engine in paths:
+            meter.gauge(m.PLUGIN_UP, partial(self._up, engine), engine)
+            meter.gauge(m.PLUGIN_LAST_STEP, partial(self._step_at, engine), engine)
+
+    def is_there(self, engine: str) -> bool:
+        """Whether the plugin of an engine was heard of a moment ago."""
+        if self._receiver is None or engine not in self._paths:
+            return False
+        heard_at = self._receiver.heard_at(engine)
+        return heard_at is not None and self._now() - heard_at < HEARD_WITHIN_S
+
+    def _up(self, engine: str) -> float:
+        return float(self.is_there(engine))
+
+    def _step_at(self, engine: str) -> float | None:
+        return None if self._receiver is None else self._receiver.step_at(engine)
+
+    def status_text(self) -> str:
+        """Which plugins are not there."""
+        if not self._paths:
+            return "not configured"
+        statuses = [text for engine in self._paths if (text := self._status_of(engine))]
+        return "; ".join(statuses) or "ok"
+
+    def _status_of(self, engine: str) -> str | None:
+        """What is wrong with the plugin of an engine; None while it is heard of."""
+        assert self._receiver is not None, "an engine has a plugin_socket"
+        if problem := self._receiver.problem(engine):
+            return problem
+        if self.is_there(engine):
+            return None
+        heard_at = self._receiver.heard_at(engine)
+        if heard_at is None:
+            return f"nothing has come from the plugin of {engine} yet: see docs/vllm-plugin.md"
+        silent_s = self._now() - heard_at
+        return f"nothing has come from the plugin of {engine} for {silent_s:.0f} s"
+
+    def start(self) -> None:
+        """Listen. Raises SettingsInvalid for a socket that cannot be made."""
+        if self._receiver is not None:
+            self._receiver.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._receiver is not None:
+            self._receiver.close()
+
+
+# After this many missed scrapes in a row, the time between two samples counts as unread.
+_MISSED_SCRAPES = 3
+# Engines export their spans every few seconds.
+_SPANS_COME_S = 15.0
+
+
+class EfficiencyJobs:
+    """Books the minutes of every engine. Each engine has a job of its own."""
+
+    def __init__(self, settings: Settings, store: MinuteStore, gpus: GpuJobs, meter: Meter) -> None:
+        self.board = EfficiencyBoard()
+        self._settings = settings
+        self._store = store
+        self._gpus = gpus
+        self._meter = meter
+        self._missing: set[tuple[str, str]] = set()
+        prices = settings.price_list()
+        # At once: their file systems may hang, each for seconds.
+        with ThreadPoolExecutor(32) as readers:
+            models = list(readers.map(self._model, settings.engines))
+        self._jobs = [
+            self._job(engine, model, prices)
+            for engine, model in zip(settings.engines, models, strict=True)
+        ]
+
+    def _job(
+        self, engine: EngineSettings, model: ModelShape | None, prices: PriceList
+    ) -> MinuteJob:
+        proxy = self._settings.proxy
+        joins_s = 0.0 if proxy.listen is None else proxy.join_wait
+        timing = Timing(
+            max_gap_s=_MISSED_SCRAPES * engine.scrape_interval,
+            settle_s=_SPANS_COME_S + joins_s,
+            keep_s=self._settings.storage.keep_requests,
+        )
+        return MinuteJob(
+            self._deployment(engine, model, prices),
+            self._store,
+            self._gpu_samples,
+            timing=timing,
+            on_minute=self.board.booked,
+            on_failure=self._meter.store_failed,
+        )
+
+    def _deployment(
+        self, engine: EngineSettings, model: ModelShape | None, prices: PriceList
+    ) -> EngineDeployment:
+        spread = engine.parallelism
+        return EngineDeployment(
+            engine=engine.name,
+            prices=prices,
+            gpus=lambda: self._gpus.inventory.samples_of(engine.name),
+            missing=lambda reason, why: self._figures_missing(engine.name, reason, why),
+            model=model,
+            cache_configured=engine.kv_dtype is not None,
+            configured_gpu=ConfiguredGpu(
+                peak_flops_per_s=_scaled(engine.peak_tflops, 1e12),
+                bandwidth_bytes_per_s=_scaled(engine.bandwidth_gb_per_s, 1e9),
+            ),
+            parallelism=None if spread is None else spread.parallelism(),
+            role=Role(engine.role),
+            named_gpus=len(engine.gpus),
+        )
+
+    def _model(self, engine: EngineSettings) -> ModelShape | None:
+        if engine.model_config_path is None:
+            return None
+        cache_bits = None if engine.kv_dtype is None else Precision(engine.kv_dtype).bits
+        try:
+            model = read_model(engine.model_config_path, dtype=engine.dtype, cache_bits=cache_bits)
+        except AgentError as error:
+            self._figures_missing(engine.name, FiguresMissing.MODEL_CONFIG, str(error))
+            return None
+        for remark in model.remarks:
+            _LOG.info("engine %s: %s", engine.name, remark)
+        return model
+
+    def _figures_missing(self, engine: str, reason: FiguresMissing, why: str) -> None:
+        """Log and count once why figures of an engine are unknown or doubtful."""
+        if (engine, reason) not in self._missing:
+            self._missing.add((engine, reason))
+            self._meter.figures_missing(engine, reason)
+            _LOG.error("engine %s: efficiency or cost is unknown or doubtful: %s", engine, why)
+
+    def _gpu_samples(self, gpus: Collection[str], time: TimeRange) -> Sequence[GpuSample]:
+        """All samples of the last minutes, and the stored ones of `time`."""
+        recent = self._gpus.inventory.history(gpus)
+        return each_once(recent, self._store.gpu_samples(gpus, *time))
+
+    def schedule(self, jobs: Jobs) -> None:
+        """Run each engine's job every minute; it books missed minutes first.
+
+        The first run waits a minute where the engine's GPUs are found by its processes. A minute
+        whose GPUs are unknown when it is booked never gets a bill.
+        """
+        for engine, job in zip(self._settings.engines, self._jobs, strict=True):
+            name = f"book the minutes of {engine.name}"
+            at_once = self._gpus.knows_gpus_of(engine)
+            jobs.every(BOOK_EVERY_S, name, job.book, at_once=at_once)
+
+
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit
+
 
 # A clock that is set a little while the agent starts.
 _AHEAD_S = 60.0
@@ -65,6 +348,29 @@ class EngineSources:
     monotonic: Callable[[], float]
 
 
+SourcesOf = Callable[[EngineSettings, EngineSample | None], EngineSources]
+
+
+def live_sources(
+    ca: Path | None, engine: EngineSettings, before: EngineSample | None
+) -> EngineSources:
+    """The readers of an engine that runs; `ca` is a file of authorities that it is trusted by."""
+    session = open_session(ca)
+    source = EngineSource(
+        name=engine.name, url=engine.url, kind=engine.kind, session=session, before=before
+    )
+    host = HostSource(
+        url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
+    )
+    return EngineSources(
+        read_engine=source.read,
+        read_health=HealthProbe(engine.url, session).status,
+        read_host=host.read,
+        close_host=host.close,
+        monotonic=time.monotonic,
+    )
+
+
 class EngineMonitors:
     """Builds monitors that share one store, one exposition and the GPUs of one machine."""
 
@@ -77,14 +383,13 @@ class EngineMonitors:
         hosts: HostBoard,
         *,
         missed: MissedRequests | None = None,
-        ca: Path | None = None,
         news: EngineNews | None = None,
+        sources: SourcesOf | None = None,
     ) -> None:
-        """`ca` is a file of authorities that engines are trusted by. `news` learns what the polls
-        find."""
-        self._ca = ca
+        """`news` learns what the polls find. `sources` makes the readers of one engine."""
         self._missed = missed
         self._news = news or EngineNews(time.time)
+        self._sources = sources or partial(live_sources, None)
         self._observations = observations
         self._minutes = minutes
         self._meter = meter
@@ -141,22 +446,6 @@ class EngineMonitors:
             store=pipeline.store,
             monotonic=sources.monotonic,
             before=before,
-        )
-
-    def _sources(self, engine: EngineSettings, before: EngineSample | None) -> EngineSources:
-        session = open_session(self._ca)
-        source = EngineSource(
-            name=engine.name, url=engine.url, kind=engine.kind, session=session, before=before
-        )
-        host = HostSource(
-            url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
-        )
-        return EngineSources(
-            read_engine=source.read,
-            read_health=HealthProbe(engine.url, session).status,
-            read_host=host.read,
-            close_host=host.close,
-            monotonic=time.monotonic,
         )
 
     def of_unclaimed_gpus(self) -> UnclaimedGpuMonitor:

@@ -1,26 +1,81 @@
-"""The agent's own health: stages that fall behind, queues that fill and jobs that are late."""
+"""The agent's own health: what `/readyz` says of each part, and what is late, full or behind."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agent.app.engines import EngineMonitors
-from agent.app.gpu_jobs import GpuJobs
+from agent.app.engines import EngineMonitors, GpuJobs
 from agent.app.jobs import Jobs
 from agent.app.proxying import Proxying
-from agent.app.readiness import OK
 from agent.app.storing import AgentStore
 from agent.catalog import metrics as m
 from agent.catalog import own_health as own
-from agent.catalog.own_health import BEHIND_S, NEARLY_FULL, JobMiss, Queue, Stage
+from agent.catalog.own_health import BEHIND_S, NEARLY_FULL, OK, JobMiss, Queue, Stage
 from agent.outputs.otlp_forwarder import Forwarder
 from agent.outputs.prometheus.boards import EfficiencyBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.explaining import MissedRequests
 from agent.sources.otlp.receiver import Receiver
+from agent.store.health import StoreHealth
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
 from agent.store.unreadable import TABLES, UNREADABLE
 from agent.store.writing import MAX_WAITING_ROWS, RequestWriter
+
+
+def not_configured() -> str:
+    """The state, in words, of a part that the settings leave out."""
+    return "not configured"
+
+
+class Readiness:
+    """Reads what the parts know. An engine that is down is no problem of the agent."""
+
+    def __init__(
+        self,
+        health: StoreHealth,
+        writer: RequestWriter,
+        engines: Mapping[str, Callable[[], bool]],
+        others: Mapping[str, Callable[[], str]],
+    ) -> None:
+        """`engines` says of each whether it answers, and `others` how further parts are."""
+        self._health = health
+        self._writer = writer
+        self._engines = engines
+        self._others = dict(others)
+
+    def add(self, part: str, status: Callable[[], str]) -> None:
+        """Add a part to the response; call it before the first query."""
+        self._others[part] = status
+
+    def problems(self) -> Sequence[str]:
+        """Why spans cannot be stored now."""
+        found = (self._health.problem(), self._backlog())
+        return [problem for problem in found if problem is not None]
+
+    def parts(self) -> Mapping[str, str]:
+        """Each part in words."""
+        store = self._health.problem()
+        return {
+            "store": store or UNREADABLE.status() or OK,
+            "receivers": self._receivers(refused=store is not None),
+            "engines": self._answering(),
+            **{part: status() for part, status in self._others.items()},
+        }
+
+    def _backlog(self) -> str | None:
+        waiting = self._writer.waiting_rows
+        full = waiting > 0.8 * MAX_WAITING_ROWS
+        return f"{waiting} requests wait for the database" if full else None
+
+    def _receivers(self, *, refused: bool) -> str:
+        return (
+            "exports are refused until the store takes them" if refused else self._backlog() or OK
+        )
+
+    def _answering(self) -> str:
+        up = sum(answers() for answers in self._engines.values())
+        return OK if up == len(self._engines) else f"{up} of {len(self._engines)} answer"
+
 
 # A job of a second is late on any machine that is busy for a moment.
 _LATE_S = 30.0
@@ -108,8 +163,8 @@ class OwnHealth:
     def _rows(self, table: str, newest_at: Read) -> None:
         self._meter.gauge(own.NEWEST_ROW, newest_at, table)
 
-    def words(self) -> Mapping[str, Callable[[], str]]:
-        """What says how stages, queues and jobs are."""
+    def statuses(self) -> Mapping[str, Callable[[], str]]:
+        """The statuses of stages, queues and jobs, each computed when it is called."""
         return {"stages": self._behind, "queues": self._full, "jobs": self._late}
 
     def _behind(self) -> str:

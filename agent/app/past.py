@@ -5,31 +5,81 @@ import logging
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import requests
 
 from agent.analysis.quantiles import bin_of
-from agent.app.engines import EngineMonitors, EngineSources
+from agent.app.engines import EngineSources
+from agent.app.parts import build_parts
 from agent.app.running import Agent
-from agent.app.simulated_gpus import gpu_sample
-from agent.app.storing import AgentStore
+from agent.catalog import gpu_facts
 from agent.catalog.failure_lines import LineMeaning
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable
 from agent.http_client import http_session
 from agent.records.engine import EngineSample
-from agent.records.gpu import GpuSamples
+from agent.records.gpu import FactKey, GpuSample, GpuSamples
 from agent.records.host import EngineProcess, HostSample, LogFinding, LogSample, ProcessRole
-from agent.records.objective import Objective
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.settings import EngineSettings, Settings
 from agent.simulator.past_engine import Frame, ProxiedRequest
 from agent.sources.engines.engine_source import EngineSource
 from agent.sources.otlp.body import Body
-from agent.store.observations import ObservationStore
 from agent.store.sqlite_connection import without_disk_waits
 
 _LOG = logging.getLogger(__name__)
+_TIMEOUT_S = 2.0
+
+
+class SimulatedGpus:
+    """Reads the GPU of each simulator at its URL; one that does not answer has no sample."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+        self._session = http_session()
+
+    def read(self, now: float) -> GpuSamples:
+        """Read all GPUs once; `now` is Unix time."""
+        samples: list[GpuSample] = []
+        for index, url in enumerate(self._urls):
+            try:
+                response = self._session.get(f"{url}/simulator/gpu", timeout=_TIMEOUT_S)
+                samples.append(gpu_sample(response.json(), index, now))
+            except (requests.RequestException, ValueError) as error:
+                _LOG.debug("the simulator at %s gives no GPU: %s", url, error)
+        return GpuSamples(tuple(samples))
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._session.close()
+
+
+def gpu_sample(figures: Mapping[str, Any], index: int, at: float) -> GpuSample:
+    """The sample of a simulated GPU."""
+    ratios = {
+        gpu_facts.UTILIZATION: "busy",
+        gpu_facts.GRAPHICS_ACTIVE: "busy",
+        gpu_facts.SM_ACTIVE: "busy",
+        gpu_facts.TENSOR_ACTIVE: "tensor",
+        gpu_facts.DRAM_ACTIVE: "dram",
+        gpu_facts.MEMORY_TOTAL: "memory_bytes",
+        gpu_facts.MEMORY_USED: "memory_used_bytes",
+        gpu_facts.POWER: "watts",
+        gpu_facts.POWER_LIMIT: "limit_watts",
+        gpu_facts.ENERGY: "joules",
+    }
+    facts: dict[FactKey, float] = {(fact.name, ()): figures[key] for fact, key in ratios.items()}
+    facts |= {
+        (gpu_facts.UP.name, ()): 1.0,
+        (gpu_facts.MEMORY_FREE.name, ()): figures["memory_bytes"] - figures["memory_used_bytes"],
+        (gpu_facts.TEMPERATURE.name, ("gpu",)): figures["celsius"],
+        (gpu_facts.CLOCK.name, ("sm",)): figures["clock_hertz"],
+        (gpu_facts.CLOCK_MAX.name, ("sm",)): figures["clock_hertz"],
+    }
+    return GpuSample(gpu=figures["uuid"], index=index, name=figures["name"], at=at, facts=facts)
+
 
 _ROUTE = "/v1/chat/completions"
 # The way from the engine through the proxy to the client.
@@ -61,36 +111,28 @@ class PastMoment:
         """Nothing is held."""
 
 
-class _PastSource(EngineSource):
-    """Reads one engine's exposition of the moment."""
+def _past_sources(
+    moment: PastMoment, engine: EngineSettings, before: EngineSample | None
+) -> EngineSources:
+    name = engine.name
 
-    moment: PastMoment
-
-    def _fetch(self, path: str) -> bytes:
-        text = self.moment.frames[self.name].exposition
+    def exposition(_path: str) -> bytes:
+        text = moment.frames[name].exposition
         if text is None:
-            raise EngineUnreachable(FetchFailed.CONNECTION, f"{self.name} does not answer")
+            raise EngineUnreachable(FetchFailed.CONNECTION, f"{name} does not answer")
         return text.encode()
 
+    def health() -> int | None:
+        return None if moment.frames[name].exposition is None else requests.codes.ok
 
-class _PastMonitors(EngineMonitors):
-    """Builds monitors that read the moment."""
-
-    moment: PastMoment
-
-    def _sources(self, engine: EngineSettings, before: EngineSample | None) -> EngineSources:
-        moment, name = self.moment, engine.name
-        source = _PastSource(name=name, url=engine.url, session=http_session(), before=before)
-        source.moment = moment
-        return EngineSources(
-            read_engine=source.read,
-            read_health=lambda: (
-                None if moment.frames[name].exposition is None else requests.codes.ok
-            ),
-            read_host=lambda now: _host(moment.frames[name], now),
-            close_host=lambda: None,
-            monotonic=moment.now,
-        )
+    source = EngineSource(name=name, url=engine.url, before=before, read_path=exposition)
+    return EngineSources(
+        read_engine=source.read,
+        read_health=health,
+        read_host=lambda now: _host(moment.frames[name], now),
+        close_host=lambda: None,
+        monotonic=moment.now,
+    )
 
 
 def _host(frame: Frame, at: float) -> HostSample:
@@ -104,40 +146,36 @@ def _host(frame: Frame, at: float) -> HostSample:
     return HostSample(at=at, processes=(core,), log=LogSample())
 
 
-class PastAgent(Agent):
-    """An agent without doors and jobs: its caller gives it each moment of its engines' past."""
+class PastAgent:
+    """The parts of an agent, without listeners and jobs: its caller gives it each moment."""
 
     def __init__(self, settings: Settings) -> None:
         self._moment = PastMoment()
         self._waiting: list[tuple[str, Frame]] = []
         self._accepted_at = 0.0
-        super().__init__(settings, simulated=True, now=self._moment.now, gpus=self._moment)
-
-    def _make_store(self, objectives: Sequence[Objective]) -> AgentStore:
-        store = super()._make_store(objectives)
+        self._parts = build_parts(
+            settings,
+            simulated=True,
+            now=self._moment.now,
+            gpus=self._moment,
+            sources=partial(_past_sources, self._moment),
+        )
         # What a power cut takes can be simulated again.
-        without_disk_waits(store.database)
-        return store
-
-    def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
-        store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
-        monitors = _PastMonitors(observations, store, meter, gpus, hosts, missed=self._missed)
-        monitors.moment = self._moment
-        return monitors
+        without_disk_waits(self._parts.base.store.database)
 
     def newest_at(self, since: float) -> float:
         """When an earlier run stored its last sample; `since` without a later one."""
-        samples = [monitor.before for monitor in self._monitors]
+        samples = [monitor.before for monitor in self._parts.engines.monitors]
         return max([since, *(sample.at for sample in samples if sample is not None)])
 
     async def take(self, frames: Mapping[str, Frame]) -> None:
         """Store the samples and spans of one moment."""
         self._moment.frames = {**self._moment.frames, **frames}
         self._moment.at = now = max(frame.at for frame in frames.values())
-        self._gpus.poll(now)
-        for monitor in self._monitors:
+        self._parts.engines.gpus.poll(now)
+        for monitor in self._parts.engines.monitors:
             monitor.poll(now)
-        self._gpus.store(now)
+        self._parts.engines.gpus.store(now)
         self._waiting += frames.items()
         if now >= self._accepted_at + ACCEPT_EVERY_S:
             await self._accept(now)
@@ -147,18 +185,18 @@ class PastAgent(Agent):
         waiting, self._waiting, self._accepted_at = self._waiting, [], now
         bodies = [Body(b64decode(frame.spans)) for _, frame in waiting if frame.spans is not None]
         # What waits together is stored by one commit.
-        await asyncio.gather(*map(self._receiver.take, bodies))
+        await asyncio.gather(*map(self._parts.requests.receiver.take, bodies))
         records = [
             self._record(engine, each) for engine, frame in waiting for each in frame.proxied
         ]
-        await self._pipeline.accept(records)
-        self._pipeline.settle(now)
-        self._missed.run(now)
+        await self._parts.requests.pipeline.accept(records)
+        self._parts.requests.pipeline.settle(now)
+        self._parts.engines.missed.run(now)
 
     async def finish(self) -> None:
         """Store the last requests, and close; the agent that runs next books the minutes."""
         await self._accept(self._moment.at)
-        await self.stop()
+        await Agent(self._parts).stop()
 
     def _record(self, engine: str, seen: ProxiedRequest) -> RequestRecord:
         ended_at, first_s = seen.started_at + seen.ended_s, seen.first_s
@@ -172,9 +210,9 @@ class PastAgent(Agent):
             ended_at=ended_at,
             received_at=ended_at,
             request_id=seen.request_id,
-            agent=self._settings.name,
+            agent=self._parts.base.settings.name,
             engine=engine,
-            model=self._directory.model_of(engine),
+            model=self._parts.base.directory.model_of(engine),
             tenant=seen.tenant,
             route=_ROUTE,
             ttft_s=None if first_s is None else first_s + _WAY_S,

@@ -13,11 +13,9 @@ from typing import Any
 import uvloop
 
 from agent.analysis.verdicts import Judge
-from agent.app.connection_limits import ConnectionLimits, raise_descriptors
-from agent.app.doors import tls_options
+from agent.app.listeners import ConnectionLimits, raise_descriptors, tls_options
 from agent.app.proxy_rotation import WorkerRotation, outlier_detection
-from agent.app.stopping import WORKER_FLUSHES_WITHIN_S
-from agent.app.supervising import supervisor_gone
+from agent.app.supervising import WORKER_FLUSHES_WITHIN_S, supervisor_gone
 from agent.http_client import client_tls
 from agent.settings import Settings
 from agent.settings.settings_model import ProxySettings

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from agent.app.connection_limits import PROXY
 from agent.app.jobs import Jobs
+from agent.app.listeners import PROXY
 from agent.app.proxy_rotation import EngineNews, ProxyRotation
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
@@ -123,8 +123,8 @@ class Proxying:
         """The share of the room for records in all workers that is taken."""
         return self._receiver.waiting / (MAX_WAITING_RECORDS * max(self._receiver.workers, 1))
 
-    def in_words(self) -> str:
-        """Its state in words: streams pass whether the store works or not."""
+    def status_text(self) -> str:
+        """Its status: streams pass whether the store works or not."""
         if not self._receiver.workers:
             return "no worker has connected yet"
         waiting = self._receiver.waiting

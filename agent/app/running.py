@@ -1,266 +1,128 @@
-"""Builds, starts and stops one agent."""
+"""Starts and stops an agent, and runs it until a signal or the end of its supervisor."""
 
 import asyncio
 import gc
 import logging
+import os
+import signal
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
 import agent
-from agent.analysis.verdicts import Judge
-from agent.app.connection_limits import API, ConnectionLimits, raise_descriptors
-from agent.app.doors import Doors
-from agent.app.efficiency_jobs import EfficiencyJobs
-from agent.app.engines import EngineMonitors, engine_row
-from agent.app.gpu_jobs import GpuJobs, GpuSource
-from agent.app.jobs import Jobs
-from agent.app.missed_requests import EXPLAIN_EVERY_S, missed_requests
-from agent.app.own_health import OwnHealth, count_misses
-from agent.app.plugins import EnginePlugins
-from agent.app.proxy_rotation import EngineNews
-from agent.app.proxying import Proxying
-from agent.app.pushing import Pushing, counts_bins
-from agent.app.readiness import Readiness, not_configured
-from agent.app.stopping import EXIT_WITHIN_S, STOP_WITHIN_S, within
-from agent.app.storing import AgentStore
+from agent.app.discovery import EngineDiscovery, discovery_of
+from agent.app.engines import (
+    GpuSource,
+)
+from agent.app.listeners import API
+from agent.app.parts import AgentParts, build_parts
+from agent.app.supervising import (
+    AGENT_STOPS_WITHIN_S,
+    EXIT_WITHIN_S,
+    SIGNALS,
+    STOP_WITHIN_S,
+    Trial,
+    end_process_within,
+    start_again,
+    supervisor_gone,
+    within,
+)
+from agent.errors import AgentError
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.live_routes import LiveFigures
 from agent.outputs.api.routes import live_figures, make_api
-from agent.outputs.otlp_forwarder import Forwarder, destination
-from agent.outputs.prometheus.agent_exposition import AgentExposition
-from agent.outputs.prometheus.boards import HostBoard
-from agent.outputs.prometheus.meter import Meter
 from agent.outputs.web import documentation_page, runbooks
-from agent.pipeline.request_pipeline import RequestPipeline
-from agent.records.objective import Objective
 from agent.settings import Settings
-from agent.sources.engines.directory import EngineDirectory
-from agent.sources.otlp.body import Body
-from agent.sources.otlp.receiver import Receiver
-from agent.sources.otlp.span_reader import SpanReader
+from agent.sources.otlp.freed_memory import give_back_large_blocks
 from agent.sources.proxy.handover.place import HandoverPlace
-from agent.store.agent_state import AgentState
-from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
 
 # Of the time to stop: an open call gets half of it, its server a little more, closing a second.
 _GRACE_SHARE = 0.5
-_DOORS_SHARE = 0.55
+_LISTENERS_SHARE = 0.55
 _CLOSING_S = 1.0
 SETTLE_EVERY_S = 1.0
 UNCLAIMED_EVERY_S = 5.0
+EXPLAIN_EVERY_S = 1.0
 
 # Batches of requests are hundreds of small objects that live for milliseconds. The collector's
 # default of 700 allocations would walk them many times. A search stops all threads, a millisecond
 # for each 1,000 objects, so a first begins after 2,000; a third, of all objects, is rare.
 GC_THRESHOLDS = 2_000, 3, 50
+# SQLite's driver waits for Python's lock after each statement and each row that it reads; while a
+# job computes, each wait is this long. Python's own 5 ms would add up for exports and queries.
+_SWITCH_INTERVAL_S = 0.0002
+_TRIAL_CHECK_S = 0.1
 
 
 class Agent:
-    """One agent with all its parts."""
+    """Starts and stops the parts of one agent."""
 
-    _live: LiveFigures | None = None
-    # The store may ask for the engines before all is built.
-    _proxying: Proxying | None = None
-
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        simulated: bool,
-        now: Callable[[], float],
-        handover: HandoverPlace | None = None,
-        gpus: GpuSource | None = None,
-    ) -> None:
-        """Build it; `handover` is where it meets the workers of its proxy. `gpus` replaces NVML.
-
-        Its store may open later. Raises SettingsInvalid.
-        """
-        limits = ConnectionLimits(raise_descriptors(), lambda *cut: self._meter.client_cut(*cut))
-        self._doors = Doors(settings, limits)
-        self._settings, self._now, self._simulated = settings, now, simulated
-        objectives, engines = settings.all_objectives(), [e.name for e in settings.engines]
-        self._directory = _directory(settings)
-        bins = counts_bins(settings)
-        self._meter = Meter(objectives, engines, self._directory.is_served, with_bins=bins)
-        self._store = store = self._make_store(objectives)
-        observations = store.observations()
-        self._judge = Judge(objectives)
-        self._writer = store.writer(self._judge)
-        self._hosts = HostBoard()
-        self._gpus = GpuJobs(settings, observations, self._meter, gpus)
-        self._efficiency = EfficiencyJobs(settings, store.minutes, self._gpus, self._meter)
-        self._missed = missed_requests(settings, objectives, store, self._gpus, self._meter)
-        self._make_monitors(observations)
-        self._jobs = Jobs(now, partial(count_misses, self._meter))
-        self._forwarder = self._make_forwarder()
-        self._make_pipeline()
-        self._receiver = self._make_receiver()
-        self._proxying = None if handover is None else self._make_proxying(handover)
-        # Each consumer gets every step and every ended request.
-        consumers = (self._missed, self._ended_rows.ended)
-        self._plugins = EnginePlugins(settings, self._meter, consumers, now)
-        self._exposition = self._make_exposition()
-        self._own = self._make_own_health()
-        self._readiness = self._make_readiness(engines)
-
-    def _make_store(self, objectives: Sequence[Objective]) -> AgentStore:
-        state = AgentState(engines=self._engines, simulated=self._simulated)
-        return AgentStore(self._settings, objectives, self._meter, self._now, state=state)
-
-    def _make_pipeline(self) -> None:
-        judge, writer, on_counted = self._judge, self._writer, self._missed.counted
-        model_of = self._directory.model_of
-        self._ended_rows = rows = self._store.ended_rows(judge, writer, model_of, on_counted)
-        complete = rows.ended.with_figures
-        self._pipeline = RequestPipeline(judge, writer, self._meter, on_counted, complete=complete)
-
-    def _make_monitors(self, observations: ObservationStore) -> None:
-        self._engine_monitors = monitors = self._monitors_over(observations)
-        self._monitors = [monitors.of_engine(e, self._directory) for e in self._settings.engines]
-        self._unclaimed = monitors.of_unclaimed_gpus()
-
-    def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
-        self._news = EngineNews(self._now)
-        store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
-        make = partial(EngineMonitors, missed=self._missed, ca=self._settings.tls.ca)
-        return make(observations, store, meter, gpus, hosts, news=self._news)
-
-    def _make_readiness(self, engines: Sequence[str]) -> Readiness:
-        up = {engine: partial(self._meter.is_up, engine) for engine in engines}
-        proxy = not_configured if self._proxying is None else self._proxying.in_words
-        words = {"proxy": proxy, "plugins": self._plugins.in_words, **self._own.words()}
-        words |= self._store.words()
-        return Readiness(self._store.health, self._writer, up, words)
-
-    def tells(self, part: str, in_words: Callable[[], str]) -> None:
-        """Let `/readyz` say how a further part is."""
-        self._readiness.add(part, in_words)
-
-    def publishes(self, publish: Callable[[Meter], None]) -> None:
-        """Let `/metrics` show what a further part knows."""
-        publish(self._meter)
-
-    def _make_own_health(self) -> OwnHealth:
-        own = OwnHealth(self._meter, self._now)
-        own.of_store(self._store, self._writer)
-        own.of_engines(self._engine_monitors, self._gpus, self._efficiency.board, self._missed)
-        own.of_receivers(self._receiver, self._forwarder, self._proxying)
-        self._pushing = self._make_pushing()
-        if self._pushing is not None:
-            own.of_push(self._pushing.forwarder)
-        return own
-
-    def _make_exposition(self) -> AgentExposition:
-        info = (self._settings.name, agent.__version__, "true" if self._simulated else "false")
-        gpus, board = self._gpus.inventory.newest, self._efficiency.board
-        return AgentExposition(self._meter, info, gpus, self._hosts, board)
-
-    def _make_pushing(self) -> Pushing | None:
-        endpoint = self._settings.otlp_metrics.endpoint
-        if endpoint is None:
-            return None
-        return Pushing(self._settings, endpoint, self._meter, self._exposition, self._now())
-
-    def _make_forwarder(self) -> Forwarder | None:
-        to, proxy = self._settings.otlp.forward_to, self._settings.http_proxy
-        if to is None:
-            return None
-        return Forwarder(destination(to, proxy, self._settings.tls.ca), self._meter)
-
-    def _make_receiver(self) -> Receiver:
-        reader = SpanReader(self._directory.identify, self._settings.name)
-        forward = None if self._forwarder is None else self._forwarder.forward
-        accept, sampling = self._pipeline.accept, self._settings.proxy.client_sampling
-        make = partial(Receiver, client_sampling=sampling, precedence=self._store.precedence)
-        return make(reader, accept, forward, self._meter, self._now)
-
-    def _make_proxying(self, place: HandoverPlace) -> Proxying:
-        forwarder = self._forwarder
-        return Proxying(
-            self._settings,
-            place,
-            pipeline=self._pipeline,
-            events=self._engine_monitors.pipeline(),
-            meter=self._meter,
-            directory=self._directory,
-            now=self._now,
-            export=None if forwarder is None else lambda body: forwarder.forward(Body(body)),
-            news=self._news,
-        )
+    def __init__(self, parts: AgentParts) -> None:
+        self._base, self._listeners, self._jobs = parts.base, parts.listeners, parts.jobs
+        self._engines, self._requests, self._outputs = parts.engines, parts.requests, parts.outputs
+        self._live: LiveFigures | None = None
 
     async def start(self) -> None:
         """Poll every engine once, then listen on all ports.
 
         Raises SettingsInvalid for a taken port.
         """
-        await asyncio.to_thread(self._gpus.read_first, self._now())
-        await asyncio.gather(
-            *(asyncio.to_thread(monitor.poll, self._now()) for monitor in self._monitors)
-        )
-        self._plugins.start()
-        await self._doors.receive(self._receiver)
-        if self._proxying is not None:
-            await self._proxying.start()
-        listen = self._settings.listen
+        now = self._base.now
+        await asyncio.to_thread(self._engines.gpus.read_first, now())
+        polls = [asyncio.to_thread(each.poll, now()) for each in self._engines.monitors]
+        await asyncio.gather(*polls)
+        self._requests.plugins.start()
+        await self._listeners.receive(self._requests.receiver)
+        if self._requests.proxying is not None:
+            await self._requests.proxying.start()
+        listen = self._base.settings.listen
         context = self._api_context()
         self._live = live_figures(context)
-        self._doors.serve(API, make_api(context, self._live), listen.host, listen.port)
+        self._listeners.serve(API, make_api(context, self._live), listen.host, listen.port)
         self._schedule()
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
 
     def _api_context(self) -> ApiContext:
-        queries, minutes = self._store.queries()
+        storage, (queries, minutes) = self._base.settings.storage, self._base.store.queries()
         return ApiContext(
             queries=queries,
             minutes=minutes.minutes,
-            now=self._now,
-            longest_window_s=self._settings.storage.keep_rollups,
-            rows_kept_s=self._settings.storage.keep_requests,
-            query_limit_s=self._settings.storage.query_timeout,
-            metrics=self._exposition.render,
-            engines=self._engines,
-            problems=self._readiness.problems,
-            parts=self._readiness.parts,
-            door=self._doors.read,
+            now=self._base.now,
+            longest_window_s=storage.keep_rollups,
+            rows_kept_s=storage.keep_requests,
+            query_limit_s=storage.query_timeout,
+            metrics=self._outputs.exposition.render,
+            engines=self._base.engine_rows.read,
+            problems=self._outputs.readiness.problems,
+            parts=self._outputs.readiness.parts,
+            door=self._listeners.access,
             documentation=documentation_page(),
             runbooks=runbooks(),
             version=agent.__version__,
-            simulated=self._simulated,
+            simulated=self._base.simulated,
         )
 
-    def _engines(self) -> Sequence[Mapping[str, Any]]:
-        samples = self._meter.samples()
-        agent_name = self._settings.name
-        return [
-            {
-                "agent": agent_name,
-                **engine_row(name, sample, self._directory),
-                "ejected": None if self._proxying is None else self._proxying.why_out(name),
-            }
-            for name, sample in samples.items()
-        ]
-
     def _schedule(self) -> None:
-        for settings, monitor in zip(self._settings.engines, self._monitors, strict=True):
+        pairs = zip(self._base.settings.engines, self._engines.monitors, strict=True)
+        for settings, monitor in pairs:
             self._jobs.every(settings.scrape_interval, f"poll {monitor.engine}", monitor.poll)
-        self._gpus.schedule(self._jobs)
-        self._efficiency.schedule(self._jobs)
-        if self._proxying is not None:
-            self._proxying.schedule(self._jobs)
-        self._jobs.every(UNCLAIMED_EVERY_S, "poll GPUs of no engine", self._unclaimed.poll)
-        self._jobs.every(SETTLE_EVERY_S, "settle requests", self._pipeline.settle)
-        self._jobs.every(EXPLAIN_EVERY_S, "explain missed requests", self._missed.run)
-        self._jobs.every(SETTLE_EVERY_S, "rows of ended requests", self._ended_rows.store)
-        self._store.schedule(self._jobs)
-        if self._pushing is not None:
-            self._pushing.schedule(self._jobs)
-        self._own.of_jobs(self._jobs)
+        self._engines.gpus.schedule(self._jobs)
+        self._engines.efficiency.schedule(self._jobs)
+        if self._requests.proxying is not None:
+            self._requests.proxying.schedule(self._jobs)
+        self._jobs.every(UNCLAIMED_EVERY_S, "poll GPUs of no engine", self._engines.unclaimed.poll)
+        self._jobs.every(SETTLE_EVERY_S, "settle requests", self._requests.pipeline.settle)
+        self._jobs.every(EXPLAIN_EVERY_S, "explain missed requests", self._engines.missed.run)
+        self._jobs.every(SETTLE_EVERY_S, "rows of ended requests", self._requests.ended_rows.store)
+        self._base.store.schedule(self._jobs)
+        if self._outputs.pushing is not None:
+            self._outputs.pushing.schedule(self._jobs)
+        self._outputs.own_health.of_jobs(self._jobs)
         self._jobs.start()
 
     async def stop(self, within_s: float = STOP_WITHIN_S) -> None:
@@ -270,40 +132,198 @@ class Agent:
         """
         deadline = time.monotonic() + within_s - 2 * EXIT_WITHIN_S
         grace_s = _GRACE_SHARE * within_s
-        self._receiver.stop()
+        self._requests.receiver.stop()
         if self._live is not None:
             self._live.stop()
-        await asyncio.to_thread(self._plugins.close)
-        # Jobs may wait for the database, and the doors do not wait for jobs.
+        await asyncio.to_thread(self._requests.plugins.close)
+        # Jobs may wait for the database, and the listeners do not wait for jobs.
         jobs = asyncio.create_task(self._jobs.stop())
-        await within(_DOORS_SHARE * within_s, "open calls", self._doors.stop(grace_s))
+        await within(_LISTENERS_SHARE * within_s, "open calls", self._listeners.stop(grace_s))
         await self._store_accepted(deadline - _CLOSING_S)
         left_s = max(deadline - time.monotonic(), 0.0)
-        closing = [self._close_sources(jobs), asyncio.to_thread(self._store.close)]
-        if self._forwarder is not None:
-            closing.append(asyncio.to_thread(self._forwarder.close, min(left_s, grace_s)))
-        if self._pushing is not None:
-            last = self._pushing.close
-            closing.append(asyncio.to_thread(last, self._now(), min(left_s, grace_s)))
+        closing = [self._close_sources(jobs), asyncio.to_thread(self._base.store.close)]
+        if self._requests.forwarder is not None:
+            closing.append(asyncio.to_thread(self._requests.forwarder.close, min(left_s, grace_s)))
+        if self._outputs.pushing is not None:
+            last = self._outputs.pushing.close
+            closing.append(asyncio.to_thread(last, self._base.now(), min(left_s, grace_s)))
         await within(left_s, "the closing of sources and store", *closing)
 
     async def _store_accepted(self, deadline: float) -> None:
-        works = [self._receiver.close()]
-        if self._proxying is not None:
-            works.append(self._proxying.close())
+        works = [self._requests.receiver.close()]
+        if self._requests.proxying is not None:
+            works.append(self._requests.proxying.close())
         await within(deadline - time.monotonic(), "the writing of requests", *works)
-        last = asyncio.to_thread(self._ended_rows.store_last, self._now())
+        last = asyncio.to_thread(self._requests.ended_rows.store_last, self._base.now())
         await within(deadline - time.monotonic(), "the writing of ended requests", last)
         left_s = max(deadline - time.monotonic(), 0.0)
-        await asyncio.to_thread(self._writer.close, left_s)
+        await asyncio.to_thread(self._requests.writer.close, left_s)
 
     async def _close_sources(self, jobs: "asyncio.Task[None]") -> None:
         await jobs
-        await asyncio.to_thread(self._gpus.close)
-        for monitor in self._monitors:
+        await asyncio.to_thread(self._engines.gpus.close)
+        for monitor in self._engines.monitors:
             monitor.close()
 
 
-def _directory(settings: Settings) -> EngineDirectory:
-    engines = ((engine.name, engine.url) for engine in settings.engines)
-    return EngineDirectory(engines, complete=settings.engines_from.kubernetes is None)
+class Started(Protocol):
+    """What runs until it is stopped."""
+
+    async def start(self) -> None:
+        """Begin."""
+
+    async def stop(self, within_s: float) -> None:
+        """End in at most this time."""
+
+
+async def run(
+    settings: Settings,
+    *,
+    simulated: bool = False,
+    handover: HandoverPlace | None = None,
+    gpus: GpuSource | None = None,
+    begin_trial: Callable[[], Trial] | None = None,
+) -> None:
+    """Run an agent as `until_stopped` runs it, with `handover` beside a proxy in other processes.
+
+    Where it looks for engines, it also stops for others: its supervisor starts it again.
+    """
+    give_back_large_blocks()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    discovery = discovery_of(settings)
+    if discovery is not None:
+        await asyncio.to_thread(discovery.read_first)
+        settings = discovery.settings()
+
+    def made() -> Started:
+        parts = build_parts(
+            settings, simulated=simulated, now=time.time, handover=handover, gpus=gpus
+        )
+        return Agent(parts) if discovery is None else _Discovering(parts, discovery)
+
+    within_s = STOP_WITHIN_S if handover is None else AGENT_STOPS_WITHIN_S
+    await until_stopped(made, within_s, begin_trial)
+
+
+class _Discovering:
+    """An agent that stops, as by a signal, when other engines must be watched."""
+
+    def __init__(self, parts: AgentParts, discovery: EngineDiscovery) -> None:
+        self._agent = Agent(parts)
+        self._discovery = discovery
+        parts.outputs.readiness.add("discovery", discovery.status_text)
+        discovery.publish(parts.base.meter)
+
+    async def start(self) -> None:
+        """Start the agent, then follow the changes since its engines were found."""
+        await self._agent.start()
+        self._discovery.start(_stop_for_others)
+
+    async def stop(self, within_s: float) -> None:
+        """Stop both."""
+        self._discovery.stop()
+        await self._agent.stop(within_s)
+
+
+def _stop_for_others() -> None:
+    _LOG.info("other engines must be watched now")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Stop:
+    """The stop of this process by a signal or with its supervisor, and what follows it."""
+
+    def __init__(self, within_s: float, begin_trial: Callable[[], Trial] | None) -> None:
+        self._within_s = within_s
+        self._begin_trial = begin_trial
+        self._task: asyncio.Task[None] | None = None
+        # Whether the process becomes a new agent when it has stopped.
+        self.goes_on = False
+        self.asked = asyncio.Event()
+
+    def listen(self) -> None:
+        """Heed signals and the supervisor from now on."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._end)
+        if self._begin_trial is None:
+            self._task = asyncio.create_task(self._end_with_supervisor())
+            return
+        loop.add_signal_handler(signal.SIGINT, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._reload, self._begin_trial)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+    def ignore(self) -> None:
+        """End what was begun: the process stops."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def last(self) -> None:
+        """End the process, or make it the new agent."""
+        if self.goes_on:
+            # A signal that comes now waits for the new agent, which gets none of these files.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            start_again()
+        os._exit(0)
+
+    async def _end_with_supervisor(self) -> None:
+        # So that the next one finds all ports free.
+        await supervisor_gone()
+        self._end()
+
+    def _end(self) -> None:
+        self.goes_on = False
+        self.ignore()
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self.asked.is_set():
+            self.asked.set()
+            end_process_within(self._within_s - EXIT_WITHIN_S, self.last)
+
+    def _reload(self, begin_trial: Callable[[], Trial]) -> None:
+        """Try a new agent, in place of one that is tried already: files may have changed since."""
+        self.ignore()
+        self._task = asyncio.create_task(self._try(begin_trial))
+
+    async def _try(self, begin_trial: Callable[[], Trial]) -> None:
+        try:
+            trial = begin_trial()
+        except (AgentError, OSError) as error:
+            _LOG.error("no new agent can be tried, so nothing changes: %s", error)
+            return
+        try:
+            while not trial.has_ended():
+                await asyncio.sleep(_TRIAL_CHECK_S)
+            if trial.plan() is not None and not self.asked.is_set():
+                _LOG.info("starting anew")
+                self.goes_on = True
+                self._stop()
+        finally:
+            trial.kill()
+
+
+async def until_stopped(
+    make: Callable[[], Started],
+    within_s: float = STOP_WITHIN_S,
+    begin_trial: Callable[[], Trial] | None = None,
+) -> None:
+    """Run what `make` builds until SIGTERM or SIGINT, and end the process in time after it.
+
+    With `begin_trial`, SIGHUP tries a new agent: if it can start, this process stops and becomes
+    it. Without, the process stops with its supervisor, to which SIGINT and SIGHUP belong.
+    """
+    stop = _Stop(within_s, begin_trial)
+    stop.listen()
+    running = make()
+    try:
+        await running.start()
+        await stop.asked.wait()
+        _LOG.info("stopping")
+    finally:
+        stop.ignore()
+        await running.stop(within_s)
+        if stop.goes_on:
+            stop.last()
+        if stop.asked.is_set():
+            end_process_within(EXIT_WITHIN_S)

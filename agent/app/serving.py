@@ -12,15 +12,13 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from agent.app.connection_limits import API, ConnectionLimits, raise_descriptors
-from agent.app.doors import Doors
 from agent.app.jobs import Jobs
-from agent.app.readiness import OK
-from agent.app.stopping import EXIT_WITHIN_S, within
+from agent.app.listeners import API, ConnectionLimits, Listeners, raise_descriptors
+from agent.app.processes import begin_to_try, listen_of, plan_text, try_listening
+from agent.app.running import until_stopped
 from agent.app.stored_api import require_stored, stored_context
-from agent.app.supervising import Trial
-from agent.app.trying import begin_to_try, listen_of, plan_text, try_listening
-from agent.app.until_stopped import until_stopped
+from agent.app.supervising import EXIT_WITHIN_S, Trial, within
+from agent.catalog.own_health import OK
 from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.live_routes import LiveFigures
@@ -49,7 +47,9 @@ class DatabaseServer:
     def __init__(self, settings: Settings, now: Callable[[], float]) -> None:
         """Raises SettingsInvalid, and StoreUnavailable for a database that cannot be read."""
         self._settings, self._now = settings, now
-        self._doors = Doors(settings, ConnectionLimits(raise_descriptors(), lambda *_: None))
+        self._listeners = Listeners(
+            settings, ConnectionLimits(raise_descriptors(), lambda *_: None)
+        )
         self._database = _open(settings)
         require_stored(self._database, "start an agent that writes to it first")
         self._queries, _ = stored_queries(self._database)
@@ -62,7 +62,7 @@ class DatabaseServer:
         context = self._context()
         self._live = live_figures(context)
         listen = self._settings.listen
-        self._doors.serve(API, make_api(context, self._live), listen.host, listen.port)
+        self._listeners.serve(API, make_api(context, self._live), listen.host, listen.port)
         self._jobs.every(ASK_EVERY_S, "ask the database", self._ask)
         self._jobs.start()
 
@@ -70,7 +70,7 @@ class DatabaseServer:
         """Take no more queries, and close everything in at most `within_s`."""
         if self._live is not None:
             self._live.stop()
-        works = [self._jobs.stop(), self._doors.stop(within_s / 2)]
+        works = [self._jobs.stop(), self._listeners.stop(within_s / 2)]
         await within(within_s - 2 * EXIT_WITHIN_S, "open queries", *works)
         self._database.dispose()
 
@@ -83,7 +83,7 @@ class DatabaseServer:
             engines=lambda: engines_of(self._queries.agents()),
             problems=self._problems,
             parts=self._parts,
-            door=self._doors.read,
+            door=self._listeners.access,
             documentation=documentation_page(),
             runbooks=runbooks(),
             simulated=any(agent["simulated"] for agent in self._agents),

@@ -6,6 +6,9 @@ from enum import StrEnum
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge
 from agent.catalog.time_units import MINUTE_S
 
+# The status of a part without a problem.
+OK = "ok"
+
 
 class Stage(StrEnum):
     """A part of the agent's work that can fall behind."""

@@ -10,7 +10,7 @@ from agent.records import minute
 
 # Before any module imports the length.
 minute.BOOK_EVERY_S = 10
-efficiency = importlib.import_module("agent.app.efficiency_jobs")
+efficiency = importlib.import_module("agent.app.engines")
 assert efficiency.BOOK_EVERY_S == minute.BOOK_EVERY_S
 vars(efficiency)["_SPANS_COME_S"] = 1.0
 vars(importlib.import_module("agent.app.storing"))["FOLD_EVERY_S"] = 1.0

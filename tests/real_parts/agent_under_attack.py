@@ -9,7 +9,7 @@ DESCRIPTORS = 256
 ROOM_BYTES = 2 * 1024 * 1024
 resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
-limits = importlib.import_module("agent.app.connection_limits")
+limits = importlib.import_module("agent.app.listeners")
 vars(limits)["LIMITS"] = {
     setting: replace(usual, head_s=2.0, body_s=2.0, unread_s=4.0, requests_bytes=ROOM_BYTES)
     for setting, usual in limits.LIMITS.items()

@@ -27,7 +27,7 @@ _IMPORTED = [
     "agent.app.processes",
     "agent.app.serving",
     "agent.app.stored_api",
-    "agent.app.until_stopped",
+    "agent.app.running",
     "agent.auditing",
     "agent.compared_runs",
     "agent.demo",

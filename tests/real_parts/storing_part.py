@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.analysis.verdicts import Judge
-from agent.app.connection_limits import ConnectionLimits, raise_descriptors
-from agent.app.doors import Doors
 from agent.app.jobs import Jobs
+from agent.app.listeners import ConnectionLimits, Listeners, raise_descriptors
 from agent.app.storing import EXPIRE_EVERY_S, MEASURE_EVERY_S, AgentStore
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.request_pipeline import RequestPipeline
@@ -46,13 +45,13 @@ async def store_until_killed(settings: Settings, now: Callable[[], float]) -> No
     objectives = settings.all_objectives()
     directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
     meter = Meter(objectives, [engine.name for engine in settings.engines], directory.is_served)
-    store = AgentStore(settings, objectives, meter, now, state=AgentState())
+    store = AgentStore(settings, meter, now, AgentState())
     judge = Judge(objectives)
     pipeline = RequestPipeline(judge, store.writer(judge), meter)
     reader = SpanReader(directory.identify, settings.name)
     receiver = Receiver(reader, pipeline.accept, None, meter, now)
-    doors = Doors(settings, ConnectionLimits(raise_descriptors(), meter.client_cut))
-    await doors.receive(receiver)
+    listeners = Listeners(settings, ConnectionLimits(raise_descriptors(), meter.client_cut))
+    await listeners.receive(receiver)
     jobs = _JobsOfNewRows(now)
     store.schedule(jobs)
     jobs.start()

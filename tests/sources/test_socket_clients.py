@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.app.connection_limits import API, OTLP_GRPC, OTLP_HTTP, PROXY, connections
+from agent.app.listeners import API, OTLP_GRPC, OTLP_HTTP, PROXY, connections
 from agent.sources import listening
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.socket_clients import ClientLimits, SocketClients

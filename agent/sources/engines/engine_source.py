@@ -11,6 +11,7 @@ from agent.analysis.failures.restarts import restart_between
 from agent.catalog.engine_facts import FACT_MISSING, SCRAPE_DURATION
 from agent.catalog.reasons import INTERNAL, NO_ANSWER, model_unknown
 from agent.errors import EngineUnreachable, ExpositionUnreadable
+from agent.http_client import http_session
 from agent.records.engine import EngineSample
 from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.fetch import fetch
@@ -51,19 +52,23 @@ class EngineSource:
         name: str,
         url: str,
         kind: str = AUTO,
-        session: requests.Session,
+        session: requests.Session | None = None,
         timeout_s: float = 4.0,
         before: EngineSample | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        read_path: Callable[[str], bytes] | None = None,
     ) -> None:
         """`before` is the last sample of an earlier run, with the facts that the engine gave.
+
+        `read_path` reads a path of the engine in place of HTTP, and raises as `fetch` does.
 
         `monotonic` is a clock in seconds that is never set.
         """
         self.name = name
-        self._url = url.rstrip("/")
-        self._session = session
-        self._timeout_s = timeout_s
+        session = session or http_session()
+        self._fetch = read_path or (
+            lambda path: fetch(session, url.rstrip("/") + path, timeout_s=timeout_s)
+        )
         self._monotonic = monotonic
         self._dialects = dialects_of(kind)
         self._wanted = wanted_series(self._dialects)
@@ -110,9 +115,6 @@ class EngineSource:
                 faults += found.dropped
                 return found
         raise _first(errors)
-
-    def _fetch(self, path: str) -> bytes:
-        return fetch(self._session, self._url + path, timeout_s=self._timeout_s)
 
     def _sample(self, found: TranslatedExposition, now: float, faults: list[str]) -> EngineSample:
         sample = EngineSample(

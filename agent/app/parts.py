@@ -1,0 +1,290 @@
+"""Builds the parts of an agent, each after those that it uses."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import agent
+from agent.analysis.verdicts import Judge
+from agent.app.engines import (
+    EfficiencyJobs,
+    EngineMonitors,
+    EnginePlugins,
+    GpuJobs,
+    GpuSource,
+    SourcesOf,
+    engine_row,
+    live_sources,
+)
+from agent.app.jobs import Jobs
+from agent.app.listeners import ConnectionLimits, Listeners, raise_descriptors
+from agent.app.own_health import OwnHealth, Readiness, count_misses, not_configured
+from agent.app.proxy_rotation import EngineNews
+from agent.app.proxying import Proxying
+from agent.app.pushing import Pushing, counts_bins
+from agent.app.storing import AgentStore
+from agent.outputs.otlp_forwarder import Forwarder, destination
+from agent.outputs.prometheus.agent_exposition import AgentExposition
+from agent.outputs.prometheus.boards import HostBoard
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.ended_rows import EndedRows
+from agent.pipeline.explaining import MissedRequests
+from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
+from agent.pipeline.request_pipeline import RequestPipeline
+from agent.settings import Settings
+from agent.sources.engines.directory import EngineDirectory
+from agent.sources.otlp.body import Body
+from agent.sources.otlp.receiver import Receiver
+from agent.sources.otlp.span_reader import SpanReader
+from agent.sources.proxy.handover.place import HandoverPlace
+from agent.store.agent_state import AgentState
+from agent.store.writing import RequestWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseParts:
+    """What all other parts use; `now` gives Unix time."""
+
+    settings: Settings
+    simulated: bool
+    now: Callable[[], float]
+    directory: EngineDirectory
+    meter: Meter
+    engine_rows: "EngineRows"
+    store: AgentStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """The readers of engines and GPUs, and the users of their samples."""
+
+    gpus: GpuJobs
+    efficiency: EfficiencyJobs
+    missed: MissedRequests
+    hosts: HostBoard
+    news: EngineNews
+    builder: EngineMonitors
+    monitors: Sequence[EngineMonitor]
+    unclaimed: UnclaimedGpuMonitor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeParts:
+    """The receivers of requests, from spans, the proxy and engines' plugins, and their writer."""
+
+    writer: RequestWriter
+    pipeline: RequestPipeline
+    ended_rows: EndedRows
+    receiver: Receiver
+    forwarder: Forwarder | None
+    proxying: Proxying | None
+    plugins: EnginePlugins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputParts:
+    """What the agent publishes of itself and of the others."""
+
+    exposition: AgentExposition
+    pushing: Pushing | None
+    own_health: OwnHealth
+    readiness: Readiness
+
+
+class EngineRows:
+    """The API's rows of engines. The store may ask for them before `proxying` is built."""
+
+    def __init__(self, agent_name: str, meter: Meter, directory: EngineDirectory) -> None:
+        self.proxying: Proxying | None = None
+        self._agent_name = agent_name
+        self._meter = meter
+        self._directory = directory
+
+    def read(self) -> Sequence[Mapping[str, Any]]:
+        """The rows as known now."""
+        proxying = self.proxying
+        return [
+            {
+                "agent": self._agent_name,
+                **engine_row(name, sample, self._directory),
+                "ejected": None if proxying is None else proxying.why_out(name),
+            }
+            for name, sample in self._meter.samples().items()
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentParts:
+    """All parts of one agent."""
+
+    listeners: Listeners
+    base: BaseParts
+    engines: EngineParts
+    requests: IntakeParts
+    outputs: OutputParts
+    jobs: Jobs
+
+
+def build_parts(
+    settings: Settings,
+    *,
+    simulated: bool,
+    now: Callable[[], float],
+    handover: HandoverPlace | None = None,
+    gpus: GpuSource | None = None,
+    sources: SourcesOf | None = None,
+) -> AgentParts:
+    """Build an agent's parts, each after those that it uses. Of these, only the store starts.
+
+    `handover` is where the agent meets the workers of its proxy. `gpus` replaces the configured
+    source of GPUs, `sources` the readers of engines. Raises SettingsInvalid.
+    """
+    directory = _directory(settings)
+    meter = _meter(settings, directory)
+    limits = ConnectionLimits(raise_descriptors(), meter.client_cut)
+    listeners = Listeners(settings, limits)
+    rows = EngineRows(settings.name, meter, directory)
+    base = BaseParts(
+        settings=settings,
+        simulated=simulated,
+        now=now,
+        directory=directory,
+        meter=meter,
+        engine_rows=rows,
+        store=AgentStore(settings, meter, now, AgentState(engines=rows.read, simulated=simulated)),
+    )
+    engines = _engine_parts(base, gpus, sources or partial(live_sources, settings.tls.ca))
+    requests = _intake_parts(base, engines, handover)
+    rows.proxying = requests.proxying
+    outputs = _output_parts(base, engines, requests)
+    jobs = Jobs(now, partial(count_misses, meter))
+    return AgentParts(listeners, base, engines, requests, outputs, jobs)
+
+
+def _directory(settings: Settings) -> EngineDirectory:
+    engines = ((engine.name, engine.url) for engine in settings.engines)
+    return EngineDirectory(engines, complete=settings.engines_from.kubernetes is None)
+
+
+def _meter(settings: Settings, directory: EngineDirectory) -> Meter:
+    names = [engine.name for engine in settings.engines]
+    objectives, bins = settings.all_objectives(), counts_bins(settings)
+    return Meter(objectives, names, directory.is_served, with_bins=bins)
+
+
+def _engine_parts(base: BaseParts, gpus: GpuSource | None, sources: SourcesOf) -> EngineParts:
+    settings, store, meter = base.settings, base.store, base.meter
+    observations, hosts, news = store.observations(), HostBoard(), EngineNews(base.now)
+    gpu_jobs = GpuJobs(settings, observations, meter, gpus)
+    missed = MissedRequests(
+        settings.all_objectives(),
+        [engine.name for engine in settings.engines],
+        store.explanations,
+        gpus=gpu_jobs.inventory.samples_of,
+        on_explained=meter.explained,
+        give_way=store.precedence.give_way,
+    )
+    make = partial(EngineMonitors, missed=missed, news=news, sources=sources)
+    builder = make(observations, store.minutes, meter, gpu_jobs, hosts)
+    return EngineParts(
+        gpus=gpu_jobs,
+        efficiency=EfficiencyJobs(settings, store.minutes, gpu_jobs, meter),
+        missed=missed,
+        hosts=hosts,
+        news=news,
+        builder=builder,
+        monitors=[builder.of_engine(engine, base.directory) for engine in settings.engines],
+        unclaimed=builder.of_unclaimed_gpus(),
+    )
+
+
+def _intake_parts(
+    base: BaseParts, engines: EngineParts, place: HandoverPlace | None
+) -> IntakeParts:
+    judge, on_counted = Judge(base.settings.all_objectives()), engines.missed.counted
+    writer = base.store.writer(judge)
+    ended_rows = base.store.ended_rows(judge, writer, base.directory.model_of, on_counted)
+    complete = ended_rows.ended.with_figures
+    pipeline = RequestPipeline(judge, writer, base.meter, on_counted, complete=complete)
+    forwarder = _forwarder(base)
+    # Each consumer gets every step and every ended request.
+    consumers = (engines.missed, ended_rows.ended)
+    return IntakeParts(
+        writer=writer,
+        pipeline=pipeline,
+        ended_rows=ended_rows,
+        receiver=_receiver(base, pipeline, forwarder),
+        forwarder=forwarder,
+        proxying=None if place is None else _proxying(base, engines, pipeline, forwarder, place),
+        plugins=EnginePlugins(base.settings, base.meter, consumers, base.now),
+    )
+
+
+def _forwarder(base: BaseParts) -> Forwarder | None:
+    to, proxy, ca = base.settings.otlp.forward_to, base.settings.http_proxy, base.settings.tls.ca
+    return None if to is None else Forwarder(destination(to, proxy, ca), base.meter)
+
+
+def _receiver(base: BaseParts, pipeline: RequestPipeline, forwarder: Forwarder | None) -> Receiver:
+    return Receiver(
+        SpanReader(base.directory.identify, base.settings.name),
+        pipeline.accept,
+        None if forwarder is None else forwarder.forward,
+        base.meter,
+        base.now,
+        client_sampling=base.settings.proxy.client_sampling,
+        precedence=base.store.precedence,
+    )
+
+
+def _proxying(
+    base: BaseParts,
+    engines: EngineParts,
+    pipeline: RequestPipeline,
+    forwarder: Forwarder | None,
+    place: HandoverPlace,
+) -> Proxying:
+    return Proxying(
+        base.settings,
+        place,
+        pipeline=pipeline,
+        events=engines.builder.pipeline(),
+        meter=base.meter,
+        directory=base.directory,
+        now=base.now,
+        export=None if forwarder is None else lambda body: forwarder.forward(Body(body)),
+        news=engines.news,
+    )
+
+
+def _output_parts(base: BaseParts, engines: EngineParts, requests: IntakeParts) -> OutputParts:
+    settings, meter = base.settings, base.meter
+    info = (settings.name, agent.__version__, "true" if base.simulated else "false")
+    gpus, board = engines.gpus.inventory.newest, engines.efficiency.board
+    exposition = AgentExposition(meter, info, gpus, engines.hosts, board)
+    endpoint, pushing = settings.otlp_metrics.endpoint, None
+    if endpoint is not None:
+        pushing = Pushing(settings, endpoint, meter, exposition, base.now())
+    health = OwnHealth(meter, base.now)
+    health.of_store(base.store, requests.writer)
+    health.of_engines(engines.builder, engines.gpus, board, engines.missed)
+    health.of_receivers(requests.receiver, requests.forwarder, requests.proxying)
+    if pushing is not None:
+        health.of_push(pushing.forwarder)
+    readiness = _readiness(base, requests, health)
+    return OutputParts(
+        exposition=exposition, pushing=pushing, own_health=health, readiness=readiness
+    )
+
+
+def _readiness(base: BaseParts, requests: IntakeParts, health: OwnHealth) -> Readiness:
+    up = {each.name: partial(base.meter.is_up, each.name) for each in base.settings.engines}
+    proxying = requests.proxying
+    statuses = {
+        "proxy": not_configured if proxying is None else proxying.status_text,
+        "plugins": requests.plugins.status_text,
+        **health.statuses(),
+        **base.store.statuses(),
+    }
+    return Readiness(base.store.health, requests.writer, up, statuses)
