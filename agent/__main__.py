@@ -1,6 +1,6 @@
 """Starts the command `goodput-agent`: its script, and `python -m agent`."""
 
-from agent.kept_imports import kept_imports
+from agent.app.supervising import kept_imports
 
 
 def start() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import requests
 
+from agent.command_options import secret_in
 from agent.errors import SettingsInvalid
 from agent.http_client import http_session
-from agent.option_files import secret_in
 
 Json = dict[str, Any]
 

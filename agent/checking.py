@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from agent.catalog.engines import DIALECTS
-from agent.option_files import ConfigFile, server_url
+from agent.command_options import AsJson, ConfigFile, TokenFile, server_url
 from agent.settings import Settings, load
 from agent.sources.engines.name_drift import expected_facts
 from agent.terminal import echo
@@ -40,15 +40,10 @@ Send = Annotated[
     bool,
     typer.Option("--send-request", help="Send the engine one tiny request and wait for its span."),
 ]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="File with a read token of the agent.", parser=Path, metavar="FILE"),
-]
 KeyFile = Annotated[
     Path | None,
     typer.Option(help="File with the engine's API key.", parser=Path, metavar="FILE"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, of what is printed.")]
 
 
 def check(

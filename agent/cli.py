@@ -17,14 +17,13 @@ import uvloop
 from rich.logging import RichHandler
 
 from agent import __version__
-from agent.app.supervising import ERROR_PREFIX, SETTINGS_INVALID, SIGNALS, TRY, Trial
+from agent.app.supervising import ERROR_PREFIX, SETTINGS_INVALID, SIGNALS, TRY, Trial, kept_imports
 from agent.checking import check
+from agent.command_options import AsJson, ConfigFile, server_url
 from agent.comparing import compare_runs
 from agent.database_commands import db
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
-from agent.kept_imports import kept_imports
-from agent.option_files import ConfigFile, server_url
 from agent.rendering import render
 from agent.reporting import report
 from agent.settings import Settings, load
@@ -63,9 +62,6 @@ Insecure = Annotated[
         "--insecure", help="Let other machines read without a token (see docs/security.md)."
     ),
 ]
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, of what is printed.")]
 
 
 def _log_to_stderr() -> None:

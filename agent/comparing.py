@@ -4,7 +4,6 @@ import os
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,12 +11,12 @@ import typer
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
 from agent.analysis.comparison.run_columns import RunColumns, RunFigures
 from agent.catalog.definitions import GOODPUT
+from agent.command_options import AsJson, ConfigFile
 from agent.outputs.comparison import json_text, markdown, print_comparison
-from agent.progress_bar import progress_bar
 from agent.records.objective import Objective
 from agent.records.queries import Selection
 from agent.settings import load
-from agent.terminal import TerminalConsole, echo
+from agent.terminal import TerminalConsole, echo, progress_bar
 
 EXIT_CODES = {Outcome.BETTER: 0, Outcome.NO_EVIDENCE: 0, Outcome.WORSE: 1}
 CANNOT_TELL = 2
@@ -41,15 +40,6 @@ Before = Annotated[
     ),
 ]
 After = Annotated[str, typer.Option(metavar="RUN", help="The same, of the run afterwards.")]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help="YAML file with the settings: windows are of its database.",
-        parser=Path,
-        metavar="FILE",
-    ),
-]
 Name = Annotated[
     str | None, typer.Option(metavar="NAME", help="Only requests of this one, of a database.")
 ]
@@ -70,7 +60,6 @@ Format = Annotated[
         help="text, markdown (for a comment on a pull request), or json.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 
 
 def compare_runs(

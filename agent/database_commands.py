@@ -8,19 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from agent.catalog.time_units import DAY_S
+from agent.command_options import AsJson, ConfigFile
 from agent.errors import SettingsInvalid
-from agent.option_files import ConfigFile
-from agent.progress_bar import progress_bar
 from agent.settings import load
-from agent.terminal import TerminalConsole, echo
+from agent.terminal import TerminalConsole, echo, progress_bar
 
 db = typer.Typer(
     help="Migrate the database, or rebuild its rollups (`run` migrates it by itself).",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, of what is printed.")]
 
 
 def _day(option: str, meaning: str) -> Any:

@@ -20,16 +20,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
+from agent.app.supervising import kept_imports
 from agent.errors import AgentError, SettingsInvalid
 from agent.http_client import http_session
-from agent.kept_imports import kept_imports
-from agent.progress_bar import progress_bar
 from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
 from agent.settings.access import SecuritySettings, TokenFile
 from agent.settings.named_files import read_named_file
 from agent.settings.settings_model import ObjectiveSettings
 from agent.settings.values import duration_s
 from agent.simulator.past_engine import FRAME_S, Frame, frame_of
+from agent.terminal import progress_bar
 
 if TYPE_CHECKING:
     from agent.app.past import PastAgent, SimulatedGpus

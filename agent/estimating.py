@@ -20,6 +20,7 @@ from agent.catalog.hardware import (
     find_gpu,
     gpu_models,
 )
+from agent.command_options import AsJson
 from agent.errors import AgentError
 from agent.records.model import Parallelism
 from agent.sources.model_config import read_model
@@ -100,7 +101,6 @@ Memory = Annotated[
     float | None,
     typer.Option(min=0.001, max=1e6, metavar="GB", help="Memory of one GPU, in decimal GB."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
 def estimate(

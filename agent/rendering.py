@@ -11,8 +11,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
+from agent.command_options import AsJson, ConfigFile, write_text
 from agent.errors import SettingsInvalid
-from agent.option_files import ConfigFile, write_text
 from agent.records.objective import Objective
 from agent.render.alerts import (
     DEFAULT_SECRETS,
@@ -114,7 +114,6 @@ Interval = Annotated[
     float,
     typer.Option(min=0.1, callback=_finite, metavar="SECONDS", help="Seconds between two scrapes."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object; times are in seconds.")]
 
 
 def render(

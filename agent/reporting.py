@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from agent.analysis.statement import StatementLine, statement
+from agent.command_options import AsJson, ConfigFile, TokenFile, server_url, write_text
 from agent.errors import SettingsInvalid
-from agent.option_files import ConfigFile, server_url, write_text
 from agent.outputs.report.document import (
     READS,
     Json,
@@ -35,9 +35,8 @@ from agent.outputs.report.formats import (
     text,
     values_json,
 )
-from agent.progress_bar import progress_bar
 from agent.settings import load
-from agent.terminal import echo, without_controls
+from agent.terminal import echo, progress_bar, without_controls
 
 _MOST_GROUPS = 1000
 
@@ -73,10 +72,6 @@ Url = Annotated[
         "settings (storage.url), also while the agent is down.",
     ),
 ]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="File with a read token of the agent at --url.", parser=Path, metavar="FILE"),
-]
 
 Shape = Annotated[
     ReportFormat,
@@ -86,7 +81,6 @@ Shape = Annotated[
         help="text, markdown, html (one file with charts, for mail), json, or csv (a statement).",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 AsStatement = Annotated[
     bool, typer.Option("--statement", help="A statement of cost that adds up to the bill.")
 ]

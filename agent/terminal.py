@@ -1,15 +1,17 @@
 """What the commands print, without what could steer a terminal.
 
-Names of models, engines and users, and texts of errors, are written by others.
-"""
+Names of models, engines and users, and texts of errors, are written by others."""
 
 import logging
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import Progress
 from rich.segment import Segment
 
 # Control characters but tab and newline, marks and overrides of direction, other line ends, and
@@ -52,3 +54,12 @@ class TerminalFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, with the traceback if there is one."""
         return without_controls(super().format(record))
+
+
+@contextmanager
+def progress_bar(does: str, steps: int) -> Iterator[Callable[[], None]]:
+    """A bar on the terminal of standard error, nothing elsewhere; yields what ends a step."""
+    console = TerminalConsole(file=sys.stderr)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(does, total=steps)
+        yield lambda: progress.advance(task)

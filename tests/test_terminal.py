@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from subprocess import Popen
 
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.cli import command
-from agent.terminal import TerminalConsole, echo
+from agent.terminal import TerminalConsole, echo, progress_bar
 from tests.outputs.api.serving import open_api
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
@@ -183,3 +184,35 @@ def test_the_log_on_a_terminal(tmp_path: Path, server: Recorded) -> None:
     os.close(reading)
     assert LOGGED.search(COLOUR.sub("", shown))
     assert [each for each in (TITLE, CLEAR, C1, OVERRIDE) if each in shown] == []
+
+
+def test_a_terminal_shows_what_is_done_and_how_much_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    reading, writing = os.openpty()
+    with os.fdopen(writing, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        with progress_bar("comparing", 4) as done:
+            done()
+    shown = read_to_its_end(reading)
+    os.close(reading)
+    assert "comparing" in shown
+    assert "25%" in shown
+
+
+def read_to_its_end(terminal: int) -> str:
+    """What was written to a terminal that is closed; Linux reports its end as an error."""
+    found = b""
+    with suppress(OSError):
+        while piece := os.read(terminal, 65_536):
+            found += piece
+    return found.decode()
+
+
+def test_a_file_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    with progress_bar("comparing", 4) as done:
+        done()
+    assert file.getvalue() == ""

@@ -10,7 +10,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from agent.analysis.audit.auditing import audit
-from agent.audited_deployment import AuditOptions, gather
+from agent.auditing import AuditOptions, gather
 from agent.catalog.causes import Cause
 from agent.catalog.hardware import Precision
 from agent.errors import SettingsInvalid

@@ -1,4 +1,4 @@
-"""Files and URLs that options of commands name, or why they cannot be used, in one sentence."""
+"""Options that several commands have, and the files and URLs that options name."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,11 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", parser=Path, metavar="FILE", help="YAML file with the settings."),
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with a read token of the agent.", parser=Path, metavar="FILE"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")]
 
 
 def secret_in(option: str, file: Path) -> str:
