@@ -7,7 +7,7 @@ from sqlalchemy import Engine, insert, literal, select
 
 from agent.analysis.tally import Tally, tally_of
 from agent.catalog.time_units import DAY_S, HOUR_S
-from agent.outputs.api.efficiency_response import efficiency_and_cost
+from agent.outputs.api.efficiency_routes import efficiency_and_cost
 from agent.outputs.api.query_parameters import window_before
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Dimension, Selection

@@ -30,8 +30,7 @@ from agent.app.supervising import (
 )
 from agent.errors import AgentError
 from agent.outputs.api.api_context import ApiContext
-from agent.outputs.api.live_routes import LiveFigures
-from agent.outputs.api.routes import live_figures, make_api
+from agent.outputs.api.routes import LiveFigures, live_figures, make_api
 from agent.outputs.web import documentation_page, runbooks
 from agent.settings import Settings
 from agent.sources.otlp.freed_memory import give_back_large_blocks

@@ -21,8 +21,7 @@ from agent.app.supervising import EXIT_WITHIN_S, Trial, within
 from agent.catalog.own_health import OK
 from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.outputs.api.api_context import ApiContext
-from agent.outputs.api.live_routes import LiveFigures
-from agent.outputs.api.routes import live_figures, make_api
+from agent.outputs.api.routes import LiveFigures, live_figures, make_api
 from agent.outputs.web import documentation_page, runbooks
 from agent.settings import Settings
 from agent.store.agent_queries import engines_of

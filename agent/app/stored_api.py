@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 import agent
 from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.outputs.api.api_context import ApiContext
-from agent.outputs.api.door_guard import DoorGuard
+from agent.outputs.api.middleware import DoorGuard
 from agent.outputs.api.routes import live_figures, make_api
 from agent.settings import Settings
 from agent.settings.access import Door

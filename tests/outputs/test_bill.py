@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from agent.outputs.api.efficiency_response import efficiency_and_cost
+from agent.outputs.api.efficiency_routes import efficiency_and_cost
 from agent.outputs.prometheus.boards import EfficiencyBoard
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, func, select
 
 from agent.analysis.cost.window_cost import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
-from agent.outputs.api.ledger_response import ledger_of
+from agent.outputs.api.efficiency_routes import ledger_of
 from agent.records.minute import Ledger, MinuteRow
 from agent.records.queries import Selection, Window
 from agent.store import minute_sums

@@ -6,34 +6,45 @@ from typing import Any, Protocol
 
 from agent.analysis.cause_sums import CauseSums
 from agent.analysis.tally import Tally
-from agent.outputs.api.agent_routes import AgentQueries
-from agent.outputs.api.breakdown_routes import BreakdownQueries
-from agent.outputs.api.efficiency_response import ReadMinutes
-from agent.outputs.api.gpu_routes import GpuQueries
-from agent.outputs.api.length_routes import LengthQueries
-from agent.outputs.api.objective_routes import ObjectiveQueries
-from agent.outputs.api.request_routes import RequestQueries
-from agent.records.queries import Cursor, PageOf, Selection, Window
+from agent.records.minute import MinuteRow
+from agent.records.queries import (
+    Cursor,
+    DataSource,
+    Dimension,
+    GroupCost,
+    Latency,
+    LengthVerdicts,
+    PageOf,
+    RequestFilter,
+    Selection,
+    Window,
+)
 from agent.settings.access import Door
 
 Row = Mapping[str, Any]
 
 
-class ApiQueries(
-    RequestQueries,
-    GpuQueries,
-    BreakdownQueries,
-    LengthQueries,
-    ObjectiveQueries,
-    AgentQueries,
-    Protocol,
-):
+class ApiQueries(Protocol):
     """The store's queries that the API needs."""
+
+    def grid_s(self, length_s: float) -> int:
+        """The grid on which a window of this length must lie."""
+
+    def data_from(self, window: Window, source: DataSource) -> float | None:
+        """When the data begins, of one agent, engine or of all, in Unix seconds."""
+
+    def tally(self, window: Window, selection: Selection) -> Tally:
+        """The counts of a window."""
 
     def tallies_by_step(
         self, window: Window, step_s: int, selection: Selection
     ) -> dict[int, Tally]:
         """The counts of each step of a window."""
+
+    def tallies_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> Mapping[str | None, Tally]:
+        """The counts of a window by engine, model and so on."""
 
     def causes(self, window: Window, selection: Selection) -> CauseSums:
         """The sums of the causes of misses in a window."""
@@ -42,6 +53,31 @@ class ApiQueries(
         self, window: Window, step_s: int, selection: Selection
     ) -> Mapping[int, CauseSums]:
         """The sums of the causes of each step that has any."""
+
+    def causes_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> Mapping[str | None, CauseSums]:
+        """The sums of the causes of misses in a window by engine, model and so on."""
+
+    def costs_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> Mapping[str | None, GroupCost]:
+        """The cost of the requests of a window by engine, model and so on."""
+
+    def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
+        """Verdicts by input and output length."""
+
+    def objectives_in_force(self) -> Sequence[Row]:
+        """The objectives of all agents."""
+
+    def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
+        """Requests, the newest first."""
+
+    def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
+        """The requests with the highest latency, the worst first."""
+
+    def request(self, request_id: str, span_id: str | None = None) -> Sequence[Row]:
+        """Every span with a request id of any kind, the one with this id first."""
 
     def events(
         self,
@@ -56,6 +92,27 @@ class ApiQueries(
         confidence: str | None,
     ) -> PageOf[Row]:
         """Events since a Unix time, or of all time, the newest first."""
+
+    def newest_gpu_samples(self, now: float) -> Sequence[Row]:
+        """The newest sample of each GPU at a Unix time."""
+
+    def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
+        """The samples of a GPU since a Unix time, the newest first."""
+
+    def knows_gpu(self, gpu: str) -> bool:
+        """Whether any sample of this GPU is stored."""
+
+    def agents(self) -> Sequence[Row]:
+        """Every agent by name."""
+
+
+class ReadMinutes(Protocol):
+    """Reads the minutes of a window, summed where they are alike."""
+
+    def __call__(
+        self, over: Window, chosen: Selection, step_s: int | None = None
+    ) -> Sequence[MinuteRow]:
+        """With a step in seconds, no sum has minutes of two steps; steps begin with the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

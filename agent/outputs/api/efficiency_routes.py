@@ -1,20 +1,27 @@
-"""The API route `/efficiency`: use and cost of the GPUs by step, from the booked minutes."""
+"""Use and cost of the GPUs, and the ledger, from booked minutes: in a summary, and by step."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated
+from math import fsum
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from agent.outputs.api.base_response import BaseResponse
-from agent.outputs.api.efficiency_response import (
-    CostResponse,
-    EfficiencyResponse,
-    ReadMinutes,
-    efficiency_and_cost_of,
+from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
+from agent.analysis.efficiency.counted_ratios import batch_fill, prefix_cache, speculation
+from agent.analysis.efficiency.window_efficiency import (
+    Utilisation,
+    WindowEfficiency,
+    window_efficiency,
 )
+from agent.analysis.ledger import unaccounted_requests
+from agent.catalog.reasons import WithoutRow
+from agent.catalog.time_units import HOUR_S
+from agent.outputs.api.api_context import ApiContext, ReadMinutes
+from agent.outputs.api.base_responses import BaseResponse, ListOf
 from agent.outputs.api.query_parameters import (
     StepText,
     WindowText,
@@ -23,9 +30,363 @@ from agent.outputs.api.query_parameters import (
     window_before,
     window_s,
 )
-from agent.outputs.api.responses import ListOf
-from agent.records.minute import BOOK_EVERY_S, MinuteRow
+from agent.records.minute import BOOK_EVERY_S, Ledger, MinuteRow, total
 from agent.records.queries import Selection, Window
+
+_REASONS = ", ".join(WithoutRow)
+
+
+class LedgerSideResponse(BaseResponse):
+    """Tokens and requests; null where no engine counts them.
+
+    Requests had their first token in the window. Each choice of `n` is one.
+    """
+
+    input_tokens: float | None
+    output_tokens: float | None
+    requests: float | None
+
+
+class LedgerResponse(BaseResponse):
+    """What engines counted in the minutes whose requests have all ended, and what of it is in rows.
+
+    Minutes with open requests are in `open` alone; those without samples are in nothing here.
+    """
+
+    counted_from: datetime | None = Field(description="null while every minute has open requests")
+    counted_until: datetime | None
+    counted: LedgerSideResponse = Field(description="by the engines")
+    unaccounted: LedgerSideResponse = Field(description="of these, in no row")
+    unaccounted_usd: float | None = Field(
+        description="busy time for unaccounted work, an estimate; null without a price"
+    )
+    unaccounted_requests: Mapping[str, float] = Field(description=f"by reason: {_REASONS}")
+    untold_rows: float = Field(
+        description="requests with a row that lacks tokens, which are unaccounted for that reason"
+    )
+    open: LedgerSideResponse = Field(
+        description="without a row, in minutes with requests that may still run"
+    )
+
+
+def ledger_of(minutes: Sequence[MinuteRow]) -> LedgerResponse | None:
+    """The ledger of these minutes; None where no engine counts tokens."""
+    known = [minute for minute in minutes if minute.ledger is not None]
+    if not known:
+        return None
+    closed = [minute for minute in known if minute.ledger_closed]
+    ledgers = _by_engine(closed)
+    priced = [minute.cost.unseen for minute in closed if minute.cost is not None]
+    return LedgerResponse(
+        counted_from=None if not closed else _utc(min(minute.from_at for minute in closed)),
+        counted_until=None if not closed else _utc(max(minute.until for minute in closed)),
+        counted=LedgerSideResponse(
+            input_tokens=_sum(each.input_tokens for each in ledgers),
+            output_tokens=_sum(each.output_tokens for each in ledgers),
+            requests=_sum(each.requests for each in ledgers),
+        ),
+        unaccounted=_without_row(ledgers),
+        unaccounted_usd=fsum(priced) if priced else None,
+        unaccounted_requests=_by_reason(ledgers),
+        untold_rows=fsum(each.untold_rows for each in ledgers),
+        open=_without_row(_by_engine([each for each in known if not each.ledger_closed])),
+    )
+
+
+def _utc(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
+
+
+def _by_engine(minutes: Sequence[MinuteRow]) -> list[Ledger]:
+    """The sum of each engine: what one counted too little hides nothing of another."""
+    ledgers: defaultdict[str, list[Ledger]] = defaultdict(list)
+    for minute in minutes:
+        if minute.ledger is not None:
+            ledgers[minute.engine].append(minute.ledger)
+    sums = (total(each) for each in ledgers.values())
+    return [each for each in sums if each is not None]
+
+
+def _by_reason(ledgers: Sequence[Ledger]) -> dict[str, float]:
+    found: defaultdict[str, float] = defaultdict(float)
+    for ledger in ledgers:
+        for reason, requests in unaccounted_requests(ledger).items():
+            found[reason] += max(requests, 0.0)
+    return dict(found)
+
+
+def _without_row(ledgers: Sequence[Ledger]) -> LedgerSideResponse:
+    return LedgerSideResponse(
+        input_tokens=_sum(_less(each.input_tokens, each.row_input_tokens) for each in ledgers),
+        output_tokens=_sum(_less(each.output_tokens, each.row_output_tokens) for each in ledgers),
+        requests=_sum(_less(each.requests, each.row_requests) for each in ledgers),
+    )
+
+
+def _less(counted: float | None, in_rows: float) -> float | None:
+    return None if counted is None else max(counted - in_rows, 0.0)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum; None where any is unknown."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return fsum(known) if len(known) == len(found) else None
+
+
+class UtilisationResponse(BaseResponse):
+    """How well the GPUs were used. Fields are null where the model or a peak is unknown."""
+
+    mfu: float | None
+    mbu: float | None
+    achieved_flops_per_s: float | None = Field(default=None, description="of all GPUs together")
+    achieved_bytes_per_s: float | None = Field(default=None, description="of all GPUs together")
+    flops_per_byte: float | None = None
+    ridge_flops_per_byte: float | None = None
+    roofline_share: float | None = Field(
+        default=None, description="achieved FLOP/s over what the roofline allows there"
+    )
+    bound: str | None = Field(
+        default=None, description="compute-bound, bandwidth-bound or memory-capacity-bound"
+    )
+    actions: list[str] = Field(default=[], description="what to do about it, best first")
+
+
+class DisagreementResponse(BaseResponse):
+    """A figure that is `times` as high by one source as by another, and why."""
+
+    figure: str
+    higher: str
+    lower: str
+    times: float | None = Field(description="null where the lower figure is 0")
+    cause: str | None = Field(default=None, description="the name of the first of the causes")
+    causes: list[str] = Field(description="the likely one first")
+
+
+class PrefixCacheResponse(BaseResponse):
+    """Tokens looked up in the prefix cache and found there, by the engines' own counters."""
+
+    query_tokens: float
+    hit_tokens: float
+    hit_ratio: float | None = Field(description="null where nothing was looked up")
+
+
+class SpeculationResponse(BaseResponse):
+    """Speculative decoding, by the engines' own counters. Ratios are null without drafts."""
+
+    drafts: float
+    draft_tokens: float
+    accepted_tokens: float
+    acceptance_rate: float | None = Field(description="accepted over drafted tokens")
+    mean_accepted_length: float | None = Field(
+        description="accepted tokens of a draft, and the one that the model adds itself"
+    )
+
+
+class BatchFillResponse(BaseResponse):
+    """How full the batches of engines were. Shares are null where a limit or a count is unknown."""
+
+    requests: float | None = Field(
+        description="running requests over the most that may run, a mean over time, idle included"
+    )
+    tokens: float | None = Field(
+        description="estimate: tokens of a step over the most that it may compute, a mean over "
+        "steps; too high, or null, where prompts take several steps"
+    )
+
+
+class EfficiencyResponse(BaseResponse):
+    """How well the GPUs were used in the booked minutes, with idle and without unknown time.
+
+    The phases and `busy` are estimates from the requests, over the time in which they went on.
+    """
+
+    counted_from: datetime
+    counted_until: datetime
+    prefill: UtilisationResponse | None
+    decode: UtilisationResponse | None
+    busy: UtilisationResponse | None
+    sources: Mapping[str, UtilisationResponse] = Field(
+        description="requests and engine are estimates, hardware is measured"
+    )
+    steps: list[str] = Field(description="counted by the engine, estimated, or both")
+    disagreements: list[DisagreementResponse] = Field(description="of the newest minute")
+    rejected_draft_share: float | None = Field(
+        description="rejected drafts, as a share of all computed output tokens"
+    )
+    preemptions: float | None = Field(
+        description="running requests that were thrown back and computed again"
+    )
+    prefix_cache: PrefixCacheResponse | None = Field(description="null where no engine counts it")
+    speculation: SpeculationResponse | None = Field(description="null where no engine counts it")
+    batch_fill: BatchFillResponse | None = Field(description="null where no limit is known")
+
+
+class CostResponse(BaseResponse):
+    """Dollars for the booked minutes with a price.
+
+    The bill is prefill + decode (with aborted requests) + unseen + idle + unknown. `busy` leaves
+    out the last two. Active figures are of busy time for requests with a row.
+    """
+
+    counted_from: datetime
+    counted_until: datetime
+    priced_s: float = Field(description="time with a price, of all engines together")
+    unpriced_s: float = Field(description="time without one, which is in no other figure in USD")
+    bill_usd: float
+    busy_usd: float
+    prefill_usd: float
+    decode_usd: float
+    idle_usd: float
+    unknown_usd: float = Field(description="time in which the engine was not read")
+    unseen_usd: float = Field(description="work of requests without a row")
+    aborted_usd: float
+    wasted_usd: float = Field(description="unseen and aborted")
+    electricity_usd: float | None = Field(description="in the bill; null where not measured")
+    usd_per_hour: float = Field(description="of all engines together, at the rate of the bill")
+    usd_per_million_input_tokens: float | None
+    usd_per_million_computed_input_tokens: float | None
+    usd_per_million_cached_input_tokens: float | None
+    usd_per_million_output_tokens: float | None
+    usd_per_request: float | None = Field(description="active")
+    overhead: float | None = Field(description="the bill over the cost of the requests")
+    allocated_usd_per_request: float | None = Field(description="the whole bill over the requests")
+    usd_per_million_tokens_within_objective: float | None = Field(
+        description="the whole bill over output tokens of requests that met their objectives"
+    )
+    usd_per_million_tokens_by_objective: Mapping[str, float] = Field(
+        description="the same by objective, without objectives that no request met"
+    )
+    gpu_hours: float | None
+    joules: float | None
+    joules_per_output_token: float | None = Field(
+        description="over all output tokens that engines counted while energy was measured"
+    )
+    methods: list[str] = Field(description="how work of one step was weighed")
+
+
+def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> dict[str, Any]:
+    """The summary's fields; empty where no minute is booked, and for one tenant or objective.
+
+    GPUs work for all requests at once, so the figures of a part of them are unknown.
+    """
+    if chosen.tenant is not None or chosen.objective is not None:
+        return {}
+    return efficiency_and_cost_of(read(over, chosen))
+
+
+def efficiency_and_cost_of(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
+    """The same fields of these minutes; empty where none has the engine's work."""
+    found = window_efficiency(minutes)
+    if found is None:
+        return {}
+    counted: dict[str, Any] = {
+        "counted_from": _utc(min(minute.from_at for minute in minutes)),
+        "counted_until": _utc(max(minute.until for minute in minutes)),
+    }
+    return {
+        "mfu": found.mfu,
+        "mbu": found.mbu,
+        "efficiency": EfficiencyResponse(**counted, **_efficiency(found), **_counted(minutes)),
+        "cost": _cost(minutes, counted),
+        "ledger": ledger_of(minutes),
+    }
+
+
+def _efficiency(found: WindowEfficiency) -> dict[str, Any]:
+    sources = {
+        "requests": (found.mfu, found.mbu),
+        "engine": found.engine,
+        "hardware": found.hardware,
+    }
+    return {
+        "prefill": _use(found.prefill),
+        "decode": _use(found.decode),
+        "busy": _use(found.busy),
+        "sources": {
+            name: UtilisationResponse(mfu=mfu, mbu=mbu) for name, (mfu, mbu) in sources.items()
+        },
+        "steps": sorted(found.steps),
+        "disagreements": [DisagreementResponse(**each) for each in found.disagreements],
+        "rejected_draft_share": found.rejected_draft_share,
+        "preemptions": found.preemptions,
+    }
+
+
+def _counted(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
+    cache, drafts, fill = prefix_cache(minutes), speculation(minutes), batch_fill(minutes)
+    return {
+        "prefix_cache": None if cache is None else PrefixCacheResponse(**asdict(cache)),
+        "speculation": None if drafts is None else SpeculationResponse(**asdict(drafts)),
+        "batch_fill": None if fill is None else BatchFillResponse(**asdict(fill)),
+    }
+
+
+def _use(use: Utilisation | None) -> UtilisationResponse | None:
+    if use is None:
+        return None
+    at = use.position
+    return UtilisationResponse(
+        mfu=use.mfu,
+        mbu=use.mbu,
+        achieved_flops_per_s=use.achieved_flops_per_s,
+        achieved_bytes_per_s=use.achieved_bytes_per_s,
+        flops_per_byte=None if at is None else at.intensity,
+        ridge_flops_per_byte=None if at is None else at.ridge,
+        roofline_share=None if at is None else at.share,
+        bound=use.bound,
+        actions=list(use.actions),
+    )
+
+
+def _cost(minutes: Sequence[MinuteRow], counted: dict[str, Any]) -> CostResponse | None:
+    spent = spending(minutes)
+    cost, per = spent.cost, spent.ratios
+    if cost is None or per is None:
+        return None
+    priced = [minute for minute in minutes if minute.bill_usd is not None]
+    electricity = [minute.electricity_usd for minute in priced]
+    known = [usd for usd in electricity if usd is not None]
+    return CostResponse(
+        **counted,
+        priced_s=spent.priced_s,
+        unpriced_s=spent.unpriced_s,
+        bill_usd=spent.bill_usd,
+        busy_usd=cost.requests + cost.unseen,
+        prefill_usd=cost.prefill,
+        decode_usd=cost.decode,
+        idle_usd=cost.idle,
+        unknown_usd=cost.unknown,
+        unseen_usd=cost.unseen,
+        aborted_usd=cost.aborted,
+        wasted_usd=cost.unseen + cost.aborted,
+        electricity_usd=fsum(known) if len(known) == len(electricity) else None,
+        usd_per_hour=_usd_per_hour(priced),
+        usd_per_million_input_tokens=per.per_million_input,
+        usd_per_million_computed_input_tokens=per.per_million_computed_input,
+        usd_per_million_cached_input_tokens=per.per_million_cached_input,
+        usd_per_million_output_tokens=per.per_million_output,
+        usd_per_request=per.per_request,
+        overhead=per.overhead,
+        allocated_usd_per_request=per.allocated_per_request,
+        usd_per_million_tokens_within_objective=per.allocated_per_million_good_tokens,
+        usd_per_million_tokens_by_objective=usd_per_million_by_objective(priced),
+        gpu_hours=spent.gpu_hours,
+        joules=spent.joules,
+        joules_per_output_token=spent.joules_per_output_token,
+        methods=sorted(spent.methods),
+    )
+
+
+def _usd_per_hour(minutes: Sequence[MinuteRow]) -> float:
+    """The sum over the engines of each one's own rate: engines can have different minutes."""
+    of_engine: dict[str, list[MinuteRow]] = {}
+    for minute in minutes:
+        of_engine.setdefault(minute.engine, []).append(minute)
+    return fsum(
+        HOUR_S * fsum(m.bill_usd or 0.0 for m in own) / fsum(m.length_s for m in own)
+        for own in of_engine.values()
+    )
 
 
 class EfficiencyStepResponse(BaseResponse):
@@ -38,13 +399,8 @@ class EfficiencyStepResponse(BaseResponse):
     cost: CostResponse | None = Field(description="null without a price")
 
 
-def efficiency_routes(
-    minutes: ReadMinutes,
-    now: Callable[[], float],
-    grid_s: Callable[[float], int],
-    longest_s: float,
-) -> APIRouter:
-    """The route, in windows of up to `longest_s`."""
+def efficiency_routes(context: ApiContext) -> APIRouter:
+    """The route of efficiency and cost by step."""
     router = APIRouter(tags=["figures"])
 
     @router.get("/efficiency")
@@ -57,19 +413,19 @@ def efficiency_routes(
 
         Empty for one tenant or objective: GPUs work for all requests at once.
         """
-        length_s = window_s(window, longest_s)
-        each_s = step_s(step, length_s, max(grid_s(length_s), BOOK_EVERY_S))
+        length_s = window_s(window, context.longest_window_s)
+        each_s = step_s(step, length_s, max(context.queries.grid_s(length_s), BOOK_EVERY_S))
         if chosen.tenant is not None or chosen.objective is not None:
             return ListOf[EfficiencyStepResponse](items=[])
-        over = window_before(now(), length_s, each_s)
+        over = window_before(context.now(), length_s, each_s)
         return ListOf[EfficiencyStepResponse](
-            items=list(_steps(minutes(over, chosen, each_s), over, each_s))
+            items=list(_efficiency_steps(context.minutes(over, chosen, each_s), over, each_s))
         )
 
     return router
 
 
-def _steps(
+def _efficiency_steps(
     minutes: Sequence[MinuteRow], over: Window, step_s: int
 ) -> Iterator[EfficiencyStepResponse]:
     by_step: defaultdict[int, list[MinuteRow]] = defaultdict(list)

@@ -1,19 +1,34 @@
-"""API routes of figures: the summary of a window, and its time series."""
+"""API routes of figures: a window's summary, time series, groups and input lengths."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
+from pydantic import Field
 
+from agent.analysis.exponential import exponential_from
+from agent.analysis.input_lengths import INPUT_LENGTHS, OUTPUT_LENGTHS
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
-from agent.outputs.api import responses
 from agent.outputs.api.api_context import ApiContext, ApiQueries
-from agent.outputs.api.cause_response import cause_shares, causes_with_details
-from agent.outputs.api.efficiency_response import efficiency_and_cost
+from agent.outputs.api.base_responses import (
+    BaseResponse,
+    CauseResponse,
+    ListOf,
+    RequestFigures,
+    cause_shares,
+    causes_with_details,
+)
+from agent.outputs.api.efficiency_routes import (
+    CostResponse,
+    EfficiencyResponse,
+    LedgerResponse,
+    efficiency_and_cost,
+)
 from agent.outputs.api.query_parameters import (
     StepText,
     WindowText,
@@ -22,11 +37,48 @@ from agent.outputs.api.query_parameters import (
     window_before,
     window_s,
 )
-from agent.records.queries import Selection, Window
+from agent.records.queries import (
+    OF_ROWS,
+    DataSource,
+    Dimension,
+    GroupCost,
+    LengthVerdicts,
+    Selection,
+    Window,
+)
+
+
+class SummaryResponse(RequestFigures):
+    """The figures of the requests that ended in a window."""
+
+    window_from: datetime
+    window_until: datetime
+    window_s: float
+    data_from: datetime | None = Field(
+        description="when the stored data begins, of the engine if one is chosen; null without data"
+    )
+    covered_s: float = Field(description="seconds of the window since data_from; 0 without data")
+    relative_error: float = Field(description="of the percentiles")
+    simulated: bool = Field(description="true where the engine is the simulator")
+    mfu: float | None = Field(default=None, description="of the requests, over all counted time")
+    mbu: float | None = Field(default=None, description="of the requests, over all counted time")
+    efficiency: EfficiencyResponse | None = None
+    cost: CostResponse | None = None
+    ledger: LedgerResponse | None = None
+    cause_details: list[CauseResponse] = Field(description="the most seconds first")
+
+
+class StepResponse(RequestFigures):
+    """The figures of one step of a time series, which starts at `at`."""
+
+    at: datetime
+    window_s: float = Field(description="seconds of the step so far")
+    covered_s: float = Field(
+        description="those of them since the stored data begins, of the engine if one is chosen"
+    )
+
 
 Row = Mapping[str, Any]
-
-
 Chosen = Annotated[Selection, Depends(selection)]
 
 
@@ -36,35 +88,31 @@ def figure_routes(context: ApiContext) -> APIRouter:
     queries = context.queries
 
     @router.get("/summary")
-    def summary(chosen: Chosen, window: WindowText = "5m") -> responses.SummaryResponse:
+    def summary(chosen: Chosen, window: WindowText = "5m") -> SummaryResponse:
         """The figures of the requests that ended in the last while."""
         return summary_over(context, chosen, window_s(window, context.longest_window_s))
 
     @router.get("/timeseries")
     def timeseries(
         chosen: Chosen, window: WindowText = "1h", step: StepText = "1m"
-    ) -> responses.ListOf[responses.StepResponse]:
+    ) -> ListOf[StepResponse]:
         """The figures of the summary by step; the last step is not over yet."""
         length_s = window_s(window, context.longest_window_s)
         each_s = step_s(step, length_s, queries.grid_s(length_s))
         over = window_before(context.now(), length_s, each_s)
-        return responses.ListOf[responses.StepResponse](
-            items=list(_steps(queries, over, each_s, chosen))
-        )
+        return ListOf[StepResponse](items=list(_steps(queries, over, each_s, chosen)))
 
     return router
 
 
-def summary_over(
-    context: ApiContext, chosen: Selection, length_s: float
-) -> responses.SummaryResponse:
+def summary_over(context: ApiContext, chosen: Selection, length_s: float) -> SummaryResponse:
     """The figures of the requests that ended in the last `length_s`."""
     queries = context.queries
     over = window_before(context.now(), length_s, queries.grid_s(length_s))
     data_from = queries.data_from(over, chosen.source)
     covered_s = over.covered_s(data_from)
     figures = _figures_of(queries.tally(over, chosen), covered_s, chosen)
-    return responses.SummaryResponse(
+    return SummaryResponse(
         window_from=_utc(over.from_s),
         window_until=_utc(over.until),
         window_s=over.length_s,
@@ -84,13 +132,13 @@ def _figures_of(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, 
 
 def _steps(
     queries: ApiQueries, over: Window, step_s: int, chosen: Selection
-) -> Iterator[responses.StepResponse]:
+) -> Iterator[StepResponse]:
     data_from = queries.data_from(over, chosen.source)
     causes = queries.causes_by_step(over, step_s, chosen)
     for start, tally in queries.tallies_by_step(over, step_s, chosen).items():
         step = Window(from_s=start, until=min(over.until, start + step_s))
         covered_s = step.covered_s(data_from)
-        yield responses.StepResponse(
+        yield StepResponse(
             at=_utc(start),
             window_s=step.length_s,
             covered_s=covered_s,
@@ -101,3 +149,222 @@ def _steps(
 
 def _utc(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
+
+
+By = Annotated[
+    Dimension,
+    Query(
+        description="what to group the requests by. By user, workload, session and priority the "
+        "rows themselves are read: the window is at most as long as they are kept, the 1000 "
+        "busiest groups have figures of their own, and the rest is `other`"
+    ),
+]
+Most = Annotated[
+    int, Query(ge=1, le=1000, description="most groups in the response, the busiest first")
+]
+Costs = Annotated[bool, Query(description="add the cost of each group; this reads every row")]
+
+
+class GroupCostResponse(BaseResponse):
+    """The cost of a group's requests that ended in the window: their part of busy time.
+
+    It is summed from rows that are kept and priced. Idle time belongs to no request.
+    """
+
+    requests: int = Field(description="rows with a known cost")
+    cost_usd: float | None = Field(description="null without a price")
+    gpu_hours: float | None
+
+
+Histograms = Annotated[
+    bool, Query(description="add the latencies of each group as histograms that add up")
+]
+
+
+class HistogramResponse(BaseResponse):
+    """An exponential histogram of OpenTelemetry, in seconds; none lie below zero.
+
+    Histograms of several agents add up bucket by bucket, and so do their percentiles.
+    """
+
+    scale: int
+    zero_count: int
+    zero_threshold: float
+    offset: int = Field(description="of the first bucket: bucket i ends at 2**((i + 1) / 2**scale)")
+    bucket_counts: list[int]
+
+
+class GroupResponse(RequestFigures):
+    """The figures of one group."""
+
+    group: str | None = Field(
+        description="the engine, model, tenant and so on; null where it is unknown"
+    )
+    covered_s: float = Field(
+        description="seconds of the window since the stored data begins, an engine's own by engine"
+    )
+    cause_details: list[CauseResponse] = Field(description="the most seconds first")
+    cost: GroupCostResponse | None = Field(default=None, description="null unless requested")
+    histograms: dict[str, HistogramResponse] | None = Field(
+        default=None,
+        description="by latency: ttft_s, tpot_s, e2e_s, queue_s; null unless requested",
+    )
+
+
+class BreakdownResponse(BaseResponse):
+    """The figures of a window by engine, model, tenant and so on; no group is empty.
+
+    Input lengths are 0-1k, 1k-4k, 4k-16k, 16k-64k and 64k+ tokens. 1k is 1024, and a group
+    includes its lower edge.
+    """
+
+    window_from: datetime
+    window_until: datetime
+    window_s: float
+    relative_error: float = Field(description="of the percentiles")
+    by: Dimension
+    groups: list[GroupResponse] = Field(description="the most requests first")
+    left_out: int = Field(description="groups beyond the limit")
+
+
+def breakdown_routes(context: ApiContext) -> APIRouter:
+    """The route of groups of requests."""
+    router = APIRouter(tags=["figures"])
+    queries, longest_s = context.queries, context.longest_window_s
+
+    @router.get("/breakdown")
+    def breakdown(
+        chosen: Chosen,
+        by: By = "input_length",
+        window: WindowText = "5m",
+        limit: Most = 100,
+        *,
+        cost: Costs = False,
+        histograms: Histograms = False,
+    ) -> BreakdownResponse:
+        """The figures of the summary for each engine, model, tenant and so on."""
+        kept_s = min(context.rows_kept_s, longest_s) if by in OF_ROWS else longest_s
+        over = _group_window(queries, by, window, context.now(), kept_s)
+        costs = queries.costs_by(by, over, chosen) if cost else {}
+        causes = queries.causes_by(by, over, chosen)
+        covered_s = _group_covered_s(queries, by, over, chosen)
+        groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
+        return BreakdownResponse(
+            **_stated(over),
+            by=by,
+            groups=[
+                GroupResponse(
+                    group=name,
+                    cost=_group_cost(costs.get(name)),
+                    histograms=_histograms(tally) if histograms else None,
+                    **_group_figures(tally, covered_s(name), chosen),
+                    **causes_with_details(causes.get(name, {})),
+                )
+                for name, tally in groups[:limit]
+            ],
+            left_out=len(groups[limit:]),
+        )
+
+    return router
+
+
+def _stated(over: Window) -> dict[str, Any]:
+    return {
+        "window_from": datetime.fromtimestamp(over.from_s, UTC),
+        "window_until": datetime.fromtimestamp(over.until, UTC),
+        "window_s": over.length_s,
+        "relative_error": RELATIVE_ERROR,
+    }
+
+
+def _group_window(
+    queries: ApiQueries, by: Dimension, text: str, now: float, longest_s: float
+) -> Window:
+    length_s = window_s(text, longest_s)
+    return window_before(now, length_s, 1 if by in OF_ROWS else queries.grid_s(length_s))
+
+
+def _group_covered_s(
+    queries: ApiQueries, by: Dimension, over: Window, chosen: Selection
+) -> Callable[[str | None], float]:
+    """Seconds of the window since the data of a group begins."""
+
+    @cache
+    def since(source: DataSource) -> float:
+        return over.covered_s(queries.data_from(over, source))
+
+    grouped = by in ("agent", "engine")
+    return lambda group: since(replace(chosen.source, **{by: group}) if grouped else chosen.source)
+
+
+def _busiest_first(group: tuple[str | None, Tally]) -> tuple[int, str]:
+    name, tally = group
+    return -tally.requests, name or ""
+
+
+def _group_figures(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, Any]:
+    figures = summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES)
+    return {"covered_s": covered_s, **asdict(figures)}
+
+
+def _histograms(tally: Tally) -> dict[str, HistogramResponse]:
+    return {
+        name: HistogramResponse(**asdict(exponential_from(bins)))
+        for name, bins in tally.bins.items()
+    }
+
+
+def _group_cost(cost: GroupCost | None) -> GroupCostResponse | None:
+    return None if cost is None else GroupCostResponse(**asdict(cost))
+
+
+class LengthVerdictsResponse(BaseResponse):
+    """The verdicts on requests of these lengths."""
+
+    input_length: str
+    output_length: str
+    met: int
+    missed: int
+    attainment: float | None = Field(description="met / (met + missed)")
+
+
+class LengthsResponse(BaseResponse):
+    """Verdicts by input and output length, of the rows that are kept; no group is empty.
+
+    Lengths are in tokens, 1k is 1024, and a group includes its lower edge. Requests of unknown
+    length are left out.
+    """
+
+    window_from: datetime
+    window_until: datetime
+    window_s: float
+    input_lengths: list[str] = Field(description="all of them, the shortest first")
+    output_lengths: list[str]
+    items: list[LengthVerdictsResponse]
+
+
+def length_routes(context: ApiContext) -> APIRouter:
+    """The route of lengths of requests whose rows are kept."""
+    router = APIRouter(tags=["figures"])
+
+    @router.get("/lengths")
+    def lengths(chosen: Chosen, window: WindowText = "1h") -> LengthsResponse:
+        """How many requests met and missed, by input and output length."""
+        length_s = window_s(window, min(context.rows_kept_s, context.longest_window_s))
+        over = window_before(context.now(), length_s, 1)
+        return LengthsResponse(
+            window_from=datetime.fromtimestamp(over.from_s, UTC),
+            window_until=datetime.fromtimestamp(over.until, UTC),
+            window_s=over.length_s,
+            input_lengths=list(INPUT_LENGTHS),
+            output_lengths=list(OUTPUT_LENGTHS),
+            items=[_of_lengths(each) for each in context.queries.verdicts_by_length(over, chosen)],
+        )
+
+    return router
+
+
+def _of_lengths(verdicts: LengthVerdicts) -> LengthVerdictsResponse:
+    judged = verdicts.met + verdicts.missed
+    attainment = verdicts.met / judged if judged else None
+    return LengthVerdictsResponse(**asdict(verdicts), attainment=attainment)

@@ -1,10 +1,10 @@
 """The API route `/objectives`: the objectives in force, their attainment and error budgets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -12,10 +12,10 @@ from pydantic import Field
 from agent.analysis.error_budget import error_budget
 from agent.analysis.summary import check_traffic_limits, summarise
 from agent.analysis.tally import Tally
-from agent.outputs.api.base_response import BaseResponse
+from agent.outputs.api.api_context import ApiContext, ApiQueries
+from agent.outputs.api.base_responses import BaseResponse, ListOf
 from agent.outputs.api.query_parameters import Name, WindowText, window_before, window_s
-from agent.outputs.api.responses import ListOf
-from agent.records.queries import DataSource, Selection, Window
+from agent.records.queries import Selection, Window
 
 Row = Mapping[str, Any]
 
@@ -62,26 +62,8 @@ class ObjectiveResponse(BaseResponse):
     traffic: list[TrafficLimitResponse]
 
 
-class ObjectiveQueries(Protocol):
-    """The store's queries of objectives and of the requests that they judged."""
-
-    def grid_s(self, length_s: float) -> int:
-        """The grid on which a window of this length must lie."""
-
-    def data_from(self, window: Window, source: DataSource) -> float | None:
-        """When the data begins, of one agent, engine or of all, in Unix seconds."""
-
-    def tally(self, window: Window, selection: Selection) -> Tally:
-        """The counts of a window."""
-
-    def objectives_in_force(self) -> Sequence[Row]:
-        """The objectives of all agents."""
-
-
-def objective_routes(
-    queries: ObjectiveQueries, now: Callable[[], float], longest_s: float
-) -> APIRouter:
-    """The route of objectives, in windows of up to `longest_s`."""
+def objective_routes(context: ApiContext) -> APIRouter:
+    """The route of objectives."""
     router = APIRouter(tags=["figures"])
 
     @router.get("/objectives")
@@ -90,8 +72,8 @@ def objective_routes(
 
         Attainment and budget are of the requests of all agents, or of the chosen one.
         """
-        length_s = window_s(window, longest_s)
-        found = objectives_over(queries, now(), length_s, agent or None)
+        length_s = window_s(window, context.longest_window_s)
+        found = objectives_over(context.queries, context.now(), length_s, agent or None)
         return ListOf[ObjectiveResponse](items=found)
 
     return router
@@ -100,7 +82,7 @@ def objective_routes(
 class _AskedOnce:
     """The counts of windows, each asked for once: agents of a fleet have the same objectives."""
 
-    def __init__(self, queries: ObjectiveQueries) -> None:
+    def __init__(self, queries: ApiQueries) -> None:
         self.grid_s = queries.grid_s
         self._data_from = cache(queries.data_from)
         self._tally = cache(queries.tally)
@@ -112,7 +94,7 @@ class _AskedOnce:
 
 
 def objectives_over(
-    queries: ObjectiveQueries, now: float, length_s: float, agent: str | None = None
+    queries: ApiQueries, now: float, length_s: float, agent: str | None = None
 ) -> list[ObjectiveResponse]:
     """The objectives now in force of an agent or of all, and their attainment in `length_s`."""
     over = window_before(now, length_s, queries.grid_s(length_s))

@@ -1,4 +1,4 @@
-"""Routes that operate the agent: its page, its exposition, and whether it lives and is ready."""
+"""Routes that operate the agent: its pages, its exposition, and whether it lives and is ready."""
 
 import asyncio
 import logging
@@ -6,16 +6,30 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from starlette.staticfiles import StaticFiles
 
-from agent.outputs.api import responses
-from agent.outputs.web import content_policy
+from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
+from agent.outputs.web import ASSETS_PATH, PAGE_POLICY, content_policy, first_page
+
+
+class HealthResponse(BaseResponse):
+    """Whether the agent can work, and what prevents it."""
+
+    status: Literal["ok", "not ready"]
+    problems: list[str]
+
+
+class ReadinessResponse(HealthResponse):
+    """The same, and each part of the agent in words."""
+
+    parts: dict[str, str]
+
 
 _LOG = logging.getLogger(__name__)
-
 # FastAPI cannot know the content types of a response that is not JSON.
-_PAGE: dict[int | str, dict[str, Any]] = {
+_EXPOSITION: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
             media_type: {"schema": {"type": "string"}}
@@ -74,23 +88,64 @@ def operation_routes(
 
     scraped = _MetricsPage(metrics)
 
-    @router.get("/metrics", response_class=Response, responses=_PAGE)
+    @router.get("/metrics", response_class=Response, responses=_EXPOSITION)
     async def exposition(request: Request) -> Response:
         """The exposition: Prometheus text, or OpenMetrics with exemplars if accepted."""
         return await scraped.response(request.headers.get("accept", ""))
 
     @router.get("/healthz")
-    async def healthz() -> responses.HealthResponse:
+    async def healthz() -> HealthResponse:
         """Answers while the process lives, even if every thread waits for the database."""
-        return responses.HealthResponse(status="ok", problems=[])
+        return HealthResponse(status="ok", problems=[])
 
-    @router.get("/readyz", responses={503: {"model": responses.ReadinessResponse}})
-    async def readyz(response: Response) -> responses.ReadinessResponse:
+    @router.get("/readyz", responses={503: {"model": ReadinessResponse}})
+    async def readyz(response: Response) -> ReadinessResponse:
         """Whether spans can be received and stored: what the last writes did, and each part."""
         found = list(problems())
         response.status_code = 503 if found else 200
         status: Literal["ok", "not ready"] = "not ready" if found else "ok"
         in_words = {**parts(), **scraped.problems}
-        return responses.ReadinessResponse(status=status, problems=found, parts=in_words)
+        return ReadinessResponse(status=status, problems=found, parts=in_words)
+
+    return router
+
+
+ASSETS = "/assets"
+
+
+def add_page(api: FastAPI, *, simulated: bool) -> None:
+    """Serve the page."""
+    page = first_page(simulated=simulated)
+
+    async def show() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    api.add_api_route("/", show, include_in_schema=False)
+    api.mount(ASSETS, StaticFiles(directory=ASSETS_PATH))
+
+
+# With `model`, FastAPI would document it as plain text, which only the pages are.
+_PROBLEM = {"$ref": f"#/components/schemas/{ProblemResponse.__name__}"}
+_NOT_FOUND: dict[str, Any] = {
+    "description": "there is no such runbook",
+    "content": {"application/json": {"schema": _PROBLEM}},
+}
+
+
+def runbook_routes(pages: Mapping[str, str]) -> APIRouter:
+    """Routes that serve `pages` by file name, and nothing else."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get(
+        "/runbooks/{name:path}",
+        response_class=PlainTextResponse,
+        responses={404: _NOT_FOUND},
+    )
+    async def runbook(name: str) -> PlainTextResponse:
+        """The page on an alert, as Markdown; README.md lists them all."""
+        page = pages.get(name) or pages.get(f"{name}.md")
+        if page is None:
+            raise HTTPException(404, f"there is no runbook {name!r}; see /runbooks/README.md")
+        return PlainTextResponse(page)
 
     return router

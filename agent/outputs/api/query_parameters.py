@@ -1,23 +1,65 @@
-"""Checked query parameters of the API: windows, steps, cursors, page sizes, names."""
+"""Checked query parameters of the API, and its error responses: one sentence in `detail`."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import floor
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Query
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import AfterValidator
 
-from agent.outputs.api.refusals import refuse
-from agent.outputs.api.responses import Status, Verdict
+from agent.errors import StoreUnavailable
+from agent.outputs.api.base_responses import ProblemResponse, Status, Verdict
 from agent.records.queries import Cursor, RequestFilter, Selection, Window
 from agent.settings import duration_s
 from agent.settings.values import DURATION, duration_text
 
+# Error responses of every query, for the API's documentation.
+REFUSALS: Mapping[int | str, dict[str, Any]] = {
+    422: {"model": ProblemResponse, "description": "a parameter is not valid"},
+    503: {"model": ProblemResponse, "description": "the database does not answer now"},
+}
+
+
+def refuse(sentence: str) -> HTTPException:
+    """The error that says what is wrong with a parameter."""
+    return HTTPException(status_code=422, detail=sentence)
+
+
+def add_refusals(api: FastAPI) -> None:
+    """Answer invalid parameters and an unavailable store with a sentence."""
+    api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(StoreUnavailable, _unavailable)
+
+
+async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError), "the handler is registered for this class"
+    sentences = "; ".join(_sentence(detail) for detail in error.errors())
+    return JSONResponse({"detail": sentences}, status_code=422)
+
+
+def _sentence(detail: Mapping[str, Any]) -> str:
+    # `loc` is the kind of parameter, then its name, then pydantic's own steps.
+    _, name, *_ = detail["loc"]
+    return f"{name}: {detail['msg'].removeprefix('Value error, ')} (got {detail['input']!r})"
+
+
+async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StoreUnavailable), "the handler is registered for this class"
+    return overloaded(error.public)
+
+
+def overloaded(sentence: str) -> JSONResponse:
+    """The response to a query that cannot be answered now."""
+    return JSONResponse({"detail": sentence}, status_code=503, headers={"Retry-After": "1"})
+
+
 MIN_WINDOW_S = 10
 MAX_STEPS = 1000
 MAX_ITEMS = 1000
-
 # The calendar of both databases ends with the year 9999, and no request is older than 1970.
 LAST_MOMENT_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 MAX_ROW = 2**63 - 1

@@ -3,14 +3,24 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Protocol
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Response
+from pydantic import Field
 
 from agent.analysis.quantiles import quantile
 from agent.analysis.request_parts import LATENCIES, request_parts
-from agent.outputs.api import responses
-from agent.outputs.api.cause_response import explanation_response
+from agent.outputs.api.api_context import ApiQueries
+from agent.outputs.api.base_responses import (
+    BaseResponse,
+    ExplanationResponse,
+    ListOf,
+    ProblemResponse,
+    Status,
+    Verdict,
+    explanation_response,
+)
 from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
@@ -20,24 +30,148 @@ from agent.outputs.api.query_parameters import (
     cursor_text,
     request_filter,
 )
-from agent.records.queries import Cursor, Latency, PageOf, RequestFilter
+from agent.records.queries import Cursor, Latency, RequestFilter
+
+
+class Gaps(BaseResponse):
+    """Seconds between chunks that held tokens, as the proxy saw them.
+
+    p50 and p99 are within the `relative_error` of the summary.
+    """
+
+    p50_s: float | None
+    p99_s: float | None
+    max_s: float | None
+    count: int
+
+
+class RequestResponse(BaseResponse):
+    """One request.
+
+    A request that both the proxy and the engine saw has the vantage `joined`: its latencies, times
+    and status are the proxy's, and `engine_...` holds the engine's.
+    """
+
+    request_id: str | None
+    response_id: str | None = Field(description="the id in the response's body, as the proxy saw")
+    trace_id: str
+    span_id: str = Field(description="the engine's span, or the proxy's if only that is known")
+    parent_span_id: str | None
+    proxy_span_id: str | None
+    agent: str | None
+    engine: str | None
+    model: str | None
+    service_name: str | None
+    tenant: str | None
+    route: str | None
+    vantage: Literal["engine", "proxy", "joined"]
+    started_at: datetime
+    ended_at: datetime
+    clock_skew_s: float | None = Field(description="set if the times are estimates")
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    max_gap_s: float | None
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    preemptions: int | None = Field(description="of the engine's plugin")
+    finish_reason: str | None
+    status: Status
+    http_status: int | None
+    verdict: Verdict
+    verdicts: Mapping[str, Verdict] = Field(description="by objective")
+    cause: str | None = Field(description="why it missed: the cause with the most excess seconds")
+    explained_at: datetime | None = Field(
+        description="when its causes were stored first; a span that comes late takes them back"
+    )
+    cost_usd: float | None
+    first_byte_s: float | None
+    first_visible_s: float | None = Field(description="to the first token that is not reasoning")
+    gaps: Gaps | None
+    gap_tokens: int | None = Field(description="most tokens in a chunk after the first")
+    input_bytes: int | None
+    output_bytes: int | None
+    error: str | None
+    choices: int | None
+    streamed: bool | None
+    ttft_limit_s: float | None = Field(description="set by the client")
+    tpot_limit_s: float | None = Field(description="set by the client")
+    requested_model: str | None = Field(
+        description="as the client wrote it, if no engine serves such a model"
+    )
+    requested_tenant: str | None = Field(
+        description="as the client wrote it, if the tenant is `other`"
+    )
+    reasoning_s: float | None = Field(
+        description="from the first reasoning token to the first one that is none"
+    )
+    media_parts: int | None = Field(description="images, audio and video in the messages")
+    media_bytes: int | None = Field(description="of the media that the request itself holds")
+    priority: int | None = Field(description="vLLM's, of its header or the body")
+    end_user: str | None = Field(description="of `proxy.user_header`")
+    workload: str | None = Field(description="of `proxy.workload_header`")
+    session: str | None = Field(description="of `proxy.session_header`")
+    engine_request_id: str | None
+    engine_status: Status | None
+    engine_ttft_s: float | None
+    engine_tpot_s: float | None
+    engine_e2e_s: float | None
+    holdback_s: float | None = Field(description="ttft_s less engine_ttft_s")
+    front_s: float | None = Field(description="ttft_s less queue_s and prefill_s")
+    rest_s: float | None = Field(
+        description="e2e_s less queue_s, prefill_s, decode_s and front_s: after the last token, "
+        "and what the views differ by"
+    )
+    settles_at: datetime | None = Field(
+        description="set while another view may come: until then the verdict may change and no "
+        "figure counts the request"
+    )
+    counted: bool = Field(description="whether summaries and series count it")
+    priced_at: datetime | None = Field(
+        description="null until all its minutes are counted; until then its cost may grow"
+    )
+    gpu_hours: float | None = Field(description="its share of all GPU hours")
+    prefill_flops: float | None = Field(description="an estimate, as the three below")
+    prefill_kv_bytes: float | None
+    decode_flops: float | None
+    decode_kv_bytes: float | None
+    part: bool = Field(description="true for a span that belongs to the request of another row")
+
+
+class RequestView(BaseResponse):
+    """One view of a request. Latencies are from the arrival there."""
+
+    request_id: str | None
+    span_id: str | None = Field(
+        default=None, description="null where the response itself had the engine's times"
+    )
+    status: Status
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+
+
+class RequestViews(BaseResponse):
+    """The views of a request, null for one that is missing."""
+
+    proxy: RequestView | None
+    engine: RequestView | None
+
+
+class RequestDetail(RequestResponse):
+    """A request, and the other spans with its id: of n > 1, or of clients that repeat ids."""
+
+    views: RequestViews
+    explanation: ExplanationResponse | None = Field(description="null unless it missed")
+    others: list[RequestResponse]
+
 
 Row = Mapping[str, Any]
-
-
-class RequestQueries(Protocol):
-    """The store's queries of single requests."""
-
-    def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """Requests, the newest first."""
-
-    def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
-        """The requests with the highest latency, the worst first."""
-
-    def request(self, request_id: str, span_id: str | None = None) -> Sequence[Row]:
-        """Every span with a request id of any kind, the one with this id first."""
-
-
 Worst = Annotated[
     Latency | None,
     Query(
@@ -45,18 +179,17 @@ Worst = Annotated[
         "these are one page"
     ),
 ]
-
 # A page takes ten times its bytes while it is built, and building is work of one processor anyway.
 _PAGES_AT_ONCE = 4
 
 
-def request_routes(queries: RequestQueries) -> APIRouter:
+def request_routes(queries: ApiQueries) -> APIRouter:
     """The routes of single requests."""
     router = APIRouter(tags=["requests"])
 
     building = ThreadPoolExecutor(_PAGES_AT_ONCE, "api-page")
 
-    @router.get("/requests", response_model=responses.ListOf[responses.RequestResponse])
+    @router.get("/requests", response_model=ListOf[RequestResponse])
     async def requests(
         wanted: Annotated[RequestFilter, Depends(request_filter)],
         limit: Limit = 100,
@@ -71,18 +204,16 @@ def request_routes(queries: RequestQueries) -> APIRouter:
             body = await loop.run_in_executor(building, _worst, queries, wanted, worst, limit)
         return Response(body, media_type="application/json")
 
-    @router.get(
-        "/requests/{request_id:path}", responses={404: {"model": responses.ProblemResponse}}
-    )
-    def request(request_id: PathName, span_id: Name = None) -> responses.RequestDetail:
+    @router.get("/requests/{request_id:path}", responses={404: {"model": ProblemResponse}})
+    def request(request_id: PathName, span_id: Name = None) -> RequestDetail:
         """The newest request with this id, and the others that have it: clients repeat ids.
 
         It may be the client's id, the proxy's, the engine's, the one in the response or the
         trace's. With `span_id`, the engine's or the proxy's, it is the request of that span.
         """
         rows = _found(queries, request_id, span_id)
-        others = [responses.RequestResponse(**_fields(row)) for row in rows[1:]]
-        return responses.RequestDetail(
+        others = [RequestResponse(**_fields(row)) for row in rows[1:]]
+        return RequestDetail(
             **_fields(rows[0]) | {"explanation": explanation_response(rows[0]["explanation"])},
             views=_views(rows[0]),
             others=others,
@@ -91,7 +222,7 @@ def request_routes(queries: RequestQueries) -> APIRouter:
     return router
 
 
-def _found(queries: RequestQueries, request_id: str, span_id: str | None) -> Sequence[Row]:
+def _found(queries: ApiQueries, request_id: str, span_id: str | None) -> Sequence[Row]:
     rows = queries.request(request_id, span_id or None)
     if not rows or (span_id and span_id not in (rows[0]["span_id"], rows[0]["proxy_span_id"])):
         span = f" with the span {span_id!r}" if span_id else ""
@@ -99,20 +230,18 @@ def _found(queries: RequestQueries, request_id: str, span_id: str | None) -> Seq
     return rows
 
 
-def _page(
-    queries: RequestQueries, wanted: RequestFilter, after: Cursor | None, limit: int
-) -> bytes:
+def _page(queries: ApiQueries, wanted: RequestFilter, after: Cursor | None, limit: int) -> bytes:
     page = queries.requests(wanted, after, limit)
     return _json(page.items, cursor_text(page.next))
 
 
-def _worst(queries: RequestQueries, wanted: RequestFilter, by: Latency, limit: int) -> bytes:
+def _worst(queries: ApiQueries, wanted: RequestFilter, by: Latency, limit: int) -> bytes:
     return _json(queries.worst_requests(wanted, by, limit), None)
 
 
 def _json(rows: Sequence[Row], following: str | None) -> bytes:
-    response = responses.ListOf[responses.RequestResponse](
-        items=[responses.RequestResponse(**_fields(row)) for row in rows], next=following
+    response = ListOf[RequestResponse](
+        items=[RequestResponse(**_fields(row)) for row in rows], next=following
     )
     return response.model_dump_json(by_alias=True).encode()
 
@@ -123,11 +252,11 @@ def _fields(row: Row) -> dict[str, Any]:
     return {**row, **parts._asdict(), "gaps": _gaps(row), "part": part}
 
 
-def _gaps(row: Row) -> responses.Gaps | None:
+def _gaps(row: Row) -> Gaps | None:
     bins = row["gaps"]
     if not bins:
         return None
-    return responses.Gaps(
+    return Gaps(
         p50_s=quantile(bins, 0.5),
         p99_s=quantile(bins, 0.99),
         max_s=row["max_gap_s"],
@@ -136,7 +265,7 @@ def _gaps(row: Row) -> responses.Gaps | None:
 
 
 # The columns of each view, by field of the response.
-_OWN = {name: name for name in responses.RequestView.model_fields}
+_OWN = {name: name for name in RequestView.model_fields}
 _AT_ENGINE = {
     name: f"engine_{name}" for name in ("request_id", "status", "ttft_s", "tpot_s", "e2e_s")
 }
@@ -147,15 +276,15 @@ _VIEWS: Mapping[str, tuple[Mapping[str, str] | None, Mapping[str, str] | None]] 
 }
 
 
-def _views(row: Row) -> responses.RequestViews:
+def _views(row: Row) -> RequestViews:
     proxy, engine = _VIEWS[row["vantage"]]
     # The response itself had the engine's times, and no span came.
     if engine is None and row["engine_status"] is not None:
         engine = _AT_ENGINE
-    return responses.RequestViews(proxy=_view(row, proxy), engine=_view(row, engine))
+    return RequestViews(proxy=_view(row, proxy), engine=_view(row, engine))
 
 
-def _view(row: Row, columns: Mapping[str, str] | None) -> responses.RequestView | None:
+def _view(row: Row, columns: Mapping[str, str] | None) -> RequestView | None:
     if columns is None:
         return None
-    return responses.RequestView(**{name: row[column] for name, column in columns.items()})
+    return RequestView(**{name: row[column] for name, column in columns.items()})

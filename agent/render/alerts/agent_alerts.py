@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import cleandoc
 
 from agent.catalog import metrics as m
 from agent.catalog import own_health as own
@@ -13,11 +14,10 @@ from agent.render.alerts.alert_rule import (
     Alert,
     Severity,
     Timings,
-    conditions,
     share_over,
     target_down,
 )
-from agent.render.promql import by, eq, value_of
+from agent.render.promql import eq, value_of
 
 WATCHDOG = "Watchdog"
 
@@ -119,12 +119,12 @@ def _missing() -> Alert:
 
 
 def _rejecting(timings: Timings) -> Alert:
-    window = timings.window(15 * MINUTE_S)
+    window, spans = timings.window(15 * MINUTE_S), value_of(m.SPANS)
     rejected = value_of(m.SPANS, eq("outcome", "rejected"))
     return Alert(
         name="LlmAgentSpansRejected",
         severity=Severity.TICKET,
-        expression=share_over("0.01", AGENT, window, part=rejected, whole=(value_of(m.SPANS),)),
+        expression=share_over("0.01", AGENT, window, part=rejected, whole=(spans,)),
         hold_s=2 * MINUTE_S,
         summary="The agent {{ $labels.instance }} cannot read spans that it receives",
         description=f"{{{{ $value | humanizePercentage }}}} of the spans over {window} were "
@@ -135,11 +135,11 @@ def _rejecting(timings: Timings) -> Alert:
 
 def _losing(loss: _Loss, timings: Timings) -> Alert:
     window = timings.window(15 * MINUTE_S)
-    counted = by((*AGENT, loss.label), f"increase({value_of(loss.metric)}[{window}])")
     return Alert(
         name=loss.name,
         severity=Severity.TICKET,
-        expression=f"{counted} >= {MIN_COUNT}",
+        expression=f"sum by (instance, {loss.label}) (increase({value_of(loss.metric)}[{window}]))"
+        f" >= {MIN_COUNT}",
         hold_s=2 * MINUTE_S,
         summary=f"The agent {{{{ $labels.instance }}}} {loss.what}: {{{{ $labels.{loss.label} }}}}",
         description=f"About {{{{ $value | humanize }}}} times over {window}.",
@@ -149,12 +149,10 @@ def _losing(loss: _Loss, timings: Timings) -> Alert:
 
 def _behind(timings: Timings) -> Alert:
     window = timings.window(5 * MINUTE_S)
-    # Both metrics count a proxied row that the writer has, so their sum would count it twice.
-    waits = (_waits(metric, window) for metric in (m.STORE_WAITING, m.PROXY_WAITING))
     return Alert(
         name="LlmAgentStoreBehind",
         severity=Severity.TICKET,
-        expression="\nor\n".join(f"(\n{wait}\n)" for wait in waits),
+        expression=_rows_wait(window),
         hold_s=5 * MINUTE_S,
         summary="The database of the agent {{ $labels.instance }} does not keep up",
         description=f"{{{{ $value | humanize }}}} rows wait for their commit on average over "
@@ -163,22 +161,37 @@ def _behind(timings: Timings) -> Alert:
     )
 
 
-def _waits(metric: Metric, window: str) -> str:
+def _rows_wait(window: str) -> str:
     """More rows wait than are stored in `_BEHIND_S`: by Little's law, each waits for longer.
 
-    Senders pause while their rows wait, so a small number may already be all rows.
+    Senders pause while their rows wait, so a small number may already be all rows. Of two rows of
+    one request only one is counted: the rate is at most what was stored. Both gauges count a
+    proxied row that the writer has, so their sum would count it twice.
     """
-    waiting = by(AGENT, f"avg_over_time({value_of(metric)}[{window}])")
-    # Of two rows of one request only one is counted: this is at most what was stored.
-    stored = by(AGENT, f"rate({value_of(m.REQUESTS)}[{window}])")
-    return conditions(f"{waiting}\n  > {_BEHIND_S} * {stored}", f"{waiting} >= {_LEAST_WAITING}")
+    of_store, of_proxy = value_of(m.STORE_WAITING), value_of(m.PROXY_WAITING)
+    requests = value_of(m.REQUESTS)
+    return cleandoc(f"""
+        (
+        sum by (instance) (avg_over_time({of_store}[{window}]))
+          > {_BEHIND_S} * sum by (instance) (rate({requests}[{window}]))
+        and
+        sum by (instance) (avg_over_time({of_store}[{window}])) >= {_LEAST_WAITING}
+        )
+        or
+        (
+        sum by (instance) (avg_over_time({of_proxy}[{window}]))
+          > {_BEHIND_S} * sum by (instance) (rate({requests}[{window}]))
+        and
+        sum by (instance) (avg_over_time({of_proxy}[{window}])) >= {_LEAST_WAITING}
+        )
+    """)
 
 
 def _too_late(late: _Late, timings: Timings) -> Alert:
     return Alert(
         name=late.name,
         severity=Severity.TICKET,
-        expression=f"{by((*AGENT, late.label), value_of(late.metric), 'max')} > {_LATE_S:.0f}",
+        expression=f"max by (instance, {late.label}) ({value_of(late.metric)}) > {_LATE_S:.0f}",
         hold_s=5 * MINUTE_S,
         summary=f"The agent {{{{ $labels.instance }}}} {late.what}: {{{{ $labels.{late.label} }}}}",
         description="It is {{ $value | humanizeDuration }} late.",
@@ -190,7 +203,7 @@ def _journal_behind() -> Alert:
     return Alert(
         name="LlmAgentJournalBehind",
         severity=Severity.TICKET,
-        expression=f"{by(AGENT, value_of(m.JOURNAL_LAG), 'max')} > {_LATE_S:.0f}",
+        expression=f"max by (instance) ({value_of(m.JOURNAL_LAG)}) > {_LATE_S:.0f}",
         hold_s=5 * MINUTE_S,
         summary="The shared database does not get the journal of the agent {{ $labels.instance }}",
         description="The oldest change waits for {{ $value | humanizeDuration }}. What waits for "

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
+from inspect import cleandoc
 from typing import Any
 from urllib.parse import quote_plus
 
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.render.links import DashboardUid, Links, of_label
-from agent.render.promql import TARGET_LABELS, Matcher, among, by, eq, upto
+from agent.render.promql import Matcher, among, eq, upto
 from agent.settings.values import duration_text
 
 # rate() needs two samples, and a scrape may fail.
@@ -175,20 +176,19 @@ MIN_COUNT = 5
 HistogramSeries = Callable[[str, tuple[Matcher, ...]], str]
 
 
-def conditions(*parts: str) -> str:
-    """All of these, each on lines of its own; the alert's value is that of the first."""
-    return "\nand\n".join(parts)
-
-
 def share_over(
     limit: object, labels: tuple[str, ...], window: str, *, part: str, whole: tuple[str, ...]
 ) -> str:
     """`part` is more than `limit` of the sum of the counters in `whole`, and at least MIN_COUNT."""
-    total = " + ".join(by(labels, f"rate({series}[{window}])") for series in whole)
-    return conditions(
-        f"{by(labels, f'rate({part}[{window}])')}\n  / ({total} > 0)\n  > {limit}",
-        f"{by(labels, f'increase({part}[{window}])')} >= {MIN_COUNT}",
-    )
+    by = f"sum by ({', '.join(labels)})"
+    total = " + ".join(f"{by} (rate({series}[{window}]))" for series in whole)
+    return cleandoc(f"""
+        {by} (rate({part}[{window}]))
+          / ({total} > 0)
+          > {limit}
+        and
+        {by} (increase({part}[{window}])) >= {MIN_COUNT}
+    """)
 
 
 def over_bound(
@@ -202,15 +202,19 @@ def over_bound(
 
     The value is the percentile, an estimate between edges; the condition is exact.
     """
-    buckets = f"{series('_bucket', ())}[{window}]"
-    inside = f"{series('_bucket', (upto(bound),))}[{window}]"
-    total = f"{series('_count', ())}[{window}]"
-    return conditions(
-        f"histogram_quantile({share}, {by((*labels, 'le'), f'rate({buckets})')})",
-        f"{by(labels, f'rate({inside})')}\n  / ({by(labels, f'rate({total})')} > 0)\n  < {share}",
-        f"{by(labels, f'increase({total})')}\n  - {by(labels, f'increase({inside})')}\n"
-        f"  >= {MIN_COUNT}",
-    )
+    by, kept = "sum by", ", ".join(labels)
+    inside, total = series("_bucket", (upto(bound),)), series("_count", ())
+    return cleandoc(f"""
+        histogram_quantile({share}, {by} ({kept}, le) (rate({series("_bucket", ())}[{window}])))
+        and
+        {by} ({kept}) (rate({inside}[{window}]))
+          / ({by} ({kept}) (rate({total}[{window}])) > 0)
+          < {share}
+        and
+        {by} ({kept}) (increase({total}[{window}]))
+          - {by} ({kept}) (increase({inside}[{window}]))
+          >= {MIN_COUNT}
+    """)
 
 
 def firing(alerts: Sequence[str], *more: Matcher) -> str:
@@ -222,12 +226,12 @@ def firing(alerts: Sequence[str], *more: Matcher) -> str:
 
 def fired(alerts: Sequence[str], labels: tuple[str, ...], window: str, *more: Matcher) -> str:
     """One of these alerts fired within the window."""
-    return by(labels, f"max_over_time({firing(alerts, *more)}[{window}])", "max")
+    return f"max by ({', '.join(labels)}) (max_over_time({firing(alerts, *more)}[{window}]))"
 
 
 def while_firing(alert: str, labels: tuple[str, ...], condition: str) -> str:
     """The alert itself fires, and the condition holds: the alert goes on until that ends."""
-    return f"(\n{conditions(by(labels, firing((alert,)), 'max'), condition)}\n)"
+    return f"(\nmax by ({', '.join(labels)}) ({firing((alert,))})\nand\n{condition}\n)"
 
 
 def target_down(series: str, window: str) -> str:
@@ -235,14 +239,21 @@ def target_down(series: str, window: str) -> str:
 
     A target that was removed from the configuration has no `up` and is no failure.
     """
-    lately = by(TARGET_LABELS, f"max_over_time({series}[{window}])", "max")
-    return f"up == 0\nand on ({', '.join(TARGET_LABELS)})\n{lately}"
+    return cleandoc(f"""
+        up == 0
+        and on (job, instance)
+        max by (job, instance) (max_over_time({series}[{window}]))
+    """)
 
 
-def idle_with_work(labels: tuple[str, ...], requests: Sequence[str], steps: str) -> str:
+def idle_with_work(labels: tuple[str, ...], running: str, waiting: str, steps: str) -> str:
     """An engine has requests, and its counter of steps stands still; the value is the requests."""
-    work = " + ".join(by(labels, series) for series in requests)
-    return conditions(f"{work} > 0", f"{by(labels, f'rate({steps})')} == 0")
+    by = f"sum by ({', '.join(labels)})"
+    return cleandoc(f"""
+        {by} ({running}) + {by} ({waiting}) > 0
+        and
+        {by} (rate({steps})) == 0
+    """)
 
 
 def worst(expression: str, *labels: str) -> str:

@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import cleandoc
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
 from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE
-from agent.catalog.metric import Metric
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.event import EventKind
 from agent.render.alerts.alert_rule import (
     AGENT,
     ENGINE,
-    ENGINE_MODEL,
     MIN_COUNT,
     Alert,
     Severity,
     Timings,
-    conditions,
     fired,
     firing,
     idle_with_work,
@@ -25,7 +23,7 @@ from agent.render.alerts.alert_rule import (
     worst,
 )
 from agent.render.links import DashboardUid
-from agent.render.promql import by, eq, filled, none_of, value_of
+from agent.render.promql import eq, filled, none_of, value_of
 
 _SILENT_S = 5 * MINUTE_S
 # The largest models take some minutes to load from a slow disk.
@@ -65,6 +63,8 @@ _EVENTS = (
     ),
 )
 DOWN = "LlmEngineDown"
+_UP = value_of(m.ENGINE_UP)
+_ABSENT = f"max by (instance, engine) ({_UP}) == 0"
 # After one of these pages a restart is expected.
 _PAGED = (DOWN, *(row.name for row in _EVENTS))
 # Every page that names an engine, without those on how its requests end.
@@ -90,11 +90,11 @@ def engine_alerts(timings: Timings) -> Iterator[Alert]:
 
 def _down(timings: Timings) -> Alert:
     failed = value_of(m.SCRAPES, filled("instance"), filled("engine"), none_of("outcome", ("ok",)))
-    why = worst(by(("outcome",), f"increase({failed}[5m])"), "instance", "engine")
+    why = worst(f"sum by (outcome) (increase({failed}[5m]))", "instance", "engine")
     return Alert(
         name=DOWN,
         severity=Severity.PAGE,
-        expression=conditions(_absent(), f"({_known(timings)})"),
+        expression=f"{_ABSENT}\nand\n({_known(timings)})",
         hold_s=2 * MINUTE_S,
         summary="Engine {{ $labels.engine }} does not answer",
         description=f"Every scrape by the agent failed for {timings.hold(2 * MINUTE_S)}.{why} "
@@ -105,8 +105,11 @@ def _down(timings: Timings) -> Alert:
 
 def _known(timings: Timings) -> str:
     """The engine was up within a day, or the alert on it has fired since it was."""
-    lately = f"max_over_time({value_of(m.ENGINE_UP)}[{timings.window(DAY_S)}])"
-    return f"{by(ENGINE, lately, 'max')} == 1\nor\n{by(ENGINE, firing((DOWN,)), 'max')}"
+    return cleandoc(f"""
+        max by (instance, engine) (max_over_time({_UP}[{timings.window(DAY_S)}])) == 1
+        or
+        max by (instance, engine) ({firing((DOWN,))})
+    """)
 
 
 def _never_up(timings: Timings) -> Alert:
@@ -114,7 +117,7 @@ def _never_up(timings: Timings) -> Alert:
         name="LlmEngineNeverUp",
         severity=Severity.TICKET,
         # An engine that loads its model does not answer either.
-        expression=f"{_absent()}\nunless\n({_known(timings)})",
+        expression=f"{_ABSENT}\nunless\n({_known(timings)})",
         hold_s=_LOADING_S,
         summary="Engine {{ $labels.engine }} has not answered yet",
         description=f"Every scrape by the agent failed for {timings.hold(_LOADING_S)}, and for "
@@ -124,7 +127,7 @@ def _never_up(timings: Timings) -> Alert:
 
 
 def _event(row: _EventAlert, timings: Timings) -> Alert:
-    not_back = f"({_absent()}\nor\n{_stands_still(timings)})"
+    not_back = f"({_ABSENT}\nor\n{_stands_still(timings)})"
     return Alert(
         name=row.name,
         severity=Severity.PAGE,
@@ -137,12 +140,9 @@ def _event(row: _EventAlert, timings: Timings) -> Alert:
     )
 
 
-def _count(kind: EventKind, window: str) -> str:
-    return by(ENGINE, f"increase({value_of(m.ENGINE_EVENTS, eq('kind', kind))}[{window}])")
-
-
 def _happened(kind: EventKind, timings: Timings) -> str:
-    return f"{_count(kind, timings.window(_EVENT_WINDOW_S))} > 0"
+    events = value_of(m.ENGINE_EVENTS, eq("kind", kind))
+    return f"sum by (instance, engine) (increase({events}[{timings.window(_EVENT_WINDOW_S)}])) > 0"
 
 
 def _listed(kind: EventKind, timings: Timings) -> str:
@@ -151,10 +151,6 @@ def _listed(kind: EventKind, timings: Timings) -> str:
         "{{ $value | humanize }}. Each is listed with its evidence at /api/v1/events of the agent "
         "{{ $labels.instance }}."
     )
-
-
-def _absent() -> str:
-    return f"{by(ENGINE, value_of(m.ENGINE_UP), 'max')} == 0"
 
 
 def _restarted(timings: Timings) -> Alert:
@@ -171,10 +167,11 @@ def _restarted(timings: Timings) -> Alert:
 
 def _restarting(timings: Timings) -> Alert:
     window = timings.window(30 * MINUTE_S)
+    restarts = value_of(m.ENGINE_EVENTS, eq("kind", EventKind.RESTART))
     return Alert(
         name="LlmEngineRestartLoop",
         severity=Severity.PAGE,
-        expression=f"{_count(EventKind.RESTART, window)} > 2.5",
+        expression=f"sum by (instance, engine) (increase({restarts}[{window}])) > 2.5",
         summary="Engine {{ $labels.engine }} restarts again and again",
         description=f"About {{{{ $value | humanize }}}} restarts over {window}.",
         variables=("engine",),
@@ -182,9 +179,9 @@ def _restarting(timings: Timings) -> Alert:
 
 
 def _stands_still(timings: Timings) -> str:
-    requests = (value_of(fact.REQUESTS_RUNNING), value_of(fact.REQUESTS_WAITING))
+    running, waiting = value_of(fact.REQUESTS_RUNNING), value_of(fact.REQUESTS_WAITING)
     steps = f"{value_of(fact.STEPS)}[{timings.window(2 * MINUTE_S)}]"
-    return idle_with_work(ENGINE, requests, steps)
+    return idle_with_work(ENGINE, running, waiting, steps)
 
 
 def _silent(timings: Timings) -> Alert:
@@ -192,7 +189,7 @@ def _silent(timings: Timings) -> Alert:
         name="LlmEngineSilent",
         severity=Severity.PAGE,
         expression=f"{_stands_still(timings)}\nunless\n"
-        + f"{by(ENGINE, value_of(fact.AWAKE), 'max')} == 0",
+        f"max by (instance, engine) ({value_of(fact.AWAKE)}) == 0",
         # A long prefill may give no output for minutes. A hang has an alert of its own, which must
         # fire first.
         hold_s=_SILENT_S,
@@ -209,8 +206,8 @@ def _ejected(timings: Timings) -> Alert:
     return Alert(
         name="LlmProxyEngineEjected",
         severity=Severity.TICKET,
-        expression=by(ENGINE, f"avg_over_time({value_of(m.PROXY_IN_ROTATION)}[{window}])", "max")
-        + " < 0.5",
+        expression="max by (instance, engine) "
+        f"(avg_over_time({value_of(m.PROXY_IN_ROTATION)}[{window}])) < 0.5",
         hold_s=MINUTE_S,
         summary="The proxy sends engine {{ $labels.engine }} no new requests",
         description="Workers of the proxy sent it new requests for {{ $value | humanizePercentage "
@@ -225,7 +222,8 @@ def _all_ejected(timings: Timings) -> Alert:
     return Alert(
         name="LlmProxyNoEngineLeft",
         severity=Severity.PAGE,
-        expression=f"{by(AGENT, f'increase({value_of(m.PROXY_FORCED)}[{window}])')} >= {MIN_COUNT}",
+        expression=f"sum by (instance) (increase({value_of(m.PROXY_FORCED)}[{window}]))"
+        f" >= {MIN_COUNT}",
         hold_s=2 * MINUTE_S,
         summary="All engines of a model are out of the rotation of the proxy at "
         "{{ $labels.instance }}",
@@ -235,15 +233,12 @@ def _all_ejected(timings: Timings) -> Alert:
     )
 
 
-def _rate(metric: Metric, window: str) -> str:
-    return by(ENGINE_MODEL, f"rate({value_of(metric)}[{window}])")
-
-
 def _deep_queue() -> Alert:
     return Alert(
         name="LlmQueueDeep",
         severity=Severity.TICKET,
-        expression=f"{by(ENGINE_MODEL, value_of(fact.REQUESTS_WAITING))} > {DEEP_QUEUE}",
+        expression=f"sum by (instance, engine, model) ({value_of(fact.REQUESTS_WAITING)})"
+        f" > {DEEP_QUEUE}",
         hold_s=5 * MINUTE_S,
         summary="Requests to {{ $labels.model }} queue up on {{ $labels.engine }}",
         description="{{ $value | humanize }} requests wait for a place in the batch. If there are "
@@ -253,20 +248,18 @@ def _deep_queue() -> Alert:
     )
 
 
-def full_cache(usage: str, waiting: str, preempted: str) -> str:
-    """The KV cache is full, and requests wait for it or lose their place in it."""
-    return conditions(f"{usage} > {FULL_CACHE}", f"({waiting} > 0 or {preempted} > 0)")
-
-
 def _full_cache(timings: Timings) -> Alert:
+    usage, waiting = value_of(fact.KV_CACHE_USAGE), value_of(fact.REQUESTS_WAITING)
+    preempted = f"rate({value_of(fact.PREEMPTIONS)}[{timings.window(5 * MINUTE_S)}])"
+    by = "by (instance, engine, model)"
     return Alert(
         name="LlmKvCacheSaturated",
         severity=Severity.TICKET,
-        expression=full_cache(
-            by(ENGINE_MODEL, value_of(fact.KV_CACHE_USAGE), "max"),
-            by(ENGINE_MODEL, value_of(fact.REQUESTS_WAITING)),
-            _rate(fact.PREEMPTIONS, timings.window(5 * MINUTE_S)),
-        ),
+        expression=cleandoc(f"""
+            max {by} ({usage}) > {FULL_CACHE}
+            and
+            (sum {by} ({waiting}) > 0 or sum {by} ({preempted}) > 0)
+        """),
         hold_s=5 * MINUTE_S,
         summary="The KV cache of {{ $labels.engine }} is too small for its load",
         description="{{ $value | humanizePercentage }} of the KV cache is held by live requests, "
@@ -280,14 +273,19 @@ def _full_cache(timings: Timings) -> Alert:
 def _collapsed_cache(timings: Timings) -> Alert:
     now, usual = timings.window(30 * MINUTE_S), timings.window(DAY_S)
     looked_up = value_of(fact.PREFIX_CACHE_QUERY_TOKENS)
-    baseline = _hit_ratio(f"{usual}] offset {now}")
+    found = value_of(fact.PREFIX_CACHE_HIT_TOKENS)
+    by = "sum by (instance, engine, model)"
     return Alert(
         name="LlmPrefixCacheCollapsed",
         severity=Severity.TICKET,
-        expression=conditions(
-            f"{_hit_ratio(f'{now}]')}\n  < {_COLLAPSED} * ({baseline} > {_LEAST_HIT_RATIO})",
-            f"{by(ENGINE_MODEL, f'increase({looked_up}[{now}])')} > {_LEAST_TOKENS}",
-        ),
+        expression=cleandoc(f"""
+            ({by} (rate({found}[{now}]))
+              / ({by} (rate({looked_up}[{now}])) > 0))
+              < {_COLLAPSED} * (({by} (rate({found}[{usual}] offset {now}))
+              / ({by} (rate({looked_up}[{usual}] offset {now})) > 0)) > {_LEAST_HIT_RATIO})
+            and
+            {by} (increase({looked_up}[{now}])) > {_LEAST_TOKENS}
+        """),
         hold_s=15 * MINUTE_S,
         summary="The prefix cache of {{ $labels.engine }} serves far less than it did",
         description=f"{{{{ $value | humanizePercentage }}}} of the tokens looked up over {now} "
@@ -297,21 +295,14 @@ def _collapsed_cache(timings: Timings) -> Alert:
     )
 
 
-def _hit_ratio(range_: str) -> str:
-    hits = by(ENGINE_MODEL, f"rate({value_of(fact.PREFIX_CACHE_HIT_TOKENS)}[{range_})")
-    looked_up = by(ENGINE_MODEL, f"rate({value_of(fact.PREFIX_CACHE_QUERY_TOKENS)}[{range_})")
-    return f"({hits}\n  / ({looked_up} > 0))"
-
-
 def _fact_missing() -> Alert:
     gone = value_of(fact.FACT_MISSING, filled("instance"), filled("engine"))
-    names = f"query (printf `{by(('fact',), gone, 'max')} == 1` $labels.instance $labels.engine)"
+    names = f"query (printf `max by (fact) ({gone}) == 1` $labels.instance $labels.engine)"
     return Alert(
         name="LlmEngineFactMissing",
         severity=Severity.TICKET,
-        expression=by(
-            ENGINE, f"{by((*ENGINE, 'fact'), value_of(fact.FACT_MISSING), 'max')} == 1", "count"
-        ),
+        expression="count by (instance, engine) "
+        f"(max by (instance, engine, fact) ({value_of(fact.FACT_MISSING)}) == 1)",
         hold_s=10 * MINUTE_S,
         summary="Engine {{ $labels.engine }} lacks facts that it gave before",
         description="{{ $value }} facts are gone, and no alert on them can fire: "

@@ -6,11 +6,11 @@ show as throttling and as a lack of free memory.
 
 from collections.abc import Iterator
 from functools import partial
+from inspect import cleandoc
 
 from agent.catalog import gpu_facts as fact
 from agent.catalog import metrics as m
 from agent.catalog.gpu_problems import UNSEEN, XIDS, XidGrade
-from agent.catalog.metric import Metric
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.render.alerts.alert_rule import (
     AGENT,
@@ -18,12 +18,11 @@ from agent.render.alerts.alert_rule import (
     Alert,
     Severity,
     Timings,
-    conditions,
     fired,
     while_firing,
 )
 from agent.render.links import DashboardUid
-from agent.render.promql import Matcher, among, by, eq, none_of, value_of
+from agent.render.promql import Matcher, among, eq, none_of, value_of
 
 _XID = (*GPU, "xid")
 _XID_CRITICAL = "GpuXidCritical"
@@ -51,32 +50,30 @@ _HAD_XID = f"{_THIS_GPU} had Xid {{{{ $labels.xid }}}}"
 def gpu_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on GPUs."""
     yield _unseen(timings)
-    for part in (_faults, _xids, _memory, _links, _use):
+    for part in (_faults, _xids, _memory, _links, _throttling, _use):
         yield from part(timings)
 
 
-def _newest(metric: Metric, *matchers: Matcher) -> str:
-    return by(GPU, value_of(metric, *matchers), "max")
-
-
-def _blind(labels: tuple[str, ...], timings: Timings) -> str:
-    """Failed reads whose reason is that the agent can see no GPU at all, broken or not."""
-    reasons = among("reason", UNSEEN)
-    window = timings.window(3 * MINUTE_S)
-    return by(labels, f"increase({value_of(m.GPU_FAILURES, reasons)}[{window}])")
+# The newest value of each GPU.
+_MAX = "max by (instance, gpu)"
+_UP = value_of(fact.UP)
+# Failed reads whose reason is that the agent can see no GPU at all, broken or not.
+_BLIND = value_of(m.GPU_FAILURES, among("reason", UNSEEN))
 
 
 def _unseen(timings: Timings) -> Alert:
-    lost = by(AGENT, value_of(fact.UP), "max")
+    window = timings.window(3 * MINUTE_S)
     return Alert(
         name="GpuUnseen",
         severity=Severity.TICKET,
-        expression=f"{_blind((*AGENT, 'reason'), timings)} > 0\n"
-        f"and on ({', '.join(AGENT)}) {lost} == 0",
+        expression=cleandoc(f"""
+            sum by (instance, reason) (increase({_BLIND}[{window}])) > 0
+            and on (instance) max by (instance) ({_UP}) == 0
+        """),
         hold_s=5 * MINUTE_S,
         summary="The agent {{ $labels.instance }} cannot see its GPUs: {{ $labels.reason }}",
         description="It read them before; their state is unknown now. "
-        f"About {{{{ $value | humanize }}}} reads failed over {timings.window(3 * MINUTE_S)}.",
+        f"About {{{{ $value | humanize }}}} reads failed over {window}.",
         variables=AGENT,
     )
 
@@ -87,12 +84,14 @@ def _lost(timings: Timings) -> str:
     One GPU that was read within the hold time proves that the agent can see GPUs, so that a poll of
     all GPUs that fails now and then hides no loss.
     """
-    agent = f"on ({', '.join(AGENT)})"
-    read = by(AGENT, f"max_over_time({value_of(fact.UP)}[{timings.hold(MINUTE_S)}])", "max")
-    return (
-        f"{_newest(fact.UP)} == 0\n"
-        f"unless {agent} (\n{_blind(AGENT, timings)} > 0\nunless {agent} {read} > 0\n)"
-    )
+    window, lately = timings.window(3 * MINUTE_S), timings.hold(MINUTE_S)
+    return cleandoc(f"""
+        {_MAX} ({_UP}) == 0
+        unless on (instance) (
+        sum by (instance) (increase({_BLIND}[{window}])) > 0
+        unless on (instance) max by (instance) (max_over_time({_UP}[{lately}])) > 0
+        )
+    """)
 
 
 def _faults(timings: Timings) -> Iterator[Alert]:
@@ -108,7 +107,7 @@ def _faults(timings: Timings) -> Iterator[Alert]:
     yield _alert(
         name="GpuRecoveryWanted",
         severity=Severity.TICKET,
-        expression=f"{_newest(fact.RECOVERY_ACTION)} > 0",
+        expression=f"{_MAX} ({value_of(fact.RECOVERY_ACTION)}) > 0",
         hold_s=5 * MINUTE_S,
         summary=f"{_THIS_GPU} needs an action before it is sound again",
         description="The driver asks for action {{ $value }}: 1 reset, 2 reboot, 3 drain, 4 drain "
@@ -122,14 +121,14 @@ def _xids(timings: Timings) -> Iterator[Alert]:
     other = none_of("xid", _numbers(XidGrade.CRITICAL, XidGrade.APPLICATION, XidGrade.INFORMATION))
     program = among("xid", _numbers(XidGrade.APPLICATION))
     hour = timings.window(HOUR_S)
-    repeated = by(_XID, f"increase({value_of(fact.XID_ERRORS, program)}[{hour}])", "max")
+    errors = value_of(fact.XID_ERRORS, program)
     lately = "The driver reported it {{ $value | humanizeDuration }} ago."
     yield _alert(
         name=_XID_CRITICAL,
         severity=Severity.PAGE,
         expression=_seen_within(timings.seconds(15 * MINUTE_S), critical)
         + "\nor\n"
-        + while_firing(_XID_CRITICAL, _XID, f"on ({', '.join(GPU)}) {_newest(fact.UP)} == 0"),
+        + while_firing(_XID_CRITICAL, _XID, f"on (instance, gpu) {_MAX} ({_UP}) == 0"),
         summary=f"{_HAD_XID}, which means broken hardware or a hung driver",
         description=f"The driver reported it within {timings.window(15 * MINUTE_S)}, or the GPU "
         "is lost since.",
@@ -144,7 +143,7 @@ def _xids(timings: Timings) -> Iterator[Alert]:
     yield _alert(
         name="GpuXidApplication",
         severity=Severity.TICKET,
-        expression=f"{repeated} >= {_REPEATED_XIDS}",
+        expression=f"max by (instance, gpu, xid) (increase({errors}[{hour}])) >= {_REPEATED_XIDS}",
         summary=f"{_HAD_XID} again and again, which a program causes",
         description=f"About {{{{ $value | humanize }}}} times over {hour}.",
     )
@@ -157,7 +156,8 @@ def _numbers(*grades: XidGrade) -> tuple[int, ...]:
 def _seen_within(seconds: float, xids: Matcher) -> str:
     # The time of the last Xid: increase() does not count the first increment of a new series, and a
     # gauge with the newest Xid would never go back.
-    return f"time() - {by(_XID, value_of(fact.XID_LAST_SEEN, xids), 'max')} < {seconds:g}"
+    last_seen = value_of(fact.XID_LAST_SEEN, xids)
+    return f"time() - max by (instance, gpu, xid) ({last_seen}) < {seconds:g}"
 
 
 def _memory(timings: Timings) -> Iterator[Alert]:
@@ -168,22 +168,25 @@ def _memory(timings: Timings) -> Iterator[Alert]:
         name="GpuEccUncorrected",
         severity=Severity.PAGE,
         # The counter goes up a moment after the Xid, and its increase lasts longer.
-        expression=f"{by(GPU, f'increase({uncorrected}[{window}])', 'max')} > 0\nunless\n{paged}",
+        expression=f"{_MAX} (increase({uncorrected}[{window}])) > 0\nunless\n{paged}",
         summary=f"{_THIS_GPU} had memory errors that ECC could not correct",
         description=f"About {{{{ $value | humanize }}}} errors over {window}.",
     )
     yield _alert(
         name="GpuRowRemapFailed",
         severity=Severity.PAGE,
-        expression=f"{_newest(fact.ROW_REMAP_FAILED)} == 1",
+        expression=f"{_MAX} ({value_of(fact.ROW_REMAP_FAILED)}) == 1",
         summary=f"{_THIS_GPU} could not replace a bad row of its memory",
         description="No spare row is left: the GPU must be exchanged.",
     )
-    pending = (_newest(fact.ROW_REMAP_PENDING), _newest(fact.PAGE_RETIREMENT_PENDING))
     yield _alert(
         name="GpuRowRemapPending",
         severity=Severity.TICKET,
-        expression="\nor\n".join(f"{value} == 1" for value in pending),
+        expression=cleandoc(f"""
+            {_MAX} ({value_of(fact.ROW_REMAP_PENDING)}) == 1
+            or
+            {_MAX} ({value_of(fact.PAGE_RETIREMENT_PENDING)}) == 1
+        """),
         hold_s=5 * MINUTE_S,
         summary=f"{_THIS_GPU} needs a reset to replace bad memory",
         description="A row or a page of its memory is bad and stays in use until the reset.",
@@ -196,31 +199,38 @@ def _links(timings: Timings) -> Iterator[Alert]:
     yield _alert(
         name="GpuNvlinkErrors",
         severity=Severity.TICKET,
-        expression=by((*GPU, "error"), f"increase({errors}[{window}])", "max") + " > 0",
+        expression=f"max by (instance, gpu, error) (increase({errors}[{window}])) > 0",
         summary=f"{_THIS_GPU} had errors on its NVLinks: {{{{ $labels.error }}}}",
         description=f"About {{{{ $value | humanize }}}} of them over {window}.",
     )
 
 
-def _use(timings: Timings) -> Iterator[Alert]:
+def _throttling(timings: Timings) -> Iterator[Alert]:
     window = timings.window(10 * MINUTE_S)
     throttled = value_of(fact.THROTTLED_TIME, among("reason", _HARMFUL_REASONS))
-    free = f"{_newest(fact.MEMORY_FREE)}\n  / {_newest(fact.MEMORY_TOTAL)}"
-    held = f"{_newest(fact.MEMORY_USED)}\n  / {_newest(fact.MEMORY_TOTAL)}"
     yield _alert(
         name="GpuThrottled",
         severity=Severity.TICKET,
-        expression=by((*GPU, "reason"), f"rate({throttled}[{window}])", "max")
-        + f" > {_THROTTLED_SHARE}",
+        expression=f"max by (instance, gpu, reason) (rate({throttled}[{window}]))"
+        f" > {_THROTTLED_SHARE}",
         hold_s=5 * MINUTE_S,
         summary=f"{_THIS_GPU} is slowed down by {{{{ $labels.reason }}}}",
         description="{{ $value | humanizePercentage }} of the time over "
         f"{window} its clocks were held down.",
     )
+
+
+def _use(timings: Timings) -> Iterator[Alert]:
+    free, used = value_of(fact.MEMORY_FREE), value_of(fact.MEMORY_USED)
+    memory = value_of(fact.MEMORY_TOTAL)
     yield _alert(
         name="GpuMemoryShort",
         severity=Severity.TICKET,
-        expression=f"{free}\n  < {_LEAST_FREE}",
+        expression=cleandoc(f"""
+            {_MAX} ({free})
+              / {_MAX} ({memory})
+              < {_LEAST_FREE}
+        """),
         hold_s=10 * MINUTE_S,
         summary=f"{_THIS_GPU} has almost no free memory",
         description="{{ $value | humanizePercentage }} of its memory is free; larger allocations "
@@ -229,9 +239,13 @@ def _use(timings: Timings) -> Iterator[Alert]:
     yield _alert(
         name="GpuIdle",
         severity=Severity.TICKET,
-        expression=conditions(
-            f"{_newest(fact.UTILIZATION)} < {_IDLE_BELOW}", f"{held}\n  > {_HELD_ABOVE}"
-        ),
+        expression=cleandoc(f"""
+            {_MAX} ({value_of(fact.UTILIZATION)}) < {_IDLE_BELOW}
+            and
+            {_MAX} ({used})
+              / {_MAX} ({memory})
+              > {_HELD_ABOVE}
+        """),
         hold_s=HOUR_S,
         summary=f"{_THIS_GPU} is held and not used",
         description="It is busy for {{ $value | humanizePercentage }} of the time, at every sample "

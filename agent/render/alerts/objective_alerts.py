@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from inspect import cleandoc
 
 from agent.analysis.burn_rates import MIN_MISSED, TIERS, Burn, OutageRule, plan
 from agent.catalog import metrics as m
@@ -11,15 +12,11 @@ from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.records.objective import Objective
 from agent.render.alerts import engine_alerts, request_alerts
 from agent.render.alerts.alert_rule import (
-    AGENT,
-    ENGINE,
-    ENGINE_MODEL,
     OBJECTIVE,
     Alert,
     Recording,
     Severity,
     Timings,
-    conditions,
     fired,
     firing,
     latency,
@@ -29,15 +26,13 @@ from agent.render.alerts.alert_rule import (
     span,
     worst,
 )
-from agent.render.promql import among, by, eq, filled, none_of, quoted, value_of
+from agent.render.promql import among, eq, filled, none_of, quoted, value_of
 
 EXPLAINED = "LlmMissesExplained"
 
 # As long as the window of the quickest alerts on an objective: requests that an engine did not
 # answer in time are counted when it answers again.
 _WINDOW_S = 5 * MINUTE_S
-# Pages by the labels of what they are about: a whole engine, or one model of it.
-_PAGES = {ENGINE: engine_alerts.PAGES, ENGINE_MODEL: request_alerts.PAGES}
 # The remaining share of misses is no outage by itself.
 _MOST = 0.9
 
@@ -47,14 +42,18 @@ def explained(objective: Objective, timings: Timings) -> Alert:
     window = timings.window(_WINDOW_S)
     matchers = (eq("objective", objective.name), eq("verdict", Verdict.MISSED))
     missed = f"increase({value_of(m.SLO_REQUESTS, *matchers)}[{window}])"
-    theirs = "\n  or ".join(
-        f"{missed}\n  and on ({', '.join(labels)}) max_over_time({firing(pages)}[{window}])"
-        for labels, pages in _PAGES.items()
-    )
+    of_engines, of_models = firing(engine_alerts.PAGES), firing(request_alerts.PAGES)
     return Alert(
         name=EXPLAINED,
         severity=Severity.NONE,
-        expression=f"{by(OBJECTIVE, theirs)}\n  / ({by(OBJECTIVE, missed)} > 0)\n  >= {_MOST}",
+        expression=cleandoc(f"""
+            sum by (objective, model) ({missed}
+              and on (instance, engine) max_over_time({of_engines}[{window}])
+              or {missed}
+              and on (instance, engine, model) max_over_time({of_models}[{window}]))
+              / (sum by (objective, model) ({missed}) > 0)
+              >= {_MOST}
+        """),
         labels={"objective": objective.name},
         summary=f"Requests to {{{{ $labels.model }}}} miss objective {objective.name} on engines "
         "that have pages of their own",
@@ -111,13 +110,13 @@ def _limits_s(objective: Objective) -> dict[str, float]:
 
 def _difference(objective: Objective, limits_s: dict[str, float]) -> str:
     named = eq("objective", objective.name)
-    target = by(AGENT, value_of(m.SLO_TARGET, named), "max")
+    target = f"max by (instance) ({value_of(m.SLO_TARGET, named)})"
     found = [f"{target} != {number(objective.target)}"]
     for name, limit_s in limits_s.items():
-        limit = by(AGENT, value_of(m.SLO_LIMIT, named, eq("measure", name)), "max")
+        limit = f"max by (instance) ({value_of(m.SLO_LIMIT, named, eq('measure', name))})"
         found += [f"{limit} != {number(limit_s)}", f"{target}\n  unless {limit}"]
     more = value_of(m.SLO_LIMIT, named, none_of("measure", limits_s))
-    return "\nor\n".join([*found, by(AGENT, more, "max")])
+    return "\nor\n".join([*found, f"max by (instance) ({more})"])
 
 
 def _judged_by(objective: Objective) -> str:
@@ -137,15 +136,15 @@ OUTAGE, BURN = "LlmObjectiveOutage", "LlmObjectiveBudgetBurn"
 HOLD_S = 2.0 * MINUTE_S
 _LEVEL = "objective_model:llm_slo_missed"
 
-_MISSED = eq("verdict", Verdict.MISSED)
-_JUDGED = among("verdict", (Verdict.MET, Verdict.MISSED))
+_MISSED = value_of(m.SLO_REQUESTS, eq("verdict", Verdict.MISSED))
+_JUDGED = value_of(m.SLO_REQUESTS, among("verdict", (Verdict.MET, Verdict.MISSED)))
 
 
 def _worst(verdict: Verdict) -> str:
     """A template for the engine of the model with the most requests of a verdict."""
     matchers = (eq("verdict", verdict), filled("objective"), filled("model"))
     counted = f"increase({value_of(m.SLO_REQUESTS, *matchers)}[5m])"
-    return worst(by(("engine",), counted), "objective", "model")
+    return worst(f"sum by (engine) ({counted})", "objective", "model")
 
 
 def _on_worst(verdict: Verdict) -> str:
@@ -160,7 +159,7 @@ def _most_excess(window: str) -> str:
     """A template for the cause with the most excess seconds, once there are any."""
     matchers = (filled("objective"), filled("model"))
     excess = f"increase({value_of(m.SLO_MISSED_SECONDS, *matchers)}[{window}])"
-    share = f"{by(('cause',), excess)} / scalar(sum({excess}))"
+    share = f"sum by (cause) ({excess}) / scalar(sum({excess}))"
     return (
         f"{worst(share, *2 * OBJECTIVE)} Most of their excess seconds over {window} "
         f"({{{{ .Value | humanizePercentage }}}}): "
@@ -189,15 +188,16 @@ def recordings(objectives: Sequence[Objective], timings: Timings) -> Iterator[Re
     for window in dict.fromkeys(timings.window(seconds) for seconds in sorted(every)):
         yield Recording(ratio_name(window), _missed_ratio(window))
     for window in counted:
-        missed = f"increase({value_of(m.SLO_REQUESTS, _MISSED)}[{window}])"
-        yield Recording(missed_name(window), by(OBJECTIVE, missed))
+        missed = f"sum by (objective, model) (increase({_MISSED}[{window}]))"
+        yield Recording(missed_name(window), missed)
 
 
 def _missed_ratio(window: str) -> str:
-    missed = by(OBJECTIVE, f"rate({value_of(m.SLO_REQUESTS, _MISSED)}[{window}])")
-    judged = by(OBJECTIVE, f"rate({value_of(m.SLO_REQUESTS, _JUDGED)}[{window}])")
     # No value without traffic: 0/0 would make every average over it NaN.
-    return f"{missed}\n  / ({judged} > 0)"
+    return cleandoc(f"""
+        sum by (objective, model) (rate({_MISSED}[{window}]))
+          / (sum by (objective, model) (rate({_JUDGED}[{window}])) > 0)
+    """)
 
 
 def objective_alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
@@ -273,7 +273,7 @@ def _outage(objective: Objective, outage: OutageRule, timings: Timings) -> Alert
 def _missed_more(objective: Objective, threshold: Decimal, windows: tuple[str, ...]) -> str:
     own = f"{{objective={quoted(objective.name)}}}"
     shares = [f"{ratio_name(window)}{own} > {number(threshold)}" for window in windows]
-    return conditions(*shares, f"{missed_name(windows[0])}{own} >= {MIN_MISSED}")
+    return "\nand\n".join((*shares, f"{missed_name(windows[0])}{own} >= {MIN_MISSED}"))
 
 
 def _undetermined(objective: Objective, timings: Timings) -> Alert:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from inspect import cleandoc
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
@@ -10,19 +11,17 @@ from agent.catalog.efficiency_metrics import COST
 from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
 from agent.records.request import BY_CLIENT, Status
 from agent.render.alerts.alert_rule import (
-    ENGINE,
     ENGINE_MODEL,
     MIN_COUNT,
     Alert,
     Severity,
     Timings,
-    conditions,
     number,
     percent,
     share_over,
 )
 from agent.render.links import DashboardUid
-from agent.render.promql import by, eq, none_of, value_of
+from agent.render.promql import eq, none_of, value_of
 
 # Shares of requests: 5 % is an outage for some users, 1 % is a fault.
 OUTAGE_RATIO, _FAULT_RATIO = Decimal("0.05"), Decimal("0.01")
@@ -127,25 +126,26 @@ def _invalid(timings: Timings) -> Alert:
     # As long as the window, so that a handful of wrong requests alone does not fire.
     hold_s = 15 * MINUTE_S
     window = timings.window(hold_s)
+    requests = value_of(m.REQUESTS)
     invalid = value_of(m.REQUESTS, eq("status", Status.INVALID))
     nameless = value_of(m.REQUESTS, eq("status", Status.INVALID), eq("model", m.UNKNOWN))
-    of_model, of_engine = (
-        f"({by(labels, f'rate({value_of(m.REQUESTS)}[{window}])')} > 0)"
-        for labels in (ENGINE_MODEL, ENGINE)
-    )
-    of_served = f"{by(ENGINE_MODEL, f'rate({invalid}[{window}])')}\n  / {of_model}"
-    of_wrong_names = (
-        f"{by(ENGINE_MODEL, f'rate({nameless}[{window}])')}\n"
-        f"  / on ({', '.join(ENGINE)}) group_left () {of_engine}"
-    )
+    of_engine = f"sum by (instance, engine) (rate({requests}[{window}]))"
     return Alert(
         name="LlmRequestsInvalid",
         severity=Severity.TICKET,
-        expression=conditions(
-            # `or` keeps the left side where both have the labels: wrong names are compared first.
-            f"(\n{of_wrong_names}\nor\n{of_served}\n)\n  > {number(_ALL_INVALID_RATIO)}",
-            f"{by(ENGINE_MODEL, f'increase({invalid}[{window}])')} >= {MIN_COUNT}",
-        ),
+        # `or` keeps the left side where both have the labels: wrong names are compared first.
+        expression=cleandoc(f"""
+            (
+            sum by (instance, engine, model) (rate({nameless}[{window}]))
+              / on (instance, engine) group_left () ({of_engine} > 0)
+            or
+            sum by (instance, engine, model) (rate({invalid}[{window}]))
+              / (sum by (instance, engine, model) (rate({requests}[{window}])) > 0)
+            )
+              > {number(_ALL_INVALID_RATIO)}
+            and
+            sum by (instance, engine, model) (increase({invalid}[{window}])) >= {MIN_COUNT}
+        """),
         hold_s=hold_s,
         summary=f"Nearly all requests to {_ON} are invalid",
         description="{{ $value | humanizePercentage }} of the requests were answered as the "
@@ -158,12 +158,14 @@ def _invalid(timings: Timings) -> Alert:
 
 def _not_seen(timings: Timings) -> Alert:
     window = timings.window(15 * MINUTE_S)
-    finished = by(ENGINE, f"increase({_FINISHED}[{window}])")
-    seen = by(ENGINE, f"increase({value_of(m.REQUESTS)}[{window}])")
     return Alert(
         name="LlmRequestsNotSeen",
         severity=Severity.TICKET,
-        expression=f"{finished} >= {MIN_COUNT}\nunless\n{seen} > 0",
+        expression=cleandoc(f"""
+            sum by (instance, engine) (increase({_FINISHED}[{window}])) >= {MIN_COUNT}
+            unless
+            sum by (instance, engine) (increase({value_of(m.REQUESTS)}[{window}])) > 0
+        """),
         hold_s=5 * MINUTE_S,
         summary="The agent sees no request of engine {{ $labels.engine }}, which serves some",
         description=f"The engine finished about {{{{ $value | humanize }}}} requests over "
@@ -183,12 +185,14 @@ def cost_alerts(budget_usd: float | None, timings: Timings) -> Iterator[Alert]:
     if budget_usd is None:
         return
     window = timings.window(DAY_S)
-    bill = by(("model",), f"increase({value_of(COST)}[{window}])")
-    tokens = by(("model",), f"increase({value_of(m.OUTPUT_TOKENS)}[{window}])")
     yield Alert(
         name="LlmTokenCostOverBudget",
         severity=Severity.TICKET,
-        expression=f"{_MILLION} * {bill}\n  / ({tokens} > 0)\n  > {number(budget_usd)}",
+        expression=cleandoc(f"""
+            {_MILLION} * sum by (model) (increase({value_of(COST)}[{window}]))
+              / (sum by (model) (increase({value_of(m.OUTPUT_TOKENS)}[{window}])) > 0)
+              > {number(budget_usd)}
+        """),
         hold_s=HOUR_S,
         summary="Output tokens of {{ $labels.model }} cost more than the budget for them",
         description='A million cost {{ $value | printf "%.2f" }} dollars over '

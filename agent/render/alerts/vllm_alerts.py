@@ -7,9 +7,10 @@ rounded up to the next bucket edge, so the alert fires only when the limit is su
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from inspect import cleandoc
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.definitions import DEEP_QUEUE
+from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.engines.vllm import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S, VLLM
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import DAY_S, MINUTE_S
@@ -29,10 +30,9 @@ from agent.render.alerts.alert_rule import (
     share_over,
     target_down,
 )
-from agent.render.alerts.engine_alerts import full_cache
 from agent.render.alerts.latency_alerts import LATENCIES, LimitedLatency, Shortcoming, narrow
 from agent.render.alerts.request_alerts import OUTAGE_RATIO
-from agent.render.promql import TARGET_LABELS, Matcher, by, eq, like, upto
+from agent.render.promql import TARGET_LABELS, Matcher, eq, like, upto
 
 # The labels of one exposition, of one model in it, and of one engine.
 ON_PAGE = ("instance",)
@@ -73,6 +73,7 @@ def vllm_alerts(objectives: Iterable[Objective], timings: Timings) -> Iterator[A
     yield watchdog("vllm-alone")
     yield from _outages(timings)
     yield from _hangs_and_restarts(timings)
+    yield _errors(timings)
     yield from _pressure(timings)
 
 
@@ -127,12 +128,16 @@ def _over_limit(objective: Objective, row: LimitedLatency, edge: float, timings:
 
 def _no_bucket(objective: Objective, row: LimitedLatency, edge: float) -> Alert:
     series, model = _name(row.metric), like("model_name", objective.match.model)
-    counted = by(ON_MODEL, _own(f"{series}_count", model))
-    inside = by(ON_MODEL, _own(f"{series}_bucket", (*model, upto(edge))))
+    counted = _own(f"{series}_count", model)
+    inside = _own(f"{series}_bucket", (*model, upto(edge)))
     return Alert(
         name="VllmBucketMissing",
         severity=Severity.TICKET,
-        expression=f"{counted}\nunless\n{inside}",
+        expression=cleandoc(f"""
+            sum by (instance, model_name) ({counted})
+            unless
+            sum by (instance, model_name) ({inside})
+        """),
         hold_s=10 * MINUTE_S,
         labels={"objective": objective.name, "measure": row.limit.removesuffix("_s")},
         summary=f"The {row.name} of {{{{ $labels.model_name }}}} at {{{{ $labels.instance }}}} "
@@ -174,8 +179,8 @@ def _hangs_and_restarts(timings: Timings) -> Iterator[Alert]:
     yield Alert(
         name="VllmSilent",
         severity=Severity.PAGE,
-        expression=idle_with_work(_ON_ENGINE, (_RUNNING, _WAITING), f"{steps}[{two_minutes}]")
-        + f"\nunless\n{by(_ON_ENGINE, awake, 'max')} == 0",
+        expression=idle_with_work(_ON_ENGINE, _RUNNING, _WAITING, f"{steps}[{two_minutes}]")
+        + f"\nunless\nmax by (instance, model_name, engine) ({awake}) == 0",
         hold_s=3 * MINUTE_S,
         summary="vLLM at {{ $labels.instance }} has requests and gives no output",
         description="{{ $value | humanize }} requests run or wait, and for "
@@ -186,8 +191,11 @@ def _hangs_and_restarts(timings: Timings) -> Iterator[Alert]:
         name="VllmRestarted",
         severity=Severity.TICKET,
         # The start time is missing where several processes share one exposition.
-        expression=f"{by(ON_MODEL, f'resets({tokens})', 'max')} > 0\n"
-        f"unless on ({', '.join(ON_PAGE)})\n{paged}",
+        expression=cleandoc(f"""
+            max by (instance, model_name) (resets({tokens})) > 0
+            unless on (instance)
+            {paged}
+        """),
         summary="vLLM at {{ $labels.instance }} restarted",
         description="Its counter of generated tokens was reset {{ $value }} times over "
         f"{timings.window(15 * MINUTE_S)}.",
@@ -195,28 +203,32 @@ def _hangs_and_restarts(timings: Timings) -> Iterator[Alert]:
     )
 
 
-def _pressure(timings: Timings) -> Iterator[Alert]:
+def _errors(timings: Timings) -> Alert:
     window = timings.window(5 * MINUTE_S)
     failed = share_over(
         OUTAGE_RATIO, TARGET_LABELS, window, part=f'{_FAILED}{{status="5xx"}}', whole=(_FAILED,)
     )
-    usages = (by(_ON_ENGINE, _own(row.series), "max") for row in VLLM.facts[fact.KV_CACHE_USAGE])
-    preempted = f"rate({_own(_name(fact.PREEMPTIONS))}[{window}])"
-    yield Alert(
+    return Alert(
         name="VllmAnswersErrors",
         severity=Severity.PAGE,
         # Many programs publish this series; only those that are vLLM count.
-        expression=f"{failed}\nand\n{by(TARGET_LABELS, _RUNNING, 'count')}",
+        expression=f"{failed}\nand\ncount by (job, instance) ({_RUNNING})",
         hold_s=2 * MINUTE_S,
         summary="vLLM at {{ $labels.instance }} answers with errors",
         description=f"{{{{ $value | humanizePercentage }}}} of the responses over {window} were "
         "5xx. A stream that broke after its 200 is not among them.",
         dashboard=None,
     )
+
+
+def _pressure(timings: Timings) -> Iterator[Alert]:
+    by = "by (instance, model_name, engine)"
+    usages = (f"max {by} ({_own(row.series)})" for row in VLLM.facts[fact.KV_CACHE_USAGE])
+    preempted = f"rate({_own(_name(fact.PREEMPTIONS))}[{timings.window(5 * MINUTE_S)}])"
     yield Alert(
         name="VllmQueueDeep",
         severity=Severity.TICKET,
-        expression=f"{by(ON_MODEL, _WAITING)} > {DEEP_QUEUE}",
+        expression=f"sum by (instance, model_name) ({_WAITING}) > {DEEP_QUEUE}",
         hold_s=5 * MINUTE_S,
         summary="Requests to {{ $labels.model_name }} queue up at {{ $labels.instance }}",
         description="{{ $value | humanize }} requests wait for a place in the batch.",
@@ -225,9 +237,11 @@ def _pressure(timings: Timings) -> Iterator[Alert]:
     yield Alert(
         name="VllmKvCacheSaturated",
         severity=Severity.TICKET,
-        expression=full_cache(
-            f"({' or '.join(usages)})", by(_ON_ENGINE, _WAITING), by(_ON_ENGINE, preempted)
-        ),
+        expression=cleandoc(f"""
+            ({" or ".join(usages)}) > {FULL_CACHE}
+            and
+            (sum {by} ({_WAITING}) > 0 or sum {by} ({preempted}) > 0)
+        """),
         hold_s=5 * MINUTE_S,
         summary="The KV cache of {{ $labels.instance }} is too small for its load",
         description="{{ $value | humanizePercentage }} of the KV cache is held by live requests, "

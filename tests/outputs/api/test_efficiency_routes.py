@@ -1,10 +1,148 @@
-"""Efficiency and cost by step: each step has the figures of a summary of its minutes alone."""
+"""Efficiency, cost and the ledger over HTTP, from booked minutes and hours."""
+
+from typing import Any
 
 import pytest
 
+from agent.records.minute import Ledger
+from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import unix
-from tests.records.minutes import minute
+from tests.records.making import NOON, objective, record
+from tests.records.minutes import UNKNOWN, minute
+
+
+def store_at_end(api: Api, *rows: Any) -> None:
+    """Store these minutes and set the clock to the end of the third minute."""
+    api.store_minutes(*rows)
+    api.agent.now = rows[0].starts_at + 180.0
+
+
+def summary(api: Api, **parameters: str) -> dict[str, Any]:
+    response: dict[str, Any] = api.query("summary", window="10m", **parameters)
+    return response
+
+
+def test_minutes_add_up_to_the_efficiency_of_the_window(api: Api) -> None:
+    store_at_end(api, minute(0), minute(1))
+    response = summary(api)
+    assert response["mfu"] == pytest.approx(650 / 5500), "without the 5 s of each that are unknown"
+    assert response["mbu"] == pytest.approx(160 / 550)
+    efficiency = response["efficiency"]
+    assert efficiency["prefill"]["mfu"] == pytest.approx(0.5)
+    assert efficiency["prefill"]["bound"] == "compute-bound"
+    assert efficiency["prefill"]["actions"][0].startswith("quantise weights and activations")
+    assert efficiency["decode"]["mbu"] == pytest.approx(0.5)
+    assert efficiency["decode"]["flops_per_byte"] == pytest.approx(1.0)
+    assert efficiency["decode"]["actions"][0].startswith("run more requests at once")
+    assert efficiency["sources"]["hardware"]["mfu"] == pytest.approx(0.12)
+    assert efficiency["sources"]["hardware"]["mbu"] is None
+    assert efficiency["steps"] == ["counted"]
+    assert efficiency["prefill"]["achieved_flops_per_s"] == pytest.approx(50)
+    assert efficiency["decode"]["achieved_bytes_per_s"] == pytest.approx(5)
+    assert (efficiency["rejected_draft_share"], efficiency["preemptions"]) == (None, None)
+    unknown = ("prefix_cache", "speculation", "batch_fill")
+    assert {efficiency[name] for name in unknown} == {None}
+
+
+def test_rejected_drafts_and_preemptions_are_shown_when_the_engine_counts_them(api: Api) -> None:
+    drafts = {"draft_tokens": 150.0, "accepted_draft_tokens": 100.0, "preemptions": 3.0}
+    store_at_end(api, minute(0, **drafts), minute(1))
+    efficiency = summary(api)["efficiency"]
+    assert efficiency["rejected_draft_share"] == pytest.approx(50 / 250)
+    assert efficiency["preemptions"] == 3
+
+
+def test_caches_and_drafts_are_shown_when_the_engine_counts_them(api: Api) -> None:
+    drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_draft_tokens": 100.0}
+    cache = {"prefix_query_tokens": 1000.0, "prefix_hit_tokens": 250.0}
+    store_at_end(api, minute(0, **drafts, **cache), minute(1))
+    efficiency = summary(api)["efficiency"]
+    assert efficiency["prefix_cache"] == {
+        "query_tokens": 1000.0,
+        "hit_tokens": 250.0,
+        "hit_ratio": 0.25,
+    }
+    speculation = efficiency["speculation"]
+    assert speculation["acceptance_rate"] == pytest.approx(100 / 150)
+    assert speculation["mean_accepted_length"] == 3.0
+
+
+def test_the_fill_of_batches_is_shown_where_limits_are_known(api: Api) -> None:
+    store_at_end(api, minute(0, running_request_s=90.0, place_s=360.0), minute(1))
+    assert summary(api)["efficiency"]["batch_fill"] == {"requests": 0.25, "tokens": None}
+
+
+def test_costs_are_split_and_add_up_to_the_bill(api: Api) -> None:
+    store_at_end(api, minute(0), minute(1))
+    cost = summary(api)["cost"]
+    parts = ("prefill_usd", "decode_usd", "idle_usd", "unknown_usd", "unseen_usd")
+    assert sum(cost[part] for part in parts) == pytest.approx(cost["bill_usd"]) == 2.0
+    assert cost["busy_usd"] == pytest.approx(1.5)
+    assert cost["wasted_usd"] == pytest.approx(0.3)
+    assert cost["usd_per_million_input_tokens"] == pytest.approx(300)
+    assert cost["usd_per_million_computed_input_tokens"] == pytest.approx(0.2e6 / 900)
+    assert cost["usd_per_million_cached_input_tokens"] == pytest.approx(1000)
+    assert cost["usd_per_million_output_tokens"] == pytest.approx(2000)
+    assert cost["usd_per_million_tokens_within_objective"] == pytest.approx(10000)
+    assert cost["usd_per_request"] == pytest.approx(0.07)
+    assert cost["allocated_usd_per_request"] == pytest.approx(0.1)
+    assert cost["joules_per_output_token"] == pytest.approx(30)
+    assert cost["gpu_hours"] == pytest.approx(2 / 60)
+
+
+def test_cost_per_token_is_given_for_each_objective(api: Api) -> None:
+    store_at_end(
+        api,
+        minute(0, good_tokens_by_objective={"chat": 100.0, "long": 0.0}),
+        minute(1, good_tokens_by_objective={"chat": 300.0, "batch": 50.0}),
+        minute(1, engine="chat-1", good_tokens_by_objective=None),
+        minute(1, engine="chat-2", **UNKNOWN),
+    )
+    cost_per_token = summary(api)["cost"]["usd_per_million_tokens_by_objective"]
+    assert cost_per_token == {"chat": pytest.approx(5000), "batch": pytest.approx(40000)}
+
+
+def test_a_disagreement_is_shown_with_its_causes(api: Api) -> None:
+    pair = {"figure": "mfu", "higher": "requests", "lower": "hardware"}
+    found = {**pair, "times": None, "cause": "slow_clock", "causes": ["the clock was low"]}
+    store_at_end(api, minute(0, disagreements=(found,)))
+    assert summary(api)["efficiency"]["disagreements"] == [found]
+
+
+def test_cost_per_hour_adds_the_rates_of_the_engines(api: Api) -> None:
+    store_at_end(api, minute(0), minute(1), minute(1, engine="chat-1", gpus_usd=3.9))
+    assert summary(api)["cost"]["usd_per_hour"] == pytest.approx(60 * 1 + 60 * 4)
+
+
+def test_minutes_without_a_price_are_left_out_and_counted(api: Api) -> None:
+    store_at_end(api, minute(0), minute(1, **UNKNOWN))
+    response = summary(api)
+    cost = response["cost"]
+    assert (cost["priced_s"], cost["unpriced_s"]) == (60, 60)
+    assert cost["bill_usd"] == 1.0
+    assert cost["electricity_usd"] == pytest.approx(0.1)
+    assert cost["usd_per_hour"] == pytest.approx(60)
+    assert cost["usd_per_request"] == pytest.approx(0.07)
+    assert cost["usd_per_million_tokens_within_objective"] == pytest.approx(10000)
+    assert cost["joules_per_output_token"] == pytest.approx(30)
+    assert (cost["joules"], cost["gpu_hours"]) == (None, None)
+    assert response["mfu"] == pytest.approx(650 / 5500), "of the minutes whose model is known"
+
+
+def test_unknown_efficiency_and_cost_are_null(api: Api) -> None:
+    store_at_end(api, minute(0, **UNKNOWN))
+    response = summary(api)
+    assert (response["mfu"], response["mbu"], response["cost"]) == (None, None, None)
+    assert response["efficiency"]["prefill"] is None
+
+
+def test_a_tenant_an_objective_and_an_unknown_engine_have_no_efficiency(api: Api) -> None:
+    store_at_end(api, minute(0))
+    for parameters in ({"tenant": "a"}, {"objective": "chat"}, {"engine": "other"}):
+        response = summary(api, **parameters)
+        assert (response["mfu"], response["cost"], response["efficiency"]) == (None, None, None)
+    assert summary(api, engine="chat-0", model="llama")["cost"]["bill_usd"] == 1.0
 
 
 def test_a_step_has_the_figures_of_its_minutes(api: Api) -> None:
@@ -54,3 +192,133 @@ def test_a_step_shorter_than_a_minute_is_refused(api: Api) -> None:
         status, sentence = api.refusal("efficiency", window="10m", step="10s", **part)
         assert status == 422
         assert "no multiple of 60s" in sentence
+
+
+def closed(number: int, /, **given: Any) -> Any:
+    """A closed minute with this ledger: 300 prompt tokens, 50 output tokens, 5 requests."""
+    facts = {"input_tokens": 300.0, "output_tokens": 50.0, "requests": 5.0, "finished": 3.0}
+    more = {name: given.pop(name) for name in ("engine", "ledger_closed") if name in given}
+    priced = given.pop("priced", True)
+    known = {"ledger": Ledger(**(facts | given)), "ledger_closed": True} | more
+    return minute(number, **known) if priced else minute(number, **UNKNOWN, **known)
+
+
+def side(input_tokens: float, output_tokens: float, requests: float) -> dict[str, float]:
+    return {"input_tokens": input_tokens, "output_tokens": output_tokens, "requests": requests}
+
+
+def test_closed_minutes_are_summed_and_open_ones_stand_apart(api: Api) -> None:
+    rows = {"row_input_tokens": 100.0, "row_output_tokens": 20.0, "row_requests": 3.0}
+    store_at_end(
+        api,
+        closed(0, **rows, row_finished=2.0, died=1.0, untold_rows=2.0),
+        # A request at the edge of both minutes.
+        closed(1, row_input_tokens=350.0, row_output_tokens=50.0, row_requests=6.0, finished=6.0),
+        closed(2, ledger_closed=False, **rows),
+    )
+    ledger = summary(api)["ledger"]
+    assert ledger["counted"] == side(600, 100, 10)
+    assert ledger["unaccounted"] == side(150, 30, 1)
+    assert ledger["unaccounted_requests"] == {"died": 1, "finished": 7, "aborted": 0}
+    assert ledger["open"] == side(200, 30, 2)
+    assert (ledger["unaccounted_usd"], ledger["untold_rows"]) == (pytest.approx(0.1), 2)
+
+
+def test_what_one_engine_counts_too_little_hides_nothing_of_another(api: Api) -> None:
+    store_at_end(api, closed(0), closed(0, engine="chat-1", row_input_tokens=900.0, priced=False))
+    ledger = summary(api)["ledger"]
+    assert ledger["unaccounted"]["input_tokens"] == 300
+    assert summary(api, engine="chat-1")["ledger"]["unaccounted_usd"] is None
+
+
+def test_what_no_engine_counts_is_unknown(api: Api) -> None:
+    store_at_end(api, closed(0, requests=None, finished=None, output_tokens=None), minute(1))
+    ledger = summary(api)["ledger"]
+    assert ledger["unaccounted"] == {"input_tokens": 300, "output_tokens": None, "requests": None}
+    assert ledger["unaccounted_requests"] == {}
+    assert summary(api, tenant="acme")["ledger"] is None
+
+
+def test_minutes_without_a_ledger_have_none(api: Api) -> None:
+    store_at_end(api, minute(0), minute(1))
+    assert summary(api)["ledger"] is None
+
+
+def test_while_all_minutes_are_open_nothing_is_unaccounted(api: Api) -> None:
+    store_at_end(api, closed(0, ledger_closed=False))
+    ledger = summary(api)["ledger"]
+    assert (ledger["counted_from"], ledger["counted"]) == (None, side(0, 0, 0))
+    assert (ledger["unaccounted"], ledger["open"]) == (side(0, 0, 0), side(300, 50, 5))
+
+
+DAY_S = 86400
+MONTH = {"window": "30d"}
+CHAT = objective("chat", ttft_s=0.2)
+
+# One request every nine hours; each third one is slow.
+AGES_S = [600.0 + number * 9 * 3600 for number in range(90)]
+
+
+def at_age(number: int, age_s: float, now: float) -> RequestRecord:
+    ended_at = now - age_s
+    return record(
+        number,
+        started_at=ended_at - 0.5,
+        ended_at=ended_at,
+        received_at=ended_at + 0.1,
+        ttft_s=0.5 if number % 3 == 0 else 0.1,
+        tenant=("acme", "umbrella")[number % 2],
+    )
+
+
+@pytest.fixture
+def month(api: Api) -> Api:
+    """An API with a month of traffic, whose older requests are expired."""
+    api.agent.now = NOON + 333.75
+    now = api.agent.now
+    records = [at_age(number, age_s, now) for number, age_s in enumerate(AGES_S)]
+    api.store(records, [CHAT])
+    api.set_objectives([CHAT])
+    api.fold_and_expire()
+    return api
+
+
+def within(response: dict[str, Any], month: Api) -> list[int]:
+    """Return the numbers of the requests in the window that a response states."""
+    length_s = response["window_s"]
+    assert length_s == pytest.approx(30 * DAY_S, abs=DAY_S / 2)
+    return [number for number, age_s in enumerate(AGES_S) if age_s <= length_s]
+
+
+def test_a_summary_of_a_month_counts_every_request_up_to_now(month: Api) -> None:
+    summary = month.query("summary", **MONTH)
+    numbers = within(summary, month)
+    assert summary["requests"] == len(numbers)
+    assert summary["missed"] == sum(number % 3 == 0 for number in numbers)
+    assert summary["ttft_ms"]["p50"] == pytest.approx(100, rel=0.01)
+    assert summary["ttft_ms"]["p99"] == pytest.approx(500, rel=0.01)
+
+
+def test_a_breakdown_of_a_month_counts_each_group(month: Api) -> None:
+    breakdown = month.query("breakdown", by="tenant", **MONTH)
+    numbers = within(breakdown, month)
+    counted = {group["group"]: group["requests"] for group in breakdown["groups"]}
+    odd = sum(number % 2 for number in numbers)
+    assert counted == {"acme": len(numbers) - odd, "umbrella": odd}
+
+
+def test_an_objective_of_a_month_is_judged_over_the_month(month: Api) -> None:
+    (item,) = month.query("objectives", **MONTH)["items"]
+    numbers = within(item, month)
+    missed = sum(number % 3 == 0 for number in numbers)
+    assert item["attainment"] == pytest.approx(1 - missed / len(numbers))
+
+
+def test_each_day_of_a_month_counts_its_own_requests(month: Api) -> None:
+    items = month.query("timeseries", step="1d", **MONTH)["items"]
+    assert len(items) in (30, 31)
+    now = month.agent.now
+    for item in items:
+        start = unix(item["at"])
+        ended = [now - age_s for age_s in AGES_S if start <= now - age_s < start + DAY_S]
+        assert item["requests"] == len(ended)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.outputs.api.query_gate import Message, QueryGate
+from agent.outputs.api.middleware import Message, QueryGate
 
 PATH = "/api/v1/summary"
 

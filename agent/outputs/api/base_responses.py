@@ -1,0 +1,197 @@
+"""Response models that several routes share. Unknown is null; names carry units."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agent.analysis.cause_sums import CauseSums, figures_by_cause
+from agent.catalog.causes import CAUSES
+
+
+class BaseResponse(BaseModel):
+    """Any response."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+Item = TypeVar("Item")
+Verdict = Literal["met", "missed", "undetermined"]
+Status = Literal["ok", "error", "timeout", "cancelled", "throttled", "invalid"]
+Confidence = Literal["certain", "probable", "suspected"]
+
+
+class ProblemResponse(BaseResponse):
+    """What is wrong, in one sentence."""
+
+    detail: str
+
+
+class ListOf(BaseResponse, Generic[Item]):
+    """One page of a list; `next` is the cursor of the following page, null at the end."""
+
+    items: list[Item]
+    next: str | None = None
+
+
+class Percentiles(BaseResponse):
+    """Milliseconds, each within `relative_error` of a real request's value; null if unseen."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class StreamSpeeds(BaseResponse):
+    """Tokens per second of one user's stream after its first token, 1 / TPOT.
+
+    95 % of the streams are at least as fast as `p5`. Null if unseen, or without any delay.
+    """
+
+    p50: float | None
+    p5: float | None
+    p1: float | None
+
+
+class AttainedResponse(BaseResponse):
+    """The verdicts of one objective."""
+
+    objective: str
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None = Field(description="met / (met + missed)")
+
+
+class FailuresResponse(BaseResponse):
+    """The requests that one vantage saw, and those of them that failed."""
+
+    requests: int
+    failed: int | None = Field(
+        description="an engine's spans leave out most failures, so theirs are at least these"
+    )
+    error_ratio: float | None = Field(description="of the proxy: null for the engine")
+
+
+class RequestFigures(BaseResponse):
+    """Figures of requests. Rates are per second of `covered_s`, and null where that is 0.
+
+    Goodput counts requests that met.
+
+    Without a chosen objective, a request met if it met all that cover it.
+    """
+
+    requests: int
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None = Field(
+        description="met / (met + missed); null where several objectives judged: see by_objective"
+    )
+    by_objective: list[AttainedResponse] = Field(description="those that judged these requests")
+    violations_per_min: float | None = Field(description="missed requests per minute")
+    goodput_rps: float | None
+    goodput_tokens_per_s: float | None
+    throughput_rps: float | None = Field(description="requests without an error, per second")
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    error_ratio: float | None = Field(
+        description="failed / all but cancelled and invalid; null unless the proxy saw them all"
+    )
+    failures: Mapping[Literal["proxy", "engine"], FailuresResponse] = Field(
+        description="by who saw the requests: the proxy, or the engine alone"
+    )
+    explained: int = Field(description="missed requests of which the causes are stored so far")
+    causes: Mapping[str, float] | None = Field(
+        description="share of each cause in the excess seconds of the explained requests; without "
+        "a chosen objective those over the one that a request exceeded most; null without any"
+    )
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    e2e_ms: Percentiles
+    queue_ms: Percentiles
+    stream_tokens_per_s: StreamSpeeds
+
+
+CauseLimit = Literal["ttft", "tpot", "e2e", "failure"]
+
+
+class CauseAdvice(BaseResponse):
+    """What a cause means, and what an operator can do about it."""
+
+    part: str = Field(description="queue, prefill, decode, front, failure or unknown")
+    meaning: str
+    knob: str = Field(description="what to turn")
+    flag: str | None = Field(description="of vLLM; null where none helps")
+    costs: str | None = Field(description="what turning it takes away; null for nothing")
+
+
+class CauseLimitResponse(BaseResponse):
+    """A cause over one limit."""
+
+    requests: int = Field(description="missed requests with a share of the cause over this limit")
+    seconds: float | None = Field(description="null for requests without a response")
+
+
+class CauseResponse(BaseResponse):
+    """A cause of misses in a window."""
+
+    cause: str
+    share: float | None = Field(description="of the excess seconds of all causes")
+    seconds: float | None = Field(
+        description="excess seconds over all limits; a second over two limits counts for both"
+    )
+    requests: int = Field(description="missed requests of which it is the first cause")
+    limits: Mapping[str, CauseLimitResponse]
+    advice: CauseAdvice | None = Field(description="null for a cause of another version")
+
+
+class CauseShareResponse(BaseResponse):
+    """A part of the seconds of one request over a limit."""
+
+    objective: str
+    limit: str = Field(description="ttft, tpot, e2e or failure")
+    cause: str
+    excess_s: float | None = Field(
+        description="of TPOT: of one token times the tokens after the first; null for a failure"
+    )
+    evidence: list[str]
+    advice: CauseAdvice | None
+
+
+class ExplanationResponse(BaseResponse):
+    """Why one request missed its objectives. Shares of one limit add up to its excess."""
+
+    sources: list[str] = Field(description="views that were there: plugin, span, proxy, samples")
+    shares: list[CauseShareResponse]
+
+
+def explanation_response(stored: Mapping[str, Any] | None) -> ExplanationResponse | None:
+    """The explanation of a row; None where it has none."""
+    if stored is None:
+        return None
+    shares = [
+        CauseShareResponse(**share, advice=_advice(share["cause"])) for share in stored["shares"]
+    ]
+    return ExplanationResponse(sources=stored["sources"], shares=shares)
+
+
+def cause_shares(sums: CauseSums) -> dict[str, Any]:
+    """The fields `explained` and `causes` of figures."""
+    figures = figures_by_cause(sums)
+    shares = {each.cause: each.share for each in figures if each.share is not None}
+    return {"explained": sum(each.requests for each in figures), "causes": shares or None}
+
+
+def causes_with_details(sums: CauseSums) -> dict[str, Any]:
+    """These fields, and `cause_details`."""
+    details = [
+        CauseResponse(**asdict(each), advice=_advice(each.cause)) for each in figures_by_cause(sums)
+    ]
+    return {**cause_shares(sums), "cause_details": details}
+
+
+def _advice(cause: str) -> CauseAdvice | None:
+    facts = CAUSES.get(cause)  # type: ignore[call-overload]
+    return None if facts is None else CauseAdvice(**facts._asdict())
