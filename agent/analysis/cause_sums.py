@@ -88,10 +88,12 @@ def _sums(objective: str, shares: Sequence[CauseShare], top: str) -> dict[CauseP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitFigures:
-    """Missed requests with a share of a cause over one limit, and its seconds, None unknown."""
+    """A cause over one limit."""
 
     requests: int
+    """missed requests with a share of the cause over this limit"""
     seconds: float | None
+    """null for requests without a response"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

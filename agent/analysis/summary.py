@@ -17,25 +17,25 @@ _SPEEDS = {"p50": 0.5, "p5": 0.95, "p1": 0.99}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attained:
-    """How many requests met one objective; attainment is met / (met + missed), None unknown."""
+    """The verdicts of one objective."""
 
     objective: str
     met: int
     missed: int
     undetermined: int
     attainment: float | None
+    """met / (met + missed)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """The requests that one vantage saw, and those of them that failed; unknown is None.
-
-    An engine's spans leave out most failures, so their number is a lower bound, and no ratio.
-    """
+    """The requests that one vantage saw, and those of them that failed."""
 
     requests: int
     failed: int | None
+    """an engine's spans leave out most failures, so theirs are at least these"""
     error_ratio: float | None
+    """of the proxy: null for the engine"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class TrafficLimit:
-    """A limit on the traffic as a whole; `seen` and `holds` are None where unknown."""
+    """A limit on the traffic as a whole. It has no part in the verdict on a request."""
 
     name: str
     limit: float

@@ -64,13 +64,15 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCost:
-    """Cost and GPU hours of a group of requests; None if unknown for all of them.
+    """The cost of a group's requests that ended in the window: their part of busy time.
 
-    `requests` counts the requests whose cost is known.
+    It is summed from rows that are kept and priced. Idle time belongs to no request.
     """
 
     requests: int
+    """rows with a known cost"""
     cost_usd: float | None
+    """null without a price"""
     gpu_hours: float | None
 
 

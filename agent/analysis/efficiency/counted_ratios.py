@@ -9,43 +9,37 @@ from agent.records.minute import MinuteRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixCache:
-    """Tokens that engines looked up in their prefix cache and found there.
-
-    `hit_ratio` is None where nothing was looked up.
-    """
+    """Tokens looked up in the prefix cache and found there, by the engines' own counters."""
 
     query_tokens: float
     hit_tokens: float
     hit_ratio: float | None
+    """null where nothing was looked up"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """What verification accepted of the drafts. Ratios are None where nothing was drafted.
-
-    `mean_accepted_length` counts the tokens of a draft that were accepted and the one that the
-    model adds itself, as vLLM's own log does.
-    """
+    """Speculative decoding, by the engines' own counters. Ratios are null without drafts."""
 
     drafts: float
     draft_tokens: float
     accepted_tokens: float
     acceptance_rate: float | None
+    """accepted over drafted tokens"""
+    # As vLLM's own log counts it.
     mean_accepted_length: float | None
+    """accepted tokens of a draft, and the one that the model adds itself"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFill:
-    """How full batches were, each None where the engine's limit or count is unknown.
-
-    `requests` is running requests over the most that may run, a mean over time with idle time in
-    it; `tokens` is the tokens of a step over the most that it may compute, a mean over steps. That
-    is an estimate: vLLM counts only steps that gave output, with all tokens of a prompt in its last
-    step, so it is too high where prompts take several steps, and None above 1.
-    """
+    """How full the batches of engines were. Shares are null where a limit or a count is unknown."""
 
     requests: float | None
+    """running requests over the most that may run, a mean over time, idle included"""
+    # vLLM counts only steps that gave output, with all tokens of a prompt in its last step.
     tokens: float | None
+    """estimated share of a step's token limit; too high or null if prompts take several steps"""
 
 
 def batch_fill(minutes: Sequence[MinuteRow]) -> BatchFill | None:

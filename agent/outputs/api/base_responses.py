@@ -6,14 +6,15 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.analysis.cause_sums import CauseSums, figures_by_cause
+from agent.analysis.cause_sums import CauseSums, LimitFigures, figures_by_cause
+from agent.analysis.summary import Attained, Failures
 from agent.catalog.causes import CAUSES
 
 
 class BaseResponse(BaseModel):
     """Any response."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
 
 Item = TypeVar("Item")
@@ -54,26 +55,6 @@ class StreamSpeeds(BaseResponse):
     p1: float | None
 
 
-class AttainedResponse(BaseResponse):
-    """The verdicts of one objective."""
-
-    objective: str
-    met: int
-    missed: int
-    undetermined: int
-    attainment: float | None = Field(description="met / (met + missed)")
-
-
-class FailuresResponse(BaseResponse):
-    """The requests that one vantage saw, and those of them that failed."""
-
-    requests: int
-    failed: int | None = Field(
-        description="an engine's spans leave out most failures, so theirs are at least these"
-    )
-    error_ratio: float | None = Field(description="of the proxy: null for the engine")
-
-
 class RequestFigures(BaseResponse):
     """Figures of requests. Rates are per second of `covered_s`, and null where that is 0.
 
@@ -89,7 +70,7 @@ class RequestFigures(BaseResponse):
     attainment: float | None = Field(
         description="met / (met + missed); null where several objectives judged: see by_objective"
     )
-    by_objective: list[AttainedResponse] = Field(description="those that judged these requests")
+    by_objective: list[Attained] = Field(description="those that judged these requests")
     violations_per_min: float | None = Field(description="missed requests per minute")
     goodput_rps: float | None
     goodput_tokens_per_s: float | None
@@ -99,7 +80,7 @@ class RequestFigures(BaseResponse):
     error_ratio: float | None = Field(
         description="failed / all but cancelled and invalid; null unless the proxy saw them all"
     )
-    failures: Mapping[Literal["proxy", "engine"], FailuresResponse] = Field(
+    failures: Mapping[Literal["proxy", "engine"], Failures] = Field(
         description="by who saw the requests: the proxy, or the engine alone"
     )
     explained: int = Field(description="missed requests of which the causes are stored so far")
@@ -127,13 +108,6 @@ class CauseAdvice(BaseResponse):
     costs: str | None = Field(description="what turning it takes away; null for nothing")
 
 
-class CauseLimitResponse(BaseResponse):
-    """A cause over one limit."""
-
-    requests: int = Field(description="missed requests with a share of the cause over this limit")
-    seconds: float | None = Field(description="null for requests without a response")
-
-
 class CauseResponse(BaseResponse):
     """A cause of misses in a window."""
 
@@ -143,7 +117,7 @@ class CauseResponse(BaseResponse):
         description="excess seconds over all limits; a second over two limits counts for both"
     )
     requests: int = Field(description="missed requests of which it is the first cause")
-    limits: Mapping[str, CauseLimitResponse]
+    limits: Mapping[str, LimitFigures]
     advice: CauseAdvice | None = Field(description="null for a cause of another version")
 
 

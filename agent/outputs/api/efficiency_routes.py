@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from math import fsum
 from typing import Annotated, Any
@@ -11,7 +10,14 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
-from agent.analysis.efficiency.counted_ratios import batch_fill, prefix_cache, speculation
+from agent.analysis.efficiency.counted_ratios import (
+    BatchFill,
+    PrefixCache,
+    Speculation,
+    batch_fill,
+    prefix_cache,
+    speculation,
+)
 from agent.analysis.efficiency.window_efficiency import (
     Utilisation,
     WindowEfficiency,
@@ -163,38 +169,6 @@ class DisagreementResponse(BaseResponse):
     causes: list[str] = Field(description="the likely one first")
 
 
-class PrefixCacheResponse(BaseResponse):
-    """Tokens looked up in the prefix cache and found there, by the engines' own counters."""
-
-    query_tokens: float
-    hit_tokens: float
-    hit_ratio: float | None = Field(description="null where nothing was looked up")
-
-
-class SpeculationResponse(BaseResponse):
-    """Speculative decoding, by the engines' own counters. Ratios are null without drafts."""
-
-    drafts: float
-    draft_tokens: float
-    accepted_tokens: float
-    acceptance_rate: float | None = Field(description="accepted over drafted tokens")
-    mean_accepted_length: float | None = Field(
-        description="accepted tokens of a draft, and the one that the model adds itself"
-    )
-
-
-class BatchFillResponse(BaseResponse):
-    """How full the batches of engines were. Shares are null where a limit or a count is unknown."""
-
-    requests: float | None = Field(
-        description="running requests over the most that may run, a mean over time, idle included"
-    )
-    tokens: float | None = Field(
-        description="estimate: tokens of a step over the most that it may compute, a mean over "
-        "steps; too high, or null, where prompts take several steps"
-    )
-
-
 class EfficiencyResponse(BaseResponse):
     """How well the GPUs were used in the booked minutes, with idle and without unknown time.
 
@@ -217,9 +191,9 @@ class EfficiencyResponse(BaseResponse):
     preemptions: float | None = Field(
         description="running requests that were thrown back and computed again"
     )
-    prefix_cache: PrefixCacheResponse | None = Field(description="null where no engine counts it")
-    speculation: SpeculationResponse | None = Field(description="null where no engine counts it")
-    batch_fill: BatchFillResponse | None = Field(description="null where no limit is known")
+    prefix_cache: PrefixCache | None = Field(description="null where no engine counts it")
+    speculation: Speculation | None = Field(description="null where no engine counts it")
+    batch_fill: BatchFill | None = Field(description="null where no limit is known")
 
 
 class CostResponse(BaseResponse):
@@ -314,11 +288,10 @@ def _efficiency(found: WindowEfficiency) -> dict[str, Any]:
 
 
 def _counted(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
-    cache, drafts, fill = prefix_cache(minutes), speculation(minutes), batch_fill(minutes)
     return {
-        "prefix_cache": None if cache is None else PrefixCacheResponse(**asdict(cache)),
-        "speculation": None if drafts is None else SpeculationResponse(**asdict(drafts)),
-        "batch_fill": None if fill is None else BatchFillResponse(**asdict(fill)),
+        "prefix_cache": prefix_cache(minutes),
+        "speculation": speculation(minutes),
+        "batch_fill": batch_fill(minutes),
     }
 
 

@@ -165,17 +165,6 @@ Most = Annotated[
 Costs = Annotated[bool, Query(description="add the cost of each group; this reads every row")]
 
 
-class GroupCostResponse(BaseResponse):
-    """The cost of a group's requests that ended in the window: their part of busy time.
-
-    It is summed from rows that are kept and priced. Idle time belongs to no request.
-    """
-
-    requests: int = Field(description="rows with a known cost")
-    cost_usd: float | None = Field(description="null without a price")
-    gpu_hours: float | None
-
-
 Histograms = Annotated[
     bool, Query(description="add the latencies of each group as histograms that add up")
 ]
@@ -204,7 +193,7 @@ class GroupResponse(RequestFigures):
         description="seconds of the window since the stored data begins, an engine's own by engine"
     )
     cause_details: list[CauseResponse] = Field(description="the most seconds first")
-    cost: GroupCostResponse | None = Field(default=None, description="null unless requested")
+    cost: GroupCost | None = Field(default=None, description="null unless requested")
     histograms: dict[str, HistogramResponse] | None = Field(
         default=None,
         description="by latency: ttft_s, tpot_s, e2e_s, queue_s; null unless requested",
@@ -255,7 +244,7 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
             groups=[
                 GroupResponse(
                     group=name,
-                    cost=_group_cost(costs.get(name)),
+                    cost=costs.get(name),
                     histograms=_histograms(tally) if histograms else None,
                     **_group_figures(tally, covered_s(name), chosen),
                     **causes_with_details(causes.get(name, {})),
@@ -312,10 +301,6 @@ def _histograms(tally: Tally) -> dict[str, HistogramResponse]:
         name: HistogramResponse(**asdict(exponential_from(bins)))
         for name, bins in tally.bins.items()
     }
-
-
-def _group_cost(cost: GroupCost | None) -> GroupCostResponse | None:
-    return None if cost is None else GroupCostResponse(**asdict(cost))
 
 
 class LengthVerdictsResponse(BaseResponse):

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from agent.analysis.error_budget import error_budget
-from agent.analysis.summary import check_traffic_limits, summarise
+from agent.analysis.summary import TrafficLimit, check_traffic_limits, summarise
 from agent.analysis.tally import Tally
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, ListOf
@@ -18,15 +18,6 @@ from agent.outputs.api.query_parameters import Name, WindowText, window_before, 
 from agent.records.queries import Selection, Window
 
 Row = Mapping[str, Any]
-
-
-class TrafficLimitResponse(BaseResponse):
-    """A limit on the traffic as a whole. It has no part in the verdict on a request."""
-
-    name: str
-    limit: float
-    seen: float | None
-    holds: bool | None
 
 
 class BudgetResponse(BaseResponse):
@@ -59,7 +50,7 @@ class ObjectiveResponse(BaseResponse):
     attainment: float | None = Field(description="met / (met + missed)")
     violations_per_min: float | None = Field(description="missed requests per covered minute")
     budget: BudgetResponse
-    traffic: list[TrafficLimitResponse]
+    traffic: list[TrafficLimit]
 
 
 def objective_routes(context: ApiContext) -> APIRouter:
@@ -124,7 +115,7 @@ def _objective(row: Row, over: Window, chosen: Selection, asked: _AskedOnce) -> 
         attainment=figures.attainment,
         violations_per_min=figures.violations_per_min,
         budget=_budget(definition, over.until, chosen, asked),
-        traffic=[TrafficLimitResponse(**asdict(limit)) for limit in traffic],
+        traffic=list(traffic),
     )
 
 
