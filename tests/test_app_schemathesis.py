@@ -22,8 +22,9 @@ from agent.settings import Settings
 from agent.store.connection import open_engine
 from tests.outputs.api.serving import Api, ServedAgent
 from tests.outputs.api.test_causes import CHAT, EXPLAINED, SLOW
-from tests.outputs.api.test_list_routes import MIG_INSTANCE, sample
+from tests.outputs.api.test_list_routes import sample
 from tests.outputs.api.traffic import NOW, OBJECTIVES, mixed
+from tests.records.making import MIG_INSTANCE
 from tests.records.minutes import minute
 from tests.store.migrated import migrated_file
 

@@ -22,7 +22,17 @@ from google.rpc.status_pb2 import Status
 from agent.catalog.reasons import ForwardDropped, grpc_reason, http_reason
 from agent.http_client import GRPC_WITHOUT_PROXY, http_session
 
+_LOG = logging.getLogger(__name__)
+
 TIMEOUT_S = 10.0
+MAX_QUEUE_BYTES = 64 * 1024 * 1024
+# Bodies can be very small, and each takes some memory of its own.
+MAX_QUEUE_BODIES = 10_000
+MAX_TRIES = 6
+FIRST_DELAY_S = 1.0
+MAX_DELAY_S = 30.0
+# A destination that asks for a longer delay would make the queue overflow.
+MAX_RETRY_AFTER_S = 300.0
 
 PROTOBUF = "application/x-protobuf"
 _JSON = "application/json"
@@ -90,7 +100,7 @@ class HttpDestination:
         timeout_s: float | None = None,
         proxy: str | None = None,
         ca: Path | None = None,
-        on_accepted: Callable[[bytes], None] = lambda _: None,
+        on_accepted: Callable[[bytes], None] | None = None,
     ) -> None:
         """`path` is for a URL without one. `on_accepted` gets the response to an accepted body."""
         given = urlsplit(url).path
@@ -115,7 +125,8 @@ class HttpDestination:
         except requests.RequestException:
             return SendResult(ForwardDropped.UNREACHABLE, retry=True)
         if response.status_code < HTTPStatus.MULTIPLE_CHOICES:
-            self._on_accepted(response.content)
+            if self._on_accepted is not None:
+                self._on_accepted(response.content)
             return SendResult()
         return SendResult(
             http_reason(response.status_code),
@@ -184,18 +195,6 @@ def destination(url: str, proxy: str | None = None, ca: Path | None = None) -> D
     if parts.scheme == "grpc":
         return GrpcDestination(parts.netloc, proxy)
     return HttpDestination(url, proxy=proxy, ca=ca)
-
-
-_LOG = logging.getLogger(__name__)
-
-MAX_QUEUE_BYTES = 64 * 1024 * 1024
-# Bodies can be very small, and each takes some memory of its own.
-MAX_QUEUE_BODIES = 10_000
-MAX_TRIES = 6
-FIRST_DELAY_S = 1.0
-MAX_DELAY_S = 30.0
-# A destination that asks for a longer delay would make the queue overflow.
-MAX_RETRY_AFTER_S = 300.0
 
 
 class ForwardCounter(Protocol):

@@ -1,11 +1,10 @@
 """The push of metrics to endpoints over HTTP: retries, drops, and what is counted of them."""
 
 import gzip
-import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -41,6 +40,7 @@ from agent.settings.settings_model import OtlpMetricsSettings
 from tests.outputs.otlp_destinations import (
     WITHIN_S,
     Destination,
+    ForwardCounts,
     HttpResponse,
     http_destination,
 )
@@ -340,34 +340,14 @@ def test_thousands_of_models_tenants_and_users_give_no_more_points_than_the_expo
 
 
 @dataclass(slots=True)
-class PushCounts:
+class PushCounts(ForwardCounts):
     """Counts exports; tests wait for them."""
 
-    sent: int = 0
+    reasons: Container[str] = PUSHES_DROPPED
     rejected: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def forwarded(self) -> None:
-        with self._changed:
-            self.sent += 1
-            self._changed.notify_all()
-
-    def forward_dropped(self, reason: str) -> None:
-        assert reason in PUSHES_DROPPED
-        with self._changed:
-            self.dropped[reason] += 1
-            self._changed.notify_all()
 
     def points_rejected(self, points: int) -> None:
         self.rejected += points
-
-    def wait_for(self, exports: int) -> None:
-        """Return when this many exports were sent or dropped."""
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: self.sent + self.dropped.total() >= exports, WITHIN_S
-            ), self
 
 
 @contextmanager

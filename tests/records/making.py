@@ -5,11 +5,32 @@ from typing import Any
 
 from agent.analysis.verdicts import Judge
 from agent.catalog.definitions import GOODPUT
+from agent.records.gpu import MigInstance
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
 
 # A whole number of minutes, so that minutes and steps start exactly here.
 NOON = 1_790_000_040 // 60 * 60
+
+# A MIG instance, and how it is stored and returned.
+MIG_INSTANCE = MigInstance(
+    uuid="MIG-1",
+    name="1g.18gb",
+    gpu_instance=7,
+    compute_instance=None,
+    gpu_slices=1,
+    facts={("gpu_memory_used_bytes", ()): 5e9},
+    processes={4242: None},
+)
+MIG_INSTANCE_ROW = {
+    "uuid": "MIG-1",
+    "name": "1g.18gb",
+    "gpu_instance": 7,
+    "compute_instance": None,
+    "gpu_slices": 1,
+    "facts": {"gpu_memory_used_bytes": 5e9},
+    "processes": [{"pid": 4242, "memory_bytes": None}],
+}
 
 
 def record(number: int = 1, /, **given: Any) -> RequestRecord:

@@ -12,6 +12,7 @@ from agent.records.queries import Cursor, PageOf
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
 from agent.store.store_queries import Row, StoreQueries
+from tests.records.making import MIG_INSTANCE, MIG_INSTANCE_ROW
 from tests.store.making import NOON, gpu_sample
 
 MICROSECOND = 1e-6
@@ -22,26 +23,6 @@ MANY_ROWS = """
     SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]'
     FROM generate_series(1, 50000) AS n
 """
-
-
-MIG_INSTANCE = MigInstance(
-    uuid="MIG-1",
-    name="1g.18gb",
-    gpu_instance=7,
-    compute_instance=None,
-    gpu_slices=1,
-    facts={("gpu_memory_used_bytes", ()): 5e9},
-    processes={4242: None},
-)
-MIG_INSTANCE_ROW = {
-    "uuid": "MIG-1",
-    "name": "1g.18gb",
-    "gpu_instance": 7,
-    "compute_instance": None,
-    "gpu_slices": 1,
-    "facts": {"gpu_memory_used_bytes": 5e9},
-    "processes": [{"pid": 4242, "memory_bytes": None}],
-}
 
 
 @pytest.fixture

@@ -70,15 +70,15 @@ def objective_routes(context: ApiContext) -> APIRouter:
     return router
 
 
-class _AskedOnce:
-    """The counts of windows, each asked for once: agents of a fleet have the same objectives."""
+class _CachedCounts:
+    """Counts of windows, each queried once: agents of a fleet have the same objectives."""
 
     def __init__(self, queries: ApiQueries) -> None:
         self.grid_s = queries.grid_s
         self._data_from = cache(queries.data_from)
         self._tally = cache(queries.tally)
 
-    def counts(self, over: Window, chosen: Selection) -> tuple[float, Tally]:
+    def of(self, over: Window, chosen: Selection) -> tuple[float, Tally]:
         """The seconds of a window that are covered by data, and its counts."""
         covered_s = over.covered_s(self._data_from(over, chosen.source))
         return covered_s, self._tally(over, chosen)
@@ -89,16 +89,18 @@ def objectives_over(
 ) -> list[ObjectiveResponse]:
     """The objectives now in force of an agent or of all, and their attainment in `length_s`."""
     over = window_before(now, length_s, queries.grid_s(length_s))
-    asked = _AskedOnce(queries)
+    counts = _CachedCounts(queries)
     return [
-        _objective(row, over, Selection(objective=row["name"], agent=agent), asked)
+        _objective(row, over, Selection(objective=row["name"], agent=agent), counts)
         for row in queries.objectives_in_force()
         if agent in (None, row["agent"])
     ]
 
 
-def _objective(row: Row, over: Window, chosen: Selection, asked: _AskedOnce) -> ObjectiveResponse:
-    covered_s, tally = asked.counts(over, chosen)
+def _objective(
+    row: Row, over: Window, chosen: Selection, counts: _CachedCounts
+) -> ObjectiveResponse:
+    covered_s, tally = counts.of(over, chosen)
     figures = summarise(tally, covered_s, row["name"])
     definition = row["definition"]
     traffic = check_traffic_limits(
@@ -114,15 +116,17 @@ def _objective(row: Row, over: Window, chosen: Selection, asked: _AskedOnce) -> 
         undetermined=figures.undetermined,
         attainment=figures.attainment,
         violations_per_min=figures.violations_per_min,
-        budget=_budget(definition, over.until, chosen, asked),
+        budget=_budget(definition, over.until, chosen, counts),
         traffic=list(traffic),
     )
 
 
-def _budget(definition: Row, now: float, chosen: Selection, asked: _AskedOnce) -> BudgetResponse:
+def _budget(
+    definition: Row, now: float, chosen: Selection, counts: _CachedCounts
+) -> BudgetResponse:
     length_s = definition["window_s"]
-    over = window_before(now, length_s, asked.grid_s(length_s))
-    covered_s, tally = asked.counts(over, chosen)
+    over = window_before(now, length_s, counts.grid_s(length_s))
+    covered_s, tally = counts.of(over, chosen)
     found = summarise(tally, over.length_s, chosen.objective or "")
     return BudgetResponse(
         window_s=over.length_s,

@@ -104,8 +104,8 @@ def operation_routes(
         found = list(problems())
         response.status_code = 503 if found else 200
         status: Literal["ok", "not ready"] = "not ready" if found else "ok"
-        in_words = {**parts(), **scraped.problems}
-        return ReadinessResponse(status=status, problems=found, parts=in_words)
+        texts = {**parts(), **scraped.problems}
+        return ReadinessResponse(status=status, problems=found, parts=texts)
 
     return router
 

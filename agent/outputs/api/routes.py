@@ -118,7 +118,7 @@ def live_routes(live: LiveFigures, door: Door) -> APIRouter:
     async def figures(request: Request) -> AsyncIterator[ServerSentEvent]:
         """Server-sent events: `figures` every two seconds, or a `problem` in one sentence."""
         token = request.headers.get("authorization")
-        # The door was passed once, and the token may be removed from its file since.
+        # The token was valid at the start, and may be removed from its file since.
         async for event in live.stream(lambda: door.lets_in(token)):
             yield event
 

@@ -138,7 +138,7 @@ class Meter:
         self,
         objectives: Sequence[Objective],
         engines: Sequence[str],
-        is_served: Callable[[str], bool] = lambda _: False,
+        is_served: Callable[[str], bool] | None = None,
         *,
         with_bins: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
@@ -201,7 +201,8 @@ class Meter:
         configured = engine in self._samples
         if configured and (pair[1] in (UNKNOWN, OTHER) or pair[1] in self._named):
             return self._expose(pair)
-        is_served = configured and (serves or self._is_served(pair[1]))
+        asks = self._is_served
+        is_served = configured and (serves or (asks is not None and asks(pair[1])))
         pairs, now_s = self._pairs_with(pair, is_served=is_served), self._monotonic()
         always = pairs is self._served and not pairs.has_engine(pair[0])
         has_labels = pairs.see(pair, now_s, always=always)

@@ -73,8 +73,8 @@ def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
 def _on_prometheus(
     uid: str, title: str, description: str, rows: tuple[PanelRow, ...], *, hours: int = 1
 ) -> Dashboard:
-    marks = (EVENTS, ALERTS, XIDS)
-    expressions = [mark["expr"] for mark in marks]
+    annotations = (EVENTS, ALERTS, XIDS)
+    expressions = [each["expr"] for each in annotations]
     for panel in (panel for row in rows for panel in row.panels):
         expressions += [query.expression for query in panel.queries if isinstance(query, Query)]
     return Dashboard(
@@ -83,7 +83,7 @@ def _on_prometheus(
         description=description,
         rows=rows,
         variables=variables_used_in(" ".join(expressions)),
-        annotations=marks,
+        annotations=annotations,
         hours=hours,
     )
 

@@ -166,7 +166,7 @@ BUILT_IN: Mapping[str, Any] = {
 }
 
 
-def _mark(name: str, colour: str, source: Mapping[str, str]) -> dict[str, Any]:
+def _annotation(name: str, colour: str, source: Mapping[str, str]) -> dict[str, Any]:
     return {
         "datasource": dict(source),
         "enable": True,
@@ -176,9 +176,11 @@ def _mark(name: str, colour: str, source: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _marked(name: str, colour: str, expression: str, title: str, tags: str) -> dict[str, Any]:
+def _prometheus_annotation(
+    name: str, colour: str, expression: str, title: str, tags: str
+) -> dict[str, Any]:
     return {
-        **_mark(name, colour, PROMETHEUS),
+        **_annotation(name, colour, PROMETHEUS),
         "expr": expression,
         "step": "60s",
         "titleFormat": title,
@@ -187,14 +189,14 @@ def _marked(name: str, colour: str, expression: str, title: str, tags: str) -> d
     }
 
 
-EVENTS = _marked(
+EVENTS = _prometheus_annotation(
     "Events",
     "orange",
     f"{increase(m.ENGINE_EVENTS, RATE)} > 0",
     "{{kind}} on {{engine}}",
     "engine,kind",
 )
-ALERTS = _marked(
+ALERTS = _prometheus_annotation(
     "Alerts",
     "red",
     'ALERTS{alertname=~"(Llm|Gpu).+",alertstate="firing",severity=~"page|ticket"}',
@@ -203,7 +205,7 @@ ALERTS = _marked(
 )
 # The value is the time of the Xid: it is exact between scrapes, and present from the first Xid on.
 XIDS = {
-    **_marked(
+    **_prometheus_annotation(
         "Xids",
         "purple",
         f"1000 * {by((*GPU, 'xid'), of_agents(gpu_facts.XID_LAST_SEEN), 'max')}",
@@ -213,7 +215,7 @@ XIDS = {
     "useValueForTime": True,
 }
 STORED = {
-    **_mark("Events", "orange", POSTGRES),
+    **_annotation("Events", "orange", POSTGRES),
     "target": {
         "refId": "Annotation",
         "editorMode": "code",
@@ -260,7 +262,9 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": f"now-{dashboard.hours}h", "to": "now"},
         "schemaVersion": SCHEMA_VERSION,
-        "annotations": {"list": [dict(mark) for mark in (BUILT_IN, *dashboard.annotations)]},
+        "annotations": {
+            "list": [dict(annotation) for annotation in (BUILT_IN, *dashboard.annotations)]
+        },
         "templating": {"list": [dict(variable) for variable in dashboard.variables]},
         "links": [_links_to_others()],
         "panels": list(_placed(dashboard.rows)),

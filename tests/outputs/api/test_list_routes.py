@@ -6,11 +6,11 @@ from urllib.parse import quote
 import pytest
 
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.gpu import GpuSample, MigInstance
+from agent.records.gpu import GpuSample
 from agent.records.objective import Match
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import unix
-from tests.records.making import NOON, objective, record
+from tests.records.making import MIG_INSTANCE, MIG_INSTANCE_ROW, NOON, objective, record
 from tests.records.minutes import minute
 
 EMPTY: dict[str, Any] = {"items": [], "next": None}
@@ -196,26 +196,6 @@ def test_an_objective_has_its_error_budget_over_its_own_window(api: Api) -> None
     assert budget["covered_s"] < budget["window_s"] == pytest.approx(86400, abs=60)
 
 
-MIG_INSTANCE = MigInstance(
-    uuid="MIG-1",
-    name="1g.18gb",
-    gpu_instance=7,
-    compute_instance=None,
-    gpu_slices=1,
-    facts={("gpu_memory_used_bytes", ()): 5e9},
-    processes={4242: None},
-)
-MIG_INSTANCE_ITEM = {
-    "uuid": "MIG-1",
-    "name": "1g.18gb",
-    "gpu_instance": 7,
-    "compute_instance": None,
-    "gpu_slices": 1,
-    "facts": {"gpu_memory_used_bytes": 5e9},
-    "processes": [{"pid": 4242, "memory_bytes": None}],
-}
-
-
 def sample(at: float, gpu: str = "GPU-1", **given: Any) -> GpuSample:
     values: dict[str, Any] = {"index": 0, "name": "NVIDIA H200", "facts": {("gpu_up", ()): 1.0}}
     return GpuSample(gpu=gpu, at=at, **(values | given))
@@ -264,7 +244,7 @@ def test_a_response_has_everything_of_a_sample(api: Api) -> None:
             {"pid": 17, "memory_bytes": 5_000_000_000},
             {"pid": 18, "memory_bytes": None},
         ],
-        "mig_instances": [MIG_INSTANCE_ITEM],
+        "mig_instances": [MIG_INSTANCE_ROW],
     }
 
 

@@ -1,5 +1,7 @@
 """Cases of alerts on GPUs."""
 
+from functools import partial
+
 from tests.render.alerts.cases import AGENT, GPU, ON_GPU, Case, Series
 from tests.render.alerts.engine_cases import PAGE, TICKET
 
@@ -9,6 +11,9 @@ LOSS = (
     "It fell off the bus, needs a reset, was removed, or its driver does not answer. The log of "
     "the agent a:9470 has the reason."
 )
+
+# A case of an alert on one GPU.
+_gpu_case = partial(Case, dashboard="goodput-gpus", filled=("gpu",))
 
 
 def _gpu(name: str, values: str, **labels: str) -> Series:
@@ -33,7 +38,7 @@ def _xid(number: int, values: str) -> Series:
 
 
 def _flag(alert: str, name: str, hold: str, severity: dict[str, str], **texts: str) -> Case:
-    return Case(
+    return _gpu_case(
         alert=alert,
         incident=_gpu(name, "0x5 1x15 0x20"),
         lookalike=_gpu(name, hold),
@@ -43,13 +48,11 @@ def _flag(alert: str, name: str, hold: str, severity: dict[str, str], **texts: s
         labels={**ON_GPU, **severity},
         summary=f"GPU GPU-1 {texts['what']}",
         description=texts["description"],
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     )
 
 
 def _of_xid(alert: str, number: int, harmless: int, severity: dict[str, str], **texts: str) -> Case:
-    return Case(
+    return _gpu_case(
         alert=alert,
         # Published in the tenth minute, by the agent's clock.
         incident=_xid(number, "_x10 600x130"),
@@ -60,13 +63,11 @@ def _of_xid(alert: str, number: int, harmless: int, severity: dict[str, str], **
         labels={**ON_GPU, **severity, "xid": str(number)},
         summary=f"GPU GPU-1 had Xid {number}, {texts['what']}",
         description=texts["description"],
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     )
 
 
 CASES = (
-    Case(
+    _gpu_case(
         alert="GpuLost",
         # The reason is the GPU's, and not that the agent cannot see any.
         incident={
@@ -82,10 +83,8 @@ CASES = (
         labels={**ON_GPU, **PAGE},
         summary="GPU GPU-1 cannot be read any more",
         description=LOSS,
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
-    Case(
+    _gpu_case(
         alert="GpuLost",
         # A poll of all GPUs fails now and then, and hides no loss.
         incident={
@@ -106,8 +105,6 @@ CASES = (
         labels={**ON_GPU, **PAGE},
         summary="GPU GPU-1 cannot be read any more",
         description=LOSS,
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
     Case(
         alert="GpuUnseen",
@@ -146,7 +143,7 @@ CASES = (
         what="which means broken hardware or a hung driver",
         description="The driver reported it within 15m, or the GPU is lost since.",
     ),
-    Case(
+    _gpu_case(
         alert="GpuXidCritical",
         # Lost for longer than the alert on the Xid alone fires.
         incident={**_xid(79, "_x10 600x130"), **_gpu("up", "1x10 0x60 1x60")},
@@ -158,12 +155,10 @@ CASES = (
         labels={**ON_GPU, **PAGE, "xid": "79"},
         summary="GPU GPU-1 had Xid 79, which means broken hardware or a hung driver",
         description="The driver reported it within 15m, or the GPU is lost since.",
-        dashboard="goodput-gpus",
-        filled=("gpu",),
         # This is muted.
         also={"GpuLost": 1},
     ),
-    Case(
+    _gpu_case(
         alert="GpuXidCritical",
         # The counter of the same errors tells them no second time, and not later either.
         incident={
@@ -177,8 +172,6 @@ CASES = (
         labels={**ON_GPU, **PAGE, "xid": "48"},
         summary="GPU GPU-1 had Xid 48, which means broken hardware or a hung driver",
         description="The driver reported it within 15m, or the GPU is lost since.",
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
     # A number that no table knows wants a look as well.
     _of_xid(
@@ -189,7 +182,7 @@ CASES = (
         what="which needs a check",
         description="The driver reported it 2m 0s ago.",
     ),
-    Case(
+    _gpu_case(
         alert="GpuXidApplication",
         incident=_gpu("xid_errors_total", "0x5 1x5 2x5 3x5 4x100", xid="31"),
         lookalike=_gpu("xid_errors_total", "0x5 1x100", xid="31"),
@@ -199,10 +192,8 @@ CASES = (
         labels={**ON_GPU, **TICKET, "xid": "31"},
         summary="GPU GPU-1 had Xid 31 again and again, which a program causes",
         description="About 3 times over 1h.",
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
-    Case(
+    _gpu_case(
         alert="GpuEccUncorrected",
         incident=_gpu(
             "ecc_errors_total", "7x10 9x120", severity="uncorrected", since="driver_load"
@@ -218,10 +209,8 @@ CASES = (
         labels={**ON_GPU, **PAGE},
         summary="GPU GPU-1 had memory errors that ECC could not correct",
         description="About 2.067 errors over 1h.",
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
-    Case(
+    _gpu_case(
         alert="GpuNvlinkErrors",
         incident=_gpu("nvlink_errors_total", "7x10 9x120", error="replay"),
         # What was there before, and what the link repairs by itself.
@@ -235,8 +224,6 @@ CASES = (
         labels={**ON_GPU, **TICKET, "error": "replay"},
         summary="GPU GPU-1 had errors on its NVLinks: replay",
         description="About 2.067 of them over 1h.",
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
     _flag(
         "GpuRowRemapFailed",
@@ -263,7 +250,7 @@ CASES = (
         what="needs a reset to replace bad memory",
         description="A row or a page of its memory is bad and stays in use until the reset.",
     ),
-    Case(
+    _gpu_case(
         alert="GpuThrottled",
         incident=_gpu("throttled_seconds_total", "0+30x20 600x40", reason="hw_thermal"),
         # A power cap at full load is how a GPU works.
@@ -274,10 +261,8 @@ CASES = (
         labels={**ON_GPU, **TICKET, "reason": "hw_thermal"},
         summary="GPU GPU-1 is slowed down by hw_thermal",
         description="50% of the time over 10m its clocks were held down.",
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
-    Case(
+    _gpu_case(
         alert="GpuMemoryShort",
         incident=_memory("6x5 0.5x20 6x20", "94x60"),
         # What an engine holds by its settings is no shortage.
@@ -289,10 +274,8 @@ CASES = (
         summary="GPU GPU-1 has almost no free memory",
         description="0.5% of its memory is free; larger allocations of the engine or the driver "
         "fail.",
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
-    Case(
+    _gpu_case(
         alert="GpuIdle",
         incident={**_memory("8x150", "92x150"), **_gpu("utilization_ratio", "0x80 0.6x60")},
         # Nobody holds it, so nobody wastes it.
@@ -304,7 +287,5 @@ CASES = (
         summary="GPU GPU-1 is held and not used",
         description="It is busy for 0% of the time, at every sample for 1h, while its memory is "
         "in use.",
-        dashboard="goodput-gpus",
-        filled=("gpu",),
     ),
 )
