@@ -15,7 +15,7 @@ from tests.test_app_proxy import QUIET, Proxied, proxied_by
 
 pytestmark = pytest.mark.timeout(300)
 
-ROUNDS = 4
+ROUNDS = 2
 # A span that comes at once is counted long before the request without one.
 SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "200"}
 

@@ -23,10 +23,10 @@ from tests.real_parts.storing_process import (
 
 pytestmark = pytest.mark.slow
 
-# The whole agent is killed 200 times, and its part that stores 90 times: jobs of that run each
-# second, so that kills come while it folds.
-WITH_SQLITE = [(WHOLE, 120), (PART, 60)]
-WITH_JOURNAL = [(WHOLE, 80), (PART, 30)]
+# The whole agent and its part that stores: jobs of the part run each second, so that kills come
+# while it folds. `python -m benchmarks long_mix` kills for longer.
+WITH_SQLITE = [(WHOLE, 30), (PART, 20)]
+WITH_JOURNAL = [(WHOLE, 20), (PART, 10)]
 # A start takes about a tenth of a second; some kills come within it.
 _IN_THE_START, _START_S = 0.3, 0.15
 _MOST_BATCHES, _BETWEEN_BATCHES_S = 8, 0.01

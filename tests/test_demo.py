@@ -12,7 +12,6 @@ import pytest
 
 from agent.demo import ENGINES
 from tests.demos import demo
-from tests.outputs.page_pictures import take, take_check
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import shown
 from tests.real_parts.processes import ServerProcess
@@ -165,16 +164,6 @@ def test_the_demo_has_tenants_gpus_and_lengths(full: AgentProcess) -> None:
     assert exposition.count('gpu_up{gpu="GPU-51a1') == len(ENGINES)
     for engine in ENGINES:
         assert f'llm_engine_up{{engine="{engine}"}} 1' in exposition
-
-
-def test_pictures_of_the_page_are_small_and_taken_without_an_error(
-    full: AgentProcess, tmp_path: Path
-) -> None:
-    assert take(full.url, tmp_path) == []
-    take_check(tmp_path)
-    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
-    assert len(sizes) == 5
-    assert max(sizes.values()) < 300_000
 
 
 def test_an_engine_of_the_demo_died_and_returned_and_another_preempted(full: AgentProcess) -> None:

@@ -83,17 +83,8 @@ def test_a_failure_without_real_parts_fails_the_run_at_once(tmp_path: Path) -> N
     assert (tmp_path / "failed").read_text() == "test_parts.py::test_once\n"
 
 
-@pytest.mark.parametrize("beside", [(), ("-n", "2")])
-def test_a_module_that_cannot_be_imported_fails_the_run(
-    tmp_path: Path, beside: tuple[str, ...]
-) -> None:
+def test_a_module_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
     module(tmp_path, "parts", WITH_PARTS, without="test_always")
     (tmp_path / "test_broken.py").write_text(f"{WITH_PARTS}\nimport nothing_of_this_name\n")
-    options = ["--continue-on-collection-errors", *beside]
+    options = ["--continue-on-collection-errors", "-n", "2"]
     assert run(tmp_path, "--failed-parts", "failed", *options).returncode != 0
-
-
-def test_a_run_without_failures_leaves_no_file(tmp_path: Path) -> None:
-    module(tmp_path, "parts", WITH_PARTS, without="test_once")
-    assert run(tmp_path, "--failed-parts", "failed").returncode == 0
-    assert not (tmp_path / "failed").exists()

@@ -1,14 +1,81 @@
-"""`.ci/install-parts`: parts that it installs, and commands that it prints."""
+"""What the scripts of `.ci` do, and that the sdist is whole."""
 
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / ".ci" / "install-parts"
+import agent
+
+ROOT = Path(__file__).parents[1]
+
+STAGES = ROOT / ".ci/stages"
+
+
+def stages(*commands: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([STAGES, *commands], capture_output=True, text=True, check=False)
+
+
+def test_stages_that_succeed_are_a_success() -> None:
+    run = stages("a", "echo one", "b", "echo two >&2")
+    assert run.returncode == 0
+    assert {"a: one", "b: two"} <= set(run.stdout.splitlines())
+
+
+def test_one_stage_that_fails_fails_the_run_and_ends_no_other() -> None:
+    run = stages("a", "exit 3", "b", "echo two")
+    assert run.returncode == 1
+    assert "a: exit code 3 after " in run.stdout
+    assert "b: two" in run.stdout.splitlines()
+
+
+def test_the_output_ends_with_the_last_lines_of_what_failed() -> None:
+    run = stages("a", "echo the reason; exit 3", "b", "sleep 0.2; seq 500")
+    assert run.stdout.splitlines()[-2:] == ["a failed; its last lines:", "a: the reason"]
+
+
+# A release
+
+
+def test_a_release_needs_a_tag(tmp_path: Path) -> None:
+    """In a repository of its own, whose HEAD has none, and then one of another version."""
+    for path in (".ci/release", "agent/__init__.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    for step in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        assert run(*git, *step).returncode == 0
+    assert "HEAD has no tag" in run(".ci/release", str(tmp_path)).stderr
+    assert run(*git, "tag", "v9.9.9").returncode == 0
+    ended = run(".ci/release", str(tmp_path))
+    assert ended.returncode == 1
+    assert f"the tag is v9.9.9, and agent/__init__.py has {agent.__version__}" in ended.stderr
+
+
+def test_the_sdist_has_every_folder_and_what_the_image_is_built_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    held = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    first = {name.split("/")[0] for name in listed}
+    # pyproject.toml is always in it; the others serve a checkout alone.
+    left_out = {"pyproject.toml", ".github", ".gitignore", ".pre-commit-config.yaml"}
+    assert {name for name in first if not any(fnmatch(name, each) for each in held)} <= left_out
+
+
+# Installing parts
+
+SCRIPT = ROOT / ".ci/install-parts"
 # Programs that the scripts call.
 SHELL = ("bash", "dirname", "basename", "id", "env", "cat", "rm", "mkdir", "touch", "mv")
 PARTS = (
@@ -76,14 +143,6 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_with_every_part_installed_nothing_is_done_and_printed(machine: Machine) -> None:
-    for part in PARTS:
-        machine.add(part)
-    machine.add_engine()
-    installed = machine.install()
-    assert (installed.returncode, installed.stdout, installed.stderr) == (0, "", "")
-
-
 @pytest.mark.parametrize(
     ("manager", "commands"),
     [
@@ -135,17 +194,6 @@ def test_on_debian_missing_parts_are_installed_and_printed(machine: Machine, use
     installed = machine.install()
     assert installed.returncode == 0, installed.stderr
     assert installed.stderr == "installing chromium with apt-get\n"
-
-
-def test_on_debian_the_packages_of_missing_parts_are_installed_once(machine: Machine) -> None:
-    for part in set(PARTS) - {"prometheus", "promtool", "gcc"}:
-        machine.add(part)
-    machine.add_engine()
-    machine.add("id", "echo 0")
-    for program in ("dpkg-query", "apt-get"):
-        machine.add(program)
-    lines = machine.install().stderr.splitlines()
-    assert lines[0] == "installing prometheus gcc libc6-dev with apt-get"
 
 
 def test_on_debian_without_root_or_sudo_the_command_is_printed(machine: Machine) -> None:
