@@ -10,10 +10,10 @@ import psutil
 from playwright.sync_api import Browser
 
 from benchmarks.report import REQUESTS, fill
-from tests.demos import demo
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import browsing, opened_in
 from tests.real_parts.ports import free_port
+from tests.simulated import demo
 from tests.store.migrated import migrated_in
 
 TARGET_S = 1.0

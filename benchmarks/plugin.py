@@ -21,8 +21,7 @@ from tests.plugins.vllm_counts import finished, iteration, scheduler
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import SpanExport, Vllm
-from tests.real_parts.vllm_plugin import plugin_environment, switched_environment
+from tests.real_parts.vllm import SpanExport, Vllm, plugin_environment, switched_environment
 from tests.real_parts.waiting import eventually
 
 TARGET_US = 10.0

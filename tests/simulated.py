@@ -1,14 +1,15 @@
-"""A simulated engine in a process of its own, and the rows that an agent makes of its requests."""
+"""A simulated engine in a process of its own, the demo, and the rows that an agent makes."""
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
-from tests.real_parts.agent_process import AgentProcess
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.waiting import eventually
 
@@ -76,3 +77,17 @@ def rows_in(agent: AgentProcess, at_least: int, **filters: str) -> list[Row]:
         return rows if len(rows) >= at_least else []
 
     return eventually(read, within_s=WITHIN_S, what=f"{at_least} rows")
+
+
+@contextmanager
+def demo(folder: Path, past: str = "30s", **environment: str) -> Iterator[AgentProcess]:
+    ports = AgentPorts.free()
+    environment = {
+        "GOODPUT_LISTEN__PORT": str(ports.listen),
+        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
+        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
+        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+        **environment,
+    }
+    with AgentProcess(["demo", "--past", past], folder, ports.listen, environment) as agent:
+        yield agent

@@ -9,7 +9,9 @@ import psycopg
 import pytest
 import requests
 
+from agent.app.storing import forwarding_status
 from agent.catalog.reasons import JournalDropped
+from agent.store.journal.backlog import Lag
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
@@ -213,3 +215,13 @@ def test_a_journal_that_is_damaged_at_the_start_is_set_aside(
     assert aside.read_bytes() == damaged
     page = journaled.agent.api.exposition()
     assert total(page, "llm_agent_store_failures_total", what="file_set_aside") == 1
+
+
+def test_what_keeps_changes_from_the_shared_database_is_said() -> None:
+    assert forwarding_status("it is away", Lag(7, 2.5)) == "it is away; 7 changes wait"
+
+
+def test_a_journal_that_falls_behind_while_it_is_forwarded_is_said() -> None:
+    assert forwarding_status(None, Lag(9000, 30.0)) == "ok"
+    said = "the journal is 90 s behind; 9000 changes wait"
+    assert forwarding_status(None, Lag(9000, 90.4)) == said

@@ -16,8 +16,7 @@ from goodput_agent_vllm.datagrams import HEADER
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
 
-from tests.plugins.headers import header
-from tests.plugins.vllm_counts import finished, iteration, scheduler
+from tests.plugins.vllm_counts import finished, header, iteration, scheduler
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port

@@ -21,8 +21,7 @@ from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
 from agent.store.migrating import upgrade
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
-from tests.real_parts.chromium import browsing, opened_in
-from tests.real_parts.page_views import broken
+from tests.real_parts.chromium import broken, browsing, opened_in
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span

@@ -11,12 +11,11 @@ import psutil
 import pytest
 
 from agent.demo import ENGINES
-from tests.demos import demo
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import shown
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.waiting import eventually
-from tests.simulated import WITHIN_S, rows_in
+from tests.simulated import WITHIN_S, demo, rows_in
 
 ROOT = Path(__file__).parents[1]
 

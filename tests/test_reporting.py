@@ -14,9 +14,8 @@ from typer.testing import CliRunner, Result
 
 from agent.cli import main
 from agent.errors import SettingsInvalid
-from tests.invoiced import invoiced
 from tests.outputs.api.serving import Api, open_api
-from tests.outputs.report.reported import filled
+from tests.outputs.report.reported import filled, invoiced
 from tests.real_parts.ports import free_port
 from tests.records.making import record
 

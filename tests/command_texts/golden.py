@@ -13,8 +13,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from agent.cli import main
-from tests.invoiced import invoiced
 from tests.outputs.api.serving import open_api
+from tests.outputs.report.reported import invoiced
 from tests.sources.model_config.published import PUBLISHED
 
 FOLDER = Path(__file__).parent

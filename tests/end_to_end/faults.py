@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.end_to_end.site import GO_ON, STOP, Site, model_of
-from tests.real_parts.webhook import PostedAlert
+from tests.real_parts.alertmanager import PostedAlert
 from tests.sources.nvml.fake_driver import gpu_uuid
 
 Act = Callable[[Site], None]

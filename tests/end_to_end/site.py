@@ -13,7 +13,7 @@ import yaml
 
 from agent.sources.host.cgroups import parse_cgroup_path
 from tests.real_parts.agent_process import AgentOfUser, AgentPorts, AgentProcess
-from tests.real_parts.alerting import Alerting
+from tests.real_parts.alertmanager import Alerting
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import answers
 from tests.real_parts.waiting import eventually

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from tests.end_to_end.faults import FAULTS, ROLES, Fault
 from tests.end_to_end.site import Site
-from tests.real_parts.alerting import WITHIN_S
+from tests.real_parts.alertmanager import WITHIN_S, PostedAlert
 from tests.real_parts.waiting import eventually
-from tests.real_parts.webhook import PostedAlert
 
 # The watchdog is sent every three to six seconds, and no condition of these faults must hold for
 # longer than fifteen.

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from agent.analysis.audit.auditing import audit
 from agent.outputs.audit import print_audit
-from tests.demos import demo
 from tests.outputs.golden import badly_started
 from tests.real_parts.chromium import Scheme, browsing, opened_in
+from tests.simulated import demo
 
 DOCS = Path(__file__).parents[2] / "docs"
 # What a view shows once its figures are there, and the picture's height in a wide window.

@@ -12,8 +12,7 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.records.minute import MinuteRow
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from tests.outputs.api.serving import Api, open_api
-from tests.real_parts.chromium import Opened, browsing, opened_in
-from tests.real_parts.page_views import VIEWS, at, faults, grave
+from tests.real_parts.chromium import VIEWS, Opened, at, browsing, faults, grave, opened_in
 from tests.records.making import judged, objective, record
 from tests.records.minutes import UNKNOWN, minute
 

@@ -8,8 +8,7 @@ import pytest
 
 from agent.records.event import Confidence, Event, EventKind
 from tests.outputs.api.serving import Api, open_api
-from tests.real_parts.chromium import Opened, browsing, opened_in
-from tests.real_parts.page_views import at
+from tests.real_parts.chromium import Opened, at, browsing, opened_in
 from tests.records.making import objective, record
 from tests.records.minutes import minute
 

@@ -3,6 +3,16 @@
 from types import SimpleNamespace
 from typing import Any
 
+from goodput_agent_vllm.datagrams import HEADER, write_header
+
+
+def header(run: int, records: int, first: int, dropped: int) -> bytes:
+    """The header of a datagram, as the plugin writes it."""
+    datagram = bytearray(HEADER.size)
+    write_header(datagram, run, records, first, dropped)
+    return bytes(datagram)
+
+
 NOW = 1_790_000_000.0
 
 

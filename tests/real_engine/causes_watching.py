@@ -11,12 +11,11 @@ from typing import Any
 import psutil
 
 from agent.catalog.causes import Cause
-from tests.real_engine.causes_made import Fault, Scene
-from tests.real_engine.causes_traffic import Asked, Traffic
+from tests.real_engine.causes_made import Asked, Fault, Scene, Traffic
 from tests.real_engine.watching import ENGINE, SPANS_ARRIVE_WITHIN_S, Row
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.collector import SpanRelay
 from tests.real_parts.ports import free_port
-from tests.real_parts.span_relay import SpanRelay
 from tests.real_parts.vllm import Vllm
 from tests.real_parts.waiting import eventually
 

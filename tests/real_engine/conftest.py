@@ -12,8 +12,7 @@ from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.bench import BenchmarkRunner
 from tests.real_parts.collector import Collector
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import SpanExport, Vllm, span_request_id
-from tests.real_parts.vllm_plugin import plugin_environment
+from tests.real_parts.vllm import SpanExport, Vllm, plugin_environment, span_request_id
 
 WARM_UP = "warm-up"
 # Every flag that some test needs, because a start takes long.

@@ -6,7 +6,7 @@ from gzip import compress
 from itertools import starmap
 from typing import Any
 
-from tests.real_engine.proxy_clients_asking import (
+from tests.real_engine.proxy_clients_comparing import (
     ASKED,
     CHAT,
     CITIES,
@@ -20,6 +20,8 @@ from tests.real_engine.proxy_clients_asking import (
     RESPONSES,
     TALK,
     TOOL,
+    Ask,
+    Case,
     chat,
     chat_helped,
     chat_parsed,
@@ -33,7 +35,6 @@ from tests.real_engine.proxy_clients_asking import (
     responses_helped,
     token_count,
 )
-from tests.real_engine.proxy_clients_comparing import Ask, Case
 from tests.real_parts.vllm import MODEL
 
 ALLOWED_ORIGIN = "http://somewhere"

@@ -22,18 +22,20 @@ from tests.real_engine.causes_made import (
     SLOW_CLIENTS,
     TINY_KV,
     Fault,
+    Traffic,
+    for_a_while,
     growing,
     little,
+    short,
+    usual,
 )
-from tests.real_engine.causes_traffic import Traffic, for_a_while, short, usual
 from tests.real_engine.causes_watching import ALONE, PLUGIN, USUAL, Said, Watch, watched
 from tests.real_engine.conftest import ENGINE_OPTIONS
 from tests.real_engine.watching import ENGINE
 from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import SpanExport, Vllm
-from tests.real_parts.vllm_plugin import plugin_environment
+from tests.real_parts.vllm import SpanExport, Vllm, plugin_environment
 
 pytestmark = pytest.mark.timeout(1500)
 

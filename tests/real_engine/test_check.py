@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from agent.cli import main
 from tests.real_engine.watching import ENGINE, rows_once_there
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.collector import SpanRelay
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
-from tests.real_parts.span_relay import SpanRelay
 from tests.real_parts.vllm import ANSWER_WITHIN_S, PROMPT, Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 

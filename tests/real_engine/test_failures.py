@@ -16,7 +16,7 @@ import pytest
 
 from tests.real_engine.watching import DEADLY, ENGINE
 from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
-from tests.real_parts.alerting import Alerting
+from tests.real_parts.alertmanager import Alerting
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import SpanExport, Vllm

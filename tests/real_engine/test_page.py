@@ -14,8 +14,7 @@ from playwright.sync_api import Browser
 from tests.real_engine.physics_watching import DRIVER, counted, watching
 from tests.real_engine.watching import ENGINE, LIMITS, OBJECTIVE, Row, rows_once_there
 from tests.real_parts.agent_process import AgentApi, AgentPorts
-from tests.real_parts.chromium import Opened, browsing, opened_in
-from tests.real_parts.page_views import VIEWS, at, broken, faults
+from tests.real_parts.chromium import VIEWS, Opened, at, broken, browsing, faults, opened_in
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import ANSWER_WITHIN_S, PROMPT, Vllm, span_request_id
 from tests.real_parts.waiting import eventually

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.real_parts.tiny_model import engine_python
+from tests.real_parts.vllm import PLUGIN
 from tests.real_parts.vllm_interface import Signatures, missing_fields, signatures
-from tests.real_parts.vllm_plugin import PLUGIN
 
 _FINISHED = (
     "self", "finish_reason", "request_id", "num_prompt_tokens", "max_tokens_param", "req_stats",

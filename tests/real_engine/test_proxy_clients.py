@@ -8,12 +8,16 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.real_engine.proxy_clients_asking import CHAT, COMPLETIONS, MESSAGES, RESPONSES, curl
 from tests.real_engine.proxy_clients_cases import CASES, FIRST
 from tests.real_engine.proxy_clients_comparing import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
     Case,
     Comparison,
     compare,
+    curl,
     payloads,
 )
 from tests.real_engine.watching import ENGINE, Row, rows_once_there

@@ -20,9 +20,13 @@ from agent.render.alerts import Receivers, Timings, render_alerts
 from agent.render.alerts.agent_alerts import WATCHDOG
 from agent.render.alerts.alert_files import ALERTMANAGER, RULES, VLLM_ALONE, yaml_text
 from agent.render.alerts.alertmanager import INHIBITIONS, Inhibition, alertmanager
-from tests.real_parts.alertmanager import Alertmanager, complaints_about_config, receivers_of
+from tests.real_parts.alertmanager import (
+    Alertmanager,
+    Webhook,
+    complaints_about_config,
+    receivers_of,
+)
 from tests.real_parts.waiting import eventually
-from tests.real_parts.webhook import Webhook
 from tests.render.alerts.agent_cases import BUDGET_USD
 from tests.render.alerts.cases import OBJECTIVES, alert_rules
 from tests.render.alerts.test_cases import PACKS

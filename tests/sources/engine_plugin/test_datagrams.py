@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from agent.catalog.reasons import PluginDropped
 from agent.sources.engine_plugin.datagrams import PluginRecords, read_datagram
-from tests.plugins.headers import header
+from tests.plugins.vllm_counts import header
 
 NOW = 1_790_000_000.0
 STEP = StepFigures(0, NOW, 0.02, 10, 20, 3, 4, 5, 1, 0.5, 0, False)

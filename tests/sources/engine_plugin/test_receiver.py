@@ -18,8 +18,7 @@ from agent.catalog.reasons import PluginDropped
 from agent.errors import SettingsInvalid
 from agent.records.engine import EndedRequest, EngineStep
 from agent.sources.engine_plugin.receiver import PluginReceiver
-from tests.plugins.headers import header
-from tests.plugins.vllm_counts import NOW, finished, iteration, scheduler
+from tests.plugins.vllm_counts import NOW, finished, header, iteration, scheduler
 from tests.real_parts.waiting import eventually
 
 WITHIN_S = 60.0

@@ -13,8 +13,7 @@ from sqlalchemy import Engine, text
 from agent.catalog.causes import Cause
 from agent.store.clickhouse import destination, forwarded_rows
 from agent.store.observations import ObservationStore
-from tests.real_parts.clickhouse import ClickHouseServer
-from tests.real_parts.clickhouse_lossy import lossy_way
+from tests.real_parts.clickhouse import ClickHouseServer, lossy_way
 from tests.real_parts.waiting import eventually
 from tests.store.clickhouse.compared import (
     event,
