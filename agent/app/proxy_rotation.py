@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from agent.analysis.failures.heartbeat import beat_of, computes
+from agent.analysis.failures.progress import beat_of, computes
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import OUTPUT_TOKENS
 from agent.catalog.reasons import EjectionReason

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from agent.analysis.causes.activity import QUIET
-from agent.analysis.causes.rolling_quantile import RollingQuantile
+from agent.analysis.causes.rolling import RollingQuantile
 from agent.records.request import RequestRecord, Status, Vantage
 
 # With fewer requests, nothing counts as usual.

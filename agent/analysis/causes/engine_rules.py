@@ -1,13 +1,49 @@
-"""Rules that hold in several phases: processor, GPU, prefix cache and start of an engine."""
+"""Rules and sentences of evidence that several phases share: processor, GPU, cache and start."""
 
-from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 from agent.analysis.causes.baselines import MISSED_SHARE
 from agent.analysis.causes.engine_timeline import COLD_S
-from agent.analysis.causes.evidence import missed_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
-from agent.analysis.causes.periods import Period
+from agent.analysis.causes.periods import MissedHits, Period, Prompts
+
+# At most this many of the largest prompts are named.
+_NAMED = 3
+_SOURCES = {"plugin": "by its plugin", "samples": "by its samples", None: "source unknown"}
+
+
+def source_text(period: Period) -> str:
+    """The source of a period's figures."""
+    return _SOURCES[period.source]
+
+
+def prompts_text(prompts: Prompts) -> str:
+    """How many prompts of other requests were prefilled, with how many tokens."""
+    largest = np.sort(prompts.sizes)[-_NAMED - 1 :].tolist()
+    if prompts.own in largest:
+        largest.remove(prompts.own)
+    named = ", ".join([f"{size:,}" for size in largest[: -_NAMED - 1 : -1]])
+    many = f"{prompts.many} prompts" if prompts.many > 1 else "1 prompt"
+    return (
+        f"{many} of other requests with {prompts.tokens:,} computed tokens were prefilled "
+        f"meanwhile, the largest of {named} tokens (by their rows)"
+    )
+
+
+def missed_text(missed: MissedHits) -> str:
+    """The share of prompt tokens that the prefix cache had, and usually has."""
+    return (
+        f"the prefix cache had {missed.now:.0%} of the looked-up prompt tokens, usually "
+        f"{missed.usual:.0%} (by the engine's samples)"
+    )
+
+
+def seconds(value_s: float) -> str:
+    """A duration in a readable unit."""
+    return f"{1000 * value_s:.3g} ms" if abs(value_s) < 1 else f"{value_s:.3g} s"
+
 
 # From this share of the time on, the core lacks a processor. On any machine, other processes take a
 # processor now and then.
@@ -19,7 +55,6 @@ ALL_QUEUE_SHARE = 0.5
 # Prompt tokens that the cache did not lose are a cause when they are this multiple of the usual.
 MORE_PROMPTS = 2.0
 
-Span = tuple[float, float]
 _CORE, _FRONT = 0, 1
 
 
@@ -30,29 +65,26 @@ class LostPrompts(NamedTuple):
     text: str
 
 
-def core_waited(case: MissedCase, period: Span) -> Claim | None:
+def core_waited(case: MissedCase, period: Period) -> Claim | None:
     """The core waited for a processor in a period, and its steps were slow.
 
     Without slow steps the wait cost nothing: the core of an engine with workers polls for their
     results during their steps, and waits for a processor while it does.
     """
-    claim = _waited(case, period, _CORE)
-    if claim is None:
-        return None
-    slow_s = case.timeline.period(*period).activity.slow_s
-    if slow_s is None:
+    claim = _waited(case, period.start, period.end, _CORE)
+    slow_s = period.activity.slow_s
+    if claim is None or slow_s is None:
         return claim
-    enough = slow_s >= STARVED_SHARE * (period[1] - period[0])
+    enough = slow_s >= STARVED_SHARE * period.seconds
     return Claim(min(claim.seconds, slow_s), claim.evidence) if enough else None
 
 
-def front_waited(case: MissedCase, period: Span) -> Claim | None:
-    """The front waited for a processor in a period."""
-    return _waited(case, period, _FRONT)
+def front_waited(case: MissedCase, left_s: float) -> Claim | None:
+    """The front waited for a processor until the request's first token."""
+    return _waited(case, case.arrived_at, case.first_at, _FRONT)
 
 
-def _waited(case: MissedCase, period: Span, process: int) -> Claim | None:
-    start, end = period
+def _waited(case: MissedCase, start: float, end: float, process: int) -> Claim | None:
     waited_s = case.timeline.processor_waits.lost_s(start, end, process)
     if not waited_s or waited_s < STARVED_SHARE * (end - start):
         return None
@@ -63,15 +95,14 @@ def _waited(case: MissedCase, period: Span, process: int) -> Claim | None:
     return Claim(waited_s, (text,))
 
 
-def gpu_slowed(case: MissedCase, period: Span) -> Claim | None:
+def gpu_slowed(case: MissedCase, period: Period) -> Claim | None:
     """A throttled GPU was slower than usual in a period."""
-    start, end = period
-    slow_s = case.timeline.gpu_slowness.lost_s(start, end)
-    if not slow_s or slow_s < THROTTLED_SHARE * (end - start):
+    slow_s = case.timeline.gpu_slowness.lost_s(period.start, period.end)
+    if not slow_s or slow_s < THROTTLED_SHARE * period.seconds:
         return None
     text = (
-        f"a throttled GPU lost {seconds(slow_s)} of {seconds(end - start)} against its usual clock "
-        "(by its clock and its throttle reasons)"
+        f"a throttled GPU lost {seconds(slow_s)} of {seconds(period.seconds)} against its usual "
+        "clock (by its clock and its throttle reasons)"
     )
     return Claim(slow_s, (text,))
 
@@ -91,13 +122,10 @@ def lost_prompts(case: MissedCase, period: Period) -> LostPrompts | None:
     return LostPrompts(share, f"{text} that were computed meanwhile (by the rows of the requests)")
 
 
-def missed_by_others(
-    case: MissedCase, period: Period, prefill_s: Callable[[MissedCase], float]
-) -> Claim | None:
-    """A claim on the part of the time of others' prompts that is due to the prefix cache."""
-    all_s = prefill_s(case)
-    lost = lost_prompts(case, period) if all_s else None
-    return None if lost is None else Claim(missed_share(case, period) * all_s, (lost.text,))
+def missed_by_others(case: MissedCase, period: Period, prefill_s: float) -> Claim | None:
+    """A claim on the part of the `prefill_s` of others' prompts that the prefix cache missed."""
+    lost = lost_prompts(case, period) if prefill_s else None
+    return None if lost is None else Claim(missed_share(case, period) * prefill_s, (lost.text,))
 
 
 def missed_share(case: MissedCase, period: Period) -> float:

@@ -6,8 +6,8 @@ from functools import cache
 from itertools import compress
 
 from agent.analysis.applied_limits import E2E, Excess, excesses
+from agent.analysis.causes.engine_rules import seconds
 from agent.analysis.causes.engine_timeline import EngineTimeline
-from agent.analysis.causes.evidence import seconds
 from agent.analysis.causes.missed_case import MissedCase, Phase, PhaseTime
 from agent.analysis.causes.rules import FAILURES, rules_of
 from agent.catalog.causes import Cause

@@ -1,7 +1,9 @@
 """One missed request with all that the rules look at, computed when a rule first needs it."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from itertools import compress
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -13,11 +15,35 @@ from agent.analysis.causes.baselines import (
     front_of,
     outside_of,
 )
-from agent.analysis.causes.computed_once import computed_once
 from agent.analysis.causes.engine_timeline import COLD_S, EngineTimeline
 from agent.analysis.causes.periods import Change, MissedHits, Period, Prompts
 from agent.records.engine import EndedRequest
 from agent.records.request import RequestRecord
+
+_Value = TypeVar("_Value")
+
+
+class computed_once(Generic[_Value]):  # noqa: N801 - a decorator, as `functools.cached_property`
+    """`functools.cached_property` without its lock, which would take most of the time."""
+
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> "computed_once[_Value]": ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> _Value: ...
+    def __get__(self, owner: object, kind: type) -> "_Value | computed_once[_Value]":
+        """The value, stored as an attribute: the next access does not come here."""
+        if owner is None:
+            return self
+        value = self._compute(owner)
+        # Access to `owner.__dict__` would first make that dictionary.
+        setattr(owner, self._name, value)
+        return value
+
 
 # The queue before a request is judged over this many times the request's own wait, and at least
 # over the second value.

@@ -8,8 +8,10 @@ from agent.analysis.causes.engine_rules import (
     gpu_slowed,
     in_queue,
     lost_prompts,
+    prompts_text,
+    seconds,
+    source_text,
 )
-from agent.analysis.causes.evidence import prompts_text, seconds, source_text
 from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.analysis.causes.periods import Change
 
@@ -39,7 +41,7 @@ def cold_start(case: MissedCase, left_s: float) -> Claim | None:
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor while the queue grew."""
-    claim = core_waited(case, (case.backlog.start, case.backlog.end))
+    claim = core_waited(case, case.backlog)
     if claim is None or _lacks_room(case):
         return None
     # The requests ahead take longer by the lost time only: most of their work was there anyway.
@@ -48,7 +50,7 @@ def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled while the queue grew."""
-    claim = gpu_slowed(case, (case.backlog.start, case.backlog.end))
+    claim = gpu_slowed(case, case.backlog)
     if claim is None or _lacks_room(case):
         return None
     return in_queue(claim, case, left_s, all_at=ALL_QUEUE_SHARE)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from agent.analysis.efficiency.counter_growth import Growth, growth_between
 from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.failures.restarts import restart_between
+from agent.analysis.failures.progress import restart_between
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import FULL_CACHE
 from agent.catalog.engines import DIALECTS

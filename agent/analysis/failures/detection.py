@@ -1,21 +1,136 @@
-"""The table of all failure detectors, and the class that runs it at every poll."""
+"""The table of all failure detectors, the simple detectors, and the class that runs all of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from agent.analysis.failures.compared_poll import ComparedPoll, PollHistory
-from agent.analysis.failures.deaths import DeathDetector
-from agent.analysis.failures.findings import Findings, Outage
-from agent.analysis.failures.gpu_faults import GpuFaultDetector
+from agent.analysis.failures.deaths import DeathDetector, KillDetector, OutageDetector
 from agent.analysis.failures.hangs import HangDetector
-from agent.analysis.failures.kills import KillDetector
-from agent.analysis.failures.log_lines import LineDetector, PauseDetector, StopDetector
-from agent.analysis.failures.outages import OutageDetector
-from agent.analysis.failures.poll import DetectionLimits, Poll
-from agent.analysis.failures.pressures import PressureDetector, SleepDetector
-from agent.analysis.failures.reachability import RestartDetector, UnreachableDetector
+from agent.analysis.failures.poll import (
+    ComparedPoll,
+    DetectionLimits,
+    Evidence,
+    Findings,
+    Ongoing,
+    Outage,
+    Poll,
+    PollHistory,
+)
+from agent.analysis.failures.progress import sleeps
+from agent.analysis.failures.reported_faults import (
+    GpuFaultDetector,
+    LineDetector,
+    PauseDetector,
+    StopDetector,
+)
+from agent.catalog.engine_facts import (
+    ADMISSION_REJECTIONS,
+    KV_CACHE_USAGE,
+    PREEMPTIONS,
+    REQUESTS_WAITING,
+    REQUESTS_WAITING_BY_REASON,
+)
 from agent.records.engine import EngineSample
-from agent.records.event import Event, EventKind
+from agent.records.event import Confidence, Event, EventKind
+
+# vLLM's word for requests that wait for room in the KV cache (`v1/metrics/loggers.py`).
+_FOR_CAPACITY = "capacity"
+
+
+class PressureDetector:
+    """Reports preemptions and rejected requests when they begin."""
+
+    def __init__(self, limits: DetectionLimits) -> None:
+        self._ongoing = Ongoing(limits.quiet_s)
+
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
+        """The pressures that begin with this poll."""
+        now = seen.poll.sample
+        # What was counted before this agent's first sample may be long past.
+        if now is None or seen.before is None or seen.before_s is None:
+            return
+        before = None if seen.restart else seen.before
+        for kind, evidence in _pressures(now, before, found):
+            if self._ongoing.begins(kind, seen.poll.clock_s):
+                yield seen.poll.event(kind, Confidence.CERTAIN, evidence)
+
+
+class SleepDetector:
+    """Reports that an engine went to sleep."""
+
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
+        """The sleep that begins with this poll."""
+        if seen.poll.sample is not None and sleeps(seen.poll.sample) and not seen.slept:
+            yield seen.poll.event(EventKind.SLEEP, Confidence.CERTAIN, seen.last_figures())
+
+
+def _pressures(
+    now: EngineSample, before: EngineSample | None, found: Findings
+) -> Iterator[tuple[EventKind, Evidence]]:
+    waiting = {"requests_waiting": now.fact(REQUESTS_WAITING.name)}
+    preempted = _growth(now, before, (PREEMPTIONS.name, ()))
+    # A pause may preempt requests.
+    if preempted > 0 and not found.pause_shows:
+        for_capacity = now.fact(REQUESTS_WAITING_BY_REASON.name, _FOR_CAPACITY)
+        cache = {
+            "preemptions": preempted,
+            "kv_cache_usage": now.fact(KV_CACHE_USAGE.name),
+            "requests_waiting_for_capacity": for_capacity,
+        }
+        yield EventKind.KV_PRESSURE, {**cache, **waiting, **found.paused_at}
+    rejected = {
+        "_".join(("refused", *labels)): _growth(now, before, (name, labels))
+        for name, labels in now.facts
+        if name == ADMISSION_REJECTIONS.name
+    }
+    if any(growth > 0 for growth in rejected.values()):
+        yield EventKind.ADMISSION_LIMIT, {**rejected, **waiting}
+
+
+def _growth(
+    now: EngineSample, before: EngineSample | None, counter: tuple[str, tuple[str, ...]]
+) -> float:
+    """The increase of a counter since the sample before, or since zero without one.
+
+    Negative where a data-parallel rank left and took its counts along.
+    """
+    value = now.facts.get(counter, 0.0)
+    return value if before is None else value - before.facts.get(counter, 0.0)
+
+
+class UnreachableDetector:
+    """Reports that an engine that was reachable is not, once for each outage."""
+
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
+        """The outage that begins with this poll."""
+        if not seen.poll.unreachable or not seen.reachable:
+            return
+        evidence = {
+            "reason": seen.poll.failure,
+            **seen.last_figures(),
+            "stop_line": found.stop_line,
+            "cause": found.cause,
+        }
+        yield seen.poll.event(EventKind.UNREACHABLE, Confidence.CERTAIN, evidence)
+
+
+class RestartDetector:
+    """Reports that the engine restarted, and for how long it was gone."""
+
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
+        """The restart that this poll shows."""
+        if seen.restart is None or seen.poll.sample is None:
+            return
+        # An engine that no poll missed was gone for no longer than between two samples.
+        gone_since_s = seen.outage.since_s if seen.outage else seen.before_s
+        evidence = {
+            **seen.last_figures(),
+            "new_process_started_at": seen.poll.sample.process_started_at,
+            "gone_s": None if gone_since_s is None else seen.poll.clock_s - gone_since_s,
+            "stop_line": found.stop_line,
+            "cause": found.cause,
+        }
+        yield seen.poll.event(EventKind.RESTART, seen.restart, evidence)
+
 
 _USUAL_LIMITS = DetectionLimits()
 _WORST_FIRST = tuple(EventKind)

@@ -6,10 +6,14 @@ Data-parallel ranks are judged one by one, because ranks that go on would hide o
 import re
 from collections.abc import Iterable, Iterator
 
-from agent.analysis.failures.compared_poll import ComparedPoll
-from agent.analysis.failures.findings import Findings
-from agent.analysis.failures.heartbeat import Beat, beat_of, has_work, moves
-from agent.analysis.failures.poll import TIMED_OUT, DetectionLimits, Evidence
+from agent.analysis.failures.poll import (
+    TIMED_OUT,
+    ComparedPoll,
+    DetectionLimits,
+    Evidence,
+    Findings,
+)
+from agent.analysis.failures.progress import Beat, beat_of, has_work, moves
 from agent.catalog.engine_facts import STEPS
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.engine import EngineSample

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import requests
 
-from agent.analysis.failures.restarts import restart_between
+from agent.analysis.failures.progress import restart_between
 from agent.catalog.engine_facts import FACT_MISSING, SCRAPE_DURATION
 from agent.catalog.reasons import INTERNAL, NO_ANSWER, model_unknown
 from agent.errors import EngineUnreachable, ExpositionUnreadable

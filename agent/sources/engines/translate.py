@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from agent.analysis.failures.heartbeat import HEARTBEAT_FACTS
+from agent.analysis.failures.progress import HEARTBEAT_FACTS
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, PROCESS_START_TIME, REQUESTS_RUNNING
 from agent.catalog.engines import DIALECTS, Dialect, Spelling
 from agent.catalog.metric import Kind, Merge, Metric

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from agent.analysis.causes.rolling_quantile import SLOT_S, SLOTS, RollingQuantile
+from agent.analysis.causes.rolling import SLOT_S, SLOTS, RollingQuantile
 
 
 @pytest.mark.parametrize("q", [0.2, 0.5])

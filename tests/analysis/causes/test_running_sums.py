@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.causes.running_sums import RunningSums
+from agent.analysis.causes.rolling import RunningSums
 
 _rows = st.lists(
     st.tuples(st.floats(0.0, 3.0), st.floats(0.01, 2.0), st.floats(0.0, 50.0)), max_size=40

@@ -7,8 +7,8 @@ import pytest
 
 from agent.analysis.causes import EngineTimeline, explain
 from agent.analysis.causes.baselines import RequestBaselines
-from agent.analysis.causes.evidence import prompts_text
-from agent.analysis.causes.prompt_log import Prompt, PromptLog
+from agent.analysis.causes.engine_rules import prompts_text
+from agent.analysis.causes.periods import Prompt, PromptLog
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample

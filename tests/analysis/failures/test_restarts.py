@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.failures.restarts import key_figures, restart_between
+from agent.analysis.failures.progress import key_figures, restart_between
 from agent.catalog import engine_facts as fact
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
