@@ -10,8 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from agent.analysis.comparison.of_records import run_of
-from agent.analysis.comparison.run_columns import RunColumns, RunFigures
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures, run_of
 from agent.errors import AgentError, SettingsInvalid
 from agent.records.objective import Objective
 from agent.records.queries import Selection, Window

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from agent.analysis.statement import StatementLine, statement
+from agent.analysis.cost.bill import StatementLine, statement
 from agent.command_options import AsJson, ConfigFile, TokenFile, server_url, write_text
 from agent.errors import SettingsInvalid
 from agent.outputs.report.document import (

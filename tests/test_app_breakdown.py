@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import requests
 
-from agent.analysis.input_lengths import input_length_of
 from agent.analysis.quantiles import RELATIVE_ERROR
+from agent.analysis.tally import input_length_of
 from agent.records.queries import Dimension
 from tests.outputs.api.traffic import exact
 from tests.real_parts.agent_process import AgentPorts, AgentProcess

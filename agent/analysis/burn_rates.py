@@ -1,4 +1,4 @@
-"""Burn rates of an error budget: which alerts are possible for a target, and how soon they fire.
+"""The error budget of an objective, and its burn rates: which alerts fire, and how soon.
 
 The scheme is that of "The Site Reliability Workbook", chapter 5, in the four tiers of Sloth and the
 Kubernetes mixin (slok/sloth: internal/alert/windows/google-30d.yaml; kubernetes-mixin:
@@ -11,6 +11,28 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from agent.catalog.time_units import DAY_S, HOUR_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBudget:
+    """The budget of the requests that were judged so far.
+
+    `allowed` misses are the target's share of them. `left` is the share of these that is left,
+    below 0 where there were more, and None without judged requests.
+    """
+
+    met: int
+    missed: int
+    allowed: float
+    left: float | None
+
+
+def error_budget(met: int, missed: int, target: float) -> ErrorBudget:
+    """The budget of a target below 1."""
+    allowed = (met + missed) * (1 - target)
+    left = 1 - missed / allowed if allowed else None
+    return ErrorBudget(met=met, missed=missed, allowed=allowed, left=left)
+
 
 _SCHEME_PERIOD_S = 30 * DAY_S
 

@@ -2,19 +2,26 @@
 
 from dataclasses import dataclass
 
-from agent.analysis.physics.coefficients import Coefficients, coefficients
-from agent.analysis.physics.flops import decode_token_flops, prefill_flops
-from agent.analysis.physics.memory import gpu_weight_bytes, requests_that_fit
-from agent.analysis.physics.parameters import active_parameters, parameters, weight_bytes
-from agent.analysis.physics.roofline import Bound, Roof, bound
-from agent.analysis.physics.traffic import (
+from agent.analysis.physics.coefficients import (
+    Coefficients,
+    active_parameters,
+    coefficients,
+    parameters,
+    weight_bytes,
+)
+from agent.analysis.physics.flops_and_bytes import (
     decode_kv_bytes,
+    decode_token_flops,
     expert_work,
+    gpu_weight_bytes,
     kv_bytes,
     kv_bytes_per_token,
+    prefill_flops,
     prefill_kv_bytes,
+    requests_that_fit,
     step_weight_bytes,
 )
+from agent.analysis.physics.roofline import Bound, Roof, bound
 from agent.catalog.hardware import GpuModel
 from agent.records.model import ModelShape, Parallelism, Work
 

@@ -1,8 +1,9 @@
-"""Screens the phases that an engine reports of a request, and replaces impossible values by None.
+"""Screens the phases that an engine reports of a request, and computes the parts it does not.
 
-vLLM reports queue times below zero, prefill times as long as the machine's uptime, and a first
-token for requests without one: outputs that the engine core makes without events leave
-`scheduled_ts` at zero (vLLM 0.33 `v1/metrics/stats.py`, `update_from_finished_request`).
+An impossible value becomes None. vLLM reports queue times below zero, prefill times as long as the
+machine's uptime, and a first token for requests without one: outputs that the engine core makes
+without events leave `scheduled_ts` at zero (vLLM 0.33 `v1/metrics/stats.py`,
+`update_from_finished_request`).
 """
 
 from collections.abc import Callable
@@ -150,3 +151,35 @@ def _refused(
     if value_s is not None:
         findings.append((field, reason))
     return None
+
+
+LATENCIES = ("ttft_s", "e2e_s", "queue_s", "prefill_s", "decode_s")
+
+
+class RequestParts(NamedTuple):
+    """`queue_s`, `prefill_s`, `decode_s`, `front_s` and `rest_s` add up to the whole request.
+
+    `front_s` is the time before the first token outside of the engine's scheduler: the engine's
+    frontend and, seen at the proxy, the way there and back. `rest_s` is what is left over: after
+    the last token, and what the clocks and views of one request differ by, so it may be negative.
+    """
+
+    front_s: float | None
+    rest_s: float | None
+
+
+def request_parts(
+    *,
+    ttft_s: float | None,
+    e2e_s: float | None,
+    queue_s: float | None,
+    prefill_s: float | None,
+    decode_s: float | None,
+) -> RequestParts:
+    """The missing parts; a part that needs an unknown latency is None."""
+    if ttft_s is None or queue_s is None or prefill_s is None:
+        return RequestParts(None, None)
+    front_s = ttft_s - queue_s - prefill_s
+    if e2e_s is None or decode_s is None:
+        return RequestParts(front_s, None)
+    return RequestParts(front_s, e2e_s - ttft_s - decode_s)

@@ -6,8 +6,7 @@ from math import fsum, inf
 
 import numpy as np
 
-from agent.analysis.efficiency.counter_growth import Growth
-from agent.analysis.efficiency.engine_observation import EngineObservation
+from agent.analysis.efficiency.engine_observation import EngineObservation, Growth
 from agent.analysis.efficiency.request_activity import (
     Activities,
     request_activities,

@@ -36,8 +36,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.samples import Exemplar as PrometheusExemplar
 from prometheus_client.samples import Sample
 
-from agent.analysis.exponential import exponential_from
-from agent.analysis.quantiles import Bins
+from agent.analysis.quantiles import Bins, exponential_from
 from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from agent.analysis.engine_figures import difference, engine_ids, is_same, with_figures
+from agent.analysis.joined_record import difference, engine_ids, is_same, with_figures
 from agent.catalog.reasons import PluginDropped
 from agent.records.engine import EndedRequest, EngineStep
 from agent.records.request import RequestRecord, Vantage

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from agent.analysis.engine_figures import own_record
+from agent.analysis.joined_record import own_record
 from agent.analysis.verdicts import Judge
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable

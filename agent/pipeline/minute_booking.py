@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agent.analysis.cost.bill import Bill, bill, gpu_hours
-from agent.analysis.cost.energy import energy_joules
+from agent.analysis.cost.bill import Bill, bill, energy_joules, gpu_hours
 from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
 from agent.analysis.efficiency.engine_observation import (
     LONGEST_READ_S,

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, bindparam, delete, or_, select, tuple_, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.analysis.engine_figures import with_figures
+from agent.analysis.joined_record import with_figures
 from agent.analysis.verdicts import Judge
 from agent.records.engine import EndedRequest
 from agent.records.objective import JudgedRequest

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from agent.analysis.cause_sums import CausePlace, CauseSum, CauseSums, sums_of
-from agent.analysis.tally import ALL_OBJECTIVES
+from agent.analysis.tally import ALL_OBJECTIVES, CausePlace, CauseSum, CauseSums, sums_of
 from agent.catalog.metrics import OTHER
 from agent.records.queries import OF_ROWS, Dimension, Selection, Window
 from agent.store.connection import ROWS_PER_READ, reading

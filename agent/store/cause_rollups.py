@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from agent.analysis.cause_sums import CausePlace, CauseSum, sums_of
+from agent.analysis.tally import CausePlace, CauseSum, sums_of
 from agent.records.objective import ExplainedRequest
 from agent.store.rollups import WIDTHS_S, Series, place_of, take_turns
 from agent.store.series_places import (

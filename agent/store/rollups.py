@@ -13,9 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Connection, insert, text
 
-from agent.analysis.input_lengths import input_length_of
 from agent.analysis.quantiles import HIGHEST_BIN, LOWEST_BIN, Bins
-from agent.analysis.tally import ALL_OBJECTIVES, MEASURES, Tally, VerdictCounts, tally_of
+from agent.analysis.tally import (
+    ALL_OBJECTIVES,
+    MEASURES,
+    Tally,
+    VerdictCounts,
+    input_length_of,
+    tally_of,
+)
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.objective import JudgedRequest
 from agent.records.request import Status

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, case, func, null, select
 
-from agent.analysis.input_lengths import (
+from agent.analysis.tally import (
     EDGES_TOKENS,
     INPUT_LENGTHS,
     OUTPUT_EDGES_TOKENS,

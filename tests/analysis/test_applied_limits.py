@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.applied_limits import E2E, FAILURE, TPOT, TTFT, excesses
-from agent.analysis.verdicts import judge
+from agent.analysis.verdicts import E2E, FAILURE, TPOT, TTFT, excesses, judge
 from agent.catalog.definitions import DEFINITIONS, GOODPUT, Definition, Verdict
 from agent.records.objective import Objective
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage

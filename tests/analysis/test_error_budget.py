@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.analysis.error_budget import error_budget
+from agent.analysis.burn_rates import error_budget
 
 
 def test_half_the_budget_of_the_workbooks_example_is_spent_by_one_outage() -> None:

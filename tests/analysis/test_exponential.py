@@ -7,20 +7,18 @@ from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm
     LogarithmMapping,
 )
 
-from agent.analysis.exponential import (
-    SCALE,
-    ExponentialHistogram,
-    exponential_from,
-)
 from agent.analysis.quantiles import (
     BINS_PER_DOUBLING,
     HIGHEST_BIN,
     LARGEST_S,
     LOWEST_BIN,
+    SCALE,
     SMALLEST_S,
     ZERO_THRESHOLD_S,
+    ExponentialHistogram,
     bin_of,
     bins_of,
+    exponential_from,
 )
 
 BINS = st.dictionaries(st.integers(LOWEST_BIN, HIGHEST_BIN), st.integers(1, 2**63), max_size=30)

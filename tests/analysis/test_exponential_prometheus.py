@@ -16,8 +16,13 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.proto import serialize_length_prefixed
 
-from agent.analysis.exponential import ExponentialHistogram, exponential_from
-from agent.analysis.quantiles import BINS_PER_DOUBLING, RELATIVE_ERROR, bins_of
+from agent.analysis.quantiles import (
+    BINS_PER_DOUBLING,
+    RELATIVE_ERROR,
+    ExponentialHistogram,
+    bins_of,
+    exponential_from,
+)
 from tests.real_parts.prometheus import Prometheus, scrape_of
 from tests.real_parts.waiting import eventually
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS, input_length_of
+from agent.analysis.tally import EDGES_TOKENS, INPUT_LENGTHS, input_length_of
 
 
 @pytest.mark.parametrize(

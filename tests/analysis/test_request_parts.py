@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.analysis.request_parts import RequestParts, request_parts
+from agent.analysis.latency import RequestParts, request_parts
 
 # Arrives at 0; scheduled at 0.3 after 0.05 in the frontend; first token made at 0.5 and seen at
 # 0.52; last token made at 1.5; the response ends at 1.55.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from decimal import Decimal
 
-from agent.analysis.statement import BillParts, GroupSpending, statement
+from agent.analysis.cost.bill import BillParts, GroupSpending, statement
 
 # Cents of three requests, of unseen work and of idle time, which make a bill of 6 cents.
 _INVOICE = {"acme": 0.01999, "globex": 0.01001, "initech": 0.01243}

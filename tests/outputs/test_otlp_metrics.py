@@ -24,8 +24,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.analysis.exponential import SCALE, relative_error
-from agent.analysis.quantiles import RELATIVE_ERROR
+from agent.analysis.quantiles import RELATIVE_ERROR, SCALE, relative_error
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
 from agent.catalog.reasons import PUSHES_DROPPED

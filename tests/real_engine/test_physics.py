@@ -18,10 +18,11 @@ import pytest
 import requests
 
 from agent.analysis.physics.coefficients import Coefficients, coefficients
-from agent.analysis.physics.flops import decode_flops, prefill_flops
-from agent.analysis.physics.traffic import (
+from agent.analysis.physics.flops_and_bytes import (
+    decode_flops,
     decode_kv_bytes,
     kv_bytes_per_token,
+    prefill_flops,
     prefill_kv_bytes,
     step_weight_bytes,
 )

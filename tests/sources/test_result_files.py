@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from agent.analysis.comparison.comparing import compare_figures
-from agent.analysis.comparison.of_records import run_of
-from agent.analysis.comparison.run_columns import RunColumns, RunFigures
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures, run_of
 from agent.catalog.definitions import GOODPUT
 from agent.records.objective import Objective
 from agent.records.request import Status

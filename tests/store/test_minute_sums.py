@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, func, select
 
-from agent.analysis.cost.window_cost import spending
+from agent.analysis.cost.bill import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
 from agent.outputs.api.efficiency_routes import ledger_of
 from agent.records.minute import Ledger, MinuteRow

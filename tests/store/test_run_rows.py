@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from agent.analysis.comparison.blocks import cut
 from agent.analysis.comparison.measures import MEASURES
-from agent.analysis.comparison.run_columns import RunColumns
-from agent.analysis.cost.window_cost import spending
+from agent.analysis.comparison.run_columns import RunColumns, cut
+from agent.analysis.cost.bill import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable

@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.analysis.audit.cache_checks import CACHE_CHECKS
 from agent.analysis.audit.checks import AuditCheck, AuditFinding, CheckResult
-from agent.analysis.audit.gpu_checks import GPU_CHECKS
-from agent.analysis.audit.safety_checks import SAFETY_CHECKS
+from agent.analysis.audit.gpu_checks import CACHE_CHECKS, GPU_CHECKS
+from agent.analysis.audit.operation_checks import SAFETY_CHECKS, WATCHING_CHECKS
 from agent.analysis.audit.traffic_checks import TRAFFIC_CHECKS
-from agent.analysis.audit.watching_checks import WATCHING_CHECKS
 from agent.records.audit import AuditEvidence
 
 CHECKS: tuple[AuditCheck, ...] = (

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-from agent.analysis.audit.checks import AuditCheck, CheckResult, failed, passed, unknown, warned
-from agent.analysis.audit.known_values import (
+from agent.analysis.audit.checks import (
+    AuditCheck,
+    CheckResult,
     by_label,
+    failed,
     finished,
     flag,
     flags_are_known,
@@ -15,10 +17,13 @@ from agent.analysis.audit.known_values import (
     max_length,
     max_running,
     mean_length,
+    passed,
     ranks,
     share,
     total_of,
+    unknown,
     value_of,
+    warned,
     without_exposition,
     without_flags,
 )

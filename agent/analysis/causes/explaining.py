@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import compress
 
-from agent.analysis.applied_limits import E2E, Excess, excesses
 from agent.analysis.causes.engine_rules import seconds
 from agent.analysis.causes.engine_timeline import EngineTimeline
 from agent.analysis.causes.missed_case import MissedCase, Phase, PhaseTime
 from agent.analysis.causes.rules import FAILURES, rules_of
+from agent.analysis.verdicts import E2E, Excess, excesses
 from agent.catalog.causes import Cause
 from agent.records.engine import EndedRequest
 from agent.records.objective import CauseShare, Explanation, Objective

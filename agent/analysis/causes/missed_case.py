@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
-from agent.analysis.applied_limits import E2E, TPOT, Excess, later_tokens
 from agent.analysis.causes.baselines import (
     Usual,
     engine_e2e_of,
@@ -17,6 +16,7 @@ from agent.analysis.causes.baselines import (
 )
 from agent.analysis.causes.engine_timeline import COLD_S, EngineTimeline
 from agent.analysis.causes.periods import Change, MissedHits, Period, Prompts
+from agent.analysis.verdicts import E2E, TPOT, Excess, later_tokens
 from agent.records.engine import EndedRequest
 from agent.records.request import RequestRecord
 

@@ -1,6 +1,5 @@
 """Rules for the time in the engine's steps: the request's own prefill, then its decoding."""
 
-from agent.analysis.applied_limits import later_tokens
 from agent.analysis.causes.baselines import missing_tokens
 from agent.analysis.causes.engine_rules import (
     missed_by_others,
@@ -11,6 +10,7 @@ from agent.analysis.causes.engine_rules import (
     source_text,
 )
 from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.analysis.verdicts import later_tokens
 
 # A request that got a token in all but this share of the steps was not preempted.
 _SAT_OUT_SHARE = 0.05

@@ -6,7 +6,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from agent.analysis.comparison.blocks import CutRun, cut
 from agent.analysis.comparison.measures import (
     IN_FLIGHT,
     LENGTHS,
@@ -25,7 +24,7 @@ from agent.analysis.comparison.resampling import (
     rejected,
     variation,
 )
-from agent.analysis.comparison.run_columns import RunColumns, RunFigures
+from agent.analysis.comparison.run_columns import CutRun, RunColumns, RunFigures, cut
 
 # The share of comparisons in which any line says better or worse by chance.
 _LEVEL = 0.05

@@ -7,9 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.analysis.comparison.blocks import CutRun
-from agent.analysis.comparison.measured import Measured, Ratio, both, percentiles, together
-from agent.analysis.comparison.resampling import Apart, absolute, relative
+from agent.analysis.comparison.resampling import (
+    Apart,
+    Measured,
+    Ratio,
+    absolute,
+    both,
+    percentiles,
+    relative,
+    together,
+)
+from agent.analysis.comparison.run_columns import CutRun
 from agent.catalog.time_units import HOUR_S
 from agent.records.columns import Array
 from agent.records.event import EventKind

@@ -1,13 +1,52 @@
-"""The bill of some time of an engine: its GPUs and, where it is measured, their electricity."""
+"""The bill: of some time of an engine, of a user's window, and as a statement by group."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 from math import fsum
 
+from agent.analysis.cost.weights import Method
+from agent.analysis.efficiency.engine_observation import counter_increase
 from agent.analysis.efficiency.time_range import TimeRange
+from agent.catalog.gpu_facts import ENERGY
 from agent.catalog.time_units import HOUR_S
+from agent.records.gpu import GpuSample
+from agent.records.minute import Cost, MinuteRow, total
 from agent.records.prices import Electricity, PriceList
+
+# Unix seconds and joules.
+_Point = tuple[float, float]
+
+
+def energy_joules(
+    samples: Iterable[GpuSample], gpus: Collection[str], time: TimeRange
+) -> float | None:
+    """Joules that these GPUs (UUIDs) drew in `time`; None where one's samples do not span it.
+
+    Energy is taken to flow evenly between two samples. What a GPU drew between its last sample and
+    a counter reset is unknown, so that the result is then a lower bound.
+    """
+    counted: dict[str, list[_Point]] = {gpu: [] for gpu in gpus}
+    for sample in samples:
+        joules = sample.fact(ENERGY.name)
+        if sample.gpu in counted and joules is not None:
+            counted[sample.gpu].append((sample.at, joules))
+    drawn = [_drawn(sorted(points), time) for points in counted.values()]
+    known = [joules for joules in drawn if joules is not None]
+    return fsum(known) if known and len(known) == len(drawn) else None
+
+
+def _drawn(points: Sequence[_Point], time: TimeRange) -> float | None:
+    if not points or points[0][0] > time.from_at or points[-1][0] < time.until:
+        return None
+    return fsum(
+        (counter_increase(before, after) or 0.0) * TimeRange(begun, ended).share_in(time)
+        for (begun, before), (ended, after) in pairwise(points)
+        if begun < ended
+    )
+
 
 _KWH_J = 3.6e6
 
@@ -70,3 +109,207 @@ def _gpus_usd(
     if len(known) < len(hourly):
         return None
     return fsum(known) * part.length_s / HOUR_S
+
+
+_MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRatios:
+    """Dollars per something; None where there was none of it.
+
+    *Active* figures are of busy time for requests with a row. `overhead` is the bill over the cost
+    of the requests. *Allocated* figures spread the whole bill.
+    """
+
+    per_million_computed_input: float | None
+    per_million_cached_input: float | None
+    per_million_input: float | None
+    per_million_output: float | None
+    per_request: float | None
+    overhead: float | None
+    allocated_per_request: float | None
+    allocated_per_million_good_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """Cost and energy of a window. `cost` and `ratios` are None where no minute has a price.
+
+    Dollars, `ratios` and `methods` are those of the minutes with a price: `priced_s` of all
+    engines' time together, without `unpriced_s`. `joules` and `gpu_hours` are None unless every
+    minute knows its own. `joules_per_output_token` covers the minutes that know their joules.
+    """
+
+    bill_usd: float
+    cost: Cost | None
+    ratios: CostRatios | None
+    methods: frozenset[Method]
+    priced_s: float
+    unpriced_s: float
+    joules: float | None
+    joules_per_output_token: float | None
+    gpu_hours: float | None
+
+
+def spending(minutes: Sequence[MinuteRow]) -> Spending:
+    """What the minutes cost, and their energy."""
+    priced = [minute for minute in minutes if minute.bill_usd is not None]
+    metered = [minute for minute in minutes if minute.joules is not None]
+    bill_usd = fsum(minute.bill_usd or 0.0 for minute in priced)
+    cost = total(minute.cost for minute in priced if minute.cost is not None)
+    return Spending(
+        bill_usd=bill_usd,
+        cost=cost,
+        ratios=None if cost is None else _ratios(bill_usd, cost, priced),
+        methods=frozenset(Method(minute.method) for minute in priced),
+        priced_s=fsum(minute.length_s for minute in priced),
+        unpriced_s=fsum(minute.length_s for minute in minutes if minute.bill_usd is None),
+        joules=_total([minute.joules for minute in minutes]),
+        joules_per_output_token=_per(
+            fsum(minute.joules or 0.0 for minute in metered),
+            fsum(minute.work.counted_output_tokens for minute in metered),
+        ),
+        gpu_hours=_total(
+            [None if m.gpus is None else m.gpus * m.length_s / HOUR_S for m in minutes]
+        ),
+    )
+
+
+def usd_per_million_by_objective(minutes: Sequence[MinuteRow]) -> dict[str, float]:
+    """The whole bill per million output tokens of requests that met each objective, in dollars.
+
+    Of minutes with a price that know these tokens. Objectives that no request met are left out.
+    """
+    pairs = [(minute.bill_usd, minute.good_tokens_by_objective) for minute in minutes]
+    known = [(usd, tokens) for usd, tokens in pairs if usd is not None and tokens is not None]
+    good: defaultdict[str, list[float]] = defaultdict(list)
+    for _, tokens in known:
+        for objective, count in tokens.items():
+            good[objective].append(count)
+    bill = fsum(usd for usd, _ in known)
+    return {
+        objective: bill / fsum(counts) * _MILLION
+        for objective, counts in good.items()
+        if fsum(counts) > 0
+    }
+
+
+def _ratios(bill_usd: float, cost: Cost, priced: Sequence[MinuteRow]) -> CostRatios:
+    """The good tokens and all requests bear the whole bill."""
+    work = total(minute.work for minute in priced)
+    assert work is not None, "a minute has a price"
+    requests = sum(minute.requests for minute in priced)
+    good_tokens = fsum(minute.good_tokens for minute in priced)
+    return CostRatios(
+        per_million_computed_input=_per(cost.computed, work.computed_tokens, _MILLION),
+        per_million_cached_input=_per(cost.cached, work.cached_tokens, _MILLION),
+        per_million_input=_per(cost.prefill, work.prompt_tokens, _MILLION),
+        per_million_output=_per(cost.decode, work.output_tokens, _MILLION),
+        per_request=_per(cost.requests, requests),
+        overhead=_per(bill_usd, cost.requests),
+        allocated_per_request=_per(bill_usd, requests),
+        allocated_per_million_good_tokens=_per(bill_usd, good_tokens, _MILLION),
+    )
+
+
+def _per(amount: float, count: float, unit: float = 1.0) -> float | None:
+    return amount / count * unit if count > 0 else None
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    """The sum; None where there are no values or any is unknown."""
+    known = [value for value in values if value is not None]
+    return fsum(known) if known and len(known) == len(values) else None
+
+
+# Lines are rounded to this, so that they add up as they are printed.
+_CENT_PARTS = Decimal("0.000001")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpending:
+    """A tenant, user and so on with its requests. Unknown figures are None."""
+
+    group: str | None
+    requests: int
+    input_tokens: float | None
+    output_tokens: float | None
+    gpu_hours: float | None
+    cost_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillParts:
+    """A bill, and its parts: requests with a row, work without one, idle and unread time."""
+
+    bill_usd: float
+    rows_usd: float
+    unaccounted_usd: float
+    idle_usd: float
+    unread_usd: float
+    gpu_hours: float | None
+    unaccounted_requests: float | None
+    unaccounted_input_tokens: float | None
+    unaccounted_output_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatementLine:
+    """One line; `group` is None on all lines but those of groups, and for requests without one."""
+
+    line: str
+    group: str | None = None
+    requests: float | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    gpu_hours: float | None = None
+    cost_usd: Decimal | None = None
+
+
+def statement(
+    by: str, groups: Sequence[GroupSpending], bill: BillParts | None
+) -> tuple[StatementLine, ...]:
+    """The lines of the groups, then those that make up the bill, and the bill as the last one.
+
+    `other requests` is the rest: requests beyond the listed groups, whose rows have expired, or
+    that ran in the window and ended after it, less what listed ones had before it. It may be
+    negative. Without a bill there are only the groups.
+    """
+    lines = [_group_line(by, group) for group in groups]
+    if bill is None:
+        return tuple(lines)
+    rest_usd = bill.rows_usd - fsum(group.cost_usd or 0.0 for group in groups)
+    lines += [
+        StatementLine(
+            line="unaccounted",
+            requests=bill.unaccounted_requests,
+            input_tokens=bill.unaccounted_input_tokens,
+            output_tokens=bill.unaccounted_output_tokens,
+            cost_usd=_rounded(bill.unaccounted_usd),
+        ),
+        StatementLine(line="idle", cost_usd=_rounded(bill.idle_usd)),
+        StatementLine(line="not read", cost_usd=_rounded(bill.unread_usd)),
+        StatementLine(line="other requests", cost_usd=_rounded(rest_usd)),
+    ]
+    whole = _rounded(bill.bill_usd)
+    # At most a millionth of a dollar for each line.
+    rounding = whole - sum((each.cost_usd or Decimal(0) for each in lines), Decimal(0))
+    lines.append(StatementLine(line="rounding", cost_usd=rounding))
+    return (*lines, StatementLine(line="bill", gpu_hours=bill.gpu_hours, cost_usd=whole))
+
+
+def _group_line(by: str, group: GroupSpending) -> StatementLine:
+    return StatementLine(
+        line=by,
+        group=group.group,
+        requests=group.requests,
+        input_tokens=group.input_tokens,
+        output_tokens=group.output_tokens,
+        gpu_hours=group.gpu_hours,
+        cost_usd=None if group.cost_usd is None else _rounded(group.cost_usd),
+    )
+
+
+def _rounded(usd: float) -> Decimal:
+    return Decimal(str(usd)).quantize(_CENT_PARTS)

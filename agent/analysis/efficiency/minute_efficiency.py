@@ -1,25 +1,171 @@
-"""How well an engine's GPUs were used in one minute, and why the sources disagree."""
+"""How well an engine's GPUs were used in one minute: its seconds, tokens, work and roofline."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from agent.analysis.efficiency.disagreement import Conditions, Disagreement, disagreements
-from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.phase_work import engine_work
-from agent.analysis.efficiency.request_activity import Activities
-from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.source_utilisation import (
+from agent.analysis.efficiency.busy_time import time_parts
+from agent.analysis.efficiency.disagreement import (
+    Conditions,
+    Disagreement,
     SourceUtilisation,
     clock_ratio,
+    disagreements,
     engine_utilisation,
     hardware_utilisation,
     requests_utilisation,
 )
-from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.efficiency.work import RequestWorks, StepSource, unseen_tokens
+from agent.analysis.efficiency.engine_observation import EngineObservation
+from agent.analysis.efficiency.request_activity import Activities
+from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, covered_s
+from agent.analysis.efficiency.work import (
+    RequestWorks,
+    Steps,
+    StepSource,
+    TokenWork,
+    count_steps,
+    seen_work,
+    unseen_tokens,
+    unseen_work,
+)
+from agent.records.columns import over
 from agent.records.gpu import GpuSample
 from agent.records.minute import EngineWork
-from agent.records.model import ModelShape, WeightBlock
+from agent.records.model import ModelShape, WeightBlock, Work
+
+# Of all tokens. Below this, a part without known times is small enough to ignore, and unseen
+# output tokens may be those that the cuts between minutes blur.
+_FEW = 0.05
+
+
+# Figures that are the engine's own counts.
+_ENGINES_COUNTS = (
+    *("preemptions", "drafts", "draft_tokens", "accepted_draft_tokens"),
+    *("prefix_query_tokens", "prefix_hit_tokens"),
+)
+
+
+def engine_work(
+    observed: EngineObservation,
+    active: Activities,
+    works: RequestWorks,
+    serving: Serving,
+) -> tuple[EngineWork, StepSource | None]:
+    """What the engine did, and how its steps were counted; `works` are those in the observed time.
+
+    Work of the phases is unknown where the model is, or where no request with a row worked and the
+    engine was not idle for at least half of the time.
+    """
+    time, growth = observed.time, observed.growth
+    parts = time_parts(observed, active)
+    output_tokens = float(works.output_tokens.sum())
+    found = EngineWork(
+        **parts._asdict(),
+        computed_tokens=float(works.computed.tokens.sum()),
+        cached_tokens=float(works.cached_tokens.sum()),
+        output_tokens=output_tokens,
+        counted_output_tokens=output_tokens + unseen_tokens(observed, active).output,
+        cache_full_s=min(observed.cache_full_s, parts.busy_s),
+        **{name: getattr(growth, name) for name in _ENGINES_COUNTS},
+        **observed.batch._asdict(),
+    )
+    if serving.model is None or (not works.active.rows.size and parts.idle_s < time.length_s / 2):
+        return found, None
+    prefill, decode, shared_bytes, steps = _totals(observed, active, works, serving)
+    phases = replace(
+        found,
+        prefill_s=_prefill_s(works, time),
+        prefill_flops=prefill.flops,
+        prefill_bytes=prefill.bytes_moved,
+        decode_s=covered_s(_decoding(works), time),
+        decode_flops=decode.flops,
+        decode_bytes=decode.bytes_moved,
+        shared_bytes=shared_bytes,
+    )
+    return phases, steps
+
+
+def _prefill_s(works: RequestWorks, time: TimeRange) -> float | None:
+    """Seconds in which any prompt was computed; None where too many have no length."""
+    tokens, prefill = works.computed.tokens, works.active.prefill
+    untimed = float(tokens[prefill.length_s == 0].sum())
+    return None if untimed > _FEW * float(tokens.sum()) else covered_s(prefill, time)
+
+
+def _decoding(works: RequestWorks) -> TimeRanges:
+    return works.active.decode.chosen(works.decodes)
+
+
+class _Totals(NamedTuple):
+    """The rows' work by phase, and the bytes of weights that are in both."""
+
+    prefill: Work
+    decode: Work
+    shared_bytes: float
+    steps: StepSource
+
+
+def _totals(
+    observed: EngineObservation,
+    active: Activities,
+    works: RequestWorks,
+    serving: Serving,
+) -> _Totals:
+    """Prefill and decode of the rows, with the weights that steps read for them."""
+    seen = seen_work(works)
+    unseen = unseen_work(seen, unseen_tokens(observed, active), serving)
+    prompts = seen.prefill.tokens + unseen.prefill.tokens
+    decoded = seen.decode.tokens + unseen.decode.tokens
+    steps = count_steps(observed, works, decoded)
+    prompts_of_rows, decode_of_rows = _share(seen.prefill.tokens, prompts), 1.0
+    if unseen.decode.tokens > _FEW * decoded:
+        of_rows = _steps_of_rows(works, observed.time)
+        decode_of_rows = min(_share(of_rows, steps.decode), 1.0)
+    prefilling = _prefilling_steps(works, prompts_of_rows, steps, observed.time)
+    prefill_bytes = serving.weight_bytes(prefilling, prompts)
+    decode_bytes = serving.weight_bytes(steps.decode, decoded)
+    shared_bytes = min(
+        prefill_bytes - serving.weight_bytes(steps.prefill, prompts),
+        decode_bytes * _share(min(prefilling - steps.prefill, steps.decode), steps.decode),
+    )
+    return _Totals(
+        _with_weights(seen.prefill, prefill_bytes * prompts_of_rows),
+        _with_weights(seen.decode, decode_bytes * decode_of_rows),
+        shared_bytes * prompts_of_rows * decode_of_rows,
+        steps.source,
+    )
+
+
+def _prefilling_steps(works: RequestWorks, of_rows: float, steps: Steps, time: TimeRange) -> float:
+    """Steps that computed prompts, including those that decoded too.
+
+    Prompts that were computed at the same time are taken to share one step. Each prompt took at
+    least one step: engines do not count steps that compute only a part of a prompt.
+    """
+    tokens, whole = works.computed.tokens, works.active.computed_tokens
+    prompts = float(over(tokens, whole).sum())
+    ranges = works.active.prefill.chosen(tokens > 0)
+    together_s = float(ranges.within_s(time).sum())
+    at_once = _share(together_s, covered_s(ranges, time))
+    at_most = max(steps.prefill + steps.decode, 1.0)
+    return max(steps.prefill, min(_share(prompts / max(at_once, 1.0), of_rows), at_most))
+
+
+def _steps_of_rows(works: RequestWorks, time: TimeRange) -> float:
+    """Steps in which a request with a row decoded: their tokens over how many did so at once."""
+    decoding, tokens = _decoding(works), float(works.decode.tokens.sum())
+    together_s = float(decoding.within_s(time).sum())
+    return tokens * _share(covered_s(decoding, time), together_s)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _with_weights(work: TokenWork, weight_bytes: float) -> Work:
+    return Work(work.flops, work.kv_bytes + weight_bytes)
+
 
 # From this prompt length on, scores without the causal half add more than a tenth of the FLOPs.
 _LONG_PROMPT = 8000

@@ -4,9 +4,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent.analysis.physics.coefficients import Coefficients, coefficients
-from agent.analysis.physics.flops import decode_flops, prefill_flops
+from agent.analysis.physics.flops_and_bytes import (
+    decode_flops,
+    decode_kv_bytes,
+    prefill_flops,
+    prefill_kv_bytes,
+    step_weight_bytes,
+)
 from agent.analysis.physics.roofline import Roof
-from agent.analysis.physics.traffic import decode_kv_bytes, prefill_kv_bytes, step_weight_bytes
 from agent.catalog.hardware import GpuModel
 from agent.records.model import ModelShape, Parallelism, Work
 

@@ -1,4 +1,7 @@
-"""What a GPU's driver and the engine's log report: faults of GPUs, lines, pauses and stops."""
+"""What a GPU's driver and the engine's log report: faults of GPUs, lines, pauses and stops.
+
+The detectors of log lines report no events. The detectors after them use their findings.
+"""
 
 from collections.abc import Iterator, Mapping
 

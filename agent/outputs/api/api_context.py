@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent.analysis.cause_sums import CauseSums
-from agent.analysis.tally import Tally
+from agent.analysis.tally import CauseSums, Tally
 from agent.records.minute import MinuteRow
 from agent.records.queries import (
     Cursor,

@@ -6,8 +6,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.analysis.cause_sums import CauseSums, LimitFigures, figures_by_cause
 from agent.analysis.summary import Attained, Failures
+from agent.analysis.tally import CauseSums, LimitFigures, figures_by_cause
 from agent.catalog.causes import CAUSES
 
 

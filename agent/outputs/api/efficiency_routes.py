@@ -9,18 +9,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
-from agent.analysis.efficiency.counted_ratios import (
+from agent.analysis.cost.bill import spending, usd_per_million_by_objective
+from agent.analysis.efficiency.window_efficiency import (
     BatchFill,
     PrefixCache,
     Speculation,
+    Utilisation,
+    WindowEfficiency,
     batch_fill,
     prefix_cache,
     speculation,
-)
-from agent.analysis.efficiency.window_efficiency import (
-    Utilisation,
-    WindowEfficiency,
     window_efficiency,
 )
 from agent.analysis.ledger import unaccounted_requests

@@ -9,11 +9,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
-from agent.analysis.exponential import exponential_from
-from agent.analysis.input_lengths import INPUT_LENGTHS, OUTPUT_LENGTHS
-from agent.analysis.quantiles import RELATIVE_ERROR
+from agent.analysis.quantiles import RELATIVE_ERROR, exponential_from
 from agent.analysis.summary import summarise
-from agent.analysis.tally import ALL_OBJECTIVES, Tally
+from agent.analysis.tally import ALL_OBJECTIVES, INPUT_LENGTHS, OUTPUT_LENGTHS, Tally
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import (
     BaseResponse,

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import Field
 
-from agent.analysis.error_budget import error_budget
+from agent.analysis.burn_rates import error_budget
 from agent.analysis.summary import TrafficLimit, check_traffic_limits, summarise
 from agent.analysis.tally import Tally
 from agent.outputs.api.api_context import ApiContext, ApiQueries

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, HTTPException, Query, Response
 from pydantic import Field
 
+from agent.analysis.latency import LATENCIES, request_parts
 from agent.analysis.quantiles import quantile
-from agent.analysis.request_parts import LATENCIES, request_parts
 from agent.outputs.api.api_context import ApiQueries
 from agent.outputs.api.base_responses import (
     BaseResponse,

@@ -3,13 +3,13 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import fsum, inf
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
-from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
-from agent.analysis.cpu import CpuTime
+from agent.analysis.cost.bill import spending, usd_per_million_by_objective
 from agent.analysis.efficiency.window_efficiency import Utilisation, window_efficiency
 from agent.analysis.ledger import unaccounted_requests
 from agent.catalog import efficiency_metrics as m
@@ -19,7 +19,7 @@ from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.gpu import Facts, GpuSample
-from agent.records.host import HostSample
+from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.records.minute import Cost, Ledger, MinuteRow
 
 __all__ = ["Family", "family_of"]
@@ -234,6 +234,28 @@ def _use(use: Utilisation, labels: Labels) -> Values:
 
 # By label values.
 _OfEngines = Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTime:
+    """CPU seconds by role of processes that come and go, as counters that never fall.
+
+    They include what each process used before it was first sampled.
+
+    `by_process` is what each living process, by its identity, had used at the last sample.
+    """
+
+    by_role: Mapping[ProcessRole, float] = field(default_factory=dict)
+    by_process: Mapping[tuple[int, float], float] = field(default_factory=dict)
+
+    def after(self, processes: Iterable[EngineProcess]) -> "CpuTime":
+        """The sums after another sample. What a process used after its last sample is lost."""
+        living = list(processes)
+        by_role = dict(self.by_role)
+        for process in living:
+            used_s = process.cpu_s - self.by_process.get(process.identity, 0.0)
+            by_role[process.role] = by_role.get(process.role, 0.0) + max(used_s, 0.0)
+        return CpuTime(by_role, {process.identity: process.cpu_s for process in living})
 
 
 class HostBoard:

@@ -13,7 +13,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from agent.analysis.statement import BillParts, GroupSpending, StatementLine
+from agent.analysis.cost.bill import BillParts, GroupSpending, StatementLine
 from agent.outputs.report.document import (
     Json,
     ReportDocument,

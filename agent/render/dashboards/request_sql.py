@@ -6,7 +6,7 @@ counted requests by `started_at`, which has an index.
 
 from collections.abc import Mapping
 
-from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS
+from agent.analysis.tally import EDGES_TOKENS, INPUT_LENGTHS
 
 Bounds = tuple[int, int | None]
 

@@ -19,8 +19,7 @@ from sqlalchemy import (
     tuple_,
 )
 
-from agent.analysis.cause_sums import CausePlace, CauseSum
-from agent.analysis.tally import ALL_OBJECTIVES
+from agent.analysis.tally import ALL_OBJECTIVES, CausePlace, CauseSum
 from agent.records.queries import Cursor, DataSource, PageOf, Selection
 from agent.store.cause_queries import SummedCauses
 from agent.store.clickhouse.schema import KEYS

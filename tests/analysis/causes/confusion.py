@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from agent.analysis.applied_limits import Excess, excesses
 from agent.analysis.causes import EngineTimeline, explain
-from agent.analysis.verdicts import judge
+from agent.analysis.verdicts import Excess, excesses, judge
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.records.objective import Explanation, Objective

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.applied_limits import excesses
 from agent.analysis.causes import EngineTimeline, explain
+from agent.analysis.verdicts import excesses
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import GOODPUT

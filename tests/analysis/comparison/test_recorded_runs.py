@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare
-from agent.analysis.comparison.of_records import run_of
-from agent.analysis.comparison.run_columns import RunColumns
+from agent.analysis.comparison.run_columns import RunColumns, run_of
 from agent.catalog.definitions import GOODPUT
 from agent.records.objective import Objective
 from agent.sources.result_files import BenchedRun, read_result_file

@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 
-from agent.analysis.comparison.blocks import Blocks
-from agent.analysis.comparison.measured import Ratio, percentiles, together
 from agent.analysis.comparison.resampling import (
+    Ratio,
     Shuffles,
     absolute,
     chance,
     chance_of_correlated,
     interval,
+    percentiles,
     rejected,
+    together,
     variation,
 )
+from agent.analysis.comparison.run_columns import Blocks
 from agent.records.columns import Array
 
 REPETITIONS = 200

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from agent.analysis.cost.bill import CostRatios, spending
 from agent.analysis.cost.weights import Method
-from agent.analysis.cost.window_cost import CostRatios, spending
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.minute import MinuteRow
 from tests.analysis.cost.engine_days import LLAMA_ON_H100, engine_sample, minute_row, request

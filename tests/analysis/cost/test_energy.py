@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.cost.energy import energy_joules
-from agent.analysis.cost.window_cost import spending
+from agent.analysis.cost.bill import energy_joules, spending
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog.gpu_facts import ENERGY
 from agent.records.gpu import GpuSample

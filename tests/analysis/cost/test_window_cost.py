@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.analysis.cost.window_cost import Spending, spending
+from agent.analysis.cost.bill import Spending, spending
 from agent.records.minute import MinuteRow
 from tests.records.minutes import UNKNOWN, minute
 

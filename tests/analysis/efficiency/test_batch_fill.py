@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from agent.analysis.efficiency.counted_ratios import BatchFill, batch_fill
 from agent.analysis.efficiency.engine_observation import BatchUse
 from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.window_efficiency import BatchFill, batch_fill
 from agent.records.engine import EngineSample
 from tests.analysis.cost.engine_days import MINUTE, engine_sample, observation
 from tests.records.minutes import minute

@@ -10,7 +10,7 @@ four requests:
 
 import pytest
 
-from agent.analysis.efficiency.counted_ratios import prefix_cache, speculation
+from agent.analysis.efficiency.window_efficiency import prefix_cache, speculation
 from tests.records.minutes import minute
 
 # Drafted and accepted tokens of each draft; looked up and found tokens of each request.

@@ -4,8 +4,12 @@ from itertools import permutations
 
 import pytest
 
-from agent.analysis.efficiency.disagreement import Conditions, disagreements
-from agent.analysis.efficiency.source_utilisation import Source, SourceUtilisation
+from agent.analysis.efficiency.disagreement import (
+    Conditions,
+    Source,
+    SourceUtilisation,
+    disagreements,
+)
 from tests.analysis.cost.engine_days import (
     LLAMA_ON_H100,
     busy_samples,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.physics.flops_and_bytes import step_weight_bytes
 from agent.analysis.physics.roofline import Bound
-from agent.analysis.physics.traffic import step_weight_bytes
 from agent.catalog import gpu_facts
 from agent.catalog.hardware import GpuModel, Precision
 from agent.records.engine import EngineSample

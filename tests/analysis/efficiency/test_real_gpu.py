@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.analysis.efficiency.source_utilisation import hardware_utilisation
+from agent.analysis.efficiency.disagreement import hardware_utilisation
 from agent.catalog.hardware import Precision, recognise_gpu
 from agent.records.gpu import GpuSample
 

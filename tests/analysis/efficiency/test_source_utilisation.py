@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.analysis.efficiency.source_utilisation import hardware_utilisation
+from agent.analysis.efficiency.disagreement import hardware_utilisation
 from agent.catalog import gpu_facts as fact
 from agent.records.gpu import Facts, GpuSample
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.physics.context import attended_pairs, cached_tokens
+from agent.analysis.physics.coefficients import attended_pairs, cached_tokens
 from agent.records.model import Reach
 from tests.analysis.physics.shapes import LENGTHS, WINDOWS
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.physics.coefficients import Coefficients, coefficients
-from agent.analysis.physics.flops import (
+from agent.analysis.physics.flops_and_bytes import (
     chunk_flops,
     decode_flops,
     decode_token_flops,

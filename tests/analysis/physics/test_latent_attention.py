@@ -4,10 +4,14 @@ from typing import Any
 
 import pytest
 
-from agent.analysis.efficiency.disagreement import Conditions, disagreements
-from agent.analysis.efficiency.source_utilisation import Source, SourceUtilisation
+from agent.analysis.efficiency.disagreement import (
+    Conditions,
+    Source,
+    SourceUtilisation,
+    disagreements,
+)
 from agent.analysis.physics.coefficients import coefficients
-from agent.analysis.physics.flops import chunk_flops, decode_token_flops
+from agent.analysis.physics.flops_and_bytes import chunk_flops, decode_token_flops
 from tests.real_parts.engine_scripts import answer_of
 from tests.sources.model_config.published import published, read_config
 

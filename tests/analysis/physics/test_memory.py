@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.physics.coefficients import coefficients
-from agent.analysis.physics.memory import gpu_weight_bytes, requests_that_fit
-from agent.analysis.physics.parameters import expert_bytes, weight_bytes
+from agent.analysis.physics.coefficients import coefficients, expert_bytes, weight_bytes
+from agent.analysis.physics.flops_and_bytes import gpu_weight_bytes, requests_that_fit
 from agent.records.model import Parallelism
 from tests.sources.model_config.published import published
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.physics.coefficients import Coefficients, coefficients
-from agent.analysis.physics.traffic import (
+from agent.analysis.physics.flops_and_bytes import (
     decode_kv_bytes,
     kv_bytes,
     kv_bytes_per_token,

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from agent.analysis.input_lengths import INPUT_LENGTHS, OUTPUT_LENGTHS, input_length_of
 from agent.analysis.quantiles import RELATIVE_ERROR
+from agent.analysis.tally import INPUT_LENGTHS, OUTPUT_LENGTHS, input_length_of
 from agent.records.queries import OF_ROWS, Dimension
 from agent.records.request import ProxyView, RequestRecord, Vantage
 from tests.outputs.api.serving import Api

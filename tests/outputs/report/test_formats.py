@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.analysis.statement import StatementLine
+from agent.analysis.cost.bill import StatementLine
 from agent.catalog.causes import CAUSES, Cause
 from agent.outputs.report.document import ReportFigures, ReportTable, document_of
 from agent.outputs.report.formats import as_csv, as_json, html_page, markdown, text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.analysis.physics.parameters import active_parameters, parameters, weight_bytes
+from agent.analysis.physics.coefficients import active_parameters, parameters, weight_bytes
 from tests.sources.model_config.published import PUBLISHED, published
 
 WITHIN = 0.005

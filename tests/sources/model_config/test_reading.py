@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.analysis.estimate import PlannedDeployment, estimate
-from agent.analysis.physics.coefficients import coefficients
-from agent.analysis.physics.parameters import parameters, weight_bytes
-from agent.analysis.physics.traffic import kv_bytes_per_token
+from agent.analysis.physics.coefficients import coefficients, parameters, weight_bytes
+from agent.analysis.physics.flops_and_bytes import kv_bytes_per_token
 from agent.catalog.architectures import ARCHITECTURES
 from agent.catalog.hardware import Precision, find_gpu
 from agent.errors import AgentError
