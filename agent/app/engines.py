@@ -22,12 +22,16 @@ from agent.errors import AgentError, StoreUnavailable
 from agent.outputs.prometheus.boards import EfficiencyBoard, HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
-from agent.pipeline.engine_limits import EngineLimits
-from agent.pipeline.engine_pipeline import EnginePipeline, ScrapePublisher
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.gpu_inventory import GpuInventory, each_once
 from agent.pipeline.minute_jobs import MinuteJob, Timing
-from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
+from agent.pipeline.monitors import (
+    EngineLimits,
+    EngineMonitor,
+    EnginePipeline,
+    ScrapePublisher,
+    UnclaimedGpuMonitor,
+)
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample, GpuSamples
 from agent.records.host import HostSample

@@ -28,7 +28,7 @@ from agent.outputs.otlp_forwarder import Forwarder, destination
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.boards import HostBoard
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.ended_rows import EndedRows
+from agent.pipeline.ended_requests import EndedRows
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.pipeline.request_pipeline import RequestPipeline

@@ -8,9 +8,8 @@ from agent.app.listeners import PROXY
 from agent.app.proxy_rotation import EngineNews, ProxyRotation
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.client_labels import ClientLabels, TenantPlaces
-from agent.pipeline.engine_pipeline import EnginePipeline
-from agent.pipeline.request_pipeline import RequestPipeline
+from agent.pipeline.monitors import EnginePipeline
+from agent.pipeline.request_pipeline import ClientLabels, RequestPipeline, TenantPlaces
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.request import RequestRecord
 from agent.settings import EngineSettings, Settings

@@ -16,8 +16,7 @@ from agent.catalog.reasons import JournalDropped, StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.api.api_context import ApiQueries
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.ended_requests import EndedRequests
-from agent.pipeline.ended_rows import EndedRows
+from agent.pipeline.ended_requests import EndedRequests, EndedRows
 from agent.pipeline.request_pipeline import OnCounted
 from agent.records.objective import Objective
 from agent.settings import Settings

@@ -1,4 +1,4 @@
-"""Holds the ended requests of engines' plugins until the records of the same requests come."""
+"""Ended requests of engines' plugins: held for their records, else stored as rows of their own."""
 
 import threading
 import time
@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from agent.analysis.joined_record import difference, engine_ids, is_same, with_figures
-from agent.catalog.reasons import PluginDropped
+from agent.analysis.joined_record import difference, engine_ids, is_same, own_record, with_figures
+from agent.analysis.verdicts import Judge
+from agent.catalog.reasons import PluginDropped, StoreWrite
+from agent.errors import StoreUnavailable
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.request_pipeline import OnCounted
 from agent.records.engine import EndedRequest, EngineStep
 from agent.records.request import RequestRecord, Vantage
+from agent.store.amending import Amend
+from agent.store.writing import RequestWriter
 
 # A span comes 5 s after the end of its request, or later where it is sent again.
 OWN_ROW_AFTER_S = 30.0
@@ -243,3 +249,74 @@ def _take_out(by_id: dict[str, deque[_Value]], request_id: str, value: _Value) -
     left.remove(value)
     if not left:
         del by_id[request_id]
+
+
+class EndedRows:
+    """Stores own rows for ended requests without a record, and late figures into stored rows.
+
+    A job calls `store` each second. While the database is away, they wait for a later call.
+    """
+
+    def __init__(
+        self,
+        ended: EndedRequests,
+        meter: Meter,
+        *,
+        agent: str,
+        judge: Judge,
+        writer: RequestWriter,
+        amend: Amend,
+        model_of: Callable[[str], str | None],
+        on_counted: OnCounted,
+    ) -> None:
+        """`model_of` returns the model that an engine serves now."""
+        self._on_counted = on_counted
+        self.ended = ended
+        self._meter = meter
+        self._agent = agent
+        self._judge = judge
+        self._writer = writer
+        self._amend = amend
+        self._model_of = model_of
+
+    def store(self, now: float) -> None:
+        """Store own rows that are due, and late figures; `now` is Unix time."""
+        try:
+            self._store_own_rows(now)
+            self._store_late()
+        except StoreUnavailable:
+            self._meter.store_failed(StoreWrite.PLUGIN_FIGURES)
+
+    def store_last(self, now: float) -> None:
+        """The same at the end of the agent, also for requests that no record can follow."""
+        self.ended.hurry()
+        self.store(now)
+
+    def _store_own_rows(self, now: float) -> None:
+        due = self.ended.due()
+        if not due:
+            return
+        records = {
+            ended: own_record(
+                ended, agent=self._agent, model=self._model_of(ended.engine), received_at=now
+            )
+            for ended in due
+        }
+        judged = [self._judge.judged(record) for record in records.values()]
+        result = self._writer.submit(judged).result()
+        # No span was received for them.
+        self._meter.stored(result.counted, sent=0, new=0)
+        self._on_counted(result.counted)
+        self.ended.stored(
+            {ended: (record.trace_id, record.span_id) for ended, record in records.items()}
+        )
+
+    def _store_late(self) -> None:
+        late, superseded = self.ended.take_late()
+        if not late and not superseded:
+            return
+        try:
+            self._amend({each.key: each.ended for each in late}, superseded)
+        except StoreUnavailable:
+            self.ended.give_back(late, superseded)
+            raise

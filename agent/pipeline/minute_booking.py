@@ -1,11 +1,12 @@
 """Books minutes of one engine from stored samples and requests, and splits their cost."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.analysis.cost.bill import Bill, bill, energy_joules, gpu_hours
 from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
@@ -18,15 +19,70 @@ from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency, minute
 from agent.analysis.efficiency.request_activity import request_activities, worked_on
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.efficiency.work import whole_works
+from agent.analysis.efficiency.work import decode_work, prefill_work, whole_works
 from agent.analysis.ledger import minute_ledger, unmatched_requests
-from agent.pipeline.booked_minutes import BookedMinutes
 from agent.pipeline.deployment import EngineDeployment
-from agent.records.columns import Array, BookedRequests, Mask
+from agent.records.columns import VANTAGES, Array, BookedRequests, Mask
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
-from agent.records.minute import MinuteRow
+from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost
 from agent.store.minutes import MinuteStore
+
+_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BookedMinutes:
+    """Consecutive minutes, and what each request cost in them in dollars and in GPU-hours.
+
+    Costs are NaN where no minute knows them. `cached_share` is the engine's share of cached prompt
+    tokens in all of them.
+    """
+
+    minutes: Sequence[MinuteRow]
+    requests: BookedRequests
+    usd: Array
+    gpu_hours: Array
+    serving: Serving
+    cached_share: float
+
+    def costs_in(self, time: TimeRange) -> Iterator[RequestCost]:
+        """The costs of the requests that overlap a time, in these minutes, and their whole work."""
+        ended_at = self.requests.ended_at
+        overlap = (self.requests.started_at <= time.until) & (ended_at >= time.from_at)
+        places = np.flatnonzero(overlap & (ended_at < time.until + LONGEST_REQUEST_S))
+        requests = self.requests.chosen(places)
+        columns = (
+            requests.rows,
+            np.array([vantage.value for vantage in VANTAGES])[requests.vantages],
+            requests.ended_at < self.minutes[-1].until,
+            *(self.usd[places], self.gpu_hours[places], *self._works(requests)),
+        )
+        return _costs(columns)
+
+    def _works(self, requests: BookedRequests) -> Iterator[Array]:
+        """FLOPs and bytes of prefill, then of decode."""
+        active = request_activities(requests, self.cached_share)
+        for work_of in (prefill_work, decode_work):
+            work = work_of(active, self.serving)
+            for values in (work.flops, work.kv_bytes):
+                found = np.full(requests.rows.size, np.nan)
+                if self.serving.model is not None:
+                    found[requests.places_of(active.rows)] = values
+                yield found
+
+
+def _costs(columns: Sequence[NDArray[Any]]) -> Iterator[RequestCost]:
+    """One for each row of the columns, made when it is written: all at once take much memory."""
+    for first in range(0, columns[0].size, _AT_ONCE):
+        yield from map(RequestCost, *[_values(each[first : first + _AT_ONCE]) for each in columns])
+
+
+def _values(column: NDArray[Any]) -> list[Any]:
+    """The values of a column; None where one is unknown."""
+    values: list[Any] = column.tolist()
+    return [None if value != value else value for value in values]
+
 
 # The samples of these GPUs (UUIDs) in a time, the nearest on either side, and recent others.
 GpuSamplesOf = Callable[[Collection[str], TimeRange], Sequence[GpuSample]]

@@ -9,7 +9,7 @@ import pytest
 
 from agent.analysis.joined_record import joined
 from agent.catalog.time_units import DAY_S
-from agent.pipeline.client_labels import OTHER_TENANT, ClientLabels, TenantPlaces
+from agent.pipeline.request_pipeline import OTHER_TENANT, ClientLabels, TenantPlaces
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.engines.directory import EngineDirectory
 from tests.records.making import NOON, record

@@ -1,7 +1,7 @@
 """Limits of an engine that its exposition does not contain."""
 
 from agent.catalog import engine_facts as fact
-from agent.pipeline.engine_limits import EngineLimits
+from agent.pipeline.monitors import EngineLimits
 from agent.records.engine import EngineSample
 from agent.records.host import EngineProcess, HostSample, ProcessRole
 from tests.records.making import NOON

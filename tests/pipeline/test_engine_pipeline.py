@@ -11,9 +11,8 @@ from sqlalchemy import Engine
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import MAX_RUNNING_REQUESTS
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline import engine_pipeline
-from agent.pipeline.engine_limits import EngineLimits
-from agent.pipeline.engine_pipeline import EnginePipeline, ScrapePublisher
+from agent.pipeline import monitors
+from agent.pipeline.monitors import EngineLimits, EnginePipeline, ScrapePublisher
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.sources.engines.directory import EngineDirectory
@@ -175,7 +174,7 @@ def test_a_sample_is_stored_while_events_wait(engine: EnginePipeline, database: 
 def test_of_too_many_waiting_events_the_newest_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, engine: EnginePipeline, database: Engine, meter: Meter
 ) -> None:
-    monkeypatch.setattr(engine_pipeline, "MAX_WAITING_EVENTS", 3)
+    monkeypatch.setattr(monitors, "MAX_WAITING_EVENTS", 3)
     with without(database, "events"):
         for number in range(5):
             engine.event(event(number))
