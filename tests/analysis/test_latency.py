@@ -1,4 +1,4 @@
-"""Which reported values are plausible."""
+"""Screened phases of requests, and the parts that add up to a request."""
 
 from math import inf, isfinite, nan, nextafter
 from typing import Any
@@ -7,7 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.analysis.latency import CLOCK_SLACK_S, MAX_TOKENS, ReportedPhases, screen, tpot_s
+from agent.analysis.latency import (
+    CLOCK_SLACK_S,
+    MAX_TOKENS,
+    ReportedPhases,
+    RequestParts,
+    request_parts,
+    screen,
+    tpot_s,
+)
 
 SECONDS = ("e2e_s", "ttft_s", "queue_s", "prefill_s", "decode_s")
 TOKENS = ("input_tokens", "output_tokens")
@@ -172,3 +180,26 @@ def test_ttft_and_tpot_add_up_to_the_duration() -> None:
     tpot = tpot_s(0.4, 21)
     assert tpot is not None
     assert 0.1 + tpot * 20 == pytest.approx(0.5)
+
+
+# Arrives at 0; scheduled at 0.3 after 0.05 in the frontend; first token made at 0.5 and seen at
+# 0.52; last token made at 1.5; the response ends at 1.55.
+_REQUEST = {"ttft_s": 0.52, "e2e_s": 1.55, "queue_s": 0.25, "prefill_s": 0.2, "decode_s": 1.0}
+
+
+def test_the_front_has_its_time_before_the_first_token() -> None:
+    found = request_parts(**_REQUEST)
+    assert found.front_s == pytest.approx(0.05 + 0.02)
+    assert found.rest_s == pytest.approx(1.55 - 0.52 - 1.0)
+
+
+@pytest.mark.parametrize("unknown", ["ttft_s", "queue_s", "prefill_s"])
+def test_a_part_of_unknown_latencies_is_unknown(unknown: str) -> None:
+    assert request_parts(**(_REQUEST | {unknown: None})) == RequestParts(None, None)
+
+
+@pytest.mark.parametrize("unknown", ["e2e_s", "decode_s"])
+def test_the_rest_is_unknown_without_decode_or_an_end(unknown: str) -> None:
+    found = request_parts(**(_REQUEST | {unknown: None}))
+    assert found.front_s == pytest.approx(0.07)
+    assert found.rest_s is None

@@ -1,25 +1,47 @@
-"""Quantiles from bins, against the exact ones."""
+"""Quantiles from bins, and bins as exponential histograms, also as Prometheus computes them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import permutations
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from itertools import pairwise, permutations
 from math import ceil, exp, inf, nextafter
+from pathlib import Path
 from random import Random
+from threading import Thread
+from typing import Any
 
 import pytest
-from hypothesis import given
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.proto import serialize_length_prefixed
+from hypothesis import example, given
 from hypothesis import strategies as st
+from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
+from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import (
+    LogarithmMapping,
+)
 
 from agent.analysis.quantiles import (
+    BINS_PER_DOUBLING,
+    HIGHEST_BIN,
     LARGEST_S,
+    LOWEST_BIN,
     RELATIVE_ERROR,
+    SCALE,
     SMALLEST_S,
     ZERO_THRESHOLD_S,
+    ExponentialHistogram,
     bin_of,
     bins_of,
+    exponential_from,
     quantile,
     value_of,
 )
+from tests.real_parts.prometheus import Prometheus, scrape_of
+from tests.real_parts.waiting import eventually
 
 QS = (0.01, 0.25, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 
@@ -150,3 +172,199 @@ def test_a_value_above_the_range_counts_as_the_largest(value_s: float) -> None:
 @pytest.mark.parametrize("value_s", [1.0075e-6, 9.9e4])
 def test_a_value_just_inside_the_range_has_its_own_bin(value_s: float) -> None:
     assert_close(value_of(bin_of(value_s)), value_s)
+
+
+BINS = st.dictionaries(st.integers(LOWEST_BIN, HIGHEST_BIN), st.integers(1, 2**63), max_size=30)
+
+
+def point_of(histogram: ExponentialHistogram) -> ExponentialHistogramDataPoint:
+    """The OTLP message of a histogram, serialised and parsed again."""
+    point = ExponentialHistogramDataPoint(
+        count=min(histogram.count, 2**64 - 1),
+        scale=histogram.scale,
+        zero_count=histogram.zero_count,
+        zero_threshold=histogram.zero_threshold,
+        positive=ExponentialHistogramDataPoint.Buckets(
+            offset=histogram.offset, bucket_counts=histogram.bucket_counts
+        ),
+    )
+    return ExponentialHistogramDataPoint.FromString(point.SerializeToString())
+
+
+def bins_in(point: ExponentialHistogramDataPoint) -> dict[int, int]:
+    """The bins of a message."""
+    buckets = enumerate(point.positive.bucket_counts, point.positive.offset + 1)
+    lowest = {LOWEST_BIN: point.zero_count} if point.zero_count else {}
+    return lowest | {index: count for index, count in buckets if count}
+
+
+@given(BINS)
+@example({})
+@example({LOWEST_BIN: 3})
+def test_bins_survive_the_round_trip_through_the_message(bins: dict[int, int]) -> None:
+    assert bins_in(point_of(exponential_from(bins))) == bins
+
+
+@given(st.lists(st.floats(SMALLEST_S * 1.1, LARGEST_S), min_size=1))
+def test_each_value_is_in_the_same_bucket_as_in_opentelemetry(
+    values_s: list[float],
+) -> None:
+    reference = LogarithmMapping(SCALE)
+    histogram = exponential_from(bins_of(values_s))
+    counts = {
+        index: count
+        for index, count in enumerate(histogram.bucket_counts, histogram.offset)
+        if count
+    }
+    expected: dict[int, int] = {}
+    for value_s in values_s:
+        index = bin_of(value_s) - 1
+        expected[index] = expected.get(index, 0) + 1
+        # Exactly on an edge, rounding of either logarithm may choose either bucket.
+        assert abs(reference.map_to_index(value_s) - index) <= (_at_edge(value_s))
+    assert counts == expected
+
+
+def _at_edge(value_s: float) -> bool:
+    """Whether rounding decides the bucket because the value is on an edge."""
+    index = bin_of(value_s)
+    edges = [2 ** ((index + n) / BINS_PER_DOUBLING) for n in (-1, 0)]
+    return any(abs(value_s / edge - 1) < 1e-12 for edge in edges)
+
+
+def test_buckets_have_the_boundaries_of_the_specification() -> None:
+    """Bucket i holds (base**i, base**(i+1)], base = 2**(2**-scale)."""
+    base = 2.0 ** (2.0**-SCALE)
+    for bin_index in range(LOWEST_BIN + 1, HIGHEST_BIN, 37):
+        (low, high) = (base ** (bin_index - 1), base**bin_index)
+        inside = (low * (1 + 1e-9), high * (1 - 1e-9))
+        for value_s in inside:
+            assert exponential_from(bins_of([value_s])).offset == bin_index - 1
+
+
+def test_the_lowest_bin_is_the_zero_bucket() -> None:
+    histogram = exponential_from(bins_of([0.0, SMALLEST_S, 1.0]))
+    assert (histogram.zero_count, histogram.count, sum(histogram.bucket_counts)) == (2, 3, 1)
+    assert SMALLEST_S <= ZERO_THRESHOLD_S < SMALLEST_S * 1.02
+
+
+def test_empty_bins_between_others_are_kept() -> None:
+    histogram = exponential_from({100: 1, 102: 5})
+    assert (histogram.offset, tuple(histogram.bucket_counts)) == (99, (1, 0, 5))
+
+
+NAME = "ttft_seconds"
+SCRAPED_WITHIN_S = 60.0
+DELIMITED = (
+    "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+)
+
+# The part of prometheus/client_model 0.3 (io/prometheus/client/metrics.proto) that is needed.
+_FIELD = FieldDescriptorProto
+_MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
+    "BucketSpan": {
+        "offset": (1, _FIELD.TYPE_SINT32, False),
+        "length": (2, _FIELD.TYPE_UINT32, False),
+    },
+    "Histogram": {
+        "sample_count": (1, _FIELD.TYPE_UINT64, False),
+        "sample_sum": (2, _FIELD.TYPE_DOUBLE, False),
+        "schema": (5, _FIELD.TYPE_SINT32, False),
+        "zero_threshold": (6, _FIELD.TYPE_DOUBLE, False),
+        "zero_count": (7, _FIELD.TYPE_UINT64, False),
+        "positive_span": (12, "BucketSpan", True),
+        "positive_delta": (13, _FIELD.TYPE_SINT64, True),
+    },
+    "Metric": {"histogram": (7, "Histogram", False)},
+    "MetricFamily": {
+        "name": (1, _FIELD.TYPE_STRING, False),
+        "type": (3, _FIELD.TYPE_INT32, False),
+        "metric": (4, "Metric", True),
+    },
+}
+_HISTOGRAM_TYPE = 4
+
+
+def _metric_family() -> Any:
+    file = FileDescriptorProto(name="metrics.proto", package="io", syntax="proto2")
+    for message, fields in _MESSAGES.items():
+        message_type = file.message_type.add(name=message)
+        for name, (number, kind, many) in fields.items():
+            field = message_type.field.add(name=name, number=number)
+            field.label = _FIELD.LABEL_REPEATED if many else _FIELD.LABEL_OPTIONAL
+            if isinstance(kind, str):
+                field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".io.{kind}"
+            else:
+                field.type = kind
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName("io.MetricFamily"))
+
+
+def exposition_of(histogram: ExponentialHistogram, total_s: float) -> bytes:
+    """An exposition with one native histogram.
+
+    Prometheus numbers a bucket by its upper bound, OpenTelemetry by its lower one.
+    """
+    counts = list(histogram.bucket_counts)
+    family = _metric_family()(name=NAME, type=_HISTOGRAM_TYPE)
+    native = family.metric.add().histogram
+    native.sample_count, native.sample_sum = histogram.count, total_s
+    native.schema, native.zero_count = histogram.scale, histogram.zero_count
+    native.zero_threshold = histogram.zero_threshold
+    native.positive_span.add(offset=histogram.offset + 1, length=len(counts))
+    native.positive_delta.extend(after - before for before, after in pairwise([0, *counts]))
+    exposition = BytesIO()
+    serialize_length_prefixed(family, exposition)
+    return exposition.getvalue()
+
+
+@contextmanager
+def served(exposition: bytes) -> Iterator[str]:
+    """The URL of a server of this exposition."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", DELIMITED)
+            self.send_header("Content-Length", str(len(exposition)))
+            self.end_headers()
+            self.wfile.write(exposition)
+
+        def log_message(self, *_args: object) -> None:
+            """Logs nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_prometheus_has_the_same_buckets_and_percentiles(tmp_path: Path) -> None:
+    seeded = Random(5)
+    values_s = [0.0, 0.0, *(seeded.lognormvariate(-1.6, 1.0) for _ in range(20_000))]
+    bins = bins_of(values_s)
+    histogram = exponential_from(bins)
+    with (
+        served(exposition_of(histogram, sum(values_s))) as url,
+        Prometheus(tmp_path, scrape_of("agent", url), "native-histograms") as prometheus,
+    ):
+        (found,) = eventually(
+            lambda: prometheus.query(NAME), within_s=SCRAPED_WITHIN_S, what="the histogram"
+        )
+        p99s = prometheus.query(f"histogram_quantile(0.99, {NAME})")
+    _, native = found["histogram"]
+    assert int(native["count"]) == 20_002
+    assert float(native["sum"]) == pytest.approx(sum(values_s))
+    zero, *buckets = native["buckets"]
+    assert int(zero[3]) == 2
+    low = min(index for index in bins if bins[index] and index != min(bins))
+    expected = {index: count for index, count in bins.items() if index >= low}
+    uppers = [2 ** (index / BINS_PER_DOUBLING) for index in sorted(expected)]
+    assert [float(bucket[2]) for bucket in buckets] == pytest.approx(uppers, rel=1e-9)
+    assert [int(bucket[3]) for bucket in buckets] == [expected[index] for index in sorted(expected)]
+    exact = sorted(values_s)[int(0.99 * len(values_s))]
+    assert float(p99s[0]["value"][1]) == pytest.approx(exact, rel=2.1 * RELATIVE_ERROR)

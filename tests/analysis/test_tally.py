@@ -1,4 +1,4 @@
-"""Counts that add up in any order."""
+"""Tallies of requests, sums that merge, and groups of lengths."""
 
 from collections.abc import Iterable
 from copy import deepcopy
@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.quantiles import bin_of
-from agent.analysis.tally import ALL_OBJECTIVES, MEASURES, Tally, VerdictCounts, tally_of
+from agent.analysis.tally import (
+    ALL_OBJECTIVES,
+    EDGES_TOKENS,
+    INPUT_LENGTHS,
+    MEASURES,
+    Tally,
+    VerdictCounts,
+    input_length_of,
+    tally_of,
+)
 from agent.records.objective import JudgedRequest, Match
 from agent.records.request import RequestRecord, Status, Vantage
 from tests.records.making import judged, objective, record
@@ -120,3 +129,22 @@ def test_each_request_counts_once_for_each_objective_and_once_for_all(
 def test_an_unknown_value_is_in_no_bin(measure: str) -> None:
     assert measure not in tally_of(judged([record(**{measure: None})])).bins
     assert tally_of(judged([record(**{measure: 0.0})])).bins[measure] == {bin_of(0.0): 1}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        *((None, None), (0, "0-1k"), (1023, "0-1k"), (1024, "1k-4k"), (4095, "1k-4k")),
+        *((4096, "4k-16k"), (16383, "4k-16k"), (16384, "16k-64k"), (65535, "16k-64k")),
+        *((65536, "64k+"), (10**9, "64k+")),
+    ],
+)
+def test_an_input_length_includes_its_lower_edge_and_excludes_its_upper(
+    tokens: int | None, expected: str | None
+) -> None:
+    assert input_length_of(tokens) == expected
+
+
+def test_edges_are_powers_of_four_from_1024_on() -> None:
+    assert tuple(1024 * 4**n for n in range(4)) == EDGES_TOKENS
+    assert len(INPUT_LENGTHS) == len(EDGES_TOKENS) + 1

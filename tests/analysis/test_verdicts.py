@@ -1,6 +1,8 @@
-"""Verdicts, by the product's definition and by those of the load generators."""
+"""Verdicts on requests, the limits that apply to them, and their excess."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import inf, nextafter
 from typing import Any
 
@@ -8,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.verdicts import Judge, judge
-from agent.catalog.definitions import DEFINITIONS, Verdict
-from agent.records.objective import Match
-from agent.records.request import ProxyView, Status
+from agent.analysis.joined_record import joined
+from agent.analysis.verdicts import E2E, FAILURE, TPOT, TTFT, Judge, excesses, judge
+from agent.catalog.definitions import DEFINITIONS, GOODPUT, Definition, Verdict
+from agent.records.objective import Match, Objective
+from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.records.making import objective, record
 
 MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
@@ -285,3 +288,238 @@ def test_a_limit_of_one_request_does_not_apply_to_the_next() -> None:
         MET,
         MISSED,
     ]
+
+
+# Sums of these have no rounding.
+seconds = st.integers(1, 2048).map(lambda n: n / 1024)
+limits = st.none() | seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One response of an engine: the times at which its tokens were there, from its arrival."""
+
+    tokens_s: tuple[float, ...]
+
+    @property
+    def engines(self) -> RequestRecord:
+        """What the engine's span says of it."""
+        first_s, last_s, tokens = self.tokens_s[0], self.tokens_s[-1], len(self.tokens_s)
+        return record(
+            1,
+            vantage=Vantage.ENGINE,
+            ttft_s=first_s,
+            tpot_s=(last_s - first_s) / (tokens - 1) if tokens > 1 else None,
+            e2e_s=last_s,
+            output_tokens=tokens,
+        )
+
+    @property
+    def proxied(self) -> RequestRecord:
+        """What the proxy sees of it: everything at once at the end."""
+        view = ProxyView(streamed=False, choices=1)
+        e2e_s, tokens = self.tokens_s[-1], len(self.tokens_s)
+        return record(
+            1,
+            vantage=Vantage.PROXY,
+            ttft_s=None,
+            tpot_s=None,
+            e2e_s=e2e_s,
+            output_tokens=tokens,
+            proxied=view,
+        )
+
+    def is_met(self, promise: Objective) -> bool:
+        """Whether it kept the promise, from the times of its tokens alone."""
+        gaps = [later - earlier for earlier, later in pairwise(self.tokens_s)]
+        mean_gap_s = sum(gaps) / len(gaps) if gaps else 0.0
+        pairs = (
+            (self.tokens_s[0], promise.ttft_s),
+            (mean_gap_s, promise.tpot_s),
+            (self.tokens_s[-1], promise.e2e_s),
+        )
+        return all(limit is None or value <= limit for value, limit in pairs)
+
+
+generated = st.lists(seconds, min_size=1, max_size=8).map(
+    lambda gaps: Generated(tuple(accumulate(gaps)))
+)
+
+
+@given(generated, limits, limits, limits)
+def test_the_proxy_changes_no_verdict_where_the_engine_sends_spans(
+    response: Generated, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None
+) -> None:
+    promise = objective("chat", ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=e2e_s)
+    with_proxy = joined(response.proxied, response.engines)
+    assert judge(with_proxy, promise) is (MET if response.is_met(promise) else MISSED)
+    for definition in DEFINITIONS.values():
+        by_definition = replace(promise, definition=definition)
+        assert judge(with_proxy, by_definition) is judge(response.engines, by_definition)
+
+
+SLOW_TOKENS = Generated((0.5, 0.9, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("promise", "verdict"),
+    [
+        ({"e2e_s": 1.5}, MET),
+        ({"e2e_s": 1.4}, MISSED),
+        ({"ttft_s": 0.2, "tpot_s": 0.1, "e2e_s": 1.5}, MET),
+        ({"ttft_s": 9.0, "tpot_s": 9.0, "e2e_s": 1.4}, MISSED),
+        ({"ttft_s": 9.0, "tpot_s": 9.0}, UNDETERMINED),
+        ({"ttft_s": 9.0}, UNDETERMINED),
+    ],
+)
+def test_without_a_span_the_limits_that_can_be_known_judge(
+    promise: dict[str, float], verdict: Verdict
+) -> None:
+    assert judge(SLOW_TOKENS.proxied, objective("chat", **promise)) is verdict
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "e2e_s", "verdict"), [(0.2, 1.5, MISSED), (0.5, 1.4, MISSED), (0.5, 1.5, MET)]
+)
+def test_with_a_span_the_engine_gives_the_times_of_tokens(
+    ttft_s: float, e2e_s: float, verdict: Verdict
+) -> None:
+    both = joined(SLOW_TOKENS.proxied, SLOW_TOKENS.engines)
+    assert judge(both, objective("chat", ttft_s=ttft_s, e2e_s=e2e_s)) is verdict
+    # The figures of the row stay what the user saw.
+    assert (both.ttft_s, both.tpot_s) == (None, None)
+
+
+def test_the_span_of_one_choice_does_not_judge_several() -> None:
+    proxied = SLOW_TOKENS.proxied._replace(proxied=ProxyView(streamed=False, choices=2))
+    both = joined(proxied, SLOW_TOKENS.engines)
+    assert judge(both, objective("chat", ttft_s=0.2)) is UNDETERMINED
+    assert judge(both, objective("chat", ttft_s=0.2, e2e_s=2.0)) is MET
+
+
+@pytest.mark.parametrize(
+    ("promise", "verdict"),
+    [
+        ({"ttft_s": 0.5, "tpot_s": 0.1}, MET),
+        ({"ttft_s": 0.4, "tpot_s": 0.1}, MISSED),
+        ({"ttft_s": 0.5, "tpot_s": 0.1, "e2e_s": 1.4}, MISSED),
+        ({"tpot_s": 0.1}, UNDETERMINED),
+    ],
+)
+def test_a_stream_of_several_choices_is_judged_without_tpot(
+    promise: dict[str, float], verdict: Verdict
+) -> None:
+    view = ProxyView(streamed=True, choices=2)
+    streamed = SLOW_TOKENS.proxied._replace(ttft_s=0.5, output_tokens=6, proxied=view)
+    assert judge(streamed, objective("chat", **promise)) is verdict
+    assert judge(joined(streamed, SLOW_TOKENS.engines), objective("chat", **promise)) is verdict
+
+
+def test_a_stream_is_judged_by_all_limits() -> None:
+    streamed = SLOW_TOKENS.proxied._replace(proxied=ProxyView(streamed=True, choices=1))
+    both = joined(streamed, SLOW_TOKENS.engines)
+    assert judge(both, objective("chat", ttft_s=9.0, e2e_s=2.0)) is UNDETERMINED
+
+
+@pytest.mark.parametrize("name", sorted(DEFINITIONS.keys() - {GOODPUT.name}))
+def test_a_load_generators_definition_judges_unknown_values_as_before(name: str) -> None:
+    promise = objective("chat", ttft_s=9.0, e2e_s=2.0)
+    definition = DEFINITIONS[name]
+    verdict = judge(SLOW_TOKENS.proxied, replace(promise, definition=definition))
+    assert verdict is definition.unseen
+
+
+OBJECTIVE = Objective(
+    name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2, tpot_s=0.05, e2e_s=2.0
+)
+RECORD = RequestRecord(
+    trace_id="a" * 32,
+    span_id="b" * 16,
+    vantage=Vantage.PROXY,
+    status=Status.OK,
+    started_at=100.0,
+    ended_at=103.0,
+    received_at=103.0,
+    ttft_s=0.5,
+    tpot_s=0.1,
+    e2e_s=3.0,
+    output_tokens=11,
+    proxied=ProxyView(streamed=True, choices=1),
+)
+
+
+def test_each_broken_limit_has_its_excess() -> None:
+    found = {each.limit: each.seconds for each in excesses(RECORD, OBJECTIVE)}
+    # TPOT: ten tokens after the first, each 50 ms over.
+    assert found == pytest.approx({TTFT: 0.3, TPOT: 0.5, E2E: 1.0})
+
+
+def test_a_limit_of_the_client_replaces_the_objectives() -> None:
+    strict = RECORD._replace(proxied=ProxyView(streamed=True, choices=1, ttft_limit_s=0.1))
+    assert excesses(strict, OBJECTIVE)[0].seconds == pytest.approx(0.4)
+
+
+def test_a_whole_response_is_judged_by_the_engines_own_times() -> None:
+    whole = RECORD._replace(
+        vantage=Vantage.JOINED,
+        proxied=ProxyView(streamed=False, choices=1),
+        engine_view=EngineView(status=Status.OK, ttft_s=0.25, tpot_s=0.04, e2e_s=3.0),
+    )
+    found = {each.limit: each.seconds for each in excesses(whole, OBJECTIVE)}
+    assert found == pytest.approx({TTFT: 0.05, E2E: 1.0})
+
+
+def test_the_excess_over_a_tpot_is_no_longer_than_the_request() -> None:
+    # Of 1,001 tokens most came before the first event: 2.5 s after it at 100 ms each are 25.
+    hidden = RECORD._replace(output_tokens=1001, reasoning_tokens=970)
+    (tpot,) = [each for each in excesses(hidden, OBJECTIVE) if each.limit == TPOT]
+    assert (tpot.value_s, tpot.limit_s) == pytest.approx((2.5, 25 * 0.05))
+
+
+def test_tokens_that_nobody_counted_are_estimated_from_the_times() -> None:
+    uncounted = RECORD._replace(output_tokens=None)
+    (tpot,) = [each for each in excesses(uncounted, OBJECTIVE) if each.limit == TPOT]
+    # 2.5 s after the first token at 100 ms each are 25 tokens.
+    assert tpot.seconds == pytest.approx(25 * 0.05)
+
+
+@pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.THROTTLED])
+def test_a_failure_has_no_seconds(status: Status) -> None:
+    (only,) = excesses(RECORD._replace(status=status), OBJECTIVE)
+    assert (only.limit, only.seconds) == (FAILURE, None)
+
+
+_latency = st.one_of(st.none(), st.floats(0.001, 10.0))
+
+
+@given(
+    st.sampled_from(list(DEFINITIONS.values())),
+    st.tuples(_latency, _latency, _latency),
+    st.tuples(_latency, _latency, _latency),
+    st.sampled_from([Status.OK, Status.CANCELLED]),
+    st.sampled_from([None, 0, 1, 9]),
+)
+def test_a_missed_request_has_an_excess_and_only_a_missed_one(
+    definition: Definition,
+    values: tuple[float | None, ...],
+    limits: tuple[float | None, ...],
+    status: Status,
+    output_tokens: int | None,
+) -> None:
+    """The verdict is the oracle: a request without any broken limit is not missed by limits."""
+    objective = replace(
+        OBJECTIVE, definition=definition, ttft_s=limits[0], tpot_s=limits[1], e2e_s=limits[2]
+    )
+    record = RECORD._replace(
+        status=status,
+        ttft_s=values[0],
+        tpot_s=values[1],
+        e2e_s=values[2],
+        output_tokens=output_tokens,
+    )
+    seconds = [each.seconds for each in excesses(record, objective)]
+    if judge(record, objective) is not Verdict.MISSED:
+        assert definition is not GOODPUT or seconds == [None]
+    elif definition is GOODPUT:
+        assert all(value is not None and value > 0 for value in seconds)
+    assert seconds

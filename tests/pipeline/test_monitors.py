@@ -1,23 +1,43 @@
-"""A poll reads every source in an order that misses no death, and reports events."""
+"""A poll reads every source in an order that misses no death; events come before samples."""
 
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
-from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
+from agent.catalog import metrics as m
+from agent.catalog.engine_facts import MAX_RUNNING_REQUESTS
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline import monitors
+from agent.pipeline.monitors import (
+    EngineLimits,
+    EngineMonitor,
+    EnginePipeline,
+    ScrapePublisher,
+    UnclaimedGpuMonitor,
+)
 from agent.records.engine import EngineSample
-from agent.records.event import Event, EventKind
+from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import GpuSample, XidError
-from agent.records.host import HostSample
+from agent.records.host import EngineProcess, HostSample, ProcessRole
+from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
+from agent.store.observations import ObservationStore
+from agent.store.tables import engine_samples, events
 from tests.analysis.failures.polled_engine import ALL, CORE, FRONT, GPU, cgroup
 from tests.pipeline.inventory import Inventory
+from tests.pipeline.tables import stored, without
+from tests.records.making import NOON
+from tests.store.migrated import migrated_in
 
 IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}
 
@@ -44,7 +64,7 @@ USED = (gpu_facts.MEMORY_USED.name, ())
 
 
 @dataclass
-class Engine:
+class PolledChat:
     """An engine with the exposition, health and host of a test, and its monitor."""
 
     scrape: ScrapeResult = field(default_factory=lambda: scrape())
@@ -109,7 +129,7 @@ def gpu(used_bytes: float) -> GpuSample:
 
 
 def test_the_host_is_read_last() -> None:
-    engine = Engine()
+    engine = PolledChat()
     engine.polls(1)
     assert engine.calls == ["scrape", "health", "host", "store"]
     assert engine.scrapes == [engine.scrape]
@@ -117,7 +137,7 @@ def test_the_host_is_read_last() -> None:
 
 def test_events_are_reported_before_anything_is_stored() -> None:
     """The database can be slow."""
-    engine = Engine()
+    engine = PolledChat()
     engine.polls(1)
     engine.scrape = ScrapeResult(failure="connection")
     engine.calls.clear()
@@ -128,7 +148,7 @@ def test_events_are_reported_before_anything_is_stored() -> None:
 def test_samples_are_stored_when_the_poll_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = Engine()
+    engine = PolledChat()
     monkeypatch.setattr(engine.monitor, "_read_health", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         engine.polls(1)
@@ -136,7 +156,7 @@ def test_samples_are_stored_when_the_poll_fails(
 
 
 def test_setting_the_wall_clock_does_not_lengthen_an_outage() -> None:
-    engine = Engine(scrape=scrape(started=500.0))
+    engine = PolledChat(scrape=scrape(started=500.0))
     engine.polls(1)
     engine.scrape = ScrapeResult(failure="connection")
     engine.polls(2)
@@ -148,7 +168,7 @@ def test_setting_the_wall_clock_does_not_lengthen_an_outage() -> None:
 
 
 def test_a_restart_while_the_agent_was_stopped_has_the_last_sample_before() -> None:
-    engine = Engine(
+    engine = PolledChat(
         before=scrape(started=500.0, REQUESTS_RUNNING=3.0).sample, scrape=scrape(started=900.0)
     )
     assert engine.polls(3) == [EventKind.RESTART]
@@ -162,7 +182,7 @@ def test_an_engine_that_loads_for_long_after_the_start_of_the_agent_has_only_res
     failure: str,
 ) -> None:
     """For example after a reboot: an engine that is not up yet has not failed."""
-    engine = Engine(
+    engine = PolledChat(
         before=scrape(started=500.0).sample, scrape=ScrapeResult(failure=failure), status=None
     )
     assert engine.polls(300) == []
@@ -171,7 +191,7 @@ def test_an_engine_that_loads_for_long_after_the_start_of_the_agent_has_only_res
 
 
 def test_pressure_from_before_the_start_of_the_agent_is_not_reported() -> None:
-    engine = Engine(before=scrape(started=500.0, PREEMPTIONS=1.0).sample)
+    engine = PolledChat(before=scrape(started=500.0, PREEMPTIONS=1.0).sample)
     engine.scrape = scrape(started=500.0, PREEMPTIONS=90.0)
     assert engine.polls(2) == []
     engine.scrape = scrape(started=500.0, PREEMPTIONS=91.0)
@@ -180,19 +200,19 @@ def test_pressure_from_before_the_start_of_the_agent_is_not_reported() -> None:
 
 @pytest.mark.parametrize("failure", ["connection", "timeout"])
 def test_the_health_of_an_engine_that_cannot_be_scraped_is_not_read(failure: str) -> None:
-    engine = Engine(scrape=ScrapeResult(failure=failure))
+    engine = PolledChat(scrape=ScrapeResult(failure=failure))
     engine.polls(1)
     assert engine.calls == ["scrape", "host", "store"]
 
 
 def test_the_health_is_read_also_after_an_unreadable_exposition() -> None:
-    engine = Engine(scrape=ScrapeResult(failure="http_status"))
+    engine = PolledChat(scrape=ScrapeResult(failure="http_status"))
     engine.polls(1)
     assert engine.calls == ["scrape", "health", "host", "store"]
 
 
 def test_host_samples_are_passed_on() -> None:
-    engine = Engine()
+    engine = PolledChat()
     engine.polls(1)
     assert engine.host_samples == [("chat", engine.host_sample)]
 
@@ -200,7 +220,7 @@ def test_host_samples_are_passed_on() -> None:
 def test_why_a_part_of_the_machine_cannot_be_read_is_logged_once_per_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = Engine()
+    engine = PolledChat()
     with caplog.at_level(logging.INFO, "agent.pipeline.monitors"):
         for why in ("no such file", "no such file", "permission denied", None, "no such file"):
             unread = {} if why is None else {"log": why}
@@ -213,7 +233,7 @@ def test_why_a_part_of_the_machine_cannot_be_read_is_logged_once_per_reason(
 
 
 def test_a_kill_by_the_kernel_has_the_gpu_memory_before_it() -> None:
-    engine = Engine(host_sample=HostSample(at=0.0, processes=ALL, cgroup=cgroup(0)))
+    engine = PolledChat(host_sample=HostSample(at=0.0, processes=ALL, cgroup=cgroup(0)))
     engine.gpus.read(gpu(70.0))
     engine.polls(2)
     engine.gpus.read(gpu(0.0))
@@ -225,7 +245,7 @@ def test_a_kill_by_the_kernel_has_the_gpu_memory_before_it() -> None:
 
 
 def test_a_health_of_503_is_a_lost_core() -> None:
-    engine = Engine()
+    engine = PolledChat()
     engine.polls(1)
     engine.status = 503
     engine.host_sample = HostSample(at=0.0, processes=(FRONT,))
@@ -233,7 +253,7 @@ def test_a_health_of_503_is_a_lost_core() -> None:
 
 
 def test_faults_of_its_gpus_belong_to_the_engine() -> None:
-    engine = Engine()
+    engine = PolledChat()
     engine.gpus.read(gpu(70.0))
     engine.gpus.xid(XidError(gpu=GPU, xid=79, at=1.0, count=1))
     assert engine.polls(3) == [EventKind.GPU_FAULT]
@@ -243,7 +263,7 @@ def test_faults_of_its_gpus_belong_to_the_engine() -> None:
 def test_the_configured_limits_are_used() -> None:
     def events_of_a_hang(hang_s: float) -> list[EventKind]:
         limits = DetectionLimits(hang_s=hang_s)
-        engine = Engine(scrape=scrape(REQUESTS_RUNNING=1.0), limits=limits)
+        engine = PolledChat(scrape=scrape(REQUESTS_RUNNING=1.0), limits=limits)
         return engine.polls(6)
 
     assert events_of_a_hang(10.0) == [EventKind.HANG]
@@ -251,7 +271,7 @@ def test_the_configured_limits_are_used() -> None:
 
 
 def test_closing_closes_the_host_source() -> None:
-    engine = Engine()
+    engine = PolledChat()
     engine.monitor.close()
     assert engine.calls == ["closed"]
 
@@ -291,7 +311,7 @@ def test_an_xid_of_a_program_is_no_fault_of_a_gpu_without_an_engine() -> None:
 
 
 def test_processes_link_an_engine_to_its_gpus() -> None:
-    engine = Engine(gpus=Inventory({"chat": ()}))
+    engine = PolledChat(gpus=Inventory({"chat": ()}))
     engine.gpus.read(
         GpuSample(gpu=GPU, index=0, name="H", at=1.0, facts={}, processes={CORE.pid: 1})
     )
@@ -301,9 +321,237 @@ def test_processes_link_an_engine_to_its_gpus() -> None:
 
 
 def test_the_action_that_the_driver_of_an_engines_gpu_recommends_is_reported() -> None:
-    engine = Engine()
+    engine = PolledChat()
     sample = gpu(70.0)
     wanted = {**sample.facts, ("gpu_recovery_action", ()): 1.0}
     engine.gpus.read(replace(sample, facts=wanted))
     assert engine.polls(3) == [EventKind.GPU_FAULT]
     assert engine.events[0].evidence["recovery_action"] == "reset"
+
+
+AT = 1_790_000_000.0
+WITHIN_S = 10.0
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Engine]:
+    with migrated_in(tmp_path) as engine:
+        yield engine
+
+
+def sample(at: float) -> EngineSample:
+    """A sample of the engine."""
+    return EngineSample(engine="chat-0", at=at, dialect="vllm", model="llama", facts={})
+
+
+def event(number: int) -> Event:
+    """The event of this number."""
+    return Event(
+        at=AT + number,
+        engine="chat-0",
+        kind=EventKind.RESTART,
+        confidence=Confidence.CERTAIN,
+        evidence={"number": number},
+    )
+
+
+@pytest.fixture
+def meter() -> Meter:
+    return Meter((), ["chat-0"])
+
+
+class StoringAtOnce(EnginePipeline):
+    """A pipeline that stores after each sample and event."""
+
+    def sample(self, sample: EngineSample) -> None:
+        super().sample(sample)
+        self.store()
+
+    def event(self, event: Event) -> None:
+        super().event(event)
+        self.store()
+
+
+@pytest.fixture
+def engine(database: Engine, meter: Meter) -> EnginePipeline:
+    return StoringAtOnce(ObservationStore(database, "tester"), meter)
+
+
+def failures(meter: Meter) -> dict[str, float]:
+    """Failed writes by table."""
+    return {table: n for (table,), n in meter.snapshot().counters[m.STORE_FAILURES].items() if n}
+
+
+def event_times(database: Engine) -> list[float]:
+    """Times of the stored events in seconds after `AT`, in the order of their rows."""
+    return [at - AT for at in stored(database, events.c.at)]
+
+
+def test_samples_and_events_are_published_before_they_are_stored(
+    database: Engine, meter: Meter
+) -> None:
+    pipeline = EnginePipeline(ObservationStore(database, "tester"), meter)
+    pipeline.sample(sample(AT))
+    pipeline.event(event(1))
+    assert meter.snapshot().samples["chat-0"] == sample(AT)
+    assert meter.snapshot().counters[m.ENGINE_EVENTS]["chat-0", EventKind.RESTART] == 1
+    assert (stored(database, engine_samples.c.at), event_times(database)) == ([], [])
+    pipeline.store()
+    pipeline.store()
+    assert (stored(database, engine_samples.c.at), event_times(database)) == ([AT], [1])
+
+
+def test_a_scrape_is_published_with_its_faults_its_model_and_the_known_limits(
+    engine: EnginePipeline, database: Engine, meter: Meter
+) -> None:
+    directory = EngineDirectory([("chat-0", "http://chat")])
+    publisher = ScrapePublisher(
+        "chat-0", engine, meter, directory, EngineLimits({MAX_RUNNING_REQUESTS.name: 8})
+    )
+    publisher.publish(ScrapeResult(sample(AT), faults=("value_not_finite",)))
+    shown = meter.snapshot()
+    assert shown.counters[m.SCRAPES]["chat-0", "ok"] == 1
+    assert shown.counters[m.SCRAPES]["chat-0", "value_not_finite"] == 1
+    assert shown.samples["chat-0"] is not None
+    assert shown.samples["chat-0"].facts == {(MAX_RUNNING_REQUESTS.name, ()): 8.0}
+    assert directory.model_of("chat-0") == "llama"
+    publisher.publish(ScrapeResult(failure="timeout"))
+    assert meter.snapshot().samples["chat-0"] is None
+    assert meter.snapshot().counters[m.SCRAPES]["chat-0", "timeout"] == 1
+    assert directory.model_of("chat-0") == "llama"
+    assert stored(database, engine_samples.c.at) == [AT]
+
+
+def test_a_sample_is_published_and_stored(
+    engine: EnginePipeline, database: Engine, meter: Meter
+) -> None:
+    engine.sample(sample(AT))
+    assert meter.snapshot().samples["chat-0"] == sample(AT)
+    assert stored(database, engine_samples.c.at) == [AT]
+
+
+def test_a_sample_that_cannot_be_stored_is_published_counted_and_dropped(
+    engine: EnginePipeline, database: Engine, meter: Meter
+) -> None:
+    with without(database, "engine_samples"):
+        engine.sample(sample(AT))
+    assert meter.snapshot().samples["chat-0"] == sample(AT)
+    assert failures(meter) == {"engine_samples": 1}
+    engine.sample(sample(AT + 5))
+    assert stored(database, engine_samples.c.at) == [AT + 5]
+
+
+def test_an_event_is_counted_and_stored(
+    engine: EnginePipeline, database: Engine, meter: Meter
+) -> None:
+    engine.event(event(1))
+    assert event_times(database) == [1]
+    assert meter.snapshot().counters[m.ENGINE_EVENTS]["chat-0", EventKind.RESTART] == 1
+    assert failures(meter) == {}
+
+
+@pytest.mark.parametrize("next_is_event", [True, False], ids=["event", "sample"])
+def test_events_wait_for_the_database_and_are_stored_once_in_order(
+    engine: EnginePipeline, database: Engine, meter: Meter, next_is_event: bool
+) -> None:
+    engine.event(event(1))
+    with without(database, "events"):
+        for number in (2, 3, 4):
+            engine.event(event(number))
+        engine.sample(sample(AT))
+    assert event_times(database) == [1]
+    for number in (5, 6):
+        if next_is_event:
+            engine.event(event(number))
+        else:
+            engine.sample(sample(AT + number))
+    assert event_times(database) == [1, 2, 3, 4, *([5, 6] if next_is_event else [])]
+    assert failures(meter) == {"events": 4}
+    counted = meter.snapshot().counters[m.ENGINE_EVENTS]["chat-0", EventKind.RESTART]
+    assert counted == (6 if next_is_event else 4)
+
+
+def test_a_sample_is_stored_while_events_wait(engine: EnginePipeline, database: Engine) -> None:
+    with without(database, "events"):
+        engine.event(event(1))
+        engine.sample(sample(AT))
+        assert stored(database, engine_samples.c.at) == [AT]
+
+
+def test_of_too_many_waiting_events_the_newest_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch, engine: EnginePipeline, database: Engine, meter: Meter
+) -> None:
+    monkeypatch.setattr(monitors, "MAX_WAITING_EVENTS", 3)
+    with without(database, "events"):
+        for number in range(5):
+            engine.event(event(number))
+    engine.sample(sample(AT))
+    engine.event(event(5))
+    assert event_times(database) == [0, 1, 2, 5]
+    assert failures(meter) == {"events": 5, "events_dropped": 2}
+
+
+def test_events_of_several_threads_are_each_stored_once(
+    engine: EnginePipeline, database: Engine
+) -> None:
+    barrier = threading.Barrier(4, timeout=WITHIN_S)
+
+    def send(first: int) -> None:
+        barrier.wait()
+        for number in range(first, first + 5):
+            engine.event(event(number))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(send, (0, 5, 10, 15)))
+    assert sorted(event_times(database)) == list(range(20))
+
+
+RUNNING, STEP = fact.MAX_RUNNING_REQUESTS.name, fact.MAX_STEP_TOKENS.name
+LIMITED_FRONT = EngineProcess(
+    pid=7, started_after_boot_s=1.0, role=ProcessRole.FRONT, name="vllm", state="S", cpu_s=1.0
+)
+
+
+def facts_with(limits: EngineLimits, **facts: float) -> dict[str, float]:
+    """The facts of a sample after the limits are added."""
+    sample = EngineSample(
+        engine="chat-0",
+        at=NOON,
+        dialect="vllm",
+        model="llama",
+        facts={(name, ()): value for name, value in facts.items()},
+    )
+    return {name: value for (name, _), value in limits.added_to(sample).facts.items()}
+
+
+def host_sample(limits: dict[str, int], *processes: EngineProcess) -> HostSample:
+    return HostSample(at=NOON, processes=processes, limits=limits)
+
+
+def test_without_settings_and_flags_limits_are_unknown() -> None:
+    assert facts_with(EngineLimits({})) == {}
+
+
+def test_settings_and_flags_give_limits_and_settings_come_first() -> None:
+    limits = EngineLimits({RUNNING: 64})
+    limits.host_sample(host_sample({RUNNING: 128, STEP: 2048}, LIMITED_FRONT))
+    assert facts_with(limits) == {RUNNING: 64, STEP: 2048}
+
+
+def test_the_engines_own_facts_override_all() -> None:
+    assert facts_with(EngineLimits({RUNNING: 64}), **{RUNNING: 48.0}) == {RUNNING: 48}
+
+
+def test_running_requests_are_limited_per_rank_and_steps_are_not_summed() -> None:
+    ranks = fact.DATA_PARALLEL_RANKS.name
+    limits = EngineLimits({RUNNING: 64, STEP: 2048})
+    assert facts_with(limits, **{ranks: 4.0}) == {RUNNING: 256, STEP: 2048, ranks: 4}
+
+
+def test_flags_change_at_a_restart_and_not_at_a_death() -> None:
+    limits = EngineLimits({})
+    limits.host_sample(host_sample({RUNNING: 128, STEP: 2048}, LIMITED_FRONT))
+    limits.host_sample(host_sample({}))
+    assert facts_with(limits) == {RUNNING: 128, STEP: 2048}
+    limits.host_sample(host_sample({RUNNING: 32}, LIMITED_FRONT))
+    assert facts_with(limits) == {RUNNING: 32}

@@ -1,26 +1,38 @@
-"""The request pipeline judges requests, and counts and acknowledges them after their commit."""
+"""The request pipeline: requests are labelled, judged, stored, joined, counted, acknowledged."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
+from agent.analysis.joined_record import joined
 from agent.analysis.verdicts import Judge
+from agent.catalog import metrics as m
 from agent.catalog.definitions import GOODPUT, Verdict
 from agent.catalog.reasons import StoreWrite
+from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.request_pipeline import RequestPipeline
+from agent.pipeline.request_pipeline import (
+    OTHER_TENANT,
+    ClientLabels,
+    RequestPipeline,
+    TenantPlaces,
+)
 from agent.records.objective import JudgedRequest, Objective, WriteResult
-from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.sources.engines.directory import EngineDirectory
 from agent.store.tables import requests
-from agent.store.transactions import request_write
+from agent.store.transactions import Joining, request_settle, request_write
 from agent.store.writing import RequestWriter
 from tests.pipeline.tables import stored, without
+from tests.records.making import NOON, objective, record
 from tests.store.migrated import migrated_in
 
 AT = 1_790_000_000.0
@@ -152,3 +164,271 @@ def test_requests_that_were_not_stored_can_be_sent_again_and_are_counted_once(
         ("stored", ids[:2], 2, 2),
         ("stored", ids[2:], 3, 1),
     ]
+
+
+WAIT_S = 10.0
+DUE = NOON + 0.6 + WAIT_S
+JOINED_CHAT = objective("chat", ttft_s=0.2)
+PROXY_SPAN = "a" * 16
+
+
+def proxy_view(number: int) -> RequestRecord:
+    """The proxy's view of the request of this number; its TTFT misses the objective."""
+    return record(
+        number, span_id=PROXY_SPAN, vantage=Vantage.PROXY, ttft_s=0.3, proxied=ProxyView()
+    )
+
+
+def engine_view(number: int, **values: Any) -> RequestRecord:
+    """The engine's view of that request; its TTFT meets the objective."""
+    return record(number, **({"parent_span_id": PROXY_SPAN} | values))
+
+
+@pytest.fixture
+def meter() -> Meter:
+    return Meter([JOINED_CHAT], ["chat-0"])
+
+
+@pytest.fixture
+def pipeline(database: Engine, meter: Meter) -> Iterator[RequestPipeline]:
+    judge = Judge([JOINED_CHAT])
+    joining = Joining(agent="agent-0", judge=judge, wait_s=WAIT_S)
+    writer = RequestWriter(request_write(database, joining), request_settle(database, joining))
+    yield RequestPipeline(judge, writer, meter)
+    writer.close()
+
+
+def spans(meter: Meter) -> dict[str, float]:
+    """Spans by result, without results of zero spans."""
+    return {result: n for (result,), n in meter.snapshot().counters[m.SPANS].items() if n}
+
+
+def verdicts(meter: Meter) -> dict[str, float]:
+    """Requests by the objective's verdict, without verdicts of zero requests."""
+    counted = meter.snapshot().counters[m.SLO_REQUESTS]
+    return {str(verdict): n for (_, _, _, verdict), n in counted.items() if n}
+
+
+def accept(pipeline: RequestPipeline, *records: RequestRecord) -> None:
+    """Submit these records and wait until they are acknowledged."""
+    asyncio.run(pipeline.accept(records))
+
+
+ORDERS: dict[str, list[list[RequestRecord]]] = {
+    "proxy first": [[proxy_view(1)], [engine_view(1)]],
+    "engine first": [[engine_view(1)], [proxy_view(1)]],
+    "together": [[proxy_view(1), engine_view(1)]],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_request_of_two_views_is_counted_once_with_the_proxys_verdict(
+    pipeline: RequestPipeline, meter: Meter, order: list[list[RequestRecord]]
+) -> None:
+    for batch in order:
+        assert verdicts(meter) == {}
+        accept(pipeline, *batch)
+    assert verdicts(meter) == {"missed": 1}
+    for batch in order:
+        accept(pipeline, *batch)
+    pipeline.settle(DUE)
+    assert verdicts(meter) == {"missed": 1}
+    assert spans(meter) == {"stored": 1, "duplicate": 1}
+
+
+def test_a_single_view_is_counted_after_the_wait(pipeline: RequestPipeline, meter: Meter) -> None:
+    accept(pipeline, proxy_view(1), engine_view(2), engine_view(3, parent_span_id=None))
+    assert verdicts(meter) == {"met": 1}
+    assert spans(meter) == {"stored": 2}
+    pipeline.settle(DUE - 1)
+    assert verdicts(meter) == {"met": 1}
+    pipeline.settle(DUE)
+    assert verdicts(meter) == {"met": 2, "missed": 1}
+    pipeline.settle(DUE + 1)
+    assert verdicts(meter) == {"met": 2, "missed": 1}
+    assert spans(meter) == {"stored": 2}
+
+
+def test_spans_of_several_choices_are_counted_as_one_request(
+    pipeline: RequestPipeline, meter: Meter
+) -> None:
+    choices = [engine_view(1, span_id=f"{child:016x}") for child in range(3)]
+    accept(pipeline, *choices[:2])
+    accept(pipeline, proxy_view(1), choices[2])
+    pipeline.settle(DUE)
+    assert verdicts(meter) == {"missed": 1}
+    assert spans(meter) == {"stored": 3}
+
+
+def without_requests_table(database: Engine) -> Callable[[], None]:
+    """Rename the table of requests; the result is a function that renames it back."""
+
+    def rename(name: str, other: str) -> None:
+        with database.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
+
+    rename("requests", "elsewhere")
+    return lambda: rename("elsewhere", "requests")
+
+
+def test_a_failed_settling_is_counted_and_done_later(
+    pipeline: RequestPipeline, meter: Meter, database: Engine
+) -> None:
+    accept(pipeline, proxy_view(1))
+    bring_back = without_requests_table(database)
+    pipeline.settle(DUE)
+    bring_back()
+    assert verdicts(meter) == {}
+    failures = meter.snapshot().counters[m.STORE_FAILURES]
+    assert {write: n for (write,), n in failures.items() if n} == {"settle": 1}
+    pipeline.settle(DUE + 1)
+    assert verdicts(meter) == {"missed": 1}
+
+
+ENGINES = (("chat-0", "http://a:8000"), ("chat-1", "http://b:8000"))
+
+
+def proxied(model: str | None = "llama", tenant: str | None = None, **given: Any) -> RequestRecord:
+    """A request that the proxy saw."""
+    view: dict[str, Any] = {"vantage": Vantage.PROXY, "proxied": ProxyView()}
+    return record(1, model=model, tenant=tenant, **(view | given))
+
+
+@dataclass
+class Labelling:
+    """Labels over a directory of two engines, with the fields that were replaced."""
+
+    known: Iterable[str] = ()
+    places: int = 3
+    replaced: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.directory = EngineDirectory(ENGINES)
+        self.labels = ClientLabels(
+            answered=self.directory.learn_answered,
+            is_served=self.directory.is_served,
+            tenants=TenantPlaces(self.known, self.places),
+            on_replaced=self._count,
+        )
+
+    def _count(self, label: str) -> None:
+        self.replaced[label] += 1
+
+    def model(self, name: str, **given: Any) -> str | None:
+        """The model of a request for this one."""
+        return self.labels.labelled(proxied(name, **given)).model
+
+    def tenant(self, name: str, **given: Any) -> str | None:
+        """The tenant of a request of this one."""
+        return self.labels.labelled(proxied("llama", name, **given)).tenant
+
+
+@pytest.fixture
+def listing() -> Labelling:
+    """Two engines that list what they serve."""
+    labelling = Labelling()
+    labelling.directory.learn_served("chat-0", frozenset({"llama", "sql-adapter"}))
+    labelling.directory.learn_served("chat-1", frozenset({"qwen"}))
+    return labelling
+
+
+# Models
+
+
+def test_models_and_adapters_that_an_engine_lists_are_labels(listing: Labelling) -> None:
+    sent = [proxied(name) for name in ("llama", "sql-adapter", "qwen", None)]
+    assert [listing.labels.labelled(item) for item in sent] == sent
+    assert listing.replaced == {}
+
+
+@pytest.mark.parametrize("status", Status)
+def test_any_other_name_is_unknown_and_stays_in_the_row(listing: Labelling, status: Status) -> None:
+    labelled = listing.labels.labelled(proxied("lama", "acme", status=status))
+    assert labelled.model is None
+    assert labelled.proxied == ProxyView(
+        requested_model="lama", requested_tenant="acme" if labelled.tenant != "acme" else None
+    )
+    assert listing.replaced["model"] == 1
+
+
+def test_a_model_that_is_loaded_after_a_thousand_inventions_is_a_label(listing: Labelling) -> None:
+    assert {listing.model(f"made-up-{number}") for number in range(1500)} == {None}
+    assert listing.model("loaded-later") is None
+    listing.directory.learn_served("chat-1", frozenset({"qwen", "loaded-later"}))
+    assert listing.model("loaded-later") == "loaded-later"
+    assert listing.replaced == {"model": 1501}
+
+
+def test_the_model_of_an_engines_exposition_is_a_label_without_a_list() -> None:
+    labelling = Labelling()
+    assert labelling.model("llama", status=Status.ERROR) is None
+    labelling.directory.learn_model("chat-0", "llama")
+    assert labelling.model("llama", status=Status.ERROR) == "llama"
+
+
+def test_an_engine_that_keeps_its_list_to_itself_shows_its_models_by_answering() -> None:
+    labelling = Labelling()
+    labelling.directory.learn_served("chat-1", frozenset({"qwen"}))
+    typo = {"engine": "chat-0", "status": Status.INVALID}
+    assert labelling.model("lama", **typo) is None
+    assert labelling.model("llama", engine="chat-0") == "llama"
+    assert labelling.model("llama", **typo) == "llama"
+    # An engine that answers to every name cannot make labels without limit.
+    names = {labelling.model(f"made-up-{number}", engine="chat-0") for number in range(1500)}
+    assert len(names - {None}) == 99
+    # One that lists its models is not believed more than its list.
+    assert labelling.model("gpt-4", engine="chat-1") is None
+    assert labelling.model("x", engine=None) is None
+
+
+def test_an_engines_span_has_the_model_that_served_a_wrong_name(listing: Labelling) -> None:
+    """Some engines answer to every name."""
+    labelled = listing.labels.labelled(proxied("gpt-4"))
+    row = joined(labelled, record(2, model="llama"))
+    assert row.model == "llama"
+    assert row.proxied == ProxyView(requested_model="gpt-4")
+
+
+def test_a_span_is_left_as_it_is(listing: Labelling) -> None:
+    span = record(1, model="anything", tenant="anyone")
+    assert listing.labels.labelled(span) is span
+
+
+# Tenants
+
+
+def test_invented_tenants_share_one_label_and_known_ones_never_lose_theirs() -> None:
+    labelling = Labelling(known=("acme", "late"), places=10)
+    labelling.directory.learn_model("chat-0", "llama")
+    assert labelling.tenant("acme") == "acme"
+    seen = Counter(labelling.tenant(f"made-up-{number}") for number in range(1500))
+    assert len(seen) == 11
+    assert seen[OTHER_TENANT] == labelling.replaced["tenant"] == 1490
+    assert (labelling.tenant("acme"), labelling.tenant("late")) == ("acme", "late")
+    row = labelling.labels.labelled(proxied("llama", "one-more"))
+    assert row.proxied == ProxyView(requested_tenant="one-more")
+
+
+def test_an_invented_key_that_the_engine_refuses_takes_no_place() -> None:
+    labelling = Labelling(places=1)
+    refused = {"status": Status.INVALID, "http_status": 401}
+    assert {labelling.tenant(f"key-{number}", **refused) for number in range(50)} == {OTHER_TENANT}
+    assert labelling.tenant("key-real", status=Status.ERROR) == "key-real"
+    assert labelling.tenant("key-real", **refused) == "key-real"
+
+
+def test_a_tenant_that_was_not_seen_for_a_day_gives_up_its_place() -> None:
+    places = TenantPlaces((), 2)
+    assert places.has_place("a", NOON, may_take=True)
+    assert places.has_place("b", NOON, may_take=True)
+    assert places.has_place("a", NOON + DAY_S - 1, may_take=True)
+    assert not places.has_place("c", NOON + DAY_S - 1, may_take=True)
+    assert places.has_place("c", NOON + DAY_S, may_take=True)
+    assert not places.has_place("b", NOON + DAY_S, may_take=True)
+    assert places.has_place("a", NOON + DAY_S, may_take=False)
+
+
+def test_without_places_only_known_tenants_are_labels() -> None:
+    places = TenantPlaces(("acme",), 0)
+    assert places.has_place("acme", NOON, may_take=True)
+    assert not places.has_place("other-inc", NOON, may_take=True)

@@ -1,9 +1,9 @@
-"""Deployments with one thing changed at their GPUs, and what the check on it finds."""
+"""Deployments with one thing changed at their GPUs or ranks, and engines that are not vLLM."""
 
 from dataclasses import replace
 
 from agent.catalog import engine_facts as fact
-from agent.records.audit import AuditEvidence, EvidencePart
+from agent.records.audit import AuditEvidence, EvidencePart, LatencyLimits
 from tests.analysis.audit.cases import (
     FAIL,
     FILE_FLAGS,
@@ -16,10 +16,14 @@ from tests.analysis.audit.cases import (
     AuditCase,
 )
 from tests.analysis.audit.evidence import (
+    STEP_EDGES,
     command_line,
+    engine,
     evidence,
     gpu,
+    histogram,
     model,
+    sample,
     with_engine,
     with_facts,
 )
@@ -150,4 +154,48 @@ GPU_CASES = (
     ),
     AuditCase("CUDA graphs", UNKNOWN, NO_FLAGS, "not on this machine"),
     AuditCase("CUDA graphs", UNKNOWN, NO_GPUS, "no_library"),
+)  # fmt: skip
+
+_RANKS = (fact.DATA_PARALLEL_RANKS, ())
+
+RANK_CASES = (
+    # 50 requests in the caches of four ranks: each rank has room for 12.
+    AuditCase(
+        "size for the traffic", WARN,
+        with_facts({(fact.KV_CAPACITY_TOKENS, ()): 10_000.0, _RANKS: 4.0}),
+        "50.0 of the mean 200 tokens; --max-num-seqs 64 on each of 4 ranks",
+        "lower --max-num-seqs to 12",
+    ),
+    AuditCase(
+        "--max-num-seqs", WARN,
+        with_facts(
+            {(fact.REQUESTS_RUNNING, ()): 256.0, (fact.KV_CACHE_USAGE, ()): 0.2, _RANKS: 4.0}
+        ),
+        "256 of 256 run now, 2 wait, KV cache 20 % full", "raise --max-num-seqs above 64",
+    ),
+    # A step of one of eight ranks may have 64 requests in it, and had as many.
+    AuditCase(
+        "--max-num-seqs", PASS,
+        with_engine(
+            sample=sample({_RANKS: 8.0}), step_tokens=histogram([64.0] * 1000, STEP_EDGES)
+        ),
+        "40 of 512 run now",
+    ),
+)  # fmt: skip
+
+_SGLANG = replace(sample(), dialect="sglang")
+_WITHOUT_OUTPUT = replace(sample({(fact.OUTPUT_TOKENS, ()): None}), dialect="sglang")
+
+ENGINE_CASES = (
+    AuditCase(
+        "expected series", WARN, with_engine(sample=_WITHOUT_OUTPUT),
+        "1 of 26 absent: llm_engine_output_tokens", "its metrics were renamed: report it",
+    ),
+    AuditCase(
+        "bucket edges", WARN,
+        evidence(engine=engine(sample=_SGLANG), limits=LatencyLimits(tpot_s=(0.03,))),
+        "tpot 0.03 s is between the edges 0.025 and 0.05",
+        'as edges, if the engine lets you choose them: {"inter_token_latency"',
+    ),
+    AuditCase("speculation depth", UNKNOWN, with_engine(sample=_SGLANG), "does not contain it"),
 )  # fmt: skip

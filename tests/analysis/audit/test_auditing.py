@@ -16,7 +16,6 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES
 from tests.analysis.audit.cases import CASES as OTHER_CASES
 from tests.analysis.audit.cases import FAIL, PASS, UNKNOWN, WARN, AuditCase
-from tests.analysis.audit.engine_cases import ENGINE_CASES
 from tests.analysis.audit.evidence import (
     LENGTH_EDGES,
     STEP_EDGES,
@@ -28,8 +27,7 @@ from tests.analysis.audit.evidence import (
     with_engine,
     with_facts,
 )
-from tests.analysis.audit.gpu_cases import GPU_CASES
-from tests.analysis.audit.rank_cases import RANK_CASES
+from tests.analysis.audit.gpu_cases import ENGINE_CASES, GPU_CASES, RANK_CASES
 
 CASES = (*OTHER_CASES, *GPU_CASES, *RANK_CASES, *ENGINE_CASES)
 

@@ -4,17 +4,23 @@ import re
 
 import pytest
 
-from tests.analysis.causes.confusion import counts_of, explained
+from tests.analysis.causes.confusion import (
+    PAGE,
+    PAIR_SEEDS,
+    UNSEEN,
+    VIEWS,
+    counts_of,
+    explained,
+    row,
+)
 from tests.analysis.causes.fault_runs import simulated
-from tests.analysis.causes.faults import SLOW_UNSEEN
-from tests.analysis.causes.matrix_page import PAGE, PAIR_SEEDS, UNSEEN, VIEWS, row
-from tests.analysis.causes.settings import HELD_OUT, TUNED
+from tests.analysis.causes.faults import HELD_OUT, SLOW_UNSEEN, TUNED
 
 pytestmark = pytest.mark.slow
 
 MOST_WRONG = 0.05
 MOST_UNEXPLAINED = 0.05
-# A line of each table; `python -m tests.analysis.causes.matrix_page` makes all of them.
+# A line of each table; `python -m tests.analysis.causes.confusion` makes all of them.
 RECOMPUTED = {True: ("slow grammar", "cache lost"), False: ("few places", "engine death")}
 # The span of the example of the page.
 EXAMPLE = f"{0x1B7:016x}"

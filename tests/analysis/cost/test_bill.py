@@ -1,10 +1,30 @@
-"""Bills: price x time x GPUs, with prices that change over time."""
+"""Bills, energy, figures of a window, and statements."""
+
+from dataclasses import replace
+from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.analysis.cost.bill import Bill, bill, electricity_usd, gpu_hours
+from agent.analysis.cost.bill import (
+    Bill,
+    BillParts,
+    GroupSpending,
+    Spending,
+    bill,
+    electricity_usd,
+    energy_joules,
+    gpu_hours,
+    spending,
+    statement,
+)
 from agent.analysis.efficiency.time_range import TimeRange
+from agent.catalog.gpu_facts import ENERGY
+from agent.records.gpu import GpuSample
+from agent.records.minute import MinuteRow
 from agent.records.prices import Electricity, Price, PriceList
+from tests.records.minutes import UNKNOWN, minute
 
 H100 = "NVIDIA H100 80GB HBM3"
 HOUR = TimeRange(0.0, 3600.0)
@@ -95,3 +115,215 @@ def test_two_prices_of_one_gpu_at_once_are_an_error_that_names_both() -> None:
     by_table = price(2.0, "prices[1]", gpu="H100-SXM", from_at=5.0)
     with pytest.raises(ValueError, match=r"prices\[0\] and prices\[1\] both price gpu 'H100-SXM'"):
         PriceList(prices=(by_nvml, by_table))
+
+
+MINUTE = TimeRange(0.0, 60.0)
+
+
+def gpu_sample(gpu: str, at: float, joules: float | None) -> GpuSample:
+    facts: dict[tuple[str, tuple[str, ...]], float] = {}
+    if joules is not None:
+        facts[ENERGY.name, ()] = joules
+    return GpuSample(gpu=gpu, index=0, name="NVIDIA H100 80GB HBM3", at=at, facts=facts)
+
+
+def test_several_gpus_add_up() -> None:
+    samples = [
+        gpu_sample("a", 0, 100),
+        gpu_sample("b", 0, 0),
+        gpu_sample("b", 60, 7000),
+        gpu_sample("a", 60, 20_100),
+    ]
+    assert energy_joules(samples, ["a", "b"], MINUTE) == 27_000
+
+
+def test_energy_is_interpolated_between_two_samples() -> None:
+    samples = [gpu_sample("a", -30, 0), gpu_sample("a", 30, 600), gpu_sample("a", 90, 1800)]
+    assert energy_joules(samples, ["a"], MINUTE) == pytest.approx(300 + 600)
+
+
+def test_a_counter_reset_counts_from_zero() -> None:
+    samples = [gpu_sample("a", 0, 5000), gpu_sample("a", 30, 6000), gpu_sample("a", 60, 400)]
+    assert energy_joules(samples, ["a"], MINUTE) == 1400
+
+
+def test_a_sample_without_energy_is_skipped() -> None:
+    samples = [gpu_sample("a", 0, 0), gpu_sample("a", 30, None), gpu_sample("a", 60, 900)]
+    assert energy_joules(samples, ["a"], MINUTE) == 900
+
+
+@pytest.mark.parametrize(
+    ("samples", "gpus"),
+    [
+        ([], ["a"]),
+        ([("a", 0, 0), ("a", 59, 9)], ["a"]),
+        ([("a", 1, 0), ("a", 60, 9)], ["a"]),
+        ([("a", 0, None), ("a", 60, None)], ["a"]),
+        ([("a", 0, 0), ("a", 60, 9)], ["a", "b"]),
+        ([("a", 0, 0), ("a", 60, 9)], []),
+    ],
+)
+def test_energy_is_unknown_unless_every_gpu_has_samples_for_the_whole_minute(
+    samples: list[tuple[str, float, float | None]], gpus: list[str]
+) -> None:
+    assert energy_joules([gpu_sample(*values) for values in samples], gpus, MINUTE) is None
+
+
+def test_other_engines_gpus_are_left_out() -> None:
+    samples = [
+        gpu_sample("a", 0, 0),
+        gpu_sample("a", 60, 9),
+        gpu_sample("b", 0, 0),
+        gpu_sample("b", 60, 1000),
+    ]
+    assert energy_joules(samples, ["a"], MINUTE) == 9
+
+
+@given(
+    st.lists(st.floats(0, 1e9), min_size=2, max_size=8),
+    st.floats(1, 59),
+)
+def test_the_energy_of_two_parts_is_the_energy_of_the_minute(
+    counters: list[float], cut: float
+) -> None:
+    step = 60 / (len(counters) - 1)
+    samples = [gpu_sample("a", place * step, joules) for place, joules in enumerate(counters[:-1])]
+    samples.append(gpu_sample("a", 60.0, counters[-1]))
+    parts = [
+        energy_joules(samples, ["a"], window) for window in (TimeRange(0, cut), TimeRange(cut, 60))
+    ]
+    both = energy_joules(samples, ["a"], MINUTE)
+    assert both is not None
+    assert sum(part or 0.0 for part in parts) == pytest.approx(both, rel=1e-9, abs=1e-6)
+    assert both >= 0
+
+
+def test_joules_per_output_token() -> None:
+    # 8 GPUs of 700 W for a minute, 1,000 tokens a second.
+    booked = minute(joules=8 * 700 * 60, counted_output_tokens=60_000)
+    assert spending([booked]).joules_per_output_token == pytest.approx(5.6)
+
+
+@pytest.mark.parametrize(("joules", "tokens"), [(None, 5), (5, 0)])
+def test_joules_per_output_token_are_unknown_without_joules_or_tokens(
+    joules: float | None, tokens: float
+) -> None:
+    booked = minute(joules=joules, counted_output_tokens=tokens)
+    assert spending([booked]).joules_per_output_token is None
+
+
+def spent(*minutes: MinuteRow) -> Spending:
+    return spending(minutes)
+
+
+def test_unpriced_minutes_are_counted_and_the_others_have_their_cost() -> None:
+    found = spent(minute(0), minute(1, **UNKNOWN), minute(2))
+    assert found.bill_usd == 2.0
+    assert (found.priced_s, found.unpriced_s) == (120, 60)
+
+
+def test_requests_and_tokens_of_an_unpriced_minute_do_not_change_the_ratios() -> None:
+    with_unpriced, priced = spent(minute(0), minute(1, **UNKNOWN)).ratios, spent(minute(0)).ratios
+    assert with_unpriced == priced is not None
+
+
+def test_without_any_price_there_is_no_cost() -> None:
+    found = spent(minute(0, **UNKNOWN))
+    assert (found.cost, found.ratios, found.priced_s, found.unpriced_s) == (None, None, 0, 60)
+
+
+def test_gpus_that_cost_nothing_have_a_price_and_a_bill_of_zero() -> None:
+    free = {name: 0.0 for name in UNKNOWN if name.endswith("_usd")}
+    found = spent(minute(0, **free))
+    assert found.ratios is not None
+    assert (found.bill_usd, found.priced_s, found.unpriced_s) == (0, 60, 0)
+    assert (found.ratios.per_request, found.ratios.per_million_output) == (0, 0)
+    assert found.ratios.overhead is None
+
+
+def test_energy_per_token_uses_all_tokens_that_the_engine_counted() -> None:
+    """Rows have 200 of 300 tokens."""
+    found = spent(minute(0, counted_output_tokens=300.0))
+    assert found.joules_per_output_token == pytest.approx(20)
+
+
+def test_energy_per_token_needs_no_rows() -> None:
+    found = spent(minute(0, output_tokens=0.0, requests=0))
+    assert found.joules_per_output_token == pytest.approx(30)
+
+
+def test_tokens_of_a_minute_without_energy_do_not_count() -> None:
+    found = spent(minute(0), minute(1, joules=None))
+    assert found.joules is None
+    assert found.joules_per_output_token == pytest.approx(30)
+
+
+def test_unseen_and_idle_time_are_overhead_of_the_requests() -> None:
+    """Of a dollar, 70 cents belong to the requests and 5 cents are unseen."""
+    ratios = spent(minute(0)).ratios
+    assert ratios is not None
+    assert ratios.overhead == pytest.approx(1 / 0.7)
+
+
+# Cents of three requests, of unseen work and of idle time, which make a bill of 6 cents.
+_INVOICE = {"acme": 0.01999, "globex": 0.01001, "initech": 0.01243}
+_BILL = BillParts(
+    bill_usd=0.06,
+    rows_usd=0.04243,
+    unaccounted_usd=0.00257,
+    idle_usd=0.015,
+    unread_usd=0.0,
+    gpu_hours=1 / 60,
+    unaccounted_requests=1.0,
+    unaccounted_input_tokens=None,
+    unaccounted_output_tokens=50.0,
+)
+
+
+def groups(**usd: float | None) -> list[GroupSpending]:
+    return [
+        GroupSpending(
+            group=name,
+            requests=1,
+            input_tokens=1000.0,
+            output_tokens=None,
+            gpu_hours=0.005,
+            cost_usd=cost,
+        )
+        for name, cost in usd.items()
+    ]
+
+
+def cents(by_group: list[GroupSpending], bill: BillParts = _BILL) -> dict[str, Decimal | None]:
+    return {line.group or line.line: line.cost_usd for line in statement("tenant", by_group, bill)}
+
+
+def test_tenants_unaccounted_work_and_idle_time_add_up_to_the_bill() -> None:
+    found = cents(groups(**_INVOICE))
+    bill = found.pop("bill")
+    assert bill == Decimal("0.06")
+    assert sum(usd or 0 for usd in found.values()) == bill
+    assert found["acme"] == Decimal("0.01999")
+    assert (found["unaccounted"], found["idle"]) == (Decimal("0.00257"), Decimal("0.015"))
+    assert found["other requests"] == found["rounding"] == 0
+
+
+def test_what_no_listed_tenant_cost_is_of_other_requests() -> None:
+    found = cents(groups(acme=0.01999, globex=None))
+    assert found["globex"] is None
+    assert found["other requests"] == Decimal("0.02244")
+
+
+def test_lines_add_up_as_they_are_printed() -> None:
+    """Of a third of a cent each, rounding takes a part of every line."""
+    found = cents(
+        groups(a=0.01 / 3, b=0.01 / 3, c=0.01 / 3),
+        replace(_BILL, bill_usd=0.02757, rows_usd=0.01),
+    )
+    assert found["rounding"] == Decimal("0.000001")
+    assert sum(usd or 0 for name, usd in found.items() if name != "bill") == found["bill"]
+
+
+def test_without_a_price_there_are_only_the_groups() -> None:
+    lines = statement("tenant", groups(acme=None), None)
+    assert [(line.line, line.group, line.cost_usd) for line in lines] == [("tenant", "acme", None)]

@@ -1,6 +1,9 @@
-"""When the three views disagree, and the causes."""
+"""MFU and MBU by three sources, also of a real GPU, and why they differ."""
 
+import json
 from itertools import permutations
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +12,11 @@ from agent.analysis.efficiency.disagreement import (
     Source,
     SourceUtilisation,
     disagreements,
+    hardware_utilisation,
 )
+from agent.catalog import gpu_facts as fact
+from agent.catalog.hardware import Precision, recognise_gpu
+from agent.records.gpu import Facts, GpuSample
 from tests.analysis.cost.engine_days import (
     LLAMA_ON_H100,
     busy_samples,
@@ -18,6 +25,44 @@ from tests.analysis.cost.engine_days import (
     observation,
 )
 from tests.analysis.efficiency.test_minute_efficiency import PROMPT_SAMPLES, PROMPTS, gpu
+
+
+def gpu_at(at: float, name: str = "GPU-1", /, **values: float) -> GpuSample:
+    """A sample at the highest clock; `use` is whether kernels ran."""
+    names = {"tensor": fact.TENSOR_ACTIVE, "memory": fact.DRAM_ACTIVE, "use": fact.UTILIZATION}
+    facts: Facts = {(names[key].name, ()): value for key, value in values.items()}
+    clocks: Facts = {(fact.CLOCK.name, ("sm",)): 1.9e9, (fact.CLOCK_MAX.name, ("sm",)): 1.9e9}
+    return GpuSample(gpu=name, index=0, name="NVIDIA H200", at=at, facts={**facts, **clocks})
+
+
+def test_each_gpu_counts_by_the_mean_of_its_samples() -> None:
+    samples = [
+        *(gpu_at(at, tensor=0.2, memory=0.4) for at in (20.0, 40.0, 60.0)),
+        gpu_at(30.0, "GPU-2", tensor=0.4, memory=0.8),
+    ]
+    view = hardware_utilisation(samples)
+    assert [view.mfu, view.mbu] == pytest.approx([0.3, 0.6])
+
+
+def test_counters_at_0_while_kernels_run_are_unknown() -> None:
+    stuck = [gpu_at(at, tensor=0.0, memory=0.0, use=0.9) for at in (20.0, 40.0)]
+    view = hardware_utilisation(stuck)
+    assert (view.mfu, view.mbu) == (None, None)
+    both = hardware_utilisation([*stuck, gpu_at(30.0, "GPU-2", tensor=0.4, memory=0.8, use=1.0)])
+    assert (both.mfu, both.mbu) == (0.4, 0.8)
+
+
+def test_a_sample_with_idle_tensor_cores_counts() -> None:
+    samples = [gpu_at(20.0, tensor=0.0, memory=0.2, use=0.9), gpu_at(40.0, tensor=0.4, memory=0.4)]
+    view = hardware_utilisation(samples)
+    assert [view.mfu, view.mbu] == pytest.approx([0.2, 0.3])
+
+
+@pytest.mark.parametrize("values", [{"use": 0.0}, {}])
+def test_an_unused_gpu_has_a_utilisation_of_0(values: dict[str, float]) -> None:
+    view = hardware_utilisation([gpu_at(20.0, tensor=0.0, memory=0.0, **values)])
+    assert (view.mfu, view.mbu) == (0.0, 0.0)
+
 
 PAIRS = list(permutations(Source, 2))
 
@@ -154,3 +199,35 @@ def test_requests_in_an_interval_without_samples_are_not_compared() -> None:
     assert (efficiency.requests.mfu or 0) > 2 * (efficiency.engine.mfu or 0) > 0
     (found,) = efficiency.disagreements
     assert (found.higher, found.lower) == (Source.HARDWARE, Source.ENGINE)
+
+
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("h200.json").read_text())
+PER_UNIT = 1e12
+# The clock is one reading of a second in which it changes.
+WITHIN = 0.05
+
+
+def sample(row: dict[str, Any]) -> GpuSample:
+    """The agent's sample after eight seconds of a load."""
+    facts = {(name, tuple(labels)): float(value) for name, labels, value in keys(row)}
+    return GpuSample(gpu="GPU-1", index=0, name=RECORDED["gpu"], at=0.0, facts=facts)
+
+
+def keys(row: dict[str, Any]) -> list[tuple[str, list[str], float]]:
+    """Names, labels and values of the facts in a row."""
+    split = [(key.split("/"), value) for key, value in row["facts"].items()]
+    return [(name, labels, value) for (name, *labels), value in split]
+
+
+@pytest.mark.parametrize("row", RECORDED["rows"], ids=lambda row: row["load"])
+def test_the_hardwares_figures_are_what_pytorch_did_by_the_clock(row: dict[str, Any]) -> None:
+    gpu = sample(row)
+    model = recognise_gpu(gpu.name, row["facts"]["gpu_memory_total_bytes"])
+    assert model is not None
+    seen = hardware_utilisation([gpu])
+    if row["unit"] == "TFLOP/s":
+        peak = model.peak_flops_per_s[Precision.BF16]
+        assert seen.mfu == pytest.approx(PER_UNIT * row["achieved"] / peak, rel=WITHIN)
+    else:
+        share = PER_UNIT * row["achieved"] / model.bandwidth_bytes_per_s
+        assert seen.mbu == pytest.approx(share, rel=WITHIN)

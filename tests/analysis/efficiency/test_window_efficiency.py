@@ -1,10 +1,23 @@
-"""Efficiency over minutes of several engines."""
+"""Efficiency over a window, and ratios of an engine's own counts."""
+
+from random import Random
 
 import pytest
 
-from agent.analysis.efficiency.window_efficiency import WindowEfficiency, window_efficiency
+from agent.analysis.efficiency.engine_observation import BatchUse
+from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.window_efficiency import (
+    BatchFill,
+    WindowEfficiency,
+    batch_fill,
+    prefix_cache,
+    speculation,
+    window_efficiency,
+)
 from agent.analysis.physics.roofline import Bound
+from agent.records.engine import EngineSample
 from agent.records.minute import MinuteRow
+from tests.analysis.cost.engine_days import MINUTE, engine_sample, observation
 from tests.records.minutes import UNKNOWN, minute
 
 
@@ -87,3 +100,117 @@ def test_minutes_without_a_prefill_time_do_not_count_for_prefill() -> None:
     assert found.prefill.mfu == pytest.approx(0.5)
     assert found.mfu == pytest.approx(2 * 650 / (110 * 100))
     assert window_of(minute(0, prefill_s=None)).prefill is None
+
+
+# Drafted and accepted tokens of each draft; looked up and found tokens of each request.
+_DRAFTS = ((3, 3), (3, 1), (3, 0), (2, 2), (3, 2), (3, 0), (3, 1))
+_LOOKUPS = ((1000, 0), (1200, 1184), (640, 512), (90, 0))
+
+_DRAFT_MINUTES = [
+    minute(at, drafts=1.0, draft_tokens=float(drafted), accepted_draft_tokens=float(accepted))
+    for at, (drafted, accepted) in enumerate(_DRAFTS)
+]
+_CACHE_MINUTES = [
+    minute(at, prefix_query_tokens=float(queried), prefix_hit_tokens=float(hit))
+    for at, (queried, hit) in enumerate(_LOOKUPS)
+]
+
+
+def test_acceptance_is_that_of_vllms_own_log() -> None:
+    found = speculation(_DRAFT_MINUTES)
+    assert found is not None
+    assert (found.drafts, found.draft_tokens, found.accepted_tokens) == (7, 20, 9)
+    assert found.mean_accepted_length == pytest.approx(2.29, abs=0.005)
+    assert found.acceptance_rate == pytest.approx(0.45, abs=0.0005)
+
+
+def test_the_hit_ratio_in_tokens_is_that_of_vllms_own_log() -> None:
+    found = prefix_cache(_CACHE_MINUTES)
+    assert found is not None
+    assert found.hit_ratio == pytest.approx(0.579, abs=0.0005)
+
+
+def test_minutes_without_one_of_the_counters_are_left_out() -> None:
+    half = minute(9, prefix_query_tokens=10_000.0, draft_tokens=1000.0)
+    assert prefix_cache([*_CACHE_MINUTES, half]) == prefix_cache(_CACHE_MINUTES)
+    assert speculation([*_DRAFT_MINUTES, half]) == speculation(_DRAFT_MINUTES)
+    assert (prefix_cache([half]), speculation([half]), prefix_cache([])) == (None, None, None)
+
+
+def test_ratios_without_a_draft_or_a_lookup_are_unknown() -> None:
+    idle = minute(
+        0,
+        drafts=0.0,
+        draft_tokens=0.0,
+        accepted_draft_tokens=0.0,
+        prefix_query_tokens=0.0,
+        prefix_hit_tokens=0.0,
+    )
+    drafts, cache = speculation([idle]), prefix_cache([idle])
+    assert drafts is not None
+    assert cache is not None
+    assert (drafts.acceptance_rate, drafts.mean_accepted_length) == (None, None)
+    assert (cache.query_tokens, cache.hit_ratio) == (0.0, None)
+
+
+_STEP_S = 0.01
+_PLACES, _BUDGET = 16, 64
+_LIMITS = {"places": float(_PLACES), "step_budget": float(_BUDGET)}
+_NOTHING = BatchUse(None, None, None, None)
+
+
+def simulated_minute() -> tuple[list[EngineSample], float, float]:
+    """A sample each second, and the mean of running requests and of tokens over all steps."""
+    chance = Random(7)
+    left: list[int] = []
+    samples, ran, computed, steps = [], 0.0, 0, 0
+    for tick in range(6001):
+        if tick % 100 == 0:
+            counts = {"running": float(len(left)), "steps": steps, "step_tokens": computed}
+            samples.append(engine_sample(tick * _STEP_S, **counts, **_LIMITS))
+        if chance.random() < 0.03 and len(left) < _PLACES:
+            left.append(chance.randint(50, 800))
+        ran += len(left) * _STEP_S
+        steps += bool(left)
+        computed += len(left)
+        left = [tokens - 1 for tokens in left if tokens > 1]
+    return samples, ran / 60, computed / steps
+
+
+def test_the_batch_is_as_full_as_that_of_a_simulated_engine() -> None:
+    samples, running, tokens = simulated_minute()
+    use = observation(samples).batch
+    found = batch_fill([minute(0, **use._asdict())])
+    assert found is not None
+    assert found.requests == pytest.approx(running / _PLACES, rel=0.02)
+    assert found.tokens == pytest.approx(tokens / _BUDGET, rel=0.001)
+    assert 0.05 < running / _PLACES < 0.95
+
+
+def test_only_the_part_of_an_interval_that_is_in_the_minute_counts() -> None:
+    counts = {"running": 4.0, "steps": 0.0, "step_tokens": 0.0}
+    later = {"running": 4.0, "steps": 100.0, "step_tokens": 400.0}
+    samples = [engine_sample(-5, **counts, **_LIMITS), engine_sample(5, **later, **_LIMITS)]
+    use = observation(samples, TimeRange(0.0, 5.0)).batch
+    assert use == BatchUse(20.0, 80.0, 200.0, 3200.0)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [engine_sample(at, running=1.0, steps=at, step_tokens=at) for at in (0, 5)],
+        [engine_sample(at, **_LIMITS) for at in (0, 5)],
+        [engine_sample(at, running=1.0, steps=at, step_tokens=at, **_LIMITS) for at in (0, 50)],
+    ],
+    ids=["no limit is known", "nothing is counted", "not read for long"],
+)
+def test_the_batch_is_unknown_where(samples: list[EngineSample]) -> None:
+    assert observation(samples, MINUTE).batch == _NOTHING
+
+
+def test_steps_fuller_than_their_budget_are_unknown() -> None:
+    """vLLM counts the tokens of a prompt in its last step alone."""
+    steps = minute(0, limited_step_tokens=300.0, step_room_tokens=100.0)
+    places = minute(1, running_request_s=30.0, place_s=120.0)
+    assert batch_fill([steps, places]) == BatchFill(requests=0.25, tokens=None)
+    assert batch_fill([minute(0)]) is None

@@ -1,14 +1,105 @@
-"""Who pays for the GPU's time, held against an engine whose every step is known."""
+"""Who pays for a second of the GPUs: worked examples, and ratios over a window."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import fsum
+from typing import Any
 
 import pytest
 
+from agent.analysis.cost.bill import CostRatios, spending
+from agent.analysis.cost.weights import Method
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, MINUTE, UNKNOWN, cost
+from agent.records.minute import MinuteRow
+from agent.records.request import Status
+from tests.analysis.cost.engine_days import (
+    LLAMA_ON_H100,
+    MINUTE,
+    UNKNOWN,
+    busy_samples,
+    cost,
+    engine_sample,
+    minute_row,
+    request,
+    samples_of,
+    whole,
+)
 from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
+
+
+def test_prefill_does_not_take_five_sixths_of_the_bill_as_in_opencost() -> None:
+    """A hundred requests, each with 500 prompt tokens, then 200 tokens, one every 8 ms."""
+    slow = replace(H100, overhead_s=0.003)
+    jobs = [Job(number=n + 1, at=0.5 * n, prompt=500, output=200) for n in range(100)]
+    engine = SteppedEngine(slow, jobs).run(65.0)
+    rows = [job.row() for job in engine.ended]
+
+    prefill_s = sum(row.prefill_s or 0 for row in rows)
+    tpot_s = sum((row.decode_s or 0) / 199 for row in rows)
+    opencost = prefill_s / (prefill_s + tpot_s)
+    assert opencost > 0.5
+    of_prompts = sum(job.prefill_gpu_s for job in jobs)
+    true = of_prompts / (of_prompts + sum(job.decode_gpu_s for job in jobs))
+    assert true == pytest.approx(0.02, abs=0.001)
+
+    for serving, method in ((LLAMA_ON_H100, Method.ROOFLINE), (UNKNOWN, Method.TOKENS)):
+        found = cost(engine.samples, rows, serving=serving)
+        share = found.cost.prefill / sum(found.requests.values())
+        assert share == pytest.approx(true, rel=0.1)
+        assert found.method is method
+
+
+def test_concurrent_requests_share_one_bill() -> None:
+    together = [
+        request(number, 0.0, prefill_s=0.0, decode_s=60.0, output_tokens=1501)
+        for number in range(64)
+    ]
+    by_response_time = sum(row.decode_s or 0 for row in together) / 60
+    assert by_response_time == 64
+
+    found = cost(busy_samples(output=64 * 1501, steps=1500), together, serving=LLAMA_ON_H100)
+
+    assert whole(found) == pytest.approx(60.0)
+    assert list(found.requests.values()) == pytest.approx([60.0 / 64] * 64, rel=1e-3)
+
+
+def test_cached_tokens_cost_only_their_attention() -> None:
+    rows = [request(1, 5.0, input_tokens=8000, cached_tokens=7000, output_tokens=1)]
+    found = cost(busy_samples(output=1, input=8000, cached=7000), rows, serving=LLAMA_ON_H100)
+    assert 0 < found.cost.cached / 7000 < found.cost.computed / 1000 / 20
+
+
+def test_the_invoice_of_the_cost_page() -> None:
+    """docs/cost.md: a GPU at $3.60 an hour, a tenth of a cent a second."""
+    lasted = ((0.0, 30.0), (10.0, 30.0), (30.0, 45.0))
+    tokens = ((1000, 0, 251), (1000, 600, 101), (400, 0, 51))
+    rows = [
+        request(
+            number,
+            begun,
+            decode_s=ended - begun - 1.0,
+            input_tokens=prompt,
+            cached_tokens=cached,
+            output_tokens=output,
+        )._replace(ended_at=ended)
+        for number, ((begun, ended), (prompt, cached, output)) in enumerate(
+            zip(lasted, tokens, strict=True)
+        )
+    ]
+    rows[2] = rows[2]._replace(status=Status.CANCELLED)
+    # In the last 5 s the engine counts twice the tokens of the third request.
+    gone = request(9, 40.01, prefill_s=0.0, input_tokens=0, output_tokens=19)
+    gone = gone._replace(ended_at=45.0)
+    samples = samples_of(*rows, gone)
+    found = cost(samples, rows)
+    assert found.method is Method.TOKENS
+    cents = [
+        0.1 * dollars for dollars in (*found.requests.values(), found.cost.unseen, found.cost.idle)
+    ]
+    assert cents == pytest.approx([1.999, 1.001, 1.243, 0.257, 1.5], abs=0.0006)
+    assert found.cost.aborted == list(found.requests.values())[2]
+
 
 both_methods = pytest.mark.parametrize("serving", [LLAMA_ON_H100, UNKNOWN], ids=["roof", "tokens"])
 
@@ -166,3 +257,62 @@ def test_unseen_prompts_beside_cached_ones_cost_what_they_take(serving: Serving)
     # scaled by the seconds of each of the rows' computed tokens 1.2 s.
     assert true_s(gone) == pytest.approx(0.285, abs=0.001)
     assert 0.4 * true_s(gone) < found.cost.unseen < 1.8 * true_s(gone)
+
+
+# One request of 100 input and 21 output tokens, busy for 5 of 60 s; a sample each 5 s.
+SAMPLES = [
+    engine_sample(
+        5.0 * step,
+        running=0.0,
+        output=21.0 if step > 2 else 0.0,
+        input=100.0 if step > 2 else 0.0,
+        cached=0.0,
+    )
+    for step in range(25)
+]
+ONE = [request(1, 10.0)]
+FIRST, SECOND = TimeRange(0.0, 60.0), TimeRange(60.0, 120.0)
+
+
+def minutes(**of_first: Any) -> tuple[MinuteRow, MinuteRow]:
+    """Two minutes; the request ended in the first."""
+    first = minute_row(SAMPLES, ONE, time=FIRST, **of_first)
+    return first, minute_row(SAMPLES, ONE, time=SECOND, requests=0)
+
+
+def ratios(*rows: MinuteRow) -> CostRatios:
+    found = spending(rows).ratios
+    assert found is not None
+    return found
+
+
+def test_active_prices_use_busy_time_and_overhead_scales_them_to_the_bill() -> None:
+    found = ratios(*minutes())
+    assert found.per_request == pytest.approx(5)
+    assert found.overhead == pytest.approx(24)
+    assert found.allocated_per_request == pytest.approx(120)
+    assert found.per_million_output is not None
+    assert found.per_million_input is not None
+    in_and_out = found.per_million_input * 100 + found.per_million_output * 21
+    assert in_and_out == pytest.approx(5e6)
+
+
+def test_the_price_of_good_tokens_includes_the_whole_bill() -> None:
+    found = ratios(*minutes(good_tokens=10))
+    assert found.allocated_per_million_good_tokens == pytest.approx(120 / 10 * 1e6)
+
+
+def test_a_price_per_zero_tokens_is_unknown() -> None:
+    found = ratios(minute_row(SAMPLES, time=SECOND))
+    assert (found.per_million_output, found.per_million_input, found.per_request) == (None,) * 3
+    assert (found.overhead, found.allocated_per_million_good_tokens) == (None, None)
+
+
+def test_a_window_has_the_methods_of_all_its_minutes() -> None:
+    known = minute_row(SAMPLES, ONE, LLAMA_ON_H100, FIRST)
+    assert spending([known, minutes()[1]]).methods == {Method.ROOFLINE, Method.TOKENS}
+
+
+def test_a_window_without_minutes_has_no_cost() -> None:
+    found = spending([])
+    assert (found.cost, found.ratios, found.joules, found.gpu_hours) == (None,) * 4

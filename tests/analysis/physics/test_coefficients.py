@@ -1,4 +1,4 @@
-"""Attended pairs and cached tokens."""
+"""How many tokens a token attends to, and how many the KV cache stores."""
 
 from hypothesis import given
 from hypothesis import strategies as st

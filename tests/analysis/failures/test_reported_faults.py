@@ -1,4 +1,4 @@
-"""Faults of GPUs, and Xids that are no fault of the GPU."""
+"""Faults of GPUs, and Xids that are not faults of the GPU."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""FLOPs of latent attention (MLA) against torch's counter, and vLLM's own figure beside them."""
+"""Models with latent attention, and with recurrent states."""
 
 from typing import Any
 
@@ -102,3 +102,54 @@ def test_vllm_counts_a_decoded_token_as_if_keys_and_values_were_cached(
     assert found.cause == "latents_counted_expanded"
     (without,) = disagreements(views, Conditions())
     assert without.cause != found.cause
+
+
+# Equally spaced, for the differences below.
+CHUNKS = (64, 128, 192)
+# Its class has no layers by default.
+RECURRENT_LAYERS = {"nemotron_h": {"hybrid_override_pattern": "M*", "num_hidden_layers": 2}}
+
+
+@pytest.fixture(scope="module")
+def counted_by_hand() -> dict[str, list[int]]:
+    """FLOPs of one layer's state over one chunk of each length, by model type."""
+    found: dict[str, list[int]] = answer_of("run_recurrent_states.py", {"chunks": CHUNKS})
+    return found
+
+
+def by_token(totals: list[int]) -> tuple[float, float]:
+    """The FLOPs for each token of a chunk, and for each pair of tokens."""
+    one, two, three = totals
+    step = CHUNKS[1] - CHUNKS[0]
+    by_pair = (three - 2 * two + one) / (2 * step**2)
+    return (two - one) / step - by_pair * (CHUNKS[0] + CHUNKS[1]), by_pair
+
+
+def ours(model_type: str) -> float:
+    """The FLOPs of a token with the state of one recurrent layer, by our count."""
+    model = read_config({"model_type": model_type, **RECURRENT_LAYERS.get(model_type, {})})
+    layers = sum(group.layers for group in model.groups if group.state is not None)
+    return coefficients(model).state_flops / layers
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "nemotron_h"])
+def test_flops_of_a_state_are_those_of_the_recurrence(
+    counted_by_hand: dict[str, list[int]], model_type: str
+) -> None:
+    recurrence, _ = by_token(counted_by_hand[model_type])
+    assert ours(model_type) == recurrence
+
+
+@pytest.mark.parametrize(
+    ("model_type", "chunk", "times"),
+    [
+        # FLA_CHUNK_SIZE of vLLM 0.32, and the model's own chunk_size.
+        ("qwen3_next", 64, 1.5),
+        ("nemotron_h", 128, 2.5),
+    ],
+)
+def test_an_engine_spends_more_on_the_pairs_of_a_chunk(
+    counted_by_hand: dict[str, list[int]], model_type: str, chunk: int, times: float
+) -> None:
+    recurrence, by_pair = by_token(counted_by_hand[model_type])
+    assert (recurrence + by_pair * chunk) / recurrence == pytest.approx(times, rel=0.01)

@@ -1,0 +1,336 @@
+"""FLOPs, and bytes held and moved, against counting by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.physics.coefficients import (
+    Coefficients,
+    coefficients,
+    expert_bytes,
+    weight_bytes,
+)
+from agent.analysis.physics.flops_and_bytes import (
+    chunk_flops,
+    decode_flops,
+    decode_kv_bytes,
+    decode_token_flops,
+    gpu_weight_bytes,
+    kv_bytes,
+    kv_bytes_per_token,
+    prefill_flops,
+    prefill_kv_bytes,
+    requests_that_fit,
+    step_weight_bytes,
+)
+from agent.records.model import Parallelism
+from tests.analysis.physics.shapes import LENGTHS, MODELS
+from tests.sources.model_config.published import PUBLISHED, published, read_config
+
+LLAMA_8B = coefficients(published("llama-3.1-8b"))
+DEEPSEEK = coefficients(published("deepseek-v3"))
+MISTRAL = coefficients(published("mistral-7b-v0.1"))
+
+K = 1024
+
+
+@pytest.mark.parametrize(("context", "gflop"), [(1 * K, 15.55), (8 * K, 19.30), (128 * K, 83.73)])
+def test_flops_of_a_decoded_token_of_llama_8b(context: int, gflop: float) -> None:
+    assert decode_token_flops(LLAMA_8B, context) / 1e9 == pytest.approx(gflop, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tflop"), [(1 * K, 14.57), (8 * K, 131.9), (32 * K, 738.9), (128 * K, 6333)]
+)
+def test_flops_of_a_causal_prefill_of_llama_8b(prompt: int, tflop: float) -> None:
+    assert prefill_flops(LLAMA_8B, prompt) / 1e12 == pytest.approx(tflop, rel=4e-4)
+
+
+def test_flops_of_a_request_equal_the_closed_formula() -> None:
+    prompt, cached, output = 5000, 1200, 300
+    matrices, scores, head = 6_979_321_856, 4 * 32 * 128 * 32, 4096 * 128256
+    computed = prompt - cached
+    expected = (
+        2 * matrices * (computed + output - 1)
+        + scores * (computed * cached + computed * (computed + 1) // 2)
+        + scores * ((output - 1) * prompt + (output - 1) * output // 2)
+        + 2 * head * output
+    )
+    assert LLAMA_8B.linear_parameters == matrices
+    whole = prefill_flops(LLAMA_8B, prompt, cached) + decode_flops(LLAMA_8B, prompt, output)
+    assert whole == expected
+
+
+def test_a_token_of_a_mixture_of_experts_counts_only_its_own_experts() -> None:
+    mixtral = coefficients(published("mixtral-8x7b"))
+    attention, router = 4096 * 128 * (2 * 32 + 2 * 8), 4096 * 8
+    assert mixtral.linear_parameters == 32 * (attention + router + 2 * 3 * 4096 * 14336)
+
+
+def test_latent_attention_is_expanded_in_prefill_and_absorbed_in_decode() -> None:
+    (part,) = DEEPSEEK.attentions
+    assert part.prefill_flops_per_pair == 2 * 128 * (128 + 64 + 128)
+    assert part.decode_flops_per_pair == 2 * 128 * (512 + 64 + 512)
+    step = decode_token_flops(DEEPSEEK, 1001) - decode_token_flops(DEEPSEEK, 1000)
+    assert step == 61 * part.decode_flops_per_pair
+
+
+def test_flops_of_a_token_stop_growing_at_the_attention_window() -> None:
+    assert decode_token_flops(MISTRAL, 4096) == decode_token_flops(MISTRAL, 100_000)
+    assert decode_token_flops(MISTRAL, 4095) < decode_token_flops(MISTRAL, 4096)
+
+
+def test_only_the_layers_with_a_window_are_bounded_by_it() -> None:
+    oss = coefficients(published("gpt-oss-20b"))
+    growth = decode_token_flops(oss, 2001) - decode_token_flops(oss, 2000)
+    assert growth == 12 * 4 * 64 * 64
+
+
+def test_a_state_takes_the_same_flops_for_every_token() -> None:
+    """A gated delta net reads its state by key and by query and adds to it: 6 FLOPs a value."""
+    qwen = coefficients(read_config({"model_type": "qwen3_next"}))
+    assert qwen.state_flops == 36 * 6 * 32 * 128 * 128
+    growth = decode_token_flops(qwen, 2001) - decode_token_flops(qwen, 2000)
+    assert growth == 12 * 4 * 16 * 256
+    parameters = qwen.linear_parameters + qwen.head_parameters
+    first = 2 * parameters + qwen.state_flops + growth
+    assert decode_token_flops(qwen, 1) == first
+
+
+def test_a_selection_bounds_the_scores_and_its_index_does_not() -> None:
+    sparse = coefficients(read_config({"model_type": "deepseek_v32"}))
+    growth = decode_token_flops(sparse, 50_001) - decode_token_flops(sparse, 50_000)
+    assert growth == 61 * 2 * 64 * 128
+
+
+def test_one_output_token_needs_no_decode() -> None:
+    for output in (0, 1):
+        assert decode_flops(LLAMA_8B, 100, output) == 0
+
+
+def test_cached_tokens_are_attended_to_but_not_computed() -> None:
+    cold, warm = prefill_flops(LLAMA_8B, 2000), prefill_flops(LLAMA_8B, 2000, cached=1000)
+    assert cold - warm == chunk_flops(LLAMA_8B, 1000)
+
+
+@given(MODELS, LENGTHS, st.lists(st.integers(0, 5000), max_size=5))
+def test_a_prefill_needs_the_same_flops_in_any_chunks(
+    model: Coefficients, cached: int, chunks: list[int]
+) -> None:
+    done = [cached + sum(chunks[:place]) for place in range(len(chunks))]
+    pieces = [chunk_flops(model, new, before) for new, before in zip(chunks, done, strict=True)]
+    assert sum(pieces) == chunk_flops(model, sum(chunks), cached)
+
+
+@given(MODELS, LENGTHS, st.integers(1, 500), st.integers(1, 500))
+def test_flops_of_a_decode_are_the_sum_of_its_tokens(
+    model: Coefficients, prompt: int, first: int, second: int
+) -> None:
+    longer = decode_flops(model, prompt, first + second)
+    assert longer == decode_flops(model, prompt, first) + decode_flops(
+        model, prompt + first - 1, second + 1
+    )
+
+
+@given(MODELS, st.integers(1, 20_000), st.integers(0, 5000))
+def test_more_tokens_need_more_flops(model: Coefficients, prompt: int, output: int) -> None:
+    assert prefill_flops(model, prompt + 1) > prefill_flops(model, prompt)
+    assert decode_flops(model, prompt, output + 2) > decode_flops(model, prompt, output + 1)
+    assert decode_token_flops(model, prompt + 1) >= decode_token_flops(model, prompt)
+
+
+@given(MODELS, st.integers(1, 20_000), st.data())
+def test_a_cached_prefix_never_adds_flops(
+    model: Coefficients, prompt: int, data: st.DataObject
+) -> None:
+    cached = data.draw(st.integers(0, prompt))
+    assert prefill_flops(model, prompt, cached) <= prefill_flops(model, prompt)
+
+
+def test_a_token_of_llama_8b_takes_131072_bytes_of_cache() -> None:
+    assert kv_bytes_per_token(LLAMA_8B) == 131_072
+
+
+def test_a_latent_cache_holds_the_latent_and_the_rotated_part() -> None:
+    assert kv_bytes_per_token(DEEPSEEK) == 61 * (512 + 64) * 2
+
+
+def test_a_cache_in_8_bits_takes_half() -> None:
+    halved = read_config(PUBLISHED["llama-3.1-8b"]["config"], cache_bits=8)
+    assert kv_bytes_per_token(coefficients(halved)) == 131_072 / 2
+
+
+@pytest.mark.parametrize(
+    ("tensor", "share"), [(1, 1), (2, 1 / 2), (8, 1 / 8), (16, 1 / 8), (64, 1 / 8)]
+)
+def test_kv_heads_are_divided_until_each_gpu_has_one(tensor: int, share: float) -> None:
+    assert kv_bytes(LLAMA_8B, 1000, tensor) == 131_072_000 * share
+
+
+def test_a_latent_cache_is_whole_on_every_gpu() -> None:
+    assert kv_bytes(DEEPSEEK, 1000, 8) == kv_bytes(DEEPSEEK, 1000)
+
+
+def test_windows_limit_the_cache_of_a_request_per_layer() -> None:
+    gemma = coefficients(published("gemma-3-27b"))
+    layer = 2 * 16 * 128 * 2
+    assert kv_bytes(gemma, 1000) == 62 * layer * 1000
+    assert kv_bytes(gemma, 10_000) == layer * (10 * 10_000 + 52 * 1024)
+
+
+# Qwen3-Next: 36 layers with a state, and 12 with 2 KV heads of 256.
+QWEN3_NEXT = coefficients(read_config({"model_type": "qwen3_next", "dtype": "bfloat16"}))
+# 32 heads with a matrix of 128 x 128, and the last 3 inputs of a convolution over 8,192 channels.
+NEXT_STATE_BYTES = 36 * 2 * (32 * 128 * 128 + 3 * 8192)
+
+
+def test_a_state_is_as_large_after_one_token_as_after_a_million() -> None:
+    for context in (1, 1000, 1_000_000):
+        token_bytes = 12 * 2 * 2 * 256 * 2
+        assert kv_bytes(QWEN3_NEXT, context) == NEXT_STATE_BYTES + token_bytes * context
+    assert kv_bytes(QWEN3_NEXT, 1, tensor=2) == kv_bytes(QWEN3_NEXT, 1) / 2
+
+
+def test_each_output_token_reads_and_writes_the_state() -> None:
+    moved = decode_kv_bytes(QWEN3_NEXT, 1000, 11)
+    token_bytes = 12 * 2 * 2 * 256 * 2
+    keys_and_values = token_bytes * (sum(range(1001, 1011)) + 10)
+    assert moved == keys_and_values + 2 * 10 * NEXT_STATE_BYTES
+    assert prefill_kv_bytes(QWEN3_NEXT, 10) == token_bytes * 20 + NEXT_STATE_BYTES
+    after = prefill_kv_bytes(QWEN3_NEXT, 10, 1000)
+    assert after == token_bytes * 1020 + 2 * NEXT_STATE_BYTES
+
+
+def test_deepseek_v32_caches_the_latent_and_132_bytes_for_its_index() -> None:
+    """vLLM: head_dim bytes, and a scale of 4 for each 128 of them."""
+    sparse = coefficients(read_config({"model_type": "deepseek_v32", "dtype": "bfloat16"}))
+    assert kv_bytes_per_token(sparse) == 61 * ((512 + 64) * 2 + 128 + 4)
+    # A token reads 2,048 latents at most, and the keys of the index of all.
+    read = decode_kv_bytes(sparse, 100_000, 2) - kv_bytes_per_token(sparse)
+    assert read == 61 * (2048 * (512 + 64) * 2 + 100_001 * 132)
+
+
+def test_llama_4_caches_the_chunk_of_a_token_and_a_quarter_of_the_layers_all() -> None:
+    scout = coefficients(read_config({"model_type": "llama4_text", "dtype": "bfloat16"}))
+    layer = 2 * 8 * 128 * 2
+    assert kv_bytes(scout, 8192) == 48 * layer * 8192
+    assert kv_bytes(scout, 8193) == 12 * layer * 8193 + 36 * layer
+
+
+@given(MODELS, LENGTHS, st.integers(1, 64))
+def test_more_gpus_hold_less_of_a_cache_each_and_all_of_it_together(
+    model: Coefficients, context: int, tensor: int
+) -> None:
+    on_one, on_each = kv_bytes(model, context), kv_bytes(model, context, tensor)
+    assert on_each <= kv_bytes(model, context, max(tensor - 1, 1))
+    assert on_each * tensor >= on_one * (1 - 1e-12)
+    assert on_one <= kv_bytes(model, context + 1)
+
+
+@given(MODELS, LENGTHS, st.integers(1, 500))
+def test_decode_reads_the_tokens_in_the_windows_and_writes_each_token_once(
+    model: Coefficients, prompt: int, output: int
+) -> None:
+    read = sum(kv_bytes(model, prompt + token) for token in range(1, output))
+    written = (output - 1) * kv_bytes_per_token(model)
+    assert decode_kv_bytes(model, prompt, output) == pytest.approx(read + written)
+
+
+def test_a_prefill_reads_its_prefix_and_itself_and_writes_itself() -> None:
+    assert prefill_kv_bytes(LLAMA_8B, 300, 1000) == 131_072 * (1000 + 2 * 300)
+
+
+@given(MODELS, LENGTHS, st.integers(1, 300), st.integers(0, 300))
+def test_two_parts_of_a_decode_move_the_bytes_of_the_whole(
+    model: Coefficients, prompt: int, first: int, more: int
+) -> None:
+    """The second part starts after the first; its first token belongs to the first part."""
+    whole = decode_kv_bytes(model, prompt, first + more)
+    parts = (
+        decode_kv_bytes(model, prompt, first),
+        decode_kv_bytes(model, prompt + first - 1, more + 1),
+    )
+    assert sum(parts) == pytest.approx(whole)
+
+
+# Weights
+
+
+def test_a_step_reads_all_matrices_of_a_dense_model_and_no_input_embedding() -> None:
+    for tokens in (1, 4096):
+        read = step_weight_bytes(published("llama-3.1-8b"), tokens)
+        assert read / 1e9 == pytest.approx(15.01, abs=0.005)
+
+
+def test_a_tied_embedding_is_read_as_output_matrix() -> None:
+    tied, untied = published("llama-3.2-1b"), published("llama-3.1-8b")
+    assert tied.head is None
+    assert untied.head is not None
+    layers = 2 * coefficients(tied).linear_parameters
+    assert step_weight_bytes(tied, 1) == layers + 2 * tied.embedding.parameters
+
+
+def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_choose() -> None:
+    model = published("qwen3-30b-a3b")
+    expert = 48 * 3 * 2048 * 768 * 2
+    others = step_weight_bytes(model, 0)
+    assert step_weight_bytes(model, 1) - others == pytest.approx(8 * expert)
+    # 16 tokens with 8 experts each choose about 82 of the 128 experts.
+    assert (step_weight_bytes(model, 16) - others) / expert == pytest.approx(82.4, abs=0.1)
+    assert step_weight_bytes(model, 10_000) - others == pytest.approx(128 * expert)
+
+
+@given(st.integers(0, 10_000))
+def test_more_tokens_never_read_fewer_experts(tokens: int) -> None:
+    model = published("mixtral-8x7b")
+    assert step_weight_bytes(model, tokens) <= step_weight_bytes(model, tokens + 1)
+
+
+LLAMA_70B = published("llama-3.1-70b")
+QWEN_MOE = published("qwen3-235b-a22b")
+WAYS = st.sampled_from([1, 2, 4, 8])
+
+
+@given(WAYS, WAYS)
+def test_tensor_and_pipeline_parallelism_divide_all_weights(tensor: int, pipeline: int) -> None:
+    for model in (LLAMA_70B, QWEN_MOE):
+        spread = Parallelism(tensor=tensor, pipeline=pipeline)
+        assert gpu_weight_bytes(model, spread) * spread.gpus == pytest.approx(weight_bytes(model))
+
+
+def test_each_replica_holds_a_dense_model_and_experts_are_shared() -> None:
+    replicas = Parallelism(data=4)
+    assert gpu_weight_bytes(LLAMA_70B, replicas) == weight_bytes(LLAMA_70B)
+    shared = weight_bytes(QWEN_MOE) - expert_bytes(QWEN_MOE)
+    assert gpu_weight_bytes(QWEN_MOE, replicas) == pytest.approx(
+        shared + expert_bytes(QWEN_MOE) / 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("spread", "fitting"),
+    [
+        # 10 GB of cache on each GPU, 327,680 bytes a token and so 1.31 GB a request.
+        (Parallelism(), 7),
+        (Parallelism(tensor=2), 14),
+        (Parallelism(tensor=8), 59),
+        (Parallelism(tensor=16), 59),
+        (Parallelism(pipeline=2), 14),
+        (Parallelism(tensor=2, pipeline=2, data=3), 87),
+    ],
+)
+def test_how_many_requests_fit_into_the_cache(spread: Parallelism, fitting: int) -> None:
+    sums = coefficients(LLAMA_70B)
+    assert requests_that_fit(sums, 4000, spread, cache_bytes=9.8e9) == fitting
+
+
+@pytest.mark.parametrize("cache_bytes", [0.0, -5e9, 1e6])
+def test_no_request_fits_without_cache_memory(cache_bytes: float) -> None:
+    sums = coefficients(LLAMA_70B)
+    assert requests_that_fit(sums, 4000, Parallelism(), cache_bytes=cache_bytes) == 0
+
+
+@pytest.mark.parametrize("way", ["tensor", "pipeline", "data"])
+def test_a_model_is_spread_over_at_least_one_gpu(way: str) -> None:
+    with pytest.raises(ValueError, match=f"{way} parallelism is 0"):
+        Parallelism(**{way: 0})

@@ -1,0 +1,274 @@
+"""Booked minutes: their ledgers, GPU time of requests, and tokens that count at the end."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import fsum
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from agent.analysis.ledger import LONGEST_OPEN_S
+from agent.catalog import engine_facts as fact
+from agent.catalog.definitions import Verdict
+from agent.records.minute import Ledger, MinuteRow
+from agent.store.observations import ObservationStore
+from tests.analysis.cost.engine_days import engine_sample
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
+from tests.pipeline.test_minute_jobs import every_5_s
+from tests.records.minutes import cost_of
+from tests.sources.model_config.published import published
+from tests.store.making import NOON, judgement
+from tests.store.migrated import migrated_in
+
+STREAM_S = 170.0
+END_S = 300.0
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Engine]:
+    """A new SQLite database."""
+    with migrated_in(tmp_path) as engine:
+        yield engine
+
+
+def stream_and_abort(minutes: Minutes, until: float) -> None:
+    """Samples of a stream of 170 tokens in 170 s, and of one that vanishes after 10 tokens."""
+    for at in range(0, int(until) + 1, 5):
+        stream, abort = min(at, STREAM_S), min(max(at - 20.0, 0.0), 10.0)
+        minutes.read_one(
+            at,
+            running=float(at < STREAM_S) + float(20 < at < 30),
+            output=stream + abort,
+            input=100.0 * (at > 0) + 50.0 * (at > 20),
+            first=float(at > 0) + float(at > 20),
+            finished=float(at >= STREAM_S),
+        )
+
+
+def stream(number: int = 1) -> object:
+    given = {"output_tokens": 171, "prefill_s": 0.001, "decode_s": STREAM_S - 0.001}
+    return timed_request(number, 0.0, STREAM_S, **given)
+
+
+def ledger(found: MinuteRow) -> Ledger:
+    assert found.ledger is not None
+    return found.ledger
+
+
+def output(found: MinuteRow) -> float:
+    """Output tokens without a row."""
+    return (ledger(found).output_tokens or 0.0) - ledger(found).row_output_tokens
+
+
+def closed(found: list[MinuteRow]) -> list[bool]:
+    return [bool(each.ledger_closed) for each in found]
+
+
+def test_a_stream_has_not_vanished_while_it_runs_and_an_aborted_request_has_when_it_ends(
+    database: Engine,
+) -> None:
+    minutes = Minutes(database, PRICE)
+    stream_and_abort(minutes, 160.0)
+    assert closed(minutes.booked(151.0)) == [False, False]
+    # Another process of the agent goes on.
+    minutes = Minutes(database, PRICE)
+    for at in range(165, int(END_S), 5):
+        minutes.read_one(
+            *(float(at),), running=float(at < STREAM_S), output=min(at, STREAM_S) + 10.0,
+            input=150.0, first=2.0, finished=float(at >= STREAM_S),
+        )  # fmt: skip
+    minutes.take(stream())  # type: ignore[arg-type]
+    found = minutes.booked(END_S - 25)
+    assert closed(found) == [True, True, True, False]
+    assert [output(each) for each in found[:3]] == pytest.approx([10, 0, 0], abs=1.01)
+    first = ledger(found[0])
+    assert ((first.input_tokens or 0) - first.row_input_tokens, first.row_requests) == (50, 1)
+    newest = {minute.starts_at: minute for minute, _ in minutes.published}
+    assert [newest[each.starts_at].ledger_closed for each in found] == closed(found)
+
+
+def test_a_late_row_changes_a_closed_ledger(database: Engine) -> None:
+    minutes = Minutes(database, PRICE)
+    stream_and_abort(minutes, END_S)
+    ((first, *_),) = [minutes.booked(END_S)]
+    assert first.ledger_closed
+    assert output(first) == pytest.approx(70)
+    minutes.take(stream())  # type: ignore[arg-type]
+    for at in range(305, 400, 5):
+        minutes.read_one(float(at), running=0.0, output=180.0, input=150.0, first=2.0, finished=1.0)
+    first, *_ = minutes.booked(END_S + 60)
+    assert first.ledger_closed
+    assert output(first) == pytest.approx(10, abs=1.01)
+
+
+def test_a_request_that_stays_without_a_row_is_open_for_a_quarter_of_an_hour(
+    database: Engine,
+) -> None:
+    minutes = Minutes(database, PRICE)
+    for at in range(0, int(LONGEST_OPEN_S) + 200, 5):
+        minutes.read_one(float(at), running=1.0, output=float(at), input=100.0, first=1.0)
+    assert not any(closed(minutes.booked(LONGEST_OPEN_S + 60)))
+    first, second, *_ = minutes.booked(LONGEST_OPEN_S + 121)
+    assert (first.ledger_closed, second.ledger_closed) == (True, True)
+    assert output(first) == pytest.approx(60)
+
+
+def test_minutes_without_samples_have_no_ledger(database: Engine) -> None:
+    minutes = Minutes(database, PRICE)
+    minutes.read_one(0.0, running=0.0, output=0.0, input=0.0)
+    minutes.read_one(5.0, running=0.0, output=0.0, input=0.0)
+    found = minutes.booked(300.0)
+    assert found[0].ledger is not None
+    assert [each.ledger for each in found[1:]] == [None] * len(found[1:])
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 3), (3, 4), (2, 1)])
+def test_a_rank_that_comes_or_leaves_with_its_counts_leaves_no_work_behind(
+    database: Engine, before: int, after: int
+) -> None:
+    minutes = Minutes(database, PRICE)
+    for at in range(0, 91, 5):
+        ranks = before if at < 30 else after
+        minutes.read_one(
+            at, running=0.0, ranks=float(ranks), output=1e6 * ranks, input=4e6 * ranks,
+            first=1e4 * ranks, finished=1e4 * ranks,
+        )  # fmt: skip
+    (found,) = minutes.booked(91.0)
+    assert (ledger(found).output_tokens, ledger(found).input_tokens) == (0, 0)
+    assert ledger(found).requests == 0
+    assert found.work.counted_output_tokens == 0
+    assert (found.work.busy_s, found.work.unknown_s) == pytest.approx((0, 5))
+
+
+MET, MISSED = Verdict.MET, Verdict.MISSED
+LAYERS, KV_VALUES = 32, 2 * 8 * 128
+
+
+def busy_minute(minutes: Minutes) -> None:
+    """A request of 30 s, then one of 15 s, then 15 s idle."""
+    minutes.take(
+        timed_request(1, 0.0, 30.0, judged=judgement(MET, chat=MET, long=MET)),
+        timed_request(2, 30.0, 15.0, judged=judgement(MISSED, chat=MISSED, long=MET)),
+    )
+    for at in (5.0 * step for step in range(13)):
+        done = min(at, 45.0) / 45.0
+        minutes.read_one(at, running=float(at < 45.0), input=200.0 * done, output=52.0 * done)
+
+
+def test_gpu_hours_need_no_price(database: Engine) -> None:
+    minutes = Minutes(database)
+    busy_minute(minutes)
+    (window,) = minutes.booked(91.0)
+    rows = minutes.rows()
+    assert [row["cost_usd"] for row in rows] == [None, None]
+    hours = [row["gpu_hours"] for row in rows]
+    assert sum(hours) == pytest.approx(window.work.busy_s / 3600) == 45 / 3600
+    assert all(hours)
+
+
+def test_gpu_hours_are_split_like_the_bill(database: Engine) -> None:
+    minutes = Minutes(database, PRICE)
+    busy_minute(minutes)
+    minutes.book(91.0)
+    for row in minutes.rows():
+        assert row["cost_usd"] == pytest.approx(3.6 * row["gpu_hours"])
+
+
+def test_tokens_are_counted_by_each_objective_that_was_met(database: Engine) -> None:
+    minutes = Minutes(database)
+    busy_minute(minutes)
+    (window,) = minutes.booked(91.0)
+    assert window.good_tokens == 26
+    assert window.good_tokens_by_objective == {"chat": 26, "long": 52}
+
+
+@pytest.mark.parametrize(
+    ("reported", "configured", "width"), [(None, False, 2), (1.0, False, 1), (1.0, True, 2)]
+)
+def test_kv_bytes_use_the_width_that_the_engine_reports(
+    database: Engine, reported: float | None, configured: bool, width: int
+) -> None:
+    """A configured width overrides it."""
+    minutes = Minutes(database, model=published("llama-3.1-8b"), cache_configured=configured)
+    busy_minute(minutes)
+    if reported is not None:
+        sample = engine_sample(NOON + 57.0, running=0.0, input=200.0, output=52.0)
+        facts = {**sample.facts, (fact.KV_VALUE_BYTES.name, ()): reported}
+        ObservationStore(database, "agent-0").write_engine_sample(replace(sample, facts=facts))
+    minutes.book(91.0)
+    row = minutes.rows()[0]
+    # Written for each token of the prompt, and read once in a prefill of one chunk.
+    tokens = 100 + 100
+    assert row["prefill_kv_bytes"] == pytest.approx(tokens * LAYERS * KV_VALUES * width)
+
+
+# Begin, length and output tokens of a request with 100 prompt tokens.
+Stream = tuple[float, float, int]
+
+# Two minutes and a half, of which the engine counts nothing before the last one.
+LONG = ((11.0, 148.5, 2951),)
+# Each ends two seconds after a sample, and then the engine idles.
+SHORT = ((8.5, 13.5, 271), (68.5, 13.5, 271), (128.5, 13.5, 271))
+
+at_end = pytest.mark.parametrize("dialect", ["sglang", "tgi", "trtllm"])
+
+
+def booked(
+    database: Engine, dialect: str, streams: Sequence[Stream], without_row: Sequence[Stream] = ()
+) -> list[MinuteRow]:
+    """Three minutes of an engine with these requests."""
+    minutes = Minutes(database, PRICE, dialect=dialect)
+    every = (*streams, *without_row)
+    for at in every_5_s(210):
+        ended = [tokens for begin, length_s, tokens in every if begin + length_s <= at]
+        running = sum(begin <= at < begin + length_s for begin, length_s, _ in every)
+        begun = sum(begin <= at for begin, *_ in every)
+        # TGI counts a prompt when it comes.
+        prompts = begun if dialect == "tgi" else len(ended)
+        counts = {"output": float(sum(ended)), "input": 100.0 * prompts}
+        minutes.read_one(at, running=float(running), waiting=0.0, **counts)
+    minutes.take(
+        *[
+            timed_request(
+                number, begin, length_s, output_tokens=tokens,
+                prefill_s=1.0, ttft_s=1.0, decode_s=length_s - 1.0,
+            )
+            for number, (begin, length_s, tokens) in enumerate(streams, 1)
+        ]
+    )  # fmt: skip
+    found = minutes.booked(211.0)
+    assert len(found) == 3
+    return found
+
+
+@at_end
+@pytest.mark.parametrize("streams", [LONG, SHORT])
+def test_a_request_with_a_row_leaves_nothing_unseen(
+    database: Engine, dialect: str, streams: Sequence[Stream]
+) -> None:
+    found = booked(database, dialect, streams)
+    assert [cost_of(minute).unseen for minute in found] == pytest.approx([0, 0, 0], abs=1e-9)
+    busy_s = fsum(length_s for _, length_s, _ in streams)
+    assert fsum(minute.work.busy_s for minute in found) == pytest.approx(busy_s)
+
+
+@at_end
+def test_output_tokens_over_many_minutes_count_once(database: Engine, dialect: str) -> None:
+    found = booked(database, dialect, LONG)
+    assert fsum(minute.work.counted_output_tokens for minute in found) == pytest.approx(2951)
+
+
+@at_end
+def test_the_ledger_of_each_minute_is_even(database: Engine, dialect: str) -> None:
+    for minute in booked(database, dialect, LONG):
+        assert minute.ledger is not None
+        assert minute.ledger.row_output_tokens == pytest.approx(minute.ledger.output_tokens)
+        assert minute.ledger.row_input_tokens == pytest.approx(minute.ledger.input_tokens)
+
+
+@at_end
+def test_a_request_without_a_row_is_unseen(database: Engine, dialect: str) -> None:
+    found = booked(database, dialect, SHORT[:1], SHORT[1:2])
+    assert [cost_of(minute).unseen > 0 for minute in found] == [False, True, False]
+    assert fsum(minute.work.counted_output_tokens for minute in found) == pytest.approx(2 * 271)
