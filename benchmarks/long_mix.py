@@ -23,10 +23,10 @@ import uvloop
 
 from benchmarks.proxy_load import chat
 from tests.real_parts.agent_process import AgentOfUser, AgentPorts
-from tests.real_parts.constant_load import ConstantLoad
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.processes import ServerProcess, answers
+from tests.real_parts.span_sender import ConstantLoad
 from tests.real_parts.waiting import eventually
 
 SECONDS = float(os.environ.get("BENCH_MIX_S", "900"))

@@ -79,7 +79,7 @@ def test_what_is_acknowledged_is_served_from_clickhouse(fleet: Fleet) -> None:
     assert [(each["group"], each["requests"]) for each in groups] == [
         ("agent-0", len(fleet.sender.acknowledged))
     ]
-    (agent,) = fleet.server.api._items("/api/v1/agents", {})
+    (agent,) = fleet.server.api.items("/api/v1/agents", {})
     assert (agent["name"], agent["overdue"]) == ("agent-0", False)
     # The agent itself answers from there, too.
     own = fleet.agent.api.summary(window="1h")

@@ -323,4 +323,4 @@ def test_the_running_agent_watches_the_pods_of_now(
             parts = requests.get(f"{agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
             assert (parts["discovery"], parts["engines"]) == ("ok", "ok")
             shown = total(agent.api.exposition(), "llm_agent_discovered_engines", namespace="llm")
-            assert shown == len(agent.api._json("/api/v1/engines", {})["items"])
+            assert shown == len(agent.api.json("/api/v1/engines", {})["items"])

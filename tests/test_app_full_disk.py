@@ -13,9 +13,9 @@ import pytest
 import requests
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
-from tests.real_parts.constant_load import constant_load
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
+from tests.real_parts.span_sender import constant_load
 from tests.real_parts.storing_process import WITHIN_S, all_forwarded, has_all_once
 from tests.real_parts.waiting import eventually
 

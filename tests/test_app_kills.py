@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.real_parts.constant_load import ConstantLoad, constant_load
+from tests.real_parts.span_sender import ConstantLoad, constant_load
 from tests.real_parts.storing_process import (
     PART,
     WHOLE,

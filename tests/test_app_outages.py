@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.real_parts.constant_load import ConstantLoad, constant_load
 from tests.real_parts.postgres import PostgresServer
+from tests.real_parts.span_sender import ConstantLoad, constant_load
 from tests.real_parts.storing_process import (
     PART,
     WITHIN_S,

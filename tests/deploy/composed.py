@@ -1,11 +1,27 @@
-"""docker-compose.yml as Compose reads it: anchors resolved, variables filled in."""
+"""docker-compose.yml as Docker reads it, and checkers of every deployment file."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+
+_TOOLS = Path(sys.executable).parent
+
+# A name and a version: `latest`, a bare name or a bare major version would change later.
+PINNED = re.compile(r"[a-z0-9][a-z0-9./-]*:v?\d+\.\d+(\.\d+)?(-[a-z0-9.-]+)?")
+
+
+def complaints(*command: str | Path) -> str:
+    """Complaints of a tool beside this Python about a file; empty when it accepts the file."""
+    finished = subprocess.run(
+        [_TOOLS / command[0], *command[1:]], capture_output=True, text=True, check=False
+    )
+    return "" if finished.returncode == 0 else finished.stdout + finished.stderr
+
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"

@@ -15,11 +15,12 @@ import yaml
 import agent
 from agent.render.alerts import Receivers
 from agent.settings import load
-from tests.deploy.checks import PINNED, complaints
 from tests.deploy.composed import (
     COMPOSE,
     HOST,
+    PINNED,
     ROOT,
+    complaints,
     document,
     environment,
     filled,

@@ -26,7 +26,7 @@ from tests.deploy.charts import (
     rendering,
     with_dependency,
 )
-from tests.deploy.checks import PINNED
+from tests.deploy.composed import PINNED
 from tests.deploy.dockerfile import ROOT
 from tests.real_parts.helm import documents, rendered, run
 from tests.real_parts.processes import PartFailed

@@ -13,7 +13,7 @@ import pytest
 
 from agent.errors import SettingsInvalid
 from agent.settings import load
-from tests.deploy.checks import PINNED
+from tests.deploy.composed import PINNED
 from tests.deploy.dockerfile import ROOT, Instruction, Replay, copied, only, stages
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess, answers

@@ -9,7 +9,7 @@ import yaml
 
 import agent
 from agent.settings import load
-from tests.deploy.checks import PINNED, complaints
+from tests.deploy.composed import PINNED, complaints
 from tests.deploy.dockerfile import ROOT, only, stages
 
 FOLDER = ROOT / "deploy" / "kubernetes"

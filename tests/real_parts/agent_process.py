@@ -45,30 +45,30 @@ class AgentApi:
 
     def summary(self, **filters: str) -> dict[str, Any]:
         """The figures of a window, such as `window="5m"`."""
-        response: dict[str, Any] = self._json("/api/v1/summary", filters)
+        response: dict[str, Any] = self.json("/api/v1/summary", filters)
         return response
 
     def breakdown(self, **filters: str) -> dict[str, Any]:
         """The figures of a window in groups, such as `by="tenant"`."""
-        response: dict[str, Any] = self._json("/api/v1/breakdown", filters)
+        response: dict[str, Any] = self.json("/api/v1/breakdown", filters)
         return response
 
     def lengths(self, **filters: str) -> dict[str, Any]:
         """The verdicts of a window by input and output length."""
-        response: dict[str, Any] = self._json("/api/v1/lengths", filters)
+        response: dict[str, Any] = self.json("/api/v1/lengths", filters)
         return response
 
     def requests(self, **filters: str) -> list[dict[str, Any]]:
         """Every row that matches, of all pages."""
-        return self._items("/api/v1/requests", filters)
+        return self.items("/api/v1/requests", filters)
 
     def request(self, request_id: str) -> Any:
         """The agent's response for one request id."""
-        return self._json(f"/api/v1/requests/{request_id}", {})
+        return self.json(f"/api/v1/requests/{request_id}", {})
 
     def events(self, **filters: str) -> list[dict[str, Any]]:
         """Every event that matches, of all pages."""
-        return self._items("/api/v1/events", filters)
+        return self.items("/api/v1/events", filters)
 
     def exposition(self, accept: str = "text/plain") -> str:
         """The exposition, in the format of this Accept header."""
@@ -78,17 +78,19 @@ class AgentApi:
         response.raise_for_status()
         return response.text
 
-    def _items(self, path: str, filters: Mapping[str, str]) -> list[dict[str, Any]]:
+    def items(self, path: str, filters: Mapping[str, str]) -> list[dict[str, Any]]:
+        """The items of all pages of a route."""
         items: list[dict[str, Any]] = []
         cursor: dict[str, str] = {}
         while True:
-            response = self._json(path, {**filters, **cursor})
+            response = self.json(path, {**filters, **cursor})
             items += response["items"]
             if response["next"] is None:
                 return items
             cursor = {"cursor": response["next"]}
 
-    def _json(self, path: str, parameters: Mapping[str, str]) -> Any:
+    def json(self, path: str, parameters: Mapping[str, str]) -> Any:
+        """The response of a route."""
         response = self._answer(path, parameters)
         response.raise_for_status()
         return response.json()

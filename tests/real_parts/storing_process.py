@@ -14,10 +14,10 @@ from sqlalchemy import Engine, select
 from agent.store.connection import open_engine
 from agent.store.journal.backlog import lag_of
 from agent.store.tables import requests
-from tests.real_parts.constant_load import ConstantLoad
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.settable_clock import SettableClock
+from tests.real_parts.span_sender import ConstantLoad
 from tests.real_parts.waiting import eventually
 from tests.store.making import counted_rollups, counted_rows
 

@@ -10,9 +10,16 @@ import pytest
 from agent.simulator.batching import Batch
 from agent.simulator.scenario import Fault, Faults, Scenario, ScriptedFault
 from agent.simulator.simulated_metrics import MetricsPage
-from tests.simulator.expositions import families, labelled
-from tests.simulator.running import running
-from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
+from tests.simulator.running import (
+    PLAIN,
+    engine_request,
+    families,
+    finished,
+    labelled,
+    numbered_requests,
+    running,
+    steps,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.simulator.expositions import totals
+from tests.simulator.running import totals
 
 pytestmark = pytest.mark.slow
 

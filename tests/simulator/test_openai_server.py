@@ -12,9 +12,8 @@ from aiohttp import ClientSession
 from agent.errors import SettingsInvalid
 from agent.simulator.openai_server import run_simulator
 from agent.simulator.scenario import Scenario
-from tests.simulator.expositions import totals
 from tests.simulator.receivers import RECEIVERS, Received, grpc_receiver, values
-from tests.simulator.running import QUICK, running
+from tests.simulator.running import QUICK, running, totals
 
 CHAT = {"messages": [{"role": "user", "content": "Twelve chars"}], "max_tokens": 5}
 ENDLESS = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}

@@ -11,7 +11,7 @@ import pytest
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import EngineRequest, Step, Token
 from agent.simulator.simulated_engine import Clock, Engine
-from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
+from tests.simulator.running import PLAIN, engine_request, finished, numbered_requests, steps
 
 FAST = PLAIN.model_copy(update={"time_scale": 200.0}).in_real_time()
 

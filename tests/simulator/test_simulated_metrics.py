@@ -11,8 +11,16 @@ from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import BatchLoad, Step
 from agent.simulator.scenario import Scenario
 from agent.simulator.simulated_metrics import HistogramRow, MetricsPage, RepeatedHistogram
-from tests.simulator.expositions import families, labelled, totals
-from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
+from tests.simulator.running import (
+    PLAIN,
+    engine_request,
+    families,
+    finished,
+    labelled,
+    numbered_requests,
+    steps,
+    totals,
+)
 
 PAGES = Path(__file__).parents[1] / "sources" / "engines" / "pages"
 

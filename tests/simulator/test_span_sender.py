@@ -15,9 +15,8 @@ from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import EngineRequest, Finished
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import SpanSender, SpanTarget, attributes
-from tests.simulator.expositions import totals
 from tests.simulator.receivers import RECEIVERS, Received, grpc_receiver, values
-from tests.simulator.stepping import PLAIN, engine_request, numbered_requests, steps
+from tests.simulator.running import PLAIN, engine_request, numbered_requests, steps, totals
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"

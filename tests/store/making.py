@@ -188,3 +188,13 @@ def _count(tally: Tally, row: Mapping[str, Any]) -> None:
         if row[measure] is not None and row["status"] != Status.INVALID:
             bins, index = tally.bins.setdefault(measure, {}), bin_of(row[measure])
             bins[index] = bins.get(index, 0) + 1
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from agent.store.claim import DEAD_AFTER_S, NameClaim, NameTaken, own_instance
-from tests.store.clock import Clock
+from tests.store.making import Clock
 
 ELSEWHERE = "another-host:1:aa"
 

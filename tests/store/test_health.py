@@ -4,7 +4,7 @@ import pytest
 
 from agent.errors import StoreUnavailable
 from agent.store.health import SENT_AGAIN_WITHIN_S, SLOW_S, StoreHealth
-from tests.store.clock import Clock
+from tests.store.making import Clock
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine
 
 from agent.store.migrating import newest_revision
 from agent.store.tables import metadata
-from tests.store.schema import table_names
+from tests.store.migrated import table_names
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from tests.store.making import (
     store,
     stored_keys,
 )
-from tests.store.schema import differences, table_names
+from tests.store.migrated import differences, table_names
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

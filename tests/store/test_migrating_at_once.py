@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from agent.store import migrating
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
-from tests.store.schema import differences
+from tests.store.migrated import differences
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

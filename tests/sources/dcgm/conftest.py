@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sources.dcgm.scripted_exporter import ScriptedExporter
+from tests.sources.dcgm.exporter_pages import ScriptedExporter
 from tests.sources.engines.wire import EngineServer
 
 

@@ -9,8 +9,15 @@ from agent.catalog.dcgm_fields import DcgmField
 from agent.sources.dcgm.exporter_gpus import MOST_GPUS, ExporterGpu
 from agent.sources.dcgm.source import DcgmSource
 from agent.sources.engines.fetch import MAX_BODY_BYTES
-from tests.sources.dcgm.exporter_pages import MIB, body, page_of, row, uuid_of
-from tests.sources.dcgm.scripted_exporter import PLENTY_S, ScriptedExporter
+from tests.sources.dcgm.exporter_pages import (
+    MIB,
+    PLENTY_S,
+    ScriptedExporter,
+    body,
+    page_of,
+    row,
+    uuid_of,
+)
 from tests.sources.engines.wire import EngineServer
 
 TEMPERATURE = ("gpu_temperature_celsius", "gpu")
