@@ -18,7 +18,7 @@ class ErrorBudget:
     """The budget of the requests that were judged so far.
 
     `allowed` misses are the target's share of them. `left` is the share of these that is left,
-    below 0 where there were more, and None without judged requests.
+    below 0 if there were more, and None without judged requests.
     """
 
     met: int

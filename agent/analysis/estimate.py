@@ -121,7 +121,7 @@ def estimate(model: ModelShape, deployment: PlannedDeployment) -> Estimate:
 
 
 def _cache_bytes(model: ModelShape, deployment: PlannedDeployment) -> float | None:
-    """Bytes of one GPU that are left for the KV cache; below 0 where the weights do not fit."""
+    """Bytes of one GPU that are left for the KV cache; below 0 if the weights do not fit."""
     if deployment.gpu is None:
         return None
     allowed = deployment.gpu.memory_bytes * deployment.memory_fraction

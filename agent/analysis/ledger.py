@@ -30,7 +30,7 @@ _READ_S = 0.2
 
 
 def minute_ledger(observed: EngineObservation, requests: BookedRequests) -> Ledger | None:
-    """The counts of the observed time; None where no two samples show what the engine counted.
+    """The counts of the observed time; None if no two samples show what the engine counted.
 
     Times between two samples with a restart between them are left out, of the engine and of rows:
     what it counted before its end is unknown.
@@ -63,7 +63,7 @@ def unmatched_requests(
 ) -> float | None:
     """How many requests in the engine may have had no row, in the sample with the fewest.
 
-    At 0, or where the engine ended, no request that began before is still open. None where no
+    At 0, or where the engine ended, no request that began before is still open. None if no
     sample says how many requests the engine has.
     """
     if any(each.restarted for each in observed.intervals):
@@ -149,14 +149,12 @@ class _Begun:
 
 
 def _begun(requests: BookedRequests) -> Mask:
-    """Those with a first token."""
     tokens = requests.output_tokens
     ended_well: Mask = requests.have(Status.OK) & (tokens != 0)
     return ended_well | (tokens > 0) | ~np.isnan(requests.ttft_s)
 
 
 def _refused_at(requests: BookedRequests) -> Array:
-    """When the engine refused requests."""
     return requests.ended_at[requests.have(Status.THROTTLED) & ~_begun(requests)]
 
 

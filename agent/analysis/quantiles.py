@@ -70,7 +70,7 @@ def value_of(bin_index: int) -> float:
 def quantile(bins: Bins, q: float) -> float | None:
     """The q-quantile in seconds, within RELATIVE_ERROR of the value at rank ceil(q*n).
 
-    Zero for values up to ZERO_THRESHOLD_S, and None where there are no values.
+    Zero for values up to ZERO_THRESHOLD_S, and None if there are no values.
     """
     total = sum(bins.values())
     if total == 0:

@@ -43,7 +43,7 @@ class Summary:
     """The figures of a window. Rates are per second for which there is data; unknown is None.
 
     Attainment is that of the chosen objective, or of the only one that judged these requests; it is
-    None where several did, as `by_objective` has each. `failures` are by who saw the request: the
+    None if several did, as `by_objective` has each. `failures` are by who saw the request: the
     proxy, or the engine alone. A percentile lies within `quantiles.RELATIVE_ERROR` of the value of
     a real request. `stream_tokens_per_s` is how fast a user's stream runs after its first token,
     1 / TPOT: 95 % of the streams are at least as fast as `p5`.
@@ -168,7 +168,7 @@ def _rate(tally: Tally, tokens: int, known: int, covered_s: float) -> float | No
 
 
 def _goodput_tokens(tally: Tally, met: VerdictCounts, covered_s: float) -> float | None:
-    """None also where requests met the objective but none of them has a token count."""
+    """None also if requests met the objective but none of them has a token count."""
     all_known = tally.output_tokens_known == tally.requests
     if met.requests and not met.output_tokens and not all_known:
         return None
@@ -187,7 +187,7 @@ def _error_ratio(tally: Tally) -> float | None:
 
 
 def _seen_at_proxy(tally: Tally) -> Failures:
-    """Unknown where some requests were counted by an agent that kept no failures by vantage."""
+    """Unknown if some requests were counted by an agent that kept no failures by vantage."""
     known = tally.proxy_counted == tally.seen_at_proxy
     return Failures(
         requests=tally.seen_at_proxy,

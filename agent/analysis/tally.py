@@ -19,7 +19,7 @@ OUTPUT_LENGTHS = ("0-64", "64-256", "256-1k", "1k-4k", "4k+")
 
 
 def input_length_of(input_tokens: int | None) -> str | None:
-    """The group of a number of input tokens; None where it is unknown."""
+    """The group of a number of input tokens; None if it is unknown."""
     return None if input_tokens is None else INPUT_LENGTHS[bisect_right(EDGES_TOKENS, input_tokens)]
 
 
@@ -141,7 +141,7 @@ class CausePlace(NamedTuple):
 class CauseSum:
     """Missed requests with a share of a cause, and the seconds of these shares.
 
-    Of `top_requests` it is the first cause. `excess_s` is None where no share has known seconds.
+    Of `top_requests` it is the first cause. `excess_s` is None if no share has known seconds.
     """
 
     requests: int = 0

@@ -201,7 +201,7 @@ def _cancelled(record: RequestRecord, objective: Objective) -> Verdict:
 
 
 def _within(value_s: float | None, limit_s: float | None) -> Verdict | None:
-    """The verdict of one limit; None where the value is unknown."""
+    """The verdict of one limit; None if the value is unknown."""
     if limit_s is None:
         return MET
     if value_s is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from agent.analysis.failures.progress import beat_of, computes
+from agent.analysis.failures.progress import computes, progress_of
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import OUTPUT_TOKENS
 from agent.catalog.reasons import EjectionReason
@@ -101,7 +101,7 @@ class EngineNews:
 
 
 def _computed(before: EngineSample | None, after: EngineSample) -> bool:
-    if beat_of(after) is not None:
+    if progress_of(after) is not None:
         return computes(before, after)
     then = None if before is None else before.fact(OUTPUT_TOKENS.name)
     now = after.fact(OUTPUT_TOKENS.name)

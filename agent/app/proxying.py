@@ -9,7 +9,7 @@ from agent.app.proxy_rotation import EngineNews, ProxyRotation
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.monitors import EnginePipeline
-from agent.pipeline.request_pipeline import ClientLabels, RequestPipeline, TenantPlaces
+from agent.pipeline.request_pipeline import ClientLabels, RequestPipeline, TenantLabels
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.request import RequestRecord
 from agent.settings import EngineSettings, Settings
@@ -54,7 +54,7 @@ class Proxying:
         self._labels = ClientLabels(
             answered=directory.learn_answered,
             is_served=directory.is_served,
-            tenants=TenantPlaces(settings.known_tenants(), proxy.max_tenants),
+            tenants=TenantLabels(settings.known_tenants(), proxy.max_tenants),
             on_replaced=meter.label_replaced,
         )
         engines = [e for e in settings.engines if proxy.engine in (None, e.name)]

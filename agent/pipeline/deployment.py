@@ -60,7 +60,7 @@ class EngineDeployment:
     named_gpus: int = 0
 
     def billed_gpus(self, gpus: Sequence[GpuSample]) -> list[str | None]:
-        """The product name of each GPU, None where no sample names it; empty if none is known."""
+        """The product name of each GPU, None if no sample names it; empty if none is known."""
         if gpus:
             return [sample.name for sample in gpus]
         spread = 0 if self.parallelism is None else self.parallelism.gpus
@@ -84,7 +84,6 @@ class EngineDeployment:
         )
 
     def _model(self, samples: Sequence[EngineSample]) -> ModelShape | None:
-        """The model with the width of KV cache that the engine reports."""
         widths = [sample.fact(fact.KV_VALUE_BYTES.name) for sample in samples]
         width = next((each for each in reversed(widths) if each is not None), None)
         if self.model is None or self.cache_configured or width is None:

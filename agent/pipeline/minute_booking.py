@@ -35,7 +35,7 @@ _AT_ONCE = 4096
 class BookedMinutes:
     """Consecutive minutes, and what each request cost in them in dollars and in GPU-hours.
 
-    Costs are NaN where no minute knows them. `cached_share` is the engine's share of cached prompt
+    Costs are NaN if no minute knows them. `cached_share` is the engine's share of cached prompt
     tokens in all of them.
     """
 
@@ -61,7 +61,6 @@ class BookedMinutes:
         return _costs(columns)
 
     def _works(self, requests: BookedRequests) -> Iterator[Array]:
-        """FLOPs and bytes of prefill, then of decode."""
         active = request_activities(requests, self.cached_share)
         for work_of in (prefill_work, decode_work):
             work = work_of(active, self.serving)
@@ -79,7 +78,7 @@ def _costs(columns: Sequence[NDArray[Any]]) -> Iterator[RequestCost]:
 
 
 def _values(column: NDArray[Any]) -> list[Any]:
-    """The values of a column; None where one is unknown."""
+    """The values of a column; None if one is unknown."""
     values: list[Any] = column.tolist()
     return [None if value != value else value for value in values]
 
@@ -161,7 +160,7 @@ class MinuteBooker:
 
 
 class _BookedMinute(NamedTuple):
-    """A minute, and its cost in dollars and in GPU-hours; None where that is unknown."""
+    """A minute, and its cost in dollars and in GPU-hours; None if that is unknown."""
 
     minute: MinuteRow
     cost: MinuteCost | None
@@ -169,7 +168,7 @@ class _BookedMinute(NamedTuple):
 
 
 def _sums(requests: BookedRequests, costs: Iterable[MinuteCost | None]) -> Array:
-    """What each request cost in all minutes with a known cost; NaN where none has a part of it."""
+    """What each request cost in all minutes with a known cost; NaN if none has a part of it."""
     sums = np.full(requests.rows.size, np.nan)
     for cost in costs:
         if cost is not None:

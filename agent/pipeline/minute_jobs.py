@@ -27,7 +27,7 @@ _MINUTES_AT_ONCE = 10
 MAX_ROWS_AGAIN = 200_000
 
 
-# A minute as it is booked now, and as it was before; None where it is new.
+# A minute as it is booked now, and as it was before; None if it is new.
 OnMinute = Callable[[MinuteRow, MinuteRow | None], None]
 
 

@@ -237,7 +237,6 @@ class EngineMonitor:
             self._on_event(event)
 
     def _log_unread(self, unread: Mapping[str, str]) -> None:
-        """Log why parts of the machine cannot be read, again only when a reason changes."""
         for part, why in unread.items():
             if self._unread.get(part) != why:
                 _LOG.info("engine %s: %s cannot be read: %s", self.engine, part, why)

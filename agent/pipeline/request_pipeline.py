@@ -14,27 +14,27 @@ from agent.records.objective import JudgedRequest
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.store.writing import RequestWriter
 
-# The tenant of all requests whose tenant got no place.
+# The label of all requests whose tenant may not be a label.
 OTHER_TENANT = "other"
 
 _IDLE_S = float(DAY_S)
 
 
-class TenantPlaces:
+class TenantLabels:
     """The tenants that may be a label; the others are counted as OTHER_TENANT. For one thread.
 
-    A known tenant always has a place. Another tenant takes a free place. It loses the place when a
-    new tenant needs one and the tenant was not seen for a day.
+    A known tenant always is one. Of others, `limit` may be labels at a time. Then a new tenant
+    replaces the oldest one that was not seen for a day.
     """
 
-    def __init__(self, known: Iterable[str], places: int) -> None:
+    def __init__(self, known: Iterable[str], limit: int) -> None:
         self._known = frozenset(known)
-        self._places = places
+        self._limit = limit
         # The Unix time when each tenant was last seen, in this order.
         self._seen_at: OrderedDict[str, float] = OrderedDict()
 
-    def has_place(self, tenant: str, now: float, *, may_take: bool) -> bool:
-        """Whether the tenant has a place at a Unix time; with `may_take` it takes a free one."""
+    def may_be_label(self, tenant: str, now: float, *, may_take: bool) -> bool:
+        """Whether the tenant is a label at a Unix time; with `may_take` it may become one."""
         if tenant in self._known:
             return True
         if tenant not in self._seen_at and not (may_take and self._is_free(now)):
@@ -44,7 +44,7 @@ class TenantPlaces:
         return True
 
     def _is_free(self, now: float) -> bool:
-        if len(self._seen_at) < self._places:
+        if len(self._seen_at) < self._limit:
             return True
         oldest = next(iter(self._seen_at), None)
         if oldest is None or now - self._seen_at[oldest] < _IDLE_S:
@@ -65,7 +65,7 @@ class ClientLabels:
         *,
         answered: Callable[[str | None, str], None],
         is_served: Callable[[str], bool],
-        tenants: TenantPlaces,
+        tenants: TenantLabels,
         on_replaced: Callable[[str], None],
     ) -> None:
         self._answered = answered
@@ -100,25 +100,16 @@ class ClientLabels:
         return record.model if self._is_served(record.model) else None
 
     def _tenant(self, record: RequestRecord) -> str | None:
-        """The tenant, or OTHER_TENANT. An invalid request, as with a wrong key, takes no place."""
+        """The tenant, or OTHER_TENANT. An invalid request (wrong key) makes no new label."""
         if record.tenant is None:
             return None
         may_take = record.status is not Status.INVALID
         at = record.received_at
-        has_place = self._tenants.has_place(record.tenant, at, may_take=may_take)
-        return record.tenant if has_place else OTHER_TENANT
+        is_label = self._tenants.may_be_label(record.tenant, at, may_take=may_take)
+        return record.tenant if is_label else OTHER_TENANT
 
 
 OnCounted = Callable[[Sequence[JudgedRequest]], None]
-
-
-def _ignored(_counted: Sequence[JudgedRequest]) -> None:
-    """Do nothing with requests that were counted."""
-
-
-def as_it_is(record: RequestRecord) -> RequestRecord:
-    """The record unchanged: its engine has no plugin."""
-    return record
 
 
 class RequestPipeline:
@@ -131,13 +122,15 @@ class RequestPipeline:
         meter: Meter,
         on_counted: OnCounted | None = None,
         *,
-        complete: Callable[[RequestRecord], RequestRecord] = as_it_is,
+        complete: Callable[[RequestRecord], RequestRecord] | None = None,
     ) -> None:
-        """`on_counted` gets the requests that were counted, and must not wait. `complete` adds the
-        figures of an engine's plugin to a record."""
+        """`on_counted` gets the requests that were counted, and must not wait.
+
+        `complete` adds the figures of an engine's plugin to a record.
+        """
         self._complete = complete
         self._judge = judge
-        self._on_counted = on_counted or _ignored
+        self._on_counted = on_counted
         self._writer = writer
         self._meter = meter
 
@@ -149,15 +142,16 @@ class RequestPipeline:
         """
         if not records:
             return 0
-        judged = [self._judge.judged(self._complete(record)) for record in records]
+        if self._complete is not None:
+            records = [self._complete(record) for record in records]
+        judged = [self._judge.judged(record) for record in records]
         try:
             result = await asyncio.wrap_future(self._writer.submit(judged))
         except StoreUnavailable:
             self._meter.store_failed(StoreWrite.REQUESTS)
             raise
         sent = _spans(judged) - _spans(result.refused)
-        self._meter.stored(result.counted, sent=sent, new=_spans(result.new))
-        self._on_counted(result.counted)
+        self._count(result.counted, sent=sent, new=_spans(result.new))
         return len(result.refused)
 
     def settle(self, now: float) -> None:
@@ -170,7 +164,11 @@ class RequestPipeline:
         except StoreUnavailable:
             self._meter.store_failed(StoreWrite.SETTLE)
         else:
-            self._meter.stored(counted, sent=0, new=0)
+            self._count(counted, sent=0, new=0)
+
+    def _count(self, counted: Sequence[JudgedRequest], *, sent: int, new: int) -> None:
+        self._meter.stored(counted, sent=sent, new=new)
+        if self._on_counted is not None:
             self._on_counted(counted)
 
 

@@ -23,7 +23,7 @@ from agent.pipeline.request_pipeline import (
     OTHER_TENANT,
     ClientLabels,
     RequestPipeline,
-    TenantPlaces,
+    TenantLabels,
 )
 from agent.records.objective import JudgedRequest, Objective, WriteResult
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
@@ -307,7 +307,7 @@ class Labelling:
         self.labels = ClientLabels(
             answered=self.directory.learn_answered,
             is_served=self.directory.is_served,
-            tenants=TenantPlaces(self.known, self.places),
+            tenants=TenantLabels(self.known, self.places),
             on_replaced=self._count,
         )
 
@@ -418,17 +418,17 @@ def test_an_invented_key_that_the_engine_refuses_takes_no_place() -> None:
 
 
 def test_a_tenant_that_was_not_seen_for_a_day_gives_up_its_place() -> None:
-    places = TenantPlaces((), 2)
-    assert places.has_place("a", NOON, may_take=True)
-    assert places.has_place("b", NOON, may_take=True)
-    assert places.has_place("a", NOON + DAY_S - 1, may_take=True)
-    assert not places.has_place("c", NOON + DAY_S - 1, may_take=True)
-    assert places.has_place("c", NOON + DAY_S, may_take=True)
-    assert not places.has_place("b", NOON + DAY_S, may_take=True)
-    assert places.has_place("a", NOON + DAY_S, may_take=False)
+    places = TenantLabels((), 2)
+    assert places.may_be_label("a", NOON, may_take=True)
+    assert places.may_be_label("b", NOON, may_take=True)
+    assert places.may_be_label("a", NOON + DAY_S - 1, may_take=True)
+    assert not places.may_be_label("c", NOON + DAY_S - 1, may_take=True)
+    assert places.may_be_label("c", NOON + DAY_S, may_take=True)
+    assert not places.may_be_label("b", NOON + DAY_S, may_take=True)
+    assert places.may_be_label("a", NOON + DAY_S, may_take=False)
 
 
 def test_without_places_only_known_tenants_are_labels() -> None:
-    places = TenantPlaces(("acme",), 0)
-    assert places.has_place("acme", NOON, may_take=True)
-    assert not places.has_place("other-inc", NOON, may_take=True)
+    places = TenantLabels(("acme",), 0)
+    assert places.may_be_label("acme", NOON, may_take=True)
+    assert not places.may_be_label("other-inc", NOON, may_take=True)

@@ -12,7 +12,7 @@ from agent.records.engine import HistogramSnapshot
 
 
 class AuditFinding(StrEnum):
-    """What a check found; it is unknown where evidence is missing."""
+    """What a check found; it is unknown if evidence is missing."""
 
     PASS = "pass"
     WARN = "warn"
@@ -78,7 +78,7 @@ def version_key(version: str | None) -> VersionKey | None:
 
 
 def is_older(version: str | None, than: str) -> bool | None:
-    """Whether a version comes before another one; None where it is unknown."""
+    """Whether a version comes before another one; None if it is unknown."""
     key, other = version_key(version), version_key(than)
     return None if key is None or other is None else key < other
 
@@ -115,7 +115,7 @@ def without_exposition(evidence: AuditEvidence) -> str:
 
 
 def flag(evidence: AuditEvidence, name: str) -> str | None:
-    """The value of a flag, empty for a switch; None where it is not given or not visible."""
+    """The value of a flag, empty for a switch; None if it is not given or not visible."""
     line = evidence.command_line
     return None if line is None else line.flags.get(name)
 

@@ -245,14 +245,13 @@ def throttling(evidence: AuditEvidence) -> CheckResult:
         ([gpu for gpu in gpus if _held_by(gpu) & _LIMITS and _is_slowed(gpu)], warned),
     ):
         if found:
-            seen = "; ".join(map(_in_words, found))
+            seen = "; ".join(map(_clock_text, found))
             return judged(seen, "check cooling and power supply; nvidia-smi -q -d PERFORMANCE")
     limited = [gpu for gpu in gpus if _held_by(gpu) & _LIMITS]
-    return passed("; ".join(map(_in_words, limited)) or f"nothing on {len(gpus)} GPUs now")
+    return passed("; ".join(map(_clock_text, limited)) or f"nothing on {len(gpus)} GPUs now")
 
 
 def _held_by(gpu: GpuSample) -> frozenset[str]:
-    """Which of _BRAKES and _LIMITS hold its clocks down now."""
     active = {
         labels[0]
         for (name, labels), value in gpu.facts.items()
@@ -266,7 +265,7 @@ def _is_slowed(gpu: GpuSample) -> bool:
     return ratio is None or ratio < _SLOW_CLOCK
 
 
-def _in_words(gpu: GpuSample) -> str:
+def _clock_text(gpu: GpuSample) -> str:
     ratio = clock_ratio(gpu)
     at = "" if ratio is None else f" at {100 * ratio:.0f} % of its highest clock"
     return f"GPU {gpu.index}{at}: {', '.join(sorted(_held_by(gpu)))}"

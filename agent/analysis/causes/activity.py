@@ -45,7 +45,7 @@ class Slice(NamedTuple):
     """What an engine did from `since` to `until`: one step, or all steps between two samples.
 
     Times are in Unix seconds. `running`, both `waiting` and `kv_usage` are values at the end.
-    `busy_s` is the time that the steps took, None where it is unknown. Only samples give the fields
+    `busy_s` is the time that the steps took, None if it is unknown. Only samples give the fields
     from `arrivals` on.
     """
 
@@ -114,7 +114,7 @@ class Activity(msgspec.Struct, frozen=True):
 
     @property
     def slow_s(self) -> float | None:
-        """Seconds that the steps took beyond what their tokens need; None where that is unknown."""
+        """Seconds that the steps took beyond what their tokens need; None if that is unknown."""
         if not self.explained_s or self.untimed_s > _MOST_UNTIMED * self.seconds:
             return None
         return max(0.0, self.busy_s - self.explained_s)
@@ -388,7 +388,7 @@ def _arrivals(before: EngineSample, after: EngineSample, finished: float) -> flo
 
 
 def _gauge(sample: EngineSample, metric: Metric) -> float:
-    """A gauge; 0 where the engine does not have it: with 0, no rule finds evidence."""
+    """A gauge; 0 if the engine does not have it: with 0, no rule finds evidence."""
     return sample.fact(metric.name) or 0.0
 
 

@@ -28,7 +28,7 @@ _Known = TypeVar("_Known")
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """The usual times (seconds) and tokens of a kind of request; None where too few were seen.
+    """The usual times (seconds) and tokens of a kind of request; None if too few were seen.
 
     `tpot_s` is a low quantile, of requests with little to disturb them; the others are medians.
     `cached_share` is the share of the prompt that the prefix cache had. Nine of ten prompts were
@@ -163,7 +163,7 @@ class RequestBaselines:
     def missing_tokens(self, record: RequestRecord) -> int | None:
         """The tokens of a prompt that the prefix cache usually has, and did not have.
 
-        None where the record has no cached tokens. 0 where too few prompts of this length were
+        None if the record has no cached tokens. 0 if too few prompts of this length were
         seen: the cache has no prompts that are new.
         """
         if record.input_tokens is None or record.cached_tokens is None:
@@ -210,7 +210,7 @@ def _kept(known: OrderedDict[_Key, _Known], key: _Key, make: Callable[[], _Known
 
 
 def missing_tokens(input_tokens: int, cached_tokens: int, usual_share: float) -> int:
-    """The tokens of a prompt that the cache usually has, and did not have; 0 where it is chance."""
+    """The tokens of a prompt that the cache usually has, and did not have; 0 if it is chance."""
     usual = usual_share * input_tokens
     missing = usual - cached_tokens
     chance = usual_share < USUAL_HITS or missing < MISSED_SHARE * usual
@@ -257,7 +257,7 @@ def outside_of(record: RequestRecord) -> float | None:
 def hold_back_of(record: RequestRecord) -> float | None:
     """The time from the first byte of the response to its first token.
 
-    None where reasoning that is not streamed was generated in it.
+    None if reasoning that is not streamed was generated in it.
     """
     proxied = record.proxied
     if proxied is None or proxied.first_byte_s is None or record.ttft_s is None:

@@ -110,7 +110,7 @@ def gpu_slowed(case: MissedCase, period: Period) -> Claim | None:
 def lost_prompts(case: MissedCase, period: Period) -> LostPrompts | None:
     """The part of others' prompts in a period that the prefix cache usually has.
 
-    None where it is nothing, or so little that it may be chance.
+    None if it is nothing, or so little that it may be chance.
     """
     share = case.prompts(period).missing_share
     if share is None:

@@ -52,7 +52,7 @@ class ProcessorWaits:
 
         A process loses its run delay (kernel, main thread) beyond the usual delay for as much time
         on a processor. Of several processes that compute, the one that lost most counts: the others
-        wait for it. None where nothing can be compared.
+        wait for it. None if nothing can be compared.
         """
         before, self._before = self._before, sample
         if before is None or before.processes is None or not sample.processes:
@@ -100,9 +100,9 @@ class Slowness:
             self.until = at
 
     def lost_s(self, start: float, end: float, count: int = 0) -> float | None:
-        """The seconds of the kind `count` lost in a period; None where samples do not cover it.
+        """The seconds of the kind `count` lost in a period; None if samples do not cover it.
 
-        0 where no interval since its start lost NOTHING_SHARE or more.
+        0 if no interval since its start lost NOTHING_SHARE or more.
         """
         sums = self._sums
         if not sums.first_at <= start or sums.last_at < end - _LATE_S:
@@ -121,7 +121,7 @@ class GpuSlowness:
     def slow_s(self, at: float, samples: Sequence[GpuSample]) -> tuple[float, float] | None:
         """The time of the sample before, and the seconds that throttling cost since.
 
-        The slowest GPU counts: the other GPUs of an engine wait for it. None where nothing can be
+        The slowest GPU counts: the other GPUs of an engine wait for it. None if nothing can be
         compared.
         """
         slow: list[tuple[float, float]] = []
@@ -338,7 +338,7 @@ class EngineTimeline:
         return Period(start, end, Activity(*sums), source)
 
     def prefill_token_s(self, source: str | None) -> float | None:
-        """Seconds of one prompt token, by the steps of a source; None where that is unknown."""
+        """Seconds of one prompt token, by the steps of a source; None if that is unknown."""
         return None if source is None else self._costs[source].prefill_token_s
 
     def alone_s(self) -> float | None:

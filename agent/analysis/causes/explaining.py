@@ -81,7 +81,6 @@ def _sources(case: MissedCase) -> tuple[str, ...]:
 
 
 def _has_steps(case: MissedCase) -> bool:
-    """Whether the plugin reported the engine's steps while the request ran."""
     if not case.timeline.has_steps:
         return False
     return case.decode.source == "plugin" or case.prefill.source == "plugin"
@@ -175,7 +174,6 @@ def _failure(case: MissedCase, excess: Excess) -> CauseShare:
 
 
 def _missing_evidence(case: MissedCase, phase: PhaseTime) -> tuple[str, ...]:
-    """A sentence with the sources that are missing and might explain a delay."""
     period = case.decode if phase.phase is Phase.DECODE else case.prefill
     waits = case.timeline.processor_waits.lost_s(period.start, period.end)
     missing = _named(

@@ -186,7 +186,7 @@ class MissedCase:
 
     @computed_once
     def prefill_token_s(self) -> float:
-        """Seconds of one prompt token, 0 where that is unknown."""
+        """Seconds of one prompt token, 0 if that is unknown."""
         known = self.timeline.prefill_token_s(self.decode.source or self.prefill.source)
         return known or self.timeline.baselines.long_prompt_rate(self.record.model) or 0.0
 
@@ -202,7 +202,7 @@ class MissedCase:
     def missed_hits(self, period: Period) -> MissedHits | None:
         """How much less the prefix cache had than usual in a period; None if not much less.
 
-        Also None where most computed tokens are of longer prompts than usual: no cache has prompts
+        Also None if most computed tokens are of longer prompts than usual: no cache has prompts
         that are new, and samples do not say of which prompts the cache had tokens.
         """
         if period.start not in self._missed_hits:

@@ -114,7 +114,7 @@ class SampledActivity:
         return Activity(*self.sums.between(start, end))
 
     def change(self, arrived_at: float, until: float) -> Change | None:
-        """What came since the queue began that a request found; None where too little is known."""
+        """What came since the queue began that a request found; None if too little is known."""
         index = bisect_right(self._empty_at, arrived_at)
         since = self._empty_at[index - 1] if index else self.sums.first_at
         next_sample = self.sums.after(arrived_at)
@@ -184,7 +184,6 @@ class SampledActivity:
         return None if usual is None or usual.seconds < _USUAL_AT_LEAST_S else usual
 
     def _before(self, sample: float) -> Activity:
-        """What the engine did in the _USUAL_S before the time of a sample."""
         return self.between(sample - _USUAL_S, sample)
 
 
@@ -201,7 +200,7 @@ _SAME_S = 1e-6
 class Prompt(NamedTuple):
     """A prompt: the Unix time of its first token, its prefill in seconds, its computed tokens.
 
-    `missing` is how many of these tokens the prefix cache usually has; None where that is unknown.
+    `missing` is how many of these tokens the prefix cache usually has; None if that is unknown.
     """
 
     span_id: str

@@ -36,13 +36,13 @@ def cold_start(case: MissedCase, left_s: float) -> Claim | None:
     claim = cold(case, left_s, case.backlog.start, "queue began")
     if claim is None or case.timeline.alone_s() is None or not _slow(case.backlog.activity):
         return None
-    return None if _lacks_room(case) else claim
+    return None if _lacks_capacity(case) else claim
 
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor while the queue grew."""
     claim = core_waited(case, case.backlog)
-    if claim is None or _lacks_room(case):
+    if claim is None or _lacks_capacity(case):
         return None
     # The requests ahead take longer by the lost time only: most of their work was there anyway.
     return in_queue(claim, case, left_s, all_at=1.0)
@@ -51,7 +51,7 @@ def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled while the queue grew."""
     claim = gpu_slowed(case, case.backlog)
-    if claim is None or _lacks_room(case):
+    if claim is None or _lacks_capacity(case):
         return None
     return in_queue(claim, case, left_s, all_at=ALL_QUEUE_SHARE)
 
@@ -107,7 +107,7 @@ def slow_steps(case: MissedCase, left_s: float) -> Claim | None:
     if not _slow(done) or not case.prefill_token_s or case.timeline.alone_s() is None:
         return None
     known, by_steps = (cold_start, cpu_starved, gpu_throttled), case.backlog.source == "plugin"
-    if _lacks_room(case) or any(rule(case, left_s) for rule in known):
+    if _lacks_capacity(case) or any(rule(case, left_s) for rule in known):
         return None
     if by_steps and _uncounted_prompts_s(case) >= PREFILL_SHARE * done.residual_s:
         return None
@@ -154,7 +154,7 @@ def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
     return Claim(claimed_s, (text, prompts_text(prompts)))
 
 
-def _lacks_room(case: MissedCase) -> bool:
+def _lacks_capacity(case: MissedCase) -> bool:
     """Whether memory or places held the queue while no more requests ran than usual.
 
     A slow engine also fills its memory and its places, but then more requests run than usual. Only

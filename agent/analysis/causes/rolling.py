@@ -89,7 +89,6 @@ class RunningSums:
         return found
 
     def _append(self, at: float) -> None:
-        """Add a row with the sums of the last one."""
         times = self._at
         if len(times) >= 2 * self._max_rows:
             self._sums[: self._max_rows] = self._sums[self._max_rows : len(times)]

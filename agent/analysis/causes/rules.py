@@ -117,7 +117,7 @@ _Rule = Callable[[MissedCase, float], Claim | None]
 class Rule(NamedTuple):
     """A cause, and the function that claims seconds for it.
 
-    The function gets the case and the seconds of delay that are left, and returns None where it
+    The function gets the case and the seconds of delay that are left, and returns None if it
     explains none of them. A rule with a sign is not called for a case without this sign.
     """
 

@@ -103,7 +103,7 @@ def recomputation(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def _again(case: MissedCase) -> float:
-    """The prompt tokens that were computed again after preemptions; 0 where that is unknown."""
+    """The prompt tokens that were computed again after preemptions; 0 if that is unknown."""
     done = case.decode.activity
     if case.decode.source != "plugin" or done.preempted < 1:
         return 0.0

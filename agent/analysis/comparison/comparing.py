@@ -50,7 +50,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedLine:
-    """One figure of both runs, None where it is unknown; without requests it has no bounds.
+    """One figure of both runs, None if it is unknown; without requests it has no bounds.
 
     `change` is a part of the figure before or a difference, as the measure says. `chance` is how
     probable such a change is where nothing has changed.

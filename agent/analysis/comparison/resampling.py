@@ -25,7 +25,7 @@ class Measured(Protocol):
 
     @property
     def value(self) -> float:
-        """The figure of the whole run; NaN where it is unknown."""
+        """The figure of the whole run; NaN if it is unknown."""
 
     @property
     def filled(self) -> int:
@@ -44,7 +44,7 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """The figure of the whole run; NaN where nothing is divided by."""
+        """The figure of the whole run; NaN if nothing is divided by."""
         return float(self.of(np.ones((1, len(self.part))))[0])
 
     @property
@@ -53,7 +53,7 @@ class Ratio:
         return int(np.count_nonzero(self.whole))
 
     def of(self, weights: Array) -> Array:
-        """The figure for each row of `weights`; NaN where nothing is divided by."""
+        """The figure for each row of `weights`; NaN if nothing is divided by."""
         part, whole = weights @ self.part, weights @ self.whole
         found: Array = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
         return found
@@ -101,7 +101,7 @@ class Percentile:
 def percentiles(
     quantile: float, values: Sequence[Array], blocks: Sequence[Blocks]
 ) -> tuple[Percentile, ...] | None:
-    """A percentile of the known values of runs, in the same bins; None where a run has none.
+    """A percentile of the known values of runs, in the same bins; None if a run has none.
 
     The percentile of any blocks together lies between the least and the greatest of any of them, so
     only values between these need bins.
@@ -154,12 +154,12 @@ class Interval(NamedTuple):
     high: float
 
 
-# How far figures of two runs are apart; NaN where that is unknown.
+# How far figures of two runs are apart; NaN if that is unknown.
 Apart = Callable[[Array, Array], Array]
 
 
 def relative(before: Array, after: Array) -> Array:
-    """The change as a part of `before`, by its logarithm; unknown where one is 0."""
+    """The change as a part of `before`, by its logarithm; unknown if one is 0."""
     known = (before > 0) & (after > 0)
     found: Array = np.full(before.shape, np.nan)
     found[known] = np.log(after[known] / before[known])

@@ -48,7 +48,7 @@ class RunColumns:
     `met` is 1 for a request that met its objectives and 0 for one that missed. `failed` is 1 for a
     failure of the service, and NaN for what the client cancelled or spoilt. `events` are the times
     of failures of engines by kind, `causes` counts missed requests by their first cause; both are
-    None where the source of the run has no events. `configured_load` holds the settings of a load
+    None if the source of the run has no events. `configured_load` holds the settings of a load
     generator.
     """
 
@@ -222,7 +222,7 @@ def _are_long(run: RunColumns, block_s: float) -> bool:
 
 
 def _likeness(run: RunColumns, block_s: float) -> float:
-    """The correlation of the mean of a block, and of the next one; 0 where it is unknown."""
+    """The correlation of the mean of a block, and of the next one; 0 if it is unknown."""
     blocks, times_s = blocks_of(run.ended_s, run.length_s, block_s), run.e2e_s
     counts = blocks.sums(np.isfinite(times_s).astype(float))
     sums = blocks.sums(times_s)

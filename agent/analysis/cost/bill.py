@@ -23,7 +23,7 @@ _Point = tuple[float, float]
 def energy_joules(
     samples: Iterable[GpuSample], gpus: Collection[str], time: TimeRange
 ) -> float | None:
-    """Joules that these GPUs (UUIDs) drew in `time`; None where one's samples do not span it.
+    """Joules that these GPUs (UUIDs) drew in `time`; None if one's samples do not span it.
 
     Energy is taken to flow evenly between two samples. What a GPU drew between its last sample and
     a counter reset is unknown, so that the result is then a lower bound.
@@ -53,7 +53,7 @@ _KWH_J = 3.6e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """Dollars. `electricity_usd` is None where it has no price or was not measured."""
+    """Dollars. `electricity_usd` is None if it has no price or was not measured."""
 
     gpus_usd: float
     electricity_usd: float | None = None
@@ -72,9 +72,9 @@ def bill(
     gpus: Sequence[str | None],
     joules: float | None = None,
 ) -> Bill | None:
-    """Price x time x GPUs, and electricity; None where any GPU has no price at some moment.
+    """Price x time x GPUs, and electricity; None if any GPU has no price at some moment.
 
-    `gpus` holds the product name of each GPU of the engine, None where it is unknown.
+    `gpus` holds the product name of each GPU of the engine, None if it is unknown.
     """
     parts = [_gpus_usd(prices, part, engine, gpus) for part in _between_changes(prices, time)]
     known = [usd for usd in parts if usd is not None]
@@ -84,7 +84,7 @@ def bill(
 
 
 def electricity_usd(electricity: Electricity | None, joules: float | None) -> float | None:
-    """Dollars for the energy, times the building's PUE; None where price or energy is unknown."""
+    """Dollars for the energy, times the building's PUE; None if price or energy is unknown."""
     if electricity is None or joules is None:
         return None
     return joules / _KWH_J * electricity.pue * electricity.usd_per_kwh
@@ -103,7 +103,6 @@ def _between_changes(prices: PriceList, time: TimeRange) -> list[TimeRange]:
 def _gpus_usd(
     prices: PriceList, part: TimeRange, engine: str, gpus: Sequence[str | None]
 ) -> float | None:
-    """Dollars for a time in which no price changes."""
     hourly = [prices.gpu_hour_usd(engine, gpu, part.from_at) for gpu in gpus]
     known = [usd for usd in hourly if usd is not None]
     if len(known) < len(hourly):
@@ -116,7 +115,7 @@ _MILLION = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRatios:
-    """Dollars per something; None where there was none of it.
+    """Dollars per something; None if there was none of it.
 
     *Active* figures are of busy time for requests with a row. `overhead` is the bill over the cost
     of the requests. *Allocated* figures spread the whole bill.
@@ -134,7 +133,7 @@ class CostRatios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """Cost and energy of a window. `cost` and `ratios` are None where no minute has a price.
+    """Cost and energy of a window. `cost` and `ratios` are None if no minute has a price.
 
     Dollars, `ratios` and `methods` are those of the minutes with a price: `priced_s` of all
     engines' time together, without `unpriced_s`. `joules` and `gpu_hours` are None unless every
@@ -218,7 +217,7 @@ def _per(amount: float, count: float, unit: float = 1.0) -> float | None:
 
 
 def _total(values: Sequence[float | None]) -> float | None:
-    """The sum; None where there are no values or any is unknown."""
+    """The sum; None if there are no values or any is unknown."""
     known = [value for value in values if value is not None]
     return fsum(known) if known and len(known) == len(values) else None
 

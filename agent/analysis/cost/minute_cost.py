@@ -43,7 +43,7 @@ _ROUNDING = 1e-6
 class IntervalTimes(NamedTuple):
     """Busy seconds of each interval, and how long work takes in it.
 
-    `rates` are the tokens that a stream decodes in a second, 0 where no row decodes.
+    `rates` are the tokens that a stream decodes in a second, 0 if no row decodes.
     """
 
     busy_s: Array
@@ -119,7 +119,6 @@ def unseen_by_interval(observed: EngineObservation, active: Activities) -> list[
 
 
 def _surplus(balances: Sequence[float]) -> list[float]:
-    """What is above 0, scaled to the sum of all."""
     total, more = fsum(balances), fsum(each for each in balances if each > 0)
     if total <= _ROUNDING:
         return [0.0] * len(balances)
@@ -247,7 +246,7 @@ def _apart(segments: _Segments, seconds: Array, count: int) -> Array:
 
 
 def _stream_rates(segments: _Segments, count: int) -> Array:
-    """Tokens that a stream decodes in a second, by interval; 0 where none does."""
+    """Tokens that a stream decodes in a second, by interval; 0 if none does."""
     loads = Loads.of(segments.loads)
     tokens, streams_s = (
         np.bincount(segments.intervals, each * segments.lengths, count)

@@ -27,7 +27,7 @@ class Loads(NamedTuple):
     """What phases do in one second of their time; each column has a value for each phase.
 
     Of prefill: how many prompts there are, their tokens, FLOPs and bytes of KV cache, the part of a
-    prompt that is done, and the seconds of the GPUs that it takes, 0 where that is unknown. Of
+    prompt that is done, and the seconds of the GPUs that it takes, 0 if that is unknown. Of
     decode: streams, their tokens, and the FLOPs and bytes of KV cache of one step.
     """
 
@@ -269,6 +269,6 @@ class Pricing:
 
 
 def _over(part: NDArray[Any], whole: NDArray[Any]) -> Array:
-    """The quotient; 0 where nothing is divided by."""
+    """The quotient; 0 if nothing is divided by."""
     found: Array = np.divide(part, whole, out=np.zeros(whole.shape), where=whole > _NOTHING)
     return found

@@ -21,7 +21,7 @@ FREE_TOKENS = 256
 
 
 class Pace(NamedTuple):
-    """Seconds of a step that decodes and of a prompt token; None where they are unknown."""
+    """Seconds of a step that decodes and of a prompt token; None if they are unknown."""
 
     step_s: float | None = None
     token_s: float | None = None
@@ -44,7 +44,7 @@ def pace_of(active: Activities) -> Pace:
 def alone_s(interval: SampleInterval, pace: Pace) -> float | None:
     """Seconds that all that the engine counted took, where no row was at work.
 
-    None where the pace is unknown, or a prompt may be at work that is not counted yet.
+    None if the pace is unknown, or a prompt may be at work that is not counted yet.
     """
     growth = interval.growth
     unfinished = not growth.output_tokens and any(each != 0 for each in interval.running)
@@ -55,7 +55,7 @@ def alone_s(interval: SampleInterval, pace: Pace) -> float | None:
 
 
 def beyond_s(interval: SampleInterval, near: Activities, pace: Pace) -> float | None:
-    """Seconds of the steps that the engine counted beyond those of rows; None where unknown.
+    """Seconds of the steps that the engine counted beyond those of rows; None if unknown.
 
     With drafts a step has several tokens of a stream, and the steps of rows are unknown.
     """
@@ -144,7 +144,7 @@ def _busy_share(
 def _unseen_s(
     interval: SampleInterval, observed: EngineObservation, near: Activities, pace: Pace
 ) -> float | None:
-    """Busy seconds in which no row was at work; None where nothing shows them.
+    """Busy seconds in which no row was at work; None if nothing shows them.
 
     A step of rows decodes unseen tokens too, so that in proportion to tokens the time is too long;
     by steps it is where rows have hardly any.

@@ -26,7 +26,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceUtilisation:
-    """MFU and MBU of a minute with its idle time, as ratios; None where the source has no figure.
+    """MFU and MBU of a minute with its idle time, as ratios; None if the source has no figure.
 
     `requests` counts what the requests with a row needed at least, over the time that is known.
     `engine` is the engine's own estimate. `hardware` is the activity of the tensor cores at their
@@ -81,7 +81,7 @@ def _activity(
 ) -> float | None:
     """The mean over one GPU's samples.
 
-    None where all are 0 although kernels ran: profiling counters that stand still read 0.
+    None if all are 0 although kernels ran: profiling counters that stand still read 0.
     """
     shares = [share_in(sample) for sample in samples]
     if not any(shares) and any(map(_in_use, samples)):
@@ -103,14 +103,14 @@ def _memory_share(sample: GpuSample) -> float | None:
 
 
 def clock_ratio(sample: GpuSample) -> float | None:
-    """The SM clock over its maximum, at which peaks are stated; at most 1, None where unknown."""
+    """The SM clock over its maximum, at which peaks are stated; at most 1, None if unknown."""
     now = sample.fact(gpu_facts.CLOCK.name, "sm")
     highest = sample.fact(gpu_facts.CLOCK_MAX.name, "sm")
     return min(now / highest, 1.0) if now is not None and highest else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the known values; None where none is known."""
+    """The mean of the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return fsum(known) / len(known) if known else None
 
@@ -144,7 +144,7 @@ class Conditions:
 class Disagreement:
     """A figure (`mfu` or `mbu`) that is `times` as high by one source as by another.
 
-    `times` is None where the lower figure is 0. `causes` are sentences, likely ones first: those
+    `times` is None if the lower figure is 0. `causes` are sentences, likely ones first: those
     with a condition that held in the minute, then those that leave no trace. `cause` is the name of
     the first.
     """
@@ -158,7 +158,7 @@ class Disagreement:
 
 
 class _LikelyCause(NamedTuple):
-    """A name, a sentence, and whether its condition held; None where it leaves no trace."""
+    """A name, a sentence, and whether its condition held; None if it leaves no trace."""
 
     name: str
     text: str

@@ -25,7 +25,7 @@ _NOT_FINISHED = frozenset([("abort",), ("",)])
 
 
 class Growth(NamedTuple):
-    """What an engine counted in some time; None where it has no such counter.
+    """What an engine counted in some time; None if it has no such counter.
 
     `cached_tokens` are the part of `input_tokens` that was not computed, `first_tokens` the part of
     `output_tokens` that prefill computed. FLOPs and bytes are the engine's own estimate per GPU,
@@ -59,7 +59,7 @@ class Growth(NamedTuple):
 
     @property
     def cached_share(self) -> float:
-        """The share of prompt tokens that was not computed; 0 where it is unknown."""
+        """The share of prompt tokens that was not computed; 0 if it is unknown."""
         if not self.input_tokens or self.cached_tokens is None:
             return 0.0
         return min(self.cached_tokens / self.input_tokens, 1.0)
@@ -103,7 +103,6 @@ def _added(mine: float | None, yours: float | None) -> float | None:
 
 
 def _counters(sample: EngineSample) -> Iterator[float | None]:
-    """The counters in the order of Growth."""
     yield _value(sample, fact.STEPS)
     yield _value(sample, fact.INPUT_TOKENS)
     yield _cached(sample)
@@ -164,7 +163,7 @@ class IntervalState(StrEnum):
 
 
 class BatchUse(NamedTuple):
-    """How full the batch was; each pair is None where the engine's limit or count is unknown.
+    """How full the batch was; each pair is None if the engine's limit or count is unknown.
 
     `running_request_s` is the time of all running requests together, `place_s` that of all places
     for them. `limited_step_tokens` are the tokens of steps, `step_room_tokens` their budgets.
@@ -180,7 +179,7 @@ class BatchUse(NamedTuple):
 class SampleInterval:
     """The time between two samples that follow each other, or a time without any.
 
-    `running` is how many requests ran at its two ends, None where that is unknown, and `read_s` how
+    `running` is how many requests ran at its two ends, None if that is unknown, and `read_s` how
     long after them the engine may have rendered what they show. `cache_full` is the share of it in
     which the KV cache was full: requests waited or were preempted. `places` for running requests
     and `step_budget_tokens` are the engine's limits. `restarted`: another engine process answered

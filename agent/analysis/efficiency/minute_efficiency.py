@@ -54,7 +54,7 @@ def engine_work(
 ) -> tuple[EngineWork, StepSource | None]:
     """What the engine did, and how its steps were counted; `works` are those in the observed time.
 
-    Work of the phases is unknown where the model is, or where no request with a row worked and the
+    Work of the phases is unknown if the model is, or where no request with a row worked and the
     engine was not idle for at least half of the time.
     """
     time, growth = observed.time, observed.growth
@@ -87,7 +87,7 @@ def engine_work(
 
 
 def _prefill_s(works: RequestWorks, time: TimeRange) -> float | None:
-    """Seconds in which any prompt was computed; None where too many have no length."""
+    """Seconds in which any prompt was computed; None if too many have no length."""
     tokens, prefill = works.computed.tokens, works.active.prefill
     untimed = float(tokens[prefill.length_s == 0].sum())
     return None if untimed > _FEW * float(tokens.sum()) else covered_s(prefill, time)
@@ -178,7 +178,7 @@ _MUCH_UNKNOWN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteEfficiency:
-    """The figures of one minute. `steps` is None where the work of its phases is unknown."""
+    """The figures of one minute. `steps` is None if the work of its phases is unknown."""
 
     work: EngineWork
     steps: StepSource | None

@@ -97,7 +97,7 @@ def request_activities(requests: BookedRequests, cached_share: float = 0.0) -> A
 
 
 def worked_on(requests: BookedRequests) -> Mask:
-    """False where nothing shows that the engine began: refused, or given up in the queue."""
+    """False if nothing shows that the engine began: refused, or given up in the queue."""
     any_token = (requests.output_tokens > 0) | _known(requests.ttft_s)
     return requests.have(Status.OK) | any_token | _known(requests.prefill_s)
 
@@ -109,7 +109,6 @@ def requested_choices(requests: BookedRequests) -> Array:
 
 
 def _choices(requests: BookedRequests) -> Array:
-    """How many answers the output tokens belong to."""
     answers = np.minimum(requested_choices(requests), _not_negative(requests.output_tokens))
     return np.maximum(answers, 1.0)
 
@@ -135,6 +134,6 @@ def _known(values: Array) -> Mask:
 
 
 def _not_negative(values: Array) -> Array:
-    """0 too where it is unknown."""
+    """0 too if it is unknown."""
     found: Array = np.fmax(values, 0.0)
     return found

@@ -28,7 +28,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A model spread over GPUs of one kind; `model` and `gpu` are None where they are unknown."""
+    """A model spread over GPUs of one kind; `model` and `gpu` are None if they are unknown."""
 
     model: ModelShape | None = None
     gpu: GpuModel | None = None
@@ -57,14 +57,14 @@ class Serving:
 
     @property
     def roof(self) -> Roof | None:
-        """Peak and bandwidth; None where either is unknown."""
+        """Peak and bandwidth; None if either is unknown."""
         peak, bandwidth = self.peak_flops_per_s, self.bandwidth_bytes_per_s
         return None if peak is None or bandwidth is None else Roof(peak, bandwidth)
 
     def utilisation(self, work: Work, seconds: float) -> tuple[float | None, float | None]:
         """(MFU, MBU) of work that all GPUs shared: ratios of what they could do in that time.
 
-        Each is None where its peak is unknown or no time passed. More than 1 means a wrong peak or
+        Each is None if its peak is unknown or no time passed. More than 1 means a wrong peak or
         a wrong model.
         """
         if seconds <= 0:

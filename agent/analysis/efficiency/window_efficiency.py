@@ -32,12 +32,12 @@ class WindowEfficiency:
     """Booked minutes together. `mfu` and `mbu` are by the requests, over all known time.
 
     `prefill` and `decode` are over the seconds in which any request was in the phase, `busy` over
-    those in which an engine worked; each is None where there was none of it. `engine` and
+    those in which an engine worked; each is None if there was none of it. `engine` and
     `hardware` are (MFU, MBU) by the other two sources. `steps` names how steps were counted.
 
     `rejected_draft_share` is the part of all computed output tokens, drafts included, that
     verification rejected. `preemptions` counts running requests that were thrown back. Both are
-    None where no engine reports them.
+    None if no engine reports them.
     """
 
     mfu: float | None
@@ -61,7 +61,7 @@ _FLOPS, _BYTES = 1, 2
 def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
     """The minutes together, without figures of minutes whose model or peaks are unknown.
 
-    None where there are no minutes.
+    None if there are no minutes.
     """
     if not minutes:
         return None
@@ -137,7 +137,7 @@ def _utilisation(
 
 
 def _roof(minutes: Sequence[MinuteRow], part: _Part, seconds: float) -> Roof | None:
-    """The mean peaks, each minute by its seconds; None where a peak that counts is unknown."""
+    """The mean peaks, each minute by its seconds; None if a peak that counts is unknown."""
     peaks = []
     for minute in minutes:
         share = part(minute.work)[0] / seconds
@@ -150,7 +150,6 @@ def _roof(minutes: Sequence[MinuteRow], part: _Part, seconds: float) -> Roof | N
 
 
 def _newest_disagreements(minutes: Sequence[MinuteRow]) -> tuple[Mapping[str, Any], ...]:
-    """Those of every engine in the newest minute."""
     newest = max(minute.starts_at for minute in minutes)
     last = [minute for minute in minutes if minute.starts_at == newest]
     return tuple(each for minute in last for each in minute.disagreements)
@@ -177,7 +176,7 @@ def _preemptions(minutes: Sequence[MinuteRow]) -> float | None:
 
 
 def _rejected_draft_share(minutes: Sequence[MinuteRow]) -> float | None:
-    """None where nothing was drafted."""
+    """None if nothing was drafted."""
     known = total(m.work for m in minutes if m.work.accepted_draft_tokens is not None)
     if known is None or not known.draft_tokens:
         return None
@@ -221,7 +220,7 @@ class BatchFill:
 
 
 def batch_fill(minutes: Sequence[MinuteRow]) -> BatchFill | None:
-    """The batches of these minutes together; None where neither share is known."""
+    """The batches of these minutes together; None if neither share is known."""
     requests = _sums(minutes, "running_request_s", "place_s")
     tokens = _sums(minutes, "limited_step_tokens", "step_room_tokens")
     if requests is None and tokens is None:
@@ -234,7 +233,7 @@ def batch_fill(minutes: Sequence[MinuteRow]) -> BatchFill | None:
 
 
 def prefix_cache(minutes: Sequence[MinuteRow]) -> PrefixCache | None:
-    """The prefix caches of these minutes together; None where no engine counts both."""
+    """The prefix caches of these minutes together; None if no engine counts both."""
     found = _sums(minutes, "prefix_query_tokens", "prefix_hit_tokens")
     if found is None:
         return None
@@ -243,7 +242,7 @@ def prefix_cache(minutes: Sequence[MinuteRow]) -> PrefixCache | None:
 
 
 def speculation(minutes: Sequence[MinuteRow]) -> Speculation | None:
-    """The drafts of these minutes together; None where no engine counts all three."""
+    """The drafts of these minutes together; None if no engine counts all three."""
     found = _sums(minutes, "drafts", "draft_tokens", "accepted_draft_tokens")
     if found is None:
         return None

@@ -17,7 +17,7 @@ from agent.records.model import Work
 
 
 class TokenWork(NamedTuple):
-    """Tokens with their FLOPs and bytes of KV cache, which are 0 where the model is unknown."""
+    """Tokens with their FLOPs and bytes of KV cache, which are 0 if the model is unknown."""
 
     tokens: float = 0.0
     flops: float = 0.0
@@ -259,7 +259,7 @@ _ROUNDING = 1e-6
 class UnseenTokens(NamedTuple):
     """Tokens that the engine counted beyond those of requests with a row.
 
-    `first` are the part of `output` that prefill computed; None where the engine does not count it.
+    `first` are the part of `output` that prefill computed; None if the engine does not count it.
     """
 
     computed: float
@@ -268,7 +268,7 @@ class UnseenTokens(NamedTuple):
 
 
 def unseen_tokens(observed: EngineObservation, active: Activities) -> UnseenTokens:
-    """The unseen tokens of the observed time; 0 where the engine does not count."""
+    """The unseen tokens of the observed time; 0 if the engine does not count."""
     time, growth = observed.time, observed.growth
     prompts = observed.as_counted(active, fact.INPUT_TOKENS)
     outputs = observed.as_counted(active, fact.OUTPUT_TOKENS)

@@ -66,7 +66,6 @@ class OutageDetector:
         return _without_deaths(outage) if outage else None
 
     def _deaths(self, seen: ComparedPoll) -> Iterator[_DeathEvidence]:
-        """All evidence of a death that this poll gives."""
         if seen.death_line:
             yield _DeathEvidence(Confidence.CERTAIN, firm=True)
         # The health of a restarted engine is no evidence about the one before.
@@ -337,7 +336,6 @@ class KillDetector:
             )
 
     def _new_kills(self, cgroup: CgroupMemory | None) -> int:
-        """Kills that the same cgroup counted since the last poll."""
         before, self._cgroup = self._cgroup, cgroup
         if before is None or cgroup is None or before.inode != cgroup.inode:
             return 0

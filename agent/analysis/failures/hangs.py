@@ -13,7 +13,7 @@ from agent.analysis.failures.poll import (
     Evidence,
     Findings,
 )
-from agent.analysis.failures.progress import Beat, beat_of, has_work, moves
+from agent.analysis.failures.progress import Progress, has_work, moves, progress_of
 from agent.catalog.engine_facts import STEPS
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.engine import EngineSample
@@ -43,9 +43,9 @@ class _RankSteps:
     def __init__(self, limits: DetectionLimits) -> None:
         self._limits = limits
         # Facts that change with each step, and when they changed last.
-        self._beat: Beat | None = None
+        self._progress: Progress | None = None
         self._steps: float | None = None
-        self._beat_s = 0.0
+        self._progress_s = 0.0
         # The recent time per step, in which a long step counts for a few polls.
         self.step_s = 0.0
         self.busy = False
@@ -63,15 +63,15 @@ class _RankSteps:
 
     def read(self, sample: EngineSample, seen: ComparedPoll, *, paused: bool) -> None:
         """Compare a sample of the rank with its last one."""
-        beat, steps, now_s = beat_of(sample), sample.fact(STEPS.name), seen.poll.clock_s
-        idle = beat is None or paused or not has_work(sample)
-        if not idle and beat == self._beat:
+        progress, steps, now_s = progress_of(sample), sample.fact(STEPS.name), seen.poll.clock_s
+        idle = progress is None or paused or not has_work(sample)
+        if not idle and progress == self._progress:
             # A rank that just got work may have had no time for a step.
             self.stall(seen.elapsed_s)
             self.busy = True
             return
         self.step_s = 0.0 if idle else self._step_s(steps, now_s)
-        self._beat, self._steps, self._beat_s = beat, steps, now_s
+        self._progress, self._steps, self._progress_s = progress, steps, now_s
         self.busy, self.stalled_s = not idle, 0.0
 
     def stall(self, elapsed_s: float) -> None:
@@ -84,7 +84,7 @@ class _RankSteps:
         faded = self.step_s * _STEP_DECAY
         if steps is None or self._steps is None or steps <= self._steps:
             return faded
-        return max(faded, (now_s - self._beat_s) / (steps - self._steps))
+        return max(faded, (now_s - self._progress_s) / (steps - self._steps))
 
 
 class HangDetector:
@@ -181,11 +181,9 @@ class HangDetector:
                 rank.stall(seen.elapsed_s)
 
     def _hanging(self) -> frozenset[str]:
-        """The ranks that hang."""
         return frozenset(name for name, rank in self._ranks.items() if rank.hangs)
 
     def _stalled(self) -> frozenset[str]:
-        """The ranks that made no step since the last poll."""
         return frozenset(name for name, rank in self._ranks.items() if rank.stalled_s > 0)
 
     def _evidence(self, seen: ComparedPoll) -> Evidence:
@@ -231,7 +229,6 @@ def _ranks_of_cores(processes: Iterable[EngineProcess] | None) -> frozenset[str]
 
 
 def _stopped(seen: ComparedPoll) -> list[str]:
-    """The engine's processes that a signal or a debugger stopped."""
     return [
         f"{process.name} ({process.pid})"
         for process in seen.processes or ()

@@ -16,14 +16,14 @@ from agent.catalog.metric import Kind
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
 
-Beat = tuple[float | None, ...]
+Progress = tuple[float | None, ...]
 
-_BEATS = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS, KV_CACHE_USAGE)
+_PROGRESS = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS, KV_CACHE_USAGE)
 # The facts that hang detection needs of each data-parallel rank.
-HEARTBEAT_FACTS = frozenset({*_BEATS, AWAKE, REQUESTS_RUNNING})
+PROGRESS_FACTS = frozenset({*_PROGRESS, AWAKE, REQUESTS_RUNNING})
 
 
-def beat_of(sample: EngineSample) -> Beat | None:
+def progress_of(sample: EngineSample) -> Progress | None:
     """Facts that change whenever the engine computes; None if it does not count its steps.
 
     Tokens alone are not enough: many engines count them when a request ends. A long prefill
@@ -31,7 +31,7 @@ def beat_of(sample: EngineSample) -> Beat | None:
     """
     if sample.fact(STEPS.name) is None:
         return None
-    return tuple(sample.fact(fact.name) for fact in _BEATS)
+    return tuple(sample.fact(fact.name) for fact in _PROGRESS)
 
 
 def has_work(sample: EngineSample) -> bool:
@@ -70,13 +70,13 @@ def moves(before: EngineSample | None, after: EngineSample) -> bool:
     """
     if before is None:
         return False
-    return computes(before, after) if beat_of(after) else before.facts != after.facts
+    return computes(before, after) if progress_of(after) else before.facts != after.facts
 
 
 def computes(before: EngineSample | None, after: EngineSample) -> bool:
     """Whether an engine that counts its steps computed between two samples."""
-    beat = beat_of(after)
-    return before is not None and beat is not None and beat != beat_of(before)
+    progress = progress_of(after)
+    return before is not None and progress is not None and progress != progress_of(before)
 
 
 _COUNTERS = frozenset(metric.name for metric in ENGINE_FACTS if metric.kind is Kind.COUNTER)

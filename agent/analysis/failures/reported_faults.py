@@ -77,7 +77,7 @@ class GpuFaultDetector:
         for xid in poll.xids:
             confidence = _FAULT_GRADES.get(known_xid(xid.xid).grade)
             if confidence is not None and xid.xid not in _HARMLESS:
-                evidence: Evidence = {"xid": float(xid.xid), "meaning": _in_words(xid)}
+                evidence: Evidence = {"xid": float(xid.xid), "meaning": _xid_text(xid)}
                 yield (xid.gpu, str(xid.xid)), fault(xid.gpu, confidence, evidence)
         for gpu, problem in poll.gpu_problems.items():
             if (loss := self._loss(gpu, problem, poll.clock_s)) is not None:
@@ -98,13 +98,13 @@ class GpuFaultDetector:
 
 
 def xids_with_deaths(poll: Poll) -> Iterator[str]:
-    """Xids that may explain a death, in words: faults of GPUs and errors of a program on one."""
+    """Xids that may explain a death, as text: faults of GPUs and errors of a program on one."""
     for xid in poll.xids:
         if xid.xid not in _HARMLESS and known_xid(xid.xid).grade in _EXPLAIN_DEATHS:
-            yield _in_words(xid)
+            yield _xid_text(xid)
 
 
-def _in_words(xid: XidError) -> str:
+def _xid_text(xid: XidError) -> str:
     return f"{xid.gpu}: Xid {xid.xid}, {known_xid(xid.xid).meaning}"
 
 
@@ -117,7 +117,7 @@ _STOP_TAKES_S = 600.0
 
 
 class LineDetector:
-    """Finds the recent lines of each meaning, and Xids in words among them."""
+    """Finds the recent lines of each meaning, and Xids as text among them."""
 
     def __init__(self, limits: DetectionLimits) -> None:
         self._limits = limits

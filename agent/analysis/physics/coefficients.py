@@ -159,7 +159,6 @@ def _states(model: ModelShape) -> list[tuple[int, RecurrentState]]:
 
 
 def _alike(model: ModelShape) -> dict[Attention, int]:
-    """How many layers have each attention."""
     layers: dict[Attention, int] = {}
     for group in model.groups:
         for attention in group.attentions:

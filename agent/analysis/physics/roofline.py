@@ -75,7 +75,7 @@ class RooflinePosition:
 
 
 def intensity(work: Work) -> float | None:
-    """FLOPs per byte; None where nothing was moved."""
+    """FLOPs per byte; None if nothing was moved."""
     return work.flops / work.bytes_moved if work.bytes_moved > 0 else None
 
 
@@ -93,7 +93,7 @@ def position(work: Work, seconds: float, roof: Roof) -> RooflinePosition | None:
 
 
 def bound(work: Work, roof: Roof, *, cache_full: bool = False) -> Bound | None:
-    """What bounds the work; None where it moved nothing.
+    """What bounds the work; None if it moved nothing.
 
     Below the ridge a larger batch would help. With a full KV cache no more requests can run, so
     memory capacity is the bound and not bandwidth.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from agent.analysis.failures.progress import HEARTBEAT_FACTS
+from agent.analysis.failures.progress import PROGRESS_FACTS
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, PROCESS_START_TIME, REQUESTS_RUNNING
 from agent.catalog.engines import DIALECTS, Dialect, Spelling
 from agent.catalog.metric import Kind, Merge, Metric
@@ -178,7 +178,7 @@ class _DialectReader:
 
     def _ranks(self) -> Mapping[str, Facts]:
         ranks: defaultdict[str, dict[FactKey, float]] = defaultdict(dict)
-        for metric in HEARTBEAT_FACTS & self._found.keys():
+        for metric in PROGRESS_FACTS & self._found.keys():
             spelling, series = self._found[metric]
             own: defaultdict[str, list[SeriesValue]] = defaultdict(list)
             for each in series:
