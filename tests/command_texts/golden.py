@@ -18,7 +18,7 @@ from tests.outputs.report.reported import invoiced
 from tests.sources.model_config.published import PUBLISHED
 
 FOLDER = Path(__file__).parent
-WIDTHS = (80, 200)
+WIDTH = 80
 _FILES = {
     "config.json": json.dumps(PUBLISHED["llama-3.1-8b"]["config"]),
     "agent.yml": "name: agent-0\n"
@@ -40,10 +40,10 @@ def _commands(command: Any, name: str = "") -> Iterator[str]:
             yield from _commands(below, f"{name} {each}".strip())
 
 
-def _printed(words: Sequence[str], width: int) -> str:
-    """What a command prints on a terminal of this width."""
+def _printed(words: Sequence[str]) -> str:
+    """What a command prints on a narrow terminal."""
     ours: dict[str, str | None] = {name: None for name in os.environ if name.startswith("GOODPUT_")}
-    environment = {**ours, "COLUMNS": str(width)}
+    environment = {**ours, "COLUMNS": str(WIDTH)}
     result = CliRunner().invoke(main, words, prog_name="goodput-agent", env=environment)
     assert result.exit_code == 0, result.output
     return "".join(f"{line.rstrip()}\n" for line in result.output.splitlines())
@@ -62,11 +62,7 @@ def texts() -> dict[str, str]:
         asked = ("report", "--statement", "--last", "10m", "--url", invoiced(api, Path(name)).url)
         calls["statement"] = asked
         calls["statement-markdown"] = (*asked, "--format", "markdown")
-        return {
-            f"{name}-{width}.txt": _printed(words, width)
-            for name, words in calls.items()
-            for width in WIDTHS
-        }
+        return {f"{name}.txt": _printed(words) for name, words in calls.items()}
 
 
 if __name__ == "__main__":
