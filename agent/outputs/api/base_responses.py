@@ -95,9 +95,6 @@ class RequestFigures(BaseResponse):
     stream_tokens_per_s: StreamSpeeds
 
 
-CauseLimit = Literal["ttft", "tpot", "e2e", "failure"]
-
-
 class CauseAdvice(BaseResponse):
     """What a cause means, and what an operator can do about it."""
 

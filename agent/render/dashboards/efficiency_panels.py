@@ -7,6 +7,7 @@ from agent.catalog import metrics as m
 from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import HOUR_S
+from agent.render.dashboards.engine_panels import MOST_RUNNING, RUNNING
 from agent.render.dashboards.panel_parts import (
     ENGINE_MODEL,
     GPU,
@@ -332,8 +333,6 @@ ESTIMATES_ROW = PanelRow(
     closed=True,
 )
 
-_RUNNING = by(ENGINE_MODEL, gauge(fact.REQUESTS_RUNNING))
-_MOST_RUNNING = by(ENGINE_MODEL, gauge(fact.MAX_RUNNING_REQUESTS))
 _ROOM = (
     Panel(
         "Queue depth",
@@ -353,7 +352,7 @@ _ROOM = (
         "Batch in use",
         "Requests that run over the most that may run. Only where the engine's limit is known.",
         PanelUnit.SHARE,
-        (per_engine(ratio(_RUNNING, _MOST_RUNNING)),),
+        (per_engine(ratio(RUNNING, MOST_RUNNING)),),
         highest=1,
     ),
 )
@@ -380,7 +379,7 @@ _LOAD = (
         "Output tokens per second of a running request",
         "The pace of one user's stream. It falls as the batch grows.",
         PanelUnit.PER_SECOND,
-        (per_engine(ratio(by(ENGINE_MODEL, rate(fact.OUTPUT_TOKENS)), _RUNNING)),),
+        (per_engine(ratio(by(ENGINE_MODEL, rate(fact.OUTPUT_TOKENS)), RUNNING)),),
     ),
 )
 

@@ -211,8 +211,8 @@ def _rate(metric: Metric) -> str:
     return by(ENGINE_MODEL, rate(metric))
 
 
-_RUNNING = by(ENGINE_MODEL, gauge(fact.REQUESTS_RUNNING))
-_MOST_RUNNING = by(ENGINE_MODEL, gauge(fact.MAX_RUNNING_REQUESTS))
+RUNNING = by(ENGINE_MODEL, gauge(fact.REQUESTS_RUNNING))
+MOST_RUNNING = by(ENGINE_MODEL, gauge(fact.MAX_RUNNING_REQUESTS))
 _STEP_TOKENS = ratio(_rate(fact.STEP_TOKENS), _rate(fact.STEPS))
 _MOST_STEP_TOKENS = by(ENGINE_MODEL, gauge(fact.MAX_STEP_TOKENS), "max")
 _QUEUE = (
@@ -241,7 +241,7 @@ _QUEUE = (
         "engine's limits are known.",
         PanelUnit.SHARE,
         (
-            per_engine(ratio(_RUNNING, _MOST_RUNNING), "requests"),
+            per_engine(ratio(RUNNING, MOST_RUNNING), "requests"),
             per_engine(f"{_STEP_TOKENS}\n  / {_MOST_STEP_TOKENS}", "tokens"),
         ),
         highest=1,
