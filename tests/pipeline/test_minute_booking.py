@@ -1,9 +1,8 @@
 """Booked minutes: their ledgers, GPU time of requests, and tokens that count at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import fsum
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -19,17 +18,9 @@ from tests.pipeline.test_minute_jobs import every_5_s
 from tests.records.minutes import cost_of
 from tests.sources.model_config.published import published
 from tests.store.making import NOON, judgement
-from tests.store.migrated import migrated_in
 
 STREAM_S = 170.0
 END_S = 300.0
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Engine]:
-    """A new SQLite database."""
-    with migrated_in(tmp_path) as engine:
-        yield engine
 
 
 def stream_and_abort(minutes: Minutes, until: float) -> None:

@@ -1,9 +1,7 @@
 """Booking minutes: from stored rows to stored minutes and the cost of requests."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import fsum
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -21,16 +19,8 @@ from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.records.minutes import cost_of
 from tests.store.making import NOON
 from tests.store.making import judgement as judged_as
-from tests.store.migrated import migrated_in
 
 A_SECOND_USD = 0.001
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Engine]:
-    """A new SQLite database."""
-    with migrated_in(tmp_path) as engine:
-        yield engine
 
 
 def every_5_s(until: float, after: float = 0.0) -> list[float]:

@@ -1,8 +1,6 @@
 """Minutes of engines with few samples, with outages, or with a new model."""
 
-from collections.abc import Iterator
 from math import fsum
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -15,14 +13,6 @@ from tests.pipeline.test_minute_jobs import adds_up, billed_usd, every_5_s
 from tests.records.minutes import cost_of
 from tests.sources.model_config.published import published
 from tests.store.making import NOON
-from tests.store.migrated import migrated_in
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Engine]:
-    """A new SQLite database."""
-    with migrated_in(tmp_path) as engine:
-        yield engine
 
 
 def test_a_minute_has_the_model_that_was_served_in_it(database: Engine) -> None:

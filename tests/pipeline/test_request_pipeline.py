@@ -2,14 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from agent.analysis.joined_record import joined
 from agent.analysis.verdicts import Judge
@@ -33,16 +32,9 @@ from agent.store.transactions import Joining, request_settle, request_write
 from agent.store.writing import RequestWriter
 from tests.pipeline.tables import stored, without
 from tests.records.making import NOON, objective, record
-from tests.store.migrated import migrated_in
 
 AT = 1_790_000_000.0
 CHAT = Objective(name="chat", definition=GOODPUT, target=0.95, window_s=86400.0, ttft_s=0.2)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Engine]:
-    with migrated_in(tmp_path) as engine:
-        yield engine
 
 
 def request(number: int, ttft_s: float = 0.1) -> RequestRecord:
@@ -260,24 +252,12 @@ def test_spans_of_several_choices_are_counted_as_one_request(
     assert spans(meter) == {"stored": 3}
 
 
-def without_requests_table(database: Engine) -> Callable[[], None]:
-    """Rename the table of requests; the result is a function that renames it back."""
-
-    def rename(name: str, other: str) -> None:
-        with database.begin() as connection:
-            connection.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
-
-    rename("requests", "elsewhere")
-    return lambda: rename("elsewhere", "requests")
-
-
 def test_a_failed_settling_is_counted_and_done_later(
     pipeline: RequestPipeline, meter: Meter, database: Engine
 ) -> None:
     accept(pipeline, proxy_view(1))
-    bring_back = without_requests_table(database)
-    pipeline.settle(DUE)
-    bring_back()
+    with without(database, "requests"):
+        pipeline.settle(DUE)
     assert verdicts(meter) == {}
     failures = meter.snapshot().counters[m.STORE_FAILURES]
     assert {write: n for (write,), n in failures.items() if n} == {"settle": 1}

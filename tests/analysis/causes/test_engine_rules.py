@@ -1,5 +1,7 @@
 """Causes that several phases share, as an engine shows them: machine, prefix cache, cold start."""
 
+from functools import partial
+
 import pytest
 
 from agent.analysis.causes import EngineTimeline, explain
@@ -7,42 +9,11 @@ from agent.analysis.causes.activity import StepCosts
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.metric import Metric
-from agent.records.engine import EngineStep
-from agent.records.host import EngineProcess, HostSample, ProcessRole
-from tests.analysis.causes.test_explaining import AT, OBJECTIVE, row, sample, usual
+from tests.analysis.causes.making import AT, OBJECTIVE, row, sample, starve, usual
+from tests.analysis.causes.making import step as made_step
 
-
-def step(ended_at: float, duration_s: float, tokens: int = 0) -> EngineStep:
-    """A step of one request that also computed prompt tokens of others."""
-    return EngineStep(
-        engine="chat-0",
-        ended_at=ended_at,
-        duration_s=duration_s,
-        prefill_tokens=tokens,
-        decode_tokens=1,
-        running=1,
-        waiting_capacity=1,
-        waiting_deferred=0,
-        kv_usage=0.1,
-        preempted=0,
-        tokens_of_step=True,
-    )
-
-
-def waiting(timeline: EngineTimeline, since: int, until: int) -> None:
-    """A core that asks for work all the time: it waits for processors whenever it does not run."""
-    for second in range(since, until):
-        core = EngineProcess(
-            pid=7,
-            started_after_boot_s=1.0,
-            role=ProcessRole.CORE,
-            name="VLLM::EngineCore",
-            state="R",
-            cpu_s=0.0,
-            cpu_wait_s=0.9 * max(0, second),
-            cpu_run_s=0.1 * second,
-        )
-        timeline.host(HostSample(at=AT + second, processes=(core,)))
+# A step while a request waits.
+step = partial(made_step, waiting=1)
 
 
 def with_steps(slow: float) -> EngineTimeline:
@@ -50,7 +21,7 @@ def with_steps(slow: float) -> EngineTimeline:
     timeline = usual()
     for number in range(1000):
         timeline.step(step(AT - 30 + number / 100, 0.01))
-    waiting(timeline, -60, 6)
+    starve(timeline, -60, 6)
     timeline.sample(sample(AT + 1))
     for number in range(200):
         timeline.step(step(AT + 1 + (number + 1) * 0.01 * slow, 0.01 * slow))
@@ -67,7 +38,7 @@ def test_a_waiting_core_loses_no_more_than_its_steps_are_longer(slow: int) -> No
 
 def test_places_hold_a_queue_though_nobody_knows_what_is_usual() -> None:
     timeline = EngineTimeline()
-    waiting(timeline, 0, 9)
+    starve(timeline, 0, 9)
     full = {fact.REQUESTS_WAITING.name: 20.0, fact.REQUESTS_RUNNING.name: 16.0}
     for second in range(9):
         timeline.sample(sample(AT + second, **full))

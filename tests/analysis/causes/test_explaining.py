@@ -12,72 +12,10 @@ from agent.analysis.verdicts import excesses
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import GOODPUT
-from agent.records.engine import EndedRequest, EngineSample, EngineStep
-from agent.records.host import EngineProcess, HostSample, ProcessRole
+from agent.records.engine import EndedRequest
 from agent.records.objective import Objective
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
-
-AT = 1_800_000_000.0
-OBJECTIVE = Objective(
-    name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2, tpot_s=0.05
-)
-STRICT = Objective(
-    name="strict", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.1, e2e_s=1.0
-)
-
-
-def row(at: float = AT, **values: object) -> RequestRecord:
-    """A quick request: 50 ms to the first token, then 10 ms each for ten."""
-    fields: dict[str, object] = {
-        "trace_id": "a" * 32,
-        "span_id": f"{round(1000 * at) % 10**9:016x}",
-        "vantage": Vantage.ENGINE,
-        "status": Status.OK,
-        "started_at": at,
-        "engine": "chat-0",
-        "model": "m",
-        "ttft_s": 0.05,
-        "tpot_s": 0.01,
-        "queue_s": 0.01,
-        "prefill_s": 0.035,
-        "decode_s": 0.1,
-        "e2e_s": 0.15,
-        "input_tokens": 400,
-        "output_tokens": 11,
-        **values,
-    }
-    fields |= {"ended_at": at + fields["e2e_s"], "received_at": at + fields["e2e_s"]}  # type: ignore[operator]
-    return RequestRecord(**fields)  # type: ignore[arg-type]
-
-
-def sample(at: float, **facts: float) -> EngineSample:
-    """A sample of an engine that serves four requests a second, one at a time."""
-    seconds = at - AT + 1000
-    values = {
-        fact.STEPS.name: 40 * seconds,
-        fact.STEP_TOKENS.name: 1640 * seconds,
-        fact.OUTPUT_TOKENS.name: 40 * seconds,
-        fact.REQUESTS_FINISHED.name: 4 * seconds,
-        fact.REQUESTS_RUNNING.name: 1.0,
-        fact.REQUESTS_WAITING.name: 0.0,
-        fact.KV_CACHE_USAGE.name: 0.2,
-        fact.MAX_RUNNING_REQUESTS.name: 16.0,
-        **facts,
-    }
-    keys: dict[tuple[str, tuple[str, ...]], float] = {
-        (name, ()): value for name, value in values.items()
-    }
-    return EngineSample(engine="chat-0", at=at, dialect="vllm", model="m", facts=keys)
-
-
-def usual() -> EngineTimeline:
-    """An engine that served 240 quick requests in the last minute."""
-    timeline = EngineTimeline()
-    for second in range(-60, 1):
-        timeline.sample(sample(AT + second))
-        for quarter in range(4):
-            timeline.request(row(AT + second + quarter / 4))
-    return timeline
+from tests.analysis.causes.making import AT, OBJECTIVE, STRICT, row, sample, starve, step, usual
 
 
 def test_a_full_kv_cache_holds_the_queue() -> None:
@@ -104,16 +42,16 @@ def test_without_samples_a_queue_is_unexplained_and_names_sources_that_would_hel
 
 def test_prompts_of_others_in_the_steps_are_named() -> None:
     timeline = usual()
-    for step in range(100):
-        timeline.step(_step(AT - 40 + step / 100, 0.01, 0, 1))
-    for step in range(10):
-        timeline.step(_step(AT - 30 + step, 0.41, 4000, 1))
+    for number in range(100):
+        timeline.step(step(AT - 40 + number / 100, 0.01, 0, 1))
+    for number in range(10):
+        timeline.step(step(AT - 30 + number, 0.41, 4000, 1))
     slow = row(AT + 1, tpot_s=0.13, decode_s=1.3, e2e_s=1.35)
     for number, prompt in enumerate((14_000, 14_002, 13_998)):
         at = AT + 1.1 + number * 0.4
-        timeline.step(_step(at + 0.4, 0.4, 4000, 1))
+        timeline.step(step(at + 0.4, 0.4, 4000, 1))
         timeline.request(row(at, input_tokens=prompt, prefill_s=0.39, ttft_s=0.4, e2e_s=0.5))
-    timeline.step(_step(AT + 2.35, 0.05, 0, 1))
+    timeline.step(step(AT + 2.35, 0.05, 0, 1))
     found = explain(slow, [OBJECTIVE], timeline)
     assert found.top is Cause.PREFILL_INTERFERENCE
     text = " ".join(sentence for share in found.shares for sentence in share.evidence)
@@ -121,26 +59,10 @@ def test_prompts_of_others_in_the_steps_are_named() -> None:
     assert "14,002, 14,000, 13,998" in text
 
 
-def _step(ended_at: float, duration_s: float, prefill: int, decode: int) -> EngineStep:
-    return EngineStep(
-        engine="chat-0",
-        ended_at=ended_at,
-        duration_s=duration_s,
-        prefill_tokens=prefill,
-        decode_tokens=decode,
-        running=1,
-        waiting_capacity=0,
-        waiting_deferred=0,
-        kv_usage=0.1,
-        preempted=0,
-        tokens_of_step=True,
-    )
-
-
 def test_the_plugin_reports_a_preemption_of_the_request_itself() -> None:
     timeline = usual()
     for number in range(200):
-        timeline.step(_step(AT + number / 100, 0.01, 0, 1))
+        timeline.step(step(AT + number / 100, 0.01, 0, 1))
     preempted = row(AT, tpot_s=0.15, decode_s=1.5, e2e_s=1.55)
     ended = EndedRequest("chat-0", "r", AT + 1.55, "length", 400, 11, 0, 1, 0.01, 0.035, 1.5, 1.55)
     assert explain(preempted, [OBJECTIVE], timeline, ended).top is Cause.PREEMPTION
@@ -150,19 +72,7 @@ def test_the_plugin_reports_a_preemption_of_the_request_itself() -> None:
 
 def test_a_starved_core_is_charged_what_it_waited() -> None:
     timeline = usual()
-    for second in range(-5, 6):
-        wait_s = 0.9 * max(0, second)
-        core = EngineProcess(
-            pid=7,
-            started_after_boot_s=1.0,
-            role=ProcessRole.CORE,
-            name="VLLM::EngineCore",
-            state="R",
-            cpu_s=0.0,
-            cpu_wait_s=wait_s,
-            cpu_run_s=0.1 * second,
-        )
-        timeline.host(HostSample(at=AT + second, processes=(core,)))
+    starve(timeline, -5, 6)
     found = explain(row(AT + 1, tpot_s=0.2, decode_s=2.0, e2e_s=2.05), [OBJECTIVE], timeline)
     assert found.top is Cause.CPU_STARVED
     # It waited 1.8 s of the 2 s, which are 1.5 s above the limit.
@@ -269,7 +179,7 @@ def _busy(plugin: bool) -> EngineTimeline:
             )
         )
         if plugin:
-            timeline.step(_step(AT + second, 0.9, 100 * (second % 4), second % 20))
+            timeline.step(step(AT + second, 0.9, 100 * (second % 4), second % 20))
     return timeline
 
 
@@ -324,7 +234,7 @@ def test_refused_drafts_are_charged_the_tokens_that_they_cost(plugin: bool) -> N
         timeline.sample(sample(AT + second, **facts))
         timeline.request(row(AT + second - 1))
         for number in range(33 if plugin else 0):
-            timeline.step(_step(AT + second + number / 33, 0.03, 0, 3 if second < 0 else 1))
+            timeline.step(step(AT + second + number / 33, 0.03, 0, 3 if second < 0 else 1))
     slow = row(AT + 1, tpot_s=0.1, decode_s=1.0, e2e_s=1.05)
     found = explain(slow, [OBJECTIVE], timeline)
     assert found.top is Cause.SPECULATION

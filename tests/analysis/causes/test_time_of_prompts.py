@@ -13,8 +13,8 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
+from tests.analysis.causes.making import AT, OBJECTIVE, row, sample, usual
 from tests.analysis.causes.test_engine_rules import step
-from tests.analysis.causes.test_explaining import AT, OBJECTIVE, row, sample, usual
 
 # Others' prompts were computed in the 1.3 s of this decode, or of this prefill.
 DECODE = row(AT + 1, tpot_s=0.13, decode_s=1.3, e2e_s=1.35)

@@ -32,10 +32,6 @@ def sample(facts: Facts, *, at: float = 100.0, started: float | None = None) -> 
     )
 
 
-def confidence(before: Facts, after: Facts) -> Confidence | None:
-    return restart_between(sample(before), sample(after))
-
-
 def test_another_start_time_makes_a_restart_certain() -> None:
     before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 20}, started=2000)
     assert restart_between(before, after) is Confidence.CERTAIN
@@ -46,29 +42,32 @@ def test_start_times_within_a_second_are_the_same() -> None:
     assert restart_between(before, after) is None
 
 
-def test_a_counter_that_fell_makes_a_restart_probable() -> None:
-    assert confidence({OUTPUT: 10, INPUT: 5}, {OUTPUT: 3, INPUT: 50}) is Confidence.PROBABLE
-
-
-def test_a_counter_that_fell_to_zero_makes_a_restart_probable() -> None:
-    assert confidence({OUTPUT: 10}, {OUTPUT: 0}) is Confidence.PROBABLE
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({OUTPUT: 10, INPUT: 5}, {OUTPUT: 3, INPUT: 50}, Confidence.PROBABLE),
+        ({OUTPUT: 10}, {OUTPUT: 0}, Confidence.PROBABLE),
+        ({OUTPUT: 10, STOPPED: 5, RUNNING: 2}, {RUNNING: 0}, Confidence.PROBABLE),
+        ({OUTPUT: 10, RANKS: 1}, {OUTPUT: 6, RANKS: 2}, Confidence.PROBABLE),
+        ({OUTPUT: 10, RANKS: 2}, {OUTPUT: 6, RANKS: 1}, None),
+        ({OUTPUT: 10, STOPPED: 5}, {OUTPUT: 11}, None),
+        ({OUTPUT: 0}, {}, None),
+        ({RUNNING: 4, OUTPUT: 1}, {RUNNING: 0, OUTPUT: 1}, None),
+    ],
+    ids=[
+        "one fell", "one fell to 0", "all disappeared", "fell while a rank came",
+        "fell with a removed rank", "one is missing", "one at 0 disappeared", "a gauge fell",
+    ],
+)  # fmt: skip
+def test_counters_that_fell_or_all_disappeared_make_a_restart_probable(
+    before: Facts, after: Facts, expected: Confidence | None
+) -> None:
+    assert restart_between(sample(before), sample(after)) is expected
 
 
 def test_a_counter_that_fell_in_the_same_process_is_only_suspected() -> None:
     before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 3}, started=1000)
     assert restart_between(before, after) is Confidence.SUSPECTED
-
-
-def test_counters_that_all_disappeared_make_a_restart_probable() -> None:
-    assert confidence({OUTPUT: 10, STOPPED: 5, RUNNING: 2}, {RUNNING: 0}) is Confidence.PROBABLE
-
-
-def test_one_missing_counter_is_no_restart() -> None:
-    assert confidence({OUTPUT: 10, STOPPED: 5}, {OUTPUT: 11}) is None
-
-
-def test_counters_that_fell_with_a_removed_rank_are_no_restart() -> None:
-    assert confidence({OUTPUT: 10, RANKS: 2}, {OUTPUT: 6, RANKS: 1}) is None
 
 
 def with_ranks(total: float, **ranks: float) -> EngineSample:
@@ -91,18 +90,6 @@ def test_a_removed_rank_does_not_hide_a_counter_reset_of_another(
     after: EngineSample, expected: Confidence | None
 ) -> None:
     assert restart_between(with_ranks(60, r0=10, r1=20, r2=30), after) is expected
-
-
-def test_counters_that_fell_without_a_removed_rank_make_a_restart_probable() -> None:
-    assert confidence({OUTPUT: 10, RANKS: 1}, {OUTPUT: 6, RANKS: 2}) is Confidence.PROBABLE
-
-
-def test_counters_at_zero_may_disappear() -> None:
-    assert confidence({OUTPUT: 0}, {}) is None
-
-
-def test_a_gauge_that_fell_is_no_restart() -> None:
-    assert confidence({RUNNING: 4, OUTPUT: 1}, {RUNNING: 0, OUTPUT: 1}) is None
 
 
 counts = st.integers(0, 10**15).map(float)
