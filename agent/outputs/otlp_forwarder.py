@@ -303,7 +303,7 @@ class Forwarder:
             return self._queue[0][0] if self._queue else None
 
     def _done(self, payload: OtlpBody) -> bool:
-        """Remove the body; False where `close` has already dropped and counted it."""
+        """Remove the body; False if `close` has already dropped and counted it."""
         with self._changed:
             if not self._queue:
                 return False
@@ -312,7 +312,7 @@ class Forwarder:
             return True
 
     def _deliver(self, payload: OtlpBody) -> str | None:
-        """None where the destination accepted the body, else the reason of the drop."""
+        """None if the destination accepted the body, else the reason of the drop."""
         delay_s = self._first_delay_s
         for tries_left in reversed(range(MAX_TRIES)):
             last = tries_left == 0 or self._closing.is_set()

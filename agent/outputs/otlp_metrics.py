@@ -246,7 +246,7 @@ _Key = tuple[str, Kind, Labels]
 class MetricsSnapshot:
     """All metrics at the Unix time `at`; `bins` are those of exponential histograms.
 
-    `engines_started_at` has the Unix start time of each engine's process, where it is known.
+    `engines_started_at` has the Unix start time of each engine's process, if it is known.
     """
 
     at: float

@@ -109,7 +109,7 @@ def _of_engine(fact: Metric) -> str:
 
 
 def _of_gpu(fact: Metric) -> str:
-    return fact.absent or "where the GPU does not report it"
+    return fact.absent or "if the GPU does not report it"
 
 
 _GROUPS = (
@@ -131,7 +131,7 @@ _GROUPS = (
     _Group(
         "Engines",
         "Every engine's own metrics under one name. All are absent while the engine does not "
-        "answer (`llm_engine_up` is 0), and each where the exposition of the engine lacks it.",
+        "answer (`llm_engine_up` is 0), and each if the exposition of the engine lacks it.",
         ENGINE_FACTS,
         ("engine", "model"),
         _of_engine,
@@ -191,7 +191,7 @@ _COMPUTED = "at start"
 class Setting(NamedTuple):
     """One setting: its path in the file, its default in YAML, its variable and its meaning.
 
-    `default` is None where there is none, or where it is known at the start only.
+    `default` is None if there is none, or if it is known at the start only.
     """
 
     path: str
@@ -443,7 +443,7 @@ def _alert_row(alert: Alert, timings: Timings, runbooks: str) -> tuple[str, ...]
 
 
 def _title(alert: Alert) -> str:
-    """The alert's name; where several have it, with its tier."""
+    """The alert's name; if several have it, with its tier."""
     tier = alert.labels.get("tier")
     return alert.name if tier is None else f"{alert.name} tier {tier}"
 

@@ -106,7 +106,7 @@ class ApiQueries(Protocol):
 
 
 class ReadMinutes(Protocol):
-    """Reads the minutes of a window, summed where they are alike."""
+    """Reads the minutes of a window; alike ones are summed."""
 
     def __call__(
         self, over: Window, chosen: Selection, step_s: int | None = None

@@ -56,7 +56,7 @@ class StreamSpeeds(BaseResponse):
 
 
 class RequestFigures(BaseResponse):
-    """Figures of requests. Rates are per second of `covered_s`, and null where that is 0.
+    """Figures of requests. Rates are per second of `covered_s`, and null if that is 0.
 
     Goodput counts requests that met.
 
@@ -68,7 +68,7 @@ class RequestFigures(BaseResponse):
     missed: int
     undetermined: int
     attainment: float | None = Field(
-        description="met / (met + missed); null where several objectives judged: see by_objective"
+        description="met / (met + missed); null if several objectives judged: see by_objective"
     )
     by_objective: list[Attained] = Field(description="those that judged these requests")
     violations_per_min: float | None = Field(description="missed requests per minute")
@@ -101,7 +101,7 @@ class CauseAdvice(BaseResponse):
     part: str = Field(description="queue, prefill, decode, front, failure or unknown")
     meaning: str
     knob: str = Field(description="what to turn")
-    flag: str | None = Field(description="of vLLM; null where none helps")
+    flag: str | None = Field(description="of vLLM; null if none helps")
     costs: str | None = Field(description="what turning it takes away; null for nothing")
 
 
@@ -139,7 +139,7 @@ class ExplanationResponse(BaseResponse):
 
 
 def explanation_response(stored: Mapping[str, Any] | None) -> ExplanationResponse | None:
-    """The explanation of a row; None where it has none."""
+    """The explanation of a row; None if it has none."""
     if stored is None:
         return None
     shares = [

@@ -41,7 +41,7 @@ _REASONS = ", ".join(WithoutRow)
 
 
 class LedgerSideResponse(BaseResponse):
-    """Tokens and requests; null where no engine counts them.
+    """Tokens and requests; null if no engine counts them.
 
     Requests had their first token in the window. Each choice of `n` is one.
     """
@@ -74,7 +74,7 @@ class LedgerResponse(BaseResponse):
 
 
 def ledger_of(minutes: Sequence[MinuteRow]) -> LedgerResponse | None:
-    """The ledger of these minutes; None where no engine counts tokens."""
+    """The ledger of these minutes; None if no engine counts tokens."""
     known = [minute for minute in minutes if minute.ledger is not None]
     if not known:
         return None
@@ -132,14 +132,14 @@ def _less(counted: float | None, in_rows: float) -> float | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum; None where any is unknown."""
+    """The sum; None if any is unknown."""
     found = list(values)
     known = [value for value in found if value is not None]
     return fsum(known) if len(known) == len(found) else None
 
 
 class UtilisationResponse(BaseResponse):
-    """How well the GPUs were used. Fields are null where the model or a peak is unknown."""
+    """How well the GPUs were used. Fields are null if the model or a peak is unknown."""
 
     mfu: float | None
     mbu: float | None
@@ -162,7 +162,7 @@ class DisagreementResponse(BaseResponse):
     figure: str
     higher: str
     lower: str
-    times: float | None = Field(description="null where the lower figure is 0")
+    times: float | None = Field(description="null if the lower figure is 0")
     cause: str | None = Field(default=None, description="the name of the first of the causes")
     causes: list[str] = Field(description="the likely one first")
 
@@ -189,9 +189,9 @@ class EfficiencyResponse(BaseResponse):
     preemptions: float | None = Field(
         description="running requests that were thrown back and computed again"
     )
-    prefix_cache: PrefixCache | None = Field(description="null where no engine counts it")
-    speculation: Speculation | None = Field(description="null where no engine counts it")
-    batch_fill: BatchFill | None = Field(description="null where no limit is known")
+    prefix_cache: PrefixCache | None = Field(description="null if no engine counts it")
+    speculation: Speculation | None = Field(description="null if no engine counts it")
+    batch_fill: BatchFill | None = Field(description="null if no limit is known")
 
 
 class CostResponse(BaseResponse):
@@ -214,7 +214,7 @@ class CostResponse(BaseResponse):
     unseen_usd: float = Field(description="work of requests without a row")
     aborted_usd: float
     wasted_usd: float = Field(description="unseen and aborted")
-    electricity_usd: float | None = Field(description="in the bill; null where not measured")
+    electricity_usd: float | None = Field(description="in the bill; null if not measured")
     usd_per_hour: float = Field(description="of all engines together, at the rate of the bill")
     usd_per_million_input_tokens: float | None
     usd_per_million_computed_input_tokens: float | None
@@ -238,7 +238,7 @@ class CostResponse(BaseResponse):
 
 
 def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> dict[str, Any]:
-    """The summary's fields; empty where no minute is booked, and for one tenant or objective.
+    """The summary's fields; empty if no minute is booked, and for one tenant or objective.
 
     GPUs work for all requests at once, so the figures of a part of them are unknown.
     """
@@ -248,7 +248,7 @@ def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> d
 
 
 def efficiency_and_cost_of(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
-    """The same fields of these minutes; empty where none has the engine's work."""
+    """The same fields of these minutes; empty if none has the engine's work."""
     found = window_efficiency(minutes)
     if found is None:
         return {}

@@ -57,7 +57,7 @@ class SummaryResponse(RequestFigures):
     )
     covered_s: float = Field(description="seconds of the window since data_from; 0 without data")
     relative_error: float = Field(description="of the percentiles")
-    simulated: bool = Field(description="true where the engine is the simulator")
+    simulated: bool = Field(description="true if the engine is the simulator")
     mfu: float | None = Field(default=None, description="of the requests, over all counted time")
     mbu: float | None = Field(default=None, description="of the requests, over all counted time")
     efficiency: EfficiencyResponse | None = None
@@ -185,7 +185,7 @@ class GroupResponse(RequestFigures):
     """The figures of one group."""
 
     group: str | None = Field(
-        description="the engine, model, tenant and so on; null where it is unknown"
+        description="the engine, model, tenant and so on; null if it is unknown"
     )
     covered_s: float = Field(
         description="seconds of the window since the stored data begins, an engine's own by engine"

@@ -38,7 +38,7 @@ class EngineResponse(BaseResponse):
 
     name: str
     agent: str
-    up: bool | None = Field(description="null where that is not known")
+    up: bool | None = Field(description="null if that is not known")
     problem: str | None = Field(default=None, description="why it is not known")
     model: str | None
     dialect: str | None
@@ -56,7 +56,7 @@ class ProcessResponse(BaseResponse):
     """A process on a GPU, by its process id on the host."""
 
     pid: int
-    memory_bytes: int | None = Field(description="null where the driver withholds it")
+    memory_bytes: int | None = Field(description="null if the driver withholds it")
 
 
 class MigInstanceResponse(BaseResponse):

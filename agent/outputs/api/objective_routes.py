@@ -29,7 +29,7 @@ class BudgetResponse(BaseResponse):
     missed: int
     allowed: float = Field(description="misses that the target allows of those met and missed")
     left: float | None = Field(
-        description="share of the allowed misses that is left, below 0 where there were more; null "
+        description="share of the allowed misses that is left, below 0 if there were more; null "
         "without judged requests"
     )
 

@@ -148,7 +148,7 @@ class RequestView(BaseResponse):
 
     request_id: str | None
     span_id: str | None = Field(
-        default=None, description="null where the response itself had the engine's times"
+        default=None, description="null if the response itself had the engine's times"
     )
     status: Status
     ttft_s: float | None

@@ -52,7 +52,7 @@ class AgentExposition(Collector):
         return ()
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition and its content type; OpenMetrics with exemplars where it is accepted."""
+        """The exposition and its content type; OpenMetrics with exemplars if it is accepted."""
         try:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):

@@ -32,7 +32,7 @@ def bound_text(bound: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CountedValues:
-    """What a histogram holds: cumulative buckets, the sum, and the bins where it has them."""
+    """What a histogram holds: cumulative buckets, the sum, and the bins if it has them."""
 
     buckets: list[Bucket]
     sum: float
@@ -212,5 +212,5 @@ class LatencyHistograms:
 
 
 def _taken_at(record: RequestRecord) -> str:
-    """Where a record's latencies were taken: at the proxy where it saw the request."""
+    """Where a record's latencies were taken: at the proxy if it saw the request."""
     return Vantage.ENGINE if record.vantage is Vantage.ENGINE else Vantage.PROXY

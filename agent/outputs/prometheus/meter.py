@@ -172,7 +172,7 @@ class Meter:
             self._counters[metric] |= dict.fromkeys(all_labels, 0.0)
 
     def gauge(self, metric: Metric, value: Callable[[], float | None], *labels: str) -> None:
-        """Expose a metric whose value is read at each scrape; None where it is unknown."""
+        """Expose a metric whose value is read at each scrape; None if it is unknown."""
         self._gauges.setdefault(metric, {})[labels] = value
 
     def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:

@@ -53,7 +53,7 @@ class ReadApi(Protocol):
     """Reads one route of the API below `/api/v1/`; parameters are of its query."""
 
     def __call__(self, route: str, **parameters: str | int) -> Json:
-        """The response. Raises AgentError where there is none."""
+        """The response. Raises AgentError if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ def _objectives(objectives: Sequence[Json]) -> ReportTable:
         ),
         rows=rows,
         note="Attained is met / (met + missed) of this report's window; the error budget is that "
-        "of the objective's own window, below 0 where it is overspent.",
+        "of the objective's own window, below 0 if it is overspent.",
     )
 
 

@@ -64,7 +64,7 @@ def content_policy(page: str, *, in_file: bool = False) -> str:
 
 
 def runbooks() -> Mapping[str, str]:
-    """Every runbook by its file's name, as Markdown; FileNotFoundError where none is packaged."""
+    """Every runbook by its file's name, as Markdown; FileNotFoundError if none is packaged."""
     pages = {path.name: path.read_text(encoding="utf-8") for path in _runbooks_path().iterdir()}
     return dict(sorted(pages.items()))
 

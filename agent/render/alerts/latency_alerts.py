@@ -49,7 +49,7 @@ class LimitedLatency:
     name: str
 
     def limit_s(self, objective: Objective) -> float | None:
-        """The limit in seconds; None where the objective has none."""
+        """The limit in seconds; None if the objective has none."""
         found: float | None = getattr(objective, self.limit)
         return found
 

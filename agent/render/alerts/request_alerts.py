@@ -133,7 +133,7 @@ def _invalid(timings: Timings) -> Alert:
     return Alert(
         name="LlmRequestsInvalid",
         severity=Severity.TICKET,
-        # `or` keeps the left side where both have the labels: wrong names are compared first.
+        # `or` keeps the left side if both have the labels: wrong names are compared first.
         expression=cleandoc(f"""
             (
             sum by (instance, engine, model) (rate({nameless}[{window}]))

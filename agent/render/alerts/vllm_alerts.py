@@ -190,7 +190,7 @@ def _hangs_and_restarts(timings: Timings) -> Iterator[Alert]:
     yield Alert(
         name="VllmRestarted",
         severity=Severity.TICKET,
-        # The start time is missing where several processes share one exposition.
+        # The start time is missing if several processes share one exposition.
         expression=cleandoc(f"""
             max by (instance, model_name) (resets({tokens})) > 0
             unless on (instance)

@@ -155,7 +155,7 @@ AGENT_ROW = PanelRow(
         ),
         Panel(
             "Size of the database",
-            "With its log, where it is a file. Agents that share a database have one size.",
+            "With its log, if it is a file. Agents that share a database have one size.",
             PanelUnit.BYTES,
             (Query(by(("instance",), gauge(own.DATABASE_SIZE), "max"), "{{instance}}"),),
         ),

@@ -278,7 +278,7 @@ EFFICIENCY_ROW = PanelRow(
         ),
         Panel(
             "Sources that disagree",
-            "The ratio of two sources, where it is beyond the margin, with the likely cause. One "
+            "The ratio of two sources, if it is beyond the margin, with the likely cause. One "
             "of them is wrong: the model's config, the GPU's data, or requests that the agent did "
             "not see.",
             PanelUnit.NUMBER,
@@ -350,7 +350,7 @@ _ROOM = (
     ),
     Panel(
         "Batch in use",
-        "Requests that run over the most that may run. Only where the engine's limit is known.",
+        "Requests that run over the most that may run. Only if the engine's limit is known.",
         PanelUnit.SHARE,
         (per_engine(ratio(RUNNING, MOST_RUNNING)),),
         highest=1,

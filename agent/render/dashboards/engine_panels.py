@@ -143,7 +143,7 @@ _PHASES = (
 _OWN_LATENCY = tuple(
     Panel(
         f"Engine's {name}",
-        f"{text} In the engine's own buckets, which are coarse: use it where no spans arrive.",
+        f"{text} In the engine's own buckets, which are coarse: use it if no spans arrive.",
         PanelUnit.SECONDS,
         percentiles(metric, ENGINE, "{{engine}} "),
     )
@@ -237,7 +237,7 @@ _QUEUE = (
     Panel(
         "Batch fill",
         "Requests in the batch over the most that may run, and tokens of a step over the most that "
-        "it may compute. Full: limits hold requests back. Empty: the GPU has room. Only where the "
+        "it may compute. Full: limits hold requests back. Empty: the GPU has room. Only if the "
         "engine's limits are known.",
         PanelUnit.SHARE,
         (
@@ -397,7 +397,7 @@ _HEALTH = (
     Panel(
         "CPU of the engine's processes",
         "Cores in use, by the role of the process. A front near one core is a bottleneck that no "
-        "GPU metric shows. Only where the agent sees the processes.",
+        "GPU metric shows. Only if the agent sees the processes.",
         PanelUnit.NUMBER,
         (sum_by(("engine", "role"), host_facts.CPU),),
     ),

@@ -18,7 +18,7 @@ from agent.render.promql import by, eq
 
 
 def _per_gpu(metric: Metric, what: str = "", label: str | None = None) -> Query:
-    """One value for each GPU, and for each value of `label`, where several agents see one GPU."""
+    """One value for each GPU, and for each value of `label`, if several agents see one GPU."""
     return max_by(GPU if label is None else (*GPU, label), metric, what)
 
 

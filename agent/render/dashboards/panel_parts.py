@@ -328,7 +328,7 @@ def quantile(share: float, metric: Metric, labels: Iterable[str]) -> str:
 
 
 def ratio(part: str, whole: str) -> str:
-    """A part over its whole; no value where the whole is 0."""
+    """A part over its whole; no value if the whole is 0."""
     return f"{part}\n  / ({whole} > 0)"
 
 

@@ -128,7 +128,7 @@ _LOST = (
     ),
     Panel(
         "Attainment by tenant",
-        "Tenants are known where requests pass the proxy. Green starts at the objective's target.",
+        "Tenants are known if requests pass the proxy. Green starts at the objective's target.",
         PanelUnit.SHARE,
         (Sql(sql.ATTAINMENT_BY_TENANT), Sql(sql.COLOURS)),
         style=TABLE,
@@ -162,7 +162,7 @@ _LOST = (
     Panel(
         "Causes of misses",
         "Seconds beyond the limits of the objective, by cause, and the requests that lost some of "
-        "them; by status where the causes are not known. What to turn is in the dashboard of "
+        "them; by status if the causes are not known. What to turn is in the dashboard of "
         "objectives, under the causes over time.",
         PanelUnit.NUMBER,
         (Sql(sql.CAUSES),),

@@ -39,7 +39,7 @@ counted
   AND coalesce(engine, 'unknown') = ANY (ARRAY[${engine:sqlstring}]::text[])
   AND coalesce(model, 'unknown') = ANY (ARRAY[${model:sqlstring}]::text[])
   AND coalesce(tenant, 'unknown') = ANY (ARRAY[${tenant:sqlstring}]::text[])"""
-# NULL where the objective does not cover the request.
+# NULL if the objective does not cover the request.
 _VERDICT = "verdicts::jsonb ->> ${objective:sqlstring}"
 _JUDGED = f"""\
 WITH judged AS (
@@ -155,7 +155,7 @@ FROM judged
 GROUP BY 1
 ORDER BY 1"""
 
-# The shares of a request over this objective's limits; none where it is not explained.
+# The shares of a request over this objective's limits; none if it is not explained.
 _SHARES = "jsonb_array_elements(explanation::jsonb -> 'shares')"
 CAUSES = f"""\
 {_JUDGED}SELECT
