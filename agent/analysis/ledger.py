@@ -6,7 +6,7 @@ from math import fsum, inf
 
 import numpy as np
 
-from agent.analysis.efficiency.engine_observation import EngineObservation, Growth
+from agent.analysis.efficiency.engine_observation import EngineObservation, Increase
 from agent.analysis.efficiency.request_activity import (
     Activities,
     request_activities,
@@ -36,10 +36,10 @@ def minute_ledger(observed: EngineObservation, requests: BookedRequests) -> Ledg
     what it counted before its end is unknown.
     """
     counted = [each for each in observed.intervals if each.counted]
-    growth = Growth()
+    increase = Increase()
     for interval in counted:
-        growth = growth.plus(interval.growth.times(interval.time.share_in(observed.time)))
-    if growth.input_tokens is None and growth.output_tokens is None:
+        increase = increase.plus(interval.increase.times(interval.time.share_in(observed.time)))
+    if increase.input_tokens is None and increase.output_tokens is None:
         return None
     begun, refused = _Begun.of(requests), _refused_at(requests)
     spans = merged(TimeRanges.of(each.time.within(observed.time) for each in counted))
@@ -48,11 +48,11 @@ def minute_ledger(observed: EngineObservation, requests: BookedRequests) -> Ledg
         for span in spans
     ]
     return Ledger(
-        input_tokens=growth.input_tokens,
-        output_tokens=growth.output_tokens,
-        requests=growth.first_tokens,
-        finished=growth.finished,
-        refused=growth.refused,
+        input_tokens=increase.input_tokens,
+        output_tokens=increase.output_tokens,
+        requests=increase.first_tokens,
+        finished=increase.finished,
+        refused=increase.refused,
         died=_died(observed, requests),
         **{name: fsum(each[name] for each in rows) for name in rows[0]},
     )
@@ -182,8 +182,8 @@ class _Presence:
         taken = requests.chosen(~requests.have(Status.THROTTLED, Status.INVALID))
         # A slow client may still read what the engine finished before.
         ends, choices, begun = taken.ended_at.copy(), np.ones(taken.rows.size), _Begun.of(taken)
-        places = np.flatnonzero(_begun(taken))
-        ends[places], choices[places] = begun.active.last_at, begun.choices
+        indexes = np.flatnonzero(_begun(taken))
+        ends[indexes], choices[indexes] = begun.active.last_at, begun.choices
         return cls(taken.started_at, ends, choices)
 
     def at(self, at: float) -> float:

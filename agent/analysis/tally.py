@@ -199,11 +199,11 @@ def _sums(objective: str, shares: Sequence[CauseShare], top: str) -> dict[CauseP
     """One request in each sum, and in one of its first cause: where that took most seconds."""
     sums: dict[CausePlace, CauseSum] = {}
     for share in shares:
-        place = CausePlace(objective, share.limit, str(share.cause))
-        sums.setdefault(place, CauseSum(requests=1)).add(CauseSum(excess_s=share.excess_s))
-    of_top = [place for place in sums if place.cause == top]
+        key = CausePlace(objective, share.limit, str(share.cause))
+        sums.setdefault(key, CauseSum(requests=1)).add(CauseSum(excess_s=share.excess_s))
+    of_top = [key for key in sums if key.cause == top]
     if of_top:
-        sums[max(of_top, key=lambda place: sums[place].excess_s or 0.0)].top_requests = 1
+        sums[max(of_top, key=lambda key: sums[key].excess_s or 0.0)].top_requests = 1
     return sums
 
 
@@ -235,8 +235,8 @@ class CauseFigures:
 def figures_by_cause(sums: CauseSums) -> list[CauseFigures]:
     """The causes of one objective, those with the most seconds first."""
     by_cause: dict[str, dict[str, CauseSum]] = {}
-    for place, each in sums.items():
-        by_cause.setdefault(place.cause, {}).setdefault(place.limit, CauseSum()).add(each)
+    for key, each in sums.items():
+        by_cause.setdefault(key.cause, {}).setdefault(key.limit, CauseSum()).add(each)
     totals = {cause: _total(by_limit.values()) for cause, by_limit in by_cause.items()}
     whole_s = sum(total.excess_s or 0.0 for total in totals.values())
     figures = [

@@ -26,7 +26,7 @@ LONGEST_WAIT_S = 30.0
 # One run explains this many at most: other threads of the agent wait meanwhile.
 MOST_AT_ONCE = 2_000
 REQUESTS_PER_SLICE = 100
-# Between turns the writer of requests comes first.
+# Between slices the writer of requests comes first.
 REQUESTS_PER_TURN = 10
 # Half a minute of a million missed requests an hour. Further ones are read from the store later.
 MOST_WAITING = 8_192
@@ -150,7 +150,7 @@ class MissedRequests:
 
     @property
     def fill(self) -> float:
-        """The share of the room for waiting requests that is taken."""
+        """How full the queue of waiting requests is, from 0 to 1."""
         return max(len(self._counted), len(self._waiting)) / MOST_WAITING
 
     def lag_s(self, now: float) -> float:

@@ -50,13 +50,13 @@ class BookedMinutes:
         """The costs of the requests that overlap a time, in these minutes, and their whole work."""
         ended_at = self.requests.ended_at
         overlap = (self.requests.started_at <= time.until) & (ended_at >= time.from_at)
-        places = np.flatnonzero(overlap & (ended_at < time.until + LONGEST_REQUEST_S))
-        requests = self.requests.chosen(places)
+        indexes = np.flatnonzero(overlap & (ended_at < time.until + LONGEST_REQUEST_S))
+        requests = self.requests.chosen(indexes)
         columns = (
             requests.rows,
             np.array([vantage.value for vantage in VANTAGES])[requests.vantages],
             requests.ended_at < self.minutes[-1].until,
-            *(self.usd[places], self.gpu_hours[places], *self._works(requests)),
+            *(self.usd[indexes], self.gpu_hours[indexes], *self._works(requests)),
         )
         return _costs(columns)
 
@@ -147,7 +147,7 @@ class MinuteBooker:
             usd=_sums(requests, [each.cost for each in booked]),
             gpu_hours=_sums(requests, [each.gpu_hours for each in booked]),
             serving=serving,
-            cached_share=whole.growth.cached_share,
+            cached_share=whole.increase.cached_share,
         )
 
     def _requests(
@@ -172,16 +172,16 @@ def _sums(requests: BookedRequests, costs: Iterable[MinuteCost | None]) -> Array
     sums = np.full(requests.rows.size, np.nan)
     for cost in costs:
         if cost is not None:
-            places = requests.places_of(cost.rows)
-            sums[places] = np.nan_to_num(sums[places]) + cost.parts
+            indexes = requests.places_of(cost.rows)
+            sums[indexes] = np.nan_to_num(sums[indexes]) + cost.parts
     return sums
 
 
 def _good_tokens(ended: BookedRequests) -> dict[str, float]:
     """The output tokens of the requests that met each objective."""
     tokens: defaultdict[str, float] = defaultdict(float)
-    for place, objectives in enumerate(ended.met_objectives):
-        judged = ended.verdicts == place
+    for index, objectives in enumerate(ended.met_objectives):
+        judged = ended.verdicts == index
         for objective in objectives if judged.any() else ():
             tokens[objective] += float(np.nansum(ended.output_tokens[judged]))
     return dict(tokens)
@@ -236,7 +236,7 @@ class _Minute:
         before: MinuteRow | None,
     ) -> _BookedMinute:
         """The minute, and what each request cost in it."""
-        active = request_activities(requests, observed.growth.cached_share)
+        active = request_activities(requests, observed.increase.cached_share)
         works = whole_works(active, self._serving)
         split = minute_cost(observed, works, self._serving)
         found = minute_efficiency(observed, works, self._serving, gpu_samples)

@@ -73,7 +73,7 @@ class EnginePipeline:
 
     @property
     def fill(self) -> float:
-        """The share of the room for waiting events that is taken."""
+        """How full the queue of waiting events is, from 0 to 1."""
         return len(self._waiting) / MAX_WAITING_EVENTS
 
     @property

@@ -62,11 +62,11 @@ class Minutes:
     def _gpu_samples(self, _gpus: Any, _window: TimeRange) -> Sequence[GpuSample]:
         return self.gpu_samples
 
-    def read(self, times: Iterable[float], **growth_per_s: float) -> None:
-        """Store samples at these seconds; counters grow by `growth_per_s`, gauges are always 1."""
+    def read(self, times: Iterable[float], **increase_per_s: float) -> None:
+        """Store samples at these seconds; `increase_per_s` is of counters, gauges are always 1."""
         observations = ObservationStore(self.database, "agent-0")
         for at in times:
-            facts = {name: each * at for name, each in growth_per_s.items()}
+            facts = {name: each * at for name, each in increase_per_s.items()}
             observations.write_engine_sample(engine_sample(NOON + at, **facts))
 
     def read_one(self, at: float, model: str = "llama", /, **values: float) -> None:

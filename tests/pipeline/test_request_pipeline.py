@@ -112,6 +112,22 @@ def test_requests_are_judged_before_they_are_stored() -> None:
     asyncio.run(accept())
 
 
+def test_records_are_completed_before_they_are_judged_and_counted_ones_are_passed_on() -> None:
+    writer, counted = HeldWriter(), list[JudgedRequest]()
+    judged = Judge([CHAT]).judged(request(1))
+    writer.result.set_result(WriteResult([judged], [judged]))
+    pipeline = RequestPipeline(
+        Judge([CHAT]),
+        writer,
+        RecordingMeter(),
+        counted.extend,
+        complete=lambda record: record._replace(ttft_s=0.3),
+    )
+    asyncio.run(pipeline.accept([request(1)]))
+    assert [item.judgement.verdict for item in writer.submitted[0]] == [Verdict.MISSED]
+    assert counted == [judged]
+
+
 def test_an_empty_batch_is_not_committed() -> None:
     writer, meter = HeldWriter(), RecordingMeter()
     asyncio.run(RequestPipeline(Judge([]), writer, meter).accept([]))

@@ -200,11 +200,11 @@ def _limits(limits: LatencyLimits, name: str) -> tuple[float, ...]:
 
 
 def _between(limit_s: float, bounds: list[float]) -> str:
-    place = bisect(bounds, limit_s)
-    below = 0.0 if not place else bounds[place - 1]
-    if place == len(bounds):
+    index = bisect(bounds, limit_s)
+    below = 0.0 if not index else bounds[index - 1]
+    if index == len(bounds):
         return f"{limit_s:g} s is above the last edge, {below:g}"
-    return f"{limit_s:g} s is between the edges {below:g} and {bounds[place]:g}"
+    return f"{limit_s:g} s is between the edges {below:g} and {bounds[index]:g}"
 
 
 def spans(evidence: AuditEvidence) -> CheckResult:

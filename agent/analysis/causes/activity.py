@@ -214,7 +214,7 @@ class StepCosts:
             return 0.0
         bucket = _bucket(decoding)
         near = sorted(self._decode, key=lambda known: abs(known - bucket))
-        known = (self._step_s(place) for place in near)
+        known = (self._step_s(known_bucket) for known_bucket in near)
         return next((value for value in known if value is not None), None)
 
     def divided(self, done: Slice) -> tuple[float, float, float, float, float]:
@@ -249,7 +249,7 @@ def _bucket(decoding: float) -> int:
     return max(0, round(decoding) - 1).bit_length()
 
 
-# What held the queue; from KV on, the place of its seconds among those of `sums_of`.
+# What held the queue; from KV on, the index of its seconds among those of `sums_of`.
 NOTHING, KV, DEFERRED, CAP, BUDGET, OTHER = -1, 0, 1, 2, 3, 4
 
 
@@ -312,15 +312,15 @@ def slices_between(before: EngineSample | None, after: EngineSample) -> Iterator
         return
     if before.process_started_at != after.process_started_at:
         return
-    grown = _grown(before, after)
-    if min(grown.values()) < 0:
+    increases = _increases(before, after)
+    if min(increases.values()) < 0:
         return
-    grown[_ARRIVALS] = _arrivals(before, after, grown[fact.REQUESTS_FINISHED.name])
+    increases[_ARRIVALS] = _arrivals(before, after, increases[fact.REQUESTS_FINISHED.name])
     middle = (before.at + after.at) / 2
     ends = ((before, before.at, middle), (after, middle, after.at))
     always_busy = _gauge(before, fact.REQUESTS_RUNNING) and _gauge(after, fact.REQUESTS_RUNNING)
     for sample, since, until in ends:
-        yield _slice(sample, since, until, grown, bool(always_busy))
+        yield _slice(sample, since, until, increases, bool(always_busy))
 
 
 def shows_empty_queue(sample: EngineSample, done: Slice) -> bool:
@@ -349,9 +349,9 @@ _COUNTERS = (
 
 
 def _slice(
-    sample: EngineSample, since: float, until: float, grown: dict[str, float], busy: bool
+    sample: EngineSample, since: float, until: float, increases: dict[str, float], busy: bool
 ) -> Slice:
-    half = {name: value / 2 for name, value in grown.items()}
+    half = {name: value / 2 for name, value in increases.items()}
     generated = half[fact.OUTPUT_TOKENS.name]
     deferred = sample.fact(fact.REQUESTS_WAITING_BY_REASON.name, _DEFERRED) or 0.0
     return Slice(
@@ -379,7 +379,7 @@ _ARRIVALS = "arrivals"
 
 
 def _arrivals(before: EngineSample, after: EngineSample, finished: float) -> float:
-    """Requests that came: those that finished, and the growth of those inside the engine."""
+    """Requests that came: those that finished, and the increase of those inside the engine."""
     inside = [
         _gauge(sample, fact.REQUESTS_RUNNING) + _gauge(sample, fact.REQUESTS_WAITING)
         for sample in (before, after)
@@ -392,11 +392,11 @@ def _gauge(sample: EngineSample, metric: Metric) -> float:
     return sample.fact(metric.name) or 0.0
 
 
-def _grown(before: EngineSample, after: EngineSample) -> dict[str, float]:
-    """How much each counter grew, over all its labels; below 0 after a counter reset."""
-    grown = dict.fromkeys((metric.name for metric in _COUNTERS), 0.0)
+def _increases(before: EngineSample, after: EngineSample) -> dict[str, float]:
+    """The increase of each counter, over all its labels; below 0 after a counter reset."""
+    increases = dict.fromkeys((metric.name for metric in _COUNTERS), 0.0)
     for sample, sign in ((before, -1.0), (after, 1.0)):
         for (name, _), value in sample.facts.items():
-            if name in grown:
-                grown[name] += sign * value
-    return grown
+            if name in increases:
+                increases[name] += sign * value
+    return increases

@@ -237,7 +237,7 @@ class PromptLog:
         period counts whole.
         """
         low, high = bisect_left(self._at, start), bisect_right(self._at, end)
-        mine = self._place(*own)
+        mine = self._index_of(*own)
         if high - low <= _FEW:
             return self._one_by_one(low, (start, end), mine)
         self._sums.extend(self._prompts)
@@ -252,8 +252,8 @@ class PromptLog:
         share = None if unknown else missing / max(1, tokens)
         return Prompts(many, tokens, share, self._sums.sizes[low:high], own_tokens)
 
-    def _place(self, span_id: str, first_at: float) -> int:
-        """The place of a request's own prompt; -1 without one."""
+    def _index_of(self, span_id: str, first_at: float) -> int:
+        """The index of a request's own prompt; -1 without one."""
         times = self._at
         index = bisect_left(times, first_at - _SAME_S)
         while index < len(times) and times[index] <= first_at + _SAME_S:
@@ -293,7 +293,7 @@ class _PromptSums:
         self._unknown = array("q", [0])
 
     def cut(self, index: int) -> None:
-        """Drop the sums from this place on: a prompt was inserted there."""
+        """Drop the sums from this index on: a prompt was inserted there."""
         for sums in (self._tokens, self._missing, self._unknown):
             del sums[index + 1 :]
 

@@ -134,7 +134,7 @@ def sequence_cap(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def prefill_backlog(case: MissedCase, left_s: float) -> Claim | None:
-    """The steps had no room for more prompt tokens."""
+    """Steps were at their limit of prompt tokens."""
     held_s = case.backlog.activity.budget_full_s
     return _held(case, left_s, held_s, "steps were full of prompt tokens")
 
@@ -155,7 +155,7 @@ def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def _lacks_capacity(case: MissedCase) -> bool:
-    """Whether memory or places held the queue while no more requests ran than usual.
+    """Whether memory or the limit of requests held the queue, with no more running than usual.
 
     A slow engine also fills its memory and its places, but then more requests run than usual. Only
     the time with a queue counts.

@@ -55,12 +55,12 @@ class RunningSums:
         times = self._at
         if not times or since > times[-1] + self._width_s:
             self._append(since)
-        grown = (max(0.0, at - max(since, times[-1])), *values)
+        increase = (max(0.0, at - max(since, times[-1])), *values)
         if len(times) > 1 and at - times[-2] < self._width_s:
             times[-1] = max(at, times[-1])
         else:
             self._append(max(at, times[-1]))
-        self._sums[len(times) - 1] += grown
+        self._sums[len(times) - 1] += increase
         self.first_at, self.last_at = times[0], times[-1]
 
     def between(self, start: float, end: float) -> list[float]:

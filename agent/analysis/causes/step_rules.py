@@ -72,7 +72,7 @@ def prefill_batch_load(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def preemption(case: MissedCase, left_s: float) -> Claim | None:
-    """The request lost its place, because the KV cache was full, and was computed again."""
+    """The request was preempted, because the KV cache was full, and computed again."""
     done = case.decode.activity
     own = None if case.ended is None else case.ended.preemptions
     if own == 0 or (own is None and done.preempted < 1):

@@ -193,12 +193,12 @@ def _change(measure: Measure, before: float, after: float) -> float | None:
 def _judged(lines: Sequence[ComparedLine], level: float) -> list[ComparedLine]:
     """With the verdicts of those lines whose change is too improbable for chance."""
     found = list(lines)
-    asked = [place for place, line in enumerate(found) if line.chance is not None]
-    evident = rejected([found[place].chance or 0.0 for place in asked], level)
-    for place, is_evident in zip(asked, evident, strict=True):
-        line = found[place]
+    asked = [index for index, line in enumerate(found) if line.chance is not None]
+    evident = rejected([found[index].chance or 0.0 for index in asked], level)
+    for index, is_evident in zip(asked, evident, strict=True):
+        line = found[index]
         if is_evident and line.change is not None and abs(line.change) > line.measure.least:
-            found[place] = replace(line, outcome=_direction(line.measure.better, line.change))
+            found[index] = replace(line, outcome=_direction(line.measure.better, line.change))
     return found
 
 

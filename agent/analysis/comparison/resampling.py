@@ -127,8 +127,8 @@ def _counts(groups: Sequence[Array], edges: Array) -> Array:
     for row, values in zip(counts, groups, strict=True):
         # Rounding must not put the least or the greatest one outside.
         logarithms = np.log(np.maximum(values, _LEAST))
-        places = np.searchsorted(edges, logarithms, side="right")
-        row += np.bincount(places, minlength=len(row))
+        indexes = np.searchsorted(edges, logarithms, side="right")
+        row += np.bincount(indexes, minlength=len(row))
     return counts
 
 
@@ -294,10 +294,10 @@ def rejected(chances: Sequence[float], level: float) -> list[bool]:
 
     Holm, "A simple sequentially rejective multiple test procedure" (1979).
     """
-    order = sorted(range(len(chances)), key=lambda place: chances[place])
+    order = sorted(range(len(chances)), key=lambda index: chances[index])
     found = [False] * len(chances)
-    for rank, place in enumerate(order):
-        if chances[place] > level / (len(chances) - rank):
+    for rank, index in enumerate(order):
+        if chances[index] > level / (len(chances) - rank):
             break
-        found[place] = True
+        found[index] = True
     return found

@@ -61,19 +61,19 @@ def unseen_loads(
     seen = seen_work(works)
     tokens = unseen_by_interval(observed, works.active)
     loads = np.zeros((len(Loads._fields), len(tokens)))
-    for place, (interval, unseen) in enumerate(zip(observed.intervals, tokens, strict=True)):
-        busy_s, rate = float(times.busy_s[place]), float(times.rates[place])
+    for index, (interval, unseen) in enumerate(zip(observed.intervals, tokens, strict=True)):
+        busy_s, rate = float(times.busy_s[index]), float(times.rates[index])
         if busy_s > _ROUNDING and any(unseen):
             work = unseen_work(seen, unseen, serving)
-            counted = interval.growth.steps or 0.0
+            counted = interval.increase.steps or 0.0
             steps = counted / busy_s if counted >= 1 else 0.0
             decode = _decode(work.decode, busy_s, rate or steps)
             (prefill_s,) = times.prefill_s(TokenWorks.of([work.prefill])).tolist()
             if serving.roof is None:
                 # Prompts that the engine timed may have shared that time with unseen ones.
-                share = _token_share(work.prefill.tokens, interval.growth.output_tokens or 0.0)
+                share = _token_share(work.prefill.tokens, interval.increase.output_tokens or 0.0)
                 prefill_s = min(prefill_s, busy_s * share)
-            loads[:, place] = *_prefill(work.prefill, busy_s, prefill_s), *decode
+            loads[:, index] = *_prefill(work.prefill, busy_s, prefill_s), *decode
     return loads
 
 
@@ -108,13 +108,13 @@ def unseen_by_interval(observed: EngineObservation, active: Activities) -> list[
     of_output = observed.as_counted(active, fact.OUTPUT_TOKENS)
     for interval in observed.intervals:
         inside = interval.time.within(observed.time)
-        growth = interval.growth.times(interval.time.share_in(observed.time))
+        increase = interval.increase.times(interval.time.share_in(observed.time))
         prompts = of_input.input_counted_in(inside).sum()
-        computed.append((growth.computed_tokens or 0.0) - float(prompts))
-        output.append((growth.output_tokens or 0.0) - float(of_output.output_in(inside).sum()))
-        first.append((growth.first_tokens or 0.0) - float(active.first_in(inside).sum()))
+        computed.append((increase.computed_tokens or 0.0) - float(prompts))
+        output.append((increase.output_tokens or 0.0) - float(of_output.output_in(inside).sum()))
+        first.append((increase.first_tokens or 0.0) - float(active.first_in(inside).sum()))
     found = zip(_surplus(computed), _surplus(output), _surplus(first), strict=True)
-    counted = observed.growth.first_tokens is not None
+    counted = observed.increase.first_tokens is not None
     return [UnseenTokens(*each[:2], each[2] if counted else None) for each in found]
 
 
@@ -190,7 +190,7 @@ def busy_split(
     # Sums of many small differences; the seconds themselves are exact.
     exact = _ratio(float(seconds.sum()), float(of_requests.sum()) + of_unseen)
     alone = np.maximum(busy - covered, 0.0)
-    counted = [interval.growth.output_tokens is not None for interval in observed.intervals]
+    counted = [interval.increase.output_tokens is not None for interval in observed.intervals]
     return BusySplit(
         requests=_by_owner(of_requests * exact, found.owners, works.active.rows.size),
         unseen=of_unseen * exact + float(alone[counted].sum()),
@@ -240,8 +240,8 @@ def _apart(segments: _Segments, seconds: Array, count: int) -> Array:
     """
     apart = Loads.of(segments.loads).prompts == 0
     of_interval = np.bincount(segments.intervals, seconds, count)
-    room = np.bincount(segments.intervals, seconds * apart, count)
-    scale = np.divide(of_interval, room, out=np.ones(count), where=room > of_interval / 2)
+    capacity = np.bincount(segments.intervals, seconds * apart, count)
+    scale = np.divide(of_interval, capacity, out=np.ones(count), where=capacity > of_interval / 2)
     return np.where((scale > 1.0)[segments.intervals], apart * scale[segments.intervals], 1.0)
 
 

@@ -46,12 +46,12 @@ def alone_s(interval: SampleInterval, pace: Pace) -> float | None:
 
     None if the pace is unknown, or a prompt may be at work that is not counted yet.
     """
-    growth = interval.growth
-    unfinished = not growth.output_tokens and any(each != 0 for each in interval.running)
-    if unfinished or growth.output_tokens is None or pace.step_s is None or pace.token_s is None:
+    increase = interval.increase
+    unfinished = not increase.output_tokens and any(each != 0 for each in interval.running)
+    if unfinished or increase.output_tokens is None or pace.step_s is None or pace.token_s is None:
         return None
-    steps = growth.output_tokens if growth.steps is None else growth.steps
-    return steps * pace.step_s + (growth.computed_tokens or 0.0) * pace.token_s
+    steps = increase.output_tokens if increase.steps is None else increase.steps
+    return steps * pace.step_s + (increase.computed_tokens or 0.0) * pace.token_s
 
 
 def beyond_s(interval: SampleInterval, near: Activities, pace: Pace) -> float | None:
@@ -59,10 +59,10 @@ def beyond_s(interval: SampleInterval, near: Activities, pace: Pace) -> float | 
 
     With drafts a step has several tokens of a stream, and the steps of rows are unknown.
     """
-    growth = interval.growth
-    if growth.steps is None or pace.step_s is None or growth.draft_tokens:
+    increase = interval.increase
+    if increase.steps is None or pace.step_s is None or increase.draft_tokens:
         return None
-    return max(growth.steps - _steps_of(near, interval.time), 0.0) * pace.step_s
+    return max(increase.steps - _steps_of(near, interval.time), 0.0) * pace.step_s
 
 
 def _steps_of(active: Activities, time: TimeRange) -> float:
@@ -195,21 +195,21 @@ def _worked_later(
     began = active.chosen(read.holds(active.begin_at))
     prompts = observed.as_counted(began, fact.INPUT_TOKENS)
     outputs = observed.as_counted(began, fact.OUTPUT_TOKENS)
-    growth, (ran_before, ran_after) = interval.growth, interval.running
+    increase, (ran_before, ran_after) = interval.increase, interval.running
     return (
         began.rows.size > 0
         and not ran_before
         and (ran_after or 0.0) <= began.rows.size
-        and (growth.output_tokens or 0.0) <= float(outputs.output_in(read).sum())
-        and (growth.computed_tokens or 0.0) <= float(prompts.input_counted_in(read).sum())
+        and (increase.output_tokens or 0.0) <= float(outputs.output_in(read).sum())
+        and (increase.computed_tokens or 0.0) <= float(prompts.input_counted_in(read).sum())
     )
 
 
 def _explained(interval: SampleInterval, counted: Activities) -> float:
     """The share of the interval's output tokens that belongs to requests with a row."""
-    if not interval.growth.output_tokens:
+    if not interval.increase.output_tokens:
         return 1.0
     had = float(counted.output_in(interval.time).sum())
     _, reading = _reads(interval)
     read = float(counted.output_in(reading).sum())
-    return min((had + read) / interval.growth.output_tokens, 1.0)
+    return min((had + read) / interval.increase.output_tokens, 1.0)

@@ -51,16 +51,16 @@ def engine_utilisation(observed: EngineObservation, serving: Serving) -> SourceU
     seconds = fsum(
         interval.time.within(observed.time).length_s
         for interval in observed.intervals
-        if interval.growth.flops is not None
+        if interval.increase.flops is not None
     )
-    growth = observed.growth
-    if growth.flops is None:
+    increase = observed.increase
+    if increase.flops is None:
         return SourceUtilisation(source=Source.ENGINE)
-    moved = (growth.read_bytes or 0.0) + (growth.written_bytes or 0.0)
+    moved = (increase.read_bytes or 0.0) + (increase.written_bytes or 0.0)
     # The counters are of one GPU of each rank, summed over the ranks.
     gpus = serving.parallelism.gpus / observed.ranks
-    mfu, mbu = serving.utilisation(Work(growth.flops * gpus, moved * gpus), seconds)
-    known = growth.read_bytes is not None
+    mfu, mbu = serving.utilisation(Work(increase.flops * gpus, moved * gpus), seconds)
+    known = increase.read_bytes is not None
     return SourceUtilisation(source=Source.ENGINE, mfu=mfu, mbu=mbu if known else None)
 
 

@@ -24,7 +24,7 @@ _COMPUTED_HERE = "local_compute"
 _NOT_FINISHED = frozenset([("abort",), ("",)])
 
 
-class Growth(NamedTuple):
+class Increase(NamedTuple):
     """What an engine counted in some time; None if it has no such counter.
 
     `cached_tokens` are the part of `input_tokens` that was not computed, `first_tokens` the part of
@@ -69,28 +69,28 @@ class Growth(NamedTuple):
         """Whether any counter shows that the engine worked."""
         return any((self.steps, self.input_tokens, self.output_tokens))
 
-    def times(self, share: float) -> "Growth":
+    def times(self, share: float) -> "Increase":
         """This share of every counter."""
-        return Growth(*[None if value is None else value * share for value in self])
+        return Increase(*[None if value is None else value * share for value in self])
 
-    def plus(self, other: "Growth") -> "Growth":
+    def plus(self, other: "Increase") -> "Increase":
         """The sum; a counter that only one of them knows has that one's value."""
-        return Growth(*[_added(mine, yours) for mine, yours in zip(self, other, strict=True)])
+        return Increase(*[_added(mine, yours) for mine, yours in zip(self, other, strict=True)])
 
 
-def growth_between(before: EngineSample, after: EngineSample, *, restarted: bool) -> Growth:
+def increase_between(before: EngineSample, after: EngineSample, *, restarted: bool) -> Increase:
     """What the engine counted between two samples.
 
     After a restart or a counter reset the new values are all that is known to have been counted.
     """
-    then = [0.0] * len(Growth._fields) if restarted else list(_counters(before))
-    return Growth(
+    then = [0.0] * len(Increase._fields) if restarted else list(_counters(before))
+    return Increase(
         *[counter_increase(old, new) for old, new in zip(then, _counters(after), strict=True)]
     )
 
 
 def counter_increase(before: float | None, after: float | None) -> float | None:
-    """How far a counter went up. After a reset the new value is all growth."""
+    """How far a counter went up. After a reset the new value is all increase."""
     if before is None or after is None:
         return None
     return after - before if after >= before else max(after, 0.0)
@@ -188,7 +188,7 @@ class SampleInterval:
 
     time: TimeRange
     state: IntervalState
-    growth: Growth
+    increase: Increase
     running: tuple[float | None, float | None] = (None, None)
     read_s: tuple[float, float] = (SHORT_READ_S, SHORT_READ_S)
     cache_full: float = 0.0
@@ -205,13 +205,13 @@ class SampleInterval:
     @property
     def step_room_tokens(self) -> float | None:
         """The most tokens that the steps may compute."""
-        budget, steps = self.step_budget_tokens, self.growth.steps
+        budget, steps = self.step_budget_tokens, self.increase.steps
         return None if budget is None or steps is None else budget * steps
 
     @property
     def counted(self) -> bool:
         """Whether one process counted tokens from its start to its end."""
-        tokens = (self.growth.input_tokens, self.growth.output_tokens)
+        tokens = (self.increase.input_tokens, self.increase.output_tokens)
         return not self.restarted and any(each is not None for each in tokens)
 
 
@@ -219,13 +219,13 @@ class SampleInterval:
 class EngineObservation:
     """Some time of one engine. `intervals` follow each other, cover it and may reach beyond it.
 
-    `growth` is that of `time` alone. `ranks` are data-parallel ranks. The tokens in
+    `increase` is that of `time` alone. `ranks` are data-parallel ranks. The tokens in
     `counted_at_end` are counted when their request ends.
     """
 
     time: TimeRange
     intervals: tuple[SampleInterval, ...]
-    growth: Growth
+    increase: Increase
     ranks: int
     counted_at_end: frozenset[Metric] = frozenset()
 
@@ -251,7 +251,7 @@ class EngineObservation:
                 for each in read
             ),
             *_sums(
-                (each.growth.step_tokens, each.step_room_tokens, each.time.share_in(self.time))
+                (each.increase.step_tokens, each.step_room_tokens, each.time.share_in(self.time))
                 for each in read
             ),
         )
@@ -269,13 +269,13 @@ def observe(
         raise ValueError(f"the time must end after it begins: {tuple(time)}")
     ordered = sorted(samples, key=lambda sample: sample.at)
     intervals = tuple(_intervals(ordered, time, max_gap_s))
-    growth = Growth()
+    increase = Increase()
     for interval in intervals:
-        growth = growth.plus(interval.growth.times(interval.time.share_in(time)))
+        increase = increase.plus(interval.increase.times(interval.time.share_in(time)))
     return EngineObservation(
         time=time,
         intervals=intervals,
-        growth=growth,
+        increase=increase,
         ranks=max((_ranks(sample) for sample in ordered), default=1),
         counted_at_end=frozenset[Metric]().union(*map(_counted_at_end, ordered)),
     )
@@ -307,7 +307,7 @@ def _intervals(
 
 def _unread(from_at: float, until: float) -> SampleInterval:
     return SampleInterval(
-        time=TimeRange(from_at, until), state=IntervalState.UNREAD, growth=Growth()
+        time=TimeRange(from_at, until), state=IntervalState.UNREAD, increase=Increase()
     )
 
 
@@ -317,15 +317,15 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
     anew = restarted in (Confidence.CERTAIN, Confidence.PROBABLE)
     # A data-parallel rank that leaves takes its counts along, and one that comes brings its own.
     other_ranks = not anew and _ranks(before) != _ranks(after)
-    growth = Growth() if other_ranks else growth_between(before, after, restarted=anew)
+    increase = Increase() if other_ranks else increase_between(before, after, restarted=anew)
     unread = restarted is not None or other_ranks or after.at - before.at > max_gap_s
     return SampleInterval(
         time=TimeRange(before.at, after.at),
-        state=IntervalState.UNREAD if unread else _state(before, after, growth),
-        growth=growth,
+        state=IntervalState.UNREAD if unread else _state(before, after, increase),
+        increase=increase,
         running=(_running(before), _running(after)),
         read_s=(_read_s(before), _read_s(after)),
-        cache_full=0.0 if unread else _full_share(before, after, growth),
+        cache_full=0.0 if unread else _full_share(before, after, increase),
         places=after.fact(fact.MAX_RUNNING_REQUESTS.name),
         step_budget_tokens=after.fact(fact.MAX_STEP_TOKENS.name),
         restarted=anew,
@@ -356,12 +356,12 @@ def _read_s(sample: EngineSample) -> float:
     return min(max(measured, SHORT_READ_S), LONGEST_READ_S)
 
 
-def _state(before: EngineSample, after: EngineSample, growth: Growth) -> IntervalState:
+def _state(before: EngineSample, after: EngineSample, increase: Increase) -> IntervalState:
     running = (_running(before), _running(after))
-    known = (growth.steps, growth.input_tokens, growth.output_tokens, *running)
+    known = (increase.steps, increase.input_tokens, increase.output_tokens, *running)
     if all(value is None for value in known):
         return IntervalState.UNREAD
-    return IntervalState.AT_WORK if growth.moved or any(running) else IntervalState.IDLE
+    return IntervalState.AT_WORK if increase.moved or any(running) else IntervalState.IDLE
 
 
 def _counted_at_end(sample: EngineSample) -> frozenset[Metric]:
@@ -373,8 +373,8 @@ def _ranks(sample: EngineSample) -> int:
     return int(sample.fact(fact.DATA_PARALLEL_RANKS.name) or 1)
 
 
-def _full_share(before: EngineSample, after: EngineSample, growth: Growth) -> float:
-    if growth.preemptions:
+def _full_share(before: EngineSample, after: EngineSample, increase: Increase) -> float:
+    if increase.preemptions:
         return 1.0
     return (_cache_full(before) + _cache_full(after)) / 2
 

@@ -57,7 +57,7 @@ def engine_work(
     Work of the phases is unknown if the model is, or where no request with a row worked and the
     engine was not idle for at least half of the time.
     """
-    time, growth = observed.time, observed.growth
+    time, increase = observed.time, observed.increase
     parts = time_parts(observed, active)
     output_tokens = float(works.output_tokens.sum())
     found = EngineWork(
@@ -67,7 +67,7 @@ def engine_work(
         output_tokens=output_tokens,
         counted_output_tokens=output_tokens + unseen_tokens(observed, active).output,
         cache_full_s=min(observed.cache_full_s, parts.busy_s),
-        **{name: getattr(growth, name) for name in _ENGINES_COUNTS},
+        **{name: getattr(increase, name) for name in _ENGINES_COUNTS},
         **observed.batch._asdict(),
     )
     if serving.model is None or (not works.active.rows.size and parts.idle_s < time.length_s / 2):
@@ -230,11 +230,11 @@ def _conditions(
     gpu_samples: Sequence[GpuSample],
     hardware: SourceUtilisation,
 ) -> Conditions:
-    growth, model = observed.growth, serving.model
+    increase, model = observed.increase, serving.model
     clocks = [ratio for sample in gpu_samples if (ratio := clock_ratio(sample)) is not None]
     return Conditions(
-        drafts=bool(growth.draft_tokens),
-        preempted=bool(growth.preemptions),
+        drafts=bool(increase.draft_tokens),
+        preempted=bool(increase.preemptions),
         unseen=_many_unseen(observed, active),
         long_prompts=bool((active.computed_tokens >= _LONG_PROMPT).any()),
         experts=model is not None and _any_block(model, lambda block: block.copies > 1),
@@ -249,7 +249,7 @@ def _conditions(
 
 
 def _many_unseen(observed: EngineObservation, active: Activities) -> bool:
-    counted = (observed.growth.computed_tokens or 0.0, observed.growth.output_tokens or 0.0)
+    counted = (observed.increase.computed_tokens or 0.0, observed.increase.output_tokens or 0.0)
     unseen = unseen_tokens(observed, active)
     pairs = zip((unseen.computed, unseen.output), counted, strict=True)
     return any(more > _MANY_UNSEEN * all_ for more, all_ in pairs)

@@ -223,11 +223,11 @@ def _each(
     if serving.model is None:
         return TokenWorks.none(first.size)
     # As complex numbers, pairs are sorted and compared at once.
-    pairs, places = np.unique(first + 1j * second, return_inverse=True)
+    pairs, indexes = np.unique(first + 1j * second, return_inverse=True)
     known = [work(int(pair.real), int(pair.imag)) for pair in pairs.tolist()]
     flops = np.array([each.flops for each in known], dtype=np.float64)
     moved = np.array([each.bytes_moved for each in known], dtype=np.float64)
-    return TokenWorks(np.zeros(first.size), flops[places], moved[places])
+    return TokenWorks(np.zeros(first.size), flops[indexes], moved[indexes])
 
 
 class PhaseWork(NamedTuple):
@@ -269,14 +269,14 @@ class UnseenTokens(NamedTuple):
 
 def unseen_tokens(observed: EngineObservation, active: Activities) -> UnseenTokens:
     """The unseen tokens of the observed time; 0 if the engine does not count."""
-    time, growth = observed.time, observed.growth
+    time, increase = observed.time, observed.increase
     prompts = observed.as_counted(active, fact.INPUT_TOKENS)
     outputs = observed.as_counted(active, fact.OUTPUT_TOKENS)
     first = float(active.first_in(time).sum())
     return UnseenTokens(
-        _beyond(growth.computed_tokens, float(prompts.input_counted_in(time).sum())),
-        _beyond(growth.output_tokens, float(outputs.output_in(time).sum())),
-        None if growth.first_tokens is None else _beyond(growth.first_tokens, first),
+        _beyond(increase.computed_tokens, float(prompts.input_counted_in(time).sum())),
+        _beyond(increase.output_tokens, float(outputs.output_in(time).sum())),
+        None if increase.first_tokens is None else _beyond(increase.first_tokens, first),
     )
 
 
@@ -315,10 +315,10 @@ def count_steps(observed: EngineObservation, works: RequestWorks, decode_tokens:
     once. For prefill it is one step per prompt, for the share of busy time without any decode.
     `decode_tokens` are those of all requests, also of those without a row.
     """
-    if observed.growth.steps is not None:
-        decode = min(observed.growth.steps, decode_tokens)
+    if observed.increase.steps is not None:
+        decode = min(observed.increase.steps, decode_tokens)
         return Steps(
-            prefill=observed.growth.steps - decode, decode=decode, source=StepSource.COUNTED
+            prefill=observed.increase.steps - decode, decode=decode, source=StepSource.COUNTED
         )
     time, active = observed.time, works.active
     decoding = active.decode.chosen(works.decodes)

@@ -67,7 +67,7 @@ def _pressures(
     now: EngineSample, before: EngineSample | None, found: Findings
 ) -> Iterator[tuple[EventKind, Evidence]]:
     waiting = {"requests_waiting": now.fact(REQUESTS_WAITING.name)}
-    preempted = _growth(now, before, (PREEMPTIONS.name, ()))
+    preempted = _increase(now, before, (PREEMPTIONS.name, ()))
     # A pause may preempt requests.
     if preempted > 0 and not found.pause_shows:
         for_capacity = now.fact(REQUESTS_WAITING_BY_REASON.name, _FOR_CAPACITY)
@@ -78,15 +78,15 @@ def _pressures(
         }
         yield EventKind.KV_PRESSURE, {**cache, **waiting, **found.paused_at}
     rejected = {
-        "_".join(("refused", *labels)): _growth(now, before, (name, labels))
+        "_".join(("refused", *labels)): _increase(now, before, (name, labels))
         for name, labels in now.facts
         if name == ADMISSION_REJECTIONS.name
     }
-    if any(growth > 0 for growth in rejected.values()):
+    if any(increase > 0 for increase in rejected.values()):
         yield EventKind.ADMISSION_LIMIT, {**rejected, **waiting}
 
 
-def _growth(
+def _increase(
     now: EngineSample, before: EngineSample | None, counter: tuple[str, tuple[str, ...]]
 ) -> float:
     """The increase of a counter since the sample before, or since zero without one.

@@ -12,6 +12,7 @@ from agent.analysis.verdicts import excesses
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import GOODPUT
+from agent.catalog.reasons import ProxyFailure
 from agent.records.engine import EndedRequest
 from agent.records.objective import Objective
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
@@ -110,6 +111,24 @@ def test_a_request_that_ran_when_its_engine_died_is_a_failure_of_the_engine() ->
     (share,) = explain(broken, [OBJECTIVE], timeline).shares
     assert (share.cause, share.limit, share.excess_s) == (Cause.ENGINE_FAILURE, "failure", None)
     assert "HOST_OOM" in share.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("http_status", "error", "top"),
+    [
+        (500, None, Cause.ENGINE_FAILURE),
+        (200, "connection_lost", Cause.ENGINE_FAILURE),
+        (200, ProxyFailure.WORKER_DIED, Cause.UNEXPLAINED),
+        (400, None, Cause.UNEXPLAINED),
+    ],
+)
+def test_an_error_of_the_response_is_the_engines_unless_a_worker_of_the_proxy_died(
+    http_status: int, error: str | None, top: Cause
+) -> None:
+    broken = row(AT + 1, status=Status.ERROR, http_status=http_status)._replace(
+        proxied=ProxyView(error=error)
+    )
+    assert explain(broken, [OBJECTIVE], usual()).top is top
 
 
 _seconds = st.floats(0.0, 20.0)

@@ -102,7 +102,7 @@ def works_of(
     observed: EngineObservation, rows: Sequence[RequestRecord], serving: Serving
 ) -> RequestWorks:
     """The whole work of requests, as a minute is booked from it."""
-    return whole_works(active(rows, observed.growth.cached_share), serving)
+    return whole_works(active(rows, observed.increase.cached_share), serving)
 
 
 @dataclass(frozen=True, kw_only=True)

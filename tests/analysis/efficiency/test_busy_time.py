@@ -121,8 +121,8 @@ def test_a_minute_must_not_be_empty() -> None:
 
 def test_a_counter_reset_counts_from_zero() -> None:
     samples = [engine_sample(0.0, output=1000, steps=10), engine_sample(10.0, output=30, steps=20)]
-    growth = observation(samples, TEN).growth
-    assert (growth.output_tokens, growth.steps) == (30, 20)
+    increase = observation(samples, TEN).increase
+    assert (increase.output_tokens, increase.steps) == (30, 20)
 
 
 def test_a_minute_gets_its_share_of_the_intervals_around_it() -> None:
@@ -131,7 +131,7 @@ def test_a_minute_gets_its_share_of_the_intervals_around_it() -> None:
         engine_sample(5.0, output=100),
         engine_sample(15.0, output=140),
     ]
-    assert observation(samples, TEN).growth.output_tokens == pytest.approx(50 + 20)
+    assert observation(samples, TEN).increase.output_tokens == pytest.approx(50 + 20)
 
 
 def test_a_minute_starts_at_the_nearest_sample() -> None:

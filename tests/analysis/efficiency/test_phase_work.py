@@ -234,13 +234,13 @@ def test_a_counter_that_falls_alone_is_no_reset_of_the_others() -> None:
         for at, preemptions in ((0.0, 5.0), (60.0, 3.0))
     )
     observed = observe([before, after], MINUTE, max_gap_s=60.0)
-    assert observed.growth.output_tokens == pytest.approx(600)
-    assert observed.growth.steps == pytest.approx(600)
+    assert observed.increase.output_tokens == pytest.approx(600)
+    assert observed.increase.steps == pytest.approx(600)
 
 
 def test_a_new_process_counts_from_zero_even_when_its_count_is_higher() -> None:
     before, after = engine_sample(0.0, 1.0, output=100.0), engine_sample(60.0, 30.0, output=150.0)
-    assert observe([before, after], MINUTE, max_gap_s=60.0).growth.output_tokens == 150
+    assert observe([before, after], MINUTE, max_gap_s=60.0).increase.output_tokens == 150
 
 
 def test_the_minute_of_the_efficiency_page() -> None:

@@ -82,25 +82,25 @@ def test_flops_of_a_token_stop_growing_at_the_attention_window() -> None:
 
 def test_only_the_layers_with_a_window_are_bounded_by_it() -> None:
     oss = coefficients(published("gpt-oss-20b"))
-    growth = decode_token_flops(oss, 2001) - decode_token_flops(oss, 2000)
-    assert growth == 12 * 4 * 64 * 64
+    increase = decode_token_flops(oss, 2001) - decode_token_flops(oss, 2000)
+    assert increase == 12 * 4 * 64 * 64
 
 
 def test_a_state_takes_the_same_flops_for_every_token() -> None:
     """A gated delta net reads its state by key and by query and adds to it: 6 FLOPs a value."""
     qwen = coefficients(read_config({"model_type": "qwen3_next"}))
     assert qwen.state_flops == 36 * 6 * 32 * 128 * 128
-    growth = decode_token_flops(qwen, 2001) - decode_token_flops(qwen, 2000)
-    assert growth == 12 * 4 * 16 * 256
+    increase = decode_token_flops(qwen, 2001) - decode_token_flops(qwen, 2000)
+    assert increase == 12 * 4 * 16 * 256
     parameters = qwen.linear_parameters + qwen.head_parameters
-    first = 2 * parameters + qwen.state_flops + growth
+    first = 2 * parameters + qwen.state_flops + increase
     assert decode_token_flops(qwen, 1) == first
 
 
 def test_a_selection_bounds_the_scores_and_its_index_does_not() -> None:
     sparse = coefficients(read_config({"model_type": "deepseek_v32"}))
-    growth = decode_token_flops(sparse, 50_001) - decode_token_flops(sparse, 50_000)
-    assert growth == 61 * 2 * 64 * 128
+    increase = decode_token_flops(sparse, 50_001) - decode_token_flops(sparse, 50_000)
+    assert increase == 61 * 2 * 64 * 128
 
 
 def test_one_output_token_needs_no_decode() -> None:
