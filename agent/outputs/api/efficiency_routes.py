@@ -406,4 +406,4 @@ def _efficiency_steps(
     for start in sorted(by_step):
         figures = efficiency_and_cost_of(by_step[start])
         if figures:
-            yield EfficiencyStepResponse(at=datetime.fromtimestamp(start, UTC), **figures)
+            yield EfficiencyStepResponse(at=_utc(start), **figures)

@@ -1,6 +1,6 @@
 """API routes of figures: a window's summary, time series, groups and input lengths."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -76,7 +76,6 @@ class StepResponse(RequestFigures):
     )
 
 
-Row = Mapping[str, Any]
 Chosen = Annotated[Selection, Depends(selection)]
 
 
@@ -111,9 +110,7 @@ def summary_over(context: ApiContext, chosen: Selection, length_s: float) -> Sum
     covered_s = over.covered_s(data_from)
     figures = _figures_of(queries.tally(over, chosen), covered_s, chosen)
     return SummaryResponse(
-        window_from=_utc(over.from_s),
-        window_until=_utc(over.until),
-        window_s=over.length_s,
+        **_stated(over),
         data_from=None if data_from is None else _utc(data_from),
         covered_s=covered_s,
         relative_error=RELATIVE_ERROR,
@@ -143,6 +140,14 @@ def _steps(
             **_figures_of(tally, covered_s, chosen),
             **cause_shares(causes.get(start, {})),
         )
+
+
+def _stated(over: Window) -> dict[str, Any]:
+    return {
+        "window_from": _utc(over.from_s),
+        "window_until": _utc(over.until),
+        "window_s": over.length_s,
+    }
 
 
 def _utc(at: float) -> datetime:
@@ -238,13 +243,15 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
         groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
         return BreakdownResponse(
             **_stated(over),
+            relative_error=RELATIVE_ERROR,
             by=by,
             groups=[
                 GroupResponse(
                     group=name,
                     cost=costs.get(name),
                     histograms=_histograms(tally) if histograms else None,
-                    **_group_figures(tally, covered_s(name), chosen),
+                    covered_s=covered_s(name),
+                    **_figures_of(tally, covered_s(name), chosen),
                     **causes_with_details(causes.get(name, {})),
                 )
                 for name, tally in groups[:limit]
@@ -253,15 +260,6 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
         )
 
     return router
-
-
-def _stated(over: Window) -> dict[str, Any]:
-    return {
-        "window_from": datetime.fromtimestamp(over.from_s, UTC),
-        "window_until": datetime.fromtimestamp(over.until, UTC),
-        "window_s": over.length_s,
-        "relative_error": RELATIVE_ERROR,
-    }
 
 
 def _group_window(
@@ -287,11 +285,6 @@ def _group_covered_s(
 def _busiest_first(group: tuple[str | None, Tally]) -> tuple[int, str]:
     name, tally = group
     return -tally.requests, name or ""
-
-
-def _group_figures(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, Any]:
-    figures = summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES)
-    return {"covered_s": covered_s, **asdict(figures)}
 
 
 def _histograms(tally: Tally) -> dict[str, HistogramResponse]:
@@ -336,9 +329,7 @@ def length_routes(context: ApiContext) -> APIRouter:
         length_s = window_s(window, min(context.rows_kept_s, context.longest_window_s))
         over = window_before(context.now(), length_s, 1)
         return LengthsResponse(
-            window_from=datetime.fromtimestamp(over.from_s, UTC),
-            window_until=datetime.fromtimestamp(over.until, UTC),
-            window_s=over.length_s,
+            **_stated(over),
             input_lengths=list(INPUT_LENGTHS),
             output_lengths=list(OUTPUT_LENGTHS),
             items=[_of_lengths(each) for each in context.queries.verdicts_by_length(over, chosen)],
