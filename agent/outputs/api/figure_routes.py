@@ -112,7 +112,6 @@ def summary_over(context: ApiContext, chosen: Selection, length_s: float) -> Sum
     return SummaryResponse(
         **_stated(over),
         data_from=None if data_from is None else _utc(data_from),
-        covered_s=covered_s,
         relative_error=RELATIVE_ERROR,
         simulated=context.simulated,
         **figures,
@@ -122,7 +121,8 @@ def summary_over(context: ApiContext, chosen: Selection, length_s: float) -> Sum
 
 
 def _figures_of(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, Any]:
-    return asdict(summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES))
+    figures = summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES)
+    return {"covered_s": covered_s, **asdict(figures)}
 
 
 def _steps(
@@ -136,7 +136,6 @@ def _steps(
         yield StepResponse(
             at=_utc(start),
             window_s=step.length_s,
-            covered_s=covered_s,
             **_figures_of(tally, covered_s, chosen),
             **cause_shares(causes.get(start, {})),
         )
@@ -250,7 +249,6 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
                     group=name,
                     cost=costs.get(name),
                     histograms=_histograms(tally) if histograms else None,
-                    covered_s=covered_s(name),
                     **_figures_of(tally, covered_s(name), chosen),
                     **causes_with_details(causes.get(name, {})),
                 )
