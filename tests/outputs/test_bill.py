@@ -12,8 +12,7 @@ from agent.outputs.prometheus.boards import EfficiencyBoard
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.records.request import Status
-from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.pipeline.test_minute_jobs import every_5_s
+from tests.pipeline.minutes import PRICE, Minutes, every_5_s, timed_request
 from tests.records.minutes import cost_of
 from tests.store.migrated import migrated_in
 

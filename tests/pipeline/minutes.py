@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import fsum
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, select
 
 from agent.analysis.efficiency.time_range import TimeRange
@@ -16,7 +18,7 @@ from agent.records.objective import JudgedRequest
 from agent.records.prices import Electricity, Price, PriceList
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
-from agent.store.tables import requests
+from agent.store.tables import metadata, requests
 from tests.analysis.cost.engine_days import engine_sample
 from tests.store.making import MET, NOON, request, store
 
@@ -24,6 +26,7 @@ SETTLE_S = 15.0
 MAX_GAP_S = 15.0
 
 # 0.1 cent a second.
+A_SECOND_USD = 0.001
 PRICE = Price(setting="test", engine="chat-0", gpu_hour_usd=3.6)
 
 
@@ -117,3 +120,29 @@ def timed_request(
         "output_tokens": 26,
     }
     return request(number, given.pop("judged", MET), **(facts | given))
+
+
+def every_5_s(until: float, after: float = 0.0) -> list[float]:
+    return [at for step in range(int(until // 5) + 1) if (at := 5.0 * step) >= after]
+
+
+def split_usd(windows: list[MinuteRow]) -> float:
+    """The part of the bill that belongs to no request."""
+    costs = [window.cost for window in windows if window.cost is not None]
+    return fsum(cost.idle + cost.unknown + cost.unseen for cost in costs)
+
+
+def billed_usd(windows: list[MinuteRow]) -> float:
+    return fsum(window.bill_usd or 0.0 for window in windows)
+
+
+def adds_up(minutes: Minutes, windows: list[MinuteRow]) -> bool:
+    """Whether the costs of requests and the rest add up to the bill."""
+    costs = fsum(usd or 0.0 for usd in minutes.costs())
+    return costs + split_usd(windows) == pytest.approx(billed_usd(windows), rel=1e-9)
+
+
+def emptied(database: Engine) -> None:
+    with database.begin() as connection:
+        for table in metadata.sorted_tables:
+            connection.execute(table.delete())

@@ -13,8 +13,7 @@ from agent.catalog.definitions import Verdict
 from agent.records.minute import Ledger, MinuteRow
 from agent.store.observations import ObservationStore
 from tests.analysis.cost.engine_days import engine_sample
-from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.pipeline.test_minute_jobs import every_5_s
+from tests.pipeline.minutes import PRICE, Minutes, every_5_s, timed_request
 from tests.records.minutes import cost_of
 from tests.sources.model_config.published import published
 from tests.store.making import NOON, judgement

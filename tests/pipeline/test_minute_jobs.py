@@ -11,36 +11,21 @@ from sqlalchemy import Engine
 from agent.catalog import gpu_facts
 from agent.catalog.definitions import Verdict
 from agent.records.gpu import GpuSample
-from agent.records.minute import MinuteRow
 from agent.records.prices import Electricity, Price
 from agent.records.request import Status
-from agent.store.tables import metadata
-from tests.pipeline.minutes import PRICE, Minutes, timed_request
+from tests.pipeline.minutes import (
+    A_SECOND_USD,
+    PRICE,
+    Minutes,
+    adds_up,
+    billed_usd,
+    emptied,
+    every_5_s,
+    timed_request,
+)
 from tests.records.minutes import cost_of
 from tests.store.making import NOON
 from tests.store.making import judgement as judged_as
-
-A_SECOND_USD = 0.001
-
-
-def every_5_s(until: float, after: float = 0.0) -> list[float]:
-    return [at for step in range(int(until // 5) + 1) if (at := 5.0 * step) >= after]
-
-
-def split_usd(windows: list[MinuteRow]) -> float:
-    """The part of the bill that belongs to no request."""
-    costs = [window.cost for window in windows if window.cost is not None]
-    return fsum(cost.idle + cost.unknown + cost.unseen for cost in costs)
-
-
-def billed_usd(windows: list[MinuteRow]) -> float:
-    return fsum(window.bill_usd or 0.0 for window in windows)
-
-
-def adds_up(minutes: Minutes, windows: list[MinuteRow]) -> bool:
-    """Whether the costs of requests and the rest add up to the bill."""
-    costs = fsum(usd or 0.0 for usd in minutes.costs())
-    return costs + split_usd(windows) == pytest.approx(billed_usd(windows), rel=1e-9)
 
 
 def one_request(minutes: Minutes) -> None:
@@ -274,12 +259,6 @@ def test_costs_add_up_to_the_bill_in_any_order_of_rows(
         windows = minutes.booked(until)
         assert adds_up(minutes, windows)
     assert billed_usd(windows) == pytest.approx(720 * A_SECOND_USD)
-
-
-def emptied(database: Engine) -> None:
-    with database.begin() as connection:
-        for table in metadata.sorted_tables:
-            connection.execute(table.delete())
 
 
 def test_a_minute_that_is_booked_again_keeps_its_gpu_figures(database: Engine) -> None:

@@ -8,8 +8,7 @@ from sqlalchemy import Engine
 from agent.analysis.efficiency.serving import Role
 from agent.records.prices import Price
 from agent.records.request import Status
-from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.pipeline.test_minute_jobs import adds_up, billed_usd, every_5_s
+from tests.pipeline.minutes import PRICE, Minutes, adds_up, billed_usd, every_5_s, timed_request
 from tests.records.minutes import cost_of
 from tests.sources.model_config.published import published
 from tests.store.making import NOON

@@ -10,8 +10,7 @@ from sqlalchemy import Engine
 
 from agent.pipeline import minute_jobs
 from agent.records.columns import BookedRequests
-from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.pipeline.test_minute_jobs import adds_up, emptied, every_5_s
+from tests.pipeline.minutes import PRICE, Minutes, adds_up, emptied, every_5_s, timed_request
 from tests.store.migrated import migrated_in
 
 pytestmark = pytest.mark.slow
