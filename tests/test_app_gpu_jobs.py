@@ -409,7 +409,7 @@ def test_flags_of_the_engine_are_published(tmp_path: Path) -> None:
 def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    """Minutes of traffic at thirty times the speed, with a cache for half of it."""
+    """Traffic at thirty times the speed, with a cache for half of it."""
     overfull = {
         "max_model_len": 1000,
         "arrival_rate": 2.0,
@@ -427,9 +427,10 @@ def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
         with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
             exposition_with(agent, "llm_engine_preemptions_total")
             eventually(
-                lambda: total(agent.api.exposition(), "llm_engine_preemptions_total") > 100,
+                lambda: total(agent.api.exposition(), "llm_engine_preemptions_total") > 40,
                 within_s=120,
-                what="a hundred preemptions",
+                what="forty preemptions",
             )
-            kinds = {event["kind"] for event in agent.api.events()}
+            events = eventually(agent.api.events, within_s=120, what="an event")
+            kinds = {event["kind"] for event in events}
     assert kinds == {"KV_PRESSURE"}

@@ -136,43 +136,11 @@ def is_back(proxied: Proxied, name: str, killed: int) -> bool:
         return False
 
 
-def test_streams_go_on_while_the_agent_is_killed_and_all_get_their_rows(proxied: Proxied) -> None:
-    streams = Streams(proxied, "agent-killed")
-    streams.begin()
-    killed = kill(proxied, "agent")
-    # New requests pass, too.
-    assert proxied.chat("agent-killed-new").status_code == 200
-    streams.end()
-    assert (streams.cut, len(streams.complete)) == ([], STREAMS)
-    eventually(lambda: is_back(proxied, "agent", killed), within_s=WITHIN_S, what="the next agent")
-    eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
-    assert all(row["output_tokens"] for row in streams.rows().values())
-    assert proxied.row("agent-killed-new")["status"] == "ok"
-
-
 def _answers(proxied: Proxied) -> bool:
     try:
         return requests.get(f"{proxied.agent.url}/readyz", timeout=5).ok
     except requests.RequestException:
         return False
-
-
-def test_a_killed_worker_cuts_its_own_streams_alone_and_is_started_again(proxied: Proxied) -> None:
-    streams = Streams(proxied, "worker-killed")
-    streams.begin()
-    connections = proxied.agent.process(WORKER).net_connections()
-    open_in_worker = [c.status for c in connections].count(psutil.CONN_ESTABLISHED)
-    killed = kill(proxied, WORKER)
-    streams.end()
-    assert len(streams.cut) <= open_in_worker
-    assert len(streams.complete) >= STREAMS - open_in_worker
-    eventually(lambda: is_back(proxied, WORKER, killed), within_s=WITHIN_S, what="the next worker")
-    again = [proxied.chat(f"after-worker-{number}").status_code for number in range(8)]
-    assert again == [200] * 8
-    assert streams.rows().keys() == set(streams.complete)
-    for request_id in streams.cut:
-        row = proxied.row(request_id)
-        assert (row["status"], row["error"]) == ("error", "worker_died")
 
 
 class Clients:
