@@ -51,10 +51,10 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
         yield proxied
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Proxied]:
-    """For a test that leaves it with other settings, or while it starts anew."""
-    with two_workers(tmp_path) as proxied:
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    """For tests that leave it with other settings, or while it starts anew."""
+    with two_workers(tmp_path_factory.mktemp("own")) as proxied:
         yield proxied
 
 
