@@ -1,1 +1,1 @@
-"""The verbs: what happens to what the sources saw."""
+"""Judges, stores and counts what the sources read."""

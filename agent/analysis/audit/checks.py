@@ -40,22 +40,22 @@ class AuditCheck:
 
 
 def passed(seen: str) -> CheckResult:
-    """All is well."""
+    """A pass: nothing to change."""
     return CheckResult(AuditFinding.PASS, seen)
 
 
 def warned(seen: str, change: str) -> CheckResult:
-    """It may cost something, or nobody can tell whether it is meant."""
+    """A warning: costly, or possibly intended."""
     return CheckResult(AuditFinding.WARN, seen, change)
 
 
 def failed(seen: str, change: str) -> CheckResult:
-    """It does harm now."""
+    """A failure: it does harm now."""
     return CheckResult(AuditFinding.FAIL, seen, change)
 
 
 def unknown(reason: str, change: str | None = None) -> CheckResult:
-    """Evidence is missing; `change` says how to give it."""
+    """Evidence is missing; `change` says how to provide it."""
     return CheckResult(AuditFinding.UNKNOWN, reason, change)
 
 

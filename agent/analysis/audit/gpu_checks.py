@@ -116,7 +116,7 @@ def _capacity(evidence: AuditEvidence) -> float | None:
 
 
 def preemptions(evidence: AuditEvidence) -> CheckResult:
-    """How often a running request lost its place since the engine's start."""
+    """How often running requests were preempted since the engine's start."""
     lost = total_of(evidence, fact.PREEMPTIONS)
     if lost is None:
         return unknown(without_exposition(evidence))
@@ -373,7 +373,7 @@ def _narrow(units: frozenset[Precision]) -> str | None:
 
 
 def _in_full(evidence: AuditEvidence, seen: str, narrow: str) -> CheckResult:
-    """Weights in 16 bits are well as long as the cache has room beside them."""
+    """Passes weights in 16 bits if the KV cache fits beside them."""
     size = cache_size(evidence)
     if size.finding is AuditFinding.UNKNOWN:
         return unknown(f"{seen}; whether the KV cache has room beside them is not known")

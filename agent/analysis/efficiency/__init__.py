@@ -1,5 +1,5 @@
 """How well an engine used its GPUs in a minute, by its requests, by itself and by the hardware.
 
-`observation` is what the engine's samples show, `request_activity` and `work` what its requests
-needed, `minute_efficiency` the figures of one minute and `window_efficiency` those of many.
+`engine_observation` is what the engine's samples show, `request_activity` and `work` what its
+requests needed, `minute_efficiency` the figures of a minute, `window_efficiency` those of many.
 """

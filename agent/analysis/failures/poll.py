@@ -166,7 +166,7 @@ class Ongoing:
         self._last_s: dict[Hashable, float] = {}
 
     def begins(self, key: Hashable, clock_s: float) -> bool:
-        """Note that the condition is found now. True if it was over, or never found before."""
+        """Record the condition as found now. True if it was over, or never found before."""
         last_s = self._last_s.get(key)
         self._last_s[key] = clock_s
         return last_s is None or clock_s - last_s >= self._quiet_s
@@ -177,7 +177,7 @@ class Ongoing:
         return last_s is not None and clock_s - last_s <= within_s
 
     def end(self, *keys: Hashable) -> None:
-        """Note that these conditions are over."""
+        """Record these conditions as over."""
         for key in keys:
             self._last_s.pop(key, None)
 

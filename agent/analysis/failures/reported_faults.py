@@ -117,7 +117,7 @@ _STOP_TAKES_S = 600.0
 
 
 class LineDetector:
-    """Finds the recent lines of each meaning, and Xids as text among them."""
+    """Finds the recent lines of each meaning, and Xids as lines among them."""
 
     def __init__(self, limits: DetectionLimits) -> None:
         self._limits = limits
