@@ -30,25 +30,6 @@ def simulators(folder: Path) -> list[int]:
     ]
 
 
-def test_the_demo_labels_its_simulation_everywhere(tmp_path: Path) -> None:
-    with demo(tmp_path) as agent:
-        rows = rows_in(agent, 3)
-        summary, metrics = agent.api.summary(), agent.api.exposition()
-        page = shown(agent.url, "Why requests missed")
-        assert len(simulators(tmp_path)) == 2
-    assert summary["simulated"] is True
-    assert 'simulated="true"' in metrics
-    assert "SIMULATED: these figures come from the" in page
-    assert "SIMULATED: storing 30s of past first" in agent.log()
-    assert f"on the page {agent.url}" in agent.log()
-    for row in rows:
-        assert row["engine"] in ENGINES
-        assert "simulated" in row["model"]
-    # The agent ended with exit code 0, and its simulator with it.
-    assert simulators(tmp_path) == []
-    assert "Traceback" not in agent.log()
-
-
 def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
     environment = {"GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path}/goodput.db"}
     command = [sys.executable, "-m", "agent", "demo", "--past", "30s"]
@@ -97,6 +78,20 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         arguments = ["demo", "--past", "30s"]
         with AgentProcess(arguments, folder, ports.listen, environment) as agent:
             yield Guarded(agent, folder)
+
+
+def test_the_demo_labels_its_simulation_everywhere(guarded: Guarded) -> None:
+    agent = guarded.agent
+    rows = rows_in(agent, 3)
+    assert agent.api.summary()["simulated"] is True
+    assert 'simulated="true"' in agent.api.exposition()
+    assert "SIMULATED: these figures come from the" in shown(agent.url, "Why requests missed")
+    assert "SIMULATED: storing 30s of past first" in agent.log()
+    assert f"on the page {agent.url}" in agent.log()
+    assert "Traceback" not in agent.log()
+    for row in rows:
+        assert row["engine"] in ENGINES
+        assert "simulated" in row["model"]
 
 
 def test_the_demo_sends_its_spans_without_grpc_and_with_a_token(guarded: Guarded) -> None:
