@@ -16,7 +16,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.engine import EngineIdentity
 from agent.settings import Settings
-from agent.sources.otlp.body import Body
+from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import open_engine

@@ -34,7 +34,7 @@ from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
-from agent.sources.otlp.body import Body
+from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.sources.proxy.handover.place import HandoverPlace

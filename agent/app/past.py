@@ -26,7 +26,7 @@ from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.settings import EngineSettings, Settings
 from agent.simulator.past_engine import Frame, ProxiedRequest
 from agent.sources.engines.engine_source import EngineSource
-from agent.sources.otlp.body import Body
+from agent.sources.otlp.payload import Body
 from agent.store.sqlite_connection import without_disk_waits
 
 _LOG = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from google.rpc.status_pb2 import Status
 from agent.errors import PayloadInvalid, SettingsInvalid
 from agent.settings.access import Door, DoorRefusal
 from agent.sources.client_connection import RETRY_AFTER_S
-from agent.sources.otlp.body import Body
 from agent.sources.otlp.export_refusals import (
     AT_THE_DOOR,
     REFUSALS,
@@ -22,6 +21,7 @@ from agent.sources.otlp.export_refusals import (
     response,
 )
 from agent.sources.otlp.limits import GRPC_BODY_WITHIN_S, MAX_GRPC_BYTES
+from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import ExportResult, Receiver
 from agent.sources.otlp.room import ReadingSlots
 from agent.sources.tls import TlsFiles

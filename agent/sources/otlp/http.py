@@ -11,7 +11,6 @@ from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
 from agent.settings.access import Door
 from agent.sources.client_connection import RETRY_AFTER_S
-from agent.sources.otlp.body import Body
 from agent.sources.otlp.export_refusals import (
     AT_THE_DOOR,
     CONTENT_ENCODING,
@@ -31,7 +30,7 @@ from agent.sources.otlp.limits import (
     MAX_GZIP_BYTES,
     MAX_JSON_BYTES,
 )
-from agent.sources.otlp.payload import CONTENT_TYPES, JSON, PROTOBUF
+from agent.sources.otlp.payload import CONTENT_TYPES, JSON, PROTOBUF, Body
 from agent.sources.otlp.receiver import ExportResult, Receiver
 from agent.sources.otlp.room import Place
 

@@ -14,12 +14,21 @@ from agent.sources.otlp.limits import (
     PIECE_BYTES,
     PIECE_SPANS,
 )
-from agent.sources.otlp.pieces import Piece, malformed, split
-from agent.sources.otlp.weight import fits
+from agent.sources.otlp.pieces import Piece, fits, malformed, split
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 CONTENT_TYPES = frozenset((PROTOBUF, JSON))
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The bytes of an export as they were received; forwarding sends these."""
+
+    content: bytes
+    content_type: str = PROTOBUF
+    gzipped: bool = False
+
 
 _GZIP = 31  # zlib's window bits for a gzip header and trailer
 # zlib copies the rest of a chunk when a member ends, and a body may hold millions of members.

@@ -1,21 +1,38 @@
 """Receives exports for both transports: reads one, stores it, and only then acknowledges it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent.catalog.reasons import ExportRefused, SpanRejected
+from agent.catalog.reasons import ExportRefused, SpanRejected, ValueDropped
 from agent.errors import PayloadInvalid, StoreUnavailable
 from agent.records.request import RequestRecord
-from agent.sources.otlp.body import Body
-from agent.sources.otlp.large_body import LargeBody
-from agent.sources.otlp.limits import PIECE_BYTES, PIECE_SPANS, STORED_WITHIN_S
-from agent.sources.otlp.payload import JSON, parse
+from agent.sources.otlp.freed_memory import give_back_now
+from agent.sources.otlp.json_payload import json_bytes_taken, parse_json_pieces
+from agent.sources.otlp.limits import (
+    MAX_BODY_BYTES,
+    MAX_JSON_BYTES,
+    MIB,
+    PIECE_BYTES,
+    PIECE_SPANS,
+    PIECES_TAKE_BYTES,
+    STORED_WITHIN_S,
+)
+from agent.sources.otlp.payload import (
+    JSON,
+    PROTOBUF,
+    Body,
+    Parsed,
+    check,
+    gunzip,
+    parse,
+    parse_pieces,
+)
 from agent.sources.otlp.room import Place, Room
-from agent.sources.otlp.sampled_spans import sampled_part
+from agent.sources.otlp.sampled_spans import MARK, sampled_part
 from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
 # Two, so that the second takes pieces of other bodies while the first unpacks one.
@@ -124,7 +141,7 @@ class Receiver:
 
     async def _take_large(self, body: Body, hold: Callable[[int], None]) -> ExportResult:
         """Store a body piece by piece; pieces stored before a failure are known when it returns."""
-        large = LargeBody(body, self._reader, self._now, client_sampling=self._client_sampling)
+        large = _LargeBody(body, self._reader, self._now, client_sampling=self._client_sampling)
         steps = large.steps()
         loop = asyncio.get_running_loop()
         before, last, until = ExportContent(), ExportContent(), loop.time() + STORED_WITHIN_S
@@ -198,6 +215,78 @@ class Receiver:
         if sampled is body.content:
             return body
         return Body(sampled, body.content_type) if sampled else None
+
+
+class _LargeBody:
+    """Reads a large, compressed or JSON body step by step, so that other work comes between.
+
+    After its last step `sampled` is what is forwarded of it.
+    """
+
+    def __init__(
+        self, body: Body, reader: SpanReader, now: Callable[[], float], *, client_sampling: bool
+    ) -> None:
+        self._body = body
+        self._reader = reader
+        self._now = now
+        self._client_sampling = client_sampling
+        self.sampled: Body | None = body
+
+    def steps(self) -> Iterator[int | ExportContent]:
+        """Bytes of memory that a step took, or spans of a whole body that is valid.
+
+        Raises PayloadInvalid and PayloadTooLarge before it yields spans.
+        """
+        content: bytes | bytearray = self._body.content
+        if self._body.gzipped:
+            content = bytearray()
+            is_json = self._body.content_type == JSON
+            limit_bytes = MAX_JSON_BYTES if is_json else MAX_BODY_BYTES
+            yield from gunzip(self._body.content, content, limit_bytes)
+        if len(content) <= PIECE_BYTES:
+            yield from self._spans(content)
+            return
+        yield PIECES_TAKE_BYTES
+        yield from self._spans(content)
+        del content
+        give_back_now()
+
+    def _spans(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:
+        is_json = self._body.content_type == JSON
+        yield from self._json(content) if is_json else self._protobuf(content)
+
+    def _json(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:
+        taken_bytes = json_bytes_taken(content)
+        if taken_bytes >= MIB:
+            yield taken_bytes
+        yield from map(self._read, parse_json_pieces(content))
+        if self._client_sampling:
+            plain = bytes(content)
+            sampled = sampled_part(plain, JSON)
+            if sampled is not plain:
+                self.sampled = Body(sampled, JSON) if sampled else None
+
+    def _protobuf(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:
+        yield from check(content)
+        marked = self._client_sampling and MARK in content
+        kept: list[bytes] = []
+        dropped = False
+        for piece, parsed in parse_pieces(content):
+            if marked:
+                kept.append(sampled_part(piece, PROTOBUF))
+                dropped = dropped or kept[-1] is not piece
+            yield self._read(parsed)
+        if dropped:
+            sampled = b"".join(kept)
+            self.sampled = Body(sampled) if sampled else None
+
+    def _read(self, parsed: Parsed) -> ExportContent:
+        export = self._reader.read(parsed.message, self._now(), continues=parsed.continues)
+        if parsed.unreadable_spans:
+            export.rejected[SpanRejected.UNREADABLE] += parsed.unreadable_spans
+        if parsed.unreadable_resources:
+            export.screened["resource", ValueDropped.UNREADABLE] += parsed.unreadable_resources
+        return export
 
 
 def _is_large(body: Body) -> bool:

@@ -31,10 +31,10 @@ from agent.catalog.reasons import VALUES_DROPPED, ExportRefused, SpanRejected
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
 from agent.sources.listening import AsgiServer, open_socket
-from agent.sources.otlp.body import Body
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.limits import SMALL_BYTES
+from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import Accept, Receiver
 from agent.sources.otlp.span_reader import ExportContent, Identify, SpanReader
 

@@ -4,9 +4,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agent.sources.otlp.body import Body
 from agent.sources.otlp.json_payload import parse_json_pieces
-from agent.sources.otlp.payload import JSON, PROTOBUF, parse
+from agent.sources.otlp.payload import JSON, PROTOBUF, Body, parse
 from tests.sources.otlp.doors import DOORS, Door
 from tests.sources.otlp.exports import export, in_json, json_bytes, vllm_span
 from tests.sources.otlp.serving import LoopThread, Serving, serving

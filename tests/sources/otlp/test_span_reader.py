@@ -9,7 +9,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.records.request import RequestRecord, Status, Vantage
-from agent.sources.otlp import attributes
+from agent.sources.otlp import span_reader
 from agent.sources.otlp.span_reader import ExportContent
 from tests.sources.otlp.doors import post
 from tests.sources.otlp.exports import any_value, export, span, vllm_span
@@ -104,7 +104,7 @@ def test_an_attribute_that_is_new_in_the_catalogue_reaches_its_field(
     served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only its line there and the field of the record are needed."""
-    monkeypatch.setitem(attributes._USUAL, "vllm.tenant", ("tenant", "string_value"))
+    monkeypatch.setitem(span_reader._USUAL, "vllm.tenant", ("tenant", "string_value"))
     assert taken(served, vllm_span({"vllm.tenant": "acme"})).tenant == "acme"
 
 

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agent.sources.otlp.limits import MAX_PIECE_PARSED_BYTES, PIECE_BYTES
-from agent.sources.otlp.weight import fits
+from agent.sources.otlp.pieces import fits
 from tests.sources.otlp.exports import export, part, vllm_span
 
 MIB = 1024 * 1024
