@@ -390,17 +390,20 @@ def test_upgrade_reads_the_file_and_the_environment(call: Call, tmp_path: Path) 
     assert {path.name for path in tmp_path.glob("*.db")} == {"named.db", "other.db"}
 
 
-@pytest.mark.parametrize("kind", ["no database", "missing folder", "newer version"])
+REVISIONS = {"newer version": "9999", "no released version": "0022"}
+
+
+@pytest.mark.parametrize("kind", ["no database", "missing folder", *REVISIONS])
 def test_an_unusable_database_is_reported_in_one_line(
     call: Call, tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / ("missing/goodput.db" if kind == "missing folder" else "goodput.db")
     if kind == "no database":
         path.write_text("Dear diary, this is no database, however long it may be." * 100)
-    if kind == "newer version":
+    if kind in REVISIONS:
         with sqlite3.connect(path) as database:
             database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-            database.execute("INSERT INTO alembic_version VALUES ('9999')")
+            database.execute("INSERT INTO alembic_version VALUES (?)", (REVISIONS[kind],))
     (line,) = error_lines(call("db", "upgrade", GOODPUT_STORAGE__URL=f"sqlite:///{path}"))
     assert line.startswith("the database ")
 

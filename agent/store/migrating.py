@@ -22,6 +22,9 @@ from agent.store.connection import for_writing, reading, store_unavailable
 # An arbitrary number that all agents share.
 _POSTGRES_LOCK = 730_111_947
 
+# Revisions of development versions, before the first release.
+_UNRELEASED = frozenset(f"{number:04}" for number in range(1, 23))
+
 
 def _scripts_path() -> Path:
     """The folder of migrations: inside an installed package, beside it in a checkout."""
@@ -68,6 +71,12 @@ def require_newest(engine: Engine) -> None:
 
 
 def _require_known(revision: str | None, scripts: ScriptDirectory) -> None:
+    if revision in _UNRELEASED:
+        raise StoreUnavailable(
+            f"the database is at revision {revision!r} of a version that was never released, and "
+            "cannot be migrated; start with a new one: move SQLite's file away, or set the URL of "
+            "an empty database"
+        )
     if revision not in {None, *(each.revision for each in scripts.walk_revisions())}:
         raise StoreUnavailable(
             f"the database is at revision {revision!r}, which this version does not know (its "

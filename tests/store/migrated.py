@@ -1,6 +1,7 @@
 """Migrated databases, and their schema. SQLite's are copies of one that is migrated once."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -10,11 +11,35 @@ from typing import Any
 
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect
 
 from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
+from agent.store.migrating import newest_revision, upgrade
 from agent.store.tables import metadata
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+# A revision that no checkout has.
+ONE_MORE = f"""
+from alembic import op
+import sqlalchemy as sa
+
+revision = "more"
+down_revision = "{newest_revision()}"
+
+def upgrade():
+    op.create_table("more", sa.Column("n", sa.Integer))
+"""
+
+
+def of_the_next_version(folder: Path) -> ScriptDirectory:
+    """The migrations and one more, which makes the table `more`; loaded, as threads share them."""
+    shutil.copytree(CHECKOUT / "migrations", folder / "migrations")
+    (folder / "migrations" / "versions" / "more.py").write_text(ONE_MORE)
+    scripts = ScriptDirectory(str(folder / "migrations"))
+    assert scripts.get_current_head() == "more"
+    return scripts
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """PostgreSQL's days: made ahead, dropped whole, and no row is lost or stored twice for them."""
 
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -11,7 +10,6 @@ from sqlalchemy import Engine, event, inspect, text
 from agent.errors import StoreUnavailable
 from agent.store.connection import open_engine
 from agent.store.day_partitions import DAYS_AHEAD, PARTITIONED, keep_partitions
-from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
 from tests.store.making import (
@@ -160,29 +158,8 @@ def test_a_span_that_comes_again_at_another_time_is_stored_once(postgres: Engine
     assert stored_keys(postgres) == [key_of(first)]
 
 
-def test_a_migration_puts_each_row_into_its_day(postgres_url: str) -> None:
-    engine = open_engine(postgres_url)
-    upgrade(engine, "0021")
+def test_a_new_database_has_partitions_for_today_and_for_other_days(postgres_url: str) -> None:
     now = datetime.now(UTC).timestamp()
-    stamps: Mapping[int, float] = {1: now, 2: now - 5 * DAY_S, 3: 9.0, 4: now + 90 * DAY_S}
-    with engine.begin() as connection:
-        for number, at in stamps.items():
-            connection.execute(
-                text(
-                    "INSERT INTO requests (trace_id, span_id, vantage, status, started_at, "
-                    "ended_at, received_at, verdict, verdicts) VALUES (:trace, :span, 'engine', "
-                    "'ok', to_timestamp(:at), to_timestamp(:at), now(), 'met', '{}')"
-                ),
-                {"trace": f"{number:032x}", "span": f"{number:016x}", "at": at},
-            )
-    engine.dispose()
-    with migrated(postgres_url) as after:
-        assert rows_by_partition(after) == {
-            day(now): 1,
-            day(now - 5 * DAY_S): 1,
-            "other_days": 2,
-        }
-        assert len(store(after, some([5]))) == 1
-        with after.connect() as connection:
-            numbers = connection.execute(text("SELECT id FROM requests ORDER BY id")).scalars()
-            assert list(numbers) == [1, 2, 3, 4, 5]
+    with migrated(postgres_url) as database:
+        assert len(store(database, [request(1, started_at=now), request(2, started_at=9.0)])) == 2
+        assert rows_by_partition(database) == {day(now): 1, "other_days": 1}

@@ -9,25 +9,12 @@ from zipfile import ZipFile
 import pytest
 from sqlalchemy import create_engine
 
-from agent.store.migrating import newest_revision
 from agent.store.tables import metadata
-from tests.store.migrated import table_names
+from tests.store.migrated import ONE_MORE, table_names
 
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-# A revision that no checkout has.
-ONE_MORE = f"""
-from alembic import op
-import sqlalchemy as sa
-
-revision = "more"
-down_revision = "{newest_revision()}"
-
-def upgrade():
-    op.create_table("more", sa.Column("n", sa.Integer))
-"""
 
 
 def run(*arguments: str | Path, folder: Path, **environment: str) -> str:

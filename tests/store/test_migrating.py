@@ -1,7 +1,6 @@
 """Every revision reaches the newest one with its rows, and what a migration refuses."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Table, inspect, text
 from sqlalchemy.schema import CreateTable
 
 from agent.errors import StoreUnavailable
+from agent.store import migrating
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import metadata
-from tests.real_parts.waiting import eventually
 from tests.store.making import (
     counted_rollups,
     counted_rows,
@@ -25,17 +24,17 @@ from tests.store.making import (
     store,
     stored_keys,
 )
-from tests.store.migrated import differences, table_names
+from tests.store.migrated import differences, of_the_next_version, table_names
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 SCRIPTS = ScriptDirectory(str(CHECKOUT / "migrations"))
 REVISIONS = [script.revision for script in SCRIPTS.walk_revisions()][::-1]
 
-# A row of each table in the shape of the revision that created it; no revision renames a column.
-# Values of columns that came later are set by an update.
+# A row of each table in the shape of the revision that created it. Values of columns that came
+# later are set by an update.
 FIRST_ROWS: Mapping[str, Sequence[str]] = {
-    "0001": (
+    "1": (
         """
         INSERT INTO requests (trace_id, span_id, vantage, status, started_at, ended_at, received_at,
             verdict, verdicts, request_id, ttft_s)
@@ -48,21 +47,9 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
         VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'vllm', '{"running": null}')
         """,
         """
-        INSERT INTO events (at, agent, engine, kind, confidence, evidence)
-        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'RESTART', 'certain', '{}')
-        """,
-        """
-        INSERT INTO objectives (agent, name, definition, in_force_from)
-        VALUES ('agent-0', 'chat', '{}', '2026-11-21 12:00:00+00:00')
-        """,
-    ),
-    "0002": (
-        """
         INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances)
         VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'GPU-1', 0, 'NVIDIA H200', '{}', '[]')
         """,
-    ),
-    "0005": (
         """
         INSERT INTO engine_windows (agent, engine, starts_at, from_at, until, requests, busy_s,
             idle_s, unknown_s, computed_tokens, cached_tokens, output_tokens, good_tokens,
@@ -70,67 +57,30 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
         VALUES ('agent-0', 'chat-0', 1795262400, '2026-11-21 12:00:00+00:00',
             '2026-11-21 12:01:00+00:00', 1, 10, 50, 0, 100, 0, 26, 26, false, 'tokens', '[]')
         """,
-    ),
-    "0012": ("INSERT INTO agents (name, instance, beats) VALUES ('agent-0', 'host:1:ab', 7)",),
-    "0018": (
+        """
+        INSERT INTO events (at, agent, engine, kind, confidence, evidence)
+        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'RESTART', 'certain', '{}')
+        """,
+        """
+        INSERT INTO objectives (agent, name, definition, in_force_from)
+        VALUES ('agent-0', 'chat', '{}', '2026-11-21 12:00:00+00:00')
+        """,
+        "INSERT INTO agents (name, instance, beats) VALUES ('agent-0', 'host:1:ab', 7)",
         """
         INSERT INTO journals (run, agent, forwarded, at)
         VALUES ('ab', 'agent-0', 7, '2026-11-21 12:00:00+00:00')
         """,
-    ),
-    "0019": (
-        """
-        UPDATE agents SET version = '0.2.0', simulated = false, waiting_rows = 3, lag_s = 0.5,
-            started_at = '2026-11-21 12:00:00+00:00', seen_at = '2026-11-21 12:00:00+00:00',
-            engines = '[]'
-        """,
-    ),
-    "0020": (
-        """
-        UPDATE engine_windows SET running_request_s = 6, place_s = 24, step_room_tokens = 9
-        """,
-    ),
-    "0014": (
-        """
-        INSERT INTO cause_rollups (width_s, series, starts_at, objective, limit_name, cause,
-            requests, top_requests, excess_s)
-        VALUES (60, 1, 1795262400, 'chat', 'ttft', 'kv_pressure', 2, 1, 0.75)
-        """,
-    ),
-}
-
-# Rows of the rollup tables, which later revisions create again, by the revision of their shape.
-ROLLUPS: Mapping[str, Sequence[str]] = {
-    "0001": (
-        """
-        INSERT INTO rollups (width_s, starts_at, agent, engine, model, tenant, objectives, tally)
-        VALUES (60, 1795262400, 'agent-0', 'chat-0', '', '', 'chat', '{"requests": 1,
-            "statuses": {"ok": 1}, "seen_at_proxy": 0, "input_tokens": [0, 0],
-            "output_tokens": [7, 1], "verdicts": [["", "met", 1, 7], ["chat", "met", 1, 7]],
-            "bins": {"ttft_s": [-128, [1]]}}')
-        """,
-    ),
-    "0004": (
-        """
-        INSERT INTO rollup_series (agent, engine, model, tenant, input_length, objectives)
-        VALUES ('agent-0', 'chat-0', '', '', '', 'chat')
-        """,
-        """
-        INSERT INTO rollups (width_s, series, starts_at, counts) VALUES (60, 1, 1795262400, BYTES)
-        """,
-        """
-        INSERT INTO rollup_changes (starts_at, agent, engine, model, tenant, input_length,
-            objectives, gone, counts)
-        VALUES (1795262400, 'agent-0', 'chat-0', '', '', '', 'chat', false, BYTES)
-        """,
-    ),
-    "0009": (
         """
         INSERT INTO rollup_series (agent, engine, model, tenant, input_length, judged_by)
         VALUES ('agent-0', 'chat-0', '', '', '', '["chat"]')
         """,
         """
         INSERT INTO rollups (width_s, series, starts_at, counts) VALUES (60, 1, 1795262400, BYTES)
+        """,
+        """
+        INSERT INTO cause_rollups (width_s, series, starts_at, objective, limit_name, cause,
+            requests, top_requests, excess_s)
+        VALUES (60, 1, 1795262400, 'chat', 'ttft', 'kv_pressure', 2, 1, 0.75)
         """,
         """
         INSERT INTO rollup_changes (starts_at, agent, engine, model, tenant, input_length,
@@ -140,7 +90,6 @@ ROLLUPS: Mapping[str, Sequence[str]] = {
     ),
 }
 BYTES = {"sqlite": "x'30'", "postgresql": "'0'"}
-ROLLUP_TABLES = {"rollups", "rollup_series", "rollup_changes"}
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -177,17 +126,9 @@ def fill(engine: Engine, revision: str) -> Rows:
     with engine.begin() as connection:
         for created_by in REVISIONS[: REVISIONS.index(revision) + 1]:
             for statement in FIRST_ROWS.get(created_by, ()):
-                connection.execute(text(statement.replace(":", r"\:")))
-        shape = max(created_by for created_by in ROLLUPS if created_by <= revision)
-        for statement in ROLLUPS[shape]:
-            in_bytes = statement.replace("BYTES", BYTES[engine.dialect.name])
-            connection.execute(text(in_bytes.replace(":", r"\:")))
+                in_bytes = statement.replace("BYTES", BYTES[engine.dialect.name])
+                connection.execute(text(in_bytes.replace(":", r"\:")))
     return rows_of(engine)
-
-
-def without_rollups(rows_by_table: Rows) -> Rows:
-    """Leaves out the rollup tables, which later revisions create again."""
-    return {table: rows for table, rows in rows_by_table.items() if table not in ROLLUP_TABLES}
 
 
 def rows_of(engine: Engine) -> Rows:
@@ -231,16 +172,15 @@ def test_an_upgrade_from_every_revision_keeps_the_rows(
     assert upgrade(empty_database) == (revision, newest_revision())
     assert differences(empty_database) == []
     after = rows_of(empty_database)
-    assert in_columns_of(without_rollups(before), after) == without_rollups(before)
-    created = after.keys() - before.keys() - ROLLUP_TABLES
-    assert all(after[table] == [] for table in created)
+    assert in_columns_of(before, after) == before
+    assert all(after[table] == [] for table in after.keys() - before.keys())
     (row,) = StoreQueries(empty_database).request("request-1")
     assert (row["counted"], row["settles_at"], row["proxy_span_id"]) == (True, None, None)
     assert len(store(empty_database, some([1]))) == 1
 
 
 def created_until(revision: str) -> set[str]:
-    """The tables of this revision, but for those of rollups."""
+    """The tables of this revision."""
     return {
         statement.split()[2]
         for created_by in REVISIONS[: REVISIONS.index(revision) + 1]
@@ -256,7 +196,7 @@ def test_a_downgrade_to_every_revision_keeps_the_rows_of_its_tables(
     before = fill(empty_database, newest_revision())
     for revision in REVISIONS[::-1]:
         downgrade(empty_database, revision)
-        left = without_rollups(rows_of(empty_database))
+        left = rows_of(empty_database)
         assert in_columns_of(left, before) == left
         assert all(len(rows) == 1 for rows in left.values())
         assert left.keys() == created_until(revision)
@@ -308,36 +248,36 @@ def test_a_migration_that_fails_creates_no_table(empty_database: Engine) -> None
 
 
 def test_an_interrupted_upgrade_keeps_the_migrations_that_are_done(
-    empty_database: Engine,
+    empty_database: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upgrade(empty_database, "0007")
+    scripts = of_the_next_version(tmp_path)
+    monkeypatch.setattr(migrating, "_scripts", lambda: scripts)
     with empty_database.begin() as connection:
-        connection.execute(text("ALTER TABLE rollup_series ADD COLUMN judged_by TEXT"))
-    with pytest.raises(StoreUnavailable, match=r"judged_by"):
+        connection.execute(text("CREATE TABLE more (n INTEGER)"))
+    with pytest.raises(StoreUnavailable, match=r"more.*already exists"):
         upgrade(empty_database)
     with empty_database.begin() as connection:
         stored = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
-        connection.execute(text("ALTER TABLE rollup_series DROP COLUMN judged_by"))
-    assert stored == "0008"
-    assert upgrade(empty_database) == ("0008", newest_revision())
-    assert differences(empty_database) == []
+        connection.execute(text("DROP TABLE more"))
+    assert stored == newest_revision()
+    assert upgrade(empty_database) == (newest_revision(), "more")
 
 
-def test_an_upgrade_does_not_deadlock_with_an_agent_of_an_earlier_version(
-    postgres_url: str,
+@pytest.mark.parametrize("revision", ["0001", "0022"])
+def test_a_database_that_no_release_made_is_refused_and_not_changed(
+    empty_database: Engine, revision: str
 ) -> None:
-    """That agent's folds and queries read changes, then series, in one transaction."""
-    engine = open_engine(postgres_url)
-    upgrade(engine, "0008")
-    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    with ThreadPoolExecutor() as threads, engine.connect() as reader:
-        reader.execute(text("SELECT * FROM rollup_changes"))
-        upgraded = threads.submit(upgrade, engine)
-        eventually(lambda: reader.scalar(waiting), within_s=60.0, what="a lock that it waits for")
-        reader.execute(text("SELECT * FROM rollup_series"))
-        reader.rollback()
-        assert upgraded.result() == ("0008", newest_revision())
-    engine.dispose()
+    with empty_database.begin() as connection:
+        connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))
+        connection.execute(text(f"INSERT INTO alembic_version VALUES ('{revision}')"))
+    with pytest.raises(StoreUnavailable) as refused:
+        upgrade(empty_database)
+    assert str(refused.value) == (
+        f"the database is at revision '{revision}' of a version that was never released, and "
+        "cannot be migrated; start with a new one: move SQLite's file away, or set the URL of an "
+        "empty database"
+    )
+    assert table_names(empty_database) == {"alembic_version"}
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
