@@ -19,9 +19,3 @@ def give_back_large_blocks() -> None:
     with suppress(AttributeError):
         _libc.mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES)
         _libc.mallopt(_M_TRIM_THRESHOLD, _BLOCK_BYTES)
-
-
-def give_back_now() -> None:
-    """Give back what is free between blocks; other threads run meanwhile."""
-    with suppress(AttributeError):
-        _libc.malloc_trim(0)

@@ -20,7 +20,7 @@ from agent.sources.otlp.export_refusals import (
     public,
     response,
 )
-from agent.sources.otlp.limits import GRPC_BODY_WITHIN_S, MAX_GRPC_BYTES
+from agent.sources.otlp.limits import GRPC_BODY_WITHIN_S, MAX_BODY_BYTES
 from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import ExportResult, Receiver
 from agent.sources.otlp.room import ReadingSlots
@@ -32,7 +32,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 _OPTIONS = (
     # Counted by gRPC before and after decompression.
-    ("grpc.max_receive_message_length", MAX_GRPC_BYTES),
+    ("grpc.max_receive_message_length", MAX_BODY_BYTES),
     # Else gRPC takes megabytes of each call into memory before it is read.
     ("grpc.http2.bdp_probe", 0),
     # A second agent on the port must fail to start, not take half of the spans.

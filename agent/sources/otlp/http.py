@@ -27,8 +27,6 @@ from agent.sources.otlp.export_refusals import (
 from agent.sources.otlp.limits import (
     HTTP_BODY_WITHIN_S,
     MAX_BODY_BYTES,
-    MAX_GZIP_BYTES,
-    MAX_JSON_BYTES,
 )
 from agent.sources.otlp.payload import CONTENT_TYPES, JSON, PROTOBUF, Body
 from agent.sources.otlp.receiver import ExportResult, Receiver
@@ -85,12 +83,9 @@ class OtlpHttp:
             await _respond(send, 200, response(result), content_type)
 
     async def _export(self, receive: Receive, content_type: str, *, gzipped: bool) -> ExportResult:
-        limit_bytes = MAX_JSON_BYTES if content_type == JSON else MAX_BODY_BYTES
-        if gzipped:
-            limit_bytes = min(limit_bytes, MAX_GZIP_BYTES)
         with self._receiver.place() as place:
             async with place.arriving(self._body_within_s):
-                content = await _read_body(receive, place, limit_bytes)
+                content = await _read_body(receive, place)
             return await self._receiver.take(Body(content, content_type, gzipped), place.hold)
 
     async def _refuse(self, send: Send, refusal: Refusal, message: str, content_type: str) -> None:
@@ -102,15 +97,15 @@ class OtlpHttp:
         await _respond(send, refusal.http_status, status, content_type, extra)
 
 
-async def _read_body(receive: Receive, place: Place, limit_bytes: int) -> bytes:
+async def _read_body(receive: Receive, place: Place) -> bytes:
     content = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")
-        if len(content) + len(chunk) > limit_bytes:
-            raise PayloadTooLarge(f"the body is over {limit_bytes} bytes; send smaller batches")
+        if len(content) + len(chunk) > MAX_BODY_BYTES:
+            raise PayloadTooLarge(f"the body is over {MAX_BODY_BYTES} bytes; send smaller batches")
         place.hold(len(chunk))
         content += chunk
         if not message.get("more_body", False):

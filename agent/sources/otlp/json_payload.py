@@ -1,15 +1,15 @@
-"""Parses an OTLP body in JSON to protobuf messages of bounded size."""
+"""Parses an OTLP body in JSON to a protobuf message."""
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agent.errors import PayloadInvalid, PayloadTooLarge
-from agent.sources.otlp.limits import JSON_VALUE_BYTES, MAX_JSON_VALUES, PIECE_SPANS
+from agent.sources.otlp.limits import MAX_JSON_VALUES
 from agent.sources.otlp.payload import Parsed
 
 _HEX_IDS = (("traceId", 16), ("spanId", 8))
@@ -21,42 +21,31 @@ _NO_ID = b"\0"
 _READ = ("name", "startTimeUnixNano", "endTimeUnixNano", "attributes", "status")
 
 
-def json_bytes_taken(body: bytes | bytearray) -> int:
-    """The memory that the values of a body take. Raises PayloadTooLarge for too many values."""
-    values = sum(map(body.count, (b"{", b"[", b",")))
-    if values > MAX_JSON_VALUES:
+def parse_json(body: bytes) -> Parsed:
+    """The message of a plain body. Raises PayloadInvalid and PayloadTooLarge."""
+    if sum(map(body.count, (b"{", b"[", b","))) > MAX_JSON_VALUES:
         raise PayloadTooLarge(
             f"the body holds over {MAX_JSON_VALUES} JSON values; send smaller batches"
         )
-    return values * JSON_VALUE_BYTES
-
-
-def parse_json_pieces(body: bytes | bytearray) -> Iterator[Parsed]:
-    """The messages of a body, each of at most a piece's spans. Raises PayloadInvalid."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise PayloadInvalid(f"the body is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise PayloadInvalid(f"the body holds a JSON {type(content).__name__}, not an object")
-    return _JsonExport().pieces(content)
+    return _JsonExport().parsed(content)
 
 
 class _JsonExport:
-    """Builds messages from JSON; unreadable parts are left out and counted."""
+    """Builds a message from JSON; unreadable parts are left out and counted."""
 
     def __init__(self) -> None:
-        self._begin(continues=False)
-
-    def _begin(self, *, continues: bool) -> None:
         self._message = ExportTraceServiceRequest()
-        self._continues = continues
-        self._spans = 0
         self._unreadable_spans = 0
         self._unreadable_resources = 0
 
-    def pieces(self, content: Mapping[str, Any]) -> Iterator[Parsed]:
-        """Each message that is full, and the last."""
+    def parsed(self, content: Mapping[str, Any]) -> Parsed:
+        """The message, and what is left out of it."""
         for resource_spans in self._objects(content, "resourceSpans"):
             resource = self._message.resource_spans.add().resource
             if not _fill(resource, resource_spans.get("resource") or {}):
@@ -64,28 +53,13 @@ class _JsonExport:
             into = self._message.resource_spans[-1].scope_spans.add()
             for scope_spans in self._objects(resource_spans, "scopeSpans"):
                 for span in self._objects(scope_spans, "spans"):
-                    if self._spans == PIECE_SPANS:
-                        yield self._take()
-                        again = self._message.resource_spans.add()
-                        again.resource.CopyFrom(resource)
-                        into = again.scope_spans.add()
                     self._add_span(into.spans, span)
-        yield self._take()
+        return Parsed(self._message, self._unreadable_spans, self._unreadable_resources)
 
     def _add_span(self, into: Any, span: Mapping[str, Any]) -> None:
-        if _fill(into.add(), _readable(span)):
-            self._spans += 1
-        else:
+        if not _fill(into.add(), _readable(span)):
             del into[-1]
             self._unreadable_spans += 1
-
-    def _take(self) -> Parsed:
-        parsed = Parsed(
-            self._message, self._unreadable_spans, self._unreadable_resources, self._continues
-        )
-        # The next one goes on with the last resource.
-        self._begin(continues=True)
-        return parsed
 
     def _objects(self, content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
         """The objects in a list; any other value counts as an unreadable span."""

@@ -1,7 +1,7 @@
 """Receives exports for both transports: reads one, stores it, and only then acknowledges it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,34 +10,24 @@ from typing import Any, Protocol
 from agent.catalog.reasons import ExportRefused, SpanRejected, ValueDropped
 from agent.errors import PayloadInvalid, StoreUnavailable
 from agent.records.request import RequestRecord
-from agent.sources.otlp.freed_memory import give_back_now
-from agent.sources.otlp.json_payload import json_bytes_taken, parse_json_pieces
+from agent.sources.otlp.json_payload import parse_json
 from agent.sources.otlp.limits import (
-    MAX_BODY_BYTES,
-    MAX_JSON_BYTES,
-    MIB,
-    PIECE_BYTES,
-    PIECE_SPANS,
-    PIECES_TAKE_BYTES,
+    BATCH_SPANS,
+    RECORD_BYTES,
+    SMALL_PROTOBUF_BYTES,
+    SMALL_SPAN_TAGS,
     STORED_WITHIN_S,
 )
-from agent.sources.otlp.payload import (
-    JSON,
-    PROTOBUF,
-    Body,
-    Parsed,
-    check,
-    gunzip,
-    parse,
-    parse_pieces,
-)
+from agent.sources.otlp.payload import JSON, Body, gunzip, parse
 from agent.sources.otlp.room import Place, Room
-from agent.sources.otlp.sampled_spans import MARK, sampled_part
+from agent.sources.otlp.sampled_spans import sampled_part
 from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
-# Two, so that the second takes pieces of other bodies while the first unpacks one.
-READERS = 2
+# One, so that only one body at a time has its messages in memory.
+READERS = 1
 _NO_PRECEDENCE = nullcontext()
+# Field 2 of a scope's spans.
+_SPAN_TAG = b"\x12"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +98,7 @@ class Receiver:
         return self._room.place()
 
     def stop(self) -> None:
-        """Read no further pieces of large bodies, and wait no longer for bodies that arrive.
+        """Store no further records of large bodies, and wait no longer for bodies that arrive.
 
         Their senders are asked to send again.
         """
@@ -131,57 +121,62 @@ class Receiver:
             return await self._take(body, hold)
 
     async def _take(self, body: Body, hold: Callable[[int], None]) -> ExportResult:
-        if not _is_large(body):
-            parsed = parse(body.content)
-            # A span may have few bytes, and thousands of spans would keep all others waiting.
-            if parsed.spans <= PIECE_SPANS:
-                export = self._reader.read(parsed.message, self._now())
-                return await self._complete(export, self._sampled(body))
-        return await self._take_large(body, hold)
-
-    async def _take_large(self, body: Body, hold: Callable[[int], None]) -> ExportResult:
-        """Store a body piece by piece; pieces stored before a failure are known when it returns."""
-        large = _LargeBody(body, self._reader, self._now, client_sampling=self._client_sampling)
-        steps = large.steps()
         loop = asyncio.get_running_loop()
-        before, last, until = ExportContent(), ExportContent(), loop.time() + STORED_WITHIN_S
-        while (step := await loop.run_in_executor(self._readers, next, steps, None)) is not None:
-            self._check_time(until - loop.time())
-            if isinstance(step, int):
-                hold(step)
-            else:
-                if last.records:
-                    await self._finish(self._store(last))
-                before.add_counts(last)
-                last = step
-        last.add_counts(before)
-        return await self._complete(last, large.sampled)
+        until = loop.time() + STORED_WITHIN_S
+        if not _is_large(body):
+            return await self._complete(*self._read(body), until)
+        plain = body
+        if body.gzipped:
+            content = await loop.run_in_executor(self._readers, gunzip, body.content)
+            hold(len(content))
+            plain = Body(content, body.content_type)
+        export, sampled = await loop.run_in_executor(self._readers, self._read, plain)
+        self._check_time(until)
+        if sampled is plain:
+            sampled = body
+        hold(len(export.records) * RECORD_BYTES)
+        return await self._complete(export, sampled, until)
 
-    async def _complete(self, export: ExportContent, sampled: Body | None) -> ExportResult:
-        """Store the last records of a body, count all its spans and forward it."""
+    def _read(self, body: Body) -> tuple[ExportContent, Body | None]:
+        """The spans of a plain body, and what is forwarded of it."""
+        parsed = (parse_json if body.content_type == JSON else parse)(body.content)
+        export = self._reader.read(parsed.message, self._now())
+        if parsed.unreadable_spans:
+            export.rejected[SpanRejected.UNREADABLE] += parsed.unreadable_spans
+        if parsed.unreadable_resources:
+            export.screened["resource", ValueDropped.UNREADABLE] += parsed.unreadable_resources
+        return export, self._sampled(body)
+
+    async def _complete(
+        self, export: ExportContent, sampled: Body | None, until: float
+    ) -> ExportResult:
+        """Store the records of a body, count its spans and forward it."""
         if export.rejected_spans and not export.readable_spans:
             raise PayloadInvalid(
                 f"none of the {export.rejected_spans} spans can be read: {_reasons(export)}"
             )
-        await self._finish(self._store_and_count(export, sampled))
+        await self._finish(self._store_and_count(export, sampled, until))
         if export.rejected_spans:
             return ExportResult(export.rejected_spans, f"refused: {_reasons(export)}")
         return ExportResult()
 
-    async def _store(self, export: ExportContent) -> None:
-        if refused := await self._accept(export.records):
-            export.rejected[SpanRejected.UNSTORABLE] += refused
-
-    async def _store_and_count(self, export: ExportContent, sampled: Body | None) -> None:
-        await self._store(export)
+    async def _store_and_count(
+        self, export: ExportContent, sampled: Body | None, until: float
+    ) -> None:
+        records = export.records
+        for start in range(0, max(len(records), 1), BATCH_SPANS):
+            if start:
+                self._check_time(until)
+            if refused := await self._accept(records[start : start + BATCH_SPANS]):
+                export.rejected[SpanRejected.UNSTORABLE] += refused
         self._counter.exported(export)
         if self._forward is not None and sampled is not None:
             self._forward(sampled)
 
-    def _check_time(self, left_s: float) -> None:
+    def _check_time(self, until: float) -> None:
         if self._stopping:
             raise StoreUnavailable("the agent is stopping; send the spans again in a moment")
-        if left_s < 0:
+        if asyncio.get_running_loop().time() > until:
             raise StoreUnavailable(
                 f"the spans are not stored after {STORED_WITHIN_S:.0f} s; send smaller batches"
             )
@@ -208,7 +203,7 @@ class Receiver:
         self._counter.refused(reason)
 
     def _sampled(self, body: Body) -> Body | None:
-        """A small body as received where all its spans are sampled; None where none is."""
+        """A body as received if all its spans are sampled; None if none is."""
         if not self._client_sampling:
             return body
         sampled = sampled_part(body.content, body.content_type)
@@ -217,81 +212,11 @@ class Receiver:
         return Body(sampled, body.content_type) if sampled else None
 
 
-class _LargeBody:
-    """Reads a large, compressed or JSON body step by step, so that other work comes between.
-
-    After its last step `sampled` is what is forwarded of it.
-    """
-
-    def __init__(
-        self, body: Body, reader: SpanReader, now: Callable[[], float], *, client_sampling: bool
-    ) -> None:
-        self._body = body
-        self._reader = reader
-        self._now = now
-        self._client_sampling = client_sampling
-        self.sampled: Body | None = body
-
-    def steps(self) -> Iterator[int | ExportContent]:
-        """Bytes of memory that a step took, or spans of a whole body that is valid.
-
-        Raises PayloadInvalid and PayloadTooLarge before it yields spans.
-        """
-        content: bytes | bytearray = self._body.content
-        if self._body.gzipped:
-            content = bytearray()
-            is_json = self._body.content_type == JSON
-            limit_bytes = MAX_JSON_BYTES if is_json else MAX_BODY_BYTES
-            yield from gunzip(self._body.content, content, limit_bytes)
-        if len(content) <= PIECE_BYTES:
-            yield from self._spans(content)
-            return
-        yield PIECES_TAKE_BYTES
-        yield from self._spans(content)
-        del content
-        give_back_now()
-
-    def _spans(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:
-        is_json = self._body.content_type == JSON
-        yield from self._json(content) if is_json else self._protobuf(content)
-
-    def _json(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:
-        taken_bytes = json_bytes_taken(content)
-        if taken_bytes >= MIB:
-            yield taken_bytes
-        yield from map(self._read, parse_json_pieces(content))
-        if self._client_sampling:
-            plain = bytes(content)
-            sampled = sampled_part(plain, JSON)
-            if sampled is not plain:
-                self.sampled = Body(sampled, JSON) if sampled else None
-
-    def _protobuf(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:
-        yield from check(content)
-        marked = self._client_sampling and MARK in content
-        kept: list[bytes] = []
-        dropped = False
-        for piece, parsed in parse_pieces(content):
-            if marked:
-                kept.append(sampled_part(piece, PROTOBUF))
-                dropped = dropped or kept[-1] is not piece
-            yield self._read(parsed)
-        if dropped:
-            sampled = b"".join(kept)
-            self.sampled = Body(sampled) if sampled else None
-
-    def _read(self, parsed: Parsed) -> ExportContent:
-        export = self._reader.read(parsed.message, self._now(), continues=parsed.continues)
-        if parsed.unreadable_spans:
-            export.rejected[SpanRejected.UNREADABLE] += parsed.unreadable_spans
-        if parsed.unreadable_resources:
-            export.screened["resource", ValueDropped.UNREADABLE] += parsed.unreadable_resources
-        return export
-
-
 def _is_large(body: Body) -> bool:
     """Whether it is read in a thread; JSON takes ten times as long as protobuf."""
-    return len(body.content) > PIECE_BYTES or body.gzipped or body.content_type == JSON
+    if body.gzipped or body.content_type == JSON or len(body.content) > SMALL_PROTOBUF_BYTES:
+        return True
+    return body.content.count(_SPAN_TAG) > SMALL_SPAN_TAGS
 
 
 def _reasons(export: ExportContent) -> str:

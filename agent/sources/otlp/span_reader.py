@@ -42,13 +42,9 @@ _NO_SPAN_ID = bytes(8)
 
 @dataclass(slots=True)
 class ExportContent:
-    """The records of one export, its other spans, and refused spans and values by reason.
-
-    `stored` counts the records of other pieces of the same body.
-    """
+    """The records of one export, its other spans, and refused spans and values by reason."""
 
     records: list[RequestRecord] = field(default_factory=list)
-    stored: int = 0
     passed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     screened: Findings = field(default_factory=Counter)
@@ -60,15 +56,8 @@ class ExportContent:
 
     @property
     def readable_spans(self) -> int:
-        """How many spans were read, also those of other pieces."""
-        return len(self.records) + self.stored + self.passed
-
-    def add_counts(self, piece: "ExportContent") -> None:
-        """Count the spans of another piece of the same body, which are stored."""
-        self.stored += len(piece.records) + piece.stored
-        self.passed += piece.passed
-        self.rejected.update(piece.rejected)
-        self.screened.update(piece.screened)
+        """How many spans were read."""
+        return len(self.records) + self.passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +78,11 @@ class SpanReader:
         self._identify = identify
         self._agent = agent
 
-    def read(
-        self, request: ExportTraceServiceRequest, received_at: float, *, continues: bool = False
-    ) -> ExportContent:
-        """The content of an export. Spans of no engine are only counted, bad ones are refused.
-
-        `continues`: what the first resource lacks was counted with the export before.
-        """
+    def read(self, request: ExportTraceServiceRequest, received_at: float) -> ExportContent:
+        """The content of an export. Spans of no engine are only counted, bad ones are refused."""
         content = ExportContent()
-        counted: Findings = Counter()
         for resource_spans in request.resource_spans:
             origin: _Origin | None = None
-            lacking, continues = (counted if continues else content.screened), False
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
                     trace_id, span_id = span.trace_id, span.span_id
@@ -112,7 +94,9 @@ class SpanReader:
                         content.passed += 1
                     else:
                         if origin is None:
-                            origin = self._origin(resource_spans.resource, received_at, lacking)
+                            origin = self._origin(
+                                resource_spans.resource, received_at, content.screened
+                            )
                         _take(span, trace_id, span_id, origin, content)
         return content
 

@@ -1,4 +1,4 @@
-"""Bodies of several pieces are one export: stored, counted, refused and forwarded as a whole."""
+"""Bodies that are stored in batches are one export: counted, refused, forwarded as a whole."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from agent.errors import StoreUnavailable
 from agent.records.request import RequestRecord
 from agent.sources.otlp import receiver
-from agent.sources.otlp.json_payload import parse_json_pieces
-from agent.sources.otlp.limits import MAX_BYTES_HELD, PIECE_SPANS
+from agent.sources.otlp.json_payload import parse_json
+from agent.sources.otlp.limits import BATCH_SPANS, MAX_BYTES_HELD
 from tests.sources.otlp.doors import (
     DOORS,
     INVALID_ARGUMENT,
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.slow
 
 MARKED = "goodput=unsampled"
 
-# More than two pieces, in the fewest bytes that are no small body.
-SPANS = 2 * PIECE_SPANS + 10
+# More than two batches.
+SPANS = 2 * BATCH_SPANS + 10
 
 # The way of a large body depends on its format, not on its door.
 at_each_format = pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def spans_of(request: ExportTraceServiceRequest) -> list[Span]:
 
 
 @at_each_format
-def test_all_spans_are_stored_in_pieces_and_counted_once(loop: LoopThread, door: Door) -> None:
+def test_all_spans_are_stored_in_batches_and_counted_once(loop: LoopThread, door: Door) -> None:
     sizes: list[int] = []
     records: list[RequestRecord] = []
 
@@ -66,13 +66,13 @@ def test_all_spans_are_stored_in_pieces_and_counted_once(loop: LoopThread, door:
         reply = door.send(served, request)
         (counted,) = served.counts.contents
         assert len(served.forwarded) == 1
-    pieces = len(sizes)
-    assert pieces >= 3
-    assert max(sizes) <= PIECE_SPANS
+    batches = len(sizes)
+    assert batches >= 3
+    assert max(sizes) <= BATCH_SPANS
     assert [record.span_id for record in records] == [span.span_id.hex() for span in sent]
-    assert counted.rejected == {"id_length": 1, "span_times": 1, "unstorable": pieces}
+    assert counted.rejected == {"id_length": 1, "span_times": 1, "unstorable": batches}
     assert counted.screened["service_name", "wrong_type"] == 1
-    assert reply.rejected_spans == 2 + pieces
+    assert reply.rejected_spans == 2 + batches
 
 
 @at_each_format
@@ -96,7 +96,7 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
         assert door.send(served, export(*sent)).is_full_success
         with in_hand(loop, served, MAX_BYTES_HELD):
             pass
-    # The pieces before the failure came twice; the store knows such rows.
+    # The batches before the failure came twice; the store knows such rows.
     assert set(stored) == {span.span_id.hex() for span in sent}
 
 
@@ -105,7 +105,7 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
     "spoil",
     [
         pytest.param(lambda body: body[:-1], id="cut"),
-        # Invalid UTF-8 in a text of the last piece; only a parser finds it.
+        # Invalid UTF-8 in a text of the last span; only a parser finds it.
         pytest.param(
             lambda body: body[::-1].replace(b"tseuqer", b"\xfeseuqer", 1)[::-1], id="text"
         ),
@@ -114,7 +114,7 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
 def test_nothing_is_stored_of_a_body_that_is_bad_at_its_end(
     served: Serving, door: Door, spoil: Callable[[bytes], bytes]
 ) -> None:
-    body = export(*(vllm_span() for _ in range(SPANS))).SerializeToString()
+    body = export(*(short_span() for _ in range(SPANS))).SerializeToString()
     assert door.send_bytes(served, spoil(body)).code == INVALID_ARGUMENT
     assert served.accepted.records == []
     assert door.send_bytes(served, body).is_full_success
@@ -131,8 +131,7 @@ def test_spans_that_are_not_sampled_are_not_forwarded(served: Serving, door: Doo
     (body,) = served.forwarded
     forwarded = ExportTraceServiceRequest()
     if body.content_type == JSON:
-        for parsed in parse_json_pieces(body.content):
-            forwarded.MergeFrom(parsed.message)
+        forwarded.MergeFrom(parse_json(body.content).message)
     else:
         forwarded.ParseFromString(body.content)
     assert [s.span_id for s in spans_of(forwarded)] == [s.span_id for s in sent[::3]]
@@ -155,7 +154,7 @@ def test_a_body_that_takes_too_long_is_reported(
     assert post(served, body, encoding="gzip").code == OK
 
 
-def test_an_agent_that_stops_reads_no_further_piece(loop: LoopThread) -> None:
+def test_an_agent_that_stops_stores_no_large_body(loop: LoopThread) -> None:
     body = gzip.compress(export(vllm_span()).SerializeToString())
     with loop.entered(serving()) as served:
         served.receiver.stop()

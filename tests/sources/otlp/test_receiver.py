@@ -11,7 +11,7 @@ import pytest
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
-from agent.sources.otlp.limits import MAX_BYTES_HELD, PIECE_BYTES
+from agent.sources.otlp.limits import MAX_BYTES_HELD, SMALL_PROTOBUF_BYTES
 from tests.sources.otlp.doors import DOORS, OK, RESOURCE_EXHAUSTED, UNAVAILABLE, Door, post
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand, serving
@@ -90,7 +90,7 @@ def test_bad_bodies_leave_no_room_taken(loop: LoopThread, served: Serving, door:
         pass
 
 
-LARGE = export(vllm_span({"gen_ai.prompt": "x" * PIECE_BYTES}), resource={"slow": True})
+LARGE = export(vllm_span({"gen_ai.prompt": "x" * SMALL_PROTOBUF_BYTES}), resource={"slow": True})
 SLOW = export(vllm_span(), resource={"slow": True})
 
 

@@ -4,7 +4,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agent.sources.otlp.json_payload import parse_json_pieces
+from agent.sources.otlp.json_payload import parse_json
 from agent.sources.otlp.payload import JSON, PROTOBUF, Body, parse
 from tests.sources.otlp.doors import DOORS, Door
 from tests.sources.otlp.exports import export, in_json, json_bytes, vllm_span
@@ -17,8 +17,7 @@ ALL_DOORS = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 def message_of(body: Body) -> ExportTraceServiceRequest:
     """The message of a forwarded body."""
     if body.content_type == JSON:
-        (parsed,) = parse_json_pieces(body.content)
-        return parsed.message
+        return parse_json(body.content).message
     return parse(body.content).message
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agent.sources.otlp.limits import MAX_PIECE_PARSED_BYTES, PIECE_BYTES
-from agent.sources.otlp.pieces import fits
+from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_PARSED_BYTES
+from agent.sources.otlp.parsed_size import fits
 from tests.sources.otlp.exports import export, part, vllm_span
 
 MIB = 1024 * 1024
@@ -67,6 +67,6 @@ def test_what_makes_no_parts_fits_and_ends(body: bytes) -> None:
     assert fits(body, MIB)
 
 
-def test_a_piece_of_real_spans_fits() -> None:
+def test_the_largest_body_of_real_spans_fits() -> None:
     one = export(vllm_span()).SerializeToString()
-    assert fits(one * (PIECE_BYTES // len(one)), MAX_PIECE_PARSED_BYTES)
+    assert fits(one * (MAX_BODY_BYTES // len(one)), MAX_PARSED_BYTES)
