@@ -27,8 +27,8 @@ SMALL_PROTOBUF_BYTES = 512 * KIB
 SMALL_SPAN_TAGS = 32_768
 # So many records are stored at a time, and those of other senders come between.
 BATCH_SPANS = 2048
-# The memory of a record that waits to be stored.
-RECORD_BYTES = 1024
+# About the memory of a record that waits to be stored: the most that 4 MiB hold must have room.
+RECORD_BYTES = 512
 
 # All bodies in hand, plain and compressed, of both doors. Large ones leave a part to those of a
 # usual size: vLLM sends 512 spans, which are 0.25 MiB.
