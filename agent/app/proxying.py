@@ -15,7 +15,7 @@ from agent.records.request import RequestRecord
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
-from agent.sources.engines.served import ServedModels
+from agent.sources.engines.models import ServedModels
 from agent.sources.proxy.handover.messages import EngineState, Rotation, WorkerDied
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.receiving import HandoverReceiver

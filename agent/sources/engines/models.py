@@ -1,12 +1,16 @@
-"""Reads the names of an engine's models from its own responses."""
+"""The models that an engine names, and those that it serves."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import requests
+
 from agent.catalog.reasons import ExpositionFault
-from agent.errors import ExpositionUnreadable
+from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.sources.engines.exposition import bounded_label
+from agent.sources.engines.fetch import fetch
 
 SERVED_PATH = "/v1/models"
 
@@ -59,3 +63,30 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     SERVED_PATH: _only_base_model,
     "/info": _model_id,
 }
+
+_LOG = logging.getLogger(__name__)
+
+
+class ServedModels:
+    """Reads the model names of one engine."""
+
+    def __init__(
+        self, name: str, url: str, session: requests.Session, *, timeout_s: float = 4.0
+    ) -> None:
+        self.name = name
+        self._url = url.rstrip("/") + SERVED_PATH
+        self._session = session
+        self._timeout_s = timeout_s
+        self._failing = False
+
+    def read(self) -> frozenset[str] | None:
+        """The names that the engine serves now; None when it does not list them."""
+        try:
+            served = read_served(fetch(self._session, self._url, timeout_s=self._timeout_s))
+        except (EngineUnreachable, ExpositionUnreadable) as error:
+            if not self._failing:
+                _LOG.warning("engine %s does not list its models: %s", self.name, error)
+            self._failing = True
+            return None
+        self._failing = False
+        return served

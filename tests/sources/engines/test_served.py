@@ -3,7 +3,7 @@ import json
 import pytest
 
 from agent.sources.engines.fetch import open_session
-from agent.sources.engines.served import ServedModels
+from agent.sources.engines.models import ServedModels
 from tests.sources.engines.wire import EngineServer
 
 BOTH = json.dumps({"data": [{"id": "chat"}, {"id": "sql", "parent": "chat"}, {"id": 7}, None]})

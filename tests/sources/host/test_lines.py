@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.catalog.failure_lines import LineMeaning
-from agent.sources.host.lines import (
+from agent.sources.host.log import (
     MAX_EVIDENCE_CHARACTERS,
     MAX_FINDINGS,
     MAX_LINE_BYTES,

@@ -13,8 +13,7 @@ import pytest
 from agent.errors import DiscoveryFailed, SettingsInvalid
 from agent.sources.kubernetes import pod_watch
 from agent.sources.kubernetes.api_server import ApiServer
-from agent.sources.kubernetes.pod_watch import PodWatch
-from agent.sources.kubernetes.pods import engine_of
+from agent.sources.kubernetes.pod_watch import PodWatch, engine_of
 from tests.real_parts.certificates import make_certificate
 from tests.real_parts.waiting import eventually
 from tests.sources.kubernetes.fake_api_server import TOKEN, FakeApiServer, api_server, pod

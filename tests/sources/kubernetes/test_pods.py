@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.sources.kubernetes.pods import FoundEngine, engine_of
+from agent.sources.kubernetes.pod_watch import FoundEngine, engine_of
 from tests.sources.kubernetes.fake_api_server import LATER, pod
 
 

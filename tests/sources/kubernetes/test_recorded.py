@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.sources.kubernetes.api_server import ApiServer
-from agent.sources.kubernetes.pod_watch import PodWatch
-from agent.sources.kubernetes.pods import FoundEngine, engine_of
+from agent.sources.kubernetes.pod_watch import FoundEngine, PodWatch, engine_of
 
 RECORDED = Path(__file__).parent / "recorded"
 CORE_DNS = FoundEngine("coredns-66bc5c9577-jggwc", "http://10.244.0.3:9153")
