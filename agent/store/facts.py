@@ -21,17 +21,12 @@ def facts_json(facts: Facts) -> dict[str, Any]:
 
 
 def facts_from(stored: str) -> Facts:
-    """The known facts of a stored sample. Raises ValueError or TypeError for a damaged one.
-
-    Agents of an earlier version on the same database store a labelled fact as `"name{a,b}": 1.0`.
-    """
+    """The known facts of a stored sample. Raises ValueError or TypeError for a damaged one."""
     facts: dict[FactKey, float] = {}
-    for text, value in dict(json.loads(stored)).items():
-        name, brace, rest = text.partition("{")
-        labels = tuple(rest.removesuffix("}").split(",")) if brace else ()
-        for each, number in _entries(value) if isinstance(value, list) else [(labels, value)]:
+    for name, value in dict(json.loads(stored)).items():
+        for labels, number in _entries(value) if isinstance(value, list) else [((), value)]:
             if number is not None:
-                facts[name, each] = float(number)
+                facts[name, labels] = float(number)
     return facts
 
 
