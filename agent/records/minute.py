@@ -99,9 +99,9 @@ class EngineWork(Addable):
     """Prompt tokens of rows that a cache served."""
     output_tokens: float
     """Output tokens of rows."""
-    counted_output_tokens: Annotated[float, Mark.DEFAULT_ZERO]
+    counted_output_tokens: float
     """Output tokens by the engine's count, requests without a row included."""
-    cache_full_s: Annotated[float, Mark.DEFAULT_ZERO]
+    cache_full_s: float
     """Busy time in which the KV cache was full."""
     prefill_s: float | None = None
     """Time in which any request with a row was in prefill."""

@@ -27,7 +27,6 @@ class Mark(Enum):
     PER_CHOICE = "the engine's value counts only where the request has one choice"
     UTC_TIMESTAMP = "Unix seconds, a timestamp in the database"
     SMALL = "a whole number of 32 bits"
-    DEFAULT_ZERO = "0 in rows of agents of an earlier version that share the database"
 
 
 class Length(NamedTuple):

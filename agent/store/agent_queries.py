@@ -22,10 +22,7 @@ _AGENTS = select(
 
 
 def agents_of(engine: Engine) -> Sequence[Mapping[str, Any]]:
-    """Every agent by name, the stopped ones included. Raises StoreUnavailable.
-
-    What an agent of an earlier version does not report is None.
-    """
+    """Every agent by name, the stopped ones included. Raises StoreUnavailable."""
     return readable(agents, read_all(engine, _AGENTS), _agent)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, String, Text, text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, String, Text
 from sqlalchemy.types import TypeEngine
 
 from agent.records.record_fields import Mark, RecordField, fields_of
@@ -34,11 +34,10 @@ def record_columns() -> list[Column[Any]]:
 
 def column_of(name: str, field: RecordField, *, nullable: bool = False) -> Column[Any]:
     """A new column for a field; `nullable` where its whole part may be unknown."""
-    default = text("0") if Mark.DEFAULT_ZERO in field.marks else None
     nullable = nullable or field.nullable
     # The reference of tables finds the field's meaning by it.
     info = {"field": field}
-    return Column(name, _type(field), nullable=nullable, server_default=default, info=info)
+    return Column(name, _type(field), nullable=nullable, info=info)
 
 
 def _type(field: RecordField) -> TypeEngine[Any] | type[TypeEngine[Any]]:

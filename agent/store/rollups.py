@@ -54,11 +54,11 @@ _SUMS = (
     *("requests", "seen_at_proxy", "input_tokens", "input_tokens_known"),
     *("output_tokens", "output_tokens_known"),
 )
-# Requests of no status here are invalid: that status is newer than the order.
+# Requests of no status here are invalid.
 _STATUSES = ("ok", "error", "timeout", "cancelled", "throttled")
 _VERDICTS = ("met", "missed", "undetermined")
 _FIRST_VERDICT = len(_SUMS) + len(_STATUSES)
-# They follow the verdicts: rollups of earlier versions end before them, and so have zeros.
+# They follow the verdicts.
 _LAST_SUMS = ("proxy_counted", "proxy_ended", "proxy_failed")
 
 

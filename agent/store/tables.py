@@ -142,8 +142,6 @@ gpu_samples = Table(
 )
 
 
-# The table keeps its first name: agents of an earlier version that share the database write to it,
-# and operators' own SQL reads it.
 engine_minutes = Table(
     "engine_windows",
     metadata,
@@ -181,8 +179,8 @@ objectives = Table(
 )
 
 
-# Agents by their names: see agent.store.claim. What an agent of an earlier version does not
-# report is null. `seen_at` and `stopped_at` are of the database's clock: agents' clocks may differ.
+# Agents by their names: see agent.store.claim. `seen_at` and `stopped_at` are of the database's
+# clock, because agents' clocks may differ.
 agents = Table(
     "agents",
     metadata,

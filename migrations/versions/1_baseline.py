@@ -232,10 +232,7 @@ def _create_minutes() -> None:
         sa.Column("method", sa.String(10), nullable=False),
         *_required(sa.Float, "busy_s", "idle_s", "unknown_s"),
         *_required(sa.Float, "computed_tokens", "cached_tokens", "output_tokens"),
-        *(
-            sa.Column(name, sa.Float, nullable=False, server_default=text("0"))
-            for name in ("counted_output_tokens", "cache_full_s")
-        ),
+        *_required(sa.Float, "counted_output_tokens", "cache_full_s"),
         *_columns(sa.Float, "prefill_s", "prefill_flops", "prefill_bytes"),
         *_columns(sa.Float, "decode_s", "decode_flops", "decode_bytes", "shared_bytes"),
         *_columns(sa.Float, "preemptions", "draft_tokens", "accepted_draft_tokens", "drafts"),

@@ -128,7 +128,7 @@ def gpu_response(row: Row) -> GpuResponse:
 
 
 class AgentResponse(BaseResponse):
-    """An agent that runs, or that ran lately; null is what an earlier version does not report."""
+    """An agent that runs, or that ran lately; null is what it has not reported."""
 
     name: str
     version: str | None

@@ -128,9 +128,6 @@ _TRIGGERS = (
 )
 
 
-_NOTE_COLUMNS = text("PRAGMA table_info(journal_notes)")
-
-
 def begin_run(connection: Connection) -> str:
     """Make the tables and triggers, and begin a run of the agent; returns the run's id.
 
@@ -139,11 +136,8 @@ def begin_run(connection: Connection) -> str:
     """
     for statement in _TABLES:
         connection.execute(text(statement))
-    # Earlier versions made journals without this column.
-    if "started_at" not in {row[1] for row in connection.execute(_NOTE_COLUMNS)}:
-        connection.execute(text("ALTER TABLE journal_notes ADD COLUMN started_at TEXT"))
     for name, after, does in _TRIGGERS:
-        # An earlier version may have made another trigger of this name.
+        # The file may have a trigger of another release.
         connection.execute(text(f"DROP TRIGGER IF EXISTS journal_{name}"))
         connection.execute(text(f"CREATE TRIGGER journal_{name} AFTER {after} BEGIN {does}; END"))
     run = secrets.token_hex(16)

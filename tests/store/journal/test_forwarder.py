@@ -18,7 +18,7 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.store.amending import request_amend
 from agent.store.claim import NameClaim
 from agent.store.connection import for_writing
-from agent.store.journal import forwarder, shared_rows
+from agent.store.journal import forwarder
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.tables import (
@@ -178,32 +178,6 @@ def test_a_joined_row_takes_the_place_of_the_engines_row_that_began_later(
         agent.take(proxy_view(1), before_midnight)
     same_in_both(journal, postgres)
     assert states(postgres) == [("joined", True, False)] * 2
-
-
-def test_an_agent_of_the_version_before_the_partitions_keeps_its_rows_until_its_upgrade(
-    journal: Engine,
-    postgres: Engine,
-    emptied_postgres_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    agent = JoiningAgent(journal)
-    keys = {**shared_rows._REPLACED, "requests": ("trace_id", "span_id")}
-    with monkeypatch.context() as earlier, forwarding(journal, emptied_postgres_url) as forwarded:
-        earlier.setattr(shared_rows, "_REPLACED", keys)
-        # New rows need no key.
-        store(journal, some(range(100, 110)))
-        forwarded.all_forwarded()
-        agent.take(proxy_view(1))
-        agent.settle(DUE)
-        agent.take(engine_view(1))
-        eventually(
-            lambda: forwarded.forwarder.problem() is not None, within_s=WITHIN_S, what="the reason"
-        )
-        assert forwarded.waiting() > 0
-        earlier.undo()
-        forwarded.all_forwarded()
-    same_in_both(journal, postgres)
-    assert forwarded.refused == 0
 
 
 def test_views_of_two_agents_and_their_sums_stand_side_by_side(
