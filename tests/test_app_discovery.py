@@ -26,7 +26,7 @@ from agent.sources.kubernetes import pod_watch
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.span_sender import request_span
-from tests.real_parts.waiting import NotYetError, eventually
+from tests.real_parts.waiting import eventually
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
 from tests.sources.kubernetes.fake_api_server import TOKEN, FakeApiServer, api_server, pod
@@ -148,7 +148,7 @@ def test_engines_found_failed_calls_and_the_last_success_are_published(
     server.put(pod("chat-0"))
     server.put(pod("chat-1"))
     found = discovery(tmp_path, engines_from=kubernetes(server, account))
-    with pytest.raises(NotYetError):
+    with pytest.raises(KeyError):
         published(found, success)
     before = time.time()
     found.read_first()

@@ -18,7 +18,7 @@ from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.collector import Collector
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
-from tests.real_parts.waiting import NotYetError, eventually
+from tests.real_parts.waiting import eventually
 from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
 
 # Without traffic of the simulated engines: these tests count their own requests.
@@ -74,7 +74,7 @@ class Proxied:
         """The value of a metric; 0 before it is published."""
         try:
             return total(self.agent.api.exposition(), name, **labels)
-        except NotYetError:
+        except KeyError:
             return 0.0
 
 

@@ -2,11 +2,9 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.real_parts.waiting import NotYetError
-
 
 def total(page: str, name: str, **labels: str) -> float:
-    """The sum of the samples with this name and these labels; NotYetError where none is."""
+    """The sum of the samples with this name and at least these labels; KeyError where none is."""
     # A page has thousands of lines, and is read many times until something has happened.
     lines = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     values = [
@@ -16,5 +14,5 @@ def total(page: str, name: str, **labels: str) -> float:
         if labels.items() <= sample.labels.items()
     ]
     if not values:
-        raise NotYetError(f"{name} {labels}")
+        raise KeyError(f"{name} {labels}")
     return sum(values)

@@ -9,23 +9,23 @@ POLL_S = 0.1
 Value = TypeVar("Value")
 
 
-class NotYetError(LookupError):
-    """What was read for is not there, and may come: whoever waits reads again."""
-
-
 def eventually(read: Callable[[], Value], *, within_s: float, what: str) -> Value:
-    """The first true value that `read` returns; AssertionError naming `what` after the deadline."""
+    """The first true value that `read` returns; AssertionError naming `what` after the deadline.
+
+    A read that raises found nothing yet: a row, a metric or a field that is to come.
+    """
     deadline = time.monotonic() + within_s
     while True:
         began = time.monotonic()
-        last: Value | NotYetError
+        missing: Exception | None = None
         try:
-            if last := read():
-                return last
-        except NotYetError as missing:
-            last = missing
+            if value := read():
+                return value
+            last = repr(value)
+        except Exception as error:
+            missing, last = error, repr(error)
         now = time.monotonic()
         if now > deadline:
-            raise AssertionError(f"{what}: not within {within_s} s; last value: {last!r}")
+            raise AssertionError(f"{what}: not within {within_s} s; last: {last}") from missing
         # What is waited for needs the processors that a long read takes.
         time.sleep(max(POLL_S, now - began))
