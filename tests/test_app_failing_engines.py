@@ -174,7 +174,9 @@ def test_an_engine_that_answers_500_is_out_until_it_is_repaired(pair: Pair) -> N
     assert [(each["engine"], each["reason"], each["detail"]) for each in left] == [
         ("bad", "error", "500")
     ]
-    assert pair.shows("bad") == "error 500"
+    eventually(
+        lambda: pair.shows("bad") == "error 500", within_s=WITHIN_S, what="the page's reason"
+    )
     assert pair.shows("good") is None
     assert pair.metric("llm_proxy_engine_ejections_total", engine="bad", reason="error") >= 1
 

@@ -208,8 +208,8 @@ def test_a_lost_gpu_is_reported_also_after_a_restart(tmp_path: Path, driver: Pat
         stored_gpus(agent)
     for _ in range(2):
         with agent_in(tmp_path, ports, gpus="[1]", STANDIN_GPUS="1", **library) as agent:
-            page = exposition_with(agent, "gpu_memory_used_bytes")
             event = first_fault(agent)
+            page = exposition_with(agent, "gpu_memory_used_bytes")
             assert total(page, "gpu_up", gpu=gpu_uuid(0)) == 1
             assert f'gpu_up{{gpu="{gpu_uuid(1)}"}} 0.0' in page
             assert total(page, "llm_agent_gpu_failures_total", reason="gpu_missing") > 0
