@@ -58,9 +58,12 @@ class AgentApi:
 
 
 @contextmanager
-def open_agent(url: str, token_file: Path | None) -> Iterator[AgentApi]:
-    """The API of the agent at a URL, with the read token in a file."""
-    with http_session() as session:
+def open_agent(url: str, token_file: Path | None, ca: Path | None) -> Iterator[AgentApi]:
+    """The API of the agent at a URL, with the read token in a file.
+
+    `ca` is a file of authorities that are trusted beside the system's.
+    """
+    with http_session(ca=ca) as session:
         if token_file is not None:
             token = secret_in("--token-file", token_file)
             session.headers["Authorization"] = f"Bearer {token}"

@@ -86,7 +86,7 @@ def gather(options: AuditOptions) -> AuditEvidence:
         model = _model(configured, processes, unread)
         engine = read.evidence
         options.step("asking the agent")
-        with open_agent(*_agent_of(options)) as api:
+        with open_agent(*_agent_of(options), ca) as api:
             agent = _agent(api, options, configured, engine, unread)
             trial = _trial(api if agent else None, live, options, engine, processes)
     if trial is None:

@@ -209,9 +209,10 @@ def _api(url: str | None, config: Path | None, token_file: Path | None) -> Itera
     from agent.agent_api import open_agent
     from agent.app.stored_api import stored_api
 
+    settings = load(config, os.environ)
     if url is None:
-        with stored_api(load(config, os.environ)) as read:
+        with stored_api(settings) as read:
             yield read
     else:
-        with open_agent(server_url("--url", url), token_file) as read:
+        with open_agent(server_url("--url", url), token_file, settings.tls.ca) as read:
             yield read

@@ -182,7 +182,7 @@ def test_exports_go_through_the_proxy_of_the_settings(proxy: Recorded) -> None:
 def test_a_redirect_gets_nothing(server: Recorded, proxy: Recorded, token_file: Path) -> None:
     server.redirects_to = proxy.url
     with (
-        open_agent(server.url, token_file) as agent,
+        open_agent(server.url, token_file, None) as agent,
         pytest.raises(AgentError, match=f"redirects to {proxy.url}; give that URL"),
     ):
         agent.read("/readyz")

@@ -1,4 +1,4 @@
-"""Engines, exporters and OTLP endpoints with certificates of a private CA: the setting `tls.ca`."""
+"""Servers with certificates of a private CA: the setting `tls.ca`."""
 
 import re
 import signal
@@ -116,6 +116,15 @@ def test_commands_that_read_an_engine_trust_it_too(
     assert "engine chat: vllm, model tiny-llama" in listed.stdout
     audited = CliRunner().invoke(main, ["check", "--engine", engine.url], env=environment)
     assert "pass    prefix caching" in audited.stdout
+
+
+def test_commands_that_read_an_agent_trust_it_too(
+    engine: EngineServer, certificate: Certificate
+) -> None:
+    trusted = {"GOODPUT_TLS__CA": str(certificate.certificate)}
+    for environment, said in ((trusted, "Expecting value"), ({}, "certificate verify failed")):
+        report = CliRunner().invoke(main, ["report", "--url", engine.url], env=environment)
+        assert said in str(report.exception)
 
 
 @pytest.mark.slow
