@@ -161,6 +161,7 @@ def test_one_agent_of_several_is_chosen_for_every_view(there: Opened, api: Api) 
         (0.99999, "99.99 %", "99.9 %"),
         (0.9, "90 %", "90 %"),
         (0, "0 %", "0 %"),
+        (1.234e-19, "0 %", "1.23e-17 %"),
     ],
 )
 def test_a_share_below_one_is_not_rounded_to_all(

@@ -160,6 +160,8 @@ def rounded(value: float, places: int) -> Decimal:
 
 
 def significant(value: float) -> str:
+    if 0 < abs(value) < 1e-6:
+        return f"{value:.2e}".replace("e-0", "e-")
     first = Decimal(repr(value)).adjusted() if value else 0
     return f"{rounded(value, 2 - first).normalize():,f}"
 

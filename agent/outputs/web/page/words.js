@@ -13,7 +13,9 @@ export const STEPS_S = {"1m": 60, "10m": 600, "1h": 3600, "6h": 21600};
 const STEP_NAMES = {"1m": "minute", "10m": "10 minutes", "1h": "hour", "6h": "6 hours"};
 export const step_name = (window) => STEP_NAMES[STEPS[window]];
 
-const significant = (value) => value.toLocaleString("en", {maximumSignificantDigits: 3});
+// What rounding leaves of a sum that is nothing would have 20 digits, and make a table wider than the screen.
+const significant = (value) => (value !== 0 && Math.abs(value) < 1e-6 ? value.toExponential(2)
+  : value.toLocaleString("en", {maximumSignificantDigits: 3}));
 
 // A share below 1 is never rounded to 100 %: a promise that was broken once was not kept.
 const rounded = (value, text, digits) => (text === "100" && value < 1
