@@ -32,7 +32,7 @@ class AgentApi:
         raise SettingsInvalid([f"{self._url}: {body.get('detail', status)}"])
 
     def read(self, path: str, **parameters: str | int) -> tuple[int, Json]:
-        """HTTP status and response of a path. Raises SettingsInvalid where no agent responds."""
+        """HTTP status and response of a path. Raises SettingsInvalid if no agent responds."""
         response = self._response(path, parameters)
         try:
             return response.status_code, dict(response.json())

@@ -140,7 +140,7 @@ def _processes(
 def _gpus(
     options: AuditOptions, configured: EngineSettings, unread: Unread
 ) -> tuple[GpuSample, ...] | None:
-    """The GPUs of this machine, or of dcgm-exporter; None where they cannot be read."""
+    """The GPUs of this machine, or of dcgm-exporter; None if they cannot be read."""
     source = gpu_source(options.settings)
     where = _where(options, configured)
     if source is None or not (where.same_machine or where.pids):
@@ -160,7 +160,7 @@ def _gpus(
 def _model(
     configured: EngineSettings, processes: EngineProcesses, unread: Unread
 ) -> ModelShape | None:
-    """The model that the settings name; None where they name none, or it cannot be read."""
+    """The model that the settings name; None if they name none, or it cannot be read."""
     if configured.model_config_path is None:
         unread[EvidencePart.WEIGHTS] = "the settings name no config.json of the model"
         return None
@@ -308,7 +308,7 @@ def audit_deployment(
     send: bool,
     as_json: bool,
 ) -> int:
-    """Print the audit; 1 where a line fails, else 0. Raises EngineUnreachable, SettingsInvalid."""
+    """Print the audit; 1 if a line fails, else 0. Raises EngineUnreachable, SettingsInvalid."""
     # What could not be read is in the lines.
     logging.getLogger("agent").addHandler(logging.NullHandler())
     progress = TerminalConsole(file=sys.stderr)

@@ -60,8 +60,8 @@ def check(
     """Check a deployment (`--engine`), or the settings, of which all problems are listed.
 
     With `--engine URL` it audits the running engine: each line passes, warns, fails or is unknown,
-    with what was seen and which flag to change. Exits with 0 where no line fails, 1 where one
-    does, 2 where the engine cannot be read.
+    with what was seen and which flag to change. Exits with 0 if no line fails, 1 if one
+    does, 2 if the engine cannot be read.
 
     Without it, it prints the settings in force. Example:
     `check --engine http://127.0.0.1:8000 --send-request`.
@@ -97,7 +97,7 @@ def _print_settings(settings: Settings, *, as_json: bool) -> None:
 
 
 def _print_facts(settings: Settings, *, as_json: bool) -> int:
-    """Print what each engine gives; 1 where one cannot be read, else 0."""
+    """Print what each engine gives; 1 if one cannot be read, else 0."""
     read = list(read_once(settings, time.time()))
     if as_json:
         echo(json.dumps({"engines": [each.values() for each in read]}, indent=2))
@@ -118,7 +118,7 @@ class FoundFacts:
     absent: tuple[str, ...] = ()
 
     def values(self) -> dict[str, Any]:
-        """It, for JSON; what is absent is unknown where nothing could be read."""
+        """It, for JSON; what is absent is unknown if nothing could be read."""
         return {**asdict(self), "absent": None if self.problem else list(self.absent)}
 
     def __str__(self) -> str:

@@ -107,7 +107,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _run_agent(settings: Settings, *, simulated_gpus: "GpuSource | None" = None) -> None:
-    """Run an agent in this process; where it has a proxy, in one of several processes. Where it
+    """Run an agent in this process; if it has a proxy, in one of several processes. If it
     looks for engines, in one that is started again for others.
     """
 
@@ -148,7 +148,7 @@ def _begin() -> None:
 
 
 def _let_stops_through() -> None:
-    # They wait where this program was a supervisor before SIGHUP.
+    # They wait if this program was a supervisor before SIGHUP.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS - {signal.SIGHUP})
 
 

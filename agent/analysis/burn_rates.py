@@ -36,13 +36,13 @@ def error_budget(met: int, missed: int, target: float) -> ErrorBudget:
 
 _SCHEME_PERIOD_S = 30 * DAY_S
 
-# A tier with a higher threshold would fire only where nearly everything fails.
+# A tier with a higher threshold would fire only if nearly everything fails.
 MAX_THRESHOLD = Decimal("0.9")
 
 # A few missed requests page nobody, even if they are a large share of a quiet hour.
 MIN_MISSED = 5
 
-# Where the paging tiers need longer than this for a total failure, an outage rule is added.
+# If the paging tiers need longer than this for a total failure, an outage rule is added.
 SLOWEST_PAGE_S = 15 * 60.0
 OUTAGE_WINDOW_S = 5 * 60.0
 

@@ -46,7 +46,7 @@ class ReportedPhases(NamedTuple):
 class Screened(NamedTuple):
     """The possible phases, and the refused values as (field, reason).
 
-    `ended_before_first_token` is True where the refused values show that the engine itself ended
+    `ended_before_first_token` is True if the refused values show that the engine itself ended
     the request before its first token.
     """
 

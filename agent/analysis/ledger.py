@@ -63,7 +63,7 @@ def unmatched_requests(
 ) -> float | None:
     """How many requests in the engine may have had no row, in the sample with the fewest.
 
-    At 0, or where the engine ended, no request that began before is still open. None if no
+    At 0, or if the engine ended, no request that began before is still open. None if no
     sample says how many requests the engine has.
     """
     if any(each.restarted for each in observed.intervals):

@@ -196,7 +196,7 @@ def _top(shares: Sequence[CauseShare]) -> str:
 
 
 def _sums(objective: str, shares: Sequence[CauseShare], top: str) -> dict[CausePlace, CauseSum]:
-    """One request in each sum, and in one of its first cause: where that took most seconds."""
+    """One request in each sum, and in one of its first cause: the one that took most seconds."""
     sums: dict[CausePlace, CauseSum] = {}
     for share in shares:
         key = CausePlace(objective, share.limit, str(share.cause))

@@ -68,7 +68,7 @@ def excesses(record: RequestRecord, objective: Objective) -> Sequence[Excess]:
 
 
 def later_tokens(record: RequestRecord) -> float:
-    """The tokens after the first, estimated from the times where no source counted them."""
+    """The tokens after the first, estimated from the times if no source counted them."""
     if record.output_tokens is not None and record.output_tokens > 1:
         return record.output_tokens - 1.0
     if not record.tpot_s:
@@ -237,7 +237,7 @@ def _verdicts(
 
 
 def _asked_for(record: RequestRecord) -> tuple[str | None, str | None]:
-    """The model and the tenant; as the client wrote them, where figures have them as unknown or
+    """The model and the tenant; as the client wrote them, if figures have them as unknown or
     together with others: an objective covers these requests too."""
     model, tenant, view = record.model, record.tenant, record.proxied
     if view is None:

@@ -135,7 +135,7 @@ def _succeeded_at(watch: PodWatch) -> float | None:
 def discovery_of(
     settings: Settings, settles_after_s: float = SETTLES_AFTER_S
 ) -> EngineDiscovery | None:
-    """The discovery that the settings want; None where they want none.
+    """The discovery that the settings want; None if they want none.
 
     Raises SettingsInvalid outside of a cluster.
     """

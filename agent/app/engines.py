@@ -135,7 +135,7 @@ class GpuJobs:
 
 
 def gpu_source(settings: Settings) -> GpuSource | None:
-    """The source that the settings choose; None where GPUs are not read."""
+    """The source that the settings choose; None if GPUs are not read."""
     if settings.dcgm.url is not None:
         fields = [row.field() for row in settings.dcgm.fields]
         return DcgmSource(url=settings.dcgm.url, extra_fields=fields, ca=settings.tls.ca)
@@ -305,7 +305,7 @@ class EfficiencyJobs:
     def schedule(self, jobs: Jobs) -> None:
         """Run each engine's job every minute; it books missed minutes first.
 
-        The first run waits a minute where the engine's GPUs are found by its processes. A minute
+        The first run waits a minute if the engine's GPUs are found by its processes. A minute
         whose GPUs are unknown when it is booked never gets a bill.
         """
         for engine, job in zip(self._settings.engines, self._jobs, strict=True):

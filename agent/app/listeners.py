@@ -26,7 +26,7 @@ _MOST_DESCRIPTORS = 16_384
 
 # The settings with the addresses.
 API, OTLP_HTTP, OTLP_GRPC, PROXY = "listen", "otlp.http", "otlp.grpc", "proxy.listen"
-# Connections where descriptors are plenty, as in most containers.
+# Connections if descriptors are plenty, as in most containers.
 _MOST: Mapping[str, int] = {API: 256, OTLP_HTTP: 512, OTLP_GRPC: 256, PROXY: 4096}
 _LEAST = 4
 # Of the remaining descriptors, a socket other than the proxy's has this part at most.

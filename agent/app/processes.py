@@ -73,7 +73,7 @@ _LEFT = "_GOODPUT_AGENT_LEFT"
 class _Doors:
     """What outlives a supervisor: listening sockets, and the folder of the handover.
 
-    `left` are the workers of the supervisors before, with their memory if they left it; None where
+    `left` are the workers of the supervisors before, with their memory if they left it; None if
     this is the first one.
     """
 
@@ -262,7 +262,7 @@ def _start_anew(
 ) -> None:
     """Become a new supervisor, whose agent lets the workers of this one retire.
 
-    Where no program can follow, it returns, and this supervisor starts again what it stopped.
+    If no program can follow, it returns, and this supervisor starts again what it stopped.
     """
     try:
         following = doors and doors.following(plan.proxy, plan.workers)

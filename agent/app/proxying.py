@@ -27,7 +27,7 @@ ROTATION_EVERY_S = 1.0
 
 
 class Proxying:
-    """What the agent does for its proxy. Made only where the proxy has workers."""
+    """What the agent does for its proxy. Made only if the proxy has workers."""
 
     def __init__(
         self,

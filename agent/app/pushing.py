@@ -107,7 +107,7 @@ def _engines_started_at(snapshot: MeterSnapshot) -> Mapping[str, float]:
 
 
 class _Counter:
-    """Counts exports by the meter. Its series exist at zero where there is a push."""
+    """Counts exports by the meter. Its series exist at zero if there is a push."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter

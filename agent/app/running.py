@@ -185,7 +185,7 @@ async def run(
 ) -> None:
     """Run an agent as `until_stopped` runs it, with `handover` beside a proxy in other processes.
 
-    Where it looks for engines, it also stops for others: its supervisor starts it again.
+    If it looks for engines, it also stops for others: its supervisor starts it again.
     """
     give_back_large_blocks()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

@@ -120,7 +120,7 @@ def _open(settings: Settings) -> Engine:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until a signal. Raises SettingsInvalid, and StoreUnavailable where there is no data."""
+    """Serve until a signal. Raises SettingsInvalid, and StoreUnavailable if there is no data."""
     begin_trial = partial(Trial.of_this_program, {listen_of(settings)})
     await until_stopped(lambda: DatabaseServer(settings, time.time), begin_trial=begin_trial)
 

@@ -49,7 +49,7 @@ class StoredApi:
 def stored_api(settings: Settings) -> Iterator[StoredApi]:
     """The API of the settings' database, which is only read and must be migrated.
 
-    Raises SettingsInvalid where there is none, and StoreUnavailable.
+    Raises SettingsInvalid if there is none, and StoreUnavailable.
     """
     engine = open_engine(settings.storage.url)
     try:
@@ -66,7 +66,7 @@ def stored_api(settings: Settings) -> Iterator[StoredApi]:
 def require_stored(engine: Engine, advice: str) -> None:
     """Raises SettingsInvalid, with advice, without a database, StoreUnavailable if it is not read.
 
-    That is so where it does not answer, or is at another revision.
+    That is so if it does not answer, or is at another revision.
     """
     path = sqlite_path(engine.url)
     if path is not None and not path.exists():
@@ -75,7 +75,7 @@ def require_stored(engine: Engine, advice: str) -> None:
 
 
 def stored_context(engine: Engine, settings: Settings) -> ApiContext:
-    """What the API serves from where there is no running agent but its database."""
+    """What the API serves from if only a database is there, and no running agent."""
     queries, minutes = stored_queries(engine)
     return ApiContext(
         queries=queries,

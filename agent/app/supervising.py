@@ -216,7 +216,7 @@ class Trial:
         self._process.kill()
 
     def plan(self) -> Plan | None:
-        """What it found; None where it failed, and the log says why."""
+        """What it found; None if it failed, and the log says why."""
         overdue = self._process.poll() is None
         if overdue:
             self.kill()
@@ -263,7 +263,7 @@ class Supervisor:
     ) -> None:
         """On SIGHUP a trial begins, and `reload` is called when it succeeds; everything goes on if
         it fails, or `reload` returns. `left` are processes of the first group that an earlier
-        supervisor left; None where this is the first one. The work of their parts begins when they
+        supervisor left; None if this is the first one. The work of their parts begins when they
         end with another status than 0."""
         self._groups = [[_Process(part) for part in parts] for parts in groups]
         self._groups[0] += [_Process(part, pid, left=True) for part, pid in left or ()]

@@ -50,8 +50,8 @@ class Architecture:
     norms of one layer over the hidden size. Every n-th layer (`full_attention_every`) attends to
     all tokens and the rest are of the kind `others`; None means that all layers attend to all, 0
     that none does. Models of rows with `without_experts` may have no experts: they are dense then.
-    `renames` are keys of the class under other names of ours, none where the class does not use it;
-    `class_of` is the type whose class is used where transformers has none.
+    `renames` are keys of the class under other names of ours, none if the class does not use it;
+    `class_of` is the type whose class is used if transformers has none.
     """
 
     latent_attention: bool = False
@@ -210,7 +210,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelClass:
-    """One class: the defaults of its keys, null where it derives one, and its keys without any.
+    """One class: the defaults of its keys, null if it derives one, and its keys without any.
 
     `not_null` are the keys that may not be null in a file.
     """

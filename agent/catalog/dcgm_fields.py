@@ -47,7 +47,7 @@ class DcgmField:
     """One series, the fact that it gives, and the factor to the fact's unit.
 
     `labels` are the values of the fact's labels, in their order. With `bit` the series is a set of
-    flags, and the fact is 1 where this flag is set. A series with `beside` is used only where the
+    flags, and the fact is 1 if this flag is set. A series with `beside` is used only if the
     GPU has one of these series too. Raises SettingsInvalid, which names every invalid value.
     """
 

@@ -23,10 +23,10 @@ class Definition:
     """Verdicts for edge cases; attainment leaves undetermined requests out.
 
     `failed`: the request ended in an error, a time-out or a rejection. `cancelled`: the client
-    left; with None the request is missed where it broke a limit before, else undetermined.
+    left; with None the request is missed if it broke a limit before, else undetermined.
     `single_token`, `no_token`: a limit on TPOT, and a response of one output token or of none.
     `unseen`: a limit on a value that is unknown. `strongest`: the verdict of a request that broke
-    one limit where another is undetermined. `first_event_is_token`: TTFT ends at the first event
+    one limit if another is undetermined. `first_event_is_token`: TTFT ends at the first event
     of a stream without a token. `empty_fails`: a response without a token is a failed request.
     `counts_invalid`: a response of 4xx to the client's own mistake is a failure like any other.
     `known_limits`: a response that was not streamed, or that has several choices, is judged by the

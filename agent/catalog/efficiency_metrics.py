@@ -16,7 +16,7 @@ _PHASE = (*_OF, "phase")
 _NO_PEAK = "without a known model or GPU"
 _NO_PHASE = "of a phase that did not occur, or without a known model or GPU"
 _NO_PRICE = "without a price"
-_NO_ENERGY = "where no energy counter is read"
+_NO_ENERGY = "if no energy counter is read"
 
 
 def _gauge(name: str, text: str, *labels: str, **options: Unpack[MetricOptions]) -> Metric:
@@ -34,7 +34,7 @@ MFU = _gauge(
     "phase",
     "source",
     unit=Unit.RATIO,
-    absent="without a known model or GPU, or where the source does not have them",
+    absent="without a known model or GPU, or if the source does not have them",
 )
 MBU = _gauge(
     "llm_mbu_ratio",
@@ -42,7 +42,7 @@ MBU = _gauge(
     "phase",
     "source",
     unit=Unit.RATIO,
-    absent="without a known model or GPU, or where the source does not have them",
+    absent="without a known model or GPU, or if the source does not have them",
 )
 INTENSITY = _gauge(
     "llm_roofline_flops_per_byte",
@@ -116,12 +116,12 @@ COST_PER_HOUR = _gauge(
 UNACCOUNTED_INPUT = _counter(
     "llm_unaccounted_input_tokens",
     "Prompt tokens that the engine counted and that are in no row.",
-    absent="where the engine does not count them",
+    absent="if the engine does not count them",
 )
 UNACCOUNTED_OUTPUT = _counter(
     "llm_unaccounted_output_tokens",
     "Output tokens that the engine counted and that are in no row.",
-    absent="where the engine does not count them",
+    absent="if the engine does not count them",
 )
 UNACCOUNTED_REQUESTS = _counter(
     "llm_unaccounted_requests",
@@ -148,7 +148,7 @@ ENERGY = _counter(
 ENERGY_PER_TOKEN = _gauge(
     "llm_energy_joules_per_output_token",
     "Energy of the engine's GPUs over its output tokens.",
-    absent="where no energy counter is read, and without output",
+    absent="if no energy counter is read, and without output",
 )
 
 EFFICIENCY_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

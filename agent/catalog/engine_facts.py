@@ -7,7 +7,7 @@ not have is the empty string. `merge` says how the values of data-parallel ranks
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge, histogram
 
 _WHILE_DOWN = "while the engine does not answer"
-_UNKNOWN_LIMIT = "where neither the exposition, the settings nor the command line has it"
+_UNKNOWN_LIMIT = "if neither the exposition, the settings nor the command line has it"
 
 # Load
 REQUESTS_RUNNING = gauge(
@@ -69,7 +69,7 @@ KV_CAPACITY_TOKENS = gauge(
 )
 KV_VALUE_BYTES = gauge(
     "llm_engine_kv_value_bytes",
-    "Bytes of one value in the KV cache, where the engine's settings give its type.",
+    "Bytes of one value in the KV cache, if the engine's settings give its type.",
     unit=Unit.BYTES,
     merge=Merge.MAX,
 )

@@ -8,8 +8,8 @@ from functools import partial
 
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge
 
-_NO_COUNTERS = "before Hopper, at the first poll, and where the driver refuses"
-_NVML_ALONE = "where the GPU does not report it, and with dcgm-exporter"
+_NO_COUNTERS = "before Hopper, at the first poll, and if the driver refuses"
+_NVML_ALONE = "if the GPU does not report it, and with dcgm-exporter"
 
 _gauge = partial(gauge, merge=Merge.MAX)
 _counter = partial(counter, merge=Merge.MAX)

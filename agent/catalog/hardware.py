@@ -57,8 +57,8 @@ class CacheDtype(StrEnum):
     FP8 = "fp8"
 
 
-# Where a GPU has no unit for the weights' precision, engines convert the weights to 16 bits first.
-# They run in FP16 where a GPU has no BF16. FP32 is never converted: its peak is in no row.
+# If a GPU has no unit for the weights' precision, engines convert the weights to 16 bits first.
+# They run in FP16 if a GPU has no BF16. FP32 is never converted: its peak is in no row.
 _INSTEAD = (Precision.BF16, Precision.FP16)
 
 # NVML's total is a little less than the data sheet's. A larger difference means another product
@@ -82,9 +82,9 @@ class GpuModel:
     units: frozenset[Precision] = frozenset(Precision)
 
     def peak(self, precision: Precision) -> float | None:
-        """Dense FLOP/s of products in this precision, or in 16 bits where it has no unit for it.
+        """Dense FLOP/s of products in this precision, or in 16 bits if it has no unit for it.
 
-        None where the peak of that unit is unknown.
+        None if the peak of that unit is unknown.
         """
         usable = (precision, *_INSTEAD)
         unit = next((each for each in usable if each in self.units), None)

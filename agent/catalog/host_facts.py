@@ -7,8 +7,8 @@ from functools import partial
 
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge
 
-_UNSEEN = "where the agent does not see the engine's processes"
-_NO_CGROUP = "where the agent does not see the engine's cgroup"
+_UNSEEN = "if the agent does not see the engine's processes"
+_NO_CGROUP = "if the agent does not see the engine's cgroup"
 
 _gauge = partial(gauge, merge=Merge.MAX)
 _counter = partial(counter, merge=Merge.MAX)
@@ -32,7 +32,7 @@ MEMORY_LIMIT = _gauge(
     "Host memory that the engine's cgroup may use at most.",
     "engine",
     unit=Unit.BYTES,
-    absent="where the cgroup has no limit or is not seen",
+    absent="if the cgroup has no limit or is not seen",
 )
 OOM_KILLS = _counter(
     "llm_engine_oom_kills",

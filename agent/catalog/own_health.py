@@ -105,7 +105,7 @@ NEWEST_ROW = gauge(
 )
 DATABASE_SIZE = gauge(
     "llm_agent_database_bytes",
-    "Size of the database, that of all agents where they share it; measured once a minute.",
+    "Size of the database, that of all agents if they share it; measured once a minute.",
     unit=Unit.BYTES,
     merge=Merge.MAX,
     absent="until it was measured, and while it is away",
@@ -148,7 +148,7 @@ PUSH_POINTS_REJECTED = counter(
 _NO_DISCOVERY = "without engines_from.kubernetes"
 DISCOVERED_ENGINES = gauge(
     "llm_agent_discovered_engines",
-    "Engines found in the pods of a namespace; `all` where the agent looks in every namespace.",
+    "Engines found in the pods of a namespace; `all` if the agent looks in every namespace.",
     "namespace",
     merge=Merge.MAX,
     absent=_NO_DISCOVERY,

@@ -258,7 +258,7 @@ class MetricsSnapshot:
 class ExportRequests:
     """Builds one request after the other. Not for several threads.
 
-    Where a series is gone since the request before, the request has a point that ends the series:
+    If a series is gone since the request before, the request has a point that ends the series:
     else a receiver would show its last value for some time.
     """
 

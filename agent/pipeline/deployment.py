@@ -45,7 +45,7 @@ class EngineDeployment:
     """One engine. `gpus` returns the last samples of its GPUs; `named_gpus` counts configured ones.
 
     With `cache_configured` the width of the KV cache comes from the settings and not from the
-    engine. `missing` is called with a reason and a sentence where figures are unknown or doubtful.
+    engine. `missing` is called with a reason and a sentence if figures are unknown or doubtful.
     """
 
     engine: str

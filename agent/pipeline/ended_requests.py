@@ -19,7 +19,7 @@ from agent.records.request import RequestRecord, Vantage
 from agent.store.amending import Amend
 from agent.store.writing import RequestWriter
 
-# A span comes 5 s after the end of its request, or later where it is sent again.
+# A span comes 5 s after the end of its request, or later if it is sent again.
 OWN_ROW_AFTER_S = 30.0
 # The proxy's record of a slow client comes long after the engine ended the request; until then the
 # request has its own row.
@@ -168,7 +168,7 @@ class EndedRequests:
     def stored(self, keys: Mapping[EndedRequest, Key]) -> None:
         """Note the keys of the own rows that were stored; until then the requests stay due.
 
-        Where a record came while the row was stored, the row is superseded.
+        If a record came while the row was stored, the row is superseded.
         """
         with self._lock:
             while self._due and self._due[0].ended in keys:

@@ -182,7 +182,7 @@ class _OpenFor(NamedTuple):
     def changed_by(self, requests: TimeRanges) -> TimeRanges:
         """The times whose minutes such requests change.
 
-        The last sample of the minute before may show one, where it began while that was read.
+        The last sample of the minute before may show one, if it began while that was read.
         """
         return TimeRanges(requests.from_at - LONGEST_READ_S, requests.until)
 

@@ -102,7 +102,7 @@ class EnginePipeline:
     def store(self) -> None:
         """Store the newest sample and all waiting events.
 
-        Where the database fails, events wait for the next call and the sample is dropped.
+        If the database fails, events wait for the next call and the sample is dropped.
         """
         self._store_events()
         sample, self._sample = self._sample, None

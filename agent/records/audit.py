@@ -27,7 +27,7 @@ class EvidencePart(StrEnum):
 class CommandLine:
     """Flags of an engine's command line, of those that an audit needs, with their values.
 
-    A switch has the empty text. `limits` are by fact name. `whole` is false where the engine also
+    A switch has the empty text. `limits` are by fact name. `whole` is false if the engine also
     reads flags from a file, so that a flag that is not here may be set all the same.
     """
 
@@ -68,7 +68,7 @@ class AgentEvidence:
 
     `lengths` are (input tokens, output tokens) of its newest `requests`, `engine_views` how many of
     those are in the engine's view. `left_after_s` are the durations of those whose clients left;
-    None where neither the engine's plugin nor the proxy would report them. `cold` are the requests
+    None if neither the engine's plugin nor the proxy would report them. `cold` are the requests
     since the engine's start that missed because it had just started, 1,000 at most. `plugin` is
     whether that plugin sends, None if the agent has no socket for it.
     """

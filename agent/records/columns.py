@@ -15,7 +15,7 @@ Mask = NDArray[np.bool_]
 
 
 def over(part: NDArray[Any], whole: NDArray[Any]) -> Array:
-    """The quotients; 0 where nothing is divided by."""
+    """The quotients; 0 if nothing is divided by."""
     found: Array = np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
     return found
 

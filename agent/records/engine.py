@@ -79,7 +79,7 @@ class EndedRequest(NamedTuple):
     """A request that the engine finished or dropped, with the engine's own figures.
 
     `request_id` is that of the request's span. Durations in seconds, unknown None. `finish_reason`
-    is `abort` where the client left or the engine dropped the request.
+    is `abort` if the client left or the engine dropped the request.
     """
 
     engine: str

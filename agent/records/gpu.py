@@ -8,7 +8,7 @@ from agent.catalog.gpu_facts import UP
 FactKey = tuple[str, tuple[str, ...]]
 # Values by fact name and label values, the labels in the fact's own order.
 Facts = Mapping[FactKey, float]
-# Bytes of GPU memory by the host's process ids; None where the driver withholds the bytes.
+# Bytes of GPU memory by the host's process ids; None if the driver withholds the bytes.
 ProcessMemory = Mapping[int, int | None]
 
 
@@ -46,7 +46,7 @@ class GpuSample:
     problem: str | None = None
 
     def fact(self, name: str, *labels: str) -> float | None:
-        """The value of one fact, or None where the GPU did not report it."""
+        """The value of one fact, or None if the GPU did not report it."""
         return self.facts.get((name, labels))
 
     def pids(self) -> set[int]:
@@ -87,7 +87,7 @@ class XidError:
     """An Xid error that the driver reported while the agent listened.
 
     `count` is how often this GPU had this Xid since the agent started, this time included. The
-    instances are those of MIG, None where the error concerns the whole GPU.
+    instances are those of MIG, None if the error concerns the whole GPU.
     """
 
     gpu: str

@@ -23,7 +23,7 @@ class EngineProcess:
     `started_after_boot_s` distinguishes it from a later process with the same PID. `state` is the
     kernel's letter: R runs, S sleeps, D waits for a device or disk, T was stopped by a signal,
     t by a debugger. `cpu_s` is user and system time since its start. `cpu_wait_s` is how long its
-    main thread was ready to run and had no processor, and `cpu_run_s` how long it ran; None where
+    main thread was ready to run and had no processor, and `cpu_run_s` how long it ran; None if
     the kernel does not count that.
     """
 

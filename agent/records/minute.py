@@ -84,7 +84,7 @@ class EngineWork(Addable):
     """What an engine did in some time. Unknown figures are None.
 
     FLOPs and bytes are the least that the requests with a row needed. `prefill_s` is also None
-    where too many prompts have no known prefill time.
+    if too many prompts have no known prefill time.
     """
 
     busy_s: float
@@ -145,7 +145,7 @@ class EngineWork(Addable):
 
     @property
     def needed(self) -> Work | None:
-        """The work of both phases, with what they share counted once; None where it is unknown."""
+        """The work of both phases, with what they share counted once; None if it is unknown."""
         if self.prefill_flops is None or self.decode_flops is None:
             return None
         moved = (self.prefill_bytes or 0.0) + (self.decode_bytes or 0.0)
@@ -267,8 +267,8 @@ class MinuteRow:
 class RequestCost(NamedTuple):
     """The work of one whole request, and its cost in all booked minutes, by the id of its row.
 
-    FLOPs and bytes of KV cache are None where the model is unknown. `cost_usd` is None where no
-    minute has a price, `gpu_hours` where no minute knows its number of GPUs. The cost is not
+    FLOPs and bytes of KV cache are None if the model is unknown. `cost_usd` is None if no
+    minute has a price, `gpu_hours` if no minute knows its number of GPUs. The cost is not
     `complete` while the request reaches into a minute that is not booked yet.
     """
 

@@ -54,7 +54,7 @@ class Attention:
     context token. `expand_flops` are those of a prefill for each token that was cached before it.
     A prefill longer than a selection takes the FLOPs of decode, and expands nothing.
     `window` limits the context, as `reach` says. `value_bits` is the size of a cached value, None
-    where it is the model's.
+    if it is the model's.
     """
 
     kv_heads: int

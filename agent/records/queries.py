@@ -32,7 +32,7 @@ class Window:
         return max(self.until - self.from_s, 1e-3)
 
     def covered_s(self, data_from: float | None) -> float:
-        """Seconds of the window from `data_from` on; 0 where no data begins before its end."""
+        """Seconds of the window from `data_from` on; 0 if no data begins before its end."""
         if data_from is None:
             return 0.0
         return min(max(self.until - data_from, 0.0), self.length_s)

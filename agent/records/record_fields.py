@@ -1,6 +1,6 @@
 """How the fields of a record are declared: the table column and the join of each, from its type.
 
-A field is declared once, with its type and, where the default does not fit, marks in `Annotated`.
+A field is declared once, with its type and, if the default does not fit, marks in `Annotated`.
 The store derives columns, rows and inserts from the declaration, and the join its rules.
 """
 
@@ -13,10 +13,10 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 class Join(Enum):
     """Which view of a request gives a joined record the value of a field."""
 
-    PROXY_FIRST = "the proxy's value; the engine's where the proxy does not know it"
-    ENGINE_FIRST = "the engine's value; the proxy's where the engine does not know it"
-    PROXY = "the proxy's value, also where the proxy does not know it"
-    ENGINE = "the engine's value, also where the engine does not know it"
+    PROXY_FIRST = "the proxy's value; the engine's if the proxy does not know it"
+    ENGINE_FIRST = "the engine's value; the proxy's if the engine does not know it"
+    PROXY = "the proxy's value, also if the proxy does not know it"
+    ENGINE = "the engine's value, also if the engine does not know it"
     COMPUTED = "a value that the join computes from both views"
 
 
@@ -24,7 +24,7 @@ class Mark(Enum):
     """What else is special about a field."""
 
     # An engine's span is one choice (`n` > 1, or several prompts): its value is not the request's.
-    PER_CHOICE = "the engine's value counts only where the request has one choice"
+    PER_CHOICE = "the engine's value counts only if the request has one choice"
     UTC_TIMESTAMP = "Unix seconds, a timestamp in the database"
     SMALL = "a whole number of 32 bits"
 

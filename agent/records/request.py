@@ -75,9 +75,9 @@ class ProxyView(NamedTuple):
     tpot_limit_s: float | None = None
     """The client's own limit on TPOT, sent with the request."""
     requested_model: _Name = None
-    """The model that the client wrote, where `model` is another one."""
+    """The model that the client wrote, if `model` is another one."""
     requested_tenant: _Name = None
-    """The tenant that the client wrote, where `tenant` is another one."""
+    """The tenant that the client wrote, if `tenant` is another one."""
     response_id: _ResponseId = None
     """The id in the response's body."""
     reasoning_s: float | None = None
@@ -97,7 +97,7 @@ class ProxyView(NamedTuple):
 
 
 class EngineView(NamedTuple):
-    """The engine's values of a joined request where the record holds the proxy's.
+    """The engine's values of a joined request if the record holds the proxy's.
 
     Latencies in seconds from the arrival at the engine, unknown None.
 
@@ -124,13 +124,13 @@ class RequestRecord(NamedTuple):
 
     Each field is declared here alone, with its column and its join (see `records.record_fields`),
     and below it its line in docs/reference/tables.md. A field without marks is joined as the
-    proxy's value or, where that is unknown, the engine's. A new field also needs a migration.
+    proxy's value or, if that is unknown, the engine's. A new field also needs a migration.
 
     A named tuple, because one is made for every request and a frozen dataclass of this width takes
     several times as long to make.
 
     A record is identified by `trace_id` and `span_id` (lower-case hex), never by `request_id`,
-    which clients repeat. `clock_skew_s` is set where the sender's clock is wrong: `started_at` and
+    which clients repeat. `clock_skew_s` is set if the sender's clock is wrong: `started_at` and
     `ended_at` are then estimates from the time of receipt. `proxied` is None without the proxy's
     view. The engine's span is the child of the proxy's: a joined record has the engine's `span_id`
     and the proxy's `proxy_span_id`, which is None for all others.
@@ -139,7 +139,7 @@ class RequestRecord(NamedTuple):
     trace_id: Annotated[str, Length(32)]
     """Trace id, in lower-case hex."""
     span_id: Annotated[str, Length(16), Join.ENGINE]
-    """Span id, in lower-case hex; the engine's where an engine's span is known."""
+    """Span id, in lower-case hex; the engine's if an engine's span is known."""
     vantage: Annotated[Vantage, Join.COMPUTED]
     """Who saw the request: engine, proxy or joined."""
     status: Annotated[Status, Join.PROXY]

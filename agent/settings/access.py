@@ -37,7 +37,7 @@ class SecuritySettings(Section):
     ingest_tokens: Path | None = None
     """File with a bearer token on each line, for spans."""
     allowed_hosts: tuple[_HostName, ...] = ()
-    """Names of the agent in URLs where it has no tokens; `*.example.org`: all names below."""
+    """Names of the agent in URLs if it has no tokens; `*.example.org`: all names below."""
     tls_certificate: Path | None = None
     """PEM file of the certificate for every address."""
     tls_key: Path | None = Field(default=None, validate_default=True)

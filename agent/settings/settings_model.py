@@ -147,7 +147,7 @@ class OtlpMetricsSettings(Section):
     histograms: Literal["exponential", "explicit"] = "exponential"
     """How the latencies of requests are sent; `explicit` has the buckets of `/metrics`."""
     max_buckets: WholeNumber = Field(default=160, ge=40, le=2400)
-    """Buckets of an exponential histogram; where more are needed, two neighbours become one."""
+    """Buckets of an exponential histogram; if more are needed, two neighbours become one."""
     resource: dict[str, str] = Field(default={})
     """More attributes of the resource, as in `{k8s.cluster.name: eu-1}`."""
 
@@ -342,7 +342,7 @@ class Settings(Section):
     """All settings."""
 
     name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=100)
-    """Identifies the agent where several share a database. The default is the host's name."""
+    """Identifies the agent if several share a database. The default is the host's name."""
     listen: ListenSettings = ListenSettings()
     otlp: OtlpSettings = OtlpSettings()
     otlp_metrics: OtlpMetricsSettings = OtlpMetricsSettings()

@@ -149,7 +149,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def value(self, node: yaml.Node, place: Place) -> Any:
-        """The value of a node; UNREAD where it has a problem."""
+        """The value of a node; UNREAD if it has a problem."""
         self.lines.setdefault(place, node.start_mark.line + 1)
         if len(place) > _MAX_DEPTH:
             self._problem(node, place[:3], f"has more than {_MAX_DEPTH} levels")

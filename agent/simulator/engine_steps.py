@@ -141,7 +141,7 @@ class Step:
 
     `failed` is the number of requests that got an error since the last step. `prefill_tokens` are
     all that the step computed of prompts, again after a preemption, too. The step is the last of
-    `times` equal ones in a row. FLOPs and bytes are of all of them, and 0 where the scenario has no
+    `times` equal ones in a row. FLOPs and bytes are of all of them, and 0 if the scenario has no
     GPU. `lost` requests got an error.
     """
 

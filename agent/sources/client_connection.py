@@ -277,7 +277,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return is_stalled or now_s >= self._waits_since_s + limits.slow_s
 
     def cut(self, reason: ClientCut) -> None:
-        """Close the connection, with a response that says why where one can be sent."""
+        """Close the connection, with a response that says why, if one can be sent."""
         self.idle_since_s = None
         if reason is ClientCut.BODY_TOO_SLOW and not self._running.response_started:
             self._refuse(408, b"no byte of the body came for %g s" % self._clients.limits.body_s)

@@ -23,7 +23,7 @@ class ClientLimits:
 
     `head_s` is until the head of a request is complete, `body_s` the longest time without a byte of
     an incomplete body. In `unread_s` a client must take something of a response that waits for it.
-    Where there are too many, who does nothing for `stalls_s` gives way to a new one.
+    If there are too many, who does nothing for `stalls_s` gives way to a new one.
     Responses that wait for their clients have `unread_bytes` together; None is no limit. Beyond it,
     slow clients are cut off, those for which most waits first: who took nothing for `stalls_s`, or
     for whom something waits for `slow_s`. Requests that are not answered have `requests_bytes`
@@ -55,7 +55,7 @@ class LimitedClient(Protocol):
         """Return the limit that the client exceeds."""
 
     def cut(self, reason: ClientCut) -> None:
-        """Close the connection, with a response that says why where one can be sent."""
+        """Close the connection, with a response that says why, if one can be sent."""
 
     def abort(self) -> None:
         """Close the connection at once."""

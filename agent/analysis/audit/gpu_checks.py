@@ -51,7 +51,7 @@ _MORE_CACHE = (
 
 def prefix_caching(evidence: AuditEvidence) -> CheckResult:
     """Whether prompts reuse KV values of earlier ones."""
-    # A later flag may switch it on again, so the flag counts only where the engine says nothing.
+    # A later flag may switch it on again, so the flag counts only if the engine says nothing.
     switch = "--no-enable-prefix-caching"
     by_flag = None if flag(evidence, switch) is None else "False"
     state = evidence.engine.cache_config.get("enable_prefix_caching", by_flag)
@@ -196,7 +196,7 @@ _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-paral
 
 
 def engine_gpus(evidence: AuditEvidence) -> Sequence[GpuSample]:
-    """The GPUs that the engine's processes are on; all of them where no list shows that."""
+    """The GPUs that the engine's processes are on; all of them if no list shows that."""
     readable = [gpu for gpu in evidence.gpus or () if gpu.problem is None]
     return [gpu for gpu in readable if gpu.pids() & evidence.pids] or readable
 

@@ -19,7 +19,7 @@ _FEW_PREFILL_TOKENS = 1
 # would move the median.
 QUIET = 0.2
 _ENOUGH_STEPS = 5
-# An engine is slow where most of its newest steps took this many times the usual. Then more
+# An engine is slow if most of its newest steps took this many times the usual. Then more
 # requests run than ever before, and their steps do not show what so many requests cost. After
 # _LASTS_S the slow steps count as usual.
 _SLOW_TIMES = 1.5
@@ -254,7 +254,7 @@ NOTHING, KV, DEFERRED, CAP, BUDGET, OTHER = -1, 0, 1, 2, 3, 4
 
 
 def waits_for(at: Slice, limits: Limits) -> int:
-    """What held the queue: NOTHING without a queue, OTHER where the reason is unknown."""
+    """What held the queue: NOTHING without a queue, OTHER if the reason is unknown."""
     if not at.waiting_capacity:
         return DEFERRED if at.waiting_deferred else NOTHING
     if at.kv_usage >= KV_FULL or at.preempted:
@@ -326,7 +326,7 @@ def slices_between(before: EngineSample | None, after: EngineSample) -> Iterator
 def shows_empty_queue(sample: EngineSample, done: Slice) -> bool:
     """Whether a slice ends at its sample, and the sample's gauges show that no request waits.
 
-    The engine sets its gauges at the end of a step. So where it counted no step and requests run,
+    The engine sets its gauges at the end of a step. So if it counted no step and requests run,
     the gauges are old. An engine that has no counter of steps is always believed.
     """
     if done.until < sample.at or done.waiting_capacity or done.waiting_deferred:

@@ -200,7 +200,7 @@ def _front(model: _Model, record: RequestRecord) -> RollingQuantile:
 
 
 def _kept(known: OrderedDict[_Key, _Known], key: _Key, make: Callable[[], _Known]) -> _Known:
-    """The entry of a key, made where there is none; beyond MAX_CLASSES the oldest is dropped."""
+    """The entry of a key, made if there is none; beyond MAX_CLASSES the oldest is dropped."""
     found = known.get(key)
     if found is None:
         found = known[key] = make()
@@ -218,7 +218,7 @@ def missing_tokens(input_tokens: int, cached_tokens: int, usual_share: float) ->
 
 
 def computed_tokens(record: RequestRecord) -> int | None:
-    """The computed prompt tokens; all prompt tokens where the cached ones are unknown."""
+    """The computed prompt tokens; all prompt tokens if the cached ones are unknown."""
     if record.input_tokens is None:
         return None
     return max(1, record.input_tokens - (record.cached_tokens or 0))

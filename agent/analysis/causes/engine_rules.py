@@ -131,7 +131,7 @@ def missed_by_others(case: MissedCase, period: Period, prefill_s: float) -> Clai
 def missed_share(case: MissedCase, period: Period) -> float:
     """The share of the time of others' prompts that is due to the prefix cache.
 
-    Where the cache lost tokens, it is all of the time unless the remaining tokens are more than
+    If the cache lost tokens, it is all of the time unless the remaining tokens are more than
     MORE_PROMPTS times the usual: requests always share their steps with some prompts.
     """
     lost = lost_prompts(case, period)

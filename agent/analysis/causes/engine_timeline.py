@@ -290,7 +290,7 @@ class EngineTimeline:
     def computed(self, record: RequestRecord) -> int | None:
         """The request's computed prompt tokens.
 
-        Where its cached tokens are unknown, the cache's share of all prompts of that time counts.
+        If its cached tokens are unknown, the cache's share of all prompts of that time counts.
         """
         tokens = computed_tokens(record)
         if tokens is None or record.cached_tokens is not None:

@@ -17,7 +17,7 @@ from agent.records.request import RequestRecord
 
 # A delay below this share of the excess is noise of clocks.
 _NOISE_SHARE = 0.01
-# A prompt or a response is long where it needs at least this share of all needed time.
+# A prompt or a response is long if it needs at least this share of all needed time.
 _LONG_SHARE = 0.5
 
 _SOURCES = ("plugin", "span", "proxy", "samples")
@@ -154,7 +154,7 @@ def _needed(case: MissedCase, excess: Excess, phases: Sequence[PhaseTime]) -> tu
     if prefill_s >= long_s > 0:
         return Cause.LONG_PROMPT, f"the prompt alone takes {seconds(prefill_s)} to compute"
     tokens, usual_tokens = case.record.output_tokens or 0, case.usual.output_tokens
-    # Where responses of the usual length break the limit, the length of this one is not the cause.
+    # If responses of the usual length break the limit, the length of this one is not the cause.
     if excess.limit == E2E and decode_s >= long_s > 0 and tokens > (usual_tokens or tokens):
         return Cause.LONG_OUTPUT, (
             f"{tokens:,} tokens alone take {seconds(decode_s)} to generate, and a response "

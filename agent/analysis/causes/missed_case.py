@@ -57,7 +57,7 @@ class Phase(StrEnum):
     """A part of a request's time. Each phase has its own rules.
 
     OUTSIDE: on the way to the engine and back. FRONT: in the engine before its queue. STREAM: the
-    response after the engine had sent it. UNSPLIT: the time to the first token where its phases are
+    response after the engine had sent it. UNSPLIT: the time to the first token if its phases are
     unknown, because only the proxy saw the request.
     """
 

@@ -21,7 +21,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
     `missing_share` is the share of their computed tokens that the prefix cache usually has; None
     unless all of their rows have cached tokens. `sizes` has the computed tokens of each prompt.
-    Where `own` is not 0, `sizes` also has the request's own prompt, of so many tokens. It is a view
+    If `own` is not 0, `sizes` also has the request's own prompt, of so many tokens. It is a view
     that holds until the next prompt is added to the log.
     """
 
@@ -76,7 +76,7 @@ _MAX_SAMPLES = 4_096
 # How far the usual rates look back, and how much of that must be known.
 _USUAL_S = 600.0
 _USUAL_AT_LEAST_S = 20.0
-# The prefix cache lost hits where it served less than this share of its usual hits.
+# The prefix cache lost hits if it served less than this share of its usual hits.
 _HITS_LEFT = 0.5
 # In less time so few requests come that their hits are chance.
 _HITS_AT_LEAST_S = 4.0
@@ -96,7 +96,7 @@ class SampledActivity:
         self._missed = lru_cache(_MOST_REMEMBERED)(self._missed_between)
 
     def add(self, done: Slice, sums: Sequence[float], *, queue_empty: bool) -> None:
-        """Add a slice with its sums; `queue_empty` where it shows that no request waits."""
+        """Add a slice with its sums; `queue_empty` if it shows that no request waits."""
         self.sums.add(done.since, done.until, sums)
         self.has_drafts |= done.drafts > 0
         if queue_empty:

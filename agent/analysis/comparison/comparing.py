@@ -53,7 +53,7 @@ class ComparedLine:
     """One figure of both runs, None if it is unknown; without requests it has no bounds.
 
     `change` is a part of the figure before or a difference, as the measure says. `chance` is how
-    probable such a change is where nothing has changed.
+    probable such a change is if nothing has changed.
     """
 
     measure: Measure
@@ -69,7 +69,7 @@ class Comparison:
     """All lines. `load_changes` names what changed of the load.
 
     `causes` are shares of the requests that missed, by their first cause, before and after; None
-    where nobody looked.
+    if nobody looked.
     """
 
     before: RunColumns | RunFigures
@@ -84,7 +84,7 @@ class Comparison:
 def compare(before: RunColumns, after: RunColumns) -> Comparison:
     """Compare two runs of at least one request each.
 
-    Where the load changed, figures that depend on it say so instead of better or worse.
+    If the load changed, figures that depend on it say so instead of better or worse.
     """
     first, second = cut(before, after)
     shuffles = Shuffles.of(first.blocks.number, second.blocks.number)
@@ -223,14 +223,14 @@ def _moved(load: Sequence[ComparedLine]) -> tuple[str, ...]:
     """The figures of the load that changed by themselves.
 
     Slower service lowers the rate of a constant number of clients, and lets requests pile up at a
-    constant rate. Only where requests in flight change about as much as the rate, or more, there is
+    constant rate. Only if requests in flight change about as much as the rate, or more, there is
     more or less load.
     """
     lines = {line.measure: line for line in load}
     changed = [each for each in LENGTHS if lines[each].outcome is Outcome.CHANGED]
     rate, in_flight = lines[REQUEST_RATE].change, lines[IN_FLIGHT].change
     if lines[REQUEST_RATE].outcome is Outcome.CHANGED and rate:
-        # Where nobody knows how many are in flight, it may be the load.
+        # If nobody knows how many are in flight, it may be the load.
         together = _WITH_THE_RATE if in_flight is None else in_flight / rate
         changed = [REQUEST_RATE, IN_FLIGHT] * (together >= _WITH_THE_RATE) + changed
     return tuple(f"{each.name} {lines[each].change or 0.0:+.0%}" for each in changed)
@@ -243,7 +243,7 @@ def _of_the_load(line: ComparedLine) -> ComparedLine:
 
 
 def _whole(lines: Sequence[ComparedLine]) -> Outcome:
-    """Worse where anything is worse."""
+    """Worse if anything is worse."""
     found = {line.outcome for line in lines}
     for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.NO_EVIDENCE, Outcome.TOO_FEW):
         if outcome in found:

@@ -68,7 +68,7 @@ SumsOf = Callable[[CutRun], Ratio | None]
 class Measure:
     """One line of a comparison. A smaller change than `least` matters to nobody.
 
-    A change is a part of the figure before where `is_relative`, else a difference. `requests` are
+    A change is a part of the figure before if `is_relative`, else a difference. `requests` are
     those that each run must have for a verdict.
     """
 

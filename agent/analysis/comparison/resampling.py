@@ -255,7 +255,7 @@ class Shuffles(NamedTuple):
 def chance(figure: Measured, shuffles: Shuffles, apart: Apart) -> float:
     """How probable it is that two runs of one kind are so far apart: a permutation test.
 
-    `figure` has the blocks of both runs, those of `before` first. 1 where the figure is unknown.
+    `figure` has the blocks of both runs, those of `before` first. 1 if the figure is unknown.
     """
     distances = np.abs(apart(figure.of(1.0 - shuffles.taken), figure.of(shuffles.taken)))
     if not np.isfinite(distances[0]):
@@ -269,9 +269,9 @@ def chance(figure: Measured, shuffles: Shuffles, apart: Apart) -> float:
 def chance_of_correlated(
     values: tuple[float, float], variations: tuple[Variation, Variation], apart: Apart
 ) -> float:
-    """The same where each block is like the next one: Welch's test.
+    """The same if each block is like the next one: Welch's test.
 
-    1 where the figure is unknown.
+    1 if the figure is unknown.
     """
     distance = abs(float(apart(*(np.array([each]) for each in values))[0]))
     if not np.isfinite(distance):

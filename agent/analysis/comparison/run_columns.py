@@ -202,7 +202,7 @@ def blocks_of(at_s: Array, length_s: float, block_s: float) -> Blocks:
 def _number(runs: Sequence[RunColumns]) -> tuple[int, float]:
     """As many blocks of the shorter run as can be without each being like the next.
 
-    Also how alike the blocks are at least: where shorter ones are alike, these still are in part.
+    Also how alike the blocks are at least: if shorter ones are alike, these still are in part.
     """
     shorter_s, likeness = min(run.length_s for run in runs), 0.0
     for number in _NUMBERS:

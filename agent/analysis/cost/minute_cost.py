@@ -78,7 +78,7 @@ def unseen_loads(
 
 
 def _token_share(prompt: float, output: float) -> float:
-    """The share of prompt tokens in time, where nothing is known but tokens."""
+    """The share of prompt tokens in time, if nothing is known but tokens."""
     weighed = prompt + OUTPUT_TOKEN_WEIGHT * output
     return prompt / weighed if weighed > 0 else 0.0
 
@@ -90,7 +90,7 @@ def _prefill(work: TokenWork, busy_s: float, prefill_s: float) -> Iterator[float
 
 
 def _decode(work: TokenWork, busy_s: float, rate: float) -> Iterator[float]:
-    """One stream where nothing shows how many there were."""
+    """One stream if nothing shows how many there were."""
     tokens = work.tokens / busy_s
     streams = tokens / rate if rate else min(tokens, 1.0)
     step = work.times(streams / work.tokens) if work.tokens else work
@@ -228,7 +228,7 @@ def _of_one_size(edges: int, load: Array, first: Places, last: Places) -> Array:
     """The same of loads that differ little: a much larger one would leave its rounding errors."""
     begun, ended = np.bincount(first, minlength=edges), np.bincount(last, minlength=edges)
     more, less = np.bincount(first, load, edges), np.bincount(last, load, edges)
-    # Sums of floats leave a rest where all phases with a load have ended; counts are exact.
+    # Sums of floats leave a rest after all phases with a load have ended; counts are exact.
     any_left = np.cumsum(begun - ended)[:-1] > 0
     return np.where(any_left, np.maximum(np.cumsum(more - less)[:-1], 0.0), 0.0)
 
@@ -236,7 +236,7 @@ def _of_one_size(edges: int, load: Array, first: Places, last: Places) -> Array:
 def _apart(segments: _Segments, seconds: Array, count: int) -> Array:
     """How much of unseen prompts is in each segment: few share a step with a prompt of a row.
 
-    1 where rows compute prompts in most of the interval.
+    1 if rows compute prompts in most of the interval.
     """
     apart = Loads.of(segments.loads).prompts == 0
     of_interval = np.bincount(segments.intervals, seconds, count)

@@ -18,7 +18,7 @@ from agent.records.columns import Array, Places
 # How long prefill takes, in seconds.
 PrefillSeconds = Callable[[TokenWorks], Array]
 
-# The part of their roofline that GPUs reach in prefill where no engine timed it, and the least part
+# The part of their roofline that GPUs reach in prefill if no engine timed it, and the least part
 # that is believed.
 _EFFICIENCY, _LEAST_EFFICIENCY = 0.5, 0.2
 
@@ -104,7 +104,7 @@ def _streams(works: RequestWorks, time: TimeRanges) -> Array:
 def prefill_seconds(works: RequestWorks, serving: Serving) -> PrefillSeconds:
     """How long prefill takes here, by the prompts that the engine timed.
 
-    In proportion to the roofline, or to the tokens where GPUs or model are unknown; then 0 without
+    In proportion to the roofline, or to the tokens if GPUs or model are unknown; then 0 without
     a timed prompt. A short timed prompt shows only how long a step takes at least.
     """
     roof = serving.roof
@@ -195,7 +195,7 @@ class Pricing:
 
     @property
     def method(self) -> Method:
-        """By roofline where GPUs and model are known, else by tokens."""
+        """By roofline if GPUs and model are known, else by tokens."""
         return Method.TOKENS if self.serving.roof is None else Method.ROOFLINE
 
     def prices(self, loads: Loads) -> Prices:

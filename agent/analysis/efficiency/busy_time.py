@@ -42,7 +42,7 @@ def pace_of(active: Activities) -> Pace:
 
 
 def alone_s(interval: SampleInterval, pace: Pace) -> float | None:
-    """Seconds that all that the engine counted took, where no row was at work.
+    """Seconds that the counted tokens and steps of an interval without rows took.
 
     None if the pace is unknown, or a prompt may be at work that is not counted yet.
     """
@@ -102,7 +102,7 @@ def interval_parts(observed: EngineObservation, active: Activities) -> list[Time
     Between two samples that show no work the engine was idle, but for requests that began and ended
     while the first was read: that one has counted them. Between two that show work it was busy
     while requests with a row were at work, and longer for what it counted beyond theirs. It was
-    busy all that time where more requests ran at both samples than rows show, or where nothing
+    busy all that time if more requests ran at both samples than rows show, or if nothing
     shows for how long. Without samples it was busy while requests with a row were at work; the rest
     is unknown, never idle.
     """

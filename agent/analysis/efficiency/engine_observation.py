@@ -52,7 +52,7 @@ class Increase(NamedTuple):
 
     @property
     def computed_tokens(self) -> float | None:
-        """Prompt tokens that were computed; all of them where the engine counts no cached ones."""
+        """Prompt tokens that were computed; all of them if the engine counts no cached ones."""
         if self.input_tokens is None:
             return None
         return max(self.input_tokens - (self.cached_tokens or 0.0), 0.0)
@@ -335,7 +335,7 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
 def _sums(
     parts: Iterable[tuple[float | None, float | None, float]],
 ) -> tuple[float | None, float | None]:
-    """The sums of two figures, each times the third, where both are known; None without any."""
+    """The sums of two figures, each times the third, if both are known; None without any."""
     known = [
         (one * factor, other * factor)
         for one, other, factor in parts

@@ -54,7 +54,7 @@ def engine_work(
 ) -> tuple[EngineWork, StepSource | None]:
     """What the engine did, and how its steps were counted; `works` are those in the observed time.
 
-    Work of the phases is unknown if the model is, or where no request with a row worked and the
+    Work of the phases is unknown if the model is, or if no request with a row worked and the
     engine was not idle for at least half of the time.
     """
     time, increase = observed.time, observed.increase

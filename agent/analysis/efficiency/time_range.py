@@ -22,7 +22,7 @@ class TimeRange(NamedTuple):
         return max(self.until - self.from_at, 0.0)
 
     def within(self, other: "TimeRange") -> "TimeRange":
-        """The part of this range inside another; of no length where they do not meet."""
+        """The part of this range inside another; of no length if they do not meet."""
         from_at = max(self.from_at, other.from_at)
         return TimeRange(from_at, max(min(self.until, other.until), from_at))
 

@@ -158,7 +158,7 @@ def _newest_disagreements(minutes: Sequence[MinuteRow]) -> tuple[Mapping[str, An
 def _mean(minutes: Sequence[MinuteRow], name: str, figure: int) -> float | None:
     """The mean of a ratio over the minutes that know it.
 
-    Each minute is weighted by what its GPUs could have done, or by GPU-seconds where any peak is
+    Each minute is weighted by what its GPUs could have done, or by GPU-seconds if any peak is
     unknown.
     """
     known = [minute for minute in minutes if getattr(minute, name) is not None]
@@ -191,7 +191,7 @@ class PrefixCache:
     query_tokens: float
     hit_tokens: float
     hit_ratio: float | None
-    """null where nothing was looked up"""
+    """null if nothing was looked up"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFill:
-    """How full the batches of engines were. Shares are null where a limit or a count is unknown."""
+    """How full the batches of engines were. Shares are null if a limit or a count is unknown."""
 
     requests: float | None
     """running requests over the most that may run, a mean over time, idle included"""

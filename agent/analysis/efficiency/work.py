@@ -105,14 +105,14 @@ class RequestWorks:
 
     @property
     def prefill_time(self) -> TimeRanges:
-        """When whole requests' prefill was: any time, where its end or any decode is unknown."""
+        """When whole requests' prefill was: any time, if its end or any decode is unknown."""
         alone = ~self.decodes | (self.active.prefill.length_s == 0)
         until = np.where(alone, self.active.last_at, self.active.first_at)
         return _lasting(self.active.begin_at, until)
 
     @property
     def decode_time(self) -> TimeRanges:
-        """When whole requests' decode was: any time, where no prefill is known."""
+        """When whole requests' decode was: any time, if no prefill is known."""
         from_at = np.where(self.prefills, self.active.first_at, self.active.begin_at)
         return _lasting(from_at, self.active.last_at)
 

@@ -91,7 +91,7 @@ def _increase(
 ) -> float:
     """The increase of a counter since the sample before, or since zero without one.
 
-    Negative where a data-parallel rank left and took its counts along.
+    Negative if a data-parallel rank left and took its counts along.
     """
     value = now.facts.get(counter, 0.0)
     return value if before is None else value - before.facts.get(counter, 0.0)

@@ -71,7 +71,7 @@ def _norms(model: ModelShape) -> int:
 
 
 def weight_bytes(model: ModelShape) -> int:
-    """Bytes of all weights: the size of the model's files where it is known, else counted."""
+    """Bytes of all weights: the size of the model's files if it is known, else counted."""
     if model.stored_bytes is not None:
         return model.stored_bytes
     return shared_weight_bytes(model) + expert_bytes(model)

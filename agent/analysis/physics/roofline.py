@@ -20,7 +20,7 @@ class Bound(StrEnum):
 # What to do about each bound, best first.
 ACTIONS = {
     Bound.COMPUTE: (
-        "quantise weights and activations to FP8, where the GPU has it",
+        "quantise weights and activations to FP8, if the GPU has it",
         "serve repeated prefixes from the prefix cache",
         "spread the model over more GPUs, or add replicas",
     ),

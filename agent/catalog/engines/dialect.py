@@ -11,7 +11,7 @@ from agent.catalog.metric import Merge, Metric
 class Spelling:
     """One series of a fact; of a histogram, its name before `_bucket`.
 
-    `labels` maps our label to the engine's where they differ. `only` names the label values that
+    `labels` maps our label to the engine's if they differ. `only` names the label values that
     count. `number_in` names the label with the number, for series whose value is always 1; `words`
     maps words in that label to numbers. `zero_means_off`: the value 0 is unknown. `merge` replaces
     the fact's own rule. `also` are series that are added to it. With `implies` the fact is 1 with

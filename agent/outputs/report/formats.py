@@ -54,7 +54,7 @@ def _rich(table: ReportTable) -> Table:
         parts = " ".join((name, *shown)).split()
         least = max((len(part) for part in parts if len(part) <= _UNBROKEN), default=1)
         side: Literal["left", "right"] = "left" if words else "right"
-        # Where no cell breaks, rich would take width, give it back, and cut the last column.
+        # If no cell breaks, rich would take width, give it back, and cut the last column.
         whole = max(map(len, (name, *shown))) <= least
         made.add_column(Text(name), justify=side, overflow="fold", min_width=least, no_wrap=whole)
     for row in table.rows:
@@ -196,7 +196,7 @@ def _charts(document: ReportDocument) -> str:
 
 _COLUMNS = tuple(field.name for field in fields(StatementLine))
 # OWASP, "CSV Injection": a spreadsheet takes a cell that begins so for a formula, also with
-# full-width or small signs, and behind spaces and quotes. Where a semicolon separates its cells, a
+# full-width or small signs, and behind spaces and quotes. If a semicolon separates its cells, a
 # cell also begins inside a quoted text of ours.
 _SIGNS = r"[\s\"']*[=+\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b]"
 _FORMULA = re.compile(rf"\A(?=[\t\r\n]|{_SIGNS})|(?<=[;|\t\r\n])(?={_SIGNS})")

@@ -1,4 +1,4 @@
-"""dcgm-exporter as a source of GPU samples, where NVML shows no GPU.
+"""dcgm-exporter as a source of GPU samples, if NVML shows no GPU.
 
 exporter_gpus  the GPUs of one exposition, in our facts
 xid_counts     Xid errors, counted from what each exposition says about them

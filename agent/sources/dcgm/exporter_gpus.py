@@ -261,12 +261,12 @@ def _instance(labels: Mapping[str, str]) -> int | None:
 
 
 def name_of(labels: Mapping[str, str]) -> str:
-    """The model of the GPU, cut where it is too long, empty where the row has none."""
+    """The model of the GPU, cut if it is too long, empty if the row has none."""
     return _first(labels, _NAME_LABELS)[:LONGEST_NAME]
 
 
 def index_of(labels: Mapping[str, str]) -> int:
-    """The index of the GPU on its own host, UNKNOWN_INDEX where the row has none."""
+    """The index of the GPU on its own host, UNKNOWN_INDEX if the row has none."""
     for label in ("gpu", "device"):
         found = _INDEX.fullmatch(labels.get(label, ""))
         if found:
@@ -275,7 +275,7 @@ def index_of(labels: Mapping[str, str]) -> int:
 
 
 def pod_labels(labels: Mapping[str, str]) -> int:
-    """How many labels tie the row to a pod: where pods share a GPU, it may be a pod's share."""
+    """How many labels tie the row to a pod: if pods share a GPU, it may be a pod's share."""
     return sum(1 for label in _POD_LABELS if labels.get(label))
 
 

@@ -181,7 +181,7 @@ class DcgmSource:
 
 
 def memory_note(fields: Iterable[DcgmField], series: Collection[str]) -> str | None:
-    """How the total memory is known where the exporter does not export it, else None."""
+    """How the total memory is known if the exporter does not export it, else None."""
     given = {each.fact for each in fields if each.series in series}
     if MEMORY_TOTAL.name in given or not {MEMORY_USED.name, MEMORY_FREE.name} <= given:
         return None

@@ -98,7 +98,7 @@ class _GpuXids:
 
 
 def _growth(kind: XidSeries, before: int, now: int) -> int:
-    """How many errors are new at least, where a series went from one value to another."""
+    """How many errors are new at least, if a series went from one value to another."""
     if now >= before:
         return now - before
     # A total falls when the exporter restarts; a window falls as it moves on.

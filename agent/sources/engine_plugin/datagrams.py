@@ -50,7 +50,7 @@ class PluginRecords:
 
 
 def read_datagram(datagram: bytes, engine: str, received_at: float) -> PluginRecords | None:
-    """The records of a datagram that arrived at a Unix time; None where no plugin wrote it."""
+    """The records of a datagram that arrived at a Unix time; None if no plugin wrote it."""
     if len(datagram) < _HEADER.size:
         return None
     magic, version, _, count, run, first, dropped = _HEADER.unpack_from(datagram)
@@ -160,7 +160,7 @@ def _is_recent(ended_at: float, received_at: float) -> bool:
 
 
 def _id(field_bytes: bytes, id_bytes: int) -> str | None:
-    """The request id; None where it was cut, is no UTF-8, or is too long or unprintable."""
+    """The request id; None if it was cut, is no UTF-8, or is too long or unprintable."""
     if not 0 < id_bytes <= len(field_bytes):
         return None
     try:

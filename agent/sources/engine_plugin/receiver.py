@@ -120,7 +120,7 @@ class PluginReceiver:
         return self._problems.get(engine)
 
     def start(self) -> None:
-        """Make the sockets and start the thread. Raises SettingsInvalid where a socket fails."""
+        """Make the sockets and start the thread. Raises SettingsInvalid if a socket fails."""
         for engine, path in self._paths.items():
             self._listen(engine, path)
         self._thread.start()
@@ -297,7 +297,7 @@ def try_socket(engine: str, path: Path, *, is_own: bool) -> None:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    """Device and inode of what is at a path; None where nothing can be seen."""
+    """Device and inode of what is at a path; None if nothing can be seen."""
     try:
         found = path.lstat()
     except OSError:

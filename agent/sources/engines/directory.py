@@ -20,7 +20,7 @@ class EngineDirectory:
     """
 
     def __init__(self, engines: Iterable[tuple[str, str]], *, complete: bool = True) -> None:
-        """`engines` are pairs of name and URL. Where they are `complete`, an unknown sender of
+        """`engines` are pairs of name and URL. If they are `complete`, an unknown sender of
         spans is the only engine; elsewhere it may be one that is not known yet."""
         addresses = {name: _address(url) for name, url in engines}
         engines_at = Counter(addresses.values())
@@ -63,7 +63,7 @@ class EngineDirectory:
                     self._gather_served()
 
     def served_by(self, engine: str) -> frozenset[str] | None:
-        """The names of the models that an engine serves; None where none is known."""
+        """The names of the models that an engine serves; None if none is known."""
         with self._lock:
             return self._served_by(engine) or None
 

@@ -50,7 +50,7 @@ def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
     """The series named in `wanted`. Raises ExpositionUnreadable for what is no whole exposition.
 
     Malformed lines, values that are not finite and repeated series (the last one stays) are
-    dropped and counted. The series are empty where the exposition has none of `wanted`.
+    dropped and counted. The series are empty if the exposition has none of `wanted`.
     """
     text = _exposition_text(body)
     dropped: Counter[str] = Counter()

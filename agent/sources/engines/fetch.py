@@ -31,7 +31,7 @@ def open_session(ca: Path | None = None) -> requests.Session:
 
 
 def fetch(session: requests.Session, url: str, *, timeout_s: float) -> bytes:
-    """The body at `url`, with a newline at its end where its length shows that it is whole.
+    """The body at `url`, with a newline at its end if its length shows that it is whole.
 
     Raises EngineUnreachable (`timeout`, `connection`, `http_status`) without a response, and
     ExpositionUnreadable (`too_large`, `cut_off`, `encoding`) for an unusable one.
@@ -42,7 +42,7 @@ def fetch(session: requests.Session, url: str, *, timeout_s: float) -> bytes:
         except requests.RequestException as error:
             raise _named(error, url, timeout_s, timed_out=deadline.passed) from error
     if deadline.passed:
-        # A body without a length seems complete where the deadline cut it off.
+        # A body without a length seems complete if the deadline cut it off.
         raise _timeout(url, timeout_s)
     return body
 

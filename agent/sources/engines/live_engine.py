@@ -83,7 +83,7 @@ class LiveEngine:
             self._session.headers["Authorization"] = f"Bearer {key}"
 
     def read(self) -> EngineRead:
-        """Read everything once. Raises EngineUnreachable where nothing answers."""
+        """Read everything once. Raises EngineUnreachable if nothing answers."""
         unread: dict[EvidencePart, str] = {}
         source = EngineSource(name="audited", url=self._url, kind=self._kind, session=self._session)
         result = source.read(self._clock())

@@ -29,7 +29,7 @@ _MERGED: Mapping[Merge, Callable[[Sequence[float]], float]] = {Merge.SUM: sum, M
 class TranslatedExposition:
     """The facts of one exposition, merged over ranks. `model` is None unless it names exactly one.
 
-    `ranks` holds the heartbeat facts of each rank, where there are several.
+    `ranks` holds the heartbeat facts of each rank, if there are several.
     """
 
     dialect: Dialect
@@ -205,7 +205,7 @@ def _is_own(each: SeriesValue, dialect: Dialect) -> bool:
 
 
 def _totals(series: list[SeriesValue], totals: Mapping[str, str]) -> list[SeriesValue]:
-    """The series that are totals of the others; all of them where none is."""
+    """The series that are totals of the others; all of them if none is."""
     found = [
         each
         for each in series

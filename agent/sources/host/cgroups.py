@@ -29,7 +29,7 @@ class CgroupPath:
 
 
 def parse_cgroup_path(text: str) -> CgroupPath | None:
-    """The memory cgroup of a process from its /proc/PID/cgroup; None where it has none."""
+    """The memory cgroup of a process from its /proc/PID/cgroup; None if it has none."""
     unified = None
     for line in text.splitlines():
         number, _, rest = line.partition(":")

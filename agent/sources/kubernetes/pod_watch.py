@@ -22,7 +22,7 @@ class FoundEngine(NamedTuple):
 
 
 def engine_of(pod: Pod, port: int | str, *, with_namespace: bool) -> FoundEngine | None:
-    """The engine of a pod; None where it should not be watched now, or has no such port."""
+    """The engine of a pod; None if it should not be watched now, or has no such port."""
     number = port if isinstance(port, int) else _port(pod, port)
     address = pod.get("status", {}).get("podIP")
     if number is None or not address or not _was_ready(pod):

@@ -94,7 +94,7 @@ class TextConfig(BaseModel):
 
     # Experts
     experts: Annotated[WholeNumber | None, _SAME] = None
-    # Zero where there are no experts.
+    # Zero if there are no experts.
     experts_per_token: Annotated[WholeNumber | None, _SAME] = None
     moe_intermediate_size: Count | None = None
     moe_latent_size: Count | None = None
@@ -103,7 +103,7 @@ class TextConfig(BaseModel):
     shared_width: WholeNumber | None = None
     first_k_dense_replace: WholeNumber | None = None
     moe_layer_end_index: _Int | None = None
-    # Zero where no layer has experts, as in Llama Guard 4.
+    # Zero if no layer has experts, as in Llama Guard 4.
     decoder_sparse_step: WholeNumber | None = None
     mlp_only_layers: tuple[_Int, ...] | None = None
     moe_layers: tuple[_Int, ...] | None = None
@@ -140,7 +140,7 @@ class TextConfig(BaseModel):
     quantization_config: dict[str, Any] | None = None
 
 
-# Keys that mean the same in every class, also where the class has no field for them.
+# Keys that mean the same in every class, also if the class has no field for them.
 EVERYWHERE = frozenset(
     {
         "model_type",

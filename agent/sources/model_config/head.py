@@ -13,7 +13,7 @@ _LABELS = 2
 
 
 def output_matrix(config: TextConfig, plain: WeightFormat) -> WeightBlock | None:
-    """The output matrix; None where it is the embedding. Raises ArchitectureUnknown.
+    """The output matrix; None if it is the embedding. Raises ArchitectureUnknown.
 
     A model that classifies has a row for each label in its place, one that embeds has nothing.
     """

@@ -21,7 +21,7 @@ _LETTERS = {
 
 
 def layer_kinds(config: TextConfig) -> tuple[LayerKind, ...]:
-    """One kind for each layer. Raises ArchitectureUnknown where the row does not cover them."""
+    """One kind for each layer. Raises ArchitectureUnknown if the row does not cover them."""
     row = ARCHITECTURES[config.architecture]
     if config.layer_types is not None:
         return _listed(config, row)

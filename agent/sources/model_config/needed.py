@@ -7,7 +7,7 @@ from agent.sources.model_config.config_errors import ModelConfigInvalid
 
 
 def needed(config: TextConfig, key: str) -> int:
-    """A number that the architecture needs. Raises ModelConfigInvalid where it is missing."""
+    """A number that the architecture needs. Raises ModelConfigInvalid if it is missing."""
     value: int | None = getattr(config, key)
     if value is None:
         spelled = [name for name, ours in RENAMES.items() if ours == key] or [key]
@@ -19,7 +19,7 @@ def needed(config: TextConfig, key: str) -> int:
 
 
 def entry(config: TextConfig, key: str, layer: int) -> Any:
-    """What a list has for a layer. Raises ModelConfigInvalid where the list is too short."""
+    """What a list has for a layer. Raises ModelConfigInvalid if the list is too short."""
     listed = getattr(config, key)
     if layer >= len(listed):
         raise ModelConfigInvalid(
@@ -36,7 +36,7 @@ def kv_heads(config: TextConfig) -> int:
 def head_dim(config: TextConfig) -> int:
     """The size of a head: the given one, else an equal part of the hidden size.
 
-    Raises ModelConfigInvalid where that is nothing.
+    Raises ModelConfigInvalid if that is nothing.
     """
     size = config.head_dim or config.hidden_size // config.num_attention_heads
     if size == 0:

@@ -83,7 +83,7 @@ _MOST_ENTRIES = 5000
 
 
 def _checked(found: Scheme) -> Scheme:
-    """The scheme. Raises ValueError or re.error where it cannot be."""
+    """The scheme. Raises ValueError or re.error if it cannot be."""
     bits = found.quantised.bits
     if not _FEWEST_BITS < bits <= _MOST_BITS:
         raise ValueError(f"{bits:g} bits for a weight")
@@ -101,7 +101,7 @@ _CACHE_WORDS = {"fp8": ("float", 8), "int8": ("int", 8), "nvfp4": ("float", 4)}
 
 
 def cache_bits_of(keys: _Keys | None) -> float | None:
-    """Bits of a KV cache value by a quantization_config; None where it has no such key.
+    """Bits of a KV cache value by a quantization_config; None if it has no such key.
 
     Raises CacheUnknown for a format that this version does not know.
     """

@@ -66,7 +66,7 @@ def _stored_bytes(folder: Path) -> int | None:
 
 
 def _served(config: TextConfig) -> Precision:
-    """The precision in which engines serve the model: 16 bits for 32, and where it is unknown."""
+    """The precision in which engines serve the model: 16 bits for 32, and if it is unknown."""
     precision = precision_of(config)
     return Precision.BF16 if precision in (None, Precision.FP32) else precision
 
@@ -88,7 +88,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _with_quantisation(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The content with ModelOpt's quantisation, where the config has none and its file exists."""
+    """The content with ModelOpt's quantisation, if the config has none and its file exists."""
     file = folder / _MODELOPT
     if "quantization_config" in content or not in_time(file, file.is_file):
         return content

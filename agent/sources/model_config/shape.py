@@ -48,7 +48,7 @@ def precision_of(config: TextConfig) -> Precision | None:
 def shape_of(
     config: TextConfig, scheme: Scheme, *, cache_bits: float, remarks: tuple[str, ...] = ()
 ) -> ModelShape:
-    """The shape. Raises ArchitectureUnknown where the architecture's row does not cover it."""
+    """The shape. Raises ArchitectureUnknown if the architecture's row does not cover it."""
     architecture = ARCHITECTURES[config.architecture]
     plain = scheme.plain
     return ModelShape(

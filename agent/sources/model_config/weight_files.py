@@ -17,7 +17,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def stored_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors in the folder's safetensors files; None where it is unknown."""
+    """Bytes of all tensors in the folder's safetensors files; None if it is unknown."""
     try:
         if (folder / INDEX).is_file():
             return _indexed(folder / INDEX)

@@ -197,7 +197,7 @@ class FieldBatch:
 
 
 def _field_number(name: str, binding: Any, driver: str | None) -> int | None:
-    """The number of a field for a driver of this version, None where that is in doubt.
+    """The number of a field for a driver of this version, None if that is in doubt.
 
     Raises AttributeError for a name that the binding does not know.
     """

@@ -166,14 +166,14 @@ class Seldom:
 
 
 _COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
-# Clients of the multi-process service are in a list of their own, where the service runs.
+# Clients of the multi-process service are in a list of their own, if the service runs.
 _MPS = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 
 
 def process_memory(calls: GpuCalls, handle: Any) -> ProcessMemory | None:
-    """Bytes by process, or None where some may be missing. Raises GpuLost and NvmlUnavailable.
+    """Bytes by process, or None if some may be missing. Raises GpuLost and NvmlUnavailable.
 
-    Where the list of clients has never come, some may be missing all the same: a list that always
+    If the list of clients has never come, some may be missing all the same: a list that always
     fails must not hide the processes that are known.
     """
     compute, clients = calls.ask(_COMPUTE, handle), calls.ask(_MPS, handle)

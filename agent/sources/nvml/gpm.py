@@ -19,7 +19,7 @@ ACTIVITIES: tuple[tuple[str, Metric], ...] = (
 
 # nvml.h: two samples must lie more than 100 ms apart.
 _SHORTEST_S = 0.1
-# A mean over a longer interval would hide the present, as after reads that failed. Where reads are
+# A mean over a longer interval would hide the present, as after reads that failed. If reads are
 # rarer than that, an interval of twice the usual length is still published.
 _LONGEST_S = 60.0
 

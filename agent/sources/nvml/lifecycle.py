@@ -19,7 +19,7 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 # A new session interrupts the GPUs that are read, and loses their Xid errors meanwhile.
 LONGEST_WAIT_BESIDE_OTHERS_S = 300.0
-# Where all GPUs are read and only Xid errors get lost: this driver may never report them.
+# If all GPUs are read and only Xid errors get lost: this driver may never report them.
 LONGEST_WAIT_FOR_EVENTS_S = 3600.0
 
 _EVENTS_LOST = "events_lost"

@@ -151,7 +151,7 @@ class MigInstances:
             return None
 
     def _look_up_at(self, place: int) -> tuple[_InstanceId, Any] | None:
-        """The instance at a place with its handle, or None where there is none or it is unknown."""
+        """The instance at a place with its handle, or None if there is none or it is unknown."""
         variant = f" {place}"
         at_place = (self._handle, place)
         handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", *at_place, variant=variant)

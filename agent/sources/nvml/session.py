@@ -33,7 +33,7 @@ class Session:
     """
 
     def __init__(self, nvml: Nvml, xids: XidErrors, wait_ms: int) -> None:
-        """Initialise it and find the GPUs. Raises NvmlUnavailable, also where there is no GPU."""
+        """Initialise it and find the GPUs. Raises NvmlUnavailable, also if there is no GPU."""
         self._nvml = nvml
         self._xids = xids
         self.problems: dict[str, str] = {}
@@ -167,7 +167,7 @@ class Session:
         self._quietly(self._nvml.binding.nvmlShutdown)
 
     def _quietly(self, step: Callable[[], Any]) -> Any:
-        """The value of the step, or None where it failed, as it may after a loss."""
+        """The value of the step, or None if it failed, as it may after a loss."""
         try:
             return step()
         except (self._nvml.binding.NVMLError, AgentError) as error:

@@ -83,7 +83,7 @@ class XidListener:
     """Waits for Xid errors of the GPUs of one session, on a thread of its own, until `stop`."""
 
     def __init__(self, binding: Any, errors: XidErrors, wait_ms: int) -> None:
-        """Raises the binding's NVMLError where the library has no events."""
+        """Raises the binding's NVMLError if the library has no events."""
         self._binding = binding
         self._errors = errors
         self._wait_ms = wait_ms

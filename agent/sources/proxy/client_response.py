@@ -34,7 +34,7 @@ class ProxyClient(Protocol):
 class ClientResponse:
     """Sends the response. `client` is the connection, for pieces that need not wait for it.
 
-    `added_headers` are sent where the response has none of their names.
+    `added_headers` are sent if the response has none of their names.
     """
 
     __slots__ = ("_begun", "_send", "added_headers", "client")

@@ -63,7 +63,7 @@ class Exchange(Protocol):
     # Header lines for the engine; each replaces the client's lines of that name, without a value by
     # none.
     headers: RawHeaders
-    # Header lines for the client, where the response has none of that name.
+    # Header lines for the client, if the response has none of that name.
     added_headers: RawHeaders
     # The model that the request names, used to choose an engine; None if unknown.
     model: str | None

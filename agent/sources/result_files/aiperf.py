@@ -55,7 +55,7 @@ class _AiperfRecord(msgspec.Struct):
         return Status.OK if self.error is None else Status.ERROR
 
     def value(self, metric: str) -> float | None:
-        """A metric's value; None where the line has none."""
+        """A metric's value; None if the line has none."""
         found = self.metrics.get(metric, {}).get("value")
         return found if isinstance(found, (int, float)) else None
 
@@ -84,7 +84,7 @@ def read_aiperf_records(
 ) -> BenchedRun | None:
     """The measured requests of a file; `figures` is the content of the file beside it.
 
-    None where no request was measured. Raises msgspec.ValidationError.
+    None if no request was measured. Raises msgspec.ValidationError.
     """
     found = [msgspec.json.decode(line, type=_AiperfRecord) for line in lines]
     measured = [each for each in found if each.metadata.benchmark_phase == "profiling"]

@@ -28,7 +28,7 @@ _LENGTHS = {"input tokens": "prompt_token_count", "output tokens": "output_token
 
 
 class _GuidellmRequest(msgspec.Struct):
-    """One request; it has no times where it was never sent."""
+    """One request; it has no times if it was never sent."""
 
     request_start_time: float | None = None
     request_end_time: float | None = None
@@ -84,11 +84,11 @@ class _GuidellmBenchmark(msgspec.Struct):
 
     @property
     def totals(self) -> _GuidellmTotals:
-        """The counts of its requests, also where only a sample of them was kept."""
+        """The counts of its requests, also if only a sample of them was kept."""
         return msgspec.convert(self.metrics.get("request_totals") or {}, _GuidellmTotals)
 
     def figure(self, metric: str, *path: str) -> float | None:
-        """A figure of the successful requests; None where it is unknown."""
+        """A figure of the successful requests; None if it is unknown."""
         found = (self.metrics.get(metric) or {}).get("successful") or {}
         for key in path:
             found = found.get(key) or {}

@@ -32,7 +32,7 @@ class FinishedRequests(msgspec.Struct, tag=True):
 
 
 class EncodedRequests(msgspec.Struct, tag="FinishedRequests"):
-    """The same as a worker sends them, and as the agent takes them where the worker is of another
+    """The same as a worker sends them, and as the agent takes them if the worker is of another
     version, whose fields are others."""
 
     number: int

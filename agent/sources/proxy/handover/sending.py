@@ -52,7 +52,7 @@ _RECORD = msgspec.msgpack.Decoder(RequestRecord)
 class RecordQueue:
     """Records that are not known to be stored, each with its number, counted from 1.
 
-    It takes `most` of them, fewer where they are large. Each is in its slot, too, if it has one.
+    It takes `most` of them, fewer if they are large. Each is in its slot, too, if it has one.
     """
 
     def __init__(self, most: int, slots: RequestSlots) -> None:
@@ -71,7 +71,7 @@ class RecordQueue:
         return self._stored
 
     def append(self, record: bytes, slot: int | None = None) -> bool:
-        """Keep a record, in this slot or else in a free one; False where too many wait."""
+        """Keep a record, in this slot or else in a free one; False if too many wait."""
         size_bytes = self._size_bytes + len(record)
         if len(self._records) >= self._most or size_bytes > self._most * _MOST_BYTES_EACH:
             if slot is not None:
@@ -188,7 +188,7 @@ class HandoverSender:
             self._slots.free(slot)
 
     def take(self, record: RequestRecord) -> None:
-        """Keep a record for the agent; the newest is dropped and counted where too many wait."""
+        """Keep a record for the agent; the newest is dropped and counted if too many wait."""
         data = encoded(record)
         if self._queue.append(data, self._open.pop(record.span_id, None)):
             self._came.set()

@@ -35,7 +35,7 @@ class ApiProtocol:
     `operation` is its name in the GenAI conventions. `usage_on_request`: a stream counts tokens
     only if the request asks for it. `finish_is_token`: the finish reason comes with the last token;
     elsewhere it comes later. Both readers return None for a text that they cannot read.
-    `read_events` reads lines of data, each of one event; it returns None where it cannot read one.
+    `read_events` reads lines of data, each of one event; it returns None if it cannot read one.
     `count_tokens` returns how many events are in such lines, if each is a `VISIBLE_TOKEN`; else 0.
     """
 

@@ -31,7 +31,7 @@ class _Metrics(msgspec.Struct, gc=False):
 
 
 def engine_times(metrics: object) -> EngineTimes | None:
-    """Return the phases in a `metrics` object, None where it has none of them."""
+    """Return the phases in a `metrics` object, None if it has none of them."""
     if not isinstance(metrics, dict):
         return None
     found = msgspec.convert(metrics, _Metrics)

@@ -37,7 +37,7 @@ class JsonReader(Generic[Schema, Result]):
         return self._read(found)
 
     def all_in(self, lines: bytes) -> list[Result] | None:
-        """Return what `read` makes of each object in these lines; None where one is unreadable."""
+        """Return what `read` makes of each object in these lines; None if one is unreadable."""
         try:
             return [self._read(found) for found in self._decoder.decode_lines(lines)]
         except (ValueError, RecursionError):
@@ -53,7 +53,7 @@ class JsonCounter:
         self._decoder = msgspec.json.Decoder(schema)
 
     def __call__(self, lines: bytes) -> int:
-        """Return how many objects the lines hold; 0 where they hold anything else."""
+        """Return how many objects the lines hold; 0 if they hold anything else."""
         try:
             return len(self._decoder.decode_lines(lines))
         except (ValueError, RecursionError):

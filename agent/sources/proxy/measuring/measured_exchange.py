@@ -80,7 +80,7 @@ class MeasuredExchange:
         client_id = request_id_of(self._client_headers)
         self._request_id = client_id or span.span_id
         own_id = (REQUEST_ID, span.span_id.encode())
-        # What a client sends passes unchanged, also where the row cannot have it.
+        # What a client sends passes unchanged, also if the row cannot have it.
         sent_id = [] if self._client_headers.get(REQUEST_ID) else [own_id]
         returned = context.returns_request_id and client_id is None
         self.added_headers: RawHeaders = (own_id,) if returned else ()
@@ -111,7 +111,7 @@ class MeasuredExchange:
         self._input_bytes += size_bytes
 
     def routed(self, engine: str) -> None:
-        """Note the engine that is tried now; the last one counts, also where it is gone."""
+        """Note the engine that is tried now; the last one counts, also if it is gone."""
         self._engine = engine
 
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:

@@ -72,7 +72,7 @@ read_identity = JsonReader(_First, _identity)
 
 
 def finish_reason(value: object) -> str | None:
-    """Return why a choice ended; it ended also where the word is none."""
+    """Return why a choice ended; it ended also if the word is none."""
     if not isinstance(value, str) or not value:
         return None
     reason = short_text(value, MAX_REASON_LENGTH) or OTHER_REASON

@@ -74,7 +74,7 @@ class StreamReader:
     def _read_together(self, pieces: Reads) -> bool:
         """Read pieces of whole events, each of one line of data, as nearly all are.
 
-        False, and nothing is read, where there is another event or a part of one.
+        False, and nothing is read, if there is another event or a part of one.
         """
         whole = [data for data, _ in pieces if data.endswith(_END)]
         stream = b"".join(whole)

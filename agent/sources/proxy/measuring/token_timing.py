@@ -90,7 +90,7 @@ class TokenTiming:
 
     @property
     def reasoning_s(self) -> float | None:
-        """The time from the first token to the first visible one, where the first is reasoning."""
+        """The time from the first token to the first visible one, if the first is reasoning."""
         if self.first_s is None or self.visible_s is None or not self.first_is_reasoning:
             return None
         return self.visible_s - self.first_s

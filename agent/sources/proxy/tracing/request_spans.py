@@ -159,7 +159,7 @@ class ProxyTracing:
 class ExchangeSpan:
     """The span of one exchange; ids in lower-case hex, `number` is the trace id as an integer.
 
-    `sampled` is the client's decision, None where it made none or it counts for nothing.
+    `sampled` is the client's decision, None if it made none or it counts for nothing.
     """
 
     __slots__ = (

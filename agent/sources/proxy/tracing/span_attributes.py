@@ -23,7 +23,7 @@ _PROVIDER = "vllm"
 
 _UNKNOWN_OPERATION = "generate_content"
 
-# What the client gets from the proxy itself where the engine gave no response.
+# What the client gets from the proxy itself if the engine gave no response.
 _OWN_RESPONSES = {"unreachable": 502, "timeout": 504}
 _SCHEMES = ("http", "https")
 
