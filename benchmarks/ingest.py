@@ -84,7 +84,8 @@ class Intake:
 
         async def send() -> None:
             for body in waiting:
-                await self.receiver.take(Body(body))
+                with self.receiver.reserve() as memory:
+                    await self.receiver.take(Body(body), memory)
 
         began = time.perf_counter()
         await asyncio.gather(*(send() for _ in range(senders)))

@@ -7,8 +7,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agent.catalog.reasons import ExportRefused
 from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
 from agent.settings.access import DoorRefusal
+from agent.sources.otlp.limits import BodyTooSlow, NoRoom
 from agent.sources.otlp.receiver import ExportResult
-from agent.sources.otlp.room import BodyTooSlow, NoRoom
 
 
 @dataclass(frozen=True, slots=True)

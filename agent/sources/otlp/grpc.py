@@ -1,5 +1,6 @@
 """OTLP over gRPC. It takes bodies as bytes, so that a bad one gets the status that OTLP wants."""
 
+import asyncio
 from typing import Any, NoReturn
 
 import grpc
@@ -20,10 +21,16 @@ from agent.sources.otlp.export_refusals import (
     public,
     response,
 )
-from agent.sources.otlp.limits import GRPC_BODY_WITHIN_S, MAX_BODY_BYTES
+from agent.sources.otlp.limits import (
+    BODY_WITHIN_S,
+    GRPC_MESSAGE_WITHIN_S,
+    MAX_BODY_BYTES,
+    MAX_GRPC_CALLS,
+    MAX_GRPC_READING,
+    BodyTooSlow,
+)
 from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import ExportResult, Receiver
-from agent.sources.otlp.room import ReadingSlots
 from agent.sources.tls import TlsFiles
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -35,6 +42,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_BODY_BYTES),
     # Else gRPC takes megabytes of each call into memory before it is read.
     ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_concurrent_streams", MAX_GRPC_CALLS),
     # A second agent on the port must fail to start, not take half of the spans.
     ("grpc.so_reuseport", 0),
 )
@@ -48,8 +56,8 @@ class OtlpGrpc:
         self,
         receiver: Receiver,
         address: str,
-        body_within_s: float = GRPC_BODY_WITHIN_S,
         *,
+        message_within_s: float = GRPC_MESSAGE_WITHIN_S,
         door: Door | None = None,
         tls: TlsFiles | None = None,
         connections: int | None = None,
@@ -61,8 +69,8 @@ class OtlpGrpc:
         self._options = _OPTIONS + limits
         self._receiver = receiver
         self._address = address
-        self._body_within_s = body_within_s
-        self._slots = ReadingSlots()
+        self._message_within_s = message_within_s
+        self._reading = asyncio.Semaphore(MAX_GRPC_READING)
         self._server: Any = None
         self.port = 0
 
@@ -92,7 +100,6 @@ class OtlpGrpc:
     async def stop(self, grace_s: float) -> None:
         """Take no new export; running ones have `grace_s` to end."""
         if self._server is not None:
-            self._slots.stop()
             await self._server.stop(grace_s)
 
     async def _export(self, _messages: Any, context: Any) -> bytes:
@@ -110,9 +117,9 @@ class OtlpGrpc:
             return refusal, at_the_door.value
         try:
             body = await self._read(context)
-            with self._receiver.place() as place:
-                place.hold(len(body))
-                return await self._receiver.take(Body(body), place.hold)
+            with self._receiver.reserve() as memory:
+                memory.add(len(body))
+                return await self._receiver.take(Body(body), memory)
         except REFUSED as error:
             refusal = REFUSALS[type(error)]
             self._receiver.refused(refusal.reason)
@@ -125,8 +132,12 @@ class OtlpGrpc:
         return self._door.refusal(None, dict(context.invocation_metadata()).get("authorization"))
 
     async def _read(self, context: Any) -> bytes:
-        async with self._slots.slot(context.peer(), self._body_within_s):
-            body = await context.read()
+        try:
+            async with asyncio.timeout(BODY_WITHIN_S), self._reading:
+                async with asyncio.timeout(self._message_within_s):
+                    body = await context.read()
+        except TimeoutError as error:
+            raise BodyTooSlow from error
         if not isinstance(body, bytes):
             raise PayloadInvalid("the call holds no message")
         return body

@@ -1,5 +1,6 @@
 """OTLP over HTTP: a plain ASGI application, which is fast for many small exports."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -24,13 +25,9 @@ from agent.sources.otlp.export_refusals import (
     public,
     response,
 )
-from agent.sources.otlp.limits import (
-    HTTP_BODY_WITHIN_S,
-    MAX_BODY_BYTES,
-)
+from agent.sources.otlp.limits import BODY_WITHIN_S, MAX_BODY_BYTES, BodyTooSlow, Reservation
 from agent.sources.otlp.payload import CONTENT_TYPES, JSON, PROTOBUF, Body
 from agent.sources.otlp.receiver import ExportResult, Receiver
-from agent.sources.otlp.room import Place
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -49,7 +46,7 @@ class OtlpHttp:
     def __init__(
         self,
         receiver: Receiver,
-        body_within_s: float = HTTP_BODY_WITHIN_S,
+        body_within_s: float = BODY_WITHIN_S,
         *,
         door: Door | None = None,
     ) -> None:
@@ -83,10 +80,13 @@ class OtlpHttp:
             await _respond(send, 200, response(result), content_type)
 
     async def _export(self, receive: Receive, content_type: str, *, gzipped: bool) -> ExportResult:
-        with self._receiver.place() as place:
-            async with place.arriving(self._body_within_s):
-                content = await _read_body(receive, place)
-            return await self._receiver.take(Body(content, content_type, gzipped), place.hold)
+        with self._receiver.reserve() as memory:
+            try:
+                async with asyncio.timeout(self._body_within_s):
+                    content = await _read_body(receive, memory)
+            except TimeoutError as error:
+                raise BodyTooSlow from error
+            return await self._receiver.take(Body(content, content_type, gzipped), memory)
 
     async def _refuse(self, send: Send, refusal: Refusal, message: str, content_type: str) -> None:
         self._receiver.refused(refusal.reason)
@@ -97,7 +97,7 @@ class OtlpHttp:
         await _respond(send, refusal.http_status, status, content_type, extra)
 
 
-async def _read_body(receive: Receive, place: Place) -> bytes:
+async def _read_body(receive: Receive, memory: Reservation) -> bytes:
     content = bytearray()
     while True:
         message = await receive()
@@ -106,7 +106,7 @@ async def _read_body(receive: Receive, place: Place) -> bytes:
         chunk = message.get("body", b"")
         if len(content) + len(chunk) > MAX_BODY_BYTES:
             raise PayloadTooLarge(f"the body is over {MAX_BODY_BYTES} bytes; send smaller batches")
-        place.hold(len(chunk))
+        memory.add(len(chunk))
         content += chunk
         if not message.get("more_body", False):
             return bytes(content)

@@ -17,9 +17,10 @@ from agent.sources.otlp.limits import (
     SMALL_PROTOBUF_BYTES,
     SMALL_SPAN_TAGS,
     STORED_WITHIN_S,
+    MemoryBudget,
+    Reservation,
 )
 from agent.sources.otlp.payload import JSON, Body, gunzip, parse
-from agent.sources.otlp.room import Place, Room
 from agent.sources.otlp.sampled_spans import sampled_part
 from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
@@ -53,10 +54,6 @@ Accept = Callable[[Sequence[RequestRecord]], Awaitable[int]]
 Forward = Callable[[Body], None]
 
 
-def _hold_nothing(_size_bytes: int) -> None:
-    """Take no memory from the room: the caller has bounded it."""
-
-
 class Receiver:
     """Takes bodies from any transport.
 
@@ -83,7 +80,7 @@ class Receiver:
         self._counter = counter
         self._now = now
         self._precedence = precedence
-        self._room = Room()
+        self._memory = MemoryBudget()
         self._finishing: set[asyncio.Future[None]] = set()
         self._stopping = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="otlp-reader")
@@ -91,19 +88,15 @@ class Receiver:
     @property
     def fill(self) -> float:
         """The share of the memory of all bodies that is held."""
-        return self._room.fill
+        return self._memory.fill
 
-    def place(self) -> AbstractContextManager[Place]:
-        """A place in the memory that all bodies share, until the body is finished."""
-        return self._room.place()
+    def reserve(self) -> AbstractContextManager[Reservation]:
+        """A part of the memory that all bodies share, until the body is finished."""
+        return self._memory.reserve()
 
     def stop(self) -> None:
-        """Store no further records of large bodies, and wait no longer for bodies that arrive.
-
-        Their senders are asked to send again.
-        """
+        """Store no further records of large bodies; their senders are asked to send again."""
         self._stopping = True
-        self._room.stop()
 
     async def close(self) -> None:
         """Wait for running exports, and end the threads that read large bodies."""
@@ -111,16 +104,16 @@ class Receiver:
         await asyncio.gather(*self._finishing, return_exceptions=True)
         await asyncio.to_thread(self._readers.shutdown)
 
-    async def take(self, body: Body, hold: Callable[[int], None] = _hold_nothing) -> ExportResult:
+    async def take(self, body: Body, memory: Reservation) -> ExportResult:
         """Store the spans of a body; returns how many were refused.
 
-        Raises PayloadInvalid, PayloadTooLarge (do not send again), StoreUnavailable and what
-        `hold` raises when it has no memory for what a large body takes (send again).
+        `memory` holds the body already, and takes what a large one needs more.
+        Raises PayloadInvalid, PayloadTooLarge (do not send again), StoreUnavailable and NoRoom.
         """
         with self._precedence:
-            return await self._take(body, hold)
+            return await self._take(body, memory)
 
-    async def _take(self, body: Body, hold: Callable[[int], None]) -> ExportResult:
+    async def _take(self, body: Body, memory: Reservation) -> ExportResult:
         loop = asyncio.get_running_loop()
         until = loop.time() + STORED_WITHIN_S
         if not _is_large(body):
@@ -128,13 +121,13 @@ class Receiver:
         plain = body
         if body.gzipped:
             content = await loop.run_in_executor(self._readers, gunzip, body.content)
-            hold(len(content))
+            memory.add(len(content))
             plain = Body(content, body.content_type)
         export, sampled = await loop.run_in_executor(self._readers, self._read, plain)
         self._check_time(until)
         if sampled is plain:
             sampled = body
-        hold(len(export.records) * RECORD_BYTES)
+        memory.add(len(export.records) * RECORD_BYTES)
         return await self._complete(export, sampled, until)
 
     def _read(self, body: Body) -> tuple[ExportContent, Body | None]:

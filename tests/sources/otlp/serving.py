@@ -211,10 +211,10 @@ def in_hand(loop: LoopThread, served: Serving, size_bytes: int) -> Iterator[None
     """Small bodies of other senders, of so many bytes together."""
 
     async def others() -> None:
-        with ExitStack() as places:
+        with ExitStack() as stack:
             for left_bytes in range(size_bytes, 0, -SMALL_BYTES):
-                place = places.enter_context(served.receiver.place())
-                place.hold(min(left_bytes, SMALL_BYTES))
+                memory = stack.enter_context(served.receiver.reserve())
+                memory.add(min(left_bytes, SMALL_BYTES))
             taken.set()
             await leaving.wait()
 
