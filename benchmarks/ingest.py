@@ -84,8 +84,7 @@ class Intake:
 
         async def send() -> None:
             for body in waiting:
-                with self.receiver.reserve() as memory:
-                    await self.receiver.take(Body(body), memory)
+                await self.receiver.take(Body(body))
 
         began = time.perf_counter()
         await asyncio.gather(*(send() for _ in range(senders)))

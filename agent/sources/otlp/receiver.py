@@ -104,16 +104,16 @@ class Receiver:
         await asyncio.gather(*self._finishing, return_exceptions=True)
         await asyncio.to_thread(self._readers.shutdown)
 
-    async def take(self, body: Body, memory: Reservation) -> ExportResult:
+    async def take(self, body: Body, memory: Reservation | None = None) -> ExportResult:
         """Store the spans of a body; returns how many were refused.
 
-        `memory` holds the body already, and takes what a large one needs more.
+        `memory` holds the body already, and takes what a large one needs more; None has no limit.
         Raises PayloadInvalid, PayloadTooLarge (do not send again), StoreUnavailable and NoRoom.
         """
         with self._precedence:
             return await self._take(body, memory)
 
-    async def _take(self, body: Body, memory: Reservation) -> ExportResult:
+    async def _take(self, body: Body, memory: Reservation | None) -> ExportResult:
         loop = asyncio.get_running_loop()
         until = loop.time() + STORED_WITHIN_S
         if not _is_large(body):
@@ -121,13 +121,15 @@ class Receiver:
         plain = body
         if body.gzipped:
             content = await loop.run_in_executor(self._readers, gunzip, body.content)
-            memory.add(len(content))
+            if memory is not None:
+                memory.add(len(content))
             plain = Body(content, body.content_type)
         export, sampled = await loop.run_in_executor(self._readers, self._read, plain)
         self._check_time(until)
         if sampled is plain:
             sampled = body
-        memory.add(len(export.records) * RECORD_BYTES)
+        if memory is not None:
+            memory.add(len(export.records) * RECORD_BYTES)
         return await self._complete(export, sampled, until)
 
     def _read(self, body: Body) -> tuple[ExportContent, Body | None]:
