@@ -31,6 +31,7 @@ PATH = re.compile(
 BARE = re.compile(r"`(\w+\.py)`")
 # A path with what it defines: `agent/analysis/verdicts.py` `Judge.judged`.
 DEFINED = re.compile(r"`(agent/[\w/]+\.(?:py|js))` `([\w.]+)`")
+COMMAND = re.compile(r"python -m ((?:tests|benchmarks)\.[\w.]+)")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
@@ -42,8 +43,9 @@ def modules() -> list[Path]:
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = {ROOT / path for path in PATH.findall(text)}
+    run = {ROOT / f"{name.replace('.', '/')}.py" for name in COMMAND.findall(text)}
     linked = {(ROOT / page).parent / path for path in LINK.findall(text)}
-    missing = {str(path.relative_to(ROOT)) for path in named | linked if not path.exists()}
+    missing = {str(path.relative_to(ROOT)) for path in named | run | linked if not path.exists()}
     assert sorted(missing - MADE_BY_READERS) == []
 
 
