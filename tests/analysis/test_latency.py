@@ -164,13 +164,6 @@ def test_invalid_phases_with_tokens_are_no_failure() -> None:
 # TPOT
 
 
-@given(st.floats(0, 1e6), st.integers(2, MAX_TOKENS))
-def test_tpot_is_the_time_after_the_first_token_per_further_token(
-    decode_s: float, tokens: int
-) -> None:
-    assert tpot_s(decode_s, tokens) == decode_s / (tokens - 1)
-
-
 @pytest.mark.parametrize(("decode_s", "tokens"), [(0.4, 1), (0.4, 0), (None, 21), (0.4, None)])
 def test_tpot_is_unknown_when_it_is_not_defined(decode_s: float | None, tokens: int | None) -> None:
     assert tpot_s(decode_s, tokens) is None

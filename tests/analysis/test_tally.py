@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from agent.analysis.quantiles import bin_of
 from agent.analysis.tally import (
     ALL_OBJECTIVES,
-    EDGES_TOKENS,
-    INPUT_LENGTHS,
     MEASURES,
     Tally,
     VerdictCounts,
@@ -143,8 +141,3 @@ def test_an_input_length_includes_its_lower_edge_and_excludes_its_upper(
     tokens: int | None, expected: str | None
 ) -> None:
     assert input_length_of(tokens) == expected
-
-
-def test_edges_are_powers_of_four_from_1024_on() -> None:
-    assert tuple(1024 * 4**n for n in range(4)) == EDGES_TOKENS
-    assert len(INPUT_LENGTHS) == len(EDGES_TOKENS) + 1

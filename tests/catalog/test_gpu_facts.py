@@ -1,67 +1,12 @@
 """Rules for the facts of GPUs, and their reference in the documentation."""
 
-import re
 from pathlib import Path
 
-from agent.catalog import gpu_facts
-from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.gpu_problems import COUNTED_XIDS, XIDS, XidGrade
-from agent.catalog.metric import Kind, Merge, Metric, Unit
+from agent.catalog.metric import Kind, Metric
 
 REFERENCE = Path(__file__).parents[2] / "docs/gpus.md"
-
-# The last words of names that carry a unit.
-UNITS = {"bytes", "seconds", "ratio", "watts", "joules", "hertz", "celsius"}
-
-
-def test_every_declared_fact_is_listed_once() -> None:
-    declared = [value for value in vars(gpu_facts).values() if isinstance(value, Metric)]
-    assert sorted(fact.name for fact in GPU_FACTS) == sorted(fact.name for fact in declared)
-    assert len({fact.name for fact in (*GPU_FACTS, *ENGINE_FACTS)}) == len(
-        (*GPU_FACTS, *ENGINE_FACTS)
-    )
-
-
-def test_a_fact_is_named_for_the_gpu_and_its_base_unit() -> None:
-    for fact in GPU_FACTS:
-        assert re.fullmatch(r"gpu(_[a-z]+)+", fact.name)
-        assert fact.name.endswith(fact.unit.value)
-        assert not fact.name.endswith("_total")
-        for unit in set(Unit) - {Unit.NONE, fact.unit}:
-            assert not fact.name.endswith(unit.value)
-
-
-def test_no_name_has_a_unit_that_is_no_base_unit() -> None:
-    for fact in GPU_FACTS:
-        other = {
-            "ms",
-            "milliseconds",
-            "percent",
-            "mib",
-            "megabytes",
-            "milliwatts",
-            "mhz",
-            "megahertz",
-        }
-        assert not other & set(fact.name.split("_"))
-        assert not UNITS & set(fact.name.split("_")[:-1])
-
-
-def test_help_is_a_sentence() -> None:
-    for fact in GPU_FACTS:
-        assert re.fullmatch(r"[A-Z0-9].*[^.]\.", fact.help)
-
-
-def test_a_fact_has_no_label_for_the_gpu() -> None:
-    for fact in GPU_FACTS:
-        assert not {"gpu", "uuid", "index", "le"} & set(fact.labels)
-
-
-def test_values_of_several_agents_for_one_gpu_are_not_summed() -> None:
-    for fact in GPU_FACTS:
-        assert fact.merge is Merge.MAX
-        assert fact.kind is not Kind.HISTOGRAM
 
 
 def _row(fact: Metric) -> str:

@@ -1,10 +1,13 @@
 """The rules for every published metric."""
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 
+from agent.catalog import engine_facts, gpu_facts
 from agent.catalog import metrics as m
 from agent.catalog import own_health as own
 from agent.catalog.engine_facts import ENGINE_FACTS
@@ -32,7 +35,24 @@ def test_every_declared_metric_is_published() -> None:
     values = (*vars(m).values(), *vars(own).values())
     declared = {value.name for value in values if isinstance(value, Metric)}
     assert declared == {metric.name for metric in m.AGENT_METRICS}
-    assert {metric.name for metric in ENGINE_FACTS} <= {metric.name for metric in METRICS}
+
+
+@pytest.mark.parametrize(
+    ("module", "listed", "prefix", "labels"),
+    [
+        (engine_facts, ENGINE_FACTS, "llm_engine_", {"engine", "model"}),
+        (gpu_facts, GPU_FACTS, "gpu_", {"gpu", "uuid", "index"}),
+    ],
+    ids=["engine", "gpu"],
+)
+def test_facts_are_listed_and_named_for_their_source_and_leave_its_labels_to_the_exposition(
+    module: ModuleType, listed: Sequence[Metric], prefix: str, labels: set[str]
+) -> None:
+    declared = {value.name for value in vars(module).values() if isinstance(value, Metric)}
+    assert {fact.name for fact in listed} == declared
+    for fact in listed:
+        assert fact.name.startswith(prefix)
+        assert not labels & set(fact.labels)
 
 
 def test_a_name_has_a_known_prefix_and_plain_letters() -> None:

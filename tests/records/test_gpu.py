@@ -20,9 +20,3 @@ def test_an_unknown_fact_is_none_and_not_zero(sample: GpuSample) -> None:
     assert sample.fact("gpu_clock_hertz", "memory") is None
     assert sample.fact("gpu_clock_hertz") is None
     assert sample.fact("gpu_power_watts") is None
-
-
-def test_parts_that_were_not_read_are_unknown(sample: GpuSample) -> None:
-    assert sample.processes is None
-    assert sample.problem is None
-    assert sample.mig_instances == ()

@@ -11,10 +11,6 @@ def process(role: ProcessRole, cpu_s: float, *, state: str = "S") -> EngineProce
     )
 
 
-def test_a_process_is_identified_by_its_pid_and_its_start() -> None:
-    assert process(ProcessRole.CORE, 1.0).identity == (1, 2.0)
-
-
 @pytest.mark.parametrize(("state", "stopped"), [("T", True), ("t", True), ("S", False)])
 def test_a_process_that_a_signal_or_a_debugger_holds_is_stopped(state: str, stopped: bool) -> None:
     assert process(ProcessRole.CORE, 1.0, state=state).stopped is stopped

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from agent.records.objective import Match
-from tests.records.making import objective
 
 KNOWN: dict[str, Any] = {"model": "llama-8b", "tenant": "acme", "route": "/v1/chat"}
 
@@ -78,8 +77,3 @@ def test_all_conditions_must_hold_at_once() -> None:
     assert covers(match)
     for other in ({"model": "qwen"}, {"tenant": "b"}, {"route": "/v2"}, {"input_tokens": 1001}):
         assert not covers(match, **other)
-
-
-def test_objectives_with_the_same_limits_are_equal() -> None:
-    assert objective(match=Match(model="a")) == objective(match=Match(model="a"))
-    assert objective(match=Match(model="a")) != objective(match=Match(model="b"))

@@ -15,7 +15,6 @@ from agent.analysis.cost.bill import (
     bill,
     electricity_usd,
     energy_joules,
-    gpu_hours,
     spending,
     statement,
 )
@@ -106,17 +105,6 @@ def test_unmeasured_electricity_is_none_and_not_in_the_bill() -> None:
     assert measured.usd == pytest.approx(2.2)
 
 
-def test_gpu_hours_need_no_price() -> None:
-    assert gpu_hours(8, TimeRange(0.0, 1800.0)) == 4.0
-
-
-def test_two_prices_of_one_gpu_at_once_are_an_error_that_names_both() -> None:
-    by_nvml = price(1.0, "prices[0]", gpu=H100)
-    by_table = price(2.0, "prices[1]", gpu="H100-SXM", from_at=5.0)
-    with pytest.raises(ValueError, match=r"prices\[0\] and prices\[1\] both price gpu 'H100-SXM'"):
-        PriceList(prices=(by_nvml, by_table))
-
-
 MINUTE = TimeRange(0.0, 60.0)
 
 
@@ -125,16 +113,6 @@ def gpu_sample(gpu: str, at: float, joules: float | None) -> GpuSample:
     if joules is not None:
         facts[ENERGY.name, ()] = joules
     return GpuSample(gpu=gpu, index=0, name="NVIDIA H100 80GB HBM3", at=at, facts=facts)
-
-
-def test_several_gpus_add_up() -> None:
-    samples = [
-        gpu_sample("a", 0, 100),
-        gpu_sample("b", 0, 0),
-        gpu_sample("b", 60, 7000),
-        gpu_sample("a", 60, 20_100),
-    ]
-    assert energy_joules(samples, ["a", "b"], MINUTE) == 27_000
 
 
 def test_energy_is_interpolated_between_two_samples() -> None:
@@ -169,14 +147,15 @@ def test_energy_is_unknown_unless_every_gpu_has_samples_for_the_whole_minute(
     assert energy_joules([gpu_sample(*values) for values in samples], gpus, MINUTE) is None
 
 
-def test_other_engines_gpus_are_left_out() -> None:
+def test_the_engines_gpus_add_up_and_others_are_left_out() -> None:
+    ends = {"a": (100, 20_100), "b": (0, 7000), "of another engine": (0, 1000)}
     samples = [
-        gpu_sample("a", 0, 0),
-        gpu_sample("a", 60, 9),
-        gpu_sample("b", 0, 0),
-        gpu_sample("b", 60, 1000),
+        gpu_sample(gpu, 60.0 * end, joules)
+        for end in (0, 1)
+        for gpu, counts in ends.items()
+        for joules in (counts[end],)
     ]
-    assert energy_joules(samples, ["a"], MINUTE) == 9
+    assert energy_joules(samples, ["a", "b"], MINUTE) == 27_000
 
 
 @given(
@@ -196,12 +175,6 @@ def test_the_energy_of_two_parts_is_the_energy_of_the_minute(
     assert both is not None
     assert sum(part or 0.0 for part in parts) == pytest.approx(both, rel=1e-9, abs=1e-6)
     assert both >= 0
-
-
-def test_joules_per_output_token() -> None:
-    # 8 GPUs of 700 W for a minute, 1,000 tokens a second.
-    booked = minute(joules=8 * 700 * 60, counted_output_tokens=60_000)
-    assert spending([booked]).joules_per_output_token == pytest.approx(5.6)
 
 
 @pytest.mark.parametrize(("joules", "tokens"), [(None, 5), (5, 0)])

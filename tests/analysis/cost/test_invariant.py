@@ -209,14 +209,6 @@ def test_the_prices_of_tokens_add_up_to_the_cost_of_the_requests(
     assert priced == close(sum(found.requests.values()), bill_of(window))
 
 
-@given(DAYS, WINDOWS)
-def test_a_split_has_no_state(day: Day, window: TimeRange) -> None:
-    samples, requests, serving = day
-    before = split(day, window)
-    split((samples, requests[:1], serving), window)
-    assert split(day, window) == before
-
-
 def test_a_rest_of_a_sum_of_loads_is_charged_to_nobody_and_is_not_lost() -> None:
     """The prompts that ended before leave a rest beside one that is wholly cached."""
     unknown = dict.fromkeys(("queue_s", "prefill_s", "decode_s", "output_tokens", "finish_reason"))

@@ -112,17 +112,6 @@ def test_a_request_aborted_by_the_engine_is_aborted_cost() -> None:
     assert found.cost.aborted == pytest.approx(5)
 
 
-def test_work_counts_in_the_minute_in_which_it_happened() -> None:
-    long = request(1, 0.0, prefill_s=0.0, decode_s=120.0, output_tokens=2401)._replace(ended_at=120)
-    short = request(2, 10.0, prefill_s=0.0, decode_s=20.0, output_tokens=1201)._replace(ended_at=30)
-    samples, rows = samples_of(long, short), [long, short]
-    # 40 s alone, and half of the 20 s with the other one.
-    expected = {KEY_1: pytest.approx(50, rel=0.02), KEY_2: pytest.approx(10, rel=0.1)}
-    assert cost(samples, rows).requests == expected
-    # Half of the 2,400 decoded tokens of the long request are in this minute.
-    assert work(samples, rows).output_tokens == pytest.approx(1201 + 1201)
-
-
 def test_a_request_outside_the_minute_has_no_cost() -> None:
     found = cost(samples_of(*ONE), [*ONE, request(2, 61.0), request(3, -9.0)])
     assert set(found.requests) == {KEY_1}

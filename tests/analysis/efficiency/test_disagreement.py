@@ -171,13 +171,6 @@ def test_counted_preemptions_are_the_likely_cause() -> None:
     assert "preempted" in found.causes[0]
 
 
-def test_a_throttled_clock_is_the_likely_cause() -> None:
-    slow = gpu(30.0, clock=500e6, tensor=0.2)
-    efficiency = efficiency_in(observation(PROMPT_SAMPLES), PROMPTS, LLAMA_ON_H100, [slow])
-    (found,) = efficiency.disagreements
-    assert "clock" in found.causes[0]
-
-
 @pytest.mark.parametrize(("times", "differ"), [(1.2, False), (1.3, True), (0.7, True)])
 def test_figures_that_agree_are_no_disagreement(times: float, differ: bool) -> None:
     """The request view has 60 TFLOP for each of these prompts."""

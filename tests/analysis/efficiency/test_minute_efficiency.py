@@ -172,27 +172,6 @@ def test_cached_tokens_are_no_work_of_prefill() -> None:
     assert part.requests.mfu < whole * 0.3
 
 
-def test_prompts_without_cached_tokens_get_the_engine_s_cached_share() -> None:
-    samples = busy_samples(output=120, steps=120, input=480_000, cached=360_000)
-    known = efficiency_of(samples, [row._replace(cached_tokens=3000) for row in PROMPTS])
-    unknown = efficiency_of(samples, [row._replace(cached_tokens=None) for row in PROMPTS])
-    assert unknown.requests == known.requests
-
-
-def test_decode_with_a_full_cache_is_bound_by_memory_capacity() -> None:
-    samples = [replace(sample, facts={**sample.facts, **_waiting()}) for sample in STREAM_SAMPLES]
-    decode = window_of(minute_row(samples, STREAM, SINGLE)).decode
-    assert decode is not None
-    assert decode.bound is Bound.CAPACITY
-
-
-def _waiting() -> dict[tuple[str, tuple[str, ...]], float]:
-    return {
-        ("llm_engine_kv_cache_usage_ratio", ()): 0.99,
-        ("llm_engine_requests_waiting", ()): 3.0,
-    }
-
-
 def test_the_engine_s_counters_are_per_gpu_of_a_rank() -> None:
     samples = busy_samples(flops=2 * 60 * 98.94e12, read=2 * 60 * 1e12, written=0)
     samples = [
@@ -317,11 +296,6 @@ def test_replicated_kv_heads_are_read_by_every_gpu() -> None:
     few, many = (replace(LLAMA_ON_H100, parallelism=Parallelism(tensor=ways)) for ways in (8, 16))
     assert many.decode(100, 50).bytes_moved == 2 * few.decode(100, 50).bytes_moved
     assert many.prefill(100, 50).bytes_moved == 2 * few.prefill(100, 50).bytes_moved
-
-
-def test_decode_counts_the_time_in_which_any_request_decoded() -> None:
-    rows = [request(number, 10.0 * number) for number in (1, 2)]
-    assert efficiency_of(busy_samples(output=42), rows).work.decode_s == pytest.approx(8)
 
 
 @pytest.mark.parametrize(("role", "phase"), [(Role.PREFILL, "prefill"), (Role.DECODE, "decode")])

@@ -132,21 +132,6 @@ def test_flops_of_a_decode_are_the_sum_of_its_tokens(
     )
 
 
-@given(MODELS, st.integers(1, 20_000), st.integers(0, 5000))
-def test_more_tokens_need_more_flops(model: Coefficients, prompt: int, output: int) -> None:
-    assert prefill_flops(model, prompt + 1) > prefill_flops(model, prompt)
-    assert decode_flops(model, prompt, output + 2) > decode_flops(model, prompt, output + 1)
-    assert decode_token_flops(model, prompt + 1) >= decode_token_flops(model, prompt)
-
-
-@given(MODELS, st.integers(1, 20_000), st.data())
-def test_a_cached_prefix_never_adds_flops(
-    model: Coefficients, prompt: int, data: st.DataObject
-) -> None:
-    cached = data.draw(st.integers(0, prompt))
-    assert prefill_flops(model, prompt, cached) <= prefill_flops(model, prompt)
-
-
 def test_a_token_of_llama_8b_takes_131072_bytes_of_cache() -> None:
     assert kv_bytes_per_token(LLAMA_8B) == 131_072
 
@@ -240,19 +225,6 @@ def test_a_prefill_reads_its_prefix_and_itself_and_writes_itself() -> None:
     assert prefill_kv_bytes(LLAMA_8B, 300, 1000) == 131_072 * (1000 + 2 * 300)
 
 
-@given(MODELS, LENGTHS, st.integers(1, 300), st.integers(0, 300))
-def test_two_parts_of_a_decode_move_the_bytes_of_the_whole(
-    model: Coefficients, prompt: int, first: int, more: int
-) -> None:
-    """The second part starts after the first; its first token belongs to the first part."""
-    whole = decode_kv_bytes(model, prompt, first + more)
-    parts = (
-        decode_kv_bytes(model, prompt, first),
-        decode_kv_bytes(model, prompt + first - 1, more + 1),
-    )
-    assert sum(parts) == pytest.approx(whole)
-
-
 # Weights
 
 
@@ -278,12 +250,6 @@ def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_choose() -> No
     # 16 tokens with 8 experts each choose about 82 of the 128 experts.
     assert (step_weight_bytes(model, 16) - others) / expert == pytest.approx(82.4, abs=0.1)
     assert step_weight_bytes(model, 10_000) - others == pytest.approx(128 * expert)
-
-
-@given(st.integers(0, 10_000))
-def test_more_tokens_never_read_fewer_experts(tokens: int) -> None:
-    model = published("mixtral-8x7b")
-    assert step_weight_bytes(model, tokens) <= step_weight_bytes(model, tokens + 1)
 
 
 LLAMA_70B = published("llama-3.1-70b")
