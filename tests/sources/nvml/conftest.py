@@ -4,8 +4,7 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from tests.sources.nvml.fake_driver import FakeDriver, build
-from tests.sources.nvml.scripted_nvml import ScriptedNvml
+from tests.sources.nvml.fake_driver import FakeDriver, ScriptedNvml, build
 
 
 @pytest.fixture(scope="session")

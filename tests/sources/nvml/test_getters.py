@@ -1,8 +1,7 @@
 import pytest
 
 from agent.catalog.gpu_facts import THROTTLE_REASONS
-from tests.sources.nvml.fake_driver import MIB
-from tests.sources.nvml.scripted_nvml import ScriptedNvml
+from tests.sources.nvml.fake_driver import MIB, ScriptedNvml
 
 NOT_SUPPORTED, NO_PERMISSION = 3, 4
 
@@ -34,18 +33,24 @@ def test_memory_that_is_forbidden_is_unknown_and_not_zero(nvml: ScriptedNvml) ->
     assert nvml.fact("gpu_up") == 1
 
 
-def test_utilisation_is_a_ratio(nvml: ScriptedNvml) -> None:
-    nvml.poll("set 0 utilization 87", "set 0 memory_busy 12")
-    assert nvml.fact("gpu_utilization_ratio") == 0.87
-    assert nvml.fact("gpu_memory_busy_ratio") == 0.12
-
-
-def test_clocks_are_in_hertz(nvml: ScriptedNvml) -> None:
-    nvml.poll("set 0 sm_clock 1755")
-    assert nvml.fact("gpu_clock_hertz", "sm") == 1.755e9
-    assert nvml.fact("gpu_clock_hertz", "memory") == 3.201e9
-    assert nvml.fact("gpu_clock_max_hertz", "sm") == 1.98e9
-    assert nvml.fact("gpu_clock_max_hertz", "memory") == 3.201e9
+@pytest.mark.parametrize(
+    ("line", "name", "labels", "value"),
+    [
+        ("set 0 utilization 87", "gpu_utilization_ratio", (), 0.87),
+        ("set 0 memory_busy 12", "gpu_memory_busy_ratio", (), 0.12),
+        ("set 0 sm_clock 1755", "gpu_clock_hertz", ("sm",), 1.755e9),
+        ("set 0 sm_clock 1755", "gpu_clock_hertz", ("memory",), 3.201e9),
+        ("set 0 sm_clock 1755", "gpu_clock_max_hertz", ("sm",), 1.98e9),
+        ("set 0 sm_clock 1755", "gpu_clock_max_hertz", ("memory",), 3.201e9),
+        ("set 0 persistence 0", "gpu_persistence_mode", (), 0),
+        ("set 0 persistence 1", "gpu_persistence_mode", (), 1),
+    ],
+)
+def test_facts_are_ratios_and_base_units(
+    nvml: ScriptedNvml, line: str, name: str, labels: tuple[str, ...], value: float
+) -> None:
+    nvml.poll(line)
+    assert nvml.fact(name, *labels) == value
 
 
 def test_the_new_temperature_call_is_enough_where_there_is_one(nvml: ScriptedNvml) -> None:
@@ -86,12 +91,6 @@ def test_the_old_name_of_the_reasons_replaces_the_new(nvml: ScriptedNvml) -> Non
         nvml.poll(f"set 0 throttle {bit}")
         assert nvml.fact("gpu_throttle_active", THROTTLE_REASONS[bit]) == 1
     assert nvml.driver.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
-
-
-@pytest.mark.parametrize("enabled", [0, 1])
-def test_persistence_mode_is_on_or_off(nvml: ScriptedNvml, enabled: int) -> None:
-    nvml.poll(f"set 0 persistence {enabled}")
-    assert nvml.fact("gpu_persistence_mode") == enabled
 
 
 def test_limits_and_maxima_are_read_rarely_and_are_in_every_sample(nvml: ScriptedNvml) -> None:

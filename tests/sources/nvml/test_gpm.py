@@ -4,7 +4,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from agent.sources.nvml.gpm import ACTIVITIES
-from tests.sources.nvml.scripted_nvml import ScriptedNvml
+from tests.sources.nvml.fake_driver import ScriptedNvml
 
 NOT_SUPPORTED, NO_PERMISSION = 3, 4
 RATIOS = [fact.name for _, fact in ACTIVITIES]
@@ -16,16 +16,12 @@ def test_each_activity_is_the_mean_since_the_last_poll_as_a_ratio(
 ) -> None:
     number = getattr(pynvml, name)
     nvml.poll(f"activity 0 {number} 20")
+    assert all(nvml.fact(name) is None for name in RATIOS)
     nvml.poll(f"activity 0 {number} 60")
     ratios = {name: nvml.fact(name) for name in RATIOS}
     assert ratios == {name: 0.4 if name == getattr(fact, "name", "") else 0 for name in RATIOS}
     nvml.poll()
     assert nvml.fact(getattr(fact, "name", "")) == 0.6
-
-
-def test_there_is_no_activity_before_the_second_sample(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    assert all(nvml.fact(name) is None for name in RATIOS)
 
 
 def test_polls_too_close_for_the_hardware_give_no_activity(nvml: ScriptedNvml) -> None:

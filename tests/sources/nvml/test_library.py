@@ -4,13 +4,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from agent.sources.nvml import library as nvml_library
-from agent.sources.nvml.library import REASONS, NvmlUnavailable, binding
 from tests.sources.nvml.fake_driver import FILE_NAME, gpu_uuid
 
 ROOT = Path(__file__).parents[3]
@@ -87,18 +82,3 @@ def test_the_abandoned_package_of_that_name_is_refused(tmp_path: Path, library: 
     polled = _polled(library.parent, path=str(tmp_path))
     assert polled.failures == ["wrong_package"] * 2
     assert f"the module pynvml at {tmp_path}/pynvml.py" in polled.log
-
-
-def test_a_binding_with_every_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = dict.fromkeys(nvml_library._NEWEST_NAMES)
-    complete = SimpleNamespace(**names, __file__="here")
-    monkeypatch.setattr(nvml_library, "_pynvml", complete)
-    assert binding() is complete
-    del complete.nvmlDeviceGetTemperatureV
-    with pytest.raises(NvmlUnavailable, match="nvmlDeviceGetTemperatureV"):
-        binding()
-
-
-@pytest.mark.parametrize("reason", sorted({*REASONS.values(), "gpu_silent", "not_answering"}))
-def test_every_reason_for_a_failure_is_in_the_reference(reason: str) -> None:
-    assert f"`{reason}`" in (ROOT / "docs/gpus.md").read_text()

@@ -10,8 +10,7 @@ from agent.sources.nvml.lifecycle import (
     LONGEST_WAIT_S,
 )
 from tests.real_parts.waiting import eventually
-from tests.sources.nvml.fake_driver import gpu_uuid
-from tests.sources.nvml.scripted_nvml import ARRIVES_WITHIN_S, ScriptedNvml
+from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, ScriptedNvml, gpu_uuid
 
 NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED, MISMATCH, UNKNOWN = 4, 15, 16, 18, 999
 
@@ -38,7 +37,7 @@ def test_a_gpu_is_reported_as_lost_for_as_long_as_it_is(nvml: ScriptedNvml) -> N
     for _ in range(100):
         nvml.poll()
         assert nvml.fact("gpu_up", index=0) == 1
-        assert nvml.of(1).problem is not None
+        assert nvml.of(1).problem == "gpu_lost"
         assert "gpu_lost" in nvml.failures
 
 
@@ -133,33 +132,16 @@ def test_a_gpu_that_comes_back_is_read_again_and_the_next_loss_starts_with_a_sho
     assert f"GPU {gpu_uuid(1)} (index 1) is read again" in caplog.text
 
 
-def test_a_gpu_that_is_lost_at_the_start_is_a_failure_until_it_answers(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2", f"lose 0 {GPU_IS_LOST}")
+@pytest.mark.parametrize("fails", ["lose 0", "answer 0 nvmlGpmQueryDeviceSupport"])
+def test_a_gpu_that_is_lost_before_its_first_read_is_a_failure_until_it_answers(
+    nvml: ScriptedNvml, fails: str
+) -> None:
+    nvml.driver.do("gpus 2", f"{fails} {GPU_IS_LOST}")
     nvml.poll()
     assert [sample.gpu for sample in nvml.samples] == [gpu_uuid(1)]
     assert nvml.failures == ["gpu_lost"]
-    nvml.poll("lose 0 0")
+    nvml.poll(f"{fails} 0")
     assert _up(nvml) == [1, 1]
-
-
-def test_a_gpu_that_goes_while_it_is_opened_is_lost(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2", f"answer 1 nvmlGpmQueryDeviceSupport {GPU_IS_LOST}")
-    nvml.poll()
-    assert [sample.gpu for sample in nvml.samples] == [gpu_uuid(0)]
-    assert nvml.failures == ["gpu_lost"]
-    nvml.poll("answer 1 nvmlGpmQueryDeviceSupport 0")
-    assert _up(nvml) == [1, 1]
-
-
-def test_a_lost_gpu_that_cannot_be_opened_again_is_still_lost_and_not_missing(
-    nvml: ScriptedNvml,
-) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.poll(f"lose 1 {GPU_IS_LOST}")
-    for _ in range(2):
-        nvml.poll()
-        assert nvml.of(1).problem == "gpu_lost"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from tests.sources.nvml.fake_driver import MIB, mig_uuid
-from tests.sources.nvml.scripted_nvml import ScriptedNvml
+from tests.sources.nvml.fake_driver import MIB, ScriptedNvml, mig_uuid
 
 NO_PERMISSION, NOT_SUPPORTED, GPU_NOT_FOUND, UNKNOWN = 4, 3, 28, 999
 
@@ -35,15 +34,11 @@ def test_facts_of_the_whole_gpu_are_not_an_instances(nvml: ScriptedNvml) -> None
     assert not nvml.failures
 
 
-def test_a_gpu_without_mig_has_no_instances(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    assert nvml.of(0).mig_instances == ()
-
-
 def test_a_gpu_that_cannot_have_mig_is_asked_once(nvml: ScriptedNvml) -> None:
     nvml.driver.do(f"answer 0 nvmlDeviceGetMigMode {NOT_SUPPORTED}")
     for _ in range(30):
         nvml.poll()
+    assert nvml.of(0).mig_instances == ()
     assert nvml.driver.calls("nvmlDeviceGetMigMode") == 1
 
 
@@ -121,20 +116,23 @@ def test_an_instance_that_cannot_be_looked_up_does_not_hide_the_others(
     assert uuids == [mig_uuid(0, 1), mig_uuid(0, 2)]
 
 
-@pytest.mark.parametrize("took_s", [0.15, 0.6])
-def test_slow_look_ups_lose_no_instance(
-    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, took_s: float
-) -> None:
-    function = "nvmlDeviceGetMigDeviceHandleByIndex"
-    look_up = getattr(pynvml, function)
+def _slow_look_ups(nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, took_s: float) -> None:
+    look_up = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
 
     def slowly(handle: Any, place: int) -> Any:
         nvml.now += took_s
         return look_up(handle, place)
 
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", slowly)
+
+
+@pytest.mark.parametrize("took_s", [0.15, 0.6])
+def test_slow_look_ups_lose_no_instance(
+    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, took_s: float
+) -> None:
     nvml.driver.do("mig 0 3")
     nvml.poll()
-    monkeypatch.setattr(pynvml, function, slowly)
+    _slow_look_ups(nvml, monkeypatch, took_s)
     for _ in range(60):
         nvml.poll()
         assert len(nvml.of(0).mig_instances) == 3
@@ -144,14 +142,7 @@ def test_slow_look_ups_lose_no_instance(
 def test_slow_look_ups_find_instances_one_by_one_and_delay_no_gpu(
     nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, took_s: float
 ) -> None:
-    function = "nvmlDeviceGetMigDeviceHandleByIndex"
-    look_up = getattr(pynvml, function)
-
-    def slowly(handle: Any, place: int) -> Any:
-        nvml.now += took_s
-        return look_up(handle, place)
-
-    monkeypatch.setattr(pynvml, function, slowly)
+    _slow_look_ups(nvml, monkeypatch, took_s)
     nvml.driver.do("mig 0 3")
     held_s = 0.0
     for _ in range(60):

@@ -7,8 +7,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from tests.real_parts.waiting import eventually
-from tests.sources.nvml.fake_driver import gpu_uuid
-from tests.sources.nvml.scripted_nvml import ARRIVES_WITHIN_S, ScriptedNvml
+from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, ScriptedNvml, gpu_uuid
 
 
 def _odd(*_: object) -> Any:

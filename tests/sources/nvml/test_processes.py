@@ -1,40 +1,34 @@
+from collections.abc import Sequence
+
 import pytest
 
-from tests.sources.nvml.scripted_nvml import ScriptedNvml
+from tests.sources.nvml.fake_driver import ScriptedNvml
 
 NOT_SUPPORTED, NO_PERMISSION, UNKNOWN = 3, 4, 999
 MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 
-def test_each_process_has_its_memory(nvml: ScriptedNvml) -> None:
-    nvml.poll(*(f"process 0 compute {pid} {pid * 1000}" for pid in range(100, 120)))
-    assert nvml.of(0).processes == {pid: pid * 1000 for pid in range(100, 120)}
-
-
-def test_a_gpu_without_processes_has_none_which_is_not_unknown(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    assert nvml.of(0).processes == {}
-
-
-def test_memory_that_the_driver_withholds_is_unknown(nvml: ScriptedNvml) -> None:
-    nvml.poll("process 0 compute 7 -1", "process 0 compute 8 5")
-    assert nvml.of(0).processes == {7: None, 8: 5}
-
-
-def test_a_process_in_several_slices_holds_their_sum(nvml: ScriptedNvml) -> None:
-    nvml.poll("process 0 compute 7 10", "process 0 compute 7 20")
-    assert nvml.of(0).processes == {7: 30}
-
-
-def test_clients_of_the_multi_process_service_are_there_too(nvml: ScriptedNvml) -> None:
-    nvml.poll("process 0 compute 7 10", "process 0 mps 8 20", "process 0 mps 7 10")
-    assert nvml.of(0).processes == {7: 10, 8: 20}
-
-
-def test_the_list_that_a_driver_has_not_does_not_hide_the_other(nvml: ScriptedNvml) -> None:
-    nvml.poll("process 0 compute 7 10", f"answer 0 {MPS_LIST} {NOT_SUPPORTED}")
-    assert nvml.of(0).processes == {7: 10}
+@pytest.mark.parametrize(
+    ("script", "memory"),
+    [
+        ((), {}),
+        (("process 0 compute 7 -1", "process 0 compute 8 5"), {7: None, 8: 5}),
+        # In several slices.
+        (("process 0 compute 7 10", "process 0 compute 7 20"), {7: 30}),
+        (("process 0 compute 7 10", "process 0 mps 8 20", "process 0 mps 7 10"), {7: 10, 8: 20}),
+        (("process 0 compute 7 10", f"answer 0 {MPS_LIST} {NOT_SUPPORTED}"), {7: 10}),
+        (
+            [f"process 0 compute {pid} {pid}" for pid in range(100, 120)],
+            {pid: pid for pid in range(100, 120)},
+        ),
+    ],
+)
+def test_each_process_has_its_memory(
+    nvml: ScriptedNvml, script: Sequence[str], memory: dict[int, int | None]
+) -> None:
+    nvml.poll(*script)
+    assert nvml.of(0).processes == memory
 
 
 @pytest.mark.parametrize(

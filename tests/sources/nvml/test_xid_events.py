@@ -5,8 +5,7 @@ import pytest
 from agent.catalog.gpu_problems import COUNTED_XIDS
 from agent.sources.nvml.xid_events import XidErrors
 from tests.real_parts.waiting import eventually
-from tests.sources.nvml.fake_driver import gpu_uuid
-from tests.sources.nvml.scripted_nvml import ARRIVES_WITHIN_S, ScriptedNvml
+from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, ScriptedNvml, gpu_uuid
 
 INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN = 2, 3, 999
 
@@ -137,38 +136,6 @@ def test_an_xid_is_returned_by_one_read_only(nvml: ScriptedNvml) -> None:
 
 
 # Counts
-
-
-def test_a_gpu_without_events_has_no_counts() -> None:
-    assert XidErrors(lambda: 5.0).facts("GPU-0") == {}
-
-
-def test_counts_begin_with_zeros_and_without_a_time() -> None:
-    errors = XidErrors(lambda: 5.0)
-    errors.count(["GPU-0"])
-    assert errors.facts("GPU-0") == {("gpu_xid_errors", (str(xid),)): 0 for xid in COUNTED_XIDS}
-
-
-def test_an_error_is_counted_with_its_time() -> None:
-    moments = iter([5.0, 7.0])
-    errors = XidErrors(lambda: next(moments))
-    errors.count(["GPU-0", "GPU-1"])
-    for _ in range(2):
-        errors.add("GPU-0", 79, None, None)
-    assert [(xid.count, xid.at) for xid in errors.take()] == [(1, 5.0), (2, 7.0)]
-    facts = errors.facts("GPU-0")
-    assert facts["gpu_xid_errors", ("79",)] == 2
-    assert facts["gpu_xid_last_seen_timestamp_seconds", ("79",)] == 7.0
-    assert errors.facts("GPU-1")["gpu_xid_errors", ("79",)] == 0
-
-
-def test_a_second_session_keeps_the_counts() -> None:
-    errors = XidErrors(lambda: 5.0)
-    errors.count(["GPU-0"])
-    errors.add("GPU-0", 31, None, None)
-    errors.count(["GPU-0"])
-    assert errors.facts("GPU-0")["gpu_xid_errors", ("31",)] == 1
-    assert errors.facts("GPU-0")["gpu_xid_last_seen_timestamp_seconds", ("31",)] == 5.0
 
 
 def test_facts_that_were_read_do_not_change_under_the_reader() -> None:
