@@ -88,6 +88,7 @@ def test_a_read_gives_a_sample(reads: Reads) -> None:
     assert sample.fact(fact.REQUESTS_FINISHED.name, "length") == 11
     assert fact.TIME_TO_FIRST_TOKEN.name in sample.histograms
     assert reads.reasons == []
+    assert reads.engine.asked == ["/metrics"]
 
 
 def test_a_sample_holds_how_long_its_read_took(reads: Reads) -> None:
@@ -176,12 +177,6 @@ def test_an_engine_with_another_place_for_its_model_is_asked_there(reads: Reads)
     assert reads.samples[0].model == "org/model"
 
 
-def test_the_page_itself_names_the_model_without_another_request(reads: Reads) -> None:
-    reads.read(body("vllm-0.32.0"))
-    assert reads.engine.asked == ["/metrics"]
-    assert reads.samples[0].model == "tiny-llama"
-
-
 def test_a_restarted_engine_is_asked_for_its_model_again(reads: Reads) -> None:
     reads.engine.answers("/v1/models", MODELS)
     reads.read(unnamed_page(10))
@@ -228,13 +223,6 @@ def test_the_log_says_what_each_path_answered(
     (said,) = caplog.messages
     assert "at /metrics: the response is JSON" in said
     assert "at /prometheus/metrics: the exposition has no series of vllm, sglang" in said
-
-
-def test_an_older_tensorrt_llm_is_found_and_asked_for_its_model(reads: Reads) -> None:
-    reads.engine.answers("/metrics", b'[{"iterLatencyMS": 1}]')
-    reads.engine.answers("/v1/models", MODELS)
-    reads.read(body("trtllm-1.1.0"), "/prometheus/metrics")
-    assert [(sample.dialect, sample.model) for sample in reads.samples] == [("trtllm", "served")]
 
 
 @pytest.mark.parametrize(

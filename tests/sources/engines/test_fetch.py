@@ -1,10 +1,8 @@
 import gzip
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-import requests
 
 from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.sources.engines.fetch import MAX_BODY_BYTES, fetch, open_session
@@ -15,46 +13,41 @@ SHORT_S = 0.3
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
-@pytest.fixture
-def session() -> Iterator[requests.Session]:
+def page_of(url: str, timeout_s: float = PLENTY_S) -> bytes:
     with open_session() as session:
-        yield session
+        return fetch(session, f"{url}/metrics", timeout_s=timeout_s)
 
 
-def unreachable(session: requests.Session, url: str, timeout_s: float = PLENTY_S) -> str:
+def unreachable(url: str, timeout_s: float = PLENTY_S) -> str:
     with pytest.raises(EngineUnreachable) as caught:
-        fetch(session, url, timeout_s=timeout_s)
+        page_of(url, timeout_s)
     return caught.value.reason
 
 
-def unreadable(session: requests.Session, url: str) -> str:
+def unreadable(url: str) -> str:
     with pytest.raises(ExpositionUnreadable) as caught:
-        fetch(session, url, timeout_s=PLENTY_S)
+        page_of(url)
     return caught.value.reason
 
 
-def test_the_body_comes_back_as_it_was_sent(
-    engine: EngineServer, session: requests.Session
-) -> None:
+def test_the_body_comes_back_as_it_was_sent(engine: EngineServer) -> None:
     engine.answers("/metrics", b"a 1\n")
-    assert fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S) == b"a 1\n"
+    assert page_of(engine.url) == b"a 1\n"
 
 
-def test_a_refused_connection_is_named(engine: EngineServer, session: requests.Session) -> None:
+def test_a_refused_connection_is_named(engine: EngineServer) -> None:
     engine.stop()
     with pytest.raises(
         EngineUnreachable, match=r"/metrics cannot be reached: .*refused$"
     ) as caught:
-        fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S)
+        page_of(engine.url)
     assert caught.value.reason == "connection"
 
 
 @pytest.mark.parametrize("status", [301, 404, 503])
-def test_any_status_but_200_is_an_error(
-    engine: EngineServer, session: requests.Session, status: int
-) -> None:
+def test_any_status_but_200_is_an_error(engine: EngineServer, status: int) -> None:
     engine.answers("/metrics", b"a 1\n", status=status, headers=("Location: /",))
-    assert unreachable(session, f"{engine.url}/metrics") == "http_status"
+    assert unreachable(engine.url) == "http_status"
     assert engine.asked == ["/metrics"]
 
 
@@ -71,23 +64,19 @@ def test_any_status_but_200_is_an_error(
     ],
 )
 def test_an_answer_that_drips_ends_at_the_deadline(
-    engine: EngineServer, session: requests.Session, pieces: tuple[bytes, ...]
+    engine: EngineServer, pieces: tuple[bytes, ...]
 ) -> None:
     engine.drips("/metrics", *pieces)
-    assert unreachable(session, f"{engine.url}/metrics", SHORT_S) == "timeout"
+    assert unreachable(engine.url, SHORT_S) == "timeout"
 
 
-def test_a_body_shorter_than_it_said_is_cut_off(
-    engine: EngineServer, session: requests.Session
-) -> None:
+def test_a_body_shorter_than_it_said_is_cut_off(engine: EngineServer) -> None:
     whole = HEAD + b"Content-Length: 400\r\n\r\na 1\n"
     engine.scripts["/metrics"] = lambda handler: _write(handler, whole)
-    assert unreadable(session, f"{engine.url}/metrics") == "cut_off"
+    assert unreadable(engine.url) == "cut_off"
 
 
-def test_of_100_megabytes_only_the_limit_is_read(
-    engine: EngineServer, session: requests.Session
-) -> None:
+def test_of_100_megabytes_only_the_limit_is_read(engine: EngineServer) -> None:
     sent: list[int] = []
     done = threading.Event()
 
@@ -101,41 +90,35 @@ def test_of_100_megabytes_only_the_limit_is_read(
             done.set()
 
     engine.scripts["/metrics"] = pour
-    assert unreadable(session, f"{engine.url}/metrics") == "too_large"
+    assert unreadable(engine.url) == "too_large"
     assert done.wait(PLENTY_S)
     # What the kernel had buffered on both sides comes on top of the limit.
     assert sum(sent) < MAX_BODY_BYTES * 2
 
 
-def test_the_limit_counts_what_comes_out_of_compression(
-    engine: EngineServer, session: requests.Session
-) -> None:
+def test_the_limit_counts_what_comes_out_of_compression(engine: EngineServer) -> None:
     bomb = gzip.compress(b"\n" * (MAX_BODY_BYTES + 1))
     engine.answers("/metrics", bomb, headers=("Content-Encoding: gzip",))
-    assert unreadable(session, f"{engine.url}/metrics") == "too_large"
+    assert unreadable(engine.url) == "too_large"
 
 
-def test_a_body_that_is_not_the_compression_it_claims_is_named(
-    engine: EngineServer, session: requests.Session
-) -> None:
+def test_a_body_that_is_not_the_compression_it_claims_is_named(engine: EngineServer) -> None:
     engine.answers("/metrics", b"a 1\n", headers=("Content-Encoding: gzip",))
-    assert unreadable(session, f"{engine.url}/metrics") == "encoding"
+    assert unreadable(engine.url) == "encoding"
 
 
 def test_the_engine_is_asked_without_the_proxy_of_the_environment(
-    engine: EngineServer, session: requests.Session, monkeypatch: pytest.MonkeyPatch
+    engine: EngineServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     engine.answers("/metrics", b"a 1\n")
-    assert fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S) == b"a 1\n"
+    assert page_of(engine.url) == b"a 1\n"
 
 
-def test_the_engine_is_asked_for_no_compression_and_to_close(
-    engine: EngineServer, session: requests.Session
-) -> None:
+def test_the_engine_is_asked_for_no_compression_and_to_close(engine: EngineServer) -> None:
     seen: dict[str, str] = {}
 
     def look(handler: BaseHTTPRequestHandler) -> None:
@@ -143,13 +126,11 @@ def test_the_engine_is_asked_for_no_compression_and_to_close(
         _write(handler, HEAD + b"Content-Length: 0\r\n\r\n")
 
     engine.scripts["/metrics"] = look
-    fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S)
+    page_of(engine.url)
     assert (seen["Accept-Encoding"], seen["Connection"]) == ("identity", "close")
 
 
-def test_a_connection_is_not_kept_for_the_next_page(
-    engine: EngineServer, session: requests.Session
-) -> None:
+def test_a_connection_is_not_kept_for_the_next_page(engine: EngineServer) -> None:
     ports: list[int] = []
 
     def keep_alive(handler: BaseHTTPRequestHandler) -> None:
@@ -158,17 +139,16 @@ def test_a_connection_is_not_kept_for_the_next_page(
         handler.close_connection = False
 
     engine.scripts["/metrics"] = keep_alive
-    for _ in range(3):
-        fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S)
+    with open_session() as session:
+        for _ in range(3):
+            fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S)
     assert len(set(ports)) == 3
 
 
-def test_a_password_in_the_url_stays_out_of_the_message(
-    engine: EngineServer, session: requests.Session
-) -> None:
+def test_a_password_in_the_url_stays_out_of_the_message(engine: EngineServer) -> None:
     url = engine.url.replace("//", "//user:hunter2@")
     with pytest.raises(EngineUnreachable, match=engine.address) as caught:
-        fetch(session, f"{url}/metrics", timeout_s=PLENTY_S)
+        page_of(url)
     assert "hunter2" not in str(caught.value)
 
 

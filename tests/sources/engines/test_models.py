@@ -3,7 +3,9 @@ import json
 import pytest
 
 from agent.errors import ExpositionUnreadable
-from agent.sources.engines.models import read_model, read_served
+from agent.sources.engines.fetch import open_session
+from agent.sources.engines.models import ServedModels, read_model, read_served
+from tests.sources.engines.wire import EngineServer
 
 
 def model_in(*entries: object) -> str | None:
@@ -61,3 +63,23 @@ def test_odd_names_become_labels_that_a_page_and_a_database_can_hold() -> None:
     names = sorted(read_served(body), key=len)
     assert names[0] == "half-?"
     assert len(names[1]) == 256
+
+
+def served(engine: EngineServer) -> frozenset[str] | None:
+    with open_session() as session:
+        return ServedModels("chat-0", engine.url + "/", session, timeout_s=20.0).read()
+
+
+def test_models_and_their_adapters_are_served_by_their_names(engine: EngineServer) -> None:
+    entries = [{"id": "chat"}, {"id": "sql", "parent": "chat"}, {"id": 7}, None]
+    engine.answers("/v1/models", json.dumps({"data": entries}).encode())
+    assert served(engine) == frozenset({"chat", "sql"})
+
+
+@pytest.mark.parametrize("answer", [None, b"<html>", b"\xff"])
+def test_without_a_readable_list_the_served_models_are_unknown(
+    engine: EngineServer, answer: bytes | None
+) -> None:
+    if answer is not None:
+        engine.answers("/v1/models", answer)
+    assert served(engine) is None

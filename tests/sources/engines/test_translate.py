@@ -1,4 +1,5 @@
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,34 +31,246 @@ def _by_reason(translated: TranslatedExposition, metric: Metric) -> dict[str, fl
     }
 
 
-def test_a_real_page_under_load_is_translated_to_our_facts() -> None:
-    page = translated_page("vllm-0.32.0")
-    assert (page.dialect.engine, page.model) == ("vllm", "tiny-llama")
-    assert page.process_started_at == 1795231551.33
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 4
-    assert fact_of(page, fact.REQUESTS_WAITING) == 2
-    assert fact_of(page, fact.REQUESTS_WAITING_BY_REASON, "capacity") == 2
-    assert fact_of(page, fact.REQUESTS_WAITING_BY_REASON, "deferred") == 0
-    assert fact_of(page, fact.KV_CACHE_USAGE) == pytest.approx(0.003663, rel=1e-3)
-    assert fact_of(page, fact.INPUT_TOKENS) == 4592
-    assert fact_of(page, fact.INPUT_TOKENS_BY_SOURCE, "local_cache_hit") == 3584
-    assert fact_of(page, fact.CACHED_INPUT_TOKENS) == 3584
-    assert fact_of(page, fact.OUTPUT_TOKENS) == 1793
-    assert fact_of(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 4592
-    assert fact_of(page, fact.PREFIX_CACHE_HIT_TOKENS) == 3584
-    assert fact_of(page, fact.REQUESTS_FINISHED, "length") == 11
-    assert fact_of(page, fact.REQUESTS_FAILED, "5xx") == 12
-    assert fact_of(page, fact.REQUESTS_FAILED, "2xx") is None
-    assert fact_of(page, fact.ADMISSION_REJECTIONS, "max_num_queued_reqs") == 12
-    assert fact_of(page, fact.STEPS) == 495
-    assert fact_of(page, fact.STEP_TOKENS) == 2801
-    assert fact_of(page, fact.ESTIMATED_GPU_FLOPS) == 22474534912
-    assert fact_of(page, fact.AWAKE) == 1
-    assert fact_of(page, fact.KV_BLOCKS) == 4096
-    assert fact_of(page, fact.KV_BLOCK_TOKENS) == 128
-    assert fact_of(page, fact.KV_CAPACITY_TOKENS) == 524288
-    assert fact_of(page, fact.DATA_PARALLEL_RANKS) == 1
-    assert not page.dropped
+# Facts of each page by metric and labels; None where the page does not give them.
+FACTS: dict[str, dict[tuple[Any, ...], Any]] = {
+    "vllm-0.32.0": {
+        (fact.REQUESTS_RUNNING,): 4,
+        (fact.REQUESTS_WAITING,): 2,
+        (fact.REQUESTS_WAITING_BY_REASON, "capacity"): 2,
+        (fact.REQUESTS_WAITING_BY_REASON, "deferred"): 0,
+        (fact.KV_CACHE_USAGE,): pytest.approx(0.003663, rel=1e-3),
+        (fact.INPUT_TOKENS,): 4592,
+        (fact.INPUT_TOKENS_BY_SOURCE, "local_cache_hit"): 3584,
+        (fact.CACHED_INPUT_TOKENS,): 3584,
+        (fact.OUTPUT_TOKENS,): 1793,
+        (fact.PREFIX_CACHE_QUERY_TOKENS,): 4592,
+        (fact.PREFIX_CACHE_HIT_TOKENS,): 3584,
+        (fact.REQUESTS_FINISHED, "length"): 11,
+        (fact.REQUESTS_FAILED, "5xx"): 12,
+        (fact.REQUESTS_FAILED, "2xx"): None,
+        (fact.ADMISSION_REJECTIONS, "max_num_queued_reqs"): 12,
+        (fact.STEPS,): 495,
+        (fact.STEP_TOKENS,): 2801,
+        (fact.ESTIMATED_GPU_FLOPS,): 22474534912,
+        (fact.AWAKE,): 1,
+        (fact.KV_BLOCKS,): 4096,
+        (fact.KV_BLOCK_TOKENS,): 128,
+        (fact.KV_CAPACITY_TOKENS,): 524288,
+        (fact.DATA_PARALLEL_RANKS,): 1,
+        (fact.FRONTEND, "python"): 1,
+        (fact.FRONTEND, "rust"): None,
+    },
+    "vllm-0.32.0-dp2": {
+        (fact.DATA_PARALLEL_RANKS,): 2,
+        (fact.REQUESTS_RUNNING,): 3 + 3,
+        (fact.INPUT_TOKENS,): 1841 + 1827,
+        (fact.STEPS,): 166 + 168,
+        (fact.REQUESTS_FINISHED, "length"): 3 + 3,
+        # The label already holds the blocks of both engines; the tokens are each engine's own.
+        (fact.KV_BLOCKS,): 8192,
+        (fact.KV_CAPACITY_TOKENS,): 8192 * 128,
+        (fact.FRONTEND, "python"): 1,
+        (fact.FRONTEND, "rust"): None,
+    },
+    # The fullest rank.
+    "vllm-0.33.0-dp4": {(fact.KV_CACHE_USAGE,): 0.9},
+    # The estimate was not switched on.
+    "vllm-0.32.0-idle": {
+        (fact.ESTIMATED_GPU_FLOPS,): None,
+        (fact.ESTIMATED_GPU_READ_BYTES,): None,
+        (fact.OUTPUT_TOKENS,): 0,
+    },
+    # Two spellings on one page.
+    "vllm-0.9.2": {
+        (fact.KV_CACHE_USAGE,): 0.25,
+        (fact.PREFIX_CACHE_QUERY_TOKENS,): 960,
+        (fact.PREFIX_CACHE_HIT_TOKENS,): 320,
+    },
+    "vllm-0.10.2": {
+        (fact.KV_CACHE_USAGE,): 0.25,
+        (fact.PREFIX_CACHE_QUERY_TOKENS,): 960,
+        (fact.PREFIX_CACHE_HIT_TOKENS,): 320,
+    },
+    "vllm-0.8.5": {(fact.KV_CACHE_USAGE,): 0.25, (fact.PREFIX_CACHE_HIT_TOKENS,): 20},
+    # Before the engine label.
+    "vllm-0.8.5-v0": {(fact.REQUESTS_RUNNING,): 3, (fact.DATA_PARALLEL_RANKS,): None},
+    # It sleeps.
+    "vllm-0.12.0": {(fact.AWAKE,): 0},
+    "vllm-0.32.0-ray": {(fact.REQUESTS_RUNNING,): 3, (fact.OUTPUT_TOKENS,): 500},
+    # A router's series do not count.
+    "vllm-0.12.0-with-router": {
+        (fact.REQUESTS_RUNNING,): 3,
+        (fact.REQUESTS_WAITING,): 0,
+        (fact.PREFIX_CACHE_QUERY_TOKENS,): 960,
+    },
+    # Ten requests had finished, a client had aborted one, and ten ran or waited.
+    "vllm-0.33.0-rust": {
+        (fact.FRONTEND, "rust"): 1,
+        (fact.FRONTEND, "python"): None,
+        (fact.REQUESTS_RUNNING,): 8,
+        (fact.REQUESTS_WAITING_BY_REASON, "capacity"): 2,
+        (fact.REQUESTS_FINISHED, "length"): 10,
+        (fact.REQUESTS_FINISHED, "abort"): 1,
+        (fact.INPUT_TOKENS,): 543,
+        (fact.KV_TRANSFERS_FAILED,): 0,
+        (fact.KV_BLOCKS,): None,
+        (fact.AWAKE,): None,
+    },
+    # Both connectors, added.
+    "vllm-0.33.0-transfer": {
+        (fact.KV_TRANSFERS_FAILED,): 2 + 1,
+        (fact.KV_TRANSFER_BYTES,): 9 * 2**20,
+        (fact.KV_OFFLOAD_CAPACITY_TOKENS,): 32768,
+        (fact.KV_OFFLOAD_CAPACITY_BYTES,): 8 * 2**30,
+        (fact.FRONTEND, "python"): 1,
+        (fact.FRONTEND, "rust"): None,
+    },
+    # Tensor ranks and priorities that repeat the total are not added to it; kinds are.
+    "sglang-0.5.23": {
+        (fact.REQUESTS_RUNNING,): 4,
+        (fact.REQUESTS_WAITING,): 1,
+        (fact.PREEMPTIONS,): 3,
+        (fact.KV_CAPACITY_TOKENS,): 16000,
+        (fact.INPUT_TOKENS,): 2000 + 300,
+        (fact.CACHED_INPUT_TOKENS,): 400 + 60,
+        (fact.REQUESTS_FINISHED, ""): 18 + 2,
+        # From one series.
+        (fact.PREFIX_CACHE_HIT_TOKENS,): 200 + 50 + 50,
+        (fact.PREFIX_CACHE_QUERY_TOKENS,): 700 + 200 + 50 + 50,
+    },
+    "sglang-0.4.0": {(fact.OUTPUT_TOKENS,): 900},
+    # A data rank whose lowest tensor rank is not 0.
+    "sglang-0.5.23-dp2": {
+        (fact.REQUESTS_RUNNING,): 4 + 6,
+        (fact.KV_CACHE_USAGE,): pytest.approx(0.6),
+        (fact.DATA_PARALLEL_RANKS,): 2,
+    },
+    "tgi-3.3.7": {
+        (fact.REQUESTS_RUNNING,): 5,
+        (fact.INPUT_TOKENS,): 12000,
+        (fact.REQUESTS_FAILED, "generation"): 4,
+        (fact.REQUESTS_FAILED, "incomplete"): 5,
+        (fact.REQUESTS_FAILED, "overloaded"): None,
+        (fact.ADMISSION_REJECTIONS, "overloaded"): 2,
+        (fact.ADMISSION_REJECTIONS, "generation"): None,
+    },
+    "trtllm-1.3.0": {
+        (fact.KV_CACHE_USAGE,): 0.62,
+        (fact.REQUESTS_FINISHED, "stop"): 95,
+        (fact.REQUESTS_FAILED, "500"): 1,
+        (fact.REQUESTS_FAILED, "400"): None,
+        (fact.MAX_RUNNING_REQUESTS,): 64,
+    },
+    "trtllm-1.1.0": {
+        (fact.REQUESTS_FINISHED, "stop"): 4,
+        (fact.REQUESTS_FINISHED, "length"): 3,
+    },
+}
+
+
+@pytest.mark.parametrize("page", FACTS)
+def test_a_page_gives_its_facts(page: str) -> None:
+    found = translated_page(page)
+    values = {key: fact_of(found, *key) for key in FACTS[page]}
+    assert values == FACTS[page]
+
+
+@pytest.mark.parametrize(
+    ("page", "model", "started_at"),
+    [
+        ("vllm-0.32.0", "tiny-llama", 1795231551.33),
+        ("vllm-0.33.0-rust", "tiny-llama", None),
+        ("vllm-0.8.5-v0", "org/model-8b", ...),
+        ("vllm-0.32.0-ray", "org/model-8b", ...),
+        ("sglang-0.4.0", "org/model-8b", ...),
+        ("tgi-3.3.7", None, ...),
+        ("trtllm-1.3.0", "org/model-8b", ...),
+        ("trtllm-1.1.0", None, ...),
+    ],
+)
+def test_a_page_names_its_model_and_its_start(
+    page: str, model: str | None, started_at: Any
+) -> None:
+    found = translated_page(page)
+    assert found.model == model
+    assert started_at in (..., found.process_started_at)
+
+
+@pytest.mark.parametrize(
+    ("page", "metric", "count", "total"),
+    [
+        ("vllm-0.32.0-dp2", fact.INTER_TOKEN_LATENCY, 487 + 496, None),
+        ("vllm-0.9.2", fact.INTER_TOKEN_LATENCY, 490, None),
+        ("vllm-0.10.2", fact.INTER_TOKEN_LATENCY, 490, None),
+        ("vllm-0.8.5", fact.INTER_TOKEN_LATENCY, 490, None),
+        ("vllm-0.32.0-ray", fact.TIME_TO_FIRST_TOKEN, 10, None),
+        ("vllm-0.33.0-rust", fact.TIME_TO_FIRST_TOKEN, 19, None),
+        ("vllm-0.33.0-transfer", fact.KV_TRANSFER_TIME, 6 + 3, 6 * 0.02 + 3 * 0.06),
+        ("vllm-0.33.0-transfer", fact.KV_OFFLOAD_PROMOTION_TIME, 8, 2.1),
+        ("sglang-0.5.23", fact.QUEUE_TIME, 12, None),
+        ("sglang-0.5.23", fact.TIME_TO_FIRST_TOKEN, 18 + 2, None),
+        ("sglang-0.4.0", fact.TIME_PER_OUTPUT_TOKEN, 46, None),
+        ("tgi-3.3.7", fact.REQUEST_DURATION, 40, None),
+        ("trtllm-1.3.0", fact.PREFILL_TIME, 100, None),
+        ("trtllm-1.1.0", fact.TIME_TO_FIRST_TOKEN, 7, None),
+        ("trtllm-1.1.0", fact.TIME_PER_OUTPUT_TOKEN, 7, None),
+        ("trtllm-1.1.0", fact.QUEUE_TIME, 7, None),
+        ("trtllm-1.1.0", fact.REQUEST_DURATION, 7, 13.3),
+    ],
+)
+def test_a_page_gives_its_histograms(
+    page: str, metric: Metric, count: float, total: float | None
+) -> None:
+    found = translated_page(page).histograms[metric.name]
+    assert found.counts[-1] == count
+    assert total is None or found.sum == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("page", "metric", "labels", "value"),
+    [
+        # Of two spellings the newest.
+        (
+            b'vllm:gpu_cache_usage_perc{engine="0"} 0.1\n'
+            b'vllm:kv_cache_usage_perc{engine="0"} 0.7\n',
+            *(fact.KV_CACHE_USAGE, (), 0.7),
+        ),
+        # A gauge without a total is summed.
+        (
+            b'sglang:num_running_reqs{priority="0",tp_rank="0"} 3\n'
+            b'sglang:num_running_reqs{priority="5",tp_rank="0"} 1\n',
+            *(fact.REQUESTS_RUNNING, (), 4),
+        ),
+        # Rank 9 is lower than rank 10.
+        (
+            b'sglang:num_running_reqs{tp_rank="10"} 10\nsglang:num_running_reqs{tp_rank="9"} 9\n',
+            *(fact.REQUESTS_RUNNING, (), 9),
+        ),
+        # One of two connectors.
+        (
+            b'vllm:mooncake_num_failed_transfers_total{engine="0"} 4\n',
+            *(fact.KV_TRANSFERS_FAILED, (), 4),
+        ),
+        # A reason that nobody has seen yet.
+        (
+            b'vllm:request_success_total{engine="0",finished_reason="moonlight"} 2\n',
+            *(fact.REQUESTS_FINISHED, ("moonlight",), 2),
+        ),
+        # A number that the engine does not know yet.
+        (
+            b'vllm:cache_config_info{engine="0",num_gpu_blocks="None",block_size="16"} 1\n',
+            *(fact.KV_BLOCKS, (), None),
+        ),
+        (
+            b'vllm:cache_config_info{engine="0",num_gpu_blocks="None",block_size="16"} 1\n',
+            *(fact.KV_BLOCK_TOKENS, (), 16),
+        ),
+    ],
+)
+def test_rows_give_a_fact(
+    page: bytes, metric: Metric, labels: tuple[str, ...], value: float | None
+) -> None:
+    assert fact_of(translated_body(page), metric, *labels) == value
 
 
 def test_a_real_histogram_keeps_the_engines_own_buckets() -> None:
@@ -65,6 +278,9 @@ def test_a_real_histogram_keeps_the_engines_own_buckets() -> None:
     assert ttft.bounds[:3] == (0.001, 0.005, 0.01)
     assert (ttft.bounds[-1], ttft.counts[-1]) == (inf, 15)
     assert ttft.sum == pytest.approx(6.617, rel=1e-3)
+    times = translated_page("vllm-0.33.0-transfer").histograms[fact.KV_TRANSFER_TIME.name]
+    assert times.counts[times.bounds.index(0.025)] == 6
+    assert fact.TIME_PER_OUTPUT_TOKEN.name not in translated_page("vllm-0.8.5").histograms
 
 
 @pytest.mark.parametrize(
@@ -103,99 +319,10 @@ def test_a_single_rank_is_the_whole_engine(page: str) -> None:
     assert translated_page(page).ranks == {}
 
 
-def test_real_data_parallel_engines_are_merged_by_what_each_number_means() -> None:
-    page = translated_page("vllm-0.32.0-dp2")
-    assert fact_of(page, fact.DATA_PARALLEL_RANKS) == 2
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 3 + 3
-    assert fact_of(page, fact.INPUT_TOKENS) == 1841 + 1827
-    assert fact_of(page, fact.STEPS) == 166 + 168
-    assert fact_of(page, fact.REQUESTS_FINISHED, "length") == 3 + 3
-    # The label already holds the blocks of both engines; the tokens are each engine's own.
-    assert fact_of(page, fact.KV_BLOCKS) == 8192
-    assert fact_of(page, fact.KV_CAPACITY_TOKENS) == 8192 * 128
-    assert page.histograms[fact.INTER_TOKEN_LATENCY.name].counts[-1] == 487 + 496
-
-
-def test_of_ratios_the_fullest_rank_stands() -> None:
-    assert fact_of(translated_page("vllm-0.33.0-dp4"), fact.KV_CACHE_USAGE) == 0.9
-
-
-def test_an_estimate_that_was_not_switched_on_is_unknown() -> None:
-    page = translated_page("vllm-0.32.0-idle")
-    assert fact_of(page, fact.ESTIMATED_GPU_FLOPS) is None
-    assert fact_of(page, fact.ESTIMATED_GPU_READ_BYTES) is None
-    assert fact_of(page, fact.OUTPUT_TOKENS) == 0
-
-
-@pytest.mark.parametrize("page", ["vllm-0.9.2", "vllm-0.10.2"])
-def test_two_spellings_on_one_page_count_once(page: str) -> None:
-    both = translated_page(page)
-    assert fact_of(both, fact.KV_CACHE_USAGE) == 0.25
-    assert fact_of(both, fact.PREFIX_CACHE_QUERY_TOKENS) == 960
-    assert fact_of(both, fact.PREFIX_CACHE_HIT_TOKENS) == 320
-    assert both.histograms[fact.INTER_TOKEN_LATENCY.name].counts[-1] == 490
-
-
-def test_of_two_spellings_the_newest_stands() -> None:
-    page = b'vllm:gpu_cache_usage_perc{engine="0"} 0.1\nvllm:kv_cache_usage_perc{engine="0"} 0.7\n'
-    assert fact_of(translated_body(page), fact.KV_CACHE_USAGE) == 0.7
-
-
-def test_the_oldest_release_is_read_by_its_own_spellings() -> None:
-    page = translated_page("vllm-0.8.5")
-    assert fact_of(page, fact.KV_CACHE_USAGE) == 0.25
-    assert fact_of(page, fact.PREFIX_CACHE_HIT_TOKENS) == 20
-    assert page.histograms[fact.INTER_TOKEN_LATENCY.name].counts[-1] == 490
-    assert fact.TIME_PER_OUTPUT_TOKEN.name not in page.histograms
-
-
-def test_an_engine_before_the_engine_label_is_read_too() -> None:
-    page = translated_page("vllm-0.8.5-v0")
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 3
-    assert fact_of(page, fact.DATA_PARALLEL_RANKS) is None
-    assert page.model == "org/model-8b"
-
-
-def test_a_sleeping_engine_is_not_awake() -> None:
-    assert fact_of(translated_page("vllm-0.12.0"), fact.AWAKE) == 0
-
-
-def test_ray_spells_the_same_facts() -> None:
-    page = translated_page("vllm-0.32.0-ray")
-    assert (page.dialect.engine, page.model) == ("vllm", "org/model-8b")
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 3
-    assert fact_of(page, fact.OUTPUT_TOKENS) == 500
-    assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == 10
-
-
 def test_a_routers_page_is_no_engines_page() -> None:
     with pytest.raises(ExpositionUnreadable) as caught:
         translated_page("router-production-stack")
     assert caught.value.reason == "no_known_series"
-
-
-def test_a_routers_series_beside_the_engines_do_not_count() -> None:
-    page = translated_page("vllm-0.12.0-with-router")
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 3
-    assert fact_of(page, fact.REQUESTS_WAITING) == 0
-    assert fact_of(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 960
-
-
-def test_tensor_ranks_and_priorities_that_repeat_the_total_are_not_added_to_it() -> None:
-    page = translated_page("sglang-0.5.23")
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 4
-    assert fact_of(page, fact.REQUESTS_WAITING) == 1
-    assert fact_of(page, fact.PREEMPTIONS) == 3
-    assert fact_of(page, fact.KV_CAPACITY_TOKENS) == 16000
-    assert page.histograms[fact.QUEUE_TIME.name].counts[-1] == 12
-
-
-def test_requests_of_every_kind_and_priority_are_added() -> None:
-    page = translated_page("sglang-0.5.23")
-    assert fact_of(page, fact.INPUT_TOKENS) == 2000 + 300
-    assert fact_of(page, fact.CACHED_INPUT_TOKENS) == 400 + 60
-    assert fact_of(page, fact.REQUESTS_FINISHED, "") == 18 + 2
-    assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == 18 + 2
 
 
 @given(
@@ -224,60 +351,6 @@ def test_sglang_counts_each_request_once_whatever_priority_clients_set(
     assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == len(requests)
 
 
-def test_a_gauge_without_a_total_is_summed() -> None:
-    page = (
-        b'sglang:num_running_reqs{priority="0",tp_rank="0"} 3\n'
-        b'sglang:num_running_reqs{priority="5",tp_rank="0"} 1\n'
-    )
-    assert fact_of(translated_body(page), fact.REQUESTS_RUNNING) == 4
-
-
-def test_sglang_before_0_5_tells_its_time_per_output_token_by_another_name() -> None:
-    page = translated_page("sglang-0.4.0")
-    assert page.model == "org/model-8b"
-    assert page.histograms[fact.TIME_PER_OUTPUT_TOKEN.name].counts[-1] == 46
-    assert fact_of(page, fact.OUTPUT_TOKENS) == 900
-
-
-def test_a_data_rank_whose_lowest_tensor_rank_is_not_0_counts() -> None:
-    page = translated_page("sglang-0.5.23-dp2")
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 4 + 6
-    assert fact_of(page, fact.KV_CACHE_USAGE) == pytest.approx(0.6)
-    assert fact_of(page, fact.DATA_PARALLEL_RANKS) == 2
-
-
-def test_rank_9_is_lower_than_rank_10() -> None:
-    page = b'sglang:num_running_reqs{tp_rank="10"} 10\nsglang:num_running_reqs{tp_rank="9"} 9\n'
-    assert fact_of(translated_body(page), fact.REQUESTS_RUNNING) == 9
-
-
-def test_prefix_hits_and_lookups_come_from_one_series() -> None:
-    page = translated_page("sglang-0.5.23")
-    assert fact_of(page, fact.PREFIX_CACHE_HIT_TOKENS) == 200 + 50 + 50
-    assert fact_of(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 700 + 200 + 50 + 50
-
-
-def test_text_generation_inference_is_read_without_labels() -> None:
-    page = translated_page("tgi-3.3.7")
-    assert (page.dialect.engine, page.model) == ("tgi", None)
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 5
-    assert fact_of(page, fact.INPUT_TOKENS) == 12000
-    assert _by_reason(page, fact.REQUESTS_FAILED) == {"generation": 4, "incomplete": 5}
-    assert _by_reason(page, fact.ADMISSION_REJECTIONS) == {"overloaded": 2}
-    assert page.histograms[fact.REQUEST_DURATION.name].counts[-1] == 40
-
-
-def test_tensorrt_llm_is_read() -> None:
-    page = translated_page("trtllm-1.3.0")
-    assert page.dialect.engine == "trtllm"
-    assert page.model == "org/model-8b"
-    assert fact_of(page, fact.KV_CACHE_USAGE) == 0.62
-    assert fact_of(page, fact.REQUESTS_FINISHED, "stop") == 95
-    assert _by_reason(page, fact.REQUESTS_FAILED) == {"500": 1}
-    assert fact_of(page, fact.MAX_RUNNING_REQUESTS) == 64
-    assert page.histograms[fact.PREFILL_TIME.name].counts[-1] == 100
-
-
 def test_requests_that_tensorrt_llm_cannot_parse_are_no_failures_of_it() -> None:
     """Its server counts 400 alone, in one place, so what really failed is unknown."""
     counted = [line for line in body("trtllm-1.3.0").splitlines() if b'http_code="500"' not in line]
@@ -285,85 +358,10 @@ def test_requests_that_tensorrt_llm_cannot_parse_are_no_failures_of_it() -> None
     assert _by_reason(translated_body(b"\n".join(counted) + b"\n"), fact.REQUESTS_FAILED) == {}
 
 
-def test_tensorrt_llm_without_a_prefix_is_read_and_names_no_model() -> None:
-    page = translated_page("trtllm-1.1.0")
-    assert (page.dialect.engine, page.model) == ("trtllm", None)
-    assert fact_of(page, fact.REQUESTS_FINISHED, "stop") == 4
-    assert fact_of(page, fact.REQUESTS_FINISHED, "length") == 3
-    for metric in (
-        fact.TIME_TO_FIRST_TOKEN,
-        fact.TIME_PER_OUTPUT_TOKEN,
-        fact.REQUEST_DURATION,
-        fact.QUEUE_TIME,
-    ):
-        assert page.histograms[metric.name].counts[-1] == 7
-    assert page.histograms[fact.REQUEST_DURATION.name].sum == pytest.approx(13.3)
-
-
 @pytest.mark.parametrize("labels", ["", '{model_name="x"}', '{engine_type="gateway"}'])
 def test_names_without_a_prefix_are_not_tensorrt_llms_without_its_label(labels: str) -> None:
     with pytest.raises(ExpositionUnreadable, match="no series of"):
         translated_body(f"request_success_total{labels} 3\n".encode())
-
-
-def test_a_real_page_of_the_frontend_in_rust_is_read() -> None:
-    """Ten requests had finished, a client had aborted one, and ten ran or waited."""
-    page = translated_page("vllm-0.33.0-rust")
-    assert (page.dialect.engine, page.model) == ("vllm", "tiny-llama")
-    assert fact_of(page, fact.FRONTEND, "rust") == 1
-    assert fact_of(page, fact.FRONTEND, "python") is None
-    assert fact_of(page, fact.REQUESTS_RUNNING) == 8
-    assert fact_of(page, fact.REQUESTS_WAITING_BY_REASON, "capacity") == 2
-    assert fact_of(page, fact.REQUESTS_FINISHED, "length") == 10
-    assert fact_of(page, fact.REQUESTS_FINISHED, "abort") == 1
-    assert fact_of(page, fact.INPUT_TOKENS) == 543
-    assert fact_of(page, fact.KV_TRANSFERS_FAILED) == 0
-    assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == 19
-    # It does not publish these.
-    assert fact_of(page, fact.KV_BLOCKS) is fact_of(page, fact.AWAKE) is None
-    assert page.process_started_at is None
-
-
-@pytest.mark.parametrize("page", ["vllm-0.32.0", "vllm-0.32.0-dp2", "vllm-0.33.0-transfer"])
-def test_the_frontend_in_python_is_known_also_with_a_connector(page: str) -> None:
-    assert fact_of(translated_page(page), fact.FRONTEND, "python") == 1
-    assert fact_of(translated_page(page), fact.FRONTEND, "rust") is None
-
-
-def test_transfers_of_both_connectors_are_added() -> None:
-    page = translated_page("vllm-0.33.0-transfer")
-    assert fact_of(page, fact.KV_TRANSFERS_FAILED) == 2 + 1
-    assert fact_of(page, fact.KV_TRANSFER_BYTES) == 9 * 2**20
-    times = page.histograms[fact.KV_TRANSFER_TIME.name]
-    assert times.counts[-1] == 6 + 3
-    assert times.counts[times.bounds.index(0.025)] == 6
-    assert times.sum == pytest.approx(6 * 0.02 + 3 * 0.06)
-
-
-def test_transfers_of_one_connector_alone_are_read() -> None:
-    page = b'vllm:mooncake_num_failed_transfers_total{engine="0"} 4\n'
-    assert fact_of(translated_body(page), fact.KV_TRANSFERS_FAILED) == 4
-
-
-def test_the_tier_for_offloaded_values_is_known() -> None:
-    page = translated_page("vllm-0.33.0-transfer")
-    assert fact_of(page, fact.KV_OFFLOAD_CAPACITY_TOKENS) == 32768
-    assert fact_of(page, fact.KV_OFFLOAD_CAPACITY_BYTES) == 8 * 2**30
-    promotions = page.histograms[fact.KV_OFFLOAD_PROMOTION_TIME.name]
-    assert promotions.counts[-1] == 8
-    assert promotions.sum == pytest.approx(2.1)
-
-
-def test_a_finish_reason_nobody_has_seen_yet_is_kept() -> None:
-    page = b'vllm:request_success_total{engine="0",finished_reason="moonlight"} 2\n'
-    assert fact_of(translated_body(page), fact.REQUESTS_FINISHED, "moonlight") == 2
-
-
-def test_a_number_that_the_engine_has_not_settled_is_unknown() -> None:
-    page = b'vllm:cache_config_info{engine="0",num_gpu_blocks="None",block_size="16"} 1\n'
-    known = translated_body(page)
-    assert fact_of(known, fact.KV_BLOCKS) is None
-    assert fact_of(known, fact.KV_BLOCK_TOKENS) == 16
 
 
 def test_a_page_of_two_models_names_neither() -> None:
