@@ -12,12 +12,12 @@ from agent.http_client import client_tls, read_client_tls
 from agent.settings import Settings
 from agent.settings.access import Door, TokenFile, known_hosts
 from agent.settings.values import host_and_port
+from agent.sources.client_connection import ClientLimits, OnCut, SocketClients
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.proxy.proxy_server import UNREAD_S
-from agent.sources.socket_clients import ClientLimits, OnCut, SocketClients
 from agent.sources.tls import TlsFiles
 
 # For the database, engines, logs, forwarding and GPUs.

@@ -33,7 +33,6 @@ from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.routes import LiveFigures, live_figures, make_api
 from agent.outputs.web import documentation_page, runbooks
 from agent.settings import Settings
-from agent.sources.otlp.freed_memory import give_back_large_blocks
 from agent.sources.proxy.handover.place import HandoverPlace
 
 _LOG = logging.getLogger(__name__)
@@ -187,7 +186,6 @@ async def run(
 
     If it looks for engines, it also stops for others: its supervisor starts it again.
     """
-    give_back_large_blocks()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     discovery = discovery_of(settings)
     if discovery is not None:

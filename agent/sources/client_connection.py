@@ -1,7 +1,14 @@
-"""The connection of one client to a listening socket: uvicorn's HTTP protocol with limits."""
+"""The clients of a listening socket and their limits, and the connection of each."""
 
 import asyncio
+import fcntl
+import logging
+import select
+import struct
+import termios
 from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
 from typing import Any
@@ -10,7 +17,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from agent.catalog.reasons import ClientCut
-from agent.sources.socket_clients import SocketClients, unacknowledged_bytes
+
+_LOG = logging.getLogger(__name__)
 
 # uvicorn's own limit, which it applies only with its h11 parser.
 MAX_HEAD_BYTES = 64 * 1024
@@ -23,6 +31,126 @@ _LINE_BYTES = 160
 RETRY_AFTER_S = 1
 # Lines of a request that offers another protocol.
 _UPGRADE_LINES = (b"upgrade", b"http2-settings")
+
+OnCut = Callable[[str, ClientCut], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """Limits for the clients of one listening socket; times are in seconds.
+
+    `head_s` is until the head of a request is complete, `body_s` the longest time without a byte of
+    an incomplete body. In `unread_s` a client must take something of a response that waits for it.
+    Responses that wait for their clients have `unread_bytes` together; None is no limit. Beyond it,
+    slow clients are cut off, those for which most waits first: who took nothing for `stalls_s`, or
+    for whom something waits for `slow_s`. Requests that are not answered have `requests_bytes`
+    together; beyond it, each client has an equal part. `send_buffer_bytes` of a response may wait
+    in the kernel; None leaves it to the kernel, which takes several MiB.
+    """
+
+    connections: int = 256
+    head_s: float = 30.0
+    body_s: float = 60.0
+    unread_s: float = 60.0
+    stalls_s: float = 1.0
+    slow_s: float = 10.0
+    unread_bytes: int | None = None
+    requests_bytes: int = 8 * 1024 * 1024
+    send_buffer_bytes: int | None = None
+
+
+class SocketClients:
+    """The clients of one listening socket. `sweep` must be called about every second.
+
+    `name` is the setting with the address. `on_cut` counts each client that was cut off.
+    """
+
+    def __init__(
+        self, name: str, limits: ClientLimits = ClientLimits(), on_cut: OnCut = lambda *_: None
+    ) -> None:
+        self.name = name
+        self.limits = limits
+        # What the clients' requests take now, without the bodies that are read.
+        self.held_bytes = 0
+        self._on_cut = on_cut
+        self._clients: set[BoundedProtocol] = set()
+        self._logged: set[ClientCut] = set()
+
+    def enter(self, client: "BoundedProtocol") -> None:
+        """Take a new client. If there are too many, the one that is idle longest leaves.
+
+        The new client leaves if no other is idle.
+        """
+        self._clients.add(client)
+        if len(self._clients) > self.limits.connections:
+            # A client that was cut off stays here until its connection is closed, but is not idle.
+            idle = [one for one in self._clients if one.idle_since_s is not None]
+            self._cut(min(idle, key=lambda one: one.idle_since_s or 0.0), ClientCut.TOO_MANY)
+
+    def leave(self, client: "BoundedProtocol") -> None:
+        """Forget a client whose connection is closed."""
+        self._clients.discard(client)
+
+    def sweep(self, now_s: float) -> None:
+        """Cut off the clients that exceed a limit, and those that left unnoticed."""
+        for client in list(self._clients):
+            if (reason := client.overdue(now_s)) is not None:
+                self._cut(client, reason)
+        for client in _gone(self._clients):
+            client.transport.abort()
+        if self.limits.unread_bytes is not None:
+            self._cut_unread(self.limits.unread_bytes, now_s)
+
+    def may_hold(self, size_bytes: int) -> bool:
+        """Whether a client's requests may take `size_bytes`, which are in `held_bytes` already.
+
+        Each client may always take an equal part of the whole, so large requests never keep small
+        ones out.
+        """
+        whole_bytes, most = self.limits.requests_bytes, self.limits.connections
+        return self.held_bytes <= whole_bytes or size_bytes <= whole_bytes // most
+
+    def _cut_unread(self, limit_bytes: int, now_s: float) -> None:
+        unsent = [(client.unsent_bytes(), client) for client in self._clients]
+        excess_bytes = sum(size_bytes for size_bytes, _ in unsent) - limit_bytes
+        # Never a response that was just made: the limit is for clients that do not take it.
+        slow = [each for each in unsent if each[0] and each[1].is_slow(now_s)]
+        for size_bytes, client in sorted(slow, key=lambda each: -each[0]):
+            if excess_bytes <= 0:
+                return
+            self._cut(client, ClientCut.RESPONSES_WAIT)
+            excess_bytes -= size_bytes
+
+    def count(self, reason: ClientCut) -> None:
+        """Count a client that was cut off or refused; log the first one of each reason."""
+        if reason not in self._logged:
+            self._logged.add(reason)
+            _LOG.warning("%s: a client was cut off (%s); logged once", self.name, reason)
+        self._on_cut(self.name, reason)
+
+    def _cut(self, client: "BoundedProtocol", reason: ClientCut) -> None:
+        client.cut(reason)
+        self.count(reason)
+
+
+def _gone(clients: Iterable["BoundedProtocol"]) -> list["BoundedProtocol"]:
+    """Return the clients that left while nothing is read from their connections."""
+    paused = {client.descriptor(): client for client in clients if client.flow.read_paused}
+    poll = select.poll()
+    for descriptor in paused:
+        if descriptor is not None:
+            poll.register(descriptor, select.POLLRDHUP)
+    return [paused[descriptor] for descriptor, _ in poll.poll(0)]
+
+
+def _unacknowledged_bytes(descriptor: int) -> int:
+    """Return the size of what the kernel holds until the other side takes it."""
+    try:
+        (size_bytes,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
+    except OSError:
+        # The connection is being closed.
+        return 0
+    return int(size_bytes)
 
 
 class _Awaited(Enum):
@@ -165,7 +293,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._clients.count(ClientCut.HEAD_TOO_LARGE if head_too_large else ClientCut.TOO_MANY)
         if not self._answered:
             # A refusal would come into the middle of a response.
-            self.abort()
+            self.transport.abort()
         elif head_too_large:
             self._refuse(431, b"send a head of at most %d bytes" % MAX_HEAD_BYTES)
         else:
@@ -233,13 +361,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # The limits
 
-    @property
-    def stalled_since_s(self) -> float | None:
-        """Return since when it neither sends the rest of a body nor takes its response."""
-        if self._unread_since_s is None and self._awaited is _Awaited.BODY:
-            return None if self.flow.read_paused else self._read_at_s
-        return self._unread_since_s
-
     def overdue(self, now_s: float) -> ClientCut | None:
         """Return the limit that the client exceeds."""
         limits = self._clients.limits
@@ -259,8 +380,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _unread(self, now_s: float) -> ClientCut | None:
         """Whether the client takes nothing. A slow reader's kernel takes a part at a time."""
         unread_bytes = self.unsent_bytes()
-        if (descriptor := self._descriptor()) is not None:
-            unread_bytes += unacknowledged_bytes(descriptor)
+        if (descriptor := self.descriptor()) is not None:
+            unread_bytes += _unacknowledged_bytes(descriptor)
         if self._unread_since_s is None or unread_bytes != self._unread_bytes:
             self._unread_bytes, self._unread_since_s = unread_bytes, now_s
         if self._waits_since_s is None:
@@ -284,21 +405,14 @@ class BoundedProtocol(HttpToolsProtocol):
         elif reason is ClientCut.TOO_MANY and not self._read_at_s:
             self._refuse(503, b"all connections are in use; try again")
         else:
-            self.abort()
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        self.transport.abort()
-
-    def paused_descriptor(self) -> int | None:
-        """Return the descriptor if nothing is read from the client now."""
-        return self._descriptor() if self.flow.read_paused else None
+            self.transport.abort()
 
     def unsent_bytes(self) -> int:
         """Return the size of what waits in the agent until the client reads."""
         return self.transport.get_write_buffer_size()
 
-    def _descriptor(self) -> int | None:
+    def descriptor(self) -> int | None:
+        """Return the descriptor of the connection; None once it is closed."""
         socket = self.transport.get_extra_info("socket")
         descriptor = -1 if socket is None else socket.fileno()
         return None if descriptor < 0 else int(descriptor)

@@ -11,8 +11,7 @@ from typing import Any
 import uvicorn
 
 from agent.errors import SettingsInvalid
-from agent.sources.client_connection import BoundedProtocol
-from agent.sources.socket_clients import SocketClients
+from agent.sources.client_connection import BoundedProtocol, SocketClients
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import requests
 import uvloop
 
 from agent.errors import SettingsInvalid
+from agent.sources.client_connection import ClientLimits, SocketClients
 from agent.sources.listening import AsgiServer, open_socket
-from agent.sources.socket_clients import ClientLimits, SocketClients
 
 WITHIN_S = 10.0
 

@@ -5,11 +5,10 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agent.sources.client_connection import BoundedProtocol
+from agent.sources.client_connection import BoundedProtocol, SocketClients
 from agent.sources.listening import AsgiServer
 from agent.sources.proxy.client_response import CLIENT
 from agent.sources.proxy.reverse_proxy import ReverseProxy
-from agent.sources.socket_clients import SocketClients
 
 # Longer than the 60 s for which most load balancers keep an idle connection, so that none sends
 # a request into a connection that is being closed.
