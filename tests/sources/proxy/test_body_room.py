@@ -7,8 +7,15 @@ import pytest
 
 from agent.sources.proxy.body_room import BodyRoom
 from agent.sources.proxy.exchange import Ending
-from tests.sources.proxy.recording import Recorder
-from tests.sources.proxy.wire import LIMITS, OK, Engine, in_loop, post, proxying, responding
+from tests.sources.proxy.wire import (
+    LIMITS,
+    OK,
+    Recorder,
+    in_loop,
+    post,
+    responding,
+    serving,
+)
 
 
 @pytest.mark.parametrize("greedy", [1, 3, 40])
@@ -32,10 +39,7 @@ async def test_the_room_is_given_back_after_each_request() -> None:
     limits = replace(LIMITS, body_room_bytes=600_000)
     # More than one read of a socket, so that it takes room; eight would fill it.
     body = bytes(290_000)
-    async with (
-        Engine(responding(OK)) as engine,
-        proxying(engine.proxied, measuring=recorder, limits=limits) as proxied,
-    ):
+    async with serving(responding(OK), measuring=recorder, limits=limits) as (_, proxied):
         for _ in range(8):
             assert (await proxied.ask(post(body))).body == b"ok"
         async with proxied.client() as client:
@@ -61,10 +65,7 @@ async def recorder_has(recorder: Recorder, count: int) -> None:
 async def test_a_body_without_room_passes_as_it_arrives() -> None:
     recorder = Recorder()
     limits = replace(LIMITS, body_room_bytes=100_000)
-    async with (
-        Engine(responding(OK)) as engine,
-        proxying(engine.proxied, measuring=recorder, limits=limits) as proxied,
-    ):
+    async with serving(responding(OK), measuring=recorder, limits=limits) as (_, proxied):
         assert (await proxied.ask(post(bytes(900_000)))).body == b"ok"
     (exchange,) = recorder.made
     assert (exchange.arrival.body, exchange.ending) == (None, Ending.COMPLETE)

@@ -4,12 +4,11 @@ import asyncio
 import json
 
 from agent.sources.proxy.exchange import Ending
-from tests.sources.proxy.recording import Recorder
 from tests.sources.proxy.wire import (
     CHUNKED,
     LAST_CHUNK,
-    OK,
     Engine,
+    Recorder,
     Visit,
     chunk,
     in_loop,
@@ -18,7 +17,7 @@ from tests.sources.proxy.wire import (
     read_chunk,
     read_head,
     read_message,
-    responding,
+    served,
     until_gone,
 )
 
@@ -43,11 +42,7 @@ class Paused:
 @in_loop
 async def test_draining_lets_streams_end_and_refuses_new_requests() -> None:
     paused = Paused()
-    async with (
-        Engine(paused) as engine,
-        proxying(engine.proxied) as proxied,
-        proxied.client() as client,
-    ):
+    async with served(paused) as (engine, proxied, client):
         client.writer.write(ASK)
         await paused.begun.wait()
         draining = asyncio.create_task(proxied.proxy.drain(LONG_S))
@@ -98,32 +93,13 @@ async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> Non
 
 
 @in_loop
-async def test_draining_an_idle_proxy_ends_at_once() -> None:
-    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
-        assert (await proxied.ask(ASK)).body == b"ok"
-        assert await proxied.proxy.drain(LONG_S) == 0
-
-
-@in_loop
-async def test_closing_closes_the_connections_to_the_engines() -> None:
-    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
-        assert (await proxied.ask(ASK)).body == b"ok"
-        await proxied.proxy.close()
-        await engine.closed.wait()
-
-
-@in_loop
 async def test_a_cut_stream_frees_its_engine() -> None:
     async def script(visit: Visit) -> None:
         await visit.request()
         await visit.send(CHUNKED + chunk(b"one"))
         assert await until_gone(visit.reader) == b""
 
-    async with (
-        Engine(script) as engine,
-        proxying(engine.proxied) as proxied,
-        proxied.client() as client,
-    ):
+    async with served(script) as (engine, proxied, client):
         client.writer.write(ASK)
         await read_head(client.reader)
         assert await read_chunk(client.reader) == b"one"

@@ -7,7 +7,6 @@ import pytest
 
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange
 from agent.sources.proxy.guard import GuardedExchange
-from tests.sources.proxy.recording import Recorded, Recorder
 from tests.sources.proxy.wire import (
     CHUNKED,
     GET,
@@ -15,6 +14,8 @@ from tests.sources.proxy.wire import (
     LIMITS,
     Engine,
     Message,
+    Recorded,
+    Recorder,
     Visit,
     chunk,
     in_loop,
@@ -23,6 +24,8 @@ from tests.sources.proxy.wire import (
     read_chunk,
     read_head,
     responding,
+    served,
+    serving,
 )
 
 STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
@@ -37,10 +40,7 @@ async def measured(recorder: Recorder, request: bytes) -> tuple[Message, Message
             requests.append(await visit.request())
             await visit.send(STREAM)
 
-    async with (
-        Engine(script) as engine,
-        proxying(engine.proxied, measuring=recorder) as proxied,
-    ):
+    async with serving(script, measuring=recorder) as (_, proxied):
         message = await proxied.ask(request)
         assert proxied.failures == {}
     return requests[0], message
@@ -79,11 +79,7 @@ async def test_a_piece_keeps_the_time_of_its_read_when_the_client_is_slow() -> N
         await visit.send(LAST_CHUNK)
 
     recorder = Recorder()
-    async with (
-        Engine(script) as engine,
-        proxying(engine.proxied, measuring=recorder) as proxied,
-        proxied.client() as client,
-    ):
+    async with served(script, measuring=recorder) as (_, _, client):
         client.writer.write(post(b"{}"))
         await read_head(client.reader)
         while await read_chunk(client.reader):
@@ -104,35 +100,40 @@ async def test_an_unwanted_request_is_not_measured() -> None:
 @pytest.mark.parametrize(
     ("framing", "limit_bytes"), [("Content-Length: 6", 5), ("Transfer-Encoding: chunked", 2)]
 )
+@pytest.mark.parametrize("measured", ["not", "whole", "until a fault"])
 @in_loop
-async def test_a_body_above_the_limit_is_relayed_unbuffered_and_counted(
-    framing: str, limit_bytes: int
+async def test_a_body_that_is_not_measured_is_relayed_while_it_arrives_and_counted(
+    framing: str, limit_bytes: int, measured: str
 ) -> None:
     chunked = "chunked" in framing
 
     async def script(visit: Visit) -> None:
-        await read_head(visit.reader)
+        head = await read_head(visit.reader)
+        assert framing.lower() in [f"{name}: {value}" for name, value in head.headers]
         for half in (b"abc", b"def"):
             take = read_chunk(visit.reader) if chunked else visit.reader.readexactly(3)
             assert await take == half
             taken.set()
         await visit.send(STREAM)
 
-    taken, recorder = asyncio.Event(), Recorder()
+    def prepare(exchange: Recorded) -> None:
+        exchange.fails_at = "sent" if measured == "until a fault" else None
+
+    taken, recorder = asyncio.Event(), Recorder(prepare)
     limits = replace(LIMITS, measured_body_bytes=limit_bytes)
-    async with (
-        Engine(script) as engine,
-        proxying(engine.proxied, measuring=recorder, limits=limits) as proxied,
-        proxied.client() as client,
-    ):
+    measuring = None if measured == "not" else recorder
+    async with served(script, measuring=measuring, limits=limits) as (_, proxied, client):
         head = f"POST /v1/x HTTP/1.1\r\nHost: proxy\r\n{framing}\r\n\r\n".encode()
         client.writer.write(head + (chunk(b"abc") if chunked else b"abc"))
         await taken.wait()
         rest = chunk(b"def") + LAST_CHUNK if chunked else b"def"
         assert (await client.ask(rest)).body == b"onetwo"
-    (exchange,) = recorder.made
-    assert exchange.arrival.body is None
-    assert sum(call[1] for call in exchange.calls if call[0] == "sent") == 6
+        assert proxied.failures == ({"sent": 1} if measured == "until a fault" else {})
+    assert len(recorder.made) == (measured != "not")
+    for exchange in recorder.made:
+        assert exchange.arrival.body is None
+        sent = [call[1] for call in exchange.calls if call[0] == "sent"]
+        assert sum(sent) == 6 if measured == "whole" else len(sent) == 1
 
 
 # Changes
@@ -154,25 +155,16 @@ async def test_the_engine_gets_the_body_and_headers_of_measuring() -> None:
 @in_loop
 async def test_the_client_gets_the_headers_and_pieces_of_measuring() -> None:
     def prepare(exchange: Recorded) -> None:
-        exchange.response_headers = ((b"x-request-id", b"mine"), (b"connection", b"x"))
+        exchange.response_headers = ((b"x-other", b"theirs"), (b"connection", b"x"))
+        exchange.added_headers = ((b"x-request-id", b"mine"), (b"x-other", b"mine"))
         exchange.change = lambda data: data.replace(b"two", b"")
         exchange.last = b"[end]"
 
     _, message = await measured(Recorder(prepare), post(b"{}"))
     assert message.all("x-request-id") == ["mine"]
+    assert message.all("x-other") == ["theirs"]
     assert message.all("connection") == []
     assert message.body == b"one[end]"
-
-
-@in_loop
-async def test_a_response_gets_the_added_headers_that_it_lacks() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.response_headers = ((b"x-other", b"theirs"),)
-        exchange.added_headers = ((b"x-request-id", b"mine"), (b"x-other", b"mine"))
-
-    _, message = await measured(Recorder(prepare), post(b"{}"))
-    assert message.all("x-request-id") == ["mine"]
-    assert message.all("x-other") == ["theirs"]
 
 
 @in_loop
@@ -198,10 +190,7 @@ async def test_held_bytes_are_sent_when_the_engine_dies() -> None:
         await visit.send(CHUNKED + chunk(b"data"))
 
     recorder = Recorder(prepare)
-    async with (
-        Engine(script) as engine,
-        proxying(engine.proxied, measuring=recorder) as proxied,
-    ):
+    async with serving(script, measuring=recorder) as (_, proxied):
         message = await proxied.ask(post(b"{}"))
     assert (message.body, message.complete) == (b"held", False)
     assert recorder.made[0].ending is Ending.ENGINE_GONE
@@ -218,10 +207,7 @@ async def test_after_a_fault_in_measuring_the_response_is_unchanged(call: str) -
         exchange.last = b"held"
 
     recorder = Recorder(prepare)
-    async with (
-        Engine(responding(STREAM)) as engine,
-        proxying(engine.proxied, measuring=recorder) as proxied,
-    ):
+    async with serving(responding(STREAM), measuring=recorder) as (_, proxied):
         for _ in range(2):
             message = await proxied.ask(post(b"{}"))
             assert (message.status, message.body, message.complete) == (200, b"onetwo", True)
@@ -243,37 +229,6 @@ def test_pieces_after_a_fault_are_unchanged() -> None:
     assert guarded.chunks(reads) == b"ONEtwothree"
     assert guarded.chunks([(b"four", 3.0)]) == b"four"
     assert failures == ["chunk"]
-
-
-@in_loop
-async def test_after_a_fault_in_sent_the_body_is_unchanged() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.fails_at = "sent"
-
-    async def script(visit: Visit) -> None:
-        head = await read_head(visit.reader)
-        assert head.length == 6
-        assert await visit.reader.readexactly(3) == b"abc"
-        first.set()
-        assert await visit.reader.readexactly(3) == b"def"
-        await visit.send(STREAM)
-
-    first, recorder = asyncio.Event(), Recorder(prepare)
-    async with (
-        Engine(script) as engine,
-        proxying(
-            engine.proxied, measuring=recorder, limits=replace(LIMITS, measured_body_bytes=1)
-        ) as proxied,
-        proxied.client() as client,
-    ):
-        request = post(b"abcdef")
-        client.writer.write(request[:-3])
-        await first.wait()
-        message = await client.ask(request[-3:])
-        assert message.body == b"onetwo"
-        assert proxied.failures == {"sent": 1}
-    assert recorder.made[0].arrival.body is None
-    assert recorder.made[0].names == ["routed", "sent", "ended"]
 
 
 class Faulty(Recorder):
@@ -301,10 +256,7 @@ class Faulty(Recorder):
 )
 @in_loop
 async def test_a_request_whose_measurement_cannot_start_is_relayed(at: str, reason: str) -> None:
-    async with (
-        Engine(responding(STREAM)) as engine,
-        proxying(engine.proxied, measuring=Faulty(at)) as proxied,
-    ):
+    async with serving(responding(STREAM), measuring=Faulty(at)) as (_, proxied):
         assert (await proxied.ask(post(b"{}"))).body == b"onetwo"
         assert proxied.failures == {reason: 1}
 
@@ -315,10 +267,7 @@ async def test_a_response_longer_than_its_content_length_is_cut() -> None:
         exchange.change = lambda data: data * 2
 
     response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-    async with (
-        Engine(responding(response)) as engine,
-        proxying(engine.proxied, measuring=Recorder(prepare)) as proxied,
-    ):
+    async with serving(responding(response), measuring=Recorder(prepare)) as (_, proxied):
         assert not (await proxied.ask(post(b"{}"))).complete
         assert proxied.failures == {"relay": 1}
         assert proxied.open_requests == {"chat-0": 0}
@@ -329,10 +278,7 @@ async def test_a_fault_of_the_proxy_becomes_a_500() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.body = "text"  # type: ignore[assignment]
 
-    async with (
-        Engine(responding(STREAM)) as engine,
-        proxying(engine.proxied, measuring=Recorder(prepare)) as proxied,
-    ):
+    async with serving(responding(STREAM), measuring=Recorder(prepare)) as (_, proxied):
         message = await proxied.ask(post(b"{}"))
         assert message.status == 500
         assert b'"type": "proxy_error"' in message.body

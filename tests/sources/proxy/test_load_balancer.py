@@ -1,6 +1,5 @@
 """The load balancer, and engines that cannot be reached."""
 
-import asyncio
 import json
 import socket
 from collections.abc import Iterator, Sequence
@@ -14,17 +13,16 @@ from agent.sources.listening import open_socket
 from agent.sources.proxy.exchange import Ending
 from agent.sources.proxy.load_balancer import EngineLookup, LoadBalancer, ProxiedEngine
 from agent.sources.proxy.open_requests import OpenRequests
-from tests.sources.proxy.recording import Recorded, Recorder
 from tests.sources.proxy.wire import (
     LIMITS,
     OK,
     Engine,
-    Visit,
+    Recorded,
+    Recorder,
     in_loop,
     post,
     proxying,
     responding,
-    until_gone,
 )
 
 ASK = post(b"{}")
@@ -97,33 +95,6 @@ def test_if_no_engine_is_healthy_all_are_tried() -> None:
 
 
 # Over the wire
-
-
-def holding(received: asyncio.Semaphore) -> Engine:
-    """An engine that receives requests and sends no response."""
-
-    async def script(visit: Visit) -> None:
-        await visit.request()
-        received.release()
-        await until_gone(visit.reader)
-
-    return Engine(script)
-
-
-@in_loop
-async def test_open_requests_are_balanced() -> None:
-    received = asyncio.Semaphore(0)
-    first, second = holding(received), holding(received)
-    second.name = "chat-1"
-    async with first, second, proxying(first.proxied, second.proxied) as proxied:
-        clients = [proxied.client() for _ in range(6)]
-        for context in clients:
-            client = await context.__aenter__()
-            client.writer.write(ASK)
-            await received.acquire()
-        assert proxied.open_requests == {"chat-0": 3, "chat-1": 3}
-        for context in clients:
-            await context.__aexit__(None, None, None)
 
 
 @in_loop

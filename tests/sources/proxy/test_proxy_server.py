@@ -8,21 +8,16 @@ from tests.sources.proxy.wire import (
     GET,
     OK,
     Client,
-    Engine,
     Proxied,
     in_loop,
-    proxying,
     responding,
+    served,
 )
 
 
 @contextlib.asynccontextmanager
 async def _one_client() -> AsyncIterator[tuple[Proxied, Client]]:
-    async with (
-        Engine(responding(OK)) as engine,
-        proxying(engine.proxied) as proxied,
-        proxied.client() as client,
-    ):
+    async with served(responding(OK)) as (_, proxied, client):
         # Connections are taken in turn: after this the client's is, too.
         await proxied.ask(GET)
         yield proxied, client
@@ -65,9 +60,3 @@ async def test_the_next_request_of_a_client_gets_its_response() -> None:
         async with _stopping(proxied):
             response = await client.ask(GET)
             assert (response.body, response.all("connection")) == (b"ok", ["close"])
-
-
-@in_loop
-async def test_a_connection_without_a_request_is_closed_soon() -> None:
-    async with _one_client() as (proxied, client), _stopping(proxied):
-        assert await client.reader.read() == b""

@@ -10,12 +10,11 @@ from tests.sources.proxy.wire import (
     CHUNKED,
     GET,
     LAST_CHUNK,
-    Engine,
     chunk,
     in_loop,
     post,
-    proxying,
     responding,
+    serving,
 )
 
 STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
@@ -42,10 +41,7 @@ def tls(certificate: Path) -> ssl.SSLContext:
 
 @in_loop
 async def relayed_over_tls(tls: ssl.SSLContext) -> None:
-    async with (
-        Engine(responding(STREAM), tls=tls) as engine,
-        proxying(engine.proxied) as proxied,
-    ):
+    async with serving(responding(STREAM), tls=tls) as (engine, proxied):
         for _ in range(2):
             message = await proxied.ask(post(b"{}"))
             assert (message.status, message.body, message.complete) == (200, b"onetwo", True)
@@ -54,10 +50,7 @@ async def relayed_over_tls(tls: ssl.SSLContext) -> None:
 
 @in_loop
 async def refused_over_tls(tls: ssl.SSLContext) -> None:
-    async with (
-        Engine(responding(STREAM), tls=tls) as engine,
-        proxying(engine.proxied) as proxied,
-    ):
+    async with serving(responding(STREAM), tls=tls) as (_, proxied):
         message = await proxied.ask(GET)
         assert message.status == 502
         assert b"certificate" in message.body
