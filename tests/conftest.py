@@ -1,6 +1,7 @@
 """Fixtures that tests in any folder may ask for, and the choice of fast tests."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,10 @@ settings.load_profile("any machine")
 # `make test` has a hundred examples of each property.
 settings.register_profile("fast", deadline=None, max_examples=15)
 
+# Tests commit thousands of times, and a disk takes milliseconds for each. What they show of kills
+# is the same in memory, which outlives a process.
+_IN_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2 << 30
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--fast` leaves out every test that needs real parts or seconds."""
@@ -32,10 +37,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`--fast` tries fewer examples of each property."""
+    """Keep temporary folders in memory; `--fast` tries fewer examples of each property."""
+    if _has_room_in_memory():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_IN_MEMORY))
     if config.getoption("--fast"):
         settings.load_profile("fast")
     rerun.register(config)
+
+
+def _has_room_in_memory() -> bool:
+    """Whether it takes files, and also libraries and programs: containers often allow neither."""
+    if not _IN_MEMORY.is_dir():
+        return False
+    found = os.statvfs(_IN_MEMORY)
+    return found.f_bavail * found.f_frsize > _ROOM_BYTES and not found.f_flag & os.ST_NOEXEC
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

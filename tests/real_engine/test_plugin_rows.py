@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.real_engine.watching import ENGINE, SPANS_ARRIVE_WITHIN_S, Row, settings
-from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.agent_process import AgentPorts, AgentProcess, HastyAgent
 from tests.real_parts.collector import Collector
 from tests.real_parts.metric_pages import total
 from tests.real_parts.vllm import Vllm, span_request_id
@@ -38,7 +38,7 @@ def agent(
     """An agent with a new database that listens for the plugin."""
     chosen: dict[str, Any] = settings(engine, collector)
     chosen["engines"][0]["plugin_socket"] = str(plugin_socket)
-    with AgentProcess.with_settings(tmp_path_factory.mktemp("agent"), ports, chosen) as running:
+    with HastyAgent.with_settings(tmp_path_factory.mktemp("agent"), ports, chosen) as running:
         yield running
 
 
@@ -63,7 +63,7 @@ def grown(engine: Vllm, agent: AgentProcess) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def rows(agent: AgentProcess, grown: dict[str, float]) -> list[Row]:
-    """The rows of all these requests; those of clients that left come 30 s later."""
+    """The rows of all these requests; those of clients that left come 5 s later."""
     names = {span_request_id(name) for name in (*ABANDONED, *FINISHED, CHOICES)}
     expected = len(names) + 2
 
