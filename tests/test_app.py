@@ -112,9 +112,10 @@ def test_an_engine_may_start_late_and_stop_early(tmp_path: Path) -> None:
         assert get(agent, "/readyz").status_code == 200
         assert up(agent, "chat-0") == 0
         assert agent.api.summary()["attainment"] is None
-        with Simulator(tmp_path, grpc=ports.grpc, service="chat-0", port=port):
+        with Simulator(tmp_path, grpc=ports.grpc, service="chat-0", port=port) as engine:
             eventually(lambda: up(agent, "chat-0") == 1, within_s=WITHIN_S, what="an engine")
             rows_in(agent, 20)
+            engine.process.stop()
         eventually(lambda: up(agent, "chat-0") == 0, within_s=WITHIN_S, what="its end")
         assert facts_of(agent, "chat-0") == set()
         eventually(
