@@ -1,4 +1,4 @@
-"""Renderings of the Helm charts for values files, kept beside those. As a module, writes them."""
+"""Renderings of the Helm charts for the values files in helm/values."""
 
 import shutil
 import tempfile
@@ -43,11 +43,6 @@ def with_dependency(folder: Path) -> Path:
     return chart
 
 
-def kept(name: str) -> Path:
-    """The file with the rendering that is committed."""
-    return FOLDER / "renderings" / f"{name}.yaml"
-
-
 def objects(name: str) -> Sequence[dict[str, Any]]:
     """The objects of a rendering."""
     return documents(rendering(name))
@@ -80,8 +75,3 @@ def check(found: Mapping[str, Any]) -> None:
         Draft202012Validator(schema).validate(found)
     else:
         kubernetes_validate.validate(found, _KUBERNETES, strict=True)
-
-
-if __name__ == "__main__":
-    for each in NAMES:
-        kept(each).write_text(rendering(each), encoding="utf-8")

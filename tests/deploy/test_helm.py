@@ -19,11 +19,9 @@ from tests.deploy.charts import (
     VALUES,
     agent_container,
     check,
-    kept,
     objects,
     only,
     pod,
-    rendering,
     with_dependency,
 )
 from tests.deploy.composed import PINNED
@@ -36,6 +34,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 READ_BY_PARENTS = {"global", "enabled"}
 PODS = ("vllm", "your-vllm", "node")  # values that render pods
 URL = "postgresql://goodput:password@db/goodput"
+READER_URL = "postgresql://reader:secret@db/goodput"
 
 each_name = pytest.mark.parametrize("name", NAMES)
 each_pod = pytest.mark.parametrize("name", PODS)
@@ -49,7 +48,7 @@ def refusal(*values: str) -> str:
     return str(refused.value)
 
 
-# Lint, renderings, schemas
+# Lint, schemas
 
 
 def test_lint_finds_nothing_in_the_chart(tmp_path: Path) -> None:
@@ -57,13 +56,6 @@ def test_lint_finds_nothing_in_the_chart(tmp_path: Path) -> None:
         run("helm", "lint", "--strict", CHART, "--values", values)
     run("helm", "lint", "--strict", CHART)
     run("helm", "lint", "--strict", with_dependency(tmp_path))
-
-
-@each_name
-def test_a_rendering_is_as_committed(name: str) -> None:
-    assert kept(name).read_text(encoding="utf-8") == rendering(name), (
-        "after a change of the chart, run python -m tests.deploy.charts and look at the difference"
-    )
 
 
 @each_name
@@ -240,6 +232,30 @@ def test_values_cannot_give_the_agent_more_rights() -> None:
         if each["name"] == "agent"
     )  # fmt: skip
     assert container["securityContext"] == agent_container("vllm")["securityContext"]
+
+
+def test_vllm_sends_every_span_to_the_agent_that_sees_its_processes(tmp_path: Path) -> None:
+    settings, spec = settings_of("vllm", tmp_path), pod("vllm")["spec"]
+    engine = next(each for each in spec["containers"] if each["name"] == "vllm")
+    spans = f"--otlp-traces-endpoint=http://{settings.otlp.grpc}"
+    assert {spans, "--model=Qwen/Qwen3-0.6B", "--port=8000"} <= set(engine["args"])
+    environment = {each["name"]: each.get("value") for each in engine["env"]}
+    assert environment["OTEL_SERVICE_NAME"] == settings.engines[0].name
+    assert environment["OTEL_TRACES_SAMPLER"] == "always_on"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert engine[probe]["httpGet"] == {"path": "/health", "port": "engine"}
+    assert (spec["shareProcessNamespace"], spec["automountServiceAccountToken"]) == (True, False)
+    assert engine["resources"]["limits"] == DEFAULTS["vllm"]["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("vllm", ()), ("node", ("priorityClassName", "runtimeClassName"))]
+)
+def test_pods_run_where_the_values_say(name: str, more: Sequence[str]) -> None:
+    values, spec = yaml.safe_load(VALUES[name].read_text(encoding="utf-8")), pod(name)["spec"]
+    for key in ("nodeSelector", "tolerations", *more):
+        assert spec[key] == values[name][key]
+    assert spec["imagePullSecrets"] == values["imagePullSecrets"]
 
 
 @each_pod
@@ -448,3 +464,115 @@ def test_the_notes_of_a_whole_installation_name_only_the_page() -> None:
     assert "port-forward service/demo-goodput-agent 9470" in said
     for missing in ("makes no pod", "create secret", "rows end", "podMonitor", "alerts"):
         assert missing not in said
+
+
+# `goodput-agent serve`
+
+
+def named_serve(kind: str) -> dict[str, Any]:
+    """The object of a kind that `serve` has."""
+    (found,) = (
+        o
+        for o in objects("serve")
+        if o["kind"] == kind and o["metadata"]["name"].endswith("-serve")
+    )
+    return found
+
+
+def serve_container() -> dict[str, Any]:
+    """The container of `serve`."""
+    (found,) = pod("serve")["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_by_default_nothing_is_served() -> None:
+    assert "-serve" not in rendered(CHART)
+
+
+def test_serve_reads_the_database_of_a_role_that_only_reads(tmp_path: Path) -> None:
+    assert serve_container()["args"] == ["serve", "--config", "/etc/goodput-agent/settings.yml"]
+    (variable,) = serve_container()["env"]
+    source = variable["valueFrom"]["secretKeyRef"]
+    assert source == {"name": "readers-database", "key": "uri"}
+    path = tmp_path / "settings.yml"
+    path.write_text(named_serve("ConfigMap")["data"]["settings.yml"], encoding="utf-8")
+    settings = load(path, {variable["name"]: READER_URL})
+    assert settings.storage.url == READER_URL
+    # Of the agents, and of its own values.
+    storage = settings.storage
+    assert (storage.keep_requests, storage.keep_rollups) == (3 * 86400, 90 * 86400)
+    assert storage.query_timeout == 20
+    (port,) = serve_container()["ports"]
+    assert (settings.listen.host, settings.listen.port) == ("0.0.0.0", port["containerPort"])
+    mounts = {each["name"]: each["mountPath"] for each in serve_container()["volumeMounts"]}
+    assert settings.security.read_tokens == Path(mounts["tokens"]) / "read"
+    assert path.name in serve_container()["args"][-1]
+    assert mounts["settings"] == str(Path(serve_container()["args"][-1]).parent)
+
+
+def test_serve_without_a_secret_for_its_database_is_refused() -> None:
+    with pytest.raises(PartFailed, match=r"serve\.database\.existingSecret: set the name"):
+        rendered(CHART, "--set", "serve.enabled=true")
+
+
+def test_the_address_of_serve_cannot_be_set() -> None:
+    with pytest.raises(PartFailed, match=r"serve\.settings: listen follows"):
+        rendered(CHART, "--values", VALUES["serve"], "--set", "serve.settings.listen.port=1")
+
+
+def test_serve_has_no_more_rights_than_an_agent_and_no_tokens_for_spans() -> None:
+    assert serve_container()["securityContext"] == agent_container("vllm")["securityContext"]
+    assert serve_container()["image"] == f"goodput-agent:{agent.__version__}"
+    spec = pod("serve")["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes.keys() == {each["name"] for each in serve_container()["volumeMounts"]}
+    assert volumes["tokens"]["secret"]["items"] == [{"key": "read", "path": "read"}]
+    assert "ingest" not in json.dumps(spec)
+
+
+def test_serve_is_ready_by_what_it_says_of_the_database() -> None:
+    assert serve_container()["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "page"}
+    assert serve_container()["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "page"}
+
+
+def test_the_service_and_policy_of_serve_select_its_pods_and_nobody_elses_do() -> None:
+    labels = pod("serve")["metadata"]["labels"]
+    assert named_serve("Deployment")["spec"]["selector"]["matchLabels"] == labels
+    service = named_serve("Service")["spec"]
+    assert service["selector"] == labels
+    assert [port["targetPort"] for port in service["ports"]] == ["page"]
+    policy = named_serve("NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    (reading,) = policy["ingress"]
+    monitors = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))["networkPolicy"]
+    assert reading == {"ports": [{"port": "page"}], "from": monitors["monitors"]}
+    for name in ("serve", "vllm", "node"):
+        for found in objects(name):
+            if not found["metadata"]["name"].endswith("-serve"):
+                assert not selects(found, labels), found["metadata"]["name"]
+    both = documents(rendered(CHART, "--values", VALUES["serve"], "--set", "mode=node"))
+    assert {found["kind"] for found in both} >= {"DaemonSet", "Deployment"}
+
+
+def selects(found: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether an object's selector matches pods with these labels."""
+    spec = found.get("spec", {})
+    chosen = spec.get("podSelector", spec.get("selector", {}))
+    chosen = chosen.get("matchLabels", chosen)
+    return bool(chosen) and chosen.items() <= labels.items()
+
+
+def test_changed_settings_make_new_pods_of_serve() -> None:
+    changed = rendered(
+        CHART, "--values", VALUES["serve"], "--set", "serve.settings.storage.query_timeout=5s"
+    )
+    (deployment,) = (found for found in documents(changed) if found["kind"] == "Deployment")
+    annotations = deployment["spec"]["template"]["metadata"]["annotations"]
+    assert annotations != pod("serve")["metadata"]["annotations"]
+
+
+def test_only_one_object_of_serve_holds_a_url() -> None:
+    assert "postgresql://" not in json.dumps(list(objects("serve")))
+    assert only("serve", "Deployment")["metadata"]["name"].endswith("-serve")

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from agent.analysis.audit.auditing import audit
 from agent.outputs.audit import print_audit
-from tests.outputs.golden import badly_started
+from tests.outputs.test_audit import badly_started
 from tests.real_parts.chromium import Scheme, browsing, opened_in
 from tests.simulated import demo
 

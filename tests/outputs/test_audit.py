@@ -1,22 +1,72 @@
 """An audit reads well on a terminal, and is JSON for a program."""
 
 import json
+from io import StringIO
 
-import pytest
+from rich.console import Console
 
 from agent.analysis.audit.auditing import CHECKS, audit
-from agent.outputs.audit import audit_json
-from tests.analysis.audit.evidence import with_engine
-from tests.outputs.golden import WIDTHS, badly_started, printed_audit, recorded
+from agent.catalog import engine_facts as fact
+from agent.outputs.audit import audit_json, print_audit
+from agent.records.audit import AgentEvidence, AuditEvidence, EvidencePart, LatencyLimits
+from tests.analysis.audit.evidence import (
+    command_line,
+    engine,
+    evidence,
+    trial,
+    with_engine,
+    with_facts,
+)
 
 
-def test_the_text_is_the_recorded_one() -> None:
-    assert printed_audit(badly_started(), WIDTHS[0]) == recorded("audit.txt")
+def badly_started() -> AuditEvidence:
+    """A deployment with much to change, and something unknown."""
+    sample = with_facts(
+        {
+            (fact.PREEMPTIONS, ()): 41.0,
+            (fact.KV_CAPACITY_TOKENS, ()): 10_000.0,
+            (fact.REQUESTS_WAITING, ()): 12.0,
+        }
+    ).engine.sample
+    return evidence(
+        engine=engine(
+            sample=sample,
+            cache_config={"enable_prefix_caching": "False", "gpu_memory_utilization": "0.5"},
+            version="0.31.0",
+            needs_key=False,
+            answered={"2xx": 900.0, "4xx": 40.0},
+        ),
+        limits=LatencyLimits(ttft_s=(0.2,), tpot_s=(0.12,)),
+        command_line=command_line(otlp_traces_endpoint="", enforce_eager=""),
+        agent=AgentEvidence(),
+        trial=trial(span_lead_s=None),
+        gpus=None,
+        unread={EvidencePart.GPUS: "no GPU can be read: no_library"},
+    )
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_line_is_wider_than_the_printed_audit(width: int) -> None:
-    assert max(len(line) for line in printed_audit(badly_started(), width).splitlines()) <= width
+def printed_audit(of: AuditEvidence, width: int) -> str:
+    """An audit on a terminal of this width."""
+    file = StringIO()
+    print_audit(of, audit(of), Console(file=file, width=width, highlight=False))
+    return file.getvalue()
+
+
+def test_every_line_has_its_finding_and_a_bad_one_its_reason_and_change() -> None:
+    of = badly_started()
+    text = " ".join(printed_audit(of, 500).split())
+    assert text.startswith("http://127.0.0.1:8000: vllm 0.31.0, model tiny-llama KV cache ")
+    for line in audit(of):
+        result = line.result
+        shown = [f"{result.finding} {line.check.name} {result.seen}"]
+        shown += [f"why: {line.check.why}"] if result.finding in ("warn", "fail") else []
+        shown += [f"change: {result.change}"] if result.change else []
+        assert " ".join(shown) in text
+    assert text.endswith(" unknown")
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    assert max(map(len, printed_audit(badly_started(), 80).splitlines())) <= 80
 
 
 def test_an_engine_cannot_steer_the_printed_audit() -> None:

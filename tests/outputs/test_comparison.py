@@ -1,29 +1,90 @@
 """A comparison reads well on a terminal, in a pull request, and for a program."""
 
 import json
+from dataclasses import replace
+from functools import cache
+from io import StringIO
 
-import pytest
+import numpy as np
+from rich.console import Console
 
-from agent.outputs.comparison import json_text, markdown
-from tests.outputs.golden import (
-    WIDTHS,
-    comparisons,
-    other_load,
-    printed_comparison,
-    recorded,
-    worse,
-)
-
-
-@pytest.mark.slow
-def test_the_texts_are_the_recorded_ones() -> None:
-    found = comparisons()
-    assert found == {name: recorded(name) for name in found}
+from agent.analysis.comparison.comparing import Comparison, compare
+from agent.analysis.comparison.run_columns import MinuteColumns, RunColumns
+from agent.outputs.comparison import json_text, markdown, print_comparison, table_cells
+from tests.analysis.comparison.queue_runs import QueuedRun
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    assert max(len(line) for line in printed_comparison(worse(), width).splitlines()) <= width
+def _run(name: str, seed: int, servers: int) -> RunColumns:
+    """A run with all that a database knows; fewer servers use their GPUs less."""
+    run = QueuedRun(seed=seed, servers=servers, length_s=1200.0, rate=1.0, mean_s=3.0).run()
+    random, used = np.random.default_rng(seed), servers / 8
+    varying = {
+        column: value * random.normal(1, 0.05, 20)
+        for column, value in (("flops", 40.0 * used), ("moved_bytes", 60.0 * used))
+    }
+    constant = {
+        column: np.full(20, value)
+        for column, value in (
+            *(("possible_flops", 100.0), ("possible_bytes", 100.0), ("bill_usd", 0.05)),
+            *(("output_tokens", 1920.0), ("good_tokens", 1500.0)),
+        )
+    }
+    at_s = np.arange(20) * run.length_s / 20
+    return replace(
+        run,
+        name=name,
+        minutes=MinuteColumns(at_s=at_s, **varying, **constant),
+        events={},
+        causes={"sequence_cap": round(run.requests * (1 - used)), "burst": 12},
+    )
+
+
+@cache
+def worse() -> Comparison:
+    """Half as many servers."""
+    return compare(_run("2026-11-20T10:00/20m", 1, 8), _run("2026-11-21T10:00/20m", 2, 4))
+
+
+@cache
+def other_load() -> Comparison:
+    """More requests."""
+    after = QueuedRun(seed=2, rate=6.0).run()
+    return compare(QueuedRun(seed=1).run(), replace(after, name="more | requests"))
+
+
+def printed_comparison(comparison: Comparison, width: int) -> str:
+    """A comparison on a terminal of this width."""
+    file = StringIO()
+    print_comparison(comparison, Console(file=file, width=width, highlight=False))
+    return file.getvalue()
+
+
+def test_figures_have_their_unit_interval_change_and_verdict() -> None:
+    cells = {each.figure: each[1:] for each in table_cells((*worse().load, *worse().lines))}
+    ttft = ("464 [448, 481]", "10742 [3912, 13682]", "+2213 %", "worse")
+    assert cells["TTFT p95, ms"] == ttft
+    assert cells["attainment, %"][2:] == ("-29.33 pp", "worse")
+    assert cells["OOMs per hour"] == ("0 [0, 0]", "0 [0, 0]", "+0.00", "no evidence")
+    assert cells["requests/s"][2:] == ("+7.1 %", "no evidence")
+    assert cells["requests in flight"][3] == "changed"
+
+
+def test_the_terminal_and_the_markdown_have_the_verdict_the_runs_every_cell_and_the_causes() -> (
+    None
+):
+    texts = (printed_comparison(worse(), 300), markdown(worse()).replace("**", ""))
+    for text in (" ".join(text.replace("|", " ").split()) for text in texts):
+        assert "Worse than before" in text
+        assert "Worse: TTFT p95 +2213 %, " in text
+        for run in ("2026-11-20T10:00/20m: 1,200 requests in 20.5 min", "2026-11-21T10:00/20m: "):
+            assert run in text
+        for cells in table_cells((*worse().load, *worse().lines)):
+            assert " ".join(cells) in text
+        assert "sequence_cap 0.00 50.00 " in text
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    assert max(map(len, printed_comparison(worse(), 80).splitlines())) <= 80
 
 
 def test_the_markdown_is_one_table_with_its_verdict_first() -> None:

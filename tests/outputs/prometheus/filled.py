@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 from agent.analysis.quantiles import bin_of
@@ -9,7 +10,7 @@ from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
 from agent.catalog import own_health as own
 from agent.catalog.causes import Cause
-from agent.catalog.metric import Kind
+from agent.catalog.metric import Kind, Metric
 from agent.catalog.reasons import (
     EjectionReason,
     ExportRefused,
@@ -89,6 +90,42 @@ HOST_SAMPLE = HostSample(
 )
 
 
+# Of values that other parts of the agent give the meter: the metric, its labels and the value.
+Given = tuple[Metric, tuple[str, ...], float]
+GAUGES: tuple[Given, ...] = (
+    (m.PLUGIN_UP, ("chat-0",), 1),
+    (m.PLUGIN_LAST_STEP, ("chat-0",), 1_790_000_000.5),
+    (m.PROXY_OPEN, (), 3),
+    (m.PROXY_WAITING, (), 0),
+    (m.PROXY_IN_ROTATION, ("chat-0",), 0.5),
+    (m.STORE_WAITING, (), 7),
+    (m.FORWARD_QUEUE, (), 1024),
+    (m.JOURNAL_WAITING, (), 12),
+    (m.JOURNAL_LAG, (), 0.25),
+    (m.JOURNAL_BYTES, (), 1_048_576),
+    (own.STAGE_LAG, ("fold",), 12.5),
+    (own.QUEUE_FILL, ("commit",), 0.75),
+    (own.NEWEST_ROW, ("requests",), 1_790_000_001.5),
+    (own.DATABASE_SIZE, (), 4096),
+    (own.UNREADABLE_ROWS, ("rollups",), 9),
+    (own.JOB_LATE, ("fold rollups",), 0.125),
+    (own.DISCOVERED_ENGINES, ("llm",), 2),
+    (own.DISCOVERY_FAILURES, ("llm", "watch", own.DiscoveryFailure.GONE), 11),
+    (own.DISCOVERY_SUCCESS, ("llm",), 1_790_000_002.5),
+)
+COUNTERS: tuple[tuple[Metric, tuple[str, ...], int], ...] = (
+    (m.PROXY_EJECTIONS, ("chat-0", EjectionReason.ERROR), 2),
+    (m.PROXY_RETRIED, ("chat-0",), 3),
+    (m.PROXY_FORCED, (), 0),
+    (m.JOURNAL_FORWARDED, (), 4000),
+    (m.JOURNAL_DROPPED, (JournalDropped.AGE,), 5),
+    (own.JOB_MISSES, ("fold rollups", own.JobMiss.SKIPPED), 6),
+    (own.METRICS_PUSHED, (), 40),
+    (own.PUSH_DROPPED, (ForwardDropped.UNREACHABLE,), 8),
+    (own.PUSH_POINTS_REJECTED, (), 10),
+)
+
+
 @dataclass(slots=True)
 class Spans:
     """The counts of spans in one export."""
@@ -143,40 +180,8 @@ def filled_meter() -> Meter:
     )
     meter.proxy_failed("store_behind")
     meter.figures_missing("chat-0", FiguresMissing.GPU_UNKNOWN)
-    _gauges(meter)
+    for gauge, labels, value in GAUGES:
+        meter.gauge(gauge, partial(float, value), *labels)
+    for counter, labels, value in COUNTERS:
+        meter.count(counter, *labels, by=value)
     return meter
-
-
-def _gauges(meter: Meter) -> None:
-    meter.gauge(m.PLUGIN_UP, lambda: 1, "chat-0")
-    meter.gauge(m.PLUGIN_LAST_STEP, lambda: 1_790_000_000.5, "chat-0")
-    meter.gauge(m.PROXY_OPEN, lambda: 3)
-    meter.gauge(m.PROXY_WAITING, lambda: 0)
-    meter.gauge(m.PROXY_IN_ROTATION, lambda: 0.5, "chat-0")
-    meter.count(m.PROXY_EJECTIONS, "chat-0", EjectionReason.ERROR, by=2)
-    meter.count(m.PROXY_RETRIED, "chat-0", by=3)
-    meter.count(m.PROXY_FORCED, by=0)
-    meter.gauge(m.STORE_WAITING, lambda: 7)
-    meter.gauge(m.FORWARD_QUEUE, lambda: 1024)
-    meter.gauge(own.STAGE_LAG, lambda: 12.5, "fold")
-    meter.gauge(own.QUEUE_FILL, lambda: 0.25, "commit")
-    meter.gauge(own.NEWEST_ROW, lambda: 1_790_000_001.5, "requests")
-    meter.gauge(own.DATABASE_SIZE, lambda: 4096)
-    meter.gauge(own.UNREADABLE_ROWS, lambda: 1, "rollups")
-    meter.gauge(own.JOB_LATE, lambda: 0, "fold rollups")
-    meter.count(own.JOB_MISSES, "fold rollups", own.JobMiss.SKIPPED, by=2)
-    _fill_journal(meter)
-    meter.gauge(own.DISCOVERED_ENGINES, lambda: 2, "llm")
-    meter.gauge(own.DISCOVERY_FAILURES, lambda: 3, "llm", "watch", own.DiscoveryFailure.GONE)
-    meter.gauge(own.DISCOVERY_SUCCESS, lambda: 1_790_000_002.5, "llm")
-    meter.count(own.METRICS_PUSHED, by=40)
-    meter.count(own.PUSH_DROPPED, ForwardDropped.UNREACHABLE, by=2)
-    meter.count(own.PUSH_POINTS_REJECTED, by=3)
-
-
-def _fill_journal(meter: Meter) -> None:
-    meter.gauge(m.JOURNAL_WAITING, lambda: 12)
-    meter.gauge(m.JOURNAL_LAG, lambda: 0.5)
-    meter.gauge(m.JOURNAL_BYTES, lambda: 1_048_576)
-    meter.count(m.JOURNAL_FORWARDED, by=4000)
-    meter.count(m.JOURNAL_DROPPED, JournalDropped.AGE, by=2)

@@ -13,13 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from agent.catalog import engine_facts as facts
 from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.metric import Kind
+from agent.catalog.metric import Kind, Metric
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
 from tests.outputs.prometheus.filled import (
+    COUNTERS,
     COUNTS,
     FULL_SAMPLE,
+    GAUGES,
     INFO,
     OBJECTIVES,
     OPENMETRICS,
@@ -29,7 +31,6 @@ from tests.outputs.prometheus.filled import (
     exposition_of,
     filled_meter,
 )
-from tests.outputs.prometheus.golden import GOLDEN
 from tests.published_metrics import METRICS
 from tests.records.making import record
 
@@ -49,9 +50,15 @@ def samples(meter: Meter, name: str, accept: str = TEXT) -> list[tuple[dict[str,
     ]
 
 
-def test_the_exposition_of_a_fixed_state_is_the_recorded_one() -> None:
-    """`python -m tests.outputs.prometheus.golden` rewrites the recorded exposition."""
-    assert exposition_of(filled_meter()) == GOLDEN.read_text()
+@pytest.mark.parametrize(
+    ("metric", "labels", "value"), [*GAUGES, *COUNTERS], ids=lambda each: getattr(each, "name", "")
+)
+def test_a_value_is_published_under_its_name_and_labels(
+    metric: Metric, labels: tuple[str, ...], value: float
+) -> None:
+    ending = "_total" if metric.kind is Kind.COUNTER else ""
+    named = dict(zip(metric.labels, labels, strict=True))
+    assert (named, value) in samples(filled_meter(), f"{metric.name}{ending}")
 
 
 def test_both_formats_have_the_same_values() -> None:
