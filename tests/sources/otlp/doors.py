@@ -32,12 +32,10 @@ class Wire(Protocol):
     """Where a receiver listens."""
 
     @property
-    def grpc_port(self) -> int:
-        """The port of gRPC."""
+    def grpc_port(self) -> int: ...
 
     @property
-    def http_port(self) -> int:
-        """The port of HTTP."""
+    def http_port(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

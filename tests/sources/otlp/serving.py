@@ -1,6 +1,8 @@
 """The product's two OTLP servers on free ports, in an event loop that lives beside the tests."""
 
 import asyncio
+import gc
+import sys
 import threading
 import time
 from collections import Counter
@@ -28,6 +30,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from agent.catalog.reasons import VALUES_DROPPED, ExportRefused, SpanRejected
+from agent.errors import StoreUnavailable
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
 from agent.sources.listening import AsgiServer, open_socket
@@ -35,7 +38,7 @@ from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.limits import SMALL_BYTES
 from agent.sources.otlp.payload import Body
-from agent.sources.otlp.receiver import Accept, Receiver
+from agent.sources.otlp.receiver import Accept, ExportCounter, Receiver
 from agent.sources.otlp.span_reader import ExportContent, Identify, SpanReader
 
 Result = TypeVar("Result")
@@ -177,19 +180,19 @@ class Serving:
 async def serving(
     accept: Accept | None = None,
     *,
-    counts: ExportCounts | None = None,
+    counter: ExportCounter | None = None,
     forward: Callable[[Body], None] | None = None,
     identify: Identify = by_service_name,
     client_sampling: bool = True,
     precedence: AbstractContextManager[object] = _NO_PRECEDENCE,
 ) -> AsyncIterator[Serving]:
     """Both servers around one receiver, stopped in the order of the agent's own stop."""
-    counts, accepted, forwarded = counts or ExportCounts(), Accepted(), list[Body]()
+    counts, accepted, forwarded = ExportCounts(), Accepted(), list[Body]()
     receiver = Receiver(
         SpanReader(identify, "tester"),
         accept or accepted,
         forward or forwarded.append,
-        counts,
+        counter or counts,
         time.time,
         client_sampling=client_sampling,
         precedence=precedence,
@@ -227,3 +230,26 @@ def in_hand(loop: LoopThread, served: Serving, size_bytes: int) -> Iterator[None
         finally:
             loop.call(leaving.set)
             staying.result()
+
+
+UNSTORABLE = "unstorable"
+
+
+async def serve_alone() -> None:
+    """Serve in a process of its own until standard input ends; write the ports of gRPC and HTTP."""
+
+    async def drop(records: Sequence[RequestRecord]) -> int:
+        if any(record.request_id == UNSTORABLE for record in records):
+            raise StoreUnavailable("not now")
+        return 0
+
+    async with serving(drop, forward=lambda body: None) as served:
+        sys.stdout.write(f"{served.grpc_port} {served.http_port}\n")
+        sys.stdout.flush()
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    # The agent's collector comes seldom; what waits for it is to be seen.
+    gc.disable()
+    uvloop.run(serve_alone())

@@ -12,8 +12,7 @@ from tests.outputs.otlp_destinations import (
     grpc_destination,
     http_destination,
 )
-from tests.real_parts.ports import free_port
-from tests.sources.otlp.doors import DOORS, PROTOBUF_DOORS
+from tests.sources.otlp.doors import PROTOBUF_DOORS
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import LoopThread, serving
 
@@ -40,16 +39,3 @@ def test_a_destination_that_hangs_delays_no_answer(loop: LoopThread, make: Make)
             counts.wait_for(1 + len(later))
     assert counts.sent == 1 + len(later)
     assert len(to.received) == 1 + len(later)
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_a_destination_that_is_not_there_delays_no_answer(loop: LoopThread, scheme: str) -> None:
-    nobody = destination(f"{scheme}://127.0.0.1:{free_port()}")
-    with forwarding(nobody, first_delay_s=3600.0) as (forwarder, counts):
-        with loop.entered(serving(forward=forwarder.forward)) as served:
-            for door in DOORS:
-                assert door.send(served, export(vllm_span())).is_full_success
-            assert len(served.accepted.records) == len(DOORS)
-        assert (counts.sent, counts.dropped) == (0, {})
-    assert counts.sent == 0
-    assert counts.dropped.total() == len(DOORS)

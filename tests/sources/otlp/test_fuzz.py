@@ -1,12 +1,14 @@
 """Whatever is sent, the receiver answers as OTLP asks, and goes on."""
 
 import copy
+import functools
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -62,28 +64,20 @@ def spoiled(draw: st.DrawFn, good: bytes) -> bytes:
     return bytes(body)
 
 
+SENT: Mapping[str, tuple[bytes, Callable[[Serving, bytes], Reply]]] = {
+    "http": (GOOD, post),
+    "grpc": (GOOD, call),
+    "gzip": (gzip.compress(GOOD), functools.partial(post, encoding="gzip")),
+    "json": (json.dumps(GOOD_JSON).encode(), functools.partial(post, content_type=JSON)),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
 @fuzz
-@given(body=st.binary(max_size=300) | spoiled(GOOD))
-def test_any_bytes_over_http(served: Serving, body: bytes) -> None:
-    check(served, post(served, body))
-
-
-@fuzz
-@given(body=st.binary(max_size=300) | spoiled(GOOD))
-def test_any_bytes_over_grpc(served: Serving, body: bytes) -> None:
-    check(served, call(served, body))
-
-
-@fuzz
-@given(body=st.binary(max_size=300) | spoiled(gzip.compress(GOOD)))
-def test_any_bytes_as_gzip(served: Serving, body: bytes) -> None:
-    check(served, post(served, body, encoding="gzip"))
-
-
-@fuzz
-@given(body=st.binary(max_size=300) | spoiled(json.dumps(GOOD_JSON).encode()))
-def test_any_bytes_as_json(served: Serving, body: bytes) -> None:
-    check(served, post(served, body, content_type=JSON))
+@given(data=st.data())
+def test_any_bytes(served: Serving, name: str, data: st.DataObject) -> None:
+    good, send = SENT[name]
+    check(served, send(served, data.draw(st.binary(max_size=300) | spoiled(good))))
 
 
 anything = st.recursive(

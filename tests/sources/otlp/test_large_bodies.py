@@ -5,20 +5,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.errors import StoreUnavailable
 from agent.records.request import RequestRecord
 from agent.sources.otlp import receiver
-from agent.sources.otlp.json_payload import parse_json
 from agent.sources.otlp.limits import BATCH_SPANS, MAX_BYTES_HELD
 from tests.sources.otlp.doors import (
     DOORS,
     INVALID_ARGUMENT,
-    JSON,
     OK,
-    PROTOBUF,
     PROTOBUF_DOORS,
     UNAVAILABLE,
     Door,
@@ -28,8 +24,6 @@ from tests.sources.otlp.exports import export, span, vllm_span
 from tests.sources.otlp.serving import LoopThread, Serving, in_hand, serving
 
 pytestmark = pytest.mark.slow
-
-MARKED = "goodput=unsampled"
 
 # More than two batches.
 SPANS = 2 * BATCH_SPANS + 10
@@ -43,10 +37,6 @@ at_each_format = pytest.mark.parametrize(
 def short_span(**fields: Any) -> Span:
     """A span of an engine with one attribute, so that JSON takes less time."""
     return span({"gen_ai.request.id": "short"}, **fields)
-
-
-def spans_of(request: ExportTraceServiceRequest) -> list[Span]:
-    return [s for r in request.resource_spans for c in r.scope_spans for s in c.spans]
 
 
 @at_each_format
@@ -118,28 +108,6 @@ def test_nothing_is_stored_of_a_body_that_is_bad_at_its_end(
     assert door.send_bytes(served, spoil(body)).code == INVALID_ARGUMENT
     assert served.accepted.records == []
     assert door.send_bytes(served, body).is_full_success
-
-
-@at_each_format
-def test_spans_that_are_not_sampled_are_not_forwarded(served: Serving, door: Door) -> None:
-    sent = [short_span(trace_state=MARKED if place % 3 else "") for place in range(SPANS)]
-    request = export(*sent)
-    scope = request.resource_spans[0].scope_spans[0].scope
-    scope.name = "vllm.tracing.otel"
-    assert door.send(served, request).is_full_success
-    assert len(served.accepted.records) == SPANS
-    (body,) = served.forwarded
-    forwarded = ExportTraceServiceRequest()
-    if body.content_type == JSON:
-        forwarded.MergeFrom(parse_json(body.content).message)
-    else:
-        forwarded.ParseFromString(body.content)
-    assert [s.span_id for s in spans_of(forwarded)] == [s.span_id for s in sent[::3]]
-    for resource_spans in forwarded.resource_spans:
-        assert resource_spans.resource == request.resource_spans[0].resource
-        # The agent does not read scopes in JSON.
-        if body.content_type == PROTOBUF:
-            assert {each.scope.name for each in resource_spans.scope_spans} == {scope.name}
 
 
 def test_a_body_that_takes_too_long_is_reported(

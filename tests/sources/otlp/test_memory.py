@@ -1,29 +1,15 @@
-"""What strangers can make the receiver take of the machine's memory."""
+"""What bodies that are refused leave in the receiver's memory."""
 
-import gzip
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.sources.otlp.alone import UNSTORABLE
-from tests.sources.otlp.doors import (
-    INVALID_ARGUMENT,
-    OK,
-    PROTOBUF_DOORS,
-    RESOURCE_EXHAUSTED,
-    UNAVAILABLE,
-    Door,
-    post,
-)
-from tests.sources.otlp.exports import export, gzip_bomb, part, vllm_span
-
-pytestmark = pytest.mark.slow
+from tests.sources.otlp.doors import INVALID_ARGUMENT, PROTOBUF_DOORS, UNAVAILABLE, post
+from tests.sources.otlp.exports import export, gzip_bomb, vllm_span
+from tests.sources.otlp.serving import UNSTORABLE
 
 MIB = 1024 * 1024
 
@@ -39,30 +25,6 @@ class Alone:
 
     grpc_port: int
     http_port: int
-    process: psutil.Process
-
-    def resident_mib(self) -> float:
-        """The memory that it has now."""
-        return float(self.process.memory_info().rss / MIB)
-
-    def peak_mib(self) -> float:
-        """The most memory that it ever had."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
-        return int(line.split()[1]) / 1024
-
-
-@pytest.fixture
-def alone() -> Iterator[Alone]:
-    command = [sys.executable, "-m", "tests.sources.otlp.alone"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as started:
-        assert started.stdout is not None
-        grpc_port, http_port = map(int, started.stdout.readline().split())
-        yield Alone(grpc_port, http_port, psutil.Process(started.pid))
-        assert started.stdin is not None
-        started.stdin.close()
 
 
 def hostile_round(alone: Alone) -> None:
@@ -74,41 +36,20 @@ def hostile_round(alone: Alone) -> None:
         assert door.send_bytes(alone, door.encode(LONG)[:-1]).code == INVALID_ARGUMENT
 
 
-def test_hostile_bodies_leave_nothing_behind(alone: Alone) -> None:
-    for _ in range(3):
-        hostile_round(alone)
-    early_mib = alone.resident_mib()
-    for _ in range(12):
-        hostile_round(alone)
-    # One bomb that stays would be 64 MiB, the refused texts of one transport 40 MiB.
-    assert alone.resident_mib() < early_mib + 32
-
-
-@pytest.mark.parametrize(
-    ("door", "mib"), [(PROTOBUF_DOORS[0], 3), (PROTOBUF_DOORS[2], 3)], ids=["grpc", "http"]
-)
-def test_large_bodies_at_once_are_taken_or_reported_to_come_back(
-    alone: Alone, door: Door, mib: int
-) -> None:
-    spans = [vllm_span({"prompt": "x" * MIB}) for _ in range(mib)]
-    body = export(*spans).SerializeToString()
-    with ThreadPoolExecutor(48) as threads:
-        replies = list(threads.map(lambda _: door.send_bytes(alone, body), range(48)))
-    assert {(reply.code, reply.retry_after_s) for reply in replies} <= {
-        (OK, None),
-        (RESOURCE_EXHAUSTED, 1),
-    }
-    assert any(reply.is_full_success for reply in replies)
-    # All of them would be 144 MiB as they come, and as much again as messages.
-    assert alone.peak_mib() < 400
-
-
-def test_a_small_body_does_not_become_gigabytes(alone: Alone) -> None:
-    spans = b"\x12\x00" * (MIB)
-    body = gzip.compress(part(1, part(2, spans)))
-    assert len(body) < 20_000
-    before_mib = alone.peak_mib()
-    reply = post(alone, body, encoding="gzip")
-    assert (reply.http_status, reply.code) == (413, RESOURCE_EXHAUSTED)
-    assert reply.message.startswith("the spans take over")
-    assert alone.peak_mib() < before_mib + 256
+@pytest.mark.slow
+def test_hostile_bodies_leave_nothing_behind() -> None:
+    command = [sys.executable, "-m", "tests.sources.otlp.serving"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as started:
+        assert started.stdout is not None
+        alone = Alone(*map(int, started.stdout.readline().split()))
+        memory = psutil.Process(started.pid).memory_info
+        for _ in range(3):
+            hostile_round(alone)
+        early_bytes = memory().rss
+        for _ in range(12):
+            hostile_round(alone)
+        # The bombs that stay would be 48 MiB, the refused texts of one transport 40 MiB.
+        assert memory().rss < early_bytes + 32 * MIB
+        # It ends when its standard input does.
+        started.communicate()
