@@ -1,6 +1,8 @@
 """The figures of a window: an unknown figure is None, never 0."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 import pytest
@@ -43,21 +45,18 @@ def test_rates_are_per_second_of_the_window() -> None:
     assert result.input_tokens_per_s == 40.0
 
 
-def test_attainment_leaves_out_undetermined_requests() -> None:
-    result = summary(record(1), record(2, **SLOW), record(3, **SLOW), record(4, ttft_s=None))
-    assert (result.met, result.missed, result.undetermined) == (1, 2, 1)
-    assert result.attainment == 1 / 3
-
-
-def test_attainment_is_unknown_when_all_requests_are_undetermined() -> None:
-    result = summary(record(1, ttft_s=None), record(2, ttft_s=None))
-    assert result.attainment is None
-    assert result.undetermined == 2
-    assert result.goodput_rps == 0.0
-
-
-def test_attainment_of_misses_alone_is_zero_and_known() -> None:
-    assert summary(record(**SLOW)).attainment == 0.0
+@pytest.mark.parametrize(
+    ("met", "missed", "undetermined", "attainment"),
+    [(1, 2, 1, 1 / 3), (0, 0, 2, None), (0, 1, 0, 0.0)],
+)
+def test_attainment_leaves_out_undetermined_requests(
+    met: int, missed: int, undetermined: int, attainment: float | None
+) -> None:
+    ttfts_s = [*[0.1] * met, *[9.0] * missed, *[None] * undetermined]
+    result = summary(*[record(n, ttft_s=ttft_s) for n, ttft_s in enumerate(ttfts_s)])
+    assert (result.met, result.missed, result.undetermined) == (met, missed, undetermined)
+    assert result.attainment == attainment
+    assert result.goodput_rps == met / 10
 
 
 def test_one_objective_is_summarised_apart_from_all_together() -> None:
@@ -77,35 +76,43 @@ def test_one_objective_is_summarised_apart_from_all_together() -> None:
     assert summarise(tally, 10.0, "fair").goodput_rps == 0.2
 
 
-def test_token_rates_without_token_counts_are_unknown() -> None:
-    result = summary(record(1, input_tokens=None, output_tokens=None))
-    assert result.met == 1
-    assert result.input_tokens_per_s is None
-    assert result.output_tokens_per_s is None
-    assert result.goodput_tokens_per_s is None
+@pytest.mark.parametrize(
+    ("records", "good", "output"),
+    [
+        ([record(1, output_tokens=None)], None, None),
+        # Only the missed one has a count.
+        ([record(1, output_tokens=None), record(2, **SLOW)], None, 2.1),
+        ([record(1, output_tokens=None, **SLOW), record(2, **SLOW)], 0.0, 2.1),
+        ([record(output_tokens=0)], 0.0, 0.0),
+    ],
+)
+def test_good_tokens_are_zero_without_a_good_request_and_else_unknown_without_counts(
+    records: list[RequestRecord], good: float | None, output: float | None
+) -> None:
+    result = summary(*records)
+    assert (result.goodput_tokens_per_s, result.output_tokens_per_s) == (good, output)
+    assert summary(record(input_tokens=None)).input_tokens_per_s is None
 
 
-def test_good_tokens_are_unknown_when_only_missed_requests_have_token_counts() -> None:
-    result = summary(record(1, output_tokens=None), record(2, **SLOW))
-    assert result.goodput_rps == 0.1
-    assert result.goodput_tokens_per_s is None
-    assert result.output_tokens_per_s == 2.1
+_ENDS = [Status.OK] * 6 + [Status.ERROR, Status.TIMEOUT, Status.THROTTLED, Status.CANCELLED]
 
 
-def test_good_tokens_are_zero_when_no_request_was_good() -> None:
-    assert summary(record(1, output_tokens=None, **SLOW), record(2, **SLOW)).goodput_rps == 0.0
-    assert summary(record(1, **SLOW)).goodput_tokens_per_s == 0.0
-
-
-def test_good_tokens_are_zero_when_requests_have_no_tokens() -> None:
-    assert summary(record(output_tokens=0)).goodput_tokens_per_s == 0.0
-
-
-@pytest.mark.parametrize("vantage", [Vantage.PROXY, Vantage.JOINED])
-def test_the_error_ratio_leaves_out_cancelled_requests(vantage: Vantage) -> None:
-    statuses = [Status.OK] * 6 + [Status.ERROR, Status.TIMEOUT, Status.THROTTLED, Status.CANCELLED]
-    result = summary(*[record(n, status=s, vantage=vantage) for n, s in enumerate(statuses)])
-    assert result.error_ratio == 3 / 9
+@pytest.mark.parametrize(
+    ("requests", "ratio"),
+    [
+        (product([Vantage.PROXY], _ENDS), 3 / 9),
+        (product([Vantage.JOINED], _ENDS), 3 / 9),
+        (product([Vantage.PROXY], [Status.CANCELLED]), None),
+        (product([Vantage.ENGINE], _ENDS), None),
+        ([(Vantage.PROXY, Status.OK), (Vantage.ENGINE, Status.OK)], None),
+    ],
+    ids=["proxy", "joined", "all cancelled", "engine", "some at the engine alone"],
+)
+def test_the_error_ratio_is_of_requests_at_the_proxy_that_were_not_cancelled(
+    requests: Iterable[tuple[Vantage, Status]], ratio: float | None
+) -> None:
+    ended = [record(n, vantage=v, status=s) for n, (v, s) in enumerate(list(requests))]
+    assert summary(*ended).error_ratio == ratio
 
 
 def test_a_clients_mistakes_are_no_errors_and_hide_no_latency() -> None:
@@ -115,16 +122,6 @@ def test_a_clients_mistakes_are_no_errors_and_hide_no_latency() -> None:
     assert result.error_ratio == 1 / 2
     assert result.attainment == 1 / 2
     assert result.e2e_ms["p50"] == pytest.approx(500, rel=RELATIVE_ERROR)
-
-
-def test_the_error_ratio_is_unknown_without_a_proxy() -> None:
-    assert summary(record(1), record(2, status=Status.ERROR)).error_ratio is None
-    assert summary(record(1, vantage=Vantage.PROXY), record(2)).error_ratio is None
-
-
-def test_the_error_ratio_is_unknown_when_all_requests_were_cancelled() -> None:
-    left = record(status=Status.CANCELLED, vantage=Vantage.PROXY)
-    assert summary(left).error_ratio is None
 
 
 def test_failures_are_known_by_vantage() -> None:

@@ -147,9 +147,19 @@ def test_each_objective_has_its_own_verdict_in_the_order_of_the_settings() -> No
     assert judgement.by_objective == (("loose", MET), ("fast", MISSED), ("fair", MET))
 
 
-def test_an_objective_that_does_not_cover_a_request_gives_no_verdict() -> None:
-    judgement = Judge((OTHER, LOOSE)).judgement(record(ttft_s=9.0))
-    assert judgement.by_objective == (("loose", MET),)
+@pytest.mark.parametrize(
+    ("covering", "other"),
+    [
+        (Match(model="llama"), Match(model="qwen*")),
+        (Match(tenant="acme"), Match(tenant="globex")),
+        (Match(route="/v1/*"), Match(route="/v2/*")),
+        (Match(min_input_tokens=100), Match(max_input_tokens=99)),
+    ],
+)
+def test_only_an_objective_that_covers_a_request_judges_it(covering: Match, other: Match) -> None:
+    objectives = (objective("a", match=other), objective("b", match=covering, e2e_s=60.0))
+    judgement = Judge(objectives).judgement(record(ttft_s=9.0, tenant="acme", route="/v1/chat"))
+    assert judgement.by_objective == (("b", MET),)
     assert judgement.verdict is MET
 
 

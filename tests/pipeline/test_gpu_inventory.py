@@ -347,25 +347,24 @@ def test_an_index_of_a_gpu_that_is_no_longer_missing_is_resolved_again() -> None
     assert gpus_of(gpus, "chat") == [(C,)]
 
 
-def lost(earlier: range, present: range) -> list[str]:
-    """The lost GPUs when a run with GPUs `earlier` is followed by one with `present`."""
+@pytest.mark.parametrize(
+    ("earlier", "present", "missing"),
+    [
+        (range(3), range(2), ["GPU-2"]),
+        (range(2), range(2), []),
+        (range(0), range(2), []),
+        # With other GPUs than before none is lost.
+        (range(2), range(2, 4), []),
+        (range(2), range(1, 3), []),
+    ],
+)
+def test_a_remembered_gpu_is_lost_if_it_is_absent_and_none_is_new(
+    earlier: range, present: range, missing: list[str]
+) -> None:
     found = remembering(*(sample(f"GPU-{number}", number) for number in earlier))
     found.read(*(sample(f"GPU-{number}", number) for number in present))
-    return [gpu for gpu, why in found.take_unclaimed().problems.items() if why == "gpu_missing"]
-
-
-def test_a_remembered_gpu_that_is_absent_is_lost() -> None:
-    assert lost(range(3), range(2)) == ["GPU-2"]
-    assert lost(range(2), range(2)) == []
-
-
-def test_nothing_is_lost_in_a_first_run() -> None:
-    assert lost(range(0), range(2)) == []
-
-
-def test_with_other_gpus_than_before_none_is_lost() -> None:
-    assert lost(range(2), range(2, 4)) == []
-    assert lost(range(2), range(1, 3)) == []
+    problems = found.take_unclaimed().problems.items()
+    assert [gpu for gpu, why in problems if why == "gpu_missing"] == missing
 
 
 def test_no_gpu_is_lost_before_the_first_successful_read() -> None:

@@ -6,7 +6,6 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.analysis.efficiency.serving import Role
-from agent.records.prices import Price
 from agent.records.request import Status
 from tests.pipeline.minutes import PRICE, Minutes, adds_up, billed_usd, every_5_s, timed_request
 from tests.records.minutes import cost_of
@@ -179,14 +178,6 @@ def test_tokens_of_an_engine_without_token_counters_are_those_of_its_rows(databa
     (window,) = minutes.booked(91.0)
     assert window.work.counted_output_tokens == pytest.approx(26)
     assert (window.work.draft_tokens, window.work.preemptions) == (None, None)
-
-
-def test_free_gpus_have_a_bill_of_zero(database: Engine) -> None:
-    minutes = Minutes(database, Price(setting="test", engine="chat-0", gpu_hour_usd=0.0))
-    busy(minutes, 90)
-    minutes.take(timed_request(1, 20.0, 10.0))
-    (window,) = minutes.booked(91.0)
-    assert (window.bill_usd, minutes.costs()) == (0.0, [0.0])
 
 
 def test_a_late_row_that_began_while_a_minute_s_last_sample_was_read_leaves_it_idle(

@@ -194,17 +194,15 @@ def test_pressure_from_before_the_start_of_the_agent_is_not_reported() -> None:
     assert engine.polls(1) == [EventKind.KV_PRESSURE]
 
 
-@pytest.mark.parametrize("failure", ["connection", "timeout"])
-def test_the_health_of_an_engine_that_cannot_be_scraped_is_not_read(failure: str) -> None:
+@pytest.mark.parametrize(
+    ("failure", "health"), [("connection", []), ("timeout", []), ("http_status", ["health"])]
+)
+def test_the_health_is_read_only_of_an_engine_that_responds(
+    failure: str, health: list[str]
+) -> None:
     engine = PolledChat(scrape=ScrapeResult(failure=failure))
     engine.polls(1)
-    assert engine.calls == ["scrape", "host", "store"]
-
-
-def test_the_health_is_read_also_after_an_unreadable_exposition() -> None:
-    engine = PolledChat(scrape=ScrapeResult(failure="http_status"))
-    engine.polls(1)
-    assert engine.calls == ["scrape", "health", "host", "store"]
+    assert engine.calls == ["scrape", *health, "host", "store"]
 
 
 def test_host_samples_are_passed_on() -> None:
@@ -497,18 +495,12 @@ def host_sample(limits: dict[str, int], *processes: EngineProcess) -> HostSample
     return HostSample(at=NOON, processes=processes, limits=limits)
 
 
-def test_without_settings_and_flags_limits_are_unknown() -> None:
+def test_an_engines_own_limits_come_before_the_settings_and_these_before_its_flags() -> None:
     assert facts_with(EngineLimits({})) == {}
-
-
-def test_settings_and_flags_give_limits_and_settings_come_first() -> None:
     limits = EngineLimits({RUNNING: 64})
     limits.host_sample(host_sample({RUNNING: 128, STEP: 2048}, LIMITED_FRONT))
     assert facts_with(limits) == {RUNNING: 64, STEP: 2048}
-
-
-def test_the_engines_own_facts_override_all() -> None:
-    assert facts_with(EngineLimits({RUNNING: 64}), **{RUNNING: 48.0}) == {RUNNING: 48}
+    assert facts_with(limits, **{RUNNING: 48.0}) == {RUNNING: 48, STEP: 2048}
 
 
 def test_running_requests_are_limited_per_rank_and_steps_are_not_summed() -> None:

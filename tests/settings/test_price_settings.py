@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from agent.records.prices import Electricity, PriceList
+from agent.records.prices import PriceList
 from agent.settings.price_settings import (
     ElectricitySettings,
     PriceSettings,
@@ -96,12 +96,6 @@ def test_an_invalid_price_is_refused(text: str, expected: str) -> None:
     assert problem_of(text).startswith(expected)
 
 
-def test_a_price_set_at_an_engine_holds_at_all_times() -> None:
-    prices = prices_of("[]", [("chat", 2.5), ("batch", None)])
-    assert prices.gpu_hour_usd("chat", None, 0.0) == 2.5
-    assert prices.gpu_hour_usd("batch", None, 0.0) is None
-
-
 @pytest.mark.parametrize(
     ("text", "engines", "expected"),
     [
@@ -134,12 +128,6 @@ def test_two_prices_of_one_thing_at_one_time_are_refused_with_both_keys(
 def test_a_gpu_and_an_engine_of_one_name_have_separate_prices() -> None:
     prices = prices_of("[{gpu: L4, gpu_hour_usd: 1.0}, {engine: L4, gpu_hour_usd: 2.0}]")
     assert prices.gpu_hour_usd("chat", "L4", 0.0) == 1.0
-
-
-def test_electricity_has_a_price_and_a_pue() -> None:
-    electricity = ElectricitySettings.model_validate({"usd_per_kwh": 0.2, "pue": 1.3})
-    assert price_list((), electricity).electricity == Electricity(usd_per_kwh=0.2, pue=1.3)
-    assert ElectricitySettings(usd_per_kwh=0.2).pue == 1.0
 
 
 @pytest.mark.parametrize("keys", [{"usd_per_kwh": 0.2, "pue": 0.9}, {"pue": 1.3}])

@@ -23,6 +23,7 @@ from agent.records.model import (
     Parallelism,
     WeightBlock,
     WeightFormat,
+    Work,
 )
 from agent.records.request import RequestRecord
 from tests.analysis.cost.engine_days import (
@@ -315,3 +316,12 @@ def test_the_work_of_two_parts_is_the_work_of_the_minute(cut: float) -> None:
     works = [efficiency_of([], rows, window=window).work for window in windows]
     one, two, both = [needed(work).flops for work in works]
     assert one + two == pytest.approx(both)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_no_time_is_no_utilisation(seconds: float) -> None:
+    assert LLAMA_ON_H100.utilisation(Work(1e12, 1e12), seconds) == (None, None)
+
+
+def test_without_a_model_only_the_bandwidth_is_known() -> None:
+    assert Serving(gpu=LLAMA_ON_H100.gpu).utilisation(Work(1e12, 3.35e12), 1.0) == (None, 1.0)

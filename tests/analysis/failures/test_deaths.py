@@ -246,19 +246,12 @@ def test_a_stop_line_after_a_death_line_does_not_hide_the_death() -> None:
     assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
 
 
-def test_an_out_of_memory_line_without_a_death_is_no_event() -> None:
+def test_an_out_of_memory_line_is_no_death_without_other_evidence() -> None:
     engine = engine_in_use()
-    events = engine.works(host=host(ALL, kills=0, log=logged(OOM_LINE)))
-    assert (*events, *engine.works(host=host(ALL, kills=0, log=CHATTER))) == ()
-
-
-def test_an_out_of_memory_line_and_a_failed_scrape_are_no_death() -> None:
+    line, quiet = (host(ALL, kills=0, log=log) for log in (logged(OOM_LINE), CHATTER))
+    assert (*engine.works(host=line), *engine.works(host=quiet)) == ()
     engine = engine_in_use()
-    events = (
-        *engine.fails(host=host(ALL, kills=0, log=logged(OOM_LINE))),
-        *engine.fails(host=host(ALL, kills=0, log=CHATTER)),
-    )
-    assert kinds(events) == ["UNREACHABLE"]
+    assert kinds((*engine.fails(host=line), *engine.fails(host=quiet))) == ["UNREACHABLE"]
 
 
 def test_an_out_of_memory_line_explains_no_death_half_a_minute_later() -> None:
@@ -367,34 +360,26 @@ def test_a_death_after_the_health_check_is_reported_at_the_next_poll() -> None:
     assert events[0].evidence["log_line"] == FATAL_LINE
 
 
-def test_an_engine_that_never_logged_may_have_stopped() -> None:
-    engine = PolledEngine()
-    engine.works(host=host(ALL, kills=0, log=SILENCE))
-    no_lines = host([], kills=0, log=SILENCE)
-    assert kinds([e for _ in range(5) for e in engine.fails(host=no_lines)]) == ["UNREACHABLE"]
-
-
-def test_a_line_that_comes_after_its_poll_does_not_hide_the_death_that_follows() -> None:
-    engine = engine_in_use()
-    engine.works(host=host(ALL, kills=0, log=SILENCE))
+@pytest.mark.parametrize(
+    ("dialect", "logs", "dies"),
+    [
+        ("vllm", [SILENCE], False),
+        ("vllm", [CHATTER, CHATTER, SILENCE, SILENCE], False),
+        # TGI does not log its stops.
+        ("tgi", [CHATTER], False),
+        # A line may come after its poll.
+        ("vllm", [CHATTER, CHATTER, SILENCE], True),
+    ],
+)
+def test_only_the_silence_of_an_engine_that_logs_often_shows_a_death(
+    dialect: str, logs: list[LogSample], dies: bool
+) -> None:
+    engine = PolledEngine(dialect=dialect)
+    for log in logs:
+        engine.works(host=host(ALL, kills=0, log=log))
     no_lines = host([], kills=0, log=SILENCE)
     events = [event for _ in range(5) for event in engine.fails(host=no_lines)]
-    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
-
-
-def test_an_engine_that_logged_rarely_may_have_stopped() -> None:
-    engine = engine_in_use()
-    engine.works(host=host(ALL, kills=0, log=SILENCE))
-    engine.works(host=host(ALL, kills=0, log=SILENCE))
-    no_lines = host([], kills=0, log=SILENCE)
-    assert kinds([e for _ in range(5) for e in engine.fails(host=no_lines)]) == ["UNREACHABLE"]
-
-
-def test_an_engine_that_does_not_log_its_stops_may_have_stopped() -> None:
-    engine = PolledEngine(dialect="tgi")
-    engine.works(host=host(ALL, kills=0, log=CHATTER))
-    no_lines = host([], kills=0, log=SILENCE)
-    assert kinds([e for _ in range(5) for e in engine.fails(host=no_lines)]) == ["UNREACHABLE"]
+    assert kinds(events) == ["UNREACHABLE", *["ENGINE_DEAD"] * dies]
 
 
 def test_a_death_seen_by_a_silent_log_alone_is_suspected_without_processes() -> None:

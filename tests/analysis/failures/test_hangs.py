@@ -75,9 +75,10 @@ def test_an_engine_that_is_idle_or_asleep_does_not_hang(facts: Facts) -> None:
     assert "HANG" not in kinds(stall(engine, 100, facts))
 
 
-def test_the_time_until_a_hang_starts_when_idle_time_ends() -> None:
+@pytest.mark.parametrize("facts", [IDLE, ASLEEP])
+def test_the_time_until_a_hang_starts_when_idle_time_or_sleep_ends(facts: Facts) -> None:
     engine = working_engine()
-    stall(engine, 100, IDLE)
+    stall(engine, 100, facts)
     assert stall(engine, 6) == []
 
 
@@ -86,12 +87,6 @@ def test_idle_time_does_not_count_as_a_long_step() -> None:
     stall(engine, 100, IDLE)
     engine.works()
     assert kinds(stall(engine, 8)) == ["HANG"]
-
-
-def test_time_asleep_does_not_count_after_waking() -> None:
-    engine = working_engine()
-    stall(engine, 100, ASLEEP)
-    assert stall(engine, 6) == []
 
 
 def test_a_long_prefill_that_fills_the_cache_is_no_hang() -> None:
@@ -182,14 +177,12 @@ def test_a_process_stopped_by_a_signal_is_a_hang_at_the_second_poll(facts: Facts
     assert engine.works(facts, stalled=True, host=stopped) == ()
 
 
-def test_a_process_that_is_stopped_twice_hangs_twice() -> None:
+@pytest.mark.parametrize(("polls", "hangs"), [("ssrss", 2), ("srsr", 0)])
+def test_a_process_hangs_each_time_it_is_stopped_for_two_polls(polls: str, hangs: int) -> None:
     engine = working_engine()
-    stopped = host([FRONT, replace(CORE, state="T")])
-    samples = [stopped, stopped, host(ALL), stopped, stopped]
-    assert kinds([e for sample in samples for e in engine.works(IDLE, host=sample)]) == [
-        "HANG",
-        "HANG",
-    ]
+    samples = {"s": host([FRONT, replace(CORE, state="T")]), "r": host(ALL)}
+    events = [e for each in polls for e in engine.works(IDLE, host=samples[each])]
+    assert kinds(events) == ["HANG"] * hangs
 
 
 def test_a_stopped_process_of_a_sleeping_engine_is_no_hang() -> None:
@@ -203,13 +196,6 @@ def test_a_stopped_helper_process_is_no_hang() -> None:
     engine = working_engine()
     helper = process(ProcessRole.OTHER, 13, state="T")
     assert [e for _ in range(5) for e in engine.works(host=host([*ALL, helper]))] == []
-
-
-def test_a_process_stopped_for_one_poll_is_no_hang() -> None:
-    engine = working_engine()
-    stopped = host([FRONT, replace(CORE, state="T")])
-    samples = [stopped, host(ALL), stopped, host(ALL)]
-    assert [e for sample in samples for e in engine.works(host=sample)] == []
 
 
 def test_a_hang_logged_by_the_engine_is_certain_and_its_death_another_event() -> None:
@@ -263,6 +249,9 @@ def test_a_death_line_at_every_poll_does_not_hide_a_hang() -> None:
     assert verdicts(events) == [("HANG", "probable")]
 
 
+CORES = [replace(process(ProcessRole.CORE, 30 + n), name=f"VLLM::EngineCore_DP{n}") for n in (0, 1)]
+
+
 def ranks_at(*steps: float, running: float = 4.0) -> dict[str, Facts]:
     """The facts of ranks with these step counts."""
     return {
@@ -271,25 +260,19 @@ def ranks_at(*steps: float, running: float = 4.0) -> dict[str, Facts]:
     }
 
 
-def test_a_stalled_rank_beside_a_working_one_is_a_hang_of_the_engine() -> None:
+@pytest.mark.parametrize(("cores_known", "confidence"), [(True, "probable"), (False, "suspected")])
+def test_a_stalled_rank_beside_a_working_one_is_a_hang_of_the_engine(
+    cores_known: bool, confidence: str
+) -> None:
+    """If its core is unknown, the rank may have been removed."""
     engine = PolledEngine()
-    events = [e for step in range(120) for e in engine.works(ranks=ranks_at(100 + step, 7))]
-    (event,) = events
-    # Its core is unknown: the rank may have been removed.
-    assert verdicts([event]) == [("HANG", "suspected")]
-    assert (event.evidence["ranks_standing"], event.evidence["stalled_s"]) == ("1", 35)
-
-
-CORES = [replace(process(ProcessRole.CORE, 30 + n), name=f"VLLM::EngineCore_DP{n}") for n in (0, 1)]
-
-
-def test_a_stalled_rank_with_a_living_core_hangs_probably() -> None:
-    engine = PolledEngine()
-    sample = host([FRONT, *CORES])
+    sample = host([FRONT, *CORES]) if cores_known else None
     events = [
         e for step in range(120) for e in engine.works(ranks=ranks_at(100 + step, 7), host=sample)
     ]
-    assert verdicts(events) == [("HANG", "probable")]
+    (event,) = events
+    assert verdicts([event]) == [("HANG", confidence)]
+    assert (event.evidence["ranks_standing"], event.evidence["stalled_s"]) == ("1", 35)
 
 
 def test_a_removed_rank_with_constant_facts_does_not_hang() -> None:

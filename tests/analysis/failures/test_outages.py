@@ -1,5 +1,6 @@
 """Outages and their ends, and restarts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -47,19 +48,18 @@ def test_a_restart_between_two_polls_lasted_at_most_their_interval() -> None:
     assert (event.kind.value, event.evidence["gone_s"]) == ("RESTART", 5)
 
 
-def test_new_processes_make_a_restart_certain_without_a_start_time() -> None:
+@pytest.mark.parametrize(
+    "after",
+    [NEXT, [replace(each, started_after_boot_s=99.0) for each in ALL]],
+    ids=["new pids", "reused pids"],
+)
+def test_new_processes_make_a_restart_certain_without_a_start_time(
+    after: Sequence[EngineProcess],
+) -> None:
     engine = PolledEngine()
     engine.hide_start_time()
     engine.works(host=host(ALL))
-    assert verdicts(engine.works(host=host(NEXT))) == [("RESTART", "certain")]
-
-
-def test_a_reused_pid_is_another_process() -> None:
-    engine = PolledEngine()
-    engine.hide_start_time()
-    engine.works(host=host(ALL))
-    reused = [replace(process, started_after_boot_s=99.0) for process in ALL]
-    assert verdicts(engine.works(host=host(reused))) == [("RESTART", "certain")]
+    assert verdicts(engine.works(host=host(after))) == [("RESTART", "certain")]
 
 
 def test_a_death_between_two_polls_is_reported_with_the_restart() -> None:
@@ -163,29 +163,23 @@ def test_a_wrapper_first_taken_for_the_front_is_no_restart() -> None:
     assert [event for _ in range(3) for event in engine.works(host=found)] == []
 
 
-def test_a_missing_core_with_constant_facts_is_a_death_despite_the_health_check() -> None:
-    engine = engine_in_use()
+@pytest.mark.parametrize(
+    ("dialect", "facts"),
+    [
+        ("vllm", {}),
+        ("vllm", {fact.REQUESTS_RUNNING: 0}),
+        ("trtllm", {fact.STEPS: None}),
+    ],
+    ids=["working", "idle", "without step counts"],
+)
+def test_a_missing_core_with_constant_facts_is_a_death_despite_the_health_check(
+    dialect: str, facts: Facts
+) -> None:
+    engine = PolledEngine(dialect=dialect)
+    for _ in range(2):
+        engine.works(facts, host=host(ALL, kills=0, log=CHATTER))
     sample = host([FRONT], kills=0, log=CHATTER)
-    events = [e for _ in range(200) for e in engine.works(stalled=True, host=sample)]
-    assert verdicts(events) == [("ENGINE_DEAD", "probable")]
-
-
-def test_a_missing_core_of_an_idle_engine_is_a_death_despite_the_health_check() -> None:
-    engine = engine_in_use()
-    idle: Facts = {fact.REQUESTS_RUNNING: 0}
-    engine.works(idle, host=host(ALL, kills=0, log=CHATTER))
-    sample = host([FRONT], kills=0, log=CHATTER)
-    events = [e for _ in range(50) for e in engine.works(idle, stalled=True, host=sample)]
-    assert verdicts(events) == [("ENGINE_DEAD", "probable")]
-
-
-def test_a_missing_core_with_constant_facts_is_a_death_without_step_counts() -> None:
-    engine = PolledEngine(dialect="trtllm")
-    no_steps: Facts = {fact.STEPS: None}
-    engine.works(no_steps, host=host(ALL))
-    events = [
-        e for _ in range(50) for e in engine.works(no_steps, stalled=True, host=host([FRONT]))
-    ]
+    events = [e for _ in range(200) for e in engine.works(facts, stalled=True, host=sample)]
     assert verdicts(events) == [("ENGINE_DEAD", "probable")]
 
 
