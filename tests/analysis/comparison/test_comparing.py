@@ -1,9 +1,8 @@
 """Verdicts on two runs, of made-up and of recorded requests."""
 
-import heapq
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,60 +12,9 @@ import pytest
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
 from agent.analysis.comparison.run_columns import MinuteColumns, RunColumns, RunFigures, run_of
 from agent.catalog.definitions import GOODPUT
-from agent.records.columns import Array
 from agent.records.objective import Objective
 from agent.sources.result_files import BenchedRun, read_result_file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedRun:
-    """Requests arrive at random, and each of some servers works at one of them.
-
-    `mean_s` is the mean time of service, of which the first tenth is prefill. Requests of
-    `long_share` have four times as many tokens as the others.
-    """
-
-    seed: int
-    rate: float = 3.0
-    length_s: float = 150.0
-    servers: int = 8
-    mean_s: float = 1.0
-    input_tokens: int = 40
-    long_share: float = 0.0
-
-    def run(self) -> RunColumns:
-        """What a client sees of it."""
-        random = np.random.default_rng(self.seed)
-        at = np.cumsum(random.exponential(1 / self.rate, int(self.rate * self.length_s)))
-        is_long = random.random(len(at)) < self.long_share
-        output = random.integers(16, 49, len(at)).astype(float)
-        prompt = np.where(is_long, 4.0, 1.0) * random.integers(
-            self.input_tokens // 2, self.input_tokens * 3 // 2, len(at)
-        )
-        took = self.mean_s * output / 32 * np.exp(random.normal(0, 0.1, len(at)))
-        began = self._began(at, took)
-        ttft_s, e2e_s = began - at + took / 10, began - at + took
-        return RunColumns(
-            name=f"seed {self.seed}",
-            length_s=float((at + e2e_s).max()),
-            ended_s=at + e2e_s,
-            ttft_s=ttft_s,
-            tpot_s=(e2e_s - ttft_s) / (output - 1),
-            e2e_s=e2e_s,
-            input_tokens=prompt.astype(float),
-            output_tokens=output,
-            met=(ttft_s < 0.3).astype(float),
-            failed=np.zeros(len(at)),
-        )
-
-    def _began(self, at: Array, took: Array) -> Array:
-        free = [0.0] * self.servers
-        began = np.empty(len(at))
-        for number, arrived in enumerate(at):
-            began[number] = max(heapq.heappop(free), arrived)
-            heapq.heappush(free, began[number] + took[number])
-        return began
-
+from tests.analysis.comparison.queue_runs import QueuedRun
 
 BEFORE = QueuedRun(seed=1).run()
 
