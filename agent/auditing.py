@@ -37,8 +37,8 @@ from agent.settings import EngineSettings, Settings
 from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.live_engine import LiveEngine, outside_s
 from agent.sources.host.command_line import EngineProcesses, read_processes
-from agent.sources.host.processes import Whereabouts
-from agent.sources.host.source import whereabouts
+from agent.sources.host.processes import ProcessLocator
+from agent.sources.host.source import process_locator
 from agent.sources.model_config import read_model
 from agent.terminal import TerminalConsole, echo
 
@@ -97,7 +97,7 @@ def gather(options: AuditOptions) -> AuditEvidence:
         limits=_limits(options.settings.all_objectives()),
         command_line=processes.command_line,
         addresses=processes.addresses,
-        remote=not _where(options, configured).same_machine,
+        remote=not _locator(options, configured).same_machine,
         pids=processes.pids,
         gpus=gpus,
         model=model,
@@ -114,8 +114,8 @@ def _configured(options: AuditOptions) -> EngineSettings:
     return next(found, None) or EngineSettings(name="engine-0", url=options.url)
 
 
-def _where(options: AuditOptions, configured: EngineSettings) -> Whereabouts:
-    return whereabouts(options.url, configured.pids, configured.same_machine)
+def _locator(options: AuditOptions, configured: EngineSettings) -> ProcessLocator:
+    return process_locator(options.url, configured.pids, configured.same_machine)
 
 
 def _limits(objectives: Sequence[Objective]) -> LatencyLimits:
@@ -129,7 +129,7 @@ def _limits(objectives: Sequence[Objective]) -> LatencyLimits:
 def _processes(
     options: AuditOptions, configured: EngineSettings, unread: Unread
 ) -> EngineProcesses:
-    found = read_processes(_where(options, configured), time.time())
+    found = read_processes(_locator(options, configured), time.time())
     if found.problem is not None:
         unread[EvidencePart.COMMAND_LINE] = found.problem
     if found.addresses is None:
@@ -142,8 +142,8 @@ def _gpus(
 ) -> tuple[GpuSample, ...] | None:
     """The GPUs of this machine, or of dcgm-exporter; None if they cannot be read."""
     source = gpu_source(options.settings)
-    where = _where(options, configured)
-    if source is None or not (where.same_machine or where.pids):
+    locator = _locator(options, configured)
+    if source is None or not (locator.same_machine or locator.pids):
         unread[EvidencePart.GPUS] = (
             "nvml.enabled is false" if source is None else "the engine is not on this machine"
         )

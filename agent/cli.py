@@ -32,7 +32,7 @@ from agent.terminal import TerminalConsole, TerminalFormatter, echo
 # What a command needs is imported when it runs: help, and a shell that completes, do not wait.
 if TYPE_CHECKING:
     from agent.app.engines import GpuSource
-    from agent.sources.proxy.handover.place import HandoverPlace
+    from agent.sources.proxy.handover.messages import HandoverAddress
 
 HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and failures.
 
@@ -123,9 +123,9 @@ def _run_agent(settings: Settings, *, simulated_gpus: "GpuSource | None" = None)
             raise SettingsInvalid(["the demo cannot start anew; stop it and start it again"])
         return Trial.of_this_program(taken_by(settings))
 
-    def agent(place: "HandoverPlace | None" = None) -> int:
+    def agent(handover: "HandoverAddress | None" = None) -> int:
         try:
-            _run(work(handover=place))
+            _run(work(handover=handover))
         except AgentError as error:
             _report(error)
             return SETTINGS_INVALID if isinstance(error, SettingsInvalid) else 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.http_client import client_tls, read_client_tls
 from agent.settings import Settings
-from agent.settings.access import Door, TokenFile, known_hosts
+from agent.settings.access import AccessPolicy, TokenFile, known_hosts
 from agent.settings.values import host_and_port
 from agent.sources.client_connection import ClientLimits, OnCut, SocketClients
 from agent.sources.listening import AsgiServer, open_socket
@@ -113,7 +113,7 @@ class Listeners:
         security, self._otlp = settings.security, settings.otlp
         self._allowed = security.allowed_hosts
         read_tokens = _tokens("security.read_tokens", security.read_tokens)
-        self.access = self._door(settings.listen.host, read_tokens)
+        self.access = self._access_policy(settings.listen.host, read_tokens)
         self._ingest = _tokens("security.ingest_tokens", security.ingest_tokens)
         self._tls = tls_files(settings)
         if self._tls is not None:
@@ -131,22 +131,22 @@ class Listeners:
         _LOG.info("%s: listening on %s:%d", what, host, server.port)
         self._servers.append(server)
 
-    def _door(self, host: str, tokens: TokenFile | None) -> Door:
+    def _access_policy(self, host: str, tokens: TokenFile | None) -> AccessPolicy:
         # A page of another site has no token, by whatever name it calls.
-        return Door(None if tokens else known_hosts(host, self._allowed), tokens)
+        return AccessPolicy(None if tokens else known_hosts(host, self._allowed), tokens)
 
     async def receive(self, receiver: Receiver) -> None:
         """Listen for spans. Raises SettingsInvalid for a taken port."""
         http, grpc = self._otlp.http, self._otlp.grpc
         if http is not None:
             host, port = host_and_port(http)
-            door = self._door(host, self._ingest)
-            self.serve(OTLP_HTTP, OtlpHttp(receiver, door=door), host, port)
+            access = self._access_policy(host, self._ingest)
+            self.serve(OTLP_HTTP, OtlpHttp(receiver, access=access), host, port)
         if grpc is not None:
             self._grpc = OtlpGrpc(
                 receiver,
                 grpc,
-                door=Door(tokens=self._ingest),
+                access=AccessPolicy(tokens=self._ingest),
                 tls=self._tls,
                 connections=self._limits.most[OTLP_GRPC],
             )

@@ -37,7 +37,7 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
-from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.messages import HandoverAddress
 from agent.store.agent_state import AgentState
 from agent.store.writing import RequestWriter
 
@@ -131,14 +131,14 @@ def build_parts(
     *,
     simulated: bool,
     now: Callable[[], float],
-    handover: HandoverPlace | None = None,
+    handover: HandoverAddress | None = None,
     gpus: GpuSource | None = None,
     sources: SourcesOf | None = None,
 ) -> AgentParts:
     """Build an agent's parts, each after those that it uses. Of these, only the store starts.
 
-    `handover` is where the agent meets the workers of its proxy. `gpus` replaces the configured
-    source of GPUs, `sources` the readers of engines. Raises SettingsInvalid.
+    `handover` is the address at which the proxy's workers find the agent. `gpus` replaces the
+    configured source of GPUs, `sources` the readers of engines. Raises SettingsInvalid.
     """
     directory = _directory(settings)
     meter = _meter(settings, directory)
@@ -200,7 +200,7 @@ def _engine_parts(base: BaseParts, gpus: GpuSource | None, sources: SourcesOf) -
 
 
 def _intake_parts(
-    base: BaseParts, engines: EngineParts, place: HandoverPlace | None
+    base: BaseParts, engines: EngineParts, handover: HandoverAddress | None
 ) -> IntakeParts:
     judge, on_counted = Judge(base.settings.all_objectives()), engines.missed.counted
     writer = base.store.writer(judge)
@@ -216,7 +216,9 @@ def _intake_parts(
         ended_rows=ended_rows,
         receiver=_receiver(base, pipeline, forwarder),
         forwarder=forwarder,
-        proxying=None if place is None else _proxying(base, engines, pipeline, forwarder, place),
+        proxying=None
+        if handover is None
+        else _proxying(base, engines, pipeline, forwarder, handover),
         plugins=EnginePlugins(base.settings, base.meter, consumers, base.now),
     )
 
@@ -243,11 +245,11 @@ def _proxying(
     engines: EngineParts,
     pipeline: RequestPipeline,
     forwarder: Forwarder | None,
-    place: HandoverPlace,
+    handover: HandoverAddress,
 ) -> Proxying:
     return Proxying(
         base.settings,
-        place,
+        handover,
         pipeline=pipeline,
         events=engines.builder.pipeline(),
         meter=base.meter,

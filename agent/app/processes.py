@@ -30,7 +30,7 @@ from agent.app.listeners import (
     raise_descriptors,
     tls_files,
 )
-from agent.app.proxy_worker import WorkerMemory, Workplace, run_worker, take_over
+from agent.app.proxy_worker import WorkerConfig, WorkerMemory, run_worker, take_over
 from agent.app.supervising import (
     AGENT_STOPS_WITHIN_S,
     STOP_WITHIN_S,
@@ -50,7 +50,7 @@ from agent.settings import Settings
 from agent.settings.values import host_and_port
 from agent.sources.engine_plugin.receiver import try_socket
 from agent.sources.listening import open_socket
-from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.messages import HandoverAddress
 from agent.sources.proxy.handover.slots import MAX_SLOTS, RequestSlots
 from agent.sources.proxy.open_requests import OpenRequests
 from agent.sources.tls import TlsFiles
@@ -70,7 +70,7 @@ _LEFT = "_GOODPUT_AGENT_LEFT"
 
 
 @dataclass(frozen=True, slots=True)
-class _Doors:
+class _SupervisorState:
     """What outlives a supervisor: listening sockets, and the folder of the handover.
 
     `left` are the workers of the supervisors before, with their memory if they left it; None if
@@ -168,7 +168,7 @@ def _listening(address: str, count: int, *, alone: bool) -> list[socket.socket]:
 
 
 def run_processes(
-    settings: Settings, agent: Callable[[HandoverPlace], int], begin_trial: Callable[[], Trial]
+    settings: Settings, agent: Callable[[HandoverAddress], int], begin_trial: Callable[[], Trial]
 ) -> int:
     """Run the workers of the proxy, and the agent beside them, until a signal; the exit status.
 
@@ -179,44 +179,47 @@ def run_processes(
     proxy = settings.proxy
     assert proxy.listen is not None, "there is a proxy only with an address"
     tls = tls_files(settings)
-    doors = _Doors.found(proxy.listen, workers_of(settings))
+    state = _SupervisorState.found(proxy.listen, workers_of(settings))
     try:
-        groups, left, memories = _groups(settings, agent, doors, tls)
-        reload = partial(_start_anew, doors, memories)
-        return Supervisor(groups, begin_trial, reload, None if doors.left is None else left).run()
+        groups, left, memories = _groups(settings, agent, state, tls)
+        reload = partial(_start_anew, state, memories)
+        return Supervisor(groups, begin_trial, reload, None if state.left is None else left).run()
     finally:
-        doors.close()
+        state.close()
 
 
 def _groups(
-    settings: Settings, agent: Callable[[HandoverPlace], int], doors: _Doors, tls: TlsFiles | None
+    settings: Settings,
+    agent: Callable[[HandoverAddress], int],
+    state: _SupervisorState,
+    tls: TlsFiles | None,
 ) -> tuple[list[list[ProcessPart]], list[Running], dict[ProcessPart, WorkerMemory]]:
     """The workers, and the agent, which ends after them; what runs of earlier workers; and the
     memory of each worker."""
     count = workers_of(settings)
-    place = HandoverPlace(doors.folder / "handover.sock", uuid.uuid4().hex)
+    handover = HandoverAddress(state.folder / "handover.sock", uuid.uuid4().hex)
     open_requests = OpenRequests([engine.name for engine in settings.engines], count)
-    workplaces = [
-        Workplace(
+    configs = [
+        WorkerConfig(
             number=number,
             workers=count,
             # A socket without a worker would keep its clients waiting.
-            listening=doors.listening[number::count],
+            listening=state.listening[number::count],
             tls=tls,
-            handover=place,
+            handover=handover,
             open_requests=open_requests,
             slots=RequestSlots(MAX_SLOTS // count),
         )
         for number in range(count)
     ]
-    workers = [_worker(settings, each) for each in workplaces]
-    memories = {part: each.memory for part, each in zip(workers, workplaces, strict=True)}
-    earlier = doors.left or ()
-    left = [Running(_earlier_worker(settings, memory, place), pid) for pid, memory in earlier]
+    workers = [_worker(settings, each) for each in configs]
+    memories = {part: each.memory for part, each in zip(workers, configs, strict=True)}
+    earlier = state.left or ()
+    left = [Running(_earlier_worker(settings, memory, handover), pid) for pid, memory in earlier]
     for running, (_, memory) in zip(left, earlier, strict=True):
         if memory is not None:
             memories[running.part] = memory
-    last = ProcessPart(AGENT, partial(_agent, agent, place, os.getpid()), AGENT_STOPS_WITHIN_S)
+    last = ProcessPart(AGENT, partial(_agent, agent, handover, os.getpid()), AGENT_STOPS_WITHIN_S)
     return [workers, [last]], left, memories
 
 
@@ -229,24 +232,26 @@ def run_again(agent: Callable[[], int], begin_trial: Callable[[], Trial]) -> int
     return Supervisor([[part]], begin_trial, partial(_start_anew, None, {})).run()
 
 
-def _agent(agent: Callable[[HandoverPlace], int], place: HandoverPlace, supervisor: int) -> int:
-    status = agent(place)
+def _agent(
+    agent: Callable[[HandoverAddress], int], handover: HandoverAddress, supervisor: int
+) -> int:
+    status = agent(handover)
     if os.getppid() != supervisor:
         # A supervisor that was killed has left the folder.
-        shutil.rmtree(place.socket.parent, ignore_errors=True)
+        shutil.rmtree(handover.socket.parent, ignore_errors=True)
     return status
 
 
-def _worker(settings: Settings, workplace: Workplace) -> ProcessPart:
-    name = f"proxy worker {workplace.number}"
-    return ProcessPart(name, partial(run_worker, settings, workplace), _worker_stops_s(settings))
+def _worker(settings: Settings, config: WorkerConfig) -> ProcessPart:
+    name = f"proxy worker {config.number}"
+    return ProcessPart(name, partial(run_worker, settings, config), _worker_stops_s(settings))
 
 
 def _earlier_worker(
-    settings: Settings, memory: WorkerMemory | None, place: HandoverPlace
+    settings: Settings, memory: WorkerMemory | None, handover: HandoverAddress
 ) -> ProcessPart:
     """A worker of an earlier run. If it dies, another process hands over what it left."""
-    work = partial(take_over, memory, place)
+    work = partial(take_over, memory, handover)
     return ProcessPart("earlier worker", work, _worker_stops_s(settings))
 
 
@@ -255,7 +260,7 @@ def _worker_stops_s(settings: Settings) -> float:
 
 
 def _start_anew(
-    doors: _Doors | None,
+    state: _SupervisorState | None,
     memories: Mapping[ProcessPart, WorkerMemory],
     supervisor: Supervisor,
     plan: Plan,
@@ -265,18 +270,18 @@ def _start_anew(
     If no program can follow, it returns, and this supervisor starts again what it stopped.
     """
     try:
-        following = doors and doors.following(plan.proxy, plan.workers)
+        following = state and state.following(plan.proxy, plan.workers)
     except SettingsInvalid as error:
         _LOG.error("the new agent cannot start, so nothing changes: %s", error)
         return
     _LOG.info("starting anew")
-    if doors is not None and following is doors:
+    if state is not None and following is state:
         supervisor.stop_last()
     else:
         supervisor.stop()
     if not supervisor.asked_to_stop:
-        if doors is not None and following is not doors:
-            doors.close()
+        if state is not None and following is not state:
+            state.close()
         if following is not None:
             following.leave(supervisor.first_group, memories)
         try:
@@ -284,7 +289,7 @@ def _start_anew(
         except OSError as error:
             os.environ.pop(_LEFT, None)
             _LOG.error("the new agent cannot start, so this one goes on: %s", error)
-    if following is not None and following is not doors:
+    if following is not None and following is not state:
         following.abandon()
 
 

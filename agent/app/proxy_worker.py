@@ -20,7 +20,7 @@ from agent.http_client import client_tls
 from agent.settings import Settings
 from agent.settings.settings_model import ProxySettings
 from agent.sources.listening import AsgiServer
-from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.messages import HandoverAddress
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender
 from agent.sources.proxy.handover.slots import RequestSlots
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
@@ -40,8 +40,8 @@ _CLIENTS_LEAVE_WITHIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace:
-    """What a worker gets from its supervisor: listening sockets and the way to the agent.
+class WorkerConfig:
+    """What a worker gets from its supervisor: listening sockets and the address of the agent.
 
     It is one of `workers`.
     """
@@ -50,7 +50,7 @@ class Workplace:
     workers: int
     listening: Sequence[socket.socket]
     tls: TlsFiles | None
-    handover: HandoverPlace
+    handover: HandoverAddress
     open_requests: OpenRequests
     slots: RequestSlots
 
@@ -82,20 +82,20 @@ class WorkerMemory:
 class ProxyWorker:
     """The proxy in one process."""
 
-    def __init__(self, settings: Settings, workplace: Workplace) -> None:
+    def __init__(self, settings: Settings, config: WorkerConfig) -> None:
         proxy = settings.proxy
         self._drain_s = proxy.drain
-        self._workplace = workplace
+        self._config = config
         self._stopping = asyncio.Event()
         self._retiring = asyncio.Event()
         engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
         outliers = outlier_detection(proxy, engines)
         self._rotation = WorkerRotation(outliers)
         self._sender = HandoverSender(
-            workplace.handover,
-            workplace.number,
-            workplace.slots,
-            MAX_WAITING_RECORDS // workplace.workers,
+            config.handover,
+            config.number,
+            config.slots,
+            MAX_WAITING_RECORDS // config.workers,
             on_engines=self._rotation.learn,
             on_retire=self._retiring.set,
             live=lambda: self._proxy.live,
@@ -111,7 +111,7 @@ class ProxyWorker:
             limits=_limits(proxy),
             tls=client_tls(settings.tls.ca),
             on_failure=self._sender.failed,
-            open_requests=workplace.open_requests,
+            open_requests=config.open_requests,
             outliers=outliers,
         )
 
@@ -147,17 +147,17 @@ class ProxyWorker:
         Returns whether its slots are needed no more: it is of an earlier run and handed all over.
         """
         self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        self._sender.begin(self._workplace.open_requests.begin(self._workplace.number))
+        self._sender.begin(self._config.open_requests.begin(self._config.number))
         handing_over = asyncio.create_task(self._sender.run())
         watching = asyncio.create_task(self._watch_supervisor())
         limits = ConnectionLimits(
             raise_descriptors(), lambda _, reason: self._sender.client_cut(reason)
         )
-        place = self._workplace
-        if place.tls is not None:
-            place.tls.follow()
+        config = self._config
+        if config.tls is not None:
+            config.tls.follow()
         server = proxy_server(
-            self._proxy, place.listening, limits.proxied(place.workers), **tls_options(place.tls)
+            self._proxy, config.listening, limits.proxied(config.workers), **tls_options(config.tls)
         )
         server.start()
         await self._stop_or(self._retiring.wait())
@@ -188,7 +188,7 @@ class ProxyWorker:
     async def _retire(self, server: AsgiServer) -> None:
         """Let all open streams end, and hand all records over, however long it takes; new ones go
         to the next run."""
-        _LOG.info("proxy worker %d: %d streams go on", self._workplace.number, self._proxy.live)
+        _LOG.info("proxy worker %d: %d streams go on", self._config.number, self._proxy.live)
         await self._stop_or(server.stop(within_s=None))
         await self._stop_or(self._sender.flush(None))
 
@@ -207,16 +207,16 @@ class ProxyWorker:
 
         The clients in the queue of a worker that is gone would be cut off without a response.
         """
-        open_requests = self._workplace.open_requests
+        open_requests = self._config.open_requests
         while any(open_requests.values()) and time.monotonic() < deadline:
             await asyncio.sleep(_DRAINED_CHECK_S)
 
 
-def run_worker(settings: Settings, workplace: Workplace) -> int:
+def run_worker(settings: Settings, config: WorkerConfig) -> int:
     """Run a worker in this process; the exit status."""
 
     async def work() -> bool:
-        return await ProxyWorker(settings, workplace).run()
+        return await ProxyWorker(settings, config).run()
 
     # A thread that encodes spans must not delay a token.
     sys.setswitchinterval(0.0002)
@@ -224,11 +224,11 @@ def run_worker(settings: Settings, workplace: Workplace) -> int:
         done = runner.run(work())
     # Until the tasks have ended, one could write to a slot.
     if done:
-        workplace.slots.release()
+        config.slots.release()
     return 0
 
 
-def take_over(memory: WorkerMemory | None, handover: HandoverPlace) -> int:
+def take_over(memory: WorkerMemory | None, handover: HandoverAddress) -> int:
     """Hand over what a worker of an earlier run left when it died; the exit status."""
     if memory is None:
         _LOG.warning("a proxy worker died, of a version that leaves nothing of its requests")
@@ -247,7 +247,7 @@ def take_over(memory: WorkerMemory | None, handover: HandoverPlace) -> int:
 
 
 async def _take_over(
-    worker: int, slots: RequestSlots, open_before: int, handover: HandoverPlace
+    worker: int, slots: RequestSlots, open_before: int, handover: HandoverAddress
 ) -> None:
     sender = HandoverSender(
         handover,

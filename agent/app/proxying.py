@@ -16,8 +16,7 @@ from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.models import ServedModels
-from agent.sources.proxy.handover.messages import EngineState, Rotation, WorkerDied
-from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.messages import EngineState, HandoverAddress, Rotation, WorkerDied
 from agent.sources.proxy.handover.receiving import HandoverReceiver
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS
 
@@ -32,7 +31,7 @@ class Proxying:
     def __init__(
         self,
         settings: Settings,
-        place: HandoverPlace,
+        handover: HandoverAddress,
         *,
         pipeline: RequestPipeline,
         events: EnginePipeline,
@@ -60,16 +59,16 @@ class Proxying:
         engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
         session = partial(open_session, settings.tls.ca)
         self._served = [ServedModels(engine.name, engine.url, session()) for engine in engines]
-        self._receiver = self._make_receiver(place, export)
+        self._receiver = self._make_receiver(handover, export)
         self._rotation = None if len(engines) < 2 else self._rotation_of(engines)
         meter.gauge(m.PROXY_OPEN, lambda: self._receiver.live)
         meter.gauge(m.PROXY_WAITING, lambda: self._receiver.waiting)
 
     def _make_receiver(
-        self, place: HandoverPlace, export: Callable[[bytes], None] | None
+        self, handover: HandoverAddress, export: Callable[[bytes], None] | None
     ) -> HandoverReceiver:
         return HandoverReceiver(
-            place,
+            handover,
             accept=self._accept,
             engines=self._states,
             on_failure=self._meter.proxy_failed,

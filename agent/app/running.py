@@ -33,7 +33,7 @@ from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.routes import LiveFigures, live_figures, make_api
 from agent.outputs.web import documentation_page, runbooks
 from agent.settings import Settings
-from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.messages import HandoverAddress
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Agent:
             engines=self._base.engine_rows.read,
             problems=self._outputs.readiness.problems,
             parts=self._outputs.readiness.parts,
-            door=self._listeners.access,
+            access=self._listeners.access,
             documentation=documentation_page(),
             runbooks=runbooks(),
             version=agent.__version__,
@@ -178,7 +178,7 @@ async def run(
     settings: Settings,
     *,
     simulated: bool = False,
-    handover: HandoverPlace | None = None,
+    handover: HandoverAddress | None = None,
     gpus: GpuSource | None = None,
     begin_trial: Callable[[], Trial] | None = None,
 ) -> None:

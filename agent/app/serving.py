@@ -82,7 +82,7 @@ class DatabaseServer:
             engines=lambda: engines_of(self._queries.agents()),
             problems=self._problems,
             parts=self._parts,
-            door=self._listeners.access,
+            access=self._listeners.access,
             documentation=documentation_page(),
             runbooks=runbooks(),
             simulated=any(agent["simulated"] for agent in self._agents),

@@ -14,10 +14,10 @@ from sqlalchemy import Engine
 import agent
 from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.outputs.api.api_context import ApiContext
-from agent.outputs.api.middleware import DoorGuard
+from agent.outputs.api.middleware import AccessGuard
 from agent.outputs.api.routes import live_figures, make_api
 from agent.settings import Settings
-from agent.settings.access import Door
+from agent.settings.access import AccessPolicy
 from agent.store.connection import open_engine
 from agent.store.migrating import require_newest
 from agent.store.sqlite_place import sqlite_path
@@ -31,7 +31,7 @@ _ADVICE = "give the agent's settings with --config, or the address of a running 
 class StoredApi:
     """The API of a database that is open."""
 
-    def __init__(self, api: DoorGuard) -> None:
+    def __init__(self, api: AccessGuard) -> None:
         self._api = api
 
     def __call__(self, route: str, **parameters: str | int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def stored_context(engine: Engine, settings: Settings) -> ApiContext:
         engines=tuple,
         problems=tuple,
         parts=dict,
-        door=Door(),
+        access=AccessPolicy(),
         documentation="",
         runbooks={},
         version=agent.__version__,
@@ -96,7 +96,7 @@ def stored_context(engine: Engine, settings: Settings) -> ApiContext:
     )
 
 
-async def _called(api: DoorGuard, path: str, query: str) -> tuple[int, bytes]:
+async def _called(api: AccessGuard, path: str, query: str) -> tuple[int, bytes]:
     """The status and body of one GET."""
     scope: dict[str, Any] = {
         "type": "http",

@@ -58,16 +58,16 @@ class SecuritySettings(Section):
         """
         if self.insecure or not {"listen", "otlp"} <= sections.keys():
             return
-        doors = [("listen.host", sections["listen"].host, "read_tokens", self.read_tokens)]
+        listeners = [("listen.host", sections["listen"].host, "read_tokens", self.read_tokens)]
         for name in ("grpc", "http"):
             address = getattr(sections["otlp"], name)
             if address is not None:
                 host, _ = host_and_port(address)
-                doors.append((f"otlp.{name}", host, "ingest_tokens", self.ingest_tokens))
+                listeners.append((f"otlp.{name}", host, "ingest_tokens", self.ingest_tokens))
         open_to_all = [
             f"{name} {host} is open to other machines without a token: set security.{key} to a "
             "file of tokens, or start with --insecure (security.insecure: true)"
-            for name, host, key, tokens in doors
+            for name, host, key, tokens in listeners
             if tokens is None and not is_loopback(host)
         ]
         if open_to_all:
@@ -100,15 +100,15 @@ _TOKENS_BYTES = 64 * 1024
 _BEARER = "bearer "
 
 
-class DoorRefusal(Enum):
-    """Why somebody may not come in, with the sentence for them."""
+class AccessRefusal(Enum):
+    """Why a client may not use the agent, with a sentence for it."""
 
     HOST = "the agent is not known by the name in the Host header; see security.allowed_hosts"
     TOKEN = "send a valid token, as in Authorization: Bearer TOKEN"
 
 
 class TokenFile:
-    """The tokens of a file, one on each line. One that cannot be read or used lets nobody in.
+    """The tokens of a file, one on each line. If it cannot be read or used, no client is allowed.
 
     Safe on every thread.
     """
@@ -138,7 +138,7 @@ class TokenFile:
             problem = f"{self._sentence(error)}; its former tokens stay valid"
         except (OSError, ValueError) as error:
             self._content, self._digests = b"", ()
-            problem = f"{self._sentence(error)}; nobody is let in until it is corrected"
+            problem = f"{self._sentence(error)}; every request is refused until it is corrected"
         if problem not in (None, self._problem):
             _LOG.warning(problem)
         self._problem = problem
@@ -180,23 +180,23 @@ def _digest(token: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """The check of one address; without `tokens` anybody may come in."""
+class AccessPolicy:
+    """Who may use one listener; without `tokens` every client may."""
 
     hosts: frozenset[str] | None = None
     tokens: TokenFile | None = None
 
-    def refusal(self, host: str | None, authorization: str | None) -> DoorRefusal | None:
-        """Why a request with these headers may not come in; None if it may."""
-        if not self.is_known(host):
-            return DoorRefusal.HOST
-        return None if self.lets_in(authorization) else DoorRefusal.TOKEN
+    def refusal(self, host: str | None, authorization: str | None) -> AccessRefusal | None:
+        """Why a request with these headers is refused; None if it is allowed."""
+        if not self.allows_host(host):
+            return AccessRefusal.HOST
+        return None if self.is_authorized(authorization) else AccessRefusal.TOKEN
 
-    def is_known(self, host: str | None) -> bool:
-        """Whether the agent is called by this name; programs that are no browser may send none."""
+    def allows_host(self, host: str | None) -> bool:
+        """Whether the Host header is allowed. Clients other than browsers may omit it."""
         return self.hosts is None or host is None or _is_known(_name(host), self.hosts)
 
-    def lets_in(self, authorization: str | None) -> bool:
+    def is_authorized(self, authorization: str | None) -> bool:
         """Whether an Authorization header has a token."""
         if self.tokens is None:
             return True

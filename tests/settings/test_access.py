@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import SettingsInvalid
-from agent.settings.access import Door, DoorRefusal, TokenFile, known_hosts
+from agent.settings.access import AccessPolicy, AccessRefusal, TokenFile, known_hosts
 from tests.real_parts.waiting import eventually
 from tests.settings.reading import problem, problems, read
 
@@ -23,17 +23,17 @@ def written(folder: Path, *tokens: str) -> Path:
 
 @pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER  {} "])
 def test_each_token_of_the_file_opens_the_door(tmp_path: Path, form: str) -> None:
-    door = Door(tokens=TokenFile("security.read_tokens", written(tmp_path, ONE, OTHER)))
+    access = AccessPolicy(tokens=TokenFile("security.read_tokens", written(tmp_path, ONE, OTHER)))
     for token in (ONE, OTHER):
-        assert door.refusal("evil.example", form.format(token)) is None
+        assert access.refusal("evil.example", form.format(token)) is None
 
 
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer ", f"Basic {ONE}", ONE, f"Bearer {ONE[:-1]}", "Bearer é"]
 )
 def test_nothing_else_opens_it(tmp_path: Path, header: str | None) -> None:
-    door = Door(tokens=TokenFile("security.read_tokens", written(tmp_path, ONE)))
-    assert door.refusal("localhost", header) is DoorRefusal.TOKEN
+    access = AccessPolicy(tokens=TokenFile("security.read_tokens", written(tmp_path, ONE)))
+    assert access.refusal("localhost", header) is AccessRefusal.TOKEN
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -49,7 +49,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureF
     tokens.refresh()
     tokens.refresh()
     assert not tokens.holds(OTHER)
-    assert caplog.text.count("nobody is let in") == 2
+    assert caplog.text.count("every request is refused") == 2
     assert "of-the-test" not in caplog.text
     written(tmp_path, ONE)
     tokens.refresh()
@@ -149,9 +149,9 @@ def test_a_file_without_usable_tokens_is_a_problem_of_the_settings(
     ],
 )
 def test_only_known_names_reach_a_door_without_tokens(host: str | None, known: bool) -> None:
-    door = Door(known_hosts("gpu-7", ["Goodput.example.org", "*.pods.example.org"]))
-    assert (door.refusal(host, None) is None) is known
-    assert known or door.refusal(host, None) is DoorRefusal.HOST
+    access = AccessPolicy(known_hosts("gpu-7", ["Goodput.example.org", "*.pods.example.org"]))
+    assert (access.refusal(host, None) is None) is known
+    assert known or access.refusal(host, None) is AccessRefusal.HOST
 
 
 OPEN = "0.0.0.0"

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from agent.analysis.comparison.measures import MEASURES
-from agent.analysis.comparison.run_columns import RunColumns, cut
+from agent.analysis.comparison.run_columns import RunColumns, split_runs
 from agent.analysis.cost.bill import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
 from agent.catalog.definitions import Verdict
@@ -36,7 +36,7 @@ def at(seconds: float, **given: Any) -> Mapping[str, Any]:
 
 
 def figures(run: RunColumns) -> dict[str, float]:
-    alone, _ = cut(run, run)
+    alone, _ = split_runs(run, run)
     pairs = {measure.name: measure.pair(alone, alone) for measure in MEASURES}
     return {name: pair.before.value for name, pair in pairs.items() if pair is not None}
 

@@ -24,7 +24,7 @@ from agent.analysis.comparison.resampling import (
     rejected,
     variation,
 )
-from agent.analysis.comparison.run_columns import CutRun, RunColumns, RunFigures, cut
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures, SplitRun, split_runs
 
 # The share of comparisons in which any line says better or worse by chance.
 _LEVEL = 0.05
@@ -86,7 +86,7 @@ def compare(before: RunColumns, after: RunColumns) -> Comparison:
 
     If the load changed, figures that depend on it say so instead of better or worse.
     """
-    first, second = cut(before, after)
+    first, second = split_runs(before, after)
     shuffles = Shuffles.of(first.blocks.number, second.blocks.number)
 
     def lines(measures: Sequence[Measure], level: float) -> list[ComparedLine]:
@@ -134,7 +134,7 @@ def compare_figures(before: RunColumns | RunFigures, after: RunColumns | RunFigu
 def _figures(run: RunColumns | RunFigures) -> Mapping[str, float]:
     if isinstance(run, RunFigures):
         return run.figures
-    alone, _ = cut(run, run)
+    alone, _ = split_runs(run, run)
     pairs = {each.name: each.pair(alone, alone) for each in (*LOAD_MEASURES, *MEASURES)}
     return {name: pair.before.value for name, pair in pairs.items() if pair is not None}
 
@@ -147,7 +147,7 @@ def _without_evidence(measure: Measure, before: float | None, after: float | Non
     return ComparedLine(measure=measure, before=first, after=second, change=change)
 
 
-def _line(measure: Measure, runs: tuple[CutRun, CutRun], shuffles: Shuffles) -> ComparedLine:
+def _line(measure: Measure, runs: tuple[SplitRun, SplitRun], shuffles: Shuffles) -> ComparedLine:
     pair = measure.pair(*runs)
     if pair is None:
         return ComparedLine(measure=measure, before=None, after=None)

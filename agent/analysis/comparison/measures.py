@@ -17,7 +17,7 @@ from agent.analysis.comparison.resampling import (
     relative,
     together,
 )
-from agent.analysis.comparison.run_columns import CutRun
+from agent.analysis.comparison.run_columns import SplitRun
 from agent.catalog.time_units import HOUR_S
 from agent.records.columns import Array
 from agent.records.event import EventKind
@@ -60,8 +60,8 @@ class Pair(NamedTuple):
     both: Measured
 
 
-PairOf = Callable[[CutRun, CutRun], Pair | None]
-SumsOf = Callable[[CutRun], Ratio | None]
+PairOf = Callable[[SplitRun, SplitRun], Pair | None]
+SumsOf = Callable[[SplitRun], Ratio | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def percentile_name(name: str, quantile: float) -> str:
 
 
 def _percentile_of(column: str, quantile: float) -> PairOf:
-    def pair(before: CutRun, after: CutRun) -> Pair | None:
+    def pair(before: SplitRun, after: SplitRun) -> Pair | None:
         values = [getattr(each.run, column) for each in (before, after)]
         found = percentiles(quantile, values, [before.blocks, after.blocks])
         return None if found is None else Pair(found[0], found[1], both(found[0], found[1]))
@@ -122,7 +122,7 @@ def _percentiles_of(
 
 
 def _ratio_of(sums: SumsOf) -> PairOf:
-    def pair(before: CutRun, after: CutRun) -> Pair | None:
+    def pair(before: SplitRun, after: SplitRun) -> Pair | None:
         first, second = sums(before), sums(after)
         if first is None or second is None:
             return None
@@ -181,46 +181,46 @@ def _known(values: Array) -> Array:
 
 
 def _mean(column: str) -> SumsOf:
-    def ratio(cut: CutRun) -> Ratio | None:
-        values = getattr(cut.run, column)
-        known = cut.blocks.sums(_known(values))
-        return Ratio(cut.blocks.sums(values), known) if known.any() else None
+    def ratio(split: SplitRun) -> Ratio | None:
+        values = getattr(split.run, column)
+        known = split.blocks.sums(_known(values))
+        return Ratio(split.blocks.sums(values), known) if known.any() else None
 
     return ratio
 
 
 def _rate(column: str) -> SumsOf:
-    def ratio(cut: CutRun) -> Ratio | None:
-        values = getattr(cut.run, column)
-        return Ratio(cut.blocks.sums(values), cut.seconds) if _known(values).any() else None
+    def ratio(split: SplitRun) -> Ratio | None:
+        values = getattr(split.run, column)
+        return Ratio(split.blocks.sums(values), split.seconds) if _known(values).any() else None
 
     return ratio
 
 
-def _requests(cut: CutRun) -> Ratio:
-    return Ratio(cut.blocks.sums(np.ones(cut.run.requests)), cut.seconds)
+def _requests(split: SplitRun) -> Ratio:
+    return Ratio(split.blocks.sums(np.ones(split.run.requests)), split.seconds)
 
 
 def _of_minutes(part: str, whole: str, unit: float = 1.0) -> SumsOf:
     """A sum over another one, of the minutes that know both."""
 
-    def ratio(cut: CutRun) -> Ratio | None:
-        parts, wholes = (getattr(cut.run.minutes, name) for name in (part, whole))
+    def ratio(split: SplitRun) -> Ratio | None:
+        parts, wholes = (getattr(split.run.minutes, name) for name in (part, whole))
         known = _known(parts + wholes) > 0
         if not np.any(known & (wholes > 0)):
             return None
-        sums = (cut.minutes.sums(np.where(known, each, 0.0)) for each in (parts * unit, wholes))
+        sums = (split.minutes.sums(np.where(known, each, 0.0)) for each in (parts * unit, wholes))
         return Ratio(*sums)
 
     return ratio
 
 
 def _events_of(kinds: Sequence[EventKind]) -> SumsOf:
-    def ratio(cut: CutRun) -> Ratio | None:
-        if cut.run.events is None:
+    def ratio(split: SplitRun) -> Ratio | None:
+        if split.run.events is None:
             return None
-        counts = sum(cut.events(cut.run.events.get(kind, np.empty(0))) for kind in kinds)
-        return Ratio(np.asarray(counts, dtype=float), cut.seconds / HOUR_S)
+        counts = sum(split.events(split.run.events.get(kind, np.empty(0))) for kind in kinds)
+        return Ratio(np.asarray(counts, dtype=float), split.seconds / HOUR_S)
 
     return ratio
 

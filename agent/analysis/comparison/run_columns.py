@@ -151,7 +151,7 @@ class Blocks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CutRun:
+class SplitRun:
     """A run with the blocks of its requests and of its minutes.
 
     Each block is correlated with the next one at least by `likeness`.
@@ -175,13 +175,13 @@ class CutRun:
         return blocks_of(at_s, self.run.length_s, self.block_s).sums(np.ones(len(at_s)))
 
 
-def cut(before: RunColumns, after: RunColumns) -> tuple[CutRun, CutRun]:
+def split_runs(before: RunColumns, after: RunColumns) -> tuple[SplitRun, SplitRun]:
     """Both runs in blocks of one length."""
     number, likeness = _number((before, after))
     lengths_s = before.length_s, after.length_s
     block_s = max(min(lengths_s) / number, max(lengths_s) / _MOST_BLOCKS)
     first, second = (
-        CutRun(
+        SplitRun(
             run,
             blocks_of(run.ended_s, run.length_s, block_s),
             blocks_of(run.minutes.at_s, run.length_s, block_s),

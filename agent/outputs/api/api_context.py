@@ -18,7 +18,7 @@ from agent.records.queries import (
     Selection,
     Window,
 )
-from agent.settings.access import Door
+from agent.settings.access import AccessPolicy
 
 Row = Mapping[str, Any]
 
@@ -132,7 +132,7 @@ class ApiContext:
     engines: Callable[[], Sequence[Row]]
     problems: Callable[[], Sequence[str]]
     parts: Callable[[], Mapping[str, str]]
-    door: Door
+    access: AccessPolicy
     documentation: str
     runbooks: Mapping[str, str]
     version: str

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from agent.outputs.api.query_parameters import overloaded
-from agent.settings.access import Door, DoorRefusal
+from agent.settings.access import AccessPolicy, AccessRefusal
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -25,19 +25,19 @@ _HEADERS = (
 )
 # For responses that are no page.
 _NOTHING = b"default-src 'none'; frame-ancestors 'none'"
-_REFUSED: dict[DoorRefusal, tuple[int, dict[str, str]]] = {
+_REFUSED: dict[AccessRefusal, tuple[int, dict[str, str]]] = {
     # Misdirected Request, RFC 9110, 15.5.20.
-    DoorRefusal.HOST: (421, {}),
-    DoorRefusal.TOKEN: (401, {"WWW-Authenticate": "Bearer"}),
+    AccessRefusal.HOST: (421, {}),
+    AccessRefusal.TOKEN: (401, {"WWW-Authenticate": "Bearer"}),
 }
 
 
-class DoorGuard:
+class AccessGuard:
     """ASGI middleware around the whole API."""
 
-    def __init__(self, app: Application, door: Door) -> None:
+    def __init__(self, app: Application, access: AccessPolicy) -> None:
         self._app = app
-        self._door = door
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI call."""
@@ -58,14 +58,18 @@ class DoorGuard:
             response = JSONResponse({"detail": refusal.value}, status, headers)
             await response(scope, receive, guarded)
 
-    def _refusal(self, scope: Scope) -> DoorRefusal | None:
+    def _refusal(self, scope: Scope) -> AccessRefusal | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         path = scope["path"]
-        if not self._door.is_known(headers.get(b"host")):
-            return DoorRefusal.HOST
+        if not self._access.allows_host(headers.get(b"host")):
+            return AccessRefusal.HOST
         if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS):
             return None
-        return None if self._door.lets_in(headers.get(b"authorization")) else DoorRefusal.TOKEN
+        return (
+            None
+            if self._access.is_authorized(headers.get(b"authorization"))
+            else AccessRefusal.TOKEN
+        )
 
 
 def _with_headers(headers: Any) -> list[tuple[bytes, bytes]]:

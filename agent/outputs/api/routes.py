@@ -28,13 +28,13 @@ from agent.outputs.api.list_routes import (
     gpu_response,
     gpu_routes,
 )
-from agent.outputs.api.middleware import DoorGuard, QueryGate
+from agent.outputs.api.middleware import AccessGuard, QueryGate
 from agent.outputs.api.objective_routes import ObjectiveResponse, objective_routes, objectives_over
 from agent.outputs.api.operation_routes import add_page, operation_routes, runbook_routes
 from agent.outputs.api.query_parameters import REFUSALS, add_refusals
 from agent.outputs.api.request_routes import request_routes
 from agent.records.queries import Selection
-from agent.settings.access import Door
+from agent.settings.access import AccessPolicy
 
 EVERY_S = 2.0
 # Each has a connection, and a place among the queries that may run at once.
@@ -109,7 +109,7 @@ def _live_problem(sentence: str) -> ServerSentEvent:
     return ServerSentEvent(event="problem", data=sentence)
 
 
-def live_routes(live: LiveFigures, door: Door) -> APIRouter:
+def live_routes(live: LiveFigures, access: AccessPolicy) -> APIRouter:
     """The route of the live figures."""
     router = APIRouter(tags=["figures"])
 
@@ -119,7 +119,7 @@ def live_routes(live: LiveFigures, door: Door) -> APIRouter:
         """Server-sent events: `figures` every two seconds, or a `problem` in one sentence."""
         token = request.headers.get("authorization")
         # The token was valid at the start, and may be removed from its file since.
-        async for event in live.stream(lambda: door.lets_in(token)):
+        async for event in live.stream(lambda: access.is_authorized(token)):
             yield event
 
     return router
@@ -147,7 +147,7 @@ def live_figures(context: ApiContext) -> LiveFigures:
     return LiveFigures(read)
 
 
-def make_api(context: ApiContext, live: LiveFigures) -> DoorGuard:
+def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:
     """The application: page, metrics, health and `/api/v1`."""
     api = FastAPI(
         docs_url=None,
@@ -170,14 +170,14 @@ def make_api(context: ApiContext, live: LiveFigures) -> DoorGuard:
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)
     api.add_middleware(QueryGate, within_s=context.query_limit_s + _GRACE_S)
-    return DoorGuard(api, context.door)
+    return AccessGuard(api, context.access)
 
 
 def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
     """Those below /api/v1."""
     return (
         figure_routes(context),
-        live_routes(live, context.door),
+        live_routes(live, context.access),
         efficiency_routes(context),
         breakdown_routes(context),
         length_routes(context),

@@ -10,7 +10,7 @@ from agent.catalog.engine_flags import AUDITED_FLAGS, FLAG_ALIASES, FLAGS_FILE
 from agent.records.audit import CommandLine
 from agent.records.host import ProcessRole
 from agent.sources.host.flags import limits_given
-from agent.sources.host.processes import ProcessFinder, Whereabouts
+from agent.sources.host.processes import ProcessFinder, ProcessLocator
 from agent.sources.host.procfs import Procfs
 from agent.sources.host.unreadable import HostUnreadable
 
@@ -26,14 +26,14 @@ class EngineProcesses:
 
 
 def read_processes(
-    where: Whereabouts, now: float, *, proc: Path = Path("/proc")
+    locator: ProcessLocator, now: float, *, proc: Path = Path("/proc")
 ) -> EngineProcesses:
     """The engine's processes as far as they are visible. Raises nothing for those that are not."""
     files = Procfs(proc)
-    finder = ProcessFinder(files, where, ticks_per_s=os.sysconf("SC_CLK_TCK"))
+    finder = ProcessFinder(files, locator, ticks_per_s=os.sysconf("SC_CLK_TCK"))
     try:
         found = finder.read(now)
-        addresses = _addresses(files, where)
+        addresses = _addresses(files, locator)
     except (HostUnreadable, OSError) as error:
         return EngineProcesses(problem=str(error))
     # The front first: the others may be a script that started it.
@@ -71,7 +71,7 @@ def _is_vllm(words: Sequence[str]) -> bool:
     return any(word.startswith("vllm.") or Path(word).name == "vllm" for word in words)
 
 
-def _addresses(files: Procfs, where: Whereabouts) -> frozenset[str] | None:
-    if not where.same_machine or where.port is None:
+def _addresses(files: Procfs, locator: ProcessLocator) -> frozenset[str] | None:
+    if not locator.same_machine or locator.port is None:
         return None
-    return files.listening_addresses(where.port) or None
+    return files.listening_addresses(locator.port) or None

@@ -28,7 +28,7 @@ Identity = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
+class ProcessLocator:
     """How to find the engine's processes: by PID, or else by port, or else by title.
 
     If the engine is not on the `same_machine`, only PIDs are used.
@@ -42,9 +42,9 @@ class Whereabouts:
 class ProcessFinder:
     """Finds the processes of one engine once and then follows them."""
 
-    def __init__(self, proc: Procfs, whereabouts: Whereabouts, *, ticks_per_s: int) -> None:
+    def __init__(self, proc: Procfs, locator: ProcessLocator, *, ticks_per_s: int) -> None:
         self._proc = proc
-        self._whereabouts = whereabouts
+        self._locator = locator
         self._ticks_per_s = ticks_per_s
         self._known: dict[Identity, ProcessRole] = {}
         self._given: dict[int, Stat] = {}
@@ -93,25 +93,25 @@ class ProcessFinder:
 
     def _listening(self) -> tuple[Collection[int], Collection[int]]:
         """The sockets that listen on the engine's port, and those on other ports."""
-        if not self._whereabouts.same_machine:
+        if not self._locator.same_machine:
             return (), ()
         listening = self._proc.listening()
-        ours = {inode for inode, port in listening.items() if port == self._whereabouts.port}
+        ours = {inode for inode, port in listening.items() if port == self._locator.port}
         return ours, listening.keys() - ours
 
     def _tops(
         self, stats: Mapping[int, Stat], ours: Collection[int], strange: Collection[int]
     ) -> frozenset[int]:
         """The roots of the engine's process trees."""
-        if self._whereabouts.pids:
+        if self._locator.pids:
             return self._given_pids(stats)
-        if not self._whereabouts.same_machine:
+        if not self._locator.same_machine:
             return frozenset()
         return self._holders(stats, ours) or self._titled(stats, strange)
 
     def _given_pids(self, stats: Mapping[int, Stat]) -> frozenset[int]:
         """The configured PIDs that live, without those that another program reused."""
-        for pid in self._whereabouts.pids:
+        for pid in self._locator.pids:
             stat, before = stats.get(pid), self._given.get(pid)
             if stat and (before is None or before.comm == stat.comm):
                 self._given[pid] = stat
@@ -169,13 +169,13 @@ class ProcessFinder:
         )
 
     def _why_not(self) -> str:
-        where = self._whereabouts
-        if where.pids:
-            return f"no process has one of the PIDs {', '.join(map(str, where.pids))}"
-        if not where.same_machine:
+        locator = self._locator
+        if locator.pids:
+            return f"no process has one of the PIDs {', '.join(map(str, locator.pids))}"
+        if not locator.same_machine:
             return "the engine's URL is not of this machine, and no PIDs are configured"
         return (
-            f"no visible process listens on port {where.port}, and none or several engines have "
+            f"no visible process listens on port {locator.port}, and none or several engines have "
             "processes with titles: share the PID namespace and the user, or configure PIDs"
         )
 

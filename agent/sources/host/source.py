@@ -16,7 +16,7 @@ from agent.records.host import (
 from agent.sources.host.cgroups import CgroupReader
 from agent.sources.host.flags import limits_given
 from agent.sources.host.log import LogFollower
-from agent.sources.host.processes import ProcessFinder, Whereabouts
+from agent.sources.host.processes import ProcessFinder, ProcessLocator
 from agent.sources.host.procfs import Procfs
 from agent.sources.host.unreadable import HostUnreadable
 
@@ -44,7 +44,7 @@ class HostSource:
         self._proc = Procfs(proc)
         self._finder = ProcessFinder(
             self._proc,
-            whereabouts(url, pids, same_machine),
+            process_locator(url, pids, same_machine),
             ticks_per_s=os.sysconf("SC_CLK_TCK"),
         )
         self._cgroup = CgroupReader(self._proc, cgroups)
@@ -90,15 +90,15 @@ class HostSource:
         return kills
 
 
-def whereabouts(
+def process_locator(
     url: str, pids: Sequence[int] = (), same_machine: bool | None = None
-) -> Whereabouts:
+) -> ProcessLocator:
     """How to find the processes of the engine at a URL."""
     parts = urlsplit(url)
     if same_machine is None:
         same_machine = _is_local(parts.hostname or "")
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
-    return Whereabouts(pids=tuple(pids), port=port, same_machine=same_machine)
+    return ProcessLocator(pids=tuple(pids), port=port, same_machine=same_machine)
 
 
 def _is_local(host: str) -> bool:

@@ -76,7 +76,7 @@ OFTEN = (
     Getter("nvmlDeviceGetPowerUsage", (_key(f.POWER),), _times(1e-3)),
     Getter("nvmlDeviceGetTotalEnergyConsumption", (_key(f.ENERGY),), _times(1e-3)),
 )
-SELDOM = (
+CACHED = (
     Getter("nvmlDeviceGetPersistenceMode", (_key(f.PERSISTENCE),), _times(1)),
     Getter("nvmlDeviceGetEnforcedPowerLimit", (_key(f.POWER_LIMIT),), _times(1e-3)),
     Getter(
@@ -147,8 +147,8 @@ class Throttling:
         return next((value for value in values if value is not None), None)
 
 
-class Seldom:
-    """A part that is read every `every_s`; in between its last facts are repeated."""
+class CachedPart:
+    """A part that is read every `every_s`; in between its facts come from a cache."""
 
     def __init__(self, part: Part, every_s: float) -> None:
         self._part = part

@@ -11,11 +11,11 @@ from agent.records.gpu import FactKey, Facts, GpuSample, ProcessMemory
 from agent.sources.nvml.calls import GpuCalls, Nvml
 from agent.sources.nvml.fields import FieldBatch
 from agent.sources.nvml.getters import (
+    CACHED,
     OFTEN,
-    SELDOM,
+    CachedPart,
     Getters,
     Part,
-    Seldom,
     Throttling,
     process_memory,
 )
@@ -24,7 +24,7 @@ from agent.sources.nvml.library import GpuLost
 from agent.sources.nvml.mig import MigInstances
 
 # Process lists take milliseconds, and limits, maxima and MIG rarely change.
-SELDOM_S = 10.0
+CACHED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Gpu:
         self._xid_facts = xid_facts
         active = has_activity(self.calls, handle)
         self._activity = ActivityCounters(self.calls, handle) if active else None
-        self._mig = MigInstances(self.calls, handle, active=active, every_s=SELDOM_S)
+        self._mig = MigInstances(self.calls, handle, active=active, every_s=CACHED_S)
         self._parts = self._all_parts()
         self._processes: ProcessMemory | None = None
         self._processes_due = -math.inf
@@ -64,7 +64,7 @@ class Gpu:
             FieldBatch(calls, handle),
             Getters(OFTEN, calls, handle),
             Throttling(calls, handle),
-            Seldom(Getters(SELDOM, calls, handle), SELDOM_S),
+            CachedPart(Getters(CACHED, calls, handle), CACHED_S),
         ]
         return (*parts, self._activity) if self._activity else tuple(parts)
 
@@ -76,7 +76,7 @@ class Gpu:
         for part in self._parts:
             part.add_to(facts, at)
         if at >= self._processes_due:
-            self._processes_due = at + SELDOM_S
+            self._processes_due = at + CACHED_S
             self._processes = process_memory(self.calls, self.handle)
         if self.calls.silent:
             raise GpuLost(GPU_SILENT, f"GPU {self.identity.uuid}: every call fails")

@@ -6,7 +6,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agent.catalog.reasons import ExportRefused
 from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
-from agent.settings.access import DoorRefusal
+from agent.settings.access import AccessRefusal
 from agent.sources.otlp.limits import BodyTooSlow, NoRoom
 from agent.sources.otlp.receiver import ExportResult
 
@@ -43,8 +43,8 @@ TOO_SLOW = Refusal(ExportRefused.TOO_SLOW, 503, UNAVAILABLE, retryable=True)
 
 
 AT_THE_DOOR = {
-    DoorRefusal.TOKEN: Refusal(ExportRefused.TOKEN, 401, UNAUTHENTICATED),
-    DoorRefusal.HOST: Refusal(ExportRefused.HOST, 421, PERMISSION_DENIED),
+    AccessRefusal.TOKEN: Refusal(ExportRefused.TOKEN, 401, UNAUTHENTICATED),
+    AccessRefusal.HOST: Refusal(ExportRefused.HOST, 421, PERMISSION_DENIED),
 }
 
 REFUSALS: dict[type[Exception], Refusal] = {

@@ -11,7 +11,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import PayloadInvalid, SettingsInvalid
-from agent.settings.access import Door, DoorRefusal
+from agent.settings.access import AccessPolicy, AccessRefusal
 from agent.sources.client_connection import RETRY_AFTER_S
 from agent.sources.otlp.export_refusals import (
     AT_THE_DOOR,
@@ -58,12 +58,12 @@ class OtlpGrpc:
         address: str,
         *,
         message_within_s: float = GRPC_MESSAGE_WITHIN_S,
-        door: Door | None = None,
+        access: AccessPolicy | None = None,
         tls: TlsFiles | None = None,
         connections: int | None = None,
     ) -> None:
-        """Without a door everybody may send."""
-        self._door = door or Door()
+        """Without an access policy every client may send."""
+        self._access = access or AccessPolicy()
         self._tls = tls
         limits = () if connections is None else ((_MOST_CONNECTIONS, connections),)
         self._options = _OPTIONS + limits
@@ -111,10 +111,10 @@ class OtlpGrpc:
         await _abort(context, *result)
 
     async def _take(self, context: Any) -> ExportResult | tuple[Refusal, str]:
-        if (at_the_door := self._at_the_door(context)) is not None:
-            refusal = AT_THE_DOOR[at_the_door]
+        if (refused := self._refused_access(context)) is not None:
+            refusal = AT_THE_DOOR[refused]
             self._receiver.refused(refusal.reason)
-            return refusal, at_the_door.value
+            return refusal, refused.value
         try:
             body = await self._read(context)
             with self._receiver.reserve() as memory:
@@ -125,11 +125,11 @@ class OtlpGrpc:
             self._receiver.refused(refusal.reason)
             return refusal, public(error)
 
-    def _at_the_door(self, context: Any) -> DoorRefusal | None:
-        if self._door.tokens is None:
+    def _refused_access(self, context: Any) -> AccessRefusal | None:
+        if self._access.tokens is None:
             return None
         # No browser can send this protocol, so the name of the host does not matter.
-        return self._door.refusal(None, dict(context.invocation_metadata()).get("authorization"))
+        return self._access.refusal(None, dict(context.invocation_metadata()).get("authorization"))
 
     async def _read(self, context: Any) -> bytes:
         try:

@@ -10,7 +10,7 @@ from google.rpc.status_pb2 import Status
 
 from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
-from agent.settings.access import Door
+from agent.settings.access import AccessPolicy
 from agent.sources.client_connection import RETRY_AFTER_S
 from agent.sources.otlp.export_refusals import (
     AT_THE_DOOR,
@@ -48,10 +48,10 @@ class OtlpHttp:
         receiver: Receiver,
         body_within_s: float = BODY_WITHIN_S,
         *,
-        door: Door | None = None,
+        access: AccessPolicy | None = None,
     ) -> None:
-        """Without a door everybody may send."""
-        self._door = door or Door()
+        """Without an access policy every client may send."""
+        self._access = access or AccessPolicy()
         self._receiver = receiver
         self._body_within_s = body_within_s
 
@@ -62,9 +62,9 @@ class OtlpHttp:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         content_type = headers.get(b"content-type", "").split(";")[0].strip().lower()
         encoding = headers.get(b"content-encoding", "").strip().lower()
-        at_the_door = self._door.refusal(headers.get(b"host"), headers.get(b"authorization"))
-        if at_the_door is not None:
-            await self._refuse(send, AT_THE_DOOR[at_the_door], at_the_door.value, content_type)
+        refused = self._access.refusal(headers.get(b"host"), headers.get(b"authorization"))
+        if refused is not None:
+            await self._refuse(send, AT_THE_DOOR[refused], refused.value, content_type)
             return
         refusal = _refusal(scope, content_type, encoding)
         if refusal is not None:

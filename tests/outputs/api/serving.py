@@ -23,7 +23,7 @@ from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow, RequestCost
 from agent.records.objective import ExplainedRequest, Objective
 from agent.records.request import RequestRecord
-from agent.settings.access import Door
+from agent.settings.access import AccessPolicy
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
@@ -189,21 +189,23 @@ class Api:
 
 
 @contextmanager
-def open_api(folder: Path, *, migrated: bool = True, door: Door | None = None) -> Iterator[Api]:
+def open_api(
+    folder: Path, *, migrated: bool = True, access: AccessPolicy | None = None
+) -> Iterator[Api]:
     """Serve an API over a new database in this folder, which has no tables unless `migrated`."""
     file = folder / "goodput.db"
     if migrated:
         file.write_bytes(migrated_file())
-    with open_api_at(f"sqlite:///{file}", door) as api:
+    with open_api_at(f"sqlite:///{file}", access) as api:
         yield api
 
 
 @contextmanager
-def open_api_at(url: str, door: Door | None = None) -> Iterator[Api]:
+def open_api_at(url: str, access: AccessPolicy | None = None) -> Iterator[Api]:
     """Serve an API over the database at this URL."""
     engine = open_engine(url)
     agent = ServedAgent()
-    context = _context(engine, agent, door or Door())
+    context = _context(engine, agent, access or AccessPolicy())
     live = live_figures(context)
     with served(make_api(context, live), live.stop) as api_url:
         api = Api(api_url, engine, agent)
@@ -212,7 +214,7 @@ def open_api_at(url: str, door: Door | None = None) -> Iterator[Api]:
     engine.dispose()
 
 
-def _context(engine: Engine, agent: ServedAgent, door: Door) -> ApiContext:
+def _context(engine: Engine, agent: ServedAgent, access: AccessPolicy) -> ApiContext:
     queries, minutes = stored_queries(engine)
     return ApiContext(
         queries=queries,
@@ -225,7 +227,7 @@ def _context(engine: Engine, agent: ServedAgent, door: Door) -> ApiContext:
         engines=lambda: agent.engines,
         problems=lambda: agent.problems,
         parts=lambda: {"store": "ok"},
-        door=door,
+        access=access,
         documentation=documentation_page(),
         runbooks=runbooks(),
         version="1.2.3",

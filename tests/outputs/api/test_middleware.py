@@ -1,4 +1,4 @@
-"""The API's door: tokens, names of hosts, and the headers that browsers obey."""
+"""Who may use the API: tokens, names of hosts, and the headers that browsers obey."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import requests
 from playwright.sync_api import Browser
 
 from agent.outputs.web import content_policy
-from agent.settings.access import Door, TokenFile, known_hosts
+from agent.settings.access import AccessPolicy, TokenFile, known_hosts
 from tests.outputs.api.serving import WITHIN_S, Api, open_api
 from tests.real_parts.chromium import browsing, opened_in
 from tests.records.making import objective, record
@@ -28,8 +28,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """An API that wants a token."""
     folder = tmp_path_factory.mktemp("locked")
     (folder / "tokens").write_text(TOKEN)
-    door = Door(tokens=TokenFile("security.read_tokens", folder / "tokens"))
-    with open_api(folder, door=door) as api:
+    access = AccessPolicy(tokens=TokenFile("security.read_tokens", folder / "tokens"))
+    with open_api(folder, access=access) as api:
         api.store([record(1, ended_at=api.agent.now - 1)], [objective()])
         yield api
 
@@ -69,7 +69,9 @@ def test_every_response_restricts_what_a_browser_does_with_it(locked: Api, path:
 
 
 def test_a_page_of_another_site_reaches_nothing_by_its_own_name(tmp_path: Path) -> None:
-    with open_api(tmp_path, door=Door(known_hosts("127.0.0.1", ["goodput.example.org"]))) as api:
+    with open_api(
+        tmp_path, access=AccessPolicy(known_hosts("127.0.0.1", ["goodput.example.org"]))
+    ) as api:
         port = api.url.rpartition(":")[2]
         for path in (*CLOSED, *OPEN):
             refused = get(api, path, Host=f"evil.example:{port}")

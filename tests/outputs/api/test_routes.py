@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 from agent.errors import StoreUnavailable
 from agent.outputs.api import routes
 from agent.outputs.api.routes import LiveFigures, LiveResponse
-from agent.settings.access import Door, TokenFile
+from agent.settings.access import AccessPolicy, TokenFile
 from tests.outputs.api.serving import Api, open_api
 from tests.records.making import objective, record
 
@@ -89,8 +89,8 @@ def test_a_stream_ends_with_its_token_and_others_go_on(
     read_tokens = tmp_path / "tokens"
     read_tokens.write_text(f"{TOKEN}\n{OTHER}\n")
     tokens = TokenFile("security.read_tokens", read_tokens)
-    door = Door(tokens=tokens)
-    with open_api(tmp_path, door=door) as api:
+    access = AccessPolicy(tokens=tokens)
+    with open_api(tmp_path, access=access) as api:
         streams = {token: events(follow(api, token)) for token in (TOKEN, OTHER)}
         assert [next(stream)[0] for stream in streams.values()] == ["figures", "figures"]
         remove(read_tokens)

@@ -6,11 +6,11 @@ import pytest
 
 from agent.catalog import engine_facts as fact
 from agent.sources.host.command_line import command_line, read_processes
-from agent.sources.host.processes import Whereabouts
+from agent.sources.host.processes import ProcessLocator
 from tests.sources.host.machine import PaperMachine
 
 SOCKET = 999
-HERE = Whereabouts(port=8000)
+HERE = ProcessLocator(port=8000)
 
 
 @pytest.fixture
@@ -72,16 +72,16 @@ def test_secrets_are_not_kept(machine: PaperMachine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "problem"),
+    ("locator", "problem"),
     [
         (HERE, "no visible process listens on port 8000"),
-        (Whereabouts(port=8000, same_machine=False), "not of this machine"),
+        (ProcessLocator(port=8000, same_machine=False), "not of this machine"),
     ],
 )
 def test_an_engine_that_cannot_be_seen_has_a_reason(
-    machine: PaperMachine, where: Whereabouts, problem: str
+    machine: PaperMachine, locator: ProcessLocator, problem: str
 ) -> None:
-    found = read_processes(where, 0.0, proc=machine.proc)
+    found = read_processes(locator, 0.0, proc=machine.proc)
     assert found.pids == frozenset()
     assert found.command_line is None
     assert found.addresses is None

@@ -8,7 +8,7 @@ import pytest
 from agent.records.host import EngineProcess, ProcessRole
 from agent.sources.host.processes import ProcessFinder
 from agent.sources.host.procfs import Procfs
-from agent.sources.host.source import whereabouts
+from agent.sources.host.source import process_locator
 from agent.sources.host.unreadable import HostUnreadable
 from tests.real_parts.waiting import eventually
 from tests.sources.host.conftest import StandIn
@@ -23,13 +23,13 @@ def finder(
     machine: PaperMachine, url: str = URL, pids: Sequence[int] = (), *, here: bool | None = None
 ) -> ProcessFinder:
     return ProcessFinder(
-        Procfs(machine.proc), whereabouts(url, pids, here), ticks_per_s=TICKS_PER_S
+        Procfs(machine.proc), process_locator(url, pids, here), ticks_per_s=TICKS_PER_S
     )
 
 
 def real_finder(url: str, pids: Sequence[int] = ()) -> ProcessFinder:
     ticks_per_s = os.sysconf("SC_CLK_TCK")
-    return ProcessFinder(Procfs(Path("/proc")), whereabouts(url, pids), ticks_per_s=ticks_per_s)
+    return ProcessFinder(Procfs(Path("/proc")), process_locator(url, pids), ticks_per_s=ticks_per_s)
 
 
 def roles(processes: Sequence[EngineProcess]) -> dict[int, str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sources.host.source import HostSource, whereabouts
+from agent.sources.host.source import HostSource, process_locator
 from tests.sources.host.conftest import StandIn
 from tests.sources.host.machine import PaperMachine
 
@@ -156,7 +156,7 @@ def test_reads_leave_no_file_open(engine: StandIn, log: Path) -> None:
 def test_a_url_has_the_port_and_shows_whether_it_is_of_this_machine(
     url: str, port: int, here: bool
 ) -> None:
-    found = whereabouts(url)
+    found = process_locator(url)
     assert (found.port, found.same_machine) == (port, here)
 
 

@@ -1,7 +1,9 @@
-"""The messages between a worker of the proxy and the agent: msgpack, each after its length."""
+"""What a worker of the proxy and the agent exchange: msgpack messages, each after its length."""
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +16,14 @@ _LENGTH_BYTES = 4
 
 # Records are sent as arrays, so both sides must have the same fields.
 RECORD_FIELDS = (*RequestRecord._fields, *ProxyView._fields, *EngineView._fields)
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverAddress:
+    """The agent's socket, in a folder that only this user may enter, and the supervisor's run."""
+
+    socket: Path
+    run: str
 
 
 class WorkerHello(msgspec.Struct, tag=True):

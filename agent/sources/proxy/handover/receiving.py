@@ -15,6 +15,7 @@ from agent.sources.proxy.handover.messages import (
     Engines,
     EngineState,
     FinishedRequests,
+    HandoverAddress,
     ProxySpans,
     Retire,
     Rotation,
@@ -25,7 +26,6 @@ from agent.sources.proxy.handover.messages import (
     framed,
     received,
 )
-from agent.sources.proxy.handover.place import HandoverPlace
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class HandoverReceiver:
 
     def __init__(
         self,
-        place: HandoverPlace,
+        handover: HandoverAddress,
         *,
         accept: AcceptRecords,
         engines: Callable[[], Mapping[str, EngineState]],
@@ -63,7 +63,7 @@ class HandoverReceiver:
         on_spans: Callable[[bytes], None] | None,
         on_rotation: Callable[[Rotation], None] = lambda _: None,
     ) -> None:
-        self._place = place
+        self._handover = handover
         self._accept = accept
         self._engines = engines
         self._on_failure = on_failure
@@ -98,9 +98,9 @@ class HandoverReceiver:
     async def start(self) -> None:
         """Listen, in place of an earlier run of the agent."""
         # Somebody may have cleaned up.
-        self._place.socket.parent.mkdir(mode=0o700, exist_ok=True)
-        self._place.socket.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, self._place.socket)
+        self._handover.socket.parent.mkdir(mode=0o700, exist_ok=True)
+        self._handover.socket.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, self._handover.socket)
 
     async def close(self) -> None:
         """Take no more records; those without an acknowledgement stay in their workers."""
@@ -142,7 +142,7 @@ class HandoverReceiver:
         writer: asyncio.StreamWriter,
     ) -> None:
         hello = await received(reader, _HELLO)
-        if hello.run != self._place.run:
+        if hello.run != self._handover.run:
             writer.write(framed(Retire()))
         decoder = _MESSAGES if hello.fields == RECORD_FIELDS else _OTHER_VERSION
         while True:

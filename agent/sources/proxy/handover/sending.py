@@ -17,6 +17,7 @@ from agent.sources.proxy.handover.messages import (
     EngineState,
     FromAgent,
     FromWorker,
+    HandoverAddress,
     ProxySpans,
     Retire,
     Rotation,
@@ -28,7 +29,6 @@ from agent.sources.proxy.handover.messages import (
     framed,
     received,
 )
-from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.slots import RequestSlots
 
 _LOG = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class HandoverSender:
 
     def __init__(
         self,
-        place: HandoverPlace,
+        handover: HandoverAddress,
         worker: int,
         slots: RequestSlots,
         most_records: int = MAX_WAITING_RECORDS,
@@ -122,8 +122,8 @@ class HandoverSender:
         live: Callable[[], int],
         rotation: Callable[[], Rotation] = Rotation,
     ) -> None:
-        self._place = place
-        self._hello = WorkerHello(worker, place.run)
+        self._handover = handover
+        self._hello = WorkerHello(worker, handover.run)
         self._on_engines = on_engines
         self._on_retire = on_retire
         self._live = live
@@ -247,7 +247,7 @@ class HandoverSender:
             self._done.set()
 
     async def _connected(self) -> None:
-        reader, writer = await asyncio.open_unix_connection(self._place.socket)
+        reader, writer = await asyncio.open_unix_connection(self._handover.socket)
         # What was sent is in the kernel, which gives it to the agent also if this process ends.
         writer.transport.set_write_buffer_limits(0)
         self._came.set()

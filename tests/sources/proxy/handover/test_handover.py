@@ -13,8 +13,7 @@ from agent.catalog.reasons import ProxyFailure
 from agent.errors import StoreUnavailable
 from agent.records.request import ProxyView, RequestRecord, Status
 from agent.sources.proxy.handover import messages, receiving, sending
-from agent.sources.proxy.handover.messages import EngineState, WorkerDied
-from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.messages import EngineState, HandoverAddress, WorkerDied
 from agent.sources.proxy.handover.receiving import HandoverReceiver
 from agent.sources.proxy.handover.sending import HandoverSender
 from agent.sources.proxy.handover.slots import LeftSlots, RequestSlots
@@ -44,7 +43,7 @@ async def until(condition: Callable[[], object]) -> None:
 class AgentSide:
     """A receiver with a store that can fail."""
 
-    def __init__(self, place: HandoverPlace) -> None:
+    def __init__(self, place: HandoverAddress) -> None:
         self.batches: list[list[str]] = []
         self.records: list[RequestRecord] = []
         self.failure: Exception | None = None
@@ -82,7 +81,7 @@ class WorkerSide:
     """A sender, and what it received from the agent."""
 
     def __init__(
-        self, place: HandoverPlace, most: int = 1000, slots: RequestSlots | None = None
+        self, place: HandoverAddress, most: int = 1000, slots: RequestSlots | None = None
     ) -> None:
         self.engines: Mapping[str, EngineState] = {}
         self.retired = asyncio.Event()
@@ -117,7 +116,7 @@ async def listening(agent: AgentSide) -> AsyncIterator[AgentSide]:
 
 @asynccontextmanager
 async def working(
-    place: HandoverPlace, most: int = 1000, slots: RequestSlots | None = None, left_open: int = 0
+    place: HandoverAddress, most: int = 1000, slots: RequestSlots | None = None, left_open: int = 0
 ) -> AsyncIterator[WorkerSide]:
     worker = WorkerSide(place, most, slots)
     worker.sender.begin(left_open)
@@ -131,16 +130,16 @@ async def working(
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> HandoverPlace:
-    return HandoverPlace(tmp_path / "handover.sock", "this run")
+def place(tmp_path: Path) -> HandoverAddress:
+    return HandoverAddress(tmp_path / "handover.sock", "this run")
 
 
 def in_loop(
-    scenario: Callable[[HandoverPlace], Awaitable[None]],
-) -> Callable[[HandoverPlace], None]:
+    scenario: Callable[[HandoverAddress], Awaitable[None]],
+) -> Callable[[HandoverAddress], None]:
     """Run an asynchronous test, within a limit."""
 
-    def run(place: HandoverPlace) -> None:
+    def run(place: HandoverAddress) -> None:
         async def limited() -> None:
             async with asyncio.timeout(WITHIN_S):
                 await scenario(place)
@@ -151,7 +150,7 @@ def in_loop(
 
 
 @in_loop
-async def test_records_are_stored_in_order_and_in_batches(place: HandoverPlace) -> None:
+async def test_records_are_stored_in_order_and_in_batches(place: HandoverAddress) -> None:
     async with working(place) as worker:
         trace_ids = worker.take(*range(700))
         async with listening(AgentSide(place)) as agent:
@@ -161,7 +160,7 @@ async def test_records_are_stored_in_order_and_in_batches(place: HandoverPlace) 
 
 
 @in_loop
-async def test_records_wait_in_the_worker_while_there_is_no_agent(place: HandoverPlace) -> None:
+async def test_records_wait_in_the_worker_while_there_is_no_agent(place: HandoverAddress) -> None:
     async with working(place) as worker:
         async with listening(AgentSide(place)) as first:
             early = worker.take(1)
@@ -176,10 +175,10 @@ async def test_records_wait_in_the_worker_while_there_is_no_agent(place: Handove
 
 @pytest.mark.parametrize("turns", range(20))
 def test_a_worker_that_stops_while_its_agent_goes_away_stops(
-    place: HandoverPlace, turns: int
+    place: HandoverAddress, turns: int
 ) -> None:
     @in_loop
-    async def stopped(place: HandoverPlace) -> None:
+    async def stopped(place: HandoverAddress) -> None:
         worker, agent = WorkerSide(place), AgentSide(place)
         running = asyncio.create_task(worker.sender.run())
         async with listening(agent):
@@ -196,7 +195,7 @@ def test_a_worker_that_stops_while_its_agent_goes_away_stops(
 
 @in_loop
 async def test_records_that_an_agent_took_and_did_not_answer_for_are_sent_again(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     async with working(place) as worker:
         async with listening(AgentSide(place)) as first:
@@ -210,7 +209,7 @@ async def test_records_that_an_agent_took_and_did_not_answer_for_are_sent_again(
 
 @in_loop
 async def test_records_that_the_store_refuses_for_now_are_stored_later(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     async with working(place) as worker, listening(AgentSide(place)) as agent:
         agent.failure = StoreUnavailable("the database is away")
@@ -223,7 +222,9 @@ async def test_records_that_the_store_refuses_for_now_are_stored_later(
 
 
 @in_loop
-async def test_what_a_worker_counts_is_known_while_the_store_is_away(place: HandoverPlace) -> None:
+async def test_what_a_worker_counts_is_known_while_the_store_is_away(
+    place: HandoverAddress,
+) -> None:
     async with working(place) as worker, listening(AgentSide(place)) as agent:
         agent.failure = StoreUnavailable("the database is away")
         worker.take(1)
@@ -235,7 +236,9 @@ async def test_what_a_worker_counts_is_known_while_the_store_is_away(place: Hand
 
 
 @in_loop
-async def test_records_that_a_worker_sent_before_it_ended_are_stored(place: HandoverPlace) -> None:
+async def test_records_that_a_worker_sent_before_it_ended_are_stored(
+    place: HandoverAddress,
+) -> None:
     async with listening(AgentSide(place)) as agent:
         agent.failure = StoreUnavailable("the database is away")
         async with working(place) as worker:
@@ -252,7 +255,7 @@ def opened(number: int) -> RequestRecord:
 
 
 @in_loop
-async def test_a_worker_takes_over_what_a_killed_one_left(place: HandoverPlace) -> None:
+async def test_a_worker_takes_over_what_a_killed_one_left(place: HandoverAddress) -> None:
     slots = RequestSlots(8)
     killed = WorkerSide(place, slots=slots)
     killed.sender.begin(0)
@@ -279,7 +282,7 @@ async def test_a_worker_takes_over_what_a_killed_one_left(place: HandoverPlace) 
 
 @in_loop
 async def test_records_that_found_no_slot_are_lost_with_their_worker_and_counted(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     slots = RequestSlots(2)
     killed = WorkerSide(place, slots=slots)
@@ -294,7 +297,7 @@ async def test_records_that_found_no_slot_are_lost_with_their_worker_and_counted
 
 @in_loop
 async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     slots = RequestSlots(2)
     async with listening(AgentSide(place)), working(place, slots=slots) as worker:
@@ -306,7 +309,7 @@ async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
 
 
 @in_loop
-async def test_what_no_worker_can_read_in_a_slot_is_counted(place: HandoverPlace) -> None:
+async def test_what_no_worker_can_read_in_a_slot_is_counted(place: HandoverAddress) -> None:
     slots = RequestSlots(2)
     slots.begin()
     slots.hold(b"no record")
@@ -315,7 +318,7 @@ async def test_what_no_worker_can_read_in_a_slot_is_counted(place: HandoverPlace
 
 
 @in_loop
-async def test_what_a_version_with_other_fields_left_is_counted(place: HandoverPlace) -> None:
+async def test_what_a_version_with_other_fields_left_is_counted(place: HandoverAddress) -> None:
     slots = RequestSlots(2)
     killed = WorkerSide(place, slots=slots)
     killed.sender.begin(0)
@@ -330,7 +333,7 @@ async def test_what_a_version_with_other_fields_left_is_counted(place: HandoverP
 
 
 @in_loop
-async def test_a_worker_that_ends_hands_over_its_last_counts(place: HandoverPlace) -> None:
+async def test_a_worker_that_ends_hands_over_its_last_counts(place: HandoverAddress) -> None:
     async with listening(AgentSide(place)) as agent:
         async with working(place) as worker:
             worker.sender.failed("relay")
@@ -341,7 +344,7 @@ async def test_a_worker_that_ends_hands_over_its_last_counts(place: HandoverPlac
 
 @in_loop
 async def test_a_record_that_the_agent_has_and_did_not_store_yet_is_not_lost_at_a_stop(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     async with working(place) as worker, listening(AgentSide(place)) as agent:
         agent.failure = StoreUnavailable("the database is away")
@@ -355,7 +358,7 @@ async def test_a_record_that_the_agent_has_and_did_not_store_yet_is_not_lost_at_
 
 @in_loop
 async def test_a_record_goes_to_the_agent_at_once_if_none_went_a_moment_ago(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     sending.BATCH_WITHIN_S = 2 * WITHIN_S
     async with working(place) as worker, listening(AgentSide(place)) as agent:
@@ -364,7 +367,7 @@ async def test_a_record_goes_to_the_agent_at_once_if_none_went_a_moment_ago(
 
 
 @in_loop
-async def test_waiting_records_are_bounded_by_number_and_by_size(place: HandoverPlace) -> None:
+async def test_waiting_records_are_bounded_by_number_and_by_size(place: HandoverAddress) -> None:
     for kept, model in ((8, "m"), (2, "m" * 3000)):
         worker = WorkerSide(place, most=8)
         for number in range(9):
@@ -374,7 +377,7 @@ async def test_waiting_records_are_bounded_by_number_and_by_size(place: Handover
 
 @in_loop
 async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     async with working(place) as worker, listening(AgentSide(place)) as agent:
         agent.failure = ValueError("cannot be")
@@ -389,7 +392,7 @@ async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
 
 @in_loop
 async def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     async with working(place, most=3) as worker:
         trace_ids = worker.take(1, 2, 3, 4, 5)
@@ -400,7 +403,7 @@ async def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
 
 
 @in_loop
-async def test_what_a_worker_counts_and_its_spans_reach_the_agent(place: HandoverPlace) -> None:
+async def test_what_a_worker_counts_and_its_spans_reach_the_agent(place: HandoverAddress) -> None:
     async with working(place) as worker, listening(AgentSide(place)) as agent:
         worker.sender.take_spans(b"spans")
         worker.sender.failed("relay")
@@ -411,7 +414,7 @@ async def test_what_a_worker_counts_and_its_spans_reach_the_agent(place: Handove
 
 
 @in_loop
-async def test_a_worker_knows_what_the_agent_knows_of_the_engines(place: HandoverPlace) -> None:
+async def test_a_worker_knows_what_the_agent_knows_of_the_engines(place: HandoverAddress) -> None:
     async with working(place) as worker, listening(AgentSide(place)) as agent:
         await until(lambda: worker.engines == UP)
         agent.engines = DOWN
@@ -420,9 +423,9 @@ async def test_a_worker_knows_what_the_agent_knows_of_the_engines(place: Handove
 
 @in_loop
 async def test_a_worker_of_an_earlier_run_is_told_to_retire_and_loses_no_record(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
-    async with working(HandoverPlace(place.socket, "an earlier run")) as worker:
+    async with working(HandoverAddress(place.socket, "an earlier run")) as worker:
         trace_ids = worker.take(1)
         async with listening(AgentSide(place)) as agent:
             await worker.retired.wait()
@@ -431,12 +434,12 @@ async def test_a_worker_of_an_earlier_run_is_told_to_retire_and_loses_no_record(
 
 
 def test_records_of_another_version_are_refused_and_counted(
-    place: HandoverPlace, monkeypatch: pytest.MonkeyPatch
+    place: HandoverAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "RECORD_FIELDS", (*messages.RECORD_FIELDS, "new_field"))
 
     @in_loop
-    async def scenario(place: HandoverPlace) -> None:
+    async def scenario(place: HandoverAddress) -> None:
         async with working(place) as worker, listening(AgentSide(place)) as agent:
             worker.take(1, 2)
             assert await worker.sender.flush(WITHIN_S) == 0
@@ -447,7 +450,7 @@ def test_records_of_another_version_are_refused_and_counted(
 
 @in_loop
 async def test_a_message_over_the_limit_ends_the_connection_and_no_other(
-    place: HandoverPlace,
+    place: HandoverAddress,
 ) -> None:
     async with listening(AgentSide(place)) as agent, working(place) as worker:
         reader, writer = await asyncio.open_unix_connection(place.socket)
