@@ -257,7 +257,7 @@ EXPIRE_EVERY_S = 3600
 FOLD_EVERY_S = 30.0
 MEASURE_EVERY_S = 60.0
 
-# A database that does not answer delays the doors no longer than this.
+# A database that does not answer delays the listeners no longer than this.
 OPEN_WITHIN_S = 5.0
 # What waits in the journal at the end is forwarded after the next start.
 FORWARDED_WITHIN_S = 2.0
