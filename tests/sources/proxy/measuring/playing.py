@@ -1,6 +1,7 @@
 """Plays recorded responses to a measurement, as the relay would."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,12 @@ PAIRS = sorted(name.removesuffix(".plain") for name in REQUESTS if name.endswith
 
 STREAM_HEAD: RawHeaders = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 JSON_HEAD: RawHeaders = ((b"content-type", b"application/json"),)
+MODEL = "tiny-llama"
 ARRIVED_AT = 1_790_000_000.0
 ARRIVED_AT_S = 500.0
+
+# Ids of tool calls and of messages inside a response have other forms.
+_RESPONSE_ID = re.compile(rb'"id": ?"((?:chatcmpl|cmpl|resp)-?_?(?!tool)[0-9a-z]+)"')
 
 
 def recorded(name: str) -> bytes:
@@ -40,6 +45,11 @@ def route(name: str) -> str:
 def events(stream: bytes) -> list[bytes]:
     """The events of a recorded stream, which vLLM sends one at a time."""
     return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
+
+
+def ids_in(response: bytes) -> set[str]:
+    """The ids of the forms of responses, from anywhere in the text."""
+    return {found.decode() for found in _RESPONSE_ID.findall(response)}
 
 
 class Span:

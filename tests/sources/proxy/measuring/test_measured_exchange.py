@@ -1,7 +1,6 @@
 """The record of one exchange."""
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -16,10 +15,12 @@ from tests.sources.proxy.measuring.playing import (
     ARRIVED_AT,
     ARRIVED_AT_S,
     JSON_HEAD,
+    MODEL,
     REQUESTS,
     STREAM_HEAD,
     Setup,
     events,
+    ids_in,
     play,
     recorded,
     recorded_whole,
@@ -27,8 +28,6 @@ from tests.sources.proxy.measuring.playing import (
 )
 
 CHAT = "/v1/chat/completions"
-# Ids of tool calls and of messages inside a response have other forms.
-_RESPONSE_ID = re.compile(rb'"id": ?"((?:chatcmpl|cmpl|resp)-?_?(?!tool)[0-9a-z]+)"')
 FAILED = {
     Ending.CLIENT_GONE: (Status.CANCELLED, "client_gone"),
     Ending.ENGINE_GONE: (Status.ERROR, "engine_gone"),
@@ -200,8 +199,8 @@ def test_an_error_in_a_stream_is_recorded_by_its_code_and_never_its_message(
 def test_a_whole_response_has_token_counts_and_no_token_times(
     name: str, tokens: tuple[int, ...], reason: str
 ) -> None:
-    sent = recorded_whole(name)
-    played = Setup().play(
+    setup, sent = Setup(), recorded_whole(name)
+    played = setup.play(
         route(name), {"model": "m"}, [sent[:100], sent[100:]], head=JSON_HEAD, every_s=0.5
     )
     record, view = played.record, played.view
@@ -211,31 +210,8 @@ def test_a_whole_response_has_token_counts_and_no_token_times(
     assert (record.ttft_s, record.tpot_s, record.max_gap_s, view.gaps) == (None,) * 4
     assert (record.e2e_s, view.first_byte_s, view.streamed) == (1.5, 0.5, False)
     assert played.client_pieces == (sent[:100], sent[100:], b"")
-
-
-def ids_in(response: bytes) -> set[str]:
-    """The ids of the forms of whole responses, from anywhere in the text."""
-    return {found.decode() for found in _RESPONSE_ID.findall(response)}
-
-
-STREAMED = sorted(name for name in REQUESTS if not name.endswith("continuous"))
-
-
-@pytest.mark.parametrize("name", STREAMED)
-def test_a_stream_has_the_id_and_the_model_of_its_events(name: str) -> None:
-    setup = Setup()
-    played = play(name, setup=setup)
-    assert {played.view.response_id} == ids_in(recorded(name))
-    (span,) = setup.tracing.spans
-    assert span.response_models == ["tiny-llama"]
-
-
-@pytest.mark.parametrize("name", ["chat", "chat-reasoning", "completions", "responses", "messages"])
-def test_a_whole_response_has_its_id_and_its_model(name: str) -> None:
-    setup, sent = Setup(), recorded_whole(name)
-    played = setup.play(route(name), {"model": "m"}, [sent], head=JSON_HEAD)
-    assert {played.view.response_id} == ids_in(sent)
-    assert setup.tracing.spans[0].response_models == ["tiny-llama"]
+    assert {view.response_id} == ids_in(sent)
+    assert setup.tracing.spans[0].response_models == [MODEL]
 
 
 @pytest.mark.parametrize("found", [7, "", "x" * 321, "a\nb", None])
@@ -322,6 +298,77 @@ def test_an_invalid_token_count_is_unknown(count: object) -> None:
     response = {"usage": {"prompt_tokens": count, "completion_tokens": 4}}
     record = Setup().play(CHAT, {}, [json.dumps(response).encode()], head=JSON_HEAD).record
     assert (record.input_tokens, record.output_tokens) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "response", "reason"),
+    [
+        ("chat", JSON_HEAD, {"choices": [{"finish_reason": "abort"}]}, "abort"),
+        ("chat", JSON_HEAD, {"choices": [{"finish_reason": "error"}]}, "error"),
+        (
+            "completions",
+            JSON_HEAD,
+            {"choices": [{"finish_reason": "stop"}, {"finish_reason": "abort"}]},
+            "abort",
+        ),
+        ("responses", JSON_HEAD, {"status": "cancelled"}, "abort"),
+        ("chat", STREAM_HEAD, {"choices": [{"delta": {}, "finish_reason": "abort"}]}, "abort"),
+        (
+            "responses",
+            STREAM_HEAD,
+            {"type": "response.completed", "response": {"status": "cancelled"}},
+            "abort",
+        ),
+    ],
+)
+def test_a_request_that_the_engine_gave_up_failed(
+    name: str, head: Any, response: Any, reason: str
+) -> None:
+    text = json.dumps(response).encode()
+    sent = [text] if head is JSON_HEAD else [b"data: " + text + b"\n\n", b"data: [DONE]\n\n"]
+    played = Setup().play(route(name), {"stream": head is STREAM_HEAD}, sent, head=head)
+    assert (played.record.status, played.view.error) == (Status.ERROR, reason)
+
+
+@pytest.mark.parametrize(
+    ("cached", "reasoning", "known", "failures"),
+    [
+        (8, 4, (8, 4), []),
+        (9, 4, (None, 4), ["usage"]),
+        (8, 5, (8, None), ["usage"]),
+        (9, 5, (None, None), ["usage"]),
+    ],
+)
+def test_a_part_that_is_larger_than_its_whole_is_unknown_and_counted(
+    cached: int, reasoning: int, known: tuple[int | None, int | None], failures: list[str]
+) -> None:
+    usage = {
+        "prompt_tokens": 8,
+        "completion_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+    setup = Setup()
+    record = setup.play(CHAT, {}, [json.dumps({"usage": usage}).encode()], head=JSON_HEAD).record
+    assert (record.cached_tokens, record.reasoning_tokens) == known
+    assert (record.input_tokens, record.output_tokens) == (8, 4)
+    assert setup.failures == failures
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        ((*STREAM_HEAD, (b"content-encoding", b"gzip")), b"\x1f\x8b\x08\x00"),
+        (STREAM_HEAD, b'data: {"choices":[{"delta":"text"}]}\n\n'),
+        (STREAM_HEAD, b"data: text\n\n"),
+    ],
+)
+def test_the_tokens_of_a_stream_that_cannot_be_read_are_unknown_when_the_client_leaves(
+    head: Any, piece: bytes
+) -> None:
+    request = {"model": "m", "stream": True}
+    played = Setup().play(CHAT, request, [piece], head=head, ending=Ending.CLIENT_GONE)
+    assert (played.record.status, played.record.output_tokens) == (Status.CANCELLED, None)
 
 
 # Bytes and headers

@@ -26,6 +26,7 @@ def test_the_tenant_is_a_digest_of_the_key() -> None:
     assert known.startswith("key-")
     assert len(known) == len("key-") + 12
     assert KEY.decode() not in known
+    assert known != tenant((b"x-api-key", b"another"))
     # A plain digest of the key may be known elsewhere.
     assert known != "key-" + sha256(KEY).hexdigest()[:12]
 
@@ -41,10 +42,6 @@ def test_the_tenant_is_a_digest_of_the_key() -> None:
 )
 def test_one_key_is_one_tenant_in_any_header(headers: RawHeaders) -> None:
     assert tenant(*headers) == tenant((b"authorization", b"Bearer " + KEY))
-
-
-def test_different_keys_are_different_tenants() -> None:
-    assert tenant((b"x-api-key", b"one")) != tenant((b"x-api-key", b"two"))
 
 
 @pytest.mark.parametrize(
@@ -72,13 +69,6 @@ def test_an_unusable_tenant_header_falls_back_to_the_key(value: bytes) -> None:
     assert tenant(*headers, named="x-team") == tenant((b"x-api-key", KEY))
 
 
-def test_the_clients_request_id_is_recorded_and_relayed() -> None:
-    played = played_with((b"x-request-id", b"mine-1"))
-    assert played.record.request_id == "mine-1"
-    assert REQUEST_ID not in dict(played.exchange.headers)
-    assert played.exchange.added_headers == ()
-
-
 @pytest.mark.parametrize("value", [None, b""])
 def test_a_request_without_an_id_gets_its_span_id(value: bytes | None) -> None:
     played = played_with(*(() if value is None else ((REQUEST_ID, value),)))
@@ -101,7 +91,10 @@ def test_an_unusable_id_passes_unchanged_and_the_client_gets_the_one_of_the_row(
 
 @pytest.mark.parametrize("value", ["x" * 256, "größe", "a b"])
 def test_an_id_of_up_to_256_bytes_is_that_of_the_row(value: str) -> None:
-    assert played_with((REQUEST_ID, value.encode())).record.request_id == value
+    played = played_with((REQUEST_ID, value.encode()))
+    assert played.record.request_id == value
+    assert REQUEST_ID not in dict(played.exchange.headers)
+    assert played.exchange.added_headers == ()
 
 
 def test_a_client_may_get_no_id() -> None:
@@ -126,11 +119,6 @@ def test_limits_are_read_in_milliseconds_and_recorded_in_seconds() -> None:
     view = played_with(*headers, setup=setup).view
     assert (view.ttft_limit_s, view.tpot_limit_s) == (0.25, 0.0125)
     assert setup.failures == []
-
-
-def test_one_limit_leaves_the_other_unknown() -> None:
-    view = played_with((b"x-slo-tpot-ms", b"30")).view
-    assert (view.ttft_limit_s, view.tpot_limit_s) == (None, 0.03)
 
 
 @pytest.mark.parametrize("value", [b"", b"0", b"nan", b"inf", b"fast", b"\xff"])

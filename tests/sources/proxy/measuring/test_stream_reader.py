@@ -14,7 +14,15 @@ from agent.sources.proxy.measuring.stream_reader import (
     StreamReader,
 )
 from agent.sources.proxy.measuring.strip_usage import UsageStripper
-from tests.sources.proxy.measuring.playing import REQUESTS, Setup, events, play, recorded
+from tests.sources.proxy.measuring.playing import (
+    MODEL,
+    REQUESTS,
+    Setup,
+    events,
+    ids_in,
+    play,
+    recorded,
+)
 
 
 class Times(NamedTuple):
@@ -95,79 +103,40 @@ STREAMS: dict[str, tuple[Times, Tokens]] = {
 
 # All other streams stopped at their token limit.
 REASONS = {"chat-eos.": "stop", "messages-tools": "tool_calls"}
-SEVERAL = ("chat-n2", "completions-n2")
-
-every_stream = pytest.mark.parametrize("name", REQUESTS)
 
 
-def test_every_recorded_stream_is_in_the_table() -> None:
-    assert STREAMS.keys() == REQUESTS.keys()
-
-
-@every_stream
-def test_the_token_times_of_every_stream(name: str) -> None:
-    times, _ = STREAMS[name]
-    played = play(name)
-    record, view = played.record, played.view
-    assert (record.ttft_s, view.first_visible_s) == (times.first, times.visible)
-    assert sum((view.gaps or {}).values()) == times.gaps
-    assert record.max_gap_s == times.longest
-    assert view.first_byte_s == 1
-    assert record.e2e_s == len(events(recorded(name))) + 1
-
-
-@every_stream
-def test_the_time_of_reasoning_of_every_stream(name: str) -> None:
-    times, _ = STREAMS[name]
-    reasons = "reasoning" in name and times.visible is not None
-    expected = times.visible - times.first if reasons and times.visible is not None else None
-    assert play(name).view.reasoning_s == expected
-
-
-@every_stream
-def test_the_token_counts_of_every_stream(name: str) -> None:
-    _, tokens = STREAMS[name]
-    played = play(name)
-    record, view = played.record, played.view
-    assert (record.input_tokens, record.cached_tokens) == (tokens.read, tokens.cached)
-    assert (record.output_tokens, record.reasoning_tokens) == (tokens.written, tokens.reasoning)
-    assert view.gap_tokens == tokens.chunk
-
-
-@every_stream
-def test_the_status_and_finish_reason_of_every_stream(name: str) -> None:
-    played = play(name)
-    record = played.record
-    assert record.vantage is Vantage.PROXY
+def outcome(name: str) -> tuple[Status, str | None, str | None]:
+    """The status, the finish reason and the error of a recorded stream."""
     if name.endswith("-died"):
         code = "internal_error" if name.startswith("messages") else "InternalServerError"
-        assert (record.status, record.finish_reason) == (Status.ERROR, None)
-        assert played.view.error == code
-        return
+        return Status.ERROR, None, code
     reason = next((reason for part, reason in REASONS.items() if name.startswith(part)), "length")
-    assert (record.status, record.finish_reason) == (Status.OK, reason)
-    assert played.view.error is None
+    return Status.OK, reason, None
 
 
-@every_stream
-def test_reading_a_stream_changes_no_byte(name: str) -> None:
-    setup = Setup()
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_record_of_every_recorded_stream(name: str) -> None:
+    times, tokens = STREAMS[name]
+    setup, sent = Setup(), recorded(name)
     played = play(name, setup=setup)
-    sent = recorded(name)
+    record, view = played.record, played.view
+    gaps = sum((view.gaps or {}).values())
+    assert Times(record.ttft_s, view.first_visible_s, gaps, record.max_gap_s) == times  # type: ignore[arg-type]
+    counts = (record.input_tokens, record.cached_tokens, record.output_tokens)
+    assert Tokens(*counts, record.reasoning_tokens, view.gap_tokens) == tokens
+    thought = "reasoning" in name and times.visible is not None
+    assert view.reasoning_s == ((times.visible or 0) - times.first if thought else None)
+    assert (view.first_byte_s, record.e2e_s) == (1, len(events(sent)) + 1)
+    assert (record.status, record.finish_reason, view.error) == outcome(name)
+    assert {view.response_id} == ids_in(sent)
+    assert (record.vantage, setup.tracing.spans[0].response_models) == (Vantage.PROXY, [MODEL])
+    if "-n2" in name:
+        assert (record.tpot_s, view.gaps, view.choices) == (None, None, 2)
+    # Streams to which the proxy added no usage pass event by event.
     if "stream_options" in REQUESTS[name] or not name.startswith(("chat", "completions")):
         assert played.exchange.body is None
         assert played.client_pieces == (*events(sent), b"")
-    assert setup.failures == []
-    assert played.view.output_bytes == len(played.client_bytes)
-
-
-@pytest.mark.parametrize("name", [name for name in REQUESTS if name.startswith(SEVERAL)])
-def test_the_time_per_token_of_several_choices_is_unknown(name: str) -> None:
-    played = play(name)
-    record, view = played.record, played.view
-    assert (record.tpot_s, record.max_gap_s, view.gaps, view.gap_tokens) == (None,) * 4
-    assert view.choices == 2
-    assert record.ttft_s is not None
+    assert (setup.failures, view.output_bytes) == ([], len(played.client_bytes))
 
 
 # Time per output token
@@ -238,15 +207,6 @@ def test_usage_in_a_later_event_with_text_is_read() -> None:
     counted = [*sent[:9], sent[9].replace(b"}]}", counts), *sent[10:]]
     record = play("chat.plain", counted).record
     assert (record.input_tokens, record.output_tokens) == (8, 9)
-
-
-def test_json_with_spaces_gives_the_same_record() -> None:
-    payloads = [json.loads(event[6:]) for event in events(recorded("chat.usage"))[:-1]]
-    spaced = [b"data: " + json.dumps(payload).encode() + b"\n\n" for payload in payloads]
-    played, compact = play("chat.usage", [*spaced, b"data: [DONE]\n\n"]), play("chat.usage")
-    assert played.view.gaps == compact.view.gaps
-    for fact in ("ttft_s", "tpot_s", "output_tokens", "finish_reason", "status"):
-        assert getattr(played.record, fact) == getattr(compact.record, fact)
 
 
 def test_a_tool_call_after_reasoning_in_one_event_is_visible() -> None:
