@@ -127,6 +127,22 @@ def test_without_a_client_trace_a_new_trace_begins(
     assert traced.span().parent_span_id == b""
 
 
+SHOWN = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.request.model": "llama",
+    "gen_ai.response.model": "llama-adapter",
+    "gen_ai.response.id": "chatcmpl-1",
+    "gen_ai.usage.input_tokens": 7,
+    "gen_ai.usage.output_tokens": 9,
+    "gen_ai.usage.cache_read.input_tokens": 3,
+    "gen_ai.request.stream": True,
+    "gen_ai.request.choice.count": 2,
+    "http.response.status_code": 200,
+    "http.request.body.size": 50,
+    "goodput.tenant": "team",
+}
+
+
 def test_the_span_has_the_fields_of_the_record(traced: Traced) -> None:
     traced.tracing.begin([]).end(
         proxied_record(
@@ -150,21 +166,7 @@ def test_the_span_has_the_fields_of_the_record(traced: Traced) -> None:
         round(NOON * 1e9),
         round((NOON + 2) * 1e9),
     )
-    wanted = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.request.model": "llama",
-        "gen_ai.response.model": "llama-adapter",
-        "gen_ai.response.id": "chatcmpl-1",
-        "gen_ai.usage.input_tokens": 7,
-        "gen_ai.usage.output_tokens": 9,
-        "gen_ai.usage.cache_read.input_tokens": 3,
-        "gen_ai.request.stream": True,
-        "gen_ai.request.choice.count": 2,
-        "http.response.status_code": 200,
-        "http.request.body.size": 50,
-        "goodput.tenant": "team",
-    }
-    assert wanted.items() <= known.items()
+    assert SHOWN.items() <= known.items()
     reasons = known["gen_ai.response.finish_reasons"].values
     assert [reason.string_value for reason in reasons] == ["stop", "length"]
     (event,) = span.events
@@ -345,8 +347,9 @@ PLAIN, MARKED = "vendor=x", "goodput=unsampled,vendor=x"
 def test_which_requests_are_exported(
     client: RawHeaders, fields: dict[str, Any], exported: int, state: str | None
 ) -> None:
-    status = fields.get("status", Status.OK)
-    traced = Traced(**{name: value for name, value in fields.items() if name != "status"})
+    options = dict(fields)
+    status = options.pop("status", Status.OK)
+    traced = Traced(**options)
     begun = traced.tracing.begin(client)
     begun.end(proxied_record(status=status), None)
     assert len(traced.spans()) == exported
