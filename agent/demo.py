@@ -45,7 +45,7 @@ TENANT_HEADER = "X-Tenant"
 PAST_S = 7200.0
 GPU_HOUR_USD = 3.5
 GPU_POLL_S = 5.0
-# Of a live engine. Minutes are booked of samples that are up to three times as far apart.
+# Of a live engine. Minutes are computed from samples that are up to three times as far apart.
 SCRAPE_EVERY = "15s"
 # Those of the scenarios; like vLLM, a simulator does not publish them.
 LIMITS = {"running_requests": 64, "step_tokens": 2048}

@@ -193,7 +193,7 @@ def _notes(summary: Json, groups: Json) -> Iterator[str]:
         yield "no minute of this window has a price, so there is no bill; see docs/cost.md"
     else:
         counted = f"{moment(cost['counted_from'])} to {moment(cost['counted_until'])} UTC"
-        yield f"the bill is of the booked minutes from {counted}"
+        yield f"the bill is of the minutes from {counted}"
         if cost["unpriced_s"]:
             yield f"{cost['unpriced_s']:.0f} s without a price are in no line"
     if groups["left_out"]:

@@ -1,4 +1,4 @@
-"""What reads engines, their plugins and their GPUs, and books their minutes."""
+"""What reads engines, their plugins and their GPUs, and computes their minutes."""
 
 import logging
 import time
@@ -35,7 +35,7 @@ from agent.pipeline.monitors import (
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample, GpuSamples
 from agent.records.host import HostSample
-from agent.records.minute import BOOK_EVERY_S
+from agent.records.minute import MINUTE_LENGTH_S
 from agent.records.model import ModelShape
 from agent.records.prices import PriceList
 from agent.settings import EngineSettings, Settings
@@ -220,7 +220,7 @@ _SPANS_COME_S = 15.0
 
 
 class EfficiencyJobs:
-    """Books the minutes of every engine. Each engine has a job of its own."""
+    """Computes the minutes of every engine. Each engine has a job of its own."""
 
     def __init__(self, settings: Settings, store: MinuteStore, gpus: GpuJobs, meter: Meter) -> None:
         self.board = EfficiencyBoard()
@@ -253,7 +253,7 @@ class EfficiencyJobs:
             self._store,
             self._gpu_samples,
             timing=timing,
-            on_minute=self.board.booked,
+            on_minute=self.board.add,
             on_failure=self._meter.store_failed,
         )
 
@@ -303,15 +303,15 @@ class EfficiencyJobs:
         return each_once(recent, self._store.gpu_samples(gpus, *time))
 
     def schedule(self, jobs: Jobs) -> None:
-        """Run each engine's job every minute; it books missed minutes first.
+        """Run each engine's job every minute; it computes missed minutes first.
 
         The first run waits a minute if the engine's GPUs are found by its processes. A minute
-        whose GPUs are unknown when it is booked never gets a bill.
+        whose GPUs are unknown when it is computed never gets a bill.
         """
         for engine, job in zip(self._settings.engines, self._jobs, strict=True):
-            name = f"book the minutes of {engine.name}"
+            name = f"compute the minutes of {engine.name}"
             at_once = self._gpus.knows_gpus_of(engine)
-            jobs.every(BOOK_EVERY_S, name, job.book, at_once=at_once)
+            jobs.every(MINUTE_LENGTH_S, name, job.compute, at_once=at_once)
 
 
 def _scaled(value: float | None, unit: float) -> float | None:

@@ -194,7 +194,7 @@ class PastAgent:
         self._parts.engines.missed.run(now)
 
     async def finish(self) -> None:
-        """Store the last requests, and close; the agent that runs next books the minutes."""
+        """Store the last requests, and close; the agent that runs next computes the minutes."""
         await self._accept(self._moment.at)
         await Agent(self._parts).stop()
 

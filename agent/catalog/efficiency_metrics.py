@@ -1,6 +1,6 @@
 """The metrics of efficiency and cost.
 
-Gauges are of an engine's newest booked minute. A late row changes the shares of minutes that were
+Gauges are of an engine's newest stored minute. A late row changes the shares of minutes that were
 published. Counters never go down: the next increments of the other shares are held back until the
 total matches.
 """

@@ -21,7 +21,7 @@ class Stage(StrEnum):
     PUSH = "push"
 
 
-# From this age of its oldest work on a stage is behind. Folding and booking begin late on purpose.
+# From this age of its oldest work on a stage is behind. Folding and minutes begin late on purpose.
 BEHIND_S: Mapping[Stage, float] = {
     Stage.COMMIT: 30.0,
     Stage.FORWARD: MINUTE_S,

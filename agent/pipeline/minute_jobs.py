@@ -1,4 +1,4 @@
-"""The job of each minute: books an engine's new minutes, and older ones again for late rows."""
+"""The job of each minute: computes an engine's new minutes, and older ones again for late rows."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -11,23 +11,23 @@ from agent.analysis.ledger import LONGEST_OPEN_S, ledgers_to_close
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.pipeline.deployment import EngineDeployment
-from agent.pipeline.minute_booking import GpuSamplesOf, MinuteBooker, MinuteBounds
+from agent.pipeline.minute_calculator import GpuSamplesOf, MinuteBounds, MinuteCalculator
 from agent.records.columns import BookedRequests, Mask
-from agent.records.minute import BOOK_EVERY_S, LONGEST_REQUEST_S, MinuteRow
+from agent.records.minute import LONGEST_REQUEST_S, MINUTE_LENGTH_S, MinuteRow
 from agent.store.minutes import MinuteStore
 
 _LOG = logging.getLogger(__name__)
 
-# How far back a late row may change booked minutes.
+# How far back a late row may change stored minutes.
 OPEN_S = 2 * LONGEST_REQUEST_S
-# Missed minutes are booked in batches of this size.
+# Missed minutes are computed in batches of this size.
 _MINUTES_AT_ONCE = 10
-# Booking a minute again reads the rows of all minutes that share a request with it. A late row is
-# not booked when more requests than this have ended since its start.
+# Computing a minute again reads the rows of all minutes that share a request with it. A late row is
+# not counted if more requests than this have ended since its start.
 MAX_ROWS_AGAIN = 200_000
 
 
-# A minute as it is booked now, and as it was before; None if it is new.
+# A minute as it is now, and as it was before; None if it is new.
 OnMinute = Callable[[MinuteRow, MinuteRow | None], None]
 
 
@@ -35,7 +35,7 @@ OnMinute = Callable[[MinuteRow, MinuteRow | None], None]
 class Timing:
     """The times of the job in seconds.
 
-    An interval of more than `max_gap_s` between two samples counts as unread. A minute is booked
+    An interval of more than `max_gap_s` between two samples counts as unread. A minute is computed
     `settle_s` after its end, when the rows of its requests are stored. Samples are kept for
     `keep_s`.
     """
@@ -46,9 +46,9 @@ class Timing:
 
 
 class MinuteJob:
-    """Books the minutes of one engine, each when it is over and again when late rows come.
+    """Stores the minutes of one engine: each when it is over, and again when late rows come.
 
-    A scheduler calls `book` each minute.
+    A scheduler calls `compute` each minute.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class MinuteJob:
         self._timing = timing
         self._on_minute = on_minute
         self._on_failure = on_failure
-        self._booker = MinuteBooker(deployment, store, gpu_samples, timing.max_gap_s)
+        self._calculator = MinuteCalculator(deployment, store, gpu_samples, timing.max_gap_s)
 
-    def book(self, now: float) -> None:
-        """Book every minute that is over and not yet booked."""
+    def compute(self, now: float) -> None:
+        """Compute and store every minute that is over and not yet stored."""
         try:
             bounds = list(self._new_bounds(now))
             for first in range(0, len(bounds), _MINUTES_AT_ONCE):
-                self._book_batch(bounds[first : first + _MINUTES_AT_ONCE], now)
+                self._compute_batch(bounds[first : first + _MINUTES_AT_ONCE], now)
             self._close_ledgers(min([each.from_at for each in bounds] + [now]), now)
         except StoreUnavailable as error:
-            _LOG.warning("minutes of engine %s are not booked yet: %s", self._engine, error)
+            _LOG.warning("minutes of engine %s are not stored yet: %s", self._engine, error)
             self._on_failure(StoreWrite.ENGINE_WINDOWS)
 
     def _close_ledgers(self, since: float, now: float) -> None:
@@ -91,34 +91,34 @@ class MinuteJob:
             self._on_minute(minute, before)
 
     def _new_bounds(self, now: float) -> Iterator[MinuteBounds]:
-        """The bounds of each minute that is over and not yet booked."""
+        """The bounds of each minute that is over and not yet stored."""
         begin = self._begin(now)
         if begin is None:
             return
         starts_at, from_at = begin
         timing = self._timing
-        while starts_at + BOOK_EVERY_S + timing.max_gap_s + timing.settle_s <= now:
-            until = self._start_of(starts_at + BOOK_EVERY_S)
+        while starts_at + MINUTE_LENGTH_S + timing.max_gap_s + timing.settle_s <= now:
+            until = self._start_of(starts_at + MINUTE_LENGTH_S)
             yield MinuteBounds(starts_at, from_at, until)
-            starts_at, from_at = starts_at + BOOK_EVERY_S, until
+            starts_at, from_at = starts_at + MINUTE_LENGTH_S, until
 
     def _begin(self, now: float) -> tuple[int, float] | None:
-        """Where the first new minute begins: at the end of the newest booked one."""
+        """Where the first new minute begins: at the end of the newest stored one."""
         newest = self._store.newest(self._engine)
         oldest = now - self._timing.keep_s
         if newest is not None and newest.until >= oldest:
-            return newest.starts_at + BOOK_EVERY_S, newest.until
+            return newest.starts_at + MINUTE_LENGTH_S, newest.until
         first = self._store.first_sample_at(self._engine, oldest)
-        return None if first is None else (int(first // BOOK_EVERY_S) * BOOK_EVERY_S, first)
+        return None if first is None else (int(first // MINUTE_LENGTH_S) * MINUTE_LENGTH_S, first)
 
     def _start_of(self, due_at: int) -> float:
         # No two minutes begin at the same sample, even with few samples.
-        gap_s = min(self._timing.max_gap_s, BOOK_EVERY_S)
+        gap_s = min(self._timing.max_gap_s, MINUTE_LENGTH_S)
         samples = self._store.samples(self._engine, due_at, due_at + gap_s)
         return minute_start_near(due_at, [sample.at for sample in samples], max_gap_s=gap_s)
 
-    def _book_batch(self, new: Sequence[MinuteBounds], now: float) -> None:
-        """Book new minutes, and book those again in which a request has no complete cost yet."""
+    def _compute_batch(self, new: Sequence[MinuteBounds], now: float) -> None:
+        """Compute new minutes, and those again in which a request has no complete cost yet."""
         open_for, until = self._open_for(new[0].from_at, now), new[-1].until
         oldest = min(open_for.since, open_for.new_from)
         # Requests that ended in the new minutes change what others cost in the minutes before.
@@ -126,22 +126,22 @@ class MinuteJob:
         late = open_for.changed_by(unpriced.chosen(open_for.takes(unpriced)))
         *others, last = merged(late.plus(TimeRange(new[0].from_at, until)))
         for time in others:
-            self._book_again(time, [], open_for, now)
-        self._book_again(last, new, open_for, now)
+            self._compute_again(time, [], open_for, now)
+        self._compute_again(last, new, open_for, now)
 
     def _open_for(self, new_from: float, now: float) -> "_OpenFor":
-        booked = self._store.between(self._engine, now - OPEN_S - LONGEST_REQUEST_S, new_from)
+        stored = self._store.between(self._engine, now - OPEN_S - LONGEST_REQUEST_S, new_from)
         rows = 0
-        for minute in reversed(booked):
+        for minute in reversed(stored):
             rows += minute.requests
             if rows > MAX_ROWS_AGAIN:
                 return _OpenFor(now - OPEN_S, new_from, minute.until)
         return _OpenFor(now - OPEN_S, new_from)
 
-    def _book_again(
+    def _compute_again(
         self, time: TimeRange, new: Sequence[MinuteBounds], open_for: "_OpenFor", now: float
     ) -> None:
-        """Book all minutes of the requests that share a minute with a changed request.
+        """Compute all minutes of the requests that share a minute with a changed request.
 
         Their cost changes in each of their minutes.
         """
@@ -157,17 +157,17 @@ class MinuteJob:
             minute.starts_at: minute for minute in self._store.between(self._engine, from_at, until)
         }
         bounds = sorted([*map(_bounds_of, before.values()), *new])
-        booked = self._booker.book(bounds, before, open_for.has)
-        self._store.write(booked.minutes, booked.costs_in(TimeRange(begin, end)), now)
-        for minute in booked.minutes:
+        computed = self._calculator.compute(bounds, before, open_for.has)
+        self._store.write(computed.minutes, computed.costs_in(TimeRange(begin, end)), now)
+        for minute in computed.minutes:
             self._on_minute(minute, before.get(minute.starts_at))
 
 
 class _OpenFor(NamedTuple):
-    """Bounds on a request's start and end. A row outside them is too late to be booked.
+    """Bounds on a request's start and end. A row outside them is too late to count.
 
-    It would change the cost of requests whose minutes are not booked again. A request that changes
-    a minute before `crowded_until` would change the cost of too many.
+    It would change the cost of requests whose minutes are not computed again. A request that
+    changes a minute before `crowded_until` would change the cost of too many.
     """
 
     since: float

@@ -30,7 +30,7 @@ class BookedRequests:
     - `rows` are the ids of their rows, in order.
     - `statuses` and `vantages` are places in STATUSES and VANTAGES, `verdicts` in `met_objectives`:
       the names of the objectives that a request met. `met` are those that met all of theirs.
-    - `one_prompt`: the route takes a single prompt. `priced`: booked minutes charged it before.
+    - `one_prompt`: the route takes a single prompt. `priced`: stored minutes charged it before.
     """
 
     rows: Places
@@ -55,7 +55,7 @@ class BookedRequests:
 
     @property
     def from_at(self) -> Array:
-        """Where the booked part of each begins, in Unix seconds."""
+        """Where the part of each that minutes count begins, in Unix seconds."""
         found: Array = np.maximum(self.started_at, self.ended_at - LONGEST_REQUEST_S)
         return found
 

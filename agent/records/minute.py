@@ -188,16 +188,16 @@ class Ledger(Addable):
 
 
 # A minute is due at a multiple of this, and begins at the first sample from there on.
-BOOK_EVERY_S = MINUTE_S
+MINUTE_LENGTH_S = MINUTE_S
 
-# Only the last hour of a longer request is booked. Otherwise the search for the requests of a
+# Only the last hour of a longer request counts. Otherwise the search for the requests of a
 # minute would have to go back to the first request.
 LONGEST_REQUEST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteRow:
-    """A booked minute, or older minutes merged into an hour or a day. Unknown figures are None.
+    """A stored minute, or older minutes merged into an hour or a day. Unknown figures are None.
 
     Times in Unix seconds. `cost` is in dollars, None without a price. What has no row when the
     ledger is closed has vanished.
@@ -265,11 +265,11 @@ class MinuteRow:
 
 
 class RequestCost(NamedTuple):
-    """The work of one whole request, and its cost in all booked minutes, by the id of its row.
+    """The work of one whole request, and its cost in all stored minutes, by the id of its row.
 
     FLOPs and bytes of KV cache are None if the model is unknown. `cost_usd` is None if no
     minute has a price, `gpu_hours` if no minute knows its number of GPUs. The cost is not
-    `complete` while the request reaches into a minute that is not booked yet.
+    `complete` while the request reaches into a minute that is not stored yet.
     """
 
     row: int

@@ -122,7 +122,7 @@ _GROUPS = (
     ),
     _Group(
         "Efficiency and cost",
-        "Of the newest booked minute of an engine, so absent until its first minute is booked, "
+        "Of the newest stored minute of an engine, so absent until its first minute is stored, "
         "about two minutes after the start.",
         EFFICIENCY_METRICS,
         (),

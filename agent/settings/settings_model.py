@@ -91,7 +91,7 @@ class StorageSettings(Section):
     def _journal_before_clickhouse(self) -> Self:
         if self.url.startswith("clickhousedb:") and not self.journal.enabled:
             raise ValueError(
-                "journal.enabled is false: an agent joins, books and explains requests in a "
+                "journal.enabled is false: an agent joins, charges and explains requests in a "
                 "database with transactions, which ClickHouse is not; leave the journal on"
             )
         return self

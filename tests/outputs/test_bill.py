@@ -50,7 +50,7 @@ def exposition_shares(minutes: Minutes) -> dict[str, float]:
     """Return the dollars of each share."""
     board = EfficiencyBoard()
     for row, before in minutes.published:
-        board.booked(row, before)
+        board.add(row, before)
     return {
         sample.labels["share"]: sample.value
         for family in board.families()

@@ -32,7 +32,7 @@ BLIND = {
 # Why a view of an engine that reports little is empty.
 UNKNOWN_IN = {
     "efficiency": "MFU by minute, last hour",
-    "cost": "no booked minute of this window has a price",
+    "cost": "no minute of this window has a price",
     "events": "Nothing broke in this time.",
     "lengths": "no request of these lengths was judged",
 }
@@ -145,7 +145,7 @@ def test_one_agent_of_several_is_chosen_for_every_view(there: Opened, api: Api) 
     there.page.get_by_text("No request that the agent saw").wait_for()
     assert there.page.url.endswith("#requests?agent=agent-of-the-test")
     there.page.get_by_role("link", name="Cost", exact=True).click()
-    there.page.get_by_text("no booked minute of this window has a price").first.wait_for()
+    there.page.get_by_text("no minute of this window has a price").first.wait_for()
     assert there.page.url.endswith("#cost?agent=agent-of-the-test")
     there.page.get_by_role("combobox", name="Agent").select_option("")
     there.page.get_by_text("Per 1M output tokens").first.wait_for()
@@ -339,7 +339,7 @@ def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: 
         for reason in (
             "unknown: no stream was seen token by token",
             "unknown: only the proxy sees every request",
-            "unknown: no minute with a price is booked in this window",
+            "unknown: no minute of this window has a price",
             "queue (only the engine's spans have it, and none arrived)",
             "No GPU was read: ",
         ):

@@ -89,7 +89,7 @@ class Minutes:
 
     def book(self, at: float) -> None:
         """Book at this second."""
-        self._job.book(NOON + at)
+        self._job.compute(NOON + at)
 
     def rows(self) -> list[Mapping[str, Any]]:
         """The stored requests, in the order in which they came."""

@@ -9,9 +9,9 @@ import importlib
 from agent.records import minute
 
 # Before any module imports the length.
-minute.BOOK_EVERY_S = 10
+minute.MINUTE_LENGTH_S = 10
 efficiency = importlib.import_module("agent.app.engines")
-assert efficiency.BOOK_EVERY_S == minute.BOOK_EVERY_S
+assert efficiency.MINUTE_LENGTH_S == minute.MINUTE_LENGTH_S
 vars(efficiency)["_SPANS_COME_S"] = 1.0
 vars(importlib.import_module("agent.app.storing"))["FOLD_EVERY_S"] = 1.0
 vars(importlib.import_module("agent.pipeline.ended_requests"))["OWN_ROW_AFTER_S"] = 5.0

@@ -24,7 +24,7 @@ def _none() -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MinuteColumns:
-    """Booked minutes. Unknown is NaN.
+    """Stored minutes. Unknown is NaN.
 
     `at_s` are seconds from the begin of the run. FLOPs and bytes are those that were needed, and
     those that the GPUs could have done in the known time.

@@ -1,4 +1,4 @@
-"""How well GPUs were used over a user's window, from the booked minutes in it."""
+"""How well GPUs were used over a user's window, from the stored minutes in it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEfficiency:
-    """Booked minutes together. `mfu` and `mbu` are by the requests, over all known time.
+    """Stored minutes together. `mfu` and `mbu` are by the requests, over all known time.
 
     `prefill` and `decode` are over the seconds in which any request was in the phase, `busy` over
     those in which an engine worked; each is None if there was none of it. `engine` and

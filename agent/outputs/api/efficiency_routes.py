@@ -1,4 +1,4 @@
-"""Use and cost of the GPUs, and the ledger, from booked minutes: in a summary, and by step."""
+"""Use and cost of the GPUs, and the ledger, from stored minutes: in a summary, and by step."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from agent.outputs.api.query_parameters import (
     window_before,
     window_s,
 )
-from agent.records.minute import BOOK_EVERY_S, Ledger, MinuteRow, total
+from agent.records.minute import MINUTE_LENGTH_S, Ledger, MinuteRow, total
 from agent.records.queries import Selection, Window
 
 _REASONS = ", ".join(WithoutRow)
@@ -168,7 +168,7 @@ class DisagreementResponse(BaseResponse):
 
 
 class EfficiencyResponse(BaseResponse):
-    """How well the GPUs were used in the booked minutes, with idle and without unknown time.
+    """How well the GPUs were used in the stored minutes, with idle and without unknown time.
 
     The phases and `busy` are estimates from the requests, over the time in which they went on.
     """
@@ -195,7 +195,7 @@ class EfficiencyResponse(BaseResponse):
 
 
 class CostResponse(BaseResponse):
-    """Dollars for the booked minutes with a price.
+    """Dollars for the stored minutes with a price.
 
     The bill is prefill + decode (with aborted requests) + unseen + idle + unknown. `busy` leaves
     out the last two. Active figures are of busy time for requests with a row.
@@ -238,7 +238,7 @@ class CostResponse(BaseResponse):
 
 
 def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> dict[str, Any]:
-    """The summary's fields; empty if no minute is booked, and for one tenant or objective.
+    """The summary's fields; empty if no minute is stored, and for one tenant or objective.
 
     GPUs work for all requests at once, so the figures of a part of them are unknown.
     """
@@ -361,7 +361,7 @@ def _usd_per_hour(minutes: Sequence[MinuteRow]) -> float:
 
 
 class EfficiencyStepResponse(BaseResponse):
-    """The booked minutes that began in a step, which starts at `at`."""
+    """The stored minutes that began in a step, which starts at `at`."""
 
     at: datetime
     mfu: float | None = Field(description="of the requests, over all counted time")
@@ -380,12 +380,12 @@ def efficiency_routes(context: ApiContext) -> APIRouter:
         window: WindowText = "1h",
         step: StepText = "1m",
     ) -> ListOf[EfficiencyStepResponse]:
-        """MFU, MBU and cost by step; steps without a booked minute are left out.
+        """MFU, MBU and cost by step; steps without a stored minute are left out.
 
         Empty for one tenant or objective: GPUs work for all requests at once.
         """
         length_s = window_s(window, context.longest_window_s)
-        each_s = step_s(step, length_s, max(context.queries.grid_s(length_s), BOOK_EVERY_S))
+        each_s = step_s(step, length_s, max(context.queries.grid_s(length_s), MINUTE_LENGTH_S))
         if chosen.tenant is not None or chosen.objective is not None:
             return ListOf[EfficiencyStepResponse](items=[])
         over = window_before(context.now(), length_s, each_s)

@@ -76,8 +76,8 @@ class EfficiencyBoard:
         self._starts_at: dict[Labels, float] = {}
         self._lock = threading.Lock()
 
-    def booked(self, minute: MinuteRow, before: MinuteRow | None) -> None:
-        """Add a minute; `before` is what an earlier booking added, which this one replaces."""
+    def add(self, minute: MinuteRow, before: MinuteRow | None) -> None:
+        """Add a minute. `before` is the same minute as it was added earlier; it is replaced."""
         with self._lock:
             for metric, labels, value in _sums(minute):
                 self._sums[metric, labels] += value
@@ -118,7 +118,7 @@ class EfficiencyBoard:
         for key in keys:
             self._counters[key] += behind.get(key, 0.0) * share
 
-    def booked_until(self) -> list[float]:
+    def stored_until(self) -> list[float]:
         """The end of each engine's newest minute, in Unix time."""
         with self._lock:
             return [minute.until for minute in self._newest.values()]

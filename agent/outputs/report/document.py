@@ -146,7 +146,7 @@ def printable(value: object) -> str:
 
 
 def spending_tables(summary: Json) -> Iterator[ReportTable]:
-    """Efficiency, cost and ledger, as far as minutes are booked."""
+    """Efficiency, cost and ledger, as far as minutes are stored."""
     if summary["efficiency"] is not None:
         yield _efficiency(summary)
     if summary["cost"] is not None:
@@ -156,7 +156,7 @@ def spending_tables(summary: Json) -> Iterator[ReportTable]:
 
 
 def _counted(part: Json) -> str:
-    return f"Booked minutes from {moment(part['counted_from'])} to {moment(part['counted_until'])}."
+    return f"Minutes from {moment(part['counted_from'])} to {moment(part['counted_until'])}."
 
 
 def _efficiency(summary: Json) -> ReportTable:

@@ -57,7 +57,7 @@ class _Late:
     what: str
 
 
-# Folding and booking are some minutes late on purpose.
+# Folding and minutes are some minutes late on purpose.
 _LATE_S = 15 * MINUTE_S
 _LATE = (
     _Late("LlmAgentStageBehind", own.STAGE_LAG, "stage", "is behind with its work"),

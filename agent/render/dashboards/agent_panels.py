@@ -119,7 +119,7 @@ AGENT_ROW = PanelRow(
         Panel(
             "Stages that are behind",
             "Age of the oldest work that a stage has not done. Folding is up to half a minute late "
-            "on purpose, booking some minutes.",
+            "on purpose, computing a minute some minutes.",
             PanelUnit.SECONDS,
             (Query(by(("stage",), gauge(own.STAGE_LAG), "max"), "{{stage}}"),),
         ),

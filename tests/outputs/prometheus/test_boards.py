@@ -118,7 +118,7 @@ Series = dict[tuple[str, ...], float]
 def board(*rows: MinuteRow) -> EfficiencyBoard:
     filled = EfficiencyBoard()
     for row in rows:
-        filled.booked(row, None)
+        filled.add(row, None)
     return filled
 
 
@@ -208,12 +208,12 @@ def test_a_counter_never_falls_and_reaches_the_right_value() -> None:
     """A late row moves unseen cost to its request; the shares add up to the bill throughout."""
     shown = board(minute(0))
     again = minute(0, unseen_usd=0.02, decode_usd=0.43)
-    shown.booked(again, minute(0))
+    shown.add(again, minute(0))
     values = series(shown)
     assert values["llm_cost_usd_total", "unseen"] == pytest.approx(0.05)
     assert values["llm_cost_usd_total", "decode"] == pytest.approx(0.34)
     assert whole_bill(values) == pytest.approx(1.0)
-    shown.booked(minute(1), None)
+    shown.add(minute(1), None)
     values = series(shown)
     assert values["llm_cost_usd_total", "unseen"] == pytest.approx(0.07)
     assert values["llm_cost_usd_total", "decode"] == pytest.approx(0.71)
@@ -228,8 +228,8 @@ def test_all_shares_are_the_bill_while_one_is_published_too_high() -> None:
     """The share of aborted requests stays too high, as no later one is aborted."""
     shown = board(minute(0))
     none = {"aborted_usd": 0.0, "aborted_prefill_usd": 0.0}
-    shown.booked(minute(0, **none), minute(0))
-    shown.booked(minute(1, **none), None)
+    shown.add(minute(0, **none), minute(0))
+    shown.add(minute(1, **none), None)
     values = series(shown)
     assert values["llm_cost_usd_total", "aborted"] == pytest.approx(0.1)
     assert whole_bill(values) == pytest.approx(2.0)
@@ -237,15 +237,15 @@ def test_all_shares_are_the_bill_while_one_is_published_too_high() -> None:
 
 def test_minutes_from_before_a_restart_add_nothing_when_counted_again() -> None:
     shown = board()
-    shown.booked(minute(0, unseen_usd=0.02, decode_usd=0.43), minute(0))
+    shown.add(minute(0, unseen_usd=0.02, decode_usd=0.43), minute(0))
     assert whole_bill(series(shown)) == 0
-    shown.booked(minute(1), None)
+    shown.add(minute(1), None)
     assert whole_bill(series(shown)) == pytest.approx(1.0)
 
 
 def test_an_old_minute_counted_again_does_not_replace_the_newest() -> None:
     shown = board(minute(0), minute(1, prefill_flops=1000.0))
-    shown.booked(minute(0), minute(0))
+    shown.add(minute(0), minute(0))
     assert series(shown)["llm_mfu_ratio", "prefill", "requests"] == pytest.approx(1.0)
 
 
@@ -258,7 +258,7 @@ def ledger_minute(number: int, row_tokens: float, *, closed: bool = True) -> Min
 def test_vanished_work_is_published_when_its_minute_is_closed() -> None:
     filled = board(ledger_minute(0, 60.0, closed=False))
     assert not [key for key in series(filled) if "unaccounted" in key[0]]
-    filled.booked(ledger_minute(0, 60.0), ledger_minute(0, 60.0, closed=False))
+    filled.add(ledger_minute(0, 60.0), ledger_minute(0, 60.0, closed=False))
     values = series(filled)
     assert values["llm_unaccounted_output_tokens_total",] == 40
     assert values["llm_unaccounted_requests_total", "aborted"] == 1
@@ -269,11 +269,11 @@ def test_vanished_work_is_published_when_its_minute_is_closed() -> None:
 
 def test_a_row_that_comes_late_holds_the_counter_of_vanished_tokens_back() -> None:
     filled = board(ledger_minute(0, 60.0))
-    filled.booked(ledger_minute(0, 90.0), ledger_minute(0, 60.0))
+    filled.add(ledger_minute(0, 90.0), ledger_minute(0, 60.0))
     assert series(filled)["llm_unaccounted_output_tokens_total",] == 40
-    filled.booked(ledger_minute(1, 80.0), None)
+    filled.add(ledger_minute(1, 80.0), None)
     assert series(filled)["llm_unaccounted_output_tokens_total",] == 40
-    filled.booked(ledger_minute(2, 50.0), None)
+    filled.add(ledger_minute(2, 50.0), None)
     assert series(filled)["llm_unaccounted_output_tokens_total",] == 80
 
 
@@ -290,5 +290,5 @@ def models(of: EfficiencyBoard) -> set[str]:
 def test_an_engine_keeps_the_counters_of_its_last_models_of_a_day() -> None:
     changing = board(*(minute(number, model=f"name-{number}") for number in range(604)))
     assert models(changing) == {f"name-{number}" for number in range(604 - MODELS_KEPT, 604)}
-    changing.booked(minute(604 + 24 * 60), None)
+    changing.add(minute(604 + 24 * 60), None)
     assert models(changing) == {"llama"}

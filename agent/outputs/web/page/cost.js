@@ -1,6 +1,6 @@
 // The view of cost: what tokens cost, who pays, and what was bought for nothing.
 import {Chart, over_window, with_breaks} from "./chart.js";
-import {Booked, Figures, Reasons, Table, html} from "./elements.js";
+import {CountedTime, Figures, Reasons, Table, html} from "./elements.js";
 import {query} from "./query.js";
 import {STEPS, STEPS_S, dollars, last, number, share, step_name} from "./words.js";
 
@@ -44,13 +44,13 @@ const tenant = (group) => [
   number(group.cost?.gpu_hours, 4), share(group.attainment), number(group.stream_tokens_per_s.p50),
 ];
 
-// A step may be booked in part, so its dollars would go up and down with the booking; those of an hour do not.
+// A step may have stored only some of its minutes, so its dollars would go up and down; those of an hour do not.
 const idle = ({cost}) => (cost?.bill_usd ? cost.usd_per_hour * cost.idle_usd / cost.bill_usd : null);
 
 function Show({data: {summary, tenants, steps, step, step_s}}) {
   const {cost} = summary;
   const over = last(summary.window_s);
-  if (!cost) return html`<h2>Cost, ${over}</h2><p>Unknown: no booked minute of this window has a price.
+  if (!cost) return html`<h2>Cost, ${over}</h2><p>Unknown: no minute of this window has a price.
     Set <code>prices</code> in the settings, or wait until the first minute is over.</p>`;
   return html`
     <h2>Cost, ${over}</h2>
@@ -64,7 +64,7 @@ function Show({data: {summary, tenants, steps, step, step_s}}) {
         rows=${tenants.groups.map(tenant)} empty="No request of this window." />
     </div>
     <${Reasons} of=${without(summary, tenants.groups)} />
-    <${Booked} of=${cost}>Tenants pay for busy time alone; idle time is nobody's.<//>`;
+    <${CountedTime} of=${cost}>Tenants pay for busy time alone; idle time is nobody's.<//>`;
 }
 
 export const cost = {title: "Cost", window: "1h", load, Show};

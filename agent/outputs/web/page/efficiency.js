@@ -1,6 +1,6 @@
 // The view of efficiency: MFU and MBU over time, and where prefill and decode are under the roofline.
 import {Chart, over_window, with_breaks} from "./chart.js";
-import {Booked, Figures, Reasons, Table, html} from "./elements.js";
+import {CountedTime, Figures, Reasons, Table, html} from "./elements.js";
 import {query} from "./query.js";
 import {STEPS, STEPS_S, last, number, share, step_name, whole_percent} from "./words.js";
 
@@ -90,8 +90,8 @@ const counted = ({prefix_cache: cache, speculation: drafts, batch_fill: fill}) =
 function Show({data: {summary, steps, step, step_s}}) {
   const {efficiency} = summary;
   const over = last(summary.window_s);
-  if (!efficiency) return html`<h2>Efficiency, ${over}</h2><p>Unknown: no minute of this window is booked yet.
-    The first is booked about half a minute after it is over.</p>`;
+  if (!efficiency) return html`<h2>Efficiency, ${over}</h2><p>Unknown: no minute of this window is stored yet.
+    The first is stored about half a minute after it is over.</p>`;
   const sources = Object.entries(SOURCES).filter(([key]) => efficiency.sources[key]);
   const over_chart = over_window(summary);
   const of_source = (figure) => ([key]) => (s) => s.efficiency.sources[key]?.[figure] ?? null;
@@ -119,7 +119,7 @@ function Show({data: {summary, steps, step, step_s}}) {
     <${Table} label="Where sources disagree by more than their margin, newest minute, widest of all engines" head=${["figure", "higher", "lower", "times", "likely"]}
       words=${["higher", "lower", "likely"]}
       rows=${widest(efficiency.disagreements).map(disagreement)} empty="They agree." />
-    <${Booked} of=${efficiency} />`;
+    <${CountedTime} of=${efficiency} />`;
 }
 
 export const efficiency = {title: "Efficiency", window: "1h", load, Show};

@@ -43,9 +43,9 @@ const cell = (head, side) => (given, place) => {
 
 export const Note = ({children}) => html`<p class="quiet">${children}</p>`;
 
-// From when to when minutes are booked: the newest are not, and a window may begin before the first.
-export const Booked = ({of, children}) => html`
-  <${Note}>Booked from ${new Date(of.counted_from).toLocaleString()} to ${new Date(of.counted_until).toLocaleString()}.
+// From when to when minutes are stored: the newest are not, and a window may begin before the first.
+export const CountedTime = ({of, children}) => html`
+  <${Note}>Minutes from ${new Date(of.counted_from).toLocaleString()} to ${new Date(of.counted_until).toLocaleString()}.
     ${" "}${children}<//>`;
 
 // When a request began, as a link to it. Clients repeat ids, so its span goes along.

@@ -70,13 +70,13 @@ function headline(summary, objectives) {
       summary.error_ratio === null ? "unknown: only the proxy sees every request" : "of requests through the proxy"],
     ["MFU / MBU", `${share(summary.mfu)} / ${share(summary.mbu)}`, why_no_use(summary)],
     ["Cost per hour", dollars(summary.cost?.usd_per_hour),
-      summary.cost ? "of all engines together" : "unknown: no minute with a price is booked in this window"],
+      summary.cost ? "of all engines together" : "unknown: no minute of this window has a price"],
   ];
 }
 
 function why_no_use({mfu, efficiency}) {
   if (mfu !== null) return "of the requests";
-  return efficiency ? "unknown: the model or the GPU's peak is unknown" : "unknown: no minute is booked yet";
+  return efficiency ? "unknown: the model or the GPU's peak is unknown" : "unknown: no minute is stored yet";
 }
 
 // The limits of the objectives on one latency, such as "200 ms (chat)".

@@ -101,7 +101,7 @@ function facts(request) {
     ["Output tokens", or(request.output_tokens, "neither a span nor the response counts them", number)],
     ["Gaps between chunks", or(gaps, "only the proxy sees them, of a stream", gaps_told)],
     ["Finish reason", or(request.finish_reason, "no view has it")],
-    ["Cost", or(request.cost_usd, "the engine has no price, or its minutes are not booked yet", dollars)],
+    ["Cost", or(request.cost_usd, "the engine has no price, or its minutes are not stored yet", dollars)],
   ];
 }
 

@@ -1,4 +1,4 @@
-"""Booked minutes: their ledgers, GPU time of requests, and tokens that count at the end."""
+"""Computed minutes: their ledgers, GPU time of requests, and tokens that count at the end."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Books minutes of one engine from stored samples and requests, and splits their cost."""
+"""Computes minutes of one engine from stored samples and requests, and splits their cost."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BookedMinutes:
+class ComputedMinutes:
     """Consecutive minutes, and what each request cost in them in dollars and in GPU-hours.
 
     Costs are NaN if no minute knows them. `cached_share` is the engine's share of cached prompt
@@ -100,8 +100,8 @@ class MinuteBounds(NamedTuple):
         return TimeRange(self.from_at, self.until)
 
 
-class MinuteBooker:
-    """Books minutes of one engine. The same stored rows give the same minutes."""
+class MinuteCalculator:
+    """Computes minutes of one engine. The same stored rows give the same minutes."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class MinuteBooker:
         self._gpu_samples = gpu_samples
         self._max_gap_s = max_gap_s
 
-    def book(
+    def compute(
         self,
         bounds: Sequence[MinuteBounds],
         before: Mapping[int, MinuteRow],
         in_time: Callable[[BookedRequests], Mask],
-    ) -> BookedMinutes:
-        """Book consecutive minutes.
+    ) -> ComputedMinutes:
+        """Compute consecutive minutes.
 
-        `before` has the minutes that were booked earlier, by `starts_at`: their bills stay.
+        `before` has the minutes that were computed earlier, by `starts_at`: their bills stay.
         Requests that are not `in_time` have no share of any minute.
         """
         time = TimeRange(bounds[0].from_at, bounds[-1].until)
@@ -132,20 +132,20 @@ class MinuteBooker:
         gpus = self._deployment.gpus()
         whole = observe(samples, time, max_gap_s=self._max_gap_s)
         serving = self._deployment.serving(gpus, whole.ranks, samples)
-        booked: list[_BookedMinute] = []
+        computed: list[_ComputedMinute] = []
         for each in bounds:
             minute = _Minute(self._deployment, serving, gpus, each, _model_in(samples, each))
             observed = observe(samples, each.time, max_gap_s=self._max_gap_s)
             of_gpus = self._gpu_samples([gpu.gpu for gpu in gpus], each.time)
             inside = requests.chosen(_overlapping(requests, each))
-            found = minute.book(observed, inside, of_gpus, before.get(each.starts_at))
+            found = minute.compute(observed, inside, of_gpus, before.get(each.starts_at))
             unmatched = unmatched_requests(observed, samples, inside)
-            booked.append(found._replace(minute=replace(found.minute, unmatched=unmatched)))
-        return BookedMinutes(
-            minutes=[each.minute for each in booked],
+            computed.append(found._replace(minute=replace(found.minute, unmatched=unmatched)))
+        return ComputedMinutes(
+            minutes=[each.minute for each in computed],
             requests=requests,
-            usd=_sums(requests, [each.cost for each in booked]),
-            gpu_hours=_sums(requests, [each.gpu_hours for each in booked]),
+            usd=_sums(requests, [each.cost for each in computed]),
+            gpu_hours=_sums(requests, [each.gpu_hours for each in computed]),
             serving=serving,
             cached_share=whole.increase.cached_share,
         )
@@ -159,7 +159,7 @@ class MinuteBooker:
         return stored.chosen(in_time(stored))
 
 
-class _BookedMinute(NamedTuple):
+class _ComputedMinute(NamedTuple):
     """A minute, and its cost in dollars and in GPU-hours; None if that is unknown."""
 
     minute: MinuteRow
@@ -197,7 +197,7 @@ def _model_in(samples: Sequence[EngineSample], bounds: MinuteBounds) -> str | No
 def _ratios(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str, Any]:
     """MFU and MBU by the engine and by the hardware.
 
-    A minute that is booked again keeps the hardware's: most GPU samples live only some minutes.
+    A minute that is computed again keeps the hardware's: most GPU samples live only some minutes.
     """
     mfu, mbu = found.hardware.mfu, found.hardware.mbu
     if before is not None:
@@ -228,13 +228,13 @@ class _Minute:
         self._bounds = bounds
         self._model = model
 
-    def book(
+    def compute(
         self,
         observed: EngineObservation,
         requests: BookedRequests,
         gpu_samples: Sequence[GpuSample],
         before: MinuteRow | None,
-    ) -> _BookedMinute:
+    ) -> _ComputedMinute:
         """The minute, and what each request cost in it."""
         active = request_activities(requests, observed.increase.cached_share)
         works = whole_works(active, self._serving)
@@ -267,7 +267,7 @@ class _Minute:
         )
         gpus, time = minute.gpus, self._bounds.time
         hours = None if gpus is None else split.times(gpu_hours(gpus, time))
-        return _BookedMinute(minute, usd, hours)
+        return _ComputedMinute(minute, usd, hours)
 
     def _gpu_count(self, before: MinuteRow | None) -> int | None:
         if before is not None:
@@ -277,7 +277,7 @@ class _Minute:
     def _billed(
         self, gpu_samples: Sequence[GpuSample], before: MinuteRow | None
     ) -> tuple[float | None, Bill | None]:
-        """Joules and dollars. A bill stays as it was first booked; only its shares change."""
+        """Joules and dollars. A bill stays as it was first computed; only its shares change."""
         if before is not None:
             usd, electricity = before.gpus_usd, before.electricity_usd
             same = None if usd is None else Bill(gpus_usd=usd, electricity_usd=electricity)
