@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import (
     DCGM_FIELDS,
-    DIVIDED_FACTS,
     XID_LAST,
     XID_TOTAL,
     XID_WINDOW,
@@ -78,25 +77,6 @@ def test_labels_equal_those_of_nvml() -> None:
 def test_values_are_in_base_units(series: str, value: float, converted: float) -> None:
     (field,) = [field for field in DCGM_FIELDS if field.series == series]
     assert field.read(value) == pytest.approx(converted)
-
-
-@pytest.mark.parametrize(
-    "series",
-    [
-        "DCGM_FI_PROF_PCIE_TX_BYTES",
-        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
-        "DCGM_FI_DEV_POWER_VIOLATION",
-    ],
-)
-def test_a_series_with_an_ambiguous_unit_is_not_read(series: str) -> None:
-    assert series not in {field.series for field in DCGM_FIELDS}
-
-
-def test_mig_divides_memory_and_its_use() -> None:
-    assert FACTS.keys() >= DIVIDED_FACTS
-    assert f.MEMORY_USED.name in DIVIDED_FACTS
-    assert f.TENSOR_ACTIVE.name in DIVIDED_FACTS
-    assert f.POWER.name not in DIVIDED_FACTS
 
 
 def test_xids_are_no_fields() -> None:

@@ -160,42 +160,18 @@ def test_no_two_gpus_share_a_name() -> None:
     for gpu in gpu_models():
         for name in (gpu.name, *gpu.nvml_names):
             assert find_gpu(name) is gpu
+        assert all(recognise_gpu(name) is gpu for name in gpu.nvml_names)
 
 
 @pytest.mark.parametrize(
     ("nvml_name", "gpu"),
     [
         ("NVIDIA H100 80GB HBM3", "H100-SXM"),
-        ("NVIDIA H100 PCIe", "H100-PCIe"),
-        ("NVIDIA H100 NVL", "H100-NVL"),
-        ("NVIDIA H200", "H200-SXM"),
-        ("NVIDIA H200 NVL", "H200-NVL"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA GB200", "GB200"),
-        ("NVIDIA A100-SXM4-40GB", "A100-40GB-SXM"),
         ("A100-SXM4-40GB", "A100-40GB-SXM"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80GB-SXM"),
         ("NVIDIA A100 80GB PCIe", "A100-80GB-PCIe"),
-        ("NVIDIA A10", "A10"),
-        ("NVIDIA A10G", "A10G"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA L40S", "L40S"),
         ("Tesla T4", "T4"),
-        ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
-        ("NVIDIA RTX A6000", "RTX-A6000"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Server"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000-Workstation"),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX-PRO-6000-Max-Q"),
-        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
-        ("NVIDIA GeForce RTX 3090", "RTX-3090"),
         ("NVIDIA GH200 480GB", "GH200-96GB"),
-        ("NVIDIA H20", "H20"),
-        ("NVIDIA H800", "H800-SXM"),
-        ("NVIDIA A800-SXM4-80GB", "A800-80GB-SXM"),
-        ("NVIDIA L40", "L40"),
-        ("NVIDIA A40", "A40"),
-        ("NVIDIA A30", "A30"),
     ],
 )
 def test_a_gpu_is_found_by_its_nvml_name(nvml_name: str, gpu: str) -> None:

@@ -94,12 +94,6 @@ def test_ratios_and_shared_counters_are_never_summed() -> None:
             assert metric.unit is Unit.SECONDS
 
 
-def test_the_counter_of_verdicts_keeps_its_name_and_labels() -> None:
-    assert m.SLO_REQUESTS.name == "llm_slo_requests"
-    assert m.SLO_REQUESTS.kind is Kind.COUNTER
-    assert m.SLO_REQUESTS.labels == ("objective", "engine", "model", "verdict")
-
-
 # The explicit buckets that the GenAI conventions recommend.
 ADVISED = {
     "gen_ai_server_time_to_first_token_seconds": (

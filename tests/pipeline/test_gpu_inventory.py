@@ -17,7 +17,7 @@ from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
-from tests.pipeline.inventory import (
+from tests.pipeline.kit import (
     A,
     B,
     C,

@@ -4,12 +4,14 @@ from dataclasses import replace
 from math import fsum
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from agent.catalog import gpu_facts
 from agent.catalog.definitions import Verdict
+from agent.pipeline import minute_jobs
+from agent.records.columns import BookedRequests
 from agent.records.gpu import GpuSample
 from agent.records.prices import Electricity, Price
 from agent.records.request import Status
@@ -217,17 +219,83 @@ def _refused(*_args: object, **_kwargs: object) -> None:
     raise sqlite3.OperationalError("disk I/O error")
 
 
+MOST_ROWS = 20
+
+
+@pytest.fixture
+def minutes(database: Engine, monkeypatch: pytest.MonkeyPatch) -> Minutes:
+    """An engine that is busy for eleven minutes, with a low limit of rows to read again."""
+    monkeypatch.setattr(minute_jobs, "MAX_ROWS_AGAIN", MOST_ROWS)
+    at_work = Minutes(database, PRICE)
+    for at in every_5_s(690)[::3]:
+        at_work.read_one(at, running=1.0, steps=at, output=3 * at, input=9 * at)
+    return at_work
+
+
+def crowd(minutes: Minutes) -> None:
+    """Stores and books five requests in each of eight minutes."""
+    for minute in range(8):
+        minutes.take(*[timed_request(10 * minute + n, 60 * minute + 5 * n, 4.0) for n in range(5)])
+        minutes.book(60 * minute + 91.0)
+
+
+@pytest.mark.slow
+def test_a_request_among_too_many_others_has_no_share_and_lowers_no_others(
+    minutes: Minutes,
+) -> None:
+    crowd(minutes)
+    before = minutes.costs()
+    minutes.take(timed_request(900, 30.0, 480.0, output_tokens=900))
+    windows = minutes.booked(571.0)
+    assert minutes.costs() == [*before, None]
+    assert adds_up(minutes, windows)
+
+
+@pytest.mark.slow
+def test_a_long_request_among_few_others_has_a_share_of_all_its_minutes(minutes: Minutes) -> None:
+    minutes.take(timed_request(900, 30.0, 480.0, output_tokens=900))
+    for at in range(91, 600, 60):
+        minutes.book(float(at))
+    (cost,) = minutes.costs()
+    # Its cost is more than two whole minutes of the GPU.
+    assert cost is not None
+    assert cost > 0.12
+
+
+@pytest.mark.slow
+def test_rows_read_again_are_limited_for_a_request_of_any_length(
+    minutes: Minutes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd(minutes)
+    read: list[int] = []
+    rows_of = minutes.store.requests
+
+    def counted(engine: str, from_at: float, until: float) -> BookedRequests:
+        found = rows_of(engine, from_at, until)
+        read.append(found.rows.size)
+        return found
+
+    monkeypatch.setattr(minutes.store, "requests", counted)
+    minutes.take(timed_request(900, 30.0, 480.0), timed_request(901, 400.0, 110.0))
+    minutes.book(571.0)
+    assert 5 < max(read) <= MOST_ROWS + 2
+
+
 _REQUESTS = st.lists(
     st.tuples(
-        st.floats(0.0, 400.0),
-        st.floats(0.0, 200.0),
+        st.floats(0.0, 500.0),
+        st.floats(0.0, 300.0),
         st.integers(0, 3000),
         st.integers(0, 300),
         st.sampled_from(Status),
         st.integers(0, 3),
     ),
-    max_size=8,
+    max_size=40,
 )
+
+
+def _ok(*timings: tuple[float, float, int]) -> list[tuple[float, float, int, int, Status, int]]:
+    return [(start, lasted, 100, 26, Status.OK, when) for start, lasted, when in timings]
 
 
 @pytest.mark.slow
@@ -237,27 +305,37 @@ _REQUESTS = st.lists(
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(_REQUESTS)
+@given(_REQUESTS, st.sampled_from([MOST_ROWS, minute_jobs.MAX_ROWS_AGAIN]))
+# The last but one request ends in the last booked minute, and shares an earlier minute.
+@example(_ok(*[(0.0, 1.0, 0)] * 8, (350.0, 190.0, 2), (260.0, 41.0, 0)), MOST_ROWS)
+@example(_ok(*[(0.0, 1.0, 0)] * 8, (350.0, 195.0, 2), (260.0, 41.0, 0)), MOST_ROWS)
+# A request that ends with its first minute, and a later one: as many rows as may be read again.
+@example(_ok(*[(0.0, 1.0, 0)] * 20, (0.0, 60.0, 0), (60.0, 1.0, 1)), MOST_ROWS)
 def test_costs_add_up_to_the_bill_in_any_order_of_rows(
-    database: Engine, timings: list[tuple[float, float, int, int, Status, int]]
+    database: Engine,
+    timings: list[tuple[float, float, int, int, Status, int]],
+    rows_again: int,
 ) -> None:
     """Rows arrive in four batches, and after each batch the costs add up to the bill."""
     emptied(database)
     minutes = Minutes(database, PRICE)
     for at in every_5_s(780)[::3]:
         minutes.read_one(at, running=float(at < 600), steps=at, output=3 * at, input=9 * at)
-    for batch, until in enumerate((200.0, 400.0, 600.0, 781.0)):
-        minutes.take(
-            *[
-                timed_request(
-                    n, start, lasted, input_tokens=tokens_in, output_tokens=out, status=status
-                )
-                for n, (start, lasted, tokens_in, out, status, when) in enumerate(timings)
-                if when == batch
-            ]
-        )
-        windows = minutes.booked(until)
-        assert adds_up(minutes, windows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minute_jobs, "MAX_ROWS_AGAIN", rows_again)
+        for batch, until in enumerate((200.0, 400.0, 600.0, 781.0)):
+            minutes.take(
+                *[
+                    timed_request(
+                        *(n, start, min(lasted, 600.0 - start)),
+                        input_tokens=tokens_in, output_tokens=out, status=status,
+                    )
+                    for n, (start, lasted, tokens_in, out, status, when) in enumerate(timings)
+                    if when == batch
+                ]
+            )  # fmt: skip
+            windows = minutes.booked(until)
+            assert adds_up(minutes, windows)
     assert billed_usd(windows) == pytest.approx(720 * A_SECOND_USD)
 
 

@@ -33,8 +33,7 @@ from agent.sources.engines.engine_source import ScrapeResult
 from agent.store.observations import ObservationStore
 from agent.store.tables import engine_samples, events
 from tests.analysis.failures.polled_engine import ALL, CORE, FRONT, GPU, cgroup
-from tests.pipeline.inventory import Inventory
-from tests.pipeline.tables import stored, without
+from tests.pipeline.kit import Inventory, stored, without
 from tests.records.making import NOON
 
 IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}

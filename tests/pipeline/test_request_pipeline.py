@@ -30,7 +30,7 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.store.tables import requests
 from agent.store.transactions import Joining, request_settle, request_write
 from agent.store.writing import RequestWriter
-from tests.pipeline.tables import stored, without
+from tests.pipeline.kit import stored, without
 from tests.records.making import NOON, objective, record
 
 AT = 1_790_000_000.0

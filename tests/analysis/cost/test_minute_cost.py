@@ -95,18 +95,6 @@ def test_a_failed_request_costs_like_any_other_and_is_aborted(status: Status) ->
     assert whole(found) == pytest.approx(60)
 
 
-@pytest.mark.parametrize("status", [Status.CANCELLED, Status.TIMEOUT, Status.THROTTLED])
-def test_a_request_that_never_left_the_queue_costs_nothing(status: Status) -> None:
-    waited = request(
-        2,
-        20.0,
-        status=status,
-        **dict.fromkeys(("queue_s", "prefill_s", "decode_s", "ttft_s", "output_tokens")),
-    )
-    found = cost(samples_of(*ONE), [*ONE, waited])
-    assert found.requests == {KEY_1: pytest.approx(5)}
-
-
 def test_a_request_aborted_by_the_engine_is_aborted_cost() -> None:
     found = cost(samples_of(*ONE), [request(1, 10.0, finish_reason="abort")])
     assert found.cost.aborted == pytest.approx(5)
@@ -122,14 +110,6 @@ def test_a_prompt_that_takes_minutes_is_not_unseen_when_it_is_counted() -> None:
     prompt = prompt._replace(ended_at=51.0)
     found = cost(samples_of(prompt), [prompt])
     assert (found.cost.unseen, found.requests[KEY_1]) == pytest.approx((0, 51))
-
-
-def test_rows_without_cached_tokens_get_the_engine_s_cached_share() -> None:
-    row = request(1, 10.0, input_tokens=1000, cached_tokens=None)
-    samples = samples_of(row._replace(cached_tokens=750))
-    found = work(samples, [row])
-    assert (found.computed_tokens, found.cached_tokens) == (250, 750)
-    assert cost(samples, [row]).cost.unseen == pytest.approx(0, abs=1e-9)
 
 
 def test_prompt_tokens_that_were_not_computed_are_cached() -> None:

@@ -95,8 +95,14 @@ def test_tokens_without_any_row_make_the_whole_interval_busy() -> None:
     assert parts(samples).busy_s == 10
 
 
-def test_two_samples_with_different_requests_may_have_idle_time_between() -> None:
-    samples = [engine_sample(0.0, running=1, output=0), engine_sample(10.0, running=1, output=26)]
+@pytest.mark.parametrize("running", [(1, 1), (2, 1), (1, 2)])
+def test_two_samples_with_different_requests_may_have_idle_time_between(
+    running: tuple[int, int],
+) -> None:
+    """Also if one of them shows more requests than rows."""
+    samples = [
+        engine_sample(10.0 * n, running=each, output=26.0 * n) for n, each in enumerate(running)
+    ]
     rows = [
         request(1, -1.0, prefill_s=1.0, decode_s=2.0),
         request(2, 9.0, prefill_s=0.5, decode_s=2.5),

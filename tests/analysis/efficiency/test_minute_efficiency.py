@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency
-from agent.analysis.efficiency.serving import Role, Serving
+from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.physics.flops_and_bytes import step_weight_bytes
 from agent.analysis.physics.roofline import Bound
@@ -297,16 +297,6 @@ def test_replicated_kv_heads_are_read_by_every_gpu() -> None:
     few, many = (replace(LLAMA_ON_H100, parallelism=Parallelism(tensor=ways)) for ways in (8, 16))
     assert many.decode(100, 50).bytes_moved == 2 * few.decode(100, 50).bytes_moved
     assert many.prefill(100, 50).bytes_moved == 2 * few.prefill(100, 50).bytes_moved
-
-
-@pytest.mark.parametrize(("role", "phase"), [(Role.PREFILL, "prefill"), (Role.DECODE, "decode")])
-def test_an_engine_of_one_phase_has_no_work_of_the_other(role: Role, phase: str) -> None:
-    rows = [request(1, 10.0)]
-    one = efficiency_of(busy_samples(), rows, replace(LLAMA_ON_H100, role=role)).work
-    both = efficiency_of(busy_samples(), rows).work
-    of_phase = getattr(one, f"{phase}_flops")
-    assert of_phase == getattr(both, f"{phase}_flops") > 0
-    assert needed(one).flops == of_phase
 
 
 @given(st.floats(1, 59))

@@ -1,6 +1,10 @@
-"""A GPU inventory that tests update with single samples and Xids."""
+"""Makes inventories of GPUs, hides tables of a database, and reads stored columns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, select, text
 
 from agent.catalog import gpu_facts as fact
 from agent.pipeline.gpu_inventory import GpuInventory
@@ -72,3 +76,25 @@ def taken(gpus: Inventory, engine: str, *pids: int) -> tuple[str, ...]:
 
 def gpus_of(gpus: Inventory, *engines: str) -> list[tuple[str, ...]]:
     return [taken(gpus, engine) for engine in engines]
+
+
+@contextmanager
+def without(database: Engine, table: str) -> Iterator[None]:
+    """The database while this table is missing."""
+    rename(database, table, "elsewhere")
+    try:
+        yield
+    finally:
+        rename(database, "elsewhere", table)
+
+
+def rename(database: Engine, table: str, name: str) -> None:
+    """Rename a table."""
+    with database.begin() as connection:
+        connection.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
+
+
+def stored(database: Engine, column: Any) -> list[Any]:
+    """The values of a column, oldest row first."""
+    with database.connect() as connection:
+        return list(connection.scalars(select(column).order_by(column.table.c.id)))
