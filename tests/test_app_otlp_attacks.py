@@ -133,7 +133,7 @@ def json_of_empty_attributes() -> bytes:
 @pytest.mark.parametrize(
     ("make", "content_type", "status", "message"),
     [
-        (numbers_without_end, PROTOBUF, 400, "Wire format was corrupt"),
+        (numbers_without_end, PROTOBUF, 413, "when they are read; send smaller batches"),
         (json_of_empty_attributes, JSON, 413, "JSON values; send smaller batches"),
         (many_empty_spans, PROTOBUF, 413, "when they are read; send smaller batches"),
         (lambda: bytes(80 * MIB), PROTOBUF, 413, "after decompression; send smaller batches"),

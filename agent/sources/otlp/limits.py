@@ -21,7 +21,7 @@ MAX_GRPC_CALLS = 4
 # 77 MB.
 MAX_JSON_VALUES = 550_000
 # Two bytes can encode an empty span, which takes 168 bytes in memory.
-MAX_PARSED_BYTES = 64 * MIB
+MAX_PARSED_BYTES = 96 * MIB
 
 # A body up to this size is parsed in the event loop, others one by one in a thread.
 SMALL_PROTOBUF_BYTES = 512 * KIB

@@ -1,12 +1,16 @@
 """The memory of bodies, counted before they are parsed."""
 
+import inspect
+import json
+import random
+from base64 import b64encode
 from collections.abc import Callable
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_PARSED_BYTES
-from agent.sources.otlp.parsed_size import fits
+from agent.sources.otlp.payload import fits
 from tests.sources.otlp.exports import export, part, vllm_span
 
 MIB = 1024 * 1024
@@ -46,25 +50,20 @@ def test_many_empty_parts_do_not_fit(wrap: Callable[[bytes], bytes], empty: byte
     assert fits(body, 20_000 * 168 + MIB)
 
 
-def test_a_part_that_is_too_deep_to_be_parsed_takes_nothing() -> None:
-    body = b""
-    for _ in range(20_000):
-        body = part(5, part(1, body))
-    assert fits(within(*SPAN, 9, 2)(body), MIB)
-
-
 @pytest.mark.parametrize(
-    "body",
+    "text",
     [
-        pytest.param(b"\xff" * MIB, id="a number without end"),
-        pytest.param(b"\x0b\x0c" * MIB, id="groups"),
-        pytest.param(b"\x09" * MIB, id="fixed numbers cut off"),
-        pytest.param(b"\x0f" * MIB, id="an unknown wire type"),
-        pytest.param(part(1, part(2, part(2, part(5, b"\x12" * MIB)))), id="one long name"),
+        pytest.param(inspect.getsource(inspect).encode(), id="code"),
+        pytest.param(json.dumps([{"id": n, "name": f"span {n}"} for n in range(999)]), id="JSON"),
+        pytest.param("世界のトークン" * 99, id="no ASCII"),
+        pytest.param(b64encode(random.Random(1).randbytes(99_999)), id="base64"),
+        pytest.param(random.Random(2).randbytes(99_999), id="any bytes"),
     ],
 )
-def test_what_makes_no_parts_fits_and_ends(body: bytes) -> None:
-    assert fits(body, MIB)
+def test_long_texts_fit(text: str | bytes) -> None:
+    some = text if isinstance(text, bytes) else text.encode()
+    body = within(*SPAN, 9, 2)(part(1, some * (MAX_BODY_BYTES // len(some))))
+    assert fits(body, MAX_PARSED_BYTES)
 
 
 def test_the_largest_body_of_real_spans_fits() -> None:
