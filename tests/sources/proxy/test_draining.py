@@ -1,13 +1,21 @@
 """Draining and closing."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
+
+import pytest
 
 from agent.sources.proxy.exchange import Ending
 from tests.sources.proxy.wire import (
     CHUNKED,
+    GET,
     LAST_CHUNK,
+    OK,
+    Client,
     Engine,
+    Proxied,
     Recorder,
     Visit,
     chunk,
@@ -17,6 +25,7 @@ from tests.sources.proxy.wire import (
     read_chunk,
     read_head,
     read_message,
+    responding,
     served,
     until_gone,
 )
@@ -105,3 +114,56 @@ async def test_a_cut_stream_frees_its_engine() -> None:
         assert await read_chunk(client.reader) == b"one"
         await proxied.proxy.close()
         await engine.closed.wait()
+
+
+# A stop: requests that are on their way get their responses
+
+
+@contextlib.asynccontextmanager
+async def _one_client() -> AsyncIterator[tuple[Proxied, Client]]:
+    async with served(responding(OK)) as (_, proxied, client):
+        # Connections are taken in turn: after this the client's is, too.
+        await proxied.ask(GET)
+        yield proxied, client
+
+
+@contextlib.asynccontextmanager
+async def _stopping(proxied: Proxied) -> AsyncIterator[None]:
+    """Stop the server: it takes no new connections, and ends after its last clients."""
+    stopped = asyncio.create_task(proxied.server.stop(within_s=None))
+    with contextlib.suppress(ConnectionError):
+        while True:
+            _, writer = await asyncio.open_connection("127.0.0.1", proxied.port)
+            writer.close()
+            await writer.wait_closed()
+    yield
+    await stopped
+
+
+@in_loop
+async def test_a_client_that_has_just_connected_gets_its_response() -> None:
+    async with _one_client() as (proxied, client), _stopping(proxied):
+        response = await client.ask(GET)
+        assert (response.body, response.all("connection")) == (b"ok", ["close"])
+
+
+@in_loop
+async def test_a_client_whose_head_is_not_complete_gets_its_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.sources.proxy.proxy_server._LAST_REQUEST_S", 0.05)
+    async with _one_client() as (proxied, client), proxied.client() as unused:
+        client.writer.write(GET[:8])
+        await proxied.ask(GET)
+        async with _stopping(proxied):
+            assert await unused.reader.read() == b""
+            assert (await client.ask(GET[8:])).body == b"ok"
+
+
+@in_loop
+async def test_the_next_request_of_a_client_gets_its_response() -> None:
+    async with _one_client() as (proxied, client):
+        assert (await client.ask(GET)).all("connection") == []
+        async with _stopping(proxied):
+            response = await client.ask(GET)
+            assert (response.body, response.all("connection")) == (b"ok", ["close"])

@@ -1,11 +1,15 @@
-"""Unusual and broken responses of engines, and time-outs."""
+"""Connections to engines: unusual and broken responses, time-outs, TLS and reuse."""
 
 import asyncio
 import json
+import ssl
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agent.sources.proxy.connection_pool import ConnectionPool
 from agent.sources.proxy.engine_connection import EngineConnection
 from agent.sources.proxy.exchange import Ending
 from tests.sources.proxy.wire import (
@@ -52,20 +56,10 @@ async def broken(response: bytes) -> tuple[Message, Ending | None]:
 # Unusual and complete
 
 
-class Socket(asyncio.Transport):
-    """A transport to the test."""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Drop the bytes."""
-
-    def is_closing(self) -> bool:
-        return False
-
-
 @in_loop
 async def test_no_piece_overtakes_one_that_was_declined() -> None:
     connection = EngineConnection(asyncio.get_running_loop(), lambda: 0.0)
-    connection.connection_made(Socket())
+    connection.connection_made(Transport())
     connection.send_request(b"", bodyless=False)
     connection.data_received(CHUNKED)
     passed: list[bytes] = []
@@ -103,7 +97,7 @@ async def test_a_response_may_be_split_at_every_byte() -> None:
         + b"0\r\nX-Sum: 1\r\n\r\n"
     )
     connection = EngineConnection(asyncio.get_running_loop(), iter(range(10**6)).__next__)
-    connection.connection_made(Socket())
+    connection.connection_made(Transport())
     for place in range(1, len(response)):
         connection.send_request(ASK, bodyless=False)
         connection.data_received(response[:place])
@@ -345,3 +339,103 @@ async def test_unrequested_bytes_close_an_idle_connection() -> None:
             assert (await read_message(client.reader)).body == b"ok"
         assert engine.visits == 2
         go_on.set()
+
+
+# The pool of idle connections
+
+
+class Transport(asyncio.Transport):
+    """A transport that is open until it is aborted."""
+
+    closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Drop the bytes."""
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+def used_connection() -> tuple[EngineConnection, Transport]:
+    """A connection after one complete response."""
+    connection, transport = EngineConnection(asyncio.get_running_loop(), lambda: 0.0), Transport()
+    connection.connection_made(transport)
+    connection.send_request(b"GET / HTTP/1.1\r\n\r\n", bodyless=False)
+    connection.data_received(OK)
+    return connection, transport
+
+
+@in_loop
+async def test_the_connection_used_last_is_taken_first_and_old_ones_are_closed() -> None:
+    now_s = 0.0
+    pool = ConnectionPool("http://engine", lambda: now_s, 5.0)
+    old, old_transport = used_connection()
+    await old.read(None)
+    pool.give_back(old)
+    now_s = 3.0
+    one, _ = used_connection()
+    other, _ = used_connection()
+    for connection in (one, other):
+        await connection.read(None)
+        pool.give_back(connection)
+    assert pool.take() is other
+    now_s = 4.5
+    pool.give_back(other)
+    assert old_transport.closed
+    assert (pool.take(), pool.take(), pool.take()) == (other, one, None)
+
+
+# Engines behind TLS, with a real certificate made by openssl
+
+
+STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a key; beside it a self-signed certificate for 127.0.0.1."""
+    file = tmp_path_factory.mktemp("tls") / "engine.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    subject = ["-nodes", "-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(file), "-out", str(file.with_suffix(".crt"))]
+    subprocess.run([*command, *subject, *files], check=True, capture_output=True)
+    return file
+
+
+@pytest.fixture
+def tls(certificate: Path) -> ssl.SSLContext:
+    """The TLS context of the engine."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.with_suffix(".crt"), certificate)
+    return context
+
+
+@in_loop
+async def relayed_over_tls(tls: ssl.SSLContext) -> None:
+    async with serving(responding(STREAM), tls=tls) as (engine, proxied):
+        for _ in range(2):
+            message = await proxied.ask(post(b"{}"))
+            assert (message.status, message.body, message.complete) == (200, b"onetwo", True)
+        assert engine.visits == 1
+
+
+@in_loop
+async def refused_over_tls(tls: ssl.SSLContext) -> None:
+    async with serving(responding(STREAM), tls=tls) as (_, proxied):
+        message = await proxied.ask(GET)
+        assert message.status == 502
+        assert b"certificate" in message.body
+
+
+def test_an_engine_with_a_trusted_certificate_is_relayed(
+    tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
+    relayed_over_tls(tls)
+
+
+def test_an_engine_with_an_untrusted_certificate_gets_no_request(tls: ssl.SSLContext) -> None:
+    refused_over_tls(tls)

@@ -1,14 +1,12 @@
 """Engines that fail behind the proxy: who gets requests, and what clients get."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from agent.catalog.reasons import EjectionReason
-from agent.sources.proxy.load_balancer import Attempt
 from agent.sources.proxy.outlier_detection import OutlierDetection, OutlierLimits
 from agent.sources.proxy.relay_context import ProxyLimits
 from tests.sources.proxy.wire import (
@@ -252,116 +250,3 @@ async def test_if_all_engines_fail_all_are_used_and_clients_get_their_errors() -
         assert set(engines.outliers.ejections) == {"bad", "good"}
         assert (statuses.count(500), statuses.count(502)) == (20, 20)
         assert engines.proxied.proxy.balancer.forced == 34
-
-
-class Gate:
-    """A script that reads requests and answers them when it is opened."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-
-    async def __call__(self, visit: Visit) -> None:
-        while True:
-            await visit.request()
-            await self.open.wait()
-            await visit.send(OK)
-
-
-async def begin(engines: Pair, requests: int) -> list[asyncio.Task[Message]]:
-    """Send requests, each after an engine has read the one before."""
-    asked, before = [], sum(engines.got.values())
-    for number in range(1, requests + 1):
-        asked.append(asyncio.create_task(engines.proxied.ask(ASK)))
-        while sum(engines.got.values()) < before + number:
-            await asyncio.sleep(0)
-    return asked
-
-
-@asynccontextmanager
-async def silent_pair() -> AsyncIterator[tuple[Pair, Gate, list[asyncio.Task[Message]]]]:
-    """Engine `bad` has three requests and answers none; `good` had answered later ones."""
-    bad, good = Gate(), Gate()
-    async with pair(bad, good) as engines:
-        asked = await begin(engines, 6)
-        assert engines.got == {"bad": 3, "good": 3}
-        good.open.set()
-        await engines.ask(3)
-        yield engines, bad, [task for task in asked if not task.done()]
-        bad.open.set()
-        for task in asked:
-            with suppress(asyncio.CancelledError):
-                await task
-
-
-async def leave(waiting: list[asyncio.Task[Message]], engines: Pair) -> None:
-    """Let clients leave."""
-    for task in waiting:
-        task.cancel()
-    while engines.proxied.open_requests["bad"]:
-        await asyncio.sleep(0)
-
-
-@in_loop
-async def test_a_hanging_engine_gets_three_requests_and_then_probes_alone() -> None:
-    async with silent_pair() as (engines, _, waiting):
-        engines.now_s += OUTLIERS.hold_s
-        await leave(waiting, engines)
-        assert await engines.ask(20) == [200] * 20
-        assert (engines.got["bad"], engines.reason) == (3, None)
-        engines.now_s += OUTLIERS.silent_s
-        assert await engines.ask(20) == [200] * 20
-        assert (engines.got["bad"], engines.reason) == (3, EjectionReason.SILENT)
-        engines.now_s += OUTLIERS.base_s
-        probe = asyncio.create_task(engines.proxied.ask(ASK))
-        while engines.got["bad"] < 4:
-            await asyncio.sleep(0)
-        assert await engines.ask(20) == [200] * 20
-        engines.now_s += OUTLIERS.silent_s
-        assert await engines.ask(20) == [200] * 20
-        ejection = engines.outliers.ejections["bad"]
-        assert ejection.until_s - ejection.at_s == 2 * OUTLIERS.base_s
-        assert engines.got["bad"] == 4
-        await leave([probe], engines)
-
-
-@in_loop
-async def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
-    good, goes_on, visits = Gate(), asyncio.Event(), []
-
-    async def streaming(visit: Visit) -> None:
-        """The first request gets a stream, all others nothing."""
-        visits.append(visit)
-        await visit.request()
-        while visit is visits[0]:
-            await visit.send(CHUNKED if not goes_on.is_set() else chunk(b"data: token\n\n"))
-            goes_on.clear()
-            await goes_on.wait()
-        await until_gone(visit.reader)
-
-    async with pair(streaming, good) as engines:
-        asked = await begin(engines, 2)
-
-        async def later() -> None:
-            """A token arrives, and a while later the proxy has another request."""
-            engines.now_s += OUTLIERS.silent_s - 1
-            goes_on.set()
-            attempts = engines.proxied.proxy.balancer.attempts
-            while not any(last_read_s(attempt) == engines.now_s for attempt in attempts):
-                await asyncio.sleep(0)
-
-        for _ in range(6):
-            await later()
-            asked += await begin(engines, 2)
-        good.open.set()
-        assert engines.got == {"bad": 7, "good": 7}
-        for _ in range(3):
-            await later()
-            await engines.ask(3)
-        assert engines.reason is None
-        for task in asked:
-            task.cancel()
-
-
-def last_read_s(attempt: Attempt) -> float:
-    """When the last byte of an attempt's response was read."""
-    return 0.0 if attempt.connection is None else attempt.connection.read_at_s

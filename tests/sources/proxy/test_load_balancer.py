@@ -1,18 +1,27 @@
 """The load balancer, and engines that cannot be reached."""
 
 import json
+import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agent.catalog.reasons import EjectionReason
 from agent.sources.listening import open_socket
 from agent.sources.proxy.exchange import Ending
-from agent.sources.proxy.load_balancer import EngineLookup, LoadBalancer, ProxiedEngine
+from agent.sources.proxy.load_balancer import (
+    Attempt,
+    EngineLookup,
+    LoadBalancer,
+    ProxiedEngine,
+)
 from agent.sources.proxy.open_requests import OpenRequests
+from agent.sources.proxy.outlier_detection import OutlierDetection, OutlierLimits
 from tests.sources.proxy.wire import (
     LIMITS,
     OK,
@@ -92,6 +101,70 @@ def test_if_no_engine_is_healthy_all_are_tried() -> None:
     balancer, _ = balancing({"a": {"x"}}, unhealthy="abc")
     assert names(balancer.candidates("x")) == "a"
     assert len(balancer.candidates(None)) == 3
+
+
+# Engines that hang
+
+
+class Attempts:
+    """Requests at engines a and b, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.outliers = OutlierDetection("ab", OutlierLimits())
+        lookup = EngineLookup(lambda _: None, lambda _: True)
+        self.balancer = LoadBalancer((A, B), lookup, None, self.outliers, lambda: self.now_s)
+
+    def send(self, engine: ProxiedEngine, times: int = 1) -> Any:
+        """Send requests without a response yet; returns the connection of the last."""
+        for _ in range(times):
+            connection: Any = SimpleNamespace(status=None, head_at_s=0.0, read_at_s=0.0)
+            Attempt(self.balancer, engine, counts=True).sent(connection)
+        return connection
+
+    def complete(self, engine: ProxiedEngine, times: int) -> None:
+        """Send requests that get their responses."""
+        for _ in range(times):
+            attempt = Attempt(self.balancer, engine, counts=True)
+            attempt.sent(SimpleNamespace(status=200))  # type: ignore[arg-type]
+            attempt.completed(200)
+            attempt.close()
+
+    def later(self, by_s: float) -> str:
+        """Move the clock; returns the engines to try for a request then."""
+        self.now_s += by_s
+        return names(self.balancer.candidates(None, probes=True))
+
+
+def test_a_hanging_engine_gets_no_more_requests_and_then_probes_alone() -> None:
+    attempts, limits = Attempts(), OutlierLimits()
+    attempts.send(A, 3)
+    attempts.complete(B, 3)
+    assert attempts.later(limits.hold_s) == "b"
+    assert not attempts.outliers.ejections
+    assert attempts.later(limits.silent_s) == "b"
+    assert attempts.outliers.ejections["a"].reason is EjectionReason.SILENT
+    assert attempts.later(limits.base_s) == "ab"
+    attempts.send(A)
+    assert attempts.later(0.0) == "b", "one probe at a time"
+    assert attempts.later(limits.silent_s) == "b"
+    ejection = attempts.outliers.ejections["a"]
+    assert ejection.until_s - ejection.at_s == 2 * limits.base_s, "the probe hangs, too"
+
+
+def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
+    attempts, limits = Attempts(), OutlierLimits()
+    begun_s = attempts.now_s
+    stream = attempts.send(A)
+    stream.status, stream.head_at_s = 200, attempts.now_s
+    for _ in range(6):
+        attempts.send(A)
+        attempts.complete(B, 3)
+        stream.read_at_s = attempts.now_s + limits.silent_s - 1
+        attempts.later(limits.silent_s - 1)
+        assert attempts.outliers.is_in("a", attempts.now_s)
+    assert attempts.outliers.answered("a", begun_s + 1), "a stream that goes on is good"
+    assert not attempts.outliers.ejections
 
 
 # Over the wire
@@ -198,3 +271,37 @@ async def test_a_broken_lookup_is_counted_and_any_engine_is_used(lookup: EngineL
     ):
         assert (await proxied.ask(ASK)).body == b"ok"
         assert proxied.failures == {"choose": 1}
+
+
+# Open requests are counted over all workers, also over one that was killed
+
+
+def in_a_worker(work: Callable[[], object]) -> None:
+    """Do the work in a forked process, which then ends without a word, as a killed one does."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def test_each_worker_sees_the_open_requests_of_all_and_begins_with_none_of_its_own() -> None:
+    counts = OpenRequests(["chat-0", "chat-1"], workers=2)
+    counts.begin(0)
+    counts.add("chat-0", 1)
+
+    def other() -> None:
+        counts.begin(1)
+        counts.add("chat-0", 2)
+        counts.add("chat-1", 3)
+        counts.add("chat-1", -1)
+
+    in_a_worker(other)
+    assert dict(counts) == {"chat-0": 3, "chat-1": 2}
+    # So they are for a process of a later supervisor.
+    assert OpenRequests(["chat-0", "chat-1"], descriptor=counts.descriptor)["chat-1"] == 2
+    # The worker after it learns how many requests it left open.
+    assert counts.begin(1) == 4
+    assert dict(counts) == {"chat-0": 1, "chat-1": 0}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent.sources.proxy.headers import redirect_to_proxy
 from tests.sources.proxy.wire import (
     GET,
     OK,
@@ -48,6 +49,7 @@ async def test_the_target_and_the_body_are_relayed_unchanged() -> None:
     request = await relayed(post(body, "/v1/a%2Fb//c%C3%A9?x=%20&y=a+b&z"))
     assert request.first_line == "POST /v1/a%2Fb//c%C3%A9?x=%20&y=a+b&z HTTP/1.1"
     assert request.body == body
+    assert (await relayed(post(b""))).all("content-length") == ["0"]
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "PURGE"])
@@ -56,11 +58,6 @@ async def test_other_methods_are_relayed(method: str) -> None:
     request = await relayed(f"{method} /x HTTP/1.1\r\nHost: proxy\r\n\r\n".encode())
     assert request.first_line == f"{method} /x HTTP/1.1"
     assert request.all("content-length") == []
-
-
-@in_loop
-async def test_a_content_length_of_zero_is_relayed() -> None:
-    assert (await relayed(post(b""))).all("content-length") == ["0"]
 
 
 @in_loop
@@ -230,3 +227,27 @@ async def test_an_upgrade_to_http_2_is_ignored() -> None:
     for request in recording.requests:
         names = {name.lower() for name, _ in request.headers}
         assert not {"upgrade", "http2-settings", "connection"} & names
+
+
+# Redirects of an engine
+
+
+ENGINE, PROXY = b"http://127.0.0.1:8000", b"https://llm.example"
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        (b"http://127.0.0.1:8000/v1/models", b"https://llm.example/v1/models"),
+        (b"http://127.0.0.1:8000", b"https://llm.example"),
+        (b"http://127.0.0.1:80001/v1", b"http://127.0.0.1:80001/v1"),
+        (b"http://elsewhere/v1", b"http://elsewhere/v1"),
+        (b"/v1/models", b"/v1/models"),
+    ],
+)
+def test_a_redirect_to_the_engine_becomes_one_to_the_proxy(
+    location: bytes, expected: bytes
+) -> None:
+    others = [(b"server", b"uvicorn"), (b"x-location", location)]
+    lines = redirect_to_proxy([*others, (b"location", location)], ENGINE, PROXY)
+    assert lines == [*others, (b"location", expected)]

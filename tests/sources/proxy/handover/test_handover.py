@@ -1,9 +1,9 @@
-"""Each record of a worker is stored once, also where the agent ends or is away."""
+"""Each record of a worker is stored once, also if the agent ends or is away."""
 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from agent.sources.proxy.handover.receiving import HandoverReceiver
 from agent.sources.proxy.handover.sending import HandoverSender
 from agent.sources.proxy.handover.slots import LeftSlots, RequestSlots
 from tests.records.making import NOON, record
+from tests.sources.proxy.wire import WITHIN_S, in_loop
 
-WITHIN_S = 20.0
 UP = {"chat-0": EngineState(healthy=True, models=frozenset({"m"}))}
 DOWN = {"chat-0": EngineState(healthy=False, models=None)}
 
@@ -43,7 +43,7 @@ async def until(condition: Callable[[], object]) -> None:
 class AgentSide:
     """A receiver with a store that can fail."""
 
-    def __init__(self, place: HandoverAddress) -> None:
+    def __init__(self, address: HandoverAddress) -> None:
         self.batches: list[list[str]] = []
         self.records: list[RequestRecord] = []
         self.failure: Exception | None = None
@@ -55,7 +55,7 @@ class AgentSide:
         self.died: list[WorkerDied] = []
         self.engines: Mapping[str, EngineState] = UP
         self.receiver = HandoverReceiver(
-            place,
+            address,
             accept=self.accept,
             engines=lambda: self.engines,
             on_failure=lambda reason: self.failures.update([reason]),
@@ -81,12 +81,12 @@ class WorkerSide:
     """A sender, and what it received from the agent."""
 
     def __init__(
-        self, place: HandoverAddress, most: int = 1000, slots: RequestSlots | None = None
+        self, address: HandoverAddress, most: int = 1000, slots: RequestSlots | None = None
     ) -> None:
         self.engines: Mapping[str, EngineState] = {}
         self.retired = asyncio.Event()
         self.sender = HandoverSender(
-            place,
+            address,
             0,
             slots or RequestSlots(8),
             most,
@@ -116,9 +116,12 @@ async def listening(agent: AgentSide) -> AsyncIterator[AgentSide]:
 
 @asynccontextmanager
 async def working(
-    place: HandoverAddress, most: int = 1000, slots: RequestSlots | None = None, left_open: int = 0
+    address: HandoverAddress,
+    most: int = 1000,
+    slots: RequestSlots | None = None,
+    left_open: int = 0,
 ) -> AsyncIterator[WorkerSide]:
-    worker = WorkerSide(place, most, slots)
+    worker = WorkerSide(address, most, slots)
     worker.sender.begin(left_open)
     running = asyncio.create_task(worker.sender.run())
     try:
@@ -130,118 +133,87 @@ async def working(
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> HandoverAddress:
+def address(tmp_path: Path) -> HandoverAddress:
     return HandoverAddress(tmp_path / "handover.sock", "this run")
 
 
-def in_loop(
-    scenario: Callable[[HandoverAddress], Awaitable[None]],
-) -> Callable[[HandoverAddress], None]:
-    """Run an asynchronous test, within a limit."""
-
-    def run(place: HandoverAddress) -> None:
-        async def limited() -> None:
-            async with asyncio.timeout(WITHIN_S):
-                await scenario(place)
-
-        asyncio.run(limited())
-
-    return run
-
-
 @in_loop
-async def test_records_are_stored_in_order_and_in_batches(place: HandoverAddress) -> None:
-    async with working(place) as worker:
+async def test_records_are_stored_in_order_and_in_batches(address: HandoverAddress) -> None:
+    async with working(address) as worker:
         trace_ids = worker.take(*range(700))
-        async with listening(AgentSide(place)) as agent:
+        async with listening(AgentSide(address)) as agent:
             assert await worker.sender.flush(WITHIN_S) == 0
             assert agent.stored == trace_ids
             assert [len(batch) for batch in agent.batches] == [512, 188]
 
 
 @in_loop
-async def test_records_wait_in_the_worker_while_there_is_no_agent(place: HandoverAddress) -> None:
-    async with working(place) as worker:
-        async with listening(AgentSide(place)) as first:
+async def test_records_wait_in_the_worker_while_there_is_no_agent(address: HandoverAddress) -> None:
+    async with working(address) as worker:
+        async with listening(AgentSide(address)) as first:
             early = worker.take(1)
             await until(lambda: first.stored == early)
             assert await worker.sender.flush(WITHIN_S) == 0
         late = worker.take(2, 3)
         assert await worker.sender.flush(0.0) == 2
-        async with listening(AgentSide(place)) as second:
+        async with listening(AgentSide(address)) as second:
             assert await worker.sender.flush(WITHIN_S) == 0
             assert second.stored == late
 
 
-@pytest.mark.parametrize("turns", range(20))
-def test_a_worker_that_stops_while_its_agent_goes_away_stops(
-    place: HandoverAddress, turns: int
+@pytest.mark.parametrize("iterations", range(20))
+@in_loop
+async def test_a_worker_that_stops_while_its_agent_goes_away_stops(
+    address: HandoverAddress, iterations: int
 ) -> None:
-    @in_loop
-    async def stopped(place: HandoverAddress) -> None:
-        worker, agent = WorkerSide(place), AgentSide(place)
-        running = asyncio.create_task(worker.sender.run())
-        async with listening(agent):
+    async with working(address) as worker:
+        async with listening(AgentSide(address)) as agent:
             worker.take(1)
             await until(lambda: agent.stored)
-        # Some turns of the loop later the worker reads that its connection has ended.
-        for _ in range(turns):
+        # Some iterations of the loop later the worker reads that its connection has ended.
+        for _ in range(iterations):
             await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.wait({running})
-
-    stopped(place)
 
 
 @in_loop
 async def test_records_that_an_agent_took_and_did_not_answer_for_are_sent_again(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
-    async with working(place) as worker:
-        async with listening(AgentSide(place)) as first:
+    async with working(address) as worker:
+        async with listening(AgentSide(address)) as first:
             first.failure = StoreUnavailable("the database is away")
             trace_ids = worker.take(1, 2)
             await until(lambda: first.attempts > 1)
-        async with listening(AgentSide(place)) as second:
+        async with listening(AgentSide(address)) as second:
             assert await worker.sender.flush(WITHIN_S) == 0
             assert (first.stored, second.stored) == ([], trace_ids)
 
 
 @in_loop
-async def test_records_that_the_store_refuses_for_now_are_stored_later(
-    place: HandoverAddress,
+async def test_while_the_store_is_away_counts_are_known_and_records_wait(
+    address: HandoverAddress,
 ) -> None:
-    async with working(place) as worker, listening(AgentSide(place)) as agent:
+    async with working(address) as worker, listening(AgentSide(address)) as agent:
         agent.failure = StoreUnavailable("the database is away")
-        trace_ids = worker.take(1, 2)
-        await until(lambda: agent.attempts > 2)
-        await until(lambda: (agent.receiver.waiting, agent.receiver.live) == (2, 3))
+        trace_ids = worker.take(1)
+        await until(lambda: agent.attempts > 1)
+        assert await worker.sender.flush(0.0) == 0, "the agent has it"
+        trace_ids += worker.take(2, 3)
+        worker.sender.client_cut("malformed")
+        await until(lambda: (agent.receiver.waiting, agent.receiver.live) == (3, 3))
+        await until(lambda: agent.cut == {"malformed": 1})
         agent.failure = None
         assert await worker.sender.flush(WITHIN_S) == 0
         assert (agent.stored, agent.failures) == (trace_ids, {})
 
 
 @in_loop
-async def test_what_a_worker_counts_is_known_while_the_store_is_away(
-    place: HandoverAddress,
-) -> None:
-    async with working(place) as worker, listening(AgentSide(place)) as agent:
-        agent.failure = StoreUnavailable("the database is away")
-        worker.take(1)
-        await until(lambda: agent.attempts > 1)
-        worker.take(2, 3)
-        worker.sender.client_cut("malformed")
-        await until(lambda: agent.receiver.waiting == 3)
-        await until(lambda: agent.cut == {"malformed": 1})
-
-
-@in_loop
 async def test_records_that_a_worker_sent_before_it_ended_are_stored(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
-    async with listening(AgentSide(place)) as agent:
+    async with listening(AgentSide(address)) as agent:
         agent.failure = StoreUnavailable("the database is away")
-        async with working(place) as worker:
+        async with working(address) as worker:
             trace_ids = worker.take(1)
             await until(lambda: agent.attempts > 1)
         agent.failure = None
@@ -255,16 +227,16 @@ def opened(number: int) -> RequestRecord:
 
 
 @in_loop
-async def test_a_worker_takes_over_what_a_killed_one_left(place: HandoverAddress) -> None:
+async def test_a_worker_takes_over_what_a_killed_one_left(address: HandoverAddress) -> None:
     slots = RequestSlots(8)
-    killed = WorkerSide(place, slots=slots)
+    killed = WorkerSide(address, slots=slots)
     killed.sender.begin(0)
     for number in (1, 2, 3, 4):
         killed.sender.opened(opened(number))
     killed.sender.lost(opened(1).span_id)
     # The agent is away, so its ended requests are in the killed worker alone.
     ended = killed.take(2, 5)
-    async with working(place, slots=slots, left_open=3), listening(AgentSide(place)) as agent:
+    async with working(address, slots=slots, left_open=3), listening(AgentSide(address)) as agent:
         await until(lambda: len(agent.records) == 4)
         await until(lambda: agent.failures)
     by_status = {
@@ -282,14 +254,14 @@ async def test_a_worker_takes_over_what_a_killed_one_left(place: HandoverAddress
 
 @in_loop
 async def test_records_that_found_no_slot_are_lost_with_their_worker_and_counted(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
     slots = RequestSlots(2)
-    killed = WorkerSide(place, slots=slots)
+    killed = WorkerSide(address, slots=slots)
     killed.sender.begin(0)
     killed.take(1, 2, 3)
     killed.sender.take(record(4, model="m" * 2000))
-    async with working(place, slots=slots), listening(AgentSide(place)) as agent:
+    async with working(address, slots=slots), listening(AgentSide(address)) as agent:
         await until(lambda: agent.died and len(agent.records) == 2)
         assert agent.died == [WorkerDied(worker=0, open=0, rows=0, lost=2)]
         await until(lambda: agent.failures == {"worker_died": 2})
@@ -297,10 +269,10 @@ async def test_records_that_found_no_slot_are_lost_with_their_worker_and_counted
 
 @in_loop
 async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
     slots = RequestSlots(2)
-    async with listening(AgentSide(place)), working(place, slots=slots) as worker:
+    async with listening(AgentSide(address)), working(address, slots=slots) as worker:
         for number in range(0, 10, 2):
             worker.sender.opened(opened(number))
             worker.take(number, number + 1)
@@ -309,67 +281,57 @@ async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
 
 
 @in_loop
-async def test_what_no_worker_can_read_in_a_slot_is_counted(place: HandoverAddress) -> None:
+async def test_what_no_worker_can_read_in_a_slot_is_counted(address: HandoverAddress) -> None:
     slots = RequestSlots(2)
     slots.begin()
     slots.hold(b"no record")
-    async with working(place, slots=slots), listening(AgentSide(place)) as agent:
+    async with working(address, slots=slots), listening(AgentSide(address)) as agent:
         await until(lambda: agent.failures == {"record_refused": 1})
 
 
 @in_loop
-async def test_what_a_version_with_other_fields_left_is_counted(place: HandoverAddress) -> None:
+async def test_what_a_version_with_other_fields_left_is_counted(address: HandoverAddress) -> None:
     slots = RequestSlots(2)
-    killed = WorkerSide(place, slots=slots)
+    killed = WorkerSide(address, slots=slots)
     killed.sender.begin(0)
     killed.sender.opened(opened(1))
     # The checksum of the fields, after the version of the layout.
     os.pwrite(slots.descriptor, b"else", 4)
     slots = RequestSlots.left(slots.descriptor)
-    async with working(place, slots=slots, left_open=1), listening(AgentSide(place)) as agent:
+    async with working(address, slots=slots, left_open=1), listening(AgentSide(address)) as agent:
         await until(lambda: agent.failures == {"record_refused": 1, "worker_died": 1})
         assert agent.died == [WorkerDied(worker=0, open=1, rows=0, lost=0)]
         assert agent.records == []
 
 
 @in_loop
-async def test_a_worker_that_ends_hands_over_its_last_counts(place: HandoverAddress) -> None:
-    async with listening(AgentSide(place)) as agent:
-        async with working(place) as worker:
+async def test_a_worker_that_ends_hands_over_its_last_counts_and_spans(
+    address: HandoverAddress,
+) -> None:
+    async with listening(AgentSide(address)) as agent:
+        async with working(address) as worker:
             worker.sender.failed("relay")
             worker.sender.client_cut("slow")
+            worker.sender.take_spans(b"spans")
             await worker.sender.flush(WITHIN_S)
         await until(lambda: (agent.failures, agent.cut) == ({"relay": 1}, {"slow": 1}))
-
-
-@in_loop
-async def test_a_record_that_the_agent_has_and_did_not_store_yet_is_not_lost_at_a_stop(
-    place: HandoverAddress,
-) -> None:
-    async with working(place) as worker, listening(AgentSide(place)) as agent:
-        agent.failure = StoreUnavailable("the database is away")
-        trace_ids = worker.take(1, 2)
-        await until(lambda: agent.attempts)
-        assert await worker.sender.flush(0.0) == 0
-        agent.failure = None
-        assert await worker.sender.flush(WITHIN_S) == 0
-        assert agent.stored == trace_ids
+        await until(lambda: agent.spans == [b"spans"])
 
 
 @in_loop
 async def test_a_record_goes_to_the_agent_at_once_if_none_went_a_moment_ago(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
     sending.BATCH_WITHIN_S = 2 * WITHIN_S
-    async with working(place) as worker, listening(AgentSide(place)) as agent:
+    async with working(address) as worker, listening(AgentSide(address)) as agent:
         first = worker.take(1)
         await until(lambda: agent.stored == first)
 
 
 @in_loop
-async def test_waiting_records_are_bounded_by_number_and_by_size(place: HandoverAddress) -> None:
+async def test_waiting_records_are_bounded_by_number_and_by_size(address: HandoverAddress) -> None:
     for kept, model in ((8, "m"), (2, "m" * 3000)):
-        worker = WorkerSide(place, most=8)
+        worker = WorkerSide(address, most=8)
         for number in range(9):
             worker.sender.take(record(number, model=model))
         assert await worker.sender.flush(0.0) == kept
@@ -377,9 +339,9 @@ async def test_waiting_records_are_bounded_by_number_and_by_size(place: Handover
 
 @in_loop
 async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
-    async with working(place) as worker, listening(AgentSide(place)) as agent:
+    async with working(address) as worker, listening(AgentSide(address)) as agent:
         agent.failure = ValueError("cannot be")
         worker.take(1)
         assert await worker.sender.flush(WITHIN_S) == 0
@@ -392,30 +354,19 @@ async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
 
 @in_loop
 async def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
-    async with working(place, most=3) as worker:
+    async with working(address, most=3) as worker:
         trace_ids = worker.take(1, 2, 3, 4, 5)
-        async with listening(AgentSide(place)) as agent:
+        async with listening(AgentSide(address)) as agent:
             await until(lambda: agent.failures == {"store_behind": 2})
             assert await worker.sender.flush(WITHIN_S) == 0
             assert agent.stored == trace_ids[:3]
 
 
 @in_loop
-async def test_what_a_worker_counts_and_its_spans_reach_the_agent(place: HandoverAddress) -> None:
-    async with working(place) as worker, listening(AgentSide(place)) as agent:
-        worker.sender.take_spans(b"spans")
-        worker.sender.failed("relay")
-        worker.sender.client_cut("too_many")
-        assert await worker.sender.flush(WITHIN_S) == 0
-        await until(lambda: (agent.spans, agent.failures) == ([b"spans"], {"relay": 1}))
-        await until(lambda: agent.cut == {"too_many": 1})
-
-
-@in_loop
-async def test_a_worker_knows_what_the_agent_knows_of_the_engines(place: HandoverAddress) -> None:
-    async with working(place) as worker, listening(AgentSide(place)) as agent:
+async def test_a_worker_knows_what_the_agent_knows_of_the_engines(address: HandoverAddress) -> None:
+    async with working(address) as worker, listening(AgentSide(address)) as agent:
         await until(lambda: worker.engines == UP)
         agent.engines = DOWN
         await until(lambda: worker.engines == DOWN)
@@ -423,37 +374,33 @@ async def test_a_worker_knows_what_the_agent_knows_of_the_engines(place: Handove
 
 @in_loop
 async def test_a_worker_of_an_earlier_run_is_told_to_retire_and_loses_no_record(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
-    async with working(HandoverAddress(place.socket, "an earlier run")) as worker:
+    async with working(HandoverAddress(address.socket, "an earlier run")) as worker:
         trace_ids = worker.take(1)
-        async with listening(AgentSide(place)) as agent:
+        async with listening(AgentSide(address)) as agent:
             await worker.retired.wait()
             assert await worker.sender.flush(WITHIN_S) == 0
             assert agent.stored == trace_ids
 
 
-def test_records_of_another_version_are_refused_and_counted(
-    place: HandoverAddress, monkeypatch: pytest.MonkeyPatch
+@in_loop
+async def test_records_of_another_version_are_refused_and_counted(
+    address: HandoverAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "RECORD_FIELDS", (*messages.RECORD_FIELDS, "new_field"))
-
-    @in_loop
-    async def scenario(place: HandoverAddress) -> None:
-        async with working(place) as worker, listening(AgentSide(place)) as agent:
-            worker.take(1, 2)
-            assert await worker.sender.flush(WITHIN_S) == 0
-            assert (agent.stored, agent.failures) == ([], {"record_refused": 2})
-
-    scenario(place)
+    async with working(address) as worker, listening(AgentSide(address)) as agent:
+        worker.take(1, 2)
+        assert await worker.sender.flush(WITHIN_S) == 0
+        assert (agent.stored, agent.failures) == ([], {"record_refused": 2})
 
 
 @in_loop
 async def test_a_message_over_the_limit_ends_the_connection_and_no_other(
-    place: HandoverAddress,
+    address: HandoverAddress,
 ) -> None:
-    async with listening(AgentSide(place)) as agent, working(place) as worker:
-        reader, writer = await asyncio.open_unix_connection(place.socket)
+    async with listening(AgentSide(address)) as agent, working(address) as worker:
+        reader, writer = await asyncio.open_unix_connection(address.socket)
         writer.write((messages.MAX_MESSAGE_BYTES + 1).to_bytes(4))
         assert await reader.read() == messages.framed(messages.Engines(UP))
         writer.close()

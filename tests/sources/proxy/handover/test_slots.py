@@ -19,15 +19,12 @@ def killed(work: Callable[[], None]) -> None:
     os.waitpid(pid, 0)
 
 
-def test_the_first_worker_finds_nothing() -> None:
-    assert RequestSlots(2).begin() is None
-
-
-def test_the_next_worker_finds_what_a_killed_one_did_not_free() -> None:
+@pytest.mark.parametrize("later_run", [False, True])
+def test_the_next_worker_finds_what_a_killed_one_did_not_free(later_run: bool) -> None:
     slots = RequestSlots(4)
 
     def work() -> None:
-        slots.begin()
+        assert slots.begin() is None
         first, second, third = map(slots.hold, (b"first", b"second", b"third"))
         assert None not in (first, second, third)
         slots.replace(second or 0, b"second, ended")
@@ -35,19 +32,10 @@ def test_the_next_worker_finds_what_a_killed_one_did_not_free() -> None:
         slots.count_without(1)
 
     killed(work)
+    slots = RequestSlots.left(slots.descriptor) if later_run else slots
     assert slots.begin() == LeftSlots({0: b"first", 1: b"second, ended"}, 1)
     # They stay where they are, and the next records go elsewhere.
     assert (slots.hold(b"next"), slots.hold(b"last"), slots.hold(b"one more")) == (2, 3, None)
-
-
-def test_slots_are_found_by_their_descriptor() -> None:
-    slots = RequestSlots(3)
-    slots.begin()
-    slots.hold(b"first")
-    slots.count_without(2)
-    left = RequestSlots.left(slots.descriptor)
-    assert left.begin() == LeftSlots({0: b"first"}, 2)
-    assert (left.hold(b"next"), left.hold(b"last"), left.hold(b"one more")) == (1, 2, None)
 
 
 def test_slots_of_another_layout_are_refused() -> None:
