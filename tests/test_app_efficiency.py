@@ -166,8 +166,10 @@ def test_missed_minutes_are_booked_at_the_start_as_computed_by_hand(
     ("configured", "weight_bytes", "cache_bytes", "peak", "bandwidth"),
     [
         ({"dtype": "fp8"}, 1, 2, 1978.9e12, H200_BYTES),
-        ({"kv_dtype": "fp8"}, 2, 1, H200_FLOPS, H200_BYTES),
-        ({"peak_tflops": 500, "bandwidth_gb_per_s": 4000}, 2, 2, 500e12, 4e12),
+        (
+            {"kv_dtype": "fp8", "peak_tflops": 500, "bandwidth_gb_per_s": 4000},
+            *(2, 1, 500e12, 4e12),
+        ),
     ],
 )
 def test_configured_figures_of_model_and_gpu_are_used(
@@ -296,31 +298,36 @@ def test_a_price_of_a_gpu_product_applies_to_its_engine(tmp_path: Path, driver: 
     assert summary["mfu"] is None
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"model_type": "strange"}', "the model architecture 'strange' is unknown"),
-        ("no JSON", "cannot be read as JSON"),
-        (None, "cannot be read as JSON"),
-        ("a pipe", "cannot be read as JSON: Is a named pipe; name a regular file"),
-    ],
-)
-def test_an_unreadable_model_is_reported_and_the_agent_keeps_running(
-    tmp_path: Path, driver: Path, content: str | None, message: str
+# By engine, the content of its model's file, and why it cannot be used.
+UNREADABLE = {
+    "strange": ('{"model_type": "strange"}', "the model architecture 'strange' is unknown"),
+    "text": ("no JSON", "cannot be read as JSON"),
+    "missing": (None, "cannot be read as JSON"),
+    "pipe": (None, "cannot be read as JSON: Is a named pipe; name a regular file"),
+}
+
+
+def test_unreadable_models_are_reported_and_the_agent_keeps_running(
+    tmp_path: Path, driver: Path
 ) -> None:
-    path = tmp_path / "config.json"
-    if content == "a pipe":
-        os.mkfifo(path)
-    elif content is not None:
-        path.write_text(content)
-    with agent_of(tmp_path, driver, {"model_config": str(path)}) as agent:
+    os.mkfifo(tmp_path / "pipe.json")
+    engines = []
+    for name, (content, _) in UNREADABLE.items():
+        path = tmp_path / f"{name}.json"
+        if content is not None:
+            path.write_text(content)
+        url = f"http://127.0.0.1:{free_port()}"
+        engines.append({"name": name, "url": url, "model_config": str(path)})
+    with agent_of(tmp_path, driver, {}, engines=engines) as agent:
         page = agent.api.exposition()
         summary = agent.api.summary()
-    assert total(page, "llm_agent_figures_missing_total", engine="chat", reason="model_config") == 1
     assert (summary["mfu"], summary["mbu"]) == (None, None)
-    log = " ".join(agent.log().split())
-    assert "engine chat: efficiency or cost is unknown or doubtful" in log
-    assert message in log
+    missing = "llm_agent_figures_missing_total"
+    for name, (_, message) in UNREADABLE.items():
+        assert total(page, missing, engine=name, reason="model_config") == 1
+        log = " ".join(agent.log().split())
+        start = f"engine {name}: efficiency or cost is unknown or doubtful: "
+        assert message in log.partition(start)[2].partition(" ERROR ")[0], name
 
 
 class Scheduled:
