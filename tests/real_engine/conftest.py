@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real_engine.proxy_clients_cases import ALLOWED_ORIGIN
+from tests.real_engine.proxy_clients import ALLOWED_ORIGIN
 from tests.real_engine.watching import ENGINE, RUNNING, STEP_TOKENS, rows_once_there, settings
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.bench import BenchmarkRunner

@@ -11,7 +11,7 @@ import pytest
 import requests
 from playwright.sync_api import Browser
 
-from tests.real_engine.physics_watching import DRIVER, counted, watching
+from tests.real_engine.physics import DRIVER, counted, watching
 from tests.real_engine.watching import ENGINE, LIMITS, OBJECTIVE, Row, rows_once_there
 from tests.real_parts.agent_process import AgentApi, AgentPorts
 from tests.real_parts.chromium import VIEWS, Opened, at, broken, browsing, faults, opened_in

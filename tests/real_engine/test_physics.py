@@ -28,21 +28,19 @@ from agent.analysis.physics.flops_and_bytes import (
 )
 from agent.records.model import ModelShape
 from agent.sources.model_config.reading import read_model
-from tests.real_engine.physics_formula import (
+from tests.real_engine.physics import (
+    CLOCK_RATIO,
+    GPU_HOUR_USD,
+    MEMORY_ACTIVE,
+    TENSOR_ACTIVE,
     CacheSize,
     Counted,
     EngineFormula,
     Piece,
     Request,
     chunks,
-    pieces,
-)
-from tests.real_engine.physics_watching import (
-    CLOCK_RATIO,
-    GPU_HOUR_USD,
-    MEMORY_ACTIVE,
-    TENSOR_ACTIVE,
     counted,
+    pieces,
     watching,
 )
 from tests.real_engine.watching import LIMITS, STEP_TOKENS, rows_once_there

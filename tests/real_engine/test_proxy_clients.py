@@ -8,10 +8,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.real_engine.proxy_clients_cases import CASES, FIRST
-from tests.real_engine.proxy_clients_comparing import (
+from tests.real_engine.proxy_clients import (
+    CASES,
     CHAT,
     COMPLETIONS,
+    FIRST,
     MESSAGES,
     RESPONSES,
     Case,
