@@ -1,11 +1,20 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import String
 
-from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
-from agent.sources.dcgm.exporter_gpus import MOST_GPUS
+from agent.sources.dcgm.exporter_gpus import (
+    MOST_GPUS,
+    UNKNOWN_INDEX,
+    Entity,
+    RowUnusable,
+    entity_of,
+    index_of,
+    name_of,
+)
 from agent.sources.dcgm.xid_counts import XidSeries
+from agent.store.tables import gpu_samples
 from tests.sources.dcgm.exporter_pages import (
     MIB,
     body,
@@ -79,21 +88,11 @@ def test_every_spelling_gives_its_fact_alone(field: DcgmField) -> None:
     assert gpu.facts[field.key] == field.read(1)
 
 
-def test_of_two_spellings_the_newer_counts() -> None:
-    gpu = gpu_of(
-        page_of(row("DCGM_FI_DEV_POWER_USAGE", 1), row("DCGM_FI_DEV_BOARD_POWER_WATTS", 2))
-    )
-    assert gpu.facts["gpu_power_watts", ()] == 2
-
-
-def test_a_blank_under_the_newer_spelling_leaves_the_older_one() -> None:
-    gpu = gpu_of(
-        page_of(
-            row("DCGM_FI_DEV_POWER_USAGE", 1),
-            row("DCGM_FI_DEV_BOARD_POWER_WATTS", 140737488355328.0),
-        )
-    )
-    assert gpu.facts["gpu_power_watts", ()] == 1
+@pytest.mark.parametrize(("newer", "watts"), [(2, 2), (140737488355328.0, 1)])
+def test_of_two_spellings_the_newer_counts_unless_it_is_blank(newer: float, watts: float) -> None:
+    older = row("DCGM_FI_DEV_POWER_USAGE", 1)
+    gpu = gpu_of(page_of(older, row("DCGM_FI_DEV_BOARD_POWER_WATTS", newer)))
+    assert gpu.facts["gpu_power_watts", ()] == watts
 
 
 def test_blanks_are_missing_facts() -> None:
@@ -178,25 +177,6 @@ def test_the_power_limit_of_the_board_stands_in_for_the_one_in_force() -> None:
     assert gpu_of(page_of(board)).facts[limit] == 700
     enforced = row("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", 650)
     assert gpu_of(page_of(board, enforced)).facts[limit] == 650
-
-
-def test_an_operators_field_comes_before_those_built_in() -> None:
-    mine = (
-        DcgmField(series="DCGM_FI_DEV_FB_USED", fact="gpu_memory_used_bytes", scale=MIB),
-        DcgmField(series="MY_CLOCK", fact="gpu_clock_hertz", labels=("sm",), scale=1e3),
-    )
-    gpu = gpu_of(
-        page_of(
-            row("DCGM_FI_DEV_FB_USED", 100),
-            row("MY_CLOCK", 5),
-            row("DCGM_FI_DEV_SM_CLOCK", 1),
-        ),
-        *mine,
-    )
-    assert gpu.facts == {
-        ("gpu_memory_used_bytes", ()): 100 * MIB,
-        ("gpu_clock_hertz", ("sm",)): 5000,
-    }
 
 
 def test_mig_instances_have_what_is_theirs_and_the_gpu_has_the_rest() -> None:
@@ -284,9 +264,6 @@ def test_spellings_of_one_uuid_on_one_page_are_one_gpu() -> None:
         (row("DCGM_FI_DEV_GPU_TEMP", "hot"), "line_malformed"),
         (row("DCGM_FI_DEV_GPU_TEMP", "NaN"), "value_not_finite"),
         (row("DCGM_FI_DEV_GPU_TEMP", 3, UUID=""), "uuid_missing"),
-        (row("DCGM_FI_DEV_GPU_TEMP", 3, UUID="x" * 200), "uuid_malformed"),
-        (row("DCGM_FI_DEV_GPU_TEMP", 3, nvlink="1"), "link_row"),
-        (row("DCGM_FI_DEV_GPU_TEMP", 3, GPU_I_ID="one"), "instance_malformed"),
         (row("DCGM_FI_DEV_SM_CLOCK", -1e308), "value_not_finite"),
         (row("DCGM_FI_DEV_XID_ERRORS", 79.5), "xid_malformed"),
     ],
@@ -296,6 +273,12 @@ def test_a_bad_row_is_counted_and_the_good_ones_are_used(line: str, reason: str 
     (gpu,) = found.gpus
     assert gpu.facts == {("gpu_power_watts", ()): 80}
     assert found.dropped == ({reason: 1} if reason else {})
+
+
+def test_all_names_of_the_last_xid_are_one_and_alone_make_a_gpu_silent() -> None:
+    gpu = gpu_of(page_of(row("DCGM_FI_DEV_XID_ERRORS", 31), row("DCGM_FI_DEV_XID_ERROR", 31)))
+    assert gpu.silent
+    assert gpu.xids == {XidSeries.LAST: {31: 1}}
 
 
 def test_a_page_of_too_many_gpus_keeps_those_that_are_known() -> None:
@@ -308,18 +291,88 @@ def test_a_page_of_too_many_gpus_keeps_those_that_are_known() -> None:
     assert found.dropped == {"too_many_gpus": 5}
 
 
-def test_a_gpu_with_nothing_but_xids_is_silent() -> None:
-    gpu = gpu_of(page_of(row("DCGM_FI_DEV_XID_ERRORS", 79)))
-    assert gpu.silent
-    assert gpu.xids == {XidSeries.LAST: {79: 1}}
+# Labels of a row
+
+GPU = "GPU-1f2e3d4c-aaaa-bbbb-cccc-0123456789ab"
 
 
-def test_all_names_of_the_last_xid_are_one_source() -> None:
-    gpu = gpu_of(page_of(row("DCGM_FI_DEV_XID_ERRORS", 31), row("DCGM_FI_DEV_XID_ERROR", 31)))
-    assert gpu.xids == {XidSeries.LAST: {31: 1}}
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        GPU.upper(),
+        GPU.lower(),
+        GPU.removeprefix("GPU-"),
+        GPU.replace("-", "").replace("GPU", "GPU-"),
+        GPU.removeprefix("GPU-").replace("-", "").upper(),
+        f" {GPU} ",
+    ],
+)
+def test_a_uuid_is_spelled_as_nvml_spells_it(spelling: str) -> None:
+    assert entity_of({"UUID": spelling}).gpu == GPU
 
 
-def test_facts_have_as_many_labels_as_the_catalogue_says() -> None:
-    declared = {fact.name: len(fact.labels) for fact in f.GPU_FACTS}
-    for name, labels in gpu_of(body("dcgm-4.6-names")).facts:
-        assert len(labels) == declared[name]
+@pytest.mark.parametrize(
+    ("labels", "entity"),
+    [
+        *(({"gpu": "0", label: GPU}, Entity(GPU)) for label in ("UUID", "uuid", "gpu_uuid")),
+        # A UUID of another form is kept as it is.
+        ({"UUID": "GPU-simulated-0"}, Entity("GPU-simulated-0")),
+        ({"UUID": GPU, "GPU_I_PROFILE": "1g.10gb", "GPU_I_ID": "9"}, Entity(GPU, 9)),
+        ({"UUID": GPU, "GPU_I_PROFILE": "", "GPU_I_ID": ""}, Entity(GPU)),
+    ],
+)
+def test_the_labels_of_all_releases_name_the_gpu_and_its_instance(
+    labels: dict[str, str], entity: Entity
+) -> None:
+    assert entity_of(labels) == entity
+
+
+@given(st.uuids())
+def test_two_spellings_of_one_uuid_are_one_gpu(uuid: object) -> None:
+    assert entity_of({"UUID": f"GPU-{uuid}"}) == entity_of({"uuid": str(uuid).upper()})
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        ({}, "uuid_missing"),
+        ({"gpu": "0", "UUID": ""}, "uuid_missing"),
+        ({"nvswitch": "nvswitch0"}, "uuid_missing"),
+        ({"UUID": "x" * 97}, "uuid_malformed"),
+        ({"nvlink": "3", "gpu_uuid": GPU}, "link_row"),
+        ({"UUID": GPU, "GPU_I_PROFILE": "1g.10gb"}, "instance_malformed"),
+        ({"UUID": GPU, "GPU_I_ID": "-1"}, "instance_malformed"),
+        ({"UUID": GPU, "GPU_I_ID": "²"}, "instance_malformed"),
+        ({"UUID": GPU, "GPU_I_ID": "9" * 5000}, "instance_malformed"),
+    ],
+)
+def test_a_row_about_no_whole_gpu_is_refused_by_name(labels: dict[str, str], reason: str) -> None:
+    with pytest.raises(RowUnusable) as caught:
+        entity_of(labels)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("labels", "index"),
+    [
+        ({"gpu": "3", "device": "nvidia7"}, 3),
+        ({"device": "nvidia7"}, 7),
+        ({"gpu": "", "device": "nvidia7"}, 7),
+        ({"gpu": "three"}, UNKNOWN_INDEX),
+        ({"gpu": "9" * 5000}, UNKNOWN_INDEX),
+        ({}, UNKNOWN_INDEX),
+    ],
+)
+def test_the_index_is_in_the_labels_or_unknown(labels: dict[str, str], index: int) -> None:
+    assert index_of(labels) == index
+
+
+def test_the_model_has_the_label_names_of_all_releases() -> None:
+    assert name_of({"modelName": "NVIDIA H200"}) == name_of({"model_name": "NVIDIA H200"})
+    assert name_of({}) == ""
+
+
+def test_a_name_is_cut_to_what_the_database_takes() -> None:
+    name = gpu_samples.c.name.type
+    assert isinstance(name, String)
+    assert len(name_of({"modelName": "x" * 5000})) == name.length

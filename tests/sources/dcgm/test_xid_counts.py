@@ -23,65 +23,57 @@ def last(xid: int) -> XidLevels:
     return {LAST: {xid: 1} if xid else {}}
 
 
-def test_the_first_exposition_has_nothing_new() -> None:
-    assert new_in({LAST: {79: 1}, WINDOW: {79: 2}, TOTAL: {79: 5}}) == [{}]
+def pages(series: XidSeries, *found: Levels) -> list[XidLevels]:
+    return [{series: each} for each in found]
 
 
-def test_a_last_xid_that_stays_is_no_new_one() -> None:
-    assert new_in(last(31), last(31), last(31)) == [{}, {}, {}]
-
-
-def test_a_change_of_the_last_xid_is_one_error() -> None:
-    assert new_in(last(0), last(79), last(79), last(31), last(79)) == [
-        {},
-        {79: 1},
-        {},
-        {31: 1},
-        {79: 2},
-    ]
-
-
-def test_an_exporter_that_restarts_with_the_last_xid_has_nothing_new() -> None:
-    assert new_in(last(79), {}, last(79)) == [{}, {}, {}]
-
-
-def test_an_xid_after_expositions_without_any_is_new() -> None:
-    assert new_in({}, last(79)) == [{}, {79: 1}]
-
-
-def test_a_window_counts_what_it_gains() -> None:
-    pages: list[XidLevels] = [
-        {WINDOW: found} for found in ({}, {31: 2}, {31: 5}, {31: 1}, {31: 2}, {})
-    ]
-    assert new_in(*pages) == [{}, {31: 2}, {31: 5}, {}, {31: 6}, {}]
-
-
-def test_a_window_that_was_empty_counts_from_zero() -> None:
-    pages: list[XidLevels] = [{WINDOW: found} for found in ({31: 2}, {}, {31: 2})]
-    assert new_in(*pages) == [{}, {}, {31: 2}]
-
-
-def test_a_total_that_falls_started_at_zero() -> None:
-    pages: list[XidLevels] = [{TOTAL: found} for found in ({31: 4}, {31: 6}, {31: 1})]
-    assert new_in(*pages) == [{}, {31: 2}, {31: 3}]
-
-
-def test_a_row_of_a_total_that_was_missing_once_is_no_growth() -> None:
-    pages: list[XidLevels] = [{TOTAL: found} for found in ({31: 4, 48: 1}, {48: 1}, {31: 4, 48: 1})]
-    assert new_in(*pages) == [{}, {}, {}]
-
-
-def test_series_that_report_one_error_at_different_times_count_it_once() -> None:
-    assert new_in(
-        {LAST: {}, WINDOW: {}, TOTAL: {}},
-        {LAST: {79: 1}, WINDOW: {}, TOTAL: {}},
-        {LAST: {79: 1}, WINDOW: {79: 1}, TOTAL: {}},
-        {LAST: {79: 1}, WINDOW: {79: 1}, TOTAL: {79: 1}},
-    ) == [{}, {79: 1}, {}, {}]
-
-
-def test_the_series_that_saw_most_gives_the_count() -> None:
-    assert new_in({LAST: {}, TOTAL: {}}, {LAST: {31: 1}, TOTAL: {31: 3}}) == [{}, {31: 3}]
+@pytest.mark.parametrize(
+    ("expositions", "new"),
+    [
+        pytest.param([{LAST: {79: 1}, WINDOW: {79: 2}, TOTAL: {79: 5}}], [{}], id="first"),
+        pytest.param([last(31)] * 3, [{}] * 3, id="last-that-stays"),
+        pytest.param(
+            [last(0), last(79), last(79), last(31), last(79)],
+            [{}, {79: 1}, {}, {31: 1}, {79: 2}],
+            id="last-that-changes",
+        ),
+        pytest.param([last(79), {}, last(79)], [{}] * 3, id="restart-with-the-same-last"),
+        pytest.param([{}, last(79)], [{}, {79: 1}], id="after-none"),
+        pytest.param(
+            pages(WINDOW, {}, {31: 2}, {31: 5}, {31: 1}, {31: 2}, {}),
+            [{}, {31: 2}, {31: 5}, {}, {31: 6}, {}],
+            id="window-counts-its-gains",
+        ),
+        pytest.param(
+            pages(WINDOW, {31: 2}, {}, {31: 2}), [{}, {}, {31: 2}], id="window-that-was-empty"
+        ),
+        pytest.param(
+            pages(TOTAL, {31: 4}, {31: 6}, {31: 1}), [{}, {31: 2}, {31: 3}], id="total-that-falls"
+        ),
+        pytest.param(
+            pages(TOTAL, {31: 4, 48: 1}, {48: 1}, {31: 4, 48: 1}), [{}] * 3, id="row-missing-once"
+        ),
+        pytest.param(
+            [
+                {LAST: {}, WINDOW: {}, TOTAL: {}},
+                {LAST: {79: 1}, WINDOW: {}, TOTAL: {}},
+                {LAST: {79: 1}, WINDOW: {79: 1}, TOTAL: {}},
+                {LAST: {79: 1}, WINDOW: {79: 1}, TOTAL: {79: 1}},
+            ],
+            [{}, {79: 1}, {}, {}],
+            id="one-error-in-series-of-different-speed",
+        ),
+        pytest.param(
+            [{LAST: {}, TOTAL: {}}, {LAST: {31: 1}, TOTAL: {31: 3}}],
+            [{}, {31: 3}],
+            id="series-that-saw-most",
+        ),
+    ],
+)
+def test_new_errors_of_an_exposition(
+    expositions: list[XidLevels], new: list[Mapping[int, int]]
+) -> None:
+    assert new_in(*expositions) == new
 
 
 @given(st.lists(st.integers(min_value=0, max_value=20), min_size=1))
@@ -111,14 +103,6 @@ def test_without_series_about_xids_there_are_no_zeros() -> None:
     counts.read(GPU, {}, 1.0)
     assert counts.facts(GPU) == {}
     assert counts.facts("never seen") == {}
-
-
-def test_the_facts_are_the_counts_and_the_last_times() -> None:
-    counts = XidCounts()
-    for at, found in ((1.0, last(0)), (2.0, last(31)), (3.0, last(31)), (4.0, {})):
-        counts.read(GPU, found, at)
-    assert counts.facts(GPU)[f.XID_ERRORS.name, ("31",)] == 1
-    assert counts.facts(GPU)[f.XID_LAST_SEEN.name, ("31",)] == 2.0
 
 
 @pytest.mark.parametrize(
