@@ -44,7 +44,6 @@ class Guarded:
         await send({"type": "http.response.body", "body": bytes(self.size_bytes)})
 
     def connect(self, receive_bytes: int | None = None) -> socket.socket:
-        """A client that does not block."""
         client = socket.socket()
         if receive_bytes is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -54,7 +53,6 @@ class Guarded:
         return client
 
     def sweep(self, later_s: float) -> None:
-        """Sweep as if it were later."""
         self.clients.sweep(asyncio.get_running_loop().time() + later_s)
 
     @property
@@ -65,7 +63,6 @@ class Guarded:
 
 @asynccontextmanager
 async def guarded(limits: ClientLimits, size_bytes: int = 0) -> AsyncIterator[Guarded]:
-    """A running server."""
     cut: Counter[str] = Counter()
     clients = SocketClients("listen", limits, lambda _, reason: cut.update([reason]))
     served = Guarded(clients, size_bytes, cut=cut)
@@ -89,7 +86,6 @@ async def receive(client: socket.socket, size_bytes: int = 4096) -> bytes:
 
 
 async def take(client: socket.socket, size_bytes: int) -> None:
-    """Read so much of a response."""
     left_bytes = size_bytes
     while left_bytes > 0:
         part = await receive(client, left_bytes)

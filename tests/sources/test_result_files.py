@@ -97,10 +97,6 @@ def test_the_requests_of_aiperf_give_its_own_figures() -> None:
     assert run.met.sum() == figures["good_request_count"]["avg"]
 
 
-def test_aiperfs_folder_and_its_configured_load() -> None:
-    assert requests_of(AIPERF).load["concurrency"] == "4"
-
-
 def test_aiperfs_figures_are_those_of_its_requests() -> None:
     found = read_result_file(AIPERF_FIGURES)
     assert isinstance(found, BenchedFigures)
@@ -108,6 +104,7 @@ def test_aiperfs_figures_are_those_of_its_requests() -> None:
     assert found.figures["TTFT p50"] == pytest.approx(float(np.median(run.ttft_s)))
     assert found.figures["output tokens, mean"] == run.output_tokens.mean()
     assert found.load == requests_of(AIPERF).load
+    assert found.load["concurrency"] == "4"
 
 
 def test_the_requests_of_guidellm_give_its_own_figures() -> None:

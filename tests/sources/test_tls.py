@@ -20,7 +20,6 @@ WITHIN_S = 30.0
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificate, Certificate]:
-    """Two certificates."""
     folder = tmp_path_factory.mktemp("certificates")
     return make_certificate(folder, "one"), make_certificate(folder, "other")
 

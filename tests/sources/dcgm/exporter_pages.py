@@ -21,12 +21,10 @@ MIB = 1024 * 1024
 
 
 def uuid_of(index: int) -> str:
-    """The UUID of a GPU on the pages."""
     return f"GPU-1f2e3d4c-aaaa-bbbb-cccc-{index:012x}"
 
 
 def body(name: str) -> bytes:
-    """The bytes of one fixture page."""
     return (PAGES / f"{name}.txt").read_bytes()
 
 
@@ -38,18 +36,15 @@ def row(series: str, value: object, index: int = 0, **labels: str) -> str:
 
 
 def page_of(*rows: str) -> bytes:
-    """A page with these rows."""
     return "".join(f"{line}\n" for line in rows).encode()
 
 
 def gpus_of(page: bytes, *extra_fields: DcgmField, known: Sequence[str] = ()) -> ExporterGpus:
-    """The GPUs of an exposition."""
     fields = (*extra_fields, *DCGM_FIELDS)
     return read_gpus(read_exposition(page, wanted_series(fields)), fields, known)
 
 
 def gpu_of(page: bytes, *extra_fields: DcgmField) -> ExporterGpu:
-    """The only GPU of an exposition."""
     (gpu,) = gpus_of(page, *extra_fields).gpus
     return gpu
 
@@ -77,21 +72,17 @@ class ScriptedExporter:
 
     @property
     def samples(self) -> list[GpuSample]:
-        """The samples of the last poll."""
         return list(self.last.samples)
 
     @property
     def xids(self) -> list[XidError]:
-        """The Xids of the last poll."""
         return list(self.last.xids)
 
     @property
     def failures(self) -> list[str]:
-        """The failures of the last poll."""
         return list(self.last.failures)
 
     def poll(self, *rows: str, page: bytes | None = None, status: int = 200) -> None:
-        """Read once, after a new exposition where one is given."""
         if rows or page is not None:
             text = page_of(*rows) if page is None else page
             self.exporter.answers("/metrics", text, status=status)
@@ -99,10 +90,8 @@ class ScriptedExporter:
         self.last = self.source.read(self.now)
 
     def of(self, index: int = 0) -> GpuSample:
-        """The sample of one GPU from the last poll."""
         (found,) = [sample for sample in self.samples if sample.gpu == uuid_of(index)]
         return found
 
     def fact(self, name: str, *labels: str, index: int = 0) -> float | None:
-        """A fact of one GPU from the last poll."""
         return self.of(index).fact(name, *labels)

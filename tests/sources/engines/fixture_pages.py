@@ -15,7 +15,6 @@ PAGES = Path(__file__).parent / "pages"
 
 
 def body(name: str) -> bytes:
-    """The bytes of one fixture page."""
     return (PAGES / f"{name}.txt").read_bytes()
 
 
@@ -26,5 +25,4 @@ def translated_body(page: bytes, kind: str = AUTO) -> TranslatedExposition:
 
 
 def translated_page(name: str, kind: str = AUTO) -> TranslatedExposition:
-    """The facts of a fixture page."""
     return translated_body(body(name), kind)

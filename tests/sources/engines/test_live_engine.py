@@ -22,7 +22,6 @@ MODELS = json.dumps({"data": [{"id": "tiny", "max_model_len": 2048}, {"id": "ada
 
 @pytest.fixture
 def vllm(engine: EngineServer) -> EngineServer:
-    """A recorded vLLM."""
     engine.answers("/metrics", body("vllm-0.32.0"))
     engine.answers("/version", b'{"version": "0.32.0"}')
     engine.answers("/v1/models", MODELS)

@@ -47,7 +47,6 @@ class EngineServer:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     @property
@@ -58,7 +57,6 @@ class EngineServer:
     def answers(
         self, path: str, body: bytes, *, status: int = 200, headers: tuple[str, ...] = ()
     ) -> None:
-        """From now on answer `path` with this."""
         lines = (f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", *headers, "", "")
         self.scripts[path] = lambda handler: _write(handler, "\r\n".join(lines).encode() + body)
 
@@ -74,7 +72,6 @@ class EngineServer:
         self.scripts[path] = drip
 
     def stop(self) -> None:
-        """From now on the port refuses connections."""
         self.stopping.set()
         self._server.shutdown()
         self._server.server_close()

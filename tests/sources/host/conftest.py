@@ -38,7 +38,6 @@ class StandIn:
         return self._says()
 
     def end(self) -> None:
-        """Kill what is left of it."""
         for pid in (self.core_pid, self.front_pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -56,7 +55,6 @@ class StandIn:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[StandIn]:
-    """A running stand-in for an engine."""
     running = StandIn(tmp_path)
     yield running
     running.end()
@@ -64,5 +62,4 @@ def engine(tmp_path: Path) -> Iterator[StandIn]:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> PaperMachine:
-    """A machine on paper."""
     return PaperMachine(tmp_path)

@@ -49,7 +49,6 @@ class PaperMachine:
             (folder / "cgroup").write_text(cgroup)
 
     def ends(self, pid: int) -> None:
-        """No such process any more."""
         shutil.rmtree(self.proc / str(pid), ignore_errors=True)
 
     def listens(self, ports: dict[int, int]) -> None:
@@ -63,7 +62,6 @@ class PaperMachine:
         (self.proc / "net/tcp").write_text(head + "".join(rows))
 
     def kills(self, count: int) -> None:
-        """So many processes were killed on the machine since boot."""
         (self.proc / "vmstat").write_text(f"nr_free_pages 1\noom_kill {count}\n")
 
     def cgroup_v2(self, path: str, pids: tuple[int, ...], *, kills: int = 0) -> Path:

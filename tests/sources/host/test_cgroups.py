@@ -75,21 +75,12 @@ def test_any_text_gives_figures_or_none(text: str) -> None:
     parse_cgroup_path(text)
 
 
-def test_a_version_2_cgroup_is_read(machine: PaperMachine) -> None:
-    machine.runs(ENGINE, cgroup=V2)
-    machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,), kills=2)
+@pytest.mark.parametrize(("version", "at"), [(1, "/docker/abc"), (2, "/kubepods/pod1/abc")])
+def test_a_cgroup_of_either_version_is_read(machine: PaperMachine, version: int, at: str) -> None:
+    machine.runs(ENGINE, cgroup={1: V1, 2: V2}[version])
+    {1: machine.cgroup_v1, 2: machine.cgroup_v2}[version](at, (ENGINE,), kills=2)
     seen, unread = read(reader(machine), ENGINE)
-    assert (seen.version, seen.path) == (2, "/kubepods/pod1/abc")
-    assert seen.oom_kills == 2
-    assert (seen.usage_bytes, seen.limit_bytes) == (900_000_000, 1_073_741_824)
-    assert unread == {}
-
-
-def test_a_version_1_cgroup_is_read(machine: PaperMachine) -> None:
-    machine.runs(ENGINE, cgroup=V1)
-    machine.cgroup_v1("/docker/abc", (ENGINE,), kills=2)
-    seen, unread = read(reader(machine), ENGINE)
-    assert (seen.version, seen.oom_kills) == (1, 2)
+    assert (seen.version, seen.path, seen.oom_kills) == (version, at, 2)
     assert (seen.usage_bytes, seen.limit_bytes) == (900_000_000, 1_073_741_824)
     assert unread == {}
 
@@ -191,15 +182,16 @@ def test_a_cgroup_without_the_engine_in_it_is_not_the_engine_s(machine: PaperMac
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
-def test_an_engine_that_is_not_known_has_no_cgroup(machine: PaperMachine) -> None:
-    with pytest.raises(HostUnreadable, match="no process of the engine"):
-        read(reader(machine))
-
-
-def test_an_engine_without_a_memory_cgroup_says_so(machine: PaperMachine) -> None:
+@pytest.mark.parametrize(
+    ("pids", "why"),
+    [((), "no process of the engine"), ((ENGINE,), "no cgroup with a memory controller")],
+)
+def test_without_a_memory_cgroup_there_is_a_reason(
+    machine: PaperMachine, pids: tuple[int, ...], why: str
+) -> None:
     machine.runs(ENGINE, cgroup="3:cpu:/x\n")
-    with pytest.raises(HostUnreadable, match="no cgroup with a memory controller"):
-        read(reader(machine), ENGINE)
+    with pytest.raises(HostUnreadable, match=why):
+        read(reader(machine), *pids)
 
 
 def test_the_held_cgroup_counts_on_while_a_new_one_cannot_be_found(machine: PaperMachine) -> None:

@@ -73,8 +73,12 @@ def test_a_rotated_log_is_read_to_its_end_and_its_successor_from_its_start(
 ) -> None:
     write(path, b"x\n")
     follower.read()
-    write(path, OOM)
-    path.rename(path.with_suffix(".1"))
+    moved = path.with_suffix(".1")
+    path.rename(moved)
+    write(moved, OOM)
+    assert meanings(follower.read()) == ["cuda_oom"]
+    # Its last line needs no end.
+    write(moved, OOM.strip())
     write(path, FATAL)
     assert meanings(follower.read()) == ["cuda_oom", "dead"]
     write(path, OOM)
@@ -115,37 +119,8 @@ def test_a_writer_that_learns_late_of_the_rotation_is_read_until_it_does(
     assert meanings(follower.read()) == ["cuda_oom", "dead"]
 
 
-def test_the_last_line_of_a_rotated_log_needs_no_end(path: Path, follower: LogFollower) -> None:
-    write(path, b"x\n")
-    follower.read()
-    write(path, OOM.strip())
-    path.rename(path.with_suffix(".1"))
-    write(path, FATAL)
-    assert meanings(follower.read()) == ["cuda_oom", "dead"]
-
-
-def test_a_log_that_was_moved_away_is_followed_until_there_is_another(
-    path: Path, follower: LogFollower
-) -> None:
-    write(path, b"x\n")
-    follower.read()
-    moved = path.with_suffix(".1")
-    path.rename(moved)
-    write(moved, OOM)
-    assert meanings(follower.read()) == ["cuda_oom"]
-
-
-def test_a_log_that_was_cut_is_read_from_its_start(path: Path, follower: LogFollower) -> None:
-    write(path, b"a long line that was read before\n")
-    follower.read()
-    path.write_bytes(FATAL[:10])
-    assert meanings(follower.read()) == []
-    write(path, FATAL[10:])
-    assert meanings(follower.read()) == ["dead"]
-
-
-@pytest.mark.parametrize("before", [b"a line\n", b"a line\n" * 100])
-def test_a_log_that_was_cut_and_has_grown_past_where_it_was_is_read_from_its_start(
+@pytest.mark.parametrize("before", [b"a line\n", b"a line\n" * 100, b"a line\n" * 1000])
+def test_a_log_that_was_cut_is_read_from_its_start(
     path: Path, follower: LogFollower, before: bytes
 ) -> None:
     write(path, before)
@@ -225,15 +200,6 @@ def test_a_log_whose_head_was_taken_out_is_read_again(path: Path, follower: LogF
     follower.read()
     path.write_bytes(path.read_bytes()[500:] + FATAL)
     assert meanings(follower.read()) == ["cuda_oom", "dead"]
-
-
-def test_a_line_of_ten_megabytes_is_passed_and_the_next_one_read(
-    path: Path, follower: LogFollower
-) -> None:
-    write(path, b"")
-    follower.read()
-    write(path, b"x" * 10_000_000 + b"\n" + OOM)
-    assert meanings(follower.read()) == ["cuda_oom"]
 
 
 def test_of_a_log_that_grew_too_much_the_end_is_read(

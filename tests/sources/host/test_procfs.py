@@ -1,4 +1,3 @@
-import os
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -89,12 +88,6 @@ def test_the_machine_s_kills_are_read_where_they_are_counted(text: str, kills: i
     assert parse_oom_kills(text) == kills
 
 
-def test_this_very_process_can_be_read() -> None:
-    stat = Procfs(Path("/proc")).stat(os.getpid())
-    assert stat is not None
-    assert (stat.pid, stat.parent) == (os.getpid(), os.getppid())
-
-
 def test_a_zombie_is_gone(machine: PaperMachine) -> None:
     machine.runs(7, state="Z")
     machine.runs(8)
@@ -108,11 +101,6 @@ def test_a_process_whose_files_are_garbage_is_passed_over(machine: PaperMachine)
     machine.runs(8)
     (machine.proc / "7/stat").write_bytes(b"\xff\x00garbage")
     assert list(Procfs(machine.proc).stats()) == [8]
-
-
-def test_of_a_command_line_only_the_first_word_is_read(machine: PaperMachine) -> None:
-    machine.runs(7, title="VLLM::EngineCore_DP0")
-    assert Procfs(machine.proc).title(7) == "VLLM::EngineCore_DP0"
 
 
 def test_a_kernel_without_ipv6_has_one_table_less(machine: PaperMachine) -> None:

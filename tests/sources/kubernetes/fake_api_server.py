@@ -82,12 +82,10 @@ class FakeApiServer:
         self.ends_in_order = False
 
     def put(self, found: Pod) -> None:
-        """Create or change a pod."""
         uid = found["metadata"]["uid"]
         self._change("MODIFIED" if uid in self._pods else "ADDED", found)
 
     def delete(self, found: Pod) -> None:
-        """Delete a pod."""
         self._change("DELETED", found)
 
     def bookmark(self) -> str:
@@ -102,26 +100,21 @@ class FakeApiServer:
             self._compacted = self._version
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer every request so, and cut all watches."""
         self._refused = (status, message)
         self.cut()
 
     def allow(self) -> None:
-        """Answer again."""
         self._refused = None
 
     def cut(self) -> None:
-        """Close the connections of all watches."""
         with self._changed:
             self.cuts += 1
             self._changed.notify_all()
 
     def watches(self) -> int:
-        """How many watches began."""
         return sum("watch" in parameters for _, parameters in self.requests)
 
     def lists(self) -> int:
-        """How many lists were read."""
         return len(self.requests) - self.watches()
 
     def _change(self, kind: str, found: Pod) -> None:
@@ -137,13 +130,11 @@ class FakeApiServer:
             self._changed.notify_all()
 
     def refusal(self, authorization: str | None) -> tuple[int, str] | None:
-        """The status and the message of a refused request."""
         if authorization != f"Bearer {self.token}":
             return 401, "Unauthorized"
         return self._refused
 
     def listed(self, chosen: Mapping[str, str], namespace: str | None) -> dict[str, Any]:
-        """A PodList."""
         with self._changed:
             items = [each for each in self._pods.values() if _matches(each, chosen, namespace)]
             version = {"resourceVersion": str(self._version)}
@@ -190,13 +181,10 @@ def _matches(found: Pod, chosen: Mapping[str, str], namespace: str | None) -> bo
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request."""
-
     fake: ClassVar[FakeApiServer]
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """A list or a watch."""
         # Before the request is seen: who cuts after that also cuts this one.
         cuts = self.fake.cuts
         parts = urlsplit(self.path)
@@ -235,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        pass
 
 
 @contextmanager

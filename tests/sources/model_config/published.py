@@ -30,5 +30,4 @@ def read_config(config: dict[str, Any], **overrides: Any) -> ModelShape:
 
 @cache
 def published(name: str) -> ModelShape:
-    """The shape of a published model."""
     return read_config(PUBLISHED[name]["config"])

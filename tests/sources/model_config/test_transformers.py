@@ -106,12 +106,6 @@ def as_file(found: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(sections) + "\n}\n"
 
 
-def test_every_row_and_many_configurations_without_keys_are_compared() -> None:
-    kinds = {config["model_type"] for config in CONFIGURATIONS.values()}
-    assert ARCHITECTURES.keys() - kinds == {"kimi_k2"}
-    assert sum(" without " in name for name in CONFIGURATIONS) >= 118
-
-
 # Modules
 
 
@@ -187,9 +181,3 @@ def test_the_wrapper_says_whether_qwen3_vl_ties_its_embeddings() -> None:
         "tie_word_embeddings": False,
     }
     assert parameters(read_config(saved)) == PUBLISHED["qwen3-30b-a3b"]["parameters"]
-
-
-def test_a_classifier_has_no_output_matrix() -> None:
-    config = PUBLISHED["llama-3.1-8b"]["config"]
-    classifier = {**config, "architectures": ["LlamaForSequenceClassification"]}
-    assert parameters(read_config(classifier)) == pytest.approx(7.505e9, rel=1e-4)

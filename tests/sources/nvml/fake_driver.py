@@ -29,12 +29,10 @@ def build(folder: Path, *flags: str) -> Path:
 
 
 def gpu_uuid(index: int) -> str:
-    """The UUID of the GPU with this index."""
     return f"GPU-00000000-0000-4000-8000-{index:012d}"
 
 
 def mig_uuid(index: int, instance: int) -> str:
-    """The UUID of an instance of a GPU."""
     return f"MIG-00000000-0000-4000-8000-{index:06d}{instance:06d}"
 
 
@@ -46,7 +44,6 @@ class FakeDriver:
         self.library = ctypes.CDLL(str(library))
 
     def do(self, *lines: str) -> None:
-        """Obey script lines."""
         for line in lines:
             assert self.library.standin_do(line.encode()) == 0, f"not understood: {line}"
 
@@ -80,16 +77,13 @@ class ScriptedNvml:
 
     @property
     def samples(self) -> list[GpuSample]:
-        """The samples of the last poll."""
         return list(self.last.samples)
 
     @property
     def failures(self) -> list[str]:
-        """The failures of the last poll."""
         return list(self.last.failures)
 
     def poll(self, *script: str, after_s: float = 1.0) -> None:
-        """Run the script, then read once."""
         self.driver.do(*script)
         self.now += after_s
         self.last = self.source.read(self.now)
@@ -102,12 +96,10 @@ class ScriptedNvml:
         self.source._worker._thread.join(ARRIVES_WITHIN_S)
 
     def of(self, index: int = 0) -> GpuSample:
-        """The sample of one GPU from the last poll."""
         (found,) = [sample for sample in self.samples if sample.gpu == gpu_uuid(index)]
         return found
 
     def fact(self, name: str, *labels: str, index: int = 0) -> float | None:
-        """A fact of one GPU from the last poll."""
         return self.of(index).fact(name, *labels)
 
     def next_xid(self) -> XidError:

@@ -301,7 +301,7 @@ def test_a_gpu_of_another_container_is_left_alone(
     assert "access to the GPU's device files" in line
 
 
-def test_counts_of_xids_outlive_the_gpu(nvml: ScriptedNvml) -> None:
+def test_counts_of_xids_outlive_the_gpu_and_its_session(nvml: ScriptedNvml) -> None:
     nvml.driver.do("gpus 2")
     nvml.poll()
     nvml.driver.do("xid 1 79 -1 -1")
@@ -310,6 +310,9 @@ def test_counts_of_xids_outlive_the_gpu(nvml: ScriptedNvml) -> None:
     assert nvml.fact("gpu_xid_errors", "79", index=1) == 1
     assert nvml.fact("gpu_xid_last_seen_timestamp_seconds", "79", index=1) == 1001.0
     assert nvml.fact("gpu_xid_errors", "79", index=0) == 0
+    nvml.poll("lose 1 0")
+    assert nvml.fact("gpu_up", index=1) == 1
+    assert nvml.fact("gpu_xid_errors", "79", index=1) == 1
 
 
 def test_lost_events_are_reported_until_the_next_initialisation(nvml: ScriptedNvml) -> None:
