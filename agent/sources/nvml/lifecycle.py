@@ -16,11 +16,8 @@ from agent.sources.nvml.xid_events import XidErrors
 _LOG = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 60.0
 # A new session interrupts the GPUs that are read, and loses their Xid errors meanwhile.
-LONGEST_WAIT_BESIDE_OTHERS_S = 300.0
-# If all GPUs are read and only Xid errors get lost: this driver may never report them.
-LONGEST_WAIT_FOR_EVENTS_S = 3600.0
+LONGEST_WAIT_S = 300.0
 
 _EVENTS_LOST = "events_lost"
 
@@ -71,7 +68,7 @@ class Lifecycle:
             self._lose(gone)
         missing = self._missing(samples)
         reasons = self._reasons(missing)
-        self._plan(at, reasons, others_are_read=bool(samples))
+        self._plan(at, reasons)
         return SessionResult(tuple(samples), missing, (*reasons, *self._failures))
 
     def _count(self, reason: str) -> None:
@@ -120,20 +117,14 @@ class Lifecycle:
         unopened = self._session.unopened.values() if self._session is not None else ()
         return next(iter(unopened), GPU_MISSING)
 
-    def _plan(self, at: float, reasons: tuple[str, ...], *, others_are_read: bool) -> None:
+    def _plan(self, at: float, reasons: tuple[str, ...]) -> None:
         """Set when to try a new session: later each time, and soon again after a new reason."""
         if not reasons or set(reasons) - self._met - self._met_before:
             self._renew_at, self._wait_s = math.inf, FIRST_WAIT_S
         self._met.update(reasons)
-        if not reasons:
-            return
-        longest_s = _longest_wait_s(reasons, others_are_read=others_are_read)
-        if self._renew_at == math.inf:
-            self._wait_s = min(self._wait_s, longest_s)
+        if reasons and self._renew_at == math.inf:
             self._renew_at = at + self._wait_s
-            self._wait_s *= 2
-        # The time was set when fewer GPUs may have been lost.
-        self._renew_at = min(self._renew_at, at + longest_s)
+            self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
 
     def _reasons(self, missing: Mapping[str, str]) -> tuple[str, ...]:
         """Why a GPU or its Xid errors are missing, each reason once."""
@@ -151,11 +142,3 @@ class Lifecycle:
         session, self._session = self._session, None
         if session is not None:
             session.close()
-
-
-def _longest_wait_s(reasons: tuple[str, ...], *, others_are_read: bool) -> float:
-    if not others_are_read:
-        return LONGEST_WAIT_S
-    if reasons == (_EVENTS_LOST,):
-        return LONGEST_WAIT_FOR_EVENTS_S
-    return LONGEST_WAIT_S if _EVENTS_LOST in reasons else LONGEST_WAIT_BESIDE_OTHERS_S

@@ -5,8 +5,6 @@ import pytest
 
 from agent.catalog.gpu_problems import LOST
 from agent.sources.nvml.lifecycle import (
-    LONGEST_WAIT_BESIDE_OTHERS_S,
-    LONGEST_WAIT_FOR_EVENTS_S,
     LONGEST_WAIT_S,
 )
 from tests.real_parts.waiting import eventually
@@ -51,27 +49,24 @@ def _waits(nvml: ScriptedNvml, seconds: int) -> list[int]:
     return [later - earlier for earlier, later in pairwise(began)]
 
 
-def test_without_gpus_a_new_initialisation_comes_after_growing_waits(nvml: ScriptedNvml) -> None:
-    nvml.poll(f"lose 0 {GPU_IS_LOST}")
-    assert _waits(nvml, 200) == [2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S]
+@pytest.mark.parametrize(
+    ("gpus", "loss", "kept"),
+    [
+        (1, f"lose 0 {GPU_IS_LOST}", 0),
+        (2, f"lose 1 {GPU_IS_LOST}", 1),
+        (1, f"answer 0 nvmlDeviceRegisterEvents {UNKNOWN}", 1),
+    ],
+    ids=["no GPU is left", "others are read", "only Xid errors get lost"],
+)
+def test_a_new_initialisation_comes_after_waits_that_double(
+    nvml: ScriptedNvml, gpus: int, loss: str, kept: int
+) -> None:
+    nvml.driver.do(f"gpus {gpus}")
+    nvml.poll(loss)
+    doubling = [2, 4, 8, 16, 32, 64, 128, 256]
+    assert _waits(nvml, 1120) == [*doubling, LONGEST_WAIT_S, LONGEST_WAIT_S]
     begun, ended = map(nvml.driver.calls, ("nvmlInitWithFlags", "nvmlShutdown"))
-    assert begun == ended
-
-
-def test_the_waits_where_only_xids_get_lost_grow_to_an_hour(nvml: ScriptedNvml) -> None:
-    nvml.poll(f"answer 0 nvmlDeviceRegisterEvents {UNKNOWN}")
-    growing = [2**power for power in range(1, 12)]
-    assert _waits(nvml, 4096 + 3600) == [*growing, LONGEST_WAIT_FOR_EVENTS_S]
-    begun, ended = map(nvml.driver.calls, ("nvmlInitWithFlags", "nvmlShutdown"))
-    assert begun == ended + 1
-
-
-def test_the_waits_for_a_lost_gpu_grow_longer_while_others_are_read(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.poll(f"lose 1 {GPU_IS_LOST}")
-    growing = [2, 4, 8, 16, 32, 64, 128, 256]
-    assert _waits(nvml, 820) == [*growing, LONGEST_WAIT_BESIDE_OTHERS_S]
+    assert begun == ended + kept
 
 
 def _in_a_long_wait(nvml: ScriptedNvml, *script: str) -> None:
@@ -108,13 +103,6 @@ def test_a_second_loss_during_a_long_wait_loses_no_xids_for_long(nvml: ScriptedN
     nvml.poll(after_s=2)
     nvml.driver.do("xid 2 79 -1 -1")
     assert nvml.next_xid().gpu == gpu_uuid(2)
-
-
-def test_more_losses_of_one_kind_shorten_a_wait_that_was_set_for_one(nvml: ScriptedNvml) -> None:
-    _in_a_long_wait(nvml, "set -1 events 0")
-    nvml.poll(f"lose -1 {GPU_IS_LOST}")
-    nvml.poll("lose -1 0", after_s=LONGEST_WAIT_S)
-    assert _up(nvml) == [1, 1, 1]
 
 
 def test_a_gpu_that_comes_back_is_read_again_and_the_next_loss_starts_with_a_short_wait(
