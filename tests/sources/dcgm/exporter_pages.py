@@ -6,12 +6,7 @@ from pathlib import Path
 
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
 from agent.records.gpu import GpuSample, GpuSamples, XidError
-from agent.sources.dcgm.exporter_gpus import (
-    ExporterGpu,
-    ExporterGpus,
-    read_gpus,
-    wanted_series,
-)
+from agent.sources.dcgm.exporter_gpus import ExporterGpu, ExporterGpus, read_gpus, wanted_series
 from agent.sources.dcgm.source import DcgmSource
 from agent.sources.engines.exposition import read_exposition
 from tests.sources.engines.wire import EngineServer

@@ -15,15 +15,7 @@ from agent.sources.dcgm.exporter_gpus import (
 )
 from agent.sources.dcgm.xid_counts import XidSeries
 from agent.store.tables import gpu_samples
-from tests.sources.dcgm.exporter_pages import (
-    MIB,
-    body,
-    gpu_of,
-    gpus_of,
-    page_of,
-    row,
-    uuid_of,
-)
+from tests.sources.dcgm.exporter_pages import MIB, body, gpu_of, gpus_of, page_of, row, uuid_of
 
 
 def test_the_default_exposition_has_both_gpus() -> None:
@@ -231,10 +223,7 @@ def test_rows_for_each_pod_count_once_and_a_pods_part_is_not_the_gpus() -> None:
 
 def test_of_two_exporters_that_show_one_gpu_the_highest_value_counts() -> None:
     found = gpus_of(
-        page_of(
-            row("DCGM_FI_DEV_GPU_TEMP", 30, job="a"),
-            row("DCGM_FI_DEV_GPU_TEMP", 31, job="b"),
-        )
+        page_of(row("DCGM_FI_DEV_GPU_TEMP", 30, job="a"), row("DCGM_FI_DEV_GPU_TEMP", 31, job="b"))
     )
     assert found.gpus[0].facts == {("gpu_temperature_celsius", ("gpu",)): 31}
     assert found.dropped == {}

@@ -8,7 +8,6 @@ from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import DcgmField
 from agent.sources.dcgm.exporter_gpus import MOST_GPUS, ExporterGpu
 from agent.sources.dcgm.source import DcgmSource
-from agent.sources.engines.fetch import MAX_BODY_BYTES
 from tests.sources.dcgm.exporter_pages import (
     MIB,
     PLENTY_S,
@@ -71,9 +70,7 @@ def test_the_path_may_be_left_out(exporter: EngineServer, path: str, asked: str)
 # GPUs that go
 
 
-def test_a_gpu_that_disappears_is_missing_while_the_others_are_read(
-    dcgm: ScriptedExporter,
-) -> None:
+def test_a_gpu_that_disappears_is_missing_while_the_others_are_read(dcgm: ScriptedExporter) -> None:
     dcgm.poll(temperature(0), temperature(1))
     for _ in range(2):
         dcgm.poll(temperature(1))
@@ -94,9 +91,7 @@ def test_a_gpu_whose_values_are_all_blank_is_lost(dcgm: ScriptedExporter) -> Non
     assert dcgm.of(0).mig_instances == ()
 
 
-def test_a_lost_gpu_keeps_its_counts_of_xids_and_reports_the_last(
-    dcgm: ScriptedExporter,
-) -> None:
+def test_a_lost_gpu_keeps_its_counts_of_xids_and_reports_the_last(dcgm: ScriptedExporter) -> None:
     dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 0))
     dcgm.poll(temperature(value=9223372036854775794), row("DCGM_FI_DEV_XID_ERRORS", 79))
     assert [(seen.gpu, seen.xid, seen.at) for seen in dcgm.xids] == [(uuid_of(0), 79, 1020.0)]
@@ -125,29 +120,17 @@ def test_an_exporter_that_goes_takes_every_gpu_with_it(dcgm: ScriptedExporter) -
     assert dcgm.failures == ["exporter_connection"]
 
 
-def test_an_exporter_that_was_never_there_is_counted(dcgm: ScriptedExporter) -> None:
-    dcgm.exporter.stop()
-    dcgm.poll()
-    assert (dcgm.samples, dcgm.failures) == ([], ["exporter_connection"])
-
-
 def test_an_exporter_that_comes_back_is_read_again(dcgm: ScriptedExporter) -> None:
     dcgm.poll(temperature())
     dcgm.poll(temperature(), status=503)
-    assert (dcgm.of().problem, dcgm.failures) == (
-        "exporter_http_status",
-        ["exporter_http_status"],
-    )
+    assert (dcgm.of().problem, dcgm.failures) == ("exporter_http_status", ["exporter_http_status"])
     dcgm.poll(temperature(value=31))
     assert (dcgm.of().problem, dcgm.fact(*TEMPERATURE)) == (None, 31)
 
 
 @pytest.mark.parametrize(
     ("page", "reason"),
-    [
-        (b"<html></html>\n", "exporter_html"),
-        (b"go_goroutines 9\n", "exporter_no_known_series"),
-    ],
+    [(b"<html></html>\n", "exporter_html"), (b"go_goroutines 9\n", "exporter_no_known_series")],
 )
 def test_what_is_no_page_of_an_exporter_is_counted_by_reason(
     dcgm: ScriptedExporter, page: bytes, reason: str
@@ -157,19 +140,6 @@ def test_what_is_no_page_of_an_exporter_is_counted_by_reason(
     assert (dcgm.of().problem, dcgm.failures) == (reason, [reason])
     dcgm.poll(temperature())
     assert dcgm.of().problem is None
-
-
-def test_a_page_as_large_as_may_be_is_read(dcgm: ScriptedExporter) -> None:
-    last = page_of(temperature())
-    filler = b'container_cpu_usage{pod="p"} 1\n'
-    room = (MAX_BODY_BYTES - len(last)) // len(filler)
-    dcgm.poll(page=filler * room + last)
-    assert dcgm.fact(*TEMPERATURE) == 30
-
-
-def test_a_page_that_is_too_large_is_refused(dcgm: ScriptedExporter) -> None:
-    dcgm.poll(page=b"#" * MAX_BODY_BYTES + b"\n" + page_of(temperature()))
-    assert (dcgm.samples, dcgm.failures) == ([], ["exporter_too_large"])
 
 
 def test_an_exporter_that_does_not_answer_holds_up_no_poll(
@@ -230,13 +200,6 @@ def test_a_page_of_too_many_gpus_does_not_push_out_those_that_are_read(
 # Xids
 
 
-def test_an_old_xid_on_the_first_page_is_no_event(dcgm: ScriptedExporter) -> None:
-    dcgm.poll(page=body("dcgm-4.5-default"))
-    dcgm.poll()
-    assert dcgm.xids == []
-    assert dcgm.fact("gpu_xid_errors", "31", index=1) == 0
-
-
 def test_an_xid_that_changes_is_returned_once(dcgm: ScriptedExporter) -> None:
     dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 0))
     dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 79))
@@ -247,12 +210,6 @@ def test_an_xid_that_changes_is_returned_once(dcgm: ScriptedExporter) -> None:
     dcgm.poll()
     assert dcgm.xids == []
     assert dcgm.fact("gpu_xid_errors", "79") == 1
-
-
-def test_a_count_by_xid_is_the_count_of_the_error(dcgm: ScriptedExporter) -> None:
-    dcgm.poll(temperature(), row("DCGM_EXP_XID_ERRORS_COUNT", 0))
-    dcgm.poll(temperature(), row("DCGM_EXP_XID_ERRORS_COUNT", 4, xid="31"))
-    assert [(seen.xid, seen.count) for seen in dcgm.xids] == [(31, 4)]
 
 
 def test_an_exporter_that_restarts_makes_no_xids_new(dcgm: ScriptedExporter) -> None:

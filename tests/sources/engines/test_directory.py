@@ -7,50 +7,41 @@ from agent.sources.engines.directory import EngineDirectory
 @pytest.fixture
 def directory() -> EngineDirectory:
     directory = EngineDirectory(
-        [("chat-0", "http://10.0.0.1:8000"), ("code-0", "https://Code.example/base")]
+        [
+            ("chat-0", "http://10.0.0.1:8000"),
+            ("code-0", "https://Code.example/base"),
+            ("six-0", "http://[::1]:8001"),
+        ]
     )
     directory.learn_model("chat-0", "org/chat")
     return directory
 
 
 @pytest.mark.parametrize(
-    "attributes",
+    ("attributes", "engine"),
     [
-        {"service.name": "chat-0"},
-        {"service.name": "vllm", "service.instance.id": "chat-0"},
-        {"service.name": "vllm", "service.instance.id": "10.0.0.1:8000"},
-        {"service.instance.id": "10.0.0.1:8000"},
+        ({"service.name": "chat-0"}, "chat-0"),
+        ({"service.name": "vllm", "service.instance.id": "chat-0"}, "chat-0"),
+        ({"service.name": "vllm", "service.instance.id": "10.0.0.1:8000"}, "chat-0"),
+        ({"service.instance.id": "10.0.0.1:8000"}, "chat-0"),
+        # The port of its scheme.
+        ({"service.instance.id": "CODE.example:443"}, "code-0"),
+        ({"service.instance.id": "[::1]:8001"}, "six-0"),
+        # The name of the service outranks its instance.
+        ({"service.name": "code-0", "service.instance.id": "10.0.0.1:8000"}, "code-0"),
     ],
 )
 def test_a_sender_is_known_by_name_or_address(
-    directory: EngineDirectory, attributes: dict[str, object]
+    directory: EngineDirectory, attributes: dict[str, object], engine: str
 ) -> None:
-    assert directory.identify(attributes) == EngineIdentity(engine="chat-0", model="org/chat")
-
-
-def test_an_address_without_a_port_has_that_of_its_scheme(directory: EngineDirectory) -> None:
-    assert directory.identify({"service.instance.id": "CODE.example:443"}).engine == "code-0"
-
-
-def test_an_address_of_version_6_is_written_in_brackets() -> None:
-    engines = EngineDirectory([("a", "http://[::1]:8000"), ("b", "http://[::1]:8001")])
-    assert engines.identify({"service.instance.id": "[::1]:8001"}).engine == "b"
-
-
-def test_the_name_of_the_service_outranks_its_instance(directory: EngineDirectory) -> None:
-    attributes = {"service.name": "code-0", "service.instance.id": "10.0.0.1:8000"}
-    assert directory.identify(attributes).engine == "code-0"
+    model = "org/chat" if engine == "chat-0" else None
+    assert directory.identify(attributes) == EngineIdentity(engine=engine, model=model)
 
 
 def test_a_stranger_among_several_engines_is_unknown(directory: EngineDirectory) -> None:
     unknown = EngineIdentity(engine=None, model=None)
     assert directory.identify({"service.name": "unknown_service"}) == unknown
     assert directory.identify({}) == unknown
-
-
-def test_a_stranger_beside_a_single_engine_is_that_engine() -> None:
-    directory = EngineDirectory([("chat-0", "http://10.0.0.1:8000")])
-    assert directory.identify({"service.name": "vllm"}).engine == "chat-0"
 
 
 def test_an_address_shared_by_two_engines_tells_neither() -> None:
@@ -81,10 +72,6 @@ def test_what_an_engine_serves_can_change_and_be_forgotten(directory: EngineDire
     assert directory.identify({"service.name": "chat-0"}).model is None
 
 
-def test_no_engine_at_all_is_fine() -> None:
-    assert EngineDirectory([]).identify({"service.name": "x"}).engine is None
-
-
 def test_the_last_known_names_of_models_stay_while_an_engine_does_not_answer(
     directory: EngineDirectory,
 ) -> None:
@@ -105,8 +92,9 @@ def test_the_model_of_an_exposition_is_served_beside_the_listed_ones(
     assert directory.served_by("chat-0") == frozenset({"chat", "org/chat"})
 
 
-def test_where_more_engines_may_come_an_unknown_sender_is_not_the_only_one() -> None:
+def test_an_unknown_sender_is_the_only_engine_unless_more_may_come() -> None:
     engines = [("chat-0", "http://10.0.0.1:8000")]
     unknown = {"service.name": "chat-1"}
     assert EngineDirectory(engines).identify(unknown).engine == "chat-0"
     assert EngineDirectory(engines, complete=False).identify(unknown).engine is None
+    assert EngineDirectory([]).identify(unknown).engine is None

@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from agent.errors import ExpositionUnreadable
-from agent.sources.engines.exposition import (
-    MAX_LABEL_CHARACTERS,
-    Exposition,
-    read_exposition,
-)
+from agent.sources.engines.exposition import MAX_LABEL_CHARACTERS, Exposition, read_exposition
 from agent.sources.engines.translate import AUTO, dialects_of, translate, wanted_series
 from tests.sources.engines.fixture_pages import body as body_of
 
@@ -73,8 +69,7 @@ def test_a_number_that_is_not_finite_is_dropped_and_counted(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["a", "a ", "a x", "a 1_000", 'a{x="1} 1', "a{x=1} 1", 'a{x="1",x="2"} 1', "a 1 2 3"],
+    "line", ["a", "a ", "a x", "a 1_000", 'a{x="1} 1', "a{x=1} 1", 'a{x="1",x="2"} 1', "a 1 2 3"]
 )
 def test_a_broken_line_does_not_take_good_ones_with_it(line: str) -> None:
     page = read_exposition(f"{line}\n".encode() + A_TAIL, {"a", "b"})

@@ -161,10 +161,7 @@ FACTS: dict[str, dict[tuple[Any, ...], Any]] = {
         (fact.REQUESTS_FAILED, "400"): None,
         (fact.MAX_RUNNING_REQUESTS,): 64,
     },
-    "trtllm-1.1.0": {
-        (fact.REQUESTS_FINISHED, "stop"): 4,
-        (fact.REQUESTS_FINISHED, "length"): 3,
-    },
+    "trtllm-1.1.0": {(fact.REQUESTS_FINISHED, "stop"): 4, (fact.REQUESTS_FINISHED, "length"): 3},
 }
 
 

@@ -55,12 +55,7 @@ def polls(machine: PaperMachine, path: Path, pieces: list[bytes], *, up: bool) -
 )
 @pytest.mark.parametrize("first_lines", [0, 1, 2, 3, 10, 1000])
 def test_a_recorded_end_is_judged_alike_wherever_a_poll_cuts_the_log(
-    machine: PaperMachine,
-    tmp_path: Path,
-    log: str,
-    up: bool,
-    expected: list[str],
-    first_lines: int,
+    machine: PaperMachine, tmp_path: Path, log: str, up: bool, expected: list[str], first_lines: int
 ) -> None:
     said = words(log)
     pieces = [b"".join(said[:first_lines]), b"".join(said[first_lines:])]

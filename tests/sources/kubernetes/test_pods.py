@@ -27,28 +27,21 @@ def test_a_port_may_be_named_by_any_container() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "state"),
+    ("why", "state", "watched"),
     [
-        ("it loads its model", {"ready": False}),
-        ("it is not scheduled", {"phase": "Pending", "ready": False, "ip": None}),
-        ("it ends on purpose", {"ending": True}),
-        ("it has ended", {"phase": "Failed", "ready": False, "since": LATER}),
-        ("its node is lost", {"phase": "Unknown"}),
+        ("it loads its model", {"ready": False}, False),
+        ("it is not scheduled", {"phase": "Pending", "ready": False, "ip": None}, False),
+        ("it ends on purpose", {"ending": True}, False),
+        ("it has ended", {"phase": "Failed", "ready": False, "since": LATER}, False),
+        ("its node is lost", {"phase": "Unknown"}, False),
+        ("it was ready and hangs", {"ready": False, "since": LATER}, True),
+        ("it died and starts again", {"ready": False, "restarts": 1}, True),
     ],
 )
-def test_a_pod_is_not_watched_while(why: str, state: dict[str, Any]) -> None:
-    assert found(pod("chat-0", **state)) is None, why
-
-
-@pytest.mark.parametrize(
-    ("why", "state"),
-    [
-        ("it hangs", {"ready": False, "since": LATER}),
-        ("it died and starts again", {"ready": False, "restarts": 1}),
-    ],
-)
-def test_a_pod_that_was_ready_stays_watched_when(why: str, state: dict[str, Any]) -> None:
-    assert found(pod("chat-0", **state)) is not None, why
+def test_a_pod_is_watched_from_ready_to_its_end(
+    why: str, state: dict[str, Any], watched: bool
+) -> None:
+    assert (found(pod("chat-0", **state)) is not None) is watched, why
 
 
 def test_a_pod_without_a_status_is_not_watched() -> None:

@@ -28,25 +28,11 @@ REQUIRED: dict[str, Config] = {
 
 # Keys whose absence a class fills in, or that it derives from others.
 LEFT_OUT = (
-    "head_dim",
-    "num_key_value_heads",
-    "sliding_window",
-    "tie_word_embeddings",
-    "layer_types",
-    "moe_intermediate_size",
-    "num_experts",
-    "num_local_experts",
-    "num_experts_per_tok",
-    "n_routed_experts",
-    "n_shared_experts",
-    "first_k_dense_replace",
-    "shared_expert_intermediate_size",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "v_head_dim",
-    "vocab_size",
-    "attention_bias",
-    "use_qk_norm",
+    *("head_dim", "num_key_value_heads", "sliding_window", "tie_word_embeddings", "layer_types"),
+    *("moe_intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    *("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "vocab_size"),
+    *("shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "v_head_dim"),
+    *("attention_bias", "use_qk_norm"),
 )
 
 # Keys that most classes do not have.
@@ -154,21 +140,9 @@ HEADS = (
 _TYPE_OF = {"Llama": "llama", "Qwen3": "qwen3", "Mistral": "mistral"}
 
 WRAPPERS = (
-    "gemma3",
-    "idefics3",
-    "internvl",
-    "llama4",
-    "llava",
-    "llava_onevision",
-    "mistral3",
-    "paligemma",
-    "qwen2_5_vl",
-    "qwen2_vl",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "smolvlm",
+    *("gemma3", "idefics3", "internvl", "llama4", "llava", "llava_onevision", "mistral3"),
+    *("paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
+    *("qwen3_vl_moe", "smolvlm"),
 )
 
 

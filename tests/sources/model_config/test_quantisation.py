@@ -66,8 +66,7 @@ def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> d
         ),
         (
             compressed(
-                {"type": "float", "num_bits": 4, "group_size": 16},
-                {"type": "float", "num_bits": 4},
+                {"type": "float", "num_bits": 4, "group_size": 16}, {"type": "float", "num_bits": 4}
             ),
             4.5,
             FP4,
@@ -214,7 +213,5 @@ def test_weight_only_quantisation_computes_in_16_bits(name: str, compute: Precis
 
 
 @pytest.mark.parametrize("dtype", DTYPE_FORMATS)
-def test_embedding_and_output_matrix_stay_at_16_bits_or_more(
-    dtype: str,
-) -> None:
+def test_embedding_and_output_matrix_stay_at_16_bits_or_more(dtype: str) -> None:
     assert configured_scheme(dtype, BF16).plain.bits == max(16, DTYPE_FORMATS[dtype][0])

@@ -40,9 +40,7 @@ def test_a_mean_over_a_long_interval_is_left_out(nvml: ScriptedNvml) -> None:
     assert nvml.fact("gpu_sm_active_ratio") == 0
 
 
-def test_polls_rarer_than_every_minute_give_activity_too(
-    nvml: ScriptedNvml,
-) -> None:
+def test_polls_rarer_than_every_minute_give_activity_too(nvml: ScriptedNvml) -> None:
     nvml.driver.do("activity 0 2 50")
     for _ in range(2):
         nvml.poll(after_s=120)

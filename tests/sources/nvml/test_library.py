@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.sources.nvml.fake_driver import FILE_NAME, gpu_uuid
 
 ROOT = Path(__file__).parents[3]
@@ -68,17 +70,19 @@ def test_without_the_library_the_agent_goes_on_and_says_so(tmp_path: Path) -> No
     assert polled.log.count("libnvidia-ml.so.1") == 1
 
 
+@pytest.mark.parametrize(
+    ("module", "reason", "said"),
+    [
+        ("raise ImportError('not installed')", "no_package", "nvidia-ml-py is not installed"),
+        # The abandoned package of that name.
+        ("class NVMLError(Exception): ...", "wrong_package", "the module pynvml at {file}"),
+    ],
+)
 def test_without_the_python_package_the_agent_goes_on_and_says_so(
-    tmp_path: Path, library: Path
+    tmp_path: Path, library: Path, module: str, reason: str, said: str
 ) -> None:
-    (tmp_path / "pynvml.py").write_text("raise ImportError('not installed')")
+    file = tmp_path / "pynvml.py"
+    file.write_text(module)
     polled = _polled(library.parent, path=str(tmp_path))
-    assert polled.failures == ["no_package"] * 2
-    assert "nvidia-ml-py is not installed" in polled.log
-
-
-def test_the_abandoned_package_of_that_name_is_refused(tmp_path: Path, library: Path) -> None:
-    (tmp_path / "pynvml.py").write_text("class NVMLError(Exception): ...")
-    polled = _polled(library.parent, path=str(tmp_path))
-    assert polled.failures == ["wrong_package"] * 2
-    assert f"the module pynvml at {tmp_path}/pynvml.py" in polled.log
+    assert polled.failures == [reason] * 2
+    assert said.format(file=file) in polled.log

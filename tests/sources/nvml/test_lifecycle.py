@@ -4,9 +4,7 @@ from itertools import pairwise
 import pytest
 
 from agent.catalog.gpu_problems import LOST
-from agent.sources.nvml.lifecycle import (
-    LONGEST_WAIT_S,
-)
+from agent.sources.nvml.lifecycle import LONGEST_WAIT_S
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, ScriptedNvml, gpu_uuid
 
@@ -251,29 +249,25 @@ def test_a_library_that_was_shut_down_is_initialised_again(nvml: ScriptedNvml) -
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("call", "code", "reason"),
     [
-        (NO_PERMISSION, "no_permission"),
-        (9, "no_driver"),
-        (MISMATCH, "driver_mismatch"),
-        (UNKNOWN, "nvml_unknown_error"),
-        (14, "init_failed"),
+        ("init", NO_PERMISSION, "no_permission"),
+        ("init", 9, "no_driver"),
+        ("init", MISMATCH, "driver_mismatch"),
+        ("init", UNKNOWN, "nvml_unknown_error"),
+        ("init", 14, "init_failed"),
+        ("answer -1 nvmlDeviceGetCount_v2", UNKNOWN, "nvml_unknown_error"),
     ],
 )
 def test_an_initialisation_that_fails_is_reported_by_its_reason(
-    nvml: ScriptedNvml, code: int, reason: str
+    nvml: ScriptedNvml, call: str, code: int, reason: str
 ) -> None:
-    nvml.poll(f"init {code}")
+    nvml.poll(f"{call} {code}")
     assert nvml.failures == [reason]
     assert not nvml.samples
-    nvml.poll("init 0")
+    assert nvml.driver.calls("nvmlShutdown") == (call != "init")
+    nvml.poll(f"{call} 0")
     assert nvml.fact("gpu_up") == 1
-
-
-def test_gpus_that_cannot_be_counted_are_a_failure(nvml: ScriptedNvml) -> None:
-    nvml.poll(f"answer -1 nvmlDeviceGetCount_v2 {UNKNOWN}")
-    assert nvml.failures == ["nvml_unknown_error"]
-    assert nvml.driver.calls("nvmlShutdown") == 1
 
 
 def test_a_gpu_of_another_container_is_left_alone(

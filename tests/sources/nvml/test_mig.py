@@ -83,9 +83,7 @@ def test_instances_stay_while_a_look_up_fails(nvml: ScriptedNvml, function: str)
     assert len(nvml.of(0).mig_instances) == 2
 
 
-def test_an_instance_that_goes_during_a_look_up_does_not_cost_the_gpu(
-    nvml: ScriptedNvml,
-) -> None:
+def test_an_instance_that_goes_during_a_look_up_does_not_cost_the_gpu(nvml: ScriptedNvml) -> None:
     nvml.poll("mig 0 2")
     nvml.poll(f"loseinstance 0 0 {GPU_NOT_FOUND}", after_s=10)
     assert nvml.fact("gpu_up") == 1
