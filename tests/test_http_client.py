@@ -26,7 +26,7 @@ from tests.outputs.otlp_destinations import Body, grpc_destination
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.recording_server import Recorded, recording_server
 from tests.real_parts.waiting import eventually
-from tests.simulator.running import PLAIN, engine_request, steps
+from tests.simulator.kit import PLAIN, engine_request, steps
 
 TOKEN = "the-token-of-the-file"
 BEARER = f"Bearer {TOKEN}"

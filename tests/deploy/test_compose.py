@@ -15,7 +15,7 @@ import yaml
 import agent
 from agent.render.alerts import Receivers
 from agent.settings import load
-from tests.deploy.composed import (
+from tests.deploy.kit import (
     COMPOSE,
     HOST,
     PINNED,

@@ -10,7 +10,7 @@ from sqlalchemy.exc import InternalError, ProgrammingError
 
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
-from tests.deploy.composed import mounted
+from tests.deploy.kit import mounted
 
 SCRIPT = mounted("postgres", "/docker-entrypoint-initdb.d/grafana-reader.sh")
 

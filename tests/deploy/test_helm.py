@@ -13,9 +13,11 @@ import yaml
 
 import agent
 from agent.settings import Settings, load
-from tests.deploy.charts import (
+from tests.deploy.kit import (
     CHART,
     NAMES,
+    PINNED,
+    ROOT,
     VALUES,
     agent_container,
     check,
@@ -24,8 +26,6 @@ from tests.deploy.charts import (
     pod,
     with_dependency,
 )
-from tests.deploy.composed import PINNED
-from tests.deploy.dockerfile import ROOT
 from tests.real_parts.helm import documents, rendered, run
 from tests.real_parts.processes import PartFailed
 

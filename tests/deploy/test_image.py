@@ -13,8 +13,7 @@ import pytest
 
 from agent.errors import SettingsInvalid
 from agent.settings import load
-from tests.deploy.composed import PINNED
-from tests.deploy.dockerfile import ROOT, Instruction, Replay, copied, only, stages
+from tests.deploy.kit import PINNED, ROOT, Instruction, Replay, copied, instruction_of, stages
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess, answers
 
@@ -23,7 +22,7 @@ IMAGE_SETTINGS = ROOT / "deploy" / "image" / "settings.yml"
 
 # May read files that its user may not, because this machine's Python can be in a home folder;
 # writes only where this user may.
-_USER, _GROUP = only(FINAL, "USER").value.split(":")
+_USER, _GROUP = instruction_of(FINAL, "USER").value.split(":")
 _AS_USER = (
     "setpriv",
     f"--reuid={_USER}",
@@ -44,14 +43,16 @@ UNPRIVILEGED = _AS_USER if os.geteuid() == 0 else ("setpriv", "--no-new-privs")
 def test_the_base_is_pinned_and_the_same_in_both_stages() -> None:
     (base,) = BASE
     assert PINNED.fullmatch(base.value.partition("=")[2])
-    assert [only(stage, "FROM").value.split()[0] for stage in (BUILD, FINAL)] == ["${BASE}"] * 2
+    assert [instruction_of(stage, "FROM").value.split()[0] for stage in (BUILD, FINAL)] == [
+        "${BASE}"
+    ] * 2
 
 
 def test_the_image_does_not_run_as_root() -> None:
-    user, group = only(FINAL, "USER").value.split(":")
+    user, group = instruction_of(FINAL, "USER").value.split(":")
     assert int(user) >= 10000
     assert int(group) >= 10000
-    assert f"--owner {user} --group {group} /data" in only(FINAL, "RUN").value
+    assert f"--owner {user} --group {group} /data" in instruction_of(FINAL, "RUN").value
 
 
 def locked(name: str) -> dict[str, set[str]]:
@@ -85,8 +86,8 @@ def test_the_images_settings_listen_on_its_exposed_ports() -> None:
     settings = load(IMAGE_SETTINGS, {"GOODPUT_SECURITY__INSECURE": "true"})
     otlp = [settings.otlp.grpc, settings.otlp.http]
     open_to_all = [f"{settings.listen.host}:{settings.listen.port}", *otlp]
-    assert [f"0.0.0.0:{port}" for port in only(FINAL, "EXPOSE").words()] == open_to_all
-    copy = f"{IMAGE_SETTINGS.relative_to(ROOT)} {only(FINAL, 'CMD').words()[-1]}"
+    assert [f"0.0.0.0:{port}" for port in instruction_of(FINAL, "EXPOSE").words()] == open_to_all
+    copy = f"{IMAGE_SETTINGS.relative_to(ROOT)} {instruction_of(FINAL, 'CMD').words()[-1]}"
     assert Instruction("COPY", copy) in FINAL
 
 
@@ -107,7 +108,7 @@ class Image:
     @property
     def data(self) -> Path:
         """The path of the volume."""
-        return Path(self.placed(only(FINAL, "VOLUME").value))
+        return Path(self.placed(instruction_of(FINAL, "VOLUME").value))
 
     def command(self, words: Sequence[str], **more: str) -> list[str]:
         """These words run as the image's user, with the image's environment alone."""
@@ -150,7 +151,7 @@ def data(image: Image) -> Iterator[Path]:
 def start(image: Image, log: Path, command: Sequence[str], port: int) -> ServerProcess:
     process = ServerProcess(
         image.command(
-            [*only(FINAL, "ENTRYPOINT").words(), *command],
+            [*instruction_of(FINAL, "ENTRYPOINT").words(), *command],
             GOODPUT_LISTEN__HOST="127.0.0.1",
             GOODPUT_LISTEN__PORT=str(port),
             GOODPUT_OTLP__GRPC=f"127.0.0.1:{free_port()}",
@@ -167,7 +168,7 @@ def start(image: Image, log: Path, command: Sequence[str], port: int) -> ServerP
 
 def health_check(image: Image, port: int) -> int:
     """The exit status of the image's own health check."""
-    words = only(FINAL, "HEALTHCHECK").value.partition("CMD ")[2]
+    words = instruction_of(FINAL, "HEALTHCHECK").value.partition("CMD ")[2]
     command = Instruction("CMD", words).words()
     finished = subprocess.run(
         image.command(command, GOODPUT_LISTEN__PORT=str(port)), capture_output=True, check=False
@@ -217,7 +218,7 @@ def test_the_agent_starts_in_the_image_and_is_healthy(
     port = free_port()
     before = tree(image)
     assert health_check(image, port) != 0
-    with start(image, tmp_path / "agent.log", only(FINAL, "CMD").words(), port):
+    with start(image, tmp_path / "agent.log", instruction_of(FINAL, "CMD").words(), port):
         assert health_check(image, port) == 0
     assert (data / "goodput.db").is_file()
     assert tree(image) == before

@@ -9,9 +9,7 @@ import yaml
 
 import agent
 from agent.settings import load
-from tests.deploy.charts import check
-from tests.deploy.composed import PINNED
-from tests.deploy.dockerfile import ROOT, only, stages
+from tests.deploy.kit import PINNED, ROOT, check, instruction_of, stages
 from tests.real_parts import helm
 
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -174,7 +172,7 @@ def settings_file() -> tuple[str, Path]:
 def test_the_settings_are_mounted_at_the_path_of_the_image() -> None:
     name, _ = settings_file()
     (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "settings")
-    assert f"{mount['mountPath']}/{name}" == only(stages()[-1], "CMD").words()[-1]
+    assert f"{mount['mountPath']}/{name}" == instruction_of(stages()[-1], "CMD").words()[-1]
 
 
 def test_the_agent_accepts_its_settings() -> None:

@@ -28,7 +28,6 @@ from agent.analysis.quantiles import RELATIVE_ERROR, SCALE, relative_error
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
 from agent.catalog.reasons import PUSHES_DROPPED
-from agent.outputs import otlp_forwarder
 from agent.outputs.otlp_metrics import MAX_WAITING, ExportRequests, MetricsPush, MetricsSnapshot
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.boards import HostBoard
@@ -52,7 +51,6 @@ from tests.outputs.prometheus.filled import (
     exposition_of,
     filled_meter,
 )
-from tests.real_parts.ports import free_port
 from tests.records.making import NOON, objective, record
 
 STARTED_AT = NOON - 3600.0
@@ -403,30 +401,6 @@ def test_an_export_is_plain_where_the_settings_say_so_and_goes_to_the_path_of_th
     assert received.path == "/opentelemetry/v1/metrics"
     assert "Content-Encoding" not in received.headers
     assert ExportMetricsServiceRequest.FromString(received.content).resource_metrics
-
-
-@pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_an_export_is_sent_again_after_the_statuses_and_the_delay_of_otlp(status: int) -> None:
-    again = HttpResponse(status, {"Retry-After": "0"})
-    with http_destination(again, again, HttpResponse(200)) as to:
-        counts = push_to(to)
-    assert len(set(to.contents)) == 1
-    assert (len(to.received), counts.sent, counts.dropped) == (3, 1, {})
-
-
-@pytest.mark.parametrize("status", [400, 401, 413, 500])
-def test_a_refused_export_is_dropped_and_counted_and_the_next_one_is_sent(status: int) -> None:
-    with http_destination(HttpResponse(status), HttpResponse(200)) as to:
-        counts = push_to(to, times=2)
-    assert (len(to.received), counts.sent, counts.dropped) == (2, 1, {f"http_{status}": 1})
-
-
-def test_an_endpoint_that_is_not_there_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp_forwarder, "MAX_TRIES", 1)
-    with pushing(f"http://127.0.0.1:{free_port()}") as (push, counts):
-        push.push(NOON)
-        counts.wait_for(1)
-    assert counts.dropped == {"unreachable": 1}
 
 
 def test_a_push_never_waits_for_the_endpoint_and_few_exports_wait() -> None:

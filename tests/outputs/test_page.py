@@ -187,12 +187,6 @@ def test_a_budget_says_of_how_much_of_its_window_it_is(browser: Browser, tmp_pat
     assert "of the last 30 days, of which 2 minutes are stored" in page
 
 
-def test_what_engines_and_gpus_show_says_when_it_was_read(there: Opened, api: Api) -> None:
-    at(there, api.url, "now")
-    heads = there.page.locator("thead").all_inner_texts()
-    assert sum("read at" in head for head in heads) >= 1
-
-
 def test_all_causes_are_shown_and_of_how_many_misses_they_are(
     browser: Browser, tmp_path: Path
 ) -> None:

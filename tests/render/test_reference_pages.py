@@ -245,11 +245,6 @@ def test_the_page_has_the_columns_of_a_migrated_database() -> None:
     assert page == columns
 
 
-def test_a_meaning_is_of_a_column_that_is_there() -> None:
-    named = {(row["section"], row["column"]) for row in rows(committed("tables.md"))}
-    assert {(table, column) for table in MEANINGS for column in MEANINGS[table] if column} <= named
-
-
 UNITS = {"_s": "seconds", "_usd": "US dollars", "_bytes": "bytes", "_tokens": "tokens"}
 
 

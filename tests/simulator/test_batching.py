@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import Step
 from agent.simulator.scenario import KvCache, Scenario
-from tests.simulator.running import PLAIN, engine_request, finished, numbered_requests, steps
+from tests.simulator.kit import PLAIN, engine_request, finished, numbered_requests, steps
 
 IDLE_DECODE_S = 0.011  # PLAIN's base_s and one per_running_s
 

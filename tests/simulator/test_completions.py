@@ -17,7 +17,7 @@ from agent.simulator.completions import (
 )
 from agent.simulator.engine_steps import EngineRequest, Token
 from agent.simulator.scenario import Scenario
-from tests.simulator.running import engine_request
+from tests.simulator.kit import engine_request
 
 
 def _text(**fields: Any) -> TextRequest:

@@ -10,7 +10,7 @@ import pytest
 from agent.simulator.batching import Batch
 from agent.simulator.scenario import Fault, Faults, Scenario, ScriptedFault
 from agent.simulator.simulated_metrics import MetricsPage
-from tests.simulator.running import (
+from tests.simulator.kit import (
     PLAIN,
     engine_request,
     families,
@@ -61,24 +61,20 @@ def test_a_surge_multiplies_requests_and_does_not_change_earlier_ones() -> None:
     )
 
 
-def test_a_slow_prefill_does_not_slow_decode() -> None:
-    slow = Batch(PLAIN, [engine_request(100, 2)], _faults(Fault(prefill_slowdown=7)))
-    (usual,), (slowed,) = (
-        finished(steps(Batch(PLAIN, [engine_request(100, 2)]))),
-        finished(steps(slow)),
-    )
-    assert slowed.prefill_s == pytest.approx(7 * usual.prefill_s)
-    assert slowed.decode_s == pytest.approx(usual.decode_s)
-
-
-def test_a_slow_decode_does_not_slow_prefill() -> None:
-    slow = Batch(PLAIN, [engine_request(100, 2)], _faults(Fault(decode_slowdown=3)))
-    (usual,), (slowed,) = (
-        finished(steps(Batch(PLAIN, [engine_request(100, 2)]))),
-        finished(steps(slow)),
-    )
-    assert slowed.prefill_s == pytest.approx(usual.prefill_s)
-    assert slowed.decode_s == pytest.approx(3 * usual.decode_s)
+@pytest.mark.parametrize(
+    ("fault", "prefill", "decode"),
+    [
+        (Fault(prefill_slowdown=7), 7, 1),
+        (Fault(decode_slowdown=3), 1, 3),
+        (Fault(step_slowdown=3), 3, 3),
+    ],
+    ids=["prefill", "decode", "step"],
+)
+def test_what_is_slow_slows_nothing_else(fault: Fault, prefill: float, decode: float) -> None:
+    (usual,) = finished(steps(Batch(PLAIN, [engine_request(100, 11)])))
+    (slowed,) = finished(steps(Batch(PLAIN, [engine_request(100, 11)], _faults(fault))))
+    assert slowed.prefill_s == pytest.approx(prefill * usual.prefill_s)
+    assert slowed.decode_s == pytest.approx(decode * usual.decode_s)
 
 
 def test_a_deferred_request_waits_while_others_run() -> None:
@@ -194,16 +190,6 @@ def test_clients_get_errors_and_an_invalid_fault_is_refused() -> None:
                 return refused, response.status, body["error"]["type"]
 
     assert asyncio.run(asyncio.wait_for(scenario(), 30)) == (400, 500, "InternalServerError")
-
-
-def test_a_slow_engine_slows_every_part_of_a_request() -> None:
-    slow = Batch(PLAIN, [engine_request(100, 11)], _faults(Fault(step_slowdown=3)))
-    (usual,), (slowed,) = (
-        finished(steps(Batch(PLAIN, [engine_request(100, 11)]))),
-        finished(steps(slow)),
-    )
-    assert slowed.prefill_s == pytest.approx(3 * usual.prefill_s)
-    assert slowed.decode_s == pytest.approx(3 * usual.decode_s)
 
 
 def test_a_front_delays_the_queue_and_is_no_part_of_it() -> None:

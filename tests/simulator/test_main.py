@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.simulator.running import totals
+from tests.simulator.kit import totals
 
 pytestmark = pytest.mark.slow
 

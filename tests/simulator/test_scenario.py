@@ -26,10 +26,6 @@ def test_the_packaged_file_has_the_defaults() -> None:
     assert load_scenario() == Scenario()
 
 
-def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
-    assert load_scenario(_scenario_file(tmp_path, "")) == Scenario()
-
-
 def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
     scenario = load_scenario(_scenario_file(tmp_path, "seed: 3\nprefill: {floor_s: 0.2}\n"))
     assert scenario.seed == 3
@@ -86,11 +82,6 @@ def test_lengths_are_lognormal_and_cut_off_at_both_ends() -> None:
     assert drawn[int(0.841 * len(drawn))] == pytest.approx(100 * 2.718281828**0.5, rel=0.05)
 
 
-def test_a_sigma_of_zero_gives_one_length() -> None:
-    lengths = TokenLengths(median=100, sigma=0, min=1, max=300)
-    assert {lengths.draw(random) for random in [Random(1)] for _ in range(50)} == {100}
-
-
 def test_the_time_scale_applies_to_every_rate_and_duration() -> None:
     fast = Scenario(time_scale=10).in_real_time()
     slow = Scenario()
@@ -102,7 +93,3 @@ def test_the_time_scale_applies_to_every_rate_and_duration() -> None:
     assert fast.prefill.duration_s(1) == pytest.approx(slow.prefill.duration_s(1) / 10)
     assert fast.decode.duration_s(7) == pytest.approx(slow.decode.duration_s(7) / 10)
     assert fast.in_real_time() == fast
-
-
-def test_a_single_rate_is_constant() -> None:
-    assert {phase.rate_per_s for phase in Scenario(arrival_rate=2.5).phases} == {2.5}

@@ -11,7 +11,7 @@ from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import BatchLoad, Step
 from agent.simulator.scenario import Scenario
 from agent.simulator.simulated_metrics import HistogramRow, MetricsPage, RepeatedHistogram
-from tests.simulator.running import (
+from tests.simulator.kit import (
     PLAIN,
     engine_request,
     families,
@@ -79,10 +79,6 @@ def test_the_cache_configuration_has_the_labels_of_vllm_and_the_scenario_s_size(
     assert set(simulated) == set(config(_recorded()))
     assert (simulated["num_gpu_blocks"], simulated["block_size"]) == ("4096", "16")
     assert simulated["kv_cache_size_tokens"] == "65536"
-
-
-def test_the_start_time_of_the_process_is_published() -> None:
-    assert totals(_exposition())["process_start_time_seconds"] > 1.6e9
 
 
 def test_every_series_is_zero_before_the_first_request() -> None:

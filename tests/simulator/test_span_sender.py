@@ -15,8 +15,17 @@ from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import EngineRequest, Finished
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import SpanSender, SpanTarget, attributes
-from tests.simulator.receivers import RECEIVERS, Received, grpc_receiver, values
-from tests.simulator.running import PLAIN, engine_request, numbered_requests, steps, totals
+from tests.simulator.kit import (
+    PLAIN,
+    RECEIVERS,
+    Received,
+    engine_request,
+    grpc_receiver,
+    numbered_requests,
+    steps,
+    totals,
+    values,
+)
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"

@@ -8,7 +8,7 @@ import pytest
 
 from agent.simulator.engine_steps import EngineRequest
 from agent.simulator.scenario import Scenario, TrafficPhase
-from tests.simulator.running import numbered_requests
+from tests.simulator.kit import numbered_requests
 
 
 def _first(scenario: Scenario, many: int = 500) -> list[EngineRequest]:

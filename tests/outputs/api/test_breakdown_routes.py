@@ -27,7 +27,6 @@ from tests.outputs.api.traffic import (
 from tests.records.making import objective, record
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
-OF_ROLLUPS = [by for by in DIMENSIONS if by not in OF_ROWS]
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 SELECTIONS: list[dict[str, str]] = [
     {},
@@ -35,7 +34,6 @@ SELECTIONS: list[dict[str, str]] = [
     {"tenant": "acme", "objective": "long"},
 ]
 
-each_of_rollups = pytest.mark.parametrize("by", OF_ROLLUPS)
 each_dimension = pytest.mark.parametrize("by", DIMENSIONS)
 each_selection = pytest.mark.parametrize(
     "selection", SELECTIONS, ids=lambda chosen: ",".join(chosen.values()) or "all"
@@ -58,14 +56,6 @@ def groups(response: dict[str, Any]) -> dict[str | None, dict[str, Any]]:
     named = {group["group"]: group for group in response["groups"]}
     assert len(named) == len(response["groups"])
     return named
-
-
-@each_of_rollups
-@each_selection
-def test_each_group_has_the_counts_and_percentiles_of_its_own_requests(
-    busy: Api, records: list[RequestRecord], by: Dimension, selection: dict[str, str]
-) -> None:
-    check_groups(busy, records, by, selection)
 
 
 @pytest.fixture
@@ -130,23 +120,6 @@ def test_a_group_has_the_values_of_its_own_summary(busy: Api, by: Dimension) -> 
         assert group == own | {key: summary[key] for key in group.keys() - own.keys()}
 
 
-def test_input_lengths_begin_and_end_at_their_edges(api: Api) -> None:
-    lengths = (0, 1023, 1024, 4095, 4096, 16383, 16384, 65535, 65536, 10**6, None)
-    ended_at = api.agent.now - 1
-    api.store(
-        [
-            record(n, input_tokens=tokens, ttft_s=0.1 * (n + 1), ended_at=ended_at)
-            for n, tokens in enumerate(lengths)
-        ],
-        [objective()],
-    )
-    by_name = groups(api.query("breakdown"))
-    requests = {name: group["requests"] for name, group in by_name.items()}
-    assert requests == dict.fromkeys(INPUT_LENGTHS, 2) | {None: 1}
-    assert by_name["4k-16k"]["ttft_ms"]["p99"] == pytest.approx(600, rel=RELATIVE_ERROR)
-    assert by_name["4k-16k"]["ttft_ms"]["p50"] == pytest.approx(500, rel=RELATIVE_ERROR)
-
-
 def test_the_busiest_groups_come_first_and_omitted_ones_are_counted(api: Api) -> None:
     tenants = ("calm", "busy", "busy", "busy", "fair", "fair")
     ended_at = api.agent.now - 1
@@ -182,16 +155,6 @@ def test_histograms_of_agents_add_up_to_the_percentiles_of_all(
     assert 2 ** (bucket / 64) <= values[rank - 1] <= 2 ** ((bucket + 1) / 64)
     (without, *_) = busy.query("breakdown", window="2h")["groups"]
     assert without["histograms"] is None
-
-
-def test_a_response_names_its_window_and_dimension_and_may_be_empty(api: Api, busy: Api) -> None:
-    summary = busy.query("summary", window="2h")
-    response = busy.query("breakdown", by="model", window="2h")
-    stated = ("window_from", "window_until", "window_s", "relative_error")
-    assert response.keys() == {*stated, "by", "groups", "left_out"}
-    assert {name: response[name] for name in stated} == {name: summary[name] for name in stated}
-    assert response["by"] == "model"
-    assert (api.query("breakdown")["groups"], api.query("breakdown")["by"]) == ([], "input_length")
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,6 @@ def test_minutes_add_up_to_the_efficiency_of_the_window(api: Api) -> None:
     assert {efficiency[name] for name in unknown} == {None}
 
 
-def test_rejected_drafts_and_preemptions_are_shown_when_the_engine_counts_them(api: Api) -> None:
-    drafts = {"draft_tokens": 150.0, "accepted_draft_tokens": 100.0, "preemptions": 3.0}
-    store_at_end(api, minute(0, **drafts), minute(1))
-    efficiency = summary(api)["efficiency"]
-    assert efficiency["rejected_draft_share"] == pytest.approx(50 / 250)
-    assert efficiency["preemptions"] == 3
-
-
 def test_caches_and_drafts_are_shown_when_the_engine_counts_them(api: Api) -> None:
     drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_draft_tokens": 100.0}
     cache = {"prefix_query_tokens": 1000.0, "prefix_hit_tokens": 250.0}
@@ -171,15 +163,6 @@ def test_wide_steps_add_their_minutes_up(api: Api) -> None:
     assert 1 < len(bills) < len(rows)
 
 
-def test_each_of_many_minutes_is_a_step_of_its_own(api: Api) -> None:
-    rows = [minute(number, gpus_usd=number) for number in range(1, 9)]
-    api.store_minutes(*rows)
-    api.agent.now = rows[-1].starts_at + 60.0
-    items = api.query("efficiency", window="10m", step="1m")["items"]
-    bills = {unix(item["at"]): item["cost"]["bill_usd"] for item in items}
-    assert bills == pytest.approx({row.starts_at: row.bill_usd for row in rows})
-
-
 def test_a_part_of_the_requests_has_no_efficiency(api: Api) -> None:
     api.store_minutes(minute(0))
     api.agent.now = minute(0).starts_at + 100.0
@@ -239,11 +222,6 @@ def test_what_no_engine_counts_is_unknown(api: Api) -> None:
     assert summary(api, tenant="acme")["ledger"] is None
 
 
-def test_minutes_without_a_ledger_have_none(api: Api) -> None:
-    store_at_end(api, minute(0), minute(1))
-    assert summary(api)["ledger"] is None
-
-
 def test_while_all_minutes_are_open_nothing_is_unaccounted(api: Api) -> None:
     store_at_end(api, closed(0, ledger_closed=False))
     ledger = summary(api)["ledger"]
@@ -299,26 +277,8 @@ def test_a_summary_of_a_month_counts_every_request_up_to_now(month: Api) -> None
     assert summary["ttft_ms"]["p99"] == pytest.approx(500, rel=0.01)
 
 
-def test_a_breakdown_of_a_month_counts_each_group(month: Api) -> None:
-    breakdown = month.query("breakdown", by="tenant", **MONTH)
-    numbers = within(breakdown, month)
-    counted = {group["group"]: group["requests"] for group in breakdown["groups"]}
-    odd = sum(number % 2 for number in numbers)
-    assert counted == {"acme": len(numbers) - odd, "umbrella": odd}
-
-
 def test_an_objective_of_a_month_is_judged_over_the_month(month: Api) -> None:
     (item,) = month.query("objectives", **MONTH)["items"]
     numbers = within(item, month)
     missed = sum(number % 3 == 0 for number in numbers)
     assert item["attainment"] == pytest.approx(1 - missed / len(numbers))
-
-
-def test_each_day_of_a_month_counts_its_own_requests(month: Api) -> None:
-    items = month.query("timeseries", step="1d", **MONTH)["items"]
-    assert len(items) in (30, 31)
-    now = month.agent.now
-    for item in items:
-        start = unix(item["at"])
-        ended = [now - age_s for age_s in AGES_S if start <= now - age_s < start + DAY_S]
-        assert item["requests"] == len(ended)

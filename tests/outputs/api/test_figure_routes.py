@@ -140,19 +140,6 @@ def test_the_summary_of_an_empty_database_is_null(api: Api) -> None:
     assert all(summary[name] == {"p50": None, "p95": None, "p99": None} for name in LATENCIES)
 
 
-def test_unknown_values_are_null_and_never_zero(api: Api) -> None:
-    unknown = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s"))
-    request = record(
-        1, **unknown, input_tokens=None, output_tokens=None, ended_at=api.agent.now - 1
-    )
-    api.store([request], [objective()])
-    summary = api.query("summary")
-    assert (summary["requests"], summary["undetermined"]) == (1, 1)
-    null = ("attainment", "goodput_tokens_per_s", "input_tokens_per_s", "output_tokens_per_s")
-    assert [summary[name] for name in null] == [None] * len(null)
-    assert summary["goodput_rps"] == 0
-
-
 def test_the_error_ratio_is_null_where_errors_cannot_be_seen(api: Api) -> None:
     ended_at = api.agent.now - 1
     api.store(
@@ -164,19 +151,6 @@ def test_the_error_ratio_is_null_where_errors_cannot_be_seen(api: Api) -> None:
     ratio = {name: api.query("summary", engine=name)["error_ratio"] for name in ("seen", "unseen")}
     assert ratio == {"seen": 0.25, "unseen": None}
     assert api.query("summary")["error_ratio"] is None
-
-
-def test_requests_are_counted_when_they_ended(api: Api) -> None:
-    api.agent.now = NOON + 60
-    api.store(
-        [
-            record(1, started_at=NOON - 500, ended_at=NOON + 0.001),
-            record(2, started_at=NOON - 5, ended_at=NOON - 0.001),
-            record(3, started_at=NOON, ended_at=NOON + 59.999),
-        ],
-        [objective()],
-    )
-    assert api.query("summary", window="1m")["requests"] == 2
 
 
 def test_an_objective_counts_only_the_requests_that_it_covers(api: Api) -> None:
@@ -278,17 +252,6 @@ def test_without_any_data_its_begin_and_all_rates_are_unknown(api: Api, engine: 
     assert {summary[rate] for rate in RATES} == {None}
 
 
-def test_an_engine_without_requests_has_rates_of_zero(api: Api) -> None:
-    api.store_engine_sample("chat-0", api.agent.now - 1000)
-    summary = api.query("summary", window="1h")
-    assert {summary[rate] for rate in RATES} == {0}
-
-
-def test_a_window_within_the_data_is_covered_whole(busy: Api) -> None:
-    summary = busy.query("summary", window="5m")
-    assert summary["covered_s"] == summary["window_s"]
-
-
 # Failures by vantage
 
 
@@ -313,11 +276,6 @@ def test_failures_are_stated_by_vantage(api: Api) -> None:
             "proxy": {"requests": 5, "failed": 1, "error_ratio": 0.25},
             "engine": {"requests": 3, "failed": 1, "error_ratio": None},
         }
-
-
-def test_a_time_per_token_of_zero_is_zero(api: Api) -> None:
-    api.store([record(tpot_s=0.0, ended_at=api.agent.now - 1)], [objective()])
-    assert api.query("summary")["tpot_ms"] == {"p50": 0, "p95": 0, "p99": 0}
 
 
 STEPS = [
@@ -374,30 +332,6 @@ def test_each_step_counts_the_requests_that_ended_in_it(
         covered_s = max(min(start + step_s, NOW) - max(start, begins), 0)
         rate = pytest.approx(counted["met"] / covered_s) if covered_s else None
         assert (item["covered_s"], item["goodput_rps"]) == (covered_s, rate)
-
-
-@pytest.mark.parametrize("window", ["1m", "5m", "2h"])
-def test_steps_add_up_to_the_summary(busy: Api, window: str) -> None:
-    summary = busy.query("summary", window=window)
-    # The step is that of the summary, so that both windows begin at the same second.
-    items = busy.query("timeseries", window=window, step="10s")["items"]
-    assert items[0]["at"] == summary["window_from"]
-    for name in COUNTED:
-        assert sum(item[name] for item in items) == summary[name]
-    for rate in ("goodput_rps", "throughput_rps", "output_tokens_per_s"):
-        added = sum(item[rate] * item["covered_s"] for item in items if item["covered_s"])
-        assert added == pytest.approx(summary[rate] * summary["covered_s"])
-
-
-def test_rates_of_the_last_step_use_its_real_length(api: Api) -> None:
-    api.agent.now = NOON + 66
-    api.store(
-        [record(n, ended_at=NOON + second) for n, second in enumerate((6, 18, 30, 42, 54, 62))],
-        [objective()],
-    )
-    items = api.query("timeseries", window="1m", step="1m")["items"]
-    rates = [(item["window_s"], item["goodput_rps"]) for item in items[-2:]]
-    assert rates == [(60, pytest.approx(5 / 60)), (6, pytest.approx(1 / 6))]
 
 
 def test_rates_of_steps_before_the_data_are_unknown(api: Api) -> None:

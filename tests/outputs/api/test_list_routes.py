@@ -34,11 +34,6 @@ def numbers(api: Api, **filters: Any) -> list[int]:
     ]
 
 
-def test_lists_are_empty_at_first(api: Api) -> None:
-    for path in ("requests", "events", "objectives", "engines", "gpus", "agents"):
-        assert api.query(path) == EMPTY
-
-
 def test_an_event_is_listed_with_its_evidence(api: Api) -> None:
     evidence: dict[str, str | float | None] = {"reason": "timeout", "running": 3.0, "model": None}
     api.store_events(Event(at=NOON + 0.5, engine="chat-0", kind=EventKind.RESTART, gpu="GPU-1",
@@ -91,13 +86,6 @@ def test_events_are_found_by_their_window(api: Api) -> None:
     assert numbers(api, window="10s") == []
     assert numbers(api, window="") == numbers(api) == [2, 1, 0]
     assert "window" in str(api.refusal("events", window="1 hour"))
-
-
-def test_an_unknown_confidence_is_refused_with_a_sentence(api: Api) -> None:
-    assert api.refusal("events", confidence="sure") == (
-        422,
-        "confidence: Input should be 'certain', 'probable' or 'suspected' (got 'sure')",
-    )
 
 
 def test_an_objective_is_listed_as_it_is_judged(api: Api) -> None:
@@ -279,18 +267,6 @@ def test_the_samples_of_a_gpu_in_the_window_are_listed_newest_first_in_pages(api
     assert ages_s(api, window="7d") == ages
 
 
-def test_a_page_holds_a_hundred_items_by_default(api: Api) -> None:
-    api.store_gpus(*[sample(api.agent.now - age_s) for age_s in range(101)])
-    assert len(api.query("gpus/GPU-1")["items"]) == 100
-
-
-def test_samples_of_two_agents_that_read_one_gpu_are_separate(api: Api) -> None:
-    now = api.agent.now
-    api.store_gpus(sample(now - 1), others=[sample(now - 2)])
-    agents = [item["agent"] for item in api.query("gpus/GPU-1")["items"]]
-    assert agents == ["agent-0", "agent-1"]
-
-
 def test_a_known_gpu_without_a_sample_in_the_window_has_an_empty_list(api: Api) -> None:
     api.store_gpus(sample(api.agent.now - 3601))
     assert api.query("gpus/GPU-1") == {"items": [], "next": None}
@@ -302,29 +278,6 @@ def test_an_unknown_gpu_is_not_found(api: Api, gpu: str) -> None:
     status, sentence = api.refusal(f"gpus/{quote(gpu, safe='/%')}")
     assert status == 404
     assert sentence.endswith("is stored; see /api/v1/gpus")
-
-
-@pytest.mark.parametrize(
-    ("parameters", "reason"),
-    [
-        ({"window": "401d"}, "window: 401d is not between 10s and 400d"),
-        ({"window": "9s"}, "window: 9s is not between 10s and 400d"),
-        ({"window": "soon"}, "window: "),
-        ({"limit": "1001"}, "limit: Input should be less than or equal to 1000 (got '1001')"),
-        ({"limit": "0"}, "limit: Input should be greater than or equal to 1 (got '0')"),
-    ],
-)
-def test_an_invalid_query_is_refused_with_a_sentence(
-    busy: Api, parameters: dict[str, str], reason: str
-) -> None:
-    status, sentence = busy.refusal("gpus/GPU-1", **parameters)
-    assert status == 422
-    assert sentence.startswith(reason)
-
-
-def test_a_gpu_with_a_nul_character_is_refused(busy: Api) -> None:
-    status, sentence = busy.refusal("gpus/a%00b")
-    assert (status, sentence) == (422, "gpu: no name holds a NUL character (got 'a\\x00b')")
 
 
 _AGENTS = ("agent-0", "agent-1")

@@ -21,9 +21,7 @@ def _losing(alert: str, series: str, reason: str, what: str, label: str = "reaso
         alert=alert,
         incident={name: "0x5 0+4x10 40x60"},
         lookalike={name: "0x5 1x30 2x40"},
-        before=5,
-        at=14,
-        after=40,
+        minutes=(5, 14, 40),
         labels={**ON_AGENT, **TICKET, label: reason},
         summary=f"The agent a:9470 {what}: {reason}",
         description="About 32 times over 15m.",
@@ -36,9 +34,7 @@ def _differing(incident: Series, judged_by: str, lookalike: Series) -> Case:
         alert="LlmObjectiveDiffers",
         incident=incident,
         lookalike=lookalike,
-        before=19,
-        at=23,
-        after=35,
+        minutes=(19, 23, 35),
         labels={**ON_AGENT, **TICKET, "objective": "chat"},
         summary="The agent a:9470 judges objective chat by other limits than these rules",
         description="These rules are made for 95 %, ttft 200 ms, tpot 120 ms. The agent judges by "
@@ -53,9 +49,7 @@ def _behind(waiting: Series, figure: str, lookalike: Series) -> Case:
         # One row a second.
         incident={**waiting, _REQUESTS: "0+60x60"},
         lookalike=lookalike,
-        before=8,
-        at=18,
-        after=35,
+        minutes=(8, 18, 35),
         labels={**ON_AGENT, **TICKET},
         summary="The database of the agent a:9470 does not keep up",
         description=f"{figure} rows wait for their commit on average over 5m, more than the "
@@ -71,9 +65,7 @@ def _late(alert: str, series: str, what: str, label: str, value: str) -> Case:
         incident={name: "0x5 0+60x30 0x30"},
         # As late as usual, and very late for a moment.
         lookalike={name: "0x5 0+60x14 0x5 5000x3 0x30"},
-        before=26,
-        at=28,
-        after=40,
+        minutes=(26, 28, 40),
         labels={**ON_AGENT, **TICKET, label: value},
         summary=f"The agent a:9470 {what}: {value}",
         description="It is 22m 0s late.",
@@ -87,9 +79,7 @@ CASES = (
         incident={_UP: "1x10 0x10 1x20", _INFO: "1x10 stale _x9 1x20"},
         # Something else that Prometheus cannot read.
         lookalike={'up{job="node",instance="b:9100"}': "0x40"},
-        before=11,
-        at=14,
-        after=25,
+        minutes=(11, 14, 25),
         labels={**ON_AGENT, **PAGE, "job": "agents"},
         summary="The agent a:9470 does not answer",
         description="Every scrape failed for 2m. Until the agent is back, the state of its "
@@ -101,9 +91,7 @@ CASES = (
         incident={_UP: "1x10 stale", _INFO: "1x10 stale _x15 1x20"},
         # One agent of two was taken away.
         lookalike={'llm_agent_info{job="agents",instance="b:9470",agent="b"}': "1x10 stale"},
-        before=14,
-        at=20,
-        after=35,
+        minutes=(14, 20, 35),
         labels=PAGE,
         summary="Prometheus sees no agent at all",
         description="No series llm_agent_info exists: every agent is gone, or none is scraped. No "
@@ -119,9 +107,7 @@ CASES = (
             f'llm_agent_spans_total{{{AGENT},outcome="stored"}}': "0+995x80",
             f'llm_agent_spans_total{{{AGENT},outcome="rejected"}}': "0+5x80",
         },
-        before=1,
-        at=15,
-        after=45,
+        minutes=(1, 15, 45),
         labels={**ON_AGENT, **TICKET},
         summary="The agent a:9470 cannot read spans that it receives",
         description="5% of the spans over 15m were rejected; llm_agent_spans_rejected_total has "
@@ -173,9 +159,7 @@ CASES = (
         incident={_JOURNAL: "0x5 0+60x30 0x30"},
         # The shared database was away for a quarter of an hour.
         lookalike={_JOURNAL: "0x5 0+60x14 0x40"},
-        before=26,
-        at=28,
-        after=40,
+        minutes=(26, 28, 40),
         labels={**ON_AGENT, **TICKET},
         summary="The shared database does not get the journal of the agent a:9470",
         description="The oldest change waits for 22m 0s. What waits for longer than "
@@ -219,9 +203,7 @@ AGREEMENT = (
         incident={name: "0x10 stale _x20 0x20" for name in _CHAT},
         # One engine of two was taken away.
         lookalike={'llm_slo_requests_total{objective="chat",engine="b"}': "0x10 stale"},
-        before=18,
-        at=25,
-        after=40,
+        minutes=(18, 25, 40),
         labels={**TICKET, "objective": "chat"},
         summary="No agent publishes objective chat",
         description="Prometheus has no llm_slo_requests_total of objective chat: the agents' "
@@ -270,9 +252,7 @@ COST_CASES = (
             f'llm_cost_usd_total{{{ENGINE},model="idle",share="idle"}}': "0+1x1500",
             f'llm_output_tokens_total{{{ENGINE},model="idle"}}': "0x1500",
         },
-        before=30,
-        at=120,
-        after=1490,
+        minutes=(30, 120, 1490),
         labels={"model": "llama", "severity": "ticket"},
         summary="Output tokens of llama cost more than the budget for them",
         description="A million cost 3.00 dollars over 1d, idle time included; the budget is 2.5.",

@@ -100,17 +100,15 @@ ON_GPU = {"instance": "a:9470", "gpu": "GPU-1"}
 class Case:
     """An incident that one alert reports, and a similar one that no alert reports.
 
-    Times are minutes: not firing yet at `before`, firing at `at`, over at `after`. `also` are other
-    alerts that the same incident rightly brings at `at`, and `left` those that it leaves behind;
-    what fires more than once counts so often.
+    At the three `minutes` the alert does not fire yet, fires, and is over. `also` are other alerts
+    that the same incident rightly brings, and `left` those that it leaves behind; what fires more
+    than once counts so often.
     """
 
     alert: str
     incident: Series
     lookalike: Series
-    before: int
-    at: int
-    after: int
+    minutes: tuple[int, int, int]
     labels: Mapping[str, str]
     summary: str
     description: str
@@ -124,7 +122,7 @@ class Case:
 
 def dashboard_url(case: Case) -> str:
     """The link that an alert of this case has."""
-    to_ms = case.at * 60_000
+    to_ms = case.minutes[1] * 60_000
     variables = "".join(f"&var-{name}={quote_plus(case.labels[name])}" for name in case.filled)
     return (
         f"http://localhost:3000/d/{case.dashboard}?from={to_ms - case.back_s * 1000}&to={to_ms}"
@@ -174,14 +172,15 @@ def play(
 
 def incident(case: Case, around: Series) -> dict[str, Any]:
     """The test that the alert fires with its texts, and ends."""
-    checks = [firing(case.before, {}), firing(case.at, {case.alert: 1, **case.also})]
+    before, at, after = case.minutes
+    checks = [firing(before, {}), firing(at, {case.alert: 1, **case.also})]
     test = play(
         f"{case.alert} tells its incident",
         {**around, **case.incident},
-        [*checks, firing(case.after, case.left)],
+        [*checks, firing(after, case.left)],
     )
     expected = {"exp_labels": dict(case.labels), "exp_annotations": annotations(case)}
-    check = {"alertname": case.alert, "eval_time": f"{case.at}m", "exp_alerts": [expected]}
+    check = {"alertname": case.alert, "eval_time": f"{at}m", "exp_alerts": [expected]}
     return {**test, "alert_rule_test": [check]}
 
 
@@ -190,7 +189,7 @@ def lookalike(case: Case, around: Series) -> dict[str, Any]:
     return play(
         f"{case.alert} is silent at what looks like its incident",
         {**around, **case.lookalike},
-        [firing(minute, {}) for minute in (case.before, case.at, case.after)],
+        [firing(minute, {}) for minute in case.minutes],
     )
 
 

@@ -72,9 +72,7 @@ BUDGETS = (
             **excess("kv_pressure", "ttft", "0x20 0+20x20 400+0x60"),
         },
         lookalike=verdicts("chat", "0+96x100", "0+4x100"),
-        before=22,
-        at=30,
-        after=60,
+        minutes=(22, 30, 60),
         labels=ON_CHAT,
         summary="Most requests to llama miss objective chat",
         description="100% of the judged requests to llama missed objective chat over 5m; 5 % is "
@@ -91,9 +89,7 @@ BUDGETS = (
         alert="LlmVerdictsUndetermined",
         incident=verdicts("chat", "0+1x100", "0x100", "0+9x40 360+0x60"),
         lookalike=verdicts("chat", "0+6x100", "0x100", "0+4x40 160+0x60"),
-        before=4,
-        at=30,
-        after=85,
+        minutes=(4, 30, 85),
         labels={"objective": "chat", "model": "llama", "severity": "ticket"},
         summary="Most requests to llama cannot be judged by objective chat",
         description="90% of the requests to llama over 30m are undetermined, so the attainment of "
@@ -115,9 +111,7 @@ EXPLAINED = (
         },
         # It works, and misses what it may.
         lookalike=verdicts("chat", "0+96x100", "0+4x100"),
-        before=20,
-        at=30,
-        after=60,
+        minutes=(20, 30, 60),
         labels={**ON_CHAT, "severity": "none"},
         summary="Requests to llama miss objective chat on engines that have pages of their own",
         description="100% of the misses over 5m are of engines with a firing page. This alert is "
@@ -140,9 +134,7 @@ LATENCIES = (
         incident=_ttft("0+6x20 120+10x40", "0+10x60"),
         # 95 of 100 within the limit is what was promised.
         lookalike=_ttft("0+95x60", "0+100x60"),
-        before=1,
-        at=20,
-        after=40,
+        minutes=(1, 20, 40),
         labels={**_OVER, "vantage": "engine"},
         summary="The p95 of time to first token of llama on chat-0 is over the limit of objective "
         "chat",
@@ -155,9 +147,7 @@ LATENCIES = (
         incident=_tpot("0+8x20 160+10x40", "0+10x60"),
         # Few requests are no traffic to judge by.
         lookalike=_tpot("0x60", "0x25 1x2 2x2 3x2 4x60"),
-        before=1,
-        at=20,
-        after=40,
+        minutes=(1, 20, 40),
         labels={**_OVER, "vantage": "proxy"},
         summary="The p95 of time per output token of llama on chat-0 is over the limit of "
         "objective chat",
@@ -173,9 +163,7 @@ LATENCIES = (
             key.replace('"llama"', '"qwen"'): values
             for key, values in _duration("0+8x60", "0+10x60").items()
         },
-        before=1,
-        at=20,
-        after=40,
+        minutes=(1, 20, 40),
         labels={**_OVER, "objective": "answers", "vantage": "proxy"},
         summary="The p90 of end-to-end time of llama on chat-0 is over the limit of objective "
         "answers",
@@ -187,9 +175,7 @@ LATENCIES = (
         alert="LlmQueueTimeHigh",
         incident=_queue("0+8x20 160+10x40", "0+10x60"),
         lookalike=_queue("0+96x60", "0+100x60"),
-        before=1,
-        at=20,
-        after=40,
+        minutes=(1, 20, 40),
         labels=_OVER,
         summary="Requests to llama on chat-0 spend the time that objective chat gives them in the "
         "queue",
@@ -209,9 +195,7 @@ LATENCIES = (
             f'llm_requests_total{{{MODEL},status="error"}}': "0x20 1x150",
             f'llm_requests_total{{{MODEL},status="cancelled"}}': "0+90x150",
         },
-        before=1,
-        at=25,
-        after=100,
+        minutes=(1, 25, 100),
         labels=_OVER,
         summary="More requests to llama on chat-0 fail than objective chat allows",
         description="1% of the requests over 1h failed; objective chat allows 0.1 %.",

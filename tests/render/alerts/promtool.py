@@ -64,17 +64,16 @@ def restarted(case: Case, around: Series) -> dict[str, Any] | None:
 
     None where the incident has no counters.
     """
+    _, at, after = case.minutes
     counters = {
-        name: anew(values, case.at)
-        for name, values in case.incident.items()
-        if _COUNTER.match(name)
+        name: anew(values, at) for name, values in case.incident.items() if _COUNTER.match(name)
     }
     if not counters:
         return None
     return play(
         f"{case.alert} outlives counters that begin anew amid its incident",
         {**around, **case.incident, **counters},
-        [firing(case.at, {case.alert: 1, **case.also}), firing(case.after, case.left)],
+        [firing(at, {case.alert: 1, **case.also}), firing(after, case.left)],
     )
 
 

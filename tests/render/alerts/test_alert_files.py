@@ -20,12 +20,11 @@ from agent.render.alerts.alert_files import (
     render_kubernetes,
 )
 from agent.render.dashboards import render_dashboards
-from agent.render.promql import published_labels
 from agent.settings.settings_model import Settings
-from tests.published_metrics import METRICS
 from tests.render.alerts.agent_cases import BUDGET_USD
-from tests.render.alerts.cases import AGGREGATED, OBJECTIVES, rule_groups, selectors, series_of
+from tests.render.alerts.cases import AGGREGATED, OBJECTIVES, rule_groups, selectors
 from tests.render.alerts.cases import expressions as expressions_of
+from tests.render.dashboards.reading import SERIES
 
 # The kinds of events without an alert of their own, and the alert on the engine's metrics instead.
 ALERTS_ON_METRICS = {
@@ -59,10 +58,7 @@ def test_committed_files_are_those_rendered_from_the_settings() -> None:
     made = render_alerts(Settings().all_objectives())
     committed = {name: (ROOT / name).read_text(encoding="utf-8") for name in made}
     assert committed == made, "run goodput-agent render and commit alerts/"
-
-
-def test_the_folder_contains_only_rendered_files() -> None:
-    assert {f"alerts/{path.name}" for path in (ROOT / "alerts").iterdir()} == set(TEXTS)
+    assert {f"alerts/{path.name}" for path in (ROOT / "alerts").iterdir()} == set(made)
 
 
 def test_no_two_alerts_have_the_same_series_when_both_files_are_loaded() -> None:
@@ -97,16 +93,6 @@ def test_a_trial_has_the_same_rules() -> None:
 # Names and labels
 
 
-_KINDS = {
-    Kind.COUNTER: ("_total",),
-    Kind.GAUGE: ("",),
-    Kind.HISTOGRAM: ("_bucket", "_count", "_sum"),
-}
-SERIES = {
-    metric.name + ending: (published_labels(metric) | ({"le"} if ending == "_bucket" else set()))
-    for metric in METRICS
-    for ending in _KINDS[metric.kind]
-}
 _VLLM_NAMES = {spelling.series for spellings in VLLM.facts.values() for spelling in spellings}
 _VLLM_HISTOGRAMS = {
     f"{spelling.series}{ending}"
@@ -151,17 +137,6 @@ def test_rules_for_vllm_use_names_of_its_dialect() -> None:
         seen |= {name for name, _ in selectors(expression)}
     assert seen - {"up", "ALERTS"} <= _VLLM_NAMES | _VLLM_HISTOGRAMS
     assert len(seen) > 10
-
-
-def test_the_reader_of_selectors_finds_a_wrong_name_and_a_wrong_label() -> None:
-    found = dict(selectors('sum by (a) (rate(llm_oops_total{b="{x}",c=~"y"}[5m])) > 1 or up'))
-    assert found["llm_oops_total"] == {"b", "c"}
-    assert "up" in found
-
-
-def test_the_reader_of_selectors_leaves_out_matchers_of_a_template() -> None:
-    found = series_of('topk(1, sum by (a) (increase(b{c="d",e=%q,f=%q}[5m])) > 0) or g{h=%q}')
-    assert list(found) == ['b{c="d"}', "g"]
 
 
 def test_recorded_names_are_those_that_alerts_use() -> None:
@@ -262,8 +237,3 @@ def test_both_files_of_rules_contain_the_agents_once_and_none_for_vllm_alone() -
     rules = yaml.safe_load(IN_KUBERNETES[RULES])
     assert yaml.safe_load(KUBERNETES[PROMETHEUS_RULE])["spec"] == rules
     assert yaml.safe_load(KUBERNETES[CHART_RULES]) == rules
-
-
-def test_the_chart_has_every_dashboard() -> None:
-    in_chart = [text for path, text in KUBERNETES.items() if path.endswith(".json")]
-    assert in_chart == list(DASHBOARDS.values())

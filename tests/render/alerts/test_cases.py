@@ -308,11 +308,3 @@ def test_the_watchdog_always_fires(file: str, group: str, tmp_path: Path) -> Non
     ]
     test = {**play("always", {}, []), "alert_rule_test": checks}
     assert complaints(tmp_path, of_groups(TEXTS[file], group), [test]) == ""
-
-
-def test_the_tool_reports_a_failing_test(tmp_path: Path) -> None:
-    case = engine_cases.ENGINES[0]
-    wrong = incident(case, AROUND)
-    wrong["alert_rule_test"][0]["exp_alerts"] = []
-    rules = of_groups(TEXTS[RULES], "goodput-engines")
-    assert "FAILED" in complaints(tmp_path, rules, [wrong])

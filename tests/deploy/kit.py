@@ -1,4 +1,4 @@
-"""The Dockerfile's instructions, and its stages replayed in a folder without a container engine."""
+"""The files of deployment as their tools read them: compose files, charts and the Dockerfile."""
 
 import json
 import os
@@ -7,14 +7,174 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from string import Template
+from typing import Any, NamedTuple
 
+import kubernetes_validate
+import yaml
 from dockerfile_parse import DockerfileParser
+from jsonschema import Draft202012Validator
+
+from tests.real_parts.helm import documents, rendered, run
+
+_TOOLS = Path(sys.executable).parent
+
+# A name and a version: `latest`, a bare name or a bare major version would change later.
+PINNED = re.compile(r"[a-z0-9][a-z0-9./-]*:v?\d+\.\d+(\.\d+)?(-[a-z0-9.-]+)?")
+
+
+def complaints(*command: str | Path) -> str:
+    """Complaints of a tool beside this Python about a file; empty when it accepts the file."""
+    finished = subprocess.run(
+        [_TOOLS / command[0], *command[1:]], capture_output=True, text=True, check=False
+    )
+    return "" if finished.returncode == 0 else finished.stdout + finished.stderr
+
 
 ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+HOST = ROOT / "deploy" / "compose" / "host.yml"
+
+_VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[?-])(?P<text>[^}]*))?\}")
+
+
+class Mount(NamedTuple):
+    """A file, a folder or a volume inside a container."""
+
+    service: str
+    source: str
+    target: str
+    read_only: bool
+
+
+def document(path: Path = COMPOSE) -> dict[str, Any]:
+    """The file, its variables not yet filled in."""
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def services() -> dict[str, dict[str, Any]]:
+    """The services by name, of all profiles."""
+    found: dict[str, dict[str, Any]] = document()["services"]
+    return found
+
+
+def names_on_the_network() -> set[str]:
+    """Every name by which a container can reach another."""
+    aliases = {
+        alias
+        for service in services().values()
+        for alias in service.get("networks", {}).get("default", {}).get("aliases", ())
+    }
+    return aliases | services().keys()
+
+
+def mounts() -> Iterator[Mount]:
+    """The mounts of every service, in both files."""
+    for path in (COMPOSE, HOST):
+        for name, service in document(path)["services"].items():
+            for volume in service.get("volumes", ()):
+                source, target, *flags = volume.split(":")
+                yield Mount(name, source, target, flags == ["ro"])
+
+
+def mounted(service: str, target: str) -> Path:
+    """The file or folder of the repository that is mounted in a container at this path."""
+    (found,) = (mount for mount in mounts() if mount[0::2] == (service, target))
+    return ROOT / found.source
+
+
+def required_variables() -> set[str]:
+    """The variables without which Compose refuses to start."""
+    text = COMPOSE.read_text(encoding="utf-8")
+    return {found["name"] for found in _VARIABLE.finditer(text) if found["kind"] == "?"}
+
+
+def filled(text: str, variables: Mapping[str, str]) -> str:
+    """The text with its variables filled in; KeyError where a required one is missing."""
+
+    def value(found: re.Match[str]) -> str:
+        if found["kind"] == "-":
+            return variables.get(found["name"]) or found["text"]
+        return variables[found["name"]]
+
+    return _VARIABLE.sub(value, text)
+
+
+def environment(service: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a service's container starts with."""
+    given = services()[service].get("environment", {})
+    return {name: filled(value, variables) for name, value in given.items()}
+
+
+CHARTS = ROOT / "deploy" / "helm"
+CHART = CHARTS / "goodput-agent"
+FOLDER = Path(__file__).parent / "helm"
+VALUES = {path.stem: path for path in sorted((FOLDER / "values").glob("*.yaml"))}
+# A chart of an operator's own that has ours as a dependency.
+YOURS = "your-vllm"
+NAMES = (*VALUES, YOURS)
+_SCHEMAS = Path(__file__).parent / "schemas"
+_KUBERNETES = "1.37"
+
+
+@cache
+def rendering(name: str) -> str:
+    """What Helm makes of a values file, or of the operator's own chart."""
+    if name != YOURS:
+        return rendered(CHART, "--values", VALUES[name])
+    with tempfile.TemporaryDirectory() as folder:
+        chart = with_dependency(Path(folder))
+        return rendered(chart, "--set", "goodput-agent.dashboards.enabled=false")
+
+
+def with_dependency(folder: Path) -> Path:
+    """A copy of the operator's own chart, with ours inside of it."""
+    chart = Path(shutil.copytree(CHARTS / YOURS, folder / YOURS))
+    shutil.copytree(CHART, folder / CHART.name)
+    run("helm", "dependency", "build", chart)
+    return chart
+
+
+def objects(name: str) -> Sequence[dict[str, Any]]:
+    """The objects of a rendering."""
+    return documents(rendering(name))
+
+
+def only(name: str, kind: str) -> dict[str, Any]:
+    """The one object of a kind."""
+    (found,) = (found for found in objects(name) if found["kind"] == kind)
+    return found
+
+
+def pod(name: str) -> dict[str, Any]:
+    """The template of the one pod of a rendering."""
+    (found,) = (o for o in objects(name) if o["kind"] in {"Deployment", "DaemonSet"})
+    template: dict[str, Any] = found["spec"]["template"]
+    return template
+
+
+def agent_container(name: str) -> dict[str, Any]:
+    """The agent's container."""
+    containers = pod(name)["spec"]["containers"]
+    found: dict[str, Any] = next(each for each in containers if each["name"] == "agent")
+    return found
+
+
+def check(found: Mapping[str, Any]) -> None:
+    """Raise what Kubernetes or the Prometheus Operator would say against an object."""
+    if found["apiVersion"].startswith("monitoring.coreos.com/"):
+        schema = yaml.safe_load((_SCHEMAS / f"{found['kind'].lower()}.json").read_text("utf-8"))
+        Draft202012Validator(schema).validate(found)
+    else:
+        kubernetes_validate.validate(found, _KUBERNETES, strict=True)
+
+
 DOCKERFILE = ROOT / "Dockerfile"
 
 # Not copied from the repository, as in .dockerignore.
@@ -54,7 +214,7 @@ def stages() -> list[list[Instruction]]:
     return found
 
 
-def only(stage: Sequence[Instruction], name: str) -> Instruction:
+def instruction_of(stage: Sequence[Instruction], name: str) -> Instruction:
     """The one instruction of this name."""
     (found,) = (instruction for instruction in stage if instruction.name == name)
     return found
