@@ -99,6 +99,12 @@ def test_stream_options_add_usage_to_every_chunk() -> None:
     assert chunks[-1]["choices"] == []
 
 
+def test_usage_is_streamed_only_when_requested() -> None:
+    body = {**CHAT, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    response = _with_client(lambda client: _post(client, "/v1/chat/completions", body))
+    assert "usage" not in response
+
+
 def test_a_response_without_a_stream_has_max_tokens_and_its_usage() -> None:
     # More than the scenario ever draws, so that only ignore_eos can make it so long.
     body = {**CHAT, "max_tokens": 1500, "ignore_eos": True}

@@ -47,6 +47,7 @@ def test_minutes_add_up_to_the_efficiency_of_the_window(api: Api) -> None:
 
 def test_caches_and_drafts_are_shown_when_the_engine_counts_them(api: Api) -> None:
     drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_draft_tokens": 100.0}
+    drafts["preemptions"] = 3.0
     cache = {"prefix_query_tokens": 1000.0, "prefix_hit_tokens": 250.0}
     store_at_end(api, minute(0, **drafts, **cache), minute(1))
     efficiency = summary(api)["efficiency"]
@@ -58,6 +59,8 @@ def test_caches_and_drafts_are_shown_when_the_engine_counts_them(api: Api) -> No
     speculation = efficiency["speculation"]
     assert speculation["acceptance_rate"] == pytest.approx(100 / 150)
     assert speculation["mean_accepted_length"] == 3.0
+    assert efficiency["rejected_draft_share"] == pytest.approx(50 / 250)
+    assert efficiency["preemptions"] == 3
 
 
 def test_the_fill_of_batches_is_shown_where_limits_are_known(api: Api) -> None:

@@ -267,6 +267,11 @@ def test_the_samples_of_a_gpu_in_the_window_are_listed_newest_first_in_pages(api
     assert ages_s(api, window="7d") == ages
 
 
+def test_a_page_holds_a_hundred_items_by_default(api: Api) -> None:
+    api.store_gpus(*[sample(api.agent.now - age_s) for age_s in range(101)])
+    assert len(api.query("gpus/GPU-1")["items"]) == 100
+
+
 def test_a_known_gpu_without_a_sample_in_the_window_has_an_empty_list(api: Api) -> None:
     api.store_gpus(sample(api.agent.now - 3601))
     assert api.query("gpus/GPU-1") == {"items": [], "next": None}
