@@ -111,11 +111,6 @@ def test_limits_of_an_objective_are_converted_to_seconds(tmp_path: Path) -> None
     )
 
 
-def test_objectives_keep_the_order_of_the_file(tmp_path: Path) -> None:
-    settings = read(tmp_path, "objectives: [{name: b, preset: chat}, {name: a, preset: chat}]")
-    assert [objective.name for objective in settings.all_objectives()] == ["b", "a"]
-
-
 def test_an_engine_of_the_file_in_the_units_of_the_agent(tmp_path: Path) -> None:
     keys = (
         "model_config: m, parallelism: {tensor: 4, data: 2}, dtype: fp8, kv_dtype: fp8, "

@@ -50,29 +50,30 @@ def test_a_gpu_is_priced_by_its_name_in_nvml_or_in_the_table(name: str) -> None:
     assert gpus_usd(price(2.5, gpu=name)) == 2.5
 
 
-def test_a_gpu_missing_in_the_table_is_priced_by_its_nvml_name() -> None:
-    assert gpus_usd(price(2.5, gpu="NVIDIA Z9"), gpus=("Z9",)) == 2.5
+_OF_H100 = price(2.5, gpu=H100)
 
 
-def test_the_price_of_the_engine_wins() -> None:
-    assert gpus_usd(price(2.5, gpu=H100), price(1.0, engine="chat-0")) == 1.0
-
-
-def test_the_price_of_another_engine_is_ignored() -> None:
-    assert gpus_usd(price(1.0, engine="chat-1")) is None
-
-
-def test_the_price_of_an_engine_needs_no_gpu_names() -> None:
-    assert gpus_usd(price(1.0, engine="chat-0"), gpus=(None, None)) == 2.0
-
-
-@pytest.mark.parametrize("gpus", [(), (None,), (H100, "Tesla T4")])
-def test_without_a_price_for_every_gpu_there_is_no_bill(gpus: tuple[str | None, ...]) -> None:
-    assert gpus_usd(price(2.5, gpu=H100), gpus=gpus) is None
-
-
-def test_a_price_of_zero_is_a_price() -> None:
-    assert gpus_usd(price(0.0, gpu=H100)) == 0.0
+@pytest.mark.parametrize(
+    ("prices", "gpus", "usd"),
+    [
+        ([price(2.5, gpu="NVIDIA Z9")], ("Z9",), 2.5),
+        ([_OF_H100, price(1.0, engine="chat-0")], (H100,), 1.0),
+        ([price(1.0, engine="chat-1")], (H100,), None),
+        ([price(1.0, engine="chat-0")], (None, None), 2.0),
+        ([price(0.0, gpu=H100)], (H100,), 0.0),
+        ([_OF_H100], (), None),
+        ([_OF_H100], (None,), None),
+        ([_OF_H100], (H100, "Tesla T4"), None),
+    ],
+    ids=[
+        "not in the table", "the engine's wins", "another engine's", "no GPU names", "free",
+        "no GPU", "unknown GPU", "one of two",
+    ],
+)  # fmt: skip
+def test_every_gpu_needs_a_price_of_its_own_or_of_its_engine(
+    prices: list[Price], gpus: tuple[str | None, ...], usd: float | None
+) -> None:
+    assert gpus_usd(*prices, gpus=gpus) == usd
 
 
 def test_a_minute_with_a_price_change_uses_each_price_for_its_time() -> None:
@@ -177,14 +178,6 @@ def test_the_energy_of_two_parts_is_the_energy_of_the_minute(
     assert both >= 0
 
 
-@pytest.mark.parametrize(("joules", "tokens"), [(None, 5), (5, 0)])
-def test_joules_per_output_token_are_unknown_without_joules_or_tokens(
-    joules: float | None, tokens: float
-) -> None:
-    booked = minute(joules=joules, counted_output_tokens=tokens)
-    assert spending([booked]).joules_per_output_token is None
-
-
 def spent(*minutes: MinuteRow) -> Spending:
     return spending(minutes)
 
@@ -214,21 +207,23 @@ def test_gpus_that_cost_nothing_have_a_price_and_a_bill_of_zero() -> None:
     assert found.ratios.overhead is None
 
 
-def test_energy_per_token_uses_all_tokens_that_the_engine_counted() -> None:
-    """Rows have 200 of 300 tokens."""
-    found = spent(minute(0, counted_output_tokens=300.0))
-    assert found.joules_per_output_token == pytest.approx(20)
-
-
-def test_energy_per_token_needs_no_rows() -> None:
-    found = spent(minute(0, output_tokens=0.0, requests=0))
-    assert found.joules_per_output_token == pytest.approx(30)
-
-
-def test_tokens_of_a_minute_without_energy_do_not_count() -> None:
-    found = spent(minute(0), minute(1, joules=None))
-    assert found.joules is None
-    assert found.joules_per_output_token == pytest.approx(30)
+@pytest.mark.parametrize(
+    ("minutes", "joules"),
+    [
+        # Rows have 200 of 300 tokens.
+        ([minute(0, counted_output_tokens=300.0)], 20),
+        ([minute(0, output_tokens=0.0, requests=0)], 30),
+        ([minute(0), minute(1, joules=None)], 30),
+        ([minute(0, joules=None)], None),
+        ([minute(0, counted_output_tokens=0.0)], None),
+    ],
+)
+def test_joules_per_token_are_of_all_tokens_that_the_engine_counted(
+    minutes: list[MinuteRow], joules: float | None
+) -> None:
+    found = spending(minutes)
+    assert found.joules_per_output_token == (joules and pytest.approx(joules))
+    assert (found.joules is None) is any(each.joules is None for each in minutes)
 
 
 def test_unseen_and_idle_time_are_overhead_of_the_requests() -> None:

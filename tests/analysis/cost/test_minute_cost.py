@@ -72,15 +72,11 @@ def test_a_late_row_gets_the_unseen_cost() -> None:
     assert late.requests[KEY_2] == pytest.approx(early.cost.unseen, rel=0.1)
 
 
-def test_busy_time_without_any_row_is_unseen() -> None:
-    assert cost(busy_samples(output=21, input=100)).cost.unseen == pytest.approx(60)
-
-
-def test_busy_time_without_counted_tokens_or_rows_is_unseen() -> None:
-    assert cost(busy_samples(output=0, steps=0)).cost.unseen == pytest.approx(60)
-
-
-def test_busy_time_without_any_token_count_is_unknown() -> None:
+@pytest.mark.parametrize("ends", [{"output": 21, "input": 100}, {"output": 0, "steps": 0}])
+def test_busy_time_without_any_row_is_unseen_and_without_token_counts_unknown(
+    ends: dict[str, float],
+) -> None:
+    assert cost(busy_samples(**ends)).cost.unseen == pytest.approx(60)
     without_tokens = request(1, 10.0, input_tokens=None, output_tokens=None)
     assert cost(busy_samples(steps=10.0), [without_tokens]).cost.unknown == pytest.approx(60)
 

@@ -32,14 +32,20 @@ def sample(facts: Facts, *, at: float = 100.0, started: float | None = None) -> 
     )
 
 
-def test_another_start_time_makes_a_restart_certain() -> None:
-    before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 20}, started=2000)
-    assert restart_between(before, after) is Confidence.CERTAIN
-
-
-def test_start_times_within_a_second_are_the_same() -> None:
-    before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 20}, started=1000.02)
-    assert restart_between(before, after) is None
+@pytest.mark.parametrize(
+    ("started", "output", "expected"),
+    [
+        (2000, 20, Confidence.CERTAIN),
+        # Start times within a second are the same.
+        (1000.02, 20, None),
+        (1000, 3, Confidence.SUSPECTED),
+    ],
+)
+def test_another_start_time_makes_a_restart_certain_and_a_fallen_counter_only_suspected(
+    started: float, output: float, expected: Confidence | None
+) -> None:
+    before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: output}, started=started)
+    assert restart_between(before, after) is expected
 
 
 @pytest.mark.parametrize(
@@ -63,11 +69,6 @@ def test_counters_that_fell_or_all_disappeared_make_a_restart_probable(
     before: Facts, after: Facts, expected: Confidence | None
 ) -> None:
     assert restart_between(sample(before), sample(after)) is expected
-
-
-def test_a_counter_that_fell_in_the_same_process_is_only_suspected() -> None:
-    before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 3}, started=1000)
-    assert restart_between(before, after) is Confidence.SUSPECTED
 
 
 def with_ranks(total: float, **ranks: float) -> EngineSample:

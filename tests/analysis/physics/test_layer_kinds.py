@@ -4,12 +4,6 @@ from typing import Any
 
 import pytest
 
-from agent.analysis.efficiency.disagreement import (
-    Conditions,
-    Source,
-    SourceUtilisation,
-    disagreements,
-)
 from agent.analysis.physics.coefficients import coefficients
 from agent.analysis.physics.flops_and_bytes import chunk_flops, decode_token_flops
 from tests.real_parts.engine_scripts import answer_of
@@ -91,17 +85,8 @@ def test_vllm_expands_a_prefill_of_as_many_tokens_as_are_selected(counted: dict[
 def test_vllm_counts_a_decoded_token_as_if_keys_and_values_were_cached(
     counted: dict[str, Any],
 ) -> None:
-    """Its figure is a third of what its kernels do, and that is the cause that is named."""
-    (absorbed, expanded) = counted["decode"][1], counted["engines_decode"][1]
-    assert absorbed > 3 * expanded
-    views = (
-        SourceUtilisation(source=Source.REQUESTS, mfu=0.03),
-        SourceUtilisation(source=Source.ENGINE, mfu=0.01),
-    )
-    (found,) = disagreements(views, Conditions(latents=True))
-    assert found.cause == "latents_counted_expanded"
-    (without,) = disagreements(views, Conditions())
-    assert without.cause != found.cause
+    """Its figure is a third of what its kernels do."""
+    assert counted["decode"][1] > 3 * counted["engines_decode"][1]
 
 
 # Equally spaced, for the differences below.

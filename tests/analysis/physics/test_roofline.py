@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.physics.roofline import ACTIONS, Bound, Roof, bound, intensity, position
+from agent.analysis.physics.roofline import Bound, Roof, bound, intensity, position
 from agent.records.model import Work
 
 H100 = Roof(989.4e12, 3.35e12)
@@ -34,11 +34,6 @@ def test_below_the_ridge_the_bound_is_bandwidth_or_capacity_with_a_full_cache(
 
 def test_on_the_ridge_work_is_compute_bound() -> None:
     assert bound(Work(2.0, 1.0), Roof(2.0, 1.0)) is Bound.COMPUTE
-
-
-def test_every_bound_has_an_action() -> None:
-    assert set(ACTIONS) == set(Bound)
-    assert all(ACTIONS.values())
 
 
 def test_work_without_bytes_flops_or_time_has_no_position() -> None:
