@@ -42,7 +42,12 @@ def open_socket(
 
 _STOP_WITHIN_S = 5.0
 
+# Longer than most senders are idle: OpenTelemetry's exporters send every 5 s, uvicorn's own time,
+# and would send into connections that are being closed.
+_IDLE_S = 75
+
 _OPTIONS: dict[str, Any] = {
+    "timeout_keep_alive": _IDLE_S,
     "interface": "asgi3",
     "ws": "none",
     "lifespan": "off",

@@ -99,6 +99,20 @@ async def test_an_application_is_served_until_stop_without_signal_handlers() -> 
         await served.get()
 
 
+@pytest.mark.slow
+@in_loop
+async def test_a_sender_may_be_idle_for_longer_than_the_five_seconds_of_exporters() -> None:
+    get = b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n"
+    async with running() as served:
+        reader, writer = await served.send(get)
+        with contextlib.closing(writer):
+            assert b"there" in await reader.readuntil(b"0\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 6.0)
+            writer.write(get)
+            assert b"there" in await reader.readuntil(b"0\r\n\r\n")
+
+
 def send_without_end(port: int, first: bytes, again: bytes) -> None:
     """Send `first`, then `again` until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", port), WITHIN_S) as connection:

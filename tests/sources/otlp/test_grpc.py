@@ -12,6 +12,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import SettingsInvalid, StoreUnavailable
+from agent.sources.otlp import grpc as otlp_grpc
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_GRPC_READING
 from tests.real_parts.waiting import eventually
@@ -128,8 +129,10 @@ def impatient(loop: LoopThread, served: Serving) -> Iterator[Serving]:
 
 @pytest.mark.slow
 def test_messages_that_stall_end_and_others_have_their_turn(
-    loop: LoopThread, served: Serving
+    loop: LoopThread, served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # So that a call ends by the time of its message alone.
+    monkeypatch.setattr(otlp_grpc, "BODY_WITHIN_S", 1000.0)
     with impatient(loop, served) as hasty, stalled(hasty.grpc_port, MAX_GRPC_READING + 4) as calls:
         # A sender whose own message took too long on a busy machine sends it again.
         eventually(lambda: call(hasty, GOOD).is_full_success, within_s=WITHIN_S, what="a success")

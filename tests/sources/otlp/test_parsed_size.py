@@ -50,6 +50,12 @@ def test_many_empty_parts_do_not_fit(wrap: Callable[[bytes], bytes], empty: byte
     assert fits(body, 20_000 * 168 + MIB)
 
 
+def test_a_span_takes_twice_the_memory_of_another_part() -> None:
+    spans, links = within(1, 2)(b"\x12\x00" * 20_000), within(*SPAN)(b"\x6a\x00" * 20_000)
+    assert not fits(spans, 20_000 * 160)
+    assert fits(links, 20_000 * 90)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -11,7 +11,7 @@ import pytest
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
-from agent.sources.otlp.limits import MAX_BYTES_HELD, SMALL_PROTOBUF_BYTES
+from agent.sources.otlp.limits import MAX_BYTES_HELD, RECORD_BYTES, SMALL_PROTOBUF_BYTES
 from tests.sources.otlp.doors import DOORS, OK, RESOURCE_EXHAUSTED, UNAVAILABLE, Door, post
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand, serving
@@ -78,6 +78,21 @@ def test_a_long_body_that_finds_no_room_gives_back_what_it_had(
         assert post(served, GOOD.SerializeToString()).is_full_success
     with in_hand(loop, served, MAX_BYTES_HELD):
         pass
+
+
+def test_a_large_export_holds_its_bytes_and_records_until_it_is_stored(
+    loop: LoopThread, served: Serving
+) -> None:
+    served.accepted.gate = asyncio.Event()
+    plain = GOOD.SerializeToString()
+    body = gzip.compress(plain)
+    with ThreadPoolExecutor() as threads:
+        sending = threads.submit(post, served, body, encoding="gzip")
+        assert served.accepted.entered.wait(WITHIN_S)
+        held_bytes = served.receiver.fill * MAX_BYTES_HELD
+        loop.call(served.accepted.gate.set)
+        assert sending.result().is_full_success
+    assert held_bytes == len(body) + len(plain) + RECORD_BYTES
 
 
 @at_every_door
