@@ -1,5 +1,6 @@
 """Engines that fail behind the proxy: who gets requests, and what clients get."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,7 @@ from tests.sources.proxy.wire import (
     LIMITS,
     OK,
     Engine,
-    Message,
     Proxied,
-    Recorded,
     Recorder,
     Script,
     Visit,
@@ -39,42 +38,25 @@ def failing(status: int, headers: str = "") -> bytes:
     return f"HTTP/1.1 {status} Wrong\r\n{headers}Content-Length: 2\r\n\r\nno".encode()
 
 
-class CountedVisit(Visit):
-    """A visit that counts the requests which the engine reads."""
-
-    got: dict[str, int]
-    name: str
-
-    async def request(self) -> Message:
-        message = await Visit.request(self)
-        self.got[self.name] += 1
-        return message
-
-
-def counted(script: Script, name: str, got: dict[str, int]) -> Script:
-    """The script, with each request that it reads counted."""
-
-    async def run(visit: Visit) -> None:
-        counting = CountedVisit(visit.reader, visit.writer)
-        counting.got, counting.name = got, name
-        await script(counting)
-
-    return run
-
-
 @dataclass
 class Pair:
     """Engine `bad` with a script of its own and engine `good` behind a proxy, on a set clock."""
 
+    bad: Engine
+    good: Engine
     outliers: OutlierDetection
     recorder: Recorder
     now_s: float = 1000.0
-    got: dict[str, int] = field(default_factory=lambda: {"bad": 0, "good": 0})
     proxied: Proxied = field(init=False)
 
     async def ask(self, times: int = 1, request: bytes = ASK) -> list[int]:
         """Send requests one after the other; returns the statuses that clients get."""
         return [(await self.proxied.ask(request)).status for _ in range(times)]
+
+    @property
+    def got(self) -> dict[str, int]:
+        """The number of requests that each engine read."""
+        return {engine.name: len(engine.requests) for engine in (self.bad, self.good)}
 
     @property
     def reason(self) -> EjectionReason | None:
@@ -97,33 +79,27 @@ async def pair(
 ) -> AsyncIterator[Pair]:
     """Serve both engines behind a proxy."""
     outliers = OutlierDetection(["bad", "good"], OUTLIERS)
-    engines = Pair(outliers, recorder or Recorder())
-    one = Engine(counted(bad, "bad", engines.got), "bad")
-    other = Engine(counted(good or responding(OK), "good", engines.got), "good")
     async with (
-        one,
-        other,
-        proxying(
+        Engine(bad, "bad") as one,
+        Engine(good or responding(OK), "good") as other,
+    ):
+        engines = Pair(one, other, outliers, recorder or Recorder())
+        async with proxying(
             one.proxied,
             other.proxied,
             measuring=engines.recorder,
             limits=limits,
             outliers=outliers,
             monotonic=lambda: engines.now_s,
-        ) as engines.proxied,
-    ):
-        yield engines
-        assert engines.proxied.failures == {}
+        ) as engines.proxied:
+            yield engines
+            assert engines.proxied.failures == {}
 
 
 async def hanging(visit: Visit) -> None:
     """Read a request and send no response."""
     await visit.request()
     await until_gone(visit.reader)
-
-
-def failed(exchange: Recorded) -> None:
-    exchange.engine_failed = True
 
 
 # Both engines hang where a limit is tested, so that a slow machine is no failure of the other.
@@ -143,7 +119,7 @@ async def test_three_failures_of_any_kind_eject_an_engine_and_its_probe_is_sent_
 ) -> None:
     times_out = script is hanging
     limits = replace(LIMITS, answer_s=0.05) if times_out else LIMITS
-    recorder = Recorder(failed) if reason is EjectionReason.ERROR and status == 200 else Recorder()
+    recorder = Recorder(engine_failed=reason is EjectionReason.ERROR)
     async with pair(script, script if times_out else None, limits, recorder) as engines:
         statuses = []
         while engines.reason is None:
@@ -168,6 +144,30 @@ async def test_a_probe_that_fails_is_answered_by_another_engine(script: Script) 
 
 
 @in_loop
+async def test_an_engine_that_hangs_gets_no_more_requests() -> None:
+    async def good(visit: Visit) -> None:
+        while True:
+            await visit.request()
+            await others_wait.wait()
+            await visit.send(OK)
+
+    others_wait = asyncio.Event()
+    async with pair(hanging, good) as engines:
+        asked = [asyncio.create_task(engines.proxied.ask(ASK)) for _ in range(6)]
+        while engines.got != {"bad": 3, "good": 3}:
+            await asyncio.sleep(0)
+        others_wait.set()
+        assert await engines.ask(3) == [200] * 3
+        for task in asked:
+            task.cancel()
+        while engines.proxied.open_requests["bad"]:
+            await asyncio.sleep(0)
+        engines.now_s += OUTLIERS.hold_s
+        assert await engines.ask(20) == [200] * 20
+        assert engines.got["bad"] == 3
+
+
+@in_loop
 async def test_a_503_is_answered_by_another_engine_and_its_retry_after_is_honoured() -> None:
     async with pair(responding(failing(503, "Retry-After: 7\r\n"))) as engines:
         assert await engines.ask(20) == [200] * 20
@@ -184,16 +184,9 @@ async def test_a_503_is_answered_by_another_engine_and_its_retry_after_is_honour
 
 @in_loop
 async def test_the_other_engine_gets_the_same_body_and_both_tries_are_one_exchange() -> None:
-    bodies = []
-
-    async def good(visit: Visit) -> None:
-        while True:
-            bodies.append((await visit.request()).body)
-            await visit.send(OK)
-
-    async with pair(responding(failing(503)), good) as engines:
+    async with pair(responding(failing(503))) as engines:
         await engines.ask(2, post(b"the whole body"))
-        assert bodies == [b"the whole body"] * 2
+        assert [request.body for request in engines.good.requests] == [b"the whole body"] * 2
         (twice,) = [each for each in engines.recorder.made if each.names.count("routed") > 1]
         assert twice.names == ["routed", "routed", "answered", "chunk", "ended"]
 

@@ -18,6 +18,7 @@ from tests.sources.proxy.wire import (
     Recorder,
     Visit,
     chunk,
+    closing_after,
     in_loop,
     post,
     proxying,
@@ -33,17 +34,10 @@ STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
 
 async def measured(recorder: Recorder, request: bytes) -> tuple[Message, Message]:
     """Return a request as the engine gets it, and its stream as the client gets it."""
-    requests: list[Message] = []
-
-    async def script(visit: Visit) -> None:
-        while True:
-            requests.append(await visit.request())
-            await visit.send(STREAM)
-
-    async with serving(script, measuring=recorder) as (_, proxied):
+    async with serving(responding(STREAM), measuring=recorder) as (engine, proxied):
         message = await proxied.ask(request)
         assert proxied.failures == {}
-    return requests[0], message
+    return engine.requests[0], message
 
 
 # Calls
@@ -116,10 +110,10 @@ async def test_a_body_that_is_not_measured_is_relayed_while_it_arrives_and_count
             taken.set()
         await visit.send(STREAM)
 
-    def prepare(exchange: Recorded) -> None:
-        exchange.fails_at = "sent" if measured == "until a fault" else None
-
-    taken, recorder = asyncio.Event(), Recorder(prepare)
+    taken, recorder = (
+        asyncio.Event(),
+        Recorder(fails_at="sent" if measured == "until a fault" else None),
+    )
     limits = replace(LIMITS, measured_body_bytes=limit_bytes)
     measuring = None if measured == "not" else recorder
     async with served(script, measuring=measuring, limits=limits) as (_, proxied, client):
@@ -141,11 +135,13 @@ async def test_a_body_that_is_not_measured_is_relayed_while_it_arrives_and_count
 
 @in_loop
 async def test_the_engine_gets_the_body_and_headers_of_measuring() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.body = b"longer than before"
-        exchange.headers = ((b"x-request-id", b"new"), (b"traceparent", b"00-1"))
-
-    request, _ = await measured(Recorder(prepare), post(b"old", headers="X-Request-Id: old\r\n"))
+    request, _ = await measured(
+        Recorder(
+            body=b"longer than before",
+            headers=((b"x-request-id", b"new"), (b"traceparent", b"00-1")),
+        ),
+        post(b"old", headers="X-Request-Id: old\r\n"),
+    )
     assert request.body == b"longer than before"
     assert request.all("content-length") == ["18"]
     assert request.all("x-request-id") == ["new"]
@@ -154,13 +150,15 @@ async def test_the_engine_gets_the_body_and_headers_of_measuring() -> None:
 
 @in_loop
 async def test_the_client_gets_the_headers_and_pieces_of_measuring() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.response_headers = ((b"x-other", b"theirs"), (b"connection", b"x"))
-        exchange.added_headers = ((b"x-request-id", b"mine"), (b"x-other", b"mine"))
-        exchange.change = lambda data: data.replace(b"two", b"")
-        exchange.last = b"[end]"
-
-    _, message = await measured(Recorder(prepare), post(b"{}"))
+    _, message = await measured(
+        Recorder(
+            response_headers=((b"x-other", b"theirs"), (b"connection", b"x")),
+            added_headers=((b"x-request-id", b"mine"), (b"x-other", b"mine")),
+            change=lambda data: data.replace(b"two", b""),
+            last=b"[end]",
+        ),
+        post(b"{}"),
+    )
     assert message.all("x-request-id") == ["mine"]
     assert message.all("x-other") == ["theirs"]
     assert message.all("connection") == []
@@ -169,28 +167,19 @@ async def test_the_client_gets_the_headers_and_pieces_of_measuring() -> None:
 
 @in_loop
 async def test_the_proxys_own_response_has_the_added_headers() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.added_headers = ((b"x-request-id", b"mine"),)
-
     async with Engine(responding()) as engine:
         gone = engine.proxied
-    async with proxying(gone, measuring=Recorder(prepare)) as proxied:
+    async with proxying(
+        gone, measuring=Recorder(added_headers=((b"x-request-id", b"mine"),))
+    ) as proxied:
         message = await proxied.ask(post(b"{}"))
     assert (message.status, message.all("x-request-id")) == (502, ["mine"])
 
 
 @in_loop
 async def test_held_bytes_are_sent_when_the_engine_dies() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.change = lambda _: b""
-        exchange.last = b"held"
-
-    async def script(visit: Visit) -> None:
-        await visit.request()
-        await visit.send(CHUNKED + chunk(b"data"))
-
-    recorder = Recorder(prepare)
-    async with serving(script, measuring=recorder) as (_, proxied):
+    recorder = Recorder(change=lambda _: b"", last=b"held")
+    async with serving(closing_after(CHUNKED + chunk(b"data")), measuring=recorder) as (_, proxied):
         message = await proxied.ask(post(b"{}"))
     assert (message.body, message.complete) == (b"held", False)
     assert recorder.made[0].ending is Ending.ENGINE_GONE
@@ -202,11 +191,7 @@ async def test_held_bytes_are_sent_when_the_engine_dies() -> None:
 @pytest.mark.parametrize("call", ["routed", "answered", "chunk", "catch_up", "ended"])
 @in_loop
 async def test_after_a_fault_in_measuring_the_response_is_unchanged(call: str) -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.fails_at = call
-        exchange.last = b"held"
-
-    recorder = Recorder(prepare)
+    recorder = Recorder(fails_at=call, last=b"held")
     async with serving(responding(STREAM), measuring=recorder) as (_, proxied):
         for _ in range(2):
             message = await proxied.ask(post(b"{}"))
@@ -263,11 +248,11 @@ async def test_a_request_whose_measurement_cannot_start_is_relayed(at: str, reas
 
 @in_loop
 async def test_a_response_longer_than_its_content_length_is_cut() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.change = lambda data: data * 2
-
     response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-    async with serving(responding(response), measuring=Recorder(prepare)) as (_, proxied):
+    async with serving(responding(response), measuring=Recorder(change=lambda data: data * 2)) as (
+        _,
+        proxied,
+    ):
         assert not (await proxied.ask(post(b"{}"))).complete
         assert proxied.failures == {"relay": 1}
         assert proxied.open_requests == {"chat-0": 0}
@@ -275,10 +260,7 @@ async def test_a_response_longer_than_its_content_length_is_cut() -> None:
 
 @in_loop
 async def test_a_fault_of_the_proxy_becomes_a_500() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.body = "text"  # type: ignore[assignment]
-
-    async with serving(responding(STREAM), measuring=Recorder(prepare)) as (_, proxied):
+    async with serving(responding(STREAM), measuring=Recorder(body="text")) as (_, proxied):
         message = await proxied.ask(post(b"{}"))
         assert message.status == 500
         assert b'"type": "proxy_error"' in message.body

@@ -26,7 +26,6 @@ from tests.sources.proxy.wire import (
     LIMITS,
     OK,
     Engine,
-    Recorded,
     Recorder,
     in_loop,
     post,
@@ -172,13 +171,10 @@ def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
 
 @in_loop
 async def test_the_measured_model_chooses_the_engine() -> None:
-    def prepare(exchange: Recorded) -> None:
-        exchange.model = "y"
-
     lookup = EngineLookup(
         models=lambda name: frozenset({"x" if name == "chat-0" else "y"}), healthy=lambda _: True
     )
-    recorder = Recorder(prepare)
+    recorder = Recorder(model="y")
     async with (
         Engine(responding(OK)) as one,
         Engine(responding(OK), "chat-1") as other,

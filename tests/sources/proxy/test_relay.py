@@ -8,7 +8,6 @@ from tests.sources.proxy.wire import (
     OK,
     Engine,
     Message,
-    Visit,
     in_loop,
     post,
     proxying,
@@ -19,25 +18,11 @@ from tests.sources.proxy.wire import (
 )
 
 
-class RecordingEngine:
-    """A script that keeps the requests and responds to each."""
-
-    def __init__(self, response: bytes = OK) -> None:
-        self.requests: list[Message] = []
-        self._response = response
-
-    async def __call__(self, visit: Visit) -> None:
-        while True:
-            self.requests.append(await visit.request())
-            await visit.send(self._response)
-
-
 async def relayed(request: bytes) -> Message:
     """Return the request as the engine gets it."""
-    recording = RecordingEngine()
-    async with Engine(recording) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         assert (await proxied.ask(request)).body == b"ok"
-    return recording.requests[0]
+    return engine.requests[0]
 
 
 # Requests
@@ -84,12 +69,11 @@ async def test_hop_by_hop_headers_are_not_relayed() -> None:
 
 @in_loop
 async def test_the_engine_gets_its_own_host_and_x_forwarded_headers() -> None:
-    recording = RecordingEngine()
-    async with Engine(recording) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         await proxied.ask(GET)
         before = b"X-Forwarded-For: 10.0.0.1\r\nX-Forwarded-Proto: https\r\n"
         await proxied.ask(GET.replace(b"\r\n\r\n", b"\r\n" + before + b"\r\n"))
-    first, second = recording.requests
+    first, second = engine.requests
     assert first.all("host") == [f"127.0.0.1:{engine.port}"]
     assert first.all("x-forwarded-for") == ["127.0.0.1"]
     assert first.all("x-forwarded-proto") == ["http"]
@@ -100,15 +84,14 @@ async def test_the_engine_gets_its_own_host_and_x_forwarded_headers() -> None:
 
 @in_loop
 async def test_expect_100_continue_is_answered_by_the_proxy() -> None:
-    recording = RecordingEngine()
-    async with served(recording) as (_, _, client):
+    async with served(responding(OK)) as (engine, _, client):
         head, body = post(b"hello", headers="Expect: 100-continue\r\n").split(b"\r\n\r\n")
         client.writer.write(head + b"\r\n\r\n")
         assert (await read_head(client.reader)).first_line == "HTTP/1.1 100 Continue"
-        assert recording.requests == []
+        assert engine.requests == []
         assert (await client.ask(body)).body == b"ok"
-    assert recording.requests[0].body == b"hello"
-    assert recording.requests[0].all("expect") == []
+    assert engine.requests[0].body == b"hello"
+    assert engine.requests[0].all("expect") == []
 
 
 # Responses
@@ -169,12 +152,11 @@ async def test_a_response_without_a_body_ends_with_its_head(
 
 @in_loop
 async def test_the_path_of_the_engines_url_is_a_prefix() -> None:
-    recording = RecordingEngine()
-    async with Engine(recording) as engine:
+    async with Engine(responding(OK)) as engine:
         with_path = type(engine.proxied)("chat-0", f"{engine.proxied.url}/llm/")
         async with proxying(with_path) as proxied:
             await proxied.ask(GET)
-    assert recording.requests[0].first_line == "GET /llm/v1/models HTTP/1.1"
+    assert engine.requests[0].first_line == "GET /llm/v1/models HTTP/1.1"
 
 
 # Refused requests
@@ -191,11 +173,10 @@ async def test_a_head_above_the_limit_is_refused(size: int) -> None:
 
 @in_loop
 async def test_a_head_below_the_limit_passes() -> None:
-    recording = RecordingEngine()
-    async with Engine(recording) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         long = b"x" * 60_000
         assert (await proxied.ask(GET.replace(b"proxy", b"proxy\r\nX: " + long))).status == 200
-    assert recording.requests[0].all("x") == [long.decode()]
+    assert engine.requests[0].all("x") == [long.decode()]
 
 
 @in_loop
@@ -212,10 +193,9 @@ async def test_a_websocket_is_refused_with_a_reason() -> None:
 
 @in_loop
 async def test_an_upgrade_to_http_2_is_ignored() -> None:
-    recording = RecordingEngine()
     upgrade = b"proxy\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA"
     requests = [GET, post(b"a body"), post(b"another", "/v1/x")]
-    async with served(recording) as (_, _, client):
+    async with served(responding(OK)) as (engine, _, client):
         # Pipelined, and the last body arrives later than its head.
         wire = b"".join(request.replace(b"proxy", upgrade) for request in requests)
         client.writer.write(wire[:-3])
@@ -223,8 +203,8 @@ async def test_an_upgrade_to_http_2_is_ignored() -> None:
         client.writer.write(wire[-3:])
         for _ in requests[1:]:
             assert (await read_message(client.reader)).body == b"ok"
-    assert [request.body for request in recording.requests] == [b"", b"a body", b"another"]
-    for request in recording.requests:
+    assert [request.body for request in engine.requests] == [b"", b"a body", b"another"]
+    for request in engine.requests:
         names = {name.lower() for name, _ in request.headers}
         assert not {"upgrade", "http2-settings", "connection"} & names
 

@@ -114,10 +114,13 @@ class Visit:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    requests: list[Message]
 
     async def request(self) -> Message:
         """The next request."""
-        return await read_message(self.reader)
+        message = await read_message(self.reader)
+        self.requests.append(message)
+        return message
 
     async def send(self, data: bytes) -> None:
         """Write, and wait until the buffer is below its limit."""
@@ -129,7 +132,7 @@ Script = Callable[[Visit], Awaitable[None]]
 
 
 class Engine:
-    """An engine that runs a script on each connection and then closes it."""
+    """An engine that runs a script on each connection and then closes it; keeps the requests."""
 
     def __init__(
         self, script: Script, name: str = "chat-0", *, tls: ssl.SSLContext | None = None
@@ -137,6 +140,7 @@ class Engine:
         self.script = script
         self._tls = tls
         self.name = name
+        self.requests: list[Message] = []
         self.visits = 0
         self.open = 0
         self.closed = asyncio.Event()
@@ -165,7 +169,7 @@ class Engine:
         try:
             # Most visits end when the proxy closes the connection.
             with suppress(asyncio.IncompleteReadError, ConnectionError):
-                await self.script(Visit(reader, writer))
+                await self.script(Visit(reader, writer, self.requests))
         except Exception as error:
             self.failures.append(error)
         finally:
@@ -362,19 +366,18 @@ class Recorded:
 
 
 class Recorder:
-    """Measures every POST; `made` are the exchanges, `prepare` may change each one."""
+    """Measures every POST; `made` are the exchanges, which begin with the given fields."""
 
-    def __init__(self, prepare: Callable[[Recorded], None] = lambda _: None) -> None:
+    def __init__(self, **fields: Any) -> None:
         self.made: list[Recorded] = []
-        self._prepare = prepare
+        self._fields = fields
 
     def wants(self, method: str, path: str) -> bool:
         return method == "POST"
 
     def begin(self, arrival: Arrival) -> Exchange:
-        exchange = Recorded(arrival)
+        exchange = Recorded(arrival, **self._fields)
         self.made.append(exchange)
-        self._prepare(exchange)
         return exchange
 
 
