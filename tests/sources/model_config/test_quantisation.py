@@ -183,6 +183,12 @@ def test_matrices_have_the_names_that_exception_lists_use(model_type: str, spare
     assert wide == {spared.split("layers.0.")[1]}
 
 
+def test_mxfp4_packs_experts_and_nothing_else() -> None:
+    parsed = scheme({"quant_method": "mxfp4"}, BF16)
+    assert parsed.format_of(MODULE).bits == 4.25
+    assert parsed.format_of("model.layers.3.self_attn.q_proj").bits == 16
+
+
 def test_a_model_that_spares_all_but_its_experts_multiplies_them_in_16_bits() -> None:
     kimi = published("kimi-k2-thinking")
     bits = {
