@@ -110,10 +110,8 @@ async def test_a_body_that_is_not_measured_is_relayed_while_it_arrives_and_count
             taken.set()
         await visit.send(STREAM)
 
-    taken, recorder = (
-        asyncio.Event(),
-        Recorder(fails_at="sent" if measured == "until a fault" else None),
-    )
+    faulty = measured == "until a fault"
+    taken, recorder = asyncio.Event(), Recorder(fails_at="sent" if faulty else None)
     limits = replace(LIMITS, measured_body_bytes=limit_bytes)
     measuring = None if measured == "not" else recorder
     async with served(script, measuring=measuring, limits=limits) as (_, proxied, client):
@@ -122,7 +120,7 @@ async def test_a_body_that_is_not_measured_is_relayed_while_it_arrives_and_count
         await taken.wait()
         rest = chunk(b"def") + LAST_CHUNK if chunked else b"def"
         assert (await client.ask(rest)).body == b"onetwo"
-        assert proxied.failures == ({"sent": 1} if measured == "until a fault" else {})
+        assert proxied.failures == ({"sent": 1} if faulty else {})
     assert len(recorder.made) == (measured != "not")
     for exchange in recorder.made:
         assert exchange.arrival.body is None
