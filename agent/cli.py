@@ -98,7 +98,7 @@ def _settings_with(engine: str, config: Path | None, *, insecure: bool) -> Setti
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    # Only a signal cancels the work, and a stop by signal is no failure.
+    # Only a signal cancels the work, and a stop by signal is not a failure.
     with (
         suppress(asyncio.CancelledError),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -205,7 +205,7 @@ def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
     """Show the page and the API of all agents that write to one database, without an engine.
 
     Example: `serve --config serve.yml`, where `storage.url` is that database. It is only read. For
-    whoever has no Grafana: agents tell it their version, when they were last seen, and their lag.
+    users without Grafana: agents report their version, when they were last seen, and their lag.
     """
     from agent.app import serving
 

@@ -32,11 +32,11 @@ _DURATION = re.compile(r"[0-9.]+[smhdw]")
 
 
 class RunUnknown(AgentError):
-    """What was given for a run is no window, no database and no result file."""
+    """What was given for a run is not a window, a database or a result file."""
 
     def __init__(self, given: str, why: str) -> None:
         super().__init__(
-            f"{shown(given)} is no run: {why}. Give a window (2026-11-20, 2026-11-20T10:00/1h, "
+            f"{shown(given)} is not a run: {why}. Give a window (2026-11-20, 2026-11-20T10:00/1h, "
             "24h/1h, 1h), a database (sqlite:///a.db, a.db or postgresql://..., alone or with "
             "#WINDOW) or a result file of vllm bench serve, AIPerf or GuideLLM"
         )
@@ -116,7 +116,7 @@ def _of_database(given: str, url: str, window: str, options: RunOptions) -> RunC
 
 def _of_file(given: str, path: Path, number: str, options: RunOptions) -> Run:
     if number and not number.isdecimal():
-        raise RunUnknown(given, f"{number!r} is no number of a benchmark in a file")
+        raise RunUnknown(given, f"{number!r} is not the number of a benchmark in a file")
     if options.chosen != Selection():
         raise SettingsInvalid(
             ["--engine, --model, --tenant and --objective select requests of a database"]

@@ -79,7 +79,7 @@ def compare_runs(
 ) -> None:
     """Compare two runs: is any figure better or worse than before, beyond chance?
 
-    Exits with 0 if nothing is worse, 1 if anything is worse, and 2 if nobody can tell:
+    Exits with 0 if nothing is worse, 1 if anything is worse, and 2 if that cannot be told:
     the load changed, or there is too little to judge by.
 
     Examples: `compare --before 24h/1h --after 1h`, and

@@ -2,7 +2,7 @@
 
 AgentError
 ├── SettingsInvalid       the settings file or environment cannot be used; lists every problem
-├── ExpositionUnreadable  an engine's response is no exposition; carries a reason
+├── ExpositionUnreadable  an engine's response is not an exposition; carries a reason
 ├── EngineUnreachable     an engine did not answer in time
 ├── DiscoveryFailed       the list of engines cannot be read now; a retry may succeed
 ├── PayloadInvalid        an OTLP body that is invalid, also on a retry
@@ -40,7 +40,7 @@ class EngineUnreachable(AgentError):
 
 
 class ExpositionUnreadable(AgentError):
-    """An engine's response is no exposition, or cannot be read; `reason` is for counting."""
+    """An engine's response is not an exposition, or cannot be read; `reason` is for counting."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -44,7 +44,7 @@ def _url(text: str) -> str:
     try:
         TypeAdapter(HttpUrl).validate_python(text)
     except ValidationError as error:
-        raise typer.BadParameter(f"{text!r} is no URL; write https://host/path") from error
+        raise typer.BadParameter(f"{text!r} is not a URL; write https://host/path") from error
     return text
 
 

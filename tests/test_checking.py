@@ -132,7 +132,7 @@ def test_an_engine_that_is_away_cannot_be_audited() -> None:
 def test_what_is_no_url_is_refused(vllm: EngineServer, option: str) -> None:
     result = audit("--engine", vllm.url, option, "127.0.0.1:8000")
     assert isinstance(result.exception, SettingsInvalid)
-    assert f"{option}: '127.0.0.1:8000' is no URL of a server" in str(result.exception)
+    assert f"{option}: '127.0.0.1:8000' is not the URL of a server" in str(result.exception)
 
 
 def test_an_agent_that_was_named_must_respond(vllm: EngineServer) -> None:

@@ -292,7 +292,7 @@ def test_run_requires_an_engine(call: Call) -> None:
 
 def test_run_refuses_an_invalid_url(call: Call) -> None:
     (line,) = error_lines(call("run", "--engine", "h:8000"))
-    assert line == "--engine: 'h:8000' is no URL of a server; write http://host:port"
+    assert line == "--engine: 'h:8000' is not the URL of a server; write http://host:port"
 
 
 def test_run_lists_every_problem_of_its_settings(call: Call) -> None:

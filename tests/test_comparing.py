@@ -127,7 +127,7 @@ def test_a_window_as_text(given: str, seconds_before_now: tuple[int, int]) -> No
     ["yesterday", "2026-11-31", "1h/2026-11-20", "2026-11-20T10:00", "", "5", "1h/-5m", "9e9d/1h"],
 )
 def test_what_is_no_window_is_refused_with_what_can_be_given(given: str) -> None:
-    with pytest.raises(RunUnknown, match=r"is no run: .* Give a window"):
+    with pytest.raises(RunUnknown, match=r"is not a run: .* Give a window"):
         window_of(given, NOW)
 
 
@@ -240,17 +240,19 @@ def test_a_pipe_and_a_name_that_no_file_can_have_are_no_runs(call: Call, tmp_pat
     os.mkfifo(tmp_path / "pipe")
     refused(call(tmp_path / "pipe", SAME[0]), RunUnknown, "a pipe or a device; write it to a reg")
     refused(call("/dev/zero", SAME[0]), RunUnknown, "a pipe or a device; write it to a regular")
-    refused(call("x" * 5000, SAME[0]), RunUnknown, r"5002 characters\) is no run: File name too l")
+    refused(
+        call("x" * 5000, SAME[0]), RunUnknown, r"5002 characters\) is not a run: File name too l"
+    )
 
 
 def test_what_does_not_fit_is_refused(call: Call, database: Engine, tmp_path: Path) -> None:
-    refused(call("nothing.json", SAME[0]), RunUnknown, "'nothing.json' is no run")
+    refused(call("nothing.json", SAME[0]), RunUnknown, "'nothing.json' is not a run")
     refused(call(f"sqlite:///{tmp_path}/none.db", SAME[0]), RunUnknown, "there is no file")
     assert not (tmp_path / "none.db").exists()
     refused(call(tmp_path, SAME[0]), ResultFileInvalid, "has no profile_export.jsonl")
     (tmp_path / "empty.json").touch()
     refused(call(tmp_path / "empty.json", SAME[0]), ResultFileInvalid, "read: it is empty")
-    refused(call(f"{SAME[0]}#x", SAME[0]), RunUnknown, "'x' is no number of a benchmark")
+    refused(call(f"{SAME[0]}#x", SAME[0]), RunUnknown, "'x' is not the number of a benchmark")
     refused(call(f"{SAME[0]}#1", SAME[0]), ResultFileInvalid, "no benchmark 1")
     refused(call(database.url, SAME[0], "--ttft-ms", "9"), SettingsInvalid, "judge result files")
     refused(call(*SAME, "--engine", "chat-0"), SettingsInvalid, "select requests of a database")

@@ -111,7 +111,7 @@ def test_the_output_names_omitted_panels_with_the_reason(settings: Path, tmp_pat
         "Objective tough, LlmObjectiveBudgetBurn tier 1: it would need 144 % of all requests to "
         "miss." in output
     )
-    assert "300 ms is no bucket edge; the rule uses 500 ms." in output
+    assert "300 ms is not a bucket edge; the rule uses 500 ms." in output
     assert "Objective acme, latency percentiles, queue time, error ratio: histograms have" in output
 
 
@@ -203,7 +203,7 @@ def test_an_unknown_variable_is_refused(settings: Path, tmp_path: Path) -> None:
 def test_an_invalid_address_is_refused(option: str, settings: Path, tmp_path: Path) -> None:
     result = invoke("--config", settings, "--into", tmp_path / "a", f"--{option}", "w.test/x")
     assert result.exit_code == 2
-    assert "'w.test/x' is no URL; write https://host/path" in result.output
+    assert "'w.test/x' is not a URL; write https://host/path" in result.output
     assert not (tmp_path / "a").exists()
 
 

@@ -114,9 +114,9 @@ def test_a_report_of_a_database_needs_no_agent(api: Api, tmp_path: Path) -> None
     ("arguments", "complaint"),
     [
         (["--format", "csv"], "add --statement"),
-        (["--last", "soon"], "window: 'soon' is no duration"),
+        (["--last", "soon"], "window: 'soon' is not a duration"),
         (["--url", f"http://127.0.0.1:{free_port()}"], "no agent responds at"),
-        (["--url", "127.0.0.1:9470"], "--url: '127.0.0.1:9470' is no URL of a server"),
+        (["--url", "127.0.0.1:9470"], "--url: '127.0.0.1:9470' is not the URL of a server"),
         (["--by", "tenant", "--statement", "--last", "900d"], "window: 900d is not between"),
     ],
 )

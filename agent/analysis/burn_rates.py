@@ -39,7 +39,7 @@ _SCHEME_PERIOD_S = 30 * DAY_S
 # A tier with a higher threshold would fire only if nearly everything fails.
 MAX_THRESHOLD = Decimal("0.9")
 
-# A few missed requests page nobody, even if they are a large share of a quiet hour.
+# A few missed requests do not page, even if they are a large share of a quiet hour.
 MIN_MISSED = 5
 
 # If the paging tiers need longer than this for a total failure, an outage rule is added.

@@ -63,8 +63,8 @@ class EngineDiscovery:
             follow = partial(watch.follow, self._changed.set, self._stop)
             name = f"pods {watch.namespace or 'of all'}"
             threading.Thread(target=follow, name=name, daemon=True).start()
-        tell = partial(self._tell, now, on_change)
-        threading.Thread(target=tell, name="engine-discovery", daemon=True).start()
+        report = partial(self._report_changes, now, on_change)
+        threading.Thread(target=report, name="engine-discovery", daemon=True).start()
 
     def stop(self) -> None:
         """Report no more changes. The threads end with the process: a watch waits for its
@@ -88,7 +88,9 @@ class EngineDiscovery:
                 failed = partial(watch.failures.__getitem__, failure)
                 meter.gauge(own.DISCOVERY_FAILURES, failed, place, *failure)
 
-    def _tell(self, now: tuple[EngineSettings, ...], on_change: Callable[[], None]) -> None:
+    def _report_changes(
+        self, now: tuple[EngineSettings, ...], on_change: Callable[[], None]
+    ) -> None:
         while not self._stop.is_set():
             self._changed.wait()
             while not self._stop.is_set():

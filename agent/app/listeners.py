@@ -38,7 +38,7 @@ _DESCRIPTORS_EACH_PROXIED = 2.5
 
 # What waits for clients that do not read; a page of 1,000 requests has up to 7 MB.
 _UNREAD_BYTES = 32 * 1024 * 1024
-# The kernel's part of each response of the API: it would take several MiB, which nobody counts.
+# The kernel's part of each response of the API: it would take several MiB, which are not counted.
 _SEND_BUFFER_BYTES = 128 * 1024
 # Of the proxy: requests that are not answered. A usual request takes a tenth of an equal part.
 _REQUESTS_BYTES = 48 * 1024 * 1024

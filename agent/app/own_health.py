@@ -28,7 +28,7 @@ def not_configured() -> str:
 
 
 class Readiness:
-    """Reads what the parts know. An engine that is down is no problem of the agent."""
+    """Reads what the parts know. A problem of an engine is not one of the agent."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ Read = Callable[[], float | None]
 class OwnHealth:
     """Publishes what the parts know of themselves, and says in words what is wrong.
 
-    It reads them at every scrape and waits for nothing. What is unknown has no series.
+    It reads them at every scrape and never waits. An unknown value has no series.
     """
 
     def __init__(self, meter: Meter, now: Callable[[], float]) -> None:

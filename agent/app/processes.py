@@ -326,7 +326,7 @@ def taken_by(settings: Settings) -> set[str]:
 
 def begin_to_try() -> Collection[str]:
     """Import every module, as the program may be half upgraded; returns what the running agent has
-    taken. This process ends in time, also if nobody waits for it any more."""
+    taken. This process ends in time, also if no process waits for it any more."""
     signal.alarm(int(TRY_WITHIN_S))
     for module in pkgutil.walk_packages(agent.__path__, f"{agent.__name__}."):
         if not module.name.endswith("__main__"):

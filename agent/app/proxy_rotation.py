@@ -1,4 +1,4 @@
-"""Which engines the proxy sends new requests to: what the agent tells its workers, and they it."""
+"""Which engines get new requests, as the agent and the proxy's workers report to each other."""
 
 import threading
 import time
@@ -111,7 +111,7 @@ def _computed(before: EngineSample | None, after: EngineSample) -> bool:
 def outlier_detection(
     settings: ProxySettings, engines: Sequence[EngineSettings]
 ) -> OutlierDetection:
-    """Return the outlier detection of the engines behind the proxy; of a single one it is none."""
+    """Return the outlier detection of the engines behind the proxy; None for a single one."""
     of, usual = settings.outlier_detection, OutlierLimits()
     # The agent shows only at each scrape that an engine computes.
     scrapes_s = 3 * max((engine.scrape_interval for engine in engines), default=0.0)

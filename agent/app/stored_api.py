@@ -23,7 +23,7 @@ from agent.store.migrating import require_newest
 from agent.store.sqlite_place import sqlite_path
 from agent.store.stored_queries import stored_queries
 
-# A command may take longer than a page: whoever started it can end it.
+# A command may take longer than a page: its user can stop it.
 _QUERY_LIMIT_S = 600.0
 _ADVICE = "give the agent's settings with --config, or the address of a running agent with --url"
 

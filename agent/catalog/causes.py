@@ -52,7 +52,7 @@ class CauseFacts(NamedTuple):
     """What we know of a cause.
 
     `knob` says in a sentence what to turn and names the one `flag` of vLLM for it, None if no
-    flag helps. `costs` is what turning it takes away, None for nothing.
+    flag helps. `costs` is what the change costs, None if nothing.
     """
 
     part: RequestPart

@@ -65,7 +65,7 @@ DECODE = histogram(
 )
 FIRST_VISIBLE = histogram(
     "llm_request_first_visible_token_seconds",
-    "Arrival of a request at the proxy to the first token that is no reasoning.",
+    "Arrival of a request at the proxy to the first token that is not reasoning.",
     *_ENGINE_MODEL,
     absent=_UNTIL_FIRST_PROXIED,
 )

@@ -11,7 +11,7 @@ from enum import Enum
 REQUEST_SPAN_NAME = "llm_request"
 
 # vLLM may send a child span for each phase of a request: vllm_queue, vllm_prefill, vllm_decode and
-# vllm_async_kv_transfer (its pull request 44402). A phase is no request.
+# vllm_async_kv_transfer (its pull request 44402). A phase is not a request.
 PHASE_SPAN_PREFIX = "vllm_"
 
 # Engines put these keys on the request span, whatever its name; client libraries do not.

@@ -132,7 +132,7 @@ def _missing(comparison: Comparison) -> Iterator[str]:
     for name, run in (("before", comparison.before), ("after", comparison.after)):
         if isinstance(run, RunFigures):
             yield (
-                f"The file of `{name}` has no single requests, so nobody knows by how much its "
+                f"The file of `{name}` has no single requests, so it is unknown by how much its "
                 "figures vary (vllm bench serve writes them with --save-detailed)."
             )
     found = unknown_figures(comparison)

@@ -173,5 +173,5 @@ class RequestPipeline:
 
 
 def _spans(judged: Sequence[JudgedRequest]) -> int:
-    """How many requests were received as spans; records of the proxy are none."""
+    """How many requests were received as spans; not as records of the proxy."""
     return len([item for item in judged if item.record.vantage is Vantage.ENGINE])

@@ -65,10 +65,10 @@ def _fits(pattern: str, value: str | None) -> bool:
 class Objective:
     """Limits that requests must keep, and the share that must keep them.
 
-    Limits of one request are inclusive; None is no limit. `target` is the share of judged requests
-    that must meet every limit within `window_s`. `max_error_ratio` and `min_output_tokens_per_s`
-    apply to all traffic together, and to no verdict. `count_invalid` says whether the client's own
-    mistakes count as failures; with None the definition decides.
+    Limits of one request are inclusive; None means no limit. `target` is the share of judged
+    requests that must meet every limit within `window_s`. `max_error_ratio` and
+    `min_output_tokens_per_s` apply to all traffic together, and to no verdict. `count_invalid` says
+    whether the client's own mistakes count as failures; with None the definition decides.
     """
 
     name: str

@@ -55,7 +55,7 @@ class ProxyView(NamedTuple):
     first_byte_s: float | None = None
     """Arrival to the first byte of the response's body."""
     first_visible_s: float | None = None
-    """Arrival to the first token that is no reasoning."""
+    """Arrival to the first token that is not reasoning."""
     gaps: Mapping[int, int] | None = None
     """Times between token chunks, counted by bin of `analysis.quantiles`."""
     gap_tokens: int | None = None
@@ -81,7 +81,7 @@ class ProxyView(NamedTuple):
     response_id: _ResponseId = None
     """The id in the response's body."""
     reasoning_s: float | None = None
-    """The first reasoning token to the first token that is none."""
+    """The first reasoning token to the first other token."""
     media_parts: int | None = None
     """Images, sounds and videos of the request."""
     media_bytes: int | None = None

@@ -159,7 +159,7 @@ def metrics_page() -> str:
     return page(
         "Metrics",
         "Every metric on `/metrics`. A histogram has the series `_bucket`, `_sum` and `_count`. "
-        "Prometheus adds `job` and `instance`; `instance` tells agents apart.",
+        "Prometheus adds `job` and `instance`; `instance` distinguishes agents.",
         _metric_parts(),
     )
 

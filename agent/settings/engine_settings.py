@@ -65,7 +65,7 @@ class EngineSettings(Section):
     url: HttpUrl
     """Where the engine answers, as in `http://127.0.0.1:8000`."""
     kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
-    """The program that runs there; `auto` tells it by its metrics."""
+    """The program that runs there; `auto` detects it by its metrics."""
     scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
     """Time between two polls."""
     # pydantic reserves the name model_config.
@@ -118,7 +118,7 @@ class KubernetesSettings(Section):
     name: Literal["pod", "namespace/pod"] = "pod"
     """What an engine is named after. Its spans must carry the same as `OTEL_SERVICE_NAME`."""
     kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
-    """The program that runs there; `auto` tells it by its metrics."""
+    """The program that runs there; `auto` detects it by its metrics."""
     scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
     """Time between two polls of an engine."""
     api: HttpUrl | None = None

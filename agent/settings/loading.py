@@ -57,7 +57,7 @@ def overlay(
     for name in sorted(paths, key=lambda name: _by_number(paths[name])):
         steps = paths[name]
         if steps[0] not in sections:
-            wrong = f"{shown(steps[0])} is no section of the settings; unset or correct it"
+            wrong = f"{shown(steps[0])} is not a section of the settings; unset or correct it"
             problems.append(f"{shown_name(name)}: {wrong}")
             continue
         try:
@@ -112,7 +112,7 @@ def _index(inner: Any, step: str) -> str | int:
         return step
     if not _NUMBER.fullmatch(step) or int(step) > len(inner):
         raise ValueError(
-            f"{shown(step)} is no item of a list; write the next number, starting at 0"
+            f"{shown(step)} is not an item of a list; write the next number, starting at 0"
         )
     return int(step)
 

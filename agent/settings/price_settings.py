@@ -17,7 +17,7 @@ def unix_time(value: object) -> float:
     if isinstance(found, date) and not isinstance(found, datetime):
         found = datetime.combine(found, time())
     if not isinstance(found, datetime):
-        raise ValueError(f"{shown(value)} is no date; write one as in 2026-01-01")
+        raise ValueError(f"{shown(value)} is not a date; write one as in 2026-01-01")
     try:
         return found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC).timestamp()
     except OverflowError as error:

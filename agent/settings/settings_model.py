@@ -82,9 +82,9 @@ class StorageSettings(Section):
     write_timeout: Duration = Field(default="30s")  # type: ignore[assignment]
     """How long a write may take on PostgreSQL; a longer one is cancelled and sent again."""
     max_series: WholeNumber = Field(default=10_000, ge=1)
-    """Series of models, tenants and lengths that figures tell apart; the rest is `other`."""
+    """Series of models, tenants and lengths that figures distinguish; the rest is `other`."""
     on_corrupt: Literal["fail", "set_aside"] = "fail"
-    """What is done with a SQLite file that is no database; `set_aside` renames it."""
+    """What is done with a SQLite file that is not a database; `set_aside` renames it."""
     journal: JournalSettings = JournalSettings()
 
     @model_validator(mode="after")
@@ -186,9 +186,9 @@ class ProxySettings(Section):
     session_header: _HeaderName | None = None
     """Trusted header with the session of a request."""
     tenants: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
-    """Tenants that figures always tell apart."""
+    """Tenants that figures always distinguish."""
     max_tenants: WholeNumber = Field(default=1000, ge=0, le=100_000)
-    """How many further tenants figures tell apart; the rest is `other`."""
+    """How many further tenants figures distinguish; the rest is `other`."""
     count_tokens: bool = True
     """Whether engines are asked for the token counts of streams."""
     continuous_usage: bool = False
@@ -396,7 +396,7 @@ class Settings(Section):
             raise ValueError("proxy.listen is set, and there is no engine for the proxy")
         if proxy.engine is not None and proxy.engine not in names:
             known = ", ".join(names) or "there are none"
-            raise ValueError(f"proxy.engine {proxy.engine!r} is none of them ({known})")
+            raise ValueError(f"proxy.engine {proxy.engine!r} is not one of them ({known})")
         return engines
 
     @field_validator("engines")
@@ -431,7 +431,7 @@ class Settings(Section):
             if price.engine is not None and "engines" in others.data and price.engine not in names:
                 known = ", ".join(names) or "there are none"
                 raise ValueError(
-                    f"prices[{place}] is of the engine {price.engine!r}, which is none of {known}"
+                    f"prices[{place}] is of the engine {price.engine!r}; known engines: {known}"
                 )
         price_list(prices, engines=[(engine.name, engine.gpu_hour_usd) for engine in engines])
         return prices

@@ -52,7 +52,7 @@ def duration_s(value: object) -> float:
     found = DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(
-            f"{shown(value)} is no duration; write a number and s, m, h, d or w, as in 30d"
+            f"{shown(value)} is not a duration; write a number and s, m, h, d or w, as in 30d"
         )
     return float(found[1]) * _DURATION_UNITS_S[found[2]]
 
@@ -98,16 +98,16 @@ def known(names: Iterable[str]) -> AfterValidator:
 
 def _gpu(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f"{shown(value)} is no GPU; write its index or its UUID")
+        raise ValueError(f"{shown(value)} is not a GPU; write its index or its UUID")
     if isinstance(value, int) and not 0 <= value <= _LAST_GPU:
-        raise ValueError(f"{shown(value)} is no GPU; indexes are from 0 to {_LAST_GPU}")
+        raise ValueError(f"{shown(value)} is not a GPU; indexes are from 0 to {_LAST_GPU}")
     return value
 
 
 def _address(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or not (_is_port(port) or port == "0"):
-        raise ValueError(f"{shown(value)} is no address; write host:port, as in 127.0.0.1:4317")
+        raise ValueError(f"{shown(value)} is not an address; write host:port, as in 127.0.0.1:4317")
     return value
 
 
@@ -129,7 +129,7 @@ def _server(value: str, schemes: Iterable[str]) -> SplitResult | None:
 
 def _http_url(value: str) -> str:
     if _server(value, ("http", "https")) is None:
-        raise ValueError(f"{shown(value)} is no URL of a server; write http://host:port")
+        raise ValueError(f"{shown(value)} is not the URL of a server; write http://host:port")
     return value.rstrip("/")
 
 
@@ -137,7 +137,7 @@ def _otlp_url(value: str) -> str:
     parts = _server(value, ("http", "https", "grpc"))
     if parts is None or (parts.scheme == "grpc" and parts.port is None):
         raise ValueError(
-            f"{shown(value)} is no OTLP endpoint; write http://host:4318 or grpc://host:4317"
+            f"{shown(value)} is not an OTLP endpoint; write http://host:4318 or grpc://host:4317"
         )
     return value.rstrip("/")
 
@@ -145,7 +145,7 @@ def _otlp_url(value: str) -> str:
 def _database_url(value: str) -> str:
     if value.partition("://")[0] not in _DATABASES or "://" not in value:
         raise ValueError(
-            f"{shown(value)} is no supported database; write sqlite:///goodput.db, "
+            f"{shown(value)} is not a supported database; write sqlite:///goodput.db, "
             "postgresql://user:password@host/database or "
             "clickhousedb://user:password@host:8123/database"
         )
@@ -158,7 +158,7 @@ def _database_url(value: str) -> str:
 def _socket_path(value: Path) -> Path:
     if not value.is_absolute() or len(str(value).encode()) > _SOCKET_PATH_BYTES:
         raise ValueError(
-            f"{shown(str(value))} is no path of a socket; write an absolute one of at most "
+            f"{shown(str(value))} is not the path of a socket; write an absolute one of at most "
             f"{_SOCKET_PATH_BYTES} bytes, such as /run/goodput-agent/vllm.sock"
         )
     return value

@@ -84,7 +84,7 @@ def read_yaml(
 
 
 def _invalid(line: int, place: Place, why: str) -> YamlDocument:
-    return YamlDocument(problems=(YamlProblem(line, place, f"is no YAML: {why}"),))
+    return YamlDocument(problems=(YamlProblem(line, place, f"is not YAML: {why}"),))
 
 
 def _sentence(error: yaml.MarkedYAMLError) -> str:

@@ -86,7 +86,7 @@ class KvCache(_Part):
 
 
 class Fault(_Part):
-    """A fault of an engine; the defaults are no fault.
+    """A fault of an engine; the defaults mean no fault.
 
     `surge` requests arrive for each planned one. Prefill takes `prefill_slowdown` times as long,
     decode `decode_slowdown` times, and every step `step_slowdown` times. A `defer_ratio` of the

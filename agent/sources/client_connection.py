@@ -41,9 +41,9 @@ class ClientLimits:
 
     `head_s` is until the head of a request is complete, `body_s` the longest time without a byte of
     an incomplete body. In `unread_s` a client must take something of a response that waits for it.
-    Responses that wait for their clients have `unread_bytes` together; None is no limit. Beyond it,
-    slow clients are cut off, those for which most waits first: who took nothing for `stalls_s`, or
-    for whom something waits for `slow_s`. Requests that are not answered have `requests_bytes`
+    Responses that wait for their clients have `unread_bytes` together; None means no limit. Beyond
+    it, slow clients are cut off, those for which most waits first: who took nothing for `stalls_s`,
+    or for whom something waits for `slow_s`. Requests that are not answered have `requests_bytes`
     together; beyond it, each client has an equal part. `send_buffer_bytes` of a response may wait
     in the kernel; None leaves it to the kernel, which takes several MiB.
     """

@@ -25,7 +25,7 @@ def _merges() -> str:
 NASTY: Mapping[str, tuple[str | bytes, str]] = {
     "month 13": (
         "prices:\n- {gpu: L4, gpu_hour_usd: 2,\n   from: 2026-13-01}",
-        ":3: prices[0].from: '2026-13-01' is no date",
+        ":3: prices[0].from: '2026-13-01' is not a date",
     ),
     "hour 25": (
         "prices: [{gpu: L4, gpu_hour_usd: 2, from: 2026-01-01 25:61:00}]",
@@ -33,7 +33,7 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
     ),
     "zone of four days": (
         "prices: [{gpu: L4, gpu_hour_usd: 2, from: 2026-01-01T10:00:00+99:00}]",
-        ":1: prices[0].from: '2026-01-01T10:00:00+99:00' is no date",
+        ":1: prices[0].from: '2026-01-01T10:00:00+99:00' is not a date",
     ),
     "before the calendar": (
         "prices: [{gpu: L4, gpu_hour_usd: 2, from: '0001-01-01T00:00:00+10:00'}]",
@@ -66,12 +66,15 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
         f"proxy: {{drain: {_NINES}h}}",
         ":1: proxy.drain: Input should b",
     ),
-    "an infinite duration": ("proxy: {drain: 1e400h}", ":1: proxy.drain: '1e400h' is no duration"),
+    "an infinite duration": (
+        "proxy: {drain: 1e400h}",
+        ":1: proxy.drain: '1e400h' is not a duration",
+    ),
     "5,000 digits in a port": (
         f"otlp: {{grpc: 'h:{_NINES}'}}",
         ":1: otlp.grpc: 'h:99999",
     ),
-    "no digit of ASCII": ("otlp: {grpc: 'h:٣'}", ":1: otlp.grpc: 'h:٣' is no address"),
+    "no digit of ASCII": ("otlp: {grpc: 'h:٣'}", ":1: otlp.grpc: 'h:٣' is not an address"),
     "a port of a database": (
         "storage: {url: 'postgresql://u:s3cret@h:99999/d'}",
         ":1: storage.url: 'postgresql://u:***@h:99999/d' has a port that is not from 1 to 65535",
@@ -93,10 +96,10 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
         "objectives: [{name: a, ttft_ms: 1, match: {max_input_tokens: 9223372036854775808}}]",
         ":1: objectives[0].match.max_input_tokens: 9223372036854775808 is too large",
     ),
-    "deep lists": (f"name: {'[' * 5000}{']' * 5000}", ":1: is no YAML: more than 50 levels"),
+    "deep lists": (f"name: {'[' * 5000}{']' * 5000}", ":1: is not YAML: more than 50 levels"),
     "deep mappings": (
         "\n".join(f"{' ' * level}a:" for level in range(1000)),
-        ":50: is no YAML: more than 50 levels",
+        ":50: is not YAML: more than 50 levels",
     ),
     "deep by aliases": (
         "\n".join(["a0: &a0 []", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 200))]),
@@ -108,18 +111,24 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
     ),
     "a bomb of lists": (
         _aliases("[x, x, x, x, x, x, x, x, x]"),
-        ":6: is no YAML: more than 100,000 v",
+        ":6: is not YAML: more than 100,000 v",
     ),
-    "a bomb of texts": (_aliases("x"), ":6: is no YAML: more than 100,000 values"),
-    "a bomb of merges": (_merges(), ":6: is no YAML: more than 100,000 values"),
-    "an alias of itself": ("name: &a [*a]", ":1: is no YAML: an alias of no earlier value"),
-    "a merge of itself": ("listen: &a {<<: *a, port: 1}", ":1: is no YAML: an alias of no earlier"),
+    "a bomb of texts": (_aliases("x"), ":6: is not YAML: more than 100,000 values"),
+    "a bomb of merges": (_merges(), ":6: is not YAML: more than 100,000 values"),
+    "an alias of itself": ("name: &a [*a]", ":1: is not YAML: an alias of no earlier value"),
+    "a merge of itself": (
+        "listen: &a {<<: *a, port: 1}",
+        ":1: is not YAML: an alias of no earlier",
+    ),
     "a merge of a text": ("listen: {<<: a, port: 1}", ":1: listen: has a << of something else"),
-    "an unknown alias": ("name: *s3cret", ":1: is no YAML: an alias of no earlier value; quote a"),
-    "an unknown tag": ("name: !s3cret!key a", ":1: is no YAML: while parsing a node: quote a text"),
+    "an unknown alias": ("name: *s3cret", ":1: is not YAML: an alias of no earlier value; quote a"),
+    "an unknown tag": (
+        "name: !s3cret!key a",
+        ":1: is not YAML: while parsing a node: quote a text",
+    ),
     "no end of a list": (
         "otlp_metrics: {headers: {Authorization: [s3cret}}",
-        ":1: is no YAML: while parsing a flow sequence",
+        ":1: is not YAML: while parsing a flow sequence",
     ),
     "a header that is a list": (
         "otlp_metrics: {headers: {Authorization: [s3cret]}}",
@@ -137,21 +146,24 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
         "otlp_metrics: s3cret",
         ":1: otlp_metrics: must be a mapping of keys",
     ),
-    "an escape beyond Unicode": ('name: "\\Uffffffff"', ":1: is no YAML: a number in an escape"),
-    "a version of 5,000 digits": (f"%YAML {_NINES}.1\n---\n", ":1: is no YAML: a number in an esc"),
+    "an escape beyond Unicode": ('name: "\\Uffffffff"', ":1: is not YAML: a number in an escape"),
+    "a version of 5,000 digits": (
+        f"%YAML {_NINES}.1\n---\n",
+        ":1: is not YAML: a number in an esc",
+    ),
     "half a character": ('name: "\\ud800"', ":1: name: holds a character that no text may hold"),
     "half a character as a key": ('"\\ud800": 1', ":1: holds a character that no text may hold"),
     "NUL": (
         'security: {read_tokens: "/a\\0b"}',
         ":1: security.read_tokens: holds a character that",
     ),
-    "NUL in the file": ("name: a\nlisten: \x00", ":2: is no YAML: unacceptable character #x0000"),
-    "a tab": ("listen:\n\tport: 1", ":2: is no YAML: while scanning for the next token"),
+    "NUL in the file": ("name: a\nlisten: \x00", ":2: is not YAML: unacceptable character #x0000"),
+    "a tab": ("listen:\n\tport: 1", ":2: is not YAML: while scanning for the next token"),
     "a list": ("- a\n- b", ": holds a list, not a mapping of keys"),
     "a text": ("just words", ": holds a str, not a mapping of keys"),
-    "two colons": ("a: b: c", ":1: is no YAML: mapping values are not allowed here"),
+    "two colons": ("a: b: c", ":1: is not YAML: mapping values are not allowed here"),
     "a repeated key": ("listen: {port: 1,\n port: 2}", ":2: the key 'port' is repeated"),
-    "two documents": ("name: a\n---\nname: b", ":2: is no YAML: expected a single document"),
+    "two documents": ("name: a\n---\nname: b", ":2: is not YAML: expected a single document"),
     "a key that is a mapping": ("? {a: 1}\n: 2", ":1: has a key that is a list or a mapping"),
     "UTF-16": ("name: x\n".encode("utf-16"), ": cannot be read: 'utf-8' codec"),
     "no UTF-8": (b"name: caf\xe9", ": cannot be read: 'utf-8' codec"),

@@ -129,14 +129,14 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         ("engines: [{name: a}]", "engines[0].url: is missing"),
         ("name: 12", "name: Input should be a valid string (got 12)"),
         ("1: 2", "[1]: Keys should be strings (got 1)"),
-        ("otlp: {grpc: nowhere}", "otlp.grpc: 'nowhere' is no address; write host:port"),
+        ("otlp: {grpc: nowhere}", "otlp.grpc: 'nowhere' is not an address; write host:port"),
         (
             "proxy: {listen: '127.0.0.1:8080'}",
             "engines: proxy.listen is set, and there is no engine for the proxy",
         ),
         (
             "proxy: {engine: chat-0}",
-            "engines: proxy.engine 'chat-0' is none of them (there are none)",
+            "engines: proxy.engine 'chat-0' is not one of them (there are none)",
         ),
         ("proxy: {tenant_header: 'a b'}", "proxy.tenant_header"),
         ("proxy: {trace_ratio: 1.5}", "proxy.trace_ratio"),
@@ -187,7 +187,7 @@ def test_problems_repeat_no_secret(tmp_path: Path) -> None:
     assert len(found) == 3
     assert not any("s3cret" in sentence for sentence in found)
     other_database = problem(tmp_path, "storage: {url: 'mysql://u:s3cret@h/d'}")
-    assert other_database.startswith("storage.url: 'mysql://u:***@h/d' is no supported database")
+    assert other_database.startswith("storage.url: 'mysql://u:***@h/d' is not a supported database")
 
 
 @pytest.mark.parametrize("what", NASTY)

@@ -83,8 +83,11 @@ def test_a_date_is_shown_as_a_date() -> None:
         ("[{gpu: L4, gpu_hour_usd: .nan}]", "0.gpu_hour_usd: Input should be a finite number"),
         ("[{gpu_hour_usd: 1.0}]", "0: Value error, set either gpu or engine"),
         ("[{gpu: L4, engine: a, gpu_hour_usd: 1.0}]", "0: Value error, set either gpu or engine"),
-        ("[{gpu: L4, gpu_hour_usd: 1.0, from: soon}]", "0.from: Value error, 'soon' is no date;"),
-        ("[{gpu: L4, gpu_hour_usd: 1.0, until: 5}]", "0.until: Value error, 5 is no date;"),
+        (
+            "[{gpu: L4, gpu_hour_usd: 1.0, from: soon}]",
+            "0.from: Value error, 'soon' is not a date;",
+        ),
+        ("[{gpu: L4, gpu_hour_usd: 1.0, until: 5}]", "0.until: Value error, 5 is not a date;"),
         ("[{gpu: L4, gpu_hour_usd: 1.0, form: 2026-01-01}]", "0.form: Extra inputs"),
         (
             "[{gpu: L4, gpu_hour_usd: 1.0, from: 2026-01-02, until: 2026-01-02}]",

@@ -184,7 +184,7 @@ def test_an_invalid_token_budget_is_refused(tmp_path: Path, wrong: str) -> None:
     [
         (
             "{engine: z, gpu_hour_usd: 1}",
-            "prices: prices[0] is of the engine 'z', which is none of a",
+            "prices: prices[0] is of the engine 'z'; known engines: a",
         ),
         (
             "{engine: a, gpu_hour_usd: 1}",
@@ -203,9 +203,9 @@ def test_a_price_of_an_unknown_engine_or_a_second_price_is_refused(
 @pytest.mark.parametrize(
     ("gpus", "sentence"),
     [
-        ("[true]", "engines[0].gpus[0]: True is no GPU; write its index or its UUID"),
-        ("[0, 0.5]", "engines[0].gpus[1]: 0.5 is no GPU; write its index or its UUID"),
-        ("[-1]", "engines[0].gpus[0]: -1 is no GPU; indexes are from 0 to 9999"),
+        ("[true]", "engines[0].gpus[0]: True is not a GPU; write its index or its UUID"),
+        ("[0, 0.5]", "engines[0].gpus[1]: 0.5 is not a GPU; write its index or its UUID"),
+        ("[-1]", "engines[0].gpus[0]: -1 is not a GPU; indexes are from 0 to 9999"),
         ("0", "engines[0].gpus: must be a list (got 0)"),
     ],
 )
@@ -298,8 +298,8 @@ def test_a_series_of_an_unknown_fact_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path, path: str) -> None:
     text = f"engines: [{{name: a, url: 'http://a', plugin_socket: '{path}'}}]"
     assert problem(tmp_path, text) == (
-        f"engines[0].plugin_socket: {path!r} is no path of a socket; write an absolute one of at "
-        "most 107 bytes, such as /run/goodput-agent/vllm.sock"
+        f"engines[0].plugin_socket: {path!r} is not the path of a socket; write an absolute one of "
+        "at most 107 bytes, such as /run/goodput-agent/vllm.sock"
     )
 
 

@@ -36,7 +36,9 @@ def test_a_duration_is_a_number_and_a_unit(text: str, length_s: float) -> None:
     ],
 )
 def test_an_invalid_duration_is_refused_with_the_value_and_an_example(value: object) -> None:
-    with pytest.raises(ValueError, match="is no duration; write a number and s, m, h, d or w") as e:
+    with pytest.raises(
+        ValueError, match="is not a duration; write a number and s, m, h, d or w"
+    ) as e:
         duration_s(value)
     assert repr(value) in str(e.value)
 

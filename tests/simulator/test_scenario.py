@@ -61,7 +61,7 @@ def test_a_model_name_without_simulated_is_refused(tmp_path: Path) -> None:
         ("abort_ratio: 1.1", "less than or equal to 1"),
         ("time_scale: .nan", "finite number"),
         ("[seed, 1]", "valid dictionary"),
-        ("{", "is no YAML"),
+        ("{", "is not YAML"),
     ],
 )
 def test_a_scenario_that_cannot_run_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -127,7 +127,7 @@ def flags_are_known(evidence: AuditEvidence) -> bool:
 
 
 def without_flags(evidence: AuditEvidence) -> str:
-    """Why nobody knows whether a flag is set."""
+    """Why it is unknown whether a flag is set."""
     if evidence.command_line is not None:
         return "its flags are in a file (--config), which is not read"
     return evidence.why_unread(EvidencePart.COMMAND_LINE)

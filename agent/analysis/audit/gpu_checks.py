@@ -177,7 +177,7 @@ CACHE_CHECKS = (
     _CACHE_CHECK("usage", "requests wait in the queue while the cache is full", cache_usage),
     _CACHE_CHECK(
         "memory fraction",
-        "what is left of the GPU's memory is no cache; with too little left, others run out of it",
+        "what is left of the GPU's memory is not cache; with too little left, others run out of it",
         memory_fraction,
     ),
 )
@@ -311,7 +311,7 @@ def parallelism(evidence: AuditEvidence) -> CheckResult:
         return unknown("the driver does not show which GPUs the engine's processes are on")
     degrees = [flag(evidence, name) or "1" for name in _PARALLEL]
     if not all(degree.isdecimal() for degree in degrees):
-        return unknown(f"the flags are no numbers: {', '.join(degrees)}")
+        return unknown(f"the flags are not numbers: {', '.join(degrees)}")
     wanted = prod(map(int, degrees))
     seen = f"{len(own)} GPUs, {' x '.join(degrees)} (tensor, pipeline, data)"
     idle = len([gpu for gpu in evidence.gpus or () if gpu not in own and not gpu.pids()])

@@ -106,7 +106,7 @@ SAFETY_CHECKS = (
         "clients or model files can do more than they should",
         security_notices,
     ),
-    _CHECK("access", "whoever reaches the address uses the GPUs", access),
+    _CHECK("access", "everybody who reaches the address can use the GPUs", access),
     _CHECK("health", "orchestrators and load balancers ask it before they send requests", health),
     _CHECK(
         "graceful stop",
@@ -281,7 +281,7 @@ WATCHING_CHECKS = (
     ),
     _WATCH_CHECK(
         "bucket edges",
-        "only at an edge does a histogram tell how many requests met a limit",
+        "only at an edge does a histogram show how many requests met a limit",
         bucket_edges,
     ),
     _WATCH_CHECK(
@@ -296,7 +296,7 @@ WATCHING_CHECKS = (
     ),
     _WATCH_CHECK(
         "plugin",
-        "only vLLM's plugin tells of requests whose client left, of steps and of preemptions",
+        "only vLLM's plugin reports requests whose client left, of steps and of preemptions",
         plugin,
     ),
 )  # fmt: skip

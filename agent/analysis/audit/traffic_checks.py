@@ -36,7 +36,7 @@ _CHECK = partial(AuditCheck, "Traffic")
 _RARE = 0.01
 # A mean this near to the limit means that most requests reach it.
 _NEAR_LIMIT = 0.9
-# Steps after which a batch that was never fuller is no accident, and by how much it must be less.
+# Steps after which a batch that was never fuller is not chance, and by how much it must be less.
 _ENOUGH_STEPS, _FAR_BELOW = 1000, 4
 # Drafts of 3 to 5 tokens pay with most models. Longer ones are mostly rejected; shorter ones, if
 # nearly all are accepted, leave steps to save.
@@ -270,7 +270,7 @@ TRAFFIC_CHECKS = (
     ),
     _CHECK(
         "refused requests",
-        "clients see an error, and no span or latency tells of it",
+        "clients see an error, and no span or latency shows it",
         refused_requests,
     ),
     _CHECK(
@@ -284,7 +284,7 @@ TRAFFIC_CHECKS = (
     _CHECK("queue", "waiting is part of the time to the first token", queue),
     _CHECK(
         "--max-num-seqs",
-        "too low, requests wait beside free memory; too high, memory is set aside for nothing",
+        "too low, requests wait beside free memory; too high, memory is reserved in vain",
         batch_limit,
     ),
     _CHECK(
@@ -294,7 +294,7 @@ TRAFFIC_CHECKS = (
     ),
     _CHECK(
         "speculation depth",
-        "a rejected draft is computed for nothing, and slows a full batch down",
+        "a rejected draft is computed in vain, and slows a full batch down",
         speculation,
     ),
 )

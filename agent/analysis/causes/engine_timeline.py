@@ -22,7 +22,7 @@ from agent.records.gpu import GpuSample
 from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.records.request import RequestRecord
 
-# Clocks held down by heat or power. `idle`, and clocks that an operator set, are no fault.
+# Clocks held down by heat or power. `idle`, and clocks that an operator set, are not faults.
 BAD_REASONS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "sw_power_cap")
 _SM = "sm"
 _USUAL_CLOCK = 0.8

@@ -113,7 +113,7 @@ def slow_steps(case: MissedCase, left_s: float) -> Claim | None:
         return None
     text = (
         f"the steps took {seconds(done.residual_s)} of {seconds(done.busy_s)} longer than their "
-        f"tokens explain ({source_text(case.backlog)}), and neither processor nor GPU tells why"
+        f"tokens explain ({source_text(case.backlog)}), and neither processor nor GPU shows why"
     )
     share = done.residual_s / done.busy_s
     return Claim(left_s * min(1.0, share / ALL_QUEUE_SHARE), (text,))

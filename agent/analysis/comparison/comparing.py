@@ -69,7 +69,7 @@ class Comparison:
     """All lines. `load_changes` names what changed of the load.
 
     `causes` are shares of the requests that missed, by their first cause, before and after; None
-    if nobody looked.
+    if none was looked for.
     """
 
     before: RunColumns | RunFigures
@@ -110,7 +110,7 @@ def compare(before: RunColumns, after: RunColumns) -> Comparison:
 def compare_figures(before: RunColumns | RunFigures, after: RunColumns | RunFigures) -> Comparison:
     """Both runs side by side, of which one or both are known by their figures alone.
 
-    Without single requests nobody knows how much a figure varies, so no line has a verdict.
+    Without single requests it is unknown how much a figure varies, so no line has a verdict.
     """
     figures = [_figures(each) for each in (before, after)]
 
@@ -230,7 +230,7 @@ def _moved(load: Sequence[ComparedLine]) -> tuple[str, ...]:
     changed = [each for each in LENGTHS if lines[each].outcome is Outcome.CHANGED]
     rate, in_flight = lines[REQUEST_RATE].change, lines[IN_FLIGHT].change
     if lines[REQUEST_RATE].outcome is Outcome.CHANGED and rate:
-        # If nobody knows how many are in flight, it may be the load.
+        # If it is unknown how many are in flight, it may be the load.
         together = _WITH_THE_RATE if in_flight is None else in_flight / rate
         changed = [REQUEST_RATE, IN_FLIGHT] * (together >= _WITH_THE_RATE) + changed
     return tuple(f"{each.name} {lines[each].change or 0.0:+.0%}" for each in changed)

@@ -66,7 +66,7 @@ SumsOf = Callable[[SplitRun], Ratio | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One line of a comparison. A smaller change than `least` matters to nobody.
+    """One line of a comparison. A smaller change than `least` does not matter.
 
     A change is a part of the figure before if `is_relative`, else a difference. `requests` are
     those that each run must have for a verdict.

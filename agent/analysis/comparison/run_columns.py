@@ -1,6 +1,6 @@
 """One run as columns, made of single requests, and cut into blocks of equal time.
 
-Requests that are near in time wait in the same queue, so they are no independent evidence. Blocks
+Requests that are near in time wait in the same queue, so they are not independent evidence. Blocks
 of time nearly are, if they are long enough: Kunsch, "The jackknife and the bootstrap for general
 stationary observations" (1989).
 """

@@ -68,7 +68,7 @@ class OutageDetector:
     def _deaths(self, seen: ComparedPoll) -> Iterator[_DeathEvidence]:
         if seen.death_line:
             yield _DeathEvidence(Confidence.CERTAIN, firm=True)
-        # The health of a restarted engine is no evidence about the one before.
+        # The health of a restarted engine says nothing about the one before.
         if seen.poll.health == UNHEALTHY and seen.restart is None:
             yield from self._by_health(seen)
         if seen.front_alive is False:

@@ -38,7 +38,7 @@ class Dialect:
 
     An exposition with a series of `facts` that is not `shared` is in this dialect; `facts` use the
     first of `prefixes`. `occasional` are the facts that depend on the engine's settings or on its
-    requests: an exposition without them is no sign of a renamed series. `no_models` are values of
+    requests: an exposition without them does not show a renamed series. `no_models` are values of
     `model_label` that name no model. Each rank in `merged_ranks` does its own work; each rank in
     `mirrored_ranks` repeats the values of the lowest one. Of a gauge with a label of `totals`, the
     series with the value given there is the total of the others, and counts alone; series without

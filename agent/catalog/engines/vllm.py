@@ -117,7 +117,7 @@ VLLM = Dialect(
         fact.REQUESTS_FINISHED: (
             Spelling("vllm:request_success_total", labels={"finish_reason": "finished_reason"}),
         ),
-        # A stream that breaks after its 200 is no 5xx, so this is a lower bound.
+        # A stream that breaks after its 200 is not a 5xx, so this is a lower bound.
         fact.REQUESTS_FAILED: (
             Spelling(
                 "http_requests_total",

@@ -23,7 +23,7 @@ _HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
 )
-# For responses that are no page.
+# For responses that are not pages.
 _NOTHING = b"default-src 'none'; frame-ancestors 'none'"
 _REFUSED: dict[AccessRefusal, tuple[int, dict[str, str]]] = {
     # Misdirected Request, RFC 9110, 15.5.20.
@@ -124,7 +124,7 @@ async def _run(call: Awaitable[None]) -> None:
 
 
 def _forget(running: "asyncio.Task[None]") -> None:
-    # asyncio logs an exception that nobody retrieves.
+    # asyncio logs an exception that is not retrieved.
     if not running.cancelled():
         running.exception()
 

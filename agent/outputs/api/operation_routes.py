@@ -80,7 +80,7 @@ def operation_routes(
 ) -> APIRouter:
     """The routes of the pages by path, the exposition, and the agent's health.
 
-    `problems` and `parts` wait for nothing: they are called in the event loop.
+    `problems` and `parts` never wait: they are called in the event loop.
     """
     router = APIRouter(tags=["operations"])
     for path, page in pages.items():

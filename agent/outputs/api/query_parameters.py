@@ -106,7 +106,7 @@ def step_s(text: str, length_s: float, grid_s: int) -> int:
     """The length of the steps of a window that lies on a grid."""
     step = seconds("step", text)
     if not step or step % grid_s:
-        raise refuse(f"step: {text} is no multiple of {grid_s}s, the grid of this window")
+        raise refuse(f"step: {text} is not a multiple of {grid_s}s, the grid of this window")
     if step > length_s:
         raise refuse(f"step: {text} is longer than the window")
     if length_s / step > MAX_STEPS:
@@ -127,7 +127,7 @@ def selection(
     objective: Name = None,
     agent: Name = None,
 ) -> Selection:
-    """The selection of requests. An empty parameter is none."""
+    """The selection of requests. An empty parameter counts as absent."""
     return Selection(
         engine=engine or None,
         model=model or None,

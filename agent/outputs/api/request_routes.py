@@ -108,7 +108,7 @@ class RequestResponse(BaseResponse):
         description="as the client wrote it, if the tenant is `other`"
     )
     reasoning_s: float | None = Field(
-        description="from the first reasoning token to the first one that is none"
+        description="from the first reasoning token to the first other token"
     )
     media_parts: int | None = Field(description="images, audio and video in the messages")
     media_bytes: int | None = Field(description="of the media that the request itself holds")

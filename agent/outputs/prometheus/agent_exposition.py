@@ -56,7 +56,7 @@ class AgentExposition(Collector):
         try:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):
-            # prometheus_client 0.26 fails on a version that is no number.
+            # prometheus_client 0.26 fails on a version that is not a number.
             encode, content_type = choose_encoder("")
         if content_type.endswith(_NAMES_LOOKED_THROUGH):
             # All names here are plain, and looking at each of their letters took most of the time.

@@ -237,7 +237,7 @@ def while_firing(alert: str, labels: tuple[str, ...], condition: str) -> str:
 def target_down(series: str, window: str) -> str:
     """A scrape target fails that had this series within the window.
 
-    A target that was removed from the configuration has no `up` and is no failure.
+    A target that was removed from the configuration has no `up` and is not a failure.
     """
     return cleandoc(f"""
         up == 0

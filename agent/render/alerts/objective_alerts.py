@@ -33,7 +33,7 @@ EXPLAINED = "LlmMissesExplained"
 # As long as the window of the quickest alerts on an objective: requests that an engine did not
 # answer in time are counted when it answers again.
 _WINDOW_S = 5 * MINUTE_S
-# The remaining share of misses is no outage by itself.
+# The remaining share of misses is not an outage by itself.
 _MOST = 0.9
 
 
@@ -97,7 +97,7 @@ def differs(objective: Objective) -> Alert:
         summary=f"The agent {{{{ $labels.instance }}}} judges objective {objective.name} by other "
         "limits than these rules",
         description=f"These rules are made for {', '.join([percent(objective.target), *limits])}. "
-        f"The agent judges by{_judged_by(objective)}. A rule on a limit that is no bucket edge "
+        f"The agent judges by{_judged_by(objective)}. A rule on a limit that is not a bucket edge "
         "never fires.",
         variables=("objective", "instance"),
     )

@@ -88,7 +88,7 @@ def vllm_shortcomings(objectives: Iterable[Objective]) -> Iterator[Shortcoming]:
                 reason = "the limit is above every bucket edge"
                 yield Shortcoming(objective.name, row.alert, reason)
             elif edge != limit_s:
-                reason = f"{latency(limit_s)} is no bucket edge; the rule uses {latency(edge)}"
+                reason = f"{latency(limit_s)} is not a bucket edge; the rule uses {latency(edge)}"
                 yield Shortcoming(objective.name, row.alert, reason)
 
 

@@ -126,7 +126,7 @@ _PHASES = (
             ("Time in prefill", m.PREFILL, "First scheduling to the first token."),
             ("Time in decode", m.DECODE, "First token to the last one."),
             (
-                "First token that is no reasoning",
+                "First token that is not reasoning",
                 m.FIRST_VISIBLE,
                 "The wait of a user who sees no reasoning. Only from the proxy.",
             ),

@@ -162,7 +162,7 @@ _LOST = (
     Panel(
         "Causes of misses",
         "Seconds beyond the limits of the objective, by cause, and the requests that lost some of "
-        "them; by status if the causes are not known. What to turn is in the dashboard of "
+        "them; by status if the causes are not known. What to change is in the dashboard of "
         "objectives, under the causes over time.",
         PanelUnit.NUMBER,
         (Sql(sql.CAUSES),),

@@ -32,7 +32,7 @@ TENANTS = (
 )
 OBJECTIVES = "SELECT DISTINCT name FROM objectives WHERE in_force_until IS NULL ORDER BY name"
 
-# Arrays, because IN () is no SQL when there is no value to choose yet.
+# Arrays, because IN () is not valid SQL when there is no value to choose yet.
 _CHOSEN = """\
 counted
   AND $__timeFilter(started_at)

@@ -87,7 +87,7 @@ class _GpuXids:
         counted = self.counted.setdefault(kind, Counter())
         for xid, level in now.items():
             counted[xid] += _growth(kind, before.get(xid, 0), level)
-        # A total keeps its last value, so that a row that was missing once is no growth.
+        # A total keeps its last value, so that a row that was missing once is not an increase.
         self.levels[kind] = {**before, **now} if kind is XidSeries.TOTAL else now
 
     def new(self) -> dict[int, int]:

@@ -160,7 +160,7 @@ def _is_recent(ended_at: float, received_at: float) -> bool:
 
 
 def _id(field_bytes: bytes, id_bytes: int) -> str | None:
-    """The request id; None if it was cut, is no UTF-8, or is too long or unprintable."""
+    """The request id; None if it was cut, is not UTF-8, or is too long or unprintable."""
     if not 0 < id_bytes <= len(field_bytes):
         return None
     try:

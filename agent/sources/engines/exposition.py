@@ -47,7 +47,7 @@ class Exposition:
 
 
 def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
-    """The series named in `wanted`. Raises ExpositionUnreadable for what is no whole exposition.
+    """The series named in `wanted`. Raises ExpositionUnreadable if the exposition is not whole.
 
     Malformed lines, values that are not finite and repeated series (the last one stays) are
     dropped and counted. The series are empty if the exposition has none of `wanted`.

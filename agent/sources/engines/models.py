@@ -18,7 +18,7 @@ SERVED_PATH = "/v1/models"
 def read_model(path: str, body: bytes) -> str | None:
     """The model named by the response at `path`, None when it is unknown.
 
-    Raises ExpositionUnreadable (`json_malformed`) for a body that is no JSON.
+    Raises ExpositionUnreadable (`json_malformed`) for a body that is not JSON.
     """
     response = _read(path, body)
     name = _READERS[path](response) if isinstance(response, dict) else None
@@ -28,7 +28,7 @@ def read_model(path: str, body: bytes) -> str | None:
 def read_served(body: bytes) -> frozenset[str]:
     """Every model name in the response of SERVED_PATH, adapters included.
 
-    Raises ExpositionUnreadable (`json_malformed`) for a body that is no JSON.
+    Raises ExpositionUnreadable (`json_malformed`) for a body that is not JSON.
     """
     response = _read(SERVED_PATH, body)
     listed = response.get("data") if isinstance(response, dict) else None

@@ -135,7 +135,7 @@ class _DialectReader:
     def _values(self, spelling: Spelling, suffix: str) -> Sequence[SeriesValue]:
         if not spelling.also:
             return self._named(spelling.series, suffix)
-        # Histograms that are added are told apart like those of ranks.
+        # Histograms that are added are distinguished like those of ranks.
         return [
             SeriesValue({**each.labels, "series": series}, each.value)
             for series in (spelling.series, *spelling.also)

@@ -55,7 +55,7 @@ def parse_bytes(text: str) -> int | None:
     if value == "max":
         return None
     if not is_count(value):
-        raise ValueError(f"{value[:40]!r} is no number of bytes")
+        raise ValueError(f"{value[:40]!r} is not a number of bytes")
     number = int(value)
     return None if number >= _NO_LIMIT_BYTES else number
 

@@ -16,7 +16,7 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 def limits_given(words: Sequence[str]) -> Mapping[str, int]:
     """The limits in the words of a command line, by fact name.
 
-    A limit that is no number, such as `auto`, is left out: a default is never guessed.
+    A limit that is not a number, such as `auto`, is left out: a default is never guessed.
     """
     given: dict[str, int | None] = {}
     for word, following in pairwise([*words, ""]):

@@ -104,7 +104,7 @@ class LogFollower:
     def read(self) -> LogSample:
         """What was written since the last read. Raises HostUnreadable or OSError.
 
-        It waits for nothing but a file system that hangs, and for that only a few seconds; what was
+        It waits only for a file system that hangs, and for that only a few seconds; what was
         read meanwhile is lost.
         """
         return in_time(self._path, self._read)

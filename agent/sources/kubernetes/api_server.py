@@ -52,7 +52,7 @@ class ApiServer:
         with self._response(path, selectors, _TIMEOUT_S) as response:
             found = response.json()
         if not isinstance(found, dict):
-            words = f"the API server's response to {path} is no list"
+            words = f"the API server's response to {path} is not a list"
             raise DiscoveryFailed(Why.MALFORMED, words)
         return found
 
@@ -98,7 +98,7 @@ class ApiServer:
                     _check(response)
                     yield response
         except ValueError as error:
-            words = f"the API server's response is no JSON: {_short(error)}"
+            words = f"the API server's response is not JSON: {_short(error)}"
             raise DiscoveryFailed(Why.NO_JSON, words) from error
         except OSError as error:
             # Errors of the package requests are OSErrors.

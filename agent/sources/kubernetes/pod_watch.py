@@ -174,7 +174,7 @@ class PodWatch:
         except (KeyError, TypeError) as error:
             words = f"an event of the API server has no {error}"
             raise DiscoveryFailed(DiscoveryFailure.MALFORMED, words) from error
-        # The end of a watch is no failure: the server ends each after WATCH_S.
+        # The end of a watch is not a failure: the server ends each after WATCH_S.
         self._succeeded()
 
     def _after(self, event: Mapping[str, Any]) -> dict[str, FoundEngine]:

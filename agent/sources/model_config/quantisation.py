@@ -112,7 +112,7 @@ def cache_bits_of(keys: _Keys | None) -> float | None:
         key = (str(value.get("type")), value.get("num_bits"))
     else:
         key = _CACHE_WORDS.get(str(value).lower(), ("", None))
-    # A list is no key of a table.
+    # A list cannot be a key of a table.
     if key not in list(_CACHE_BITS):
         raise CacheUnknown(value)
     return _CACHE_BITS[key]

@@ -130,7 +130,7 @@ def binding() -> Any:
 
 
 def meaning_of(code: int) -> Meaning:
-    """The meaning of a code; FAILED if it says nothing lasting."""
+    """The meaning of a code; FAILED for a passing problem."""
     return _MEANINGS.get(code, Meaning.FAILED)
 
 

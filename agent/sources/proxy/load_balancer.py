@@ -115,8 +115,8 @@ class LoadBalancer:
 class Attempt:
     """One request at one engine, from the choice of the engine until its connection is free.
 
-    It tells outlier detection how the request went. Of a request that does not count, such as one
-    for the list of models, only a lost connection says something of the engine.
+    It reports to outlier detection how the request went. Of a request that does not count, such as
+    one for the list of models, only a lost connection says something of the engine.
     """
 
     __slots__ = (

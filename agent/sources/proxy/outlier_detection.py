@@ -199,8 +199,8 @@ class OutlierDetection:
     ) -> None:
         """Note a 429 or, if `busy`, a 503: the engine gets no request for a time.
 
-        Without a time a 429 is no pause. An engine that answers each pause's end with another 503
-        is ejected.
+        A 429 without a time is not a pause. An engine that answers each pause's end with another
+        503 is ejected.
         """
         engine = self._engines.get(name)
         if engine is None:

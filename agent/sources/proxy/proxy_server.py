@@ -41,7 +41,7 @@ class RelayProtocol(BoundedProtocol):
         self.scope["extensions"] = extensions
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the relay that its client left."""
+        """Signal the relay that its client left."""
         super().connection_lost(exc)
         if self.when_gone is not None:
             self.when_gone()

@@ -56,7 +56,7 @@ def read_result_file(path: Path, number: int | None = None) -> Found:
         raise ResultFileInvalid(f"{file} cannot be read: {error}") from error
     if not runs:
         raise ResultFileInvalid(
-            f"{file} is no result file with requests; known are those of {_KNOWN}"
+            f"{file} is not a result file with requests; known are those of {_KNOWN}"
         )
     last = len(runs) - 1
     if number is None and last:
@@ -67,7 +67,7 @@ def read_result_file(path: Path, number: int | None = None) -> Found:
 
 
 def _runs(file: Path) -> Sequence[Found]:
-    """All benchmarks of a file; none of a file that is none of theirs."""
+    """All benchmarks of a file; empty for a file of another tool."""
     content = _content(file)
     lines = [line for line in content.splitlines() if line.strip()]
     if not lines:

@@ -38,7 +38,7 @@ def _differing(incident: Series, judged_by: str, lookalike: Series) -> Case:
         labels={**ON_AGENT, **TICKET, "objective": "chat"},
         summary="The agent a:9470 judges objective chat by other limits than these rules",
         description="These rules are made for 95 %, ttft 200 ms, tpot 120 ms. The agent judges by "
-        f"{judged_by}. A rule on a limit that is no bucket edge never fires.",
+        f"{judged_by}. A rule on a limit that is not a bucket edge never fires.",
         filled=("objective", "instance"),
     )
 

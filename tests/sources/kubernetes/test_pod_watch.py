@@ -244,7 +244,7 @@ def test_a_response_that_is_no_list_is_no_end_of_the_engines(
     server.put(pod("chat-0"))
     watch = PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ)
     watch.list()
-    for strange, complaint in (({"kind": "PodList"}, "has no 'items'"), ([], "is no list")):
+    for strange, complaint in (({"kind": "PodList"}, "has no 'items'"), ([], "is not a list")):
         monkeypatch.setattr(server, "listed", lambda *_, strange=strange: strange)
         with pytest.raises(DiscoveryFailed, match=complaint):
             watch.list()

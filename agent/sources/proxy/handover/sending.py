@@ -225,7 +225,7 @@ class HandoverSender:
 
     async def flush(self, within_s: float | None) -> int:
         """Wait until all records are stored, and all spans and counts sent; returns how many
-        records the agent did not get in this time. None is no limit."""
+        records the agent did not get in this time. None means no limit."""
         self._note_progress()
         try:
             async with asyncio.timeout(within_s):

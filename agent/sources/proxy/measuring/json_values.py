@@ -26,7 +26,7 @@ class JsonReader(Generic[Schema, Result]):
         self._read = read
 
     def __call__(self, text: bytes) -> Result | None:
-        """Return what `read` makes of the object; None for text that is no object of the schema."""
+        """Return what `read` makes of the object; None if the text does not fit the schema."""
         try:
             found = self._decoder.decode(text)
         except msgspec.ValidationError:

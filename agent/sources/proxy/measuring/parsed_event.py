@@ -19,7 +19,7 @@ _REASONS = {
     "cancelled": "abort",
     "tool_use": "tool_calls",
 }
-# Of a finish reason that is no short word.
+# Of a finish reason that is not a short word.
 OTHER_REASON = "other"
 MAX_REASON_LENGTH = 64
 _MAX_ERROR_LENGTH = 64
@@ -45,7 +45,7 @@ class ParsedEvent(NamedTuple):
 
 
 NOTHING = ParsedEvent()
-# Most events are one of these; whoever reads them may compare by identity.
+# Most events are one of these; readers may compare by identity.
 VISIBLE_TOKEN = ParsedEvent(token=True, visible=True)
 HIDDEN_TOKEN = ParsedEvent(token=True)
 
@@ -72,7 +72,7 @@ read_identity = JsonReader(_First, _identity)
 
 
 def finish_reason(value: object) -> str | None:
-    """Return why a choice ended; it ended also if the word is none."""
+    """Return why a choice ended; OTHER_REASON for what is not a short word."""
     if not isinstance(value, str) or not value:
         return None
     reason = short_text(value, MAX_REASON_LENGTH) or OTHER_REASON

@@ -68,7 +68,7 @@ class ProxyTracing:
         keep: Keep,
     ) -> None:
         """`export` gets OTLP protobuf bodies on a thread of the SDK; None exports nothing. Without
-        `client_sampling` a client's decision counts for nothing."""
+        `client_sampling` a client's decision is ignored."""
         self._ids = _ChosenIds()
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service}),
@@ -159,7 +159,7 @@ class ProxyTracing:
 class ExchangeSpan:
     """The span of one exchange; ids in lower-case hex, `number` is the trace id as an integer.
 
-    `sampled` is the client's decision, None if it made none or it counts for nothing.
+    `sampled` is the client's decision, None if it made none or it is ignored.
     """
 
     __slots__ = (

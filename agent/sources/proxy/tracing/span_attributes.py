@@ -106,8 +106,8 @@ def operation(route: str | None) -> str:
 def error_type(record: RequestRecord) -> str | None:
     """Return the status code of a response 5xx, else a short code; None without an error.
 
-    By the conventions a response 3xx or 4xx is no error of the server, and a client that leaves is
-    one: it did not get the response whole.
+    By the conventions a response 3xx or 4xx is not an error of the server, and a client that leaves
+    is one: it did not get the response whole.
     """
     code = record.http_status
     if code is not None and code >= 300:
