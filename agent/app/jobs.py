@@ -42,7 +42,7 @@ class Jobs:
     def __init__(
         self,
         now: Callable[[], float],
-        on_miss: OnMiss = lambda *_: None,
+        on_miss: OnMiss | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`now` gives Unix time of the system clock."""
@@ -71,7 +71,7 @@ class Jobs:
         first_in_s = spread_s if at_once else interval_s - spread_s
         self._intervals_s[name], self._began[name] = interval_s, self._monotonic()
         for reason in JobMiss:
-            self._on_miss(name, reason, 0)
+            self._report_miss(name, reason, 0)
         self._scheduler.add_job(
             lambda: self._run(name, job),
             _Interval(seconds=interval_s, timezone=UTC),
@@ -88,7 +88,7 @@ class Jobs:
             job(self._now())
         except Exception:
             # The scheduler logs it.
-            self._on_miss(name, JobMiss.FAILED, 1)
+            self._report_miss(name, JobMiss.FAILED, 1)
             raise
 
     def late_s(self) -> Mapping[str, float]:
@@ -107,10 +107,14 @@ class Jobs:
         self._scheduler.start()
         self._clock_watch.start()
 
+    def _report_miss(self, name: str, reason: JobMiss, runs: int) -> None:
+        if self._on_miss is not None:
+            self._on_miss(name, reason, runs)
+
     def _skipped(self, event: JobSubmissionEvent) -> None:
         job = self._scheduler.get_job(event.job_id)
         if job is not None:
-            self._on_miss(job.name, JobMiss.SKIPPED, 1)
+            self._report_miss(job.name, JobMiss.SKIPPED, 1)
         if event.job_id not in self._slow and job is not None:
             _LOG.warning(
                 "%s takes longer than its interval of %g s: runs are skipped",

@@ -77,7 +77,7 @@ LIMITS: Mapping[str, ClientLimits] = {
 class ConnectionLimits:
     """The connections of one agent, divided among its listening sockets."""
 
-    def __init__(self, descriptors: int, on_cut: OnCut) -> None:
+    def __init__(self, descriptors: int, on_cut: OnCut | None = None) -> None:
         self.most = connections(descriptors)
         self._on_cut = on_cut
 

@@ -346,7 +346,7 @@ def try_agent(settings: Settings) -> str:
     Raises SettingsInvalid, and whatever the import of a module raises.
     """
     taken = begin_to_try()
-    Listeners(settings, ConnectionLimits(raise_descriptors(), lambda *_: None))
+    Listeners(settings, ConnectionLimits(raise_descriptors()))
     discovery_of(settings)
     try_listening(_addresses_of(settings), taken)
     for engine in settings.engines:

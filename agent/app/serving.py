@@ -46,9 +46,7 @@ class DatabaseServer:
     def __init__(self, settings: Settings, now: Callable[[], float]) -> None:
         """Raises SettingsInvalid, and StoreUnavailable for a database that cannot be read."""
         self._settings, self._now = settings, now
-        self._listeners = Listeners(
-            settings, ConnectionLimits(raise_descriptors(), lambda *_: None)
-        )
+        self._listeners = Listeners(settings, ConnectionLimits(raise_descriptors()))
         self._database = _open(settings)
         require_stored(self._database, "start an agent that writes to it first")
         self._queries, _ = stored_queries(self._database)

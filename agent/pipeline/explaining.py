@@ -126,7 +126,7 @@ class MissedRequests:
         gpus: Callable[[str], Sequence[GpuSample]],
         on_explained: Callable[[Sequence[ExplainedRequest]], None] | None = None,
         all_came_s: float = ALL_CAME_S,
-        give_way: Callable[[], None] = lambda: None,
+        give_way: Callable[[], None] | None = None,
     ) -> None:
         """`gpus` returns the newest samples of an engine's GPUs.
 
@@ -140,13 +140,17 @@ class MissedRequests:
         self._gpus = gpus
         self._on_explained = on_explained
         self._all_came_s = all_came_s
-        self._give_way = give_way
+        self._before_work = give_way
         self._counted: deque[JudgedRequest] = deque(maxlen=MOST_WAITING)
         self._waiting: list[_Waiting] = []
         self._numbers = count()
         self._left_over_at = 0.0
         # The timeline of engines that are not configured: it stays empty.
         self._unknown = EngineTimeline()
+
+    def _give_way(self) -> None:
+        if self._before_work is not None:
+            self._before_work()
 
     @property
     def fill(self) -> float:

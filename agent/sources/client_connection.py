@@ -66,7 +66,7 @@ class SocketClients:
     """
 
     def __init__(
-        self, name: str, limits: ClientLimits = ClientLimits(), on_cut: OnCut = lambda *_: None
+        self, name: str, limits: ClientLimits = ClientLimits(), on_cut: OnCut | None = None
     ) -> None:
         self.name = name
         self.limits = limits
@@ -126,7 +126,8 @@ class SocketClients:
         if reason not in self._logged:
             self._logged.add(reason)
             _LOG.warning("%s: a client was cut off (%s); logged once", self.name, reason)
-        self._on_cut(self.name, reason)
+        if self._on_cut is not None:
+            self._on_cut(self.name, reason)
 
     def _cut(self, client: "BoundedProtocol", reason: ClientCut) -> None:
         client.cut(reason)

@@ -61,7 +61,7 @@ class HandoverReceiver:
         on_cut: Callable[[str], None],
         on_died: Callable[[WorkerDied], None],
         on_spans: Callable[[bytes], None] | None,
-        on_rotation: Callable[[Rotation], None] = lambda _: None,
+        on_rotation: Callable[[Rotation], None] | None = None,
     ) -> None:
         self._handover = handover
         self._accept = accept
@@ -187,7 +187,8 @@ class HandoverReceiver:
             return
 
     def _count(self, status: WorkerStatus) -> None:
-        self._on_rotation(status.rotation)
+        if self._on_rotation is not None:
+            self._on_rotation(status.rotation)
         for reason, count in status.failures.items():
             self._failed(reason, count)
         for reason, count in status.cut.items():

@@ -54,9 +54,9 @@ class MeasuringContext(NamedTuple):
     returns_request_id: bool
     sink: Callable[[RequestRecord], None]
     # Gets the record of a request that was sent to an engine, as it is stored if this process dies.
-    opened: Callable[[RequestRecord], None]
+    opened: Callable[[RequestRecord], None] | None
     # Gets the span id of a request that ended without a record.
-    lost: Callable[[str], None]
+    lost: Callable[[str], None] | None
     on_failure: OnFailure
 
 
@@ -148,7 +148,7 @@ class MeasuredExchange:
     def catch_up(self) -> None:
         """Keep what is known of the request, prepare the reader of the response, unless it has
         begun, and read the media."""
-        if not self._ended:
+        if self._context.opened is not None and not self._ended:
             self._context.opened(self._open_record())
         if self._http_status is None and self._streamed:
             self._prepared = self._stream_reader()
@@ -167,7 +167,8 @@ class MeasuredExchange:
             self._span.end(record, self._reader.findings.model)
             self._context.sink(record)
         except Exception:
-            self._context.lost(self._span.span_id)
+            if self._context.lost is not None:
+                self._context.lost(self._span.span_id)
             self._context.on_failure(ProxyFailure.RECORD)
         return kept
 

@@ -37,10 +37,6 @@ class MeasuringOptions:
     return_request_id: bool = True
 
 
-def _ignored(_open: RequestRecord | str) -> None:
-    """Do nothing: nobody keeps open requests."""
-
-
 def _header(name: str | None) -> bytes | None:
     return name.lower().encode() if name else None
 
@@ -56,8 +52,8 @@ class RequestMeasuring:
         on_failure: OnFailure,
         options: MeasuringOptions = MeasuringOptions(),
         *,
-        opened: Callable[[RequestRecord], None] = _ignored,
-        lost: Callable[[str], None] = _ignored,
+        opened: Callable[[RequestRecord], None] | None = None,
+        lost: Callable[[str], None] | None = None,
     ) -> None:
         """`opened` gets a record of each request that was sent to an engine, for the case that this
         process dies, and `lost` the span id of a request whose record `sink` will not get."""
