@@ -6,8 +6,9 @@ import pytest
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import DcgmField
-from agent.sources.dcgm.exporter_gpus import MOST_GPUS, ExporterGpu
+from agent.sources.dcgm.exporter_gpus import MOST_GPUS
 from agent.sources.dcgm.source import DcgmSource
+from agent.sources.dcgm.xid_counts import XidCounts
 from tests.sources.dcgm.exporter_pages import (
     MIB,
     PLENTY_S,
@@ -247,14 +248,14 @@ def test_an_error_at_one_gpu_leaves_the_samples_before_it(
     dcgm: ScriptedExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dcgm.poll(temperature(0), temperature(1))
-    add_xids = dcgm.source._add_xids
+    read = XidCounts.read
 
-    def broken(gpu: ExporterGpu, result: Any) -> None:
-        if gpu.index == 1:
+    def broken(counts: XidCounts, gpu: str, *arguments: Any) -> Any:
+        if gpu == uuid_of(1):
             raise ZeroDivisionError
-        add_xids(gpu, result)
+        return read(counts, gpu, *arguments)
 
-    monkeypatch.setattr(dcgm.source, "_add_xids", broken)
+    monkeypatch.setattr(XidCounts, "read", broken)
     dcgm.poll(temperature(0), temperature(1))
     assert [(sample.index, sample.problem) for sample in dcgm.samples] == [
         (0, None),

@@ -6,6 +6,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
+from agent.sources.nvml.lifecycle import Lifecycle
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, ScriptedNvml, gpu_uuid
 
@@ -131,7 +132,7 @@ def test_gpus_are_unknown_while_the_poll_itself_fails(
     nvml.driver.do("gpus 2")
     nvml.poll()
     with monkeypatch.context() as broken:
-        broken.setattr(nvml.source._lifecycle, "read", _odd)
+        broken.setattr(Lifecycle, "read", _odd)
         nvml.poll()
     assert [sample.problem for sample in nvml.samples] == ["internal"] * 2
     assert [sample.at for sample in nvml.samples] == [nvml.now] * 2
