@@ -115,11 +115,17 @@ class Scraped:
         return f"sum by (le) ({series}) - sum by (le) ({series} @ {self._since})"
 
 
-def measure(engine: Vllm, api: AgentApi, folder: Path, benchmark: BenchmarkRunner) -> Measured:
+def measure(
+    engine: Vllm,
+    api: AgentApi,
+    folder: Path,
+    benchmark: BenchmarkRunner,
+    loads: Sequence[Load] = LOADS,
+) -> Measured:
     """Put the loads on an engine, and query the percentiles of the run."""
     with Prometheus(folder, scrape_of("vllm", engine.url)) as prometheus:
         scraped = Scraped(prometheus)
-        results = benchmark.run(engine, LOADS, LIMITS, folder)
+        results = benchmark.run(engine, loads, LIMITS, folder)
         benched = {request.request_id for result in results for request in result.requests}
         rows = rows_once_there(api, benched)
         summary = api.summary(window=WINDOW)
