@@ -239,9 +239,58 @@ def _key(labels: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
-def _config(url: str) -> str:
-    receivers = Receivers(webhook=f"{url}/alerts", deadman=f"{url}/deadman")
+def _config(url: str, secrets: Path) -> str:
+    receivers = Receivers(
+        webhook=f"{url}/alerts",
+        deadman=f"{url}/deadman",
+        slack_pages="#pages",
+        slack_tickets="#tickets",
+        secrets=str(secrets),
+    )
     return render_alerts(OBJECTIVES, Timings(speed=60), receivers=receivers)[ALERTMANAGER]
+
+
+class Slack:
+    """Takes Slack's messages and remembers their channels, as long as the block lasts."""
+
+    def __enter__(self) -> Self:
+        channels = self.channels = queue.Queue[str]()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                channels.put(body["channel"])
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"ok")
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Logs nothing: the test reads the recorded messages."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="slack")
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/services/x"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def deliveries(alertmanager: Alertmanager) -> dict[str, float]:
+    """How many messages were sent, given up, or failed at one try."""
+    page = requests.get(f"{alertmanager.url}/metrics", timeout=30).text
+    return {
+        name: sum(
+            sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == f"alertmanager_{name}_total"
+        )
+        for name in ("notifications", "notifications_failed", "notification_requests_failed")
+    }
 
 
 def test_an_alert_arrives_and_mutes_the_alerts_that_it_explains(tmp_path: Path) -> None:
@@ -258,12 +307,20 @@ def test_an_alert_arrives_and_mutes_the_alerts_that_it_explains(tmp_path: Path) 
 
     with (
         Webhook() as webhook,
-        Alertmanager(tmp_path, _config(webhook.url)) as alertmanager,
+        Slack() as slack,
+        Alertmanager(tmp_path, _config(webhook.url, tmp_path)) as alertmanager,
     ):
+        (tmp_path / "slack_api_url").write_text(slack.url, encoding="utf-8")
         alertmanager.send([sent.posted() for sent in SENT])
         eventually(lambda: posted_names() >= expected, within_s=60, what="the alerts")
         eventually(lambda: is_muted() == muted, within_s=30, what="the muted alerts")
         assert posted_names() == expected
+        channels: set[str] = set()
+        while channels != {"#pages", "#tickets"}:
+            channels.add(slack.channels.get(timeout=60))
+        sent = deliveries(alertmanager)
+    assert sent.pop("notifications") > 0
+    assert sum(sent.values()) == 0
 
 
 CHOICES: Mapping[str, Any] = {
@@ -356,65 +413,3 @@ def test_secrets_are_in_files_alone() -> None:
     words = re.findall(r"'(\w*(?:key|api|credentials)\w*)':", str(EVERYONE.configured()))
     assert len(words) >= 4
     assert all(word.endswith("_file") for word in words)
-
-
-# For real
-
-
-class Slack:
-    """Takes Slack's messages and remembers their channels, as long as the block lasts."""
-
-    def __enter__(self) -> Self:
-        channels = self.channels = queue.Queue[str]()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                channels.put(body["channel"])
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(b"ok")
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Logs nothing: the test reads the recorded messages."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="slack")
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/services/x"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-def deliveries(alertmanager: Alertmanager) -> dict[str, float]:
-    """How many messages were sent, given up, or failed at one try."""
-    page = requests.get(f"{alertmanager.url}/metrics", timeout=30).text
-    return {
-        name: sum(
-            sample.value
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == f"alertmanager_{name}_total"
-        )
-        for name in ("notifications", "notifications_failed", "notification_requests_failed")
-    }
-
-
-def test_with_slack_alone_every_alert_arrives_there(tmp_path: Path) -> None:
-    receivers = Receivers(slack_pages="#pages", slack_tickets="#tickets", secrets=str(tmp_path))
-    config = render_alerts(OBJECTIVES, Timings(speed=60), receivers=receivers)[ALERTMANAGER]
-    with Slack() as slack:
-        (tmp_path / "slack_api_url").write_text(slack.url, encoding="utf-8")
-        with Alertmanager(tmp_path, config) as alertmanager:
-            for name, severity in (("Watchdog", "none"), ("A", "page"), ("B", "ticket")):
-                labels = {"alertname": name, "severity": severity}
-                alertmanager.send([{"labels": labels, "annotations": {"summary": name}}])
-            channels = {slack.channels.get(timeout=60) for _ in range(2)}
-            assert channels == {"#pages", "#tickets"}
-            sent = deliveries(alertmanager)
-    assert sent.pop("notifications") >= 2
-    assert sum(sent.values()) == 0

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
+import pytest
 import yaml
 
 from agent.render.alerts import Timings, render_alerts
@@ -78,7 +79,26 @@ RUNBOOK = Path(__file__).parents[3] / "docs/runbooks/VllmMissing.md"
 OLDER = {'vllm:gpu_cache_usage_perc{engine!=""}'}
 
 
-def test_each_selector_finds_its_series_in_an_exposition_of_the_real_vllm(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes a vLLM and a Ray, that one also by the runbook's relabelling."""
+    block = re.search(r"^ +```yaml\n(.*?)```", RUNBOOK.read_text(encoding="utf-8"), re.M | re.S)
+    assert block is not None
+    with EngineServer() as vllm, EngineServer() as ray:
+        vllm.answers("/metrics", PAGE.read_bytes())
+        ray.answers("/metrics", (PAGE.parent / "vllm-0.32.0-ray.txt").read_bytes())
+        config, (scrape,) = scrape_of("vllm", vllm.url), scrape_of("ray", ray.url)["scrape_configs"]
+        renamed = {**scrape, "job_name": "renamed", **yaml.safe_load(textwrap.dedent(block[1]))}
+        config["scrape_configs"] += [scrape, renamed]
+        with Prometheus(tmp_path_factory.mktemp("vllm"), config) as running:
+            scraped = "count(up == 1) == 3"
+            eventually(lambda: running.query(scraped), within_s=WITHIN_S, what="three scrapes")
+            yield running
+
+
+def test_each_selector_finds_its_series_in_an_exposition_of_the_real_vllm(
+    prometheus: Prometheus,
+) -> None:
     promised = ObjectiveSettings(name="chat", ttft_ms=200, tpot_ms=120, e2e_ms=10_000).objective()
     rules = yaml.safe_load(render_alerts([promised])[VLLM_ALONE])
     asked = {
@@ -87,29 +107,16 @@ def test_each_selector_finds_its_series_in_an_exposition_of_the_real_vllm(tmp_pa
         for series in series_of(expression)
         if not series.startswith("ALERTS{")
     }
-    with EngineServer() as engine:
-        engine.answers("/metrics", PAGE.read_bytes())
-        with Prometheus(tmp_path, scrape_of("vllm", engine.url)) as prometheus:
-            eventually(lambda: prometheus.query("up == 1"), within_s=WITHIN_S, what="a scrape")
-            missing = {series for series in asked if not prometheus.query(series)}
-    assert missing == OLDER
+    of_vllm = "{} and on (job) up{{job='vllm'}}"
+    assert {series for series in asked if not prometheus.query(of_vllm.format(series))} == OLDER
     assert len(asked) > 10
 
 
-def test_an_exposition_of_ray_is_read_with_the_relabelling_of_the_runbook(tmp_path: Path) -> None:
+def test_an_exposition_of_ray_is_read_with_the_relabelling_of_the_runbook(
+    prometheus: Prometheus,
+) -> None:
     """Its series get vLLM's own names; without that the rules see no engine at all."""
-    page = (PAGE.parent / "vllm-0.32.0-ray.txt").read_bytes()
-    block = re.search(r"^ +```yaml\n(.*?)```", RUNBOOK.read_text(encoding="utf-8"), re.M | re.S)
-    assert block is not None
-    with EngineServer() as engine:
-        engine.answers("/metrics", page)
-        config = scrape_of("vllm", engine.url)
-        (scrape,) = config["scrape_configs"]
-        renamed = {**scrape, "job_name": "renamed", **yaml.safe_load(textwrap.dedent(block[1]))}
-        config["scrape_configs"] = [scrape, renamed]
-        with Prometheus(tmp_path, config) as prometheus:
-            seen = 'vllm:num_requests_running{engine!=""}'
-            eventually(lambda: prometheus.query(seen), within_s=WITHIN_S, what="a scrape")
-            assert {row["metric"]["job"] for row in prometheus.query(seen)} == {"renamed"}
-            steps = 'rate(vllm:iteration_tokens_total_count{engine!=""}[1m])'
-            eventually(lambda: prometheus.query(steps), within_s=WITHIN_S, what="steps")
+    seen = prometheus.query('vllm:num_requests_running{engine!=""}')
+    assert {row["metric"]["job"] for row in seen} == {"vllm", "renamed"}
+    steps = 'rate(vllm:iteration_tokens_total_count{engine!="",job="renamed"}[1m])'
+    eventually(lambda: prometheus.query(steps), within_s=WITHIN_S, what="steps")
