@@ -43,14 +43,13 @@ def answers(api: Api) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("folded", [False, True], ids=["changes", "rollups"])
 @pytest.mark.parametrize(
-    "damaged",
-    [b"", b"\x09\x00\x00garbage", NEGATIVE],
-    ids=["empty", "version", "negative"],
+    ("damaged", "folded"),
+    [(b"", False), (b"\x09\x00\x00garbage", True), (NEGATIVE, True)],
+    ids=["empty change", "version of a rollup", "negative rollup"],
 )
 def test_sums_that_cannot_be_read_leave_the_sums_of_the_others(
-    filled_api: Api, damaged: bytes, *, folded: bool
+    filled_api: Api, damaged: bytes, folded: bool
 ) -> None:
     if folded:
         filled_api.fold_and_expire()
