@@ -72,8 +72,6 @@ def open_run(given: str, options: RunOptions) -> Run:
 
 
 class _PathKind(Enum):
-    """What is at a path."""
-
     NOTHING = auto()
     RESULTS = auto()
     SQLITE = auto()

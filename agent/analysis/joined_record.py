@@ -74,7 +74,6 @@ def _choices(proxy: RequestRecord) -> int:
 
 
 def _tokens_of(proxy: RequestRecord, spans: Sequence[RequestRecord]) -> dict[str, int | None]:
-    """The tokens of a request by the spans of all its choices."""
     prompts = {span.input_tokens for span in spans}
     return {
         "input_tokens": prompts.pop() if len(prompts) == 1 and proxy.route in _ONE_PROMPT else None,

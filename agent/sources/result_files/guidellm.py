@@ -75,8 +75,6 @@ class _GuidellmConfig(msgspec.Struct):
 
 
 class _GuidellmBenchmark(msgspec.Struct):
-    """One benchmark of a file."""
-
     config: _GuidellmConfig
     metrics: dict[str, Any]
     requests: _GuidellmRequests

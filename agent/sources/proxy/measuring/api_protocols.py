@@ -119,8 +119,6 @@ class _ChatToken(_OnlyTokens, gc=False, kw_only=True):
 
 
 class _CompletionsToken(_OnlyTokens, gc=False, kw_only=True):
-    """The same of completions."""
-
     choices: Annotated[list[_UnfinishedChoice], msgspec.Meta(min_length=1)]
 
 
