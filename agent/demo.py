@@ -173,12 +173,12 @@ def _demo_settings(given: Settings) -> Settings:
                 "model_config": str(SCENARIOS / "demo-model.json"),
                 "dtype": "fp8",
                 "kv_dtype": "bf16",
-                "gpus": [place],
+                "gpus": [index],
                 "gpu_hour_usd": GPU_HOUR_USD,
                 "limits": LIMITS,
             }
         )
-        for place, name in enumerate(ENGINES)
+        for index, name in enumerate(ENGINES)
     )
     listen = given.proxy.listen or f"127.0.0.1:{_free_port()}"
     proxy = {"listen": listen, "tenant_header": given.proxy.tenant_header or TENANT_HEADER}

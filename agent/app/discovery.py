@@ -80,13 +80,13 @@ class EngineDiscovery:
     def publish(self, meter: Meter) -> None:
         """Publish what is found and what fails, as known at each scrape."""
         for watch in self._watches:
-            place = watch.namespace or EVERY_NAMESPACE
+            namespace = watch.namespace or EVERY_NAMESPACE
             found, succeeded_at = partial(_engines, watch), partial(_succeeded_at, watch)
-            meter.gauge(own.DISCOVERED_ENGINES, found, place)
-            meter.gauge(own.DISCOVERY_SUCCESS, succeeded_at, place)
+            meter.gauge(own.DISCOVERED_ENGINES, found, namespace)
+            meter.gauge(own.DISCOVERY_SUCCESS, succeeded_at, namespace)
             for failure in product(DiscoveryCall, DiscoveryFailure):
                 failed = partial(watch.failures.__getitem__, failure)
-                meter.gauge(own.DISCOVERY_FAILURES, failed, place, *failure)
+                meter.gauge(own.DISCOVERY_FAILURES, failed, namespace, *failure)
 
     def _report_changes(
         self, now: tuple[EngineSettings, ...], on_change: Callable[[], None]

@@ -98,11 +98,11 @@ def resource_of(settings: Settings) -> Mapping[str, str]:
 
 
 def _engines_started_at(snapshot: MeterSnapshot) -> Mapping[str, float]:
-    place = (PROCESS_START_TIME.name, ())
+    key = (PROCESS_START_TIME.name, ())
     return {
-        engine: sample.facts[place]
+        engine: sample.facts[key]
         for engine, sample in snapshot.samples.items()
-        if sample is not None and place in sample.facts
+        if sample is not None and key in sample.facts
     }
 
 

@@ -69,7 +69,7 @@ class PriceSettings(Section):
         return self
 
     def price(self, setting: str) -> Price:
-        """The price, with its place in the settings."""
+        """The price, with its path in the settings."""
         return Price(
             setting=setting,
             gpu_hour_usd=self.gpu_hour_usd,
@@ -110,11 +110,11 @@ def price_list(
     Raises ValueError with both places where two prices of one engine or GPU apply at once.
     """
     own = [
-        Price(setting=f"engines[{place}].gpu_hour_usd", gpu_hour_usd=usd, engine=name)
-        for place, (name, usd) in enumerate(engines)
+        Price(setting=f"engines[{index}].gpu_hour_usd", gpu_hour_usd=usd, engine=name)
+        for index, (name, usd) in enumerate(engines)
         if usd is not None
     ]
-    rows = [row.price(f"prices[{place}]") for place, row in enumerate(prices)]
+    rows = [row.price(f"prices[{index}]") for index, row in enumerate(prices)]
     return PriceList(
         prices=(*rows, *own),
         electricity=None if electricity is None else electricity.electricity(),

@@ -109,9 +109,9 @@ def parsed(kind: type[RequestT], body: bytes, scenario: Scenario) -> RequestT:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{error.error_count()} validation error(s); {place or 'body'}: {first['msg']}"
-        raise RefusalError(HTTPStatus.BAD_REQUEST, "Bad Request", message, place or None) from error
+        field = ".".join(map(str, first["loc"]))
+        message = f"{error.error_count()} validation error(s); {field or 'body'}: {first['msg']}"
+        raise RefusalError(HTTPStatus.BAD_REQUEST, "Bad Request", message, field or None) from error
     _refuse_unserved(request, scenario)
     return request
 

@@ -26,7 +26,7 @@ def planned_requests(
     random = Random(f"{scenario.seed}: traffic")
     # Separate, so that tenants change no other figure. The first are the largest.
     whom = Random(f"{scenario.seed}: tenants")
-    weights = [1 / (place + 1) for place in range(len(scenario.tenants))]
+    weights = [1 / (index + 1) for index in range(len(scenario.tenants))]
     deferring, failing, lengthening = _EvenShare(), _EvenShare(), _EvenShare()
     faults = faults or Faults(scenario.faults)
     for arrived_s in _arrivals_s(scenario.phases, random):

@@ -97,8 +97,8 @@ class EfficiencyBoard:
         of_engine = [each for each in self._starts_at if each[0] == minute.engine]
         of_engine.sort(key=lambda each: self._starts_at[each], reverse=True)
         oldest = self._starts_at[of_engine[0]] - DAY_S
-        for place, each in enumerate(of_engine):
-            if place >= MODELS_KEPT or self._starts_at[each] < oldest:
+        for index, each in enumerate(of_engine):
+            if index >= MODELS_KEPT or self._starts_at[each] < oldest:
                 del self._starts_at[each]
                 for values in (self._sums, self._counters):
                     for key in [key for key in values if key[1][:2] == each]:

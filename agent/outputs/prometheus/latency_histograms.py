@@ -54,17 +54,17 @@ class BucketHistogram:
         """Count values, each with its trace; the newest is the last."""
         bounds = self._bounds
         places = [bisect_left(bounds, value) for value in values]
-        for place, count in Counter(places).items():
-            self._counts[place] += count
+        for index, count in Counter(places).items():
+            self._counts[index] += count
         self._sum += sum(values)
         if self._bins is not None:
             self._bins.update(bins_of(values))
         # The newest of each bucket; no Python code runs per value.
         newest = dict(zip(places, zip(values, traces, strict=True), strict=True))
-        for place, (value, trace) in newest.items():
-            held = self._exemplars.get(place)
+        for index, (value, trace) in newest.items():
+            held = self._exemplars.get(index)
             if held is None or trace[1] >= held[1][1] + _APART_S:
-                self._exemplars[place] = value, trace
+                self._exemplars[index] = value, trace
 
     def add(self, counts: Mapping[float, int]) -> None:
         """Count values by how often they occurred, without exemplars."""
@@ -78,13 +78,13 @@ class BucketHistogram:
         """Cumulative buckets as prometheus_client takes them, `+Inf` last."""
         seen = 0
         buckets: list[Bucket] = []
-        for place, text in enumerate(self._texts):
-            seen += self._counts[place]
-            buckets.append((text, float(seen), self._exemplar(place)))
+        for index, text in enumerate(self._texts):
+            seen += self._counts[index]
+            buckets.append((text, float(seen), self._exemplar(index)))
         return buckets
 
-    def _exemplar(self, place: int) -> Exemplar | None:
-        found = self._exemplars.get(place)
+    def _exemplar(self, index: int) -> Exemplar | None:
+        found = self._exemplars.get(index)
         if found is None:
             return None
         value, (trace_id, at) = found
@@ -192,7 +192,7 @@ class LatencyHistograms:
             gaps.update((record.proxied and record.proxied.gaps) or {})
         if gaps:
             histogram = self._histogram(m.CHUNK_GAP, labels)
-            histogram.add({value_of(place): count for place, count in gaps.items()})
+            histogram.add({value_of(index): count for index, count in gaps.items()})
 
     def _histogram(self, metric: Metric, labels: Labels) -> BucketHistogram:
         histogram = self._histograms.get((metric, labels))

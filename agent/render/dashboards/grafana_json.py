@@ -343,8 +343,8 @@ def _source(query: Query | Sql) -> Mapping[str, str]:
 
 def _targets(panel: Panel) -> Iterator[dict[str, Any]]:
     queries: Sequence[Query | Sql] = panel.queries
-    for place, query in enumerate(queries):
-        yield _target(panel, query, chr(ord("A") + place))
+    for index, query in enumerate(queries):
+        yield _target(panel, query, chr(ord("A") + index))
 
 
 def _target(panel: Panel, query: Query | Sql, name: str) -> dict[str, Any]:

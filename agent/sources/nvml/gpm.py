@@ -78,8 +78,8 @@ class ActivityCounters:
         request.version = binding.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(self._names)
         request.sample1, request.sample2 = older, newer
-        for place, (name, _) in enumerate(self._names):
-            request.metrics[place].metricId = getattr(binding, name)
+        for index, (name, _) in enumerate(self._names):
+            request.metrics[index].metricId = getattr(binding, name)
         return request
 
     def close(self) -> None:

@@ -83,8 +83,8 @@ class MigInstances:
         self._instances: dict[_InstanceId, _Instance] = {}
         # How many calls about instances failed in the last look-up.
         self._doubts = 0
-        # Where the next look-up begins: after the place that was slow in the last.
-        self._place = 0
+        # Where the next look-up begins: after the index that was slow in the last.
+        self._index = 0
 
     def read(self, at: float) -> tuple[MigInstance, ...]:
         """Each instance that can be read. Raises GpuLost and NvmlUnavailable."""
@@ -123,38 +123,38 @@ class MigInstances:
             return {}
         most = self._ask("nvmlDeviceGetMaxMigDeviceCount", self._handle) or 0
         found: dict[_InstanceId, Any] = {}
-        first, self._place = self._place, 0
-        for place in range(first, most):
-            instance, took_s = self._timed(place)
+        first, self._index = self._index, 0
+        for index in range(first, most):
+            instance, took_s = self._timed(index)
             found.update(instance)
-            if took_s > SLOW_S and place + 1 < most:
+            if took_s > SLOW_S and index + 1 < most:
                 # One slow call in each look-up: together they would delay all GPUs.
-                self._place = place + 1
+                self._index = index + 1
                 self._due = min(self._due, at + rest_s(took_s))
                 break
         # The places that were left out are unknown.
-        self._doubts += first + self._place
+        self._doubts += first + self._index
         return found
 
-    def _timed(self, place: int) -> tuple[dict[_InstanceId, Any], float]:
-        """The instance at a place, if there is one, and the seconds that the calls took."""
+    def _timed(self, index: int) -> tuple[dict[_InstanceId, Any], float]:
+        """The instance at an index, if there is one, and the seconds that the calls took."""
         began = self._calls.nvml.monotonic()
-        found = self._at(place)
+        found = self._at(index)
         return dict([found] if found else []), self._calls.nvml.monotonic() - began
 
-    def _at(self, place: int) -> tuple[_InstanceId, Any] | None:
+    def _at(self, index: int) -> tuple[_InstanceId, Any] | None:
         try:
-            return self._look_up_at(place)
+            return self._look_up_at(index)
         except GpuLost:
             # Removed just now; a loss of the whole GPU shows when the GPU is read.
             self._doubts += 1
             return None
 
-    def _look_up_at(self, place: int) -> tuple[_InstanceId, Any] | None:
-        """The instance at a place with its handle, or None if there is none or it is unknown."""
-        variant = f" {place}"
-        at_place = (self._handle, place)
-        handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", *at_place, variant=variant)
+    def _look_up_at(self, index: int) -> tuple[_InstanceId, Any] | None:
+        """The instance at an index with its handle, or None if there is none or it is unknown."""
+        variant = f" {index}"
+        at_index = (self._handle, index)
+        handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", *at_index, variant=variant)
         uuid = None if handle is None else self._ask("nvmlDeviceGetUUID", handle, variant=variant)
         if uuid is None:
             return None

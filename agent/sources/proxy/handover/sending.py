@@ -89,7 +89,7 @@ class RecordQueue:
         """A batch of the records that follow this number."""
         first = number - self._stored
         end = min(first + BATCH_RECORDS, len(self._records))
-        return [self._records[place][0] for place in range(first, end)]
+        return [self._records[index][0] for index in range(first, end)]
 
     def answered(self, number: int) -> None:
         """Forget the records up to this number."""
