@@ -51,7 +51,7 @@ class Cause(StrEnum):
 class CauseFacts(NamedTuple):
     """What we know of a cause.
 
-    `knob` says in a sentence what to turn and names the one `flag` of vLLM for it, None if no
+    `knob` says in a sentence what to change and names the one `flag` of vLLM for it, None if no
     flag helps. `costs` is what the change costs, None if nothing.
     """
 

@@ -342,9 +342,9 @@ def _causes(causes: Sequence[Json]) -> ReportTable:
     ]
     return ReportTable(
         title="Causes of misses",
-        columns=("cause", "requests", "seconds", "share", "what to turn"),
+        columns=("cause", "requests", "seconds", "share", "what to change"),
         rows=rows,
-        words=frozenset(("what to turn",)),
+        words=frozenset(("what to change",)),
     )
 
 

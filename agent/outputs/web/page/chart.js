@@ -46,7 +46,7 @@ const lines = (marks) => (plot) => {
 };
 
 const in_time = (unit, over) => ({
-  // The whole window, also where no step has a figure: less would look like a shorter one.
+  // The whole window, also if no step has a figure: less would look like a shorter one.
   scales: {x: {time: true, range: over}, y: {range: from_zero}},
   x: {value: (_, at) => (at == null ? "" : new Date(1000 * at).toLocaleTimeString())},
   axes: [{values: moments, space: 70}, {values: (_, ticks) => ticks.map(unit), size: 60}],

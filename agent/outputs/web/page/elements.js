@@ -14,7 +14,7 @@ export const Figures = ({label, of}) => html`
         ${more && html`<dd class="more">${more}</dd>`}</div>`)}
   </dl>`;
 
-// Columns of numbers, or of words where `words` contains their names. Cells are texts, elements or
+// Columns of numbers, or of words if `words` contains their names. Cells are texts, elements or
 // {text, kind}; the first of a row is its heading. On a phone a row with a cell of kind "text" is
 // a block of lines, and a row of a table with `pairs` a block with two values on each line; a cell of
 // kind "name" may be broken anywhere. The roles are given because a table that CSS takes apart loses them.

@@ -168,7 +168,7 @@ function Show({data, live, address}) {
     <${Reasons} of=${unseen(summary)} />
     <h2>Why requests missed, ${over}</h2>
     <${Table} label=${`Causes of misses by their share of the excess seconds${explained(summary)}`}
-      head=${["cause", "share", "main cause of", "meaning", "what to turn"]} words=${["meaning", "what to turn"]}
+      head=${["cause", "share", "main cause of", "meaning", "what to change"]} words=${["meaning", "what to change"]}
       rows=${summary.cause_details.map(cause)}
       empty="No missed request of this window is explained yet." />
     ${summary.missed > 0 && html`<p><a href=${address("requests", {verdict: "missed", worst: "e2e"})}>

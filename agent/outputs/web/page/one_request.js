@@ -68,8 +68,8 @@ const by_excess = (one, other) => (other.excess_s ?? 0) - (one.excess_s ?? 0);
 
 const Why = ({explanation}) => explanation === null ? null : html`
   <h2>Why it missed</h2>
-  <${Table} label="Excess seconds by cause" head=${["cause", "objective", "limit", "excess", "evidence", "what to turn"]}
-    words=${["objective", "limit", "evidence", "what to turn"]}
+  <${Table} label="Excess seconds by cause" head=${["cause", "objective", "limit", "excess", "evidence", "what to change"]}
+    words=${["objective", "limit", "evidence", "what to change"]}
     rows=${[...explanation.shares].sort(by_excess).map((one) => [
       words(one.cause), one.objective, LIMITS[one.limit] ?? one.limit, seconds(one.excess_s),
       {text: one.evidence.join("; "), kind: "text"}, {text: coded(one.advice?.knob ?? ""), kind: "text"}])} />
@@ -99,13 +99,13 @@ function facts(request) {
     ["Input tokens", or(request.input_tokens, "neither a span nor the response counts them", number)],
     ["Cached of them", or(request.cached_tokens, "not given by the engine", number)],
     ["Output tokens", or(request.output_tokens, "neither a span nor the response counts them", number)],
-    ["Gaps between chunks", or(gaps, "only the proxy sees them, of a stream", gaps_told)],
+    ["Gaps between chunks", or(gaps, "only the proxy sees them, of a stream", gaps_text)],
     ["Finish reason", or(request.finish_reason, "no view has it")],
     ["Cost", or(request.cost_usd, "the engine has no price, or its minutes are not stored yet", dollars)],
   ];
 }
 
-const gaps_told = (gaps) => `p50 ${seconds(gaps.p50_s)}, p99 ${seconds(gaps.p99_s)}, longest ${seconds(gaps.max_s)}`;
+const gaps_text = (gaps) => `p50 ${seconds(gaps.p50_s)}, p99 ${seconds(gaps.p99_s)}, longest ${seconds(gaps.max_s)}`;
 
 const Others = ({others, address}) => others.length ? html`
   <h2>Others with this id</h2>

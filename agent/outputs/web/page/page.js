@@ -126,7 +126,7 @@ const Windows = ({chosen}) => html`
       ${Object.entries(WINDOWS).map(([each, name]) => html`<option value=${each}>last ${name}</option>`)}
     </select></label>`;
 
-// A choice where several agents share a database.
+// A choice if several agents share a database.
 function Agents() {
   const {agent = ""} = state.parameters;
   const names = new Set((state.live?.agents ?? []).map(({name}) => name));
