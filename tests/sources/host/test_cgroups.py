@@ -65,7 +65,7 @@ def test_bytes_are_read_and_no_limit_is_none(text: str, value: int | None) -> No
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1 2", "9" * 5000])
 def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no number of bytes"):
+    with pytest.raises(ValueError, match="not a number of bytes"):
         parse_bytes(text)
 
 
