@@ -53,9 +53,9 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
         """
         INSERT INTO engine_windows (agent, engine, starts_at, from_at, until, requests, busy_s,
             idle_s, unknown_s, computed_tokens, cached_tokens, output_tokens, good_tokens,
-            cache_full, method, disagreements)
+            cache_full, method, disagreements, counted_output_tokens, cache_full_s)
         VALUES ('agent-0', 'chat-0', 1795262400, '2026-11-21 12:00:00+00:00',
-            '2026-11-21 12:01:00+00:00', 1, 10, 50, 0, 100, 0, 26, 26, false, 'tokens', '[]')
+            '2026-11-21 12:01:00+00:00', 1, 10, 50, 0, 100, 0, 26, 26, false, 'tokens', '[]', 26, 0)
         """,
         """
         INSERT INTO events (at, agent, engine, kind, confidence, evidence)
