@@ -177,7 +177,7 @@ def test_a_step_shorter_than_a_minute_is_refused(api: Api) -> None:
     for part in ({}, {"tenant": "any"}):
         status, sentence = api.refusal("efficiency", window="10m", step="10s", **part)
         assert status == 422
-        assert "no multiple of 60s" in sentence
+        assert "not a multiple of 60s" in sentence
 
 
 def closed(number: int, /, **given: Any) -> Any:
