@@ -8,9 +8,11 @@ import pytest
 from agent.sources.proxy.body_room import BodyRoom
 from agent.sources.proxy.exchange import Ending
 from tests.sources.proxy.wire import (
+    LAST_CHUNK,
     LIMITS,
     OK,
     Recorder,
+    chunk,
     in_loop,
     post,
     responding,
@@ -61,12 +63,16 @@ async def recorder_has(recorder: Recorder, count: int) -> None:
     await recorder.made[-1].over.wait()
 
 
+@pytest.mark.parametrize("declared", [True, False])
 @in_loop
-async def test_a_body_without_room_passes_as_it_arrives() -> None:
+async def test_a_body_without_room_passes_as_it_arrives(declared: bool) -> None:
     recorder = Recorder()
     limits = replace(LIMITS, body_room_bytes=100_000)
+    body = bytes(900_000)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    request = post(body) if declared else head + chunk(body) + LAST_CHUNK
     async with serving(responding(OK), measuring=recorder, limits=limits) as (_, proxied):
-        assert (await proxied.ask(post(bytes(900_000)))).body == b"ok"
+        assert (await proxied.ask(request)).body == b"ok"
     (exchange,) = recorder.made
     assert (exchange.arrival.body, exchange.ending) == (None, Ending.COMPLETE)
-    assert sum(call[1] for call in exchange.calls if call[0] == "sent") == 900_000
+    assert sum(call[1] for call in exchange.calls if call[0] == "sent") == len(body)
