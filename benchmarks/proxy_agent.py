@@ -12,11 +12,10 @@ import uvloop
 from agent.app.listeners import PROXY, ConnectionLimits, raise_descriptors
 from agent.sources.listening import open_socket
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
-from agent.sources.proxy.measuring.request_measuring import RequestMeasuring
-from agent.sources.proxy.proxy_server import proxy_server
+from agent.sources.proxy.measuring.measured_exchange import RequestMeasuring
 from agent.sources.proxy.relay_context import Clocks, ProxyLimits
-from agent.sources.proxy.reverse_proxy import ReverseProxy
-from agent.sources.proxy.tracing.request_spans import ProxyTracing
+from agent.sources.proxy.request_spans import ProxyTracing
+from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
 from benchmarks.garbage import collect_like_the_agent
 
 

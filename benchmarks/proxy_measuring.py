@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.records.request import RequestRecord
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders
-from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, RequestMeasuring
+from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions, RequestMeasuring
 
 STREAMS = Path(__file__).parent.parent / "tests/sources/proxy/measuring/streams"
 VERSION = "vllm-0.32.0-"

@@ -17,7 +17,7 @@ from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Receiver
-from agent.sources.proxy.proxy_server import UNREAD_S
+from agent.sources.proxy.reverse_proxy import UNREAD_S
 from agent.sources.tls import TlsFiles
 
 # For the database, engines, logs, forwarding and GPUs.

@@ -51,8 +51,8 @@ from agent.settings.values import host_and_port
 from agent.sources.engine_plugin.receiver import try_socket
 from agent.sources.listening import open_socket
 from agent.sources.proxy.handover.messages import HandoverAddress
-from agent.sources.proxy.handover.slots import MAX_SLOTS, RequestSlots
-from agent.sources.proxy.open_requests import OpenRequests
+from agent.sources.proxy.handover.sending import MAX_SLOTS, RequestSlots
+from agent.sources.proxy.load_balancer import OpenRequests
 from agent.sources.tls import TlsFiles
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision

@@ -21,15 +21,12 @@ from agent.settings import Settings
 from agent.settings.settings_model import ProxySettings
 from agent.sources.listening import AsgiServer
 from agent.sources.proxy.handover.messages import HandoverAddress
-from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender
-from agent.sources.proxy.handover.slots import RequestSlots
-from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
-from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, RequestMeasuring
-from agent.sources.proxy.open_requests import OpenRequests
-from agent.sources.proxy.proxy_server import proxy_server
+from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender, RequestSlots
+from agent.sources.proxy.load_balancer import EngineLookup, OpenRequests, ProxiedEngine
+from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions, RequestMeasuring
 from agent.sources.proxy.relay_context import KEPT_ROOM_BYTES, Clocks, ProxyLimits
-from agent.sources.proxy.reverse_proxy import ReverseProxy
-from agent.sources.proxy.tracing.request_spans import ProxyTracing
+from agent.sources.proxy.request_spans import ProxyTracing
+from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
 from agent.sources.tls import TlsFiles
 
 _LOG = logging.getLogger(__name__)

@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from agent.sources.proxy.body_room import BodyRoom
-from agent.sources.proxy.connection_pool import ConnectionPool
-from agent.sources.proxy.engine_connection import EngineConnection
+from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
 from agent.sources.proxy.exchange import RawHeaders
 from agent.sources.proxy.headers import HeaderLines, RequestHead
-from agent.sources.proxy.relay_context import ProxyLimits, Receive, Scope
+from agent.sources.proxy.relay_context import BodyRoom, ProxyLimits, Receive, Scope
 
 
 class RequestBody:

@@ -4,19 +4,17 @@ import asyncio
 from collections.abc import Sequence
 
 from agent.catalog.reasons import EjectionReason, ProxyFailure
-from agent.sources.proxy.client_response import ClientResponse
-from agent.sources.proxy.connection_pool import ConnectionPool
-from agent.sources.proxy.engine_connection import EngineConnection
-from agent.sources.proxy.engine_request import RequestBody, engine_head
-from agent.sources.proxy.error_responses import (
+from agent.sources.proxy.client_response import (
     NO_WEBSOCKET,
     STOPPING,
+    ClientResponse,
     ErrorResponse,
     timed_out,
     unreachable,
 )
-from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, Reads, joined
-from agent.sources.proxy.guard import GuardedExchange
+from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
+from agent.sources.proxy.engine_request import RequestBody, engine_head
+from agent.sources.proxy.exchange import Arrival, Ending, GuardedExchange, RawHeaders, Reads, joined
 from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy, retry_after
 from agent.sources.proxy.load_balancer import FAILED, THROTTLING, Attempt, ProxiedEngine
 from agent.sources.proxy.relay_context import Receive, RelayContext, Scope, Send

@@ -1,14 +1,41 @@
-"""What every relay shares: ASGI types, clocks, limits, and the context that holds them."""
+"""What every relay shares: ASGI types, clocks, limits, memory for bodies, and their context."""
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent.sources.proxy.body_room import BodyRoom
-from agent.sources.proxy.connection_pool import ConnectionPool
-from agent.sources.proxy.exchange import OnFailure
-from agent.sources.proxy.guard import GuardedMeasuring
+from agent.sources.proxy.engine_connection import ConnectionPool
+from agent.sources.proxy.exchange import GuardedMeasuring, OnFailure
 from agent.sources.proxy.load_balancer import LoadBalancer
+
+
+class BodyRoom:
+    """Room for the bodies of all requests together.
+
+    One body may take as much as is still free after it, so that a few large ones never take the
+    room from the small ones: N bodies of any size leave a part in N + 1 of the room free.
+    """
+
+    __slots__ = ("_free_bytes",)
+
+    def __init__(self, total_bytes: int) -> None:
+        self._free_bytes = total_bytes
+
+    def has(self, size_bytes: int) -> bool:
+        """Whether a body of this size may take room now."""
+        return 2 * size_bytes <= self._free_bytes
+
+    def take(self, held_bytes: int, more_bytes: int) -> bool:
+        """Take more room for a body that holds some; False if it may not have it."""
+        if held_bytes + more_bytes > self._free_bytes - more_bytes:
+            return False
+        self._free_bytes -= more_bytes
+        return True
+
+    def give_back(self, held_bytes: int) -> None:
+        """Free the room of a body."""
+        self._free_bytes += held_bytes
+
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

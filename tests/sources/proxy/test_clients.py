@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.sources.proxy.connection_pool import ConnectionPool
-from agent.sources.proxy.engine_connection import EngineConnection
+from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
 from agent.sources.proxy.exchange import Ending
 from tests.sources.proxy.wire import (
     CHUNKED,

@@ -151,7 +151,7 @@ async def test_a_client_that_has_just_connected_gets_its_response() -> None:
 async def test_a_client_whose_head_is_not_complete_gets_its_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agent.sources.proxy.proxy_server._LAST_REQUEST_S", 0.05)
+    monkeypatch.setattr("agent.sources.proxy.reverse_proxy._LAST_REQUEST_S", 0.05)
     async with _one_client() as (proxied, client), proxied.client() as unused:
         client.writer.write(GET[:8])
         await proxied.ask(GET)

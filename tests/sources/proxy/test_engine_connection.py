@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sources.proxy.connection_pool import ConnectionPool
-from agent.sources.proxy.engine_connection import EngineConnection
+from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
 from agent.sources.proxy.exchange import Ending
 from tests.sources.proxy.wire import (
     CHUNKED,
@@ -314,7 +313,7 @@ async def test_an_idle_connection_is_closed_before_the_engine_closes_it(
     """A request on a connection that the engine is closing would be lost."""
     async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         await proxied.ask(GET)
-        monkeypatch.setattr("agent.sources.proxy.connection_pool._IDLE_S", -1.0)
+        monkeypatch.setattr("agent.sources.proxy.engine_connection._IDLE_S", -1.0)
         await proxied.ask(GET)
         assert engine.visits == 2
 

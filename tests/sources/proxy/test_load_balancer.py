@@ -18,9 +18,9 @@ from agent.sources.proxy.load_balancer import (
     Attempt,
     EngineLookup,
     LoadBalancer,
+    OpenRequests,
     ProxiedEngine,
 )
-from agent.sources.proxy.open_requests import OpenRequests
 from agent.sources.proxy.outlier_detection import OutlierDetection, OutlierLimits
 from tests.sources.proxy.wire import (
     LIMITS,

@@ -17,9 +17,8 @@ from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange, Measuring, RawHeaders
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.outlier_detection import OutlierDetection
-from agent.sources.proxy.proxy_server import proxy_server
 from agent.sources.proxy.relay_context import Clocks, ProxyLimits
-from agent.sources.proxy.reverse_proxy import ReverseProxy
+from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
 
 # A test that hangs fails after this time.
 WITHIN_S = 60.0

@@ -10,21 +10,19 @@ from typing import Annotated, Any
 
 import msgspec
 
-from agent.sources.proxy.measuring.engine_times import engine_times
 from agent.sources.proxy.measuring.json_values import JsonCounter, JsonReader, as_object
 from agent.sources.proxy.measuring.parsed_event import (
     NOTHING,
     VISIBLE_TOKEN,
     ParsedEvent,
+    completions_usage,
+    engine_times,
     error_code,
     finish_reason,
-    text_only,
-    usage_of,
-)
-from agent.sources.proxy.measuring.token_usage import (
-    completions_usage,
     messages_usage,
     responses_usage,
+    text_only,
+    usage_of,
 )
 
 

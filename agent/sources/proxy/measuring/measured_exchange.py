@@ -1,36 +1,109 @@
 """Measures one exchange and makes its record."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.catalog.reasons import ProxyFailure
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
-from agent.sources.proxy.exchange import Arrival, Ending, OnFailure, RawHeaders, RequestSpan
-from agent.sources.proxy.measuring.api_protocols import ApiProtocol
-from agent.sources.proxy.measuring.engine_times import with_engine_times
-from agent.sources.proxy.measuring.media_parts import DeferredMedia
-from agent.sources.proxy.measuring.request_fields import UNKNOWN, RequestFields
-from agent.sources.proxy.measuring.request_headers import (
+from agent.sources.proxy.exchange import (
+    Arrival,
+    Ending,
+    OnFailure,
+    RawHeaders,
+    RequestSpan,
+    Tracing,
+)
+from agent.sources.proxy.measuring.api_protocols import PROTOCOLS, ApiProtocol
+from agent.sources.proxy.measuring.parsed_event import with_engine_times
+from agent.sources.proxy.measuring.request_fields import (
     REQUEST_ID,
+    UNKNOWN,
+    DeferredMedia,
+    RequestFields,
     by_name,
     client_name,
     limit_s,
     priority_header,
+    read_request_fields,
     request_id_of,
     tenant_of,
 )
-from agent.sources.proxy.measuring.request_outcome import (
-    RequestOutcome,
-    engine_failed,
-    outcome_of,
-)
 from agent.sources.proxy.measuring.response_readers import (
     PassThroughReader,
+    ResponseFindings,
     ResponseReader,
     WholeBodyReader,
 )
-from agent.sources.proxy.measuring.stream_reader import StreamReader
-from agent.sources.proxy.measuring.strip_usage import UsageStripper
+from agent.sources.proxy.measuring.stream_reader import StreamReader, UsageStripper
+
+
+class RequestOutcome(NamedTuple):
+    """How a request ended; `error` is a short code, None if nothing failed."""
+
+    status: Status
+    error: str | None
+
+
+_OK = RequestOutcome(Status.OK, None)
+_UNFINISHED = RequestOutcome(Status.ERROR, "unfinished")
+_ENDINGS: Mapping[Ending, RequestOutcome] = {
+    Ending.CLIENT_GONE: RequestOutcome(Status.CANCELLED, "client_gone"),
+    Ending.ENGINE_GONE: RequestOutcome(Status.ERROR, "engine_gone"),
+    Ending.UNREACHABLE: RequestOutcome(Status.ERROR, "unreachable"),
+    Ending.TIMEOUT: RequestOutcome(Status.TIMEOUT, "timeout"),
+    Ending.REFUSED: RequestOutcome(Status.ERROR, "refused"),
+}
+# The engine gave the request up: vLLM does so when it is stopped or paused.
+_GIVEN_UP = ("abort", "error")
+# In the types of errors that say what is wrong with the request.
+_MISTAKES = ("badrequest", "invalid", "notfound", "validation")
+_THROTTLED = frozenset((429, 503))
+# 408 and 499 say that a request was not read or not answered in time.
+_NOT_THE_CLIENTS = frozenset((408, 429, 499))
+
+
+def outcome_of(
+    ending: Ending, http_status: int | None, findings: ResponseFindings, *, streamed: bool
+) -> RequestOutcome:
+    """Return the outcome of an exchange.
+
+    An error in the response wins over the ending, and so does a finish reason which says that the
+    engine gave the request up. A client that leaves after the end of the stream got the whole
+    response. A stream that stops without a finish reason failed.
+    """
+    if findings.error is not None:
+        return RequestOutcome(Status.ERROR, findings.error)
+    if http_status is not None and http_status >= 300:
+        return RequestOutcome(_status_of(http_status), f"http_{http_status}")
+    for reason in _GIVEN_UP:
+        if reason in findings.finish_reasons:
+            return RequestOutcome(Status.ERROR, reason)
+    if findings.done:
+        return _OK
+    if ending is not Ending.COMPLETE:
+        return _ENDINGS[ending]
+    return _UNFINISHED if streamed and not findings.finish_reasons else _OK
+
+
+def engine_failed(findings: ResponseFindings) -> bool:
+    """Return whether a response with the status 200 says that the engine failed.
+
+    vLLM reports what went wrong after the head as an event of the stream.
+    """
+    if findings.error is not None:
+        return not any(mistake in findings.error.lower() for mistake in _MISTAKES)
+    return any(reason in findings.finish_reasons for reason in _GIVEN_UP)
+
+
+def _status_of(http_status: int) -> Status:
+    """The status of a response other than 2xx; most of 4xx are the client's own mistakes."""
+    if http_status in _THROTTLED:
+        return Status.THROTTLED
+    if 400 <= http_status < 500 and http_status not in _NOT_THE_CLIENTS:
+        return Status.INVALID
+    return Status.ERROR
+
 
 # Shared by all exchanges: a pass-through reader never changes its findings.
 _PASS_THROUGH = PassThroughReader()
@@ -319,3 +392,89 @@ class MeasuredExchange:
         if self._first_byte_at_s is None:
             return True
         return isinstance(self._reader, StreamReader) and self._reader.findings.missed is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuringOptions:
+    """How requests are measured; the settings of the same names explain each.
+
+    An engine that counts in each event for all clients (`--enable-force-include-usage`) needs
+    neither `count_tokens` nor `continuous_usage`. With the latter its clients would lose counts
+    that they rely on.
+    """
+
+    tenant_header: str | None = None
+    user_header: str | None = None
+    workload_header: str | None = None
+    session_header: str | None = None
+    count_tokens: bool = True
+    continuous_usage: bool = False
+    return_request_id: bool = True
+
+
+def _header(name: str | None) -> bytes | None:
+    return name.lower().encode() if name else None
+
+
+class RequestMeasuring:
+    """Measures the requests to the routes of `PROTOCOLS`; each becomes one record for the sink."""
+
+    def __init__(
+        self,
+        agent: str,
+        tracing: Tracing,
+        sink: Callable[[RequestRecord], None],
+        on_failure: OnFailure,
+        options: MeasuringOptions = MeasuringOptions(),
+        *,
+        opened: Callable[[RequestRecord], None] | None = None,
+        lost: Callable[[str], None] | None = None,
+    ) -> None:
+        """`opened` gets a record of each request that was sent to an engine, for the case that this
+        process dies, and `lost` the span id of a request whose record `sink` will not get."""
+        self._tracing = tracing
+        self._context = MeasuringContext(
+            agent,
+            ClientHeaders(
+                tenant=_header(options.tenant_header),
+                user=_header(options.user_header),
+                workload=_header(options.workload_header),
+                session=_header(options.session_header),
+            ),
+            options.return_request_id,
+            sink,
+            opened,
+            lost,
+            on_failure,
+        )
+        self._options = options
+
+    def wants(self, method: str, path: str) -> bool:
+        """Return whether a request is measured: a POST to one of the routes."""
+        return method == "POST" and path in PROTOCOLS
+
+    def begin(self, arrival: Arrival) -> MeasuredExchange:
+        """Start the measurement of a request."""
+        protocol = PROTOCOLS[arrival.path]
+        return MeasuredExchange(
+            context=self._context,
+            arrival=arrival,
+            protocol=protocol,
+            fields=self._fields(arrival, protocol),
+            span=self._tracing.begin(arrival.headers),
+        )
+
+    def _fields(self, arrival: Arrival, protocol: ApiProtocol) -> RequestFields:
+        if arrival.body is None:
+            if not arrival.client_left:
+                self._context.on_failure(ProxyFailure.BODY_NOT_READ)
+            return UNKNOWN
+        fields = read_request_fields(
+            arrival.body,
+            protocol,
+            count_tokens=self._options.count_tokens,
+            continuous_usage=self._options.continuous_usage,
+        )
+        if fields is UNKNOWN:
+            self._context.on_failure(ProxyFailure.BODY_UNREADABLE)
+        return fields

@@ -1,14 +1,17 @@
-"""Fields of a request body, and the usage options that the proxy adds to it."""
+"""Fields of a request: of its body, its headers, and the media in its messages."""
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
 
+from agent.catalog.reasons import ProxyFailure
+from agent.sources.proxy.exchange import OnFailure, RawHeaders
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
-from agent.sources.proxy.measuring.json_keys import json_keys, set_key
-from agent.sources.proxy.measuring.json_values import short_text
+from agent.sources.proxy.measuring.json_values import json_keys, set_key, short_text
 
 Values = Mapping[str, Any]
 
@@ -185,3 +188,215 @@ def _with_options(text: str, names: Sequence[str]) -> str:
     for name in names:
         options_text = set_key(options_text, json_keys(options_text), name, "true")
     return set_key(text, keys, _OPTIONS, options_text)
+
+
+# The first value of each header.
+Headers = Mapping[bytes, bytes]
+
+REQUEST_ID = b"x-request-id"
+_PRIORITY = b"x-vllm-priority"
+
+# A prefix makes the digest differ from a digest of the same key in another system.
+_KEY_DOMAIN = b"goodput-agent tenant of API key\0"
+_KEY_DIGITS = 12
+
+
+def by_name(headers: RawHeaders) -> Headers:
+    """Return the headers by name, with the first value of a repeated header."""
+    return dict(reversed(headers))
+
+
+def request_id_of(headers: Headers) -> str | None:
+    """Return the client's request id; None if it sent none, or none that is a printable text of at
+    most 256 characters."""
+    return _header_text(headers, REQUEST_ID)
+
+
+def tenant_of(headers: Headers, tenant_header: bytes | None) -> str | None:
+    """Return the tenant from the configured header, else a digest of the API key, else None."""
+    named = _header_text(headers, tenant_header) if tenant_header else None
+    if named:
+        return named
+    key = _api_key(headers)
+    return f"key-{sha256(_KEY_DOMAIN + key).hexdigest()[:_KEY_DIGITS]}" if key else None
+
+
+def client_name(headers: Headers, header: bytes | None) -> str | None:
+    """Return the value of a configured header; None without one of at most 256 characters."""
+    return _header_text(headers, header) if header else None
+
+
+def priority_header(headers: Headers) -> int | None:
+    """Return the priority of vLLM's own header, which wins over the one in the body."""
+    try:
+        return priority_of(int(headers[_PRIORITY]))
+    except (KeyError, ValueError):
+        return None
+
+
+def limit_s(headers: Headers, name: bytes, on_failure: OnFailure) -> float | None:
+    """Return the limit in seconds of a header in milliseconds; None without the header.
+
+    A value that is not a positive finite number is ignored and counted as a failure.
+    """
+    value = headers.get(name)
+    if value is None:
+        return None
+    try:
+        limit_ms = float(value)
+    except ValueError:
+        limit_ms = 0.0
+    if isfinite(limit_ms) and limit_ms > 0:
+        return limit_ms / 1000
+    on_failure(ProxyFailure.SLO_HEADER)
+    return None
+
+
+def _header_text(headers: Headers, name: bytes) -> str | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    try:
+        return short_text(value.decode().strip())
+    except UnicodeDecodeError:
+        return None
+
+
+def _api_key(headers: Headers) -> bytes | None:
+    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+    if scheme.lower() == b"bearer" and token.strip():
+        return token.strip()
+    return headers.get(b"x-api-key", b"").strip() or None
+
+
+# Each object of the messages is built once, in about 100 bytes.
+MAX_OBJECTS = 50_000
+_LONGEST_TYPE = 200
+
+
+class MediaParts(NamedTuple):
+    """The media of a request. `bytes_` are those that the request itself holds, decoded."""
+
+    parts: int
+    bytes_: int
+
+
+NO_MEDIA = MediaParts(0, 0)
+
+
+class _MediaFields(msgspec.Struct, gc=False):
+    """The fields that hold the messages of a request."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+class _MessageContent(msgspec.Struct, gc=False):
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class _ContentPart(msgspec.Struct, gc=False):
+    """A part of a message's content, in the words of OpenAI, vLLM and Anthropic."""
+
+    type: Any = None
+    image_url: msgspec.Raw = msgspec.Raw()
+    video_url: msgspec.Raw = msgspec.Raw()
+    audio_url: msgspec.Raw = msgspec.Raw()
+    input_audio: msgspec.Raw = msgspec.Raw()
+    source: msgspec.Raw = msgspec.Raw()
+
+
+class _MediaSource(msgspec.Struct, gc=False):
+    url: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.Raw()
+
+
+# The type of a part, and the key of its media.
+_MEDIA = {
+    "image_url": "image_url",
+    "input_image": "image_url",
+    "video_url": "video_url",
+    "audio_url": "audio_url",
+    "input_audio": "input_audio",
+    "image": "source",
+}
+_TYPE = b'"type"'
+_BODY = msgspec.json.Decoder(_MediaFields)
+_MESSAGES = msgspec.json.Decoder(list[_MessageContent])
+_PARTS = msgspec.json.Decoder(list[_ContentPart])
+_SOURCE = msgspec.json.Decoder(_MediaSource)
+
+
+class DeferredMedia:
+    """The media of a request, read once: after it was sent, because it must not wait for that."""
+
+    __slots__ = ("_found", "_unread")
+
+    def __init__(self, body: bytes | None) -> None:
+        self._unread = body
+        self._found: MediaParts | None = None
+
+    def read(self) -> MediaParts | None:
+        """Return the media, and keep the body no longer; None if they cannot be read."""
+        body, self._unread = self._unread, None
+        if body is not None:
+            self._found = media_in(body)
+        return self._found
+
+
+def media_in(body: bytes) -> MediaParts | None:
+    """Return the media in the messages of a body; None if they cannot be read.
+
+    Nothing is built of texts and media, which may be long.
+    """
+    # Each part names its type, and plain chats have no parts.
+    if _TYPE not in body:
+        return NO_MEDIA
+    if body.count(b"{") > MAX_OBJECTS:
+        return None
+    try:
+        found = _BODY.decode(body)
+        messages = found.messages or found.input
+        # `/v1/responses` takes a plain text, too.
+        parts = _parts_of(messages) if _begins(messages, b"[") else []
+        return MediaParts(len(parts), sum(map(_bytes_of, parts)))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parts_of(messages: msgspec.Raw) -> list[msgspec.Raw]:
+    """The media of each part that is one."""
+    return [
+        getattr(part, _MEDIA[part.type])
+        for message in _MESSAGES.decode(messages)
+        if _begins(message.content, b"[")
+        for part in _PARTS.decode(message.content)
+        if isinstance(part.type, str) and part.type in _MEDIA
+    ]
+
+
+def _begins(text: msgspec.Raw, with_: bytes) -> bool:
+    return bytes(memoryview(text)[: len(with_)]) == with_
+
+
+def _bytes_of(media: msgspec.Raw) -> int:
+    """The bytes of a `data:` URL or of base64 data; 0 of any other URL."""
+    text = memoryview(media)
+    if _begins(media, b"{"):
+        source = _SOURCE.decode(media)
+        if source.data:
+            return _decoded_length(memoryview(source.data)[1:-1])
+        text = memoryview(source.url)
+    if bytes(text[:6]) != b'"data:':
+        return 0
+    head, comma, _ = bytes(text[:_LONGEST_TYPE]).partition(b",")
+    if not comma:
+        return 0
+    data = text[len(head) + 1 : -1]
+    return _decoded_length(data) if head.endswith(b";base64") else len(data)
+
+
+def _decoded_length(base64: memoryview) -> int:
+    """The bytes behind base64, padded or not, in a JSON text that may write `/` as `\\/`."""
+    escapes = bytes(base64).count(b"\\")
+    return (len(base64) - escapes - bytes(base64[-2:]).count(b"=")) * 3 // 4

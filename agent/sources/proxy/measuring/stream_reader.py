@@ -1,14 +1,192 @@
-"""Reads a stream of events as it passes: token times, usage, and how the response ended."""
+"""Reads a stream of server-sent events (SSE) as it passes.
 
+WHATWG HTML, "Server-sent events": a line ends with CR LF, LF or CR, an event with an empty line.
+U+2028, U+2029 and U+0085 end no line: generated text contains them unescaped.
+
+Usage that only the proxy asked for is removed. vLLM 0.32
+(`vllm/entrypoints/openai/{chat_completion,completion}/serving.py`) does the following. With
+`include_usage`, one event without choices follows the last one, and has the `system_fingerprint`
+that otherwise is in the event of the finish reason. With `continuous_usage_stats`, each event has a
+key `usage`. No event gets `"usage":null`: engines that write it do so without being asked.
+"""
+
+import json
 import re
 
 from agent.catalog.reasons import ProxyFailure
 from agent.sources.proxy.exchange import Reads
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
+from agent.sources.proxy.measuring.json_values import json_keys, remove_key
 from agent.sources.proxy.measuring.parsed_event import NOTHING, VISIBLE_TOKEN, ParsedEvent
 from agent.sources.proxy.measuring.response_readers import ResponseFindings
-from agent.sources.proxy.measuring.sse_events import EventSplitter, data_lines, data_of
-from agent.sources.proxy.measuring.strip_usage import UsageStripper
+
+# A longer event passes in pieces and is not read.
+MAX_EVENT_BYTES = 2 << 20
+
+# Only the next byte shows whether a CR ends a line by itself.
+_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
+_LF = ord("\n")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_LONGEST_END = 4
+_DATA = b"data: "
+_BETWEEN_DATA = b"\n\n" + _DATA
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class EventSplitter:
+    """Splits a stream into events; joined, they are the bytes that went in."""
+
+    __slots__ = ("_plain", "_rest", "_searched")
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._searched = 0
+        # Whether all lines so far end with LF alone, which is much faster to find.
+        self._plain = True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an event is incomplete."""
+        return bool(self._rest)
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes after the last complete event."""
+        return bytes(self._rest)
+
+    def split(self, data: bytes) -> list[bytes]:
+        """Return the events completed by these bytes, each with its empty line."""
+        rest = self._rest
+        self._plain = self._plain and b"\r" not in data
+        if self._plain and not rest and data.find(b"\n") == len(data) - 2 and data[-1] == _LF:
+            return [data]
+        rest += data
+        events: list[bytes] = []
+        begin = 0
+        while end := self._next_end():
+            events.append(bytes(rest[begin:end]))
+            begin = self._searched = end
+        if len(rest) - begin > MAX_EVENT_BYTES:
+            events.append(bytes(rest[begin:]))
+            begin = len(rest)
+        del rest[:begin]
+        self._searched = max(0, len(rest) - _LONGEST_END)
+        return events
+
+    def _next_end(self) -> int | None:
+        if self._plain:
+            at = self._rest.find(b"\n\n", self._searched)
+            return None if at < 0 else at + 2
+        end = _BLANK_LINE.search(self._rest, self._searched)
+        return end.end() if end else None
+
+    def take_rest(self) -> bytes:
+        """Return the bytes after the last complete event and forget them."""
+        rest = self.rest
+        self._rest.clear()
+        self._searched = 0
+        return rest
+
+
+def only_data(piece: bytes) -> bytes | None:
+    """Return the data of a piece that is one event of one data line, as nearly all are."""
+    end = len(piece) - 2
+    if piece.startswith(b"data: ") and piece.find(b"\n\n") == end == piece.find(b"\n"):
+        return None if b"\r" in piece else piece[6:end]
+    return None
+
+
+def data_lines(events: bytes) -> bytes | None:
+    """Return the data of whole events, one a line; None unless they are events of one data line.
+
+    Other events may be among them, whose lines are then no JSON.
+    """
+    if events.startswith(_DATA) and events.endswith(b"\n\n"):
+        return events[len(_DATA) : -2].replace(_BETWEEN_DATA, b"\n")
+    return None
+
+
+def data_of(event: bytes) -> bytes | None:
+    """Return the data lines of an event, joined; None for a comment or an event without data."""
+    data = only_data(event)
+    if data is not None:
+        return data
+    for line in _LINE_END.split(event.removeprefix(_BYTE_ORDER_MARK)):
+        if line.startswith(b"data:"):
+            value = line[6:] if line.startswith(b"data: ") else line[5:]
+            data = value if data is None else data + b"\n" + value
+    return data
+
+
+_DECODER = json.JSONDecoder()
+_USAGE_NAME = b'"usage"'
+_USAGE = re.compile(rb',[ \t]*"usage"[ \t]*:[ \t]*')
+_FINGERPRINT = re.compile(rb'"system_fingerprint"\s*:\s*"(?:[^"\\]|\\.)*"')
+
+
+class UsageStripper:
+    """Rewrites the events of a stream of one choice to what the client asked for.
+
+    The event with the finish reason is held until the next event: an engine that counts sends that
+    one right after it, and the held event gets the next event's fingerprint.
+    """
+
+    __slots__ = ("_final", "each", "held")
+
+    def __init__(self, *, final: bool, each: bool) -> None:
+        self.each = each
+        self.held = b""
+        self._final = final
+
+    def stripped(self, event: bytes, parsed: ParsedEvent) -> bytes:
+        """Return the bytes for the client after this event: none, one, or several events."""
+        if self._final and parsed.usage is not None:
+            if parsed.usage_only:
+                return self._finish(event)
+            # An engine that counts in each event without being asked does so for any client.
+            self._final = self.each
+        strip = self.each and parsed.usage and not parsed.usage_only
+        kept = _without_usage(event) if strip else event
+        if self._final and parsed.finish_reasons:
+            held, self.held = self.held, kept
+            return held
+        return self.take_held() + kept
+
+    def take_held(self) -> bytes:
+        """Return the held event and forget it."""
+        held, self.held = self.held, b""
+        return held
+
+    def _finish(self, event: bytes) -> bytes:
+        fingerprint = _FINGERPRINT.search(event)
+        return _with_fingerprint(self.take_held(), fingerprint[0] if fingerprint else None)
+
+
+def _with_fingerprint(event: bytes, fingerprint: bytes | None) -> bytes:
+    if not event or fingerprint is None or b'"system_fingerprint"' in event:
+        return event
+    end = event.rindex(b"}")
+    return event[:end] + b"," + fingerprint + event[end:]
+
+
+def _without_usage(event: bytes) -> bytes:
+    match = _USAGE.search(event)
+    # Its name occurs once, so it is the key that was read.
+    if match and event.count(_USAGE_NAME) == 1 and only_data(event) is not None:
+        rest = event[match.end() :].decode()
+        _, end = _DECODER.raw_decode(rest)
+        return event[: match.start()] + rest[end:].encode()
+    return _with_key_removed(event)
+
+
+def _with_key_removed(event: bytes) -> bytes:
+    data = data_of(event)
+    if data is None or data not in event:
+        # The data spans several lines. No known engine writes that.
+        return event
+    text = data.decode()
+    return event.replace(data, remove_key(text, json_keys(text), "usage").encode())
+
 
 _DONE = b"[DONE]"
 _DONE_EVENT = ParsedEvent(done=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.records.request import ProxyView, RequestRecord
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange, Measuring, RawHeaders
-from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, RequestMeasuring
+from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions, RequestMeasuring
 
 STREAMS = Path(__file__).with_name("streams")
 VERSION = "vllm-0.32.0-"

@@ -8,7 +8,7 @@ import pytest
 from agent.records.request import RequestRecord, Status
 from agent.sources.proxy.exchange import Ending
 from agent.sources.proxy.measuring.json_values import JsonReader
-from agent.sources.proxy.measuring.request_measuring import MeasuringOptions
+from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions
 from agent.sources.proxy.measuring.response_readers import MAX_BODY_BYTES
 from agent.sources.proxy.measuring.stream_reader import MAX_DEFERRED_PIECES
 from tests.sources.proxy.measuring.playing import (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.sources.proxy.exchange import Ending
-from agent.sources.proxy.measuring.request_measuring import MeasuringOptions
+from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions
 from tests.sources.proxy.measuring.playing import (
     PAIRS,
     REQUESTS,

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.sources.proxy.exchange import Arrival, Ending, Exchange
-from agent.sources.proxy.guard import GuardedExchange
+from agent.sources.proxy.exchange import Arrival, Ending, Exchange, GuardedExchange
 from tests.sources.proxy.wire import (
     CHUNKED,
     GET,

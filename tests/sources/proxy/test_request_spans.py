@@ -26,7 +26,7 @@ from agent import __version__
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.proxy.exchange import RawHeaders
 from agent.sources.proxy.headers import RequestHead
-from agent.sources.proxy.tracing.request_spans import ProxyTracing
+from agent.sources.proxy.request_spans import ProxyTracing
 from tests.records.making import NOON, record
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

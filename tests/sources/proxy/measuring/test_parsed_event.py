@@ -11,7 +11,7 @@ import pytest
 
 from agent.records.request import EngineView, RequestRecord, Status, Vantage
 from agent.sources.proxy.exchange import Ending
-from agent.sources.proxy.measuring.request_measuring import MeasuringOptions
+from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions
 from tests.sources.proxy.measuring.playing import (
     JSON_HEAD,
     REQUESTS,

@@ -1,1 +1,0 @@
-"""The trace span of each measured exchange, made with the OpenTelemetry SDK."""
