@@ -15,7 +15,7 @@ from agent.errors import SettingsInvalid
 from agent.settings.named_files import read_named_file
 from agent.settings.settings_model import Settings
 from agent.settings.values import shown
-from agent.settings.yaml_values import Place, YamlDocument, read_yaml
+from agent.settings.yaml_values import UNREAD, Place, YamlDocument, read_yaml
 
 PREFIX = "GOODPUT_"
 
@@ -204,7 +204,7 @@ def _read(path: Path) -> YamlDocument:
         document = read_yaml(read_named_file(path).decode("utf-8"), is_secret=is_secret)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsInvalid([f"{path}: cannot be read: {error}"]) from error
-    if not isinstance(document.value, (dict, type(None))):
+    if document.value is not UNREAD and not isinstance(document.value, (dict, type(None))):
         kind = type(document.value).__name__
         raise SettingsInvalid([f"{path}: holds a {kind}, not a mapping of keys"])
     return document

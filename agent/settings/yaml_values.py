@@ -163,20 +163,29 @@ class _Loader(yaml.SafeLoader):
             return self._mapping(node, place)
         return UNREAD
 
-    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:
+    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         try:
             self.flatten_mapping(node)
         except yaml.constructor.ConstructorError:
             self._problem(node, place, "has a << of something else than mappings")
         found = {}
         for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._problem(key_node, place, "has a key that is a list or a mapping")
-                continue
-            key = self._scalar(key_node, place)
-            self.lines.setdefault((*place, key), key_node.start_mark.line + 1)
-            found[key] = self.value(value_node, (*place, key))
+            key = self._key(key_node, place)
+            if isinstance(key, str):
+                self.lines.setdefault((*place, key), key_node.start_mark.line + 1)
+                found[key] = self.value(value_node, (*place, key))
         return found
+
+    def _key(self, node: yaml.Node, place: Place) -> Any:
+        """The key of a mapping; one that is not a text has a problem."""
+        if not isinstance(node, yaml.ScalarNode):
+            self._problem(node, place, "has a key that is a list or a mapping")
+            return UNREAD
+        key = self._scalar(node, place)
+        if key is not UNREAD and not isinstance(key, str):
+            text = node.value or "null"
+            self._problem(node, (*place, text), f"the key {shown(text)} is not a text; quote it")
+        return key
 
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
         text, problem = node.value, None

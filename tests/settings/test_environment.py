@@ -113,6 +113,7 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
         ("GOODPUT_NAME", "0x_", "GOODPUT_NAME: '0x_' is no whole number"),
         ("GOODPUT_LISTEN__PORT", "9" * 5000, "GOODPUT_LISTEN__PORT: '99999"),
         ("GOODPUT_LISTEN__PORT", "[" * 5000, "GOODPUT_LISTEN__PORT: '[[[[["),
+        ("GOODPUT_LISTEN", "{1: x}", "GOODPUT_LISTEN: the key '1' is not a text; quote it"),
         ("GOODPUT_NAME", "a\udcff", "GOODPUT_NAME: 'a\\udcff' is not YAML: unacceptable character"),
         (f"GOODPUT_ENGINES__{'9' * 5000}__NAME", "a", "engines: must be a list (got a mapping)"),
         ("GOODPUT_LISTEN" + 5000 * "__A", "a", f"GOODPUT_LISTEN{62 * '__A'}...: names no key"),
