@@ -15,6 +15,10 @@ from tests.real_parts.postgres import postgres_server, postgres_url
 
 __all__ = ["clickhouse_server", "clickhouse_url", "postgres_server", "postgres_url"]
 
+# Before numpy is imported, also by programs that tests start: its threads wait for each other by
+# computing, which takes most of a busy machine's time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # What is imported and collected stays to the end, so searching it for garbage is wasted: a sixth of
 # the time until the first test, and again whenever a test makes many objects.
 gc.disable()

@@ -101,6 +101,29 @@ def test_help_and_completion_wait_for_no_server_and_no_database() -> None:
     assert found.stdout.split() == []
 
 
+@pytest.mark.slow
+def test_numpy_gets_no_threads_unless_a_user_wants_them() -> None:
+    code = """if True:
+        import os, sys
+        from contextlib import suppress
+        from agent.__main__ import start
+        sys.argv = ["goodput-agent", "version"]
+        with suppress(SystemExit):
+            start()
+        import numpy
+        print(os.environ["OPENBLAS_NUM_THREADS"], len(os.listdir("/proc/self/task")))
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    others = {key: value for key, value in os.environ.items() if key != name}
+    for chosen, threads in (({}, "1"), ({name: "2"}, "2")):
+        found = subprocess.run(
+            [sys.executable, "-c", code], env={**others, **chosen}, capture_output=True, check=True
+        )
+        *_, used, started = found.stdout.decode().split()
+        assert used == threads
+        assert int(started) <= int(threads)
+
+
 def test_help_names_every_command(call: Call) -> None:
     ended = call("--help")
     assert ended.code == 0

@@ -7,6 +7,7 @@ Parametric and Bootstrap Tests of Hypotheses" (2005).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
@@ -207,8 +208,7 @@ def interval(figure: Measured, blocks: int, spread: float, apart: Apart) -> Inte
 
     The same run always gets the same interval.
     """
-    random = np.random.default_rng(_SEED)
-    drawn = figure.of(random.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS).astype(float))
+    drawn = figure.of(_draws(blocks))
     known = drawn[np.isfinite(drawn)]
     if not len(known):
         return Interval(figure.value, np.nan, np.nan)
@@ -220,6 +220,13 @@ def interval(figure: Measured, blocks: int, spread: float, apart: Apart) -> Inte
     else:
         low, high = (value + (each - value) * spread for each in (low, high))
     return Interval(value, max(min(low, value), 0.0), max(high, value))
+
+
+@lru_cache(maxsize=2)
+def _draws(blocks: int) -> Array:
+    """How often each block is drawn, a row for each draw; the same for all figures of a run."""
+    random = np.random.default_rng(_SEED)
+    return random.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS).astype(float)
 
 
 def _tail(blocks: int) -> float:
