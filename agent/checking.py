@@ -3,8 +3,10 @@
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,9 @@ import yaml
 
 from agent.catalog.engines import DIALECTS
 from agent.command_options import AsJson, ConfigFile, TokenFile, server_url
+from agent.errors import SettingsInvalid
 from agent.settings import Settings, load
+from agent.settings.named_files import in_time
 from agent.sources.engines.name_drift import expected_facts
 from agent.terminal import echo
 
@@ -63,8 +67,8 @@ def check(
     with what was seen and which flag to change. Exits with 0 if no line fails, 1 if one
     does, 2 if the engine cannot be read.
 
-    Without it, it prints the settings in force. Example:
-    `check --engine http://127.0.0.1:8000 --send-request`.
+    Without it, it prints the settings in force. If one of their files is missing or cannot be read,
+    it exits with 2. Example: `check --engine http://127.0.0.1:8000 --send-request`.
     """
     from agent.auditing import audit_deployment
 
@@ -90,10 +94,103 @@ def _print_settings(settings: Settings, *, as_json: bool) -> None:
 
     # This does not connect; it checks that the URL names a supported database.
     open_engine(settings.storage.url)
+    check_files(settings)
     shown = settings.shown()
     echo(
         json.dumps(shown, indent=2) if as_json else yaml.safe_dump(shown, sort_keys=False).rstrip()
     )
+
+
+# Parameters of a database's URL with the name of a file, in libpq and in ClickHouse's driver, and
+# the values that mean the system's authorities.
+_DATABASE_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "ca_cert", "client_cert")
+_SYSTEM = ("system", "certifi")
+
+# A setting, its file, and a look at the file, which raises OSError.
+_NamedFile = tuple[str, Path | None, Callable[[Path], None]]
+
+
+def check_files(settings: Settings) -> None:
+    """Open each file that the settings name, and read those that the agent reads at its start.
+
+    Raises SettingsInvalid with all that are missing or unreadable, else with the first one whose
+    content is wrong.
+    """
+    from agent.app.listeners import ConnectionLimits, Listeners, raise_descriptors
+
+    files = chain(_files(settings), _engine_files(settings), _storage_files(settings))
+    problems = [
+        f"{key}: {path} cannot be used: {why}"
+        for key, path, look in files
+        if path is not None and (why := _problem(path, look))
+    ]
+    if problems:
+        raise SettingsInvalid(problems)
+    Listeners(settings, ConnectionLimits(raise_descriptors()))
+
+
+def _files(settings: Settings) -> Iterator[_NamedFile]:
+    security = settings.security
+    yield "security.read_tokens", security.read_tokens, _open
+    yield "security.ingest_tokens", security.ingest_tokens, _open
+    yield "security.tls_certificate", security.tls_certificate, _open
+    yield "security.tls_key", security.tls_key, _open
+    yield "tls.ca", settings.tls.ca, _open
+    kubernetes = settings.engines_from.kubernetes
+    # The default exists in pods alone.
+    if kubernetes is not None and "service_account" in kubernetes.model_fields_set:
+        for name in ("token", "ca.crt"):
+            file = Path(kubernetes.service_account) / name
+            yield "engines_from.kubernetes.service_account", file, _open
+
+
+def _engine_files(settings: Settings) -> Iterator[_NamedFile]:
+    for number, engine in enumerate(settings.engines):
+        section = f"engines[{number}]"
+        yield f"{section}.model_config", engine.model_config_path, _open_model
+        yield f"{section}.log", engine.log, _open
+        yield f"{section}.plugin_socket", engine.plugin_socket, _find_folder
+
+
+def _storage_files(settings: Settings) -> Iterator[_NamedFile]:
+    from sqlalchemy import make_url
+
+    from agent.store.sqlite_place import sqlite_path
+
+    storage = settings.storage
+    key = "storage.url" if storage.used_journal is None else "storage.journal.path"
+    yield key, sqlite_path(make_url(storage.own_url)), _find_folder
+    for name, value in make_url(storage.url).query.items():
+        if name in _DATABASE_FILES and value not in _SYSTEM:
+            yield f"storage.url: {name}", Path(str(value)), _open
+
+
+def _problem(path: Path, look: Callable[[Path], None]) -> str | None:
+    try:
+        in_time(path, partial(look, path))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _open(path: Path) -> None:
+    """Open and close a file, or a named pipe that may have no writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # A directory can be opened, but not read.
+        os.read(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _open_model(path: Path) -> None:
+    _open(path / "config.json" if path.is_dir() else path)
+
+
+def _find_folder(path: Path) -> None:
+    """Look for the folder of a file that the agent makes."""
+    if not path.parent.is_dir():
+        raise OSError(f"the folder {path.parent} is missing")
 
 
 def _print_facts(settings: Settings, *, as_json: bool) -> int:

@@ -1,12 +1,17 @@
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
 from agent.cli import main
 from agent.errors import EngineUnreachable, SettingsInvalid
+from agent.settings import Settings
+from tests.real_parts.certificates import make_certificate
 from tests.real_parts.ports import free_port
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
@@ -63,6 +68,87 @@ def test_check_lists_the_same_as_json(tmp_path: Path) -> None:
     (chat,) = json.loads(said)["engines"]
     assert (code, chat["problem"]) == (1, "html")
     assert chat["facts"] is chat["absent"] is None
+
+
+# Each setting that names a file, by its place.
+NAMES_FILES = """
+engines:
+- name: chat
+  url: http://127.0.0.1:1
+  model_config: {0}/model/config.json
+  log: {0}/chat.log
+  plugin_socket: {0}/run/vllm.sock
+security:
+  read_tokens: {0}/read
+  ingest_tokens: {0}/ingest
+  tls_certificate: {0}/tls/agent.pem
+  tls_key: {0}/tls/agent.key
+tls: {{ca: {0}/tls/agent.pem}}
+storage:
+  url: postgresql://h/d?sslrootcert={0}/tls/agent.pem
+  journal: {{path: {0}/run/journal.db}}
+engines_from: {{kubernetes: {{selector: a=b, service_account: {0}/account}}}}
+"""
+
+
+def settings_check(folder: Path, text: str) -> Result:
+    file = folder / "agent.yml"
+    file.write_text(text)
+    return CliRunner().invoke(main, ["check", "--config", str(file)])
+
+
+def named_by(kind: object, place: str = "") -> Iterator[str]:
+    """The places of the settings whose type is a path."""
+    if kind is Path:
+        yield place
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            yield from named_by(field.annotation, f"{place}.{field.alias or name}".lstrip("."))
+    for part in get_args(kind):
+        yield from named_by(part, f"{place}[0]" if get_origin(kind) is tuple else place)
+
+
+def test_check_lists_each_missing_file_of_the_settings(tmp_path: Path) -> None:
+    result = settings_check(tmp_path, NAMES_FILES.format(tmp_path / "gone"))
+    assert isinstance(result.exception, SettingsInvalid)
+    assert result.stdout == ""
+    lines = result.exception.problems
+    gone = tmp_path / "gone"
+    assert f"tls.ca: {gone}/tls/agent.pem cannot be used: No such file or directory" in lines
+    socket = f"engines[0].plugin_socket: {gone}/run/vllm.sock"
+    assert f"{socket} cannot be used: the folder {gone}/run is missing" in lines
+    named = {line.partition(": ")[0] for line in lines}
+    assert named >= set(named_by(Settings))
+    assert {"storage.url", "storage.journal.path"} <= named
+    assert "engines_from.kubernetes.service_account" in named
+
+
+def test_check_takes_settings_whose_files_are_all_there(tmp_path: Path) -> None:
+    for folder in ("model", "run", "tls", "account"):
+        (tmp_path / folder).mkdir()
+    for file in ("model/config.json", "account/token", "account/ca.crt"):
+        (tmp_path / file).write_text("{}")
+    for file in ("read", "ingest"):
+        (tmp_path / file).write_text("a-token-of-the-tests\n")
+    # No writer has it open.
+    os.mkfifo(tmp_path / "chat.log")
+    made = make_certificate(tmp_path / "tls", "localhost")
+    made.certificate.rename(tmp_path / "tls/agent.pem")
+    made.key.rename(tmp_path / "tls/agent.key")
+    text = NAMES_FILES.format(tmp_path)
+    assert settings_check(tmp_path, text).exit_code == 0
+    in_folder = text.replace("/model/config.json", "/model")
+    assert settings_check(tmp_path, in_folder).exit_code == 0
+    (tmp_path / "read").write_text("short\n")
+    refused = settings_check(tmp_path, text).exception
+    assert "security.read_tokens: " in str(refused)
+    assert "must hold one token on each line" in str(refused)
+
+
+def test_check_refuses_a_directory_as_a_log(tmp_path: Path) -> None:
+    text = f"engines: [{{name: a, url: 'http://h:1', log: {tmp_path}}}]"
+    refused = settings_check(tmp_path, text).exception
+    assert str(refused) == f"engines[0].log: {tmp_path} cannot be used: Is a directory"
 
 
 # Without the requests that it refused while it was recorded.
