@@ -1,4 +1,4 @@
-"""200 loads of an engine whose every step is known: what each request is charged, and the sums.
+"""50 loads of an engine whose every step is known: what each request is charged, and the sums.
 
 Each load is made from a seed: bursts, crowds, long prompts, caches and aborts.
 """
@@ -125,12 +125,14 @@ def _job(number: int, arrival: Arrival, leaves: bool, proxied: bool, chance: ran
 
 pytestmark = pytest.mark.slow
 
+# The figures of docs/cost.md are of 200.
+LOADS = 50
 BILL_S = 60.0 * MINUTES
 
 
 @pytest.fixture(scope="module")
 def loads() -> list[Load]:
-    return [load(seed) for seed in range(200)]
+    return [load(seed) for seed in range(LOADS)]
 
 
 Booked = list[tuple[Load, list[SplitMinute]]]
@@ -179,7 +181,7 @@ def test_unseen_work_is_that_of_requests_without_a_row(booked: Booked) -> None:
         if gone:
             true = sum(job.gpu_s for job in gone)
             times.append(sum(minute.cost.unseen for minute in minutes) / true)
-    assert len(times) > 25
+    assert len(times) >= LOADS // 10
     assert share([0.9 <= each <= 1.5 for each in times]) >= 0.85
     assert max(times) < 2.5
 
