@@ -70,9 +70,9 @@ class Exchange(Protocol):
     added_headers: RawHeaders
     # The model that the request names, used to choose an engine; None if unknown.
     model: str | None
-    # Whether a whole response says that the engine failed, as by an error inside a stream. Known
+    # The HTTP status that an error inside a whole response 200 stands for, None without one. Known
     # after `ended`.
-    engine_failed: bool
+    error_status: int | None
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes of an unbuffered request body that went to the engine."""
@@ -148,9 +148,9 @@ class GuardedExchange:
             self._fail(ProxyFailure.BEGIN)
 
     @property
-    def engine_failed(self) -> bool:
-        """Whether a whole response says that the engine failed."""
-        return not self._broken and self._exchange.engine_failed
+    def error_status(self) -> int | None:
+        """The HTTP status that an error inside a whole response stands for; None without one."""
+        return None if self._broken else self._exchange.error_status
 
     def take_body(self) -> bytes | None:
         """Return the body for the engine, once."""

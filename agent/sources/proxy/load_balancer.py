@@ -202,8 +202,8 @@ class Attempt:
             detail=detail,
         )
 
-    def answered(self, status: int, retry_after_s: float | None) -> None:
-        """Note the status of the response."""
+    def answered(self, status: int, retry_after_s: float | None, detail: str | None = None) -> None:
+        """Note the status of the response, or the one that an error inside it stands for."""
         if not self._counts:
             return
         if status in THROTTLING:
@@ -215,7 +215,7 @@ class Attempt:
                 busy=status == _UNAVAILABLE,
             )
         elif status in FAILED:
-            self.failed(EjectionReason.ERROR, str(status))
+            self.failed(EjectionReason.ERROR, detail or str(status))
 
     def completed(self, status: int) -> None:
         """Note that the whole response came. One with a 4xx says nothing of the engine's model."""

@@ -340,10 +340,10 @@ class Relay:
             attempt.failed(EjectionReason.RESET)
         else:
             last += self._end(Ending.COMPLETE, connection.read_at_s)
-            if self._exchange is not None and self._exchange.engine_failed:
-                attempt.failed(EjectionReason.ERROR, "in the response")
-            else:
-                attempt.completed(connection.status or 0)
+            error_status = None if self._exchange is None else self._exchange.error_status
+            if error_status is not None:
+                attempt.answered(error_status, None, "in the response")
+            attempt.completed(error_status or connection.status or 0)
             self._release()
             await self._response.send(last, more=False)
             return

@@ -132,7 +132,8 @@ def error_type(record: RequestRecord) -> str | None:
     code = record.http_status
     if code is not None and code >= 300:
         return str(code) if code >= 500 else None
-    if record.status is Status.OK:
+    # An error inside a stream that blames the request is no error of the server either.
+    if record.status in (Status.OK, Status.INVALID):
         return None
     return (record.proxied and record.proxied.error) or record.status.value
 

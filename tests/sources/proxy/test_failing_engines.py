@@ -110,7 +110,6 @@ async def hanging(visit: Visit) -> None:
         pytest.param(closing_after(b""), EjectionReason.RESET, 502, id="reset"),
         pytest.param(closing_after(CHUNKED + chunk(b"1")), EjectionReason.RESET, 200, id="cut"),
         pytest.param(hanging, EjectionReason.TIMEOUT, 504, id="timeout"),
-        pytest.param(responding(OK), EjectionReason.ERROR, 200, id="error inside"),
     ],
 )
 @in_loop
@@ -119,14 +118,34 @@ async def test_three_failures_of_any_kind_eject_an_engine(
 ) -> None:
     times_out = script is hanging
     limits = replace(LIMITS, answer_s=0.05) if times_out else LIMITS
-    recorder = Recorder(engine_failed=(reason, status) == (EjectionReason.ERROR, 200))
-    async with pair(script, script if times_out else None, limits, recorder) as engines:
+    async with pair(script, script if times_out else None, limits) as engines:
         statuses = []
         while engines.reason is None:
             statuses += await engines.ask()
         assert statuses.count(status) >= 3 == engines.got["bad"]
         assert engines.reason is reason
         assert all(len(tried) == 1 for tried in engines.routed)
+
+
+@pytest.mark.parametrize(
+    ("error_status", "reason"),
+    [
+        (400, None),
+        (429, None),
+        (500, EjectionReason.ERROR),
+        (501, None),
+        (503, EjectionReason.UNAVAILABLE),
+    ],
+)
+@in_loop
+async def test_an_error_inside_a_response_is_judged_by_the_status_that_it_stands_for(
+    error_status: int, reason: EjectionReason | None
+) -> None:
+    async with pair(responding(OK), recorder=Recorder(error_status=error_status)) as engines:
+        for _ in range(8):
+            assert await engines.ask(2) == [200, 200]
+            engines.now_s += OUTLIERS.pause_s
+        assert engines.reason is reason
 
 
 @pytest.mark.parametrize("script", [responding(failing(500)), closing_after(b"")])

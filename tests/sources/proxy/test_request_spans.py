@@ -210,6 +210,7 @@ ENDED = {
     "server error": Ended(Status.ERROR, 500, "http_500", "500", 500),
     "overloaded": Ended(Status.THROTTLED, 503, "http_503", "503", 503),
     "error in the stream": Ended(Status.ERROR, 200, "stream_error", "stream_error", 200),
+    "request blamed in the stream": Ended(Status.INVALID, 200, "BadRequestError", None, 200),
     "cut by the engine": Ended(Status.ERROR, 200, "engine_gone", "engine_gone", 200),
     "client left": Ended(Status.CANCELLED, 200, "client_gone", "client_gone", 200),
     "client left early": Ended(Status.CANCELLED, None, "client_gone", "client_gone", None),

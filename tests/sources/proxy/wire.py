@@ -313,7 +313,7 @@ class Recorded:
     headers: RawHeaders = ()
     added_headers: RawHeaders = ()
     model: str | None = None
-    engine_failed: bool = False
+    error_status: int | None = None
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)

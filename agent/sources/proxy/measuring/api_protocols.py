@@ -17,9 +17,9 @@ from agent.sources.proxy.measuring.parsed_event import (
     ParsedEvent,
     completions_usage,
     engine_times,
-    error_code,
     finish_reason,
     messages_usage,
+    response_error,
     responses_usage,
     text_only,
     usage_of,
@@ -131,7 +131,7 @@ def _choices_event(payload: _Choices, *, token: bool, visible: bool) -> ParsedEv
         return text_only(token=token, visible=visible)
     usage = usage_of(payload.usage, completions_usage)
     usage_only = usage is not None and payload.choices == []
-    error = error_code(payload.error)
+    error = response_error(payload.error)
     # vLLM sends its metrics with the last usage alone.
     times = None if usage is None else engine_times(payload.metrics)
     return ParsedEvent(token, visible, usage, finish_reasons, error, usage_only, engine_times=times)
@@ -165,7 +165,7 @@ def _responses_event(payload: _ResponsesEvent) -> ParsedEvent:
         token = bool(payload.delta)
         return text_only(token=token, visible=token and "reasoning" not in kind)
     if kind == "error":
-        return ParsedEvent(error=error_code(payload.error or {"code": payload.code}), done=True)
+        return ParsedEvent(error=response_error(payload.error or {"code": payload.code}), done=True)
     if kind in ("response.completed", "response.incomplete", "response.failed"):
         return _responses_body(payload.response or _Response())._replace(done=True)
     return NOTHING
@@ -176,7 +176,7 @@ def _responses_body(payload: _Response) -> ParsedEvent:
     return ParsedEvent(
         usage=usage_of(payload.usage, responses_usage),
         finish_reasons=() if failed else _responses_reasons(payload),
-        error=error_code(payload.error or failed),
+        error=response_error(payload.error or failed),
         engine_times=engine_times(payload.metrics),
     )
 
@@ -245,7 +245,7 @@ _MESSAGES_EVENTS: Mapping[str, Callable[[_MessagesEvent], ParsedEvent]] = {
     "content_block_delta": _content_block_delta,
     "message_delta": _message_delta,
     "message_stop": lambda _: ParsedEvent(done=True),
-    "error": lambda payload: ParsedEvent(error=error_code(payload.error or True), done=True),
+    "error": lambda payload: ParsedEvent(error=response_error(payload.error or True), done=True),
 }
 
 
@@ -254,7 +254,7 @@ def _messages_body(payload: _Message) -> ParsedEvent:
     return ParsedEvent(
         usage=usage_of(payload.usage, messages_usage),
         finish_reasons=(reason,) if reason else (),
-        error=error_code(payload.error),
+        error=response_error(payload.error),
     )
 
 

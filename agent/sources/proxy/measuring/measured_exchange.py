@@ -56,8 +56,7 @@ _ENDINGS: Mapping[Ending, RequestOutcome] = {
 }
 # The engine gave the request up: vLLM does so when it is stopped or paused.
 _GIVEN_UP = ("abort", "error")
-# In the types of errors that say what is wrong with the request.
-_MISTAKES = ("badrequest", "invalid", "notfound", "validation")
+_SERVER_ERROR = 500
 _THROTTLED = frozenset((429, 503))
 # 408 and 499 say that a request was not read or not answered in time.
 _NOT_THE_CLIENTS = frozenset((408, 429, 499))
@@ -68,12 +67,13 @@ def outcome_of(
 ) -> RequestOutcome:
     """Return the outcome of an exchange.
 
-    An error in the response wins over the ending, and so does a finish reason which says that the
-    engine gave the request up. A client that leaves after the end of the stream got the whole
-    response. A stream that stops without a finish reason failed.
+    An error in the response wins over the ending, and counts as the HTTP status that it stands for.
+    So does a finish reason which says that the engine gave the request up: it failed. A client that
+    leaves after the end of the stream got the whole response. A stream that stops without a finish
+    reason failed.
     """
     if findings.error is not None:
-        return RequestOutcome(Status.ERROR, findings.error)
+        return RequestOutcome(_status_of(findings.error.http_status), findings.error.code)
     if http_status is not None and http_status >= 300:
         return RequestOutcome(_status_of(http_status), f"http_{http_status}")
     for reason in _GIVEN_UP:
@@ -86,14 +86,15 @@ def outcome_of(
     return _UNFINISHED if streamed and not findings.finish_reasons else _OK
 
 
-def engine_failed(findings: ResponseFindings) -> bool:
-    """Return whether a response with the status 200 says that the engine failed.
+def error_status(findings: ResponseFindings) -> int | None:
+    """Return the HTTP status that an error in a response 200 stands for; None without one.
 
     vLLM reports what went wrong after the head as an event of the stream.
     """
     if findings.error is not None:
-        return not any(mistake in findings.error.lower() for mistake in _MISTAKES)
-    return any(reason in findings.finish_reasons for reason in _GIVEN_UP)
+        return findings.error.http_status
+    given_up = any(reason in findings.finish_reasons for reason in _GIVEN_UP)
+    return _SERVER_ERROR if given_up else None
 
 
 def _status_of(http_status: int) -> Status:
@@ -136,7 +137,7 @@ class MeasuringContext(NamedTuple):
 class MeasuredExchange:
     """Measures one exchange while its response passes; `ended` hands the record to the sink."""
 
-    engine_failed = False
+    error_status: int | None = None
 
     def __init__(
         self,
@@ -294,7 +295,7 @@ class MeasuredExchange:
             self._context.on_failure(findings.missed)
         streamed = isinstance(self._reader, StreamReader)
         outcome = outcome_of(ending, self._http_status, findings, streamed=streamed)
-        self.engine_failed = engine_failed(findings)
+        self.error_status = error_status(findings)
         timing, usage = findings.timing, findings.usage.possible()
         if usage != findings.usage:
             self._context.on_failure(ProxyFailure.USAGE)

@@ -1,7 +1,7 @@
 """What one event or one whole response says, in the same words for all protocols."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -172,6 +172,13 @@ _MAX_ERROR_LENGTH = 64
 _MAX_ID_LENGTH = 320
 
 
+class ResponseError(NamedTuple):
+    """An error in a response: a short code, and the HTTP status that it stands for."""
+
+    code: str
+    http_status: int
+
+
 class ParsedEvent(NamedTuple):
     """The content of one stream event, or of one whole response body.
 
@@ -184,7 +191,7 @@ class ParsedEvent(NamedTuple):
     visible: bool = False
     usage: TokenUsage | None = None
     finish_reasons: tuple[str, ...] = ()
-    error: str | None = None
+    error: ResponseError | None = None
     usage_only: bool = False
     done: bool = False
     engine_times: EngineTimes | None = None
@@ -225,15 +232,47 @@ def finish_reason(value: object) -> str | None:
     return _REASONS.get(reason, reason)
 
 
-def error_code(error: object) -> str | None:
-    """Return a short code for an engine's error; never its message, which may quote a prompt."""
+# Of errors without a number: parts of their short codes, without separators.
+_STATUS_OF_NAMES = {
+    "badrequest": 400,
+    "invalid": 400,
+    "validation": 400,
+    "authentication": 401,
+    "permission": 403,
+    "notfound": 404,
+    "toolarge": 413,
+    "unprocessable": 422,
+    "ratelimit": 429,
+    "toomanyrequests": 429,
+    "overloaded": 503,
+    "unavailable": 503,
+}
+_SERVER_ERROR = 500
+
+
+def response_error(error: object) -> ResponseError | None:
+    """Return an engine's error without its message, which may quote a prompt."""
     if not error:
         return None
-    for name in ("type", "code"):
-        code = as_object(error).get(name)
-        if isinstance(code, str) and len(code) <= _MAX_ERROR_LENGTH and _is_identifier(code):
-            return code
-    return "stream_error"
+    content = as_object(error)
+    codes = (content.get(name) for name in ("type", "code"))
+    code = next((code for code in codes if _is_short_code(code)), "stream_error")
+    return ResponseError(code, _http_status(content.get("code"), code))
+
+
+def _is_short_code(code: object) -> TypeGuard[str]:
+    return isinstance(code, str) and len(code) <= _MAX_ERROR_LENGTH and _is_identifier(code)
+
+
+def _http_status(number: object, code: str) -> int:
+    """Return the number of an error, or the status that its code means; 500 if neither is known."""
+    if isinstance(number, str) and len(number) == 3 and number.isdecimal():
+        number = int(number)
+    if isinstance(number, int) and 400 <= number < 600:
+        return number
+    name = code.lower().replace("_", "").replace("-", "")
+    means = (status for part, status in _STATUS_OF_NAMES.items() if part in name)
+    return next(means, _SERVER_ERROR)
 
 
 def _is_identifier(text: str) -> bool:

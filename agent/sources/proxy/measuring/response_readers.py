@@ -11,6 +11,7 @@ from agent.sources.proxy.measuring.parsed_event import (
     MAX_REASON_LENGTH,
     EngineTimes,
     ParsedEvent,
+    ResponseError,
     TokenUsage,
     read_identity,
 )
@@ -194,7 +195,7 @@ class ResponseFindings:
         self.usage = TokenUsage()
         self.engine_times: EngineTimes | None = None
         self.finish_reasons: list[str] = []
-        self.error: str | None = None
+        self.error: ResponseError | None = None
         self.done = False
         self.missed: ProxyFailure | None = None
         self.response_id: str | None = None
