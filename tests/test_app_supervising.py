@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.real_parts.waiting import eventually
 
@@ -32,13 +33,13 @@ def note(text):
 def noted(name):
     return log.exists() and f"{name} " in log.read_text()
 
-def part(name, status=0, stubborn=False, later=0, after=None):
+def part(name, status=0, stubborn=False, later=0, after=None, stop=signal.SIGTERM):
     def work():
         # Before the note: who read it may send the signal at once.
         if stubborn:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         elif not status:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            signal.pthread_sigmask(signal.SIG_BLOCK, {stop})
         status_now = later if later and noted(name) else status
         while after and not noted(after):
             time.sleep(0.01)
@@ -47,10 +48,10 @@ def part(name, status=0, stubborn=False, later=0, after=None):
             signal.pause()
         if status_now:
             return status_now
-        signal.sigwait({signal.SIGTERM})
+        signal.sigwait({stop})
         note(f"{name} stops")
         return 0
-    return ProcessPart(name, work, stops_within_s=1.0)
+    return ProcessPart(name, work, stops_within_s=1.0, stop_signal=stop)
 
 def reload(supervisor, plan):
     note(f"reload now with {plan.workers}")
@@ -144,11 +145,16 @@ def test_a_group_is_stopped_when_the_groups_before_it_have_ended(tmp_path: Path)
         assert (sorted(first), last) == (["a stops", "b stops"], "last stops")
 
 
-def test_control_c_stops_the_groups_in_their_order_too(tmp_path: Path) -> None:
-    with supervising(tmp_path, "[part('early')]", "[part('last')]") as supervised:
+# Ctrl-C comes to each process of a terminal, and systemd's SIGTERM to each of a service.
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_stops_the_groups_in_their_order_too(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    last = "[part('last', stop=signal.SIGUSR1)]"
+    with supervising(tmp_path, "[part('early')]", last) as supervised:
         for name in ("early", "last"):
             supervised.pid(name)
-        os.killpg(supervised.process.pid, signal.SIGINT)
+        os.killpg(supervised.process.pid, number)
         assert supervised.process.wait(WITHIN_S) == 0
         stops = [line for line in supervised.lines() if line.endswith("stops")]
         assert stops == ["early stops", "last stops"]

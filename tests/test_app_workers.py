@@ -1,5 +1,6 @@
 """The proxy's workers go on without the agent, and without each other."""
 
+import os
 import random
 import shutil
 import signal
@@ -335,6 +336,23 @@ def test_no_worker_is_killed_at_a_stop_for_a_client_that_keeps_its_connection(
         proxied.agent.stop()
     assert "ended with status -9" not in proxied.agent.log()
     assert "clients were cut off" in proxied.agent.log()
+
+
+@pytest.mark.slow
+def test_a_sigterm_to_all_processes_lets_streams_end_and_stores_their_rows(tmp_path: Path) -> None:
+    with two_workers(tmp_path) as proxied:
+        streams = Streams(proxied, "stopped")
+        streams.begin()
+        supervisor = psutil.Process(proxied.agent.pid).parent()
+        assert supervisor is not None
+        os.killpg(os.getpgid(supervisor.pid), signal.SIGTERM)
+        streams.end()
+        assert (streams.cut, len(streams.complete)) == ([], STREAMS)
+        eventually(lambda: not supervisor.is_running(), within_s=WITHIN_S, what="its end")
+        proxied.agent.stop()
+        assert "Traceback" not in proxied.agent.log()
+        proxied.agent.start()
+        assert len(streams.rows()) == STREAMS
 
 
 def test_a_taken_port_leaves_nothing_behind(

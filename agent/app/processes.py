@@ -34,6 +34,7 @@ from agent.app.proxy_worker import WorkerConfig, WorkerMemory, run_worker, take_
 from agent.app.supervising import (
     AGENT_STOPS_WITHIN_S,
     STOP_WITHIN_S,
+    STOPS_LAST,
     TRY,
     TRY_WITHIN_S,
     WORKER_FLUSHES_WITHIN_S,
@@ -219,7 +220,8 @@ def _groups(
     for running, (_, memory) in zip(left, earlier, strict=True):
         if memory is not None:
             memories[running.part] = memory
-    last = ProcessPart(AGENT, partial(_agent, agent, handover, os.getpid()), AGENT_STOPS_WITHIN_S)
+    work = partial(_agent, agent, handover, os.getpid())
+    last = ProcessPart(AGENT, work, AGENT_STOPS_WITHIN_S, STOPS_LAST)
     return [workers, [last]], left, memories
 
 

@@ -22,6 +22,7 @@ from agent.app.supervising import (
     EXIT_WITHIN_S,
     SIGNALS,
     STOP_WITHIN_S,
+    STOPS_LAST,
     Trial,
     end_process_within,
     start_again,
@@ -198,8 +199,10 @@ async def run(
         )
         return Agent(parts) if discovery is None else _Discovering(parts, discovery)
 
-    within_s = STOP_WITHIN_S if handover is None else AGENT_STOPS_WITHIN_S
-    await until_stopped(made, within_s, begin_trial)
+    if handover is None:
+        await until_stopped(made, STOP_WITHIN_S, begin_trial)
+    else:
+        await until_stopped(made, AGENT_STOPS_WITHIN_S, begin_trial, STOPS_LAST)
 
 
 class _Discovering:
@@ -230,8 +233,11 @@ def _stop_for_others() -> None:
 class _Stop:
     """The stop of this process by a signal or with its supervisor, and what follows it."""
 
-    def __init__(self, within_s: float, begin_trial: Callable[[], Trial] | None) -> None:
+    def __init__(
+        self, within_s: float, begin_trial: Callable[[], Trial] | None, number: signal.Signals
+    ) -> None:
         self._within_s = within_s
+        self._number = number
         self._begin_trial = begin_trial
         self._task: asyncio.Task[None] | None = None
         # Whether the process becomes a new agent when it has stopped.
@@ -241,7 +247,7 @@ class _Stop:
     def listen(self) -> None:
         """Heed signals and the supervisor from now on."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._end)
+        loop.add_signal_handler(self._number, self._end)
         if self._begin_trial is None:
             self._task = asyncio.create_task(self._end_with_supervisor())
             return
@@ -304,13 +310,14 @@ async def until_stopped(
     make: Callable[[], Started],
     within_s: float = STOP_WITHIN_S,
     begin_trial: Callable[[], Trial] | None = None,
+    number: signal.Signals = signal.SIGTERM,
 ) -> None:
-    """Run what `make` builds until SIGTERM or SIGINT, and end the process in time after it.
+    """Run what `make` builds until the signal or SIGINT, and end the process in time after it.
 
     With `begin_trial`, SIGHUP tries a new agent: if it can start, this process stops and becomes
     it. Without, the process stops with its supervisor, to which SIGINT and SIGHUP belong.
     """
-    stop = _Stop(within_s, begin_trial)
+    stop = _Stop(within_s, begin_trial, number)
     stop.listen()
     running = make()
     try:

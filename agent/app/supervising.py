@@ -80,6 +80,9 @@ _PARENT_CHECK_S = 1.0
 _LONGEST_WAIT_S = 3600.0
 _PROCESS_NAME = Path("/proc/self/comm")
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+# Stops an agent that stores the records of workers. SIGTERM may come to all processes at once, as
+# from systemd, and the agent must end after the workers.
+STOPS_LAST = signal.SIGUSR1
 # Those of a supervisor. They stay blocked while it becomes another program, which then gets them.
 SIGNALS = {*_STOPS, signal.SIGHUP, signal.SIGCHLD}
 
@@ -88,12 +91,14 @@ SIGNALS = {*_STOPS, signal.SIGHUP, signal.SIGCHLD}
 class ProcessPart:
     """One process: its work, which returns an exit status, and how long it may take to stop.
 
-    Of the name, Linux shows 15 characters.
+    Of the name, Linux shows 15 characters. The supervisor sends `stop_signal`; if that is not
+    SIGTERM, the process ignores SIGTERM.
     """
 
     name: str
     work: Callable[[], int]
     stops_within_s: float
+    stop_signal: signal.Signals = signal.SIGTERM
 
 
 class Running(NamedTuple):
@@ -150,7 +155,7 @@ def _work(part: ProcessPart) -> NoReturn:
         # `ps` and `top` show it. Only Linux has the file.
         _PROCESS_NAME.write_text(part.name)
     # Ctrl-C and the end of a terminal reach all its processes; the supervisor alone decides.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in {signal.SIGINT, signal.SIGHUP, signal.SIGTERM} - {part.stop_signal}:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     status = 1
@@ -366,7 +371,7 @@ class Supervisor:
 
     def _stop_group(self, group: Sequence[_Process]) -> None:
         for process in group:
-            process.signal(signal.SIGTERM)
+            process.signal(process.part.stop_signal)
         deadline = time.monotonic() + max(each.part.stops_within_s for each in group)
         while any(process.pid for process in group) and time.monotonic() < deadline:
             again = signal.sigtimedwait(SIGNALS, 0.2)
