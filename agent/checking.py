@@ -92,8 +92,8 @@ def check(
 def _print_settings(settings: Settings, *, as_json: bool) -> None:
     from agent.store.connection import open_engine
 
-    # This does not connect; it checks that the URL names a supported database.
-    open_engine(settings.storage.url)
+    # This does not connect; it checks that the database's driver reads the URL.
+    open_engine(settings.storage.read_url)
     check_files(settings)
     shown = settings.shown()
     echo(

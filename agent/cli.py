@@ -202,10 +202,11 @@ def demo(
 
 
 def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
-    """Show the page and the API of all agents that write to one database, without an engine.
+    """Show the page and the API of all agents that publish to one database, without an engine.
 
-    Example: `serve --config serve.yml`, where `storage.url` is that database. It is only read. For
-    users without Grafana: agents report their version, when they were last seen, and their lag.
+    Example: `serve --config serve.yml`, where `storage.publish_to` is that database. It is only
+    read. For users without Grafana: agents report their version, when they were last seen, and
+    their lag.
     """
     from agent.app import serving
 

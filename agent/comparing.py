@@ -88,7 +88,7 @@ def compare_runs(
     from agent.compared_runs import RunOptions, open_run
 
     options = RunOptions(
-        url=cache(lambda: load(config, os.environ).storage.url),
+        url=cache(lambda: load(config, os.environ).storage.read_url),
         now=datetime.now(UTC),
         chosen=Selection(engine=engine, model=model, tenant=tenant, objective=objective),
         objective=_objective(ttft_ms, tpot_ms, e2e_ms),

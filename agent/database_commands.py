@@ -11,6 +11,7 @@ from agent.catalog.time_units import DAY_S
 from agent.command_options import AsJson, ConfigFile
 from agent.errors import SettingsInvalid
 from agent.settings import load
+from agent.settings.values import duration_text
 from agent.terminal import TerminalConsole, echo, progress_bar
 
 db = typer.Typer(
@@ -26,15 +27,32 @@ def _day(option: str, meaning: str) -> Any:
 
 @db.command("upgrade")
 def db_upgrade(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Migrate the database of the settings to the newest revision; it is made if absent."""
+    """Migrate the agent's file, which is made if absent, and the shared database if one is set."""
+    storage = load(config, os.environ).storage
+    shared = storage.publish_to
+    upgraded = {
+        "file": _upgraded(storage.own_url),
+        "publish_to": None if shared is None else _upgraded(shared),
+    }
+    lines = [
+        f"{_DATABASES[key]} is at revision {each['revision']} (was {each['was']})"
+        for key, each in upgraded.items()
+        if each is not None
+    ]
+    _print("\n".join(lines), as_json=as_json, **upgraded)
+
+
+_DATABASES = {"file": "the agent's file", "publish_to": "the shared database"}
+
+
+def _upgraded(url: str) -> dict[str, str | None]:
+    """Migrate a database; returns its revision, and the one before."""
     from agent.store.connection import open_engine
     from agent.store.migrating import upgrade
 
-    engine = open_engine(load(config, os.environ).storage.url)
     with TerminalConsole(stderr=True).status("migrating the database"):
-        before, after = upgrade(engine)
-    text = f"the database is at revision {after} (was {before})"
-    _print(text, as_json=as_json, revision=after, was=before)
+        was, revision = upgrade(open_engine(url))
+    return {"revision": revision, "was": was}
 
 
 @db.command("rebuild")
@@ -44,33 +62,33 @@ def db_rebuild(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the rollups of whole days from the stored requests."""
-    from agent.store.clickhouse.connecting import CLICKHOUSE
+    """Rebuild the rollups of whole days in the agent's file from its requests."""
     from agent.store.connection import open_engine
     from agent.store.migrating import upgrade
     from agent.store.rollup_store import RollupStore
 
     settings = load(config, os.environ)
     first, end = (day.replace(tzinfo=UTC) for day in (from_day, until_day))
-    kept = datetime.now(UTC) - timedelta(seconds=settings.storage.keep_requests)
+    storage = settings.storage
+    kept = datetime.now(UTC) - timedelta(seconds=storage.kept_in_file_s)
     # A request that ended on a day may have started on the day before, and rows expire by start.
     if first < kept + timedelta(days=1):
         soonest = (kept + timedelta(days=2)).date()
-        raise SettingsInvalid([f"--from: requests of days before {soonest} have expired"])
+        is_cut = storage.kept_in_file_s < storage.keep_requests
+        setting = "keep_in_file" if is_cut else "keep_requests"
+        raise SettingsInvalid(
+            [
+                f"--from: requests of days before {soonest} have expired in {storage.file}, which "
+                f"has them for {duration_text(storage.kept_in_file_s)} (storage.{setting})"
+            ]
+        )
     if end <= first:
         raise SettingsInvalid(["--until: must be a later day than --from"])
     if end > datetime.now(UTC) + timedelta(days=2):
         raise SettingsInvalid(["--until: lies in the future; give tomorrow at the latest"])
-    engine = open_engine(settings.storage.url)
-    if engine.dialect.name == CLICKHOUSE:
-        raise SettingsInvalid(
-            [
-                "storage.url: rollups of ClickHouse are not rebuilt from rows: it adds up what "
-                "agents forward"
-            ]
-        )
+    engine = open_engine(storage.own_url)
     upgrade(engine)
-    rollups = RollupStore(engine, settings.name, settings.storage.max_series)
+    rollups = RollupStore(engine, settings.name, storage.max_series)
     days = (end - first).days
     with progress_bar("rebuilding", days) as done:
         for day in range(int(first.timestamp()), int(end.timestamp()), DAY_S):

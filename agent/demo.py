@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 # Simulated rows must never be mixed with real ones.
-_DATABASE_URL = "sqlite:///goodput-demo.db"
+_FILE = "goodput-demo.db"
 
 ENGINES = ("simulator-0", "simulator-1")
 SCENARIOS = Path(str(resources.files("agent.simulator") / "scenarios"))
@@ -221,10 +221,10 @@ def _exit(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _storage(settings: Settings) -> StorageSettings:
-    """The database: a file of its own, unless the settings have one."""
-    if "url" in settings.storage.model_fields_set:
+    """Those of the settings, with a file of the demo's own unless they name one."""
+    if "file" in settings.storage.model_fields_set:
         return settings.storage
-    return settings.storage.model_copy(update={"url": _DATABASE_URL})
+    return settings.storage.model_copy(update={"file": _FILE})
 
 
 def _span_target(otlp: OtlpSettings) -> tuple[str, ...]:

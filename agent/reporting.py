@@ -69,7 +69,7 @@ Url = Annotated[
     typer.Option(
         metavar="URL",
         help="Read from a running agent, as http://127.0.0.1:9470. Default: the database of the "
-        "settings (storage.url), also while the agent is down.",
+        "settings (`storage.publish_to`, else `storage.file`), also while the agent is down.",
     ),
 ]
 

@@ -45,7 +45,7 @@ def _measured(name: str, url: str | None) -> bool:
     sent = ENGINES * EXPORTS_OF_EACH * _SPANS
     with tempfile.TemporaryDirectory() as folder:
         ports = AgentPorts.free()
-        settings: dict[str, Any] = {"storage": {"url": url}} if url else {}
+        settings: dict[str, Any] = {"storage": {"publish_to": url}} if url else {}
         settings["engines"] = [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]
         with AgentOfUser.with_settings(Path(folder), ports, settings) as agent:
             over = (partial(_over_http, ports.http), partial(_over_grpc, ports.grpc))

@@ -344,7 +344,7 @@ def _site(folder: Path, stack: ExitStack) -> Site:
             "join_wait": "1s",
             "drain": "30s",
         },
-        "storage": {"url": postgres.url("postgres")},
+        "storage": {"publish_to": postgres.url("postgres")},
         "nvml": {"enabled": False},
     }
     agent = stack.enter_context(AgentOfUser.with_settings(folder, ports, settings))

@@ -37,7 +37,7 @@ def _agent(folder: Path) -> Iterator[tuple[psutil.Process, str, str]]:
     settings = {
         "listen": {"port": listen},
         "otlp": {"grpc": None, "http": f"127.0.0.1:{otlp}"},
-        "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+        "storage": {"file": str(folder / "goodput.db")},
         "engines": [{"name": "chat-0", "url": "http://127.0.0.1:9", "scrape_interval": "1h"}],
     }
     (folder / "settings.yaml").write_text(json.dumps(settings))

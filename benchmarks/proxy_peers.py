@@ -107,7 +107,7 @@ def agent_before(
     content = {
         "listen": {"port": listen or free_port()},
         "otlp": {"grpc": f"127.0.0.1:{free_port()}", "http": f"127.0.0.1:{free_port()}"},
-        "storage": {"url": f"sqlite:///{folder / f'goodput-{workers}.db'}"},
+        "storage": {"file": str(folder / f"goodput-{workers}.db")},
         "engines": [{"name": "chat-0", "url": engine}],
         "proxy": {"listen": f"127.0.0.1:{port}", "workers": workers},
     }

@@ -27,7 +27,7 @@ def run() -> bool:
     """Print the figure; return whether the target is met."""
     with tempfile.TemporaryDirectory() as folder, migrated_in(Path(folder)) as engine:
         fill(engine)
-        took_s, requests = _reported(f"sqlite:///{Path(folder) / 'goodput.db'}")
+        took_s, requests = _reported(Path(folder) / "goodput.db")
     print(
         f"report, a day of {requests:,} requests as HTML: {took_s:.2f} s "
         f"(target under {TARGET_S:.0f})"
@@ -35,9 +35,9 @@ def run() -> bool:
     return took_s < TARGET_S and requests > 0.99 * REQUESTS
 
 
-def _reported(url: str) -> tuple[float, int]:
+def _reported(file: Path) -> tuple[float, int]:
     began = time.perf_counter()
-    with stored_api(settings_of(None, {"GOODPUT_STORAGE__URL": url})) as read:
+    with stored_api(settings_of(None, {"GOODPUT_STORAGE__FILE": str(file)})) as read:
         figures = read_figures(read, "24h", lambda: None)
     html_page(document_of(figures))
     return time.perf_counter() - began, figures.summary["requests"]

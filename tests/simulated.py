@@ -87,7 +87,7 @@ def demo(folder: Path, past: str = "30s", **environment: str) -> Iterator[AgentP
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
-        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+        "GOODPUT_STORAGE__FILE": str(folder / "goodput.db"),
         **environment,
     }
     with AgentProcess(["demo", "--past", past], folder, ports.listen, environment) as agent:

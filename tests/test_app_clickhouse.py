@@ -13,7 +13,7 @@ import requests
 import yaml
 
 from agent.app.serving import DatabaseServer
-from agent.errors import SettingsInvalid, StoreUnavailable
+from agent.errors import StoreUnavailable
 from agent.settings import load
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
@@ -42,7 +42,7 @@ def settings(folder: Path, url: str) -> dict[str, Any]:
     return {
         "name": "agent-0",
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
-        "storage": {"url": url, "journal": {"path": f"{folder}/journal.db"}},
+        "storage": {"publish_to": url},
     }
 
 
@@ -57,7 +57,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     opened.dispose()
     assert made == (None, "clickhouse-1")
     config = folder / "serve.yml"
-    config.write_text(yaml.safe_dump({"listen": {"port": port}, "storage": {"url": url}}))
+    config.write_text(yaml.safe_dump({"listen": {"port": port}, "storage": {"publish_to": url}}))
     with (
         AgentProcess.with_settings(folder, ports, settings(folder, url)) as agent,
         AgentProcess(["serve", "--config", config], folder, port) as server,
@@ -114,16 +114,5 @@ def test_an_agent_goes_on_while_clickhouse_is_away(fleet: Fleet) -> None:
 
 def test_serve_migrates_nothing(clickhouse_url: str) -> None:
     with pytest.raises(StoreUnavailable) as refusal:
-        DatabaseServer(load(None, {"GOODPUT_STORAGE__URL": clickhouse_url}), time.time)
+        DatabaseServer(load(None, {"GOODPUT_STORAGE__PUBLISH_TO": clickhouse_url}), time.time)
     assert "run `goodput-agent db upgrade`" in str(refusal.value)
-
-
-def test_a_journal_is_needed(clickhouse_url: str) -> None:
-    given = {
-        "GOODPUT_STORAGE__URL": clickhouse_url,
-        "GOODPUT_STORAGE__JOURNAL__ENABLED": "false",
-    }
-    with pytest.raises(SettingsInvalid) as refusal:
-        load(None, given)
-    assert "leave the journal on" in str(refusal.value)
-    assert "s3cret" not in str(refusal.value)

@@ -213,7 +213,7 @@ class Watched:
                     "grpc": f"127.0.0.1:{self._ports.grpc}",
                     "http": f"127.0.0.1:{self._ports.http}",
                 },
-                "storage": {"url": f"sqlite:///{self._folder / 'goodput.db'}"},
+                "storage": {"file": str(self._folder / "goodput.db")},
             }
         )
 

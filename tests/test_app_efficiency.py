@@ -116,7 +116,7 @@ def agent_of(folder: Path, driver: Path, engine: Mapping[str, Any], **more: Any)
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
-        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+        "GOODPUT_STORAGE__FILE": str(folder / "goodput.db"),
     }
     return AgentProcess(["run", "--config", settings], folder, ports.listen, environment)
 

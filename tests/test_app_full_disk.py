@@ -91,16 +91,15 @@ def store_says(agent: AgentProcess) -> str:
     return "" if response.status_code == 200 else str(response.json()["parts"]["store"])
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "journal before postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite", "published to postgresql"])
 def test_a_full_disk_is_told_counted_and_survived(
     disk: SmallDisk, kind: str, request: pytest.FixtureRequest
 ) -> None:
     ports = AgentPorts.free()
-    own = f"sqlite:///{disk.folder / 'own.db'}"
-    storage: dict[str, Any] = {"url": own}
+    file = disk.folder / "own.db"
+    storage: dict[str, Any] = {"file": str(file)}
     if kind != "sqlite":
-        url = request.getfixturevalue("postgres_url")
-        storage = {"url": url, "journal": {"path": str(disk.folder / "own.db")}}
+        storage["publish_to"] = request.getfixturevalue("postgres_url")
     with agent_on(disk, ports, storage) as agent:
         with constant_load(ports.http, PAUSE_S) as load:
             load.more_acknowledged(5, of_each=True)
@@ -116,6 +115,6 @@ def test_a_full_disk_is_told_counted_and_survived(
         assert load.statuses.keys() == {200, 503}
         eventually(lambda: not store_says(agent), within_s=WITHIN_S, what="readiness")
         if kind != "sqlite":
-            all_forwarded(disk.folder / "own.db")
-            has_all_once(storage["url"], load)
-        has_all_once(own, load)
+            all_forwarded(file)
+            has_all_once(storage["publish_to"], load)
+        has_all_once(f"sqlite:///{file}", load)

@@ -42,7 +42,7 @@ def agent_in(
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
-        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+        "GOODPUT_STORAGE__FILE": str(folder / "goodput.db"),
         "GOODPUT_NVML__POLL_INTERVAL": "0.2s",
         **environment,
     }

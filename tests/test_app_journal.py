@@ -33,7 +33,7 @@ class Journaled:
         self.file = folder / "journal.db"
         self.url = url
         engines = [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]
-        storage = {"url": url, "journal": {"path": str(self.file)}}
+        storage = {"publish_to": url, "file": str(self.file)}
         self.agent = AgentProcess.with_settings(
             folder, ports, {"name": "agent-0", "engines": engines, "storage": storage}
         )

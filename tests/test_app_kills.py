@@ -62,7 +62,7 @@ class KilledForwarding(KilledAgain):
 
     def __init__(self, folder: Path, command: Sequence[str], url: str) -> None:
         self.file = folder / "journal.db"
-        super().__init__(folder, command, {"url": url, "journal": {"path": str(self.file)}})
+        super().__init__(folder, command, {"publish_to": url, "file": str(self.file)})
         self._shared = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
 
     def _wait(self, load: ConstantLoad) -> None:
@@ -105,8 +105,9 @@ def under_load(killed: KilledAgain, kills: int) -> ConstantLoad:
 def test_sqlite_has_what_was_acknowledged_before_every_kill(
     tmp_path: Path, command: Sequence[str], kills: int
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'goodput.db'}"
-    has_all_once(url, under_load(KilledAgain(tmp_path, command, {"url": url}), kills))
+    file = tmp_path / "goodput.db"
+    load = under_load(KilledAgain(tmp_path, command, {"file": str(file)}), kills)
+    has_all_once(f"sqlite:///{file}", load)
 
 
 @pytest.mark.parametrize(("command", "kills"), WITH_JOURNAL)

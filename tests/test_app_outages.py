@@ -36,7 +36,7 @@ class Site:
     def __init__(self, folder: Path, url: str) -> None:
         self.url = url
         self.file = folder / "journal.db"
-        storage = {"url": url, "journal": {"path": str(self.file)}}
+        storage = {"publish_to": url, "file": str(self.file)}
         self.storing = StoringProcess(folder, PART, storage)
         self.loads: list[ConstantLoad] = []
 

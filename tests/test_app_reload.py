@@ -43,7 +43,7 @@ class Reloaded:
             "listen": {"port": self._port},
             "otlp": {"grpc": None, "http": f"127.0.0.1:{free_port()}"},
             "engines": [{"name": "chat-0", "url": "http://127.0.0.1:9"}],
-            "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+            "storage": {"file": str(folder / "goodput.db")},
             "nvml": {"enabled": False},
             **sections,
         }

@@ -29,7 +29,6 @@ from tests.real_parts.agent_process import (
     AgentPorts,
     AgentProcess,
     HastyAgent,
-    without_journal,
 )
 from tests.real_parts.certificates import Certificate, make_certificate
 from tests.real_parts.metric_pages import total
@@ -81,7 +80,7 @@ def test_queries_that_wait_for_a_lock_are_refused_and_keep_nobody_else_waiting(
     ports = AgentPorts.free()
     settings = {
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
-        "storage": {**without_journal(postgres_url), "query_timeout": "2s"},
+        "storage": {"publish_to": postgres_url, "query_timeout": "2s"},
     }
     with (
         AgentProcess.with_settings(tmp_path, ports, settings) as agent,
@@ -111,6 +110,12 @@ def test_queries_that_wait_for_a_lock_are_refused_and_keep_nobody_else_waiting(
     assert not any("127.0.0.1" in sentence for sentence in found)
 
 
+def shared_database(agent: str) -> str:
+    """What /readyz says of the shared database."""
+    body = requests.get(f"{agent}/readyz", timeout=WITHIN_S).json()
+    return str(body["parts"]["shared database"])
+
+
 def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path) -> None:
     ports, port = AgentPorts.free(), free_port()
     secrets = {"user": "secret-user", "password": "secret-word", "database": "secret-database"}
@@ -118,7 +123,7 @@ def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path)
     settings = {
         "listen": {"port": ports.listen},
         "otlp": {"grpc": None, "http": f"127.0.0.1:{ports.http}"},
-        "storage": without_journal(url),
+        "storage": {"file": f"{tmp_path}/goodput.db", "publish_to": url},
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
     }
     config, agent = tmp_path / "agent.yml", f"http://127.0.0.1:{ports.listen}"
@@ -126,7 +131,12 @@ def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path)
     command = [sys.executable, "-m", "agent", "run", "--config", str(config)]
     process = ServerProcess(command, tmp_path / "agent.log")
     try:
-        process.wait_until(lambda: answers(f"{agent}/healthz"), within_s=WITHIN_S)
+        process.wait_until(lambda: answers(f"{agent}/readyz"), within_s=WITHIN_S)
+        eventually(
+            lambda: "changes wait" in (said := shared_database(agent)) and said,
+            within_s=WITHIN_S,
+            what="the problem of the shared database",
+        )
         paths = ("/readyz", "/api/v1/summary", "/api/v1/requests", "/api/v1/objectives")
         responses = [requests.get(f"{agent}{path}", timeout=WITHIN_S) for path in paths]
         export = ExportTraceServiceRequest()
@@ -142,7 +152,7 @@ def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path)
     finally:
         process.kill()
     for response in responses:
-        assert response.status_code == 503
+        assert response.status_code == 200
         assert not [word for word in (*secrets.values(), str(port)) if word in response.text]
     log = (tmp_path / "agent.log").read_text()
     assert str(port) in log
@@ -280,7 +290,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
             "listen": {"host": "0.0.0.0", "port": ports.listen},
             "otlp": {"grpc": f"0.0.0.0:{ports.grpc}", "http": f"0.0.0.0:{ports.http}"},
             "proxy": {"listen": f"0.0.0.0:{proxy_port}"},
-            "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+            "storage": {"file": str(folder / "goodput.db")},
             "engines": [{"name": "chat-0", "url": url}],
             "security": {
                 "read_tokens": str(folder / "read"),
@@ -405,7 +415,7 @@ def test_insecure_opens_the_doors_but_not_to_pages_of_other_sites(tmp_path: Path
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": "null",
         "GOODPUT_OTLP__HTTP": f"0.0.0.0:{ports.http}",
-        "GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path / 'goodput.db'}",
+        "GOODPUT_STORAGE__FILE": str(tmp_path / "goodput.db"),
     }
     arguments = ["run", "--engine", f"http://127.0.0.1:{free_port()}", "--insecure"]
     with AgentProcess(arguments, tmp_path, ports.listen, environment) as agent:
@@ -432,14 +442,10 @@ def without_umask() -> Iterator[None]:
         os.umask(before)
 
 
-@pytest.mark.parametrize(
-    "url", ["sqlite:///{folder}/goodput.db", "postgresql://u@127.0.0.1:{port}/d"]
-)
-def test_files_of_an_agent_are_for_its_user_alone(tmp_path: Path, url: str) -> None:
-    storage = {"url": url.format(folder=tmp_path, port=free_port())}
+def test_files_of_an_agent_are_for_its_user_alone(tmp_path: Path) -> None:
     settings = {
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
-        "storage": storage,
+        "storage": {"publish_to": f"postgresql://u@127.0.0.1:{free_port()}/d"},
     }
     agent = AgentOfUser.with_settings(tmp_path, AgentPorts.free(), settings)
     with without_umask():
@@ -452,7 +458,7 @@ def test_files_of_an_agent_are_for_its_user_alone(tmp_path: Path, url: str) -> N
         modes = {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in files}
     finally:
         agent.stop()
-    assert modes.keys() >= {"goodput-journal.db.lock"} if "postgresql" in url else {"goodput.db"}
+    assert modes.keys() >= {"goodput.db", "goodput.db.lock"}
     assert set(modes.values()) == {"0o600"}, modes
 
 

@@ -26,6 +26,7 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
+from tests.settings.reading import storage_variables
 from tests.store.making import some, store
 from tests.store.migrated import migrated_in
 
@@ -39,14 +40,14 @@ GONE = {"name": "code-0", "up": True, "model": "qwen", "dialect": "vllm"}
 def serving(folder: Path, url: str) -> AgentProcess:
     """`serve` on the database at this URL."""
     port, config = free_port(), folder / "serve.yml"
-    settings: dict[str, Any] = {"listen": {"port": port}, "storage": {"url": url}}
+    settings: dict[str, Any] = {"listen": {"port": port}, "storage": {"publish_to": url}}
     config.write_text(yaml.safe_dump(settings))
     return AgentProcess(["serve", "--config", config], folder, port)
 
 
 def refused(url: str | None) -> AgentError:
     """Why `serve` does not start on the database at this URL."""
-    given = {} if url is None else {"GOODPUT_STORAGE__URL": url}
+    given = {} if url is None else storage_variables(url)
     with pytest.raises((SettingsInvalid, StoreUnavailable)) as refusal:
         DatabaseServer(load(None, given), time.time)
     return refusal.value
@@ -57,8 +58,8 @@ def set_revision(engine: Engine, revision: str) -> None:
         connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
 
 
-def test_it_does_not_start_without_the_url_of_a_database() -> None:
-    assert "storage.url is not set" in str(refused(None))
+def test_it_does_not_start_without_a_database_in_its_settings() -> None:
+    assert "neither storage.publish_to nor storage.file is set" in str(refused(None))
 
 
 def test_it_does_not_start_without_a_database_and_makes_none(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def fleet(
         settings = {
             "name": "agent-0",
             "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
-            "storage": {"url": url, "journal": {"enabled": True, "path": f"{folder}/journal.db"}},
+            "storage": {"publish_to": url},
         }
         (served := folder / "served").mkdir()
         with (

@@ -14,14 +14,13 @@ from threading import Thread
 from typing import Any
 
 import psutil
-import psycopg
 import pytest
 import requests
 from typer.testing import CliRunner
 
 from agent.cli import main
 from tests.outputs.api.serving import open_api
-from tests.real_parts.agent_process import AgentPorts, AgentProcess, without_journal
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
@@ -208,46 +207,6 @@ def test_a_deleted_file_is_seen_without_any_traffic(on_sqlite: Attacked) -> None
     assert on_sqlite.export()
 
 
-@pytest.fixture
-def on_postgres(tmp_path: Path, postgres_url: str) -> Iterator[Attacked]:
-    """An agent that writes to a new PostgreSQL database itself."""
-    with attacked(tmp_path, storage=without_journal(postgres_url)) as agent:
-        yield agent
-
-
-def _sql(url: str, *statements: str) -> None:
-    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
-def test_a_database_that_becomes_read_only_or_stops_is_told_without_its_place(
-    on_postgres: Attacked, postgres_url: str, postgres_server: PostgresServer
-) -> None:
-    on_postgres.acknowledges()
-    name = postgres_url.rpartition("/")[2]
-    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-    read_only = f"ALTER DATABASE {name} SET default_transaction_read_only"
-    _sql(postgres_url, f"{read_only} = on", f"{others} AND datname = '{name}'")
-    eventually(lambda: not on_postgres.export(), within_s=WITHIN_S, what="a refusal")
-    said = on_postgres.store_says("read-only")
-    assert "127.0.0.1" not in said
-    _sql(
-        postgres_url,
-        "SET default_transaction_read_only = off",
-        f"{read_only} = off",
-        f"{others} AND datname = '{name}'",
-    )
-    on_postgres.acknowledges()
-    on_postgres.is_ready()
-    with postgres_server.frozen():
-        assert not on_postgres.export()
-        # Of a new connection it is the greeting that does not come.
-        on_postgres.store_says("waits for the database", "cannot be reached")
-    on_postgres.acknowledges()
-    on_postgres.is_ready()
-
-
 # Stopping
 
 # `AgentProcess.stop` kills it after 30 s, and an agent without a proxy has 10 s.
@@ -284,16 +243,15 @@ def test_a_stop_ends_in_time_while_the_file_is_locked(tmp_path: Path) -> None:
     assert sender.acknowledged <= stored(tmp_path / "goodput.db")
 
 
-def test_a_stop_ends_in_time_while_the_server_answers_nothing(
+def test_a_stop_ends_in_time_while_the_shared_database_answers_nothing(
     tmp_path: Path, postgres_url: str, postgres_server: PostgresServer
 ) -> None:
     ports = AgentPorts.free()
-    agent = prepared(tmp_path, ports, storage=without_journal(postgres_url))
+    agent = prepared(tmp_path, ports, storage={"publish_to": postgres_url})
     agent.start()
     with postgres_server.frozen():
-        assert not SpanSender(ports.grpc).export([request_span("while it is frozen")])
+        assert SpanSender(ports.grpc).export([request_span("while it is frozen")])
         stops_in_time(agent)
-    assert "the agent ends while these still work" in agent.log()
 
 
 # At the start
@@ -339,7 +297,7 @@ def test_the_doors_open_and_streams_pass_before_the_store_does(tmp_path: Path) -
     with streaming_engine() as url:
         settings = {
             "engines": [{"name": "chat-0", "url": url}],
-            "storage": {"url": f"sqlite:///{file}"},
+            "storage": {"file": str(file)},
             "proxy": proxy,
         }
         with attacked(tmp_path, path="/healthz", **settings) as agent:
@@ -377,8 +335,7 @@ def test_a_corrupt_file_stays_as_it_is_unless_it_is_to_be_set_aside(tmp_path: Pa
         assert "storage.on_corrupt: set_aside" in said
         assert f"{file}: " in agent.agent.log()
     assert file.read_bytes() == GARBAGE
-    url = f"sqlite:///{file}"
-    with attacked(tmp_path, storage={"url": url, "on_corrupt": "set_aside"}) as agent:
+    with attacked(tmp_path, storage={"on_corrupt": "set_aside"}) as agent:
         assert agent.export()
         assert agent.sender.acknowledged <= stored(file)
     (aside,) = tmp_path.glob("goodput.db.corrupt-*")
@@ -397,7 +354,7 @@ def _limits(file: Path) -> list[tuple[str, str]]:
 
 def test_a_second_agent_of_one_name_waits_until_the_first_has_ended(tmp_path: Path) -> None:
     file = tmp_path / "goodput.db"
-    common = {"name": "chat", "storage": {"url": f"sqlite:///{file}"}}
+    common = {"name": "chat", "storage": {"file": str(file)}}
     loose = {"objectives": [{"name": "chat", "ttft_ms": 9000}]}
     first_ports = AgentPorts.free()
     first = prepared(tmp_path / "first", first_ports, **common)

@@ -19,7 +19,7 @@ import requests
 import uvloop
 
 from benchmarks.proxy_load import LoadConnection, chat, connections
-from tests.real_parts.agent_process import AgentPorts, AgentProcess, without_journal
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
@@ -102,7 +102,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             settings = {
                 "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{engine}"}],
                 "proxy": {"listen": f"127.0.0.1:{proxy}", "workers": 2, "join_wait": "0.1s"},
-                "storage": {**without_journal(url), "query_timeout": "10s"},
+                "storage": {"publish_to": url, "query_timeout": "10s"},
                 "nvml": {"enabled": False},
             }
             with AgentProcess.with_settings(folder, AgentPorts.free(), settings) as agent:

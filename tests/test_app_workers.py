@@ -415,7 +415,7 @@ def command(tmp_path: Path) -> Iterator[Callable[[str], ServerProcess]]:
         "listen": {"port": free_port()},
         "otlp": {"grpc": None, "http": f"127.0.0.1:{free_port()}"},
         "proxy": {"listen": f"127.0.0.1:{free_port()}"},
-        "storage": {"url": f"sqlite:///{tmp_path / 'goodput.db'}"},
+        "storage": {"file": str(tmp_path / "goodput.db")},
     }
     config = tmp_path / "agent.yml"
     config.write_text(yaml.safe_dump(settings))

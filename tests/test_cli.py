@@ -228,7 +228,7 @@ def test_check_prints_the_settings_as_json_as_well(call: Call) -> None:
 
 
 def test_check_masks_passwords(call: Call) -> None:
-    ended = call("check", GOODPUT_STORAGE__URL="postgresql://u:s3cret@h/d")
+    ended = call("check", GOODPUT_STORAGE__PUBLISH_TO="postgresql://u:s3cret@h/d")
     assert "postgresql://u:***@h/d" in ended.out
     assert "s3cret" not in ended.out + ended.err
 
@@ -245,10 +245,10 @@ def test_check_lists_every_problem(call: Call, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://h/d", "goodput.db"])
+@pytest.mark.parametrize("url", ["sqlite:///shared.db", "mysql://h/d", "goodput.db"])
 def test_check_refuses_a_database_that_run_would_refuse(call: Call, url: str) -> None:
-    (line,) = error_lines(call("check", GOODPUT_STORAGE__URL=url))
-    assert line.removeprefix("GOODPUT_STORAGE__URL: ").startswith("storage.url: ")
+    (line,) = error_lines(call("check", GOODPUT_STORAGE__PUBLISH_TO=url))
+    assert line.startswith("GOODPUT_STORAGE__PUBLISH_TO: storage.publish_to: ")
 
 
 ENDING_AT_ONCE = ("month 13", "0x_", "5,000 digits", "deep lists", "a bomb of texts", "NUL")
@@ -340,7 +340,7 @@ def environment(folder: Path, ports: AgentPorts) -> dict[str, str]:
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
-        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+        "GOODPUT_STORAGE__FILE": str(folder / "goodput.db"),
     }
 
 
@@ -381,11 +381,24 @@ def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
 
 def test_upgrade_creates_the_database_and_prints_the_revisions(call: Call) -> None:
     newest = newest_revision()
-    assert call("db", "upgrade").out == f"the database is at revision {newest} (was None)\n"
-    assert call("db", "upgrade").out == f"the database is at revision {newest} (was {newest})\n"
+    begin = f"the agent's file is at revision {newest} (was "
+    assert call("db", "upgrade").out == f"{begin}None)\n"
+    assert call("db", "upgrade").out == f"{begin}{newest})\n"
     with sqlite3.connect("goodput.db") as database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     assert {"requests", "events", "objectives", "engine_samples", "rollups"} <= tables
+
+
+def test_upgrade_migrates_the_shared_database_as_well(call: Call, postgres_url: str) -> None:
+    newest = newest_revision()
+    in_words = call("db", "upgrade", GOODPUT_STORAGE__PUBLISH_TO=postgres_url).out
+    assert in_words.splitlines() == [
+        f"the agent's file is at revision {newest} (was None)",
+        f"the shared database is at revision {newest} (was None)",
+    ]
+    as_json = call("db", "upgrade", "--json", GOODPUT_STORAGE__PUBLISH_TO=postgres_url).out
+    at_newest = {"revision": newest, "was": newest}
+    assert json.loads(as_json) == {"file": at_newest, "publish_to": at_newest}
 
 
 def test_a_database_that_a_command_makes_is_for_its_user_alone(call: Call, tmp_path: Path) -> None:
@@ -400,16 +413,16 @@ def test_a_database_that_a_command_makes_is_for_its_user_alone(call: Call, tmp_p
 def test_what_commands_of_the_database_print_is_there_as_json(call: Call) -> None:
     newest = newest_revision()
     upgraded = json.loads(call("db", "upgrade", "--json").out)
-    assert upgraded == {"revision": newest, "was": None}
+    assert upgraded == {"file": {"revision": newest, "was": None}, "publish_to": None}
     rebuilt = json.loads(call("db", "rebuild", *days(-1, 1), "--json", GOODPUT_NAME="a").out)
     assert rebuilt == {"agent": "a", "days": 2}
 
 
 def test_upgrade_reads_the_file_and_the_environment(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "agent.yml"
-    file.write_text("storage: {url: 'sqlite:///named.db'}")
+    file.write_text("storage: {file: named.db}")
     assert call("db", "upgrade", "--config", str(file)).code == 0
-    assert call("db", "upgrade", GOODPUT_STORAGE__URL="sqlite:///other.db").code == 0
+    assert call("db", "upgrade", GOODPUT_STORAGE__FILE="other.db").code == 0
     assert {path.name for path in tmp_path.glob("*.db")} == {"named.db", "other.db"}
 
 
@@ -427,7 +440,7 @@ def test_an_unusable_database_is_reported_in_one_line(
         with sqlite3.connect(path) as database:
             database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
             database.execute("INSERT INTO alembic_version VALUES (?)", (REVISIONS[kind],))
-    (line,) = error_lines(call("db", "upgrade", GOODPUT_STORAGE__URL=f"sqlite:///{path}"))
+    (line,) = error_lines(call("db", "upgrade", GOODPUT_STORAGE__FILE=str(path)))
     assert line.startswith("the database ")
 
 
@@ -435,7 +448,7 @@ def test_an_unreachable_database_server_is_reported_without_the_password(
     call: Call,
 ) -> None:
     url = f"postgresql://u:s3cret@127.0.0.1:{free_port()}/d"
-    (line,) = error_lines(call("db", "upgrade", GOODPUT_STORAGE__URL=url))
+    (line,) = error_lines(call("db", "upgrade", GOODPUT_STORAGE__PUBLISH_TO=url))
     assert "Connection refused" in line
     assert "s3cret" not in line
 

@@ -163,7 +163,7 @@ def test_two_windows_of_the_configured_database(
     call: Call, database: Engine, tmp_path: Path
 ) -> None:
     config = tmp_path / "settings.yaml"
-    config.write_text(f"storage: {{url: '{database.url}'}}")
+    config.write_text(f"storage: {{file: '{database.url.database}'}}")
     result = call(*windows(), "--config", str(config), "--json")
     assert result.exit_code == 1, result.output
     figures = {each["name"]: each for each in json.loads(result.output)["figures"]}

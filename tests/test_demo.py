@@ -26,12 +26,12 @@ def simulators(folder: Path) -> list[int]:
         process.pid
         for process in psutil.process_iter(["cmdline", "environ"])
         if "agent.simulator" in (process.info["cmdline"] or ())
-        and str(folder) in (process.info["environ"] or {}).get("GOODPUT_STORAGE__URL", "")
+        and str(folder) in (process.info["environ"] or {}).get("GOODPUT_STORAGE__FILE", "")
     ]
 
 
 def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
-    environment = {"GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path}/goodput.db"}
+    environment = {"GOODPUT_STORAGE__FILE": f"{tmp_path}/goodput.db"}
     command = [sys.executable, "-m", "agent", "demo", "--past", "30s"]
     process = ServerProcess(command, tmp_path / "log", environment=environment)
     try:

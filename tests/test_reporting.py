@@ -79,11 +79,11 @@ def test_a_statement_of_a_simulation_says_so(invoiced: Api, shape: str) -> None:
 def test_a_report_of_a_database_says_whether_an_agent_of_it_simulates(
     api: Api, tmp_path: Path
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'goodput.db'}"
+    file = str(tmp_path / "goodput.db")
     api.beat("agent-0")
-    assert "SIMULATED" not in reported(GOODPUT_STORAGE__URL=url).stdout
+    assert "SIMULATED" not in reported(GOODPUT_STORAGE__FILE=file).stdout
     api.beat("demo", simulated=True)
-    assert "SIMULATED: " in reported(GOODPUT_STORAGE__URL=url).stdout
+    assert "SIMULATED: " in reported(GOODPUT_STORAGE__FILE=file).stdout
 
 
 def test_the_report_of_an_agent_is_that_of_its_figures(api: Api) -> None:
@@ -97,15 +97,15 @@ def test_the_report_of_an_agent_is_that_of_its_figures(api: Api) -> None:
 def test_a_report_of_a_database_needs_no_agent(api: Api, tmp_path: Path) -> None:
     """Its window ends now, and the request is of years ago."""
     api.store([record(1)], [])
-    url = f"sqlite:///{tmp_path / 'goodput.db'}"
-    result = reported("--last", "365d", "--format", "json", GOODPUT_STORAGE__URL=url)
+    file = str(tmp_path / "goodput.db")
+    result = reported("--last", "365d", "--format", "json", GOODPUT_STORAGE__FILE=file)
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)["summary"]
     assert (summary["requests"], summary["attainment"]) == (1, None)
     output = tmp_path / "report.md"
     reported(
         *("--format", "markdown", "--output", str(output)),
-        GOODPUT_STORAGE__URL=url,
+        GOODPUT_STORAGE__FILE=file,
     )
     assert output.read_text(encoding="utf-8").startswith("# goodput-agent report\n")
 
@@ -123,15 +123,15 @@ def test_a_report_of_a_database_needs_no_agent(api: Api, tmp_path: Path) -> None
 def test_a_mistake_is_one_sentence(
     api: Api, tmp_path: Path, arguments: list[str], complaint: str
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'goodput.db'}"
-    error = reported(*arguments, GOODPUT_STORAGE__URL=url).exception
+    file = str(tmp_path / "goodput.db")
+    error = reported(*arguments, GOODPUT_STORAGE__FILE=file).exception
     assert isinstance(error, SettingsInvalid)
     assert complaint in str(error)
 
 
 def test_a_database_that_is_absent_is_not_made(tmp_path: Path) -> None:
     file = tmp_path / "absent.db"
-    error = reported(GOODPUT_STORAGE__URL=f"sqlite:///{file}").exception
+    error = reported(GOODPUT_STORAGE__FILE=str(file)).exception
     assert "there is no database" in str(error)
     assert not file.exists()
 
@@ -139,7 +139,7 @@ def test_a_database_that_is_absent_is_not_made(tmp_path: Path) -> None:
 def test_a_database_of_another_revision_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "empty.db"
     file.touch()
-    error = reported(GOODPUT_STORAGE__URL=f"sqlite:///{file}").exception
+    error = reported(GOODPUT_STORAGE__FILE=str(file)).exception
     assert "run `goodput-agent db upgrade`" in str(error)
 
 
@@ -155,7 +155,7 @@ def test_a_token_file_holds_one_token(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_one_sentence(api: Api, tmp_path: Path) -> None:
     below = tmp_path / "file"
     below.touch()
-    url = f"sqlite:///{tmp_path / 'goodput.db'}"
-    error = reported("--output", str(below / "day.html"), GOODPUT_STORAGE__URL=url).exception
+    file = str(tmp_path / "goodput.db")
+    error = reported("--output", str(below / "day.html"), GOODPUT_STORAGE__FILE=file).exception
     assert isinstance(error, SettingsInvalid)
     assert "day.html cannot be written: File exists" in str(error)

@@ -153,7 +153,7 @@ def discovering(folder: Path, server: Recorded) -> Sequence[str]:
         "engines_from": {"kubernetes": {**kubernetes, "service_account": str(folder)}},
         "listen": {"port": free_port()},
         "otlp": {"grpc": None, "http": None},
-        "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+        "storage": {"file": str(folder / "goodput.db")},
     }
     config = folder / "agent.yml"
     config.write_text(yaml.safe_dump(settings))

@@ -355,7 +355,8 @@ def try_agent(settings: Settings) -> str:
         path = engine.plugin_socket
         if path is not None:
             try_socket(engine.name, path, is_own=str(path) in taken)
-    open_engine(settings.storage.own_url).dispose()
+    for url in (settings.storage.own_url, settings.storage.read_url):
+        open_engine(url).dispose()
     newest_revision()
     documentation_page()
     runbooks()

@@ -110,11 +110,14 @@ class DatabaseServer:
 def _open(settings: Settings) -> Engine:
     """The database of the settings, for queries."""
     storage = settings.storage
-    if "url" not in storage.model_fields_set:
+    if storage.publish_to is None and "file" not in storage.model_fields_set:
         raise SettingsInvalid(
-            ["storage.url is not set; set it to the database that the agents write to"]
+            [
+                "neither storage.publish_to nor storage.file is set; set publish_to to the "
+                "database that agents publish to, or file to the SQLite file of one agent"
+            ]
         )
-    return open_query_engine(storage.url, storage.query_timeout)
+    return open_query_engine(storage.read_url, storage.query_timeout)
 
 
 async def serve(settings: Settings) -> None:

@@ -51,7 +51,7 @@ def stored_api(settings: Settings) -> Iterator[StoredApi]:
 
     Raises SettingsInvalid if there is none, and StoreUnavailable.
     """
-    engine = open_engine(settings.storage.url)
+    engine = open_engine(settings.storage.read_url)
     try:
         require_stored(engine, _ADVICE)
         context = stored_context(engine, settings)
@@ -70,7 +70,7 @@ def require_stored(engine: Engine, advice: str) -> None:
     """
     path = sqlite_path(engine.url)
     if path is not None and not path.exists():
-        raise SettingsInvalid([f"storage.url: there is no database {str(path)!r}; {advice}"])
+        raise SettingsInvalid([f"storage.file: there is no database {str(path)!r}; {advice}"])
     require_newest(engine)
 
 

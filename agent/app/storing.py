@@ -20,7 +20,6 @@ from agent.pipeline.ended_requests import EndedRequests, EndedRows
 from agent.pipeline.request_pipeline import OnCounted
 from agent.records.objective import Objective
 from agent.settings import Settings
-from agent.settings.settings_model import JournalSettings
 from agent.store.agent_state import AgentState, no_journal
 from agent.store.amending import request_amend
 from agent.store.claim import NameClaim, own_instance
@@ -46,7 +45,7 @@ from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
 from agent.store.sqlite_connection import checkpoints
 from agent.store.stored_queries import stored_queries
-from agent.store.time_limits import CUT_OFF_LATER_S, UPKEEP_S, limit_waits
+from agent.store.time_limits import UPKEEP_S, limit_waits
 from agent.store.transactions import Joining, request_settle, request_write
 from agent.store.writing import RequestWriter
 
@@ -97,7 +96,7 @@ class Journaling:
     def __init__(
         self,
         settings: Settings,
-        journal: JournalSettings,
+        shared_url: str,
         engines: tuple[Engine, Engine],
         objectives: Sequence[Objective],
         meter: Meter,
@@ -110,22 +109,23 @@ class Journaling:
         `give_way` is called before each batch that is forwarded.
         """
         self._settings = settings
+        self._shared_url = shared_url
         self._meter = meter
         self._state = state
         self._own, self._own_queries = engines
         storage = settings.storage
-        self._lock = JournalLock(Path(journal.path))
+        self._lock = JournalLock(Path(storage.file))
         self.room = JournalRoom(
             self._own,
-            max_bytes=journal.max_bytes,
-            max_age_s=min(journal.max_age, storage.keep_requests, storage.keep_rollups),
+            max_bytes=storage.max_bytes,
+            max_age_s=min(storage.kept_in_file_s, storage.keep_rollups),
             on_dropped=self._dropped,
         )
         self.on_damage: Callable[[Exception], None] | None = None
         self.forwarder = self._make_forwarder(objectives, give_way)
-        self._queries = open_query_engine(storage.url, storage.query_timeout)
+        self._queries = open_query_engine(shared_url, storage.query_timeout)
         self._upkeep = upkeep_of(
-            storage.url,
+            shared_url,
             settings.name,
             keep_requests_s=storage.keep_requests,
             keep_rollups_s=storage.keep_rollups,
@@ -138,7 +138,7 @@ class Journaling:
     ) -> JournalForwarder:
         storage, name = self._settings.storage, self._settings.name
         shared = SharedDatabase(
-            url=storage.url,
+            url=self._shared_url,
             agent=name,
             instance=own_instance(),
             objectives=objectives,
@@ -308,10 +308,7 @@ class AgentStore:
         self._keeper.start(wait_s=OPEN_WITHIN_S)
 
     def _open_for_writes(self) -> Engine:
-        storage = self._settings.storage
-        engine, limit_s = open_engine(storage.own_url, pool_pre_ping=False), storage.write_timeout
-        limit_waits(engine, limit_s + CUT_OFF_LATER_S, statement_s=limit_s)
-        return engine
+        return open_engine(self._settings.storage.own_url, pool_pre_ping=False)
 
     def _open_upkeep(self) -> Engine:
         """The engine of the jobs on many rows: on PostgreSQL their statements have no limit."""
@@ -322,13 +319,13 @@ class AgentStore:
         return engine
 
     def _make_journaling(self, objectives: Sequence[Objective]) -> Journaling | None:
-        journal = self._settings.storage.used_journal
-        if journal is None:
+        shared_url = self._settings.storage.publish_to
+        if shared_url is None:
             return None
         engines = (self.database, self._query_database)
         return Journaling(
             self._settings,
-            journal,
+            shared_url,
             engines,
             objectives,
             self._meter,

@@ -164,7 +164,7 @@ class StoreWrite(StrEnum):
 class JournalDropped(StrEnum):
     """Why a change in the journal was not forwarded to the shared database, or not stored.
 
-    `age`: it waited for longer than storage.journal.max_age. `full`: a sample came while the
+    `age`: it waited for longer than storage.keep_in_file. `full`: a sample came while the
     journal was full; requests are then refused, and sent again. `refused`: by the shared database,
     for its content. `damaged`: it waited in a file that was set aside.
     """

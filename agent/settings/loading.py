@@ -32,6 +32,28 @@ _MAX_STEPS = 10
 
 _HEADERS = ("otlp_metrics", "headers")
 
+# Unknown keys that a user may know from elsewhere.
+_REPLACED: Mapping[Place, str] = {
+    ("storage", "url"): (
+        "is now storage.file for SQLite (a path), and storage.publish_to for PostgreSQL and "
+        "ClickHouse"
+    ),
+    ("storage", "journal"): (
+        "is now storage.file, storage.keep_in_file and storage.max_bytes; an agent always writes "
+        "to its file first"
+    ),
+    ("storage", "journal", "enabled"): (
+        "remove it; an agent always writes to storage.file first, and publishes to "
+        "storage.publish_to"
+    ),
+    ("storage", "journal", "path"): "is now storage.file",
+    ("storage", "journal", "max_bytes"): "is now storage.max_bytes",
+    ("storage", "journal", "max_age"): "is now storage.keep_in_file",
+    ("storage", "write_timeout"): (
+        "remove it; an agent writes to storage.file alone, which needs no limit"
+    ),
+}
+
 
 def is_secret(place: Place) -> bool:
     """Whether no message may show the value at this place of the settings."""
@@ -157,9 +179,10 @@ def load(path: Path | None, environment: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         unread = {each.place for each in document.problems}
         problems += [
-            _sentence(detail, origins)
+            sentence
             for detail in error.errors()
             if unread.isdisjoint(detail["loc"][:length] for length in range(1, 20))
+            for sentence in _sentences(detail, origins)
         ]
     if problems:
         raise SettingsInvalid(_first_ones(problems))
@@ -231,6 +254,16 @@ _WORDS = {
     "model_attributes_type": "must be a mapping of keys",
 }
 _WITHOUT_INPUT = ("extra_forbidden", "missing", "value_error")
+
+
+def _sentences(detail: Any, origins: _Origins) -> list[str]:
+    """The sentence of a problem; for a section that was replaced, one for each of its keys."""
+    place, given = detail["loc"], detail["input"]
+    if place not in _REPLACED:
+        return [_sentence(detail, origins)]
+    inner = [(*place, key) for key in given] if isinstance(given, dict) else []
+    replaced = [each for each in inner if each in _REPLACED] or [place]
+    return [_at(origins.of(each), each, _REPLACED[each]) for each in replaced]
 
 
 def _sentence(detail: Any, origins: _Origins) -> str:

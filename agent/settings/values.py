@@ -28,10 +28,7 @@ MAX_DURATION_S = 100 * 365 * DAY_S
 # Linux's sockaddr_un has 108, with the NUL.
 _SOCKET_PATH_BYTES = 107
 
-_DATABASES = (
-    *("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg"),
-    "clickhousedb",
-)
+_SHARED_DATABASES = ("postgresql", "postgres", "postgresql+psycopg", "clickhousedb")
 
 # From the colon after the user: a password may contain any character.
 _URL_PASSWORD = re.compile(r"(://[^:@/]*:).*")
@@ -142,12 +139,22 @@ def _otlp_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _database_url(value: str) -> str:
-    if value.partition("://")[0] not in _DATABASES or "://" not in value:
+def _sqlite_file(value: str) -> str:
+    # SQLAlchemy and SQLite read more than a path into these.
+    if "://" in value or "?" in value or value.startswith(("file:", ":memory:")):
         raise ValueError(
-            f"{shown(value)} is not a supported database; write sqlite:///goodput.db, "
+            f"{shown(value)} is not the path of a SQLite file; write a path without ?, as in "
+            "/var/lib/goodput-agent/goodput.db"
+        )
+    return value
+
+
+def _database_url(value: str) -> str:
+    if value.partition("://")[0] not in _SHARED_DATABASES or "://" not in value:
+        raise ValueError(
+            f"{shown(value)} is not a supported shared database; write "
             "postgresql://user:password@host/database or "
-            "clickhousedb://user:password@host:8123/database"
+            "clickhousedb://user:password@host:8123/database (a SQLite file is storage.file)"
         )
     port = _DATABASE_PORT.fullmatch(value.partition("://")[2].rpartition("@")[2])
     if port is not None and port[1] and not _is_port(port[1]):
@@ -187,6 +194,7 @@ SocketPath = Annotated[Path, AfterValidator(_socket_path)]
 Address = Annotated[str, AfterValidator(_address)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]
+SqliteFile = Annotated[str, Field(min_length=1), AfterValidator(_sqlite_file)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 
 # Strict: YAML's `yes` is not 1, and a text is not a number. Limited, so that no product of some of

@@ -52,7 +52,7 @@ def open_engine(url: str, *, statement_s: float = STATEMENT_S, **pool: Any) -> E
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         shown = _CREDENTIALS.sub("//***@", url)
-        raise SettingsInvalid([f"storage.url: {shown!r} is no database URL: {error}"]) from error
+        raise SettingsInvalid([f"{shown!r} is no database URL: {error}"]) from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername=_POSTGRES)
     try:
@@ -63,7 +63,7 @@ def open_engine(url: str, *, statement_s: float = STATEMENT_S, **pool: Any) -> E
     except (KeyError, NoSuchModuleError) as error:
         raise SettingsInvalid(
             [
-                f"storage.url: {parsed.drivername!r} is not supported; use sqlite, postgresql or "
+                f"the database {parsed.drivername!r} is not supported; use sqlite, postgresql or "
                 "clickhousedb"
             ]
         ) from error

@@ -46,7 +46,7 @@ def open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
     """An engine for a file; `pool` as for `open_engine`. Raises SettingsInvalid without one."""
     if url.database in (None, "", ":memory:"):
         # In memory, every thread would have a database of its own.
-        raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
+        raise SettingsInvalid(["SQLite needs a file, as in sqlite:///goodput.db"])
     # By default the driver keeps 128 statements of each connection. A statement with a list of
     # values takes up to a megabyte, and is only used again for a list of the same length.
     connect = {"timeout": _WAIT_S, "cached_statements": 0, "factory": SqliteConnection}

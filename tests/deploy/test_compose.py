@@ -99,13 +99,11 @@ def test_the_agent_writes_nothing_outside_its_volume(name: str) -> None:
 
 
 @each_agent
-def test_the_journal_outlives_the_agents_container(name: str) -> None:
-    journal = agent_settings(name).storage.used_journal
-    assert journal is not None
+def test_the_agents_file_outlives_its_container(name: str) -> None:
     (volume,) = (mount for mount in mounts() if mount[:2] == (name, "agent"))
     working_folder = f"WORKDIR {volume.target}\n"
     assert working_folder in (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert not Path(journal.path).is_absolute()
+    assert not Path(agent_settings(name).storage.file).is_absolute()
 
 
 # Secrets
@@ -199,7 +197,7 @@ def agent_settings(name: str, *, on_host: bool = False) -> Any:
 @each_agent
 def test_the_agent_accepts_its_settings(name: str) -> None:
     settings = agent_settings(name)
-    assert settings.storage.url == "postgresql://goodput:secret@postgres:5432/goodput"
+    assert settings.storage.publish_to == "postgresql://goodput:secret@postgres:5432/goodput"
     assert settings.otlp.forward_to == "grpc://tempo:4317"
     assert settings.reads_nvml is (name == "agent-gpu")
     assert settings.engines[0].gpus == ((0,) if name == "agent-gpu" else ())
@@ -208,8 +206,8 @@ def test_the_agent_accepts_its_settings(name: str) -> None:
 def test_the_page_of_all_agents_reads_the_database_as_a_role_that_cannot_write() -> None:
     variables = environment("serve", SECRETS)
     settings = load(mounted("serve", "/etc/goodput-agent/serve.yml"), variables)
-    agents = urlsplit(agent_settings("agent-cpu").storage.url)
-    reader = urlsplit(settings.storage.url)
+    agents = urlsplit(agent_settings("agent-cpu").storage.read_url)
+    reader = urlsplit(settings.storage.read_url)
     assert (reader.hostname, reader.path) == (agents.hostname, agents.path)
     role = mounted("postgres", "/docker-entrypoint-initdb.d/grafana-reader.sh").read_text("utf-8")
     assert f"CREATE ROLE {reader.username} LOGIN" in role
@@ -271,7 +269,7 @@ def test_spans_are_forwarded_to_the_trace_store() -> None:
 
 def test_every_host_in_the_settings_is_on_the_network() -> None:
     settings = agent_settings("agent-gpu")
-    urls = [settings.engines[0].url, settings.otlp.forward_to, settings.storage.url]
+    urls = [settings.engines[0].url, settings.otlp.forward_to, settings.storage.publish_to]
     urls += [source["url"] for source in datasources()]
     targets = re.findall(r'targets: \["(.+?)"\]', prometheus_text())
     hosts = {urlsplit(url if "://" in url else f"//{url}").hostname for url in [*urls, *targets]}

@@ -167,8 +167,8 @@ def test_the_chart_takes_the_url_of_clickhouse() -> None:
 
 def test_values_win_over_the_settings_of_the_chart(tmp_path: Path) -> None:
     settings = settings_of("sidecar", tmp_path)
-    assert settings.storage.url == "sqlite:////data/goodput.db"
-    assert (settings.storage.keep_requests, settings.storage.journal.max_bytes) == (86400, 2**32)
+    assert (settings.storage.file, settings.storage.publish_to) == ("/data/goodput.db", None)
+    assert (settings.storage.keep_requests, settings.storage.max_bytes) == (86400, 2**32)
     assert settings.proxy.listen is None
     assert (settings.engines[0].name, settings.engines[0].url) == (
         "code-0",
@@ -177,11 +177,11 @@ def test_values_win_over_the_settings_of_the_chart(tmp_path: Path) -> None:
 
 
 @each_pod
-def test_with_a_database_there_is_a_journal_in_the_data_volume(name: str, tmp_path: Path) -> None:
+def test_with_a_database_the_agents_file_is_in_the_data_volume(name: str, tmp_path: Path) -> None:
     storage = settings_of(name, tmp_path).storage
-    assert (storage.url, storage.journal.enabled) == (URL, True)
     mounts = {each["name"]: each["mountPath"] for each in agent_container(name)["volumeMounts"]}
-    assert storage.journal.path == f"{mounts['goodput-data']}/goodput-journal.db"
+    assert storage.publish_to == URL
+    assert storage.file == f"{mounts['goodput-data']}/goodput.db"
 
 
 @each_pod
@@ -498,7 +498,7 @@ def test_serve_reads_the_database_of_a_role_that_only_reads(tmp_path: Path) -> N
     path = tmp_path / "settings.yml"
     path.write_text(named_serve("ConfigMap")["data"]["settings.yml"], encoding="utf-8")
     settings = load(path, {variable["name"]: READER_URL})
-    assert settings.storage.url == READER_URL
+    assert settings.storage.publish_to == READER_URL
     # Of the agents, and of its own values.
     storage = settings.storage
     assert (storage.keep_requests, storage.keep_rollups) == (3 * 86400, 90 * 86400)

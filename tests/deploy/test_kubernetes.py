@@ -189,18 +189,17 @@ def test_the_agent_accepts_its_settings() -> None:
     assert named in CONTAINERS["vllm"]["env"]
 
 
-def test_an_embedded_database_is_on_the_volume() -> None:
+def test_the_agents_file_is_on_the_volume() -> None:
     _, path = settings_file()
     (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "data")
-    database = Path(load(path, {}).storage.url.removeprefix("sqlite:///"))
-    assert database.parent == Path(mount["mountPath"])
+    assert Path(load(path, {}).storage.file).parent == Path(mount["mountPath"])
 
 
-def test_a_database_from_the_secret_replaces_the_embedded_one() -> None:
+def test_the_agent_publishes_to_a_database_from_the_secret() -> None:
     _, path = settings_file()
     (name,) = (v["name"] for v in CONTAINERS["agent"]["env"] if v["name"].startswith("GOODPUT_"))
     url = "postgresql://goodput:p@db/goodput"
-    assert load(path, {name: url}).storage.url == url
+    assert load(path, {name: url}).storage.publish_to == url
 
 
 def test_the_tokens_of_the_secret_open_the_agents_port_to_prometheus() -> None:

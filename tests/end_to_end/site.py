@@ -230,7 +230,7 @@ class Site:
             "name": name,
             "listen": {"host": "127.0.0.1", "port": ports.listen},
             "otlp": {"grpc": f"127.0.0.1:{ports.grpc}", "http": f"127.0.0.1:{ports.http}"},
-            "storage": {"url": f"sqlite:///{self._folder / name}.db"},
+            "storage": {"file": f"{self._folder / name}.db"},
             "objectives": [
                 {
                     "name": name,

@@ -5,14 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.real_engine.watching import engine_away, rows_once_there, times_seen
-from tests.real_parts.agent_process import AgentPorts, AgentProcess, without_journal
-from tests.real_parts.postgres import PostgresServer
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.vllm import Vllm, span_request_id
 from tests.real_parts.waiting import eventually
@@ -75,14 +73,6 @@ def wait_for_more(seen: Callable[[], int], more: int) -> None:
     eventually(lambda: seen() >= least, within_s=180, what=f"a count of {least}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    """The settings of an empty database of either kind, which the agent writes to itself."""
-    if request.param == "postgresql":
-        return without_journal(request.getfixturevalue("postgres_url"))
-    return {"url": f"sqlite:///{tmp_path / 'goodput.db'}"}
-
-
 @contextmanager
 def exporting(sender: SpanSender) -> Iterator[None]:
     """Batches are exported inside the block, and some were acknowledged at its start and end."""
@@ -107,31 +97,18 @@ def assert_stored_once(agent: AgentProcess, sender: SpanSender) -> None:
 
 @EITHER_END
 def test_acknowledged_spans_are_stored_once_after_a_restart_of_the_agent(
-    end: Callable[[AgentProcess], None], storage: dict[str, Any], tmp_path: Path
+    end: Callable[[AgentProcess], None], tmp_path: Path
 ) -> None:
     ports = AgentPorts.free()
     sender = SpanSender(ports.grpc)
     sent_twice = _new_batch()
-    settings = {"engines": [engine_away()], "storage": storage}
+    settings = {"engines": [engine_away()]}
     with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
         assert sender.export(sent_twice)
         with exporting(sender):
             end(agent)
             agent.start()
         assert sender.export(sent_twice)
-        assert_stored_once(agent, sender)
-
-
-def test_acknowledged_spans_are_stored_once_after_a_crash_of_the_database(
-    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
-) -> None:
-    ports = AgentPorts.free()
-    sender = SpanSender(ports.grpc)
-    settings = {"engines": [engine_away()], "storage": without_journal(postgres_url)}
-    with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
-        with exporting(sender):
-            postgres_server.kill()
-            postgres_server.restart()
         assert_stored_once(agent, sender)
 
 

@@ -123,20 +123,20 @@ class AgentProcess:
         self._arguments = [sys.executable, "-m", self.module, *arguments]
         self._log = folder / "agent.log"
         self._environment = environment
-        self._make_tables(folder, (environment or {}).get("GOODPUT_STORAGE__URL"))
+        self._make_tables(folder, (environment or {}).get("GOODPUT_STORAGE__FILE"))
         self._process: ServerProcess | None = None
         self.url = f"http://127.0.0.1:{listen_port}"
         self.api = AgentApi(self.url)
 
     @classmethod
-    def _make_tables(cls, folder: Path, url: str | None) -> None:
-        """Put a migrated database in the folder, if it is there that the agent stores.
+    def _make_tables(cls, folder: Path, file: str | None) -> None:
+        """Put a migrated database in the folder, if that is the agent's file.
 
         To migrate an empty one takes 0.15 s of a processor in each start. An agent that starts as a
         user starts it does so.
         """
         database = folder / "goodput.db"
-        if not cls.anew and url == _url(database) and not database.exists():
+        if not cls.anew and file == str(database) and not database.exists():
             database.write_bytes(migrated_file())
 
     @classmethod
@@ -147,17 +147,13 @@ class AgentProcess:
         settings: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """An agent with `--config`; `settings` are added to its ports and storage.
-
-        Its journal, if it has one, lies in the folder.
-        """
+        """An agent with `--config`: its ports, its file in the folder, and `settings`."""
         config = folder / "agent.yml"
         content: dict[str, Any] = {**settings}
         for section, place in _places(folder, ports).items():
             content[section] = {**place, **content.get(section, {})}
-        content["storage"].setdefault("journal", {"path": str(folder / "goodput-journal.db")})
         config.write_text(yaml.safe_dump(content))
-        cls._make_tables(folder, content["storage"]["url"])
+        cls._make_tables(folder, content["storage"]["file"])
         return cls(["run", "--config", config], folder, ports.listen, environment)
 
     @classmethod
@@ -282,18 +278,9 @@ class HastyAgent(AgentProcess):
     module = "tests.real_parts.agent_in_haste"
 
 
-def without_journal(url: str) -> dict[str, Any]:
-    """The storage of an agent that writes to PostgreSQL itself."""
-    return {"url": url, "journal": {"enabled": False}}
-
-
 def _places(folder: Path, ports: AgentPorts) -> dict[str, dict[str, Any]]:
     return {
         "listen": {"host": "127.0.0.1", "port": ports.listen},
         "otlp": {"grpc": f"127.0.0.1:{ports.grpc}", "http": f"127.0.0.1:{ports.http}"},
-        "storage": {"url": _url(folder / "goodput.db")},
+        "storage": {"file": str(folder / "goodput.db")},
     }
-
-
-def _url(database: Path) -> str:
-    return f"sqlite:///{database}"

@@ -76,8 +76,8 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
     ),
     "no digit of ASCII": ("otlp: {grpc: 'h:٣'}", ":1: otlp.grpc: 'h:٣' is not an address"),
     "a port of a database": (
-        "storage: {url: 'postgresql://u:s3cret@h:99999/d'}",
-        ":1: storage.url: 'postgresql://u:***@h:99999/d' has a port that is not from 1 to 65535",
+        "storage: {publish_to: 'postgresql://u:s3cret@h:99999/d'}",
+        ":1: storage.publish_to: 'postgresql://u:***@h:99999/d' has a port that is not from 1",
     ),
     "a newline in a URL": (
         'engines: [{name: a, url: "http://h\\n:1"}]',

@@ -37,3 +37,9 @@ def write_settings(folder: Path, text: str) -> Path:
     file = folder / "agent.yml"
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def storage_variables(url: str) -> dict[str, str]:
+    """The variables by which commands read the database at this URL."""
+    file = url.removeprefix("sqlite:///")
+    return {"GOODPUT_STORAGE__PUBLISH_TO" if file == url else "GOODPUT_STORAGE__FILE": file}

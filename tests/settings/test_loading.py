@@ -19,7 +19,7 @@ SAMPLE = """\
 listen: {host: 127.0.0.1, port: 9470}
 otlp:   {grpc: "127.0.0.1:4317", http: "127.0.0.1:4318", forward_to: null}
 proxy:  {listen: null, engine: null}            # e.g. "127.0.0.1:8080"
-storage: {url: "sqlite:///goodput.db", keep_requests: 7d, keep_rollups: 400d}
+storage: {file: goodput.db, keep_requests: 7d, keep_rollups: 400d}
 engines:
   - name: chat-0                                # unique
     url: http://127.0.0.1:8000
@@ -44,7 +44,7 @@ def test_the_sample_file_is_read(tmp_path: Path) -> None:
     assert (loaded.listen.host, loaded.listen.port) == ("127.0.0.1", 9470)
     assert (loaded.otlp.grpc, loaded.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
     assert loaded.otlp.forward_to is None
-    assert loaded.storage.url == "sqlite:///goodput.db"
+    assert (loaded.storage.file, loaded.storage.publish_to) == ("goodput.db", None)
     assert (loaded.storage.keep_requests, loaded.storage.keep_rollups) == (7 * 86400, 400 * 86400)
     (engine,) = loaded.engines
     assert (engine.name, engine.url, engine.kind) == ("chat-0", "http://127.0.0.1:8000", "auto")
@@ -86,7 +86,7 @@ colour: green
 listen: {port: 70000, hots: 0.0.0.0}
 otlp: {grpc: "4317", http: 4318, forward_to: ftp://h}
 proxy: {listen: "8080"}
-storage: {url: "mysql://h/d", keep_requests: 7, keep_rollups: -1d}
+storage: {publish_to: "mysql://h/d", keep_requests: 7, keep_rollups: -1d}
 engines:
   - {name: a, url: "http://h:1", kind: llamacpp}
   - {name: a, url: h, role: none, gpu_hour_usd: -1}
@@ -106,7 +106,7 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         [
             *("colour", "listen.port", "listen.hots", "proxy.listen"),
             *("otlp.grpc", "otlp.http", "otlp.forward_to"),
-            *("storage.url", "storage.keep_requests", "storage.keep_rollups"),
+            *("storage.publish_to", "storage.keep_requests", "storage.keep_rollups"),
             *("engines", "engines[0].kind", "engines[1].url", "engines[1].role"),
             *("engines[1].gpu_hour_usd", "engines[2].name", "engines[2].scrape_interval"),
             *("objectives", "objectives[0].ttft_ms"),
@@ -185,8 +185,38 @@ def test_problems_repeat_no_secret(tmp_path: Path) -> None:
     )
     assert len(found) == 3
     assert not any("s3cret" in sentence for sentence in found)
-    other_database = problem(tmp_path, "storage: {url: 'mysql://u:s3cret@h/d'}")
-    assert other_database.startswith("storage.url: 'mysql://u:***@h/d' is not a supported database")
+    other_database = problem(tmp_path, "storage: {publish_to: 'mysql://u:s3cret@h/d'}")
+    assert other_database.startswith("storage.publish_to: 'mysql://u:***@h/d' is not a supported")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "advice"),
+    [
+        (
+            "url",
+            "postgresql://u:s3cret@h/d",
+            "is now storage.file for SQLite (a path), and storage.publish_to",
+        ),
+        ("journal.path", "/j.db", "is now storage.file"),
+        ("journal.max_bytes", "2000000", "is now storage.max_bytes"),
+        ("journal.max_age", "2d", "is now storage.keep_in_file"),
+        ("journal.enabled", "false", "remove it; an agent always writes to storage.file first"),
+        ("journal", "null", "is now storage.file, storage.keep_in_file and storage.max_bytes"),
+        ("write_timeout", "30s", "remove it; an agent writes to storage.file alone"),
+    ],
+)
+def test_a_replaced_key_names_the_new_one(
+    tmp_path: Path, key: str, value: str, advice: str
+) -> None:
+    *outer, last = key.split(".")
+    inner = "".join(f"{name}: {{" for name in outer)
+    from_file = problem(tmp_path, f"storage: {{{inner}{last}: '{value}'{'}' * len(outer)}}}")
+    variable = f"GOODPUT_STORAGE__{key.upper().replace('.', '__')}"
+    with pytest.raises(SettingsInvalid) as refused:
+        load(None, {variable: value})
+    assert from_file.startswith(f"storage.{key}: {advice}")
+    assert str(refused.value) == f"{variable}: {from_file}"
+    assert "s3cret" not in from_file
 
 
 @pytest.mark.parametrize("what", NASTY)

@@ -234,29 +234,43 @@ def test_shown_settings_can_be_read_again_and_mean_the_same(tmp_path: Path) -> N
 def test_shown_settings_hold_no_password(tmp_path: Path) -> None:
     settings = read(
         tmp_path,
-        "storage: {url: 'postgresql://u:s3cret@h/d?password=s3cret'}\n"
+        "storage: {publish_to: 'postgresql://u:s3cret@h/d?password=s3cret'}\n"
         "otlp: {forward_to: 'https://u:s3cret@h'}\n"
         "engines: [{name: a, url: 'http://u:s3cret@h:8000'}]\n",
     )
     assert "s3cret" not in yaml.safe_dump(settings.shown())
-    assert settings.shown()["storage"]["url"] == "postgresql://u:***@h/d?password=***"
+    assert settings.shown()["storage"]["publish_to"] == "postgresql://u:***@h/d?password=***"
     # Only the shown URL is masked.
-    assert settings.storage.url == "postgresql://u:s3cret@h/d?password=s3cret"
+    assert settings.storage.publish_to == "postgresql://u:s3cret@h/d?password=s3cret"
 
 
 @pytest.mark.parametrize(
-    ("storage", "own_url"),
+    ("storage", "own_url", "read_url"),
     [
-        ("url: postgresql://h/d", "sqlite:///goodput-journal.db"),
-        ("url: postgresql://h/d, journal: {path: /j.db}", "sqlite:////j.db"),
-        ("url: postgresql://h/d, journal: {enabled: false}", "postgresql://h/d"),
-        ("url: 'sqlite:///own.db'", "sqlite:///own.db"),
+        ("", "sqlite:///goodput.db", "sqlite:///goodput.db"),
+        ("file: /own.db", "sqlite:////own.db", "sqlite:////own.db"),
+        ("publish_to: postgresql://h/d", "sqlite:///goodput.db", "postgresql://h/d"),
     ],
 )
-def test_with_postgresql_the_agent_writes_to_a_journal_unless_it_is_switched_off(
-    tmp_path: Path, storage: str, own_url: str
+def test_an_agent_writes_its_file_and_commands_read_the_shared_database_if_there_is_one(
+    tmp_path: Path, storage: str, own_url: str, read_url: str
 ) -> None:
-    assert read(tmp_path, f"storage: {{{storage}}}").storage.own_url == own_url
+    found = read(tmp_path, f"storage: {{{storage}}}").storage
+    assert (found.own_url, found.read_url) == (own_url, read_url)
+
+
+@pytest.mark.parametrize(
+    ("storage", "kept_s"),
+    [
+        ("keep_requests: 9d, keep_in_file: 2d", 9 * 86400),
+        ("publish_to: postgresql://h/d, keep_requests: 9d, keep_in_file: 2d", 2 * 86400),
+        ("publish_to: postgresql://h/d, keep_requests: 1d, keep_in_file: 2d", 86400),
+    ],
+)
+def test_requests_that_are_published_leave_the_file_sooner(
+    tmp_path: Path, storage: str, kept_s: float
+) -> None:
+    assert read(tmp_path, f"storage: {{{storage}}}").storage.kept_in_file_s == kept_s
 
 
 def test_too_many_objectives_or_too_long_names_are_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from agent.settings.values import (
     Duration,
     HttpUrl,
     OtlpUrl,
+    SqliteFile,
     duration_s,
     duration_text,
     masked,
@@ -67,12 +68,12 @@ GOOD = {
     HttpUrl: ["http://h", "https://h:8000", "http://[::1]:1/prefix", "http://u:p@h:65535"],
     OtlpUrl: ["http://h:4318", "https://h/v1/traces", "grpc://h:4317"],
     DatabaseUrl: [
-        "sqlite:///goodput.db",
-        "sqlite+pysqlite:////var/lib/goodput.db",
+        "clickhousedb://u:p@h:8123/d",
         "postgresql://u:p@h/d",
         "postgres://h/d",
         "postgresql+psycopg:///d",
     ],
+    SqliteFile: ["goodput.db", "/var/lib/goodput agent/a.db", "../ü:1.db"],
 }
 BAD = {
     Address: ["", "4317", ":4317", "h:", "h:port", "h:65536", "h:-1", "h:²", "h:4317/"],
@@ -81,7 +82,10 @@ BAD = {
         *("http://h:0", "http://h:99999", "http://h:x", "http://[::1"),
     ],
     OtlpUrl: ["", "h:4317", "grpc://h", "grpc://", "tcp://h:1", "http://h:99999", "grpc://h:x"],
-    DatabaseUrl: ["", "goodput.db", "sqlite", "sqlite:/x", "mysql://h/d", "postgresql+asyncpg://h"],
+    DatabaseUrl: [
+        *("", "goodput.db", "sqlite", "sqlite:///x", "mysql://h/d", "postgresql+asyncpg://h"),
+    ],
+    SqliteFile: ["sqlite:///x", "postgresql://h/d", "file:a.db", "a.db?mode=ro", ":memory:"],
 }
 
 

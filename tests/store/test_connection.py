@@ -178,7 +178,7 @@ def test_a_poll_does_not_wait_for_a_table_lock_but_folding_does(
     ],
 )
 def test_a_url_of_an_unknown_database_is_refused(url: str, message: str) -> None:
-    with pytest.raises(SettingsInvalid, match=r"storage\.url") as refused:
+    with pytest.raises(SettingsInvalid) as refused:
         open_engine(url)
     assert message in str(refused.value)
 

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from agent.store.tables import metadata
+from tests.settings.reading import storage_variables
 from tests.store.migrated import ONE_MORE, table_names
 
 pytestmark = pytest.mark.slow
@@ -100,9 +101,9 @@ def test_an_installed_package_runs_its_own_migrations(
         *("-m", "agent", "db", "upgrade"),
         folder=tmp_path,
         PYTHONPATH=str(installed),
-        GOODPUT_STORAGE__URL=new_url,
+        **storage_variables(new_url),
     )
-    assert output == "the database is at revision more (was None)\n"
+    assert "is at revision more (was None)\n" in output
     engine = create_engine(new_url)
     tables = table_names(engine)
     engine.dispose()

@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 from agent.store import migrating
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
+from tests.settings.reading import storage_variables
 from tests.store.migrated import differences, of_the_next_version
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -66,12 +67,13 @@ def test_agents_of_two_versions_that_start_at_once_run_each_migration_once(
 
 @pytest.mark.slow
 def test_processes_that_start_at_once_both_reach_the_newest_revision(
-    new_url: str, empty_database: Engine
+    new_url: str, empty_database: Engine, tmp_path: Path
 ) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "agent", "db", "upgrade"],
-            env=os.environ | {"GOODPUT_STORAGE__URL": new_url},
+            env=os.environ | {"PYTHONPATH": str(CHECKOUT)} | storage_variables(new_url),
+            cwd=tmp_path,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -79,8 +81,8 @@ def test_processes_that_start_at_once_both_reach_the_newest_revision(
     ]
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    begin = f"the database is at revision {newest_revision()} (was "
-    befores = [output.removeprefix(begin).removesuffix(")\n") for output in outputs]
+    begin = f" is at revision {newest_revision()} (was "
+    befores = [output.rpartition(begin)[2].removesuffix(")\n") for output in outputs]
     assert befores.count("None") == 1
     assert {*befores} <= {"None", *REVISIONS}
     assert differences(empty_database) == []

@@ -207,6 +207,6 @@ def _journal_behind() -> Alert:
         hold_s=5 * MINUTE_S,
         summary="The shared database does not get the journal of the agent {{ $labels.instance }}",
         description="The oldest change waits for {{ $value | humanizeDuration }}. What waits for "
-        "longer than storage.journal.max_age is dropped.",
+        "longer than storage.keep_in_file is dropped.",
         variables=AGENT,
     )

@@ -191,8 +191,7 @@ AGENT_ROW = PanelRow(
         ),
         Panel(
             "Size of journals",
-            "Bytes of rows in agents' journals; each refuses requests at its "
-            "storage.journal.max_bytes.",
+            "Bytes of rows in agents' journals; each refuses requests at its storage.max_bytes.",
             PanelUnit.BYTES,
             (total(m.JOURNAL_BYTES, "bytes"),),
         ),

@@ -27,10 +27,7 @@ _SETTINGS: Mapping[str, Any] = {
     "prefer_column_name_to_alias": 1,
 }
 _OF_CONNECTIONS = ("ca_cert", "client_cert", "client_cert_key", "http_proxy", "https_proxy")
-_MISSING = (
-    "storage.url: the driver of ClickHouse is not installed; run "
-    "`pip install goodput-agent[clickhouse]`"
-)
+_MISSING = "the driver of ClickHouse is not installed; run `pip install goodput-agent[clickhouse]`"
 
 # ClickHouse, src/Common/ErrorCodes.cpp: the errors that a value in a row causes.
 _CONTENT_CODES = frozenset((6, 26, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 349, 407, 469))

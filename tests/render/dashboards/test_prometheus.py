@@ -270,7 +270,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
-        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+        "GOODPUT_STORAGE__FILE": str(folder / "goodput.db"),
         "GOODPUT_NVML__POLL_INTERVAL": "0.2s",
         "LD_LIBRARY_PATH": str(folder),
         "STANDIN_PIPE": str(pipe.path),

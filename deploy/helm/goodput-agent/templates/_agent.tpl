@@ -11,15 +11,10 @@ What a pod with the agent holds. Of a chart that has this one as a dependency:
 {{- fail "settings: listen and proxy.listen follow from the chart's ports; set sidecar.proxy" -}}
 {{- end -}}
 {{- $ports := include "goodput-agent.ports" . | fromYaml -}}
-{{- $storage := dict "url" "sqlite:////data/goodput.db" -}}
-{{- if include "goodput-agent.databaseSecret" . -}}
-{{- /* The URL itself comes from the Secret, by the environment. */ -}}
-{{- $storage = dict "journal" (dict "enabled" $values.database.journal "path" "/data/goodput-journal.db") -}}
-{{- end -}}
 {{- $settings := dict
   "listen" (dict "host" "0.0.0.0" "port" $ports.agent)
   "security" (dict "read_tokens" "/etc/goodput-agent-tokens/read")
-  "storage" $storage
+  "storage" (dict "file" "/data/goodput.db")
   "nvml" (dict "enabled" false)
 -}}
 {{- if eq $values.mode "node" -}}
@@ -60,12 +55,12 @@ proxy: {{ .Values.sidecar.proxy.port }}
 goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trunc 16 }}
 {{- end -}}
 
-{{/* The environment of the agent's container: a list, or nothing. */}}
+{{/* The environment of the agent's container, with the URL of the shared database from its Secret: a list, or nothing. */}}
 {{- define "goodput-agent.environment" -}}
 {{- $environment := list -}}
 {{- with include "goodput-agent.databaseSecret" . -}}
 {{- $key := dict "name" . "key" $.Values.database.key -}}
-{{- $environment = append $environment (dict "name" "GOODPUT_STORAGE__URL" "valueFrom" (dict "secretKeyRef" $key)) -}}
+{{- $environment = append $environment (dict "name" "GOODPUT_STORAGE__PUBLISH_TO" "valueFrom" (dict "secretKeyRef" $key)) -}}
 {{- end -}}
 {{- if eq .Values.mode "node" -}}
 {{- range $name, $field := dict
