@@ -155,14 +155,11 @@ def _engine_files(settings: Settings) -> Iterator[_NamedFile]:
 def _storage_files(settings: Settings) -> Iterator[_NamedFile]:
     from sqlalchemy import make_url
 
-    from agent.store.sqlite_place import sqlite_path
-
     storage = settings.storage
-    key = "storage.url" if storage.used_journal is None else "storage.journal.path"
-    yield key, sqlite_path(make_url(storage.own_url)), _find_folder
-    for name, value in make_url(storage.url).query.items():
+    yield "storage.file", Path(storage.file), _find_folder
+    for name, value in make_url(storage.read_url).query.items():
         if name in _DATABASE_FILES and value not in _SYSTEM:
-            yield f"storage.url: {name}", Path(str(value)), _open
+            yield f"storage.publish_to: {name}", Path(str(value)), _open
 
 
 def _problem(path: Path, look: Callable[[Path], None]) -> str | None:

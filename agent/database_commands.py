@@ -50,8 +50,10 @@ def _upgraded(url: str) -> dict[str, str | None]:
     from agent.store.connection import open_engine
     from agent.store.migrating import upgrade
 
+    engine = open_engine(url)
     with TerminalConsole(stderr=True).status("migrating the database"):
-        was, revision = upgrade(open_engine(url))
+        was, revision = upgrade(engine)
+    engine.dispose()
     return {"revision": revision, "was": was}
 
 

@@ -85,8 +85,8 @@ security:
   tls_key: {0}/tls/agent.key
 tls: {{ca: {0}/tls/agent.pem}}
 storage:
-  url: postgresql://h/d?sslrootcert={0}/tls/agent.pem
-  journal: {{path: {0}/run/journal.db}}
+  file: {0}/run/goodput.db
+  publish_to: postgresql://h/d?sslrootcert={0}/tls/agent.pem
 engines_from: {{kubernetes: {{selector: a=b, service_account: {0}/account}}}}
 """
 
@@ -119,7 +119,7 @@ def test_check_lists_each_missing_file_of_the_settings(tmp_path: Path) -> None:
     assert f"{socket} cannot be used: the folder {gone}/run is missing" in lines
     named = {line.partition(": ")[0] for line in lines}
     assert named >= set(named_by(Settings))
-    assert {"storage.url", "storage.journal.path"} <= named
+    assert {"storage.file", "storage.publish_to"} <= named
     assert "engines_from.kubernetes.service_account" in named
 
 
