@@ -153,7 +153,7 @@ def test_every_mounted_volume_is_declared(name: str) -> None:
 @each_container
 def test_secrets_come_by_reference_and_may_be_absent(name: str) -> None:
     for variable in CONTAINERS[name]["env"]:
-        if re.search("TOKEN|PASSWORD|SECRET|URL", variable["name"]):
+        if re.search("TOKEN|PASSWORD|SECRET|URL|PUBLISH_TO", variable["name"]):
             assert variable["valueFrom"]["secretKeyRef"]["optional"] is True
         else:
             assert "valueFrom" not in variable

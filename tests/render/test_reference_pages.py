@@ -175,7 +175,7 @@ def needed(path: str) -> dict[str, str]:
 def test_the_variable_is_of_the_setting_and_has_the_default(setting: Setting) -> None:
     others = needed(setting.path)
     with pytest.raises(SettingsInvalid, match=re.escape(setting.path)):
-        load(None, {**others, setting.variable: '{"no": such}'})
+        load(None, {**others, setting.variable: '[{"no": such}]'})
     assert setting.required is (setting.default is None)
     if setting.variable not in others:
         assert setting.default is not None
