@@ -10,7 +10,7 @@ import typer
 from agent.catalog.time_units import DAY_S
 from agent.command_options import AsJson, ConfigFile
 from agent.errors import SettingsInvalid
-from agent.settings import load
+from agent.settings import StorageSettings, load
 from agent.settings.values import duration_text
 from agent.terminal import TerminalConsole, echo, progress_bar
 
@@ -72,18 +72,7 @@ def db_rebuild(
     settings = load(config, os.environ)
     first, end = (day.replace(tzinfo=UTC) for day in (from_day, until_day))
     storage = settings.storage
-    kept = datetime.now(UTC) - timedelta(seconds=storage.kept_in_file_s)
-    # A request that ended on a day may have started on the day before, and rows expire by start.
-    if first < kept + timedelta(days=1):
-        soonest = (kept + timedelta(days=2)).date()
-        is_cut = storage.kept_in_file_s < storage.keep_requests
-        setting = "keep_in_file" if is_cut else "keep_requests"
-        raise SettingsInvalid(
-            [
-                f"--from: requests of days before {soonest} have expired in {storage.file}, which "
-                f"has them for {duration_text(storage.kept_in_file_s)} (storage.{setting})"
-            ]
-        )
+    _require_rows(storage, first)
     if end <= first:
         raise SettingsInvalid(["--until: must be a later day than --from"])
     if end > datetime.now(UTC) + timedelta(days=2):
@@ -98,6 +87,22 @@ def db_rebuild(
             done()
     text = f"rebuilt the rollups of {settings.name}: {days} days"
     _print(text, as_json=as_json, agent=settings.name, days=days)
+
+
+def _require_rows(storage: StorageSettings, first: datetime) -> None:
+    """Raises SettingsInvalid unless the agent's file has all requests from the first day on."""
+    kept = datetime.now(UTC) - timedelta(seconds=storage.kept_in_file_s)
+    # A request that ended on a day may have started on the day before, and rows expire by start.
+    if first < kept + timedelta(days=1):
+        soonest = (kept + timedelta(days=2)).date()
+        is_cut = storage.kept_in_file_s < storage.keep_requests
+        setting = "keep_in_file" if is_cut else "keep_requests"
+        raise SettingsInvalid(
+            [
+                f"--from: requests of days before {soonest} have expired in {storage.file}, which "
+                f"has them for {duration_text(storage.kept_in_file_s)} (storage.{setting})"
+            ]
+        )
 
 
 def _print(text: str, *, as_json: bool, **values: Any) -> None:
