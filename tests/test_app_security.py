@@ -24,6 +24,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
+from agent.store.connection import open_engine
+from agent.store.migrating import upgrade
 from tests.real_parts.agent_process import (
     AgentOfUser,
     AgentPorts,
@@ -33,7 +35,7 @@ from tests.real_parts.agent_process import (
 from tests.real_parts.certificates import Certificate, make_certificate
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
-from tests.real_parts.processes import ServerProcess, answers
+from tests.real_parts.processes import ServerProcess
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
 
@@ -78,6 +80,8 @@ def test_queries_that_wait_for_a_lock_are_refused_and_keep_nobody_else_waiting(
     tmp_path: Path, postgres_url: str
 ) -> None:
     ports = AgentPorts.free()
+    upgrade(engine := open_engine(postgres_url))
+    engine.dispose()
     settings = {
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
         "storage": {"publish_to": postgres_url, "query_timeout": "2s"},
@@ -121,40 +125,22 @@ def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path)
     secrets = {"user": "secret-user", "password": "secret-word", "database": "secret-database"}
     url = "postgresql://{user}:{password}@127.0.0.1:{port}/{database}".format(port=port, **secrets)
     settings = {
-        "listen": {"port": ports.listen},
-        "otlp": {"grpc": None, "http": f"127.0.0.1:{ports.http}"},
-        "storage": {"file": f"{tmp_path}/goodput.db", "publish_to": url},
+        "storage": {"publish_to": url},
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
     }
-    config, agent = tmp_path / "agent.yml", f"http://127.0.0.1:{ports.listen}"
-    config.write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "agent", "run", "--config", str(config)]
-    process = ServerProcess(command, tmp_path / "agent.log")
-    try:
-        process.wait_until(lambda: answers(f"{agent}/readyz"), within_s=WITHIN_S)
+    with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
         eventually(
-            lambda: "changes wait" in (said := shared_database(agent)) and said,
+            lambda: "changes wait" in shared_database(agent.url),
             within_s=WITHIN_S,
             what="the problem of the shared database",
         )
         paths = ("/readyz", "/api/v1/summary", "/api/v1/requests", "/api/v1/objectives")
-        responses = [requests.get(f"{agent}{path}", timeout=WITHIN_S) for path in paths]
-        export = ExportTraceServiceRequest()
-        export.resource_spans.add().scope_spans.add().spans.append(request_span("one"))
-        responses.append(
-            requests.post(
-                f"http://127.0.0.1:{ports.http}/v1/traces",
-                export.SerializeToString(),
-                headers={"Content-Type": "application/x-protobuf"},
-                timeout=WITHIN_S,
-            )
-        )
-    finally:
-        process.kill()
+        responses = [requests.get(f"{agent.url}{path}", timeout=WITHIN_S) for path in paths]
+        assert SpanSender(ports.grpc).export([request_span("one")])
     for response in responses:
         assert response.status_code == 200
         assert not [word for word in (*secrets.values(), str(port)) if word in response.text]
-    log = (tmp_path / "agent.log").read_text()
+    log = agent.log()
     assert str(port) in log
     assert secrets["password"] not in log
 
