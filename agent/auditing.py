@@ -36,8 +36,7 @@ from agent.records.request import Status, Vantage
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.live_engine import LiveEngine, outside_s
-from agent.sources.host.command_line import EngineProcesses, read_processes
-from agent.sources.host.processes import ProcessLocator
+from agent.sources.host.processes import EngineProcesses, ProcessLocator, read_processes
 from agent.sources.host.source import process_locator
 from agent.sources.model_config import read_model
 from agent.terminal import TerminalConsole, echo

@@ -18,7 +18,7 @@ from agent.command_options import AsJson, ConfigFile, TokenFile, server_url
 from agent.errors import SettingsInvalid
 from agent.settings import Settings, load
 from agent.settings.named_files import in_time
-from agent.sources.engines.name_drift import expected_facts
+from agent.sources.engines.translate import expected_facts
 from agent.terminal import echo
 
 if TYPE_CHECKING:

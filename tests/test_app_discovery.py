@@ -22,7 +22,6 @@ from agent.errors import SettingsInvalid
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
 from agent.settings import Settings, load
-from agent.sources.kubernetes import pod_watch
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.span_sender import request_span
@@ -184,7 +183,7 @@ def test_other_engines_are_told_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pod_watch, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("agent.sources.kubernetes.FIRST_PAUSE_S", 0.01)
     server.put(pod("chat-0"))
     found = discovery(tmp_path, engines_from=kubernetes(server, account))
     found.read_first()

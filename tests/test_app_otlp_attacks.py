@@ -21,7 +21,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.waiting import eventually
-from tests.sources.otlp.doors import (
+from tests.sources.otlp.exports import export, part, span, vllm_span
+from tests.sources.otlp.test_transports import sdk_span
+from tests.sources.otlp.transports import (
     JSON,
     OK,
     PROTOBUF,
@@ -31,8 +33,6 @@ from tests.sources.otlp.doors import (
     call,
     post,
 )
-from tests.sources.otlp.exports import export, part, span, vllm_span
-from tests.sources.otlp.test_transports import sdk_span
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from agent.simulator.batching import Batch
 from agent.simulator.span_sender import SpanProtocol, SpanSender, SpanTarget
 from agent.sources.dcgm.source import DcgmSource
 from agent.sources.engines.live_engine import LiveEngine
-from agent.sources.kubernetes.api_server import ApiServer
+from agent.sources.kubernetes import ApiServer
 from agent.store.clickhouse.connecting import open_clickhouse
 from tests.outputs.otlp_destinations import Body, grpc_destination
 from tests.real_parts.agent_process import AgentPorts, AgentProcess

@@ -15,8 +15,7 @@ from agent.errors import DiscoveryFailed
 from agent.outputs.prometheus.meter import Meter
 from agent.settings import EngineSettings, Settings
 from agent.settings.engine_settings import KubernetesSettings
-from agent.sources.kubernetes.api_server import ApiServer
-from agent.sources.kubernetes.pod_watch import FoundEngine, PodWatch, engine_of
+from agent.sources.kubernetes import ApiServer, FoundEngine, PodWatch, engine_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -40,11 +40,10 @@ from agent.records.model import ModelShape
 from agent.records.prices import PriceList
 from agent.settings import EngineSettings, Settings
 from agent.sources.dcgm.source import DcgmSource
-from agent.sources.engine_plugin.receiver import PluginReceiver, StepConsumer
+from agent.sources.engine_plugin import PluginReceiver, StepConsumer
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import EngineSource, ScrapeResult
-from agent.sources.engines.fetch import open_session
-from agent.sources.engines.health import HealthProbe
+from agent.sources.engines.fetch import HealthProbe, open_session
 from agent.sources.host.source import HostSource
 from agent.sources.model_config import read_model
 from agent.sources.nvml.source import NvmlSource

@@ -13,12 +13,11 @@ from agent.settings import Settings
 from agent.settings.access import AccessPolicy, TokenFile, known_hosts
 from agent.settings.values import host_and_port
 from agent.sources.client_connection import ClientLimits, OnCut, SocketClients
-from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.listening import AsgiServer, TlsFiles, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.proxy.reverse_proxy import UNREAD_S
-from agent.sources.tls import TlsFiles
 
 # For the database, engines, logs, forwarding and GPUs.
 _OWN_DESCRIPTORS = 128

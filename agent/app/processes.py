@@ -49,12 +49,11 @@ from agent.errors import SettingsInvalid
 from agent.outputs.web import documentation_page, runbooks
 from agent.settings import Settings
 from agent.settings.values import host_and_port
-from agent.sources.engine_plugin.receiver import try_socket
-from agent.sources.listening import open_socket
+from agent.sources.engine_plugin import try_socket
+from agent.sources.listening import TlsFiles, open_socket
 from agent.sources.proxy.handover.messages import HandoverAddress
 from agent.sources.proxy.handover.sending import MAX_SLOTS, RequestSlots
 from agent.sources.proxy.load_balancer import OpenRequests
-from agent.sources.tls import TlsFiles
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision
 

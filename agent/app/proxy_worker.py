@@ -19,7 +19,7 @@ from agent.app.supervising import WORKER_FLUSHES_WITHIN_S, supervisor_gone
 from agent.http_client import client_tls
 from agent.settings import Settings
 from agent.settings.settings_model import ProxySettings
-from agent.sources.listening import AsgiServer
+from agent.sources.listening import AsgiServer, TlsFiles
 from agent.sources.proxy.handover.messages import HandoverAddress
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender, RequestSlots
 from agent.sources.proxy.load_balancer import EngineLookup, OpenRequests, ProxiedEngine
@@ -27,7 +27,6 @@ from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions, Re
 from agent.sources.proxy.relay_context import KEPT_ROOM_BYTES, Clocks, ProxyLimits
 from agent.sources.proxy.request_spans import ProxyTracing
 from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
-from agent.sources.tls import TlsFiles
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.records.request import RequestRecord
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
+from agent.sources.engines.engine_source import ServedModels
 from agent.sources.engines.fetch import open_session
-from agent.sources.engines.models import ServedModels
 from agent.sources.proxy.handover.messages import EngineState, HandoverAddress, Rotation, WorkerDied
 from agent.sources.proxy.handover.receiving import HandoverReceiver
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS

@@ -18,8 +18,7 @@ from agent.catalog.gpu_facts import (
     UTILIZATION,
 )
 from agent.catalog.gpu_problems import GPU_MISSING, NO_GPU, UNSEEN
-from agent.records.gpu import GpuSample, GpuSamples, XidError
-from agent.sources.waiting_xids import WaitingXids
+from agent.records.gpu import GpuSample, GpuSamples, WaitingXids, XidError
 
 _LOG = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from agent.catalog.dcgm_fields import (
 )
 from agent.catalog.gpu_facts import GPU_FACTS, THROTTLE_REASONS
 from agent.errors import SettingsInvalid
-from agent.sources.nvml.fields import FIELDS
+from agent.sources.nvml.sample_parts import FIELDS
 
 FACTS = {fact.name: fact for fact in GPU_FACTS}
 # DCGM has a sum over links or a rate, in other units: see the docstring of the table.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from tests.real_parts.clients import Door, Exchange
+from tests.real_parts.clients import Clients, Exchange
 from tests.real_parts.vllm import MODEL
 
 _TIME = re.compile(
@@ -23,7 +23,7 @@ _TEXTS = {"content", "text", "delta", "arguments", "partial_json", "token"}
 
 _STREAMS = (b"data: ", b"event: ")
 
-Ask = Callable[[Door], Iterable[BaseModel]]
+Ask = Callable[[Clients], Iterable[BaseModel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Comparison:
     exchange: Exchange
 
 
-def compare(case: Case, engine: Door, proxy: Door) -> Comparison:
+def compare(case: Case, engine: Clients, proxy: Clients) -> Comparison:
     """Send the request to the proxy, and then to the engine itself."""
     proxied = _hear(case, proxy)
     exchange = proxy.exchange
@@ -133,10 +133,10 @@ def _response_id(exchange: Exchange) -> str | None:
     return found[1].decode() if found else None
 
 
-def _hear(case: Case, door: Door) -> ComparableResponse:
-    door.name_requests(case.request_id)
-    objects = [_written(made).encode() for made in _made(case, door)]
-    exchange = door.exchange
+def _hear(case: Case, clients: Clients) -> ComparableResponse:
+    clients.name_requests(case.request_id)
+    objects = [_written(made).encode() for made in _made(case, clients)]
+    exchange = clients.exchange
     comparable = _Comparable(case.request_id, case.varies)
     body, *objects = [comparable(text) for text in (exchange.body, *objects)]
     shorter = len(exchange.body) - len(body)
@@ -144,17 +144,17 @@ def _hear(case: Case, door: Door) -> ComparableResponse:
         status=exchange.status,
         reason=exchange.reason,
         interim=exchange.interim,
-        headers=tuple(_header(door, name, value, shorter) for name, value in exchange.headers),
+        headers=tuple(_header(clients, name, value, shorter) for name, value in exchange.headers),
         body=body,
         objects=tuple(made.decode() for made in objects),
     )
 
 
-def _made(case: Case, door: Door) -> list[BaseModel | Exception]:
+def _made(case: Case, clients: Clients) -> list[BaseModel | Exception]:
     """The objects that the client parses, and the error that it raises."""
     made: list[BaseModel | Exception] = []
     try:
-        made.extend(case.ask(door))
+        made.extend(case.ask(clients))
     except Exception as error:
         made.append(error)
     return made
@@ -185,12 +185,12 @@ class _Comparable:
         return self._seen.setdefault(found[0], b"~%d" % len(self._seen))
 
 
-def _header(door: Door, name: str, value: str, shorter: int) -> tuple[str, str]:
+def _header(clients: Clients, name: str, value: str, shorter: int) -> tuple[str, str]:
     if name == "date":
         return name, "~"
     if name == "content-length" and int(value):
         return name, str(int(value) - shorter)
-    return name, value.replace(door.url, "http://here")
+    return name, value.replace(clients.url, "http://here")
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
@@ -235,14 +235,14 @@ class City(BaseModel):
 
 
 # A method of a client. They are generated, with a type for each way to call them.
-Method = Callable[[Door], Any]
+Method = Callable[[Clients], Any]
 
 
 def official(method: Method, **usual: Any) -> Callable[..., Ask]:
     """Makes requests of an official client; each has the keys of `usual` and more."""
 
     def asking(**more: Any) -> Ask:
-        return lambda door: _objects(method(door)(**{**usual, **more}))
+        return lambda clients: _objects(method(clients)(**{**usual, **more}))
 
     return asking
 
@@ -254,8 +254,8 @@ def _objects(response: Any) -> Iterator[BaseModel]:
 def helped(method: Method, final: str, **keys: Any) -> Ask:
     """A client's own reading of a stream, and by `final` the response that it puts together."""
 
-    def ask(door: Door) -> Iterator[BaseModel]:
-        with method(door)(**keys) as stream:
+    def ask(clients: Clients) -> Iterator[BaseModel]:
+        with method(clients)(**keys) as stream:
             yield from stream
             yield getattr(stream, final)()
 
@@ -267,30 +267,34 @@ _RESPONSE = {"model": MODEL, "input": ASKED, "max_output_tokens": 8, "temperatur
 _MESSAGE = {"model": MODEL, "messages": TALK[1:], "max_tokens": 8, "extra_body": {"temperature": 0}}
 _REQUIRED = {"max_tokens": 140, "tools": [TOOL], "tool_choice": "required", **NO_ENDLESS_SPACES}
 
-chat = official(lambda door: door.openai.chat.completions.create, **_CHAT)
+chat = official(lambda clients: clients.openai.chat.completions.create, **_CHAT)
 completions = official(
-    lambda door: door.openai.completions.create, model=MODEL, prompt=ASKED, max_tokens=8, **EXACT
+    lambda clients: clients.openai.completions.create,
+    model=MODEL,
+    prompt=ASKED,
+    max_tokens=8,
+    **EXACT,
 )
-responses = official(lambda door: door.openai.responses.create, **_RESPONSE)
-messages = official(lambda door: door.anthropic.messages.create, **_MESSAGE)
-models = official(lambda door: door.openai.models.list)
+responses = official(lambda clients: clients.openai.responses.create, **_RESPONSE)
+messages = official(lambda clients: clients.anthropic.messages.create, **_MESSAGE)
+models = official(lambda clients: clients.openai.models.list)
 token_count = official(
-    lambda door: door.anthropic.messages.count_tokens, model=MODEL, messages=TALK[1:]
+    lambda clients: clients.anthropic.messages.count_tokens, model=MODEL, messages=TALK[1:]
 )
 chat_parsed = official(
-    lambda door: door.openai.chat.completions.parse,
+    lambda clients: clients.openai.chat.completions.parse,
     **{**_CHAT, "max_tokens": 40, "response_format": City},
 )
 chat_helped = helped(
-    lambda door: door.openai.chat.completions.stream,
+    lambda clients: clients.openai.chat.completions.stream,
     "get_final_completion",
     **{**_CHAT, **_REQUIRED},
 )
 responses_helped = helped(
-    lambda door: door.openai.responses.stream, "get_final_response", **_RESPONSE
+    lambda clients: clients.openai.responses.stream, "get_final_response", **_RESPONSE
 )
 messages_helped = helped(
-    lambda door: door.anthropic.messages.stream, "get_final_message", **_MESSAGE
+    lambda clients: clients.anthropic.messages.stream, "get_final_message", **_MESSAGE
 )
 
 
@@ -305,8 +309,8 @@ def curl_bytes(
 ) -> Ask:
     """Any request with curl and any body."""
 
-    def ask(door: Door) -> Iterable[BaseModel]:
-        door.curl(method, path, *options, sent=sent, named=named)
+    def ask(clients: Clients) -> Iterable[BaseModel]:
+        clients.curl(method, path, *options, sent=sent, named=named)
         return ()
 
     return ask

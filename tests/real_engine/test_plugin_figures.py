@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.catalog.reasons import PluginDropped
 from agent.records.engine import EndedRequest, EngineStep
-from agent.sources.engine_plugin.receiver import PluginReceiver
+from agent.sources.engine_plugin import PluginReceiver
 from tests.real_engine.watching import ENGINE, SPANS_ARRIVE_WITHIN_S
 from tests.real_parts.agent_process import AgentProcess
 from tests.real_parts.collector import Collector

@@ -23,7 +23,7 @@ from tests.real_engine.proxy_clients import (
 )
 from tests.real_engine.watching import ENGINE, Row, rows_once_there
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
-from tests.real_parts.clients import Door, Exchange
+from tests.real_parts.clients import Clients, Exchange
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import Vllm
 
@@ -45,10 +45,10 @@ Asked = dict[str, Comparison]
 
 
 @pytest.fixture(scope="module")
-def direct(engine: Vllm) -> Iterator[Door]:
+def direct(engine: Vllm) -> Iterator[Clients]:
     """The way to the engine without the proxy."""
-    with closing(Door(engine.url)) as door:
-        yield door
+    with closing(Clients(engine.url)) as clients:
+        yield clients
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def proxy_port() -> int:
 
 @pytest.fixture(scope="module")
 def agent(
-    direct: Door, ports: AgentPorts, proxy_port: int, tmp_path_factory: pytest.TempPathFactory
+    direct: Clients, ports: AgentPorts, proxy_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[AgentProcess]:
     """An agent whose proxy stands before the engine."""
     settings = {
@@ -74,26 +74,26 @@ def agent(
 
 
 @pytest.fixture(scope="module")
-def proxy(agent: AgentProcess, proxy_port: int) -> Iterator[Door]:
+def proxy(agent: AgentProcess, proxy_port: int) -> Iterator[Clients]:
     """The way through the proxy."""
-    with closing(Door(f"http://127.0.0.1:{proxy_port}")) as door:
-        yield door
+    with closing(Clients(f"http://127.0.0.1:{proxy_port}")) as clients:
+        yield clients
 
 
 @pytest.fixture(scope="module")
-def first(direct: Door, proxy: Door) -> Comparison:
+def first(direct: Clients, proxy: Clients) -> Comparison:
     """The first of all requests that the agent sees."""
     return compare(FIRST, direct, proxy)
 
 
 @pytest.fixture(scope="module")
-def asked(first: Comparison, direct: Door, proxy: Door) -> Asked:
+def asked(first: Comparison, direct: Clients, proxy: Clients) -> Asked:
     """Every case, one request at a time."""
     return {case.name: compare(case, direct, proxy) for case in CASES}
 
 
 @pytest.fixture(scope="module")
-def rows(asked: Asked, direct: Door, proxy: Door, agent: AgentProcess) -> list[Row]:
+def rows(asked: Asked, direct: Clients, proxy: Clients, agent: AgentProcess) -> list[Row]:
     """Every row of the agent when that of the last request is there."""
     last = compare(LAST, direct, proxy)
     return rows_once_there(agent.api, {last.request_id})
@@ -128,7 +128,7 @@ def usage_of(exchange: Exchange) -> dict[str, int]:
     return counts
 
 
-def counted_directly(exchange: Exchange, direct: Door) -> tuple[int | None, int | None]:
+def counted_directly(exchange: Exchange, direct: Clients) -> tuple[int | None, int | None]:
     """The tokens of the input and the output, as the engine counts them for who asks it to."""
     if exchange.status != 200:
         return None, None
@@ -173,7 +173,7 @@ def finish_of(exchange: Exchange) -> str | None:
 
 @EACH_CASE
 def test_the_agent_has_one_row_of_each_measured_request(
-    case: Case, asked: Asked, rows: list[Row], direct: Door
+    case: Case, asked: Asked, rows: list[Row], direct: Clients
 ) -> None:
     request_id, exchange = asked[case.name].request_id, asked[case.name].exchange
     found = [row for row in rows if row["request_id"] == request_id]

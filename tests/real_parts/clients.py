@@ -87,7 +87,7 @@ class _Recorder(httpx2.BaseTransport):
         )
 
 
-class Door:
+class Clients:
     """One address of a server, and its clients, which send one request at a time."""
 
     def __init__(self, url: str) -> None:
@@ -106,7 +106,7 @@ class Door:
 
     @property
     def exchange(self) -> Exchange:
-        """The last exchange through this door."""
+        """The last exchange of these clients."""
         return self._by_curl or self._recorder.exchange
 
     def curl(

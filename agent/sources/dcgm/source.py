@@ -20,8 +20,13 @@ from agent.catalog.gpu_problems import EXPORTER_STALE, GPU_MISSING, GPU_SILENT, 
 from agent.catalog.reasons import INTERNAL, ExpositionFault
 from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.records.gpu import Facts, GpuSample, GpuSamples, XidError
-from agent.sources.dcgm.exporter_gpus import ExporterGpu, ExporterGpus, read_gpus, wanted_series
-from agent.sources.dcgm.xid_counts import XidCounts
+from agent.sources.dcgm.exporter_gpus import (
+    ExporterGpu,
+    ExporterGpus,
+    XidCounts,
+    read_gpus,
+    wanted_series,
+)
 from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.fetch import fetch, open_session
 

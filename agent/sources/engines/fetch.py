@@ -1,15 +1,118 @@
-"""One HTTP GET, limited in total time and in size after decompression, that expects status 200."""
+"""HTTP exchanges with an engine, limited in total time and in size after decompression.
 
+`requests`, urllib3 and httpx limit only each wait for bytes, so bytes that drip in one by one would
+never end. aiohttp has a total timeout, but it needs an event loop in each polling thread.
+"""
+
+import socket
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import requests
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable, ExpositionUnreadable
-from agent.http_client import client_tls, http_session
-from agent.sources.engines.deadline import Deadline, DeadlineAdapter
+from agent.http_client import TrustingAdapter, client_tls, http_session
+
+_CURRENT: ContextVar["Deadline | None"] = ContextVar("deadline", default=None)
+
+
+class Deadline:
+    """Inside `with`, a timer shuts the connections that a DeadlineAdapter opened.
+
+    The connections end with the block: a kept one would have no deadline, and an engine may close
+    it just when it is used again.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.passed = False
+        self._connections: list[tuple[HTTPConnection, socket.socket]] = []
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(timeout_s, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        self._token = _CURRENT.set(self)
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        _CURRENT.reset(self._token)
+        for connection, _ in self._connections:
+            connection.close()
+
+    def add(self, connection: HTTPConnection) -> None:
+        """Shut this open connection too when the time is over, or now if it is over."""
+        with self._lock:
+            # A connection drops its socket as soon as the response's headers are read.
+            self._connections.append((connection, connection.sock))
+            if self.passed:
+                _shut(connection.sock)
+
+    def _end(self) -> None:
+        with self._lock:
+            self.passed = True
+            for _, opened in self._connections:
+                _shut(opened)
+
+
+def _shut(opened: socket.socket) -> None:
+    # A thread that waits for data does not notice close(). The TLS socket's shutdown would wait for
+    # the other side.
+    with suppress(OSError):
+        socket.socket.shutdown(opened, socket.SHUT_RDWR)
+
+
+class _LimitedHTTP(HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        _add(self)
+
+
+class _LimitedHTTPS(HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        _add(self)
+
+
+def _add(connection: HTTPConnection) -> None:
+    if deadline := _CURRENT.get():
+        deadline.add(connection)
+
+
+class _LimitedHTTPPool(HTTPConnectionPool):
+    ConnectionCls = _LimitedHTTP
+
+
+class _LimitedHTTPSPool(HTTPSConnectionPool):
+    ConnectionCls = _LimitedHTTPS
+
+
+class DeadlineAdapter(TrustingAdapter):
+    """Opens connections that a Deadline can shut."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Make the pools of `requests`, with connections of this module."""
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {
+            "http": _LimitedHTTPPool,
+            "https": _LimitedHTTPSPool,
+        }
+
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
@@ -161,3 +264,24 @@ def shown_url(url: str) -> str:
     """A URL without its password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+# vLLM, SGLang, Text Generation Inference and TensorRT-LLM all have this path.
+_PATH = "/health"
+# A server with a hanging core does not answer this either, and a poll waits for the scrape too.
+_TIMEOUT_S = 2.0
+
+
+class HealthProbe:
+    """Requests the health check of one engine."""
+
+    def __init__(
+        self, url: str, session: requests.Session, *, timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        self._url = url.rstrip("/") + _PATH
+        self._session = session
+        self._timeout_s = timeout_s
+
+    def status(self) -> int | None:
+        """The HTTP status; None without a response in time."""
+        return status_of(self._session, self._url, timeout_s=self._timeout_s)

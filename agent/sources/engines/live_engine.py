@@ -18,10 +18,10 @@ from agent.catalog.reasons import NO_ANSWER
 from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.records.audit import EngineEvidence, EvidencePart, TrialRequest
 from agent.records.engine import HistogramSnapshot
-from agent.sources.engines.engine_histograms import merged_histogram
-from agent.sources.engines.engine_source import EngineSource
+from agent.sources.engines.engine_source import SERVED_PATH, EngineSource
 from agent.sources.engines.exposition import SeriesValue, read_exposition
 from agent.sources.engines.fetch import (
+    HealthProbe,
     fetch,
     headers_of,
     open_session,
@@ -29,9 +29,7 @@ from agent.sources.engines.fetch import (
     shown_url,
     status_of,
 )
-from agent.sources.engines.health import HealthProbe
-from agent.sources.engines.models import SERVED_PATH
-from agent.sources.engines.name_drift import expected_facts
+from agent.sources.engines.translate import expected_facts, merged_histogram
 
 _TIMEOUT_S = 5.0
 # A trial may wait behind the requests of others.

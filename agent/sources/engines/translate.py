@@ -1,21 +1,72 @@
-"""Translates a parsed exposition to our facts, by the dialect of the engine."""
+"""Translates a parsed exposition to our facts, by the dialect of the engine.
 
+Merges the ranks of a data-parallel engine, and detects facts that an engine no longer gives.
+"""
+
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from itertools import accumulate
+from math import inf, isfinite, isnan
 
 from agent.analysis.failures.progress import PROGRESS_FACTS
-from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, PROCESS_START_TIME, REQUESTS_RUNNING
+from agent.catalog.engine_facts import (
+    DATA_PARALLEL_RANKS,
+    FACT_MISSING,
+    OUTPUT_TOKENS,
+    PROCESS_START_TIME,
+    REQUEST_DURATION,
+    REQUESTS_FINISHED,
+    REQUESTS_RUNNING,
+)
+from agent.catalog.engine_flags import LIMIT_FLAGS
 from agent.catalog.engines import DIALECTS, Dialect, Spelling
 from agent.catalog.metric import Kind, Merge, Metric
 from agent.catalog.metrics import OTHER
 from agent.catalog.reasons import ExpositionFault
 from agent.errors import ExpositionUnreadable
-from agent.records.engine import HistogramSnapshot
+from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.gpu import FactKey, Facts
-from agent.sources.engines.engine_histograms import merged_histogram
 from agent.sources.engines.exposition import Exposition, SeriesValue
+
+
+def merged_histogram(
+    buckets: Collection[SeriesValue], sums: Collection[SeriesValue]
+) -> HistogramSnapshot | None:
+    """The counts of all ranks added, at the bounds that all ranks have.
+
+    None when a rank's last bucket, the sum, or the number of a bound is missing.
+    """
+    try:
+        ranks = _by_rank(buckets)
+    except (KeyError, ValueError):
+        return None
+    if not sums or any(inf not in counts for counts in ranks):
+        return None
+    bounds = sorted(frozenset.intersection(*(frozenset(counts) for counts in ranks)))
+    counts = [sum(rank[bound] for rank in ranks) for bound in bounds]
+    # In an exposition written while requests finish, a bucket can lag one behind a lower bucket.
+    return HistogramSnapshot(
+        tuple(bounds), tuple(accumulate(counts, max)), sum(sample.value for sample in sums)
+    )
+
+
+def _by_rank(buckets: Collection[SeriesValue]) -> list[Mapping[float, float]]:
+    ranks: defaultdict[frozenset[tuple[str, str]], dict[float, float]] = defaultdict(dict)
+    for bucket in buckets:
+        rank = frozenset((k, v) for k, v in bucket.labels.items() if k != "le")
+        ranks[rank][_bound(bucket.labels["le"])] = bucket.value
+    return list(ranks.values())
+
+
+def _bound(le: str) -> float:
+    # As a number: "1" and "1.0" are one bound.
+    bound = float(le)
+    if isnan(bound):
+        raise ValueError
+    return bound
+
 
 AUTO = "auto"
 
@@ -259,3 +310,62 @@ def _number(each: SeriesValue, spelling: Spelling) -> float | None:
         # An info series has the word None for a value that the engine has not decided.
         return None
     return number if isfinite(number) else None
+
+
+_LOG = logging.getLogger(__name__)
+
+_LIMITS = frozenset(limit.name for limit in LIMIT_FLAGS)
+
+
+class NameDrift:
+    """Compares each sample of one engine with the earlier ones, also over restarts."""
+
+    def __init__(self, engine: str, before: EngineSample | None = None) -> None:
+        """`before` is the last sample of an earlier run of the agent: an upgrade of the engine
+        often restarts the agent beside it. A stored sample has no histograms, and its limits may
+        come from the settings."""
+        self._engine = engine
+        known: Facts = {} if before is None else before.facts
+        self._dialect = None if before is None else DIALECTS.get(before.dialect)
+        self._gone = frozenset(
+            labels[0] for name, labels in known if name == FACT_MISSING.name and labels
+        )
+        self._seen = {name for name, _ in known} - _LIMITS | self._gone
+
+    def gone(self, sample: EngineSample, dialect: Dialect) -> frozenset[str]:
+        """The expected facts that were there before and are not in this sample."""
+        if dialect is not self._dialect:
+            self._dialect, self._seen, self._gone = dialect, set(), frozenset()
+        present = frozenset(name for name, _ in sample.facts) | sample.histograms.keys()
+        before = self._gone
+        # Some engines create a series at its first use.
+        missing = expected_facts(dialect) & self._seen if _has_worked(sample) else before
+        self._gone = missing - present
+        self._seen |= present
+        if new := self._gone - before:
+            _LOG.warning(
+                "engine %s gives no %s any more: did an upgrade rename its series?",
+                self._engine,
+                ", ".join(sorted(new)),
+            )
+        if back := before - self._gone:
+            _LOG.info("engine %s gives %s again", self._engine, ", ".join(sorted(back)))
+        return self._gone
+
+
+def expected_facts(dialect: Dialect) -> frozenset[str]:
+    """The facts that every engine of a dialect gives once a request has finished."""
+    return frozenset(metric.name for metric in dialect.facts.keys() - dialect.occasional)
+
+
+def _has_worked(sample: EngineSample) -> bool:
+    """Whether a request has finished since the start of the engine, by whatever it still gives."""
+    finished = [
+        value for (name, _), value in sample.facts.items() if name == REQUESTS_FINISHED.name
+    ]
+    durations = sample.histograms.get(REQUEST_DURATION.name)
+    return bool(
+        sum(finished)
+        or (durations and durations.counts[-1])
+        or (sample.fact(OUTPUT_TOKENS.name) and sample.fact(REQUESTS_RUNNING.name) == 0)
+    )

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agent.records.host import CgroupMemory
-from agent.sources.host.procfs import Procfs, is_count
-from agent.sources.host.unreadable import HostUnreadable
+from agent.sources.host.procfs import HostUnreadable, Procfs, is_count
 
 # Version 1 writes no limit as the largest multiple of a page; no machine has half of that.
 _NO_LIMIT_BYTES = 2**62

@@ -12,7 +12,7 @@ from typing import Protocol
 from agent.catalog.failure_lines import meaning_of
 from agent.records.host import LogFinding, LogSample
 from agent.settings.named_files import in_time
-from agent.sources.host.unreadable import HostUnreadable
+from agent.sources.host.procfs import HostUnreadable
 
 # Read of one line. The texts that matter are at its beginning.
 MAX_LINE_BYTES = 16 * 1024

@@ -1,12 +1,51 @@
-"""Finds the processes of an engine and reads their state."""
+"""The processes of an engine: their state, command lines, flags and addresses."""
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
+from agent.catalog.engine_flags import AUDITED_FLAGS, FLAG_ALIASES, FLAGS_FILE, LIMIT_FLAGS
+from agent.records.audit import CommandLine
 from agent.records.host import EngineProcess, ProcessRole
-from agent.sources.host.procfs import Procfs, Stat
-from agent.sources.host.unreadable import HostUnreadable
+from agent.sources.host.procfs import HostUnreadable, Procfs, Stat
+
+_FLAGS = frozenset(flag for flags in LIMIT_FLAGS.values() for flag in flags)
+# vLLM 0.32 `vllm/utils/argparse_utils.py`, human_readable_int: small letters are powers of ten.
+_NUMBER = re.compile(r"([0-9]{1,15})(?:(\.[0-9]{1,15})?([kmgt])|([KMGT]))?", re.ASCII)
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def limits_given(words: Sequence[str]) -> Mapping[str, int]:
+    """The limits in the words of a command line, by fact name.
+
+    A limit that is not a number, such as `auto`, is left out: a default is never guessed.
+    """
+    given: dict[str, int | None] = {}
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-")
+        if flag in _FLAGS:
+            given[flag] = _number(value if equals else following)
+    limits = {
+        limit.name: next((number for flag in flags if (number := given.get(flag))), None)
+        for limit, flags in LIMIT_FLAGS.items()
+    }
+    return {name: number for name, number in limits.items() if number is not None}
+
+
+def _number(text: str) -> int | None:
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None:
+        return None
+    whole, part, decimal, binary = found.groups()
+    if decimal:
+        return int(float(whole + (part or "")) * _DECIMAL[decimal])
+    return int(whole) * _BINARY.get(binary, 1)
+
 
 # Titles that vLLM sets, behind a prefix that an operator may choose. vLLM 0.33
 # `v1/engine/core.py`, `v1/executor/multiproc_executor.py`, `v1/utils.py`.
@@ -201,3 +240,65 @@ def _trees(stats: Mapping[int, Stat], tops: Iterable[int]) -> frozenset[int]:
             found.add(pid)
             todo.extend(children.get(pid, ()))
     return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcesses:
+    """An engine on this machine; `problem` says why parts of it cannot be seen."""
+
+    pids: frozenset[int] = frozenset()
+    command_line: CommandLine | None = None
+    addresses: frozenset[str] | None = None
+    problem: str | None = None
+
+
+def read_processes(
+    locator: ProcessLocator, now: float, *, proc: Path = Path("/proc")
+) -> EngineProcesses:
+    """The engine's processes as far as they are visible. Raises nothing for those that are not."""
+    files = Procfs(proc)
+    finder = ProcessFinder(files, locator, ticks_per_s=os.sysconf("SC_CLK_TCK"))
+    try:
+        found = finder.read(now)
+        addresses = _addresses(files, locator)
+    except (HostUnreadable, OSError) as error:
+        return EngineProcesses(problem=str(error))
+    # The front first: the others may be a script that started it.
+    ordered = sorted(found, key=lambda process: process.role is not ProcessRole.FRONT)
+    lines = (files.words(process.pid) for process in ordered)
+    words = next((line for line in lines if _is_vllm(line)), None)
+    return EngineProcesses(
+        pids=frozenset(process.pid for process in found),
+        command_line=None if words is None else command_line(words),
+        addresses=addresses,
+        problem=None if words is not None else "no process at its port shows vLLM's command line",
+    )
+
+
+def command_line(words: Sequence[str]) -> CommandLine:
+    """The flags in the words of a command line, of those that an audit reads."""
+    flags: dict[str, str] = {}
+    names = []
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-")
+        flag = FLAG_ALIASES.get(flag, flag)
+        names.append(flag)
+        if flag in AUDITED_FLAGS:
+            other = "" if following.startswith("-") else following
+            flags[flag] = value if equals else other
+    return CommandLine(flags=flags, limits=limits_given(words), whole=FLAGS_FILE not in names)
+
+
+def _is_vllm(words: Sequence[str]) -> bool:
+    """Whether this starts vLLM: the flags of a proxy in front of it say nothing.
+
+    Neither does a title that a process gave itself.
+    """
+    return any(word.startswith("vllm.") or Path(word).name == "vllm" for word in words)
+
+
+def _addresses(files: Procfs, locator: ProcessLocator) -> frozenset[str] | None:
+    if not locator.same_machine or locator.port is None:
+        return None
+    return files.listening_addresses(locator.port) or None

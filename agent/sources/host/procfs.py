@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from agent.errors import AgentError
+
+
+class HostUnreadable(AgentError):
+    """A part of the machine cannot be read; the message has the reason."""
+
+
 _LISTENING = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 # Dead but not reaped, or about to be removed: nothing runs there.

@@ -14,11 +14,9 @@ from agent.records.host import (
     ProcessRole,
 )
 from agent.sources.host.cgroups import CgroupReader
-from agent.sources.host.flags import limits_given
 from agent.sources.host.log import LogFollower
-from agent.sources.host.processes import ProcessFinder, ProcessLocator
-from agent.sources.host.procfs import Procfs
-from agent.sources.host.unreadable import HostUnreadable
+from agent.sources.host.processes import ProcessFinder, ProcessLocator, limits_given
+from agent.sources.host.procfs import HostUnreadable, Procfs
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # If the processes are in several cgroups, that of the one with the most memory is read.

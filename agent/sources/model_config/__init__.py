@@ -1,6 +1,6 @@
 """A model's shape, read from its Hugging Face config.json and the sizes of the files beside it."""
 
-from agent.sources.model_config.config_errors import (
+from agent.sources.model_config.config import (
     ArchitectureUnknown,
     CacheUnknown,
     ModelConfigInvalid,

@@ -1,8 +1,49 @@
-"""The keys of a config.json that a model's shape depends on, checked."""
+"""The keys of a config.json that a model's shape depends on, and the errors of reading it."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+from agent.errors import AgentError
+
+
+class ModelConfigInvalid(AgentError):
+    """A config.json cannot be parsed, or a number in it is missing or impossible."""
+
+
+class ArchitectureUnknown(AgentError):
+    """This version does not know how the model computes."""
+
+    def __init__(self, name: str, why: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"the model architecture {name!r} is unknown: {why}; its figures are not guessed. "
+            f"Known are {', '.join(known)}; for others, use the engine's own counters "
+            "(vLLM: --enable-mfu-metrics)"
+        )
+        self.name = name
+
+
+class QuantisationUnknown(AgentError):
+    """The weights are stored in a format whose size this version does not know."""
+
+    def __init__(self, method: str, why: str) -> None:
+        super().__init__(
+            f"the quantisation {method!r} is unknown: {why}; set how the weights are stored "
+            "and multiplied, with --dtype or the engine's setting `dtype`"
+        )
+        self.method = method
+
+
+class CacheUnknown(AgentError):
+    """The KV cache is stored in a format whose size this version does not know."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(
+            f"the KV cache of the config is {value!r}, which is unknown; set how it is stored, "
+            "with --kv-dtype or the engine's setting `kv_dtype`"
+        )
+
 
 # No model is as large, and products of such numbers are still numbers of a double.
 _LARGEST = 10**9
@@ -155,3 +196,44 @@ EVERYWHERE = frozenset(
         "quantization_config",
     }
 )
+
+
+def needed(config: TextConfig, key: str) -> int:
+    """A number that the architecture needs. Raises ModelConfigInvalid if it is missing."""
+    value: int | None = getattr(config, key)
+    if value is None:
+        spelled = [name for name, ours in RENAMES.items() if ours == key] or [key]
+        raise ModelConfigInvalid(
+            f"the architecture {config.architecture!r} needs {' or '.join(spelled)}, which its "
+            "config.json lacks"
+        )
+    return value
+
+
+def entry(config: TextConfig, key: str, layer: int) -> Any:
+    """What a list has for a layer. Raises ModelConfigInvalid if the list is too short."""
+    listed = getattr(config, key)
+    if layer >= len(listed):
+        raise ModelConfigInvalid(
+            f"{key} has {len(listed)} entries for {config.num_hidden_layers} layers"
+        )
+    return listed[layer]
+
+
+def kv_heads(config: TextConfig) -> int:
+    """The heads of keys and values: as many as queries have, unless fewer are given."""
+    return config.num_key_value_heads or config.num_attention_heads
+
+
+def head_dim(config: TextConfig) -> int:
+    """The size of a head: the given one, else an equal part of the hidden size.
+
+    Raises ModelConfigInvalid if that is nothing.
+    """
+    size = config.head_dim or config.hidden_size // config.num_attention_heads
+    if size == 0:
+        raise ModelConfigInvalid(
+            f"hidden_size {config.hidden_size} is too small for num_attention_heads "
+            f"{config.num_attention_heads}"
+        )
+    return size

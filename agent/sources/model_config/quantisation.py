@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.catalog.hardware import Precision
 from agent.records.model import WeightFormat
-from agent.sources.model_config.config_errors import CacheUnknown, QuantisationUnknown
+from agent.sources.model_config.config import CacheUnknown, QuantisationUnknown
 
 _Keys = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agent.catalog.gpu_problems import NOT_ANSWERING
 from agent.catalog.reasons import INTERNAL
 from agent.records.gpu import GpuSample, GpuSamples
-from agent.sources.nvml.lifecycle import Lifecycle, SessionResult
+from agent.sources.nvml.session import Lifecycle, SessionResult
 from agent.sources.nvml.xid_events import XidErrors
 
 _LOG = logging.getLogger(__name__)

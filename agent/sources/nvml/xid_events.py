@@ -9,10 +9,9 @@ from typing import Any
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.gpu_problems import COUNTED_XIDS
-from agent.records.gpu import FactKey, Facts, XidError
+from agent.records.gpu import FactKey, Facts, WaitingXids, XidError
 from agent.sources.nvml.library import TIMEOUT, GpuLost, NvmlUnavailable
 from agent.sources.nvml.nvml_gpu import Gpu
-from agent.sources.waiting_xids import WaitingXids
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,14 +13,7 @@ from google.rpc.status_pb2 import Status
 from agent.errors import PayloadInvalid, SettingsInvalid
 from agent.settings.access import AccessPolicy, AccessRefusal
 from agent.sources.client_connection import RETRY_AFTER_S
-from agent.sources.otlp.export_refusals import (
-    AT_THE_DOOR,
-    REFUSALS,
-    REFUSED,
-    Refusal,
-    public,
-    response,
-)
+from agent.sources.listening import TlsFiles
 from agent.sources.otlp.limits import (
     BODY_WITHIN_S,
     GRPC_MESSAGE_WITHIN_S,
@@ -30,8 +23,16 @@ from agent.sources.otlp.limits import (
     BodyTooSlow,
 )
 from agent.sources.otlp.payload import Body
-from agent.sources.otlp.receiver import ExportResult, Receiver
-from agent.sources.tls import TlsFiles
+from agent.sources.otlp.receiver import (
+    ACCESS_REFUSALS,
+    REFUSALS,
+    REFUSED,
+    ExportResult,
+    Receiver,
+    Refusal,
+    public,
+    response,
+)
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
@@ -112,7 +113,7 @@ class OtlpGrpc:
 
     async def _take(self, context: Any) -> ExportResult | tuple[Refusal, str]:
         if (refused := self._refused_access(context)) is not None:
-            refusal = AT_THE_DOOR[refused]
+            refusal = ACCESS_REFUSALS[refused]
             self._receiver.refused(refusal.reason)
             return refusal, refused.value
         try:

@@ -12,8 +12,10 @@ from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
 from agent.settings.access import AccessPolicy
 from agent.sources.client_connection import RETRY_AFTER_S
-from agent.sources.otlp.export_refusals import (
-    AT_THE_DOOR,
+from agent.sources.otlp.limits import BODY_WITHIN_S, MAX_BODY_BYTES, BodyTooSlow, Reservation
+from agent.sources.otlp.payload import CONTENT_TYPES, JSON, PROTOBUF, Body
+from agent.sources.otlp.receiver import (
+    ACCESS_REFUSALS,
     CONTENT_ENCODING,
     CONTENT_TYPE,
     METHOD,
@@ -21,13 +23,12 @@ from agent.sources.otlp.export_refusals import (
     REFUSALS,
     REFUSED,
     TOO_SLOW,
+    ExportResult,
+    Receiver,
     Refusal,
     public,
     response,
 )
-from agent.sources.otlp.limits import BODY_WITHIN_S, MAX_BODY_BYTES, BodyTooSlow, Reservation
-from agent.sources.otlp.payload import CONTENT_TYPES, JSON, PROTOBUF, Body
-from agent.sources.otlp.receiver import ExportResult, Receiver
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -64,7 +65,7 @@ class OtlpHttp:
         encoding = headers.get(b"content-encoding", "").strip().lower()
         refused = self._access.refusal(headers.get(b"host"), headers.get(b"authorization"))
         if refused is not None:
-            await self._refuse(send, AT_THE_DOOR[refused], refused.value, content_type)
+            await self._refuse(send, ACCESS_REFUSALS[refused], refused.value, content_type)
             return
         refusal = _refusal(scope, content_type, encoding)
         if refusal is not None:

@@ -1,4 +1,7 @@
-"""Receives exports for both transports: reads one, stores it, and only then acknowledges it."""
+"""Receives exports for both transports: reads one, stores it, and only then acknowledges it.
+
+Responses to failures: opentelemetry-proto docs/specification.md.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -7,21 +10,24 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
 from agent.catalog.reasons import ExportRefused, SpanRejected, ValueDropped
-from agent.errors import PayloadInvalid, StoreUnavailable
+from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
 from agent.records.request import RequestRecord
-from agent.sources.otlp.json_payload import parse_json
+from agent.settings.access import AccessRefusal
 from agent.sources.otlp.limits import (
     BATCH_SPANS,
     RECORD_BYTES,
     SMALL_PROTOBUF_BYTES,
     SMALL_SPAN_TAGS,
     STORED_WITHIN_S,
+    BodyTooSlow,
     MemoryBudget,
+    NoRoom,
     Reservation,
 )
-from agent.sources.otlp.payload import JSON, Body, gunzip, parse
-from agent.sources.otlp.sampled_spans import sampled_part
+from agent.sources.otlp.payload import JSON, Body, gunzip, parse, parse_json, sampled_part
 from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
 # One, so that only one body at a time has its messages in memory.
@@ -216,3 +222,63 @@ def _is_large(body: Body) -> bool:
 
 def _reasons(export: ExportContent) -> str:
     return ", ".join(f"{count} by {reason}" for reason, count in sorted(export.rejected.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One failure: its reason for counting, HTTP status, gRPC code, and whether to send again."""
+
+    reason: ExportRefused
+    http_status: int
+    grpc_code: int
+    retryable: bool = False
+
+
+# google.rpc.Code
+INVALID_ARGUMENT = 3
+NOT_FOUND = 5
+PERMISSION_DENIED = 7
+RESOURCE_EXHAUSTED = 8
+UNAVAILABLE = 14
+UNAUTHENTICATED = 16
+
+INVALID = Refusal(ExportRefused.INVALID, 400, INVALID_ARGUMENT)
+NO_SUCH_PATH = Refusal(ExportRefused.NO_SUCH_PATH, 404, NOT_FOUND)
+METHOD = Refusal(ExportRefused.METHOD, 405, INVALID_ARGUMENT)
+TOO_LARGE = Refusal(ExportRefused.TOO_LARGE, 413, RESOURCE_EXHAUSTED)
+CONTENT_TYPE = Refusal(ExportRefused.CONTENT_TYPE, 415, INVALID_ARGUMENT)
+CONTENT_ENCODING = Refusal(ExportRefused.CONTENT_ENCODING, 415, INVALID_ARGUMENT)
+BUSY = Refusal(ExportRefused.BUSY, 503, UNAVAILABLE, retryable=True)
+# A sender tries again after RESOURCE_EXHAUSTED only with a delay, and Python's exporter over HTTP
+# after 503, but not after 429.
+NO_ROOM = Refusal(ExportRefused.NO_ROOM, 503, RESOURCE_EXHAUSTED, retryable=True)
+TOO_SLOW = Refusal(ExportRefused.TOO_SLOW, 503, UNAVAILABLE, retryable=True)
+
+
+ACCESS_REFUSALS = {
+    AccessRefusal.TOKEN: Refusal(ExportRefused.TOKEN, 401, UNAUTHENTICATED),
+    AccessRefusal.HOST: Refusal(ExportRefused.HOST, 421, PERMISSION_DENIED),
+}
+
+REFUSALS: dict[type[Exception], Refusal] = {
+    PayloadInvalid: INVALID,
+    PayloadTooLarge: TOO_LARGE,
+    StoreUnavailable: BUSY,
+    NoRoom: NO_ROOM,
+    BodyTooSlow: TOO_SLOW,
+}
+REFUSED = tuple(REFUSALS)
+
+
+def public(error: Exception) -> str:
+    """What the sender may read of an error of REFUSED."""
+    return error.public if isinstance(error, AgentError) else str(error)
+
+
+def response(result: ExportResult) -> ExportTraceServiceResponse:
+    """The message for a full or partial success; partial_success is unset on a full one."""
+    message = ExportTraceServiceResponse()
+    if result.rejected_spans:
+        message.partial_success.rejected_spans = result.rejected_spans
+        message.partial_success.error_message = result.message
+    return message

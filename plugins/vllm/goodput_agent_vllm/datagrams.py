@@ -1,6 +1,6 @@
 """The format of the datagrams: a header and records of fixed sizes, little-endian, without text
 but the request id and the finish reason. The agent's reader has the same sizes
-(`agent/sources/engine_plugin/datagrams.py`).
+(`agent/sources/engine_plugin.py`).
 """
 
 import struct

@@ -25,7 +25,7 @@ from agent.records.audit import (
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.gpu import GpuSample
 from agent.records.model import LayerGroup, ModelShape, WeightBlock, WeightFormat
-from agent.sources.engines.name_drift import expected_facts
+from agent.sources.engines.translate import expected_facts
 from agent.sources.model_config.quantisation import DTYPE_FORMATS
 
 NOW = 1_795_000_000.0

@@ -18,7 +18,7 @@ from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
 from agent.records.gpu import Facts, GpuSample
-from agent.sources.dcgm.xid_counts import XidCounts, XidSeries
+from agent.sources.dcgm.exporter_gpus import XidCounts, XidSeries
 from agent.sources.nvml.xid_events import XidErrors
 from tests.outputs.prometheus.filled import INFO, OBJECTIVES
 from tests.records.making import NOON

@@ -6,9 +6,8 @@ import pytest
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import DcgmField
-from agent.sources.dcgm.exporter_gpus import MOST_GPUS
+from agent.sources.dcgm.exporter_gpus import MOST_GPUS, XidCounts
 from agent.sources.dcgm.source import DcgmSource
-from agent.sources.dcgm.xid_counts import XidCounts
 from tests.sources.dcgm.exporter_pages import (
     MIB,
     PLENTY_S,

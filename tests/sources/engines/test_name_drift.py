@@ -6,7 +6,7 @@ import pytest
 from agent.catalog import engine_facts as fact
 from agent.catalog.engines import DIALECTS
 from agent.records.engine import EngineSample, HistogramSnapshot
-from agent.sources.engines.name_drift import NameDrift, expected_facts
+from agent.sources.engines.translate import NameDrift, expected_facts
 from tests.sources.engines.fixture_pages import translated_page
 
 SGLANG = DIALECTS["sglang"]

@@ -14,8 +14,7 @@ from agent.sources.host.cgroups import (
     parse_cgroup_path,
     parse_figures,
 )
-from agent.sources.host.procfs import Procfs
-from agent.sources.host.unreadable import HostUnreadable
+from agent.sources.host.procfs import HostUnreadable, Procfs
 from tests.sources.host.machine import PaperMachine
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"

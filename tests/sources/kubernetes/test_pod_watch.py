@@ -5,18 +5,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.errors import DiscoveryFailed, SettingsInvalid
-from agent.sources.kubernetes import pod_watch
-from agent.sources.kubernetes.api_server import ApiServer
-from agent.sources.kubernetes.pod_watch import PodWatch, engine_of
+from agent.sources import kubernetes
+from agent.sources.kubernetes import ApiServer, FoundEngine, PodWatch, engine_of
 from tests.real_parts.certificates import make_certificate
 from tests.real_parts.waiting import eventually
-from tests.sources.kubernetes.fake_api_server import TOKEN, FakeApiServer, api_server, pod
+from tests.sources.kubernetes.fake_api_server import LATER, TOKEN, FakeApiServer, api_server, pod
 
 WITHIN_S = 60.0
 CHOSEN = {"labelSelector": "app.kubernetes.io/name=vllm", "fieldSelector": "spec.nodeName=node-a"}
@@ -25,8 +25,8 @@ READ = partial(engine_of, port=8000, with_namespace=False)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_watch, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(pod_watch, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(kubernetes, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(kubernetes, "LONGEST_PAUSE_S", 0.05)
 
 
 @pytest.fixture
@@ -259,3 +259,103 @@ def test_a_pipe_in_the_account_is_not_waited_for(
     os.mkfifo(account / name)
     with pytest.raises(DiscoveryFailed, match="Is a named pipe; name a regular file"):
         ApiServer(server.url, account).list("/api/v1/pods", {})
+
+
+def found(given: dict[str, Any], port: int | str = 8000) -> FoundEngine | None:
+    return engine_of(given, port, with_namespace=False)
+
+
+def test_an_engine_has_the_name_and_the_address_of_its_pod() -> None:
+    assert found(pod("chat-0")) == ("chat-0", "http://10.0.0.1:8000")
+    assert engine_of(pod("chat-0"), 8000, with_namespace=True) == (
+        "llm/chat-0",
+        "http://10.0.0.1:8000",
+    )
+    assert found(pod("chat-0", ip="fd00::1")) == ("chat-0", "http://[fd00::1]:8000")
+
+
+def test_a_port_may_be_named_by_any_container() -> None:
+    assert found(pod("chat-0"), "http") == ("chat-0", "http://10.0.0.1:8001")
+    assert found(pod("chat-0"), "metrics") is None
+
+
+@pytest.mark.parametrize(
+    ("why", "state", "watched"),
+    [
+        ("it loads its model", {"ready": False}, False),
+        ("it is not scheduled", {"phase": "Pending", "ready": False, "ip": None}, False),
+        ("it ends on purpose", {"ending": True}, False),
+        ("it has ended", {"phase": "Failed", "ready": False, "since": LATER}, False),
+        ("its node is lost", {"phase": "Unknown"}, False),
+        ("it was ready and hangs", {"ready": False, "since": LATER}, True),
+        ("it died and starts again", {"ready": False, "restarts": 1}, True),
+    ],
+)
+def test_a_pod_is_watched_from_ready_to_its_end(
+    why: str, state: dict[str, Any], watched: bool
+) -> None:
+    assert (found(pod("chat-0", **state)) is not None) is watched, why
+
+
+def test_a_pod_without_a_status_is_not_watched() -> None:
+    given = pod("chat-0")
+    del given["status"]
+    assert found(given) is None
+
+
+RECORDED = Path(__file__).parent / "recorded"
+CORE_DNS = FoundEngine("coredns-66bc5c9577-jggwc", "http://10.244.0.3:9153")
+
+
+class Replay(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        name = "watch-1.34.jsonl" if "watch=true" in self.path else "pods-1.34.json"
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write((RECORDED / name).read_bytes())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def recorded_server(tmp_path: Path) -> Iterator[ApiServer]:
+    (tmp_path / "token").write_text("a-token")
+    (tmp_path / "ca.crt").touch()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Replay) as replay:
+        thread = threading.Thread(target=replay.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield ApiServer(f"http://127.0.0.1:{replay.server_port}", tmp_path)
+        finally:
+            replay.shutdown()
+            thread.join()
+
+
+def watch(recorded_server: ApiServer, port: int | str) -> PodWatch:
+    read = partial(engine_of, port=port, with_namespace=False)
+    return PodWatch(recorded_server, "kube-system", {}, read)
+
+
+def test_a_recorded_list_has_the_engine_of_each_ready_pod(recorded_server: ApiServer) -> None:
+    found = watch(recorded_server, "metrics")
+    found.list()
+    assert found.engines() == {CORE_DNS}
+    assert found.problem is None
+
+
+def test_recorded_events_of_a_watch_are_read(recorded_server: ApiServer) -> None:
+    found = watch(recorded_server, 9153)
+    assert [event["type"] for event in recorded_server.watch("/api/v1/pods", {}, "0")] == ["ADDED"]
+    stop, changes = threading.Event(), []
+    # As when the list was empty: what is found then comes from the watch.
+    found._version = "479"
+
+    def changed() -> None:
+        changes.append(found.engines())
+        stop.set()
+
+    found.follow(changed, stop)
+    assert changes == [{CORE_DNS}]
+    assert found.problem is None

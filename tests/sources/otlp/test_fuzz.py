@@ -16,7 +16,9 @@ from sqlalchemy import BigInteger, Column, DateTime, String
 
 from agent.catalog.spans import REQUEST_ATTRIBUTES
 from agent.store.tables import requests as requests_table
-from tests.sources.otlp.doors import (
+from tests.sources.otlp.exports import any_value, export, in_json, pairs, span, vllm_span
+from tests.sources.otlp.serving import Serving
+from tests.sources.otlp.transports import (
     INVALID_ARGUMENT,
     JSON,
     OK,
@@ -26,8 +28,6 @@ from tests.sources.otlp.doors import (
     call,
     post,
 )
-from tests.sources.otlp.exports import any_value, export, in_json, pairs, span, vllm_span
-from tests.sources.otlp.serving import Serving
 
 # The same examples each time: a test that fails must fail again.
 fuzz = settings(

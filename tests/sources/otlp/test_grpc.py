@@ -16,9 +16,9 @@ from agent.sources.otlp import grpc as otlp_grpc
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_GRPC_READING
 from tests.real_parts.waiting import eventually
-from tests.sources.otlp.doors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, call
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving
+from tests.sources.otlp.transports import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, call
 
 GOOD = export(vllm_span()).SerializeToString()
 SERVICE = "/opentelemetry.proto.collector.trace.v1.TraceService"

@@ -12,7 +12,9 @@ import requests
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_BYTES_HELD
-from tests.sources.otlp.doors import (
+from tests.sources.otlp.exports import export, gzip_bomb, in_json, json_bytes, vllm_span
+from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand
+from tests.sources.otlp.transports import (
     INVALID_ARGUMENT,
     JSON,
     PROTOBUF,
@@ -20,8 +22,6 @@ from tests.sources.otlp.doors import (
     post,
     read_reply,
 )
-from tests.sources.otlp.exports import export, gzip_bomb, in_json, json_bytes, vllm_span
-from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand
 
 GOOD = export(vllm_span())
 NOT_FOUND = 5

@@ -11,26 +11,26 @@ from agent.errors import StoreUnavailable
 from agent.records.request import RequestRecord
 from agent.sources.otlp import receiver
 from agent.sources.otlp.limits import BATCH_SPANS, MAX_BYTES_HELD
-from tests.sources.otlp.doors import (
-    DOORS,
-    INVALID_ARGUMENT,
-    OK,
-    PROTOBUF_DOORS,
-    UNAVAILABLE,
-    Door,
-    post,
-)
 from tests.sources.otlp.exports import export, span, vllm_span
 from tests.sources.otlp.serving import LoopThread, Serving, in_hand, serving
+from tests.sources.otlp.transports import (
+    INVALID_ARGUMENT,
+    OK,
+    PROTOBUF_TRANSPORTS,
+    TRANSPORTS,
+    UNAVAILABLE,
+    Transport,
+    post,
+)
 
 pytestmark = pytest.mark.slow
 
 # More than two batches.
 SPANS = 2 * BATCH_SPANS + 10
 
-# The way of a large body depends on its format, not on its door.
+# The way of a large body depends on its format, not on its transport.
 at_each_format = pytest.mark.parametrize(
-    "door", [DOORS[2], DOORS[3], DOORS[4]], ids=lambda door: door.name
+    "transport", [TRANSPORTS[2], TRANSPORTS[3], TRANSPORTS[4]], ids=lambda transport: transport.name
 )
 
 
@@ -40,7 +40,9 @@ def short_span(**fields: Any) -> Span:
 
 
 @at_each_format
-def test_all_spans_are_stored_in_batches_and_counted_once(loop: LoopThread, door: Door) -> None:
+def test_all_spans_are_stored_in_batches_and_counted_once(
+    loop: LoopThread, transport: Transport
+) -> None:
     sizes: list[int] = []
     records: list[RequestRecord] = []
 
@@ -53,7 +55,7 @@ def test_all_spans_are_stored_in_batches_and_counted_once(loop: LoopThread, door
     bad = [short_span(trace_id=b"short"), short_span(start_time_unix_nano=0)]
     request = export(bad[0], *sent, bad[1], resource={"service.name": 7})
     with loop.entered(serving(accept)) as served:
-        reply = door.send(served, request)
+        reply = transport.send(served, request)
         (counted,) = served.counts.contents
         assert len(served.forwarded) == 1
     batches = len(sizes)
@@ -67,7 +69,7 @@ def test_all_spans_are_stored_in_batches_and_counted_once(loop: LoopThread, door
 
 @at_each_format
 def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
-    loop: LoopThread, door: Door
+    loop: LoopThread, transport: Transport
 ) -> None:
     stored: list[str] = []
     failing = [False, True, False, False, False]
@@ -80,17 +82,17 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
 
     sent = [short_span() for _ in range(SPANS)]
     with loop.entered(serving(accept)) as served:
-        assert door.send(served, export(*sent)).code == UNAVAILABLE
+        assert transport.send(served, export(*sent)).code == UNAVAILABLE
         assert (served.counts.contents, served.forwarded) == ([], [])
         assert 0 < len(stored) < SPANS
-        assert door.send(served, export(*sent)).is_full_success
+        assert transport.send(served, export(*sent)).is_full_success
         with in_hand(loop, served, MAX_BYTES_HELD):
             pass
     # The batches before the failure came twice; the store knows such rows.
     assert set(stored) == {span.span_id.hex() for span in sent}
 
 
-@pytest.mark.parametrize("door", PROTOBUF_DOORS, ids=lambda door: door.name)
+@pytest.mark.parametrize("transport", PROTOBUF_TRANSPORTS, ids=lambda transport: transport.name)
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -102,12 +104,12 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
     ],
 )
 def test_nothing_is_stored_of_a_body_that_is_bad_at_its_end(
-    served: Serving, door: Door, spoil: Callable[[bytes], bytes]
+    served: Serving, transport: Transport, spoil: Callable[[bytes], bytes]
 ) -> None:
     body = export(*(short_span() for _ in range(SPANS))).SerializeToString()
-    assert door.send_bytes(served, spoil(body)).code == INVALID_ARGUMENT
+    assert transport.send_bytes(served, spoil(body)).code == INVALID_ARGUMENT
     assert served.accepted.records == []
-    assert door.send_bytes(served, body).is_full_success
+    assert transport.send_bytes(served, body).is_full_success
 
 
 def test_a_body_that_takes_too_long_is_reported(

@@ -1,6 +1,11 @@
 """Bodies that are no exports, or not the exports they seem."""
 
+import inspect
+import json
+import random
+from base64 import b64encode
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -9,12 +14,32 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.sources.otlp.doors import INVALID_ARGUMENT, PROTOBUF_DOORS, Door
-from tests.sources.otlp.exports import export, pairs, part, vllm_span
-from tests.sources.otlp.serving import Serving
+from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_JSON_VALUES, MAX_PARSED_BYTES
+from agent.sources.otlp.payload import JSON, PROTOBUF, Body, fits, parse, parse_json
+from tests.sources.otlp.exports import (
+    export,
+    in_json,
+    json_bytes,
+    json_spans,
+    pairs,
+    part,
+    vllm_span,
+)
+from tests.sources.otlp.serving import LoopThread, Serving, serving
+from tests.sources.otlp.transports import (
+    INVALID_ARGUMENT,
+    PROTOBUF_TRANSPORTS,
+    TRANSPORTS,
+    Reply,
+    Transport,
+    post,
+)
 
-at_protobuf_doors = pytest.mark.parametrize("door", PROTOBUF_DOORS, ids=lambda door: door.name)
+at_protobuf_transports = pytest.mark.parametrize(
+    "transport", PROTOBUF_TRANSPORTS, ids=lambda transport: transport.name
+)
 
 GOOD = export(vllm_span()).SerializeToString()
 
@@ -27,7 +52,7 @@ def too_deep() -> bytes:
     return part(1, part(2, part(2, part(9, part(2, value)))))
 
 
-@at_protobuf_doors
+@at_protobuf_transports
 @pytest.mark.parametrize(
     "body",
     [
@@ -45,12 +70,14 @@ def too_deep() -> bytes:
         ),
     ],
 )
-def test_a_body_that_is_no_protobuf_is_bad_data(served: Serving, door: Door, body: bytes) -> None:
-    reply = door.send_bytes(served, body)
+def test_a_body_that_is_no_protobuf_is_bad_data(
+    served: Serving, transport: Transport, body: bytes
+) -> None:
+    reply = transport.send_bytes(served, body)
     assert reply.code == INVALID_ARGUMENT
     assert reply.message.startswith("the body is no ExportTraceServiceRequest")
     assert served.counts.refused_bodies == {"invalid": 1}
-    assert door.send(served, export(vllm_span())).is_full_success
+    assert transport.send(served, export(vllm_span())).is_full_success
 
 
 def logs_export() -> ExportLogsServiceRequest:
@@ -70,14 +97,425 @@ def metrics_export() -> ExportMetricsServiceRequest:
     return request
 
 
-@at_protobuf_doors
+@at_protobuf_transports
 @pytest.mark.parametrize("make", [logs_export, metrics_export])
 def test_logs_and_metrics_are_no_spans(
-    served: Serving, door: Door, make: Callable[[], Message]
+    served: Serving, transport: Transport, make: Callable[[], Message]
 ) -> None:
     body = make().SerializeToString()
     assert ExportTraceServiceRequest.FromString(body).resource_spans
-    reply = door.send_bytes(served, body)
+    reply = transport.send_bytes(served, body)
     assert reply.code == INVALID_ARGUMENT
     assert "by id_length" in reply.message
     assert served.accepted.records == []
+
+
+def send_json(served: Serving, content: object) -> Reply:
+    """The answer to an export in JSON; a string is sent as it is."""
+    body = content.encode() if isinstance(content, str) else json_bytes(content)
+    return post(served, body, content_type=JSON)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "the body is no JSON"),
+        ("{", "the body is no JSON"),
+        ('{"resourceSpans": [}', "the body is no JSON"),
+        ("\ufeff\ufeff{}", "the body is no JSON"),
+        ("[" * 100_000, "the body is no JSON"),
+        ('{"a":' * 100_000, "the body is no JSON"),
+        ("9" * 10_000, "the body is no JSON"),
+        ("[]", "the body holds a JSON list, not an object"),
+        ("null", "the body holds a JSON NoneType, not an object"),
+        ('"resourceSpans"', "the body holds a JSON str, not an object"),
+        ("NaN", "the body holds a JSON float, not an object"),
+        ('{"resourceSpans": {"scopeSpans": []}}', "none of the 1 spans can be read"),
+        ('{"resourceSpans": "all"}', "none of the 1 spans can be read"),
+        ('{"resourceSpans": [1, null]}', "none of the 2 spans can be read"),
+        ('{"resourceSpans": [{"scopeSpans": 7}]}', "none of the 1 spans can be read"),
+        ('{"resourceSpans": [{"scopeSpans": [{"spans": {}}]}]}', "none of the 1 spans"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_body_that_is_no_export_in_json_is_bad_data(
+    served: Serving, body: str, message: str
+) -> None:
+    reply = send_json(served, body)
+    assert (reply.http_status, reply.code) == (400, INVALID_ARGUMENT)
+    assert reply.message.startswith(message)
+    assert served.counts.refused_bodies == {"invalid": 1}
+
+
+def test_json_that_is_no_utf_8_is_bad_data(served: Serving) -> None:
+    reply = post(served, b'{"a": "\xff"}', content_type=JSON)
+    assert (reply.http_status, reply.code) == (400, INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"resourceSpans": None}, {"resourceSpans": []}, {"unknown": [1]}, {"resourceSpans": [{}]}],
+)
+def test_json_without_spans_is_an_export_of_nothing(served: Serving, content: object) -> None:
+    assert send_json(served, content).is_full_success
+
+
+def test_whole_numbers_in_json_may_be_text_and_unknown_fields_are_no_fault(
+    served: Serving,
+) -> None:
+    content = in_json(export(vllm_span()))
+    (span,) = json_spans(content)
+    span["startTimeUnixNano"], span["endTimeUnixNano"] = 10**18, str(10**18 + 5)
+    span["kind"] = 2
+    span["flags"], span["new in 2030"] = 257, {"a": []}
+    content["resourceSpans"][0]["new in 2031"] = "b"
+    assert send_json(served, content).is_full_success
+    assert served.accepted.record.started_at == pytest.approx(1e9)
+    assert served.accepted.record.input_tokens == 300
+
+
+def test_ids_in_json_may_have_capitals(served: Serving) -> None:
+    content = in_json(export(vllm_span()))
+    (span,) = json_spans(content)
+    span["traceId"], span["spanId"] = "5B8EFFF798038103D269B633813FC60C", "EEE19B7EC3C1B174"
+    assert send_json(served, content).is_full_success
+    assert served.accepted.record.trace_id == "5b8efff798038103d269b633813fc60c"
+
+
+@pytest.mark.parametrize(
+    ("parent", "known", "screened"),
+    [
+        ("00f067aa0ba902b7", "00f067aa0ba902b7", {}),
+        ("00F067AA0BA902B7", "00f067aa0ba902b7", {}),
+        ("", None, {}),
+        (None, None, {}),
+        ("0" * 16, None, {}),
+        ("00f067aa0b", None, {("parent_span_id", "id_length"): 1}),
+        ("AABnqgupArc=", None, {("parent_span_id", "id_length"): 1}),
+        (12, None, {("parent_span_id", "id_length"): 1}),
+    ],
+)
+def test_the_parent_of_a_span_in_json_is_kept_where_it_can_be_one(
+    served: Serving, parent: object, known: str | None, screened: dict[tuple[str, str], int]
+) -> None:
+    content = in_json(export(vllm_span()))
+    json_spans(content)[0]["parentSpanId"] = parent
+    assert send_json(served, content).is_full_success
+    assert served.accepted.record.parent_span_id == known
+    assert served.counts.contents[0].screened == screened
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def put(key: str, value: object) -> Change:
+    """A change of one field of a span."""
+    return lambda span: span.__setitem__(key, value)
+
+
+def put_value(value: object) -> Change:
+    """A change of the value of the first attribute of a span."""
+    return lambda span: span["attributes"][0].__setitem__("value", value)
+
+
+SURROGATE = "\ud800"
+WRONG_IDS = [
+    pytest.param(put("traceId", "W47/95gDgQPSabYzgT/GDA=="), id="trace id in base64"),
+    pytest.param(put("spanId", "7uGbfsPBsXQ="), id="span id in base64"),
+    pytest.param(put("traceId", "00"), id="short trace id"),
+    pytest.param(put("traceId", "5b 8e ff f7 98 03 81 03 d2 69 b6 33 81 3f c6"), id="spaces"),
+    pytest.param(put("traceId", "g" * 32), id="trace id that is not hexadecimal"),
+    pytest.param(put("traceId", 12), id="trace id as a number"),
+    pytest.param(put("traceId", None), id="no trace id"),
+    pytest.param(put("traceId", SURROGATE * 32), id="trace id of half characters"),
+    pytest.param(lambda span: span.pop("spanId"), id="span id left out"),
+]
+UNREADABLE = [
+    pytest.param(put("attributes", {"gen_ai.latency.e2e": 1.0}), id="attributes as an object"),
+    pytest.param(put("attributes", "x"), id="attributes as text"),
+    pytest.param(put("attributes", [1, 2]), id="attributes that are numbers"),
+    pytest.param(put("attributes", [None]), id="attributes that are null"),
+    pytest.param(put("name", SURROGATE), id="half a character in the name"),
+    pytest.param(put("name", 5), id="a number for a name"),
+    pytest.param(put("startTimeUnixNano", "now"), id="time as a word"),
+    pytest.param(put("startTimeUnixNano", -1), id="time below zero"),
+    pytest.param(put("startTimeUnixNano", 2**64), id="time too large"),
+    pytest.param(put("startTimeUnixNano", 1e300), id="time much too large"),
+    pytest.param(put("startTimeUnixNano", float("inf")), id="time without end"),
+    pytest.param(put("startTimeUnixNano", 0.5), id="half a nanosecond"),
+    pytest.param(put("startTimeUnixNano", "9" * 5000), id="time of five thousand digits"),
+    pytest.param(put("startTimeUnixNano", [1]), id="time in a list"),
+    pytest.param(put("status", [1]), id="status as a list"),
+    pytest.param(put("status", SURROGATE), id="half a character for a status"),
+    pytest.param(put_value(SURROGATE), id="half a character for a value"),
+    pytest.param(put_value({"stringValue": SURROGATE}), id="half a character in a value"),
+    pytest.param(put_value({SURROGATE: 1}), id="half a character in a key"),
+    pytest.param(put_value({"doubleValue": float("nan")}), id="a number that is none"),
+    pytest.param(put_value({"doubleValue": float("inf")}), id="a number without end"),
+    pytest.param(put_value({"intValue": "x"}), id="an int that is text"),
+    pytest.param(put_value({"intValue": 2**63}), id="an int too large"),
+    pytest.param(put_value({"intValue": 0.5}), id="an int that is a half"),
+    pytest.param(put_value({"boolValue": "yes"}), id="a truth as text"),
+    pytest.param(put_value({"stringValue": "a", "intValue": 1}), id="two values in one"),
+    pytest.param(put_value({"bytesValue": 7}), id="bytes as a number"),
+    pytest.param(put_value({"arrayValue": [1]}), id="a list as a list"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param(*case.values, reason, id=case.id)
+        for cases, reason in ((WRONG_IDS, "id_length"), (UNREADABLE, "unreadable"))
+        for case in cases
+    ],
+)
+def test_a_bad_span_in_json_is_refused_and_its_neighbours_are_kept(
+    served: Serving, change: Change, reason: str
+) -> None:
+    sent = [vllm_span(), vllm_span(), vllm_span()]
+    content = in_json(export(*sent))
+    change(json_spans(content)[1])
+    reply = send_json(served, content)
+    assert (reply.http_status, reply.rejected_spans) == (200, 1)
+    assert reply.message == f"refused: 1 by {reason}"
+    assert [record.span_id for record in served.accepted.records] == [
+        sent[0].span_id.hex(),
+        sent[2].span_id.hex(),
+    ]
+    assert served.counts.contents[0].rejected == {reason: 1}
+
+
+def nested(depth: int, inner: object, wrap: Callable[[object], object]) -> object:
+    """A value wrapped so many times."""
+    for _ in range(depth):
+        inner = wrap(inner)
+    return inner
+
+
+def in_array(value: object) -> object:
+    """An AnyValue that is a list of one."""
+    return {"arrayValue": {"values": [value]}}
+
+
+@pytest.mark.parametrize("depth", [60, 200, 300])
+def test_a_value_that_is_too_deep_costs_only_its_span(served: Serving, depth: int) -> None:
+    content = in_json(export(vllm_span(), vllm_span()))
+    put_value(nested(depth, {"stringValue": "x"}, in_array))(json_spans(content)[0])
+    reply = send_json(served, content)
+    assert reply.rejected_spans == 1
+    assert len(served.accepted.records) == 1
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        pytest.param({"links": nested(400, {}, lambda link: {"links": [link]})}, id="deep links"),
+        pytest.param({"links": [{"traceId": "odd"}], "kind": "odd"}, id="odd ids"),
+        pytest.param({"events": "none", "kind": SURROGATE, "traceState": 5}, id="wrong types"),
+    ],
+)
+def test_what_is_not_read_of_a_span_may_be_anything(
+    served: Serving, unread: dict[str, Any]
+) -> None:
+    content = in_json(export(vllm_span()))
+    json_spans(content)[0].update(unread)
+    assert send_json(served, content).is_full_success
+    assert served.accepted.record.request_id == "chatcmpl-1"
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [5, "x", ["a"], {"attributes": {"service.name": "x"}}, {"attributes": [SURROGATE]}],
+)
+def test_an_unreadable_resource_does_not_cost_its_spans(
+    served: Serving, unreadable: object
+) -> None:
+    content = in_json(export(vllm_span()))
+    content["resourceSpans"][0]["resource"] = unreadable
+    assert send_json(served, content).is_full_success
+    assert served.accepted.record.engine is None
+    assert served.counts.contents[0].screened == {("resource", "unreadable"): 1}
+
+
+@pytest.mark.parametrize("key", ["resourceSpans", "scopeSpans", "spans"])
+def test_what_is_no_object_does_not_cost_its_neighbours(served: Serving, key: str) -> None:
+    content = in_json(export(vllm_span()))
+    resource_spans = content["resourceSpans"][0]
+    lists = {
+        "resourceSpans": content["resourceSpans"],
+        "scopeSpans": resource_spans["scopeSpans"],
+        "spans": resource_spans["scopeSpans"][0]["spans"],
+    }
+    lists[key][:0] = [7, "x", None]
+    reply = send_json(served, content)
+    assert (reply.rejected_spans, reply.message) == (3, "refused: 3 by unreadable")
+    assert served.accepted.record.request_id == "chatcmpl-1"
+
+
+def test_a_list_that_is_none_does_not_cost_its_neighbours(served: Serving) -> None:
+    content = in_json(export(vllm_span()))
+    content["resourceSpans"].append({"scopeSpans": {"spans": []}})
+    assert send_json(served, content).rejected_spans == 1
+    assert served.accepted.record.request_id == "chatcmpl-1"
+
+
+@pytest.mark.parametrize("value", ["{}", "[]", "[0,0]", '{"a":1}'])
+def test_json_that_would_fill_the_memory_is_too_large(served: Serving, value: str) -> None:
+    values = ",".join([value] * (MAX_JSON_VALUES // 2 + 1))
+    reply = send_json(served, f'{{"resourceSpans": [{values}]}}')
+    assert reply.http_status == 413
+    assert served.counts.refused_bodies == {"too_large": 1}
+
+
+def test_duplicate_keys_in_json_are_no_crash(served: Serving) -> None:
+    text = json.dumps(in_json(export(vllm_span())))
+    doubled = text.replace('"name":', '"name": "first", "name":')
+    assert send_json(served, doubled).is_full_success
+
+
+MARKED = "vendor=x,goodput=unsampled"
+at_every_transport = pytest.mark.parametrize(
+    "transport", TRANSPORTS, ids=lambda transport: transport.name
+)
+
+
+def message_of(body: Body) -> ExportTraceServiceRequest:
+    """The message of a forwarded body."""
+    if body.content_type == JSON:
+        return parse_json(body.content).message
+    return parse(body.content).message
+
+
+def forwarded_ids(bodies: list[Body]) -> list[bytes]:
+    """The ids of the spans in forwarded bodies, which hold no others."""
+    assert not any(body.gzipped for body in bodies)
+    return [
+        span.span_id
+        for body in bodies
+        for resource_spans in message_of(body).resource_spans
+        for scope_spans in resource_spans.scope_spans
+        for span in scope_spans.spans
+    ]
+
+
+@at_every_transport
+def test_a_marked_span_is_stored_and_not_forwarded(served: Serving, transport: Transport) -> None:
+    spans = [vllm_span(), vllm_span(trace_state=MARKED), vllm_span(trace_state="vendor=x")]
+    assert transport.send(served, export(*spans)).is_full_success
+    assert len(served.accepted.records) == 3
+    assert forwarded_ids(served.forwarded) == [spans[0].span_id, spans[2].span_id]
+
+
+@at_every_transport
+def test_an_export_of_marked_spans_alone_is_not_forwarded(
+    served: Serving, transport: Transport
+) -> None:
+    request = export(vllm_span(trace_state=MARKED), vllm_span(trace_state="goodput=unsampled"))
+    assert transport.send(served, request).is_full_success
+    assert len(served.accepted.records) == 2
+    assert served.forwarded == []
+
+
+@at_every_transport
+@pytest.mark.parametrize("state", ["", "goodput=unsampled-not", "my-goodput=unsampled"])
+def test_all_other_exports_are_forwarded_as_they_came(
+    served: Serving, transport: Transport, state: str
+) -> None:
+    request = export(vllm_span({"note": "goodput=unsampled"}, trace_state=state))
+    content = transport.encode(request)
+    assert transport.send_bytes(served, content).is_full_success
+    (body,) = served.forwarded
+    if not body.gzipped:
+        assert body.content == content
+
+
+def test_the_rest_of_an_export_stays_as_it_was(served: Serving) -> None:
+    request = export(vllm_span(links=[Span.Link(trace_state="a=b")]), vllm_span(trace_state=MARKED))
+    request.resource_spans[0].schema_url = "https://opentelemetry.io/schemas/1.44.0"
+    TRANSPORTS[0].send(served, request)
+    (body,) = served.forwarded
+    kept = ExportTraceServiceRequest.FromString(body.content)
+    del request.resource_spans[0].scope_spans[0].spans[1]
+    assert (kept, body.content_type) == (request, PROTOBUF)
+
+
+def test_json_stays_json(served: Serving) -> None:
+    content = in_json(export(vllm_span(), vllm_span(trace_state=MARKED)))
+    (json_transport,) = [transport for transport in TRANSPORTS if transport.name == "http-json"]
+    json_transport.send_bytes(served, json_bytes(content))
+    (body,) = served.forwarded
+    del content["resourceSpans"][0]["scopeSpans"][0]["spans"][1]
+    assert (body.content, body.content_type) == (json_bytes(content), JSON)
+
+
+def test_the_clients_decision_can_be_overridden(loop: LoopThread) -> None:
+    with loop.entered(serving(client_sampling=False)) as served:
+        request = export(vllm_span(trace_state=MARKED))
+        assert TRANSPORTS[0].send(served, request).is_full_success
+        (body,) = served.forwarded
+    assert ExportTraceServiceRequest.FromString(body.content) == request
+
+
+MIB = 1024 * 1024
+
+
+def within(*fields: int) -> Callable[[bytes], bytes]:
+    """What puts a content into a field of a field, the outermost first."""
+
+    def wrap(content: bytes) -> bytes:
+        for field in reversed(fields):
+            content = part(field, content)
+        return content
+
+    return wrap
+
+
+SPAN = (1, 2, 2)
+MANY = {
+    "resources": (within(), b"\x0a\x00"),
+    "scopes": (within(1), b"\x12\x00"),
+    "spans": (within(1, 2), b"\x12\x00"),
+    "spans with a tag longer than needed": (within(1, 2), b"\x92\x80\x00\x00"),
+    "attributes": (within(*SPAN), b"\x4a\x00"),
+    "events": (within(*SPAN), b"\x5a\x00"),
+    "links": (within(*SPAN), b"\x6a\x00"),
+    "attributes of resources": (within(1, 1), b"\x0a\x00"),
+    "values": (within(*SPAN, 9, 2, 5), b"\x0a\x00"),
+    "keys of entities": (within(1, 1, 3), b"\x1a\x00"),
+}
+
+
+@pytest.mark.parametrize(("wrap", "empty"), MANY.values(), ids=MANY)
+def test_many_empty_parts_do_not_fit(wrap: Callable[[bytes], bytes], empty: bytes) -> None:
+    body = wrap(empty * 20_000)
+    assert ExportTraceServiceRequest.FromString(body)
+    assert not fits(body, MIB)
+    assert fits(body, 20_000 * 168 + MIB)
+
+
+def test_a_span_takes_twice_the_memory_of_another_part() -> None:
+    spans, links = within(1, 2)(b"\x12\x00" * 20_000), within(*SPAN)(b"\x6a\x00" * 20_000)
+    assert not fits(spans, 20_000 * 160)
+    assert fits(links, 20_000 * 90)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(inspect.getsource(inspect).encode(), id="code"),
+        pytest.param(json.dumps([{"id": n, "name": f"span {n}"} for n in range(999)]), id="JSON"),
+        pytest.param("世界のトークン" * 99, id="no ASCII"),
+        pytest.param(b64encode(random.Random(1).randbytes(99_999)), id="base64"),
+        pytest.param(random.Random(2).randbytes(99_999), id="any bytes"),
+    ],
+)
+def test_long_texts_fit(text: str | bytes) -> None:
+    some = text if isinstance(text, bytes) else text.encode()
+    body = within(*SPAN, 9, 2)(part(1, some * (MAX_BODY_BYTES // len(some))))
+    assert fits(body, MAX_PARSED_BYTES)
+
+
+def test_the_largest_body_of_real_spans_fits() -> None:
+    one = export(vllm_span()).SerializeToString()
+    assert fits(one * (MAX_BODY_BYTES // len(one)), MAX_PARSED_BYTES)

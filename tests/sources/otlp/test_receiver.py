@@ -3,35 +3,66 @@
 import asyncio
 import gzip
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, select, text
 
+from agent.analysis.verdicts import Judge
+from agent.catalog import metrics as m
+from agent.catalog.metric import Metric
 from agent.errors import StoreUnavailable
+from agent.outputs.otlp_forwarder import destination
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
 from agent.sources.otlp.limits import MAX_BYTES_HELD, RECORD_BYTES, SMALL_PROTOBUF_BYTES
-from tests.sources.otlp.doors import DOORS, OK, RESOURCE_EXHAUSTED, UNAVAILABLE, Door, post
+from agent.store.tables import requests as requests_table
+from agent.store.transactions import request_write
+from agent.store.writing import RequestWriter
+from tests.outputs.otlp_destinations import (
+    Destination,
+    forwarding,
+    grpc_destination,
+    http_destination,
+)
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand, serving
+from tests.sources.otlp.transports import (
+    OK,
+    PROTOBUF_TRANSPORTS,
+    RESOURCE_EXHAUSTED,
+    TRANSPORTS,
+    UNAVAILABLE,
+    Transport,
+    post,
+)
+from tests.store.migrated import migrated_in
 
 GOOD = export(vllm_span())
-at_every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+at_every_transport = pytest.mark.parametrize(
+    "transport", TRANSPORTS, ids=lambda transport: transport.name
+)
 
 
-@at_every_door
+@at_every_transport
 def test_too_much_in_hand_is_reported_and_room_is_given_back(
-    loop: LoopThread, served: Serving, door: Door
+    loop: LoopThread, served: Serving, transport: Transport
 ) -> None:
     with in_hand(loop, served, MAX_BYTES_HELD - 10):
-        reply = door.send(served, GOOD)
+        reply = transport.send(served, GOOD)
         assert (reply.code, reply.retry_after_s) == (RESOURCE_EXHAUSTED, 1)
         assert reply.http_status in (None, 503)
         assert reply.message.endswith("bytes of spans are being stored; send again in a moment")
-        assert door.send(served, export()).code == RESOURCE_EXHAUSTED
+        assert transport.send(served, export()).code == RESOURCE_EXHAUSTED
     assert served.counts.refused_bodies == {"no_room": 2}
-    assert door.send(served, GOOD).is_full_success
+    assert transport.send(served, GOOD).is_full_success
 
 
 class Senders:
@@ -48,9 +79,9 @@ class Senders:
         self.inside -= 1
 
 
-@at_every_door
+@at_every_transport
 def test_a_sender_has_precedence_until_its_export_is_stored_or_refused(
-    loop: LoopThread, door: Door
+    loop: LoopThread, transport: Transport
 ) -> None:
     senders, inside = Senders(), list[int]()
 
@@ -61,9 +92,9 @@ def test_a_sender_has_precedence_until_its_export_is_stored_or_refused(
         return 0
 
     with loop.entered(serving(accept, precedence=senders)) as served:
-        codes = [door.send(served, GOOD).code for _ in range(2)]
+        codes = [transport.send(served, GOOD).code for _ in range(2)]
         assert codes == [OK, UNAVAILABLE]
-        assert not door.send_bytes(served, b"\xff" * 1000).is_full_success
+        assert not transport.send_bytes(served, b"\xff" * 1000).is_full_success
     assert (inside, senders.inside) == ([1, 1], 0)
 
 
@@ -95,12 +126,14 @@ def test_a_large_export_holds_its_bytes_and_records_until_it_is_stored(
     assert held_bytes == len(body) + len(plain) + RECORD_BYTES
 
 
-@at_every_door
-def test_bad_bodies_leave_no_room_taken(loop: LoopThread, served: Serving, door: Door) -> None:
+@at_every_transport
+def test_bad_bodies_leave_no_room_taken(
+    loop: LoopThread, served: Serving, transport: Transport
+) -> None:
     for _ in range(3):
-        assert not door.send_bytes(served, b"\xff" * 1000).is_full_success
+        assert not transport.send_bytes(served, b"\xff" * 1000).is_full_success
     served.accepted.failure = StoreUnavailable("not now")
-    assert door.send(served, GOOD).code == UNAVAILABLE
+    assert transport.send(served, GOOD).code == UNAVAILABLE
     with in_hand(loop, served, MAX_BYTES_HELD):
         pass
 
@@ -114,7 +147,7 @@ SLOW = export(vllm_span(), resource={"slow": True})
     [
         ("large", lambda served: post(served, LARGE.SerializeToString())),
         ("gzip", lambda to: post(to, gzip.compress(SLOW.SerializeToString()), encoding="gzip")),
-        ("json", lambda served: DOORS[4].send(served, SLOW)),
+        ("json", lambda served: TRANSPORTS[4].send(served, SLOW)),
     ],
 )
 def test_what_takes_long_to_read_delays_nobody_else(
@@ -132,8 +165,8 @@ def test_what_takes_long_to_read_delays_nobody_else(
         slow = threads.submit(send, served)
         assert reading.wait(WITHIN_S)
         try:
-            for door in DOORS[0], DOORS[2]:
-                assert door.send(served, GOOD).is_full_success
+            for transport in TRANSPORTS[0], TRANSPORTS[2]:
+                assert transport.send(served, GOOD).is_full_success
             assert not slow.done()
         finally:
             go_on.set()
@@ -155,12 +188,12 @@ def test_closing_waits_for_what_is_being_stored(loop: LoopThread) -> None:
     assert len(served.accepted.records) == len(served.counts.contents) == 1
 
 
-@at_every_door
+@at_every_transport
 def test_spans_that_can_never_be_stored_are_refused_and_the_others_acknowledged(
-    served: Serving, door: Door
+    served: Serving, transport: Transport
 ) -> None:
     served.accepted.unstorable = 1
-    reply = door.send(served, export(vllm_span(), vllm_span(span_id=b"another1")))
+    reply = transport.send(served, export(vllm_span(), vllm_span(span_id=b"another1")))
     assert (reply.rejected_spans, reply.message) == (1, "refused: 1 by unstorable")
 
 
@@ -172,3 +205,105 @@ def test_what_is_refused_or_not_stored_is_not_forwarded(served: Serving) -> None
     served.accepted.failure = None
     post(served, GOOD.SerializeToString())
     assert [body.content for body in served.forwarded] == [GOOD.SerializeToString()]
+
+
+at_plain_transports = pytest.mark.parametrize(
+    "transport", [TRANSPORTS[0], TRANSPORTS[2]], ids=lambda transport: str(transport.name)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """A receiver, the database behind it and the counts on its page."""
+
+    served: Serving
+    database: Engine
+    meter: Meter
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All stored requests."""
+        with self.database.connect() as connection:
+            return [dict(row) for row in connection.execute(select(requests_table)).mappings()]
+
+    def counted(self, metric: Metric) -> dict[tuple[str, ...], float]:
+        """What a counter counted, by its labels."""
+        counted = self.meter.snapshot().counters[metric]
+        return {labels: count for labels, count in counted.items() if count}
+
+    @contextmanager
+    def without_table(self) -> Iterator[None]:
+        """The database without the table that rows go to."""
+        self._rename("requests", "elsewhere")
+        try:
+            yield
+        finally:
+            self._rename("elsewhere", "requests")
+
+    def _rename(self, table: str, name: str) -> None:
+        with self.database.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
+
+
+@pytest.fixture
+def storing(loop: LoopThread, tmp_path: Path) -> Iterator[Storing]:
+    with migrated_in(tmp_path) as database:
+        meter, writer = Meter((), ()), RequestWriter(request_write(database))
+        pipeline = RequestPipeline(Judge(()), writer, meter)
+        with loop.entered(serving(pipeline.accept, counter=meter)) as served:
+            yield Storing(served, database, meter)
+        writer.close()
+
+
+@at_plain_transports
+def test_what_is_acknowledged_is_committed_once_and_counted(
+    storing: Storing, transport: Transport
+) -> None:
+    spans = [vllm_span({"gen_ai.request.n": 4}, trace_id=b"t" * 16) for _ in range(4)]
+    for _ in range(2):
+        assert transport.send(storing.served, export(*spans)).is_full_success
+        assert [row["span_id"] for row in storing.rows()] == [span.span_id.hex() for span in spans]
+    assert {row["request_id"] for row in storing.rows()} == {"chatcmpl-1"}
+    assert storing.counted(m.SPANS) == {("stored",): 4, ("duplicate",): 4}
+
+
+@at_plain_transports
+def test_without_a_store_nothing_is_acknowledged_and_nothing_counted(
+    storing: Storing, transport: Transport
+) -> None:
+    request = export(vllm_span(), vllm_span(trace_id=b"bad"))
+    with storing.without_table():
+        reply = transport.send(storing.served, request)
+        assert (reply.code, reply.retry_after_s) == (UNAVAILABLE, 1)
+        assert storing.counted(m.SPANS) == {}
+        assert storing.served.forwarded == []
+    assert transport.send(storing.served, request).rejected_spans == 1
+    assert len(storing.rows()) == 1
+    assert storing.counted(m.SPANS) == {("stored",): 1, ("rejected",): 1}
+    assert storing.counted(m.EXPORTS_REFUSED) == {("busy",): 1}
+    assert storing.counted(m.STORE_FAILURES) == {("requests",): 1}
+    assert storing.counted(m.SPANS_REJECTED) == {("id_length",): 1}
+
+
+DESTINATIONS = pytest.mark.parametrize(
+    "make", [http_destination, grpc_destination], ids=["http", "grpc"]
+)
+Make = Callable[[], AbstractContextManager[Destination]]
+
+
+@DESTINATIONS
+def test_a_destination_that_hangs_delays_no_answer(loop: LoopThread, make: Make) -> None:
+    with make() as to, forwarding(destination(to.url)) as (forwarder, counts):
+        to.open_gate.clear()
+        with loop.entered(serving(forward=forwarder.forward)) as served:
+            first = export(vllm_span())
+            assert PROTOBUF_TRANSPORTS[0].send(served, first).is_full_success
+            to.wait_for(1)
+            later = [export(vllm_span()) for _ in PROTOBUF_TRANSPORTS]
+            for transport, request in zip(PROTOBUF_TRANSPORTS, later, strict=True):
+                assert transport.send(served, request).is_full_success
+            assert len(served.accepted.records) == 1 + len(later)
+            assert (counts.sent, counts.dropped) == (0, {})
+            to.open_gate.set()
+            counts.wait_for(1 + len(later))
+    assert counts.sent == 1 + len(later)
+    assert len(to.received) == 1 + len(later)

@@ -1,4 +1,4 @@
-"""What holds at every door: gRPC and HTTP, protobuf and JSON, plain and compressed."""
+"""What holds at every transport: gRPC and HTTP, protobuf and JSON, plain and compressed."""
 
 import asyncio
 import gzip
@@ -18,45 +18,53 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind
 
 from agent.errors import StoreUnavailable
-from tests.sources.otlp.doors import (
-    DOORS,
+from tests.sources.otlp.exports import VLLM, export, vllm_span
+from tests.sources.otlp.serving import LoopThread, Serving
+from tests.sources.otlp.transports import (
     INVALID_ARGUMENT,
     JSON,
     PROTOBUF,
-    PROTOBUF_DOORS,
+    PROTOBUF_TRANSPORTS,
+    TRANSPORTS,
     UNAVAILABLE,
-    Door,
+    Transport,
     post,
 )
-from tests.sources.otlp.exports import VLLM, export, vllm_span
-from tests.sources.otlp.serving import LoopThread, Serving
 
-at_every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-at_protobuf_doors = pytest.mark.parametrize("door", PROTOBUF_DOORS, ids=lambda door: door.name)
+at_every_transport = pytest.mark.parametrize(
+    "transport", TRANSPORTS, ids=lambda transport: transport.name
+)
+at_protobuf_transports = pytest.mark.parametrize(
+    "transport", PROTOBUF_TRANSPORTS, ids=lambda transport: transport.name
+)
 
 
-@at_every_door
-def test_a_good_export_is_taken_and_nothing_more_is_said(served: Serving, door: Door) -> None:
+@at_every_transport
+def test_a_good_export_is_taken_and_nothing_more_is_said(
+    served: Serving, transport: Transport
+) -> None:
     span = vllm_span()
-    assert door.send(served, export(span)).is_full_success
+    assert transport.send(served, export(span)).is_full_success
     record = served.accepted.record
     assert (record.trace_id, record.span_id) == (span.trace_id.hex(), span.span_id.hex())
     assert (record.ttft_s, record.output_tokens, record.engine) == (0.2, 11, "chat-0")
     assert not served.counts.refused_bodies
 
 
-@at_every_door
-def test_an_export_of_nothing_is_a_success(served: Serving, door: Door) -> None:
-    assert door.send(served, ExportTraceServiceRequest()).is_full_success
-    assert door.send(served, export()).is_full_success
+@at_every_transport
+def test_an_export_of_nothing_is_a_success(served: Serving, transport: Transport) -> None:
+    assert transport.send(served, ExportTraceServiceRequest()).is_full_success
+    assert transport.send(served, export()).is_full_success
     assert served.accepted.records == []
 
 
-@at_every_door
-def test_bad_spans_are_reported_and_good_ones_beside_them_kept(served: Serving, door: Door) -> None:
+@at_every_transport
+def test_bad_spans_are_reported_and_good_ones_beside_them_kept(
+    served: Serving, transport: Transport
+) -> None:
     bad = [vllm_span(trace_id=b"short"), vllm_span(start_time_unix_nano=0)]
     good = [vllm_span(), vllm_span()]
-    reply = door.send(served, export(good[0], *bad, good[1]))
+    reply = transport.send(served, export(good[0], *bad, good[1]))
     assert reply.rejected_spans == 2
     assert reply.message == "refused: 1 by id_length, 1 by span_times"
     assert [record.span_id for record in served.accepted.records] == [
@@ -65,35 +73,39 @@ def test_bad_spans_are_reported_and_good_ones_beside_them_kept(served: Serving, 
     assert served.counts.contents[0].rejected == {"id_length": 1, "span_times": 1}
 
 
-@at_every_door
-def test_an_export_without_a_readable_span_is_bad_data(served: Serving, door: Door) -> None:
-    reply = door.send(served, export(vllm_span(span_id=b"1234567"), vllm_span(trace_id=b"")))
+@at_every_transport
+def test_an_export_without_a_readable_span_is_bad_data(
+    served: Serving, transport: Transport
+) -> None:
+    reply = transport.send(served, export(vllm_span(span_id=b"1234567"), vllm_span(trace_id=b"")))
     assert reply.code == INVALID_ARGUMENT
     assert reply.message == "none of the 2 spans can be read: 2 by id_length"
     assert reply.retry_after_s is None
     assert served.counts.refused_bodies == {"invalid": 1}
 
 
-@at_every_door
-def test_without_a_store_a_sender_is_reported_to_come_back(served: Serving, door: Door) -> None:
+@at_every_transport
+def test_without_a_store_a_sender_is_reported_to_come_back(
+    served: Serving, transport: Transport
+) -> None:
     served.accepted.failure = StoreUnavailable("the disk is full")
     request = export(vllm_span())
-    reply = door.send(served, request)
+    reply = transport.send(served, request)
     assert (reply.code, reply.retry_after_s, reply.message) == (UNAVAILABLE, 1, "the disk is full")
     assert served.counts.refused_bodies == {"busy": 1}
     assert (served.counts.contents, served.forwarded) == ([], [])
     served.accepted.failure = None
-    assert door.send(served, request).is_full_success
+    assert transport.send(served, request).is_full_success
     assert served.accepted.record.trace_id
 
 
-@at_every_door
+@at_every_transport
 def test_nothing_is_acknowledged_before_it_is_stored(
-    loop: LoopThread, served: Serving, door: Door
+    loop: LoopThread, served: Serving, transport: Transport
 ) -> None:
     served.accepted.gate = asyncio.Event()
     with ThreadPoolExecutor() as threads:
-        answer = threads.submit(door.send, served, export(vllm_span()))
+        answer = threads.submit(transport.send, served, export(vllm_span()))
         assert served.accepted.entered.wait(10)
         # What would be answered too early has the time of a whole other exchange to arrive.
         assert post(served, b"", path="/elsewhere").http_status == 404
@@ -103,16 +115,16 @@ def test_nothing_is_acknowledged_before_it_is_stored(
     assert len(served.accepted.records) == 1
 
 
-@at_every_door
-def test_what_is_forwarded_is_what_came(served: Serving, door: Door) -> None:
+@at_every_transport
+def test_what_is_forwarded_is_what_came(served: Serving, transport: Transport) -> None:
     request = export(vllm_span())
-    door.send(served, request)
+    transport.send(served, request)
     (body,) = served.forwarded
-    assert body.content_type == (JSON if "json" in door.name else PROTOBUF)
+    assert body.content_type == (JSON if "json" in transport.name else PROTOBUF)
     # gRPC unpacks by itself, so that there is nothing to say about compression any more.
-    assert body.gzipped == (door.name in ("http-gzip", "http-json-gzip"))
+    assert body.gzipped == (transport.name in ("http-gzip", "http-json-gzip"))
     content = gzip.decompress(body.content) if body.gzipped else body.content
-    assert content == door.encode(request)
+    assert content == transport.encode(request)
 
 
 EXPORTERS: Sequence[tuple[str, Callable[[Serving], SpanExporter]]] = (

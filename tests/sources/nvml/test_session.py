@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from agent.catalog.gpu_problems import LOST
-from agent.sources.nvml.lifecycle import LONGEST_WAIT_S
+from agent.sources.nvml.session import LONGEST_WAIT_S
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, ScriptedNvml, gpu_uuid
 

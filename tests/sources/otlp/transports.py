@@ -1,4 +1,4 @@
-"""Every way into the receiver, with its responses in one form."""
+"""="""
 
 import gzip
 from collections.abc import Callable, Mapping
@@ -144,7 +144,7 @@ def _json(request: ExportTraceServiceRequest) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class Transport:
     """One transport, encoding and compression."""
 
     name: str
@@ -162,21 +162,21 @@ def _gzipped_post(content_type: str) -> Callable[[Wire, bytes], Reply]:
     )
 
 
-DOORS = (
-    Door(name="grpc", send_bytes=call),
-    Door(
+TRANSPORTS = (
+    Transport(name="grpc", send_bytes=call),
+    Transport(
         name="grpc-gzip",
         send_bytes=lambda served, content: call(served, content, compression=grpc.Compression.Gzip),
     ),
-    Door(name="http", send_bytes=post),
-    Door(name="http-gzip", send_bytes=_gzipped_post(PROTOBUF)),
-    Door(
+    Transport(name="http", send_bytes=post),
+    Transport(name="http-gzip", send_bytes=_gzipped_post(PROTOBUF)),
+    Transport(
         name="http-json",
         encode=_json,
         send_bytes=lambda served, content: post(served, content, content_type=JSON),
     ),
-    Door(name="http-json-gzip", encode=_json, send_bytes=_gzipped_post(JSON)),
+    Transport(name="http-json-gzip", encode=_json, send_bytes=_gzipped_post(JSON)),
 )
 
 # Those that take a protobuf body: what is wrong with one is wrong at each of them.
-PROTOBUF_DOORS = tuple(door for door in DOORS if door.encode is _protobuf)
+PROTOBUF_TRANSPORTS = tuple(transport for transport in TRANSPORTS if transport.encode is _protobuf)

@@ -1,1 +1,0 @@
-"""Receives what `goodput-agent-vllm`, a plugin of vLLM, sends of steps and ended requests."""
