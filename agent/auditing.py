@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.agent_api import AgentApi, open_agent
-from agent.analysis.audit.auditing import audit, counts
+from agent.analysis.audit import audit, counts
 from agent.analysis.audit.checks import AuditFinding
 from agent.app.engines import gpu_source
 from agent.catalog.causes import Cause

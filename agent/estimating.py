@@ -11,7 +11,7 @@ from rich.table import Table
 
 from agent.analysis.estimate import MEMORY_FRACTION, Estimate, PlannedDeployment
 from agent.analysis.estimate import estimate as estimate_of
-from agent.analysis.physics.roofline import ACTIONS, Bound
+from agent.analysis.physics import ACTIONS, Bound
 from agent.catalog.hardware import (
     CacheDtype,
     GpuModel,

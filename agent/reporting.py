@@ -207,7 +207,7 @@ def _notes(summary: Json, groups: Json) -> Iterator[str]:
 @contextmanager
 def _api(url: str | None, config: Path | None, token_file: Path | None) -> Iterator[ReadApi]:
     from agent.agent_api import open_agent
-    from agent.app.stored_api import stored_api
+    from agent.app.serving import stored_api
 
     settings = load(config, os.environ)
     if url is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from agent.app.stored_api import stored_api
+from agent.app.serving import stored_api
 from agent.catalog.time_units import DAY_S
 from agent.outputs.report.document import document_of, read_figures
 from agent.outputs.report.formats import html_page

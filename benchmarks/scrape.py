@@ -8,8 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from agent.app.engines import EngineMonitors, GpuJobs
-from agent.outputs.prometheus.agent_exposition import AgentExposition
-from agent.outputs.prometheus.boards import HostBoard
+from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.monitors import EngineMonitor
 from agent.settings import EngineSettings, Settings

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, update
 
 from agent.app.engines import EngineMonitors, GpuJobs, limits_of
-from agent.outputs.prometheus.boards import HostBoard
+from agent.outputs.prometheus.agent_exposition import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
 from agent.settings import EngineSettings, Settings

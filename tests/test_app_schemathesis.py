@@ -15,7 +15,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from agent.app.stored_api import stored_context
+from agent.app.serving import stored_context
 from agent.outputs.api.routes import live_figures, make_api
 from agent.records.event import Confidence, Event, EventKind
 from agent.settings import Settings

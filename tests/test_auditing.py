@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from agent.analysis.audit.auditing import audit
+from agent.analysis.audit import audit
 from agent.auditing import AuditOptions, gather
 from agent.catalog.causes import Cause
 from agent.catalog.hardware import Precision

@@ -2,26 +2,26 @@
 
 from dataclasses import dataclass
 
-from agent.analysis.physics.coefficients import (
+from agent.analysis.physics import (
+    Bound,
     Coefficients,
+    Roof,
     active_parameters,
+    bound,
     coefficients,
-    parameters,
-    weight_bytes,
-)
-from agent.analysis.physics.flops_and_bytes import (
     decode_kv_bytes,
     decode_token_flops,
     expert_work,
     gpu_weight_bytes,
     kv_bytes,
     kv_bytes_per_token,
+    parameters,
     prefill_flops,
     prefill_kv_bytes,
     requests_that_fit,
     step_weight_bytes,
+    weight_bytes,
 )
-from agent.analysis.physics.roofline import Bound, Roof, bound
 from agent.catalog.hardware import GpuModel
 from agent.records.model import ModelShape, Parallelism, Work
 

@@ -9,10 +9,12 @@ import numpy as np
 from agent.analysis.efficiency.engine_observation import EngineObservation, Increase
 from agent.analysis.efficiency.request_activity import (
     Activities,
+    TimeRange,
+    TimeRanges,
+    merged,
     request_activities,
     requested_choices,
 )
-from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, merged
 from agent.catalog import engine_facts as fact
 from agent.catalog.reasons import WithoutRow
 from agent.records.columns import Array, BookedRequests, Mask

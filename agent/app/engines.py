@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent.analysis.efficiency.serving import Role
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
+from agent.analysis.efficiency.work import Role
 from agent.analysis.failures import DetectionLimits
 from agent.app.jobs import Jobs
 from agent.app.proxy_rotation import EngineNews
@@ -19,7 +19,7 @@ from agent.catalog import metrics as m
 from agent.catalog.hardware import Precision
 from agent.catalog.reasons import FiguresMissing, StoreWrite
 from agent.errors import AgentError, StoreUnavailable
-from agent.outputs.prometheus.boards import EfficiencyBoard, HostBoard
+from agent.outputs.prometheus.agent_exposition import EfficiencyBoard, HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
 from agent.pipeline.explaining import MissedRequests

@@ -12,7 +12,7 @@ from agent.catalog import metrics as m
 from agent.catalog import own_health as own
 from agent.catalog.own_health import BEHIND_S, NEARLY_FULL, OK, JobMiss, Queue, Stage
 from agent.outputs.otlp_forwarder import Forwarder
-from agent.outputs.prometheus.boards import EfficiencyBoard
+from agent.outputs.prometheus.agent_exposition import EfficiencyBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.explaining import MissedRequests
 from agent.sources.otlp.receiver import Receiver

@@ -25,8 +25,7 @@ from agent.app.proxying import Proxying
 from agent.app.pushing import Pushing, counts_bins
 from agent.app.storing import AgentStore
 from agent.outputs.otlp_forwarder import Forwarder, destination
-from agent.outputs.prometheus.agent_exposition import AgentExposition
-from agent.outputs.prometheus.boards import HostBoard
+from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.ended_requests import EndedRows
 from agent.pipeline.explaining import MissedRequests

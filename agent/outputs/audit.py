@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent.analysis.audit.auditing import AuditLine, counts
+from agent.analysis.audit import AuditLine, counts
 from agent.analysis.audit.checks import AuditFinding
 from agent.records.audit import AuditEvidence
 

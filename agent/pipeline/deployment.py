@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.analysis.efficiency.serving import Role, Serving
+from agent.analysis.efficiency.work import Role, Serving
 from agent.catalog import engine_facts as fact
 from agent.catalog.gpu_facts import MEMORY_TOTAL
 from agent.catalog.hardware import GpuModel, Precision, recognise_gpu

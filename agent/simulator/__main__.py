@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from agent.errors import SettingsInvalid
-from agent.simulator.demo_server import run_with_past
 from agent.simulator.openai_server import run_simulator
+from agent.simulator.past_engine import run_with_past
 from agent.simulator.scenario import Scenario, load_scenario
 from agent.simulator.span_sender import SpanProtocol, SpanTarget
 from agent.terminal import echo

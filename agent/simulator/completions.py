@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from agent.errors import AgentError
-from agent.simulator.engine_steps import Token
+from agent.simulator.batching import Token
 from agent.simulator.scenario import Scenario
 
 _CHARACTERS_PER_TOKEN = 4

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 
 from agent.errors import SettingsInvalid
-from agent.simulator.batching import Batch
+from agent.simulator.batching import Batch, EngineRequest, Token
 from agent.simulator.completions import (
     VERSION,
     Body,
@@ -28,7 +28,6 @@ from agent.simulator.completions import (
     model_card,
     parsed,
 )
-from agent.simulator.engine_steps import EngineRequest, Token
 from agent.simulator.scenario import Fault, Faults, Scenario
 from agent.simulator.simulated_engine import Clock, Engine
 from agent.simulator.simulated_metrics import MetricsPage

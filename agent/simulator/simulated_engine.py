@@ -5,8 +5,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from agent.simulator.batching import Batch
-from agent.simulator.engine_steps import EngineRequest, Step, Token
+from agent.simulator.batching import Batch, EngineRequest, Step, Token
 from agent.simulator.scenario import Faults
 
 Observer = Callable[[Step], None]

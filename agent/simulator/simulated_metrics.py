@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from agent.catalog.engines.vllm import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
-from agent.simulator.engine_steps import BatchLoad, Finished, Step
+from agent.simulator.batching import BatchLoad, Finished, Step
 from agent.simulator.scenario import Scenario
 
 ENGINE_LABELS = ("model_name", "engine")

@@ -24,7 +24,7 @@ from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agent.http_client import GRPC_WITHOUT_PROXY, http_session
-from agent.simulator.engine_steps import Finished, Step
+from agent.simulator.batching import Finished, Step
 
 SCOPE = "vllm.tracing.otel"
 _W3C = TraceContextTextMapPropagator()

@@ -13,7 +13,7 @@ from random import Random
 
 import aiohttp
 
-from agent.simulator.engine_steps import EngineRequest
+from agent.simulator.batching import EngineRequest
 from agent.simulator.scenario import Faults, Scenario, TrafficPhase
 from agent.simulator.simulated_engine import Clock
 

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import update as updating
 
-from agent.analysis.efficiency.time_range import TimeRanges
+from agent.analysis.efficiency.request_activity import TimeRanges
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
 from agent.records.columns import BookedRequests

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.analysis.estimate import Estimate, PlannedDeployment, estimate
-from agent.analysis.physics.roofline import Bound
+from agent.analysis.physics import Bound
 from agent.catalog.hardware import GpuModel, find_gpu
 from agent.records.model import Parallelism
 from tests.sources.model_config.published import PUBLISHED, published, read_config

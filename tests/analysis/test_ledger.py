@@ -7,7 +7,7 @@ from math import fsum
 
 import pytest
 
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
 from agent.analysis.ledger import (
     ledgers_to_close,
     minute_ledger,

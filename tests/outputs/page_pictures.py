@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agent.analysis.audit.auditing import audit
+from agent.analysis.audit import audit
 from agent.outputs.audit import print_audit
 from tests.outputs.test_audit import badly_started
 from tests.real_parts.chromium import Scheme, browsing, opened_in

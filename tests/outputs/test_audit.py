@@ -5,7 +5,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from agent.analysis.audit.auditing import CHECKS, audit
+from agent.analysis.audit import CHECKS, audit
 from agent.catalog import engine_facts as fact
 from agent.outputs.audit import audit_json, print_audit
 from agent.records.audit import AgentEvidence, AuditEvidence, EvidencePart, LatencyLimits

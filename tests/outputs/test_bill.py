@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.outputs.api.efficiency_routes import efficiency_and_cost
-from agent.outputs.prometheus.boards import EfficiencyBoard
+from agent.outputs.prometheus.agent_exposition import EfficiencyBoard
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.records.request import Status

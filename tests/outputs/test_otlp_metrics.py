@@ -29,8 +29,7 @@ from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
 from agent.catalog.reasons import PUSHES_DROPPED
 from agent.outputs.otlp_metrics import MAX_WAITING, ExportRequests, MetricsPush, MetricsSnapshot
-from agent.outputs.prometheus.agent_exposition import AgentExposition
-from agent.outputs.prometheus.boards import HostBoard
+from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
 from agent.outputs.prometheus.meter import FORGOTTEN_AFTER_S, MAX_UNCONFIGURED, Meter
 from agent.records.request import ProxyView
 from agent.settings import Settings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
 from agent.pipeline.deployment import EngineDeployment
 from agent.pipeline.minute_jobs import MinuteJob, Timing
 from agent.records.gpu import GpuSample

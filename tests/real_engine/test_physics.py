@@ -17,8 +17,9 @@ from math import fsum, inf
 import pytest
 import requests
 
-from agent.analysis.physics.coefficients import Coefficients, coefficients
-from agent.analysis.physics.flops_and_bytes import (
+from agent.analysis.physics import (
+    Coefficients,
+    coefficients,
     decode_flops,
     decode_kv_bytes,
     kv_bytes_per_token,

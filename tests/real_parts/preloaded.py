@@ -26,7 +26,7 @@ _IMPORTED = [
     "agent.cli",
     "agent.app.processes",
     "agent.app.serving",
-    "agent.app.stored_api",
+    "agent.app.serving",
     "agent.app.running",
     "agent.auditing",
     "agent.compared_runs",

@@ -24,8 +24,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.simulator.batching import Batch
-from agent.simulator.engine_steps import EngineRequest, Finished, Step
+from agent.simulator.batching import Batch, EngineRequest, Finished, Step
 from agent.simulator.openai_server import run_simulator
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
 from agent.simulator.span_sender import SpanProtocol, SpanTarget

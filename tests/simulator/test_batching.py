@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.simulator.batching import Batch
-from agent.simulator.engine_steps import Step
+from agent.simulator.batching import Batch, Step
 from agent.simulator.scenario import KvCache, Scenario
 from tests.simulator.kit import PLAIN, engine_request, finished, numbered_requests, steps
 

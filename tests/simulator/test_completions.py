@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.simulator.batching import EngineRequest, Token
 from agent.simulator.completions import (
     ChatCompletion,
     ChatRequest,
@@ -15,7 +16,6 @@ from agent.simulator.completions import (
     TextRequest,
     parsed,
 )
-from agent.simulator.engine_steps import EngineRequest, Token
 from agent.simulator.scenario import Scenario
 from tests.simulator.kit import engine_request
 

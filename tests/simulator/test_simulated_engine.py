@@ -8,8 +8,7 @@ from itertools import islice
 
 import pytest
 
-from agent.simulator.batching import Batch
-from agent.simulator.engine_steps import EngineRequest, Step, Token
+from agent.simulator.batching import Batch, EngineRequest, Step, Token
 from agent.simulator.simulated_engine import Clock, Engine
 from tests.simulator.kit import PLAIN, engine_request, finished, numbered_requests, steps
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, Metric, generate_latest
 
-from agent.simulator.batching import Batch
-from agent.simulator.engine_steps import BatchLoad, Step
+from agent.simulator.batching import Batch, BatchLoad, Step
 from agent.simulator.scenario import Scenario
 from agent.simulator.simulated_metrics import HistogramRow, MetricsPage, RepeatedHistogram
 from tests.simulator.kit import (

@@ -11,8 +11,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.simulator import span_sender
-from agent.simulator.batching import Batch
-from agent.simulator.engine_steps import EngineRequest, Finished
+from agent.simulator.batching import Batch, EngineRequest, Finished
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import SpanSender, SpanTarget, attributes
 from tests.simulator.kit import (

@@ -6,7 +6,7 @@ from itertools import islice, pairwise, takewhile
 
 import pytest
 
-from agent.simulator.engine_steps import EngineRequest
+from agent.simulator.batching import EngineRequest
 from agent.simulator.scenario import Scenario, TrafficPhase
 from tests.simulator.kit import numbered_requests
 

@@ -26,7 +26,7 @@ from agent.analysis.audit.checks import (
     without_flags,
 )
 from agent.analysis.efficiency.disagreement import clock_ratio
-from agent.analysis.physics.coefficients import placed_blocks
+from agent.analysis.physics import placed_blocks
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
 from agent.catalog.definitions import FULL_CACHE

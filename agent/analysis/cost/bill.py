@@ -9,7 +9,7 @@ from math import fsum
 
 from agent.analysis.cost.weights import Method
 from agent.analysis.efficiency.engine_observation import counter_increase
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
 from agent.catalog.gpu_facts import ENERGY
 from agent.catalog.time_units import HOUR_S
 from agent.records.gpu import GpuSample

@@ -23,9 +23,9 @@ from agent.analysis.cost.weights import (
 from agent.analysis.efficiency.busy_time import TimeParts, interval_parts
 from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.request_activity import Activities
-from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.work import (
     RequestWorks,
+    Serving,
     TokenWork,
     TokenWorks,
     UnseenTokens,

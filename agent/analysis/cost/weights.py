@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.efficiency.busy_time import FREE_TOKENS
-from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import EVER, TimeRanges, covered_s
-from agent.analysis.efficiency.work import RequestWorks, TokenWorks
-from agent.analysis.physics.roofline import Roof
+from agent.analysis.efficiency.request_activity import EVER, TimeRanges, covered_s
+from agent.analysis.efficiency.work import RequestWorks, Serving, TokenWorks
+from agent.analysis.physics import Roof
 from agent.records.columns import Array, Places
 
 # How long prefill takes, in seconds.

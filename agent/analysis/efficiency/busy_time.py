@@ -10,8 +10,7 @@ from agent.analysis.efficiency.engine_observation import (
     IntervalState,
     SampleInterval,
 )
-from agent.analysis.efficiency.request_activity import Activities
-from agent.analysis.efficiency.time_range import EVER, TimeRange, covered_s
+from agent.analysis.efficiency.request_activity import EVER, Activities, TimeRange, covered_s
 from agent.catalog import engine_facts as fact
 from agent.records.columns import Mask
 

@@ -9,7 +9,7 @@ from math import fsum
 from typing import NamedTuple
 
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.work import Serving
 from agent.catalog import gpu_facts
 from agent.records.gpu import GpuSample
 from agent.records.minute import EngineWork

@@ -7,8 +7,7 @@ from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
-from agent.analysis.efficiency.request_activity import Activities
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import Activities, TimeRange
 from agent.analysis.failures.progress import restart_between
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import FULL_CACHE

@@ -16,11 +16,10 @@ from agent.analysis.efficiency.disagreement import (
     requests_utilisation,
 )
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.request_activity import Activities
-from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, covered_s
+from agent.analysis.efficiency.request_activity import Activities, TimeRange, TimeRanges, covered_s
 from agent.analysis.efficiency.work import (
     RequestWorks,
+    Serving,
     Steps,
     StepSource,
     TokenWork,

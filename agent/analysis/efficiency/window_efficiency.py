@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
-from agent.analysis.physics.roofline import ACTIONS, Bound, Roof, RooflinePosition, bound, position
+from agent.analysis.physics import ACTIONS, Bound, Roof, RooflinePosition, bound, position
 from agent.records.minute import EngineWork, MinuteRow, total
 from agent.records.model import Work
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from agent.analysis.audit.auditing import audit
+from agent.analysis.audit import audit
 from agent.analysis.audit.checks import CheckResult
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts

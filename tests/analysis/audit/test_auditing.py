@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from agent.analysis.audit.auditing import CHECKS, audit, counts
+from agent.analysis.audit import CHECKS, audit, counts
 from agent.catalog import engine_facts as fact
 from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES
 from tests.analysis.audit.cases import CASES as OTHER_CASES

@@ -17,8 +17,7 @@ from agent.records.engine import EndedRequest, EngineSample, EngineStep
 from agent.records.gpu import FactKey, GpuSample
 from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
-from agent.simulator.batching import Batch
-from agent.simulator.engine_steps import EngineRequest, Finished, Step
+from agent.simulator.batching import Batch, EngineRequest, Finished, Step
 from agent.simulator.scenario import (
     Decode,
     KvCache,

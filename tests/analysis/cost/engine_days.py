@@ -9,10 +9,9 @@ from agent.analysis.cost.minute_cost import minute_cost
 from agent.analysis.cost.weights import Method
 from agent.analysis.efficiency.engine_observation import EngineObservation, observe
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency, minute_efficiency
-from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
 from agent.analysis.efficiency.window_efficiency import WindowEfficiency, window_efficiency
-from agent.analysis.efficiency.work import RequestWorks, whole_works
+from agent.analysis.efficiency.work import RequestWorks, Serving, whole_works
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import find_gpu
 from agent.catalog.metric import Metric

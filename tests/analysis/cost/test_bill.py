@@ -18,7 +18,7 @@ from agent.analysis.cost.bill import (
     spending,
     statement,
 )
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
 from agent.catalog.gpu_facts import ENERGY
 from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
 from agent.analysis.efficiency.engine_observation import observe
-from agent.analysis.efficiency.serving import Role, Serving
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
+from agent.analysis.efficiency.work import Role, Serving
 from agent.records.engine import EngineSample
 from agent.records.minute import EngineWork
 from agent.records.model import Parallelism

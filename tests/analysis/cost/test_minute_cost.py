@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from agent.analysis.cost.weights import Method
-from agent.analysis.efficiency.serving import Role, Serving
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
+from agent.analysis.efficiency.work import Role, Serving
 from agent.catalog import engine_facts as fact
 from agent.records.request import Status
 from tests.analysis.cost.engine_days import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
+from agent.analysis.efficiency.work import Serving
 from agent.catalog.hardware import find_gpu
 from tests.analysis.cost.engine_days import LLAMA_ON_H100, UNKNOWN, SplitMinute, cost, whole
 from tests.analysis.cost.stepped_engine import H100, Job, Machine, SteppedEngine

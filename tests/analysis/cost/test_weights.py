@@ -9,8 +9,8 @@ import pytest
 
 from agent.analysis.cost.bill import CostRatios, spending
 from agent.analysis.cost.weights import Method
-from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
+from agent.analysis.efficiency.work import Serving
 from agent.records.minute import MinuteRow
 from agent.records.request import Status
 from tests.analysis.cost.engine_days import (

@@ -6,7 +6,7 @@ import pytest
 
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
 from agent.analysis.efficiency.engine_observation import IntervalState, minute_start_near, observe
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
 from tests.analysis.cost.engine_days import engine_sample, observation, request

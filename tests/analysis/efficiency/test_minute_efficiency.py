@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency
-from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.physics.flops_and_bytes import step_weight_bytes
-from agent.analysis.physics.roofline import Bound
+from agent.analysis.efficiency.request_activity import TimeRange
+from agent.analysis.efficiency.work import Serving
+from agent.analysis.physics import Bound, step_weight_bytes
 from agent.catalog import gpu_facts
 from agent.catalog.hardware import GpuModel, Precision
 from agent.records.engine import EngineSample

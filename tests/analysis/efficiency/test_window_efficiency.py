@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from agent.analysis.efficiency.engine_observation import BatchUse
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
 from agent.analysis.efficiency.window_efficiency import (
     BatchFill,
     WindowEfficiency,
@@ -14,7 +14,7 @@ from agent.analysis.efficiency.window_efficiency import (
     speculation,
     window_efficiency,
 )
-from agent.analysis.physics.roofline import Bound
+from agent.analysis.physics import Bound
 from agent.records.engine import EngineSample
 from agent.records.minute import MinuteRow
 from tests.analysis.cost.engine_days import MINUTE, engine_sample, observation

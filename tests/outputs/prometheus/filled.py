@@ -19,8 +19,7 @@ from agent.catalog.reasons import (
     JournalDropped,
     StoreWrite,
 )
-from agent.outputs.prometheus.agent_exposition import AgentExposition
-from agent.outputs.prometheus.boards import HostBoard
+from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.event import Confidence, Event, EventKind

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.analysis.physics.coefficients import active_parameters, parameters, weight_bytes
+from agent.analysis.physics import active_parameters, parameters, weight_bytes
 from agent.records.model import ModelShape
 from tests.sources.model_config.published import PUBLISHED, published
 

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.analysis.estimate import PlannedDeployment, estimate
-from agent.analysis.physics.coefficients import coefficients, parameters, weight_bytes
-from agent.analysis.physics.flops_and_bytes import kv_bytes_per_token
+from agent.analysis.physics import coefficients, kv_bytes_per_token, parameters, weight_bytes
 from agent.catalog.hardware import Precision, find_gpu
 from agent.errors import AgentError
 from agent.records.model import Parallelism

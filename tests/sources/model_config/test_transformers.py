@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.analysis.physics.coefficients import coefficients, parameters
+from agent.analysis.physics import coefficients, parameters
 from agent.catalog.architectures import ARCHITECTURES
 from agent.records.model import ModelShape
 from agent.sources.model_config.config import RENAMES, TextConfig

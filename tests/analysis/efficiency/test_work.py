@@ -6,11 +6,10 @@ from math import fsum
 import pytest
 
 from agent.analysis.efficiency.engine_observation import observe
-from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import TimeRange
 from agent.analysis.efficiency.window_efficiency import Utilisation
-from agent.analysis.efficiency.work import decode_work
-from agent.analysis.physics.roofline import Bound
+from agent.analysis.efficiency.work import Serving, decode_work
+from agent.analysis.physics import Bound
 from agent.records.engine import EngineSample
 from agent.records.minute import EngineWork
 from agent.records.request import ProxyView, RequestRecord
