@@ -197,6 +197,23 @@ def test_an_engine_that_answers_500_is_out_until_it_is_repaired(pair: Pair) -> N
     assert pair.bad.got > before
 
 
+def test_an_engine_that_answers_404_for_its_model_gets_few_requests(pair: Pair) -> None:
+    pair.bad.status = 404
+    # Once the worker knows which models the engine lists.
+    eventually(
+        lambda: pair.ask(20) == {200: 20}, within_s=WITHIN_S, what="answers of the other alone"
+    )
+    left = eventually(
+        lambda: pair.events("ENGINE_EJECTED"), within_s=WITHIN_S, what="the event of its ejection"
+    )
+    assert {(each["engine"], each["reason"], each["detail"]) for each in left} == {
+        ("bad", "error", "404")
+    }
+    before = pair.bad.got
+    assert pair.ask(40) == {200: 40}
+    assert pair.bad.got - before < 20
+
+
 def test_an_engine_whose_health_check_fails_gets_no_request_at_all(pair: Pair) -> None:
     pair.bad.health = 503
     eventually(

@@ -125,7 +125,7 @@ class LoadBalancer:
             return () if but else self.engines
         now_s = self.monotonic()
         self._check(now_s)
-        serving = [e for e in self.engines if model in (self._lookup.models(e.name) or ())]
+        serving = [e for e in self.engines if self.lists(e, model)]
         possible = serving or list(self.engines)
         healthy = [e for e in possible if self._lookup.healthy(e.name)]
         inside = [e for e in healthy if e is not but and self.outliers.is_in(e.name, now_s)]
@@ -139,6 +139,10 @@ class LoadBalancer:
         bad = {e: 2 if e not in healthy else 1 if e.name in ejected else 0 for e in possible}
         left = [e for e in self._ordered(possible) if e not in due]
         return [*due, *sorted(left, key=bad.__getitem__)]
+
+    def lists(self, engine: ProxiedEngine, model: str | None) -> bool:
+        """Return whether an engine is known to serve a model."""
+        return model in (self._lookup.models(engine.name) or ())
 
     def _ordered(self, engines: list[ProxiedEngine]) -> list[ProxiedEngine]:
         if not engines:
@@ -206,6 +210,8 @@ class Attempt:
         """Note the status of the response, or the one that an error inside it stands for."""
         if not self._counts:
             return
+        if status >= 400:
+            self._balancer.outliers.refused(self.engine.name)
         if status in THROTTLING:
             self._balancer.outliers.throttled(
                 self.engine.name,

@@ -154,6 +154,14 @@ class OutlierDetection:
         elif engine.sent_since_s is not None and at_s >= engine.sent_since_s:
             engine.answer()
 
+    def refused(self, name: str) -> None:
+        """Note that a request got an error at once, which does not show that the model runs."""
+        engine = self._engines.get(name)
+        if engine is not None and engine.unanswered:
+            engine.unanswered -= 1
+            if not engine.unanswered:
+                engine.answer()
+
     def succeeded(self, name: str, sent_s: float, now_s: float) -> None:
         """Note a good response to a request of `sent_s`. It ends an ejection before that time."""
         engine = self._engines.get(name)

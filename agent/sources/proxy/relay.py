@@ -23,6 +23,9 @@ from agent.sources.proxy.relay_context import Receive, RelayContext, Scope, Send
 _ENGINES_TRIED = 2
 # The engine did not take the request (RFC 9110 15.6.4), so another one may.
 _NOT_TAKEN = 503
+_NOT_FOUND = 404
+# A 404 of this path may mean an earlier response that the request names.
+_RESPONSES = "/v1/responses"
 _Failed = tuple[Ending, ErrorResponse]
 # RFC 9110 10.2.2: statuses with a meaning for `location`.
 _LOCATED = frozenset((201, *range(300, 400)))
@@ -282,6 +285,8 @@ class Relay:
         if status in THROTTLING:
             retry_after_s = retry_after(connection.headers, self._context.clocks.now())
         attempt.answered(status, retry_after_s)
+        if self._denies_its_model(status):
+            attempt.failed(EjectionReason.ERROR, str(status))
         return None
 
     def _may_retry(self, failed: _Failed | None, status: int | None, *, probe: bool) -> bool:
@@ -292,7 +297,19 @@ class Relay:
         """
         if failed is not None:
             return (self._reused or probe) and failed[0] is Ending.UNREACHABLE
-        return status == _NOT_TAKEN or (probe and status in FAILED)
+        if status == _NOT_TAKEN or self._denies_its_model(status):
+            return True
+        return probe and status in FAILED
+
+    def _denies_its_model(self, status: int | None) -> bool:
+        """Whether the response is a 404 for a model that the engine lists.
+
+        Then the engine lacks the route, as after a wrong deployment; other 404s blame the request.
+        """
+        assert self._attempt is not None
+        if status != _NOT_FOUND or self._exchange is None or self._scope["path"] == _RESPONSES:
+            return False
+        return self._context.balancer.lists(self._attempt.engine, self._exchange.model)
 
     async def _retry(
         self, engines: Sequence[ProxiedEngine], body: bytes

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from agent.catalog.reasons import EjectionReason
+from agent.sources.proxy.load_balancer import EngineLookup
 from agent.sources.proxy.outlier_detection import OutlierDetection, OutlierLimits
 from agent.sources.proxy.relay_context import ProxyLimits
 from tests.sources.proxy.wire import (
+    ALL_HEALTHY,
     CHUNKED,
     GET,
     LIMITS,
@@ -76,6 +78,7 @@ async def pair(
     good: Script | None = None,
     limits: ProxyLimits = LIMITS,
     recorder: Recorder | None = None,
+    lookup: EngineLookup = ALL_HEALTHY,
 ) -> AsyncIterator[Pair]:
     """Serve both engines behind a proxy."""
     outliers = OutlierDetection(["bad", "good"], OUTLIERS)
@@ -88,6 +91,7 @@ async def pair(
             one.proxied,
             other.proxied,
             measuring=engines.recorder,
+            lookup=lookup,
             limits=limits,
             outliers=outliers,
             monotonic=lambda: engines.now_s,
@@ -160,6 +164,36 @@ async def test_a_probe_that_fails_is_answered_by_another_engine(script: Script) 
             assert await engines.ask(20) == [200] * 20
             assert engines.got["bad"] == before + 1
         assert ["bad", "good"] in engines.routed
+
+
+LISTS_M = EngineLookup(models=lambda _: frozenset("m"), healthy=lambda _: True)
+
+
+@in_loop
+async def test_a_404_for_a_model_that_the_engine_lists_is_a_failure_and_is_tried_again() -> None:
+    recorder = Recorder(model="m")
+    async with pair(responding(failing(404)), recorder=recorder, lookup=LISTS_M) as engines:
+        assert await engines.ask(20) == [200] * 20
+        assert engines.got["bad"] == 3
+        assert engines.reason is EjectionReason.ERROR
+        engines.now_s += OUTLIERS.base_s
+        assert await engines.ask(20) == [200] * 20
+        assert engines.got["bad"] == 4, "the probe"
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [("unknown", "/v1/completions"), (None, "/v1/completions"), ("m", "/v1/responses")],
+)
+@in_loop
+async def test_any_other_404_is_the_clients_and_says_nothing_of_the_engine(
+    model: str | None, path: str
+) -> None:
+    wrong, recorder = responding(failing(404)), Recorder(model=model)
+    async with pair(wrong, wrong, recorder=recorder, lookup=LISTS_M) as engines:
+        assert await engines.ask(20, post(b"{}", path)) == [404] * 20
+        assert not engines.outliers.ejections
+        assert engines.got == {"bad": 10, "good": 10}
 
 
 @in_loop
@@ -253,6 +287,15 @@ async def test_mistakes_of_clients_and_lists_of_models_say_nothing_of_an_engine(
     async with pair(responding(failing(500))) as engines:
         await engines.ask(40, GET)
         assert engines.reason is None
+
+
+@in_loop
+async def test_if_all_engines_answer_404_for_their_model_all_are_used() -> None:
+    wrong, recorder = responding(failing(404)), Recorder(model="m")
+    async with pair(wrong, wrong, recorder=recorder, lookup=LISTS_M) as engines:
+        assert await engines.ask(40) == [404] * 40
+        assert set(engines.outliers.ejections) == {"bad", "good"}
+        assert min(engines.got.values()) > 10
 
 
 @in_loop

@@ -129,6 +129,15 @@ class Attempts:
             attempt.completed(200)
             attempt.close()
 
+    def refuse(self, engine: ProxiedEngine, times: int) -> None:
+        """Send requests that get a 400 at once."""
+        for _ in range(times):
+            attempt = Attempt(self.balancer, engine, counts=True)
+            attempt.sent(SimpleNamespace(status=400))  # type: ignore[arg-type]
+            attempt.answered(400, None)
+            attempt.completed(400)
+            attempt.close()
+
     def later(self, by_s: float) -> str:
         """Move the clock; returns the engines to try for a request then."""
         self.now_s += by_s
@@ -149,6 +158,25 @@ def test_a_hanging_engine_gets_no_more_requests_and_then_probes_alone() -> None:
     assert attempts.later(limits.silent_s) == "b"
     ejection = attempts.outliers.ejections["a"]
     assert ejection.until_s - ejection.at_s == 2 * limits.base_s, "the probe hangs, too"
+
+
+def test_an_engine_that_refuses_what_it_gets_is_not_silent() -> None:
+    attempts, limits = Attempts(), OutlierLimits()
+    attempts.refuse(A, 9)
+    attempts.complete(B, 9)
+    assert set(attempts.later(limits.silent_s)) == {"a", "b"}
+    assert not attempts.outliers.ejections
+
+
+def test_refusals_do_not_hide_that_an_engine_hangs() -> None:
+    attempts, limits = Attempts(), OutlierLimits()
+    attempts.send(A, 3)
+    attempts.refuse(A, 9)
+    attempts.complete(B, 9)
+    assert attempts.later(limits.hold_s) == "b"
+    attempts.refuse(A, 9)
+    assert attempts.later(limits.silent_s) == "b"
+    assert attempts.outliers.ejections["a"].reason is EjectionReason.SILENT
 
 
 def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
