@@ -18,6 +18,8 @@ import pytest
 import requests
 import uvloop
 
+from agent.store.connection import open_engine
+from agent.store.migrating import upgrade
 from benchmarks.proxy_load import LoadConnection, chat, connections
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
@@ -99,6 +101,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 lambda: answers(f"http://127.0.0.1:{engine}/metrics"), within_s=WITHIN_S
             )
             url = postgres.url("postgres")
+            upgrade(shared := open_engine(url))
+            shared.dispose()
             settings = {
                 "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{engine}"}],
                 "proxy": {"listen": f"127.0.0.1:{proxy}", "workers": 2, "join_wait": "0.1s"},
@@ -334,6 +338,10 @@ def test_no_stream_feels_a_database_that_stops_in_the_middle_of_a_write(site: Si
 
 
 def test_no_stream_feels_queries_that_take_ten_seconds(site: Site) -> None:
+    def shared_database() -> str:
+        body = requests.get(f"{site.agent.url}/readyz", timeout=60).json()
+        return str(body["parts"]["shared database"])
+
     def fault() -> None:
         with (
             psycopg.connect(site.database_url.replace("+psycopg", "")) as connection,
@@ -345,4 +353,6 @@ def test_no_stream_feels_queries_that_take_ten_seconds(site: Site) -> None:
             assert response.status_code == 503
             assert time.monotonic() - began_s > 5
 
+    # Otherwise the agent answers from its file.
+    eventually(lambda: shared_database() == "ok", within_s=WITHIN_S, what="the shared database")
     assert watch(site, "query", fault).cut == 0

@@ -493,6 +493,16 @@ def test_days_that_cannot_be_rebuilt_are_refused(
     assert line.startswith(complaint)
 
 
+def test_days_that_the_file_no_longer_has_are_not_rebuilt(call: Call) -> None:
+    variables = {
+        "GOODPUT_STORAGE__PUBLISH_TO": "postgresql://h/d",
+        "GOODPUT_STORAGE__KEEP_IN_FILE": "2d",
+    }
+    (line,) = error_lines(call("db", "rebuild", *days(-3, 0), **variables))
+    assert line.startswith("--from: requests of days before")
+    assert line.endswith("have expired in goodput.db, which has them for 2d (storage.keep_in_file)")
+
+
 # demo
 
 
