@@ -24,9 +24,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.disable()
 
 # Other work on the machine must not fail a property.
-settings.register_profile("any machine", deadline=None)
+settings.register_profile("any machine", deadline=None, max_examples=50)
 settings.load_profile("any machine")
-# `make test` has a hundred examples of each property.
+# `make test` has fifty examples of each property.
 settings.register_profile("fast", deadline=None, max_examples=15)
 
 # Tests commit thousands of times, and a disk takes milliseconds for each. What they show of kills

@@ -300,9 +300,18 @@ def _ok(*timings: tuple[float, float, int]) -> list[tuple[float, float, int, int
     return [(start, lasted, 100, 26, Status.OK, when) for start, lasted, when in timings]
 
 
+@pytest.fixture
+def sampled_database(database: Engine) -> Engine:
+    """A database with the samples of an engine that is busy for ten minutes."""
+    minutes = Minutes(database, PRICE)
+    for at in every_5_s(780)[::3]:
+        minutes.read_one(at, running=float(at < 600), steps=at, output=3 * at, input=9 * at)
+    return database
+
+
 @pytest.mark.slow
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -314,15 +323,13 @@ def _ok(*timings: tuple[float, float, int]) -> list[tuple[float, float, int, int
 # A request that ends with its first minute, and a later one: as many rows as may be read again.
 @example(_ok(*[(0.0, 1.0, 0)] * 20, (0.0, 60.0, 0), (60.0, 1.0, 1)), MOST_ROWS)
 def test_costs_add_up_to_the_bill_in_any_order_of_rows(
-    database: Engine,
+    sampled_database: Engine,
     timings: list[tuple[float, float, int, int, Status, int]],
     rows_again: int,
 ) -> None:
     """Rows arrive in four batches, and after each batch the costs add up to the bill."""
-    emptied(database)
-    minutes = Minutes(database, PRICE)
-    for at in every_5_s(780)[::3]:
-        minutes.read_one(at, running=float(at < 600), steps=at, output=3 * at, input=9 * at)
+    emptied(sampled_database)
+    minutes = Minutes(sampled_database, PRICE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minute_jobs, "MAX_ROWS_AGAIN", rows_again)
         for batch, until in enumerate((200.0, 400.0, 600.0, 781.0)):

@@ -5,7 +5,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
@@ -99,7 +99,6 @@ def close(amount: float, scale: float) -> Any:
 
 
 @given(DAYS, WINDOWS, BILLS)
-@settings(max_examples=150)
 def test_requests_idle_unknown_and_unseen_add_up_to_the_bill(
     day: Day, window: TimeRange, bill: float
 ) -> None:
@@ -116,7 +115,6 @@ def test_requests_idle_unknown_and_unseen_add_up_to_the_bill(
 
 
 @given(DAYS, WINDOWS)
-@settings(max_examples=150)
 def test_no_part_is_negative_or_more_than_the_bill(day: Day, window: TimeRange) -> None:
     found = split(day, window)
     parts = [
@@ -182,7 +180,6 @@ def close_each(amounts: tuple[float, float], scale: float) -> Any:
 
 
 @given(DAYS, WINDOWS, st.floats(0.05, 0.95))
-@settings(max_examples=150)
 def test_two_parts_of_a_minute_have_the_same_idle_unknown_and_busy_time(
     day: Day, window: TimeRange, at: float
 ) -> None:

@@ -145,7 +145,7 @@ STREAMS = "/api/v1/live"
 
 # The same examples each time: a test that fails must fail again.
 fuzz = settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
