@@ -4,11 +4,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
 
 from tests.real_parts.processes import PartMissing
 
@@ -16,6 +15,8 @@ from tests.real_parts.processes import PartMissing
 FLAGS = ("--no-sandbox", "--disable-dev-shm-usage")
 # On a busy machine a browser may take long to start and to draw.
 WITHIN_MS = 120_000.0
+
+_NOWHERE = "about:blank"
 
 Scheme = Literal["light", "dark"]
 
@@ -55,21 +56,47 @@ def opened_in(
     height: int = 900,
 ) -> Iterator[Opened]:
     """A page in a window of this size, with cookies and storage of its own."""
-    page = browser.new_page(
-        viewport={"width": width, "height": height}, color_scheme=scheme, timezone_id="UTC"
-    )
-    page.set_default_timeout(WITHIN_MS)
+    page = _free_page(browser)
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme=scheme)
     problems: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
         if message.type == "error":
             problems.append(message.text)
 
+    def note_error(error: Error) -> None:
+        problems.append(str(error))
+
     page.on("console", note)
-    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("pageerror", note_error)
     page.goto(url)
-    yield Opened(page, problems)
-    page.context.close()
+    try:
+        yield Opened(page, problems)
+    except BaseException:
+        page.context.close()
+        raise
+    page.remove_listener("console", note)
+    page.remove_listener("pageerror", note_error)
+    _leave(page)
+
+
+def _free_page(browser: Browser) -> Page:
+    """One that was left, or a new one, which takes more than a second of a processor."""
+    pages = (page for context in browser.contexts for page in context.pages)
+    if left := next((page for page in pages if page.url == _NOWHERE), None):
+        return left
+    page = browser.new_page(timezone_id="UTC")
+    page.set_default_timeout(WITHIN_MS)
+    return page
+
+
+def _leave(page: Page) -> None:
+    """Make it as new."""
+    page.unroute_all(behavior="ignoreErrors")
+    page.evaluate("try { localStorage.clear(); sessionStorage.clear() } catch {}")
+    page.goto(_NOWHERE)
+    page.context.clear_cookies()
 
 
 @contextmanager
@@ -83,12 +110,6 @@ def shown(url: str, awaited: str) -> str:
     """The document, as HTML, once this text is visible."""
     with opened(url) as page:
         return page.html(awaited)
-
-
-def screenshot(url: str, picture: Path, *, width: int = 1280, height: int = 900) -> None:
-    """Write a PNG of a window of this size."""
-    with opened(url, width=width, height=height) as there:
-        there.page.screenshot(path=picture)
 
 
 # What each view shows once its figures are there.

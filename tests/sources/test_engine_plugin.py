@@ -136,7 +136,7 @@ def test_the_longest_id_is_read() -> None:
 
 
 @given(st.binary(max_size=600), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_give_records_or_reasons(data: bytes, kind: int) -> None:
     body = struct.pack("<4sBBHQQQ", b"GPAV", 1, 0, 3, 1, 2, 3) + bytes([kind]) + data
     content = read(body)
