@@ -118,8 +118,8 @@ const unmeasured = (gpus) => Object.entries(GPU_FIELDS)
   .filter(([key]) => gpus.some(({facts}) => facts[key] == null))
   .map(([, name]) => [name, "the GPU's driver does not report it"]);
 
-const direct = (agents) => (agents.some(({waiting_rows: waiting}) => waiting === null)
-  ? [["journal and lag", "an agent without a journal writes to the database itself"]] : []);
+const unpublished = (agents) => (agents.some(({waiting_rows: waiting}) => waiting === null)
+  ? [["waiting and lag", "an agent without storage.publish_to keeps its rows in its file alone"]] : []);
 
 // Agents may give their engines the same name.
 const engine = (several) => ({running, waiting, kv_cache_usage: usage, ...of}) => [
@@ -185,9 +185,9 @@ function Show({data, live, address}) {
     <${Reasons} of=${unmeasured(gpus)} />
     <h2>Agents</h2>
     <${Table} label="Agents that write to this database" rows=${agents.map(agent)}
-      head=${["agent", "state", "version", "started", "last seen", "waiting in its journal", "lag"]}
+      head=${["agent", "state", "version", "started", "last seen", "waiting to be published", "lag"]}
       words=${["state", "version"]} pairs empty="No agent has written to this database." />
-    <${Reasons} of=${direct(agents)} />
+    <${Reasons} of=${unpublished(agents)} />
     <${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`;
 }
 
