@@ -7,8 +7,7 @@ from random import Random
 from agent.analysis.causes import EngineTimeline, explain
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import GOODPUT, Verdict
-from agent.records.engine import EngineSample, EngineStep
-from agent.records.host import EngineProcess, HostSample, ProcessRole
+from agent.records.engine import EngineProcess, EngineSample, EngineStep, HostSample, ProcessRole
 from agent.records.objective import ExplainedRequest, JudgedRequest, Judgement, Objective
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.store.explanations import ExplanationStore

@@ -32,9 +32,8 @@ from agent.pipeline.monitors import (
     ScrapePublisher,
     UnclaimedGpuMonitor,
 )
-from agent.records.engine import EngineSample
+from agent.records.engine import EngineSample, HostSample
 from agent.records.gpu import GpuSample, GpuSamples
-from agent.records.host import HostSample
 from agent.records.minute import MINUTE_LENGTH_S
 from agent.records.model import ModelShape
 from agent.records.prices import PriceList
@@ -347,8 +346,8 @@ class EngineSources:
     read_engine: Callable[[float], ScrapeResult]
     read_health: Callable[[], int | None]
     read_host: Callable[[float], HostSample]
-    close_host: Callable[[], None]
     monotonic: Callable[[], float]
+    close_host: Callable[[], None] | None = None
 
 
 SourcesOf = Callable[[EngineSettings, EngineSample | None], EngineSources]

@@ -19,9 +19,15 @@ from agent.catalog.failure_lines import LineMeaning
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable
 from agent.http_client import http_session
-from agent.records.engine import EngineSample
+from agent.records.engine import (
+    EngineProcess,
+    EngineSample,
+    HostSample,
+    LogFinding,
+    LogSample,
+    ProcessRole,
+)
 from agent.records.gpu import FactKey, GpuSample, GpuSamples
-from agent.records.host import EngineProcess, HostSample, LogFinding, LogSample, ProcessRole
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.settings import EngineSettings, Settings
 from agent.simulator.past_engine import Frame, ProxiedRequest
@@ -130,7 +136,6 @@ def _past_sources(
         read_engine=source.read,
         read_health=health,
         read_host=lambda now: _host(moment.frames[name], now),
-        close_host=lambda: None,
         monotonic=moment.now,
     )
 

@@ -245,14 +245,7 @@ def take_over(memory: WorkerMemory | None, handover: HandoverAddress) -> int:
 async def _take_over(
     worker: int, slots: RequestSlots, open_before: int, handover: HandoverAddress
 ) -> None:
-    sender = HandoverSender(
-        handover,
-        worker,
-        slots,
-        on_engines=lambda _: None,
-        on_retire=lambda: None,
-        live=lambda: 0,
-    )
+    sender = HandoverSender(handover, worker, slots)
     sender.begin(open_before)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)

@@ -11,10 +11,9 @@ from agent.analysis.causes import EngineTimeline, explain
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
-from agent.records.engine import EndedRequest, EngineSample, EngineStep
+from agent.records.engine import EndedRequest, EngineSample, EngineStep, HostSample
 from agent.records.event import Event, EventKind
 from agent.records.gpu import GpuSample
-from agent.records.host import HostSample
 from agent.records.objective import ExplainedRequest, Explanation, JudgedRequest, Objective
 
 _LOG = logging.getLogger(__name__)

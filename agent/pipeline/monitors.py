@@ -15,9 +15,8 @@ from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.gpu_inventory import GpuInventory
-from agent.records.engine import EngineSample
+from agent.records.engine import EngineSample, HostSample
 from agent.records.event import Event
-from agent.records.host import HostSample
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
 from agent.store.observations import ObservationStore
@@ -166,7 +165,6 @@ class EngineMonitor:
         read_engine: Callable[[float], ScrapeResult],
         read_health: Callable[[], int | None],
         read_host: Callable[[float], HostSample],
-        close_host: Callable[[], None],
         gpus: GpuInventory,
         limits: DetectionLimits,
         on_scrape: Callable[[ScrapeResult], None],
@@ -174,6 +172,7 @@ class EngineMonitor:
         on_event: Callable[[Event], None],
         store: Callable[[], None],
         monotonic: Callable[[], float],
+        close_host: Callable[[], None] | None = None,
         before: EngineSample | None = None,
     ) -> None:
         """`read_health` returns the HTTP status of the health check, None without a response.
@@ -188,7 +187,7 @@ class EngineMonitor:
         self._read_engine = read_engine
         self._read_health = read_health
         self._read_host = read_host
-        self.close = close_host
+        self._close_host = close_host
         self._gpus = gpus
         self._detection = FailureDetection(limits, before)
         self._on_scrape = on_scrape
@@ -198,6 +197,11 @@ class EngineMonitor:
         self._monotonic = monotonic
         self._figures: Mapping[str, float] = {}
         self._unread: Mapping[str, str] = {}
+
+    def close(self) -> None:
+        """Free what the reader of the host holds."""
+        if self._close_host is not None:
+            self._close_host()
 
     def poll(self, now: float) -> None:
         """Read every source once, report the events, then store; `now` is Unix time."""

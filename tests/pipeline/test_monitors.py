@@ -24,10 +24,9 @@ from agent.pipeline.monitors import (
     ScrapePublisher,
     UnclaimedGpuMonitor,
 )
-from agent.records.engine import EngineSample
+from agent.records.engine import EngineProcess, EngineSample, HostSample, ProcessRole
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import GpuSample, XidError
-from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
 from agent.store.observations import ObservationStore

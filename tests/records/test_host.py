@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.records.host import EngineProcess, ProcessRole
+from agent.records.engine import EngineProcess, ProcessRole
 
 
 def process(role: ProcessRole, cpu_s: float, *, state: str = "S") -> EngineProcess:

@@ -17,9 +17,8 @@ from agent.analysis.causes.baselines import RequestBaselines, computed_tokens, f
 from agent.analysis.causes.periods import Period, Prompt, PromptLog, SampledActivity
 from agent.analysis.causes.rolling import RollingQuantile, RunningSums
 from agent.catalog.gpu_facts import CLOCK, THROTTLE_ACTIVE, THROTTLED_TIME
-from agent.records.engine import EngineSample, EngineStep
+from agent.records.engine import EngineProcess, EngineSample, EngineStep, HostSample, ProcessRole
 from agent.records.gpu import GpuSample
-from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.records.request import RequestRecord
 
 # Clocks held down by heat or power. `idle`, and clocks that an operator set, are not faults.

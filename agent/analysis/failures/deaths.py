@@ -24,8 +24,8 @@ from agent.analysis.failures.poll import (
 )
 from agent.catalog.failure_lines import SAY_THAT_THEY_END, UNHEALTHY_ONLY_WHEN_DEAD, LineMeaning
 from agent.catalog.gpu_problems import LOST
+from agent.records.engine import CgroupMemory, ProcessRole
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.host import CgroupMemory, ProcessRole
 
 _CONFIDENCES = (Confidence.SUSPECTED, Confidence.PROBABLE, Confidence.CERTAIN)
 # An engine may take so long to change its number of ranks.

@@ -16,9 +16,8 @@ from agent.analysis.failures.poll import (
 from agent.analysis.failures.progress import Progress, has_work, moves, progress_of
 from agent.catalog.engine_facts import STEPS
 from agent.catalog.failure_lines import LineMeaning
-from agent.records.engine import EngineSample
+from agent.records.engine import EngineProcess, EngineSample, ProcessRole
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.host import EngineProcess, ProcessRole
 
 # A core that only waits uses less than this share of a CPU.
 _COMPUTING_SHARE = 0.1

@@ -6,10 +6,16 @@ from dataclasses import dataclass, field, replace
 from agent.analysis.failures.progress import computes, key_figures, moves, restart_between, sleeps
 from agent.catalog.failure_lines import LineMeaning
 from agent.catalog.reasons import NO_ANSWER, FetchFailed
-from agent.records.engine import EngineSample
+from agent.records.engine import (
+    CgroupMemory,
+    EngineProcess,
+    EngineSample,
+    HostSample,
+    LogFinding,
+    ProcessRole,
+)
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import XidError
-from agent.records.host import CgroupMemory, EngineProcess, HostSample, LogFinding, ProcessRole
 
 Evidence = Mapping[str, str | float | None]
 

@@ -26,9 +26,14 @@ from agent.catalog.metrics import UNKNOWN
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.outputs.prometheus.latency_histograms import bound_text
 from agent.outputs.prometheus.meter import Meter, MeterSnapshot
-from agent.records.engine import EngineSample, HistogramSnapshot
+from agent.records.engine import (
+    EngineProcess,
+    EngineSample,
+    HistogramSnapshot,
+    HostSample,
+    ProcessRole,
+)
 from agent.records.gpu import Facts, GpuSample
-from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.records.minute import Cost, Ledger, MinuteRow
 
 __all__ = ["Family", "family_of"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from agent.records.host import CgroupMemory
+from agent.records.engine import CgroupMemory
 from agent.sources.host.procfs import HostUnreadable, Procfs, is_count
 
 # Version 1 writes no limit as the largest multiple of a page; no machine has half of that.

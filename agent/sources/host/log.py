@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.catalog.failure_lines import meaning_of
-from agent.records.host import LogFinding, LogSample
+from agent.records.engine import LogFinding, LogSample
 from agent.settings.named_files import in_time
 from agent.sources.host.procfs import HostUnreadable
 

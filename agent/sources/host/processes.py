@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.catalog.engine_flags import AUDITED_FLAGS, FLAG_ALIASES, FLAGS_FILE, LIMIT_FLAGS
 from agent.records.audit import CommandLine
-from agent.records.host import EngineProcess, ProcessRole
+from agent.records.engine import EngineProcess, ProcessRole
 from agent.sources.host.procfs import HostUnreadable, Procfs, Stat
 
 _FLAGS = frozenset(flag for flags in LIMIT_FLAGS.values() for flag in flags)

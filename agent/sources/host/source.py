@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from agent.records.host import (
+from agent.records.engine import (
     CgroupMemory,
     EngineProcess,
     HostSample,

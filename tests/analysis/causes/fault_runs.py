@@ -13,9 +13,15 @@ from typing import NamedTuple
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
-from agent.records.engine import EndedRequest, EngineSample, EngineStep
+from agent.records.engine import (
+    EndedRequest,
+    EngineProcess,
+    EngineSample,
+    EngineStep,
+    HostSample,
+    ProcessRole,
+)
 from agent.records.gpu import FactKey, GpuSample
-from agent.records.host import EngineProcess, HostSample, ProcessRole
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.simulator.batching import Batch, EngineRequest, Finished, Step
 from agent.simulator.scenario import (

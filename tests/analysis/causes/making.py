@@ -3,8 +3,7 @@
 from agent.analysis.causes import EngineTimeline
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import GOODPUT
-from agent.records.engine import EngineSample, EngineStep
-from agent.records.host import EngineProcess, HostSample, ProcessRole
+from agent.records.engine import EngineProcess, EngineSample, EngineStep, HostSample, ProcessRole
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord, Status, Vantage
 

@@ -7,17 +7,17 @@ from agent.analysis.failures import DetectionLimits, FailureDetection, Poll
 from agent.catalog import engine_facts as fact
 from agent.catalog.failure_lines import meaning_of
 from agent.catalog.metric import Metric
-from agent.records.engine import EngineSample
-from agent.records.event import Event
-from agent.records.gpu import XidError
-from agent.records.host import (
+from agent.records.engine import (
     CgroupMemory,
     EngineProcess,
+    EngineSample,
     HostSample,
     LogFinding,
     LogSample,
     ProcessRole,
 )
+from agent.records.event import Event
+from agent.records.gpu import XidError
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 POLL_EVERY_S = 5.0

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from agent.catalog import engine_facts as fact
+from agent.records.engine import LogSample, ProcessRole
 from agent.records.event import Event
-from agent.records.host import LogSample, ProcessRole
 from tests.analysis.failures.polled_engine import (
     ALL,
     CHATTER,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
+from agent.records.engine import ProcessRole
 from agent.records.event import Event
-from agent.records.host import ProcessRole
 from tests.analysis.failures.polled_engine import (
     ALL,
     CORE,

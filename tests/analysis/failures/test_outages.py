@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from agent.catalog import engine_facts as fact
-from agent.records.host import EngineProcess, ProcessRole
+from agent.records.engine import EngineProcess, ProcessRole
 from tests.analysis.failures.polled_engine import (
     ALL,
     CHATTER,

@@ -21,9 +21,15 @@ from agent.catalog.reasons import (
 )
 from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
 from agent.outputs.prometheus.meter import Meter
-from agent.records.engine import EngineSample, HistogramSnapshot
+from agent.records.engine import (
+    CgroupMemory,
+    EngineProcess,
+    EngineSample,
+    HistogramSnapshot,
+    HostSample,
+    ProcessRole,
+)
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation, Match
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.records.making import NOON, judged, objective, record

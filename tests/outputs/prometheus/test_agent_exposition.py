@@ -24,9 +24,8 @@ from agent.outputs.prometheus.agent_exposition import (
     gpu_families,
 )
 from agent.outputs.prometheus.meter import Meter
-from agent.records.engine import EngineSample
+from agent.records.engine import CgroupMemory, EngineProcess, EngineSample, HostSample, ProcessRole
 from agent.records.gpu import GpuSample, MigInstance
-from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
 from agent.records.minute import Ledger, MinuteRow
 from tests.outputs.prometheus.filled import (
     COUNTERS,

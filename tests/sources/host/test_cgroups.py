@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.records.host import CgroupMemory
+from agent.records.engine import CgroupMemory
 from agent.sources.host.cgroups import (
     CgroupPath,
     CgroupReader,

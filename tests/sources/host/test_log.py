@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.catalog.failure_lines import LineMeaning
-from agent.records.host import LogSample
+from agent.records.engine import LogSample
 from agent.settings.named_files import in_time
 from agent.sources.host import log as log_module
 from agent.sources.host.log import (

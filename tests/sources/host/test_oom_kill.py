@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.analysis.failures import FailureDetection, Poll
-from agent.records.engine import EngineSample
-from agent.records.host import HostSample
+from agent.records.engine import EngineSample, HostSample
 from agent.sources.host.source import HostSource
 from tests.real_parts.waiting import eventually
 from tests.sources.host.conftest import StandIn

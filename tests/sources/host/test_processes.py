@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.catalog import engine_facts as fact
-from agent.records.host import EngineProcess, ProcessRole
+from agent.records.engine import EngineProcess, ProcessRole
 from agent.sources.host.processes import (
     ProcessFinder,
     ProcessLocator,

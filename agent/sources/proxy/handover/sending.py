@@ -219,8 +219,9 @@ class RecordQueue:
 class HandoverSender:
     """Sends records and counts to the agent, again after each loss of the connection.
 
-    `on_engines` gets what the agent knows of the engines, `on_retire` is called when the agent
-    belongs to a later run. `live` is the number of open exchanges, `rotation` what to report of it.
+    `on_engines` gets the agent's states of the engines, `on_retire` is called when the agent belongs
+    to a later run. `live` returns the number of open exchanges, `rotation` what to report of it. A
+    process that only hands over records of a dead worker has none of the four.
     """
 
     def __init__(
@@ -230,10 +231,10 @@ class HandoverSender:
         slots: RequestSlots,
         most_records: int = MAX_WAITING_RECORDS,
         *,
-        on_engines: Callable[[Mapping[str, EngineState]], None],
-        on_retire: Callable[[], None],
-        live: Callable[[], int],
-        rotation: Callable[[], Rotation] = Rotation,
+        on_engines: Callable[[Mapping[str, EngineState]], None] | None = None,
+        on_retire: Callable[[], None] | None = None,
+        live: Callable[[], int] | None = None,
+        rotation: Callable[[], Rotation] | None = None,
     ) -> None:
         self._handover = handover
         self._hello = WorkerHello(worker, handover.run)
@@ -383,9 +384,9 @@ class HandoverSender:
                 self._queue.answered(message.number)
                 self._came.set()
                 self._note_progress()
-            elif isinstance(message, Engines):
+            elif isinstance(message, Engines) and self._on_engines is not None:
                 self._on_engines(message.states)
-            elif isinstance(message, Retire):
+            elif isinstance(message, Retire) and self._on_retire is not None:
                 self._on_retire()
 
     async def _send_records(self, writer: asyncio.StreamWriter) -> None:
@@ -411,8 +412,9 @@ class HandoverSender:
         while True:
             failures, self._failures = self._failures, Counter()
             cut, self._cut = self._cut, Counter()
-            waiting, rotation = len(self._queue), self._rotation()
-            status = WorkerStatus(self._live(), waiting, failures, cut, rotation)
+            live = 0 if self._live is None else self._live()
+            rotation = Rotation() if self._rotation is None else self._rotation()
+            status = WorkerStatus(live, len(self._queue), failures, cut, rotation)
             await self._send(writer, status)
             self._note_progress()
             await asyncio.sleep(_STATUS_EVERY_S)

@@ -35,6 +35,7 @@ class ApiProtocol:
     elsewhere it comes later. Both readers return None for a text that they cannot read.
     `read_events` reads lines of data, each of one event; it returns None if it cannot read one.
     `count_tokens` returns how many events are in such lines, if each is a `VISIBLE_TOKEN`; else 0.
+    Without both, events are read one by one.
     """
 
     operation: str
@@ -42,8 +43,8 @@ class ApiProtocol:
     read_event: Callable[[bytes], ParsedEvent | None]
     read_body: Callable[[bytes], ParsedEvent | None]
     finish_is_token: bool = False
-    read_events: Callable[[bytes], Sequence[ParsedEvent] | None] = lambda _: None
-    count_tokens: Callable[[bytes], int] = lambda _: 0
+    read_events: Callable[[bytes], Sequence[ParsedEvent] | None] | None = None
+    count_tokens: Callable[[bytes], int] | None = None
 
 
 # Chat completions and completions. Bodies have no `delta`, and events no `message`.

@@ -269,6 +269,8 @@ class StreamReader:
 
     def _note_together(self, pieces: Reads, lines: bytes, number: int) -> bool:
         protocol = self._protocol
+        if protocol.count_tokens is None or protocol.read_events is None:
+            return False
         if protocol.count_tokens(lines) == number:
             times_s = [at_s for data, at_s in pieces if data != _LAST_EVENT]
             self.findings.timing.visible_tokens(times_s, number)
