@@ -54,10 +54,10 @@ class RunOptions:
 
 def open_run(given: str, options: RunOptions) -> Run:
     """The run that is meant. Raises AgentError."""
-    place, _, part = given.partition("#")
-    path = Path(place)
-    if "://" in place:
-        return _of_database(given, place, part, options)
+    source, _, part = given.partition("#")
+    path = Path(source)
+    if "://" in source:
+        return _of_database(given, source, part, options)
     if not given:
         raise RunUnknown(given, "it is empty")
     try:

@@ -18,7 +18,7 @@ TARGET_CPU_US = 200.0
 TARGET_MEMORY_MB = 250.0
 
 REQUESTS_PER_S = 1500
-# With a new minute the one before is booked again: some requests ran in both.
+# With a new minute the one before is computed again: some requests ran in both.
 MINUTES = 3
 
 
@@ -27,11 +27,11 @@ def run() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         engine = open_engine(f"sqlite:///{Path(folder) / 'minutes.db'}")
         upgrade(engine)
-        figures = _last_booked(Minutes(engine, PRICE, **_KNOWN))
+        figures = _last_computed(Minutes(engine, PRICE, **_KNOWN))
         engine.dispose()
     cpu_us, memory_mb = figures
     print(
-        f"minutes, {60 * REQUESTS_PER_S:,} requests booked and as many again: {cpu_us:.0f} µs of "
+        f"minutes, {60 * REQUESTS_PER_S:,} requests computed and as many again: {cpu_us:.0f} µs of "
         f"processor time per request (target under {TARGET_CPU_US:.0f}), "
         f"{memory_mb:.0f} MB of memory at most (target under {TARGET_MEMORY_MB:.0f})"
     )
@@ -45,7 +45,7 @@ _KNOWN = {
 }
 
 
-def _last_booked(minutes: Minutes) -> tuple[float, float]:
+def _last_computed(minutes: Minutes) -> tuple[float, float]:
     """Microseconds for each new request of the last minute, and MB of memory that booking added."""
     chance = random.Random(1)
     for second in range(60 * MINUTES):
@@ -55,7 +55,7 @@ def _last_booked(minutes: Minutes) -> tuple[float, float]:
     before_mb = _memory_mb("VmRSS")
     for number in range(1, MINUTES + 1):
         began = time.process_time()
-        minutes.book(60.0 * number + 31)
+        minutes.compute(60.0 * number + 31)
         cpu_s = time.process_time() - began
     return cpu_s / (60 * REQUESTS_PER_S) * 1e6, _memory_mb("VmHWM") - before_mb
 

@@ -69,10 +69,10 @@ def _again(name: str, engine: Engine) -> bool:
     minutes.read(range(0, 301, 5), running=1.0, steps=10.0, output=25_000.0, input=100_000.0)
     for second in range(240):
         minutes.take(*[timed_request(1000 * second + n, float(second), 1.0) for n in range(1000)])
-    minutes.book(211.0)
+    minutes.compute(211.0)
     minutes.take(timed_request(10**9, -3400.0, 3600.0))
     began = time.perf_counter()
-    minutes.book(271.0)
+    minutes.compute(271.0)
     taken = time.perf_counter() - began
     memory_gb = getrusage(RUSAGE_SELF).ru_maxrss / 1e6
     print(

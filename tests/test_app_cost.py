@@ -112,8 +112,8 @@ def span(job: Job, start: float) -> Span:
 
 # A GPU-second costs a dollar.
 A_DOLLAR_A_SECOND = 3600.0
-# Until the first and the second minute are booked.
-FIRST_BOOKED_S, SECOND_BOOKED_S = 121.0, 181.0
+# Until the first and the second minute are computed.
+FIRST_COMPUTED_S, SECOND_COMPUTED_S = 121.0, 181.0
 
 
 class SimulatedTime:
@@ -284,10 +284,10 @@ def test_a_lone_stream_pays_its_50_seconds_and_a_burst_after_it_its_one(
 ) -> None:
     """Work of a pooled minute charges them 17.5 and 33.5 GPU-seconds."""
     lone, burst = group(1, 1, 2.0, 100, 10_600), group(2, 100, 54.0, 350, 90)
-    served = SteppedEngine(H100, [*lone, *burst], every_s=every_s).run(FIRST_BOOKED_S)
+    served = SteppedEngine(H100, [*lone, *burst], every_s=every_s).run(FIRST_COMPUTED_S)
     assert true_s(lone) == pytest.approx(50, abs=0.5)
     assert true_s(burst) == pytest.approx(1, abs=0.1)
-    watched = Watched(tmp_path, served, model=model, every_s=every_s, until_s=FIRST_BOOKED_S)
+    watched = Watched(tmp_path, served, model=model, every_s=every_s, until_s=FIRST_COMPUTED_S)
     charged, cost = watched.costs(monkeypatch)
     assert charged_s(charged, lone) == pytest.approx(true_s(lone), rel=0.02)
     assert charged_s(charged, burst) == pytest.approx(true_s(burst), rel=0.02)
@@ -300,10 +300,10 @@ def test_a_request_that_begins_while_a_minute_s_last_sample_is_read_leaves_the_m
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = group(1, 1, 60.002, 100, 4)
-    served = SteppedEngine(H100, short, late_s=0.02).run(SECOND_BOOKED_S)
-    watched = Watched(tmp_path, served, model=True, every_s=5.0, until_s=FIRST_BOOKED_S)
+    served = SteppedEngine(H100, short, late_s=0.02).run(SECOND_COMPUTED_S)
+    watched = Watched(tmp_path, served, model=True, every_s=5.0, until_s=FIRST_COMPUTED_S)
     charged, cost = watched.costs(monkeypatch)
-    assert list(charged.values()) == [None], "its minute is not booked"
+    assert list(charged.values()) == [None], "its minute is not computed"
     assert cost["idle_usd"] == cost["bill_usd"] == 60.0
 
 
@@ -313,9 +313,9 @@ def test_a_request_that_begins_while_a_minute_s_last_sample_is_read_pays_only_it
 ) -> None:
     """The sample is stamped before, so that the idle 5 s before it seem busy."""
     short = group(1, 1, 60.002, 100, 4)
-    served = SteppedEngine(H100, short, late_s=0.02).run(SECOND_BOOKED_S)
+    served = SteppedEngine(H100, short, late_s=0.02).run(SECOND_COMPUTED_S)
     assert served.samples[12].fact(REQUESTS_RUNNING.name) == 1
-    watched = Watched(tmp_path, served, model=model, every_s=5.0, until_s=SECOND_BOOKED_S)
+    watched = Watched(tmp_path, served, model=model, every_s=5.0, until_s=SECOND_COMPUTED_S)
     charged, cost = watched.costs(monkeypatch)
     assert charged_s(charged, short) == pytest.approx(true_s(short))
     assert cost["unseen_usd"] == 0
@@ -327,7 +327,7 @@ def test_unseen_prompts_beside_cached_ones_cost_what_they_take(
 ) -> None:
     """The engine counts their first tokens, which take no steps of their own."""
     served, gone = unseen_beside_cached()
-    watched = Watched(tmp_path, served, model=True, every_s=5.0, until_s=FIRST_BOOKED_S)
+    watched = Watched(tmp_path, served, model=True, every_s=5.0, until_s=FIRST_COMPUTED_S)
     _, cost = watched.costs(monkeypatch)
     assert true_s(gone) < cost["unseen_usd"] < 1.5 * true_s(gone)
 

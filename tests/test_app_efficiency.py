@@ -136,7 +136,7 @@ def llama(folder: Path) -> str:
     return str(path)
 
 
-def test_missed_minutes_are_booked_at_the_start_as_computed_by_hand(
+def test_missed_minutes_are_computed_at_the_start_as_computed_by_hand(
     tmp_path: Path, driver: Path
 ) -> None:
     begin = past_minutes(tmp_path)
@@ -358,7 +358,7 @@ SILENT = {"dcgm": {"url": "http://127.0.0.1:9400/metrics"}}
 def test_missed_minutes_wait_until_the_engines_gpus_are_known(
     tmp_path: Path, source: dict[str, Any], gpus: list[int], known: bool, at_once: bool
 ) -> None:
-    """If they were booked earlier, they would never have a bill."""
+    """If they were computed earlier, they would never have a bill."""
     engine = {"name": "chat", "url": "http://127.0.0.1:8000", "gpus": gpus}
     configured = Settings.model_validate({"engines": [engine], **source})
     database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")

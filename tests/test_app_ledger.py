@@ -11,7 +11,7 @@ from tests.test_app_cost import Watched
 
 # A request of 100 tokens takes 5 s.
 SLOW = Machine(flops_per_s=989.4e12, bytes_per_s=3.35e12, overhead_s=0.05)
-BOOKED_S = 241.0
+COMPUTED_S = 241.0
 
 
 def served() -> SteppedEngine:
@@ -23,7 +23,7 @@ def served() -> SteppedEngine:
     lost = Job(number=6, at=70.0, prompt=50, output=30, has_row=False)
     stream = Job(number=7, at=5.0, prompt=1000, output=1500)
     others = [Job(number=n, at=4.0 * n, prompt=200, output=50) for n in range(8, 28)]
-    engine = SteppedEngine(SLOW, [*left, lost, stream, *others], every_s=5.0).run(BOOKED_S)
+    engine = SteppedEngine(SLOW, [*left, lost, stream, *others], every_s=5.0).run(COMPUTED_S)
     assert 75 < stream.ended_at < 115
     return engine
 
@@ -32,7 +32,7 @@ def test_what_vanishes_is_on_the_api_and_on_metrics_and_a_long_stream_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = served()
-    watched = Watched(tmp_path, engine, model=False, every_s=5.0, until_s=BOOKED_S)
+    watched = Watched(tmp_path, engine, model=False, every_s=5.0, until_s=COMPUTED_S)
     seen = watched.watch(monkeypatch)
     ledger = seen.summary["ledger"]
     assert ledger["counted"] == {

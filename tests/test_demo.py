@@ -120,17 +120,17 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
 
 
 WINDOW = "30m"
-# Of two engines, once all minutes of the past are booked.
+# Of two engines, once all minutes of the past are computed.
 PRICED_S = 2 * 19 * 60.0
 
 
 def test_the_past_of_the_demo_has_every_figure(full: AgentProcess) -> None:
-    def booked() -> bool:
+    def computed() -> bool:
         summary = full.api.summary(window=WINDOW)
         priced_s = (summary["cost"] or {}).get("priced_s") or 0.0
         return priced_s > PRICED_S and summary["causes"] != {}
 
-    eventually(booked, within_s=WITHIN_S, what="the minutes of the past")
+    eventually(computed, within_s=WITHIN_S, what="the minutes of the past")
     summary = full.api.summary(window=WINDOW)
     assert summary["simulated"] is True
     assert summary["missed"] > 10

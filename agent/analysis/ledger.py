@@ -17,7 +17,7 @@ from agent.analysis.efficiency.request_activity import (
 )
 from agent.catalog import engine_facts as fact
 from agent.catalog.reasons import WithoutRow
-from agent.records.columns import Array, BookedRequests, Mask
+from agent.records.columns import Array, Mask, MinuteRequests
 from agent.records.engine import EngineSample
 from agent.records.minute import Ledger, MinuteRow
 from agent.records.request import Status
@@ -31,7 +31,7 @@ _STEP_S = 0.5
 _READ_S = 0.2
 
 
-def minute_ledger(observed: EngineObservation, requests: BookedRequests) -> Ledger | None:
+def minute_ledger(observed: EngineObservation, requests: MinuteRequests) -> Ledger | None:
     """The counts of the observed time; None if no two samples show what the engine counted.
 
     Times between two samples with a restart between them are left out, of the engine and of rows:
@@ -61,7 +61,7 @@ def minute_ledger(observed: EngineObservation, requests: BookedRequests) -> Ledg
 
 
 def unmatched_requests(
-    observed: EngineObservation, samples: Iterable[EngineSample], requests: BookedRequests
+    observed: EngineObservation, samples: Iterable[EngineSample], requests: MinuteRequests
 ) -> float | None:
     """How many requests in the engine may have had no row, in the sample with the fewest.
 
@@ -119,12 +119,12 @@ def ledgers_to_close(minutes: Sequence[MinuteRow], now: float) -> list[MinuteRow
 class _Begun:
     """The requests that had a first token. `choices` are the answers of each."""
 
-    requests: BookedRequests
+    requests: MinuteRequests
     active: Activities
     choices: Array
 
     @classmethod
-    def of(cls, requests: BookedRequests) -> "_Begun":
+    def of(cls, requests: MinuteRequests) -> "_Begun":
         """Those of some requests."""
         found = requests.chosen(_begun(requests))
         active, answered = request_activities(found), np.nan_to_num(found.output_tokens) != 0
@@ -150,13 +150,13 @@ class _Begun:
         }
 
 
-def _begun(requests: BookedRequests) -> Mask:
+def _begun(requests: MinuteRequests) -> Mask:
     tokens = requests.output_tokens
     ended_well: Mask = requests.have(Status.OK) & (tokens != 0)
     return ended_well | (tokens > 0) | ~np.isnan(requests.ttft_s)
 
 
-def _refused_at(requests: BookedRequests) -> Array:
+def _refused_at(requests: MinuteRequests) -> Array:
     return requests.ended_at[requests.have(Status.THROTTLED) & ~_begun(requests)]
 
 
@@ -179,7 +179,7 @@ class _Presence:
     choices: Array
 
     @classmethod
-    def of(cls, requests: BookedRequests) -> "_Presence":
+    def of(cls, requests: MinuteRequests) -> "_Presence":
         """Without those that the engine did not take."""
         taken = requests.chosen(~requests.have(Status.THROTTLED, Status.INVALID))
         # A slow client may still read what the engine finished before.
@@ -201,7 +201,7 @@ class _Presence:
         return float(self.choices[(self.begins <= since) & (until < self.ends)].sum())
 
 
-def _died(observed: EngineObservation, requests: BookedRequests) -> float:
+def _died(observed: EngineObservation, requests: MinuteRequests) -> float:
     """Requests without a row that ran at the last sample before the engine ended."""
     time = observed.time
     ends = [each for each in observed.intervals if each.restarted]

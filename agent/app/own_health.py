@@ -119,7 +119,7 @@ class OwnHealth:
         self._rows(engine_samples.name, monitors.stored_at)
         self._rows(gpu_samples.name, lambda: gpus.stored_at)
         self._rows(engine_minutes.name, lambda: max(board.stored_until(), default=None))
-        self._stage(Stage.BOOK, lambda: self._since(min(board.stored_until(), default=None)))
+        self._stage(Stage.MINUTES, lambda: self._since(min(board.stored_until(), default=None)))
         self._stage(Stage.EXPLAIN, lambda: missed.lag_s(self._now()))
         self._queue(Queue.EXPLAIN, lambda: missed.fill)
         self._queue(Queue.EVENTS, monitors.fill)

@@ -244,8 +244,8 @@ class Trial:
         lines = [line.strip("│ ") for line in said.splitlines() if any(map(str.isalnum, line))]
         if not lines:
             return f"it ended with {self._process.returncode}"
-        places = [line for line in lines if line.startswith('File "')]
-        return f"{lines[-1]} ({places[-1]})" if places else lines[-1]
+        frames = [line for line in lines if line.startswith('File "')]
+        return f"{lines[-1]} ({frames[-1]})" if frames else lines[-1]
 
 
 def start_again() -> NoReturn:

@@ -17,7 +17,7 @@ class Stage(StrEnum):
     FORWARD = "forward"
     FOLD = "fold"
     EXPLAIN = "explain"
-    BOOK = "book"
+    MINUTES = "book"
     PUSH = "push"
 
 
@@ -27,7 +27,7 @@ BEHIND_S: Mapping[Stage, float] = {
     Stage.FORWARD: MINUTE_S,
     Stage.FOLD: 2 * MINUTE_S,
     Stage.EXPLAIN: 2 * MINUTE_S,
-    Stage.BOOK: 10 * MINUTE_S,
+    Stage.MINUTES: 10 * MINUTE_S,
     Stage.PUSH: 2 * MINUTE_S,
 }
 

@@ -35,7 +35,7 @@ from agent.analysis.ledger import (
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.pipeline.deployment import EngineDeployment
-from agent.records.columns import VANTAGES, Array, BookedRequests, Mask
+from agent.records.columns import VANTAGES, Array, Mask, MinuteRequests
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import LONGEST_REQUEST_S, MINUTE_LENGTH_S, MinuteRow, RequestCost
@@ -53,7 +53,7 @@ class ComputedMinutes:
     """
 
     minutes: Sequence[MinuteRow]
-    requests: BookedRequests
+    requests: MinuteRequests
     usd: Array
     gpu_hours: Array
     serving: Serving
@@ -73,14 +73,14 @@ class ComputedMinutes:
         )
         return _costs(columns)
 
-    def _works(self, requests: BookedRequests) -> Iterator[Array]:
+    def _works(self, requests: MinuteRequests) -> Iterator[Array]:
         active = request_activities(requests, self.cached_share)
         for work_of in (prefill_work, decode_work):
             work = work_of(active, self.serving)
             for values in (work.flops, work.kv_bytes):
                 found = np.full(requests.rows.size, np.nan)
                 if self.serving.model is not None:
-                    found[requests.places_of(active.rows)] = values
+                    found[requests.indices_of(active.rows)] = values
                 yield found
 
 
@@ -132,7 +132,7 @@ class MinuteCalculator:
         self,
         bounds: Sequence[MinuteBounds],
         before: Mapping[int, MinuteRow],
-        in_time: Callable[[BookedRequests], Mask],
+        in_time: Callable[[MinuteRequests], Mask],
     ) -> ComputedMinutes:
         """Compute consecutive minutes.
 
@@ -164,8 +164,8 @@ class MinuteCalculator:
         )
 
     def _requests(
-        self, time: TimeRange, in_time: Callable[[BookedRequests], Mask]
-    ) -> BookedRequests:
+        self, time: TimeRange, in_time: Callable[[MinuteRequests], Mask]
+    ) -> MinuteRequests:
         # The last sample may show requests that began while it was read.
         until = time.until + LONGEST_READ_S
         stored = self._store.requests(self._deployment.engine, time.from_at, until)
@@ -180,17 +180,17 @@ class _ComputedMinute(NamedTuple):
     gpu_hours: MinuteCost | None
 
 
-def _sums(requests: BookedRequests, costs: Iterable[MinuteCost | None]) -> Array:
+def _sums(requests: MinuteRequests, costs: Iterable[MinuteCost | None]) -> Array:
     """What each request cost in all minutes with a known cost; NaN if none has a part of it."""
     sums = np.full(requests.rows.size, np.nan)
     for cost in costs:
         if cost is not None:
-            indexes = requests.places_of(cost.rows)
+            indexes = requests.indices_of(cost.rows)
             sums[indexes] = np.nan_to_num(sums[indexes]) + cost.parts
     return sums
 
 
-def _good_tokens(ended: BookedRequests) -> dict[str, float]:
+def _good_tokens(ended: MinuteRequests) -> dict[str, float]:
     """The output tokens of the requests that met each objective."""
     tokens: defaultdict[str, float] = defaultdict(float)
     for index, objectives in enumerate(ended.met_objectives):
@@ -219,7 +219,7 @@ def _ratios(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str, Any]
     return {**engine, "hardware_mfu": mfu, "hardware_mbu": mbu}
 
 
-def _overlapping(requests: BookedRequests, bounds: MinuteBounds) -> Mask:
+def _overlapping(requests: MinuteRequests, bounds: MinuteBounds) -> Mask:
     began = requests.from_at <= bounds.until + LONGEST_READ_S
     return began & (bounds.from_at <= requests.ended_at)
 
@@ -244,7 +244,7 @@ class _Minute:
     def compute(
         self,
         observed: EngineObservation,
-        requests: BookedRequests,
+        requests: MinuteRequests,
         gpu_samples: Sequence[GpuSample],
         before: MinuteRow | None,
     ) -> _ComputedMinute:
@@ -476,7 +476,7 @@ class _OpenFor(NamedTuple):
         """
         return TimeRanges(requests.from_at - LONGEST_READ_S, requests.until)
 
-    def has(self, requests: BookedRequests) -> Mask:
+    def has(self, requests: MinuteRequests) -> Mask:
         """Which requests have a share of their minutes: they had one before, or come in time."""
         return requests.priced | self.takes(TimeRanges(requests.from_at, requests.ended_at))
 

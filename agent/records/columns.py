@@ -10,7 +10,7 @@ from agent.records.minute import LONGEST_REQUEST_S
 from agent.records.request import Status, Vantage
 
 Array = NDArray[np.float64]
-Places = NDArray[np.signedinteger[Any]]
+Integers = NDArray[np.signedinteger[Any]]
 Mask = NDArray[np.bool_]
 
 
@@ -24,18 +24,19 @@ STATUSES, VANTAGES = tuple(Status), tuple(Vantage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BookedRequests:
-    """Counted requests; each column has a value for each. Unknown numbers are NaN.
+class MinuteRequests:
+    """The requests of a minute; each column has a value for each. Unknown numbers are NaN.
 
     - `rows` are the ids of their rows, in order.
-    - `statuses` and `vantages` are places in STATUSES and VANTAGES, `verdicts` in `met_objectives`:
-      the names of the objectives that a request met. `met` are those that met all of theirs.
+    - `statuses` and `vantages` are indices into STATUSES and VANTAGES, `verdicts` into
+      `met_objectives`: the names of the objectives that a request met. `met` are the requests that
+      met all of theirs.
     - `one_prompt`: the route takes a single prompt. `priced`: stored minutes charged it before.
     """
 
-    rows: Places
-    vantages: Places
-    statuses: Places
+    rows: Integers
+    vantages: Integers
+    statuses: Integers
     started_at: Array
     ended_at: Array
     ttft_s: Array
@@ -50,29 +51,29 @@ class BookedRequests:
     one_prompt: Mask
     priced: Mask
     met: Mask
-    verdicts: Places
+    verdicts: Integers
     met_objectives: tuple[tuple[str, ...], ...]
 
     @property
     def from_at(self) -> Array:
-        """Where the part of each that minutes count begins, in Unix seconds."""
+        """From when on minutes count each request, in Unix seconds."""
         found: Array = np.maximum(self.started_at, self.ended_at - LONGEST_REQUEST_S)
         return found
 
     @property
     def succeeded(self) -> Mask:
-        """Those that ended well."""
+        """Whether each request ended well."""
         return self.have(Status.OK) & ~self.aborted
 
     def have(self, *statuses: Status) -> Mask:
-        """Those with one of these statuses."""
+        """Whether each request has one of these statuses."""
         return np.isin(self.statuses, [STATUSES.index(status) for status in statuses])
 
-    def places_of(self, rows: Places) -> Places:
-        """Where the requests of these rows are among them."""
+    def indices_of(self, rows: Integers) -> Integers:
+        """The indices of the requests with these row ids."""
         return np.searchsorted(self.rows, rows)
 
-    def chosen(self, which: Mask | Places) -> "BookedRequests":
-        """Some of them."""
+    def chosen(self, which: Mask | Integers) -> "MinuteRequests":
+        """A part of the requests."""
         columns = [each.name for each in fields(self) if each.name != "met_objectives"]
         return replace(self, **{name: getattr(self, name)[which] for name in columns})

@@ -132,7 +132,7 @@ class EngineWork(Addable):
     running_request_s: float | None = None
     """Seconds that requests ran, of all of them together, while the most that may run was known."""
     place_s: float | None = None
-    """Seconds of the places for them: that most, times the same time."""
+    """Seconds of the slots for them: that most, times the same time."""
     limited_step_tokens: float | None = None
     """Tokens computed in steps of which the most tokens was known, by the engine's count."""
     step_room_tokens: float | None = None

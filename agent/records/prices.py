@@ -12,7 +12,7 @@ from agent.catalog.hardware import find_gpu
 class Price:
     """The price of a GPU hour, for one engine or one kind of GPU, never both.
 
-    It applies from `from_at` until before `until`, in Unix seconds. `setting` is its place in the
+    It applies from `from_at` until before `until`, in Unix seconds. `setting` is its path in the
     settings.
     """
 

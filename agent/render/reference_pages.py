@@ -201,21 +201,21 @@ class Setting(NamedTuple):
     meaning: str
 
 
-class _Place(NamedTuple):
+class _SettingPath(NamedTuple):
     """The key of a section, in the file and in a variable."""
 
     path: str = ""
     variable: str = PREFIX
 
-    def of(self, key: str) -> "_Place":
+    def of(self, key: str) -> "_SettingPath":
         """A key inside."""
         before = f"{self.variable}__" if self.path else self.variable
         path = f"{self.path}.{key}" if self.path else key
-        return _Place(path, f"{before}{key.upper()}")
+        return _SettingPath(path, f"{before}{key.upper()}")
 
-    def item(self) -> "_Place":
+    def item(self) -> "_SettingPath":
         """The first item of a list."""
-        return _Place(f"{self.path}[0]", f"{self.variable}__0")
+        return _SettingPath(f"{self.path}[0]", f"{self.variable}__0")
 
 
 def settings_page() -> str:
@@ -231,12 +231,12 @@ def settings_page() -> str:
 
 def all_settings() -> Iterator[Setting]:
     """Every setting, in the order of the declarations."""
-    for _, settings in _sections(Settings, _Place()):
+    for _, settings in _sections(Settings, _SettingPath()):
         yield from settings
 
 
 def _setting_parts() -> Iterator[str]:
-    for title, settings in _sections(Settings, _Place()):
+    for title, settings in _sections(Settings, _SettingPath()):
         # A section may hold only others.
         if settings:
             yield f"## {title}"
@@ -250,18 +250,18 @@ def _setting_row(setting: Setting) -> tuple[str, ...]:
     return code(setting.path), default, code(setting.variable), setting.meaning
 
 
-def _sections(section: type[BaseModel], place: _Place) -> Iterator[tuple[str, list[Setting]]]:
+def _sections(section: type[BaseModel], at: _SettingPath) -> Iterator[tuple[str, list[Setting]]]:
     """The titles and settings of a section, and then of the sections inside it."""
     meanings = field_meanings(section)
     own, inner = [], []
     for name, field in section.model_fields.items():
-        here = place.of(field.alias or name)
+        here = at.of(field.alias or name)
         found, is_list = _inner(field.annotation)
         if found is None or name in meanings:
             own.append(_setting(here, field, meanings[name]))
         if found is not None:
             inner.append((found, here.item() if is_list else here))
-    title = code(place.path) if place.path else "The agent"
+    title = code(at.path) if at.path else "The agent"
     yield f"{title}: {_lower(summary_of(section))}", own
     for found, where in inner:
         yield from _sections(found, where)
@@ -287,13 +287,13 @@ def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, UnionType)
 
 
-def _setting(place: _Place, field: FieldInfo, meaning: str) -> Setting:
+def _setting(at: _SettingPath, field: FieldInfo, meaning: str) -> Setting:
     default = None
     if not field.is_required() and field.default_factory is None:
         default = _yaml(field.default)
     words = _words(field.annotation)
     allowed = f" One of {', '.join(map(code, words))}." if words else ""
-    return Setting(place.path, place.variable, default, field.is_required(), meaning + allowed)
+    return Setting(at.path, at.variable, default, field.is_required(), meaning + allowed)
 
 
 def _words(annotation: Any) -> tuple[str, ...]:

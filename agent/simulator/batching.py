@@ -104,7 +104,7 @@ class Finished:
 
     @property
     def queue_s(self) -> float:
-        """From its place in the queue to the step that first took the request up."""
+        """From its arrival in the queue to the step that first took the request up."""
         return self.scheduled_s - self.request.queued_s
 
     @property
@@ -344,10 +344,10 @@ class Batch:
 
     def abort(self, request: EngineRequest) -> bool:
         """Remove a request whose client left; False if the engine does not have it."""
-        for place in (self._running, self._waiting):
-            for sequence in place:
+        for queue in (self._running, self._waiting):
+            for sequence in queue:
                 if sequence.request is request:
-                    place.remove(sequence)
+                    queue.remove(sequence)
                     self._kv.release(sequence)
                     return True
         return False
@@ -367,8 +367,8 @@ class Batch:
         self._kv.take(fault.kv_taken)
         lost = self._take_planned(at_s)
         preemptions = self._make_room()
-        places = min(self._scenario.max_num_seqs, fault.max_num_seqs or math.inf)
-        admitted = tuple(self._admit(at_s, places))
+        slots = min(self._scenario.max_num_seqs, fault.max_num_seqs or math.inf)
+        admitted = tuple(self._admit(at_s, slots))
         pieces = tuple(self._pieces())
         return StepWork(
             begins_s=at_s,
@@ -455,7 +455,7 @@ class Batch:
 
     def drop_all(self) -> tuple[EngineRequest, ...]:
         """Lose every request, as an engine that dies."""
-        lost = [each.request for place in (self._running, self._waiting) for each in place]
+        lost = [each.request for queue in (self._running, self._waiting) for each in queue]
         for sequence in (*self._running, *self._waiting):
             self._kv.release(sequence)
         self._running, self._waiting = [], []
@@ -506,9 +506,9 @@ class Batch:
         sequence.preemptions += 1
         self._queue(sequence)
 
-    def _admit(self, at_s: float, places: float) -> Iterator[EngineRequest]:
+    def _admit(self, at_s: float, slots: float) -> Iterator[EngineRequest]:
         """Fill the batch from the queue; yields requests that are scheduled for the first time."""
-        while self._waiting and len(self._running) < places:
+        while self._waiting and len(self._running) < slots:
             sequence = self._waiting[0]
             if sequence.request.ready_s > at_s or not self._kv.hold(sequence):
                 return

@@ -93,7 +93,7 @@ class Fault(_Part):
     planned requests is not scheduled before `defer_s`, like a request that waits for its grammar or
     its LoRA. The front takes `front_s` more before the queue. An `error_ratio` of all requests gets
     a 500. `kv_taken` is a share of the KV cache that no request can use, and `max_num_seqs` fewer
-    places than the scenario's. A `long_ratio` of the planned requests has prompts of `long_tokens`.
+    slots than the scenario's. A `long_ratio` of the planned requests has prompts of `long_tokens`.
     With `cache_lost` the prefix cache has nothing. With `hang` the engine stops its steps, and its
     exposition stays as it is. An engine that is `dead` loses its requests and starts anew; only a
     history has such times.

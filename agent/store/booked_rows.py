@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sqlalchemy import func, or_
 
 from agent.catalog.definitions import Verdict
-from agent.records.columns import STATUSES, VANTAGES, BookedRequests
+from agent.records.columns import STATUSES, VANTAGES, MinuteRequests
 from agent.store.tables import requests
 from agent.store.unreadable import DAMAGED, UNREADABLE
 
@@ -35,7 +35,7 @@ _MASKS = {
 }
 _NAMES = ("rows", "vantages", "statuses", "verdicts", *_NUMBERS, *_MASKS)
 
-# What a query for requests selects, in the order of a row of `booked_from`.
+# What a query for requests selects, in the order of a row of `minute_requests_from`.
 BOOKED_COLUMNS = (
     *(requests.c.id, requests.c.vantage, requests.c.status, requests.c.verdicts),
     *(requests.c[name] for name in _NUMBERS),
@@ -44,14 +44,14 @@ BOOKED_COLUMNS = (
 _WIDTH = len(BOOKED_COLUMNS)
 
 
-def booked_from(batches: Iterable[Sequence[Sequence[Any]]]) -> BookedRequests:
+def minute_requests_from(batches: Iterable[Sequence[Sequence[Any]]]) -> MinuteRequests:
     """Requests from batches of rows of BOOKED_COLUMNS, in the order of their ids."""
     verdicts = _Verdicts()
     parts = [_readable_columns(batch, verdicts) for batch in chain(batches, [[]])]
     order = np.argsort(np.concatenate([part["rows"] for part in parts]))
     # The parts of a column are dropped as soon as it is whole: all of them take much memory.
     columns = {name: np.concatenate([part.pop(name) for part in parts])[order] for name in _NAMES}
-    return BookedRequests(**columns, met_objectives=tuple(verdicts.met))
+    return MinuteRequests(**columns, met_objectives=tuple(verdicts.met))
 
 
 class _Verdicts:

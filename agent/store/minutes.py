@@ -22,11 +22,11 @@ from sqlalchemy import update as updating
 from agent.analysis.efficiency.request_activity import TimeRanges
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
-from agent.records.columns import BookedRequests
+from agent.records.columns import MinuteRequests
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost
-from agent.store.booked_rows import BOOKED_COLUMNS, booked_from
+from agent.store.booked_rows import BOOKED_COLUMNS, minute_requests_from
 from agent.store.connection import ROWS_PER_READ, for_writing, in_transaction, read_all, reading
 from agent.store.facts import facts_from
 from agent.store.minute_columns import minute_values
@@ -120,15 +120,15 @@ class MinuteStore:
         rows = (row for query in queries for row in self._all(query))
         return readable(gpu_samples, rows, _gpu_sample)
 
-    def requests(self, engine: str, from_at: float, until: float) -> BookedRequests:
+    def requests(self, engine: str, from_at: float, until: float) -> MinuteRequests:
         """The counted requests that overlap a time."""
-        return booked_from(self._batches(self._overlapping(engine, from_at, until)))
+        return minute_requests_from(self._batches(self._overlapping(engine, from_at, until)))
 
-    def requests_across(self, engine: str, from_at: float, until: float) -> BookedRequests:
+    def requests_across(self, engine: str, from_at: float, until: float) -> MinuteRequests:
         """Those that also began before the time or ended after it."""
         beyond = or_(requests.c.started_at < from_at, requests.c.ended_at > until)
         query = self._overlapping(engine, from_at, until).where(beyond)
-        return booked_from(self._batches(query))
+        return minute_requests_from(self._batches(query))
 
     def _overlapping(self, engine: str, from_at: float, until: float) -> Select[Any]:
         return self._requests(engine, *BOOKED_COLUMNS).where(

@@ -21,7 +21,7 @@ from agent.records.minute import Ledger, MinuteRow
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from tests.analysis.cost.engine_days import engine_sample, observation, request
 from tests.analysis.cost.stepped_engine import Job, Machine, SteppedEngine
-from tests.records.booking import booked as booked_from
+from tests.records.columns import minute_requests
 from tests.records.minutes import minute
 
 MINUTES = 6
@@ -51,7 +51,7 @@ def load(seed: int) -> SteppedEngine:
     return SteppedEngine(SLOW, jobs, every_s=5.0, late_s=0.02, seed=seed).run(60.0 * MINUTES + 40)
 
 
-def booked(engine: SteppedEngine, at: float) -> list[MinuteRow]:
+def computed(engine: SteppedEngine, at: float) -> list[MinuteRow]:
     """The minutes that are over at this second, by the rows of the requests that ended by then."""
     rows = [job.row() for job in engine.ended if job.has_row and job.ended_at <= at]
     samples = [sample for sample in engine.samples if sample.at <= at]
@@ -71,8 +71,8 @@ def ledger_minute(
         minute(number),
         from_at=60.0 * number,
         until=60.0 * (number + 1),
-        ledger=minute_ledger(observed, booked_from(rows)),
-        unmatched=unmatched_requests(observed, samples, booked_from(rows)),
+        ledger=minute_ledger(observed, minute_requests(rows)),
+        unmatched=unmatched_requests(observed, samples, minute_requests(rows)),
     )
 
 
@@ -99,7 +99,7 @@ def vanished(engine: SteppedEngine) -> list[Job]:
 def test_what_has_vanished_in_the_end_is_all_that_has_no_row(seed: int) -> None:
     engine = load(seed)
     assert not engine.running
-    minutes = booked(engine, 60.0 * MINUTES + 30)
+    minutes = computed(engine, 60.0 * MINUTES + 30)
     gone = vanished(engine)
     assert len(gone) > 5
     true = (sum(job.prompt for job in gone), sum(job.generated for job in gone), len(gone))
@@ -128,12 +128,12 @@ def test_work_of_open_requests_has_not_vanished(seed: int) -> None:
     """At every minute, closed minutes hold at most what has vanished by then, and miss little."""
     engine = load(seed)
     for at in range(75, 60 * MINUTES + 30, 60):
-        minutes = booked(engine, at)
+        minutes = computed(engine, at)
         closed = ledgers_to_close(minutes, at)
         if not closed:
             continue
-        # Booked once more, with the rows that came since.
-        now = {each.starts_at: each for each in booked(engine, 60.0 * MINUTES + 30)}
+        # Computed once more, with the rows that came since.
+        now = {each.starts_at: each for each in computed(engine, 60.0 * MINUTES + 30)}
         settled = unaccounted([now[each.starts_at] for each in closed])
         found = unaccounted(closed)
         counted = fsum(known(each).output_tokens or 0.0 for each in closed)
@@ -151,9 +151,9 @@ def test_a_long_stream_is_open_until_its_row_is_there() -> None:
     stream = next(job for job in engine.ended if job.number == 1)
     assert 200 < stream.ended_at < 280
     for at in range(75, int(stream.ended_at), 60):
-        assert ledgers_to_close(booked(engine, at), at) == []
+        assert ledgers_to_close(computed(engine, at), at) == []
     end = 60.0 * MINUTES + 30
-    closed = ledgers_to_close(booked(engine, end), end)
+    closed = ledgers_to_close(computed(engine, end), end)
     assert len(closed) == MINUTES - 1
     inputs, outputs, requests = zip(*(unaccounted([each]) for each in closed), strict=True)
     assert inputs == (3010, 0, 0, 0, 0)
@@ -181,8 +181,8 @@ def test_a_long_stream_between_many_short_requests_is_open(per_s: int) -> None:
     stream = next(job for job in engine.ended if job.number == 1)
     assert stream.ended_at > 150
     for at in (75, 135):
-        assert ledgers_to_close(booked(engine, at), at) == []
-    assert len(ledgers_to_close(booked(engine, 255.0), 255.0)) == 3
+        assert ledgers_to_close(computed(engine, at), at) == []
+    assert len(ledgers_to_close(computed(engine, 255.0), 255.0)) == 3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -206,7 +206,7 @@ def test_where_a_fifth_is_always_aborted_minutes_are_closed_soon(seed: int) -> N
     engine = SteppedEngine(SLOW, jobs, every_s=1.0, late_s=0.02, seed=seed).run(60.0 * MINUTES + 40)
     held = [sample.fact(REQUESTS_RUNNING.name) or 0 for sample in engine.samples]
     assert min(held[20 : 60 * MINUTES]) > 0
-    closed = ledgers_to_close(booked(engine, 60.0 * MINUTES + 20), 60.0 * MINUTES + 20)
+    closed = ledgers_to_close(computed(engine, 60.0 * MINUTES + 20), 60.0 * MINUTES + 20)
     assert len(closed) == MINUTES - 1
     over = [job for job in vanished(engine) if job.ended_at < closed[-1].until]
     true = (sum(job.prompt for job in over), sum(job.generated for job in over), len(over))

@@ -60,7 +60,7 @@ def exposition_shares(minutes: Minutes) -> dict[str, float]:
 
 
 def test_requests_and_idle_and_wasted_add_up_to_the_bill_in_both(minutes: Minutes) -> None:
-    rows = minutes.booked(211.0)
+    rows = minutes.computed(211.0)
     cost, shares = response_cost(rows), exposition_shares(minutes)
     of_requests = sum(usd or 0.0 for usd in minutes.costs())
     not_of_requests = ("unseen_usd", "idle_usd", "unknown_usd")
@@ -80,9 +80,9 @@ def test_requests_and_idle_and_wasted_add_up_to_the_bill_in_both(minutes: Minute
 
 def test_a_late_row_moves_cost_to_its_request_and_keeps_the_bill(minutes: Minutes) -> None:
     """Unseen cost that was published too high is subtracted from later minutes."""
-    (before,) = minutes.booked(91.0)
+    (before,) = minutes.computed(91.0)
     minutes.take(timed_request(3, 5.0, 50.0, output_tokens=200))
-    after, *later = minutes.booked(211.0)
+    after, *later = minutes.computed(211.0)
     moved = cost_of(before).unseen - cost_of(after).unseen
     assert moved > 0
     cost, shares = response_cost([after, *later]), exposition_shares(minutes)

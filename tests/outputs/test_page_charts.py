@@ -63,7 +63,7 @@ def charts(there: Opened, api: Api, view: str) -> list[dict[str, Any]]:
 def test_charts_are_as_wide_as_their_window(
     there: Opened, api: Api, view: str, number: int
 ) -> None:
-    """Also where minutes are booked of a small part of it."""
+    """Also where minutes are computed of a small part of it."""
     summary = api.get("/api/v1/summary?window=1h").json()
     window = [
         datetime.fromisoformat(summary[f"window_{end}"]).timestamp() for end in ("from", "until")
@@ -94,7 +94,7 @@ def test_a_line_has_a_break_where_no_step_is_known(there: Opened, api: Api) -> N
 
 
 def test_the_bill_is_drawn_at_its_rate(there: Opened, api: Api) -> None:
-    """Dollars of a minute that is booked in part would look like a lower price."""
+    """Dollars of a minute that is computed in part would look like a lower price."""
     steps = api.get("/api/v1/efficiency?window=1h&step=1m").json()["items"]
     (chart,) = charts(there, api, "cost")
     bill, idle = chart["data"][1:]

@@ -82,12 +82,12 @@ class Minutes:
         """Store requests."""
         store(self.database, judged)
 
-    def booked(self, at: float) -> list[MinuteRow]:
-        """Book at this second; returns all stored minutes."""
-        self.book(at)
+    def computed(self, at: float) -> list[MinuteRow]:
+        """Compute at this second; returns all stored minutes."""
+        self.compute(at)
         return self.store.between("chat-0", NOON - 86400, NOON + 86400)
 
-    def book(self, at: float) -> None:
+    def compute(self, at: float) -> None:
         """Book at this second."""
         self._job.compute(NOON + at)
 

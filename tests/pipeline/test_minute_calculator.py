@@ -61,7 +61,7 @@ def test_a_stream_has_not_vanished_while_it_runs_and_an_aborted_request_has_when
 ) -> None:
     minutes = Minutes(database, PRICE)
     stream_and_abort(minutes, 160.0)
-    assert closed(minutes.booked(151.0)) == [False, False]
+    assert closed(minutes.computed(151.0)) == [False, False]
     # Another process of the agent goes on.
     minutes = Minutes(database, PRICE)
     for at in range(165, int(END_S), 5):
@@ -70,7 +70,7 @@ def test_a_stream_has_not_vanished_while_it_runs_and_an_aborted_request_has_when
             input=150.0, first=2.0, finished=float(at >= STREAM_S),
         )  # fmt: skip
     minutes.take(stream())  # type: ignore[arg-type]
-    found = minutes.booked(END_S - 25)
+    found = minutes.computed(END_S - 25)
     assert closed(found) == [True, True, True, False]
     assert [output(each) for each in found[:3]] == pytest.approx([10, 0, 0], abs=1.01)
     first = ledger(found[0])
@@ -82,13 +82,13 @@ def test_a_stream_has_not_vanished_while_it_runs_and_an_aborted_request_has_when
 def test_a_late_row_changes_a_closed_ledger(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     stream_and_abort(minutes, END_S)
-    ((first, *_),) = [minutes.booked(END_S)]
+    ((first, *_),) = [minutes.computed(END_S)]
     assert first.ledger_closed
     assert output(first) == pytest.approx(70)
     minutes.take(stream())  # type: ignore[arg-type]
     for at in range(305, 400, 5):
         minutes.read_one(float(at), running=0.0, output=180.0, input=150.0, first=2.0, finished=1.0)
-    first, *_ = minutes.booked(END_S + 60)
+    first, *_ = minutes.computed(END_S + 60)
     assert first.ledger_closed
     assert output(first) == pytest.approx(10, abs=1.01)
 
@@ -99,8 +99,8 @@ def test_a_request_that_stays_without_a_row_is_open_for_a_quarter_of_an_hour(
     minutes = Minutes(database, PRICE)
     for at in range(0, int(LONGEST_OPEN_S) + 200, 5):
         minutes.read_one(float(at), running=1.0, output=float(at), input=100.0, first=1.0)
-    assert not any(closed(minutes.booked(LONGEST_OPEN_S + 60)))
-    first, second, *_ = minutes.booked(LONGEST_OPEN_S + 121)
+    assert not any(closed(minutes.computed(LONGEST_OPEN_S + 60)))
+    first, second, *_ = minutes.computed(LONGEST_OPEN_S + 121)
     assert (first.ledger_closed, second.ledger_closed) == (True, True)
     assert output(first) == pytest.approx(60)
 
@@ -109,7 +109,7 @@ def test_minutes_without_samples_have_no_ledger(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     minutes.read_one(0.0, running=0.0, output=0.0, input=0.0)
     minutes.read_one(5.0, running=0.0, output=0.0, input=0.0)
-    found = minutes.booked(300.0)
+    found = minutes.computed(300.0)
     assert found[0].ledger is not None
     assert [each.ledger for each in found[1:]] == [None] * len(found[1:])
 
@@ -125,7 +125,7 @@ def test_a_rank_that_comes_or_leaves_with_its_counts_leaves_no_work_behind(
             at, running=0.0, ranks=float(ranks), output=1e6 * ranks, input=4e6 * ranks,
             first=1e4 * ranks, finished=1e4 * ranks,
         )  # fmt: skip
-    (found,) = minutes.booked(91.0)
+    (found,) = minutes.computed(91.0)
     assert (ledger(found).output_tokens, ledger(found).input_tokens) == (0, 0)
     assert ledger(found).requests == 0
     assert found.work.counted_output_tokens == 0
@@ -153,7 +153,7 @@ def test_gpu_hours_are_split_like_the_bill_and_need_no_price(
 ) -> None:
     minutes = Minutes(database, *prices)
     busy_minute(minutes)
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     rows = minutes.rows()
     hours = [row["gpu_hours"] for row in rows]
     assert sum(hours) == pytest.approx(window.work.busy_s / 3600) == 45 / 3600
@@ -165,7 +165,7 @@ def test_gpu_hours_are_split_like_the_bill_and_need_no_price(
 def test_tokens_are_counted_by_each_objective_that_was_met(database: Engine) -> None:
     minutes = Minutes(database)
     busy_minute(minutes)
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     assert window.good_tokens == 26
     assert window.good_tokens_by_objective == {"chat": 26, "long": 52}
 
@@ -183,7 +183,7 @@ def test_kv_bytes_use_the_width_that_the_engine_reports(
         sample = engine_sample(NOON + 57.0, running=0.0, input=200.0, output=52.0)
         facts = {**sample.facts, (fact.KV_VALUE_BYTES.name, ()): reported}
         ObservationStore(database, "agent-0").write_engine_sample(replace(sample, facts=facts))
-    minutes.book(91.0)
+    minutes.compute(91.0)
     row = minutes.rows()[0]
     # Written for each token of the prompt, and read once in a prefill of one chunk.
     tokens = 100 + 100
@@ -201,7 +201,7 @@ SHORT = ((8.5, 13.5, 271), (68.5, 13.5, 271), (128.5, 13.5, 271))
 at_end = pytest.mark.parametrize("dialect", ["sglang", "tgi", "trtllm"])
 
 
-def booked(
+def computed(
     database: Engine, dialect: str, streams: Sequence[Stream], without_row: Sequence[Stream] = ()
 ) -> list[MinuteRow]:
     """Three minutes of an engine with these requests."""
@@ -224,7 +224,7 @@ def booked(
             for number, (begin, length_s, tokens) in enumerate(streams, 1)
         ]
     )  # fmt: skip
-    found = minutes.booked(211.0)
+    found = minutes.computed(211.0)
     assert len(found) == 3
     return found
 
@@ -234,7 +234,7 @@ def booked(
 def test_a_request_with_a_row_is_counted_once_and_leaves_nothing_unseen(
     database: Engine, dialect: str, streams: Sequence[Stream]
 ) -> None:
-    found = booked(database, dialect, streams)
+    found = computed(database, dialect, streams)
     assert [cost_of(minute).unseen for minute in found] == pytest.approx([0, 0, 0], abs=1e-9)
     busy_s = fsum(length_s for _, length_s, _ in streams)
     assert fsum(minute.work.busy_s for minute in found) == pytest.approx(busy_s)
@@ -248,6 +248,6 @@ def test_a_request_with_a_row_is_counted_once_and_leaves_nothing_unseen(
 
 @at_end
 def test_a_request_without_a_row_is_unseen(database: Engine, dialect: str) -> None:
-    found = booked(database, dialect, SHORT[:1], SHORT[1:2])
+    found = computed(database, dialect, SHORT[:1], SHORT[1:2])
     assert [cost_of(minute).unseen > 0 for minute in found] == [False, True, False]
     assert fsum(minute.work.counted_output_tokens for minute in found) == pytest.approx(2 * 271)

@@ -1,4 +1,4 @@
-"""Booking minutes: from stored rows to stored minutes and the cost of requests."""
+"""Computing minutes: from stored rows to stored minutes and the cost of requests."""
 
 from dataclasses import replace
 from math import fsum
@@ -12,7 +12,7 @@ from agent.analysis.efficiency.work import Role
 from agent.catalog import gpu_facts
 from agent.catalog.definitions import Verdict
 from agent.pipeline import minute_jobs
-from agent.records.columns import BookedRequests
+from agent.records.columns import MinuteRequests
 from agent.records.gpu import GpuSample
 from agent.records.prices import Electricity, Price
 from agent.records.request import Status
@@ -44,7 +44,7 @@ def test_a_minute_is_split_as_computed_by_hand(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
     minutes.take(timed_request(1, 20.0, 10.0))
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     assert (window.from_at, window.until) == (NOON, NOON + 60)
     assert window.work.busy_s == pytest.approx(10.0)
     assert window.work.idle_s == pytest.approx(50.0)
@@ -55,21 +55,21 @@ def test_a_minute_is_split_as_computed_by_hand(database: Engine) -> None:
     assert (window.requests, window.good_tokens, window.method) == (1, 26, "tokens")
 
 
-def test_a_minute_is_booked_after_the_wait_for_its_rows(database: Engine) -> None:
+def test_a_minute_is_computed_after_the_wait_for_its_rows(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
-    assert minutes.booked(89.0) == []
-    assert len(minutes.booked(91.0)) == 1
+    assert minutes.computed(89.0) == []
+    assert len(minutes.computed(91.0)) == 1
 
 
 def test_work_without_a_row_is_unseen_until_the_row_arrives(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
-    (before,) = minutes.booked(91.0)
+    (before,) = minutes.computed(91.0)
     assert cost_of(before).unseen == pytest.approx(10 * A_SECOND_USD)
     minutes.take(timed_request(1, 20.0, 10.0))
     minutes.read(every_5_s(150, after=95.0), steps=0.0)
-    after, _ = minutes.booked(151.0)
+    after, _ = minutes.computed(151.0)
     assert cost_of(after).unseen == pytest.approx(0.0, abs=1e-12)
     assert minutes.costs() == [pytest.approx(10 * A_SECOND_USD)]
     assert (replace(after, ledger_closed=False), before) in minutes.published
@@ -81,9 +81,9 @@ def test_a_request_over_several_minutes_has_the_sum_of_its_shares(database: Engi
     for at in every_5_s(210):
         minutes.read_one(at, running=1.0, steps=at, output=at, input=0.0)
     minutes.take(timed_request(1, 0.0, 170.0, output_tokens=171, prefill_s=0.0, decode_s=170.0))
-    assert adds_up(minutes, minutes.booked(91.0))
+    assert adds_up(minutes, minutes.computed(91.0))
     assert minutes.rows()[0]["priced_at"] is None, "its last minute is not counted"
-    windows = minutes.booked(211.0)
+    windows = minutes.computed(211.0)
     assert len(windows) == 3
     assert adds_up(minutes, windows)
     (row,) = minutes.rows()
@@ -94,10 +94,10 @@ def test_a_shared_minute_lowers_the_stored_cost_of_an_earlier_request(database: 
     minutes = Minutes(database, PRICE)
     one_request(minutes)
     minutes.take(timed_request(1, 20.0, 10.0))
-    minutes.booked(91.0)
+    minutes.computed(91.0)
     minutes.take(timed_request(2, 20.0, 10.0))
     minutes.read(every_5_s(150, after=95.0), steps=0.0)
-    windows = minutes.booked(151.0)
+    windows = minutes.computed(151.0)
     assert minutes.costs() == [pytest.approx(5 * A_SECOND_USD)] * 2
     assert adds_up(minutes, windows)
 
@@ -107,7 +107,7 @@ def test_an_aborted_request_is_wasted_and_part_of_the_sum(database: Engine) -> N
     one_request(minutes)
     missed = judged_as(Verdict.MISSED)
     minutes.take(timed_request(1, 20.0, 10.0, status=Status.CANCELLED, judged=missed))
-    windows = minutes.booked(91.0)
+    windows = minutes.computed(91.0)
     assert cost_of(windows[0]).aborted == pytest.approx(10 * A_SECOND_USD)
     assert cost_of(windows[0]).aborted_prefill == pytest.approx(2 * A_SECOND_USD)
     assert windows[0].good_tokens == 0
@@ -118,7 +118,7 @@ def test_without_a_price_there_is_time_and_no_cost(database: Engine) -> None:
     minutes = Minutes(database)
     one_request(minutes)
     minutes.take(timed_request(1, 20.0, 10.0))
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     assert window.work.busy_s == pytest.approx(10.0)
     assert (window.bill_usd, window.cost) == (None, None)
     assert minutes.costs() == [None]
@@ -127,7 +127,7 @@ def test_without_a_price_there_is_time_and_no_cost(database: Engine) -> None:
 def test_without_a_number_of_gpus_there_is_no_cost(database: Engine) -> None:
     minutes = Minutes(database, PRICE, parallelism=None)
     one_request(minutes)
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     assert (window.gpus, window.bill_usd) == (None, None)
 
 
@@ -136,36 +136,36 @@ def test_a_price_applies_from_its_date(database: Engine) -> None:
     dear = Price(setting="b", engine="chat-0", gpu_hour_usd=7.2, from_at=NOON + 90.0)
     minutes = Minutes(database, cheap, dear)
     minutes.read(every_5_s(210), steps=0.0)
-    bills_usd = [window.bill_usd for window in minutes.booked(211.0)]
+    bills_usd = [window.bill_usd for window in minutes.computed(211.0)]
     assert bills_usd == pytest.approx([0.06, 0.03 + 0.06, 0.12])
 
 
-def test_booked_minutes_keep_their_price(database: Engine) -> None:
+def test_computed_minutes_keep_their_price(database: Engine) -> None:
     first = Minutes(database, PRICE)
     one_request(first)
-    first.booked(91.0)
+    first.computed(91.0)
     second = Minutes(database, Price(setting="b", engine="chat-0", gpu_hour_usd=36.0))
     second.take(timed_request(1, 20.0, 10.0))
     second.read(every_5_s(150, after=95.0), steps=0.0)
-    windows = second.booked(151.0)
+    windows = second.computed(151.0)
     assert [window.bill_usd for window in windows] == pytest.approx([0.06, 0.6])
     assert second.costs() == [pytest.approx(10 * A_SECOND_USD)]
 
 
-def test_after_a_stop_every_missed_minute_is_booked_once(database: Engine) -> None:
+def test_after_a_stop_every_missed_minute_is_computed_once(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     minutes.read(every_5_s(65), steps=0.0)
-    assert len(minutes.booked(91.0)) == 1
+    assert len(minutes.computed(91.0)) == 1
     restarted = Minutes(database, PRICE)
     restarted.read(every_5_s(1300, after=1200.0), steps=0.0)
-    windows = restarted.booked(1291.0)
+    windows = restarted.computed(1291.0)
     assert [window.starts_at - NOON for window in windows] == [60 * n for n in range(21)]
     assert billed_usd(windows) == pytest.approx((windows[-1].until - NOON) * A_SECOND_USD)
     unread = fsum(window.work.unknown_s for window in windows)
     assert unread == pytest.approx(1200.0 - 65.0)
     assert fsum(window.work.idle_s for window in windows) == pytest.approx(60.0 + 5.0 + 60.0)
     assert len(restarted.published) == 20
-    restarted.booked(1291.0)
+    restarted.computed(1291.0)
     assert len(restarted.published) == 20
 
 
@@ -185,7 +185,7 @@ def test_energy_is_read_from_the_counters_and_its_price_is_in_the_bill(database:
     minutes = Minutes(database, PRICE, electricity=electricity)
     minutes.gpu_samples = [gpu(-1.0, 1000.0), gpu(0.0, 1000.0), gpu(60.0, 37000.0), gpu(61.0, 9e9)]
     one_request(minutes)
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     assert window.joules == pytest.approx(36000.0)
     assert window.electricity_usd == pytest.approx(0.01 * 0.5 * 1.2)
     assert window.bill_usd == pytest.approx(0.06 + 0.006)
@@ -195,7 +195,7 @@ def test_a_gpu_of_unknown_peak_is_reported_and_its_time_is_priced(database: Engi
     minutes = Minutes(database, PRICE)
     minutes.gpu_samples = [gpu(0.0, 0.0, name="NVIDIA Tomorrow")]
     one_request(minutes)
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     assert window.peak_flops_per_s is None
     assert window.bill_usd == pytest.approx(0.06)
     ((reason, why),) = minutes.missing
@@ -203,16 +203,16 @@ def test_a_gpu_of_unknown_peak_is_reported_and_its_time_is_priced(database: Engi
     assert "no peak of its GPU 'NVIDIA Tomorrow' is known" in why
 
 
-def test_an_unreachable_database_is_reported_and_the_minute_is_booked_later(
+def test_an_unreachable_database_is_reported_and_the_minute_is_computed_later(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
     with monkeypatch.context() as away:
         away.setattr(database.dialect, "do_execute", _refused)
-        minutes.book(91.0)
+        minutes.compute(91.0)
     assert minutes.failures == ["engine_windows"]
-    assert len(minutes.booked(91.0)) == 1
+    assert len(minutes.computed(91.0)) == 1
 
 
 def _refused(*_args: object, **_kwargs: object) -> None:
@@ -238,7 +238,7 @@ def crowd(minutes: Minutes) -> None:
     """Stores and books five requests in each of eight minutes."""
     for minute in range(8):
         minutes.take(*[timed_request(10 * minute + n, 60 * minute + 5 * n, 4.0) for n in range(5)])
-        minutes.book(60 * minute + 91.0)
+        minutes.compute(60 * minute + 91.0)
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_a_request_among_too_many_others_has_no_share_and_lowers_no_others(
     crowd(minutes)
     before = minutes.costs()
     minutes.take(timed_request(900, 30.0, 480.0, output_tokens=900))
-    windows = minutes.booked(571.0)
+    windows = minutes.computed(571.0)
     assert minutes.costs() == [*before, None]
     assert adds_up(minutes, windows)
 
@@ -257,7 +257,7 @@ def test_a_request_among_too_many_others_has_no_share_and_lowers_no_others(
 def test_a_long_request_among_few_others_has_a_share_of_all_its_minutes(minutes: Minutes) -> None:
     minutes.take(timed_request(900, 30.0, 480.0, output_tokens=900))
     for at in range(91, 600, 60):
-        minutes.book(float(at))
+        minutes.compute(float(at))
     (cost,) = minutes.costs()
     # Its cost is more than two whole minutes of the GPU.
     assert cost is not None
@@ -272,14 +272,14 @@ def test_rows_read_again_are_limited_for_a_request_of_any_length(
     read: list[int] = []
     rows_of = minutes.store.requests
 
-    def counted(engine: str, from_at: float, until: float) -> BookedRequests:
+    def counted(engine: str, from_at: float, until: float) -> MinuteRequests:
         found = rows_of(engine, from_at, until)
         read.append(found.rows.size)
         return found
 
     monkeypatch.setattr(minutes.store, "requests", counted)
     minutes.take(timed_request(900, 30.0, 480.0), timed_request(901, 400.0, 110.0))
-    minutes.book(571.0)
+    minutes.compute(571.0)
     assert 5 < max(read) <= MOST_ROWS + 2
 
 
@@ -317,7 +317,7 @@ def sampled_database(database: Engine) -> Engine:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(_REQUESTS, st.sampled_from([MOST_ROWS, minute_jobs.MAX_ROWS_AGAIN]))
-# The last but one request ends in the last booked minute, and shares an earlier minute.
+# The last but one request ends in the last computed minute, and shares an earlier minute.
 @example(_ok(*[(0.0, 1.0, 0)] * 8, (350.0, 190.0, 2), (260.0, 41.0, 0)), MOST_ROWS)
 @example(_ok(*[(0.0, 1.0, 0)] * 8, (350.0, 195.0, 2), (260.0, 41.0, 0)), MOST_ROWS)
 # A request that ends with its first minute, and a later one: as many rows as may be read again.
@@ -343,12 +343,12 @@ def test_costs_add_up_to_the_bill_in_any_order_of_rows(
                     if when == batch
                 ]
             )  # fmt: skip
-            windows = minutes.booked(until)
+            windows = minutes.computed(until)
             assert adds_up(minutes, windows)
     assert billed_usd(windows) == pytest.approx(720 * A_SECOND_USD)
 
 
-def test_a_minute_that_is_booked_again_keeps_its_gpu_figures(database: Engine) -> None:
+def test_a_minute_that_is_computed_again_keeps_its_gpu_figures(database: Engine) -> None:
     """Most GPU samples are kept only for some minutes."""
     minutes = Minutes(database, PRICE)
     sampled = gpu(30.0, 0.0)
@@ -356,23 +356,23 @@ def test_a_minute_that_is_booked_again_keeps_its_gpu_figures(database: Engine) -
         replace(sampled, facts={**sampled.facts, (gpu_facts.DRAM_ACTIVE.name, ()): 0.4})
     ]
     minutes.read(every_5_s(120), running=1.0, steps=1.0)
-    (first,) = minutes.booked(91.0)
+    (first,) = minutes.computed(91.0)
     minutes.gpu_samples = [gpu(100.0, 0.0)]
     minutes.take(timed_request(1, 10.0, 20.0))
-    again, _ = minutes.booked(151.0)
+    again, _ = minutes.computed(151.0)
     assert again.requests > first.requests
     assert (first.hardware_mbu, again.hardware_mbu) == (0.4, 0.4)
 
 
 def test_a_minute_has_the_model_that_was_served_in_it(database: Engine) -> None:
-    """Also when a long request has it booked again after a change of the model."""
+    """Also when a long request has it computed again after a change of the model."""
     minutes = Minutes(database, PRICE)
     for at in every_5_s(330):
         minutes.read_one(at, "llama" if at < 120 else "qwen", running=1.0, output=at, steps=at)
-    first = minutes.booked(151.0)
+    first = minutes.computed(151.0)
     assert [window.model for window in first] == ["llama", "llama"]
     minutes.take(timed_request(1, 10.0, 200.0, output_tokens=200))
-    windows = minutes.booked(331.0)
+    windows = minutes.computed(331.0)
     assert [window.model for window in windows] == ["llama", "llama", "qwen", "qwen", "qwen"]
     assert adds_up(minutes, windows)
 
@@ -384,7 +384,7 @@ def test_an_engine_with_few_samples_has_each_minute_once(database: Engine, every
     for at in (every_s * step for step in range(60) if step % 4 != 1):
         minutes.read_one(at, steps=at, output=at)
     minutes.take(timed_request(1, 100.0, 300.0, output_tokens=300))
-    windows = minutes.booked(3 * every_s + 1500.0)
+    windows = minutes.computed(3 * every_s + 1500.0)
     assert minutes.failures == []
     edges = [(window.from_at, window.until) for window in windows]
     assert all(from_at < until for from_at, until in edges)
@@ -404,7 +404,7 @@ def test_an_outage_during_a_minute_is_unknown_time(
         minutes.read_one(at, running=1.0, steps=at - 35, output=at - 35, input=0.0)
     minutes.take(timed_request(1, 0.0, 20.0, prefill_s=0.0, decode_s=20.0, output_tokens=21))
     minutes.take(timed_request(2, 35.0, 25.0, prefill_s=0.0, decode_s=25.0, output_tokens=26))
-    windows = minutes.booked(91.0)
+    windows = minutes.computed(91.0)
     assert windows[0].work.unknown_s == pytest.approx(15.0)
     assert fsum((windows[0].work.busy_s, windows[0].work.unknown_s)) == pytest.approx(60.0)
     assert cost_of(windows[0]).unseen == pytest.approx(0.0, abs=1e-9)
@@ -417,16 +417,16 @@ def busy(minutes: Minutes, until: float, after: float = 0.0) -> None:
 
 
 def test_a_row_that_arrives_too_late_changes_no_other_costs(database: Engine) -> None:
-    """The second row arrives hours after its start; the third is in time and booked with it."""
+    """The second row arrives hours after its start; the third is in time and computed with it."""
     minutes = Minutes(database, PRICE)
     minutes.take(timed_request(1, 1000.0, 100.0))
     minutes.read(every_5_s(8000)[::3], running=1.0, steps=1.0, output=1.0, input=1.0)
-    assert adds_up(minutes, minutes.booked(7991.0))
+    assert adds_up(minutes, minutes.computed(7991.0))
     minutes.take(
         timed_request(2, 900.0, 3500.0, output_tokens=2000), timed_request(3, 4200.0, 100.0)
     )
     minutes.read([8055.0, 8100.0], running=1.0, steps=1.0, output=1.0, input=1.0)
-    windows = minutes.booked(8151.0)
+    windows = minutes.computed(8151.0)
     costs = minutes.costs()
     assert [cost is None for cost in costs] == [False, True, False]
     assert adds_up(minutes, windows)
@@ -435,16 +435,16 @@ def test_a_row_that_arrives_too_late_changes_no_other_costs(database: Engine) ->
 def test_a_request_that_ran_when_the_agent_stopped_for_hours_has_all_its_minutes(
     database: Engine,
 ) -> None:
-    """It shares stored minutes with a booked request, whose share is lower now."""
+    """It shares stored minutes with a computed request, whose share is lower now."""
     minutes = Minutes(database, PRICE)
     busy(minutes, 620)
     minutes.take(timed_request(1, 400.0, 100.0, output_tokens=250))
-    assert adds_up(minutes, minutes.booked(631.0))
+    assert adds_up(minutes, minutes.computed(631.0))
     (before,) = minutes.costs()
     minutes.take(timed_request(2, 300.0, 315.0, output_tokens=500))
     restarted = Minutes(database, PRICE)
     busy(restarted, 12100, after=12000.0)
-    windows = restarted.booked(12091.0)
+    windows = restarted.computed(12091.0)
     assert (restarted.costs()[0] or 0.0) < (before or 0.0)
     assert adds_up(restarted, windows)
 
@@ -459,7 +459,7 @@ def test_a_row_of_unknown_cached_tokens_has_the_engines_cached_share(
         minutes.read_one(at, output=26 * done, input=1000 * done, cached=800 * done)
     tokens = {"input_tokens": 1000, "output_tokens": 26}
     minutes.take(timed_request(1, 20.0, 10.0, **tokens, cached_tokens=None))
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     (row,) = minutes.rows()
     assert row["prefill_flops"] == pytest.approx(window.work.prefill_flops)
     assert row["prefill_flops"] == pytest.approx(200 * 14e9, rel=0.05)
@@ -471,7 +471,7 @@ def test_an_engine_of_one_phase_has_no_work_of_the_other(database: Engine, role:
     minutes = Minutes(database, PRICE, model=published("llama-3.1-8b"), role=role)
     busy(minutes, 90)
     minutes.take(timed_request(1, 20.0, 10.0))
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     (row,) = minutes.rows()
     assert (row["prefill_flops"] > 0) is (role is not Role.DECODE)
     assert (row["decode_flops"] > 0) is (role is not Role.PREFILL)
@@ -495,7 +495,7 @@ def test_refused_requests_have_no_share_of_the_bill(database: Engine) -> None:
             for number in range(10, 110)
         ]
     )
-    windows = minutes.booked(91.0)
+    windows = minutes.computed(91.0)
     assert windows[0].requests == 10
     assert adds_up(minutes, windows)
 
@@ -508,7 +508,7 @@ def test_a_minute_stores_the_engines_counts_beyond_its_rows(database: Engine) ->
         counts |= {"steps": 2 * at, "step_tokens": 8 * at, "places": 4, "step_budget": 16}
         minutes.read_one(at, running=1.0, **counts)
     minutes.take(timed_request(1, 20.0, 10.0))
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     assert window.work.output_tokens == pytest.approx(26)
     assert window.work.counted_output_tokens == pytest.approx(120)
     assert (window.work.draft_tokens, window.work.accepted_draft_tokens) == pytest.approx((180, 60))
@@ -526,7 +526,7 @@ def test_tokens_of_an_engine_without_token_counters_are_those_of_its_rows(databa
     minutes = Minutes(database, PRICE)
     minutes.read(every_5_s(90), running=1.0)
     minutes.take(timed_request(1, 20.0, 10.0))
-    (window,) = minutes.booked(91.0)
+    (window,) = minutes.computed(91.0)
     assert window.work.counted_output_tokens == pytest.approx(26)
     assert (window.work.draft_tokens, window.work.preemptions) == (None, None)
 
@@ -539,27 +539,27 @@ def test_a_late_row_that_began_while_a_minute_s_last_sample_was_read_leaves_it_i
         done = {"steps": 26.0, "output": 26.0, "input": 100.0} if at > 60 else {}
         nothing = dict.fromkeys(("steps", "output", "input"), 0.0)
         minutes.read_one(at, running=float(at == 60), **(nothing | done))
-    (before,) = minutes.booked(91.0)
+    (before,) = minutes.computed(91.0)
     assert cost_of(before).unseen == pytest.approx(0.005)
     minutes.take(timed_request(1, 60.2, 1.0))
-    after, _ = minutes.booked(151.0)
+    after, _ = minutes.computed(151.0)
     assert cost_of(after).unseen == 0.0
     assert cost_of(after).idle == pytest.approx(0.06)
     assert minutes.costs() == [pytest.approx(0.001)]
 
 
-def test_after_the_clock_was_set_back_no_minute_is_booked_twice_and_late_requests_are_added(
+def test_after_the_clock_was_set_back_no_minute_is_computed_twice_and_late_requests_are_added(
     database: Engine,
 ) -> None:
     minutes = Minutes(database, PRICE)
     minutes.read(every_5_s(300), steps=1.0)
-    before = minutes.booked(331.0)
+    before = minutes.computed(331.0)
     assert len(before) == 5
     # Set back by three minutes.
     minutes.take(timed_request(1, 155.0, 10.0))
-    assert minutes.booked(175.0) == before
+    assert minutes.computed(175.0) == before
     minutes.read(every_5_s(390, after=305.0), steps=1.0)
-    after = minutes.booked(391.0)
+    after = minutes.computed(391.0)
     assert [each.starts_at for each in after] == [NOON + 60 * number for number in range(6)]
     assert [each.requests for each in after] == [0, 0, 1, 0, 0, 0]
     assert adds_up(minutes, after)

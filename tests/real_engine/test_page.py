@@ -97,7 +97,7 @@ def site(
         eventually(
             lambda: api.summary(window="1h")["efficiency"],
             within_s=AGREE_WITHIN_S,
-            what="a booked minute",
+            what="a computed minute",
         )
         (folder / DRIVER).write_text(FAULT)
         eventually(api.events, within_s=AGREE_WITHIN_S, what="an event of the GPU")
@@ -129,7 +129,7 @@ def agreed(
 ) -> tuple[str, list[list[str]], Response]:
     """A view's HTML, the cells of its tables, and a response that held before and after them.
 
-    Figures of hours change with each booked minute, so both are read again where one was booked.
+    Figures of hours change with each computed minute, so both are read again then.
     """
 
     def look() -> tuple[str, list[list[str]], Response] | None:
@@ -258,11 +258,11 @@ def of_the_hour(site: Site, figure: str) -> Any:
 
 
 def test_efficiency_shows_every_source(site: Site, browser: Browser) -> None:
-    # The first minute that is booked had one short request, which no sample need have seen.
+    # The first minute that is computed had one short request, which no sample need have seen.
     eventually(
         lambda: of_the_hour(site, "efficiency")["batch_fill"]["requests"],
         within_s=AGREE_WITHIN_S,
-        what="a booked minute of the load",
+        what="a computed minute of the load",
     )
     page, _, found = agreed(browser, site, "efficiency", lambda: of_the_hour(site, "efficiency"))
     assert {"requests", "engine", "hardware"} == {k for k, v in found["sources"].items() if v}

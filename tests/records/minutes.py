@@ -66,10 +66,10 @@ def minute_of(facts: Mapping[str, Any]) -> MinuteRow:
     return MinuteRow(**others, work=EngineWork(**work), cost=Cost(**costs) if priced else None)
 
 
-def cost_of(booked: MinuteRow) -> Cost:
+def cost_of(computed: MinuteRow) -> Cost:
     """The cost of a minute with a price."""
-    assert booked.cost is not None
-    return booked.cost
+    assert computed.cost is not None
+    return computed.cost
 
 
 UNKNOWN: dict[str, Any] = dict.fromkeys(

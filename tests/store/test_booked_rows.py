@@ -10,7 +10,7 @@ from agent.catalog.definitions import Verdict
 from agent.records.request import ProxyView, Status, Vantage
 from agent.store import minutes
 from agent.store.minutes import MinuteStore
-from tests.records.booking import booked
+from tests.records.columns import minute_requests
 from tests.store.making import NOON, judgement, request, store
 
 PROXIED = ProxyView(choices=3)
@@ -34,7 +34,7 @@ def test_columns_have_the_values_of_rows(
     monkeypatch.setattr(minutes, "ROWS_PER_READ", at_once)
     store(database, REQUESTS)
     found = MinuteStore(database, "agent-0").requests("chat-0", NOON, NOON + 60)
-    expected = booked([each.record for each in REQUESTS])
+    expected = minute_requests([each.record for each in REQUESTS])
     for field in fields(found):
         if field.name not in ("rows", "met", "verdicts", "met_objectives"):
             columns = getattr(found, field.name), getattr(expected, field.name)

@@ -76,9 +76,9 @@ def test_costs_of_requests_and_minutes_add_up_to_the_bill(database: Engine) -> N
         at = 5.0 * step
         minutes.read_one(at, running=1.0, steps=at, output=3 * at, input=9 * at)
     minutes.take(timed_request(2, 70.0, 30.0, status=Status.CANCELLED))
-    minutes.booked(151.0)
+    minutes.computed(151.0)
     minutes.take(timed_request(1, 10.0, 80.0, output_tokens=200))
-    windows = minutes.booked(211.0)
+    windows = minutes.computed(211.0)
     cost = total(map(cost_of, windows))
     assert cost is not None
     unassigned_usd = cost.idle + cost.unknown + cost.unseen

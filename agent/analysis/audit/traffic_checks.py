@@ -188,11 +188,11 @@ def batch_limit(evidence: AuditEvidence) -> CheckResult:
         return unknown(f"--max-num-seqs: {without_flags(evidence)}")
     if running is None:
         return unknown(without_exposition(evidence))
-    places = batch * ranks(evidence)
-    seen = f"{running:,.0f} of {places} run now"
+    slots = batch * ranks(evidence)
+    seen = f"{running:,.0f} of {slots} run now"
     waiting = value_of(evidence, fact.REQUESTS_WAITING) or 0.0
     used = value_of(evidence, fact.KV_CACHE_USAGE)
-    if running >= places and waiting and used is not None and used < 0.5:
+    if running >= slots and waiting and used is not None and used < 0.5:
         return warned(
             f"{seen}, {waiting:,.0f} wait, KV cache {100 * used:.0f} % full",
             f"raise --max-num-seqs above {batch}",

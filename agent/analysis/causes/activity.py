@@ -27,7 +27,7 @@ _NEWEST_STEPS = 5
 _LASTS_S = 600.0
 # Up to this share of a period the duration of its steps may be unknown.
 _MOST_UNTIMED = 0.3
-# The queue waits for memory, for places or for the token budget of a step above these shares.
+# The queue waits for memory, for slots or for the token budget of a step above these shares.
 KV_FULL = 0.95
 KV_SHORT = 0.7
 AT_CAP = 0.98
@@ -72,9 +72,9 @@ class Activity(msgspec.Struct, frozen=True):
     """The sums of the slices of a period; `seconds` of it are covered by slices.
 
     Each second with a queue counts once: in `kv_full_s`, `deferred_s`, `at_cap_s` or
-    `budget_full_s`, by the first of memory, deferral, places and token budget that held the queue,
+    `budget_full_s`, by the first of memory, deferral, slots and token budget that held the queue,
     or in `other_wait_s`. `running_s`, `kv_running_s` and `cap_running_s` are running requests times
-    seconds: of all time, and of the time in which memory or places held the queue.
+    seconds: of all time, and of the time in which memory or slots held the queue.
 
     The time of the steps is divided into `alone_s` (one request alone), `batch_s` (the other
     requests of the batch), `prefill_s` (prompts) and `residual_s` (the rest). `explained_s` is what

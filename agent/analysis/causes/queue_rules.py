@@ -125,11 +125,11 @@ def kv_pressure(case: MissedCase, left_s: float) -> Claim | None:
 
 
 def sequence_cap(case: MissedCase, left_s: float) -> Claim | None:
-    """All places of the batch were taken."""
-    places = case.timeline.limits.running
+    """All slots of the batch were taken."""
+    slots = case.timeline.limits.running
     text = "all places of the batch were taken"
-    if places is not None:
-        text = f"all {places:.0f} places of the batch were taken"
+    if slots is not None:
+        text = f"all {slots:.0f} places of the batch were taken"
     return _held(case, left_s, case.backlog.activity.at_cap_s, text)
 
 
@@ -157,7 +157,7 @@ def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
 def _lacks_capacity(case: MissedCase) -> bool:
     """Whether memory or the limit of requests held the queue, with no more running than usual.
 
-    A slow engine also fills its memory and its places, but then more requests run than usual. Only
+    A slow engine also fills its memory and its slots, but then more requests run than usual. Only
     the time with a queue counts.
     """
     change, done = case.change, case.backlog.activity

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.analysis.verdicts import judge
 from agent.catalog.definitions import Verdict
-from agent.records.columns import Array, Places
+from agent.records.columns import Array, Integers
 from agent.records.objective import Objective
 from agent.records.request import BY_CLIENT, FAILED, RequestRecord, Status
 
@@ -135,18 +135,18 @@ class Blocks(NamedTuple):
     """Blocks of equal time: how many in a run, and where each request or minute is."""
 
     number: int
-    places: Places
+    indices: Integers
 
     def sums(self, values: Array) -> Array:
         """The sum of the known values in each block."""
-        return np.bincount(self.places, np.nan_to_num(values), self.number).astype(float)
+        return np.bincount(self.indices, np.nan_to_num(values), self.number).astype(float)
 
     def groups(self, values: Array) -> Iterator[Array]:
         """The known values of each block."""
         known = np.isfinite(values)
-        places, values = self.places[known], values[known]
-        order = np.argsort(places, kind="stable")
-        ends = np.searchsorted(places[order], np.arange(1, self.number))
+        indices, values = self.indices[known], values[known]
+        order = np.argsort(indices, kind="stable")
+        ends = np.searchsorted(indices[order], np.arange(1, self.number))
         yield from np.split(values[order], ends)
 
 

@@ -33,7 +33,7 @@ from agent.analysis.efficiency.work import (
     unseen_work,
 )
 from agent.catalog import engine_facts as fact
-from agent.records.columns import Array, Places
+from agent.records.columns import Array, Integers
 from agent.records.minute import Cost
 
 # Differences of shared-out counts and of times below this are rounding errors.
@@ -152,10 +152,10 @@ class _Segments(NamedTuple):
 
     edges: Array
     lengths: Array
-    intervals: Places
+    intervals: Integers
     loads: Array
-    first: Places
-    last: Places
+    first: Integers
+    last: Integers
 
     @property
     def parts(self) -> list[slice]:
@@ -214,7 +214,7 @@ def _segments(observed: EngineObservation, found: Phases) -> _Segments:
     return _Segments(edges, np.diff(edges), intervals, loads, first, last)
 
 
-def _load_between(edges: int, load: Array, first: Places, last: Places) -> Array:
+def _load_between(edges: int, load: Array, first: Integers, last: Integers) -> Array:
     """The load of all phases between each two edges, from the first to the last of each phase."""
     found = np.zeros(edges - 1)
     sizes = np.where(load > 0, np.frexp(load)[1] // _SIZE_BITS, _NO_LOAD)
@@ -224,7 +224,7 @@ def _load_between(edges: int, load: Array, first: Places, last: Places) -> Array
     return found
 
 
-def _of_one_size(edges: int, load: Array, first: Places, last: Places) -> Array:
+def _of_one_size(edges: int, load: Array, first: Integers, last: Integers) -> Array:
     """The same of loads that differ little: a much larger one would leave its rounding errors."""
     begun, ended = np.bincount(first, minlength=edges), np.bincount(last, minlength=edges)
     more, less = np.bincount(first, load, edges), np.bincount(last, load, edges)
@@ -288,7 +288,7 @@ def _requests(prices: Prices, segments: _Segments, found: Phases) -> Array:
     return np.stack([computed, cached, of.of_streams(loads)])
 
 
-def _by_owner(seconds: Array, owners: Places, count: int) -> Array:
+def _by_owner(seconds: Array, owners: Integers, count: int) -> Array:
     return np.stack([np.bincount(owners, each, count) for each in seconds])
 
 
@@ -297,7 +297,7 @@ class MinuteCost:
     """The cost of a minute, and the part of each request with work in it, by the ids of `rows`."""
 
     cost: Cost
-    rows: Places
+    rows: Integers
     parts: Array
     method: Method
 

@@ -12,7 +12,7 @@ from agent.analysis.efficiency.busy_time import FREE_TOKENS
 from agent.analysis.efficiency.request_activity import EVER, TimeRanges, covered_s
 from agent.analysis.efficiency.work import RequestWorks, Serving, TokenWorks
 from agent.analysis.physics import Roof
-from agent.records.columns import Array, Places
+from agent.records.columns import Array, Integers
 
 # How long prefill takes, in seconds.
 PrefillSeconds = Callable[[TokenWorks], Array]
@@ -53,13 +53,13 @@ PROMPT_LOADS = Loads._fields.index("streams")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phases:
-    """All phases of some requests: `owners` are places in the list of requests.
+    """All phases of some requests: `owners` are indices into the list of requests.
 
     `loads` has a row for each column of Loads. `cached_flops` and `cached_bytes` are the part of
     each prefill that its cached tokens add.
     """
 
-    owners: Places
+    owners: Integers
     begins: Array
     ends: Array
     loads: Array

@@ -164,7 +164,7 @@ class IntervalState(StrEnum):
 class BatchUse(NamedTuple):
     """How full the batch was; each pair is None if the engine's limit or count is unknown.
 
-    `running_request_s` is the time of all running requests together, `place_s` that of all places
+    `running_request_s` is the time of all running requests together, `place_s` that of all slots
     for them. `limited_step_tokens` are the tokens of steps, `step_room_tokens` their budgets.
     """
 
@@ -180,7 +180,7 @@ class SampleInterval:
 
     `running` is how many requests ran at its two ends, None if that is unknown, and `read_s` how
     long after them the engine may have rendered what they show. `cache_full` is the share of it in
-    which the KV cache was full: requests waited or were preempted. `places` for running requests
+    which the KV cache was full: requests waited or were preempted. `slots` for running requests
     and `step_budget_tokens` are the engine's limits. `restarted`: another engine process answered
     at its end than at its start.
     """
@@ -191,7 +191,7 @@ class SampleInterval:
     running: tuple[float | None, float | None] = (None, None)
     read_s: tuple[float, float] = (SHORT_READ_S, SHORT_READ_S)
     cache_full: float = 0.0
-    places: float | None = None
+    slots: float | None = None
     step_budget_tokens: float | None = None
     restarted: bool = False
 
@@ -246,7 +246,7 @@ class EngineObservation:
         read = [each for each in self.intervals if each.state is not IntervalState.UNREAD]
         return BatchUse(
             *_sums(
-                (each.mean_running, each.places, each.time.within(self.time).length_s)
+                (each.mean_running, each.slots, each.time.within(self.time).length_s)
                 for each in read
             ),
             *_sums(
@@ -325,7 +325,7 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
         running=(_running(before), _running(after)),
         read_s=(_read_s(before), _read_s(after)),
         cache_full=0.0 if unread else _full_share(before, after, increase),
-        places=after.fact(fact.MAX_RUNNING_REQUESTS.name),
+        slots=after.fact(fact.MAX_RUNNING_REQUESTS.name),
         step_budget_tokens=after.fact(fact.MAX_STEP_TOKENS.name),
         restarted=anew,
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.records.columns import Array, BookedRequests, Mask, Places
+from agent.records.columns import Array, Integers, Mask, MinuteRequests
 from agent.records.request import Status
 
 
@@ -64,7 +64,7 @@ class TimeRanges(NamedTuple):
         found: Array = np.maximum(self.until - self.from_at, 0.0)
         return found
 
-    def chosen(self, which: Mask | Places) -> "TimeRanges":
+    def chosen(self, which: Mask | Integers) -> "TimeRanges":
         """Some of them."""
         return TimeRanges(self.from_at[which], self.until[which])
 
@@ -112,7 +112,7 @@ class Activities:
     start and the end of prefill; else the request may have waited in it.
     """
 
-    rows: Places
+    rows: Integers
     begin_at: Array
     first_at: Array
     last_at: Array
@@ -144,7 +144,7 @@ class Activities:
         found: Array = np.maximum(self.output_tokens - self.choices, 0.0)
         return found
 
-    def chosen(self, which: Mask | Places) -> "Activities":
+    def chosen(self, which: Mask | Integers) -> "Activities":
         """Some of them."""
         return Activities(**{each.name: getattr(self, each.name)[which] for each in fields(self)})
 
@@ -164,7 +164,7 @@ class Activities:
         return self.choices * (time.holds(self.first_at) & (self.output_tokens > 0))
 
 
-def request_activities(requests: BookedRequests, cached_share: float = 0.0) -> Activities:
+def request_activities(requests: MinuteRequests, cached_share: float = 0.0) -> Activities:
     """The requests that the engine worked on.
 
     `cached_share` stands in for the cached share of a prompt whose row does not have it.
@@ -189,24 +189,24 @@ def request_activities(requests: BookedRequests, cached_share: float = 0.0) -> A
     )
 
 
-def worked_on(requests: BookedRequests) -> Mask:
+def worked_on(requests: MinuteRequests) -> Mask:
     """False if nothing shows that the engine began: refused, or given up in the queue."""
     any_token = (requests.output_tokens > 0) | _known(requests.ttft_s)
     return requests.have(Status.OK) | any_token | _known(requests.prefill_s)
 
 
-def requested_choices(requests: BookedRequests) -> Array:
+def requested_choices(requests: MinuteRequests) -> Array:
     """Each request's `n`: how many answers it asked for."""
     known = np.where(np.isnan(requests.choices), 1.0, requests.choices)
     return np.where(known == 0, 1.0, known)
 
 
-def _choices(requests: BookedRequests) -> Array:
+def _choices(requests: MinuteRequests) -> Array:
     answers = np.minimum(requested_choices(requests), _not_negative(requests.output_tokens))
     return np.maximum(answers, 1.0)
 
 
-def _phase_times(rows: BookedRequests) -> tuple[Array, Array, Array]:
+def _phase_times(rows: MinuteRequests) -> tuple[Array, Array, Array]:
     """The start and the end of prefill, and the end of decode.
 
     A prefill of unknown end has no length. An engine reports the decode time of one choice. Of

@@ -21,7 +21,7 @@ from agent.analysis.physics import (
 )
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import GpuModel
-from agent.records.columns import Array, Mask, Places
+from agent.records.columns import Array, Integers, Mask
 from agent.records.model import ModelShape, Parallelism, Work
 
 _NO_WORK = Work(0.0, 0.0)
@@ -161,7 +161,7 @@ class TokenWorks(NamedTuple):
         """The work of the requests in `some`, and none for the others."""
         return TokenWorks(*[np.where(some, values, 0.0) for values in self])
 
-    def chosen(self, which: Mask | Places) -> "TokenWorks":
+    def chosen(self, which: Mask | Integers) -> "TokenWorks":
         """Some of them."""
         return TokenWorks(*[values[which] for values in self])
 
@@ -216,7 +216,7 @@ class RequestWorks:
         from_at = np.where(self.prefills, self.active.first_at, self.active.begin_at)
         return _lasting(from_at, self.active.last_at)
 
-    def chosen(self, which: Mask | Places) -> "RequestWorks":
+    def chosen(self, which: Mask | Integers) -> "RequestWorks":
         """Those of some requests."""
         return RequestWorks(
             self.active.chosen(which),

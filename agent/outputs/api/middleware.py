@@ -87,7 +87,7 @@ _TOO_LONG = "the database did not answer in time; ask again in a moment"
 class QueryGate:
     """ASGI middleware: a query beyond the most, or without response in time, gets a 503.
 
-    A thread cannot be stopped. A query that is too late keeps its place until its thread ends.
+    A thread cannot be stopped. A query that is too late counts as running until its thread ends.
     """
 
     def __init__(self, app: Application, *, within_s: float, most: int = MOST_QUERIES) -> None:

@@ -182,7 +182,7 @@ def runbook_routes(pages: Mapping[str, str]) -> APIRouter:
 
 
 EVERY_S = 2.0
-# Each has a connection, and a place among the queries that may run at once.
+# Each has a connection, and is one of the queries that may run at once.
 MOST_VIEWERS = 50
 
 

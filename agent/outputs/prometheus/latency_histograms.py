@@ -53,14 +53,14 @@ class BucketHistogram:
     def observe(self, values: Sequence[float], traces: Sequence[Trace]) -> None:
         """Count values, each with its trace; the newest is the last."""
         bounds = self._bounds
-        places = [bisect_left(bounds, value) for value in values]
-        for index, count in Counter(places).items():
+        indices = [bisect_left(bounds, value) for value in values]
+        for index, count in Counter(indices).items():
             self._counts[index] += count
         self._sum += sum(values)
         if self._bins is not None:
             self._bins.update(bins_of(values))
         # The newest of each bucket; no Python code runs per value.
-        newest = dict(zip(places, zip(values, traces, strict=True), strict=True))
+        newest = dict(zip(indices, zip(values, traces, strict=True), strict=True))
         for index, (value, trace) in newest.items():
             held = self._exemplars.get(index)
             if held is None or trace[1] >= held[1][1] + _APART_S:

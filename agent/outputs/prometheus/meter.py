@@ -221,9 +221,9 @@ class Meter:
         if not gone:
             return
         self._exposed -= gone
-        for metric, place in _PAIR_AT.items():
+        for metric, first in _PAIR_AT.items():
             counter = self._counters[metric]
-            for labels in [each for each in counter if each[place : place + 2] in gone]:
+            for labels in [each for each in counter if each[first : first + 2] in gone]:
                 del counter[labels]
         self._latencies.forget(gone)
 
@@ -270,8 +270,8 @@ class Meter:
                 labels = self._labels(judged.record.engine, judged.record.model)
                 for share in explanation.shares:
                     if share.excess_s is not None:
-                        place = (share.objective, *labels, share.limit, share.cause)
-                        self._add(m.SLO_MISSED_SECONDS, place, share.excess_s)
+                        labels_of_share = (share.objective, *labels, share.limit, share.cause)
+                        self._add(m.SLO_MISSED_SECONDS, labels_of_share, share.excess_s)
 
     def _add(self, metric: Metric, labels: Labels, amount: float) -> None:
         self._counters[metric][labels] += amount

@@ -122,8 +122,8 @@ const colours = ["#2f7ed8", "#d9622b", "#2a9d5c", "#9b59b6", "#b8860b", "#c0392b
 const style = getComputedStyle(document.documentElement);
 const ink = style.getPropertyValue("--soft"), line = style.getPropertyValue("--line");
 const axis = {stroke: ink, grid: {stroke: line, width: 1}, ticks: {stroke: line}};
-for (const [place, chart] of charts.entries()) {
-  const at = document.getElementById("chart-" + place);
+for (const [index, chart] of charts.entries()) {
+  const at = document.getElementById("chart-" + index);
   const series = Object.keys(chart.lines).map((label, n) => ({
     label, stroke: colours[n % colours.length], width: 1.5, points: {size: 4},
     value: (_, value) => value == null ? "unknown" : value.toLocaleString("en",

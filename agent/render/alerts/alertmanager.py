@@ -174,9 +174,9 @@ _OF_OBJECTIVES = (
             (BURN,),
             OBJECTIVE,
             only_sources=(f'tier="{tier}"',),
-            only_targets=(f'tier=~"{"|".join(_TIERS[place:])}"',),
+            only_targets=(f'tier=~"{"|".join(_TIERS[index:])}"',),
         )
-        for place, tier in enumerate(_TIERS[:-1], start=1)
+        for index, tier in enumerate(_TIERS[:-1], start=1)
     ),
     # The page on an engine explains the misses of its users. Tickets stay: their windows are longer
     # than the trouble of an engine.

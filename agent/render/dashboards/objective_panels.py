@@ -289,7 +289,7 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
     yield _CAUSES_OVER_TIME
 
 
-def _knobs() -> str:
+def _advice() -> str:
     """What to change for each cause, one line each."""
     lines = (f"{cause.replace('_', ' ')}: {facts.knob}" for cause, facts in CAUSES.items())
     return "\n".join(f"- {line}" for line in lines)
@@ -298,7 +298,7 @@ def _knobs() -> str:
 _CAUSES_OVER_TIME = Panel(
     "Causes of misses over time",
     "Seconds beyond the limits of the objective per second, by cause. A second over two limits "
-    f"counts for both. What to change:\n\n{_knobs()}",
+    f"counts for both. What to change:\n\n{_advice()}",
     PanelUnit.SECONDS,
     (
         Query(

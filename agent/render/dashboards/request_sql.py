@@ -96,8 +96,8 @@ def _between(column: str, bounds: Bounds) -> str:
 
 def _length_case(column: str, lengths: Mapping[str, Bounds], result: str) -> str:
     cases = (
-        f"WHEN {_between(column, bounds)} THEN {result.format(place=place, name=name)}"
-        for place, (name, bounds) in enumerate(lengths.items())
+        f"WHEN {_between(column, bounds)} THEN {result.format(index=index, name=name)}"
+        for index, (name, bounds) in enumerate(lengths.items())
     )
     return f"CASE {' '.join(cases)} END"
 
@@ -126,8 +126,8 @@ ATTAINMENT_BY_LENGTH = f"""\
   {_cells()}
 FROM judged
 WHERE input_tokens IS NOT NULL
-GROUP BY 1, {_length_case("input_tokens", _INPUT_LENGTHS, "{place}")}
-ORDER BY {_length_case("input_tokens", _INPUT_LENGTHS, "{place}")}"""
+GROUP BY 1, {_length_case("input_tokens", _INPUT_LENGTHS, "{index}")}
+ORDER BY {_length_case("input_tokens", _INPUT_LENGTHS, "{index}")}"""
 
 ATTAINMENT_BY_TENANT = f"""\
 {_JUDGED}SELECT coalesce(tenant, 'unknown') AS tenant,
@@ -193,9 +193,9 @@ SELECT phase || CASE WHEN count(*) OVER (PARTITION BY phase) > 1
 FROM one CROSS JOIN LATERAL (VALUES
   (1, 'front', coalesce(holdback_s, 0)), (2, 'queue', queue_s), (3, 'prefill', prefill_s),
   (4, 'decode', decode_s), (5, 'in all', e2e_s)
-) AS phases (place, phase, seconds)
+) AS phases (position, phase, seconds)
 WHERE seconds IS NOT NULL
-ORDER BY span_id, place"""
+ORDER BY span_id, position"""
 
 ONE = f"""\
 WITH one AS (

@@ -254,7 +254,7 @@ def _rows_by_gpu(
     exposition: Exposition, known: Collection[str], dropped: Counter[str]
 ) -> dict[str, _GpuRows]:
     rows: dict[str, _GpuRows] = {}
-    places = MOST_GPUS - len(known)
+    gpus_left = MOST_GPUS - len(known)
     for series, samples in exposition.series.items():
         for sample in samples:
             try:
@@ -263,10 +263,10 @@ def _rows_by_gpu(
                 dropped[row.reason] += 1
                 continue
             if entity.gpu not in rows and entity.gpu not in known:
-                if places <= 0:
+                if gpus_left <= 0:
                     dropped["too_many_gpus"] += 1
                     continue
-                places -= 1
+                gpus_left -= 1
             rows.setdefault(entity.gpu, _GpuRows()).add(entity, series, sample.labels, sample.value)
     return rows
 
@@ -302,11 +302,11 @@ class _Translation:
 
     def _all_values(self) -> dict[tuple[int | None, str], float]:
         values = {}
-        for place, rows in self._rows.rows.items():
-            if place[1] not in XID_SERIES:
+        for key, rows in self._rows.rows.items():
+            if key[1] not in XID_SERIES:
                 value = self._one_value([row for row in rows if not is_blank(row[1])])
                 if value is not None:
-                    values[place] = value
+                    values[key] = value
         return values
 
     def _one_value(self, rows: Rows) -> float | None:

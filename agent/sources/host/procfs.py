@@ -74,15 +74,15 @@ def parse_listening(text: str) -> dict[int, int]:
 def parse_listening_addresses(text: str, port: int) -> frozenset[str]:
     """The addresses that sockets listen on at a port, from /proc/net/tcp or tcp6."""
     rows = (line.split() for line in text.splitlines()[1:])
-    places = (row[1] for row in rows if len(row) > 9 and row[3] == _LISTENING)
-    found = (_address(place) for place in places if _port(place) == port)
+    sockets = (row[1] for row in rows if len(row) > 9 and row[3] == _LISTENING)
+    found = (_address(socket) for socket in sockets if _port(socket) == port)
     return frozenset(address for address in found if address is not None)
 
 
-def _address(place: str) -> str | None:
+def _address(socket: str) -> str | None:
     """The address in a row: words of 32 bits, each in the byte order of the machine."""
     try:
-        digits = bytes.fromhex(place.rpartition(":")[0])
+        digits = bytes.fromhex(socket.rpartition(":")[0])
         words = (digits[at : at + 4] for at in range(0, len(digits), 4))
         ordered = b"".join(w[::-1] if sys.byteorder == "little" else w for w in words)
         return str(ip_address(ordered))

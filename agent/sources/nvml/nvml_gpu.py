@@ -145,7 +145,7 @@ class MigInstances:
                 self._index = index + 1
                 self._due = min(self._due, at + rest_s(took_s))
                 break
-        # The places that were left out are unknown.
+        # The slots that were left out are unknown.
         self._doubts += first + self._index
         return found
 

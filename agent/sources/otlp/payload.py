@@ -262,9 +262,9 @@ def _of_protobuf(content: bytes) -> bytes:
     for resource_spans in message.resource_spans:
         for scope_spans in resource_spans.scope_spans:
             spans = scope_spans.spans
-            marked = [place for place, span in enumerate(spans) if _is_marked(span.trace_state)]
-            for place in reversed(marked):
-                del spans[place]
+            marked = [index for index, span in enumerate(spans) if _is_marked(span.trace_state)]
+            for index in reversed(marked):
+                del spans[index]
             found += len(marked)
             left += len(spans)
     if not found:

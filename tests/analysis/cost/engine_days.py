@@ -20,7 +20,7 @@ from agent.records.gpu import GpuSample
 from agent.records.minute import Cost, EngineWork, MinuteRow
 from agent.records.model import Work
 from agent.records.request import RequestRecord
-from tests.records.booking import active
+from tests.records.columns import active
 from tests.records.making import record
 from tests.sources.model_config.published import published
 
@@ -100,7 +100,7 @@ def observation(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> 
 def works_of(
     observed: EngineObservation, rows: Sequence[RequestRecord], serving: Serving
 ) -> RequestWorks:
-    """The whole work of requests, as a minute is booked from it."""
+    """The whole work of requests, as a minute is computed from it."""
     return whole_works(active(rows, observed.increase.cached_share), serving)
 
 
@@ -172,7 +172,7 @@ def minute_row(
     time: TimeRange = MINUTE,
     **known: Any,
 ) -> MinuteRow:
-    """The booked minute at a dollar a second; `known` replaces fields."""
+    """The computed minute at a dollar a second; `known` replaces fields."""
     found = efficiency_in(observation(samples, time), rows, serving)
     split = cost(samples, rows, time, serving)
     row = MinuteRow(

@@ -24,7 +24,7 @@ from tests.analysis.cost.engine_days import (
     split_minute,
     whole,
 )
-from tests.records.booking import active
+from tests.records.columns import active
 from tests.records.making import record
 
 SECONDS = st.none() | st.floats(-10, 1e6) | st.floats(0, 30) | st.just(0.0)

@@ -135,11 +135,11 @@ def loads() -> list[Load]:
     return [load(seed) for seed in range(LOADS)]
 
 
-Booked = list[tuple[Load, list[SplitMinute]]]
+Computed = list[tuple[Load, list[SplitMinute]]]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["roofline", "tokens"])
-def booked(loads: list[Load], request: pytest.FixtureRequest) -> Booked:
+def computed(loads: list[Load], request: pytest.FixtureRequest) -> Computed:
     """Each load with the cost of its minutes."""
     return [(load, load.minutes(load.serving if request.param else UNKNOWN)) for load in loads]
 
@@ -154,9 +154,9 @@ def share(good: list[bool]) -> float:
     return sum(good) / len(good) if good else 1.0
 
 
-def test_each_request_is_charged_its_own_time(booked: Booked) -> None:
+def test_each_request_is_charged_its_own_time(computed: Computed) -> None:
     near, nearly = [], []
-    for served, minutes in booked:
+    for served, minutes in computed:
         pairs = list(charges(served, minutes))
         near += [abs(paid - true) <= 0.25 * true for true, paid in pairs]
         nearly.append(
@@ -167,16 +167,16 @@ def test_each_request_is_charged_its_own_time(booked: Booked) -> None:
     assert share(near) >= 0.95
 
 
-def test_the_parts_of_each_minute_add_up_to_its_bill(booked: Booked) -> None:
-    for _, minutes in booked:
+def test_the_parts_of_each_minute_add_up_to_its_bill(computed: Computed) -> None:
+    for _, minutes in computed:
         for minute in minutes:
             assert whole(minute) == pytest.approx(60.0, rel=1e-9)
 
 
-def test_unseen_work_is_that_of_requests_without_a_row(booked: Booked) -> None:
+def test_unseen_work_is_that_of_requests_without_a_row(computed: Computed) -> None:
     """Its place in an interval is unknown, so that it is an estimate, and rather too much."""
     times = []
-    for served, minutes in booked:
+    for served, minutes in computed:
         gone = [job for job in served.engine.ended if not job.has_row and job.ended_at < BILL_S]
         if gone:
             true = sum(job.gpu_s for job in gone)

@@ -10,7 +10,7 @@ from agent.analysis.efficiency.request_activity import TimeRange
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
 from tests.analysis.cost.engine_days import engine_sample, observation, request
-from tests.records.booking import active
+from tests.records.columns import active
 
 TEN = TimeRange(0.0, 10.0)
 

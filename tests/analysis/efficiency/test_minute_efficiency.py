@@ -109,12 +109,12 @@ def test_seven_billion_weights_at_100_tokens_a_second_use_70_percent_of_2_tb(
     samples: list[EngineSample],
 ) -> None:
     efficiency = efficiency_of(samples, STREAM, SINGLE)
-    booked = window_of(minute_row(samples, STREAM, SINGLE))
-    assert booked.decode is not None
-    assert booked.decode.mbu == pytest.approx(0.7, rel=0.001)
+    computed = window_of(minute_row(samples, STREAM, SINGLE))
+    assert computed.decode is not None
+    assert computed.decode.mbu == pytest.approx(0.7, rel=0.001)
     assert efficiency.requests.mbu == pytest.approx(0.7, rel=0.001)
-    assert booked.decode.bound is Bound.BANDWIDTH
-    assert booked.steps == {"counted" if samples is STREAM_SAMPLES else "estimated"}
+    assert computed.decode.bound is Bound.BANDWIDTH
+    assert computed.steps == {"counted" if samples is STREAM_SAMPLES else "estimated"}
 
 
 def test_two_gpus_halve_the_mbu_of_the_same_stream() -> None:
@@ -142,14 +142,14 @@ PROMPT_SAMPLES = busy_samples(output=120, steps=120, input=480_000, cached=0)
 
 
 def test_prefill_is_compute_bound_and_has_the_flops_of_its_prompts() -> None:
-    booked = window_of(minute_row(PROMPT_SAMPLES, PROMPTS, LLAMA_ON_H100))
-    assert booked.decode is None
-    assert booked.prefill is not None
+    computed = window_of(minute_row(PROMPT_SAMPLES, PROMPTS, LLAMA_ON_H100))
+    assert computed.decode is None
+    assert computed.prefill is not None
     # 4,000 tokens of 13.96 GFLOP, and 4 x 32 x 128 x 32 FLOPs for each of 8 million pairs.
-    assert booked.prefill.mfu == pytest.approx(120 * (55.8e12 + 4.2e12) / 60 / 989.4e12, rel=0.01)
-    assert booked.prefill.bound is Bound.COMPUTE
-    assert booked.prefill.position is not None
-    assert booked.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
+    assert computed.prefill.mfu == pytest.approx(120 * (55.8e12 + 4.2e12) / 60 / 989.4e12, rel=0.01)
+    assert computed.prefill.bound is Bound.COMPUTE
+    assert computed.prefill.position is not None
+    assert computed.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
 
 
 def test_a_phase_is_measured_over_its_own_time_and_the_total_over_the_minute() -> None:

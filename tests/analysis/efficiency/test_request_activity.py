@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.analysis.efficiency.request_activity import Activities, TimeRange, TimeRanges, covered_s
 from agent.records.request import Status
 from tests.analysis.cost.engine_days import request
-from tests.records.booking import active
+from tests.records.columns import active
 
 WITHOUT_PHASES = dict.fromkeys(("queue_s", "prefill_s", "decode_s"))
 

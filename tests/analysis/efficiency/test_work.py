@@ -29,7 +29,7 @@ from tests.analysis.cost.engine_days import (
     work,
 )
 from tests.analysis.efficiency.test_minute_efficiency import SINGLE, efficiency_of
-from tests.records.booking import active
+from tests.records.columns import active
 
 # A request that decodes alone for ten seconds, one token every 10 ms.
 TEN_SECONDS = request(1, 20.0, prefill_s=0.5, decode_s=10.0, input_tokens=8, output_tokens=1001)
@@ -44,7 +44,7 @@ def totals(
 def prefill(
     samples: list[EngineSample], rows: list[RequestRecord], serving: Serving = LLAMA_ON_H100
 ) -> Utilisation:
-    """Prefill of the booked minute."""
+    """Prefill of the computed minute."""
     utilisation = window_of(minute_row(samples, rows, serving)).prefill
     assert utilisation is not None
     return utilisation
@@ -262,9 +262,9 @@ def test_the_minute_of_the_efficiency_page() -> None:
         )
         for at in range(0, 61, 5)
     ]
-    booked = minute_row(samples, rows, LLAMA_ON_H100)
-    window = window_of(booked)
-    done = booked.work
+    computed = minute_row(samples, rows, LLAMA_ON_H100)
+    window = window_of(computed)
+    done = computed.work
     assert (done.busy_s, done.prefill_s, done.decode_s) == pytest.approx((43.7, 2, 43), abs=0.03)
     for phase, mfu, mbu in (
         (window.prefill, 0.586, 0.093),

@@ -1,4 +1,4 @@
-"""Efficiency, cost and the ledger over HTTP, from booked minutes and hours."""
+"""Efficiency, cost and the ledger over HTTP, from computed minutes and hours."""
 
 from typing import Any
 

@@ -64,7 +64,7 @@ def invoiced(api: Api, folder: Path) -> Api:
         timed_request(1, 10.0, 10.0, tenant="acme"),
         timed_request(2, 30.0, 10.0, tenant="=globex()"),
     )
-    minutes.booked(91.0)
+    minutes.computed(91.0)
     database.dispose()
     api.agent.now = NOON + 120.0
     return api

@@ -54,7 +54,7 @@ const in_time = (unit, over) => ({
 });
 
 class Plot extends Component {
-  keep = (place) => { this.place = place ?? this.place; };
+  keep = (holder) => { this.holder = holder ?? this.holder; };
 
   componentDidMount() {
     this.draw();
@@ -62,7 +62,7 @@ class Plot extends Component {
       const width = Math.floor(contentRect.width);
       if (this.plot && width && width !== this.plot.width) this.plot.setSize({width, height: HEIGHT});
     });
-    this.resized.observe(this.place);
+    this.resized.observe(this.holder);
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
     this.redraw = () => this.draw();
     this.scheme.addEventListener("change", this.redraw);
@@ -86,7 +86,7 @@ class Plot extends Component {
     const {scales, axes, x, hooks = {}, legend = {}} =
       this.props.axes ? this.props : {...this.props, ...in_time(unit, () => this.props.over)};
     const drawn = {
-      width: Math.max(Math.floor(this.place.clientWidth), 200), height: HEIGHT, scales, legend, padding: [null, 28, null, null],
+      width: Math.max(Math.floor(this.holder.clientWidth), 200), height: HEIGHT, scales, legend, padding: [null, 28, null, null],
       hooks: {...hooks, draw: [lines(marks)]},
       axes: axes.map((axis) => ({
         stroke: style("--text"), ...["grid", "ticks"].reduce((lines, name) => (
@@ -99,7 +99,7 @@ class Plot extends Component {
         return {stroke, width: 2, value, points: {stroke, fill: stroke, ...points}, ...given};
       })],
     };
-    this.plot = new uPlot(drawn, data, this.place.querySelector(".plot"));
+    this.plot = new uPlot(drawn, data, this.holder.querySelector(".plot"));
   }
 
   render({label}) {
@@ -114,8 +114,8 @@ const from_zero = (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? 1.05 * hi
 const shape = ({series, scales, marks}) => JSON.stringify([series.map(({label}) => label), scales, marks]);
 
 // The last step has just begun, so its rates would fall to 0; it is left out until it is over.
-export const finished = (steps) => steps.filter(({window_s: length}, place) =>
-  place === 0 || place < steps.length - 1 || length >= steps[0].window_s);
+export const finished = (steps) => steps.filter(({window_s: length}, index) =>
+  index === 0 || index < steps.length - 1 || length >= steps[0].window_s);
 
 const unix = (iso) => Date.parse(iso) / 1000;
 
@@ -135,7 +135,7 @@ export const over_window = ({window_from: from, window_until: until}) => [unix(f
 // or a line would be drawn through the time in which nothing was known.
 export function with_breaks(steps, step_s, ...reads) {
   const at = times(steps);
-  const all = at.flatMap((each, place) => (place && each - at[place - 1] > 1.5 * step_s ? [null, place] : [place]));
-  const x = all.map((place, index) => (place === null ? at[all[index + 1] - 1] + step_s : at[place]));
-  return [x, ...reads.map((read) => all.map((place) => (place === null ? null : read(steps[place]))))];
+  const all = at.flatMap((each, index) => (index && each - at[index - 1] > 1.5 * step_s ? [null, index] : [index]));
+  const x = all.map((step, i) => (step === null ? at[all[i + 1] - 1] + step_s : at[step]));
+  return [x, ...reads.map((read) => all.map((index) => (index === null ? null : read(steps[index]))))];
 }

@@ -52,8 +52,8 @@ function Roofline({efficiency}) {
     scales=${{x: {time: false, distr: 3}, y: {distr: 3}}} legend=${{live: false}}
     axes=${[{label: "FLOPs per byte", size: 32, labelSize: 22}, {label: "TFLOP/s", size: 60,
       values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3)))}]}
-    series=${[{label: "roof", colour: "--quiet", points: {show: false}}, ...found.names.map((name, place) => ({
-      label: name, colour: colours[place], width: 0, points: {show: true, size: 11}}))]} />`;
+    series=${[{label: "roof", colour: "--quiet", points: {show: false}}, ...found.names.map((name, index) => ({
+      label: name, colour: colours[index], width: 0, points: {show: true, size: 11}}))]} />`;
 }
 
 const WHY_NOT = {
@@ -98,7 +98,7 @@ function Show({data: {summary, steps, step, step_s}}) {
   const fill = (of) => (s) => s.efficiency.batch_fill?.[of] ?? null;
   const lines = (figure) => ({
     over: over_chart, data: with_breaks(steps, step_s, ...sources.map(of_source(figure))),
-    series: sources.map(([, name], place) => ({label: name, colour: ["--one", "--two", "--three"][place]})),
+    series: sources.map(([, name], index) => ({label: name, colour: ["--one", "--two", "--three"][index]})),
   });
   return html`
     <h2>Efficiency, ${over}</h2>

@@ -20,25 +20,25 @@ export const Figures = ({label, of}) => html`
 // kind "name" may be broken anywhere. The roles are given because a table that CSS takes apart loses them.
 export const Table = ({label, head, rows, words = [], pairs = false, empty = "Nothing here yet."}) => {
   if (!rows.length) return html`<p class="quiet">${label}</p><p>${empty}</p>`;
-  const side = head.map((name, place) => (place === 0 || words.includes(name) ? "left" : ""));
+  const side = head.map((name, index) => (index === 0 || words.includes(name) ? "left" : ""));
   const looks = pairs ? "stacked pairs" : rows[0].some((given) => given?.kind === "text") ? "stacked" : "";
   return html`
     <div class="scrolling" role="region" aria-label=${label} tabindex="0">
       <table role="table" class=${looks}>
         <caption><span>${label}</span></caption>
-        <thead role="rowgroup"><tr role="row">${head.map((name, place) => html`
-          <th scope="col" role="columnheader" class=${side[place]}>${name}</th>`)}</tr></thead>
+        <thead role="rowgroup"><tr role="row">${head.map((name, index) => html`
+          <th scope="col" role="columnheader" class=${side[index]}>${name}</th>`)}</tr></thead>
         <tbody role="rowgroup">${rows.map((cells) => html`
           <tr role="row">${cells.map(cell(head, side))}</tr>`)}</tbody>
       </table>
     </div>`;
 };
 
-const cell = (head, side) => (given, place) => {
+const cell = (head, side) => (given, index) => {
   const {text, kind} = given?.kind ? given : {text: given, kind: ""};
-  const looks = `${side[place]} ${kind}`.trim();
-  return place === 0 ? html`<th scope="row" role="rowheader" class=${looks}>${text}</th>`
-    : html`<td role="cell" data-name=${head[place]} class=${looks}>${text}</td>`;
+  const looks = `${side[index]} ${kind}`.trim();
+  return index === 0 ? html`<th scope="row" role="rowheader" class=${looks}>${text}</th>`
+    : html`<td role="cell" data-name=${head[index]} class=${looks}>${text}</td>`;
 };
 
 export const Note = ({children}) => html`<p class="quiet">${children}</p>`;
@@ -57,5 +57,5 @@ export const Reasons = ({of}) => of.length ? html`
   <${Note}>Unknown: ${of.map(([name, why]) => `${name} (${why})`).join("; ")}.<//>` : null;
 
 // Text with `code` between backticks.
-export const coded = (text) => text.split("`").map((part, place) => (
-  place % 2 ? html`<code>${part}</code>` : part));
+export const coded = (text) => text.split("`").map((part, index) => (
+  index % 2 ? html`<code>${part}</code>` : part));

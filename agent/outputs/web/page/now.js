@@ -41,7 +41,7 @@ const budget = ({name, violations_per_min: violations, budget: {left, ...of}}) =
 ];
 
 // An objective of several agents has one budget, of the requests of all of them.
-const is_first = ({name}, place, all) => all.findIndex((each) => each.name === name) === place;
+const is_first = ({name}, index, all) => all.findIndex((each) => each.name === name) === index;
 
 const rate = (name, value, of) => [
   name, perSecond(value, "tok"), value === null ? `unknown: nothing counted the ${of}` : `${of} of all requests`];
@@ -84,7 +84,7 @@ const limits = (objectives, name) => objectives
   .map(({name: objective, definition}) => [objective, definition[`${name}_s`]])
   .filter(([, limit]) => limit != null)
   .map(([objective, limit]) => `${seconds(limit)} (${objective})`)
-  .filter((text, place, all) => all.indexOf(text) === place).join(", ") || "none";
+  .filter((text, index, all) => all.indexOf(text) === index).join(", ") || "none";
 
 const latencies = ({summary, objectives}) => Object.entries(LATENCIES).map(([key, name]) => [
   name, ...["p50", "p95", "p99"].map((q) => milliseconds(summary[`${key}_ms`][q])),

@@ -219,8 +219,8 @@ class RecordQueue:
 class HandoverSender:
     """Sends records and counts to the agent, again after each loss of the connection.
 
-    `on_engines` gets the agent's states of the engines, `on_retire` is called when the agent belongs
-    to a later run. `live` returns the number of open exchanges, `rotation` what to report of it. A
+    `on_engines` gets the agent's states of the engines. `on_retire` is called when the agent
+    belongs to a later run. `live` returns the number of open exchanges, `rotation` the report. A
     process that only hands over records of a dead worker has none of the four.
     """
 

@@ -135,9 +135,9 @@ def set_key(text: str, keys: Mapping[str, JsonKey], name: str, value: str) -> st
 def remove_key(text: str, keys: Mapping[str, JsonKey], name: str) -> str:
     """Return the object without one of its keys."""
     names = list(keys)
-    place = names.index(name)
-    if place:
-        return text[: keys[names[place - 1]].end] + text[keys[name].end :]
+    index = names.index(name)
+    if index:
+        return text[: keys[names[index - 1]].end] + text[keys[name].end :]
     following = keys[names[1]].name if len(names) > 1 else keys[name].end
     return text[: keys[name].name] + text[following:]
 

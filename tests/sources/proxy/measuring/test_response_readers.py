@@ -125,11 +125,12 @@ def read(pieces: list[bytes], protocol: ApiProtocol = CHAT) -> ResponseFindings:
 def test_each_event_of_a_run_is_a_visible_token_by_itself(name: str) -> None:
     protocol = PROTOCOLS[route(name)]
     data = [event[len(b"data: ") : -2] for event in events(recorded(name))]
-    tokens = [line for line in data if protocol.count_tokens(line)]
+    count = protocol.count_tokens or (lambda _: 0)
+    tokens = [line for line in data if count(line)]
     assert all(protocol.read_event(line) is VISIBLE_TOKEN for line in tokens)
-    assert protocol.count_tokens(b"\n".join(tokens)) == len(tokens)
+    assert count(b"\n".join(tokens)) == len(tokens)
     others = [line for line in data if line not in tokens]
-    assert not any(protocol.count_tokens(b"\n".join([*tokens, line])) for line in others)
+    assert not any(count(b"\n".join([*tokens, line])) for line in others)
 
 
 def test_the_tokens_of_a_run_have_the_times_of_their_pieces() -> None:

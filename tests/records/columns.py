@@ -1,21 +1,21 @@
-"""Makes the columns that minutes are booked from."""
+"""Makes the columns that minutes are computed from."""
 
 from collections.abc import Sequence
 
 from agent.analysis.efficiency.request_activity import Activities, request_activities
-from agent.records.columns import BookedRequests
+from agent.records.columns import MinuteRequests
 from agent.records.request import RequestRecord
-from agent.store.booked_rows import ONE_PROMPT_ROUTE, booked_from
+from agent.store.booked_rows import ONE_PROMPT_ROUTE, minute_requests_from
 
 
-def booked(records: Sequence[RequestRecord]) -> BookedRequests:
+def minute_requests(records: Sequence[RequestRecord]) -> MinuteRequests:
     """These requests, as if they were read from rows; they met no objective."""
-    return booked_from([[_row(number, record) for number, record in enumerate(records)]])
+    return minute_requests_from([[_row(number, record) for number, record in enumerate(records)]])
 
 
 def active(records: Sequence[RequestRecord], cached_share: float = 0.0) -> Activities:
     """When the engine worked on these requests."""
-    return request_activities(booked(records), cached_share)
+    return request_activities(minute_requests(records), cached_share)
 
 
 def _row(number: int, record: RequestRecord) -> tuple[object, ...]:
