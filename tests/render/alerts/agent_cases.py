@@ -163,7 +163,7 @@ CASES = (
         labels={**ON_AGENT, **TICKET},
         summary="The shared database does not get the journal of the agent a:9470",
         description="The oldest change waits for 22m 0s. What waits for longer than "
-        "storage.journal.max_age is dropped.",
+        "storage.keep_in_file is dropped.",
         filled=("instance",),
     ),
     _late(
