@@ -157,13 +157,11 @@ class _Best:
         self._gpu = deployment.gpu
 
     def prefill(self) -> Work:
-        """The step that prefills one prompt."""
         weights = step_weight_bytes(self._model, self._context)
         cache = prefill_kv_bytes(self._coefficients, self._context, tensor=self._spread.tensor)
         return Work(prefill_flops(self._coefficients, self._context), weights + cache)
 
     def decode(self, requests: int) -> Work:
-        """A step that computes one token for each of `requests`."""
         weights = step_weight_bytes(self._model, requests)
         cache = decode_kv_bytes(self._coefficients, self._context - 1, 2, self._spread.tensor)
         return Work(

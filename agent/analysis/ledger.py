@@ -125,7 +125,6 @@ class _Begun:
 
     @classmethod
     def of(cls, requests: MinuteRequests) -> "_Begun":
-        """Those of some requests."""
         found = requests.chosen(_begun(requests))
         active, answered = request_activities(found), np.nan_to_num(found.output_tokens) != 0
         return cls(found, active, np.where(answered, active.choices, requested_choices(found)))

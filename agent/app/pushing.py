@@ -117,13 +117,10 @@ class _Counter:
             meter.count(own.PUSH_DROPPED, reason, by=0)
 
     def forwarded(self) -> None:
-        """Count an export that the endpoint accepted."""
         self._meter.count(own.METRICS_PUSHED)
 
     def forward_dropped(self, reason: str) -> None:
-        """Count an export that was dropped."""
         self._meter.count(own.PUSH_DROPPED, reason)
 
     def points_rejected(self, points: int) -> None:
-        """Count points of an accepted export that the endpoint refused."""
         self._meter.count(own.PUSH_POINTS_REJECTED, by=points)

@@ -220,7 +220,6 @@ class _Discovering:
         self._discovery.start(_stop_for_others)
 
     async def stop(self, within_s: float) -> None:
-        """Stop both."""
         self._discovery.stop()
         await self._agent.stop(within_s)
 

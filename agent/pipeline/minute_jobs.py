@@ -225,8 +225,6 @@ def _overlapping(requests: MinuteRequests, bounds: MinuteBounds) -> Mask:
 
 
 class _Minute:
-    """One minute on known GPUs."""
-
     def __init__(
         self,
         deployment: EngineDeployment,

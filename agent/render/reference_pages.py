@@ -208,13 +208,11 @@ class _SettingPath(NamedTuple):
     variable: str = PREFIX
 
     def of(self, key: str) -> "_SettingPath":
-        """A key inside."""
         before = f"{self.variable}__" if self.path else self.variable
         path = f"{self.path}.{key}" if self.path else key
         return _SettingPath(path, f"{before}{key.upper()}")
 
     def item(self) -> "_SettingPath":
-        """The first item of a list."""
         return _SettingPath(f"{self.path}[0]", f"{self.variable}__0")
 
 

@@ -257,7 +257,7 @@ def test_a_number_that_no_figure_can_hold_is_refused_or_not_used(
 def test_a_file_that_grows_beyond_the_limit_is_refused_while_it_is_decompressed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.sources.result_files.reading.MAX_BYTES", 10_000)
+    monkeypatch.setattr("agent.sources.result_files.MAX_BYTES", 10_000)
     file = tmp_path / "file.json"
     file.write_bytes(gzip.compress(b"{}" + b" " * 10_000))
     with pytest.raises(ResultFileInvalid, match="more than 10,000 bytes after decompression"):
@@ -270,7 +270,7 @@ def test_a_file_that_grows_beyond_the_limit_is_refused_while_it_is_decompressed(
 def test_a_file_of_too_many_values_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.sources.result_files.reading._MAX_VALUES", 1000)
+    monkeypatch.setattr("agent.sources.result_files._MAX_VALUES", 1000)
     file = tmp_path / "file.json"
     for content in (b"[0" + b",0" * 1000 + b"]", b"{}" + b"\n" * 1000, b"[" * 1001):
         file.write_bytes(content)

@@ -179,8 +179,6 @@ class Prices(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """Prices of one token, FLOP and byte of a step."""
-
     token: Array
     flop: Array
     byte: Array

@@ -138,7 +138,6 @@ class _FirstResponse:
         self.refused = False
 
     async def send(self, message: Message) -> None:
-        """Pass on one message of the response."""
         if not self.refused:
             self.begun = True
             await self._send(message)

@@ -48,7 +48,6 @@ class _BadEnd:
 
     @property
     def severity(self) -> Severity:
-        """The severity of the alert."""
         return Severity.PAGE if self.ratio == OUTAGE_RATIO else Severity.TICKET
 
 

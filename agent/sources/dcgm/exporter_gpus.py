@@ -215,8 +215,6 @@ class ExporterGpus:
 
 @dataclass(slots=True)
 class _GpuRows:
-    """The rows of one GPU before they are translated."""
-
     index: int = UNKNOWN_INDEX
     name: str = ""
     profiles: dict[int, str] = field(default_factory=dict)
@@ -272,8 +270,6 @@ def _rows_by_gpu(
 
 
 class _Translation:
-    """Translates the rows of one GPU into facts."""
-
     def __init__(self, gpu: str, rows: _GpuRows, dropped: Counter[str]) -> None:
         self._gpu = gpu
         self._rows = rows

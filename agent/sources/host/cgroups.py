@@ -158,7 +158,7 @@ class CgroupReader:
         self._descriptor, self._at, self._kills = opened, at, None
 
     def _opened(self, at: CgroupPath, pid: int) -> int:
-        for folder in self._places(at, pid):
+        for folder in self._folders(at, pid):
             try:
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError:
@@ -172,7 +172,7 @@ class CgroupReader:
             "cgroups, or run as the engine's user and share its PID namespace"
         )
 
-    def _places(self, at: CgroupPath, pid: int) -> Iterator[Path]:
+    def _folders(self, at: CgroupPath, pid: int) -> Iterator[Path]:
         """Where the cgroup may be: in our own mount, then in that of the process."""
         own = _LAYOUTS[at.version].folder
         seen_from_there = self._proc.root(pid) / "sys/fs/cgroup"

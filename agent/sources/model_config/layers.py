@@ -132,7 +132,6 @@ def _grouped_blocks(config: TextConfig, row: Architecture, block: Block) -> Iter
 
 
 def _norms(config: TextConfig, row: Architecture, query: int, key: int) -> tuple[int, int]:
-    """The weights of the norms of queries and of keys."""
     if config.use_qk_norm is False or row.qk_norm is QkNorm.NONE:
         return 0, 0
     return (query, key) if row.qk_norm is QkNorm.WIDTH else (head_dim(config), head_dim(config))

@@ -138,7 +138,6 @@ class _Layer:
         self._number = number
 
     def parts(self, kind: LayerKind) -> _Parts:
-        """The attentions, the matrices and the state of a layer of this kind."""
         attends = kind in _ATTENTIVE
         return (
             tuple(attentions(self._config, self._row, kind)) if attends else (),

@@ -32,8 +32,6 @@ _IDS = ("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId")
 
 @dataclass(frozen=True, slots=True)
 class _InstanceId:
-    """The numbers that identify an instance."""
-
     uuid: str
     gpu_instance: int | None
     compute_instance: int | None
@@ -79,7 +77,6 @@ class _Instance:
         )
 
     def close(self) -> None:
-        """Free what NVML holds for this instance."""
         if self._activity is not None:
             self._activity.close()
 

@@ -169,7 +169,6 @@ class _JsonExport:
         self._unreadable_resources = 0
 
     def parsed(self, content: Mapping[str, Any]) -> Parsed:
-        """The message, and what is left out of it."""
         for resource_spans in self._objects(content, "resourceSpans"):
             resource = self._message.resource_spans.add().resource
             if not _fill(resource, resource_spans.get("resource") or {}):
@@ -199,7 +198,7 @@ class _JsonExport:
 
 
 def _fill(message: Any, content: object) -> bool:
-    """Whether the JSON object could be read into the message; unknown fields are no fault."""
+    """Whether the JSON object could be read into the message; unknown fields are skipped."""
     if not isinstance(content, dict):
         return False
     try:

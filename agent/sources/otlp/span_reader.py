@@ -208,7 +208,7 @@ def _extras(values: Mapping[str, Any], phases: ReportedPhases, refused: Findings
 def _times(
     span: Span, received_at: float, e2e_s: float | None, refused: Findings
 ) -> tuple[float, float, float | None]:
-    """(started_at, ended_at, clock skew): estimated from the receipt where the clock is ahead."""
+    """(started_at, ended_at, clock skew): from the receipt if the sender's clock is ahead."""
     started_at = span.start_time_unix_nano * _NANOSECONDS
     ended_at = span.end_time_unix_nano * _NANOSECONDS
     lead_s = ended_at - received_at
@@ -221,7 +221,7 @@ def _times(
 
 
 def _part(name: str, part: int | None, whole: int | None, refused: Findings) -> int | None:
-    """A part of other tokens; None and counted where it is larger than these or negative."""
+    """A part of other tokens; None and counted if it is larger than these or negative."""
     if part is None:
         return None
     if part < 0 or whole is None or part > whole:
@@ -270,7 +270,7 @@ _USUAL = {key: (name, _SLOTS[kind]) for key, (name, kind, _) in REQUEST_ATTRIBUT
 
 
 def _usual_attributes(span: Span) -> dict[str, Any] | None:
-    """The wanted attributes where each occurs once, in the usual type and not zero; else None.
+    """The wanted attributes if each occurs once, in the usual type and not zero; else None.
 
     Nearly every span is so, and asking for the type of a value costs more than reading it.
     """

@@ -132,7 +132,7 @@ def error_type(record: RequestRecord) -> str | None:
     code = record.http_status
     if code is not None and code >= 300:
         return str(code) if code >= 500 else None
-    # An error inside a stream that blames the request is no error of the server either.
+    # An error inside a stream that blames the request is not an error of the server either.
     if record.status in (Status.OK, Status.INVALID):
         return None
     return (record.proxied and record.proxied.error) or record.status.value
@@ -328,8 +328,6 @@ class _ChosenIds(IdGenerator):
 
 
 class _BodyExporter(SpanExporter):
-    """Encodes spans as OTLP bodies."""
-
     def __init__(self, export: Callable[[bytes], None]) -> None:
         self._export = export
 

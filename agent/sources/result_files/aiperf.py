@@ -49,7 +49,6 @@ class _AiperfRecord(msgspec.Struct):
 
     @property
     def status(self) -> Status:
-        """How the request ended."""
         if self.metadata.was_cancelled:
             return Status.CANCELLED
         return Status.OK if self.error is None else Status.ERROR

@@ -47,21 +47,16 @@ class _GuidellmRequests(msgspec.Struct):
 
     @property
     def number(self) -> int:
-        """How many there are."""
         return sum(len(each or ()) for each in (self.successful, self.errored, self.incomplete))
 
 
 class _GuidellmTotals(msgspec.Struct):
-    """How many requests ended in which way."""
-
     successful: int = 0
     errored: int = 0
     total: int = 0
 
 
 class _GuidellmStrategy(msgspec.Struct):
-    """How requests were sent."""
-
     type_: str | None = None
     streams: float | None = None
     rate: float | None = None
@@ -69,8 +64,6 @@ class _GuidellmStrategy(msgspec.Struct):
 
 
 class _GuidellmConfig(msgspec.Struct):
-    """The configuration of a benchmark."""
-
     strategy: _GuidellmStrategy
 
 
@@ -94,8 +87,6 @@ class _GuidellmBenchmark(msgspec.Struct):
 
 
 class _GuidellmFile(msgspec.Struct):
-    """A whole file."""
-
     benchmarks: list[_GuidellmBenchmark]
 
 

@@ -22,8 +22,6 @@ _PERCENTILES = {"p50": "median", "p95": "p95", "p99": "p99"}
 
 
 class _VllmResult(msgspec.Struct):
-    """The keys of a file that are read."""
-
     duration: float
     completed: int
     output_throughput: float
