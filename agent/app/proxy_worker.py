@@ -24,7 +24,7 @@ from agent.sources.proxy.handover.messages import HandoverAddress
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender, RequestSlots
 from agent.sources.proxy.load_balancer import EngineLookup, OpenRequests, ProxiedEngine
 from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions, RequestMeasuring
-from agent.sources.proxy.relay_context import KEPT_ROOM_BYTES, Clocks, ProxyLimits
+from agent.sources.proxy.relay_context import KEPT_MEMORY_BYTES, Clocks, ProxyLimits
 from agent.sources.proxy.request_spans import ProxyTracing
 from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
 
@@ -276,5 +276,5 @@ def _limits(settings: ProxySettings) -> ProxyLimits:
         connect_s=settings.connect_timeout,
         answer_s=settings.answer_timeout,
         gap_s=settings.gap_timeout,
-        kept_room_bytes=KEPT_ROOM_BYTES if settings.retry else 0,
+        kept_memory_bytes=KEPT_MEMORY_BYTES if settings.retry else 0,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
 from agent.sources.proxy.exchange import RawHeaders
 from agent.sources.proxy.headers import HeaderLines, RequestHead
-from agent.sources.proxy.relay_context import BodyRoom, ProxyLimits, Receive, Scope
+from agent.sources.proxy.relay_context import BodyMemory, ProxyLimits, Receive, Scope
 
 
 class RequestBody:
@@ -18,16 +18,16 @@ class RequestBody:
     __slots__ = (
         "_chunked",
         "_held_bytes",
+        "_memory",
         "_receive",
-        "_room",
         "client_left",
         "declared_bytes",
         "unread",
     )
 
-    def __init__(self, receive: Receive, declared_bytes: int | None, room: BodyRoom) -> None:
+    def __init__(self, receive: Receive, declared_bytes: int | None, memory: BodyMemory) -> None:
         self._receive = receive
-        self._room = room
+        self._memory = memory
         self._held_bytes = 0
         self._chunked = False
         self.declared_bytes = declared_bytes
@@ -35,7 +35,7 @@ class RequestBody:
         self.client_left = False
 
     async def read(self, limits: ProxyLimits) -> bytes:
-        """Read until the end, or what the limits and the room for all bodies allow."""
+        """Read until the end, or what the limits and the memory for all bodies allow."""
         first = await self.read_piece()
         declared_bytes = max(self.declared_bytes or 0, len(first))
         if self.unread and not self.client_left and declared_bytes <= limits.measured_body_bytes:
@@ -44,7 +44,7 @@ class RequestBody:
 
     async def _read_rest(self, first: bytes, limits: ProxyLimits) -> bytes:
         pieces = [first]
-        if not self._room.has(self.declared_bytes or 0) or not self._hold(len(first)):
+        if not self._memory.has(self.declared_bytes or 0) or not self._hold(len(first)):
             return first
         try:
             async with asyncio.timeout(limits.body_s):
@@ -53,7 +53,7 @@ class RequestBody:
                     if self.client_left or not self._hold(len(pieces[-1])):
                         break
         except TimeoutError:
-            # So slow a client must not keep the room: the rest passes as it arrives.
+            # So slow a client must not keep the memory: the rest passes as it arrives.
             pass
         return b"".join(pieces)
 
@@ -68,13 +68,13 @@ class RequestBody:
         return body
 
     def _hold(self, more_bytes: int) -> bool:
-        held = self._room.take(self._held_bytes, more_bytes)
+        held = self._memory.take(self._held_bytes, more_bytes)
         self._held_bytes += more_bytes * held
         return held
 
     def free(self) -> None:
-        """Give the room back: the bytes that were read went to the engine, or nowhere."""
-        self._room.give_back(self._held_bytes)
+        """Give the memory back: the bytes that were read went to the engine, or nowhere."""
+        self._memory.give_back(self._held_bytes)
         self._held_bytes = 0
 
     def framing(self, size_bytes: int) -> HeaderLines:

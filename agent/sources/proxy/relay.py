@@ -56,7 +56,7 @@ class Relay:
         self._scope = scope
         self._response = ClientResponse(scope, send)
         self._head = RequestHead(scope["headers"])
-        self._body = RequestBody(receive, self._head.declared_bytes, context.room)
+        self._body = RequestBody(receive, self._head.declared_bytes, context.body_memory)
         self._unsent = b""
         self._task: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -212,15 +212,15 @@ class Relay:
             return () if but else balancer.engines
 
     def _keep(self, body: bytes) -> None:
-        """Keep the body of a generation request for another engine, if there is room."""
+        """Keep the body of a generation request for another engine, if there is memory."""
         several = len(self._context.balancer.engines) > 1
         known = several and self._exchange is not None and not self._body.unread
-        if known and self._context.kept.take(0, len(body)):
+        if known and self._context.kept_memory.take(0, len(body)):
             self._kept = body
 
     def _forget_body(self) -> None:
         if self._kept is not None:
-            self._context.kept.give_back(len(self._kept))
+            self._context.kept_memory.give_back(len(self._kept))
             self._kept = None
 
     def _send_request(self, connection: EngineConnection, body: bytes) -> None:

@@ -22,7 +22,7 @@ from agent.sources.proxy.load_balancer import (
 from agent.sources.proxy.outlier_detection import OutlierDetection
 from agent.sources.proxy.relay import Relay
 from agent.sources.proxy.relay_context import (
-    BodyRoom,
+    BodyMemory,
     Clocks,
     ProxyLimits,
     Receive,
@@ -70,8 +70,8 @@ class ReverseProxy:
             measuring=None if measuring is None else GuardedMeasuring(measuring, self._failed),
             clocks=clocks,
             limits=limits,
-            room=BodyRoom(limits.body_room_bytes),
-            kept=BodyRoom(limits.kept_room_bytes),
+            body_memory=BodyMemory(limits.body_memory_bytes),
+            kept_memory=BodyMemory(limits.kept_memory_bytes),
             on_failure=self._failed,
         )
 

@@ -253,7 +253,7 @@ async def test_a_503_of_both_engines_goes_to_the_client() -> None:
 
 @in_loop
 async def test_without_room_for_the_body_a_503_goes_to_the_client() -> None:
-    limits = replace(LIMITS, kept_room_bytes=0)
+    limits = replace(LIMITS, kept_memory_bytes=0)
     async with pair(responding(failing(503)), limits=limits) as engines:
         assert sorted(await engines.ask(2)) == [200, 503]
 

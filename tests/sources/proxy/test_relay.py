@@ -7,7 +7,7 @@ import pytest
 
 from agent.sources.proxy.exchange import Ending
 from agent.sources.proxy.headers import redirect_to_proxy
-from agent.sources.proxy.relay_context import BodyRoom
+from agent.sources.proxy.relay_context import BodyMemory
 from tests.sources.proxy.wire import (
     GET,
     LAST_CHUNK,
@@ -245,24 +245,24 @@ def test_a_redirect_to_the_engine_becomes_one_to_the_proxy(
 
 @pytest.mark.parametrize("greedy", [1, 3, 40])
 def test_greedy_bodies_leave_room_for_a_small_one(greedy: int) -> None:
-    room, held = BodyRoom(1000), [0] * greedy
+    memory, held = BodyMemory(1000), [0] * greedy
     for _ in range(1000):
         for number in range(greedy):
-            held[number] += room.take(held[number], 1)
+            held[number] += memory.take(held[number], 1)
     # All in turn: each has the same as what is left.
     assert sum(held) <= 1000 * greedy / (greedy + 1)
-    assert room.has(1000 // (greedy + 1) // 2)
+    assert memory.has(1000 // (greedy + 1) // 2)
     for one in held:
-        room.give_back(one)
-    assert room.has(500)
-    assert not room.has(501)
+        memory.give_back(one)
+    assert memory.has(500)
+    assert not memory.has(501)
 
 
 @in_loop
 async def test_the_room_is_given_back_after_each_request() -> None:
     recorder = Recorder()
-    limits = replace(LIMITS, body_room_bytes=600_000)
-    # More than one read of a socket, so that it takes room; eight would fill it.
+    limits = replace(LIMITS, body_memory_bytes=600_000)
+    # More than one read of a socket, so that it takes memory; eight would fill it.
     body = bytes(290_000)
     async with serving(responding(OK), measuring=recorder, limits=limits) as (_, proxied):
         for _ in range(8):
@@ -290,7 +290,7 @@ async def recorder_has(recorder: Recorder, count: int) -> None:
 @in_loop
 async def test_a_body_without_room_passes_as_it_arrives(declared: bool) -> None:
     recorder = Recorder()
-    limits = replace(LIMITS, body_room_bytes=100_000)
+    limits = replace(LIMITS, body_memory_bytes=100_000)
     body = bytes(900_000)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     request = post(body) if declared else head + chunk(body) + LAST_CHUNK
