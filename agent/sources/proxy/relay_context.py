@@ -58,7 +58,7 @@ class ProxyLimits:
     """Time-outs in seconds, and the sizes of request bodies that are buffered.
 
     The time-outs of an engine are the settings `proxy.connect_timeout`, `.answer_timeout` and
-    `.gap_timeout`. A body is buffered for `body_s`. All bodies together have `body_memory_bytes`, and
+    `.gap_timeout`. A body is buffered for `body_s`. All bodies together have `body_memory_bytes`,
     those that are kept until an engine answers `kept_memory_bytes`.
     """
 
