@@ -71,7 +71,7 @@ def _fill_requests(engine: Engine) -> float:
             "started_at": f"{began} - toIntervalMillisecond(5000)",
             "ended_at": f"{began} - toIntervalMillisecond(number % 4000)",
             "received_at": began,
-            "row_version": "1",
+            "changed": "1",
         }
         for first in range(0, ROWS, step):
             client.command(

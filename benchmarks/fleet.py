@@ -9,18 +9,18 @@ import psutil
 from sqlalchemy import func, select
 
 from agent.store.connection import open_engine
-from agent.store.journal.destination import CUT_OFF_S
 from agent.store.migrating import upgrade
+from agent.store.publishing.destination import CUT_OFF_S
 from agent.store.tables import requests
 from tests.real_parts.postgres import PostgresServer
-from tests.store.journal.fleet import Fleet, running_fleet
+from tests.store.publishing.fleet import Fleet, running_fleet
 
 AGENTS, PER_S, SECONDS = 20, 100, 3600
 # PostgreSQL is away while the rows of ten minutes come.
 OUTAGE_S = range(1200, 1800)
 _STEP_S = 120
 _CATCHES_UP_S = 1800.0
-# Relative to the memory in the first tenth of the hour; the bounds of a journal are those on disk.
+# Relative to the memory in the first tenth of the hour; the bounds of a file are those on disk.
 TARGET_GROWTH = 1.25
 
 
@@ -47,7 +47,7 @@ def _hour(folder: Path, server: PostgresServer) -> bool:
             for first_s in range(0, SECONDS, _STEP_S):
                 _step(fleet, server, first_s)
                 rss_mb.append(_memory_mb())
-            fleet.all_forwarded(_CATCHES_UP_S)
+            fleet.all_published(_CATCHES_UP_S)
         took_s = time.perf_counter() - began_s
         with engine.connect() as connection:
             rows = connection.scalar(select(func.count()).select_from(requests))

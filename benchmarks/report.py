@@ -50,4 +50,4 @@ def fill(engine: Engine) -> None:
     for number in range(REQUESTS // _REQUESTS_PER_WRITE):
         write(list(islice(judged, _REQUESTS_PER_WRITE)))
         if number % _WRITES_PER_FOLD == _WRITES_PER_FOLD - 1:
-            rollups.fold(time.time())
+            rollups.fold()

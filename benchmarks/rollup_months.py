@@ -64,7 +64,7 @@ def use(name: str, engine: Engine) -> bool:
     return report(what, fewest_s(figures, 2), USE_TARGET_S, "s")
 
 
-def _starts() -> Iterator[tuple[int, int]]:
+def window_starts() -> Iterator[tuple[int, int]]:
     """The rollups of every width that a window of the month could read."""
     for width_s, from_s in (
         (DAY_S, TODAY - (DAYS + 1) * DAY_S),
@@ -94,7 +94,7 @@ def _fill_rollups(engine: Engine) -> None:
                 rows = [
                     {"width_s": width_s, "series": number, "starts_at": start}
                     | figures[width_s][length]
-                    for width_s, start in _starts()
+                    for width_s, start in window_starts()
                     if length in figures[width_s]
                 ]
                 connection.execute(rollups.insert(), rows)

@@ -85,7 +85,7 @@ def _fill(name: str, engine: Engine, per_s: int) -> None:
     while batch := list(islice(requests, 600)):
         write(batch)
     began = time.process_time()
-    RollupStore(engine, "agent-0").fold(TODAY + DAY_S)
+    RollupStore(engine, "agent-0").fold()
     print(f"rollups, {name}: folding an hour took {(time.process_time() - began) / 6:.2f} s")
     minutes = [_minute(TODAY + start) for start in range(0, MEASURED_S, 60)]
     MinuteStore(engine, "agent-0").write(minutes, (), TODAY)

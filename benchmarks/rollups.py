@@ -53,7 +53,7 @@ def _minute(name: str, engine: Engine) -> bool:
             with for_writing(engine).begin() as connection:
                 add_to_rollups(connection, judged[1000 * second : 1000 * second + 1000])
             if second % 30 == 29:
-                rollup_store.fold(TODAY)
+                rollup_store.fold()
         times.append(clock() - began)
     what = f"{name}: 60,000 requests of a minute, stored and folded"
     return report(what, min(times), MINUTE_TARGET_S, "s of one core")

@@ -1,4 +1,4 @@
-"""Running agents that forward to ClickHouse, and `serve` beside them.
+"""Running agents that publish to ClickHouse, and `serve` beside them.
 
 The engine is ClickHouse's own, from chDB; the HTTP in front of it is of the tests.
 """
@@ -55,7 +55,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     url, port = database.url("goodput"), free_port()
     made = upgrade(opened := open_engine(url))
     opened.dispose()
-    assert made == (None, "clickhouse-1")
+    assert made == (None, "clickhouse-2")
     config = folder / "serve.yml"
     config.write_text(yaml.safe_dump({"listen": {"port": port}, "storage": {"publish_to": url}}))
     with (
@@ -71,7 +71,7 @@ def test_what_is_acknowledged_is_served_from_clickhouse(fleet: Fleet) -> None:
     eventually(
         lambda: fleet.server.api.summary(window="1h")["requests"] == len(fleet.sender.acknowledged),
         within_s=WITHIN_S,
-        what="the forwarded requests",
+        what="the published requests",
     )
     rows = fleet.server.api.requests(agent="agent-0")
     assert {row["trace_id"] for row in rows} == fleet.sender.acknowledged
@@ -95,7 +95,7 @@ def test_an_agent_goes_on_while_clickhouse_is_away(fleet: Fleet) -> None:
 
     fleet.database.kill()
     assert fleet.sender.export([request_span(f"late-{n}") for n in range(SPANS)])
-    eventually(lambda: "changes wait" in part(), within_s=WITHIN_S, what="the reason")
+    eventually(lambda: "rows wait" in part(), within_s=WITHIN_S, what="the reason")
     assert fleet.agent.api.summary(window="1h")["requests"] == len(fleet.sender.acknowledged)
     eventually(
         lambda: requests.get(f"{fleet.server.url}/readyz", timeout=WITHIN_S).status_code == 503,

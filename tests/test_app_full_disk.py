@@ -16,7 +16,7 @@ from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.span_sender import constant_load
-from tests.real_parts.storing_process import WITHIN_S, all_forwarded, has_all_once
+from tests.real_parts.storing_process import WITHIN_S, all_published, has_all_once
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -115,6 +115,6 @@ def test_a_full_disk_is_told_counted_and_survived(
         assert load.statuses.keys() == {200, 503}
         eventually(lambda: not store_says(agent), within_s=WITHIN_S, what="readiness")
         if kind != "sqlite":
-            all_forwarded(file)
+            all_published(file)
             has_all_once(storage["publish_to"], load)
         has_all_once(f"sqlite:///{file}", load)

@@ -16,7 +16,7 @@ from tests.real_parts.storing_process import (
     WHOLE,
     WITHIN_S,
     StoringProcess,
-    all_forwarded,
+    all_published,
     has_all_once,
     kill,
 )
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.slow
 # The whole agent and its part that stores: jobs of the part run each second, so that kills come
 # while it folds. `python -m benchmarks long_mix` kills for longer.
 WITH_SQLITE = [(WHOLE, 30), (PART, 20)]
-WITH_JOURNAL = [(WHOLE, 20), (PART, 10)]
+WITH_POSTGRES = [(WHOLE, 20), (PART, 10)]
 # A start takes about a tenth of a second; some kills come within it.
 _IN_THE_START, _START_S = 0.3, 0.15
 _MOST_BATCHES, _BETWEEN_BATCHES_S = 8, 0.01
 PAUSE_S = 0.01
-_AFTER_FORWARDING, _LOOK_EVERY_S = 0.2, 0.002
+_AFTER_PUBLISHING, _LOOK_EVERY_S = 0.2, 0.002
 
 
 class KilledAgain(StoringProcess):
@@ -57,27 +57,27 @@ class KilledAgain(StoringProcess):
             time.sleep(self._moments.uniform(0, _BETWEEN_BATCHES_S))
 
 
-class KilledForwarding(KilledAgain):
-    """The same with a journal: some kills come when PostgreSQL has just committed a batch."""
+class KilledPublishing(KilledAgain):
+    """The same with PostgreSQL: some kills come when it has just committed a batch."""
 
     def __init__(self, folder: Path, command: Sequence[str], url: str) -> None:
-        self.file = folder / "journal.db"
+        self.file = folder / "agent.db"
         super().__init__(folder, command, {"publish_to": url, "file": str(self.file)})
         self._shared = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
 
     def _wait(self, load: ConstantLoad) -> None:
-        if self._moments.random() >= _AFTER_FORWARDING:
+        if self._moments.random() >= _AFTER_PUBLISHING:
             super()._wait(load)
             return
-        before, deadline = self._forwarded(), time.monotonic() + WITHIN_S
-        while self._forwarded() == before:
-            assert time.monotonic() < deadline, "nothing is forwarded"
+        before, deadline = self._published(), time.monotonic() + WITHIN_S
+        while self._published() == before:
+            assert time.monotonic() < deadline, "nothing is published"
             time.sleep(_LOOK_EVERY_S)
 
-    def _forwarded(self) -> int:
+    def _published(self) -> int:
         # The first start makes the tables.
         with suppress(psycopg.errors.UndefinedTable):
-            found = self._shared.execute("SELECT sum(forwarded) FROM journals").fetchone()
+            found = self._shared.execute("SELECT sum(last) FROM published_files").fetchone()
             return int(found[0] or 0) if found else 0
         return 0
 
@@ -110,15 +110,15 @@ def test_sqlite_has_what_was_acknowledged_before_every_kill(
     has_all_once(f"sqlite:///{file}", load)
 
 
-@pytest.mark.parametrize(("command", "kills"), WITH_JOURNAL)
-def test_journal_and_shared_database_have_what_was_acknowledged_before_every_kill(
+@pytest.mark.parametrize(("command", "kills"), WITH_POSTGRES)
+def test_file_and_shared_database_have_what_was_acknowledged_before_every_kill(
     tmp_path: Path, postgres_url: str, command: Sequence[str], kills: int
 ) -> None:
-    with closing(KilledForwarding(tmp_path, command, postgres_url)) as killed:
+    with closing(KilledPublishing(tmp_path, command, postgres_url)) as killed:
         load = under_load(killed, kills)
     last = killed.start()
     try:
-        all_forwarded(killed.file)
+        all_published(killed.file)
     finally:
         kill(last)
     has_all_once(f"sqlite:///{killed.file}", load)

@@ -1,4 +1,4 @@
-"""PostgreSQL or the clock fails while a journal is forwarded: nothing is lost, nothing is twice."""
+"""PostgreSQL or the clock fails while an agent publishes: nothing is lost, nothing is twice."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from tests.real_parts.storing_process import (
     PART,
     WITHIN_S,
     StoringProcess,
-    all_forwarded,
+    all_published,
     has_all_once,
     kill,
 )
@@ -31,11 +31,11 @@ HOUR_S = 3600.0
 
 
 class Site:
-    """A running journal with its shared database, and every load so far."""
+    """A running store with its shared database, and every load so far."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.url = url
-        self.file = folder / "journal.db"
+        self.file = folder / "agent.db"
         storage = {"publish_to": url, "file": str(self.file)}
         self.storing = StoringProcess(folder, PART, storage)
         self.loads: list[ConstantLoad] = []
@@ -49,24 +49,20 @@ class Site:
             found = connection.execute(query.encode()).fetchone()
         return int(found[0] or 0) if found else 0
 
-    def forwards(self) -> None:
-        """Return when requests that come now were forwarded, too."""
+    def publishes(self) -> None:
+        """Return when requests that come now are published, too."""
         before = self.rows()
         eventually(lambda: self.rows() > before, within_s=WITHIN_S, what="new rows")
 
     def folds(self) -> None:
-        """Return when the job that folds rollups has run again."""
-        newest = "SELECT max(id) FROM rollup_changes"
-        before = eventually(lambda: self._number(newest), within_s=WITHIN_S, what="a change")
-        eventually(
-            lambda: self._number("SELECT min(id) FROM rollup_changes") > before,
-            within_s=WITHIN_S,
-            what="folded rollups",
-        )
+        """Return when the job that folds rollups has run again, and they are published."""
+        newest = "SELECT max(changed) FROM rollups"
+        before = eventually(lambda: self._number(newest), within_s=WITHIN_S, what="a rollup")
+        eventually(lambda: self._number(newest) > before, within_s=WITHIN_S, what="newer rollups")
 
     def whole_and_once(self) -> None:
         """Both databases have every request of all loads."""
-        all_forwarded(self.file)
+        all_published(self.file)
         has_all_once(f"sqlite:///{self.file}", *self.loads)
         has_all_once(self.url, *self.loads)
 
@@ -82,7 +78,7 @@ def site(
             with constant_load(site.storing.port, PAUSE_S) as load:
                 load.more_acknowledged(1)
                 site.loads.append(load)
-            all_forwarded(site.file)
+            all_published(site.file)
             yield site
         finally:
             kill(process)
@@ -179,7 +175,7 @@ def test_nothing_is_lost_or_twice_and_new_requests_are_acknowledged(
         with outage(postgres_server, site.url):
             load.more_acknowledged(BATCHES_OF_EACH, of_each=True)
         # New rows keep coming while it catches up.
-        site.forwards()
+        site.publishes()
     site.whole_and_once()
 
 
@@ -192,6 +188,6 @@ def test_when_the_clock_is_set_and_set_back_nothing_is_lost_or_twice_and_jobs_go
         for seconds in (set_by_s, 0.0):
             site.storing.clock.set_by(seconds)
             load.more_acknowledged(BATCHES_OF_EACH, of_each=True)
-            site.forwards()
+            site.publishes()
             site.folds()
     site.whole_and_once()

@@ -53,7 +53,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     file = tmp_path_factory.mktemp("stored") / "goodput.db"
     file.write_bytes(migrated_file())
     engine = open_engine(f"sqlite:///{file}")
-    fill(Api("", engine, ServedAgent(now=NOW)))
+    fill(Api("", engine, engine, ServedAgent(now=NOW)))
     context = replace(stored_context(engine, Settings()), now=lambda: NOW)
     yield schemathesis.openapi.from_asgi("/openapi.json", make_api(context, live_figures(context)))
     engine.dispose()

@@ -132,7 +132,7 @@ def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path)
     }
     with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
         eventually(
-            lambda: "changes wait" in shared_database(agent.url),
+            lambda: "rows wait" in shared_database(agent.url),
             within_s=WITHIN_S,
             what="the problem of the shared database",
         )

@@ -27,7 +27,7 @@ from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
 from tests.settings.reading import storage_variables
-from tests.store.making import some, store
+from tests.store.making import some, store_in
 from tests.store.migrated import migrated_in
 
 WITHIN_S = 120.0
@@ -112,7 +112,7 @@ def reader_of(url: str) -> Iterator[str]:
 
 @dataclass
 class Fleet:
-    """An agent with a journal, its sender, what another agent left, and `serve` beside them."""
+    """An agent that publishes, its sender, what another agent left, and `serve` beside them."""
 
     agent: AgentProcess
     sender: SpanSender
@@ -134,7 +134,7 @@ def leave(url: str) -> None:
     upgrade(engine)
     at = time.time()
     times = {"started_at": at - 2, "ended_at": at - 1, "received_at": at}
-    store(engine, some(range(5), agent="gone", model="qwen", **times))
+    store_in(engine, some(range(5), agent="gone", model="qwen", **times))
     claim = NameClaim("gone", "elsewhere:1:a", state=AgentState(engines=lambda: [GONE]))
     claim.take(engine)
     claim.beat(engine)
@@ -147,7 +147,7 @@ def leave(url: str) -> None:
 def fleet(
     tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer
 ) -> Iterator[Fleet]:
-    """The agent has forwarded what it acknowledged."""
+    """The agent has published what it acknowledged."""
     folder, ports = tmp_path_factory.mktemp("fleet"), AgentPorts.free()
     with postgres_server.new_database() as url:
         leave(url)
@@ -167,7 +167,7 @@ def fleet(
             eventually(
                 lambda: server.api.summary(window="1h", agent="agent-0")["requests"] == SPANS,
                 within_s=WITHIN_S,
-                what="the forwarded requests",
+                what="the published requests",
             )
             yield fleet
 
@@ -184,7 +184,7 @@ def test_agents_show_their_version_heartbeat_and_lag(fleet: Fleet) -> None:
     eventually(
         lambda: fleet.agents()["agent-0"]["waiting_rows"] == 0,
         within_s=WITHIN_S,
-        what="a beat after everything was forwarded",
+        what="a beat after everything was published",
     )
     agents = fleet.agents()
     assert agents.keys() == {"agent-0", "gone"}

@@ -343,7 +343,7 @@ def test_a_corrupt_file_stays_as_it_is_unless_it_is_to_be_set_aside(tmp_path: Pa
     assert str(aside) in agent.agent.log()
 
 
-# Two agents of one name
+# Two agents of one file
 
 
 def _limits(file: Path) -> list[tuple[str, str]]:
@@ -352,7 +352,7 @@ def _limits(file: Path) -> list[tuple[str, str]]:
         return database.execute(query).fetchall()
 
 
-def test_a_second_agent_of_one_name_waits_until_the_first_has_ended(tmp_path: Path) -> None:
+def test_a_second_agent_of_one_file_waits_until_the_first_has_ended(tmp_path: Path) -> None:
     file = tmp_path / "goodput.db"
     common = {"name": "chat", "storage": {"file": str(file)}}
     loose = {"objectives": [{"name": "chat", "ttft_ms": 9000}]}
@@ -362,11 +362,11 @@ def test_a_second_agent_of_one_name_waits_until_the_first_has_ended(tmp_path: Pa
     in_force = _limits(file)
     with attacked(tmp_path / "second", path="/healthz", **common, **loose) as second:
         assert not second.export()
-        said = second.store_says("another agent of the name 'chat'")
-        assert "`name` of its own" in said
+        said = second.store_says("another agent writes to goodput.db")
+        assert "`storage.file` of its own" in said
         assert _limits(file) == in_force
         assert SpanSender(first_ports.grpc).export([request_span("of the first")])
-        # A killed agent does not release its name.
+        # The kernel ends a killed agent's lock.
         first.kill()
         second.acknowledges()
         second.is_ready()

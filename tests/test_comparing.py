@@ -27,7 +27,7 @@ from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
 from agent.store.run_rows import RunEmpty
 from tests.real_parts.postgres import PostgresServer
-from tests.store.making import NOON, request, store
+from tests.store.making import NOON, request, store_in
 from tests.store.migrated import migrated, migrated_in
 
 RECORDED = Path(__file__).parent / "data" / "comparison"
@@ -143,7 +143,7 @@ def fill(engine: Engine) -> None:
             **{"input_tokens": 30, "output_tokens": 20},
         }
         judged.append(request(number, **facts))
-    store(engine, judged)
+    store_in(engine, judged)
 
 
 @pytest.fixture

@@ -288,35 +288,35 @@ STORE_FAILURES = counter(
     "Writes that the database refused, by kind of row.",
     "what",
 )
-_NO_JOURNAL = "without a journal"
-JOURNAL_WAITING = gauge(
-    "llm_agent_journal_waiting_rows",
-    "Changes of rows in the journal that the shared database does not have yet.",
-    absent=_NO_JOURNAL,
+_NOT_PUBLISHED = "without storage.publish_to"
+UNPUBLISHED_ROWS = gauge(
+    "llm_agent_unpublished_rows",
+    "Rows of the agent's file that the shared database does not have yet.",
+    absent=_NOT_PUBLISHED,
 )
-JOURNAL_LAG = gauge(
-    "llm_agent_journal_lag_seconds",
-    "Age of the oldest change in the journal that the shared database does not have yet.",
+PUBLISH_LAG = gauge(
+    "llm_agent_publish_lag_seconds",
+    "Time since the shared database had everything; 0 while it has.",
     unit=Unit.SECONDS,
     merge=Merge.MAX,
-    absent=_NO_JOURNAL,
+    absent=_NOT_PUBLISHED,
 )
-JOURNAL_BYTES = gauge(
-    "llm_agent_journal_bytes",
-    "Bytes of the journal's file that hold rows.",
+FILE_BYTES = gauge(
+    "llm_agent_file_bytes",
+    "Bytes of the agent's file that hold rows.",
     unit=Unit.BYTES,
-    absent=_NO_JOURNAL,
+    absent=_NOT_PUBLISHED,
 )
-JOURNAL_FORWARDED = counter(
-    "llm_agent_journal_forwarded_rows",
-    "Changes of rows in the journal that the shared database took.",
-    absent=_NO_JOURNAL,
+PUBLISHED_ROWS = counter(
+    "llm_agent_published_rows",
+    "Rows that the shared database took; one that changed counts again.",
+    absent=_NOT_PUBLISHED,
 )
-JOURNAL_DROPPED = counter(
-    "llm_agent_journal_dropped_rows",
-    "Changes of rows that the shared database will never have, by reason.",
+LOST_ROWS = counter(
+    "llm_agent_lost_rows",
+    "Rows that the shared database will never have, by reason.",
     "reason",
-    absent=_NO_JOURNAL,
+    absent=_NOT_PUBLISHED,
 )
 
 AGENT_METRICS = (

@@ -161,12 +161,12 @@ class StoreWrite(StrEnum):
     EXPIRE = "expire"
 
 
-class JournalDropped(StrEnum):
-    """Why a change in the journal was not forwarded to the shared database, or not stored.
+class LostRows(StrEnum):
+    """Why the shared database will never have a row.
 
-    `age`: it waited for longer than storage.keep_in_file. `full`: a sample came while the
-    journal was full; requests are then refused, and sent again. `refused`: by the shared database,
-    for its content. `damaged`: it waited in a file that was set aside.
+    `age`: it waited for longer than storage.keep_in_file. `full`: a sample came while the agent's
+    file was full; requests are then refused, and sent again. `refused`: by the shared database, for
+    its content. `damaged`: it waited in a file that was set aside.
     """
 
     AGE = "age"

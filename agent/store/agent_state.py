@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from agent import __version__
 from agent.store.facts import json_value
-from agent.store.journal.backlog import Lag
+from agent.store.publishing.changes import Lag
 
 Engines = Callable[[], Sequence[Mapping[str, Any]]]
 
@@ -20,8 +20,8 @@ def no_engines() -> Sequence[Mapping[str, Any]]:
     return ()
 
 
-def no_journal(_connection: Connection) -> Lag | None:
-    """The lag of an agent that writes to its database itself."""
+def no_lag(_connection: Connection) -> Lag | None:
+    """The lag of an agent whose file is not published."""
     return None
 
 
@@ -47,7 +47,7 @@ class AgentState:
         }
 
     def now(self, lag: Lag | None) -> dict[str, Any]:
-        """The columns that change with each beat; without a journal there is no lag."""
+        """The columns that change with each beat; without a shared database there is no lag."""
         shown = [{name: json_value(value) for name, value in row.items()} for row in self.engines()]
         return {
             "waiting_rows": None if lag is None else lag.rows,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, delete, or_, select, tuple_, update
+from sqlalchemy import Connection, Engine, bindparam, or_, select, tuple_, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.analysis.joined_record import with_figures
@@ -12,6 +12,7 @@ from agent.records.engine import EndedRequest
 from agent.records.objective import JudgedRequest
 from agent.store.connection import for_writing, logged_unavailable
 from agent.store.inserting import Key
+from agent.store.joining import delete_rows
 from agent.store.rollups import add_to_rollups
 from agent.store.rows import ALL_COLUMNS, checked_from, counted_values
 from agent.store.tables import requests
@@ -74,13 +75,12 @@ def _amended(
 def _removed(connection: Connection, superseded: Sequence[Key]) -> list[JudgedRequest]:
     """Delete rows; returns those that were counted."""
     rows = _rows(connection, superseded)
-    if rows:
-        connection.execute(delete(requests).where(requests.c.id.in_([row["id"] for row in rows])))
+    delete_rows(connection, [row["id"] for row in rows])
     return readable(requests, (row for row in rows if row["counted"]), checked_from)
 
 
 def _rows(connection: Connection, keys: Sequence[Key]) -> list[Mapping[str, Any]]:
-    """The rows of these records, in the order in which all writers lock rows."""
+    """The rows of these records."""
     found: dict[int, Mapping[str, Any]] = {}
     for first in range(0, len(keys), _ROWS_PER_STEP):
         some = keys[first : first + _ROWS_PER_STEP]
@@ -93,7 +93,6 @@ def _rows(connection: Connection, keys: Sequence[Key]) -> list[Mapping[str, Any]
                 tuple_(requests.c.trace_id, requests.c.proxy_span_id).in_(some),
             ),
         )
-        query = query.order_by(requests.c.id).with_for_update()
         found |= {row.id: dict(row._mapping) for row in connection.execute(query)}
     return [found[row] for row in sorted(found)]
 

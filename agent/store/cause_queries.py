@@ -134,6 +134,7 @@ def _rows(
                 table.objective == objective,
             )
             .group_by(*group, *((starts,) if by_start else ()))
+            .having(func.sum(table.requests) > 0)
         )
         for row_id, limit, cause, starts_at, count, top, excess_s in connection.execute(query):
             place = CausePlace(objective, limit, cause)

@@ -1,7 +1,6 @@
 """Rollups of causes: missed requests and their excess seconds, in the widths of other rollups.
 
-They are written in the transaction that stores or removes the explanations. Whoever calls has
-locked the rows of the requests before.
+They are written in the transaction that stores or removes the explanations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from agent.analysis.tally import CausePlace, CauseSum, sums_of
 from agent.records.objective import ExplainedRequest
-from agent.store.rollups import WIDTHS_S, Series, place_of, take_turns
+from agent.store.rollups import WIDTHS_S, Series, place_of
 from agent.store.series_places import (
     MAX_SERIES,
     other_series,
@@ -19,26 +18,27 @@ from agent.store.series_places import (
     stored_ids,
     target_series,
 )
+from agent.store.tables import CHANGED
 
 _PLACE = ("width_s", "series", "starts_at", "objective", "limit_name", "cause")
 SUMS = ("requests", "top_requests", "excess_s")
-_HERE = " AND ".join(f"{name} = :{name}" for name in _PLACE)
 
 _ADD = text(
-    f"INSERT INTO cause_rollups ({', '.join((*_PLACE, *SUMS))}) "
-    f"VALUES ({', '.join(f':{name}' for name in (*_PLACE, *SUMS))}) "
+    f"INSERT INTO cause_rollups ({', '.join((*_PLACE, *SUMS))}, changed) "
+    f"VALUES ({', '.join(f':{name}' for name in (*_PLACE, *SUMS))}, {CHANGED}) "
     f"ON CONFLICT ({', '.join(_PLACE)}) DO UPDATE SET "
     "requests = cause_rollups.requests + excluded.requests, "
     "top_requests = cause_rollups.top_requests + excluded.top_requests, "
     "excess_s = coalesce(cause_rollups.excess_s + excluded.excess_s, "
-    "cause_rollups.excess_s, excluded.excess_s)"
+    "cause_rollups.excess_s, excluded.excess_s), changed = excluded.changed"
 )
+# A row without requests stays, to be published.
 _SUBTRACT = text(
-    "UPDATE cause_rollups SET requests = requests - :requests, "
-    "top_requests = top_requests - :top_requests, "
-    f"excess_s = coalesce(excess_s - :excess_s, excess_s) WHERE {_HERE}"
+    f"UPDATE cause_rollups SET changed = {CHANGED}, requests = max(requests - :requests, 0), "
+    "top_requests = max(top_requests - :top_requests, 0), excess_s = CASE "
+    "WHEN requests > :requests THEN coalesce(excess_s - :excess_s, excess_s) END "
+    f"WHERE {' AND '.join(f'{name} = :{name}' for name in _PLACE)}"
 )
-_DELETE_EMPTY = text(f"DELETE FROM cause_rollups WHERE {_HERE} AND requests <= 0")
 
 _Start = tuple[int, Series]
 
@@ -48,7 +48,6 @@ def add_causes(
 ) -> None:
     """Add missed requests to the rollups of their causes."""
     for agent, sums in _by_agent(explained).items():
-        take_turns(connection, agent)
         wanted = [series for _, series in sums]
         targets = target_series(connection, agent, wanted, max_series)
         ids = stored_ids(connection, set(targets.values()))
@@ -58,45 +57,25 @@ def add_causes(
 
 def subtract_causes(connection: Connection, explained: Sequence[ExplainedRequest]) -> None:
     """Subtract missed requests from the rollups of their causes; what has expired is left out."""
-    for agent, sums in _by_agent(explained).items():
-        take_turns(connection, agent)
+    for sums in _by_agent(explained).values():
         wanted = {series for _, series in sums}
         ids = series_ids(connection, wanted | {other_series(series) for series in wanted})
         found = {series: ids.get(series, ids.get(other_series(series))) for series in wanted}
         rows = _rows(sums, found)
         if rows:
             connection.execute(_SUBTRACT, rows)
-            connection.execute(_DELETE_EMPTY, rows)
-
-
-def add_differences(
-    connection: Connection,
-    agent: str,
-    differences: Sequence[tuple[Series, Mapping[str, Any]]],
-    max_series: int,
-) -> None:
-    """Add the differences of an agent's journal to its rollups of causes."""
-    take_turns(connection, agent)
-    wanted = [series for series, _ in differences]
-    targets = target_series(connection, agent, wanted, max_series)
-    ids = stored_ids(connection, set(targets.values()))
-    rows = [{**values, "series": ids[targets[series]]} for series, values in differences]
-    rows.sort(key=lambda row: [row[name] for name in _PLACE])
-    connection.execute(_ADD, rows)
-    connection.execute(_DELETE_EMPTY, rows)
 
 
 def _by_agent(
     explained: Sequence[ExplainedRequest],
 ) -> dict[str, dict[_Start, dict[CausePlace, CauseSum]]]:
-    """The sums by agent name, in order, so that no two transactions wait for each other."""
     by_agent: dict[str, dict[_Start, dict[CausePlace, CauseSum]]] = {}
     for judged, explanation in explained:
         start = place_of(judged)
         sums = by_agent.setdefault(start[1].agent, {}).setdefault(start, {})
         for place, each in sums_of(explanation).items():
             sums.setdefault(place, CauseSum()).add(each)
-    return dict(sorted(by_agent.items()))
+    return by_agent
 
 
 def _rows(

@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, func, insert, select, update
 
 from agent.errors import StoreUnavailable
-from agent.store.agent_state import AgentState, no_journal
-from agent.store.connection import for_polling, for_writing, in_transaction
-from agent.store.journal.backlog import Lag
+from agent.store.agent_state import AgentState, no_lag
+from agent.store.connection import for_polling, for_writing, in_transaction, without_number
+from agent.store.publishing.changes import Lag
 from agent.store.tables import agents
 
 BEAT_EVERY_S = 5.0
@@ -45,9 +45,9 @@ class NameClaim:
         monotonic: Callable[[], float] = time.monotonic,
         *,
         state: AgentState | None = None,
-        lag: Callable[[Connection], Lag | None] = no_journal,
+        lag: Callable[[Connection], Lag | None] = no_lag,
     ) -> None:
-        """`lag` returns the lag of the agent's journal; it gets the connection of the beat."""
+        """`lag` returns what waits to be published; it gets the connection of the beat."""
         self._agent = agent
         self._instance = instance
         self._monotonic = monotonic
@@ -58,16 +58,18 @@ class NameClaim:
 
     def take(self, engine: Engine) -> None:
         """Take the name. Raises NameTaken while another agent with this name lives."""
-        in_transaction(for_writing(engine), self._take)
+        in_transaction(without_number(for_writing(engine)), self._take)
 
     def beat(self, engine: Engine) -> None:
         """Renew the claim. Raises NameTaken if another agent took the name."""
-        in_transaction(for_polling(engine), self._beat)
+        in_transaction(without_number(for_polling(engine)), self._beat)
 
     def release(self, engine: Engine) -> None:
         """Give the name back, so that the next agent need not wait; the row stays."""
         stopped = update(agents).where(*self._own_row()).values(stopped_at=func.now())
-        in_transaction(for_polling(engine), lambda connection: connection.execute(stopped))
+        in_transaction(
+            without_number(for_polling(engine)), lambda connection: connection.execute(stopped)
+        )
 
     def _own_row(self) -> tuple[ColumnElement[bool], ...]:
         return agents.c.name == self._agent, agents.c.instance == self._instance

@@ -35,8 +35,6 @@ _TIMEOUT_CODES = (159, 160)
 # Long results are read in parts of this many rows.
 ROWS_PER_READ = 4096
 
-# Each agent settles and folds its own rows; after this time another agent does it too.
-ABANDONED_AFTER_S = 300.0
 STATEMENT_S = 30.0
 
 _CREDENTIALS = re.compile(r"//.*@")
@@ -115,15 +113,17 @@ _OPENERS = {
 
 
 def for_writing(engine: Engine) -> Engine:
-    """The same engine; its transactions take the write lock at the start."""
-    return engine.execution_options(writes=True)
+    """The same engine; its transactions take the write lock, and a number, at the start."""
+    return engine.execution_options(writes=True, numbered=True)
+
+
+def without_number(engine: Engine) -> Engine:
+    """The same engine; what its transactions write is not published."""
+    return engine.execution_options(numbered=False)
 
 
 def for_polling(engine: Engine) -> Engine:
-    """The same engine for the small writes of polls: these wait POLLING_WAIT_S at most for a lock.
-
-    Folding, migrations and queries may wait longer.
-    """
+    """The same engine for small writes of polls: they wait POLLING_WAIT_S at most for a lock."""
     return for_writing(engine).execution_options(polling=True)
 
 

@@ -31,10 +31,6 @@ MAX_SENTENCES = 8
 MAX_CHARACTERS = 300
 
 
-def _ignored(_row: int) -> None:
-    """Do nothing with the number of a row that was set aside."""
-
-
 class ExplanationStore:
     """Reads an agent's missed requests and writes their explanations. Raises StoreUnavailable.
 
@@ -47,7 +43,7 @@ class ExplanationStore:
         engine: Engine,
         agent: str,
         max_series: int = MAX_SERIES,
-        on_set_aside: Callable[[int], None] = _ignored,
+        on_set_aside: Callable[[int], None] | None = None,
     ) -> None:
         self._engine = engine
         self._on_set_aside = on_set_aside
@@ -92,7 +88,8 @@ class ExplanationStore:
                 update(requests).where(requests.c.id == number).values(cause=Cause.UNEXPLAINED)
             ),
         )
-        self._on_set_aside(number)
+        if self._on_set_aside is not None:
+            self._on_set_aside(number)
         return []
 
     def explain(self, explained: Sequence[ExplainedRequest], now: float) -> list[ExplainedRequest]:
@@ -166,7 +163,7 @@ def _explain(
 def _unchanged(
     connection: Connection, explained: Mapping[Key, ExplainedRequest]
 ) -> list[Mapping[Any, Any]]:
-    """The locked rows of these requests, except of those that were joined since they were read."""
+    """The rows of these requests, except of those that were joined since they were read."""
     columns = ("id", "trace_id", "span_id", "vantage", "cause", "explanation", "explained_at")
     query = (
         select(*(requests.c[name] for name in columns))
@@ -178,7 +175,6 @@ def _unchanged(
             requests.c.counted,
         )
         .order_by(requests.c.id)
-        .with_for_update()
     )
     return [
         row

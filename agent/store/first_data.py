@@ -34,8 +34,10 @@ def _of(table: Table, source: DataSource) -> list[ColumnElement[bool]]:
 
 def _first_moments(connection: Connection, source: DataSource) -> Iterator[float | None]:
     yield first_of_widths(partial(_first_of_width, connection, source))
+    if connection.dialect.name == "sqlite":
+        # Agents fold changes in their files.
+        yield first_of_table(connection, rollup_changes, rollup_changes.c.starts_at, source)
     for table, column in (
-        (rollup_changes, rollup_changes.c.starts_at),
         (engine_samples, engine_samples.c.at),
         (engine_minutes, engine_minutes.c.from_at),
     ):

@@ -8,14 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, or_, select, text, tuple_
+from sqlalchemy import Connection, bindparam, delete, or_, select, text, tuple_, update
 
 from agent.catalog.time_units import DAY_S
 from agent.store.cause_rollups import add_causes
-from agent.store.connection import ABANDONED_AFTER_S, ROWS_PER_READ
+from agent.store.connection import ROWS_PER_READ
 from agent.store.explanations import earlier
 from agent.store.rollups import (
     FIGURES,
+    NO_COUNTS,
     WIDTHS_S,
     RollupKey,
     RollupSum,
@@ -24,11 +25,17 @@ from agent.store.rollups import (
     check_figures,
     keys_of,
     series_key,
-    take_turns,
 )
 from agent.store.rows import checked_from
 from agent.store.series_places import MAX_SERIES, stored_ids, target_series
-from agent.store.tables import cause_rollups, requests, rollup_changes, rollup_series, rollups
+from agent.store.tables import (
+    CHANGED,
+    cause_rollups,
+    requests,
+    rollup_changes,
+    rollup_series,
+    rollups,
+)
 from agent.store.unreadable import DAMAGED, UNREADABLE, readable
 
 # A fold keeps the writer of requests waiting, so it is done in slices.
@@ -39,30 +46,16 @@ Figures = Sequence[bytes | None]
 
 _KEY = ("width_s", "series", "starts_at")
 _WRITE = text(
-    f"INSERT INTO rollups ({', '.join((*_KEY, *FIGURES))}) "
-    f"VALUES ({', '.join(f':{name}' for name in (*_KEY, *FIGURES))}) "
+    f"INSERT INTO rollups ({', '.join((*_KEY, *FIGURES))}, changed) "
+    f"VALUES ({', '.join(f':{name}' for name in (*_KEY, *FIGURES))}, {CHANGED}) "
     f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in FIGURES)
+    + ", ".join(f"{name} = excluded.{name}" for name in (*FIGURES, "changed"))
 ).bindparams(*(bindparam(name, type_=rollups.c[name].type) for name in FIGURES))
-_DELETE = text(f"DELETE FROM rollups WHERE {' AND '.join(f'{name} = :{name}' for name in _KEY)}")
 
 
-def agents_to_fold(connection: Connection, agent: str, now: float) -> Sequence[str]:
-    """The agent names whose changes this agent folds.
-
-    They are its own name, the empty one, and names with changes of before ABANDONED_AFTER_S.
-    """
-    query = (
-        select(rollup_changes.c.agent)
-        .where(
-            or_(
-                rollup_changes.c.agent.in_((agent, "")),
-                rollup_changes.c.starts_at < now - ABANDONED_AFTER_S,
-            )
-        )
-        .distinct()
-        .order_by(rollup_changes.c.agent)
-    )
+def agents_to_fold(connection: Connection) -> Sequence[str]:
+    """The agent names that have changes: the file may have been another agent's."""
+    query = select(rollup_changes.c.agent).distinct().order_by(rollup_changes.c.agent)
     return list(connection.execute(query).scalars())
 
 
@@ -75,7 +68,6 @@ class FoldedSlice(NamedTuple):
 
 def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES) -> FoldedSlice:
     """Fold the oldest CHANGES_PER_SLICE changes of an agent name into its rollups."""
-    take_turns(connection, agent)
     query = (
         select(rollup_changes)
         .where(rollup_changes.c.agent == agent)
@@ -87,11 +79,8 @@ def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES)
     if changes:
         if read := [*filter(_can_be_read, changes)]:
             replaced = _fold(connection, read, max_series)
-        # By id: a change with a lower id may be committed after this read.
-        folded = [{"row": change["id"]} for change in changes]
-        connection.execute(
-            delete(rollup_changes).where(rollup_changes.c.id == bindparam("row")), folded
-        )
+        folded = rollup_changes.c.id <= changes[-1]["id"]
+        connection.execute(delete(rollup_changes).where(rollup_changes.c.agent == agent, folded))
     return FoldedSlice(len(changes), replaced)
 
 
@@ -115,25 +104,18 @@ def _fold(connection: Connection, changes: Sequence[Row], max_series: int) -> in
             by_key.setdefault(key, []).append(change)
     ids = stored_ids(connection, {key.series for key in by_key})
     stored = _stored(connection, by_key, ids)
-    filled, empty = [], []
+    rows = []
     # The rollups of several widths and lengths often have the same figures and get the same
     # changes: their sum is computed once.
-    computed: dict[tuple[Any, ...], dict[str, bytes | None] | None] = {}
+    computed: dict[tuple[Any, ...], dict[str, bytes | None]] = {}
     for key, of_key in sorted(by_key.items(), key=itemgetter(0)):
         row = dict(zip(_KEY, (key.width_s, ids[key.series], key.starts_at), strict=True))
         before = stored.get(key)
         same_sum = (before and (*before,), *(change["id"] for change in of_key))
         if same_sum not in computed:
             computed[same_sum] = _folded(key.series.judged_by, before, of_key)
-        figures = computed[same_sum]
-        if figures is None:
-            empty.append(row)
-        else:
-            filled.append(row | figures)
-    if empty:
-        connection.execute(_DELETE, empty)
-    if filled:
-        connection.execute(_WRITE, filled)
+        rows.append(row | computed[same_sum])
+    connection.execute(_WRITE, rows)
     return _replaced(changes, series, targets)
 
 
@@ -150,8 +132,8 @@ def _replaced(
 
 def _folded(
     objectives: str, stored: Figures | None, changes: Sequence[Row]
-) -> dict[str, bytes | None] | None:
-    """The columns of a rollup after its changes; None where no request is left in it."""
+) -> dict[str, bytes | None]:
+    """The columns of a rollup after its changes; one without requests stays, to be published."""
     rollup_sum = RollupSum()
     if stored is not None:
         rollup_sum.add(objectives, stored)
@@ -206,11 +188,7 @@ def rebuild_rollups(
     """
     if from_s % DAY_S or until_s % DAY_S:
         raise ValueError(f"{from_s} to {until_s} are no whole days of UTC: no rollup may be cut")
-    take_turns(connection, agent)
-    if connection.dialect.name == "postgresql":
-        # Changes of commits from now on are appended after the deletion below.
-        connection.execute(text("LOCK TABLE rollup_changes IN EXCLUSIVE MODE"))
-    _delete_days(connection, agent, from_s, until_s)
+    _empty_days(connection, agent, from_s, until_s)
     of_agent = requests.c.agent.is_(None) if agent == "" else requests.c.agent == agent
     query = select(requests).where(
         of_agent, requests.c.counted, requests.c.ended_at >= from_s, requests.c.ended_at < until_s
@@ -225,15 +203,19 @@ def rebuild_rollups(
         pass
 
 
-def _delete_days(connection: Connection, agent: str, from_s: int, until_s: int) -> None:
+def _empty_days(connection: Connection, agent: str, from_s: int, until_s: int) -> None:
+    """Set the sums of these days to zero. The rows stay, to be published."""
     series = select(rollup_series.c.id).where(rollup_series.c.agent == agent)
-    for table, of_agent in (
-        (rollup_changes, rollup_changes.c.agent == agent),
-        (rollups, rollups.c.series.in_(series)),
-        (cause_rollups, cause_rollups.c.series.in_(series)),
+    nothing = {name: NO_COUNTS if name == "counts" else None for name in FIGURES}
+    for table, zeros in (
+        (rollups, nothing),
+        (cause_rollups, {"requests": 0, "top_requests": 0, "excess_s": None}),
     ):
         within = (table.c.starts_at >= from_s, table.c.starts_at < until_s)
-        connection.execute(delete(table).where(of_agent, *within))
+        connection.execute(update(table).where(table.c.series.in_(series), *within).values(zeros))
+    changes = rollup_changes.c
+    within = (changes.starts_at >= from_s, changes.starts_at < until_s)
+    connection.execute(delete(rollup_changes).where(changes.agent == agent, *within))
 
 
 def agents_with_series(connection: Connection) -> Sequence[str]:
@@ -244,7 +226,6 @@ def agents_with_series(connection: Connection) -> Sequence[str]:
 
 def expire_series(connection: Connection, agent: str) -> int:
     """Delete the series of an agent name that have no rollup left; returns how many."""
-    take_turns(connection, agent)
     left = [
         select(table.c.series)
         .where(table.c.width_s.in_(WIDTHS_S), table.c.series == rollup_series.c.id)

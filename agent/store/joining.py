@@ -1,8 +1,7 @@
 """Joins the views of one request in the database, and settles views whose wait has ended.
 
-Every view is inserted as a row of its own. The engine's span is the child of the proxy's: where
-both are stored, the engine's row becomes the joined one and the proxy's row is deleted. All writers
-take locks in one order: new rows by their ids, then stored rows by number, then rollups.
+Every view is inserted as a row of its own. The engine's span is the child of the proxy's: if both
+are stored, the engine's row becomes the joined one and the proxy's row is deleted.
 """
 
 import json
@@ -10,22 +9,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, bindparam, delete, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Text, bindparam, delete, select, text, update
 
 from agent.analysis.joined_record import awaits_choices, joined
 from agent.analysis.verdicts import Judge
 from agent.records.objective import ExplainedRequest, JudgedRequest
 from agent.records.request import RequestRecord, Vantage
-from agent.store.connection import ABANDONED_AFTER_S
 from agent.store.explanations import earlier
 from agent.store.inserting import Key, key_of
-from agent.store.rows import ALL_COLUMNS, SettlesAt, checked_from, counted_values, judged_from
-from agent.store.tables import requests
+from agent.store.rows import (
+    ALL_COLUMNS,
+    SettlesAt,
+    checked_from,
+    counted_values,
+    judged_from,
+    sqlite_timestamp,
+)
+from agent.store.tables import CHANGED, requests
 from agent.store.unreadable import DAMAGED, readable
 
 Row = Mapping[str, Any]
 
-# Statements have a limited number of parameters; two rows of each request may be locked.
+# Statements have a limited number of parameters; two rows of each request may be read.
 ROWS_PER_STEP = 4096
 # A clock that is set back by less does not end the wait of a view.
 _CLOCK_SLACK_S = 60.0
@@ -99,7 +104,7 @@ def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judg
     for first in range(0, len(views), ROWS_PER_STEP):
         pairs = _pairs(connection, [key_of(item) for item in views[first : first + ROWS_PER_STEP]])
         if pairs:
-            rows = _locked(connection, {row for pair in pairs for row in pair})
+            rows = _rows(connection, {row for pair in pairs for row in pair})
             _change(connection, _resolved_readable(pairs, rows, judge, recount))
     return recount
 
@@ -120,25 +125,20 @@ def _resolved_readable(
     return changes
 
 
-def due_rows(
-    connection: Connection, now: float, agent: str, wait_s: float | None
-) -> dict[int, Key]:
+def due_rows(connection: Connection, now: float, wait_s: float | None) -> dict[int, Key]:
     """The views whose wait has ended, the oldest first, ROWS_PER_STEP at most.
 
     Views that came before the agent's clock was set back would wait longer by that time: they are
     due at once.
     """
-    own = requests.c.agent == agent
-    abandoned = requests.c.settles_at <= now - ABANDONED_AFTER_S
-    settled_here = or_(own, requests.c.agent.is_(None), abandoned)
-    due = _some_of(connection, ROWS_PER_STEP, requests.c.settles_at <= now, settled_here)
+    due = _some_of(connection, ROWS_PER_STEP, requests.c.settles_at <= now)
     latest = now + (wait_s or 0.0) + _CLOCK_SLACK_S
-    due |= _some_of(connection, ROWS_PER_STEP - len(due), requests.c.settles_at > latest, own)
+    due |= _some_of(connection, ROWS_PER_STEP - len(due), requests.c.settles_at > latest)
     return due
 
 
-def _some_of(connection: Connection, most: int, *conditions: ColumnElement[bool]) -> dict[int, Key]:
-    query = select(requests.c.id, requests.c.trace_id, requests.c.span_id).where(*conditions)
+def _some_of(connection: Connection, most: int, condition: ColumnElement[bool]) -> dict[int, Key]:
+    query = select(requests.c.id, requests.c.trace_id, requests.c.span_id).where(condition)
     found = connection.execute(query.order_by(requests.c.settles_at).limit(most))
     return {row: (trace_id, span_id) for row, trace_id, span_id in found}
 
@@ -148,12 +148,11 @@ def settle_rows(
 ) -> Recount:
     """Settle these views; with `alone`, without looking for another view of each.
 
-    Two views that two agents stored at the same time are joined here. The caller updates the
-    rollups.
+    The caller updates the rollups.
     """
     recount = Recount()
     pairs = [] if alone else _pairs(connection, list(keys.values()))
-    rows = _locked(connection, {*keys, *(row for pair in pairs for row in pair)})
+    rows = _rows(connection, {*keys, *(row for pair in pairs for row in pair)})
     changes = _resolved(pairs, rows, judge, recount, settling=True)
     waiting = (row for row in keys.keys() & rows.keys() if rows[row]["settles_at"] is not None)
     changes.settled += sorted(set(waiting) - changes.rows)
@@ -171,49 +170,35 @@ def set_row_aside(connection: Connection, row: int) -> None:
 
 # Pairs of row numbers: an engine's view and its parent, the proxy's or joined view. The parent, or
 # one of the engine's views of the same parent, is a wanted one.
-_PAIRS = """
-WITH wanted AS ({wanted})
+#
+# SQLite's planner does not know the length of the list; CROSS JOIN keeps the written order.
+_PAIRS = text("""
+WITH wanted AS (
+    SELECT json_extract(value, '$[0]') AS trace_id, json_extract(value, '$[1]') AS span_id
+    FROM json_each(:keys)
+)
 SELECT e.id, p.id FROM wanted w
-    {join} requests v
+    CROSS JOIN requests v
         ON v.trace_id = w.trace_id AND v.span_id = w.span_id AND v.vantage = 'engine'
-    {join} requests p ON p.trace_id = v.trace_id AND p.proxy_span_id = v.parent_span_id
-    {join} requests e
+    CROSS JOIN requests p ON p.trace_id = v.trace_id AND p.proxy_span_id = v.parent_span_id
+    CROSS JOIN requests e
         ON e.trace_id = p.trace_id AND e.parent_span_id = p.proxy_span_id AND e.vantage = 'engine'
 UNION
 SELECT e.id, p.id FROM wanted w
-    {join} requests p
+    CROSS JOIN requests p
         ON p.trace_id = w.trace_id AND p.span_id = w.span_id AND p.vantage = 'proxy'
-    {join} requests e
+    CROSS JOIN requests e
         ON e.trace_id = p.trace_id AND e.parent_span_id = p.proxy_span_id AND e.vantage = 'engine'
-"""
-
-_PAIRS_OF = {
-    # SQLite's planner does not know the length of the list; CROSS JOIN keeps the written order.
-    "sqlite": _PAIRS.format(
-        wanted="SELECT json_extract(value, '$[0]') AS trace_id, "
-        "json_extract(value, '$[1]') AS span_id FROM json_each(:keys)",
-        join="CROSS JOIN",
-    ),
-    "postgresql": _PAIRS.format(
-        wanted="SELECT value ->> 0 AS trace_id, value ->> 1 AS span_id "
-        "FROM json_array_elements(CAST(:keys AS json))",
-        join="JOIN",
-    ),
-}
+""").bindparams(bindparam("keys", type_=Text))
 
 
 def _pairs(connection: Connection, keys: Sequence[Key]) -> list[tuple[int, int]]:
-    query = text(_PAIRS_OF[connection.dialect.name]).bindparams(bindparam("keys", type_=Text))
-    return sorted((row[0], row[1]) for row in connection.execute(query, {"keys": json.dumps(keys)}))
+    found = connection.execute(_PAIRS, {"keys": json.dumps(keys)})
+    return sorted((row[0], row[1]) for row in found)
 
 
-def _locked(connection: Connection, rows: Iterable[int]) -> dict[int, Row]:
-    query = (
-        select(requests)
-        .where(requests.c.id.in_(sorted(rows)))
-        .order_by(requests.c.id)
-        .with_for_update()
-    )
+def _rows(connection: Connection, rows: Iterable[int]) -> dict[int, Row]:
+    query = select(requests).where(requests.c.id.in_(sorted(rows))).order_by(requests.c.id)
     return {row.id: dict(row._mapping) for row in connection.execute(query)}
 
 
@@ -225,16 +210,15 @@ def _resolved(
     *,
     settling: bool,
 ) -> _Changes:
-    """The changes to make; another agent may have changed rows since the pairs were found.
+    """The changes to make; rows that cannot be read are not among `rows`.
 
-    Where only the spans of its choices have its tokens, a request of several choices waits for all
-    of them, until its wait has ended.
+    If only the spans of its choices have its tokens, a request of several choices waits for all of
+    them, until its wait has ended.
     """
     engines_of: dict[int, list[Row]] = {}
     for engine_row, other_row in pairs:
-        engine, other = rows.get(engine_row), rows.get(other_row)
-        if engine is not None and other is not None and engine["vantage"] == Vantage.ENGINE:
-            engines_of.setdefault(other_row, []).append(engine)
+        if engine_row in rows and other_row in rows:
+            engines_of.setdefault(other_row, []).append(rows[engine_row])
     changes = _Changes()
     for other_row, engines in engines_of.items():
         other = rows[other_row]
@@ -294,20 +278,32 @@ _PART = (
 )
 _SETTLE = update(requests).where(_row_number).values(settles_at=None, counted=True)
 _GONE = delete(requests).where(_row_number)
+_DELETED = (
+    "INSERT INTO deleted_requests (trace_id, span_id, started_at, changed) "
+    f"SELECT trace_id, span_id, started_at, {CHANGED} FROM requests "
+    "WHERE id = ? AND settles_at IS NULL"
+)
+_MOVED = f"{_DELETED} AND started_at <> ?"
 
 
 def _change(connection: Connection, changes: _Changes) -> None:
     # The id of the proxy's span must be free before the joined row takes it.
-    for statement, rows in (
-        (_GONE, changes.gone),
-        (_PART, changes.parts),
-        (_SETTLE, changes.settled),
-    ):
+    delete_rows(connection, changes.gone)
+    for statement, rows in ((_PART, changes.parts), (_SETTLE, changes.settled)):
         if rows:
             connection.execute(statement, [{"row": row} for row in rows])
     if changes.joins:
+        moved = [(row, sqlite_timestamp(item.record.started_at)) for row, _, item in changes.joins]
+        connection.exec_driver_sql(_MOVED, moved)
         joins = [
             {"row": row, "explained_at": explained_at, **counted_values(item)}
             for row, explained_at, item in changes.joins
         ]
         connection.execute(_JOIN, joins)
+
+
+def delete_rows(connection: Connection, rows: Sequence[int]) -> None:
+    """Delete these rows, also from the shared database, where those that were settled may be."""
+    if rows:
+        connection.exec_driver_sql(_DELETED, [(row,) for row in rows])
+        connection.execute(_GONE, [{"row": row} for row in rows])

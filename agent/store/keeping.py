@@ -1,4 +1,4 @@
-"""Keeps the database open: tries until it opens, and opens it anew after its file was replaced."""
+"""Keeps the agent's file open: tries until it opens, and opens it anew after it was replaced."""
 
 import logging
 import sqlite3
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from sqlalchemy import Engine, event, make_url
+from sqlalchemy import Engine, event
 
 from agent.errors import StoreUnavailable
 from agent.store.claim import BEAT_EVERY_S, NameClaim, NameTaken
@@ -19,8 +19,7 @@ from agent.store.failure_words import CORRUPT_CODES, sqlite_code
 from agent.store.health import StoreHealth
 from agent.store.migrating import upgrade
 from agent.store.sqlite_connection import SqliteConnection
-from agent.store.sqlite_place import SqlitePlace, open_to_others, set_aside, sqlite_path
-from agent.store.time_limits import MIGRATION_S, limit_waits
+from agent.store.sqlite_place import FileLock, SqlitePlace, open_to_others, set_aside
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,10 +33,6 @@ _REPLACED = "the database's file was deleted or replaced; it is opened anew"
 _DAMAGED = "the database's file is corrupt; it is set aside, and a new one begun"
 
 Prepare = Callable[[Engine], None]
-
-
-def _ignored() -> None:
-    """Do nothing after a file was set aside."""
 
 
 class _SqliteConnections:
@@ -81,28 +76,30 @@ class _SqliteConnections:
 
 
 class StoreKeeper:
-    """Opens the database in a thread of its own; until then its engines raise StoreUnavailable.
+    """Opens the file in a thread of its own; until then its engines raise StoreUnavailable.
+
+    A lock lets no other agent write to it, until `release`.
 
     A second thread renews the agent's name claim, which shows whether writes succeed.
     """
 
     def __init__(
         self,
-        url: str,
+        path: Path,
         engines: Sequence[Engine],
         *,
         claim: NameClaim,
         prepare: Prepare,
         health: StoreHealth,
         sets_aside: bool,
-        on_set_aside: Callable[[], None] = _ignored,
+        on_set_aside: Callable[[], None] | None = None,
     ) -> None:
         """`prepare` gets the migrated database before `engines` may use it, at each opening.
 
-        With `sets_aside` a corrupt SQLite file is renamed, and a new one begun.
+        With `sets_aside` a corrupt file is renamed, and a new one begun.
         """
-        self._url = url
-        self._path = sqlite_path(make_url(url))
+        self._path = path
+        self._file_lock = FileLock(path)
         self._engines = engines
         self._claim = claim
         self._prepare = prepare
@@ -120,9 +117,7 @@ class StoreKeeper:
         self._tried = threading.Event()
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._connections: _SqliteConnections | None = None
-        if self._path is not None:
-            self._connections = _SqliteConnections(engines, self._refuse)
+        self._connections = _SqliteConnections(engines, self._refuse)
         for engine in engines:
             event.listen(engine, "do_connect", self._refuse)
             event.listen(engine, "connect", self._require_place)
@@ -155,6 +150,10 @@ class StoreKeeper:
             with suppress(StoreUnavailable):
                 self._claim.release(self._engines[0])
 
+    def release(self) -> None:
+        """Let another agent write to the file, whose connections are closed."""
+        self._file_lock.release()
+
     def _refuse(self, *_given: object) -> None:
         if self._refusal is not None:
             raise StoreUnavailable(self._refusal)
@@ -172,7 +171,7 @@ class StoreKeeper:
             if self._refusal is None:
                 with suppress(StoreUnavailable):
                     self.verify()
-            elif self._connections is None or self._connections.all_closed():
+            elif self._connections.all_closed():
                 self._leave_place()
                 self._try_to_open()
                 self._tried.set()
@@ -196,16 +195,17 @@ class StoreKeeper:
 
     def _open(self) -> None:
         damage, self._damage = self._damage, None
-        if self._path is not None and damage is not None:
-            self._corrupt(self._path, damage)
+        self._file_lock.take()
+        if damage is not None:
+            self._corrupt(damage)
         try:
             place = self._opened()
         except Exception as error:
-            if self._path is None or not _is_corrupt(error):
+            if not _is_corrupt(error):
                 raise
-            self._corrupt(self._path, error)
+            self._corrupt(error)
             place = self._opened()
-        if self._path is not None and (file := open_to_others(self._path)):
+        if file := open_to_others(self._path):
             _LOG.warning(
                 "other users of this machine may open %s; `chmod 600 %s*`", file, self._path
             )
@@ -214,22 +214,19 @@ class StoreKeeper:
             self._refusal = None
         self._health.opened()
 
-    def _opened(self) -> SqlitePlace | None:
-        """Open and prepare the database; returns its place, None where it is no SQLite file."""
-        place = None if self._path is None else SqlitePlace(self._path, _SQLITE_WAIT_S)
+    def _opened(self) -> SqlitePlace:
+        """Open and prepare the file."""
+        place = SqlitePlace(self._path, _SQLITE_WAIT_S)
         try:
             self._make_ready(place)
         except BaseException:
-            if place is not None:
-                place.close()
+            place.close()
             raise
         return place
 
-    def _make_ready(self, place: SqlitePlace | None) -> None:
-        engine = open_engine(self._url, pool_pre_ping=False)
-        limit_waits(engine, MIGRATION_S)
-        if place is not None:
-            event.listen(engine, "connect", partial(_require, place))
+    def _make_ready(self, place: SqlitePlace) -> None:
+        engine = open_engine(f"sqlite:///{self._path}", pool_pre_ping=False)
+        event.listen(engine, "connect", partial(_require, place))
         try:
             before, after = upgrade(engine)
             if before != after:
@@ -238,19 +235,20 @@ class StoreKeeper:
             self._prepare(engine)
         finally:
             engine.dispose()
-        if place is not None and not place.holds():
+        if not place.holds():
             raise StoreUnavailable(_REPLACED)
 
-    def _corrupt(self, path: Path, error: Exception) -> None:
+    def _corrupt(self, error: Exception) -> None:
         if not self._sets_aside:
             raise StoreUnavailable(
-                f"the database's file {path.name} is corrupt; restore it, or start a new one with "
-                "storage.on_corrupt: set_aside",
-                f"{path.absolute()}: {error}",
+                f"the database's file {self._path.name} is corrupt; restore it, or start a new one "
+                "with storage.on_corrupt: set_aside",
+                f"{self._path.absolute()}: {error}",
             ) from error
-        moved = set_aside(path)
-        self._on_set_aside()
-        _LOG.error("%s is corrupt: it was renamed to %s, and a new one is begun", path, moved)
+        moved = set_aside(self._path)
+        if self._on_set_aside is not None:
+            self._on_set_aside()
+        _LOG.error("%s is corrupt: it was renamed to %s, and a new one is begun", self._path, moved)
 
     def _shut(self, refusal: str) -> None:
         with self._lock:
@@ -260,8 +258,7 @@ class StoreKeeper:
             self._place_before, self._place = self._place, None
         self._health.closed(refusal)
         _LOG.error("%s", refusal)
-        if self._connections is not None:
-            self._connections.close_when_returned()
+        self._connections.close_when_returned()
         for engine in self._engines:
             engine.dispose()
         self._wake.set()

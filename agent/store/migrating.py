@@ -17,13 +17,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.errors import StoreUnavailable
 from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.clickhouse.schema import require_newest_clickhouse, upgrade_clickhouse
-from agent.store.connection import for_writing, reading, store_unavailable
+from agent.store.connection import for_writing, reading, store_unavailable, without_number
 
 # An arbitrary number that all agents share.
 _POSTGRES_LOCK = 730_111_947
 
 # Revisions of development versions, before the first release.
-_UNRELEASED = frozenset(f"{number:04}" for number in range(1, 23))
+_UNRELEASED = frozenset(("1", *(f"{number:04}" for number in range(1, 23))))
 
 
 def _scripts_path() -> Path:
@@ -116,7 +116,7 @@ def _migrate(
 
     Raises StoreUnavailable where the database is at a revision that `scripts` do not have.
     """
-    with for_writing(engine).connect() as connection, connection.begin():
+    with without_number(for_writing(engine)).connect() as connection, connection.begin():
         if engine.dialect.name == "postgresql":
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _POSTGRES_LOCK}

@@ -33,7 +33,7 @@ from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.store.connection import for_writing, in_transaction, read_all
 from agent.store.minute_columns import minute_from
-from agent.store.rollups import KEEP_S, take_turns
+from agent.store.rollups import KEEP_S
 from agent.store.tables import engine_minutes
 from agent.store.unreadable import DAMAGED, check_row, readable, readable_rows
 
@@ -54,7 +54,7 @@ _TIMES = ("starts_at", "from_at", "until")
 _SUMMED = tuple(
     column.name
     for column in engine_minutes.columns
-    if column.name not in (*_ALIKE, *_SHARES, *_OF_A_MINUTE, *_TIMES, _COUNTS)
+    if column.name not in (*_ALIKE, *_SHARES, *_OF_A_MINUTE, *_TIMES, _COUNTS, "changed")
 )
 
 # So that a month of a hundred engines is read in seconds.
@@ -108,6 +108,7 @@ def summed(conditions: Sequence[ColumnElement[bool]], *apart: ColumnElement[int]
             *(func.sum(_MINUTE[name]).label(name) for name in _SUMMED),
             *shares,
             func.aggregate_strings(_MINUTE[_COUNTS], ",").label(_COUNTS),
+            func.max(_MINUTE.changed).label("changed"),
         )
         .where(*conditions)
         .group_by(*(_MINUTE[name] for name in _ALIKE), _unknown(), *apart)
@@ -235,7 +236,6 @@ def _merge_slice(
 
     Minutes that are young enough to be booked again stay.
     """
-    take_turns(connection, agent)
     wanted = connection.execute(in_parts(agent, width_s, before, kept)).all()
     for engine, begin in wanted:
         within = (

@@ -31,6 +31,7 @@ from agent.store.connection import ROWS_PER_READ, for_writing, in_transaction, r
 from agent.store.facts import facts_from
 from agent.store.minute_columns import minute_values
 from agent.store.minute_sums import readable_minute
+from agent.store.sqlite_connection import ROWS_PER_NUMBER, number_next
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
 from agent.store.unreadable import check_row, readable, readable_rows
 
@@ -164,10 +165,7 @@ class MinuteStore:
         )
 
     def write(self, minutes: Sequence[MinuteRow], costs: Iterable[RequestCost], now: float) -> None:
-        """Replace the minutes and set the costs of requests, in one transaction.
-
-        `costs` are in the order of their rows, so that two writers never wait for each other.
-        """
+        """Replace the minutes and set the costs of requests, in one transaction."""
         rows = [_row(self._agent, minute) for minute in minutes]
 
         def replace(connection: Connection) -> None:
@@ -230,8 +228,9 @@ def _set_costs(connection: Connection, costs: Iterable[RequestCost], now: float)
         | {name: getattr(cost, name) for name in _COST_COLUMNS}
         for cost in costs
     )
-    while batch := list(islice(rows, ROWS_PER_READ)):
+    while batch := list(islice(rows, ROWS_PER_NUMBER)):
         connection.execute(_SET_COSTS, batch)
+        number_next(connection)
 
 
 def _row(agent: str, minute: MinuteRow) -> dict[str, Any]:

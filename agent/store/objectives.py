@@ -8,7 +8,6 @@ from sqlalchemy import Connection, Engine, insert, select, update
 
 from agent.records.objective import Objective
 from agent.store.connection import for_writing, in_transaction
-from agent.store.rollups import take_turns
 from agent.store.tables import objectives
 
 
@@ -24,7 +23,6 @@ class ObjectiveStore:
         wanted = {objective.name: objective_json(objective) for objective in configured}
 
         def write(connection: Connection) -> None:
-            take_turns(connection, self._agent)
             stored = self._in_force(connection)
             for name in stored.keys() | wanted.keys():
                 if stored.get(name) != wanted.get(name):

@@ -18,13 +18,14 @@ from sqlalchemy import (
     update,
 )
 
-from agent.store.connection import for_writing, in_transaction, read_all
+from agent.store.connection import for_writing, in_transaction, read_all, without_number
 from agent.store.day_partitions import PARTITIONED, keep_partitions, other_days
 from agent.store.folding import agents_with_series, expire_series
 from agent.store.rollups import KEEP_S, WIDTHS_S
 from agent.store.tables import (
     agents,
     cause_rollups,
+    deleted_requests,
     events,
     metadata,
     objectives,
@@ -46,7 +47,7 @@ class Retention:
 
     def __init__(self, engine: Engine) -> None:
         self._reading = engine
-        self._engine = for_writing(engine)
+        self._engine = without_number(for_writing(engine))
 
     def expire(self, requests_before: float, rollups_before: float, now: float) -> int:
         """Delete older rows, slice by slice; returns how many rows were deleted.
@@ -55,6 +56,7 @@ class Retention:
         """
         return (
             self._expire_requests(requests_before, now)
+            + self._expire_rows(deleted_requests, deleted_requests.c.started_at, requests_before)
             + self._expire_rows(events, events.c.at, rollups_before)
             + sum(
                 self._expire_rollups(

@@ -6,7 +6,7 @@ from functools import partial
 from sqlalchemy import Engine
 
 from agent.catalog.time_units import DAY_S
-from agent.store.connection import for_writing, in_transaction
+from agent.store.connection import for_writing, in_transaction, reading
 from agent.store.folding import CHANGES_PER_SLICE, agents_to_fold, fold_slice, rebuild_rollups
 from agent.store.series_places import MAX_SERIES
 
@@ -27,20 +27,23 @@ class RollupStore:
         give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_series = max_series
+        self._reading = engine
         self._engine = for_writing(engine)
         self._agent = agent
         self._on_replaced = on_replaced
         self._give_way = give_way
 
-    def fold(self, now: float) -> int:
+    def fold(self) -> int:
         """Fold the changes of requests into the rollups; returns how many changes were folded.
 
         It folds slice by slice, so that the request writer gets its turns. The next call folds
-        whatever was left, also by an agent that was cut off.
+        whatever was left.
         """
         folded = 0
-        agents = partial(agents_to_fold, agent=self._agent, now=now)
-        for agent in in_transaction(self._engine, agents):
+        # Most of the time there is nothing to fold, and then nothing is written.
+        with reading(self._reading) as connection:
+            agents = agents_to_fold(connection)
+        for agent in agents:
             slice_of = CHANGES_PER_SLICE
             while slice_of == CHANGES_PER_SLICE:
                 self._give_way()

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, insert
 
 from agent.analysis.quantiles import HIGHEST_BIN, LOWEST_BIN, Bins
 from agent.analysis.tally import (
@@ -48,6 +48,9 @@ _HALF_MICROSECOND = 5e-7
 FIGURES = ("counts", *MEASURES)
 
 _BINS = HIGHEST_BIN - LOWEST_BIN + 1
+
+# The counts of a rollup of which all requests are gone: an encoded vector of no numbers.
+NO_COUNTS = b"\x01\x00\x00"
 
 # The stored order of counts: another order needs a migration.
 _SUMS = (
@@ -151,11 +154,11 @@ class RollupSum:
             counts = self._counts[objectives] = VectorSum(_counts_of(objectives))
         return [counts, *self._bins]
 
-    def figures(self, objectives: str) -> dict[str, bytes | None] | None:
-        """The sum by column, all of one series; None where no request is left."""
+    def figures(self, objectives: str) -> dict[str, bytes | None]:
+        """The sum by column, all of one series."""
         sums = self._sums(objectives)
         if not sums[0].total()[0]:
-            return None
+            return {name: NO_COUNTS if name == "counts" else None for name in FIGURES}
         return {name: each.encoded() for name, each in zip(FIGURES, sums, strict=True)}
 
     def tally(self) -> Tally:
@@ -267,15 +270,3 @@ def add_to_rollups(
     ]
     if changes:
         connection.execute(insert(rollup_changes), changes)
-
-
-_LOCK_AGENT = text("SELECT pg_advisory_xact_lock(hashtext(:agent))")
-
-
-def take_turns(connection: Connection, agent: str) -> None:
-    """Wait until no other transaction reads and writes back the rows of this agent name.
-
-    SQLite has one writer at a time anyway.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.execute(_LOCK_AGENT, {"agent": agent})

@@ -8,8 +8,6 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Float
-
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
@@ -41,8 +39,6 @@ ALL_COLUMNS = (
     *("engine_status", *map(engine_column, _ENGINE_PLAIN)),
     *("settles_at", "counted"),
 )
-
-_FLOATS = frozenset(column.name for column in requests.c if isinstance(column.type, Float))
 
 _plain_values = attrgetter(*_PLAIN)
 _proxy_values = attrgetter(*_PROXY_PLAIN)
@@ -76,11 +72,6 @@ def sqlite_timestamp(at: float) -> str:
     return f"{_second_text(second)}.{microsecond:06d}"
 
 
-def postgres_timestamp(at: float) -> datetime:
-    """Unix seconds as psycopg takes them."""
-    return datetime.fromtimestamp(at, UTC)
-
-
 def sqlite_rows(judged: Sequence[JudgedRequest]) -> list[tuple[Any, ...]]:
     """One tuple per request, in the order of COLUMNS."""
     return [_row(item, sqlite_timestamp) for item in judged]
@@ -91,29 +82,6 @@ def all_sqlite_rows(
 ) -> list[tuple[Any, ...]]:
     """One tuple per request, in the order of ALL_COLUMNS."""
     return [_whole_row(item, sqlite_timestamp, settles_at(item.record)) for item in judged]
-
-
-def postgres_columns(judged: Sequence[JudgedRequest]) -> list[list[Any]]:
-    """One list per column, in the order of COLUMNS."""
-    return _transposed([_row(item, postgres_timestamp) for item in judged], COLUMNS)
-
-
-def all_postgres_columns(judged: Sequence[JudgedRequest], settles_at: SettlesAt) -> list[list[Any]]:
-    """One list per column, in the order of ALL_COLUMNS."""
-    rows = [_whole_row(item, postgres_timestamp, settles_at(item.record)) for item in judged]
-    return _transposed(rows, ALL_COLUMNS)
-
-
-def _transposed(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[list[Any]]:
-    return [
-        _floats(column) if name in _FLOATS else list(column)
-        for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    ]
-
-
-def _floats(column: Sequence[float | None]) -> list[float | None]:
-    """The column in one type: psycopg refuses a list of integers and floats."""
-    return [None if value is None else float(value) for value in column]
 
 
 def _row(item: JudgedRequest, timestamp: Any) -> tuple[Any, ...]:

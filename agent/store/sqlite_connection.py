@@ -1,4 +1,4 @@
-"""Connections to SQLite: a lock of writers, a write-ahead log, and a wait for the disk."""
+"""Connections to SQLite: a lock of writers, numbered transactions, a write-ahead log."""
 
 import logging
 import sqlite3
@@ -27,6 +27,8 @@ _LONG_LOG_PAGES = 16_384
 _WRITING_CACHE_KIB, _CACHE_KIB = 8_000, 2_000
 _CHECKPOINT_EVERY_S = 0.5
 _CHECKPOINT_AFTER_FAILURE_S = 60.0
+# A transaction that writes more rows takes a further number.
+ROWS_PER_NUMBER = 500
 # Marks a connection whose thread holds its engine's lock of writers.
 _HOLDS_LOCK = "holds_writers_lock"
 
@@ -132,6 +134,17 @@ def _begin(writing: threading.Lock, connection: Any) -> None:
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {left_ms:.0f}").close()
     # SQLite may refuse to write in a transaction that began with a read.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    if options.get("numbered", False):
+        number_next(connection)
+
+
+def number_next(connection: Any) -> None:
+    """Give what this transaction writes from here on the next number.
+
+    A batch that is published ends with a number, so a slow server need not take all rows of a large
+    transaction at once.
+    """
+    connection.exec_driver_sql("UPDATE publishing SET last = last + 1").close()
 
 
 def _end(writing: threading.Lock, connection: Any, record: Any) -> None:

@@ -1,5 +1,6 @@
-"""Whether the path of a SQLite database still leads to the file that is open."""
+"""The file of a SQLite database: its lock, and whether its path still leads to it."""
 
+import fcntl
 import os
 import sqlite3
 import stat
@@ -8,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import URL
+
+from agent.errors import StoreUnavailable
 
 # The database, its write-ahead log, and the index of that log.
 _ENDINGS = ("", "-wal", "-shm")
@@ -118,3 +121,45 @@ def set_aside(path: Path) -> Path:
         if source.exists():
             source.rename(f"{moved}{ending}")
     return moved
+
+
+class FileLock:
+    """A lock on a file beside a database, which the kernel ends with the process.
+
+    One agent at a time writes to a file, whatever its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    def take(self) -> None:
+        """Lock, unless it is locked already. Raises StoreUnavailable while another agent has it."""
+        if self._file is not None:
+            return
+        try:
+            file = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(
+                "the database's file cannot be opened", f"{self._path.absolute()}: {error}"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(file)
+            raise StoreUnavailable(
+                f"another agent writes to {self._path.name}; give each agent a `storage.file` of "
+                "its own",
+                str(self._path.absolute()),
+            ) from error
+        except OSError:
+            os.close(file)
+            raise
+        self._file = file
+
+    def release(self) -> None:
+        """Unlock."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.close(file)

@@ -5,6 +5,7 @@ Columns that hold a field of a record are described below the field.
 
 from collections.abc import Mapping
 
+_CHANGED = {"changed": "Number of the transaction in the agent's file that last changed the row."}
 _SHARED = {
     "agent": "The agent that counted the requests.",
     "engine": "Their engine; empty if unknown.",
@@ -21,11 +22,13 @@ _FIGURES = {
     "queue_s": "Bins of the wait in the engine.",
 }
 _ROLLUP = {
+    **_CHANGED,
     "width_s": "Length of the rollup.",
     "series": "`id` of its row in `rollup_series`.",
     "starts_at": "First second of the rollup.",
 }
 _SAMPLE = {
+    **_CHANGED,
     "id": "Number of the row.",
     "at": "When the sample was read.",
     "agent": "The agent that read it.",
@@ -48,6 +51,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "gpu_hours": "Its share of the GPUs' time.",
         "explanation": "JSON: the causes of a miss, with seconds and evidence.",
         "explained_at": "When the miss was first explained.",
+        **_CHANGED,
     },
     "engine_samples": {
         "": "One row for each poll of an engine: its metrics as the agent read them.",
@@ -73,6 +77,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "[efficiency.md](../efficiency.md), [cost.md](../cost.md), [ledger.md](../ledger.md).",
         "agent": "The agent that booked it.",
         "cache_full": "Whether the KV cache was full at any time.",
+        **_CHANGED,
     },
     "events": {
         "": "One row for each thing that broke or changed: [failures.md](../failures.md).",
@@ -84,6 +89,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "kind": "What happened.",
         "confidence": "How sure the agent is.",
         "evidence": "JSON: what supports it.",
+        **_CHANGED,
     },
     "objectives": {
         "": "One row for each objective and the time for which it was in force.",
@@ -94,12 +100,30 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "in_force_from": "When it came into force.",
         "in_force_until": "When it ended; null while it is in force.",
     },
-    "journals": {
-        "": "One row for each run of an agent that has a journal: [storage.md](../storage.md).",
-        "run": "A random name of the run.",
+    "publishing": {
+        "": "The one row of an agent's file; a shared database has none: "
+        "[storage.md](../storage.md).",
+        "file": "A random name of the file.",
+        "last": "Number of the newest transaction.",
+        "published": "Up to which number the shared database has everything.",
+        "complete_at": "When the shared database last had everything.",
+        "last_at_start": "`last` at the start, until the shared database is reached.",
+    },
+    "published_files": {
+        "": "In a shared database one row for each agent's file: [storage.md](../storage.md).",
         "agent": "The agent's name.",
-        "forwarded": "Number of the last change that this database has.",
-        "at": "When it got that.",
+        "file": "The name of its file.",
+        "last": "Up to which number this database has its rows.",
+        "at": "When it got them.",
+    },
+    "deleted_requests": {
+        "": "In an agent's file: requests that were joined, moved to another start or replaced, "
+        "until the shared database has no row of them.",
+        "id": "Number of the row.",
+        "trace_id": "The trace of the request.",
+        "span_id": "Its span.",
+        "started_at": "Its start.",
+        "changed": "Number of the transaction that deleted it.",
     },
     "agents": {
         "": "One row for each agent that runs, or has run lately: [serving.md](../serving.md).",
@@ -111,14 +135,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "started_at": "When it started, by its own clock.",
         "seen_at": "When it last showed that it lives, by the database's clock.",
         "stopped_at": "When it stopped in order; null while it runs, and after a kill.",
-        "waiting_rows": "Changes that wait in its journal; null without a journal.",
-        "lag_s": "Seconds since the oldest of them; null without a journal.",
+        "waiting_rows": "Rows that wait to be published; null without `storage.publish_to`.",
+        "lag_s": "Seconds since none waited; null without `storage.publish_to`.",
         "engines": "JSON: its engines as its own `/api/v1/engines` has them.",
     },
     "rollup_series": {
         "": "One row for each series: what the requests of a rollup have in common.",
         "id": "Number of the row.",
         **_SHARED,
+        "file": "In a shared database the name of the agent's file; else empty.",
     },
     "rollups": {
         "": "Counts and latency bins of one series and width: [rollups.md](../rollups.md).",

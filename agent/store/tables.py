@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    select,
     text,
     true,
 )
@@ -35,6 +36,29 @@ metadata = MetaData(
 
 # SQLite numbers rows itself only for an INTEGER primary key.
 _RowNumber = BigInteger().with_variant(Integer, "sqlite")
+
+
+# The one row of an agent's file. `last` is the number of its newest transaction, which each writing
+# transaction raises first (agent.store.sqlite_connection). The shared database has all rows up to
+# the number `published`; `complete_at` is when it last had everything (agent.store.publishing).
+# `last_at_start` is what `last` was at the agent's start, until it has reached the shared database.
+publishing = Table(
+    "publishing",
+    metadata,
+    Column("file", String(32), primary_key=True),
+    Column("last", BigInteger, nullable=False),
+    Column("published", BigInteger, nullable=False),
+    Column("complete_at", UtcTimestamp, nullable=False),
+    Column("last_at_start", BigInteger),
+)
+# For statements that SQLAlchemy does not make.
+CHANGED = "(SELECT last FROM publishing)"
+_CHANGED = select(publishing.c.last).scalar_subquery()
+
+
+def _changed() -> Column[Any]:
+    """The number of the transaction that last changed the row."""
+    return Column("changed", BigInteger, nullable=False, default=_CHANGED, onupdate=_CHANGED)
 
 
 def _where_known(column: str) -> dict[str, Any]:
@@ -72,6 +96,7 @@ requests = Table(
     Column("gpu_hours", Float),
     Column("explanation", Text),
     Column("explained_at", UtcTimestamp),
+    _changed(),
     UniqueConstraint("trace_id", "span_id"),
     Index("ix_requests_started_at_id", "started_at", "id"),
     Index("ix_requests_ended_at", "ended_at"),
@@ -120,6 +145,7 @@ engine_samples = Table(
     Column("model", String(256)),
     Column("dialect", String(32), nullable=False),
     Column("facts", Text, nullable=False),
+    _changed(),
     Index("ix_engine_samples_engine_at", "engine", "at"),
     Index("ix_engine_samples_at", "at", postgresql_using="brin"),
 )
@@ -137,6 +163,7 @@ gpu_samples = Table(
     Column("facts", Text, nullable=False),
     Column("processes", Text),
     Column("mig_instances", Text, nullable=False),
+    _changed(),
     Index("ix_gpu_samples_gpu_at_id", "gpu", "at", "id"),
     Index("ix_gpu_samples_at", "at", postgresql_using="brin"),
 )
@@ -148,6 +175,7 @@ engine_minutes = Table(
     Column("agent", String(100), nullable=False),
     *minute_columns(),
     Column("cache_full", Boolean, nullable=False),
+    _changed(),
     PrimaryKeyConstraint("agent", "engine", "starts_at"),
     Index("ix_engine_windows_starts_at", "starts_at"),
 )
@@ -163,6 +191,7 @@ events = Table(
     Column("kind", String(32), nullable=False),
     Column("confidence", String(10), nullable=False),
     Column("evidence", Text, nullable=False),
+    _changed(),
     Index("ix_events_at_id", "at", "id"),
 )
 
@@ -197,15 +226,27 @@ agents = Table(
     Column("engines", Text),
 )
 
-# What the journals of agents have forwarded to this database: see agent.store.journal.
-journals = Table(
-    "journals",
+# In a shared database: up to which number it has the rows of each agent's file.
+published_files = Table(
+    "published_files",
     metadata,
-    Column("run", String(32), primary_key=True),
     Column("agent", String(100), nullable=False),
-    Column("forwarded", BigInteger, nullable=False),
+    Column("file", String(32), nullable=False),
+    Column("last", BigInteger, nullable=False),
     Column("at", UtcTimestamp, nullable=False),
-    Index("ix_journals_agent", "agent"),
+    PrimaryKeyConstraint("agent", "file"),
+)
+
+# Requests that were deleted, or moved to another start, after they were counted: the shared
+# database may have them.
+deleted_requests = Table(
+    "deleted_requests",
+    metadata,
+    Column("id", _RowNumber, primary_key=True),
+    Column("trace_id", String(32), nullable=False),
+    Column("span_id", String(16), nullable=False),
+    Column("started_at", UtcTimestamp, nullable=False),
+    _changed(),
 )
 
 
@@ -235,14 +276,17 @@ def _figures() -> list[Column[Any]]:
     ]
 
 
-# Sums of requests by the time they ended. `input_length` is '*' for all lengths together.
+# Sums of requests by the time they ended. `input_length` is '*' for all lengths together. `file` is
+# '' in the file itself. In a shared database a file that was lost and its successor have series of
+# their own, whose sums add up.
 rollup_series = Table(
     "rollup_series",
     metadata,
     Column("id", _RowNumber, primary_key=True),
     *_shared(),
+    Column("file", String(32), nullable=False, default=""),
     UniqueConstraint(
-        *("agent", "engine", "model", "tenant", "input_length", "judged_by"),
+        *("agent", "engine", "model", "tenant", "input_length", "judged_by", "file"),
         name="uq_rollup_series_key",
     ),
 )
@@ -254,6 +298,7 @@ rollups = Table(
     Column("series", BigInteger, primary_key=True, autoincrement=False),
     Column("starts_at", BigInteger, primary_key=True, autoincrement=False),
     *_figures(),
+    _changed(),
     # Else SQLite keeps the key twice, and most rollups are hardly longer than their key.
     sqlite_with_rowid=False,
 )
@@ -273,6 +318,7 @@ cause_rollups = Table(
     Column("requests", BigInteger, nullable=False),
     Column("top_requests", BigInteger, nullable=False),
     Column("excess_s", Float),
+    _changed(),
     sqlite_with_rowid=False,
 )
 

@@ -37,21 +37,15 @@ class Joining:
     """How the views of one request are joined.
 
     A view that another view may follow waits `wait_s` from its receipt, then it is settled alone;
-    None where no views are joined. `judge` judges every joined request again. `agent` is the name
-    whose rows are settled, also rows from before a restart.
+    None if no views are joined. `judge` judges every joined request again.
     """
 
-    agent: str
     judge: Judge
     wait_s: float | None
 
 
-def _trusted() -> None:
-    """Trust every commit."""
-
-
 def request_write(
-    engine: Engine, joining: Joining | None = None, verify: Callable[[], None] = _trusted
+    engine: Engine, joining: Joining | None = None, verify: Callable[[], None] | None = None
 ) -> Write:
     """A function that stores requests and their rollups in one transaction.
 
@@ -75,7 +69,8 @@ def request_write(
 
     def write_verified(judged: Sequence[JudgedRequest]) -> WriteResult:
         result = write(judged)
-        verify()
+        if verify is not None:
+            verify()
         return result
 
     return write_verified
@@ -145,12 +140,8 @@ def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResu
     return WriteResult(new, new)
 
 
-def _ignored(_row: int) -> None:
-    """Count nothing."""
-
-
 def request_settle(
-    engine: Engine, joining: Joining, on_set_aside: Callable[[int], None] = _ignored
+    engine: Engine, joining: Joining, on_set_aside: Callable[[int], None] | None = None
 ) -> Settle:
     """A function that settles the views whose wait has ended, with rollups, in one transaction.
 
@@ -161,20 +152,25 @@ def request_settle(
 
     def settle(now: float) -> list[JudgedRequest]:
         try:
+            # Most of the time no wait has ended, and then nothing is written.
+            with engine.connect() as connection:
+                if not due_rows(connection, now, joining.wait_s):
+                    return []
             with writing.begin() as connection:
-                keys = due_rows(connection, now, joining.agent, joining.wait_s)
+                keys = due_rows(connection, now, joining.wait_s)
                 return _settle(connection, keys, joining.judge)
         except Exception as error:
             _raise_unless_content(error)
         set_aside: list[int] = []
         try:
             with writing.begin() as connection:
-                keys = due_rows(connection, now, joining.agent, joining.wait_s)
+                keys = due_rows(connection, now, joining.wait_s)
                 first = _settle_apart(connection, keys, joining.judge, set_aside)
         except SQLAlchemyError as error:
             raise logged_unavailable(_SETTLED_LATER, error) from error
-        for row in set_aside:
-            on_set_aside(row)
+        if on_set_aside is not None:
+            for row in set_aside:
+                on_set_aside(row)
         return first
 
     return settle

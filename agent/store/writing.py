@@ -36,15 +36,6 @@ class _Settlement:
     counted: "Future[list[JudgedRequest]]"
 
 
-def _rest() -> None:
-    """Do nothing between commits."""
-
-
-def nothing_waits(_now: float) -> list[JudgedRequest]:
-    """Settle nothing: without joining no request waits for another view."""
-    return []
-
-
 class RequestWriter:
     """Takes requests from any thread and stores them in its own thread.
 
@@ -56,8 +47,8 @@ class RequestWriter:
     def __init__(
         self,
         write: Write,
-        settle: Settle = nothing_waits,
-        between: Callable[[], None] = _rest,
+        settle: Settle | None = None,
+        between: Callable[[], None] | None = None,
     ) -> None:
         self._write = write
         self._settle = settle
@@ -144,7 +135,8 @@ class RequestWriter:
                 # Submissions that came during the commit also wait for `between`.
                 self._oldest_since = time.monotonic() if self._waiting_rows else None
             try:
-                self._between()
+                if self._between is not None:
+                    self._between()
             except Exception:
                 # The thread must go on for the next sender.
                 _LOG.exception("the work between two commits failed")
@@ -169,7 +161,7 @@ class RequestWriter:
 
     def _settle_now(self, settlement: _Settlement) -> None:
         try:
-            counted = self._settle(settlement.now)
+            counted = [] if self._settle is None else self._settle(settlement.now)
         except StoreUnavailable as error:
             settlement.counted.set_exception(error)
         except Exception as error:

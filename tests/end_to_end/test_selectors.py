@@ -16,9 +16,9 @@ GRADED = sorted(xid.number for xid in XIDS.values() if xid.grade is not XidGrade
 NOT_THERE = {
     # GPUs older than Ampere retire pages.
     "gpu_page_retirement_pending",
-    # Of agents with a journal.
-    "llm_agent_journal_dropped_rows_total",
-    "llm_agent_journal_lag_seconds",
+    # Of agents that publish.
+    "llm_agent_lost_rows_total",
+    "llm_agent_publish_lag_seconds",
     # Of agents with a proxy before several engines.
     "llm_proxy_engine_in_rotation",
     "llm_proxy_requests_forced_total",

@@ -18,7 +18,7 @@ from agent.records.objective import JudgedRequest
 from agent.records.prices import Electricity, Price, PriceList
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
-from agent.store.tables import engine_samples, metadata, requests
+from agent.store.tables import engine_samples, metadata, publishing, requests
 from tests.analysis.cost.engine_days import engine_sample
 from tests.store.making import MET, NOON, request, store
 
@@ -146,5 +146,5 @@ def emptied(database: Engine) -> None:
     """Leave nothing but samples of engines."""
     with database.begin() as connection:
         for table in metadata.sorted_tables:
-            if table is not engine_samples:
+            if table not in (engine_samples, publishing):
                 connection.execute(table.delete())

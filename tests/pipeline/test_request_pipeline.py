@@ -200,7 +200,7 @@ def meter() -> Meter:
 @pytest.fixture
 def pipeline(database: Engine, meter: Meter) -> Iterator[RequestPipeline]:
     judge = Judge([JOINED_CHAT])
-    joining = Joining(agent="agent-0", judge=judge, wait_s=WAIT_S)
+    joining = Joining(judge=judge, wait_s=WAIT_S)
     writer = RequestWriter(request_write(database, joining), request_settle(database, joining))
     yield RequestPipeline(judge, writer, meter)
     writer.close()

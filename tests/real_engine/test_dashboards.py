@@ -57,15 +57,20 @@ NOTHING_TO_RECKON_WITH = tuple(
     if not any(name.startswith(metric.name) for name in WITHIN_A_MINUTE)
 )
 
-# The agent stores in SQLite, which needs no journal before it.
-NO_JOURNAL = ("llm_agent_journal_",)
+# The agent publishes nothing.
+NOT_PUBLISHED = (
+    "llm_agent_unpublished_",
+    "llm_agent_publish",
+    "llm_agent_file_",
+    "llm_agent_lost_",
+)
 # Its proxy has one engine, which never leaves the rotation.
 NO_ROTATION = ("llm_proxy_engine_", "llm_proxy_requests_")
 # It pushes no metrics, and its engine is in the settings.
 NOT_CONFIGURED = ("llm_agent_metrics_push", "llm_agent_discover")
 NOT_HERE = (
     *(*NO_GPU, *NO_DRAFTS, *NO_TRANSFERS, *NOTHING_MISSING, *NOT_TOLD_BY_VLLM),
-    *(*NO_DIFFERENCE, *NOTHING_TO_RECKON_WITH, *NO_JOURNAL, *NO_ROTATION, *NOT_CONFIGURED),
+    *(*NO_DIFFERENCE, *NOTHING_TO_RECKON_WITH, *NOT_PUBLISHED, *NO_ROTATION, *NOT_CONFIGURED),
 )
 PERHAPS = (*BY_MACHINE, *BY_HISTORY, *WITHIN_A_MINUTE)
 # The names before release 0.11.

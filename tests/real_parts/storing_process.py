@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 
 from agent.store.connection import open_engine
-from agent.store.journal.backlog import lag_of
-from agent.store.tables import requests
+from agent.store.publishing.changes import lag_of
+from agent.store.tables import requests, rollup_changes
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.settable_clock import SettableClock
@@ -56,17 +56,17 @@ def kill(process: ServerProcess) -> None:
     process.wait(within_s=WITHIN_S)
 
 
-def waiting(journal: Engine) -> int:
-    """How many changes wait in a journal."""
-    with journal.connect() as connection:
-        return lag_of(connection).rows
+def all_published(file: Path) -> None:
+    """Return when nothing waits in this file, whose agent also folds."""
+    engine = open_engine(f"sqlite:///{file}")
+    eventually(lambda: _is_published(engine), within_s=WITHIN_S, what="nothing that waits")
+    engine.dispose()
 
 
-def all_forwarded(file: Path) -> None:
-    """Return when nothing waits in this journal."""
-    journal = open_engine(f"sqlite:///{file}")
-    eventually(lambda: waiting(journal) == 0, within_s=WITHIN_S, what="an empty journal")
-    journal.dispose()
+def _is_published(file: Engine) -> bool:
+    with file.connect() as connection:
+        unfolded = connection.scalar(select(func.count()).select_from(rollup_changes))
+        return lag_of(connection).rows == unfolded == 0
 
 
 def has_all_once(url: str, *loads: ConstantLoad) -> None:

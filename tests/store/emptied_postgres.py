@@ -48,6 +48,8 @@ def emptied_postgres_url(one_postgres_url: str) -> str:
     engine = open_engine(one_postgres_url)
     with engine.begin() as connection:
         connection.execute(_EMPTY)
+        # As in an agent's file, so that tests may write by SQLAlchemy here, too.
+        connection.execute(text("INSERT INTO publishing VALUES ('', 1, 0, now())"))
         # Those of a simulated clock.
         for partition in connection.execute(_EARLIER_DAYS).scalars():
             connection.execute(text(f"DROP TABLE {partition}"))

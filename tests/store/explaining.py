@@ -51,6 +51,7 @@ def summed_causes(engine: Engine) -> Places:
     query = select(cause_rollups, rollup_series).join(
         rollup_series, rollup_series.c.id == cause_rollups.c.series
     )
+    query = query.where(cause_rollups.c.requests > 0)
     with engine.connect() as connection:
         return {
             _place(row, row["width_s"], row["starts_at"], row["tenant"]): [

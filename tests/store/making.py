@@ -1,8 +1,11 @@
 """Makes judged requests by number, and reads what a database holds of them."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sqlalchemy import Engine, select
@@ -13,12 +16,16 @@ from agent.catalog.definitions import Verdict
 from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
+from agent.store.connection import for_writing, without_number
+from agent.store.publishing.changes import batch_after, file_state, set_published
+from agent.store.publishing.postgres import PostgresRows
 from agent.store.rollup_store import RollupStore
 from agent.store.rollups import FIGURES, RollupSum, Series
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests, rollup_series, rollups
 from agent.store.transactions import request_write
 from agent.store.writing import RequestWriter
+from tests.store.migrated import migrated_in
 
 # A whole number of minutes.
 NOON = 1_790_000_040 // 60 * 60
@@ -81,6 +88,35 @@ def store(engine: Engine, judged: Sequence[JudgedRequest]) -> list[JudgedRequest
     return request_write(engine)(judged).new
 
 
+def publish(engine: Engine, write: Callable[[Engine], object]) -> None:
+    """Write to a database of either kind: to a shared one, from a new file."""
+    if engine.dialect.name == "sqlite":
+        write(engine)
+        return
+    with TemporaryDirectory() as folder, migrated_in(Path(folder)) as file:
+        write(file)
+        publish_file(file, engine)
+
+
+def publish_file(file: Engine, shared: Engine) -> None:
+    """Fold, and write to PostgreSQL what changed in a file since the last call."""
+    driver: Any = shared.dialect.dbapi
+    fold(file)
+    with file.begin() as own, shared.begin() as connection:
+        batch = batch_after(own, file_state(own).published, 10**9)
+        if batch is None:
+            return
+        refusals = (driver.DataError, driver.IntegrityError)
+        assert PostgresRows(refusals).write(connection, batch)[1] == 0
+    with without_number(for_writing(file)).begin() as own:
+        set_published(own, batch.last, None)
+
+
+def store_in(engine: Engine, judged: Sequence[JudgedRequest]) -> None:
+    """Store these in a database of either kind."""
+    publish(engine, lambda file: store(file, judged))
+
+
 @contextmanager
 def open_writer(engine: Engine) -> Iterator[RequestWriter]:
     """A writer on this database, closed at the end."""
@@ -105,26 +141,33 @@ def only_row(engine: Engine) -> Mapping[str, Any]:
 
 
 def fold(engine: Engine) -> int:
-    """Fold the changes of every agent into the rollups; returns their number."""
-    return RollupStore(engine, "agent-0").fold(now=4e9)
+    """Fold all changes into the rollups; returns their number."""
+    return RollupStore(engine, "agent-0").fold()
 
 
 RollupPlace = tuple[Any, ...]
 
 
 def rollup_bytes(engine: Engine) -> dict[RollupPlace, tuple[bytes | None, ...]]:
-    """The stored columns of each rollup by its place, after all changes are folded."""
-    fold(engine)
+    """The columns of each rollup with requests by its place, after all changes are folded.
+
+    Series of several files are added up.
+    """
+    if engine.dialect.name == "sqlite":
+        fold(engine)
     query = select(rollups, rollup_series).join(
         rollup_series, rollup_series.c.id == rollups.c.series
     )
+    sums: dict[RollupPlace, RollupSum] = defaultdict(RollupSum)
     with engine.connect() as connection:
-        return {
-            (row["width_s"], row["starts_at"], *(row[name] for name in Series._fields)): tuple(
-                row[name] for name in FIGURES
-            )
-            for row in connection.execute(query).mappings()
-        }
+        for row in connection.execute(query).mappings():
+            place = (row["width_s"], row["starts_at"], *(row[name] for name in Series._fields))
+            sums[place].add(row["judged_by"], [row[name] for name in FIGURES])
+    return {
+        place: tuple(each.figures(place[-1])[name] for name in FIGURES)
+        for place, each in sums.items()
+        if each.tally().requests
+    }
 
 
 def counted_rollups(engine: Engine) -> dict[RollupPlace, Tally]:

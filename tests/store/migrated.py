@@ -1,6 +1,7 @@
 """Migrated databases, and their schema. SQLite's are copies of one that is migrated once."""
 
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def migrated(url: str) -> Iterator[Engine]:
     """The database at this URL, migrated; that of SQLite is new."""
     engine = open_engine(url)
     if engine.dialect.name == "sqlite":
-        Path(str(engine.url.database)).write_bytes(migrated_file())
+        Path(str(engine.url.database)).write_bytes(_new_file())
     else:
         upgrade(engine)
     yield engine
@@ -59,6 +60,14 @@ def migrated_in(folder: Path) -> Iterator[Engine]:
     """A new, migrated SQLite database in this folder."""
     with migrated(f"sqlite:///{folder / 'goodput.db'}") as engine:
         yield engine
+
+
+def _new_file() -> bytes:
+    """A migrated file with an id of its own."""
+    content = migrated_file()
+    # Also in the index of the key.
+    (found,) = {*re.findall(rb"[0-9a-f]{32}", content)}
+    return content.replace(found, secrets.token_hex(16).encode())
 
 
 @cache

@@ -10,8 +10,8 @@ from agent import __version__
 from agent.store import agent_queries
 from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
-from agent.store.journal.backlog import Lag
 from agent.store.objectives import ObjectiveStore
+from agent.store.publishing.changes import Lag
 from agent.store.retention import Retention
 from agent.store.store_queries import StoreQueries
 from tests.records.making import NOON, objective
@@ -30,7 +30,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lag(_connection: Connection) -> Lag:
-    """A journal in which a hundred changes wait."""
+    """A file in which a hundred rows wait."""
     return Lag(100, 12.5)
 
 
@@ -71,7 +71,7 @@ def test_an_agent_tells_its_version_its_start_and_with_each_beat_its_lag_and_eng
     assert row["engines"] == [{**ENGINE, "waiting": None}]
 
 
-def test_an_agent_without_a_journal_has_no_lag(database: Engine) -> None:
+def test_an_agent_that_does_not_publish_has_no_lag(database: Engine) -> None:
     claimed(database, "chat").beat(database)
     row = told(database)["chat"]
     assert (row["lag_s"], row["waiting_rows"], row["engines"]) == (None, None, [])

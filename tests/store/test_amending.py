@@ -31,35 +31,35 @@ ENDED = EndedRequest(
 
 
 @pytest.fixture
-def agent(database: Engine) -> JoiningAgent:
-    return JoiningAgent(database)
+def agent(sqlite: Engine) -> JoiningAgent:
+    return JoiningAgent(sqlite)
 
 
 def key(view: Any) -> tuple[str, str]:
     return view.record.trace_id, view.record.span_id
 
 
-def amend(database: Engine, *views: Any, superseded: Any = ()) -> None:
-    request_amend(database, JUDGE)(
+def amend(sqlite: Engine, *views: Any, superseded: Any = ()) -> None:
+    request_amend(sqlite, JUDGE)(
         {key(view): ENDED for view in views}, [key(view) for view in superseded]
     )
 
 
 def test_a_counted_row_gets_figures_and_is_counted_anew(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     view = engine_view(1, parent_span_id=None)
     agent.take(view)
-    before = counted_rollups(database)
-    amend(database, view)
-    (row,) = rows(database)
+    before = counted_rollups(sqlite)
+    amend(sqlite, view)
+    (row,) = rows(sqlite)
     assert (row["preemptions"], row["cached_tokens"], row["queue_s"]) == (3, 64, 0.06)
     assert (row["finish_reason"], row["counted"], row["settles_at"]) == ("length", True, None)
     # The queue time is in rollups.
-    assert counted_rollups(database) == counted_rows(database) != before
+    assert counted_rollups(sqlite) == counted_rows(sqlite) != before
 
 
-def test_a_row_that_waits_goes_on_waiting(database: Engine, agent: JoiningAgent) -> None:
+def test_a_row_that_waits_goes_on_waiting(sqlite: Engine, agent: JoiningAgent) -> None:
     proxy = proxy_view(
         1,
         status=Status.CANCELLED,
@@ -68,49 +68,49 @@ def test_a_row_that_waits_goes_on_waiting(database: Engine, agent: JoiningAgent)
         proxied=ProxyView(response_id="chatcmpl-1-0", choices=1),
     )
     agent.take(proxy)
-    amend(database, proxy)
-    (row,) = rows(database)
+    amend(sqlite, proxy)
+    (row,) = rows(sqlite)
     assert (row["preemptions"], row["input_tokens"], row["counted"]) == (3, 100, False)
     assert (row["settles_at"], row["engine_ttft_s"]) == (DUE, 0.1)
     agent.settle(DUE)
-    assert counted_rollups(database) == counted_rows(database)
-    assert rows(database)[0]["counted"] is True
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+    assert rows(sqlite)[0]["counted"] is True
 
 
 def test_a_row_that_was_joined_meanwhile_is_found_by_the_proxys_span(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     proxy, engine = proxy_view(1), engine_view(1)
     agent.take(proxy, engine)
-    amend(database, proxy)
-    (row,) = rows(database)
+    amend(sqlite, proxy)
+    (row,) = rows(sqlite)
     assert (row["vantage"], row["preemptions"], row["ttft_s"]) == ("joined", 3, 0.3)
     assert row["engine_ttft_s"] == 0.1
-    assert counted_rollups(database) == counted_rows(database)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 def test_a_joined_row_keeps_what_the_plugin_told_of_either_view(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     proxy, engine = proxy_view(1), engine_view(1)
     agent.take(proxy)
-    amend(database, proxy)
+    amend(sqlite, proxy)
     agent.take(engine)
-    (row,) = rows(database)
+    (row,) = rows(sqlite)
     assert (row["vantage"], row["preemptions"], row["cached_tokens"]) == ("joined", 3, 64)
 
 
-def test_a_replaced_row_is_taken_out_of_the_rollups(database: Engine, agent: JoiningAgent) -> None:
+def test_a_replaced_row_is_taken_out_of_the_rollups(sqlite: Engine, agent: JoiningAgent) -> None:
     first, second = (engine_view(n, parent_span_id=None) for n in (1, 2))
     agent.take(first, second)
-    amend(database, superseded=[first])
-    assert stored_keys(database) == [key(second)]
-    assert counted_rollups(database) == counted_rows(database)
+    amend(sqlite, superseded=[first])
+    assert stored_keys(sqlite) == [key(second)]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_rows_that_are_gone_are_none_of_its_business(database: Engine) -> None:
-    amend(database, engine_view(1), superseded=[engine_view(2)])
-    assert rows(database) == []
+def test_rows_that_are_gone_are_none_of_its_business(sqlite: Engine) -> None:
+    amend(sqlite, engine_view(1), superseded=[engine_view(2)])
+    assert rows(sqlite) == []
 
 
 def test_a_database_that_is_away_is_a_refusal(sqlite: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Requests as columns for booking, on each kind of database."""
+"""Requests as columns for booking."""
 
 from dataclasses import fields
 
@@ -29,11 +29,11 @@ REQUESTS = [
 
 @pytest.mark.parametrize("at_once", [1, 4096])
 def test_columns_have_the_values_of_rows(
-    database: Engine, at_once: int, monkeypatch: pytest.MonkeyPatch
+    sqlite: Engine, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(minutes, "ROWS_PER_READ", at_once)
-    store(database, REQUESTS)
-    found = MinuteStore(database, "agent-0").requests("chat-0", NOON, NOON + 60)
+    store(sqlite, REQUESTS)
+    found = MinuteStore(sqlite, "agent-0").requests("chat-0", NOON, NOON + 60)
     expected = minute_requests([each.record for each in REQUESTS])
     for field in fields(found):
         if field.name not in ("rows", "met", "verdicts", "met_objectives"):
@@ -46,21 +46,21 @@ def test_columns_have_the_values_of_rows(
     assert met == [("chat", "batch"), ("batch",), ("batch",)]
 
 
-def test_only_requests_that_reach_beyond_a_time_are_across_it(database: Engine) -> None:
+def test_only_requests_that_reach_beyond_a_time_are_across_it(sqlite: Engine) -> None:
     times = [(0.0, 10.0), (5.0, 15.0), (12.0, 18.0), (12.0, 25.0), (30.0, 40.0)]
     store(
-        database,
+        sqlite,
         [
             request(number, started_at=NOON + from_at, ended_at=NOON + until)
             for number, (from_at, until) in enumerate(times)
         ],
     )
-    found = MinuteStore(database, "agent-0").requests_across("chat-0", NOON + 10, NOON + 20)
+    found = MinuteStore(sqlite, "agent-0").requests_across("chat-0", NOON + 10, NOON + 20)
     assert (found.started_at - NOON).tolist() == [0, 5, 12]
     assert (found.ended_at - NOON).tolist() == [10, 15, 25]
 
 
-def test_no_requests_are_empty_columns(database: Engine) -> None:
-    found = MinuteStore(database, "agent-0").requests("chat-0", NOON, NOON + 60)
+def test_no_requests_are_empty_columns(sqlite: Engine) -> None:
+    found = MinuteStore(sqlite, "agent-0").requests("chat-0", NOON, NOON + 60)
     assert {getattr(found, field.name).shape for field in fields(found)[:-1]} == {(0,)}
     assert found.met_objectives == ()

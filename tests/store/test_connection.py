@@ -18,6 +18,7 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.records.queries import RequestFilter
 from agent.store import connection as connections
 from agent.store import sqlite_connection
+from agent.store.claim import NameClaim, own_instance
 from agent.store.connection import for_polling, for_writing, open_engine
 from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
@@ -25,7 +26,16 @@ from agent.store.sqlite_connection import checkpoints, without_disk_waits
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests
 from agent.store.transactions import request_write
-from tests.store.making import NOON, gpu_sample, keys_of, request, some, store, stored_keys
+from tests.store.making import (
+    NOON,
+    gpu_sample,
+    keys_of,
+    request,
+    some,
+    store,
+    store_in,
+    stored_keys,
+)
 
 
 def test_every_sqlite_connection_uses_wal_and_full_sync(sqlite: Engine) -> None:
@@ -148,18 +158,17 @@ def test_a_poll_does_not_wait_for_a_locked_file_but_folding_does(
             assert wait_ms / 100 < left_ms <= wait_ms
 
 
-def test_a_poll_does_not_wait_for_a_table_lock_but_folding_does(
+def test_a_heartbeat_does_not_wait_for_a_table_lock_but_upkeep_does(
     postgres: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "POLLING_WAIT_S", 0.05)
-    observations = ObservationStore(postgres, "agent-0")
+    claim = NameClaim("chat", own_instance())
+    claim.take(postgres)
     with postgres.begin() as other:
-        other.execute(text("LOCK TABLE engine_samples, events, gpu_samples"))
-        for write in writes_of_polls(observations):
-            with pytest.raises(StoreUnavailable, match="statement timeout"):
-                write()
-    for write in writes_of_polls(observations):
-        write()
+        other.execute(text("LOCK TABLE agents"))
+        with pytest.raises(StoreUnavailable, match="statement timeout"):
+            claim.beat(postgres)
+    claim.beat(postgres)
     for patient in (postgres, for_writing(postgres)):
         with patient.begin() as connection:
             assert connection.execute(text("SHOW statement_timeout")).scalar_one() == "0"
@@ -203,18 +212,18 @@ def test_the_folder_of_the_file_may_have_any_name(tmp_path: Path) -> None:
 def test_an_open_read_transaction_does_not_block_a_writer(
     database: Engine,
 ) -> None:
-    store(database, [request(1)])
+    store_in(database, [request(1)])
     count = text("SELECT count(*) FROM requests")
     with database.connect() as reader:
         assert reader.execute(count).scalar_one() == 1
-        store(database, [request(2)])
+        store_in(database, [request(2)])
         assert len(stored_keys(database)) == 2
 
 
 def test_an_open_write_transaction_does_not_block_a_reader(
     database: Engine,
 ) -> None:
-    store(database, [request(1)])
+    store_in(database, [request(1)])
     with for_writing(database).begin() as writer:
         writer.execute(text("UPDATE requests SET model = 'other'"))
         assert [row["model"] for row in StoreQueries(database).request("request-1")] == ["llama"]
@@ -222,16 +231,16 @@ def test_an_open_write_transaction_does_not_block_a_reader(
 
 
 def test_a_transaction_that_reads_before_it_writes_waits_for_another_writer(
-    database: Engine,
+    sqlite: Engine,
 ) -> None:
     """With a transaction that starts as a reader, SQLite would refuse one of the two."""
-    store(database, [request(1)])
+    store(sqlite, [request(1)])
     both_have_read = threading.Barrier(2, timeout=0.2)
     failures: list[Exception] = []
 
     def read_then_write(number: int) -> None:
         try:
-            with for_writing(database).begin() as connection:
+            with for_writing(sqlite).begin() as connection:
                 connection.execute(text("SELECT count(*) FROM events")).scalar_one()
                 # The barrier breaks when the other thread waits for the lock, as it should.
                 with suppress(threading.BrokenBarrierError):
@@ -346,8 +355,8 @@ def test_a_log_that_cannot_be_written_into_its_file_is_logged_once_a_minute(
         assert caplog.text.count(sentence) == logged
 
 
-def test_many_read_while_others_write(database: Engine) -> None:
-    write, queries = request_write(database), StoreQueries(database)
+def test_many_read_while_others_write(sqlite: Engine) -> None:
+    write, queries = request_write(sqlite), StoreQueries(sqlite)
     written = threading.Event()
     failures: list[Exception] = []
     seen: list[int] = []
@@ -371,7 +380,7 @@ def test_many_read_while_others_write(database: Engine) -> None:
         thread.join()
     assert failures == []
     assert set(seen) <= {20 * committed for committed in range(len(batches) + 1)}
-    assert stored_keys(database) == keys_of(item for batch in batches for item in batch)
+    assert stored_keys(sqlite) == keys_of(item for batch in batches for item in batch)
 
 
 def test_statements_with_lists_of_any_length_leave_no_memory_behind(sqlite: Engine) -> None:

@@ -16,11 +16,11 @@ from tests.store.making import (
     NOON,
     WITHIN_S,
     gpu_sample,
-    key_of,
     keys_of,
+    publish,
     request,
     some,
-    store,
+    store_in,
     stored_keys,
 )
 from tests.store.migrated import migrated
@@ -59,7 +59,9 @@ def test_the_next_days_have_partitions_before_their_rows_come(postgres: Engine, 
 def test_a_row_of_a_day_without_a_partition_waits_for_it_among_those_of_other_days(
     postgres: Engine,
 ) -> None:
-    store(postgres, [request(1), request(2, started_at=NOON + DAY_S), request(3, started_at=9.0)])
+    store_in(
+        postgres, [request(1), request(2, started_at=NOON + DAY_S), request(3, started_at=9.0)]
+    )
     assert rows_by_partition(postgres) == {"other_days": 3}
     keep_partitions(postgres, 0, NOON)
     assert rows_by_partition(postgres) == {
@@ -73,9 +75,10 @@ def test_a_row_of_a_day_without_a_partition_waits_for_it_among_those_of_other_da
 def test_a_day_is_dropped_when_all_its_rows_are_old(postgres: Engine) -> None:
     keep_partitions(postgres, 0, NOON - DAY_S)
     midnight = NOON - NOON % DAY_S
-    for number, at in enumerate((midnight - 1, midnight - 1e-6, midnight, NOON)):
-        store(postgres, [request(number, started_at=at)])
-        ObservationStore(postgres, "agent-0").write_gpu_samples([gpu_sample(at)])
+    times = (midnight - 1, midnight - 1e-6, midnight, NOON)
+    store_in(postgres, [request(number, started_at=at) for number, at in enumerate(times)])
+    samples = [gpu_sample(at) for at in times]
+    publish(postgres, lambda file: ObservationStore(file, "agent-0").write_gpu_samples(samples))
     Retention(postgres).expire(midnight - 0.5, 0, NOON)
     assert rows_by_partition(postgres) == {day(NOON - DAY_S): 2, day(NOON): 2}
     Retention(postgres).expire(midnight, 0, NOON)
@@ -86,7 +89,7 @@ def test_a_day_is_dropped_when_all_its_rows_are_old(postgres: Engine) -> None:
 
 def test_agents_that_keep_partitions_at_once_make_and_drop_each_once(postgres: Engine) -> None:
     keep_partitions(postgres, 0, NOON - 9 * DAY_S)
-    store(postgres, [request(1, started_at=NOON - 8 * DAY_S), request(2)])
+    store_in(postgres, [request(1, started_at=NOON - 8 * DAY_S), request(2)])
     with ThreadPoolExecutor(10) as agents:
         list(agents.map(lambda _: keep_partitions(postgres, NOON - DAY_S, NOON), range(10)))
     assert rows_by_partition(postgres) == {day(NOON): 1}
@@ -94,7 +97,7 @@ def test_agents_that_keep_partitions_at_once_make_and_drop_each_once(postgres: E
 
 def test_an_agent_at_work_on_one_table_keeps_no_other_from_the_rest(postgres: Engine) -> None:
     keep_partitions(postgres, 0, NOON - 9 * DAY_S)
-    store(postgres, [request(1, started_at=NOON - 8 * DAY_S), request(2)])
+    store_in(postgres, [request(1, started_at=NOON - 8 * DAY_S), request(2)])
     busy, resume = threading.Event(), threading.Event()
     other = open_engine(postgres.url.render_as_string(hide_password=False))
 
@@ -118,13 +121,13 @@ def test_an_agent_at_work_on_one_table_keeps_no_other_from_the_rest(postgres: En
 
 def test_a_long_query_postpones_the_drop_and_no_writer_waits_for_it(postgres: Engine) -> None:
     keep_partitions(postgres, 0, NOON - 2 * DAY_S)
-    store(postgres, [request(1, started_at=NOON - 2 * DAY_S)])
+    store_in(postgres, [request(1, started_at=NOON - 2 * DAY_S)])
     with postgres.connect() as reader:
         reader.execute(text("SELECT count(*) FROM requests")).scalar_one()
         # The statement has ended, and its transaction holds the tables.
         with pytest.raises(StoreUnavailable, match="lock timeout"):
             keep_partitions(postgres, NOON, NOON + DAY_S)
-        store(postgres, [request(2)])
+        store_in(postgres, [request(2)])
         assert rows_by_partition(postgres)[day(NOON)] == 1
     keep_partitions(postgres, NOON - DAY_S, NOON + DAY_S)
     assert stored_keys(postgres) == keys_of(some([2]))
@@ -137,7 +140,7 @@ def test_rows_are_written_while_their_partition_is_made(postgres: Engine) -> Non
     def write() -> None:
         while not stop.is_set() or len(written) < 20:
             written.append(len(written))
-            store(postgres, [request(written[-1])])
+            store_in(postgres, [request(written[-1])])
 
     with ThreadPoolExecutor(1) as writer:
         writing = writer.submit(write)
@@ -149,17 +152,8 @@ def test_rows_are_written_while_their_partition_is_made(postgres: Engine) -> Non
     assert stored_keys(postgres) == keys_of(some(written))
 
 
-def test_a_span_that_comes_again_at_another_time_is_stored_once(postgres: Engine) -> None:
-    """The agent sets the times of a span whose clock is far ahead by its own clock."""
-    (first,) = some([1])
-    (again,) = some([1], started_at=NOON + 20.0, ended_at=NOON + 21.0)
-    assert store(postgres, [first]) == [first]
-    assert store(postgres, [again]) == []
-    assert stored_keys(postgres) == [key_of(first)]
-
-
 def test_a_new_database_has_partitions_for_today_and_for_other_days(postgres_url: str) -> None:
     now = datetime.now(UTC).timestamp()
     with migrated(postgres_url) as database:
-        assert len(store(database, [request(1, started_at=now), request(2, started_at=9.0)])) == 2
+        store_in(database, [request(1, started_at=now), request(2, started_at=9.0)])
         assert rows_by_partition(database) == {day(now): 1, "other_days": 1}

@@ -14,12 +14,14 @@ from sqlalchemy import Connection, Engine, text
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
+from agent.records.minute import RequestCost
 from agent.records.objective import CauseShare, JudgedRequest
 from agent.records.request import Status
 from agent.store import explanations
 from agent.store.connection import for_writing, in_transaction
 from agent.store.explanations import MAX_CHARACTERS, MAX_SENTENCES, ExplanationStore
 from agent.store.folding import rebuild_rollups
+from agent.store.minutes import MinuteStore
 from agent.store.retention import Retention
 from agent.store.tables import cause_rollups, rollup_series
 from tests.store.explaining import (
@@ -50,17 +52,17 @@ def numbers(judged: Sequence[JudgedRequest]) -> list[int]:
     return [int(item.record.trace_id, 16) for item in judged]
 
 
-def test_missed_requests_are_found_with_their_whole_record(database: Engine) -> None:
+def test_missed_requests_are_found_with_their_whole_record(sqlite: Engine) -> None:
     late = missed(1, ttft_s=2.5, tenant="acme", input_tokens=14_000, finish_reason="stop")
-    store(database, [late])
-    (found,) = unexplained(database)
+    store(sqlite, [late])
+    (found,) = unexplained(sqlite)
     assert found.record == late.record
     assert found.judgement.by_objective == (("chat", Verdict.MISSED),)
 
 
-def test_only_counted_missed_requests_of_this_agent_and_time_are_found(database: Engine) -> None:
+def test_only_counted_missed_requests_of_this_agent_and_time_are_found(sqlite: Engine) -> None:
     store(
-        database,
+        sqlite,
         [
             missed(1),
             request(2),
@@ -72,25 +74,25 @@ def test_only_counted_missed_requests_of_this_agent_and_time_are_found(database:
         ],
     )
     # A view that waits for the other one.
-    JoiningAgent(database).take(proxy_view(8))
-    assert numbers(unexplained(database)) == [1, 6]
+    JoiningAgent(sqlite).take(proxy_view(8))
+    assert numbers(unexplained(sqlite)) == [1, 6]
 
 
 def test_the_requests_that_ended_first_are_found_first_and_no_more_than_the_limit(
-    database: Engine,
+    sqlite: Engine,
 ) -> None:
-    store(database, [missed(n, ended_at=NOON + 10 * (7 * n % 5)) for n in range(5)])
-    assert numbers(unexplained(database, limit=3)) == [0, 3, 1]
+    store(sqlite, [missed(n, ended_at=NOON + 10 * (7 * n % 5)) for n in range(5)])
+    assert numbers(unexplained(sqlite, limit=3)) == [0, 3, 1]
 
 
-def test_explained_requests_are_found_no_more(database: Engine) -> None:
-    store(database, [missed(1), missed(2)])
-    explain(database, explained(missed(1), share(KV, 1.0)))
-    assert numbers(unexplained(database)) == [2]
+def test_explained_requests_are_found_no_more(sqlite: Engine) -> None:
+    store(sqlite, [missed(1), missed(2)])
+    explain(sqlite, explained(missed(1), share(KV, 1.0)))
+    assert numbers(unexplained(sqlite)) == [2]
 
 
 def test_an_index_finds_them_among_very_many(
-    database: Engine, monkeypatch: pytest.MonkeyPatch
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements: list[Any] = []
 
@@ -99,24 +101,19 @@ def test_an_index_finds_them_among_very_many(
         return []
 
     monkeypatch.setattr(explanations, "read_all", read_none)
-    unexplained(database)
-    compiled = str(statements[0].compile(database, compile_kwargs={"literal_binds": True}))
-    with database.connect() as connection:
-        plan = "EXPLAIN QUERY PLAN"
-        if database.dialect.name == "postgresql":
-            plan = "EXPLAIN"
-            connection.execute(text("SET enable_seqscan = off"))
-        found = connection.exec_driver_sql(f"{plan} {compiled}").all()
-    # PostgreSQL names the indexes of partitions by their columns.
-    assert "agent_ended_at" in str(found)
+    unexplained(sqlite)
+    compiled = str(statements[0].compile(sqlite, compile_kwargs={"literal_binds": True}))
+    with sqlite.connect() as connection:
+        found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}").all()
+    assert "ix_requests_agent_ended_at" in str(found)
 
 
-def test_the_first_cause_and_all_shares_are_stored_in_the_row(database: Engine) -> None:
-    store(database, [missed(1)])
+def test_the_first_cause_and_all_shares_are_stored_in_the_row(sqlite: Engine) -> None:
+    store(sqlite, [missed(1)])
     shares = (share(KV, 1.5), share(BURST, 0.5), share(LONG, None, "failure"))
     item = explained(missed(1), *shares)
-    assert explain(database, item, at=NOON + 60) == [item]
-    (row,) = rows(database)
+    assert explain(sqlite, item, at=NOON + 60) == [item]
+    (row,) = rows(sqlite)
     assert (row["cause"], row["explained_at"]) == ("kv_pressure", NOON + 60)
     assert json.loads(row["explanation"]) == {
         "sources": ["span", "samples"],
@@ -133,11 +130,11 @@ def test_the_first_cause_and_all_shares_are_stored_in_the_row(database: Engine) 
     }
 
 
-def test_the_sums_of_one_request_are_in_rollups_of_every_width(database: Engine) -> None:
-    store(database, [missed(1, tenant="acme")])
+def test_the_sums_of_one_request_are_in_rollups_of_every_width(sqlite: Engine) -> None:
+    store(sqlite, [missed(1, tenant="acme")])
     worse = [share(LONG, 4.0, "e2e", "long"), share(BURST, 2.0, "ttft", "long")]
     explain(
-        database,
+        sqlite,
         explained(missed(1, tenant="acme"), share(KV, 1.5), share(BURST, 0.5), *worse, top=LONG),
     )
     starts = {10: NOON, 60: NOON, 3600: NOON // 3600 * 3600, DAY_S: NOON // DAY_S * DAY_S}
@@ -150,41 +147,41 @@ def test_the_sums_of_one_request_are_in_rollups_of_every_width(database: Engine)
         ("", "e2e", "long_prompt"): [1, 1, 4.0],
         ("", "ttft", "burst"): [1, 0, 2.0],
     }
-    assert summed_causes(database) == {
+    assert summed_causes(sqlite) == {
         (width_s, start, "acme", *place): sums
         for width_s, start in starts.items()
         for place, sums in of_a_width.items()
     }
 
 
-def test_the_same_explanation_counts_once(database: Engine) -> None:
-    store(database, [missed(1), missed(2)])
+def test_the_same_explanation_counts_once(sqlite: Engine) -> None:
+    store(sqlite, [missed(1), missed(2)])
     item, other = explained(missed(1), share(KV, 0.1)), explained(missed(2), share(KV, 0.2))
-    assert explain(database, item, other, item) == [item, other]
-    before = summed_causes(database)
-    assert explain(database, item, at=NOON + 90) == []
-    assert summed_causes(database) == before == causes_of_rows(database)
+    assert explain(sqlite, item, other, item) == [item, other]
+    before = summed_causes(sqlite)
+    assert explain(sqlite, item, at=NOON + 90) == []
+    assert summed_causes(sqlite) == before == causes_of_rows(sqlite)
     assert before[10, NOON, "", "chat", "ttft", "kv_pressure"] == [2, 2, 0.3]
 
 
-def test_a_later_explanation_replaces_the_earlier_one(database: Engine) -> None:
-    store(database, [missed(1)])
-    explain(database, explained(missed(1), share(KV, 1.5), share(BURST, 0.5)))
+def test_a_later_explanation_replaces_the_earlier_one(sqlite: Engine) -> None:
+    store(sqlite, [missed(1)])
+    explain(sqlite, explained(missed(1), share(KV, 1.5), share(BURST, 0.5)))
     again = explained(missed(1), share(LONG, 2.0))
-    assert explain(database, again, at=NOON + 90) == []
-    assert {place[-1] for place in summed_causes(database)} == {"long_prompt"}
-    assert summed_causes(database) == causes_of_rows(database)
-    (row,) = rows(database)
+    assert explain(sqlite, again, at=NOON + 90) == []
+    assert {place[-1] for place in summed_causes(sqlite)} == {"long_prompt"}
+    assert summed_causes(sqlite) == causes_of_rows(sqlite)
+    (row,) = rows(sqlite)
     assert (row["cause"], row["explained_at"]) == ("long_prompt", NOON + 60)
 
 
-def test_a_request_without_a_response_has_no_seconds(database: Engine) -> None:
-    store(database, [missed(1), missed(2)])
+def test_a_request_without_a_response_has_no_seconds(sqlite: Engine) -> None:
+    store(sqlite, [missed(1), missed(2)])
     for number in (1, 2):
         item = explained(missed(number), share(Cause.ENGINE_FAILURE, None, "failure"))
-        assert explain(database, item) == [item]
+        assert explain(sqlite, item) == [item]
     place = (10, NOON, "", "chat", "failure", "engine_failure")
-    assert summed_causes(database)[place] == [2, 2, None]
+    assert summed_causes(sqlite)[place] == [2, 2, None]
 
 
 SHARES = st.lists(
@@ -218,95 +215,106 @@ def _top(shares: Sequence[CauseShare]) -> Cause:
 @on_a_database
 @given(batches=st.lists(st.lists(EXPLAINED, max_size=4), max_size=4))
 def test_rollups_of_causes_equal_a_count_of_the_rows(
-    database: Engine, batches: list[list[tuple[int, list[CauseShare]]]]
+    sqlite: Engine, batches: list[list[tuple[int, list[CauseShare]]]]
 ) -> None:
-    empty(database)
+    empty(sqlite)
     seen = [missed(n, ended_at=NOON + 45 * n, tenant=f"tenant-{n % 2}") for n in range(4)]
-    store(database, seen)
+    store(sqlite, seen)
     for batch in batches:
         items = [explained(seen[n], *shares, top=_top(shares)) for n, shares in batch]
-        explain(database, *items)
-    assert summed_causes(database) == causes_of_rows(database)
-    before = summed_causes(database)
-    with for_writing(database).begin() as connection:
+        explain(sqlite, *items)
+    assert summed_causes(sqlite) == causes_of_rows(sqlite)
+    before = summed_causes(sqlite)
+    with for_writing(sqlite).begin() as connection:
         rebuild_rollups(connection, "agent-0", NOON // DAY_S * DAY_S, (NOON // DAY_S + 1) * DAY_S)
-    assert summed_causes(database) == before
+    assert summed_causes(sqlite) == before
 
 
-def test_a_view_that_comes_late_takes_the_explanation_back(database: Engine) -> None:
-    """The proxy's view alone was counted and explained; joined, the request is another one."""
-    agent = JoiningAgent(database)
-    agent.take(proxy_view(1))
+@pytest.mark.parametrize(
+    ("first", "late"),
+    [(proxy_view(1), engine_view(1)), (engine_view(1, ttft_s=0.3), proxy_view(1))],
+    ids=["the engine's", "the proxy's"],
+)
+def test_a_view_that_comes_late_takes_the_explanation_back(
+    sqlite: Engine, first: JudgedRequest, late: JudgedRequest
+) -> None:
+    """The first view was counted, explained and priced; joined, the request is another one."""
+    agent = JoiningAgent(sqlite)
+    agent.take(first)
     agent.settle(DUE)
-    (alone,) = unexplained(database)
-    assert explain(database, explained(alone, share(BURST, 0.1)))
-    assert summed_causes(database) != {}
-    agent.take(engine_view(1))
-    assert summed_causes(database) == {}
-    (row,) = rows(database)
+    (alone,) = unexplained(sqlite)
+    assert explain(sqlite, explained(alone, share(BURST, 0.1)))
+    cost = RequestCost(1, str(first.record.vantage), complete=True, cost_usd=0.5)
+    MinuteStore(sqlite, "agent-0").write((), [cost], NOON)
+    assert rows(sqlite)[0]["priced_at"] == NOON
+    assert summed_causes(sqlite) != {}
+    agent.take(late)
+    assert summed_causes(sqlite) == {}
+    (row,) = rows(sqlite)
     assert (row["vantage"], row["cause"], row["explanation"]) == ("joined", None, None)
-    (both,) = unexplained(database)
+    assert row["priced_at"] is None
+    (both,) = unexplained(sqlite)
     assert both.record.queue_s is not None
     # It was in the counters before.
-    assert explain(database, explained(both, share(KV, 0.1)), at=NOON + 99) == []
-    assert summed_causes(database) == causes_of_rows(database) != {}
-    assert rows(database)[0]["explained_at"] == NOON + 60
-    assert counted_rollups(database) == counted_rows(database)
+    assert explain(sqlite, explained(both, share(KV, 0.1)), at=NOON + 99) == []
+    assert summed_causes(sqlite) == causes_of_rows(sqlite) != {}
+    assert rows(sqlite)[0]["explained_at"] == NOON + 60
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_a_span_that_becomes_a_part_of_a_request_loses_its_explanation(database: Engine) -> None:
-    agent = JoiningAgent(database)
+def test_a_span_that_becomes_a_part_of_a_request_loses_its_explanation(sqlite: Engine) -> None:
+    agent = JoiningAgent(sqlite)
     agent.take(engine_view(1, 1, ttft_s=0.3), engine_view(1, 2, ttft_s=0.3))
     agent.settle(DUE)
-    for judged in unexplained(database):
-        assert explain(database, explained(judged, share(BURST, 0.1)))
+    for judged in unexplained(sqlite):
+        assert explain(sqlite, explained(judged, share(BURST, 0.1)))
     agent.take(proxy_view(1))
-    assert summed_causes(database) == {}
-    assert [row["cause"] for row in rows(database)] == [None, None]
-    assert sorted(row["counted"] for row in rows(database)) == [False, True]
+    assert summed_causes(sqlite) == {}
+    assert [row["cause"] for row in rows(sqlite)] == [None, None]
+    assert sorted(row["counted"] for row in rows(sqlite)) == [False, True]
 
 
 def test_an_explanation_of_a_request_that_was_joined_meanwhile_is_left_out(
-    database: Engine,
+    sqlite: Engine,
 ) -> None:
-    agent = JoiningAgent(database)
+    agent = JoiningAgent(sqlite)
     agent.take(engine_view(1, ttft_s=0.3))
     agent.settle(DUE)
-    (alone,) = unexplained(database)
+    (alone,) = unexplained(sqlite)
     agent.take(proxy_view(1))
-    assert explain(database, explained(alone, share(BURST, 0.1))) == []
-    assert summed_causes(database) == {}
-    assert len(unexplained(database)) == 1
+    assert explain(sqlite, explained(alone, share(BURST, 0.1))) == []
+    assert summed_causes(sqlite) == {}
+    assert len(unexplained(sqlite)) == 1
 
 
 @pytest.mark.parametrize("row", [[], [request(1)]], ids=["no row", "a request that met"])
 def test_what_is_no_missed_request_is_not_explained(
-    database: Engine, row: list[JudgedRequest]
+    sqlite: Engine, row: list[JudgedRequest]
 ) -> None:
-    store(database, row)
-    assert explain(database, explained(missed(1), share(KV, 1.0))) == []
-    assert summed_causes(database) == {}
+    store(sqlite, row)
+    assert explain(sqlite, explained(missed(1), share(KV, 1.0))) == []
+    assert summed_causes(sqlite) == {}
 
 
-def test_evidence_is_bounded(database: Engine) -> None:
-    store(database, [missed(1)])
+def test_evidence_is_bounded(sqlite: Engine) -> None:
+    store(sqlite, [missed(1)])
     long = replace(share(KV, 1.0), evidence=("e" * 5000,) * 100)
-    explain(database, explained(missed(1), long))
-    (stored,) = json.loads(rows(database)[0]["explanation"])["shares"]
+    explain(sqlite, explained(missed(1), long))
+    (stored,) = json.loads(rows(sqlite)[0]["explanation"])["shares"]
     assert stored["evidence"] == ["e" * MAX_CHARACTERS] * MAX_SENTENCES
 
 
 def test_many_explanations_are_stored_in_slices(
-    database: Engine, monkeypatch: pytest.MonkeyPatch
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explanations, "REQUESTS_PER_SLICE", 3)
-    store(database, [missed(n) for n in range(8)])
-    assert len(explain(database, *(explained(missed(n), share(KV, 0.5)) for n in range(8)))) == 8
-    assert summed_causes(database)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
+    store(sqlite, [missed(n) for n in range(8)])
+    assert len(explain(sqlite, *(explained(missed(n), share(KV, 0.5)) for n in range(8)))) == 8
+    assert summed_causes(sqlite)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
 
 
 def test_requests_of_slices_before_a_failure_are_returned_once(
-    database: Engine, monkeypatch: pytest.MonkeyPatch
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who counts them would else never count them."""
     monkeypatch.setattr(explanations, "REQUESTS_PER_SLICE", 3)
@@ -320,32 +328,32 @@ def test_requests_of_slices_before_a_failure_are_returned_once(
 
     monkeypatch.setattr(explanations, "in_transaction", fails_second)
     items = [explained(missed(n), share(KV, 0.5)) for n in range(8)]
-    store(database, [item.judged for item in items])
-    assert len(explain(database, *items)) == 3
-    assert len(explain(database, *items)) == 5
-    assert summed_causes(database)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
+    store(sqlite, [item.judged for item in items])
+    assert len(explain(sqlite, *items)) == 3
+    assert len(explain(sqlite, *items)) == 5
+    assert summed_causes(sqlite)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
 
 
-def test_two_that_explain_the_same_requests_at_once_count_them_once(database: Engine) -> None:
+def test_two_that_explain_the_same_requests_at_once_count_them_once(sqlite: Engine) -> None:
     items = [explained(missed(n, tenant=f"t-{n % 7}"), share(KV, 0.25)) for n in range(100)]
-    store(database, [item.judged for item in items])
+    store(sqlite, [item.judged for item in items])
     with ThreadPoolExecutor() as threads:
-        runs = [threads.submit(explain, database, *order) for order in (items, items[::-1])]
-        fold(database)
+        runs = [threads.submit(explain, sqlite, *order) for order in (items, items[::-1])]
+        fold(sqlite)
         assert sum(len(run.result()) for run in runs) == 100
-    assert summed_causes(database) == causes_of_rows(database)
+    assert summed_causes(sqlite) == causes_of_rows(sqlite)
 
 
 @pytest.mark.slow
-def test_explaining_joining_and_folding_at_once_lose_nothing(database: Engine) -> None:
+def test_explaining_joining_and_folding_at_once_lose_nothing(sqlite: Engine) -> None:
     """The views of engines come late, while others explain what the proxy alone saw."""
-    agent, count = JoiningAgent(database), 60
+    agent, count = JoiningAgent(sqlite), 60
     agent.take(*(proxy_view(n, tenant=f"t-{n % 3}") for n in range(count)))
     agent.settle(DUE)
 
     def explain_all() -> None:
-        while judged := unexplained(database):
-            explain(database, *(explained(each, share(KV, 0.25)) for each in judged))
+        while judged := unexplained(sqlite):
+            explain(sqlite, *(explained(each, share(KV, 0.25)) for each in judged))
 
     def join_late(part: int) -> None:
         for n in range(part, count, 2):
@@ -355,75 +363,74 @@ def test_explaining_joining_and_folding_at_once_lose_nothing(database: Engine) -
         runs = [threads.submit(explain_all) for _ in range(2)]
         runs += [threads.submit(join_late, part) for part in range(2)]
         for _ in range(5):
-            fold(database)
+            fold(sqlite)
         for run in runs:
             run.result()
     explain_all()
-    assert summed_causes(database) == causes_of_rows(database) != {}
-    assert {row["cause"] for row in rows(database)} == {"kv_pressure"}
-    assert counted_rollups(database) == counted_rows(database)
+    assert summed_causes(sqlite) == causes_of_rows(sqlite) != {}
+    assert {row["cause"] for row in rows(sqlite)} == {"kv_pressure"}
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_new_tenants_beyond_the_limit_are_other(database: Engine) -> None:
-    few = ExplanationStore(database, "agent-0", max_series=2)
+def test_new_tenants_beyond_the_limit_are_other(sqlite: Engine) -> None:
+    few = ExplanationStore(sqlite, "agent-0", max_series=2)
     items = [explained(missed(n, tenant=f"t-{n}"), share(KV, 1.0)) for n in range(4)]
-    store(database, [item.judged for item in items])
+    store(sqlite, [item.judged for item in items])
     few.explain(items, NOON)
-    of_hour = {key[2]: sums for key, sums in summed_causes(database).items() if key[0] == 60}
+    of_hour = {key[2]: sums for key, sums in summed_causes(sqlite).items() if key[0] == 60}
     assert of_hour == {"t-0": [1, 1, 1.0], "t-1": [1, 1, 1.0], "other": [2, 2, 2.0]}
     few.explain([explained(items[3].judged, share(BURST, 1.0))], NOON)
     of_other = {
         key[-1]: sums
-        for key, sums in summed_causes(database).items()
+        for key, sums in summed_causes(sqlite).items()
         if key[:3] == (60, NOON, "other")
     }
     assert of_other == {"kv_pressure": [1, 1, 1.0], "burst": [1, 1, 1.0]}
 
 
 def test_explanations_expire_with_their_requests_and_sums_with_their_rollups(
-    database: Engine,
+    sqlite: Engine,
 ) -> None:
     item = explained(missed(1), share(KV, 1.0))
-    store(database, [item.judged])
-    explain(database, item)
-    Retention(database).expire(NOON + DAY_S, NOON - 400 * DAY_S, NOON + 60)
-    assert rows(database) == []
-    assert {place[0] for place in summed_causes(database)} == {10, 60, 3600, DAY_S}
-    Retention(database).expire(NOON + 60, NOON - 400 * DAY_S, NOON + 3 * DAY_S)
-    assert {place[0] for place in summed_causes(database)} == {3600, DAY_S}
-    Retention(database).expire(NOON + 60, NOON + 2 * DAY_S, NOON + 3 * DAY_S)
-    assert (rows_in(database, cause_rollups), rows_in(database, rollup_series)) == (0, 0)
+    store(sqlite, [item.judged])
+    explain(sqlite, item)
+    Retention(sqlite).expire(NOON + DAY_S, NOON - 400 * DAY_S, NOON + 60)
+    assert rows(sqlite) == []
+    assert {place[0] for place in summed_causes(sqlite)} == {10, 60, 3600, DAY_S}
+    Retention(sqlite).expire(NOON + 60, NOON - 400 * DAY_S, NOON + 3 * DAY_S)
+    assert {place[0] for place in summed_causes(sqlite)} == {3600, DAY_S}
+    Retention(sqlite).expire(NOON + 60, NOON + 2 * DAY_S, NOON + 3 * DAY_S)
+    assert (rows_in(sqlite, cause_rollups), rows_in(sqlite, rollup_series)) == (0, 0)
 
 
-def test_a_series_stays_while_only_sums_of_causes_have_it(database: Engine) -> None:
+def test_a_series_stays_while_only_sums_of_causes_have_it(sqlite: Engine) -> None:
     """Explained before its changes are folded, a request has no other rollup."""
     item = explained(missed(1), share(KV, 1.0))
-    store(database, [item.judged])
-    explain(database, item)
-    with database.begin() as connection:
+    store(sqlite, [item.judged])
+    explain(sqlite, item)
+    with sqlite.begin() as connection:
         connection.execute(text("DELETE FROM rollup_changes"))
-    Retention(database).expire(0, 0, NOON + 60)
-    assert summed_causes(database) == causes_of_rows(database) != {}
+    Retention(sqlite).expire(0, 0, NOON + 60)
+    assert summed_causes(sqlite) == causes_of_rows(sqlite) != {}
 
 
 @pytest.mark.parametrize("change", ["verdicts = 'no JSON'", "status = 'no status'"])
 def test_a_row_that_cannot_be_read_is_set_aside_and_the_others_are_found(
-    database: Engine, change: str
+    sqlite: Engine, change: str
 ) -> None:
-    store(database, [missed(n, ended_at=NOON + n) for n in range(5)])
-    spoil(database, change, missed(2).record.span_id)
+    store(sqlite, [missed(n, ended_at=NOON + n) for n in range(5)])
+    spoil(sqlite, change, missed(2).record.span_id)
     set_aside: list[int] = []
-    keeper = ExplanationStore(database, "agent-0", on_set_aside=set_aside.append)
+    keeper = ExplanationStore(sqlite, "agent-0", on_set_aside=set_aside.append)
     assert numbers(keeper.unexplained(NOON - 10, NOON + 10)) == [0, 1, 3, 4]
     assert len(set_aside) == 1
-    assert [row["cause"] for row in rows(database)].count("unexplained") == 1
+    assert [row["cause"] for row in rows(sqlite)].count("unexplained") == 1
     # It comes up no more, so that it takes no other's place.
     assert numbers(keeper.unexplained(NOON - 10, NOON + 10, 2)) == [0, 1]
     assert len(set_aside) == 1
 
 
 def test_a_time_that_cannot_be_read_stops_no_other_row(sqlite: Engine) -> None:
-    """PostgreSQL stores no such thing."""
     store(sqlite, [missed(n, ended_at=NOON + n) for n in range(3)])
     spoil(sqlite, "started_at = 'yesterday'", missed(1).record.span_id)
     assert numbers(unexplained(sqlite)) == [0, 2]

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +15,12 @@ from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Selection, Window
 from agent.store import folding, rollup_store
-from agent.store.connection import ABANDONED_AFTER_S, for_writing, open_engine
+from agent.store.connection import for_writing
 from agent.store.folding import rebuild_rollups
 from agent.store.rollup_store import RollupStore
+from agent.store.rollups import NO_COUNTS, SUMMED_WIDTHS_S, WIDTHS_S, add_to_rollups
 from agent.store.store_queries import StoreQueries
-from agent.store.tables import rollup_changes, rollup_series, rollups
+from agent.store.tables import publishing, rollup_changes, rollup_series, rollups
 from tests.store.making import (
     NOON,
     WITHIN_S,
@@ -37,6 +38,8 @@ from tests.store.views import JoiningAgent, cut, engine_view, proxy_view
 
 DAY_S = 86400
 TODAY = NOON // DAY_S * DAY_S
+ALL_DAY = Window(from_s=TODAY, until=TODAY + DAY_S)
+LAST = select(publishing.c.last)
 
 
 def rows_in(engine: Engine, table: Any) -> int:
@@ -66,88 +69,107 @@ def _late(view: Callable[..., JudgedRequest], number: int, days: int) -> JudgedR
 @on_a_database
 @given(views=VIEWS, data=st.data())
 def test_rollups_rebuilt_from_rows_have_the_same_bytes(
-    database: Engine, views: list[Any], data: st.DataObject
+    sqlite: Engine, views: list[Any], data: st.DataObject
 ) -> None:
     """Also with rows that came late, were joined, are not yet counted, or were removed."""
-    _empty(database)
-    agent = JoiningAgent(database)
+    _empty(sqlite)
+    agent = JoiningAgent(sqlite)
     late = [_late(*view) for view in views]
     for batch in cut(late, data.draw(st.lists(st.integers(0, len(late)), max_size=4))):
         agent.take(*batch)
         if data.draw(st.booleans()):
-            fold(database)
+            fold(sqlite)
         if data.draw(st.booleans()):
             agent.settle(NOON + 100)
-    grown = rollup_bytes(database)
-    rebuild(database, days=5)
-    assert rollup_bytes(database) == grown
-    assert counted_rollups(database) == counted_rows(database)
+    grown = rollup_bytes(sqlite)
+    rebuild(sqlite, days=5)
+    assert rollup_bytes(sqlite) == grown
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 @on_a_database
 @given(seen=st.lists(SEEN, max_size=10))
-def test_each_agent_rebuilds_its_own_rollups(database: Engine, seen: list[Any]) -> None:
-    _empty(database)
-    store(database, [request(n, judged, **facts) for n, (judged, facts) in enumerate(seen)])
-    grown = rollup_bytes(database)
-    with database.begin() as connection:
+def test_each_agent_rebuilds_its_own_rollups(sqlite: Engine, seen: list[Any]) -> None:
+    _empty(sqlite)
+    store(sqlite, [request(n, judged, **facts) for n, (judged, facts) in enumerate(seen)])
+    grown = rollup_bytes(sqlite)
+    with sqlite.begin() as connection:
         connection.execute(text("DELETE FROM rollups"))
     for agent in ("agent-0", "agent-1", ""):
-        rebuild(database, agent)
-    assert rollup_bytes(database) == grown
+        rebuild(sqlite, agent)
+    assert rollup_bytes(sqlite) == grown
 
 
-def test_only_whole_days_are_rebuilt(database: Engine) -> None:
-    with database.begin() as connection, pytest.raises(ValueError, match="no whole days of UTC"):
+def test_only_whole_days_are_rebuilt(sqlite: Engine) -> None:
+    with sqlite.begin() as connection, pytest.raises(ValueError, match="no whole days of UTC"):
         rebuild_rollups(connection, "agent-0", TODAY, TODAY + 3600)
 
 
-def test_changes_left_by_a_stopped_agent_are_folded_later(
-    database: Engine, queries: StoreQueries
+def _subtract_all(engine: Engine) -> None:
+    with for_writing(engine).begin() as connection:
+        add_to_rollups(connection, [], [request(1, ttft_s=0.5)])
+    fold(engine)
+
+
+def _rebuild_without_rows(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM requests"))
+    rebuild(engine)
+
+
+@pytest.mark.parametrize("empty", [_subtract_all, _rebuild_without_rows])
+def test_a_rollup_whose_requests_are_gone_stays_as_zeros_to_be_published(
+    sqlite: Engine, empty: Callable[[Engine], None]
 ) -> None:
-    store(database, [request(n, ended_at=NOON - 600 * n) for n in range(50)])
-    assert rows_in(database, rollups) == 0
-    assert RollupStore(database, "agent-0").fold(NOON + 6 * 3600) == 50
-    assert rows_in(database, rollup_changes) == 0
-    assert counted_rollups(database) == counted_rows(database)
+    store(sqlite, [request(1, ttft_s=0.5)])
+    fold(sqlite)
+    with sqlite.connect() as connection:
+        published, stored = connection.scalar(LAST), connection.execute(select(rollups)).all()
+    empty(sqlite)
+    with sqlite.connect() as connection:
+        left = connection.execute(select(rollups)).mappings().all()
+    assert len(left) == len(stored) == len(WIDTHS_S) + len(SUMMED_WIDTHS_S)
+    assert {(row["counts"], row["ttft_s"]) for row in left} == {(NO_COUNTS, None)}
+    assert all(row["changed"] > published for row in left)
+    assert rollup_bytes(sqlite) == {}
+    assert StoreQueries(sqlite).tallies_by("model", ALL_DAY, Selection()) == {}
 
 
-def test_folding_again_changes_nothing(database: Engine) -> None:
-    store(database, some(range(5)))
-    assert fold(database) == 1
-    before = rollup_bytes(database)
-    assert fold(database) == 0
-    assert rollup_bytes(database) == before
+def test_folding_again_changes_nothing(sqlite: Engine) -> None:
+    store(sqlite, some(range(5)))
+    assert fold(sqlite) == 1
+    before = rollup_bytes(sqlite)
+    assert fold(sqlite) == 0
+    assert rollup_bytes(sqlite) == before
 
 
 def test_many_changes_are_folded_in_slices_so_that_the_writer_can_commit_between(
-    database: Engine, monkeypatch: pytest.MonkeyPatch
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folding, "CHANGES_PER_SLICE", 4)
     monkeypatch.setattr(rollup_store, "CHANGES_PER_SLICE", 4)
     for number in range(8):
-        store(database, [request(number)])
+        store(sqlite, [request(number)])
     given_way: list[int] = []
-    with commits_of(database) as commits:
-        rollups = RollupStore(database, "agent-0", give_way=lambda: given_way.append(len(commits)))
-        assert rollups.fold(NOON) == 8
-    # The query for agents with changes, two full slices, and one that finds no more.
-    assert len(commits) == 4
+    with commits_of(sqlite) as commits:
+        rollups = RollupStore(sqlite, "agent-0", give_way=lambda: given_way.append(len(commits)))
+        assert rollups.fold() == 8
+    # Two full slices, and one that finds no more.
+    assert len(commits) == 3
     # The fold gives way to the writer before each slice.
-    assert given_way == [1, 2, 3]
-    assert counted_rollups(database) == counted_rows(database)
+    assert given_way == [0, 1, 2]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 class Broken(Exception):
     """The process ends here."""
 
 
-def test_a_fold_that_fails_at_any_statement_is_done_by_the_next(
-    database: Engine, queries: StoreQueries
-) -> None:
-    store(database, [request(n, ended_at=NOON + 20 * n) for n in range(5)])
-    fold(database)
-    store(database, [request(n, ended_at=NOON + 20 * n) for n in range(3, 9)])
+def test_a_fold_that_fails_at_any_statement_is_done_by_the_next(sqlite: Engine) -> None:
+    queries = StoreQueries(sqlite)
+    store(sqlite, [request(n, ended_at=NOON + 20 * n) for n in range(5)])
+    fold(sqlite)
+    store(sqlite, [request(n, ended_at=NOON + 20 * n) for n in range(3, 9)])
     window = Window(from_s=NOON, until=NOON + 300)
     for place in range(100):
         left = [place]
@@ -157,32 +179,32 @@ def test_a_fold_that_fails_at_any_statement_is_done_by_the_next(
             if left[0] < 0:
                 raise Broken
 
-        event.listen(database, "before_cursor_execute", fail)
+        event.listen(sqlite, "before_cursor_execute", fail)
         try:
-            RollupStore(database, "agent-0").fold(NOON)
+            RollupStore(sqlite, "agent-0").fold()
         except Broken:
             pass
         else:
             break
         finally:
-            event.remove(database, "before_cursor_execute", fail)
+            event.remove(sqlite, "before_cursor_execute", fail)
         assert queries.tally(window, Selection()).requests == 9
     assert place >= 5
-    assert counted_rollups(database) == counted_rows(database)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 def test_the_scheduled_job_folds_changes_that_failed_runs_left(
-    database: Engine, monkeypatch: pytest.MonkeyPatch
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database is unreachable for some runs, and the scheduler keeps the job."""
-    store(database, [request(n, ended_at=NOON - 3600 * n) for n in range(30)])
-    rollup_store = RollupStore(database, "agent-0")
+    store(sqlite, [request(n, ended_at=NOON - 3600 * n) for n in range(30)])
+    rollup_store = RollupStore(sqlite, "agent-0")
     runs, done = iter(range(3)), threading.Event()
 
     def job(now: float) -> None:
         if next(runs, None) is not None:
             raise StoreUnavailable("unreachable")
-        rollup_store.fold(now)
+        rollup_store.fold()
         done.set()
 
     jobs = Jobs(time.time)
@@ -190,52 +212,21 @@ def test_the_scheduled_job_folds_changes_that_failed_runs_left(
     jobs.start()
     assert done.wait(WITHIN_S)
     jobs._scheduler.shutdown()
-    assert rows_in(database, rollup_changes) == 0
-    assert counted_rollups(database) == counted_rows(database)
+    assert rows_in(sqlite, rollup_changes) == 0
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_another_agents_changes_are_folded_only_after_it_is_abandoned(database: Engine) -> None:
-    store(database, [request(1, agent="agent-1"), request(2, agent=None)])
-    rollup_store = RollupStore(database, "agent-0")
-    assert rollup_store.fold(NOON + ABANDONED_AFTER_S) == 1
-    assert rollup_store.fold(NOON + ABANDONED_AFTER_S + 1) == 1
-    assert counted_rollups(database) == counted_rows(database)
+def test_changes_of_all_names_that_an_agent_had_are_folded(sqlite: Engine) -> None:
+    store(sqlite, [request(1, agent="before"), request(2, agent=None), request(3)])
+    assert RollupStore(sqlite, "agent-0").fold() == 3
+    assert rows_in(sqlite, rollup_changes) == 0
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_agents_of_one_name_that_fold_at_once_count_each_change_once(
-    database_url: str, database: Engine
-) -> None:
-    opened = [open_engine(database_url) for _ in range(3)]
-    barrier = threading.Barrier(len(opened))
-    failures: list[Exception] = []
-
-    def work(engine: Engine, numbers: Sequence[int]) -> None:
-        try:
-            barrier.wait()
-            for number in numbers:
-                store(engine, [request(number, ended_at=NOON + number)])
-                RollupStore(engine, "agent-0").fold(NOON)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [
-        threading.Thread(target=work, args=(engine, range(20 * n, 20 * n + 20)))
-        for n, engine in enumerate(opened)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for engine in opened:
-        engine.dispose()
-    assert failures == []
-    assert counted_rollups(database) == counted_rows(database)
-
-
-def test_a_series_is_stored_once(database: Engine) -> None:
-    store(database, some(range(3)))
-    fold(database)
-    store(database, some(range(3, 6), ended_at=NOON + 3600))
-    fold(database)
+def test_a_series_is_stored_once(sqlite: Engine) -> None:
+    store(sqlite, some(range(3)))
+    fold(sqlite)
+    store(sqlite, some(range(3, 6), ended_at=NOON + 3600))
+    fold(sqlite)
     # One of unknown input length, and one of all lengths.
-    assert rows_in(database, rollup_series) == 2
+    assert rows_in(sqlite, rollup_series) == 2

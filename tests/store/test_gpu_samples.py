@@ -7,35 +7,39 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from agent.errors import StoreUnavailable
-from agent.records.gpu import Facts, MigInstance
+from agent.records.gpu import Facts, GpuSample, MigInstance
 from agent.records.queries import Cursor, PageOf
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
 from agent.store.store_queries import Row, StoreQueries
 from tests.records.making import MIG_INSTANCE, MIG_INSTANCE_ROW
-from tests.store.making import NOON, gpu_sample
+from tests.store.making import NOON, gpu_sample, publish
 
 MICROSECOND = 1e-6
 
 # With this many rows PostgreSQL prefers an index to a sequential scan.
 MANY_ROWS = """
-    INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances)
-    SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]'
+    INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances, changed)
+    SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]', 1
     FROM generate_series(1, 50000) AS n
 """
 
 
 @pytest.fixture
-def observations(database: Engine) -> ObservationStore:
+def observations(sqlite: Engine) -> ObservationStore:
     """The store of an agent's samples and events."""
-    return ObservationStore(database, "agent-0")
+    return ObservationStore(sqlite, "agent-0")
 
 
-def test_a_sample_is_read_as_it_was_written(
-    observations: ObservationStore, queries: StoreQueries
-) -> None:
+def store_samples(database: Engine, samples: Sequence[GpuSample], agent: str = "agent-0") -> None:
+    """Store samples of an agent in a database of either kind."""
+    publish(database, lambda file: ObservationStore(file, agent).write_gpu_samples(samples))
+
+
+def test_a_sample_is_read_as_it_was_written(database: Engine, queries: StoreQueries) -> None:
     facts = {("gpu_power_watts", ()): 312.5, ("gpu_clock_hertz", ("sm",)): 1.98e9}
-    observations.write_gpu_samples(
+    store_samples(
+        database,
         [
             gpu_sample(
                 NOON + 0.123456,
@@ -45,10 +49,10 @@ def test_a_sample_is_read_as_it_was_written(
                 mig_instances=(MIG_INSTANCE,),
                 problem="gpu_lost",
             )
-        ]
+        ],
     )
     (row,) = queries.newest_gpu_samples(NOON + 60)
-    assert {name: row[name] for name in row if name != "id"} == {
+    assert {name: row[name] for name in row if name not in ("id", "changed")} == {
         "at": NOON + 0.123456,
         "agent": "agent-0",
         "gpu": "GPU-1",
@@ -64,11 +68,10 @@ def test_a_sample_is_read_as_it_was_written(
     }
 
 
-def test_no_process_differs_from_unknown_processes(
-    observations: ObservationStore, queries: StoreQueries
-) -> None:
-    observations.write_gpu_samples(
-        [gpu_sample(NOON, "GPU-1", processes=None), gpu_sample(NOON, "GPU-2", processes={})]
+def test_no_process_differs_from_unknown_processes(database: Engine, queries: StoreQueries) -> None:
+    store_samples(
+        database,
+        [gpu_sample(NOON, "GPU-1", processes=None), gpu_sample(NOON, "GPU-2", processes={})],
     )
     unknown, none = queries.newest_gpu_samples(NOON + 60)
     assert (unknown["processes"], none["processes"]) == (None, [])
@@ -76,47 +79,48 @@ def test_no_process_differs_from_unknown_processes(
 
 
 def test_a_number_that_json_cannot_hold_is_unknown(
-    observations: ObservationStore, queries: StoreQueries
+    observations: ObservationStore, sqlite: Engine
 ) -> None:
     odd: Facts = {("a", ()): float("nan"), ("b", ()): float("-inf"), ("c", ()): 0.0}
     instance = MigInstance(
         uuid="MIG-1", name="", gpu_instance=0, compute_instance=0, gpu_slices=1, facts=odd
     )
     observations.write_gpu_samples([gpu_sample(NOON, facts=odd, mig_instances=(instance,))])
-    (row,) = queries.newest_gpu_samples(NOON + 60)
+    (row,) = StoreQueries(sqlite).newest_gpu_samples(NOON + 60)
     expected = {"a": None, "b": None, "c": 0.0}
     assert row["facts"] == row["mig_instances"][0]["facts"] == expected
 
 
 def test_samples_are_stored_together_or_not_at_all(
-    observations: ObservationStore, queries: StoreQueries
+    observations: ObservationStore, sqlite: Engine
 ) -> None:
     bad: Any = gpu_sample(NOON, "GPU-2", name=None)
     with pytest.raises(StoreUnavailable):
         observations.write_gpu_samples([gpu_sample(NOON, "GPU-1"), bad])
-    assert queries.newest_gpu_samples(NOON + 60) == []
+    assert StoreQueries(sqlite).newest_gpu_samples(NOON + 60) == []
     observations.write_gpu_samples([gpu_sample(NOON, f"GPU-{n}") for n in range(8)])
-    assert len(queries.newest_gpu_samples(NOON + 60)) == 8
+    assert len(StoreQueries(sqlite).newest_gpu_samples(NOON + 60)) == 8
 
 
 def test_a_poll_that_read_nothing_stores_nothing(
-    observations: ObservationStore, queries: StoreQueries
+    observations: ObservationStore, sqlite: Engine
 ) -> None:
     observations.write_gpu_samples([])
-    assert queries.newest_gpu_samples(NOON + 60) == []
+    assert StoreQueries(sqlite).newest_gpu_samples(NOON + 60) == []
 
 
 def test_the_newest_sample_of_each_gpu_is_found_for_every_agent(
-    database: Engine, observations: ObservationStore, queries: StoreQueries
+    database: Engine, queries: StoreQueries
 ) -> None:
     """Sorted by agent and index, the usual order; two agents may read one GPU."""
-    other = ObservationStore(database, "agent-1")
     for at in (2.0, 3.0, 1.0):
-        observations.write_gpu_samples(
-            [gpu_sample(NOON + at, "GPU-b", index=0), gpu_sample(NOON + at, "GPU-a", index=1)]
+        store_samples(
+            database,
+            [gpu_sample(NOON + at, "GPU-b", index=0), gpu_sample(NOON + at, "GPU-a", index=1)],
         )
-    other.write_gpu_samples([gpu_sample(NOON + 0.5, "GPU-c"), gpu_sample(NOON + 9, "GPU-shared")])
-    observations.write_gpu_samples([gpu_sample(NOON + 8, "GPU-shared", index=2)])
+    of_other = [gpu_sample(NOON + 0.5, "GPU-c"), gpu_sample(NOON + 9, "GPU-shared")]
+    store_samples(database, of_other, "agent-1")
+    store_samples(database, [gpu_sample(NOON + 8, "GPU-shared", index=2)])
     expected = [
         (row["agent"], row["gpu"], row["at"] - NOON)
         for row in queries.newest_gpu_samples(NOON + 60)
@@ -130,10 +134,10 @@ def test_the_newest_sample_of_each_gpu_is_found_for_every_agent(
 
 
 def test_of_samples_of_one_time_the_last_stored_is_the_newest(
-    observations: ObservationStore, queries: StoreQueries
+    database: Engine, queries: StoreQueries
 ) -> None:
     for index in (5, 7, 6):
-        observations.write_gpu_samples([gpu_sample(NOON, index=index)])
+        store_samples(database, [gpu_sample(NOON, index=index)])
     assert [row["gpu_index"] for row in queries.newest_gpu_samples(NOON + 60)] == [6]
 
 
@@ -148,12 +152,12 @@ def pages(queries: StoreQueries, since: float, limit: int) -> Iterator[PageOf[Ro
 
 @pytest.mark.parametrize("limit", [1, 4, 6, 7, 100])
 def test_the_samples_of_a_gpu_come_newest_first_page_by_page(
-    observations: ObservationStore, queries: StoreQueries, limit: int
+    database: Engine, queries: StoreQueries, limit: int
 ) -> None:
     """The window includes its start, and other GPUs are left out."""
     for at in (-1.0, -MICROSECOND, 0.0, 1.0, 1.0, 3.0, 2.0, 4.0):
-        observations.write_gpu_samples(
-            [gpu_sample(NOON + at, gpu) for gpu in ("GPU-0", "GPU-1", "GPU-10")]
+        store_samples(
+            database, [gpu_sample(NOON + at, gpu) for gpu in ("GPU-0", "GPU-1", "GPU-10")]
         )
     read = list(pages(queries, NOON, limit))
     rows = [row for page in read for row in page.items]
@@ -164,9 +168,9 @@ def test_the_samples_of_a_gpu_come_newest_first_page_by_page(
 
 
 def test_a_gpu_is_known_as_long_as_a_sample_is_stored(
-    database: Engine, observations: ObservationStore, queries: StoreQueries
+    database: Engine, queries: StoreQueries
 ) -> None:
-    observations.write_gpu_samples([gpu_sample(NOON)])
+    store_samples(database, [gpu_sample(NOON)])
     assert queries.knows_gpu("GPU-1")
     assert not queries.knows_gpu("GPU-")
     Retention(database).expire(NOON + 86400, NOON, NOON)
@@ -174,7 +178,7 @@ def test_a_gpu_is_known_as_long_as_a_sample_is_stored(
 
 
 def test_gpus_read_before_are_those_that_this_agent_read_without_a_problem(
-    observations: ObservationStore, database: Engine
+    observations: ObservationStore, sqlite: Engine
 ) -> None:
     observations.write_gpu_samples(
         [
@@ -185,7 +189,7 @@ def test_gpus_read_before_are_those_that_this_agent_read_without_a_problem(
             gpu_sample(NOON + 60, "GPU-3", problem="gpu_lost"),
         ]
     )
-    ObservationStore(database, "agent-1").write_gpu_samples([gpu_sample(NOON + 60, "GPU-4")])
+    ObservationStore(sqlite, "agent-1").write_gpu_samples([gpu_sample(NOON + 60, "GPU-4")])
     (known,) = observations.gpus_read_since(NOON + 1)
     assert (known.gpu, known.index, known.name) == ("GPU-1", 2, "NVIDIA H100")
     assert (known.at, known.problem) == (NOON + 60, None)
@@ -245,11 +249,9 @@ def test_a_deep_page_is_found_by_one_index_condition(postgres: Engine) -> None:
 
 
 def test_a_sample_from_before_the_clock_was_set_back_is_not_the_newest(
-    observations: ObservationStore, queries: StoreQueries
+    database: Engine, queries: StoreQueries
 ) -> None:
-    observations.write_gpu_samples(
-        [gpu_sample(NOON + 3600, "GPU-1"), gpu_sample(NOON + 3600, "GPU-2")]
-    )
-    observations.write_gpu_samples([gpu_sample(NOON, "GPU-1", problem="gpu_lost")])
+    store_samples(database, [gpu_sample(NOON + 3600, "GPU-1"), gpu_sample(NOON + 3600, "GPU-2")])
+    store_samples(database, [gpu_sample(NOON, "GPU-1", problem="gpu_lost")])
     expected = {row["gpu"]: row["problem"] for row in queries.newest_gpu_samples(NOON + 1)}
     assert expected == {"GPU-1": "gpu_lost", "GPU-2": None}

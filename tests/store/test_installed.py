@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import create_engine
 
 from agent.store.tables import metadata
-from tests.settings.reading import storage_variables
 from tests.store.migrated import ONE_MORE, table_names
 
 pytestmark = pytest.mark.slow
@@ -94,17 +93,23 @@ def test_the_wheel_holds_the_runbooks_of_the_checkout(wheel: Path, installed: Pa
 
 
 def test_an_installed_package_runs_its_own_migrations(
-    installed: Path, new_url: str, tmp_path: Path
+    installed: Path, postgres_url: str, tmp_path: Path
 ) -> None:
     (installed / "agent/migrations/versions/more.py").write_text(ONE_MORE)
+    file = tmp_path / "goodput.db"
     output = run(
         *("-m", "agent", "db", "upgrade"),
         folder=tmp_path,
         PYTHONPATH=str(installed),
-        **storage_variables(new_url),
+        GOODPUT_STORAGE__FILE=str(file),
+        GOODPUT_STORAGE__PUBLISH_TO=postgres_url,
     )
-    assert "is at revision more (was None)\n" in output
-    engine = create_engine(new_url)
-    tables = table_names(engine)
-    engine.dispose()
-    assert tables == {*metadata.tables, "alembic_version", "more"}
+    assert output == (
+        "the agent's file is at revision more (was None)\n"
+        "the shared database is at revision more (was None)\n"
+    )
+    for url in (f"sqlite:///{file}", postgres_url):
+        engine = create_engine(url)
+        tables = table_names(engine)
+        engine.dispose()
+        assert tables == {*metadata.tables, "alembic_version", "more"}

@@ -1,5 +1,8 @@
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Sequence
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +15,17 @@ from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest, WriteResult
 from agent.records.request import ProxyView, Status, Vantage
-from agent.store.connection import ABANDONED_AFTER_S, open_engine
-from tests.store.making import counted_rollups, counted_rows, fold, rollup_bytes
+from agent.store.connection import open_engine
+from agent.store.writing import RequestWriter
+from tests.store.making import (
+    WITHIN_S,
+    counted_rollups,
+    counted_rows,
+    fold,
+    keys_of,
+    rollup_bytes,
+    store,
+)
 from tests.store.views import (
     DUE,
     RECEIVED_AT,
@@ -38,18 +50,18 @@ ORDERS = {
 
 
 @pytest.fixture
-def agent(database: Engine) -> JoiningAgent:
-    return JoiningAgent(database)
+def agent(sqlite: Engine) -> JoiningAgent:
+    return JoiningAgent(sqlite)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 def test_two_views_of_a_request_become_one_row_that_is_counted_once(
-    database: Engine, agent: JoiningAgent, order: list[list[JudgedRequest]]
+    sqlite: Engine, agent: JoiningAgent, order: list[list[JudgedRequest]]
 ) -> None:
     results = [agent.take(*batch) for batch in order]
     assert [len(written.new) for written in results] == [len(batch) for batch in order]
     assert [len(written.counted) for written in results] == [0] * (len(order) - 1) + [1]
-    (row,) = rows(database)
+    (row,) = rows(sqlite)
     proxy, engine = proxy_view(1).record, engine_view(1).record
     assert (row["vantage"], row["counted"], row["settles_at"]) == (JOINED, True, None)
     assert (row["span_id"], row["proxy_span_id"]) == (engine.span_id, proxy.span_id)
@@ -60,66 +72,64 @@ def test_two_views_of_a_request_become_one_row_that_is_counted_once(
     assert row["verdict"] == Verdict.MISSED
     (counted,) = results[-1].counted
     assert (counted.record.vantage, counted.judgement.verdict) == (Vantage.JOINED, Verdict.MISSED)
-    assert [tally.requests for tally in counted_rollups(database).values()] == [1] * 6
-    assert counted_rollups(database) == counted_rows(database)
+    assert [tally.requests for tally in counted_rollups(sqlite).values()] == [1] * 6
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 @pytest.mark.parametrize("view", [proxy_view(1), engine_view(1)], ids=["proxy", "engine"])
 def test_a_view_that_may_be_joined_is_stored_at_once_and_counted_after_the_wait(
-    database: Engine, agent: JoiningAgent, view: JudgedRequest
+    sqlite: Engine, agent: JoiningAgent, view: JudgedRequest
 ) -> None:
     written = agent.take(view)
     assert (written.new, written.counted) == ([view], [])
-    (row,) = rows(database)
+    (row,) = rows(sqlite)
     assert (row["counted"], row["settles_at"]) == (False, DUE)
-    assert rollup_bytes(database) == {}
+    assert rollup_bytes(sqlite) == {}
     assert agent.settle(DUE - 0.001) == []
     (settled,) = agent.settle(DUE)
     assert settled.record == view.record._replace(vantage=settled.record.vantage)
     assert settled.judgement.verdict == view.judgement.verdict
-    assert states(database) == [(str(view.record.vantage), True, False)]
-    assert counted_rollups(database) == counted_rows(database)
-    before = rollup_bytes(database)
+    assert states(sqlite) == [(str(view.record.vantage), True, False)]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+    before = rollup_bytes(sqlite)
     assert agent.settle(DUE + 1) == []
     assert agent.take(view) == WriteResult([], [])
-    assert rollup_bytes(database) == before != {}
+    assert rollup_bytes(sqlite) == before != {}
 
 
 def test_an_engines_span_without_a_parent_waits_for_nothing(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     alone = engine_view(1, parent_span_id=None)
     assert agent.take(alone, proxy_view(2)).counted == [alone]
-    assert states(database) == [(ENGINE, True, False), (PROXY, False, True)]
-    assert counted_rollups(database) == counted_rows(database)
+    assert states(sqlite) == [(ENGINE, True, False), (PROXY, False, True)]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_without_joining_everything_is_counted_at_once(database: Engine) -> None:
+def test_without_joining_everything_is_counted_at_once(sqlite: Engine) -> None:
     views = [engine_view(1), proxy_view(2)]
-    written = JoiningAgent(database, wait_s=None).take(*views)
+    written = JoiningAgent(sqlite, wait_s=None).take(*views)
     assert (written.new, written.counted) == (views, views)
-    assert states(database) == [(ENGINE, True, False), (PROXY, True, False)]
-    assert counted_rollups(database) == counted_rows(database)
+    assert states(sqlite) == [(ENGINE, True, False), (PROXY, True, False)]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_views_that_an_earlier_run_left_waiting_are_joined_or_settled(
-    database_url: str, database: Engine
-) -> None:
-    earlier = open_engine(database_url)
-    JoiningAgent(earlier).take(proxy_view(1), proxy_view(2), engine_view(3))
-    earlier.dispose()
-    later = JoiningAgent(database)
+def test_views_that_an_earlier_run_left_waiting_are_joined_or_settled(sqlite: Engine) -> None:
+    # It may have had another name.
+    JoiningAgent(sqlite).take(proxy_view(1), proxy_view(2, agent="agent-1"), engine_view(3))
+    sqlite.dispose()
+    later = JoiningAgent(sqlite)
     assert ended(later.take(engine_view(1)).counted) == [(Vantage.JOINED, Status.OK)]
     # The later run may have joining switched off.
-    settled = JoiningAgent(database, wait_s=None).settle(DUE)
+    settled = JoiningAgent(sqlite, wait_s=None).settle(DUE)
     assert sorted(item.record.trace_id for item in settled) == [f"{n:032x}" for n in (2, 3)]
-    assert counted_rollups(database) == counted_rows(database)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 @pytest.mark.parametrize("view", [proxy_view(1), engine_view(1)], ids=["proxy", "engine"])
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 def test_a_view_that_is_sent_again_is_not_new(
-    database: Engine,
+    sqlite: Engine,
     agent: JoiningAgent,
     order: list[list[JudgedRequest]],
     view: JudgedRequest,
@@ -128,25 +138,25 @@ def test_a_view_that_is_sent_again_is_not_new(
         agent.take(*batch)
         if view in batch:
             assert agent.take(view) == WriteResult([], [])
-    before = rows(database), rollup_bytes(database)
+    before = rows(sqlite), rollup_bytes(sqlite)
     assert agent.take(view, view) == WriteResult([], [])
     assert agent.settle(DUE + 1) == []
-    assert (rows(database), rollup_bytes(database)) == before
-    assert states(database) == [(JOINED, True, False)]
+    assert (rows(sqlite), rollup_bytes(sqlite)) == before
+    assert states(sqlite) == [(JOINED, True, False)]
 
 
 def test_of_several_choices_one_is_joined_and_the_others_are_never_counted(
-    database: Engine,
+    sqlite: Engine,
 ) -> None:
-    agent = JoiningAgent(database)
+    agent = JoiningAgent(sqlite)
     views = [proxy_view(1), *(engine_view(1, child) for child in range(3))]
     for order in permutations(views):
-        empty(database)
+        empty(sqlite)
         counted = [item for view in order for item in agent.take(view).counted]
         counted += agent.settle(DUE)
         assert ended(counted) == [(Vantage.JOINED, Status.OK)]
-        assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
-        assert counted_rollups(database) == counted_rows(database)
+        assert states(sqlite) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
+        assert counted_rollups(sqlite) == counted_rows(sqlite)
         assert agent.take(*views) == WriteResult([], [])
 
 
@@ -161,55 +171,55 @@ def several(**given: Any) -> JudgedRequest:
 CHOICES = [engine_view(1, child, output_tokens=n) for child, n in enumerate((5, 7, 11))]
 
 
-def test_the_tokens_of_several_choices_are_those_of_all_their_spans(database: Engine) -> None:
-    agent = JoiningAgent(database)
+def test_the_tokens_of_several_choices_are_those_of_all_their_spans(sqlite: Engine) -> None:
+    agent = JoiningAgent(sqlite)
     for order in permutations([several(), *CHOICES]):
-        empty(database)
+        empty(sqlite)
         counted = [item for view in order for item in agent.take(view).counted]
         (item,) = counted
         assert (item.record.output_tokens, item.record.input_tokens) == (23, 100)
         assert item.record.tpot_s is None
-        assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
-        assert counted_rollups(database) == counted_rows(database)
+        assert states(sqlite) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
+        assert counted_rollups(sqlite) == counted_rows(sqlite)
         assert agent.take(*order) == WriteResult([], [])
 
 
 def test_the_tokens_of_several_prompts_are_summed_and_their_input_is_unknown(
-    database: Engine,
+    sqlite: Engine,
 ) -> None:
-    agent = JoiningAgent(database)
+    agent = JoiningAgent(sqlite)
     (item,) = agent.take(several(route="/v1/completions"), *CHOICES).counted
     assert (item.record.output_tokens, item.record.input_tokens) == (23, None)
 
 
 def test_tokens_stay_unknown_where_a_span_of_several_choices_is_missing(
-    database: Engine,
+    sqlite: Engine,
 ) -> None:
-    agent = JoiningAgent(database)
+    agent = JoiningAgent(sqlite)
     assert agent.take(several(), *CHOICES[:2]).counted == []
     (item,) = agent.settle(DUE)
     assert (item.record.vantage, item.record.output_tokens) == (Vantage.JOINED, None)
-    assert states(database) == [(ENGINE, False, False), (JOINED, True, False)]
+    assert states(sqlite) == [(ENGINE, False, False), (JOINED, True, False)]
     # A span that comes later is a part, and changes nothing that was counted.
     assert agent.take(CHOICES[2]).counted == []
     agent.settle(DUE + WAIT_S)
-    assert counted_rollups(database) == counted_rows(database)
-    assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+    assert states(sqlite) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
 
 
-def test_usage_that_the_proxy_saw_wins_over_spans(database: Engine) -> None:
-    (item,) = JoiningAgent(database).take(several(output_tokens=20), CHOICES[0]).counted
+def test_usage_that_the_proxy_saw_wins_over_spans(sqlite: Engine) -> None:
+    (item,) = JoiningAgent(sqlite).take(several(output_tokens=20), CHOICES[0]).counted
     assert (item.record.vantage, item.record.output_tokens) == (Vantage.JOINED, 20)
 
 
 def test_spans_with_a_parent_that_is_no_proxys_are_separate_requests(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     """For example of an application that sends several requests to answer one of its own."""
     agent.take(*(engine_view(1, child) for child in range(3)))
     assert len(agent.settle(DUE)) == 3
-    assert states(database) == [(ENGINE, True, False)] * 3
-    assert counted_rollups(database) == counted_rows(database)
+    assert states(sqlite) == [(ENGINE, True, False)] * 3
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 LATE = {
@@ -220,7 +230,7 @@ LATE = {
 
 @pytest.mark.parametrize(("first", "late", "parts"), LATE.values(), ids=LATE)
 def test_a_view_that_comes_too_late_corrects_what_was_counted(
-    database: Engine,
+    sqlite: Engine,
     agent: JoiningAgent,
     first: list[JudgedRequest],
     late: list[JudgedRequest],
@@ -231,67 +241,54 @@ def test_a_view_that_comes_too_late_corrects_what_was_counted(
     written = agent.take(*late)
     # Counters never go down, so these requests are not counted again.
     assert (written.new, written.counted) == (late, [])
-    assert states(database) == [*parts, (JOINED, True, False)]
-    in_steps = rollup_bytes(database)
-    assert counted_rollups(database) == counted_rows(database)
-    empty(database)
+    assert states(sqlite) == [*parts, (JOINED, True, False)]
+    in_steps = rollup_bytes(sqlite)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+    empty(sqlite)
     agent.take(*first, *late)
-    assert rollup_bytes(database) == in_steps
+    assert rollup_bytes(sqlite) == in_steps
 
 
 def test_a_correction_of_expired_rollups_leaves_no_negative_counts(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     agent.take(proxy_view(1))
     agent.settle(DUE)
-    fold(database)
-    with database.begin() as connection:
+    fold(sqlite)
+    with sqlite.begin() as connection:
         connection.execute(text("DELETE FROM rollups WHERE width_s = 10"))
     agent.take(engine_view(1))
-    assert counted_rollups(database) == counted_rows(database)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 def test_views_of_other_traces_and_other_parents_are_not_joined(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     trace_id = proxy_view(1).record.trace_id
     other = engine_view(1, 1, parent_span_id="b" * 16)
     chained = proxy_view(3, trace_id=trace_id, parent_span_id=proxy_view(1).record.span_id)
     agent.take(proxy_view(1), engine_view(2), other, chained)
     assert len(agent.settle(DUE)) == 4
-    assert [vantage for vantage, _, _ in states(database)] == [ENGINE] * 2 + [PROXY] * 2
+    assert [vantage for vantage, _, _ in states(sqlite)] == [ENGINE] * 2 + [PROXY] * 2
 
 
 def test_the_status_is_the_proxys_where_the_views_differ(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     gone = proxy_view(1, status=Status.CANCELLED, output_tokens=None, http_status=None)
     agent.take(engine_view(1, status=Status.ERROR), gone)
     agent.take(proxy_view(2, status=Status.TIMEOUT), engine_view(2))
-    cancelled, timed_out = rows(database)
+    cancelled, timed_out = rows(sqlite)
     assert (cancelled["status"], cancelled["engine_status"]) == ("cancelled", "error")
     assert cancelled["output_tokens"] == 21
     assert (timed_out["status"], timed_out["engine_status"]) == ("timeout", "ok")
-
-
-def test_an_agent_settles_its_own_views_and_abandoned_ones_of_others(
-    database: Engine,
-) -> None:
-    here, there = JoiningAgent(database), JoiningAgent(database, "agent-1")
-    here.take(proxy_view(1), proxy_view(2, agent=None))
-    there.take(proxy_view(3, agent="agent-1"))
-    assert len(here.settle(DUE)) == 2
-    assert here.settle(DUE + ABANDONED_AFTER_S - 0.001) == []
-    assert len(here.settle(DUE + ABANDONED_AFTER_S)) == 1
-    assert there.settle(DUE + ABANDONED_AFTER_S) == []
-    assert counted_rollups(database) == counted_rows(database)
 
 
 class Broken(SQLAlchemyError):
     """Stops a transaction in the middle."""
 
 
-def break_at(database: Engine, statement: int) -> Callable[[], None]:
+def break_at(sqlite: Engine, statement: int) -> Callable[[], None]:
     """Make the statement with this number fail; the result is a function that ends this."""
     left = [statement]
 
@@ -300,32 +297,32 @@ def break_at(database: Engine, statement: int) -> Callable[[], None]:
         if left[0] < 0:
             raise Broken
 
-    event.listen(database, "before_cursor_execute", fail)
-    return lambda: event.remove(database, "before_cursor_execute", fail)
+    event.listen(sqlite, "before_cursor_execute", fail)
+    return lambda: event.remove(sqlite, "before_cursor_execute", fail)
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
 def test_no_view_waits_for_longer_or_is_counted_twice_because_the_clock_was_set(
-    database: Engine, jump_s: float
+    sqlite: Engine, jump_s: float
 ) -> None:
-    agent = JoiningAgent(database)
+    agent = JoiningAgent(sqlite)
     before = [proxy_view(number) for number in range(3)]
     after = [proxy_view(number, received_at=RECEIVED_AT + jump_s) for number in range(3, 6)]
     agent.take(*before)
     agent.take(*after)
     assert len(agent.settle(DUE + jump_s - 1)) == 3
-    assert [row["counted"] for row in rows(database)] == [True] * 3 + [False] * 3
+    assert [row["counted"] for row in rows(sqlite)] == [True] * 3 + [False] * 3
     # A view that comes late is joined.
     agent.take(engine_view(0), engine_view(3, received_at=RECEIVED_AT + jump_s))
     assert len(agent.settle(DUE + jump_s)) == 2
     expected = [("joined", True, False)] * 2 + [("proxy", True, False)] * 4
-    assert states(database) == expected
+    assert states(sqlite) == expected
     # Each in the minute of the request itself.
-    assert counted_rollups(database) == counted_rows(database)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 def test_a_transaction_that_fails_at_any_statement_changes_nothing_and_can_be_repeated(
-    database: Engine, agent: JoiningAgent
+    sqlite: Engine, agent: JoiningAgent
 ) -> None:
     agent.take(proxy_view(1), proxy_view(2), engine_view(3), engine_view(3, 1))
     agent.settle(DUE)
@@ -337,10 +334,10 @@ def test_a_transaction_that_fails_at_any_statement_changes_nothing_and_can_be_re
         proxy_view(4),
         engine_view(4),
     ]
-    before = rows(database), rollup_bytes(database)
+    before = rows(sqlite), rollup_bytes(sqlite)
     broken = 0
     while True:
-        repair = break_at(database, broken)
+        repair = break_at(sqlite, broken)
         try:
             agent.take(*batch)
         except StoreUnavailable:
@@ -349,14 +346,14 @@ def test_a_transaction_that_fails_at_any_statement_changes_nothing_and_can_be_re
             break
         finally:
             repair()
-        assert (rows(database), rollup_bytes(database)) == before
+        assert (rows(sqlite), rollup_bytes(sqlite)) == before
     assert broken >= 7
-    assert len(rows(database)) == 4 + 2
-    assert counted_rollups(database) == counted_rows(database)
+    assert len(rows(sqlite)) == 4 + 2
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_settling_reports_an_unusable_database_in_one_line(new_url: str) -> None:
-    engine = open_engine(new_url)
+def test_settling_reports_an_unusable_database_in_one_line(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path / 'empty.db'}")
     with pytest.raises(StoreUnavailable, match="could not be settled") as refused:
         JoiningAgent(engine).settle(DUE)
     engine.dispose()
@@ -389,6 +386,110 @@ def test_joining_and_settling_scan_no_table(sqlite: Engine) -> None:
     assert len(statements) >= 8
 
 
+class HeldAgent:
+    """An agent whose writes wait until a test sets `goes_on`."""
+
+    def __init__(self, agent: JoiningAgent) -> None:
+        self._agent = agent
+        self.busy = threading.Event()
+        self.goes_on = threading.Event()
+        self.batches: list[int] = []
+
+    def write(self, judged: Sequence[JudgedRequest]) -> WriteResult:
+        """The writer calls this for each commit."""
+        self.busy.set()
+        self.goes_on.wait(WITHIN_S)
+        self.batches.append(len(judged))
+        return self._agent.write(judged)
+
+
+def test_senders_of_one_commit_get_their_own_views_and_each_request_once(
+    sqlite: Engine,
+) -> None:
+    agent = JoiningAgent(sqlite)
+    agent.take(proxy_view(1))
+    held = HeldAgent(agent)
+    writer = RequestWriter(held.write, agent.settle)
+    busy = writer.submit([engine_view(9, parent_span_id=None)])
+    assert held.busy.wait(WITHIN_S)
+    batches = (
+        [engine_view(1)],
+        [engine_view(2), engine_view(3)],
+        [proxy_view(2), proxy_view(1)],
+        [proxy_view(3), engine_view(4, parent_span_id=None)],
+    )
+    submitted = [writer.submit(batch) for batch in batches]
+    settling = writer.settle(DUE)
+    held.goes_on.set()
+    results = [future.result(WITHIN_S) for future in submitted]
+    settled = settling.result(WITHIN_S)
+    writer.close()
+    assert held.batches == [1, 7]
+    assert len(busy.result().counted) == 1
+    assert [keys_of(result.new) for result in results] == [
+        keys_of(batches[0]),
+        keys_of(batches[1]),
+        keys_of([proxy_view(2)]),
+        keys_of(batches[3]),
+    ]
+    # A view that was settled before its other view came is joined late and not reported again.
+    counted = [item for result in results for item in result.counted]
+    first = [item.record.trace_id for item in [*counted, *settled]]
+    assert sorted(first) == [proxy_view(n).record.trace_id for n in (1, 2, 3, 4)]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+
+
+def test_a_joined_request_is_reported_to_the_sender_who_completed_it(sqlite: Engine) -> None:
+    agent = JoiningAgent(sqlite)
+    agent.take(proxy_view(1), engine_view(2))
+    held = HeldAgent(agent)
+    writer = RequestWriter(held.write, agent.settle)
+    writer.submit([engine_view(9, parent_span_id=None)])
+    assert held.busy.wait(WITHIN_S)
+    submitted = [
+        writer.submit([view])
+        for view in (engine_view(1), proxy_view(2), proxy_view(3), engine_view(3))
+    ]
+    held.goes_on.set()
+    results = [future.result(WITHIN_S).counted for future in submitted]
+    writer.close()
+    assert [keys_of(counted) for counted in results] == [
+        keys_of([engine_view(1)]),
+        keys_of([engine_view(2)]),
+        keys_of([engine_view(3)]),
+        [],
+    ]
+
+
+def test_a_settling_that_fails_is_reported_and_the_writer_keeps_working(
+    sqlite: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = [StoreUnavailable("the disk is full"), RuntimeError("unexpected")]
+
+    def settle(now: float) -> list[JudgedRequest]:
+        raise errors.pop(0)
+
+    writer = RequestWriter(JoiningAgent(sqlite).write, settle)
+    with pytest.raises(StoreUnavailable, match="the disk is full"):
+        writer.settle(DUE).result(WITHIN_S)
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(StoreUnavailable, match=r"could not be settled: RuntimeError"),
+    ):
+        writer.settle(DUE).result(WITHIN_S)
+    assert any(record.exc_info for record in caplog.records)
+    assert len(writer.submit([proxy_view(1)]).result(WITHIN_S).new) == 1
+    writer.close()
+    with pytest.raises(StoreUnavailable, match="stopping"):
+        writer.settle(DUE)
+
+
+def test_a_writer_without_joining_settles_nothing(sqlite: Engine) -> None:
+    writer = RequestWriter(lambda judged: WriteResult(store(sqlite, judged), []))
+    assert writer.settle(DUE).result(WITHIN_S) == []
+    writer.close()
+
+
 VIEWS = [
     *(proxy_view(n) for n in range(4)),
     *(engine_view(n) for n in range(1, 5)),
@@ -396,10 +497,10 @@ VIEWS = [
 ]
 
 
-def without_choice(database: Engine) -> list[list[Any]]:
-    """The rows without the columns that depend on which of several choices came first."""
-    differing = ("span_id", "request_id", "engine_request_id")
-    same = [{name: row[name] for name in row if name not in differing} for row in rows(database)]
+def without_choice(sqlite: Engine) -> list[list[Any]]:
+    """The rows without what depends on the order of transactions and of choices."""
+    differing = ("span_id", "request_id", "engine_request_id", "changed")
+    same = [{name: row[name] for name in row if name not in differing} for row in rows(sqlite)]
     return sorted([sorted((k, str(v)) for k, v in row.items()) for row in same])
 
 
@@ -409,23 +510,23 @@ def without_choice(database: Engine) -> list[list[Any]]:
 )
 @given(data=st.data())
 def test_views_in_any_order_and_batches_give_the_same_rows_and_rollups(
-    database: Engine, data: st.DataObject
+    sqlite: Engine, data: st.DataObject
 ) -> None:
-    agent = JoiningAgent(database)
-    empty(database)
+    agent = JoiningAgent(sqlite)
+    empty(sqlite)
     agent.take(*VIEWS)
     agent.settle(DUE)
-    at_once = without_choice(database), rollup_bytes(database)
+    at_once = without_choice(sqlite), rollup_bytes(sqlite)
 
     again = data.draw(st.lists(st.sampled_from(VIEWS), max_size=8))
     order = data.draw(st.permutations(VIEWS + again))
     places = data.draw(st.lists(st.integers(0, len(order)), max_size=8))
     times = st.sampled_from([RECEIVED_AT, DUE - 1, DUE, DUE + WAIT_S])
-    empty(database)
+    empty(sqlite)
     for batch in cut(order, places):
         agent.take(*batch)
         if data.draw(st.booleans()):
             agent.settle(data.draw(times))
-        assert counted_rollups(database) == counted_rows(database)
+        assert counted_rollups(sqlite) == counted_rows(sqlite)
     agent.settle(DUE)
-    assert (without_choice(database), rollup_bytes(database)) == at_once
+    assert (without_choice(sqlite), rollup_bytes(sqlite)) == at_once

@@ -1,24 +1,21 @@
-"""A database that is away at first, on real servers: who uses it, and what they are told."""
+"""A file that cannot be opened at first, or goes away: who uses it, and what they are told."""
 
-import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
 from agent.errors import StoreUnavailable
+from agent.store import keeping
 from agent.store.claim import NameClaim, own_instance
 from agent.store.connection import for_writing, in_transaction, open_engine
 from agent.store.health import StoreHealth
 from agent.store.keeping import StoreKeeper
 from agent.store.query_limits import open_query_engine
 from agent.store.store_queries import StoreQueries
-from tests.real_parts.ports import free_port
-from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
 
 WITHIN_S = 60.0
@@ -28,13 +25,19 @@ def _read(engine: Engine) -> None:
     StoreQueries(engine).request("nobody")
 
 
+@pytest.fixture(autouse=True)
+def opening_is_tried_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "TRY_EVERY_S", 0.05)
+
+
 @contextmanager
-def kept(url: str) -> Iterator[tuple[StoreKeeper, Engine, StoreHealth]]:
+def kept(file: Path, agent: str = "chat") -> Iterator[tuple[StoreKeeper, Engine, StoreHealth]]:
+    url = f"sqlite:///{file}"
     engine, queries, health = open_engine(url), open_query_engine(url, 10.0), StoreHealth()
     keeper = StoreKeeper(
-        url,
+        file,
         [engine, queries],
-        claim=NameClaim("chat", own_instance()),
+        claim=NameClaim(agent, own_instance()),
         prepare=_read,
         health=health,
         sets_aside=False,
@@ -46,38 +49,28 @@ def kept(url: str) -> Iterator[tuple[StoreKeeper, Engine, StoreHealth]]:
         keeper.close()
         engine.dispose()
         queries.dispose()
+        keeper.release()
 
 
 def write(engine: Engine) -> None:
     in_transaction(engine, lambda connection: connection.execute(text("SELECT 1")))
 
 
-def test_without_a_server_everybody_is_told_so_and_nobody_learns_where_it_is() -> None:
-    port = free_port()
-    with kept(f"postgresql://owner:s3cret@127.0.0.1:{port}/goodput") as (keeper, engine, health):
+def test_a_file_whose_folder_is_made_later_is_opened_and_nobody_learns_where_it_is(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "s3cret"
+    with kept(folder / "goodput.db") as (keeper, engine, health):
         problem = health.problem()
         assert problem is not None
-        assert "the database cannot be reached" in problem
-        with pytest.raises(StoreUnavailable, match="the database cannot be reached") as refused:
+        with pytest.raises(StoreUnavailable) as refused:
             write(engine)
-        with pytest.raises(StoreUnavailable, match="the database cannot be reached"):
+        with pytest.raises(StoreUnavailable, match="cannot be opened"):
             keeper.verify()
         for said in (problem, refused.value.public):
-            assert not any(word in said for word in ("127.0.0.1", str(port), "owner", "s3cret"))
-
-
-def test_a_database_that_is_made_later_is_opened_and_used(postgres_server: PostgresServer) -> None:
-    name = f"later_{secrets.token_hex(4)}"
-    url = postgres_server.url(name)
-    with (
-        kept(url) as (keeper, engine, health),
-        psycopg.connect(
-            postgres_server.url("postgres").replace("+psycopg", ""), autocommit=True
-        ) as server,
-    ):
-        with pytest.raises(StoreUnavailable, match="cannot be"):
-            write(engine)
-        server.execute(f"CREATE DATABASE {name}".encode())
+            assert "cannot be opened" in said
+            assert "s3cret" not in said
+        folder.mkdir()
         eventually(lambda: health.problem() is None, within_s=WITHIN_S, what="an open database")
         keeper.verify()
         write(engine)
@@ -86,8 +79,25 @@ def test_a_database_that_is_made_later_is_opened_and_used(postgres_server: Postg
         with engine.connect() as connection:
             running = text("SELECT count(*) FROM agents WHERE stopped_at IS NULL")
             assert connection.execute(running).scalar_one() == 0
+
+
+def test_a_second_agent_has_the_file_when_the_first_one_has_released_it(tmp_path: Path) -> None:
+    """Also if they have different names."""
+    file = tmp_path / "goodput.db"
+    with (
+        kept(file) as (first, engine, _),
+        kept(file, "batch") as (second, of_second, health),
+    ):
+        assert "another agent writes to goodput.db" in str(health.problem())
+        with pytest.raises(StoreUnavailable, match=r"a `storage\.file` of its own"):
+            write(of_second)
+        write(engine)
+        first.close()
         engine.dispose()
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        first.release()
+        eventually(lambda: health.problem() is None, within_s=WITHIN_S, what="an open database")
+        second.verify()
+        write(of_second)
 
 
 @pytest.mark.parametrize("gone", [("-wal",), ("-wal", "-shm"), ("", "-wal", "-shm")])
@@ -95,7 +105,7 @@ def test_a_file_is_opened_anew_when_the_last_user_of_the_old_one_has_ended(
     tmp_path: Path, gone: Sequence[str]
 ) -> None:
     file = tmp_path / "goodput.db"
-    with kept(f"sqlite:///{file}") as (keeper, engine, health):
+    with kept(file) as (keeper, engine, health):
         # The next user needs a new connection.
         engine.dispose()
         with engine.connect() as user:

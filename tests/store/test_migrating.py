@@ -21,7 +21,7 @@ from tests.store.making import (
     counted_rollups,
     counted_rows,
     some,
-    store,
+    store_in,
     stored_keys,
 )
 from tests.store.migrated import differences, of_the_next_version, table_names
@@ -34,32 +34,33 @@ REVISIONS = [script.revision for script in SCRIPTS.walk_revisions()][::-1]
 # A row of each table in the shape of the revision that created it. Values of columns that came
 # later are set by an update.
 FIRST_ROWS: Mapping[str, Sequence[str]] = {
-    "1": (
+    "baseline": (
         """
         INSERT INTO requests (trace_id, span_id, vantage, status, started_at, ended_at, received_at,
-            verdict, verdicts, request_id, ttft_s)
+            verdict, verdicts, request_id, ttft_s, changed)
         VALUES ('01', '02', 'engine', 'ok', '2026-11-21 12:00:00.123456+00:00',
             '2026-11-21 12:00:01+00:00', '2026-11-21 12:00:02+00:00', 'met', '{"chat": "met"}',
-            'request-1', 0.25)
+            'request-1', 0.25, 1)
         """,
         """
-        INSERT INTO engine_samples (at, agent, engine, dialect, facts)
-        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'vllm', '{"running": null}')
+        INSERT INTO engine_samples (at, agent, engine, dialect, facts, changed)
+        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'vllm', '{"running": null}', 1)
         """,
         """
-        INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances)
-        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'GPU-1', 0, 'NVIDIA H200', '{}', '[]')
+        INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances, changed)
+        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'GPU-1', 0, 'NVIDIA H200', '{}', '[]', 1)
         """,
         """
         INSERT INTO engine_windows (agent, engine, starts_at, from_at, until, requests, busy_s,
             idle_s, unknown_s, computed_tokens, cached_tokens, output_tokens, good_tokens,
-            cache_full, method, disagreements, counted_output_tokens, cache_full_s)
+            cache_full, method, disagreements, counted_output_tokens, cache_full_s, changed)
         VALUES ('agent-0', 'chat-0', 1795262400, '2026-11-21 12:00:00+00:00',
-            '2026-11-21 12:01:00+00:00', 1, 10, 50, 0, 100, 0, 26, 26, false, 'tokens', '[]', 26, 0)
+            '2026-11-21 12:01:00+00:00', 1, 10, 50, 0, 100, 0, 26, 26, false, 'tokens', '[]', 26, 0,
+            1)
         """,
         """
-        INSERT INTO events (at, agent, engine, kind, confidence, evidence)
-        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'RESTART', 'certain', '{}')
+        INSERT INTO events (at, agent, engine, kind, confidence, evidence, changed)
+        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'RESTART', 'certain', '{}', 1)
         """,
         """
         INSERT INTO objectives (agent, name, definition, in_force_from)
@@ -67,20 +68,30 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
         """,
         "INSERT INTO agents (name, instance, beats) VALUES ('agent-0', 'host:1:ab', 7)",
         """
-        INSERT INTO journals (run, agent, forwarded, at)
-        VALUES ('ab', 'agent-0', 7, '2026-11-21 12:00:00+00:00')
+        INSERT INTO publishing (file, last, published, complete_at)
+        SELECT 'ab', 8, 7, '2026-11-21 12:00:00+00:00'
+            WHERE NOT EXISTS (SELECT 1 FROM publishing)
         """,
         """
-        INSERT INTO rollup_series (agent, engine, model, tenant, input_length, judged_by)
-        VALUES ('agent-0', 'chat-0', '', '', '', '["chat"]')
+        INSERT INTO published_files (agent, file, last, at)
+        VALUES ('agent-0', 'ab', 7, '2026-11-21 12:00:00+00:00')
         """,
         """
-        INSERT INTO rollups (width_s, series, starts_at, counts) VALUES (60, 1, 1795262400, BYTES)
+        INSERT INTO deleted_requests (trace_id, span_id, started_at, changed)
+        VALUES ('01', '03', '2026-11-21 12:00:00+00:00', 1)
+        """,
+        """
+        INSERT INTO rollup_series (agent, engine, model, tenant, input_length, judged_by, file)
+        VALUES ('agent-0', 'chat-0', '', '', '', '["chat"]', '')
+        """,
+        """
+        INSERT INTO rollups (width_s, series, starts_at, counts, changed)
+        VALUES (60, 1, 1795262400, BYTES, 1)
         """,
         """
         INSERT INTO cause_rollups (width_s, series, starts_at, objective, limit_name, cause,
-            requests, top_requests, excess_s)
-        VALUES (60, 1, 1795262400, 'chat', 'ttft', 'kv_pressure', 2, 1, 0.75)
+            requests, top_requests, excess_s, changed)
+        VALUES (60, 1, 1795262400, 'chat', 'ttft', 'kv_pressure', 2, 1, 0.75, 1)
         """,
         """
         INSERT INTO rollup_changes (starts_at, agent, engine, model, tenant, input_length,
@@ -103,6 +114,17 @@ def test_an_empty_database_gets_the_declared_tables(empty_database: Engine) -> N
     assert upgrade(empty_database) == (None, newest_revision())
     assert differences(empty_database) == []
     assert table_names(empty_database) == {*metadata.tables, "alembic_version"}
+
+
+def test_every_new_file_has_an_id_of_its_own(tmp_path: Path) -> None:
+    ids = set()
+    for name in ("one.db", "other.db"):
+        engine = open_engine(f"sqlite:///{tmp_path / name}")
+        upgrade(engine)
+        (row,) = rows_of(engine)["publishing"]
+        ids.add(row["file"])
+        engine.dispose()
+    assert len(ids) == 2
 
 
 def test_tables_columns_and_indexes_outside_the_migrations_are_differences(
@@ -176,7 +198,8 @@ def test_an_upgrade_from_every_revision_keeps_the_rows(
     assert all(after[table] == [] for table in after.keys() - before.keys())
     (row,) = StoreQueries(empty_database).request("request-1")
     assert (row["counted"], row["settles_at"], row["proxy_span_id"]) == (True, None, None)
-    assert len(store(empty_database, some([1]))) == 1
+    store_in(empty_database, some([1]))
+    assert len(stored_keys(empty_database)) == 2
 
 
 def created_until(revision: str) -> set[str]:
@@ -206,7 +229,7 @@ def test_a_downgrade_to_every_revision_keeps_the_rows_of_its_tables(
 
 def test_an_upgrade_of_an_up_to_date_database_changes_nothing(empty_database: Engine) -> None:
     upgrade(empty_database)
-    store(empty_database, some(range(20)))
+    store_in(empty_database, some(range(20)))
     assert upgrade(empty_database) == (newest_revision(), newest_revision())
     assert len(stored_keys(empty_database)) == 20
     assert counted_rollups(empty_database) == counted_rows(empty_database)
@@ -263,7 +286,7 @@ def test_an_interrupted_upgrade_keeps_the_migrations_that_are_done(
     assert upgrade(empty_database) == (newest_revision(), "more")
 
 
-@pytest.mark.parametrize("revision", ["0001", "0022"])
+@pytest.mark.parametrize("revision", ["0001", "0022", "1"])
 def test_a_database_that_no_release_made_is_refused_and_not_changed(
     empty_database: Engine, revision: str
 ) -> None:

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
 
 from agent.store import migrating
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
-from tests.settings.reading import storage_variables
 from tests.store.migrated import differences, of_the_next_version
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -67,22 +65,29 @@ def test_agents_of_two_versions_that_start_at_once_run_each_migration_once(
 
 @pytest.mark.slow
 def test_processes_that_start_at_once_both_reach_the_newest_revision(
-    new_url: str, empty_database: Engine, tmp_path: Path
+    postgres_url: str, tmp_path: Path
 ) -> None:
+    file = tmp_path / "goodput.db"
+    where = {"GOODPUT_STORAGE__FILE": str(file), "GOODPUT_STORAGE__PUBLISH_TO": postgres_url}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "agent", "db", "upgrade"],
-            env=os.environ | {"PYTHONPATH": str(CHECKOUT)} | storage_variables(new_url),
-            cwd=tmp_path,
+            env=os.environ | where,
             stdout=subprocess.PIPE,
             text=True,
         )
         for _ in range(2)
     ]
-    outputs = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate()[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    begin = f" is at revision {newest_revision()} (was "
-    befores = [output.rpartition(begin)[2].removesuffix(")\n") for output in outputs]
-    assert befores.count("None") == 1
-    assert {*befores} <= {"None", *REVISIONS}
-    assert differences(empty_database) == []
+    of_each = zip(*outputs, strict=True)
+    names = ("the agent's file", "the shared database")
+    urls = (f"sqlite:///{file}", postgres_url)
+    for name, url, lines in zip(names, urls, of_each, strict=True):
+        begin = f"{name} is at revision {newest_revision()} (was "
+        befores = [line.removeprefix(begin).removesuffix(")") for line in lines]
+        assert befores.count("None") == 1
+        assert {*befores} <= {"None", *REVISIONS}
+        engine = open_engine(url)
+        assert differences(engine) == []
+        engine.dispose()

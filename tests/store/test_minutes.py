@@ -1,4 +1,4 @@
-"""Minutes of engines on each kind of database."""
+"""Minutes of engines in an agent's file."""
 
 from math import fsum
 
@@ -15,17 +15,17 @@ from tests.records.minutes import UNKNOWN, cost_of, minute
 from tests.store.making import NOON
 
 
-def test_a_minute_is_read_as_it_was_written(database: Engine) -> None:
-    minute_store = MinuteStore(database, "agent-0")
+def test_a_minute_is_read_as_it_was_written(sqlite: Engine) -> None:
+    minute_store = MinuteStore(sqlite, "agent-0")
     expected = [minute(0, disagreements=({"figure": "mfu"},)), minute(1, **UNKNOWN)]
     minute_store.write(expected, (), NOON)
     assert minute_store.between("chat-0", expected[0].from_at, expected[1].until) == expected
     assert minute_store.newest("chat-0") == expected[1]
-    assert MinuteStore(database, "agent-1").newest("chat-0") is None
+    assert MinuteStore(sqlite, "agent-1").newest("chat-0") is None
 
 
-def test_a_minute_that_is_written_again_replaces_the_old_one(database: Engine) -> None:
-    minute_store = MinuteStore(database, "agent-0")
+def test_a_minute_that_is_written_again_replaces_the_old_one(sqlite: Engine) -> None:
+    minute_store = MinuteStore(sqlite, "agent-0")
     minute_store.write([minute(0), minute(1)], (), NOON)
     minute_store.write([minute(0, requests=11)], (), NOON)
     stored = minute_store.between("chat-0", 0.0, 4e9) or minute_store.between(
@@ -35,13 +35,14 @@ def test_a_minute_that_is_written_again_replaces_the_old_one(database: Engine) -
 
 
 def test_old_minutes_are_deleted(database: Engine) -> None:
+    """Also in a shared database."""
     minute_store = MinuteStore(database, "agent-0")
     minute_store.write([minute(0), minute(1)], (), NOON)
     assert minute_store.expire(minute(1).starts_at) == 1
     assert minute_store.newest("chat-0") == minute(1)
 
 
-def test_the_newest_sample_is_that_of_the_engine_and_the_agent(database: Engine) -> None:
+def test_the_newest_sample_is_that_of_the_engine_and_the_agent(sqlite: Engine) -> None:
     facts = {("llm_engine_process_start_time_seconds", ()): 500.0, ("of", ("a", "b")): 2.0}
     for agent, engine, at in (
         ("a", "chat", 1.0),
@@ -49,29 +50,29 @@ def test_the_newest_sample_is_that_of_the_engine_and_the_agent(database: Engine)
         ("a", "x", 3.0),
         ("b", "chat", 4.0),
     ):
-        ObservationStore(database, agent).write_engine_sample(
+        ObservationStore(sqlite, agent).write_engine_sample(
             EngineSample(engine=engine, at=NOON + at, dialect="vllm", model="m", facts=facts)
         )
-    newest = MinuteStore(database, "a").newest_sample("chat", NOON + 60)
+    newest = MinuteStore(sqlite, "a").newest_sample("chat", NOON + 60)
     assert newest is not None
     assert (newest.at, newest.dialect, newest.facts) == (NOON + 2.0, "vllm", facts)
     assert newest.process_started_at == 500.0
-    assert MinuteStore(database, "c").newest_sample("chat", NOON + 60) is None
+    assert MinuteStore(sqlite, "c").newest_sample("chat", NOON + 60) is None
 
 
-def test_a_sample_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine) -> None:
+def test_a_sample_of_a_clock_that_was_ahead_is_not_the_newest(sqlite: Engine) -> None:
     for at in (NOON, NOON + 3600):
-        ObservationStore(database, "a").write_engine_sample(
+        ObservationStore(sqlite, "a").write_engine_sample(
             EngineSample(engine="chat", at=at, dialect="vllm", model=None, facts={})
         )
-    newest = MinuteStore(database, "a").newest_sample("chat", NOON + 60)
+    newest = MinuteStore(sqlite, "a").newest_sample("chat", NOON + 60)
     assert newest is not None
     assert newest.at == NOON
 
 
-def test_costs_of_requests_and_minutes_add_up_to_the_bill(database: Engine) -> None:
+def test_costs_of_requests_and_minutes_add_up_to_the_bill(sqlite: Engine) -> None:
     """The first request arrives late, and the second is cancelled."""
-    minutes = Minutes(database, PRICE)
+    minutes = Minutes(sqlite, PRICE)
     for step in range(43):
         at = 5.0 * step
         minutes.read_one(at, running=1.0, steps=at, output=3 * at, input=9 * at)
@@ -89,9 +90,9 @@ def test_costs_of_requests_and_minutes_add_up_to_the_bill(database: Engine) -> N
     assert cost.aborted == pytest.approx(costs[0])
 
 
-def test_a_request_that_changed_meanwhile_gets_its_share_the_next_time(database: Engine) -> None:
+def test_a_request_that_changed_meanwhile_gets_its_share_the_next_time(sqlite: Engine) -> None:
     """A row that was read as an engine's view has become a joined one."""
-    minutes = Minutes(database, PRICE)
+    minutes = Minutes(sqlite, PRICE)
     minutes.take(timed_request(1, 10.0, 20.0))
     (row,) = minutes.rows()
     share = RequestCost(row=row["id"], vantage="joined", complete=True, cost_usd=1.0)

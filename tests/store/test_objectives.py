@@ -1,17 +1,13 @@
-import threading
 from typing import Any
 
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, select
 
 from agent.catalog.definitions import DEFINITIONS, GOODPUT
 from agent.records.objective import Match, Objective
-from agent.store.connection import open_engine
 from agent.store.objectives import ObjectiveStore
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import objectives
-from tests.store.making import (
-    NOON,
-)
+from tests.store.making import NOON
 
 DAY_S = 86400
 
@@ -95,30 +91,3 @@ def test_each_agent_has_objectives_of_its_own(database: Engine, queries: StoreQu
         ("agent-1", "batch"): NOON + 10,
     }
     assert [row["name"] for row in queries.objectives_in_force()] == ["batch", "chat"]
-
-
-def test_two_agents_of_one_name_that_start_at_once_write_each_objective_once(
-    database_url: str, database: Engine, queries: StoreQueries
-) -> None:
-    engines = [open_engine(database_url) for _ in range(4)]
-    barrier = threading.Barrier(len(engines))
-    failures: list[Exception] = []
-
-    def start(engine: Engine) -> None:
-        try:
-            with engine.connect() as connection:
-                connection.execute(text("SELECT 1"))
-            barrier.wait()
-            ObjectiveStore(engine, "agent-0").write_in_force([objective("chat")], NOON)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=start, args=(engine,)) for engine in engines]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for engine in engines:
-        engine.dispose()
-    assert failures == []
-    assert len(queries.objectives_in_force()) == 1

@@ -1,6 +1,7 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, RowMapping, select
@@ -15,10 +16,7 @@ from agent.store.retention import Retention
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_samples
 from tests.records.making import objective
-from tests.store.making import (
-    NOON,
-    gpu_sample,
-)
+from tests.store.making import NOON, gpu_sample
 
 DAY_S = 86400
 
@@ -40,24 +38,24 @@ def engine_sample_rows(engine: Engine) -> Sequence[RowMapping]:
         return connection.execute(query).mappings().all()
 
 
-def test_a_number_that_json_cannot_hold_is_unknown(database: Engine, queries: StoreQueries) -> None:
+def test_a_number_that_json_cannot_hold_is_unknown(sqlite: Engine) -> None:
     """Expositions contain NaN, and the stored facts must be valid JSON for every reader."""
     odd = {"a": float("nan"), "b": float("-inf"), "c": 1.5}
-    ObservationStore(database, "agent-0").write_event(replace(restart(NOON), evidence=odd))
+    ObservationStore(sqlite, "agent-0").write_event(replace(restart(NOON), evidence=odd))
     facts: dict[tuple[str, tuple[str, ...]], float] = {(name, ()): odd[name] for name in odd}
-    ObservationStore(database, "agent-0").write_engine_sample(replace(sample(NOON), facts=facts))
+    ObservationStore(sqlite, "agent-0").write_engine_sample(replace(sample(NOON), facts=facts))
     expected = {"a": None, "b": None, "c": 1.5}
-    (row,) = engine_sample_rows(database)
+    (row,) = engine_sample_rows(sqlite)
     assert json.loads(row["facts"]) == expected
-    assert [row["evidence"] for row in queries.events(None, 10).items] == [expected]
+    assert [row["evidence"] for row in StoreQueries(sqlite).events(None, 10).items] == [expected]
 
 
-def test_an_engine_sample_is_stored_as_it_was_read(database: Engine) -> None:
+def test_an_engine_sample_is_stored_as_it_was_read(sqlite: Engine) -> None:
     facts = {("running", ()): 5.0, ("requests", ("stop", "größe")): 7.0}
-    observations = ObservationStore(database, "agent-0")
+    observations = ObservationStore(sqlite, "agent-0")
     observations.write_engine_sample(replace(sample(NOON + 0.123456), model="llama", facts=facts))
     observations.write_engine_sample(sample(NOON + 1))
-    first, second = engine_sample_rows(database)
+    first, second = engine_sample_rows(sqlite)
     assert (first["at"], first["agent"], first["engine"]) == (NOON + 0.123456, "agent-0", "chat-0")
     assert (first["model"], first["dialect"]) == ("llama", "vllm")
     assert json.loads(first["facts"]) == {
@@ -67,17 +65,26 @@ def test_an_engine_sample_is_stored_as_it_was_read(database: Engine) -> None:
     assert (second["at"], second["model"]) == (NOON + 1, None)
 
 
-def test_a_database_without_its_tables_is_reported_in_one_line(new_url: str) -> None:
-    engine = open_engine(new_url)
-    observations = ObservationStore(engine, "agent-0")
-    for task in (
-        lambda: observations.write_engine_sample(sample(NOON)),
-        lambda: observations.write_gpu_samples([gpu_sample(NOON)]),
-        lambda: observations.write_event(restart(NOON)),
-        lambda: ObjectiveStore(engine, "agent-0").write_in_force([objective()], NOON),
-        lambda: Retention(engine).expire(NOON, NOON, NOON),
-    ):
+def reported_in_one_line(*tasks: Callable[[], object]) -> None:
+    for task in tasks:
         with pytest.raises(StoreUnavailable) as refused:
             task()
         assert "\n" not in str(refused.value)
+
+
+def test_a_file_without_its_tables_is_reported_in_one_line(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path / 'empty.db'}")
+    observations = ObservationStore(engine, "agent-0")
+    reported_in_one_line(
+        lambda: observations.write_engine_sample(sample(NOON)),
+        lambda: observations.write_gpu_samples([gpu_sample(NOON)]),
+        lambda: observations.write_event(restart(NOON)),
+    )
     engine.dispose()
+
+
+def test_a_database_without_its_tables_is_reported_in_one_line(empty_database: Engine) -> None:
+    reported_in_one_line(
+        lambda: ObjectiveStore(empty_database, "agent-0").write_in_force([objective()], NOON),
+        lambda: Retention(empty_database).expire(NOON, NOON, NOON),
+    )

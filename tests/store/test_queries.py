@@ -13,7 +13,17 @@ from agent.records.request import Status
 from agent.store.connection import open_engine
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import Row, StoreQueries
-from tests.store.making import NOON, judgement, key_of, keys_of, request, some, store
+from tests.store.making import (
+    NOON,
+    judgement,
+    key_of,
+    keys_of,
+    publish,
+    request,
+    some,
+    store,
+    store_in,
+)
 
 MICROSECOND = 1e-6
 
@@ -37,8 +47,11 @@ def found(queries: StoreQueries, **given: Any) -> set[str]:
 def test_a_list_is_sorted_newest_first_and_of_equal_times_last_stored_first(
     database: Engine, queries: StoreQueries
 ) -> None:
-    for number, at in enumerate([3.0, 1.0, 2.0, 1.0, 3.0]):
-        store(database, [request(number, started_at=NOON + at)])
+    def write(file: Engine) -> None:
+        for number, at in enumerate([3.0, 1.0, 2.0, 1.0, 3.0]):
+            store(file, [request(number, started_at=NOON + at)])
+
+    publish(database, write)
     page = queries.requests(RequestFilter(), None, 10)
     assert ids(page) == [f"request-{n}" for n in (4, 0, 2, 3, 1)]
     assert page.next is None
@@ -85,7 +98,7 @@ FILTERS: Sequence[tuple[dict[str, Any], set[int]]] = (
 
 
 def test_a_filter_selects_the_rows_that_match(database: Engine, queries: StoreQueries) -> None:
-    store(database, FILTERED)
+    store_in(database, FILTERED)
     for given, numbers in FILTERS:
         assert found(queries, **given) == {f"request-{n}" for n in numbers}, given
 
@@ -98,7 +111,7 @@ def test_a_filter_by_verdict_uses_the_objective_of_the_query(
 ) -> None:
     """Names that start alike, differ in case or contain wildcards match only themselves."""
     verdicts = (Verdict.MET, Verdict.MISSED)
-    store(
+    store_in(
         database,
         [
             request(2 * n + m, judgement(Verdict.UNDETERMINED, **{name: verdict}), request_id=name)
@@ -119,7 +132,7 @@ def test_a_filter_by_verdict_without_an_objective_uses_the_requests_verdict(
     database: Engine, queries: StoreQueries
 ) -> None:
     mixed = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.MISSED)
-    store(
+    store_in(
         database,
         [request(1, mixed), request(2), request(3, Judgement(Verdict.UNDETERMINED, ()))],
     )
@@ -145,7 +158,7 @@ def test_pages_contain_every_row_once_also_with_equal_start_times(
     database: Engine, queries: StoreQueries, limit: int
 ) -> None:
     times = [NOON, NOON + MICROSECOND, NOON + 1.5]
-    store(database, [request(n, started_at=times[n % 3]) for n in range(20)])
+    store_in(database, [request(n, started_at=times[n % 3]) for n in range(20)])
     read = [row for page in pages(queries, limit) for row in page.items]
     assert sorted((row["trace_id"], row["span_id"]) for row in read) == keys_of(some(range(20)))
     places = [(row["started_at"], row["id"]) for row in read]
@@ -156,15 +169,15 @@ def test_pages_contain_every_row_once_also_with_equal_start_times(
 def test_pages_contain_every_row_once_while_others_are_stored(
     database: Engine, queries: StoreQueries
 ) -> None:
-    store(database, [request(n, started_at=NOON + n // 4) for n in range(20)])
+    store_in(database, [request(n, started_at=NOON + n // 4) for n in range(20)])
     read: list[str] = []
     for number, page in enumerate(pages(queries, 3)):
         read += [row["trace_id"] for row in page.items]
         if number < 6:
             latest = page.items[-1]["started_at"]
             # Newer than all, as old as the last one of the page, and older than all.
-            for m, at in enumerate((NOON + 100, latest, NOON - 100)):
-                store(database, [request(1000 + 10 * number + m, started_at=at)])
+            times = enumerate((NOON + 100, latest, NOON - 100))
+            store_in(database, [request(1000 + 10 * number + m, started_at=at) for m, at in times])
     assert len(read) == len(set(read))
     assert set(read) >= {trace_id for trace_id, _ in keys_of(some(range(20)))}
     newer = {trace_id for trace_id, _ in keys_of(some(1000 + 10 * n for n in range(6)))}
@@ -175,7 +188,7 @@ def test_a_cursor_distinguishes_rows_a_microsecond_apart(
     database: Engine, queries: StoreQueries
 ) -> None:
     times = [NOON + n * MICROSECOND for n in range(12)]
-    store(database, [request(n, started_at=at) for n, at in enumerate(times)])
+    store_in(database, [request(n, started_at=at) for n, at in enumerate(times)])
     read = [name for page in pages(queries, 1) for name in ids(page)]
     assert read == [f"request-{n}" for n in reversed(range(12))]
 
@@ -207,18 +220,18 @@ def test_every_span_of_a_request_id_is_found_newest_first(
     database: Engine, queries: StoreQueries
 ) -> None:
     """For example of a request with n > 1, or of clients that repeat ids."""
-    store(
+    store_in(
         database,
         [request(n, request_id="twice", started_at=NOON + at) for n, at in enumerate((1, 3, 2))],
     )
-    store(database, [request(9, request_id="Twice"), request(10, request_id="twice-2")])
+    store_in(database, [request(9, request_id="Twice"), request(10, request_id="twice-2")])
     spans = [row["trace_id"] for row in queries.request("twice")]
     assert spans == [key_of(request(n))[0] for n in (1, 2, 0)]
     assert queries.request("twic%") == []
 
 
 def test_a_request_without_an_id_is_listed(database: Engine, queries: StoreQueries) -> None:
-    store(database, [request(1, request_id=None), request(2, request_id="")])
+    store_in(database, [request(1, request_id=None), request(2, request_id="")])
     rows = queries.requests(RequestFilter(), None, 10).items
     assert [row["request_id"] for row in rows] == ["", None]
 
@@ -235,7 +248,7 @@ def test_an_event_is_read_as_it_was_written(database: Engine, queries: StoreQuer
         restart(NOON + 0.123456, None, gpu="GPU-1", evidence=evidence)
     )
     (row,) = queries.events(None, 10).items
-    assert {name: row[name] for name in row if name != "id"} == {
+    assert {name: row[name] for name in row if name not in ("id", "changed")} == {
         "at": NOON + 0.123456,
         "agent": "agent-0",
         "engine": None,

@@ -10,7 +10,7 @@ from sqlalchemy.exc import ProgrammingError
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
 from agent.store.tables import metadata
-from tests.store.making import some, store
+from tests.store.making import some, store_in
 
 ROLE = "goodput_reader"
 
@@ -35,7 +35,7 @@ def login(owner: Engine, name: str) -> Iterator[Engine]:
 
 
 def test_a_member_reads_every_table_and_writes_none(postgres: Engine) -> None:
-    store(postgres, some([1]))
+    store_in(postgres, some([1]))
     with login(postgres, "grafana") as grafana:
         run(postgres, f"GRANT {ROLE} TO grafana")
         with grafana.connect() as connection:
@@ -46,7 +46,7 @@ def test_a_member_reads_every_table_and_writes_none(postgres: Engine) -> None:
         assert counts["requests"] == 1
         for statement in (
             "DELETE FROM requests",
-            "INSERT INTO journals VALUES ('ab', 'agent-0', 1, now())",
+            "INSERT INTO published_files VALUES ('agent-0', 'ab', 1, now())",
             "UPDATE agents SET beats = 0",
             "CREATE TABLE own (n INTEGER)",
             "TRUNCATE events",

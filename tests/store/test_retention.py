@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -7,6 +7,7 @@ from sqlalchemy import Engine, event, func, select
 
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
+from agent.records.objective import JudgedRequest
 from agent.store import retention
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
@@ -22,12 +23,15 @@ from tests.store.making import (
     fold,
     gpu_sample,
     keys_of,
+    publish,
     request,
     rollup_bytes,
     some,
     store,
+    store_in,
     stored_keys,
 )
+from tests.store.views import DUE, JoiningAgent, engine_view, proxy_view
 
 DAY_S = 86400
 
@@ -51,6 +55,16 @@ def counts(engine: Engine) -> dict[str, int]:
         }
 
 
+def store_folded(engine: Engine, judged: Sequence[JudgedRequest]) -> None:
+    """Store these in a database of either kind, also in its rollups."""
+
+    def write(file: Engine) -> None:
+        store(file, judged)
+        fold(file)
+
+    publish(engine, write)
+
+
 @contextmanager
 def commits_of(engine: Engine) -> Iterator[list[str]]:
     """Collects one entry for each transaction that is committed inside."""
@@ -67,7 +81,7 @@ def commits_of(engine: Engine) -> Iterator[list[str]]:
 def test_old_rows_expire_and_young_ones_stay(database: Engine) -> None:
     limit = NOON - 7 * DAY_S
     times = (limit - 1000, limit - 1e-6, limit, limit + 1e-6, NOON)
-    store(database, [request(n, started_at=at) for n, at in enumerate(times)])
+    store_in(database, [request(n, started_at=at) for n, at in enumerate(times)])
     for at in times:
         ObservationStore(database, "agent-0").write_engine_sample(sample(at))
     ObservationStore(database, "agent-0").write_gpu_samples([gpu_sample(at) for at in times])
@@ -83,7 +97,7 @@ def test_nothing_else_expires(database: Engine) -> None:
     objectives = ObjectiveStore(database, "agent-0")
     objectives.write_in_force([objective("chat")], NOON - 500 * DAY_S)
     objectives.write_in_force([objective("chat", ttft_s=1.0)], NOON - 450 * DAY_S)
-    store(database, some(range(3), started_at=NOON, ended_at=NOON))
+    store_in(database, some(range(3), started_at=NOON, ended_at=NOON))
     ObservationStore(database, "agent-0").write_engine_sample(sample(NOON))
     ObservationStore(database, "agent-0").write_gpu_samples([gpu_sample(NOON)])
     ObservationStore(database, "agent-0").write_event(restart(NOON))
@@ -96,15 +110,13 @@ def test_many_old_rows_are_deleted_in_slices_so_that_the_writer_can_commit_betwe
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "ROWS_PER_SLICE", 3)
-    store(database, some(range(10), started_at=NOON - 2 * DAY_S))
-    store(database, some([100]))
-    fold(database)
+    store_folded(database, [*some(range(10), started_at=NOON - 2 * DAY_S), *some([100])])
     with commits_of(database) as commits:
         assert Retention(database).expire(NOON - DAY_S, 0, NOON + 60) == 10
     # Three full slices and a partial one; one for each other table or width of rollups; series;
     # agents. Of each partitioned table, two more to make and to drop partitions.
     by_day = 3 * 2 if database.dialect.name == "postgresql" else 0
-    assert len(commits) == 4 + 3 + 2 * 4 + 2 + 1 + by_day
+    assert len(commits) == 4 + 4 + 2 * 4 + 2 + 1 + by_day
     assert stored_keys(database) == keys_of(some([100]))
 
 
@@ -112,12 +124,12 @@ def test_deleting_ends_also_after_a_full_last_slice(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "ROWS_PER_SLICE", 5)
-    store(database, some(range(10)))
-    assert Retention(database).expire(NOON + DAY_S, 0, NOON + DAY_S) == 10
+    store_in(database, some(range(10), started_at=NOON - 2 * DAY_S))
+    assert Retention(database).expire(NOON - DAY_S, 0, NOON + 60) == 10
 
 
 def test_rollups_outlive_the_rows_that_they_count(database: Engine, queries: StoreQueries) -> None:
-    store(database, some(range(3)))
+    store_in(database, some(range(3)))
     before = rollup_bytes(database)
     Retention(database).expire(
         requests_before=NOON + DAY_S, rollups_before=NOON - 400 * DAY_S, now=NOON + 60
@@ -136,8 +148,7 @@ def test_narrower_rollups_expire_sooner(database: Engine) -> None:
         for width_s, width_retention_s in retention_s.items()
     }
     times = sorted({start for each in starts.values() for start in each})
-    store(database, [request(n, ended_at=start) for n, start in enumerate(times)])
-    fold(database)
+    store_folded(database, [request(n, ended_at=start) for n, start in enumerate(times)])
     Retention(database).expire(0, rollups_before=NOON - 400 * DAY_S, now=NOON)
     left = {key[:2] for key in rollup_bytes(database)}
     for width_s, (newest, oldest, too_old) in starts.items():
@@ -167,26 +178,24 @@ def test_rollups_of_many_series_are_deleted_in_slices(
 
 
 def test_no_rollup_is_older_than_the_configured_retention(database: Engine) -> None:
-    store(database, [request(n, ended_at=NOON - n * 600) for n in range(20)])
-    fold(database)
+    store_folded(database, [request(n, ended_at=NOON - n * 600) for n in range(20)])
     Retention(database).expire(0, rollups_before=NOON - 3600, now=NOON)
     ends = {start + width_s for width_s, start, *_ in rollup_bytes(database)}
     assert min(ends) > NOON - 3600
 
 
 def test_a_series_is_deleted_with_its_last_rollup(database: Engine) -> None:
-    store(database, [request(1, model="old", ended_at=NOON - 401 * DAY_S), request(2)])
-    fold(database)
+    store_folded(database, [request(1, model="old", ended_at=NOON - 401 * DAY_S), request(2)])
     assert Retention(database).expire(0, NOON - 400 * DAY_S, NOON) == 6 + 2
     assert counts(database)["rollup_series"] == 2
-    store(database, [request(3, model="old")])
+    store_in(database, [request(3, model="old")])
     assert counted_rollups(database)[60, NOON, "agent-0", "chat-0", "old", "", "", '["chat"]']
 
 
-def test_changes_that_are_not_folded_yet_never_expire(database: Engine) -> None:
-    store(database, some(range(3)))
-    Retention(database).expire(NOON + 1e6, NOON + 1e6, NOON + 1e6)
-    assert counts(database)["rollup_changes"] == 1
+def test_changes_that_are_not_folded_yet_never_expire(sqlite: Engine) -> None:
+    store(sqlite, some(range(3)))
+    Retention(sqlite).expire(NOON + 1e6, NOON + 1e6, NOON + 1e6)
+    assert counts(sqlite)["rollup_changes"] == 1
 
 
 @pytest.mark.parametrize("width_s", KEEP_S)
@@ -200,8 +209,7 @@ def test_rollups_of_the_longest_window_on_a_grid_are_kept(
         if queries.grid_s(length_s) == width_s
     )
     start = (NOON - longest_s) // width_s * width_s
-    store(database, [request(1, ended_at=start)])
-    fold(database)
+    store_folded(database, [request(1, ended_at=start)])
     Retention(database).expire(0, 0, NOON + 3600)
     assert (width_s, start) in {key[:2] for key in rollup_bytes(database)}
 
@@ -213,21 +221,35 @@ def test_events_are_kept_as_long_as_rollups(database: Engine) -> None:
     assert counts(database)["events"] == 2
 
 
-def test_rows_can_be_written_while_others_are_deleted(database: Engine) -> None:
+def test_moved_requests_are_remembered_as_long_as_requests_are_kept(sqlite: Engine) -> None:
+    """A shared database may still have them where they were."""
+    agent = JoiningAgent(sqlite)
+    agent.take(engine_view(1))
+    agent.settle(DUE)
+    agent.take(proxy_view(1))
+    assert counts(sqlite)["deleted_requests"] == 1
+    began_at = engine_view(1).record.started_at
+    assert Retention(sqlite).expire(began_at, 0, NOON) == 1
+    assert counts(sqlite)["deleted_requests"] == 1
+    assert Retention(sqlite).expire(began_at + 1, 0, NOON) == 1
+    assert counts(sqlite)["deleted_requests"] == 0
+
+
+def test_rows_can_be_written_while_others_are_deleted(sqlite: Engine) -> None:
     """Neither is refused, and each row is stored once."""
-    store(database, some(range(200), started_at=NOON - 2 * DAY_S))
+    store(sqlite, some(range(200), started_at=NOON - 2 * DAY_S))
     failures: list[Exception] = []
 
     def expire() -> None:
         try:
-            Retention(database).expire(NOON - DAY_S, 0, NOON)
+            Retention(sqlite).expire(NOON - DAY_S, 0, NOON)
         except Exception as error:
             failures.append(error)
 
     thread = threading.Thread(target=expire)
     thread.start()
     for number in range(1000, 1020):
-        store(database, some([number]))
+        store(sqlite, some([number]))
     thread.join()
     assert failures == []
-    assert stored_keys(database) == keys_of(some(range(1000, 1020)))
+    assert stored_keys(sqlite) == keys_of(some(range(1000, 1020)))

@@ -22,10 +22,12 @@ from tests.store.making import (
     counted_rows,
     fold,
     judgement,
+    publish,
     request,
     rollup_bytes,
     some,
     store,
+    store_in,
 )
 
 
@@ -85,31 +87,31 @@ def _empty(engine: Engine) -> None:
 @on_a_database
 @given(batches=BATCHES)
 def test_rollups_equal_a_count_of_the_rows(
-    database: Engine, batches: list[list[tuple[int, Any]]]
+    sqlite: Engine, batches: list[list[tuple[int, Any]]]
 ) -> None:
-    _empty(database)
+    _empty(sqlite)
     for batch in batches:
-        store(database, [request(n, judged, **facts) for n, (judged, facts) in batch])
-    assert counted_rollups(database) == counted_rows(database)
+        store(sqlite, [request(n, judged, **facts) for n, (judged, facts) in batch])
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 @pytest.mark.slow
 @on_a_database
 @given(seen=st.lists(SEEN, min_size=1, max_size=12), data=st.data())
 def test_requests_in_any_order_and_repeated_give_the_same_rollup_bytes(
-    database: Engine, seen: list[Any], data: st.DataObject
+    sqlite: Engine, seen: list[Any], data: st.DataObject
 ) -> None:
     judged = [request(n, judged, **facts) for n, (judged, facts) in enumerate(seen)]
     again = data.draw(st.lists(st.sampled_from(judged), max_size=10))
     order = data.draw(st.permutations(judged + again))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(order)), max_size=5)))
-    _empty(database)
+    _empty(sqlite)
     for first, last in zip([0, *cuts], [*cuts, len(order)], strict=True):
-        store(database, order[first:last])
-    in_pieces = rollup_bytes(database)
-    _empty(database)
-    store(database, judged)
-    assert in_pieces == rollup_bytes(database)
+        store(sqlite, order[first:last])
+    in_pieces = rollup_bytes(sqlite)
+    _empty(sqlite)
+    store(sqlite, judged)
+    assert in_pieces == rollup_bytes(sqlite)
 
 
 EDGES = st.integers(-20000, 20000).map(lambda tens: NOON + NARROW_S * tens)
@@ -153,41 +155,43 @@ def count(queries: StoreQueries, from_s: int, until: float, **chosen: str) -> in
     return queries.tally(Window(from_s=from_s, until=until), Selection(**chosen)).requests
 
 
-@pytest.mark.parametrize("until", [NOON + 20, NOON + 60, NOON + 120, NOON + 3600])
 def test_a_window_includes_its_start_and_not_its_end(
-    database: Engine, queries: StoreQueries, until: int
+    database: Engine, queries: StoreQueries
 ) -> None:
-    just = 1e-6
-    store(database, ended([NOON - just, NOON, until - just, until]))
-    assert count(queries, NOON, until) == 2
+    just, lengths_s = 1e-6, (20, 60, 120, 3600)
+    ends = [NOON + length_s for length_s in lengths_s]
+    store_in(database, ended([NOON - just, NOON, *(end - d for end in ends for d in (just, 0))]))
+    assert [count(queries, NOON, end) for end in ends] == [2, 4, 6, 8]
 
 
-@pytest.mark.parametrize("until", [NOON + 0.1, NOON + 9.9, NOON + 60.1, NOON + 125.0])
 def test_a_window_that_ends_off_the_grid_includes_requests_until_its_end(
-    database: Engine, queries: StoreQueries, until: float
+    database: Engine, queries: StoreQueries
 ) -> None:
-    store(database, ended([NOON, until - 0.05]))
-    assert count(queries, NOON, until) == 2
+    windows = [(NOON + 7200 * n, length_s) for n, length_s in enumerate((0.1, 9.9, 60.1, 125.0))]
+    times = [at for from_s, length_s in windows for at in (from_s, from_s + length_s - 0.05)]
+    store_in(database, ended(times))
+    assert [count(queries, from_s, from_s + length_s) for from_s, length_s in windows] == [2] * 4
 
 
-def test_a_window_of_no_length_is_empty(database: Engine, queries: StoreQueries) -> None:
-    store(database, ended([NOON]))
-    assert count(queries, NOON, NOON) == 0
+def test_a_window_of_no_length_is_empty(sqlite: Engine) -> None:
+    store(sqlite, ended([NOON]))
+    assert count(StoreQueries(sqlite), NOON, NOON) == 0
 
 
-def test_a_request_near_an_edge_is_counted_by_the_rounded_time_of_its_row(database: Engine) -> None:
+def test_a_request_near_an_edge_is_counted_by_the_rounded_time_of_its_row(sqlite: Engine) -> None:
     """Rows hold microseconds, so a quarter of one before noon is rounded to noon."""
-    store(database, ended([NOON - 2**-22]))
-    assert counted_rollups(database) == counted_rows(database)
-    starts = {starts_at for width_s, starts_at, *_ in counted_rollups(database) if width_s <= 60}
+    store(sqlite, ended([NOON - 2**-22]))
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+    starts = {starts_at for width_s, starts_at, *_ in counted_rollups(sqlite) if width_s <= 60}
     assert starts == {NOON}
 
 
-def test_late_requests_are_counted_at_their_end(database: Engine, queries: StoreQueries) -> None:
-    store(database, ended([NOON + 5]))
+def test_late_requests_are_counted_at_their_end(sqlite: Engine) -> None:
+    queries = StoreQueries(sqlite)
+    store(sqlite, ended([NOON + 5]))
     days_ago = NOON - 3 * 86400
-    store(database, some([7, 8], ended_at=days_ago + 5.0, received_at=NOON + 6))
-    store(database, some([9], ended_at=NOON + 1.0))
+    store(sqlite, some([7, 8], ended_at=days_ago + 5.0, received_at=NOON + 6))
+    store(sqlite, some([9], ended_at=NOON + 1.0))
     assert count(queries, NOON, NOON + 10) == 2
     assert count(queries, days_ago, days_ago + 10) == 2
     assert count(queries, days_ago - 86400, NOON + 10) == 4
@@ -202,15 +206,15 @@ def test_late_requests_are_counted_at_their_end(database: Engine, queries: Store
     folded=st.booleans(),
 )
 def test_the_steps_of_a_window_add_up_to_the_window(
-    database: Engine, times: list[float], from_step: int, steps: int, step_s: int, folded: bool
+    sqlite: Engine, times: list[float], from_step: int, steps: int, step_s: int, folded: bool
 ) -> None:
-    _empty(database)
-    store(database, ended(times))
+    _empty(sqlite)
+    store(sqlite, ended(times))
     from_s = (NOON // step_s + from_step) * step_s
     window = Window(from_s=from_s, until=from_s + steps * step_s)
-    queries = StoreQueries(database)
+    queries = StoreQueries(sqlite)
     if folded:
-        fold(database)
+        fold(sqlite)
     by_step = queries.tallies_by_step(window, step_s, Selection())
     assert list(by_step) == [from_s + step_s * n for n in range(steps)]
     assert {start: tally.requests for start, tally in by_step.items()} == {
@@ -223,10 +227,14 @@ def test_a_month_until_now_is_read_from_the_days_of_all_lengths_together(
     database: Engine, queries: StoreQueries
 ) -> None:
     """With other rollups the query would read many times as many."""
-    for number, tokens in enumerate((100, 2000, None)):
-        ended_at = NOON - 86400.0 * number
-        store(database, [request(number, ended_at=ended_at, input_tokens=tokens)])
-    fold(database)
+
+    def write(file: Engine) -> None:
+        for number, tokens in enumerate((100, 2000, None)):
+            ended_at = NOON - 86400.0 * number
+            store(file, [request(number, ended_at=ended_at, input_tokens=tokens)])
+        fold(file)
+
+    publish(database, write)
     with database.begin() as connection:
         lengths = "SELECT id FROM rollup_series WHERE input_length <> '*'"
         connection.execute(
@@ -241,7 +249,7 @@ def test_a_month_until_now_is_read_from_the_days_of_all_lengths_together(
 def test_figures_are_selected_by_engine_model_and_tenant(
     database: Engine, queries: StoreQueries
 ) -> None:
-    store(
+    store_in(
         database,
         [
             request(1, engine="chat-0", model="llama", tenant="acme"),
@@ -259,22 +267,26 @@ def test_figures_are_selected_by_engine_model_and_tenant(
     assert count(queries, *window, engine="chat") == 0
 
 
-def test_percentiles_are_grouped_by_engine_model_tenant_and_input_length(
-    database: Engine, queries: StoreQueries
-) -> None:
-    """Also over days, where a rollup of all input lengths is stored beside those of each length."""
-    long_ago = NOON - 30 * 86400
-    lengths = (100, 2000, 2000, 10**6, None)
-    for number, tokens in enumerate(lengths):
+def of_every_length(file: Engine, long_ago: float) -> None:
+    """Requests of five lengths, now and long ago; the last are not folded yet."""
+    for number, tokens in enumerate((100, 2000, 2000, 10**6, None)):
         ttft_s = 0.1 * (number + 1)
         facts: dict[str, Any] = {
             **{"input_tokens": tokens, "ttft_s": ttft_s},
             "tenant": None if tokens is None else f"t{tokens}",
         }
-        store(database, [request(number, ended_at=long_ago, **facts)])
-        store(database, [request(100 + number, ended_at=NOON, **facts)])
+        store(file, [request(number, ended_at=long_ago, **facts)])
+        store(file, [request(100 + number, ended_at=NOON, **facts)])
         if number == 3:
-            fold(database)
+            fold(file)
+
+
+def test_percentiles_are_grouped_by_engine_model_tenant_and_input_length(
+    database: Engine, queries: StoreQueries
+) -> None:
+    """Also over days, where a rollup of all input lengths is stored beside those of each length."""
+    long_ago = NOON - 30 * 86400
+    publish(database, lambda file: of_every_length(file, long_ago))
     window = Window(from_s=long_ago // 86400 * 86400, until=NOON + 10)
     by_length = queries.tallies_by("input_length", window, Selection())
     assert {length: tally.requests for length, tally in by_length.items()} == {
@@ -301,20 +313,19 @@ def test_percentiles_are_grouped_by_engine_model_tenant_and_input_length(
     assert total(by_length.values()) == queries.tally(window, Selection())
 
 
-def test_removed_requests_are_not_in_any_tally_before_and_after_folding(
-    database: Engine, queries: StoreQueries
-) -> None:
+def test_removed_requests_are_not_in_any_tally_before_and_after_folding(sqlite: Engine) -> None:
+    queries = StoreQueries(sqlite)
     window = Window(from_s=NOON, until=NOON + 60)
-    store(database, [request(1, ttft_s=0.5), request(2, ttft_s=0.5), request(3, tenant="acme")])
-    fold(database)
-    with database.begin() as connection:
+    store(sqlite, [request(1, ttft_s=0.5), request(2, ttft_s=0.5), request(3, tenant="acme")])
+    fold(sqlite)
+    with sqlite.begin() as connection:
         add_to_rollups(connection, [], [request(1, ttft_s=0.5), request(3, tenant="acme")])
     for _ in range(2):
         assert queries.tally(window, Selection()).requests == 1
         ((model, tally),) = queries.tallies_by("model", window, Selection()).items()
         assert (model, tally.bins) == ("llama", {"ttft_s": bins_of([0.5])})
         assert queries.tallies_by("tenant", window, Selection()).keys() == {None}
-        fold(database)
+        fold(sqlite)
 
 
 OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "ch", "chat.2", "2", "a,b", "a", 'quo"te', "größe")
@@ -323,15 +334,9 @@ OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "ch", "chat.2", "2", "a,b", "a",
 def test_figures_of_an_objective_are_of_the_requests_that_it_matches(
     database: Engine, queries: StoreQueries
 ) -> None:
-    store(
-        database,
-        [
-            request(n, judgement(Verdict.MET, **{name: Verdict.MET}))
-            for n, name in enumerate(OBJECTIVES)
-        ],
-    )
     both = judgement(Verdict.MISSED, first=Verdict.MET, chat=Verdict.MISSED, last=Verdict.MET)
-    store(database, [request(100, both)])
+    alone = [judgement(Verdict.MET, **{name: Verdict.MET}) for name in OBJECTIVES]
+    store_in(database, [request(n, judged) for n, judged in enumerate([*alone, both])])
     counts = {name: count(queries, NOON, NOON + 60, objective=name) for name in OBJECTIVES}
     assert counts == {name: 1 + (name == "chat") for name in OBJECTIVES}
     for name in ("c%", "%", "_hat", "cha", "hat", "", ",", "b", '"', "[", "chat,first"):
@@ -341,7 +346,7 @@ def test_figures_of_an_objective_are_of_the_requests_that_it_matches(
 def test_a_request_that_no_objective_matches_is_counted_without_one(
     database: Engine, queries: StoreQueries
 ) -> None:
-    store(database, [request(1, Judgement(Verdict.UNDETERMINED, ())), request(2)])
+    store_in(database, [request(1, Judgement(Verdict.UNDETERMINED, ())), request(2)])
     tally = queries.tally(Window(from_s=NOON, until=NOON + 60), Selection())
     assert tally.requests == 2
     assert {key: counts.requests for key, counts in tally.verdicts.items()} == {

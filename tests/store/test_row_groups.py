@@ -12,7 +12,7 @@ from agent.records.request import ProxyView, Vantage
 from agent.store.minutes import MinuteStore
 from agent.store.row_groups import MAX_GROUPS
 from agent.store.store_queries import StoreQueries
-from tests.store.making import NOON, request, store
+from tests.store.making import NOON, publish, request, store
 
 OVER = Window(from_s=int(NOON), until=NOON + 60, ends_now=True)
 NAMES = MAX_GROUPS + 200
@@ -26,19 +26,23 @@ def test_the_busiest_groups_have_figures_of_their_own_and_the_rest_is_one(
     database: Engine, by: Dimension
 ) -> None:
     named = [*range(NAMES), *BUSY]
-    store(
-        database,
-        [
-            request(n, vantage=Vantage.PROXY, proxied=proxied(by, name))
-            for n, name in enumerate(named, start=1)
-        ],
-    )
-    store(database, [request(len(named) + 1)])
-    costs = [
-        RequestCost(row=row, vantage=Vantage.PROXY.value, complete=True, cost_usd=PRICE_USD)
-        for row in range(1, len(named) + 1)
-    ]
-    MinuteStore(database, "agent-0").write((), costs, NOON)
+
+    def write(file: Engine) -> None:
+        store(
+            file,
+            [
+                request(n, vantage=Vantage.PROXY, proxied=proxied(by, name))
+                for n, name in enumerate(named, start=1)
+            ],
+        )
+        store(file, [request(len(named) + 1)])
+        costs = [
+            RequestCost(row=row, vantage=Vantage.PROXY.value, complete=True, cost_usd=PRICE_USD)
+            for row in range(1, len(named) + 1)
+        ]
+        MinuteStore(file, "agent-0").write((), costs, NOON)
+
+    publish(database, write)
     queries = StoreQueries(database)
 
     tallies = queries.tallies_by(by, OVER, Selection())

@@ -10,10 +10,10 @@ from agent.records.queries import RequestFilter
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.store.connection import open_engine
 from agent.store.request_columns import RECORD_FIELDS
-from agent.store.rows import COLUMNS, judged_from, postgres_timestamp, sqlite_timestamp
+from agent.store.rows import COLUMNS, judged_from, sqlite_timestamp
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests
-from tests.store.making import NOON, judgement, only_row, request, store
+from tests.store.making import NOON, judgement, only_row, request, store, store_in
 
 # Nanoseconds of a span times 1e-9, as the OTLP reader converts times.
 TIMES = st.integers(1, 4_102_444_800_000_000_000).map(lambda ns: ns * 1e-9)
@@ -36,11 +36,11 @@ VIEW_COLUMNS = (
 
 
 @given(st.one_of(TIMES, NEAR_A_MICROSECOND))
-def test_both_databases_and_every_query_round_a_time_alike(at: float) -> None:
+def test_the_file_and_every_query_round_a_time_alike(at: float) -> None:
     stored_text = datetime.strptime(sqlite_timestamp(at), "%Y-%m-%d %H:%M:%S.%f").replace(
         tzinfo=UTC
     )
-    assert stored_text == postgres_timestamp(at) == datetime.fromtimestamp(at, UTC)
+    assert stored_text == datetime.fromtimestamp(at, UTC)
 
 
 @settings(
@@ -48,17 +48,17 @@ def test_both_databases_and_every_query_round_a_time_alike(at: float) -> None:
 )
 @given(at=st.one_of(TIMES, NEAR_A_MICROSECOND))
 def test_a_time_is_read_to_the_microsecond_and_found_by_its_own_value(
-    database: Engine, at: float
+    sqlite: Engine, at: float
 ) -> None:
-    with database.begin() as connection:
+    with sqlite.begin() as connection:
         connection.execute(text("DELETE FROM requests"))
-    store(database, [request(1, started_at=at, ended_at=at, received_at=at)])
-    row = only_row(database)
+    store(sqlite, [request(1, started_at=at, ended_at=at, received_at=at)])
+    row = only_row(sqlite)
     assert row["started_at"] == row["ended_at"] == row["received_at"]
     assert abs(row["started_at"] - at) <= 0.75e-6  # half a microsecond, and the error of a float
     for time in (at, row["started_at"]):
         wanted = RequestFilter(started_from=time, started_until=time + 1e-5)
-        assert len(StoreQueries(database).requests(wanted, None, 10).items) == 1
+        assert len(StoreQueries(sqlite).requests(wanted, None, 10).items) == 1
 
 
 def test_times_are_stored_in_utc(sqlite: Engine) -> None:
@@ -75,18 +75,18 @@ def test_a_session_in_another_time_zone_reads_and_finds_the_same_times(
     with engine.connect() as connection:
         assert connection.execute(text("SHOW timezone")).scalar_one() == "Europe/Berlin"
     at = SUMMER_TIME_BEGINS.timestamp()
-    store(engine, [request(1, started_at=at)])
+    store_in(engine, [request(1, started_at=at)])
     wanted = RequestFilter(started_from=at, started_until=at + 1)
-    for database in (engine, postgres):
-        (row,) = StoreQueries(database).requests(wanted, None, 10).items
+    for each in (engine, postgres):
+        (row,) = StoreQueries(each).requests(wanted, None, 10).items
         assert row["started_at"] == at
     engine.dispose()
 
 
-def test_unknown_values_are_read_as_none(database: Engine) -> None:
+def test_unknown_values_are_read_as_none(sqlite: Engine) -> None:
     unknown: dict[str, Any] = dict.fromkeys(UNKNOWN_AT_FIRST)
-    store(database, [request(1, **unknown | {"request_id": "request-1"})])
-    row = only_row(database)
+    store(sqlite, [request(1, **unknown | {"request_id": "request-1"})])
+    row = only_row(sqlite)
     names = (*UNKNOWN_AT_FIRST, *VIEW_COLUMNS, "settles_at")
     assert {name for name in names if row[name] is not None} == {"request_id"}
     assert row["counted"] is True
@@ -159,7 +159,7 @@ def test_rows_convert_every_field_that_is_declared_as_a_timestamp_or_an_enum() -
     assert converted == {each.name for each in RECORD_FIELDS if each.is_timestamp or each.is_enum}
 
 
-def test_known_values_are_read_as_written(database: Engine) -> None:
+def test_known_values_are_read_as_written(sqlite: Engine) -> None:
     assert set(EVERYTHING) == set(UNKNOWN_AT_FIRST)
     assert (set(PROXY_VIEW), set(ENGINE_VIEW)) == (set(ProxyView._fields), set(EngineView._fields))
     judged = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.UNDETERMINED)
@@ -167,8 +167,8 @@ def test_known_values_are_read_as_written(database: Engine) -> None:
     values["proxied"] = ProxyView(**PROXY_VIEW)
     values["engine_view"] = EngineView(**ENGINE_VIEW)
     stored = request(1, judged, **EVERYTHING, **values)
-    store(database, [stored])
-    row = only_row(database)
+    store(sqlite, [stored])
+    row = only_row(sqlite)
     assert {name: row[name] for name in EVERYTHING} == EVERYTHING
     assert {name: row[name] for name in PROXY_VIEW} == PROXY_VIEW
     engine_view = {
@@ -179,7 +179,7 @@ def test_known_values_are_read_as_written(database: Engine) -> None:
     assert row["verdicts"] == {"chat": "met", "batch": "undetermined"}
     assert (row["trace_id"], row["span_id"]) == (f"{1:032x}", f"{1:016x}")
 
-    with database.connect() as connection:
+    with sqlite.connect() as connection:
         (raw,) = connection.execute(select(requests)).mappings()
     read_back = judged_from({str(name): value for name, value in raw.items()})
     assert read_back.record == stored.record
@@ -190,32 +190,32 @@ def test_known_values_are_read_as_written(database: Engine) -> None:
 TEXTS = ("größe", "模型-7b", "🦙", "\ufeff", "quo'te", '"', "back\\slash", "{}", "a\nb", "%s", ":x")
 
 
-def test_text_of_any_script_is_read_as_written(database: Engine) -> None:
+def test_text_of_any_script_is_read_as_written(sqlite: Engine) -> None:
     columns = ("request_id", "model", "tenant", "engine")
     store(
-        database,
+        sqlite,
         [
             request(n, request_id=content, model=content, tenant=content, engine=content)
             for n, content in enumerate(TEXTS)
         ],
     )
     for content in TEXTS:
-        (row,) = StoreQueries(database).request(content)
+        (row,) = StoreQueries(sqlite).request(content)
         assert {row[column] for column in columns} == {content}
 
 
-def test_whole_seconds_and_fractions_are_read_alike(database: Engine) -> None:
-    store(database, [request(1, e2e_s=1), request(2, e2e_s=1.5), request(3, e2e_s=None)])
-    values = [StoreQueries(database).request(f"request-{n}")[0]["e2e_s"] for n in (1, 2, 3)]
+def test_whole_seconds_and_fractions_are_read_alike(sqlite: Engine) -> None:
+    store(sqlite, [request(1, e2e_s=1), request(2, e2e_s=1.5), request(3, e2e_s=None)])
+    values = [StoreQueries(sqlite).request(f"request-{n}")[0]["e2e_s"] for n in (1, 2, 3)]
     assert values == [1.0, 1.5, None]
 
 
-def test_every_verdict_status_and_vantage_is_stored_by_its_value(database: Engine) -> None:
+def test_every_verdict_status_and_vantage_is_stored_by_its_value(sqlite: Engine) -> None:
     kinds = [(v, s) for v in Vantage for s in Status]
     store(
-        database,
+        sqlite,
         [request(n, vantage=v, status=s, request_id="all") for n, (v, s) in enumerate(kinds)],
     )
-    rows = StoreQueries(database).request("all")
+    rows = StoreQueries(sqlite).request("all")
     assert {(row["vantage"], row["status"]) for row in rows} == {(str(v), str(s)) for v, s in kinds}
     assert all(row["started_at"] == NOON + 0.25 for row in rows)

@@ -21,7 +21,7 @@ from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.run_rows import NO_CAUSE, RunEmpty, read_run, whole_window
 from tests.records.minutes import UNKNOWN, minute
-from tests.store.making import NOON, judgement, request, store
+from tests.store.making import NOON, judgement, request, store_in
 
 HOUR = Window(from_s=NOON, until=NOON + 3600.0)
 MISSED = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.MISSED)
@@ -45,7 +45,7 @@ def figures(run: RunColumns) -> dict[str, float]:
 def stored(database: Engine) -> Engine:
     """Six requests that end in the hour, and others."""
     known = {"ttft_s": 0.2, "tpot_s": 0.01, "e2e_s": 1.5, "input_tokens": 30, "output_tokens": 9}
-    store(
+    store_in(
         database,
         [
             request(1, **at(0.5, **known)),
@@ -126,7 +126,7 @@ def test_use_and_cost_are_those_of_the_api(stored: Engine) -> None:
     # Two minutes with a price have 200 output tokens each.
     assert found["USD per million output tokens"] == pytest.approx(cost.bill_usd / 400 * 1e6)
     # The bill of an engine is that of all its tenants.
-    store(stored, [request(9, **at(60.0, tenant="acme"))])
+    store_in(stored, [request(9, **at(60.0, tenant="acme"))])
     assert not {"MFU", "USD per million good tokens"} & figures(read(stored, tenant="acme")).keys()
 
 

@@ -1,4 +1,4 @@
-"""Files of a database that are deleted or replaced while they are open."""
+"""Files of a database: one agent at a time has them; they may go while they are open."""
 
 import os
 import sqlite3
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from agent.store.sqlite_place import SqlitePlace, set_aside, sqlite_path
+from agent.errors import StoreUnavailable
+from agent.store.sqlite_place import FileLock, SqlitePlace, set_aside, sqlite_path
 
 
 @pytest.fixture
@@ -103,3 +104,51 @@ def test_only_a_plain_path_of_sqlite_can_be_compared(tmp_path: Path) -> None:
     assert sqlite_path(make_url(f"sqlite:///{tmp_path}/a.db")) == tmp_path / "a.db"
     assert sqlite_path(make_url("sqlite:///file:a.db?uri=true")) is None
     assert sqlite_path(make_url("postgresql://u@h/a")) is None
+
+
+def test_of_two_agents_one_has_the_file_until_it_releases_it(file: Path) -> None:
+    first, second = FileLock(file), FileLock(file)
+    first.take()
+    for _ in range(2):
+        with pytest.raises(
+            StoreUnavailable, match=r"another agent writes to goodput\.db"
+        ) as refused:
+            second.take()
+        assert str(file.parent) not in refused.value.public
+    first.release()
+    second.take()
+    with pytest.raises(StoreUnavailable):
+        first.take()
+    second.release()
+
+
+def test_an_agent_that_opens_its_file_again_still_has_it(file: Path) -> None:
+    lock = FileLock(file)
+    lock.take()
+    lock.take()
+    with pytest.raises(StoreUnavailable):
+        FileLock(file).take()
+    for _ in range(2):
+        lock.release()
+    other = FileLock(file)
+    other.take()
+    other.release()
+
+
+def test_a_file_that_is_set_aside_and_its_successor_have_one_lock(
+    file: Path, place: SqlitePlace
+) -> None:
+    lock = FileLock(file)
+    lock.take()
+    set_aside(file)
+    with pytest.raises(StoreUnavailable):
+        FileLock(file).take()
+    lock.release()
+
+
+def test_agents_with_a_file_each_do_not_wait_for_each_other(file: Path) -> None:
+    locks = [FileLock(file), FileLock(file.with_name("other.db"))]
+    for lock in locks:
+        lock.take()
+    for lock in locks:
+        lock.release()

@@ -8,22 +8,21 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, literal, select, text
 
-from agent.errors import QueryTooSlow, StoreUnavailable
+from agent.errors import StoreUnavailable
 from agent.store.connection import in_transaction, open_engine, read_all, reading
 from agent.store.query_limits import open_query_engine
 from agent.store.time_limits import limit_waits
 from tests.real_parts.postgres import PostgresServer
-from tests.store.making import some, store, stored_keys
+from tests.store.making import some, store_in, stored_keys
 
 ONE = select(literal(1))
-SLEEP = text("SELECT pg_sleep(3600)")
 
 
 @contextmanager
-def limited(url: str, cut_off_s: float, statement_s: float | None = None) -> Iterator[Engine]:
-    """An engine with limits."""
+def limited(url: str, cut_off_s: float) -> Iterator[Engine]:
+    """An engine with a limit."""
     engine = open_engine(url, pool_pre_ping=False)
-    limit_waits(engine, cut_off_s, statement_s=statement_s)
+    limit_waits(engine, cut_off_s)
     yield engine
     engine.dispose()
 
@@ -34,7 +33,7 @@ def test_a_server_that_freezes_inside_a_transaction_does_not_hold_the_writer(
     postgres_server: PostgresServer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store(postgres, some([1]))
+    store_in(postgres, some([1]))
 
     def delete(connection: Connection) -> None:
         connection.execute(text("DELETE FROM requests"))
@@ -46,7 +45,7 @@ def test_a_server_that_freezes_inside_a_transaction_does_not_hold_the_writer(
             in_transaction(engine, delete)
         assert "did not answer within 1 s" in caplog.text
     # What was cut off is rolled back, and its locks are free.
-    store(postgres, some([2]))
+    store_in(postgres, some([2]))
     assert len(stored_keys(postgres)) == 2
 
 
@@ -78,18 +77,6 @@ def test_a_query_of_the_api_does_not_wait_for_a_frozen_server(
     with pytest.raises((StoreUnavailable, psycopg.OperationalError)):
         query()
     engine.dispose()
-
-
-def test_a_statement_that_takes_too_long_is_cancelled_and_its_connection_used_again(
-    emptied_postgres_url: str,
-) -> None:
-    with limited(emptied_postgres_url, 3600.0, statement_s=1.0) as engine:
-        with pytest.raises(StoreUnavailable, match="took too long"):
-            in_transaction(engine, lambda connection: connection.execute(SLEEP))
-        with pytest.raises(QueryTooSlow), reading(engine) as connection:
-            connection.execute(SLEEP)
-        with reading(engine) as connection:
-            assert connection.scalar(text("SELECT 1")) == 1
 
 
 def test_connections_that_were_lost_while_idle_are_replaced(

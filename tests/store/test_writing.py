@@ -239,10 +239,10 @@ def test_a_closed_writer_refuses_requests(writer: RequestWriter) -> None:
 
 
 def test_requests_submitted_while_the_writer_closes_are_stored_or_refused(
-    database: Engine,
+    sqlite: Engine,
 ) -> None:
     accepted: list[Future[WriteResult]] = []
-    with open_writer(database) as writer:
+    with open_writer(sqlite) as writer:
         has_begun = threading.Event()
 
         def send(first: int) -> None:
@@ -264,14 +264,14 @@ def test_requests_submitted_while_the_writer_closes_are_stored_or_refused(
             sender.join()
     assert all(future.done() for future in accepted)
     found = sorted(key for new in new_keys(accepted) for key in new)
-    assert stored_keys(database) == found
+    assert stored_keys(sqlite) == found
     assert len(found) == len(accepted)
 
 
-def test_many_concurrent_senders_each_get_the_right_result(database: Engine) -> None:
+def test_many_concurrent_senders_each_get_the_right_result(sqlite: Engine) -> None:
     senders, batches = 8, 20
     found: dict[int, list[list[Key]]] = {}
-    with open_writer(database) as writer:
+    with open_writer(sqlite) as writer:
 
         def send(sender: int) -> None:
             # Every batch contains one request of this sender alone, and one that all senders send.
@@ -292,8 +292,8 @@ def test_many_concurrent_senders_each_get_the_right_result(database: Engine) -> 
         for sender in found:
             (own,) = keys_of(some([1000 * (sender + 1) + batch]))
             assert set(found[sender][batch]) - {shared} == {own}
-    assert len(stored_keys(database)) == batches * (senders + 1)
-    assert counted_rollups(database) == counted_rows(database)
+    assert len(stored_keys(sqlite)) == batches * (senders + 1)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 # Values that some database or driver refuses; refusals are reported, the other rows are stored.
@@ -310,10 +310,10 @@ UNSTORABLE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_of_one_batch_only_what_the_database_refuses_is_left_out(database: Engine) -> None:
+def test_of_one_batch_only_what_the_database_refuses_is_left_out(sqlite: Engine) -> None:
     odd = [request(100 + place, **given) for place, given in enumerate(UNSTORABLE.values())]
     batch = [item for place, bad in enumerate(odd) for item in (request(place), bad)]
-    with open_writer(database) as writer:
+    with open_writer(sqlite) as writer:
         result = writer.submit(batch).result(WITHIN_S)
         assert new_keys([writer.submit(some([51]))]) == [keys_of(some([51]))]
     assert {key_of(item) for item in result.new} | {key_of(item) for item in result.refused} == {
@@ -322,17 +322,17 @@ def test_of_one_batch_only_what_the_database_refuses_is_left_out(database: Engin
     assert set(keys_of(some(range(len(odd))))) <= {key_of(item) for item in result.new}
     # SQLite stores some of them.
     assert len(result.refused) >= 5
-    assert len(stored_keys(database)) == len(result.new) + 1
-    assert counted_rollups(database) == counted_rows(database)
+    assert len(stored_keys(sqlite)) == len(result.new) + 1
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_each_sender_gets_its_own_refused_requests(database: Engine) -> None:
+def test_each_sender_gets_its_own_refused_requests(sqlite: Engine) -> None:
     good: list[Future[WriteResult]] = []
     odd: list[Future[WriteResult]] = []
-    with open_writer(database) as writer:
-        with database.begin() as connection:
+    with open_writer(sqlite) as writer:
+        with sqlite.begin() as connection:
             # The lock makes sure that everything is submitted before the first commit.
-            connection.execute(text(LOCK_TABLE[database.dialect.name]))
+            connection.execute(text("UPDATE requests SET model = model"))
             for number in range(4):
                 good.append(writer.submit(some([number])))
                 odd.append(writer.submit(some([100 + number], input_tokens=2**63)))
@@ -372,29 +372,6 @@ def test_without_the_table_no_row_is_refused(sqlite: Engine) -> None:
         assert new_keys([writer.submit(some([1, 2]))]) == [keys_of(some([1, 2]))]
 
 
-LOCK_TABLE = {
-    "sqlite": "UPDATE requests SET model = model",
-    "postgresql": "LOCK TABLE requests IN EXCLUSIVE MODE",
-}
-
-
-def test_text_that_postgresql_refuses_does_not_fail_other_batches(postgres: Engine) -> None:
-    with open_writer(postgres) as writer:
-        with postgres.begin() as connection:
-            connection.execute(text(LOCK_TABLE["postgresql"]))
-            good = [writer.submit(some([1]))]
-            bad = writer.submit([request(2), request(3, tenant="a\0b")])
-            good.append(writer.submit(some([4])))
-        assert new_keys(good) == [keys_of(some([1])), keys_of(some([4]))]
-        result = bad.result(WITHIN_S)
-    assert (keys_of(result.new), keys_of(result.refused)) == (
-        keys_of(some([2])),
-        keys_of(some([3])),
-    )
-    assert stored_keys(postgres) == keys_of(some([1, 2, 4]))
-    assert counted_rollups(postgres) == counted_rows(postgres)
-
-
 def test_a_locked_sqlite_file_is_reported_and_used_again_when_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,8 +390,8 @@ def test_a_locked_sqlite_file_is_reported_and_used_again_when_free(
     engine.dispose()
 
 
-def test_a_database_without_its_tables_is_reported_in_one_line(new_url: str) -> None:
-    engine = open_engine(new_url)
+def test_a_file_without_its_tables_is_reported_in_one_line(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/goodput.db")
     with open_writer(engine) as writer, pytest.raises(StoreUnavailable) as refused:
         writer.submit(some([1])).result(WITHIN_S)
     engine.dispose()

@@ -70,10 +70,8 @@ def engine_view(number: int, child: int = 0, **given: Any) -> JudgedRequest:
 class JoiningAgent:
     """Writes and settles like a running agent; a restarted agent is a new object."""
 
-    def __init__(
-        self, engine: Engine, name: str = "agent-0", wait_s: float | None = WAIT_S
-    ) -> None:
-        joining = Joining(agent=name, judge=JUDGE, wait_s=wait_s)
+    def __init__(self, engine: Engine, wait_s: float | None = WAIT_S) -> None:
+        joining = Joining(judge=JUDGE, wait_s=wait_s)
         self.write = request_write(engine, joining)
         self.settle = request_settle(engine, joining)
 

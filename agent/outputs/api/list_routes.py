@@ -141,12 +141,12 @@ class AgentResponse(BaseResponse):
         description="whether it has shown no heartbeat for 30 s, and did not stop in order"
     )
     waiting_rows: int | None = Field(
-        description="changes in its journal that this database does not have yet; null without a "
-        "journal"
+        description="rows of its file that this database does not have yet; null without "
+        "storage.publish_to"
     )
     lag_s: float | None = Field(
-        description="seconds since the oldest of them, as of the last heartbeat; null without a "
-        "journal"
+        description="seconds since it had everything, as of the last heartbeat; null without "
+        "storage.publish_to"
     )
 
 

@@ -43,7 +43,7 @@ _LOSSES = (
     _Loss("LlmAgentDiscoveryFailing", own.DISCOVERY_FAILURES, "reason", "cannot find its engines"),
     _Loss("LlmAgentProxyFailing", m.PROXY_FAILURES, "reason", "does not measure proxied requests"),
     _Loss("LlmAgentStoreFailing", m.STORE_FAILURES, "what", "cannot write to its database"),
-    _Loss("LlmAgentJournalDropping", m.JOURNAL_DROPPED, "reason", "loses changes in its journal"),
+    _Loss("LlmAgentRowsLost", m.LOST_ROWS, "reason", "loses rows that it should publish"),
 )
 
 
@@ -76,7 +76,7 @@ def agent_alerts(timings: Timings) -> Iterator[Alert]:
     yield _behind(timings)
     for late in _LATE:
         yield _too_late(late, timings)
-    yield _journal_behind()
+    yield _publishing_behind()
 
 
 def watchdog(rules: str) -> Alert:
@@ -199,14 +199,14 @@ def _too_late(late: _Late, timings: Timings) -> Alert:
     )
 
 
-def _journal_behind() -> Alert:
+def _publishing_behind() -> Alert:
     return Alert(
-        name="LlmAgentJournalBehind",
+        name="LlmAgentPublishingBehind",
         severity=Severity.TICKET,
-        expression=f"max by (instance) ({value_of(m.JOURNAL_LAG)}) > {_LATE_S:.0f}",
+        expression=f"max by (instance) ({value_of(m.PUBLISH_LAG)}) > {_LATE_S:.0f}",
         hold_s=5 * MINUTE_S,
-        summary="The shared database does not get the journal of the agent {{ $labels.instance }}",
-        description="The oldest change waits for {{ $value | humanizeDuration }}. What waits for "
+        summary="The shared database does not get the rows of the agent {{ $labels.instance }}",
+        description="It has lacked some for {{ $value | humanizeDuration }}. What waits for "
         "longer than storage.keep_in_file is dropped.",
         variables=AGENT,
     )

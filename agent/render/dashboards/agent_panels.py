@@ -111,7 +111,7 @@ AGENT_ROW = PanelRow(
             PanelUnit.NUMBER,
             (
                 total(m.STORE_WAITING, "rows"),
-                total(m.JOURNAL_WAITING, "changes in journals"),
+                total(m.UNPUBLISHED_ROWS, "rows to publish"),
                 total(m.PROXY_WAITING, "records of the proxy"),
                 total(m.PROXY_OPEN, "requests in the proxy"),
             ),
@@ -174,26 +174,26 @@ AGENT_ROW = PanelRow(
             ),
         ),
         Panel(
-            "Journals",
-            "Changes in agents' journals that the shared database took, and those that it will "
+            "Publishing",
+            "Rows of agents' files that the shared database took, and those that it will "
             "never have. docs/storage.md names the reasons.",
             PanelUnit.PER_SECOND,
             (
-                total(m.JOURNAL_FORWARDED, "taken"),
-                _by("reason", m.JOURNAL_DROPPED, "dropped"),
+                total(m.PUBLISHED_ROWS, "taken"),
+                _by("reason", m.LOST_ROWS, "dropped"),
             ),
         ),
         Panel(
-            "Age of what waits in journals",
-            "How long the oldest change of any agent has waited for the shared database.",
+            "Age of what waits to be published",
+            "For how long the shared database has lacked rows of any agent.",
             PanelUnit.SECONDS,
-            (Query(f"max({gauge(m.JOURNAL_LAG)})", "oldest"),),
+            (Query(f"max({gauge(m.PUBLISH_LAG)})", "oldest"),),
         ),
         Panel(
-            "Size of journals",
-            "Bytes of rows in agents' journals; each refuses requests at its storage.max_bytes.",
+            "Size of published files",
+            "Bytes of rows in agents' files; each refuses requests at its storage.max_bytes.",
             PanelUnit.BYTES,
-            (total(m.JOURNAL_BYTES, "bytes"),),
+            (total(m.FILE_BYTES, "bytes"),),
         ),
         Panel(
             "Forwarding",

@@ -1,1 +1,1 @@
-"""The shared database of large fleets: ClickHouse, which agents forward their journals to."""
+"""The shared database of large fleets: ClickHouse, to which agents publish their files."""

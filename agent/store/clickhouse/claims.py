@@ -10,8 +10,9 @@ from agent.store.agent_state import AgentState
 from agent.store.claim import NameClaim
 from agent.store.clickhouse.column_types import types_of
 from agent.store.clickhouse.connecting import insert_rows, using
-from agent.store.journal.backlog import Lag
+from agent.store.clickhouse.schema import ROW_VERSION
 from agent.store.objectives import objective_json
+from agent.store.publishing.changes import Lag
 from agent.store.tables import agents, objectives
 
 _REFUSED = "the database did not take the write"
@@ -28,27 +29,19 @@ def server_now_us(client: Any) -> int:
     return int(client.query(_CLOCK).first_row[0])
 
 
-def write_versions(
-    client: Any,
-    table: Table,
-    rows: Sequence[Mapping[str, Any]],
-    version: int,
-    tombstones: Sequence[Mapping[str, Any]] = (),
+def _write_versions(
+    client: Any, table: Table, rows: Sequence[dict[str, Any]], version: int
 ) -> None:
-    """Write rows of a table and tombstones in one block; timestamps are in microseconds.
+    """Write rows of a table in one block; timestamps are in microseconds.
 
     Each replaces the row with its key and a lower version.
     """
-    types = types_of(table)
-    names = [name for name in rows[0] if name in types] if rows else []
-    version_types = {"row_version": "UInt64", "is_deleted": "UInt8"}
-    values = [
-        [*(row[name] for name in names), version, is_deleted]
-        for is_deleted, some in enumerate((rows, tombstones))
-        for row in some
-    ]
-    columns = [*(types[name] for name in names), *version_types.values()]
-    insert_rows(client, table.name, [*names, *version_types], columns, values)
+    if not rows:
+        return
+    types = {**types_of(table), **ROW_VERSION}
+    names = [*(name for name in rows[0] if name in types), *ROW_VERSION]
+    values = [[(row | {"row_version": version})[name] for name in names] for row in rows]
+    insert_rows(client, table.name, names, [types[name] for name in names], values)
 
 
 class _Claimed(NamedTuple):
@@ -73,7 +66,7 @@ class ClickHouseClaim(NameClaim):
         self, agent: str, instance: str, *, state: AgentState, lag: Callable[[], Lag]
     ) -> None:
         super().__init__(agent, instance, state=state)
-        self._journal_lag = lag
+        self._file_lag = lag
         self._started: dict[str, Any] = {}
 
     def take(self, engine: Engine) -> None:
@@ -92,14 +85,14 @@ class ClickHouseClaim(NameClaim):
             row = self._claimed(client)
             if row is None or row.instance != self._instance:
                 raise self._taken_over()
-            self._write(client, row, self._started | self._state.now(self._journal_lag()))
+            self._write(client, row, self._started | self._state.now(self._file_lag()))
 
     def release(self, engine: Engine) -> None:
         """Give the name back, so that the next agent need not wait; the row stays."""
         with using(engine, _REFUSED) as client:
             row = self._claimed(client)
             if row is not None and row.instance == self._instance:
-                state = self._started | self._state.now(self._journal_lag())
+                state = self._started | self._state.now(self._file_lag())
                 self._write(client, row, state, stopped=True)
 
     def _claimed(self, client: Any) -> _Claimed | None:
@@ -114,7 +107,7 @@ class ClickHouseClaim(NameClaim):
         beats, version = (0, now_us) if row is None else (row.beats + 1, row.above(now_us))
         claim = {"name": self._agent, "instance": self._instance, "beats": beats, "seen_at": now_us}
         stopped_at = {"stopped_at": now_us if stopped else None}
-        write_versions(client, agents, [{**state, **claim, **stopped_at}], version)
+        _write_versions(client, agents, [{**state, **claim, **stopped_at}], version)
 
 
 def write_in_force(client: Any, agent: str, configured: Sequence[Objective]) -> None:
@@ -135,4 +128,4 @@ def write_in_force(client: Any, agent: str, configured: Sequence[Objective]) -> 
     ]
     rows = [{"id": 0, "agent": agent, **row} for row in (*ended, *begun)]
     version = max((now_us, *(before + 1 for *_, before in found)))
-    write_versions(client, objectives, rows, version)
+    _write_versions(client, objectives, rows, version)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, String, Table
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, LargeBinary, String, Table
 from sqlalchemy.types import TypeEngine
 
 from agent.store.utc_timestamp import UtcTimestamp
@@ -14,7 +14,7 @@ _FEW_TEXTS = frozenset(
         *("agent", "engine", "model", "tenant", "route", "service_name", "requested_model"),
         *("vantage", "status", "engine_status", "verdict", "verdicts", "cause", "finish_reason"),
         *("error", "workload", "kind", "confidence", "dialect", "gpu", "name", "problem"),
-        *("method", "steps", "input_length", "judged_by", "objective", "limit_name"),
+        *("method", "steps", "input_length", "judged_by", "objective", "limit_name", "file"),
     )
 )
 TIMESTAMP = "DateTime64(6, 'UTC')"
@@ -26,6 +26,8 @@ _TYPES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (
     (Integer, "Int32"),
     (Float, "Float64"),
     (String, "String"),
+    # Any bytes are a String; BINARY of agent.store.rollup_queries reads them as they are.
+    (LargeBinary, "String"),
 )
 
 

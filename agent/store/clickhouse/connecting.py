@@ -29,6 +29,13 @@ _SETTINGS: Mapping[str, Any] = {
 _OF_CONNECTIONS = ("ca_cert", "client_cert", "client_cert_key", "http_proxy", "https_proxy")
 _MISSING = "the driver of ClickHouse is not installed; run `pip install goodput-agent[clickhouse]`"
 
+_OF_INSERTS: Mapping[str, Any] = {
+    # Each insert would wait until the server has collected others.
+    "async_insert": 0,
+    # A sender with a wrong clock sends requests of many months, each in its own partition.
+    "max_partitions_per_insert_block": 0,
+}
+
 # ClickHouse, src/Common/ErrorCodes.cpp: the errors that a value in a row causes.
 _CONTENT_CODES = frozenset((6, 26, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 349, 407, 469))
 
@@ -107,19 +114,14 @@ def is_of_database(error: Exception) -> bool:
 
 
 def refuses_content(error: Exception) -> bool:
-    """Whether the driver or the server refused rows for their content: a retry is of no use."""
-    return cannot_write(error) or getattr(error, "code", None) in _CONTENT_CODES
-
-
-def cannot_write(error: Exception) -> bool:
-    """Whether the driver could not encode the rows, so that it sent none of them.
+    """Whether the driver or the server refused rows for their content: a retry is of no use.
 
     The driver raises Python's own errors for a value that its column cannot have.
     """
     from clickhouse_connect.driver.exceptions import DataError
 
     of_values = (DataError, ValueError, TypeError, AttributeError, OverflowError)
-    return isinstance(error, of_values)
+    return isinstance(error, of_values) or getattr(error, "code", None) in _CONTENT_CODES
 
 
 def insert_rows(
@@ -128,7 +130,6 @@ def insert_rows(
     columns: Sequence[str],
     types: Sequence[str],
     rows: Sequence[Sequence[Any]],
-    **settings: Any,
 ) -> None:
     """Insert rows as one block; without rows, insert nothing."""
     if rows:
@@ -138,6 +139,5 @@ def insert_rows(
             column_names=columns,
             column_type_names=types,
             column_oriented=True,
-            # Asynchronous inserts would put blocks of several agents together, and lose tokens.
-            settings={"async_insert": 0, **settings},
+            settings=_OF_INSERTS,
         )

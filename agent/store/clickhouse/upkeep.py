@@ -1,23 +1,21 @@
 """The upkeep of old rows in ClickHouse: its server deletes them, each agent merges its minutes."""
 
-import time
 from typing import Any
 
-from sqlalchemy import BigInteger, Engine, literal_column, select
+from sqlalchemy import Engine, select
 
-from agent.store.clickhouse.claims import write_versions
-from agent.store.clickhouse.connecting import using
-from agent.store.clickhouse.schema import keep_for
+from agent.store.clickhouse.column_types import types_of
+from agent.store.clickhouse.connecting import insert_rows, using
+from agent.store.clickhouse.schema import DELETED, keep_for
 from agent.store.connection import open_engine, read_all
 from agent.store.minute_sums import MERGED, MERGES_PER_SLICE, as_row, in_parts, summed
 from agent.store.tables import engine_minutes
 from agent.store.time_limits import UPKEEP_S
-from agent.store.transactions import Joining
 from agent.store.utc_timestamp import UtcTimestamp
 
 _MINUTE = engine_minutes.c
 _TIMES = [column.name for column in _MINUTE if isinstance(column.type, UtcTimestamp)]
-_VERSION = literal_column("row_version", BigInteger)
+_TYPES = {**types_of(engine_minutes), **DELETED}
 _REFUSED = "the database did not take the write"
 
 
@@ -25,25 +23,12 @@ class ClickHouseUpkeep:
     """The jobs of an agent on a shared ClickHouse. Raises StoreUnavailable."""
 
     def __init__(
-        self,
-        url: str,
-        agent: str,
-        *,
-        keep_requests_s: float,
-        keep_rollups_s: float,
-        max_series: int,
+        self, url: str, agent: str, *, keep_requests_s: float, keep_rollups_s: float
     ) -> None:
-        """`max_series` is not used: it bounds the series of the journal only."""
         self._engine = open_engine(url, statement_s=UPKEEP_S)
         self._agent = agent
         self._kept_s = (keep_requests_s, keep_rollups_s)
         self._ttl_is_set = False
-
-    def settle_by(self, joining: Joining) -> None:
-        """Do nothing: without a journal no agent writes there, so all rows are settled."""
-
-    def fold(self, now: float) -> None:
-        """Do nothing: views of the server add differences to the rollups."""
 
     def expire(self, now: float) -> None:
         """Set once how long the server keeps rows, and merge old minutes."""
@@ -82,15 +67,22 @@ def _merge(engine: Engine, agent: str, name: str, begin: int, width_s: int) -> N
         _MINUTE.starts_at >= begin,
         _MINUTE.starts_at < begin + width_s,
     )
-    rows = [_in_microseconds(as_row(found._mapping)) for found in read_all(engine, summed(within))]
-    earlier = read_all(engine, select(_MINUTE.starts_at, _VERSION).where(*within))
-    gone = {starts_at for starts_at, _ in earlier} - {row["starts_at"] for row in rows}
-    # Above the versions that are there, also where the clock was set back.
-    version = max(time.time_ns() // 1000, *(version + 1 for _, version in earlier))
+    found = read_all(engine, select(_MINUTE.starts_at, _MINUTE.changed).where(*within))
+    # Above the versions that are there.
+    version = {"changed": max(changed for _, changed in found) + 1}
+    rows = [as_row(each._mapping) | version for each in read_all(engine, summed(within))]
+    gone = {starts_at for starts_at, _ in found} - {row["starts_at"] for row in rows}
+    tombstones = [{**rows[0], "starts_at": starts_at} for starts_at in sorted(gone)]
+    values = [
+        [*_in_microseconds(row), is_deleted]
+        for is_deleted, some in enumerate((rows, tombstones))
+        for row in some
+    ]
     with using(engine, _REFUSED) as client:
-        tombstones = [{**rows[0], "starts_at": starts_at} for starts_at in sorted(gone)]
-        write_versions(client, engine_minutes, rows, version, tombstones)
+        insert_rows(client, engine_minutes.name, [*_TYPES], [*_TYPES.values()], values)
 
 
-def _in_microseconds(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {name: round(row[name] * 1e6) for name in _TIMES}
+def _in_microseconds(row: dict[str, Any]) -> list[Any]:
+    """The values of a row in the order of the columns."""
+    row = row | {name: round(row[name] * 1e6) for name in _TIMES}
+    return [row[column.name] for column in engine_minutes.c]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import requests
@@ -37,7 +38,8 @@ from agent.store.rollup_store import RollupStore
 from agent.store.stored_queries import stored_queries
 from agent.store.transactions import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
-from tests.store.migrated import migrated_file
+from tests.store.making import publish_file
+from tests.store.migrated import migrated_file, migrated_in
 
 WITHIN_S = 120.0
 
@@ -60,13 +62,17 @@ class ServedAgent:
 
 
 class Api:
-    """One running API, with methods that fill its database and query it."""
+    """One running API, with methods that fill its database and query it.
 
-    def __init__(self, url: str, engine: Engine, agent: ServedAgent) -> None:
+    Requests are written to a file; a shared database gets them from there.
+    """
+
+    def __init__(self, url: str, engine: Engine, file: Engine, agent: ServedAgent) -> None:
         self.url = url
         self.agent = agent
         self._engine = engine
-        self._write = request_write(engine)
+        self._file = file
+        self._write = request_write(file)
         self._observations = ObservationStore(engine, "agent-0")
         self._other_observations = ObservationStore(engine, "agent-1")
         self._session = requests.Session()
@@ -86,24 +92,31 @@ class Api:
     def store(self, records: Sequence[RequestRecord], objectives: Sequence[Objective]) -> None:
         """Judge these requests by these objectives and store them."""
         self._write(judged(records, objectives))
+        self._publish()
+
+    def _publish(self) -> None:
+        if self._file is not self._engine:
+            publish_file(self._file, self._engine)
 
     def join(self, judge: Judge, wait_s: float) -> None:
         """Join the views of requests that are stored from now on."""
-        self._joining = Joining(agent="agent-0", judge=judge, wait_s=wait_s)
-        self._write = request_write(self._engine, self._joining)
+        self._joining = Joining(judge=judge, wait_s=wait_s)
+        self._write = request_write(self._file, self._joining)
 
     def explain(self, *items: ExplainedRequest) -> None:
         """Store these explanations."""
-        ExplanationStore(self._engine, "agent-0").explain(items, self.agent.now)
+        ExplanationStore(self._file, "agent-0").explain(items, self.agent.now)
+        self._publish()
 
     def settle(self, now: float) -> None:
         """Settle the requests that have waited long enough at `now`."""
-        request_settle(self._engine, self._joining)(now)
+        request_settle(self._file, self._joining)(now)
+        self._publish()
 
     def fold_and_expire(self) -> None:
         """Fold stored changes into rollups, then expire old rows."""
         now = self.agent.now
-        RollupStore(self._engine, "agent-0").fold(now)
+        RollupStore(self._file, "agent-0").fold()
         Retention(self._engine).expire(now - KEEP_REQUESTS_S, now - KEEP_ROLLUPS_S, now)
 
     def store_events(self, *events: Event, agent: str = "agent-0") -> None:
@@ -137,7 +150,8 @@ class Api:
             )
             for number, item in enumerate(records, start=1)
         ]
-        MinuteStore(self._engine, "agent-0").write((), parts, self.agent.now)
+        MinuteStore(self._file, "agent-0").write((), parts, self.agent.now)
+        self._publish()
 
     def beat(self, name: str, *engines: Mapping[str, Any], simulated: bool = False) -> None:
         """Show that an agent of this name lives, and what its engines are."""
@@ -207,11 +221,24 @@ def open_api_at(url: str, access: AccessPolicy | None = None) -> Iterator[Api]:
     agent = ServedAgent()
     context = _context(engine, agent, access or AccessPolicy())
     live = live_figures(context)
-    with served(make_api(context, live), live.stop) as api_url:
-        api = Api(api_url, engine, agent)
+    with (
+        _file_of(engine) as file,
+        served(make_api(context, live), live.stop) as api_url,
+    ):
+        api = Api(api_url, engine, file, agent)
         yield api
         api.close()
     engine.dispose()
+
+
+@contextmanager
+def _file_of(engine: Engine) -> Iterator[Engine]:
+    """The engine of SQLite itself; of a shared database a new file."""
+    if engine.dialect.name == "sqlite":
+        yield engine
+        return
+    with TemporaryDirectory() as folder, migrated_in(Path(folder)) as file:
+        yield file
 
 
 def _context(engine: Engine, agent: ServedAgent, access: AccessPolicy) -> ApiContext:

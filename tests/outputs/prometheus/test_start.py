@@ -13,7 +13,7 @@ from agent.catalog import metrics as m
 from agent.catalog import own_health as own
 from agent.catalog.gpu_facts import XID_ERRORS
 from agent.catalog.metric import Kind
-from agent.catalog.reasons import PUSHES_DROPPED, JournalDropped
+from agent.catalog.reasons import PUSHES_DROPPED, LostRows
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
@@ -61,9 +61,9 @@ def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yield each counter after the first scrape of an engine, of an agent with it and one GPU."""
     gpu = GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=NOON, facts=xids)
     meter = Meter(OBJECTIVES, ["chat-0"])
-    for reason in JournalDropped:
-        # As an agent with a journal begins.
-        meter.count(m.JOURNAL_DROPPED, reason, by=0)
+    for reason in LostRows:
+        # As an agent that publishes begins.
+        meter.count(m.LOST_ROWS, reason, by=0)
     for dropped in PUSHES_DROPPED:
         # As one begins that pushes its metrics.
         meter.count(own.PUSH_DROPPED, dropped, by=0)

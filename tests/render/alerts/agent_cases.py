@@ -10,7 +10,7 @@ _LIMIT = f'llm_slo_limit_seconds{{{AGENT},objective="chat",measure="ttft"}}'
 _TARGET = f'llm_slo_target_ratio{{{AGENT},objective="chat"}}'
 _ROWS = f"llm_agent_store_waiting_rows{{{AGENT}}}"
 _RECORDS = f"llm_agent_proxy_waiting_records{{{AGENT}}}"
-_JOURNAL = f"llm_agent_journal_lag_seconds{{{AGENT}}}"
+_PUBLISH_LAG = f"llm_agent_publish_lag_seconds{{{AGENT}}}"
 _REQUESTS = f'llm_requests_total{{{MODEL},status="ok"}}'
 _CHAT = [name for name in AROUND if name.startswith("llm_slo_requests") and '"chat"' in name]
 
@@ -149,20 +149,20 @@ CASES = (
         "what",
     ),
     _losing(
-        "LlmAgentJournalDropping",
-        "llm_agent_journal_dropped_rows_total",
+        "LlmAgentRowsLost",
+        "llm_agent_lost_rows_total",
         "age",
-        "loses changes in its journal",
+        "loses rows that it should publish",
     ),
     Case(
-        alert="LlmAgentJournalBehind",
-        incident={_JOURNAL: "0x5 0+60x30 0x30"},
+        alert="LlmAgentPublishingBehind",
+        incident={_PUBLISH_LAG: "0x5 0+60x30 0x30"},
         # The shared database was away for a quarter of an hour.
-        lookalike={_JOURNAL: "0x5 0+60x14 0x40"},
+        lookalike={_PUBLISH_LAG: "0x5 0+60x14 0x40"},
         minutes=(26, 28, 40),
         labels={**ON_AGENT, **TICKET},
-        summary="The shared database does not get the journal of the agent a:9470",
-        description="The oldest change waits for 22m 0s. What waits for longer than "
+        summary="The shared database does not get the rows of the agent a:9470",
+        description="It has lacked some for 22m 0s. What waits for longer than "
         "storage.keep_in_file is dropped.",
         filled=("instance",),
     ),

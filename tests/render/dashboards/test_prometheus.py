@@ -166,13 +166,13 @@ NEWER_GPU = {
     "Memory replaced / {{gpu}} {{cause}} pages",
     "Memory waiting to be replaced, or not replaceable / {{gpu}} page pending",
 }
-# The agent stores in SQLite, which needs no journal before it.
-NO_JOURNAL = {
-    "Age of what waits in journals / oldest",
-    "Journals / dropped: {{reason}}",
-    "Journals / taken",
-    "Size of journals / bytes",
-    "Waiting to be stored / changes in journals",
+# The agent publishes nothing.
+NOT_PUBLISHED = {
+    "Age of what waits to be published / oldest",
+    "Publishing / dropped: {{reason}}",
+    "Publishing / taken",
+    "Size of published files / bytes",
+    "Waiting to be stored / rows to publish",
 }
 # It runs in no cluster.
 NO_PODS = {
@@ -195,7 +195,7 @@ NOT_HERE = (
     | NOT_TOLD
     | NO_ESTIMATE
     | NEWER_GPU
-    | NO_JOURNAL
+    | NOT_PUBLISHED
 )
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group, and
 # whether it is so slow that a request misses.

@@ -30,7 +30,7 @@ from tests.real_parts.postgres import PostgresServer
 from tests.render.alerts.cases import OBJECTIVES
 from tests.render.dashboards.reading import Asked, clicked, dashboards, on_postgres
 from tests.store.explaining import explain, explained, share
-from tests.store.making import NOON, judgement, request, store
+from tests.store.making import NOON, judgement, publish, request, store
 
 
 def written_out(
@@ -96,9 +96,17 @@ def explain_the_slow_one(engine: Engine) -> None:
     explain(engine, explained(some_requests()[1], *shares))
 
 
+def store_all(engine: Engine) -> None:
+    store(engine, some_requests())
+    explain_the_slow_one(engine)
+    store_waiting(engine)
+    for event in some_events():
+        ObservationStore(engine, "agent-0").write_event(event)
+
+
 def store_waiting(engine: Engine) -> None:
     """A view that waits for the other one of its request and is not counted yet."""
-    joining = Joining(agent="agent-0", judge=Judge(OBJECTIVES), wait_s=60.0)
+    joining = Joining(judge=Judge(OBJECTIVES), wait_s=60.0)
     waiting = request(8, MISSED, **TOLD | {"vantage": Vantage.PROXY, "e2e_s": 99.0})
     request_write(engine, joining)([waiting])
 
@@ -120,12 +128,8 @@ def reader(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[dict[
     with postgres_server.new_database() as url:
         engine = open_engine(url)
         upgrade(engine)
-        store(engine, some_requests())
-        explain_the_slow_one(engine)
-        store_waiting(engine)
+        publish(engine, store_all)
         ObjectiveStore(engine, "agent-0").write_in_force(OBJECTIVES, NOON)
-        for event in some_events():
-            ObservationStore(engine, "agent-0").write_event(event)
         engine.dispose()
         plain = url.replace("+psycopg", "")
         with psycopg.connect(plain, autocommit=True) as owner:

@@ -168,7 +168,7 @@ def any_span(draw: st.DrawFn) -> Span:
     return made
 
 
-GIVEN_BY_THE_STORE = ("id", "verdict", "verdicts", "counted")
+GIVEN_BY_THE_STORE = ("id", "changed", "verdict", "verdicts", "counted")
 
 
 @fuzz

@@ -1,4 +1,4 @@
-"""A journal with everything that an agent stores: days of requests of several engines."""
+"""A file with everything that an agent stores: days of requests of several engines."""
 
 import random
 import time
@@ -71,20 +71,20 @@ def _proxied(seeded: random.Random) -> dict[str, Any]:
     return {"vantage": Vantage.PROXY, "proxied": view}
 
 
-def fill(journal: Engine, api: Api) -> None:
+def fill(file: Engine, api: Api) -> None:
     """Store some hundred requests, and of everything else a little."""
     seeded = random.Random(5)
     judge = Judge(OBJECTIVES)
     records = [*_requests(1, 150, 3600.0, seeded), *_requests(151, 150, 3 * DAY_S, seeded)]
     judged = [judge.judged(each) for each in records]
-    store(journal, judged)
+    store(file, judged)
     api.price(records[:200])
     api.explain(*(_explained(each, seeded) for each in judged[::2] if _missed(each)))
-    _join(journal)
-    _observe(journal)
-    ObjectiveStore(journal, AGENT).write_in_force(OBJECTIVES, BASE)
+    _join(file)
+    _observe(file)
+    ObjectiveStore(file, AGENT).write_in_force(OBJECTIVES, BASE)
     claim = NameClaim(AGENT, "elsewhere:1:a", state=AgentState(started_at=BASE))
-    claim.take(journal)
+    claim.take(file)
 
 
 def _missed(item: JudgedRequest) -> bool:
@@ -102,9 +102,9 @@ def _explained(item: JudgedRequest, seeded: random.Random) -> Any:
     return explained(item, *shares)
 
 
-def _join(journal: Engine) -> None:
+def _join(file: Engine) -> None:
     """Two joined in time, one late, one of the proxy alone."""
-    agent = JoiningAgent(journal)
+    agent = JoiningAgent(file)
     numbers = range(1001, 1005)
     times: dict[str, Any] = {
         "started_at": BASE + 0.25,
@@ -118,8 +118,8 @@ def _join(journal: Engine) -> None:
     agent.take(engine_view(1003, **times | {"started_at": BASE + 0.125}))
 
 
-def _observe(journal: Engine) -> None:
-    observations = ObservationStore(journal, AGENT)
+def _observe(file: Engine) -> None:
+    observations = ObservationStore(file, AGENT)
     kinds = (EventKind.RESTART, EventKind.KV_PRESSURE, EventKind.CUDA_OOM)
     for place, kind in enumerate(kinds * 3):
         # Three of each moment.
@@ -130,7 +130,7 @@ def _observe(journal: Engine) -> None:
     for second in range(0, 120, 15):
         samples = [gpu_sample(BASE + second), gpu_sample(BASE + second, "GPU-2", index=1)]
         observations.write_gpu_samples(samples)
-    MinuteStore(journal, AGENT).write([_minute(number) for number in range(30)], (), BASE)
+    MinuteStore(file, AGENT).write([_minute(number) for number in range(30)], (), BASE)
 
 
 def _minute(number: int) -> MinuteRow:

@@ -1,4 +1,4 @@
-"""The API has the same responses from ClickHouse as from the journal that was forwarded to it.
+"""The API has the same responses from ClickHouse as from the file that was published to it.
 
 The engine is ClickHouse's own, from chDB; the HTTP in front of it is of the tests.
 """
@@ -13,11 +13,11 @@ from agent.records.queries import Dimension
 from tests.outputs.api.serving import WITHIN_S, Api, open_api_at
 from tests.real_parts.clickhouse import ClickHouseServer
 from tests.store.clickhouse.filled import BASE, OBJECTIVES, fill
-from tests.store.journal.forwarded import forwarding, journal_in
+from tests.store.publishing.published import file_in, publishing
 
 
 class Both(NamedTuple):
-    """The API over the journal, and over ClickHouse."""
+    """The API over the agent's file, and over ClickHouse."""
 
     own: Api
     shared: Api
@@ -29,16 +29,14 @@ def both(
 ) -> Iterator[Both]:
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("answers")
-        journal = stack.enter_context(journal_in(folder))
+        file = stack.enter_context(file_in(folder))
         url = stack.enter_context(clickhouse_server.new_database())
-        own = stack.enter_context(open_api_at(f"sqlite:///{journal.url.database}"))
-        fill(journal, own)
-        with forwarding(journal, url, objectives=OBJECTIVES):
+        own = stack.enter_context(open_api_at(f"sqlite:///{file.url.database}"))
+        fill(file, own)
+        with publishing(file, url, objectives=OBJECTIVES):
             pass
         shared = stack.enter_context(open_api_at(url))
         own.agent.now = shared.agent.now = BASE + 333.75
-        # The server deletes old rollups, too.
-        own.fold_and_expire()
         yield Both(own, shared)
 
 

@@ -10,8 +10,8 @@ from sqlalchemy import Engine, func, select
 
 from agent.store.tables import requests
 from tests.real_parts.postgres import PostgresServer
-from tests.store.journal.fleet import running_fleet
 from tests.store.making import counted_rollups, counted_rows, fold
+from tests.store.publishing.fleet import running_fleet
 
 AGENTS, PER_S = 20, 5
 # A sixth of the time PostgreSQL is away.
@@ -24,7 +24,7 @@ def test_an_outage_of_a_sixth_of_the_time_loses_no_row_of_twenty_agents(
 ) -> None:
     with running_fleet(tmp_path, emptied_postgres_url, agents=AGENTS, per_s=PER_S) as fleet:
         fleet.work(0, OUTAGE_S)
-        fleet.all_forwarded()
+        fleet.all_published()
         postgres_server.stop()
         try:
             fleet.work(OUTAGE_S, BACK_S)
@@ -33,7 +33,9 @@ def test_an_outage_of_a_sixth_of_the_time_loses_no_row_of_twenty_agents(
             postgres_server.restart()
         # New rows keep coming while all agents catch up.
         fleet.work(BACK_S, END_S)
-    assert [each.refused for each in fleet.forwarding] == [0] * AGENTS
+        for file in fleet.files:
+            fold(file)
+    assert [each.refused for each in fleet.publishing] == [0] * AGENTS
     with postgres.connect() as connection:
         by_agent = connection.execute(
             select(requests.c.agent, func.count()).group_by(requests.c.agent)
@@ -41,6 +43,4 @@ def test_an_outage_of_a_sixth_of_the_time_loses_no_row_of_twenty_agents(
     assert dict(map(tuple, by_agent)) == {
         f"agent-{number}": PER_S * END_S for number in range(AGENTS)
     }
-    for _ in range(AGENTS):
-        fold(postgres)
     assert counted_rollups(postgres) == counted_rows(postgres)

@@ -1,4 +1,4 @@
-"""Many agents, each with a journal, that write to one PostgreSQL at the same time."""
+"""Many agents, whose files are published to one PostgreSQL at the same time."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +13,8 @@ from agent.records.objective import JudgedRequest
 from agent.store.transactions import request_write
 from agent.store.writing import Write
 from tests.real_parts.waiting import eventually
-from tests.store.journal.forwarded import CUT_OFF_S, Forwarding, forwarding, journal_in
 from tests.store.making import NOON, WITHIN_S, request
+from tests.store.publishing.published import CUT_OFF_S, Publishing, file_in, publishing
 
 # Of one agent: enough for a day at a hundred a second.
 _NUMBERS = 10_000_000
@@ -22,22 +22,22 @@ _NUMBERS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Running agents, each with its journal and what forwards it; each gets `per_s` requests/s."""
+    """Running agents, each with its file and publisher; each gets `per_s` requests/s."""
 
-    journals: list[Engine]
-    forwarding: list[Forwarding]
+    files: list[Engine]
+    publishing: list[Publishing]
     per_s: int
 
     def work(self, first_s: int, last_s: int) -> None:
         """Each agent stores the requests of these seconds, a commit for each second."""
 
         def of_agent(agent: int) -> None:
-            write = request_write(self.journals[agent])
+            write = request_write(self.files[agent])
             for second in range(first_s, last_s):
                 _write_until_stored(write, list(self._ended(agent, second)))
 
-        with ThreadPoolExecutor(len(self.journals)) as agents:
-            list(agents.map(of_agent, range(len(self.journals))))
+        with ThreadPoolExecutor(len(self.files)) as agents:
+            list(agents.map(of_agent, range(len(self.files))))
 
     def _ended(self, agent: int, second: int) -> Iterator[JudgedRequest]:
         began_at = NOON + second
@@ -51,12 +51,12 @@ class Fleet:
             )
 
     def waiting(self) -> int:
-        """How many changes wait in all journals."""
-        return sum(each.waiting() for each in self.forwarding)
+        """How many rows wait in all files."""
+        return sum(each.waiting() for each in self.publishing)
 
-    def all_forwarded(self, within_s: float = WITHIN_S) -> None:
-        """Wait until no journal has anything that waits."""
-        eventually(lambda: self.waiting() == 0, within_s=within_s, what="empty journals")
+    def all_published(self, within_s: float = WITHIN_S) -> None:
+        """Wait until no file has anything that waits."""
+        eventually(lambda: self.waiting() == 0, within_s=within_s, what="nothing that waits")
 
 
 def _write_until_stored(write: Write, judged: list[JudgedRequest]) -> None:
@@ -73,16 +73,13 @@ def _write_until_stored(write: Write, judged: list[JudgedRequest]) -> None:
 def running_fleet(
     folder: Path, url: str, *, agents: int, per_s: int, cut_off_s: float = CUT_OFF_S
 ) -> Iterator[Fleet]:
-    """A fleet whose journals are in this folder; at the end all was forwarded."""
+    """A fleet whose files are in this folder; at the end everything is published."""
     with ExitStack() as stack:
-        journals = [
-            stack.enter_context(journal_in(folder, f"journal-{number}.db"))
-            for number in range(agents)
+        files = [
+            stack.enter_context(file_in(folder, f"agent-{number}.db")) for number in range(agents)
         ]
-        forwarded = [
-            stack.enter_context(
-                forwarding(journal, url, agent=f"agent-{number}", cut_off_s=cut_off_s)
-            )
-            for number, journal in enumerate(journals)
+        running = [
+            stack.enter_context(publishing(file, url, agent=f"agent-{number}", cut_off_s=cut_off_s))
+            for number, file in enumerate(files)
         ]
-        yield Fleet(journals, forwarded, per_s)
+        yield Fleet(files, running, per_s)

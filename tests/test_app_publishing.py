@@ -1,4 +1,4 @@
-"""The running agent with a journal, while the shared database or the journal's file fails."""
+"""The running agent that publishes its file, while the shared database or the file fails."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import psycopg
 import pytest
 import requests
 
-from agent.app.storing import forwarding_status
-from agent.catalog.reasons import JournalDropped
-from agent.store.journal.backlog import Lag
+from agent.app.storing import publishing_status
+from agent.catalog.reasons import LostRows
+from agent.store.publishing.changes import Lag
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
@@ -25,12 +25,12 @@ WITHIN_S = 120.0
 SPANS = 20
 
 
-class Journaled:
-    """A running agent with a journal, its sender of spans, and its shared database."""
+class PublishingAgent:
+    """A running agent, its sender of spans, and its shared database."""
 
     def __init__(self, folder: Path, url: str) -> None:
         ports = AgentPorts.free()
-        self.file = folder / "journal.db"
+        self.file = folder / "agent.db"
         self.url = url
         engines = [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]
         storage = {"publish_to": url, "file": str(self.file)}
@@ -73,7 +73,7 @@ class Journaled:
         """Wait until the shared database has every acknowledged request, and each once."""
         wanted = self.sender.acknowledged
         eventually(
-            lambda: wanted <= set(self.shared()), within_s=WITHIN_S, what="the forwarded rows"
+            lambda: wanted <= set(self.shared()), within_s=WITHIN_S, what="the published rows"
         )
         found = self.shared()
         assert len(found) == len(set(found))
@@ -85,39 +85,41 @@ class Journaled:
 
 
 @pytest.fixture
-def journaled(tmp_path: Path, postgres_url: str) -> Iterator[Journaled]:
+def publishing(tmp_path: Path, postgres_url: str) -> Iterator[PublishingAgent]:
     """A ready agent."""
-    made = Journaled(tmp_path, postgres_url)
+    made = PublishingAgent(tmp_path, postgres_url)
     with made.agent:
         yield made
 
 
-def test_every_loss_of_a_journal_is_published_from_the_start(journaled: Journaled) -> None:
-    page = journaled.agent.api.exposition()
-    dropped = "llm_agent_journal_dropped_rows_total"
-    assert {total(page, dropped, reason=reason) for reason in JournalDropped} == {0.0}
+def test_every_loss_of_rows_is_on_the_page_from_the_start(publishing: PublishingAgent) -> None:
+    page = publishing.agent.api.exposition()
+    dropped = "llm_agent_lost_rows_total"
+    assert {total(page, dropped, reason=reason) for reason in LostRows} == {0.0}
 
 
-def test_the_size_of_the_database_is_that_of_the_shared_one(journaled: Journaled) -> None:
+def test_the_size_of_the_database_is_that_of_the_shared_one(publishing: PublishingAgent) -> None:
     name = "llm_agent_database_bytes"
     eventually(
-        lambda: f"\n{name} " in journaled.agent.api.exposition(), within_s=WITHIN_S, what=name
+        lambda: f"\n{name} " in publishing.agent.api.exposition(), within_s=WITHIN_S, what=name
     )
-    with psycopg.connect(journaled.url.replace("+psycopg", "")) as connection:
+    with psycopg.connect(publishing.url.replace("+psycopg", "")) as connection:
         found = connection.execute("SELECT pg_database_size(current_database())").fetchone()
-    # It had no tables yet when it was measured. An empty journal has less than a tenth of it.
+    # It had no tables yet when it was measured. An empty file has less than a tenth of it.
     assert found is not None
-    assert 0.6 * found[0] < journaled.metric(name) <= found[0]
+    assert 0.6 * found[0] < publishing.metric(name) <= found[0]
 
 
-def test_old_rows_of_the_shared_database_go_soon_after_each_start(journaled: Journaled) -> None:
-    journaled.acknowledged()
-    journaled.whole_and_once()
-    journaled.agent.kill()
-    with psycopg.connect(journaled.url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute("INSERT INTO journals VALUES ('old', 'gone', 1, '2020-01-01')")
-        journaled.agent.start()
-        old = "SELECT count(*) FROM journals WHERE run = 'old'"
+def test_old_rows_of_the_shared_database_go_soon_after_each_start(
+    publishing: PublishingAgent,
+) -> None:
+    publishing.acknowledged()
+    publishing.whole_and_once()
+    publishing.agent.kill()
+    with psycopg.connect(publishing.url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("INSERT INTO published_files VALUES ('gone', 'old', 1, '2020-01-01')")
+        publishing.agent.start()
+        old = "SELECT count(*) FROM published_files WHERE file = 'old'"
         eventually(
             lambda: connection.execute(old).fetchone() == (0,),
             within_s=WITHIN_S,
@@ -126,44 +128,44 @@ def test_old_rows_of_the_shared_database_go_soon_after_each_start(journaled: Jou
 
 
 def test_no_outage_of_the_shared_database_is_felt_and_nothing_is_lost(
-    journaled: Journaled, postgres_server: PostgresServer
+    publishing: PublishingAgent, postgres_server: PostgresServer
 ) -> None:
-    journaled.acknowledged(5)
-    journaled.whole_and_once()
+    publishing.acknowledged(5)
+    publishing.whole_and_once()
     with postgres_server.frozen():
-        journaled.acknowledged(5)
+        publishing.acknowledged(5)
     postgres_server.kill()
     try:
-        journaled.acknowledged(5)
+        publishing.acknowledged(5)
         said = eventually(
-            lambda: (said := journaled.part()) != "ok" and said,
+            lambda: (said := publishing.part()) != "ok" and said,
             within_s=WITHIN_S,
             what="the outage on /readyz",
         )
         assert "wait" in str(said)
         assert "127.0.0.1" not in str(said)
         eventually(
-            lambda: journaled.metric("llm_agent_journal_waiting_rows") >= 5 * SPANS,
+            lambda: publishing.metric("llm_agent_unpublished_rows") >= 5 * SPANS,
             within_s=WITHIN_S,
             what="waiting rows",
         )
         # The agent answers about itself meanwhile.
-        own = {row["trace_id"] for row in journaled.agent.api.requests(limit="1000")}
-        assert own == journaled.sender.acknowledged
-        journaled.agent.kill()
-        journaled.agent.start()
-        journaled.acknowledged(5)
+        own = {row["trace_id"] for row in publishing.agent.api.requests(limit="1000")}
+        assert own == publishing.sender.acknowledged
+        publishing.agent.kill()
+        publishing.agent.start()
+        publishing.acknowledged(5)
     finally:
         postgres_server.restart()
-    journaled.acknowledged(5)
-    journaled.whole_and_once()
-    assert len(journaled.shared()) == 25 * SPANS
-    eventually(lambda: journaled.part() == "ok", within_s=WITHIN_S, what="/readyz without it")
-    assert journaled.agent.api.summary(window="1h")["requests"] == 25 * SPANS
+    publishing.acknowledged(5)
+    publishing.whole_and_once()
+    assert len(publishing.shared()) == 25 * SPANS
+    eventually(lambda: publishing.part() == "ok", within_s=WITHIN_S, what="/readyz without it")
+    assert publishing.agent.api.summary(window="1h")["requests"] == 25 * SPANS
     eventually(
-        lambda: journaled.metric("llm_agent_journal_waiting_rows") == 0,
+        lambda: publishing.metric("llm_agent_unpublished_rows") == 0,
         within_s=WITHIN_S,
-        what="an empty journal",
+        what="nothing that waits",
     )
 
 
@@ -177,51 +179,51 @@ def _damage(file: Path) -> None:
         content.write(b"\xa5" * (size - 4096))
 
 
-def test_a_journal_that_is_damaged_while_it_runs_is_set_aside(
-    journaled: Journaled, tmp_path: Path
+def test_a_file_that_is_damaged_while_it_runs_is_set_aside(
+    publishing: PublishingAgent, tmp_path: Path
 ) -> None:
-    journaled.acknowledged(3)
-    journaled.whole_and_once()
-    safe = set(journaled.sender.acknowledged)
-    _damage(journaled.file)
+    publishing.acknowledged(3)
+    publishing.whole_and_once()
+    safe = set(publishing.sender.acknowledged)
+    _damage(publishing.file)
     # A page is not missed before it is read.
     eventually(
-        lambda: journaled.export() and list(tmp_path.glob("journal.db.corrupt-*")),
+        lambda: publishing.export() and list(tmp_path.glob("agent.db.corrupt-*")),
         within_s=WITHIN_S,
         what="the file set aside",
     )
-    journaled.sender.acknowledged = safe
-    eventually(journaled.export, within_s=WITHIN_S, what="an acknowledged batch")
-    journaled.acknowledged(2)
-    journaled.whole_and_once()
-    assert "is corrupt: it was renamed to" in journaled.agent.log()
-    page = journaled.agent.api.exposition()
+    publishing.sender.acknowledged = safe
+    eventually(publishing.export, within_s=WITHIN_S, what="an acknowledged batch")
+    publishing.acknowledged(2)
+    publishing.whole_and_once()
+    assert "is corrupt: it was renamed to" in publishing.agent.log()
+    page = publishing.agent.api.exposition()
     assert total(page, "llm_agent_store_failures_total", what="file_set_aside") >= 1
-    assert total(page, "llm_agent_journal_dropped_rows_total", reason=JournalDropped.DAMAGED) >= 1
+    assert total(page, "llm_agent_lost_rows_total", reason=LostRows.DAMAGED) >= 1
 
 
-def test_a_journal_that_is_damaged_at_the_start_is_set_aside(
-    journaled: Journaled, tmp_path: Path
+def test_a_file_that_is_damaged_at_the_start_is_set_aside(
+    publishing: PublishingAgent, tmp_path: Path
 ) -> None:
-    journaled.acknowledged(3)
-    journaled.whole_and_once()
-    journaled.agent.kill()
-    _damage(journaled.file)
-    damaged = journaled.file.read_bytes()
-    journaled.agent.start()
-    journaled.acknowledged(2)
-    journaled.whole_and_once()
-    (aside,) = tmp_path.glob("journal.db.corrupt-*Z")
+    publishing.acknowledged(3)
+    publishing.whole_and_once()
+    publishing.agent.kill()
+    _damage(publishing.file)
+    damaged = publishing.file.read_bytes()
+    publishing.agent.start()
+    publishing.acknowledged(2)
+    publishing.whole_and_once()
+    (aside,) = tmp_path.glob("agent.db.corrupt-*Z")
     assert aside.read_bytes() == damaged
-    page = journaled.agent.api.exposition()
+    page = publishing.agent.api.exposition()
     assert total(page, "llm_agent_store_failures_total", what="file_set_aside") == 1
 
 
-def test_what_keeps_changes_from_the_shared_database_is_said() -> None:
-    assert forwarding_status("it is away", Lag(7, 2.5)) == "it is away; 7 changes wait"
+def test_what_keeps_rows_from_the_shared_database_is_said() -> None:
+    assert publishing_status("it is away", Lag(7, 2.5)) == "it is away; 7 rows wait"
 
 
-def test_a_journal_that_falls_behind_while_it_is_forwarded_is_said() -> None:
-    assert forwarding_status(None, Lag(9000, 30.0)) == "ok"
-    said = "the journal is 90 s behind; 9000 changes wait"
-    assert forwarding_status(None, Lag(9000, 90.4)) == said
+def test_a_shared_database_that_falls_behind_is_said() -> None:
+    assert publishing_status(None, Lag(9000, 30.0)) == "ok"
+    said = "the shared database is 90 s behind; 9000 rows wait"
+    assert publishing_status(None, Lag(9000, 90.4)) == said

@@ -2,10 +2,12 @@
 
 PostgreSQL partitions requests and samples by day, so that a day is dropped and not deleted. The
 keys of a partitioned table include its time, so one span at two times would be two rows: see
-`agent.store.inserting` and `agent.store.journal.shared_rows`.
+`agent.store.publishing.postgres`. Both databases have all tables; only an agent's file has rows in
+`publishing`, `deleted_requests` and `rollup_changes`, only a shared database in `published_files`.
 """
 
 import logging
+import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
@@ -15,7 +17,7 @@ from alembic import op
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
-revision = "1"
+revision = "baseline"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -32,7 +34,8 @@ _DAYS_AHEAD = 3
 
 _TABLES = (
     *("requests", "engine_samples", "gpu_samples", "engine_windows", "events", "objectives"),
-    *("agents", "journals", "rollup_series", "rollups", "cause_rollups", "rollup_changes"),
+    *("agents", "publishing", "published_files", "deleted_requests"),
+    *("rollup_series", "rollups", "cause_rollups", "rollup_changes"),
 )
 
 _ROLE = "goodput_reader"
@@ -50,6 +53,7 @@ def upgrade() -> None:
     _create_minutes()
     _create_events_and_objectives()
     _create_agents()
+    _create_publishing()
     _create_rollups()
     if _is_postgres():
         _grant_to_readers(op.get_bind())
@@ -92,6 +96,10 @@ def _columns(kind: Any, *names: str) -> Iterable[sa.Column[Any]]:
 
 def _required(kind: Any, *names: str) -> Iterable[sa.Column[Any]]:
     return (sa.Column(name, kind, nullable=False) for name in names)
+
+
+def _changed() -> sa.Column[Any]:
+    return sa.Column("changed", sa.BigInteger, nullable=False)
 
 
 def _create_partial_index(
@@ -157,6 +165,7 @@ def _create_requests() -> None:
         sa.Column("gpu_hours", sa.Float),
         sa.Column("explanation", sa.Text),
         sa.Column("explained_at", _TIMESTAMP),
+        _changed(),
         sa.PrimaryKeyConstraint(*_key("requests", "id"), name="pk_requests"),
         sa.UniqueConstraint(*span_key, name="uq_requests_" + "_".join(span_key)),
         **_by_day("requests"),
@@ -196,6 +205,7 @@ def _create_samples() -> None:
         sa.Column("model", sa.String(256)),
         sa.Column("dialect", sa.String(32), nullable=False),
         sa.Column("facts", sa.Text, nullable=False),
+        _changed(),
         sa.PrimaryKeyConstraint(*_key("engine_samples", "id"), name="pk_engine_samples"),
         **_by_day("engine_samples"),
     )
@@ -212,6 +222,7 @@ def _create_samples() -> None:
         sa.Column("facts", sa.Text, nullable=False),
         sa.Column("processes", sa.Text),
         sa.Column("mig_instances", sa.Text, nullable=False),
+        _changed(),
         sa.PrimaryKeyConstraint(*_key("gpu_samples", "id"), name="pk_gpu_samples"),
         **_by_day("gpu_samples"),
     )
@@ -255,6 +266,7 @@ def _create_minutes() -> None:
         sa.Column("ledger_closed", sa.Boolean),
         sa.Column("unmatched", sa.Float),
         sa.Column("cache_full", sa.Boolean, nullable=False),
+        _changed(),
         sa.PrimaryKeyConstraint("agent", "engine", "starts_at", name="pk_engine_windows"),
     )
     op.create_index("ix_engine_windows_starts_at", "engine_windows", ["starts_at"])
@@ -270,6 +282,7 @@ def _create_events_and_objectives() -> None:
         sa.Column("kind", sa.String(32), nullable=False),
         sa.Column("confidence", sa.String(10), nullable=False),
         sa.Column("evidence", sa.Text, nullable=False),
+        _changed(),
         sa.PrimaryKeyConstraint("id", name="pk_events"),
     )
     op.create_index("ix_events_at_id", "events", ["at", "id"])
@@ -299,15 +312,37 @@ def _create_agents() -> None:
         sa.Column("engines", sa.Text),
         sa.PrimaryKeyConstraint("name", name="pk_agents"),
     )
-    op.create_table(
-        "journals",
-        sa.Column("run", sa.String(32), nullable=False),
-        sa.Column("agent", sa.String(100), nullable=False),
-        sa.Column("forwarded", sa.BigInteger, nullable=False),
-        sa.Column("at", _TIMESTAMP, nullable=False),
-        sa.PrimaryKeyConstraint("run", name="pk_journals"),
+
+
+def _create_publishing() -> None:
+    publishing = op.create_table(
+        "publishing",
+        sa.Column("file", sa.String(32), nullable=False),
+        *_required(sa.BigInteger, "last", "published"),
+        sa.Column("complete_at", _TIMESTAMP, nullable=False),
+        sa.Column("last_at_start", sa.BigInteger),
+        sa.PrimaryKeyConstraint("file", name="pk_publishing"),
     )
-    op.create_index("ix_journals_agent", "journals", ["agent"])
+    if not _is_postgres():
+        row = {"file": secrets.token_hex(16), "last": 0, "published": 0}
+        op.bulk_insert(publishing, [row | {"complete_at": datetime.now(UTC)}])
+    op.create_table(
+        "published_files",
+        sa.Column("agent", sa.String(100), nullable=False),
+        sa.Column("file", sa.String(32), nullable=False),
+        sa.Column("last", sa.BigInteger, nullable=False),
+        sa.Column("at", _TIMESTAMP, nullable=False),
+        sa.PrimaryKeyConstraint("agent", "file", name="pk_published_files"),
+    )
+    op.create_table(
+        "deleted_requests",
+        _id(),
+        sa.Column("trace_id", sa.String(32), nullable=False),
+        sa.Column("span_id", sa.String(16), nullable=False),
+        sa.Column("started_at", _TIMESTAMP, nullable=False),
+        _changed(),
+        sa.PrimaryKeyConstraint("id", name="pk_deleted_requests"),
+    )
 
 
 def _series() -> Iterable[sa.Column[Any]]:
@@ -337,13 +372,15 @@ def _create_rollups() -> None:
         "rollup_series",
         _id(),
         *_series(),
+        sa.Column("file", sa.String(32), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_rollup_series"),
-        sa.UniqueConstraint(*series_key, name="uq_rollup_series_key"),
+        sa.UniqueConstraint(*series_key, "file", name="uq_rollup_series_key"),
     )
     op.create_table(
         "rollups",
         *_place_of_rollup(),
         *_figures(),
+        _changed(),
         sa.PrimaryKeyConstraint("width_s", "series", "starts_at", name="pk_rollups"),
         sqlite_with_rowid=False,
     )
@@ -355,6 +392,7 @@ def _create_rollups() -> None:
         sa.Column("cause", sa.String(64), nullable=False),
         *_required(sa.BigInteger, "requests", "top_requests"),
         sa.Column("excess_s", sa.Float),
+        _changed(),
         sa.PrimaryKeyConstraint(
             *("width_s", "series", "starts_at", "objective", "limit_name", "cause"),
             name="pk_cause_rollups",

@@ -1,4 +1,4 @@
-"""Forwarding of a journal to PostgreSQL, relative to a bare COPY of the same rows."""
+"""Publishing of an agent's file to PostgreSQL, relative to a bare COPY of its requests."""
 
 import sqlite3
 import tempfile
@@ -17,12 +17,12 @@ from agent.analysis.verdicts import Judge
 from agent.records.engine import EngineIdentity
 from agent.settings import Settings
 from agent.sources.otlp.span_reader import SpanReader
-from agent.store.connection import for_writing, open_engine
-from agent.store.journal.backlog import FORWARDED, lag_of
-from agent.store.journal.destination import SharedDatabase
-from agent.store.journal.forwarder import JournalForwarder
-from agent.store.journal.noting import begin_run
+from agent.store.connection import for_writing, open_engine, without_number
 from agent.store.migrating import upgrade
+from agent.store.publishing.changes import COLUMNS, lag_of, prepare_file
+from agent.store.publishing.destination import SharedDatabase
+from agent.store.publishing.publisher import Publisher
+from agent.store.rollup_store import RollupStore
 from agent.store.tables import metadata
 from agent.store.transactions import request_write
 from benchmarks.exports import export_body
@@ -35,16 +35,16 @@ ROUNDS = 5
 EXPORTS_PER_ROUND = 80
 WITHIN_S = 300.0
 
-_COLUMNS = ", ".join(FORWARDED["requests"])
+_COLUMNS = ", ".join(COLUMNS["requests"][1:])
 _IDENTITY = EngineIdentity(engine="chat-0", model="llama")
 
 
 def filled(folder: Path, number: int) -> Engine:
-    """A journal with the requests of many exports."""
-    engine = open_engine(f"sqlite:///{folder / f'journal-{number}.db'}")
+    """A file with the requests of many exports, and their rollups."""
+    engine = open_engine(f"sqlite:///{folder / f'agent-{number}.db'}")
     upgrade(engine)
-    with for_writing(engine).begin() as connection:
-        begin_run(connection)
+    with without_number(for_writing(engine)).begin() as connection:
+        prepare_file(connection)
     objectives = Settings().all_objectives()
     reader, judge = SpanReader(lambda _: _IDENTITY, "bench"), Judge(objectives)
     write = request_write(engine)
@@ -53,11 +53,12 @@ def filled(folder: Path, number: int) -> Engine:
         body = export_body(number * EXPORTS_PER_ROUND + place, now)
         records = reader.read(ExportTraceServiceRequest.FromString(body), now).records
         write([judge.judged(record) for record in records])
+    RollupStore(engine, "bench").fold()
     return engine
 
 
-def _rows(journal: Engine) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(str(journal.url.database))) as database:
+def _rows(file: Engine) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(str(file.url.database))) as database:
         return database.execute(f"SELECT {_COLUMNS} FROM requests ORDER BY id").fetchall()
 
 
@@ -81,49 +82,47 @@ def _bare_copy_s(url: str, rows: Sequence[tuple[Any, ...]]) -> float:
         return time.perf_counter() - began
 
 
-def forwarded(url: str, journal: Engine, within_s: float) -> list[tuple[float, int]]:
-    """Forward a journal until it is empty; returns the end of each batch and its notes.
+def published(url: str, file: Engine, within_s: float) -> list[tuple[float, int]]:
+    """Publish a whole file; returns the end of each batch and its rows.
 
-    Ends are of `time.perf_counter`. Raises AssertionError where it takes longer than `within_s`.
+    Ends are of `time.perf_counter`. Raises AssertionError if it takes longer than `within_s`.
     """
-    destination = SharedDatabase(
-        url=url,
-        agent="bench",
-        instance="bench:1:1",
-        objectives=Settings().all_objectives(),
-        max_series=10_000,
+    shared = SharedDatabase(
+        url=url, agent="bench", instance="bench:1:1", objectives=Settings().all_objectives()
     )
     ends: list[tuple[float, int]] = []
-    forwarder = JournalForwarder(
-        journal,
-        destination,
-        on_forwarded=lambda notes: ends.append((time.perf_counter(), notes)),
-        on_refused=_unexpected,
-        on_journal_failed=_unexpected,
+    publisher = Publisher(
+        file,
+        shared,
+        on_published=lambda rows: ends.append((time.perf_counter(), rows)),
+        on_refused=lambda rows: _unexpected(rows) if rows else None,
+        on_file_failed=_unexpected,
+        before_batch=lambda: None,
     )
 
-    def is_empty() -> bool:
-        with journal.connect() as connection:
+    def is_published() -> bool:
+        with file.connect() as connection:
             return lag_of(connection).rows == 0
 
-    forwarder.start()
-    eventually(is_empty, within_s=within_s, what="an empty journal")
-    forwarder.close(within_s)
+    publisher.start()
+    eventually(is_published, within_s=within_s, what="nothing that waits")
+    publisher.close(within_s)
     return ends
 
 
-def rows_per_s(ends: Sequence[tuple[float, int]]) -> float:
-    """Rows/s from the end of the first batch to the end of the last.
+def requests_per_s(ends: Sequence[tuple[float, int]], requests: int) -> float:
+    """Requests/s from the end of the first batch, which has requests alone, to the last.
 
-    The first batch also waits for connections and for the check of the database's revision.
+    The first batch also waits for connections and for the check of the database's revision. The
+    last ones also have the rollups.
     """
-    (first_at, _), *_, (last_at, _) = ends
-    return sum(notes for _, notes in ends[1:]) / (last_at - first_at)
+    (first_at, first_rows), *_, (last_at, _) = ends
+    return (requests - first_rows) / (last_at - first_at)
 
 
-def _forwarded_per_s(url: str, journal: Engine) -> float:
+def _published_per_s(url: str, file: Engine, requests: int) -> float:
     _emptied(url).close()
-    return rows_per_s(forwarded(url, journal, WITHIN_S))
+    return requests_per_s(published(url, file, WITHIN_S), requests)
 
 
 def _unexpected(what: object) -> None:
@@ -131,12 +130,12 @@ def _unexpected(what: object) -> None:
 
 
 def _measured(folder: Path, url: str) -> Iterator[tuple[float, float]]:
-    """Rows/s of the bare COPY and of forwarding, in turns."""
+    """Rows/s of the bare COPY and of publishing, in turns."""
     for number in range(ROUNDS):
-        journal = filled(folder, number)
-        rows = _rows(journal)
-        yield len(rows) / _bare_copy_s(url, rows), _forwarded_per_s(url, journal)
-        journal.dispose()
+        file = filled(folder, number)
+        rows = _rows(file)
+        yield len(rows) / _bare_copy_s(url, rows), _published_per_s(url, file, len(rows))
+        file.dispose()
 
 
 def run() -> bool:
@@ -155,7 +154,7 @@ def run() -> bool:
     ratio = median(by_agent / bare for bare, by_agent in rates)
     bare, by_agent = (median(each) for each in zip(*rates, strict=True))
     print(
-        f"forwarding a journal to PostgreSQL: {ratio:.2f} of a bare COPY of the same rows "
+        f"publishing to PostgreSQL: {ratio:.2f} of a bare COPY of the requests "
         f"(target at least {TARGET}); {by_agent:,.0f} rows/s of {bare:,.0f}"
     )
     return ratio >= TARGET

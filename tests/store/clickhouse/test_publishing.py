@@ -1,0 +1,443 @@
+"""What is in an agent's file is in ClickHouse, once, whatever happens to either.
+
+The engine is ClickHouse's own, from chDB; the HTTP in front of it is of the tests.
+"""
+
+import shutil
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, LargeBinary, insert, select, text
+
+from agent.analysis.tally import Tally
+from agent.catalog.causes import Cause
+from agent.records.engine import EngineSample
+from agent.records.queries import Selection, Window
+from agent.store.agent_state import AgentState
+from agent.store.amending import request_amend
+from agent.store.clickhouse import claims, destination
+from agent.store.clickhouse.queries import ClickHouseQueries
+from agent.store.clickhouse.upkeep import ClickHouseUpkeep, merge_minutes_there
+from agent.store.connection import for_writing, open_engine
+from agent.store.migrating import require_newest, upgrade
+from agent.store.minute_sums import MERGED, merge_minutes
+from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
+from agent.store.publishing.changes import Lag
+from agent.store.rollup_queries import BINARY
+from agent.store.store_queries import StoreQueries
+from agent.store.tables import engine_minutes, events, requests, rollup_series, rollups
+from tests.real_parts.clickhouse import ClickHouseServer, lossy_way
+from tests.real_parts.waiting import eventually
+from tests.records.minutes import minute
+from tests.store.clickhouse.compared import PUBLISHED, event, same_in_both, stored, summed
+from tests.store.explaining import explain, explained, missed, share, summed_causes
+from tests.store.making import (
+    NOON,
+    WITHIN_S,
+    counted_rows,
+    decoded,
+    gpu_sample,
+    rollup_bytes,
+    some,
+    store,
+    stored_keys,
+)
+from tests.store.publishing.published import Publishing, file_in, opened, publishing
+from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view, states
+
+
+def test_every_kind_of_row_is_published_as_it_is(
+    file: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    observations = ObservationStore(file, "agent-0")
+    with publishing(file, clickhouse_url):
+        store(file, some(range(20), model="o'neil \\ %s \N{SNOWMAN}"))
+        observations.write_engine_sample(
+            EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={})
+        )
+        observations.write_gpu_samples([gpu_sample(NOON), gpu_sample(NOON + 1)])
+        observations.write_event(event(0))
+        MinuteStore(file, "agent-0").write([minute()], (), NOON)
+    assert [len(stored(shared, table)) for table in PUBLISHED] == [20, 1, 2, 1, 1]
+    same_in_both(file, shared)
+
+
+def test_vectors_are_the_same_bytes(file: Engine, shared: Engine, clickhouse_url: str) -> None:
+    everything = bytes(range(256))
+    row: dict[str, Any] = {"width_s": 86400, "series": 1, "starts_at": 0, "counts": everything}
+    row |= {"ttft_s": everything[::-1], "tpot_s": b"\xff\x00", "e2e_s": b"", "queue_s": None}
+    names = ("agent", "engine", "model", "tenant", "input_length")
+    with for_writing(file).begin() as connection:
+        series = {"id": 1, **dict.fromkeys(names, ""), "judged_by": "[]"}
+        connection.execute(insert(rollup_series), series)
+        connection.execute(insert(rollups), row)
+    with publishing(file, clickhouse_url):
+        pass
+    columns = [each for each in rollups.c if isinstance(each.type, LargeBinary)]
+    with shared.connect() as connection:
+        found = connection.execute(select(*columns), execution_options=BINARY).one()
+    assert dict(found._mapping) == {column.name: row[column.name] for column in columns}
+
+
+def test_what_changes_after_it_was_published_is_published_again(
+    file: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    agent, minutes = JoiningAgent(file), MinuteStore(file, "agent-0")
+    with publishing(file, clickhouse_url) as running:
+        agent.take(proxy_view(1), proxy_view(2), proxy_view(3), engine_view(4))
+        running.all_published()
+        assert stored_keys(shared) == []
+        agent.settle(DUE)
+        running.all_published()
+        assert states(shared) == [("engine", True, False)] + [("proxy", True, False)] * 3
+        # The late views make joined rows of those that were settled alone. The last one began
+        # in another month than its other view.
+        agent.take(engine_view(1), engine_view(2), proxy_view(4, started_at=NOON - 40 * 86400))
+        running.all_published()
+        assert states(shared) == [("joined", True, False)] * 3 + [("proxy", True, False)]
+        late = missed(9)
+        store(file, [late])
+        explain(file, explained(late, share(Cause.BURST, 0.5)))
+        minutes.write([minute()], (), NOON)
+        running.all_published()
+        explain(file, explained(late, share(Cause.KV_PRESSURE, 0.25)))
+        minutes.write([minute(requests=7)], (), NOON)
+        superseded = proxy_view(3).record
+        request_amend(file, JUDGE)({}, [(superseded.trace_id, superseded.span_id)])
+    same_in_both(file, shared)
+    assert len(states(shared)) == 4
+    assert [row["requests"] for row in stored(shared, engine_minutes)] == [7]
+    assert {place[-1] for place in summed_causes(shared)} == {"kv_pressure"}
+
+
+def test_agents_stand_side_by_side(
+    file: Engine, shared: Engine, clickhouse_url: str, tmp_path: Path
+) -> None:
+    with file_in(tmp_path, "other.db") as other:
+        store(file, some(range(5)))
+        store(other, some(range(5, 9), agent="agent-1"))
+        with (
+            publishing(file, clickhouse_url, rows_per_batch=3),
+            publishing(other, clickhouse_url, agent="agent-1"),
+        ):
+            pass
+        assert summed(shared) == rollup_bytes(file) | rollup_bytes(other)
+    assert len(stored_keys(shared)) == 9
+
+
+def test_a_row_that_is_refused_for_its_content_is_left_out_and_counted(
+    file: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    store(file, some(range(30)))
+    with for_writing(file).begin() as connection:
+        connection.execute(text("UPDATE requests SET ttft_s = 'soon' WHERE id = 7"))
+    with publishing(file, clickhouse_url) as running:
+        pass
+    assert len(stored_keys(shared)) == 29
+    assert running.refused == 1
+    assert summed(shared) == rollup_bytes(file)
+
+
+def test_requests_of_more_months_than_a_block_may_have_are_taken(
+    file: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    """A sender's clock is wrong in ever other ways."""
+    for month in range(110):
+        at = NOON - month * 31 * 86400
+        store(file, some([month], started_at=at, ended_at=at + 1))
+    with publishing(file, clickhouse_url):
+        pass
+    same_in_both(file, shared)
+
+
+# Once
+
+
+@pytest.mark.parametrize("loses", ["async_insert", "param_last"])
+@pytest.mark.parametrize("sends_again", ["the driver", "the publisher", "the next start"])
+def test_a_batch_whose_response_was_lost_is_stored_once(
+    file: Engine,
+    shared: Engine,
+    clickhouse_url: str,
+    clickhouse_server: ClickHouseServer,
+    sends_again: str,
+    loses: str,
+) -> None:
+    """The response to its rows, or the one to its number."""
+    database = clickhouse_url.rpartition("/")[2]
+    late = missed(9)
+    store(file, [*some(range(5)), late])
+    ObservationStore(file, "agent-0").write_event(event(0))
+    explain(file, explained(late, share(Cause.BURST, 0.5)))
+    with lossy_way(clickhouse_server.http) as (way, port):
+        way.status = None if sends_again == "the driver" else 500
+        way.loses = loses
+        running = Publishing(file, clickhouse_server.url(database, port))
+        running.publisher.start()
+        try:
+            eventually(lambda: way.lost > 0, within_s=WITHIN_S, what="a lost response")
+            if sends_again != "the next start":
+                way.loses = None
+                running.all_published()
+        finally:
+            running.publisher.close(WITHIN_S)
+    store(file, some(range(5, 8)))
+    with publishing(file, clickhouse_url):
+        pass
+    same_in_both(file, shared)
+    assert len(stored(shared, events)) == 1
+
+
+def copied(file: Engine) -> Path:
+    """A backup of the file."""
+    path = Path(str(file.url.database))
+    backup = path.with_name("backup.db")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as copy:
+        source.backup(copy)
+    return backup
+
+
+def restored(file: Engine, backup: Path) -> None:
+    """Put the backup in the place of the file, and start with it."""
+    file.dispose()
+    path = str(file.url.database)
+    for ending in ("-wal", "-shm"):
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+    shutil.copy(backup, path)
+    opened(file)
+
+
+def test_a_file_that_was_restored_from_a_backup_gets_back_what_was_published_since(
+    file: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    agent, late = JoiningAgent(file), missed(20)
+    store(file, some(range(5)))
+    agent.take(proxy_view(7))
+    with publishing(file, clickhouse_url):
+        pass
+    backup = copied(file)
+    with publishing(file, clickhouse_url):
+        agent.take(engine_view(7))
+        store(file, [*some(range(5, 10)), late])
+        explain(file, explained(late, share(Cause.BURST, 0.5)))
+        MinuteStore(file, "agent-0").write([minute()], (), NOON)
+    restored(file, backup)
+    with publishing(file, clickhouse_url) as running:
+        eventually(lambda: running.publisher.problem() is None, within_s=WITHIN_S, what="a begin")
+        # Its senders send some of them again.
+        store(file, some(range(3, 12)))
+        agent.take(proxy_view(7), engine_view(7))
+    same_in_both(file, shared)
+    assert len(stored_keys(shared)) == 14
+    assert len(stored(shared, engine_minutes)) == 1
+
+
+def test_what_a_restored_file_stored_while_clickhouse_was_away_is_published(
+    file: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    store(file, some(range(5)))
+    with publishing(file, clickhouse_url):
+        pass
+    backup = copied(file)
+    store(file, some(range(5, 10)))
+    with publishing(file, clickhouse_url):
+        pass
+    restored(file, backup)
+    # These are more transactions than those that are lost.
+    for number in range(10, 20):
+        store(file, some([number]))
+    with publishing(file, clickhouse_url):
+        pass
+    assert len(stored_keys(shared)) == len(stored_keys(file)) == 20
+
+
+def test_a_restored_file_goes_on_after_a_batch_that_was_written_in_part(
+    file: Engine,
+    shared: Engine,
+    clickhouse_url: str,
+    clickhouse_server: ClickHouseServer,
+) -> None:
+    """Else the rows of the part would stay, because their numbers are higher."""
+    minutes = MinuteStore(file, "agent-0")
+    with publishing(file, clickhouse_url):
+        minutes.write([minute()], (), NOON)
+    backup = copied(file)
+    for requests_seen in range(2, 30):
+        minutes.write([minute(requests=requests_seen)], (), NOON)
+    with lossy_way(clickhouse_server.http) as (way, port):
+        way.loses, way.status = "async_insert", 500
+        database = clickhouse_url.rpartition("/")[2]
+        running = Publishing(file, clickhouse_server.url(database, port))
+        running.publisher.start()
+        eventually(lambda: way.lost > 0, within_s=WITHIN_S, what="a part of a batch")
+        running.publisher.close(WITHIN_S)
+    restored(file, backup)
+    with publishing(file, clickhouse_url):
+        minutes.write([minute(requests=99)], (), NOON)
+    assert [row["requests"] for row in stored(shared, engine_minutes)] == [99]
+
+
+def test_a_new_file_of_the_same_agent_adds_to_the_sums_of_the_lost_one(
+    file: Engine, shared: Engine, clickhouse_url: str, tmp_path: Path
+) -> None:
+    with publishing(file, clickhouse_url):
+        for number in range(5):
+            store(file, some([number]))
+            MinuteStore(file, "agent-0").write([minute(requests=number)], (), NOON)
+    with file_in(tmp_path, "next.db") as following, publishing(following, clickhouse_url) as to:
+        to.all_published()
+        eventually(lambda: to.publisher.problem() is None, within_s=WITHIN_S, what="a begin")
+        store(following, some(range(5, 9)))
+        MinuteStore(following, "agent-0").write([minute(requests=99)], (), NOON)
+    assert len(stored_keys(shared)) == 9
+    counted: dict[Any, Tally] = {
+        place: decoded(place[-1], figures) for place, figures in summed(shared).items()
+    }
+    assert counted == counted_rows(shared)
+    # Its numbers go on after those of the lost file.
+    assert [row["requests"] for row in stored(shared, engine_minutes)] == [99]
+
+
+# While ClickHouse is away
+
+
+def test_a_server_that_is_killed_and_comes_back_gets_everything(
+    file: Engine, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "server").mkdir()
+    server = ClickHouseServer(folder)
+    server.execute("CREATE DATABASE goodput")
+    with publishing(file, server.url("goodput")) as running:
+        store(file, some(range(5)))
+        running.all_published()
+        server.kill()
+        store(file, some(range(5, 10)))
+        reason = str(eventually(running.publisher.problem, within_s=WITHIN_S, what="the reason"))
+        assert "s3cret" not in reason
+        assert "127.0.0.1" not in reason
+        server.restart()
+    assert running.publisher.problem() is None
+    engine = open_engine(server.url("goodput"))
+    same_in_both(file, engine)
+    engine.dispose()
+    server.stop()
+
+
+def test_a_server_that_is_frozen_is_not_waited_for_long(
+    file: Engine,
+    clickhouse_url: str,
+    clickhouse_server: ClickHouseServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(destination, "STATEMENT_S", 0.5)
+    with publishing(file, clickhouse_url) as running:
+        eventually(lambda: running.publisher.problem() is None, within_s=WITHIN_S, what="the begin")
+        with clickhouse_server.frozen():
+            store(file, some(range(5)))
+            eventually(running.publisher.problem, within_s=WITHIN_S, what="the reason")
+        monkeypatch.undo()
+
+
+def test_unknown_seconds_of_a_cause_are_null(
+    file: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    """One request had known seconds of it, until it was explained anew."""
+    one, other = missed(1), missed(2)
+    store(file, [one, other])
+    with publishing(file, clickhouse_url) as running:
+        explain(file, explained(one, share(Cause.BURST, 0.5)))
+        running.all_published()
+        explain(file, explained(one, share(Cause.KV_PRESSURE, 0.5)))
+        explain(file, explained(other, share(Cause.BURST, None)))
+    window = Window(from_s=int(NOON) // 60 * 60, until=NOON + 60)
+    queries = (StoreQueries(file), ClickHouseQueries(shared))
+    found = [each.causes(window, Selection(objective="chat")) for each in queries]
+    assert found[0] == found[1]
+    burst = [each for place, each in found[1].items() if place.cause == Cause.BURST]
+    assert [each.excess_s for each in burst] == [None]
+
+
+# Upkeep
+
+
+def test_old_minutes_are_merged_there_as_in_the_other_databases(
+    file: Engine, shared: Engine, clickhouse_url: str
+) -> None:
+    minutes = [minute(-number, requests=number) for number in range(300)]
+    MinuteStore(file, "agent-0").write(minutes, (), NOON)
+    with publishing(file, clickhouse_url):
+        pass
+    later = NOON + MERGED[0][1]
+    assert merge_minutes_there(shared, "agent-0", later) > 0
+    merge_minutes(file, "agent-0", later)
+
+    def merged(engine: Engine) -> list[dict[str, Any]]:
+        return [row | {"changed": None} for row in stored(engine, engine_minutes)]
+
+    assert merged(shared) == merged(file)
+    assert len(merged(shared)) < 300
+
+
+@pytest.mark.parametrize("kept_s", [7200.0, 100 * 365 * 86400.0])
+def test_the_server_deletes_what_is_older_than_the_settings_say(
+    file: Engine, clickhouse_url: str, kept_s: float
+) -> None:
+    """What is to be kept for a century is kept."""
+    old, now = time.time() - 3 * 86400, time.time()
+    store(file, some(range(3), started_at=old, ended_at=old))
+    store(file, some(range(3, 5), started_at=now, ended_at=now))
+    with publishing(file, clickhouse_url):
+        pass
+    keeping = ClickHouseUpkeep(
+        clickhouse_url, "agent-0", keep_requests_s=kept_s, keep_rollups_s=kept_s
+    )
+    keeping.expire(now)
+    keeping.close()
+    engine = open_engine(clickhouse_url)
+    with engine.connect() as connection:
+        for table in (requests, rollups):
+            connection.execute(text(f"OPTIMIZE TABLE {table.name} FINAL"))
+    is_short = kept_s < 86400
+    assert len(stored_keys(engine)) == (2 if is_short else 5)
+    days = {place[1] for place in summed(engine) if place[0] == 86400}
+    assert len(days) == (1 if is_short else 2)
+    # Narrow rollups go sooner than the settings say.
+    assert len({place[1] for place in summed(engine) if place[0] == 10}) == 1
+    engine.dispose()
+
+
+def test_an_agent_keeps_its_name_when_the_servers_clock_was_set_back(
+    shared: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = claims.server_now_us
+
+    def claim(instance: str) -> claims.ClickHouseClaim:
+        return claims.ClickHouseClaim(
+            "agent-0", instance, state=AgentState(), lag=lambda: Lag(0, 0.0)
+        )
+
+    monkeypatch.setattr(claims, "server_now_us", lambda client: before(client) + 3_600_000_000)
+    first = claim("here:1:1")
+    first.take(shared)
+    first.release(shared)
+    monkeypatch.setattr(claims, "server_now_us", before)
+    second = claim("here:2:2")
+    second.take(shared)
+    second.beat(shared)
+
+
+def test_a_database_of_a_version_before_the_first_release_is_refused(clickhouse_url: str) -> None:
+    engine = open_engine(clickhouse_url)
+    upgrade(engine)
+    with engine.connect() as connection:
+        connection.execute(text("TRUNCATE TABLE schema_versions"))
+        connection.execute(text("INSERT INTO schema_versions (version) VALUES (1)"))
+    for prepare in (upgrade, require_newest):
+        with pytest.raises(Exception, match="never released"):
+            prepare(engine)
+    engine.dispose()
