@@ -69,8 +69,8 @@ class StorageSettings(Section):
     keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
     """How long rollups, minutes and events stay."""
     keep_in_file: Duration = Field(default="1d")  # type: ignore[assignment]
-    """With `publish_to`, how long rows stay in the file; those that still wait to be published
-    then are dropped and counted."""
+    """With `publish_to`, how long requests and samples stay in the file; those that still wait to
+    be published then are dropped and counted."""
     max_bytes: WholeNumber = Field(default=2_147_483_648, ge=1_000_000)
     """With `publish_to`, bytes of the file's rows beyond which requests are refused, if all of
     them still wait."""
