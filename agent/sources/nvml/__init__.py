@@ -4,6 +4,5 @@ library       the binding, its return codes, and the calls of one GPU: which are
 sample_parts  the parts of a sample
 nvml_gpu      one GPU, with its MIG instances: all parts of its sample
 xid_events    the thread that waits for Xid errors, and their counts
-session       the GPUs from initialisation to shutdown of the library; a new one after a loss
-source        the source that the agent polls
+source        the source that the agent polls; its sessions with the library
 """

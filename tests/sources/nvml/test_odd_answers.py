@@ -6,7 +6,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from agent.sources.nvml.session import Lifecycle
+from agent.sources.nvml.source import Lifecycle
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, ScriptedNvml, gpu_uuid
 

@@ -1,11 +1,15 @@
+"""="""
+
 import logging
 import threading
+from itertools import pairwise
 
 import pytest
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.gpu_problems import COUNTED_XIDS
+from agent.catalog.gpu_problems import COUNTED_XIDS, LOST
+from agent.sources.nvml.source import LONGEST_WAIT_S
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, MIB, ScriptedNvml, gpu_uuid
 
@@ -160,3 +164,309 @@ def test_xids_that_alerts_are_about_are_counted_from_zero(nvml: ScriptedNvml) ->
     for number in COUNTED_XIDS:
         assert nvml.fact(f.XID_ERRORS.name, str(number)) == 0
     assert nvml.fact(f.XID_ERRORS.name, "94") is None
+
+
+NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED, MISMATCH, UNKNOWN = 4, 15, 16, 18, 999
+
+
+def _up(nvml: ScriptedNvml) -> list[float | None]:
+    return [nvml.fact("gpu_up", index=sample.index) for sample in nvml.samples]
+
+
+def test_a_gpu_that_falls_off_is_reported_at_once_and_the_others_go_on(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("gpus 3")
+    nvml.poll()
+    nvml.poll(f"lose 1 {GPU_IS_LOST}")
+    assert {sample.index: sample.fact("gpu_up") for sample in nvml.samples} == {0: 1, 1: 0, 2: 1}
+    assert (nvml.of(1).problem, nvml.of(1).at) == ("gpu_lost", nvml.now)
+    assert "gpu_lost" in nvml.failures
+    assert nvml.fact("gpu_memory_used_bytes", index=1) is None
+    assert nvml.fact("gpu_memory_used_bytes", index=2) == 0
+
+
+def test_a_gpu_is_reported_as_lost_for_as_long_as_it_is(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    nvml.poll(f"lose 1 {GPU_IS_LOST}")
+    for _ in range(100):
+        nvml.poll()
+        assert nvml.fact("gpu_up", index=0) == 1
+        assert nvml.of(1).problem == "gpu_lost"
+        assert "gpu_lost" in nvml.failures
+
+
+def _waits(nvml: ScriptedNvml, seconds: int) -> list[int]:
+    began = []
+    for second in range(seconds):
+        before = nvml.driver.calls("nvmlInitWithFlags")
+        nvml.poll()
+        if nvml.driver.calls("nvmlInitWithFlags") > before:
+            began.append(second)
+    return [later - earlier for earlier, later in pairwise(began)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "loss", "kept"),
+    [
+        (1, f"lose 0 {GPU_IS_LOST}", 0),
+        (2, f"lose 1 {GPU_IS_LOST}", 1),
+        (1, f"answer 0 nvmlDeviceRegisterEvents {UNKNOWN}", 1),
+    ],
+    ids=["no GPU is left", "others are read", "only Xid errors get lost"],
+)
+def test_a_new_initialisation_comes_after_waits_that_double(
+    nvml: ScriptedNvml, gpus: int, loss: str, kept: int
+) -> None:
+    nvml.driver.do(f"gpus {gpus}")
+    nvml.poll(loss)
+    doubling = [2, 4, 8, 16, 32, 64, 128, 256]
+    assert _waits(nvml, 1120) == [*doubling, LONGEST_WAIT_S, LONGEST_WAIT_S]
+    begun, ended = map(nvml.driver.calls, ("nvmlInitWithFlags", "nvmlShutdown"))
+    assert begun == ended + kept
+
+
+def _in_a_long_wait(nvml: ScriptedNvml, *script: str) -> None:
+    """Three GPUs, of which the first has been lost for long, some polls after a new session."""
+    nvml.driver.do("gpus 3", *script)
+    nvml.poll()
+    nvml.poll(f"lose 0 {GPU_IS_LOST}")
+    _waits(nvml, 600)
+    begun = nvml.driver.calls("nvmlInitWithFlags")
+    while nvml.driver.calls("nvmlInitWithFlags") == begun:
+        nvml.poll()
+    for _ in range(5):
+        nvml.poll()
+
+
+def test_a_driver_that_goes_during_a_long_wait_is_tried_at_once(nvml: ScriptedNvml) -> None:
+    _in_a_long_wait(nvml)
+    for _ in range(5):
+        nvml.poll("driver 0")
+    for _ in range(8):
+        nvml.poll("driver 1")
+    assert [sample.problem for sample in nvml.samples if sample.problem] == ["gpu_lost"]
+
+
+def test_a_second_loss_during_a_long_wait_loses_no_xids_for_long(nvml: ScriptedNvml) -> None:
+    _in_a_long_wait(nvml)
+    nvml.driver.do(f"lose 1 {GPU_IS_LOST}")
+
+    def loses_events() -> bool:
+        nvml.poll(after_s=0)
+        return "events_lost" in nvml.failures
+
+    eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
+    nvml.poll(after_s=2)
+    nvml.driver.do("xid 2 79 -1 -1")
+    assert nvml.next_xid().gpu == gpu_uuid(2)
+
+
+def test_a_gpu_that_comes_back_is_read_again_and_the_next_loss_starts_with_a_short_wait(
+    nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    for _ in range(2):
+        nvml.poll(f"lose 1 {GPU_IS_LOST}")
+        with caplog.at_level(logging.INFO):
+            nvml.poll("lose 1 0")
+        assert _up(nvml) == [1, 1]
+        assert nvml.of(1).problem is None
+        assert not nvml.failures
+    assert f"GPU {gpu_uuid(1)} (index 1) is read again" in caplog.text
+
+
+@pytest.mark.parametrize("fails", ["lose 0", "answer 0 nvmlGpmQueryDeviceSupport"])
+def test_a_gpu_that_is_lost_before_its_first_read_is_a_failure_until_it_answers(
+    nvml: ScriptedNvml, fails: str
+) -> None:
+    nvml.driver.do("gpus 2", f"{fails} {GPU_IS_LOST}")
+    nvml.poll()
+    assert [sample.gpu for sample in nvml.samples] == [gpu_uuid(1)]
+    assert nvml.failures == ["gpu_lost"]
+    nvml.poll(f"{fails} 0")
+    assert _up(nvml) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"), [(GPU_IS_LOST, "gpu_lost"), (UNKNOWN, "gpu_unopened")]
+)
+def test_a_lost_gpu_that_gives_an_unknown_error_later_is_still_lost(
+    nvml: ScriptedNvml, code: int, problem: str
+) -> None:
+    nvml.driver.do("gpus 3")
+    nvml.poll()
+    nvml.poll(f"lose 1 {code}")
+    nvml.poll(f"lose 1 {UNKNOWN}")
+    for _ in range(10):
+        nvml.poll()
+        assert (nvml.of(1).problem, problem in LOST) == (problem, True)
+        assert "nvml_unknown_error" not in nvml.failures
+
+
+def test_a_gpu_that_reported_its_loss_is_lost_though_none_is_left(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    nvml.poll(f"lose 0 {GPU_IS_LOST}")
+    nvml.poll(f"lose 0 {UNKNOWN}")
+    assert nvml.of(0).problem == "gpu_lost"
+    nvml.poll("lose 0 0", after_s=LONGEST_WAIT_S)
+    nvml.poll("driver 0")
+    assert nvml.of(0).problem == "no_driver"
+
+
+@pytest.mark.parametrize(
+    ("codes", "reason"),
+    [
+        ((NO_PERMISSION, NO_PERMISSION), "no_permission"),
+        ((UNKNOWN, UNKNOWN), "nvml_unknown_error"),
+        ((NO_PERMISSION, UNKNOWN), "nvml_unknown_error"),
+        ((14, 14), "init_failed"),
+        ((GPU_IS_LOST, GPU_IS_LOST), "no_gpu"),
+        ((GPU_IS_LOST, UNKNOWN), "no_gpu"),
+    ],
+)
+def test_a_code_that_all_gpus_return_is_about_the_driver(
+    nvml: ScriptedNvml, codes: tuple[int, int], reason: str
+) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll(
+        *(f"answer {at} nvmlDeviceGetHandleByIndex_v2 {code}" for at, code in enumerate(codes))
+    )
+    assert reason in nvml.failures
+    assert set(nvml.failures) <= {reason}
+
+
+def test_a_gpu_that_asks_for_a_reset_is_lost_by_that_name(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    nvml.poll(f"lose 0 {RESET_REQUIRED}")
+    assert nvml.of(0).problem == "gpu_reset_required"
+
+
+def test_a_gpu_whose_every_call_fails_is_lost(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    nvml.poll(f"lose 1 {UNKNOWN}")
+    assert nvml.of(1).problem == "gpu_silent"
+    assert nvml.fact("gpu_up", index=0) == 1
+
+
+def test_the_loss_of_all_gpus_is_reported_for_each_and_ends_when_they_return(
+    nvml: ScriptedNvml,
+) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    nvml.poll(f"lose -1 {GPU_IS_LOST}")
+    assert _up(nvml) == [0, 0]
+    nvml.poll()
+    assert _up(nvml) == [0, 0]
+    assert "no_gpu" in nvml.failures
+    nvml.poll("lose -1 0", after_s=2)
+    assert _up(nvml) == [1, 1]
+
+
+def test_a_gpu_that_vanishes_from_the_count_is_missing(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    nvml.poll("driver 0")
+    nvml.poll("gpus 1")
+    assert nvml.of(1).problem == "gpu_missing"
+    assert nvml.failures == ["gpu_missing"]
+
+
+def test_a_driver_that_unloads_takes_every_gpu_and_comes_back(
+    nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    for _ in range(5):
+        nvml.poll("driver 0")
+        assert _up(nvml) == [0, 0]
+        assert {sample.problem for sample in nvml.samples} == {"no_driver"}
+        assert nvml.failures == ["no_driver"]
+    assert caplog.text.count("no GPU is read") == 1
+    nvml.poll("driver 1", after_s=LONGEST_WAIT_S)
+    assert _up(nvml) == [1, 1]
+    assert not nvml.failures
+
+
+def test_what_was_read_before_the_driver_went_is_kept(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    nvml.poll("answer 1 nvmlDeviceGetFieldValues 9")
+    assert nvml.fact("gpu_up", index=0) == 1
+    assert nvml.of(1).problem == "no_driver"
+
+
+def test_a_library_that_was_shut_down_is_initialised_again(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    nvml.driver.library.nvmlShutdown()
+    nvml.poll()
+    assert nvml.of(0).problem == "driver_lost"
+    nvml.poll()
+    assert nvml.fact("gpu_up") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "reason"),
+    [
+        ("init", NO_PERMISSION, "no_permission"),
+        ("init", 9, "no_driver"),
+        ("init", MISMATCH, "driver_mismatch"),
+        ("init", UNKNOWN, "nvml_unknown_error"),
+        ("init", 14, "init_failed"),
+        ("answer -1 nvmlDeviceGetCount_v2", UNKNOWN, "nvml_unknown_error"),
+    ],
+)
+def test_an_initialisation_that_fails_is_reported_by_its_reason(
+    nvml: ScriptedNvml, call: str, code: int, reason: str
+) -> None:
+    nvml.poll(f"{call} {code}")
+    assert nvml.failures == [reason]
+    assert not nvml.samples
+    assert nvml.driver.calls("nvmlShutdown") == (call != "init")
+    nvml.poll(f"{call} 0")
+    assert nvml.fact("gpu_up") == 1
+
+
+def test_a_gpu_of_another_container_is_left_alone(
+    nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.driver.do("gpus 2", f"answer 0 nvmlDeviceGetHandleByIndex_v2 {NO_PERMISSION}")
+    for _ in range(5):
+        nvml.poll()
+        assert [sample.gpu for sample in nvml.samples] == [gpu_uuid(1)]
+        assert not nvml.failures
+    assert nvml.driver.calls("nvmlInitWithFlags") == 1
+    (line,) = [line for line in caplog.messages if "nvmlDeviceGetHandleByIndex" in line]
+    assert "access to the GPU's device files" in line
+
+
+def test_counts_of_xids_outlive_the_gpu_and_its_session(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    nvml.driver.do("xid 1 79 -1 -1")
+    nvml.next_xid()
+    nvml.poll(f"lose 1 {GPU_IS_LOST}")
+    assert nvml.fact("gpu_xid_errors", "79", index=1) == 1
+    assert nvml.fact("gpu_xid_last_seen_timestamp_seconds", "79", index=1) == 1001.0
+    assert nvml.fact("gpu_xid_errors", "79", index=0) == 0
+    nvml.poll("lose 1 0")
+    assert nvml.fact("gpu_up", index=1) == 1
+    assert nvml.fact("gpu_xid_errors", "79", index=1) == 1
+
+
+def test_lost_events_are_reported_until_the_next_initialisation(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    nvml.driver.do(f"answer -1 nvmlEventSetWait_v2 {UNKNOWN}")
+
+    def loses_events() -> bool:
+        nvml.poll(after_s=0)
+        return "events_lost" in nvml.failures
+
+    eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
+    assert nvml.fact("gpu_up") == 1
+    nvml.poll("answer -1 nvmlEventSetWait_v2 0", after_s=2)
+    nvml.driver.do("xid 0 31 -1 -1")
+    assert nvml.next_xid().xid == 31
+    nvml.poll()
+    assert not nvml.failures
