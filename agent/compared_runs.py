@@ -17,12 +17,12 @@ from agent.records.queries import Selection, Window
 from agent.settings.named_files import in_time
 from agent.settings.values import duration_s, masked, shown
 from agent.sources.result_files import BenchedRun, read_result_file
-from agent.store.agent_queries import agents_of
 from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.connection import open_engine
 from agent.store.migrating import require_newest
 from agent.store.run_rows import read_run, whole_window
 from agent.store.sqlite_place import sqlite_path
+from agent.store.store_queries import agents_of
 
 Run = RunColumns | RunFigures
 

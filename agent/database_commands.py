@@ -66,8 +66,8 @@ def db_rebuild(
 ) -> None:
     """Rebuild the rollups of whole days in the agent's file from its requests."""
     from agent.store.connection import open_engine
+    from agent.store.folding import RollupStore
     from agent.store.migrating import upgrade
-    from agent.store.rollup_store import RollupStore
 
     settings = load(config, os.environ)
     first, end = (day.replace(tzinfo=UTC) for day in (from_day, until_day))

@@ -14,8 +14,8 @@ from sqlalchemy import Engine, Table
 
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.objective import JudgedRequest
-from agent.store.clickhouse.column_types import types_of
 from agent.store.clickhouse.connecting import client_of, insert_rows
+from agent.store.clickhouse.schema import types_of
 from agent.store.publishing.destination import shared_ids
 from agent.store.rollups import Series
 from agent.store.tables import rollup_series, rollups

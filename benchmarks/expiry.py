@@ -7,9 +7,8 @@ from pathlib import Path
 from sqlalchemy import Engine, text
 
 from agent.catalog.time_units import DAY_S
-from agent.store.day_partitions import keep_partitions
 from agent.store.migrating import upgrade
-from agent.store.retention import Retention
+from agent.store.retention import Retention, keep_partitions
 from benchmarks.rollup_load import DATABASES, TODAY, report
 from tests.store.making import request, store
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from sqlalchemy import Engine, text
 
-from agent.store.day_partitions import keep_partitions
 from agent.store.migrating import upgrade
+from agent.store.retention import keep_partitions
 from benchmarks.many_requests import PER_S, bytes_of, queries
 from benchmarks.rollup_load import DATABASES, TODAY, analyse, fewest_s
 from tests.outputs.api.serving import open_api_at

@@ -18,11 +18,11 @@ from agent.records.engine import EngineIdentity
 from agent.settings import Settings
 from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import for_writing, open_engine, without_number
+from agent.store.folding import RollupStore
 from agent.store.migrating import upgrade
 from agent.store.publishing.changes import COLUMNS, lag_of, prepare_file
 from agent.store.publishing.destination import SharedDatabase
 from agent.store.publishing.publisher import Publisher
-from agent.store.rollup_store import RollupStore
 from agent.store.tables import metadata
 from agent.store.transactions import request_write
 from benchmarks.exports import export_body

@@ -12,7 +12,7 @@ from agent.catalog.time_units import DAY_S
 from agent.outputs.report.document import document_of, read_figures
 from agent.outputs.report.formats import html_page
 from agent.settings import load as settings_of
-from agent.store.rollup_store import RollupStore
+from agent.store.folding import RollupStore
 from agent.store.transactions import request_write
 from benchmarks.rollup_load import load
 from tests.store.migrated import migrated_in

@@ -10,9 +10,9 @@ from sqlalchemy import Engine, text
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.minute import MinuteRow
 from agent.store.connection import for_writing
+from agent.store.folding import RollupStore
 from agent.store.minute_sums import MINUTES_KEPT_S
 from agent.store.minutes import MinuteStore
-from agent.store.rollup_store import RollupStore
 from agent.store.rollups import KEEP_S
 from agent.store.transactions import request_write
 from benchmarks.rollup_load import TODAY, by_itself, load, report

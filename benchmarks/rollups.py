@@ -11,8 +11,8 @@ from sqlalchemy import Engine
 
 from agent.analysis.quantiles import bins_of
 from agent.store.connection import for_writing
+from agent.store.folding import RollupStore
 from agent.store.migrating import upgrade
-from agent.store.rollup_store import RollupStore
 from agent.store.rollups import add_to_rollups
 from benchmarks.rollup_load import DATABASES, TODAY, load, report
 from benchmarks.rollup_months import months, use

@@ -17,8 +17,7 @@ from agent import __version__
 from agent.app.serving import DatabaseServer
 from agent.errors import AgentError, SettingsInvalid, StoreUnavailable
 from agent.settings import load
-from agent.store.agent_state import AgentState
-from agent.store.claim import NameClaim
+from agent.store.claim import AgentState, NameClaim
 from agent.store.migrating import upgrade
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import broken, browsing, opened_in

@@ -23,8 +23,7 @@ from agent.comparing import compare_runs
 from agent.errors import AgentError, SettingsInvalid
 from agent.records.queries import Window
 from agent.sources.result_files import ResultFileInvalid
-from agent.store.agent_state import AgentState
-from agent.store.claim import NameClaim
+from agent.store.claim import AgentState, NameClaim
 from agent.store.run_rows import RunEmpty
 from tests.real_parts.postgres import PostgresServer
 from tests.store.making import NOON, request, store_in

@@ -37,7 +37,7 @@ from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.sources.proxy.handover.messages import HandoverAddress
-from agent.store.agent_state import AgentState
+from agent.store.claim import AgentState
 from agent.store.writing import RequestWriter
 
 

@@ -29,13 +29,13 @@ from agent.outputs.api.routes import LiveFigures, live_figures, make_api
 from agent.outputs.web import documentation_page, runbooks
 from agent.settings import Settings
 from agent.settings.access import AccessPolicy
-from agent.store.agent_queries import engines_of
 from agent.store.connection import open_engine
 from agent.store.health import StoreHealth
 from agent.store.migrating import require_newest
-from agent.store.query_limits import open_query_engine
 from agent.store.sqlite_place import sqlite_path
+from agent.store.store_queries import engines_of
 from agent.store.stored_queries import stored_queries
+from agent.store.time_limits import open_query_engine
 from agent.store.unreadable import UNREADABLE
 
 # A command may take longer than a page: its user can stop it.

@@ -23,12 +23,15 @@ from agent.pipeline.request_pipeline import OnCounted
 from agent.records.objective import Objective
 from agent.settings import Settings
 from agent.settings.settings_model import StorageSettings
-from agent.store.agent_state import AgentState, no_lag
-from agent.store.amending import request_amend
-from agent.store.claim import NameClaim, own_instance
-from agent.store.connection import for_writing, in_transaction, open_engine, without_number
-from agent.store.database_size import database_bytes
+from agent.store.claim import AgentState, NameClaim, no_lag, own_instance
+from agent.store.connection import (
+    for_writing,
+    in_transaction,
+    open_engine,
+    without_number,
+)
 from agent.store.explanations import ExplanationStore
+from agent.store.folding import RollupStore
 from agent.store.health import StoreHealth
 from agent.store.keeping import StoreKeeper
 from agent.store.minute_sums import MinuteQueries, merge_minutes
@@ -39,12 +42,11 @@ from agent.store.publishing.bounds import FileBounds
 from agent.store.publishing.changes import Lag, lag_of, prepare_file
 from agent.store.publishing.destination import SharedDatabase
 from agent.store.publishing.publisher import Publisher, upkeep_of
-from agent.store.query_limits import open_query_engine
 from agent.store.retention import Retention
-from agent.store.rollup_store import RollupStore
 from agent.store.sqlite_connection import checkpoints
-from agent.store.stored_queries import stored_queries
-from agent.store.transactions import Joining, request_settle, request_write
+from agent.store.stored_queries import database_bytes, stored_queries
+from agent.store.time_limits import open_query_engine
+from agent.store.transactions import Joining, request_amend, request_settle, request_write
 from agent.store.writing import RequestWriter
 
 GIVES_WAY_S = 0.05

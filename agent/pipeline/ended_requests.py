@@ -16,7 +16,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.request_pipeline import OnCounted
 from agent.records.engine import EndedRequest, EngineStep
 from agent.records.request import RequestRecord, Vantage
-from agent.store.amending import Amend
+from agent.store.transactions import Amend
 from agent.store.writing import RequestWriter
 
 # A span comes 5 s after the end of its request, or later if it is sent again.

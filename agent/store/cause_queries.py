@@ -11,7 +11,6 @@ from agent.catalog.metrics import OTHER
 from agent.records.queries import OF_ROWS, Dimension, Selection, Window
 from agent.store.connection import ROWS_PER_READ, reading
 from agent.store.explanations import explanation_from
-from agent.store.query_limits import refuse_when_late
 from agent.store.rollup_queries import (
     SERIES_PER_READ,
     GroupBy,
@@ -25,6 +24,7 @@ from agent.store.rollup_queries import (
 from agent.store.rollups import Series
 from agent.store.row_groups import ROW_GROUPS, busiest, ended_in
 from agent.store.tables import cause_rollups, requests
+from agent.store.time_limits import refuse_when_late
 from agent.store.unreadable import finite, readable
 
 Group = TypeVar("Group", bound=Hashable)

@@ -4,18 +4,19 @@ A slice of a fold is one transaction: it deletes the changes that it adds to the
 that fails leaves both as they were, so a fold may run at any time and any number of times.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, or_, select, text, tuple_, update
+from sqlalchemy import Connection, Engine, bindparam, delete, or_, select, text, tuple_, update
 
 from agent.catalog.time_units import DAY_S
-from agent.store.cause_rollups import add_causes
-from agent.store.connection import ROWS_PER_READ
-from agent.store.explanations import earlier
+from agent.store.connection import ROWS_PER_READ, for_writing, in_transaction, reading
+from agent.store.explanations import add_causes, earlier
 from agent.store.rollups import (
     FIGURES,
+    MAX_SERIES,
     NO_COUNTS,
     WIDTHS_S,
     RollupKey,
@@ -25,9 +26,10 @@ from agent.store.rollups import (
     check_figures,
     keys_of,
     series_key,
+    stored_ids,
+    target_series,
 )
 from agent.store.rows import checked_from
-from agent.store.series_places import MAX_SERIES, stored_ids, target_series
 from agent.store.tables import (
     CHANGED,
     cause_rollups,
@@ -234,3 +236,64 @@ def expire_series(connection: Connection, agent: str) -> int:
     ]
     old = delete(rollup_series).where(rollup_series.c.agent == agent, ~or_(*left))
     return connection.execute(old).rowcount
+
+
+class RollupStore:
+    """Folds and rebuilds the rollups of one agent. Raises StoreUnavailable.
+
+    Beyond `max_series`, new models and tenants are counted as `other`; `on_replaced` gets the
+    number of their requests after each fold. `give_way` is called before each slice.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        agent: str,
+        max_series: int = MAX_SERIES,
+        on_replaced: Callable[[int], None] = lambda _: None,
+        give_way: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._max_series = max_series
+        self._reading = engine
+        self._engine = for_writing(engine)
+        self._agent = agent
+        self._on_replaced = on_replaced
+        self._give_way = give_way
+
+    def fold(self) -> int:
+        """Fold the changes of requests into the rollups; returns how many changes were folded.
+
+        It folds slice by slice, so that the request writer gets its turns. The next call folds
+        whatever was left.
+        """
+        folded = 0
+        # Most of the time there is nothing to fold, and then nothing is written.
+        with reading(self._reading) as connection:
+            agents = agents_to_fold(connection)
+        for agent in agents:
+            slice_of = CHANGES_PER_SLICE
+            while slice_of == CHANGES_PER_SLICE:
+                self._give_way()
+                slice_of, replaced = in_transaction(
+                    self._engine, partial(fold_slice, agent=agent, max_series=self._max_series)
+                )
+                self._on_replaced(replaced)
+                folded += slice_of
+        return folded
+
+    def rebuild(self, from_s: int, until_s: int) -> None:
+        """Make this agent's rollups of whole UTC days anew from its rows, a day at a time.
+
+        Only for days with all their rows: expired rows are no longer counted.
+        """
+        for day in range(from_s, until_s, DAY_S):
+            in_transaction(
+                self._engine,
+                partial(
+                    rebuild_rollups,
+                    agent=self._agent,
+                    from_s=day,
+                    until_s=day + DAY_S,
+                    max_series=self._max_series,
+                ),
+            )

@@ -14,8 +14,7 @@ from sqlalchemy import Engine, event
 
 from agent.errors import StoreUnavailable
 from agent.store.claim import BEAT_EVERY_S, NameClaim, NameTaken
-from agent.store.connection import open_engine, store_unavailable
-from agent.store.failure_words import CORRUPT_CODES, sqlite_code
+from agent.store.connection import CORRUPT_CODES, open_engine, sqlite_code, store_unavailable
 from agent.store.health import StoreHealth
 from agent.store.migrating import upgrade
 from agent.store.sqlite_connection import SqliteConnection

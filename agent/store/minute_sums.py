@@ -31,8 +31,8 @@ from sqlalchemy.sql.functions import aggregate_strings
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
+from agent.store.columns import minute_from
 from agent.store.connection import for_writing, in_transaction, read_all
-from agent.store.minute_columns import minute_from
 from agent.store.rollups import KEEP_S
 from agent.store.tables import engine_minutes
 from agent.store.unreadable import DAMAGED, check_row, readable, readable_rows

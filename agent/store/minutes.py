@@ -1,10 +1,12 @@
-"""Booked minutes of engines in the database, and the samples and requests they are made of."""
+"""Minutes of engines in the database, and the samples and requests they are made of."""
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
     Connection,
     Engine,
@@ -20,20 +22,115 @@ from sqlalchemy import (
 from sqlalchemy import update as updating
 
 from agent.analysis.efficiency.request_activity import TimeRanges
+from agent.catalog.definitions import Verdict
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
-from agent.records.columns import MinuteRequests
+from agent.records.columns import STATUSES, VANTAGES, MinuteRequests
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost
-from agent.store.booked_rows import BOOKED_COLUMNS, minute_requests_from
+from agent.store.columns import minute_values
 from agent.store.connection import ROWS_PER_READ, for_writing, in_transaction, read_all, reading
 from agent.store.facts import facts_from
-from agent.store.minute_columns import minute_values
 from agent.store.minute_sums import readable_minute
 from agent.store.sqlite_connection import ROWS_PER_NUMBER, number_next
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
-from agent.store.unreadable import check_row, readable, readable_rows
+from agent.store.unreadable import DAMAGED, UNREADABLE, check_row, readable, readable_rows
+
+# With one prompt, an engine counts it once for each choice. Elsewhere a request may have several
+# prompts, and how many choices each has is unknown.
+ONE_PROMPT_ROUTE = "/v1/chat/completions"
+
+_STATUSES = {status.value: place for place, status in enumerate(STATUSES)}
+_VANTAGES = {vantage.value: place for place, vantage in enumerate(VANTAGES)}
+
+_NUMBERS = (
+    *("started_at", "ended_at", "ttft_s", "queue_s", "prefill_s", "decode_s"),
+    *("input_tokens", "cached_tokens", "output_tokens", "choices"),
+)
+_MASKS = {
+    "aborted": func.coalesce(requests.c.finish_reason == "abort", False),
+    "one_prompt": func.coalesce(requests.c.route == ONE_PROMPT_ROUTE, False),
+    "priced": or_(
+        *(requests.c[name].is_not(None) for name in ("priced_at", "cost_usd", "decode_flops"))
+    ),
+    "met": requests.c.verdict == Verdict.MET.value,
+}
+_NAMES = ("rows", "vantages", "statuses", "verdicts", *_NUMBERS, *_MASKS)
+
+# What a query for requests selects, in the order of a row of `minute_requests_from`.
+BOOKED_COLUMNS = (
+    *(requests.c.id, requests.c.vantage, requests.c.status, requests.c.verdicts),
+    *(requests.c[name] for name in _NUMBERS),
+    *_MASKS.values(),
+)
+_WIDTH = len(BOOKED_COLUMNS)
+
+
+def minute_requests_from(batches: Iterable[Sequence[Sequence[Any]]]) -> MinuteRequests:
+    """Requests from batches of rows of BOOKED_COLUMNS, in the order of their ids."""
+    verdicts = _Verdicts()
+    parts = [_readable_columns(batch, verdicts) for batch in chain(batches, [[]])]
+    order = np.argsort(np.concatenate([part["rows"] for part in parts]))
+    # The parts of a column are dropped as soon as it is whole: all of them take much memory.
+    columns = {name: np.concatenate([part.pop(name) for part in parts])[order] for name in _NAMES}
+    return MinuteRequests(**columns, met_objectives=tuple(verdicts.met))
+
+
+class _Verdicts:
+    """The different verdicts of requests, which are few, by their stored text."""
+
+    def __init__(self) -> None:
+        self.met: list[tuple[str, ...]] = []
+        self._places: dict[str, int] = {}
+
+    def place(self, stored: str) -> int:
+        """The place of the objectives that were met in `met`."""
+        place = self._places.get(stored)
+        if place is None:
+            place = self._places[stored] = len(self.met)
+            judged: dict[str, str] = json.loads(stored)
+            self.met.append(tuple(name for name, verdict in judged.items() if verdict == "met"))
+        return place
+
+
+def _readable_columns(
+    rows: Sequence[Sequence[Any]], verdicts: _Verdicts
+) -> dict[str, NDArray[Any]]:
+    """The columns of the rows that can be read; the others are counted."""
+    try:
+        return _columns(rows, verdicts)
+    except DAMAGED:
+        return _columns([row for row in rows if _can_be_read(row, verdicts)], verdicts)
+
+
+def _can_be_read(row: Sequence[Any], verdicts: _Verdicts) -> bool:
+    try:
+        _columns([row], verdicts)
+    except DAMAGED as error:
+        UNREADABLE.add(requests.name, {"id": row[0]}, error)
+        return False
+    return True
+
+
+def _columns(rows: Sequence[Sequence[Any]], verdicts: _Verdicts) -> dict[str, NDArray[Any]]:
+    ids, vantages, statuses, texts, *plain = zip(*rows, strict=True) if rows else [()] * _WIDTH
+    numbers, masks = plain[: len(_NUMBERS)], plain[len(_NUMBERS) :]
+    numbers_by_name = {
+        n: np.array(each, dtype=np.float64) for n, each in zip(_NUMBERS, numbers, strict=True)
+    }
+    if any(np.isinf(each).any() for each in numbers_by_name.values()):
+        raise ValueError("a number is infinite")
+    return {
+        "rows": np.array(ids, dtype=np.intp),
+        "vantages": np.array([_VANTAGES[each] for each in vantages], dtype=np.int8),
+        "statuses": np.array([_STATUSES[each] for each in statuses], dtype=np.int8),
+        "verdicts": np.array([verdicts.place(each) for each in texts], dtype=np.int32),
+        # Unknown becomes NaN.
+        **numbers_by_name,
+        **{n: np.array(each, dtype=bool) for n, each in zip(_MASKS, masks, strict=True)},
+    }
+
 
 # A minute ends at most this long after it is due, so the index on `starts_at` finds it: it may
 # begin a minute late, and it ends where the next one begins. The third minute is slack.

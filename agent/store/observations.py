@@ -5,16 +5,39 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, insert
+from sqlalchemy import Connection, Engine, Table, insert, select
 
 from agent.catalog.engine_facts import FIRST_TOKENS, TIME_TO_FIRST_TOKEN
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.gpu import Facts, GpuSample, MigInstance, ProcessMemory
-from agent.store.connection import for_polling, in_transaction
+from agent.store.connection import for_polling, in_transaction, reading
 from agent.store.facts import facts_json, json_value
-from agent.store.gpu_rows import gpus_read_since
 from agent.store.tables import engine_samples, events, gpu_samples
+
+
+def gpus_read_since(engine: Engine, agent: str, since: float) -> list[GpuSample]:
+    """The last good sample of each GPU that an agent read since a Unix time, without its facts.
+
+    Raises StoreUnavailable.
+    """
+    # Each step finds one GPU in the index, and then its last good row: GROUP BY would read all.
+    found: list[GpuSample] = []
+    rows = gpu_samples.c
+    good = (rows.agent == agent, rows.at >= since, rows.problem.is_(None))
+    following = select(rows.gpu).order_by(rows.gpu).limit(1)
+    newest = select(rows.gpu_index, rows.name, rows.at).where(*good)
+    newest = newest.order_by(rows.at.desc()).limit(1)
+    with reading(engine) as connection:
+        gpu = connection.scalar(following)
+        while gpu is not None:
+            row = connection.execute(newest.where(rows.gpu == gpu)).first()
+            if row is not None:
+                index, name, at = row
+                found.append(GpuSample(gpu=gpu, index=index, name=name, at=at, facts={}))
+            gpu = connection.scalar(following.where(rows.gpu > gpu))
+    return found
+
 
 Values = Mapping[str, Any]
 

@@ -1,22 +1,23 @@
-"""Sums of requests over a window, read from rollups and the changes that are not folded yet."""
+"""Sums of requests over a window, from rollups and unfolded changes; when the data begins."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from math import ceil
+from functools import partial
+from math import ceil, isfinite
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import ColumnElement, Connection, Engine, FromClause, Table, func, select
 
 from agent.analysis.tally import Tally
 from agent.catalog.metrics import OTHER
 from agent.catalog.time_units import DAY_S
 from agent.records.queries import DataSource, Dimension, Selection, Window
 from agent.store.connection import for_reading, reading
-from agent.store.first_data import first_data_at
 from agent.store.rollups import (
     ANY_LENGTH,
     FIGURES,
     KEEP_S,
+    MAX_SERIES,
     NARROW_S,
     SUMMED_WIDTHS_S,
     WIDTHS_S,
@@ -25,10 +26,85 @@ from agent.store.rollups import (
     objective_names,
     series_key,
 )
-from agent.store.selection import selected
-from agent.store.series_places import MAX_SERIES
-from agent.store.tables import rollup_changes, rollup_series, rollups
+from agent.store.tables import (
+    engine_minutes,
+    engine_samples,
+    rollup_changes,
+    rollup_series,
+    rollups,
+)
 from agent.store.unreadable import DAMAGED, UNREADABLE
+
+
+def first_data_at(connection: Connection, source: DataSource) -> float | None:
+    """The begin of the data of an agent, of an engine or of all, in Unix seconds; None without any.
+
+    Requests alone would not do: an agent that waits for its first request has data, too.
+    """
+    known = [at for at in _first_moments(connection, source) if at is not None]
+    return min((at for at in known if isfinite(at)), default=None)
+
+
+def _of(table: Table, source: DataSource) -> list[ColumnElement[bool]]:
+    wanted = {"agent": source.agent, "engine": source.engine}
+    return [table.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def _first_moments(connection: Connection, source: DataSource) -> Iterator[float | None]:
+    yield first_of_widths(partial(_first_of_width, connection, source))
+    if connection.dialect.name == "sqlite":
+        # Agents fold changes in their files.
+        yield first_of_table(connection, rollup_changes, rollup_changes.c.starts_at, source)
+    for table, column in (
+        (engine_samples, engine_samples.c.at),
+        (engine_minutes, engine_minutes.c.from_at),
+    ):
+        yield first_of_table(connection, table, column, source)
+
+
+def first_of_table(
+    connection: Connection, table: Table, column: ColumnElement[Any], source: DataSource
+) -> float | None:
+    """The first value of a column, of an agent, an engine or of all."""
+    found: float | None = connection.execute(
+        # Without what SQLite sorts before timestamps and is none.
+        select(func.min(column)).where(*_of(table, source), column >= 0)
+    ).scalar()
+    return found
+
+
+def first_of_widths(first_of_width: Callable[[int], float | None]) -> float | None:
+    """The start of the first rollup, of the narrowest width that is kept for so long."""
+    first: float | None = None
+    width_s = WIDTHS_S[-1]
+    for narrower_s in reversed(WIDTHS_S):
+        starts_at = first_of_width(narrower_s)
+        if first is None or (starts_at is not None and starts_at < first + width_s):
+            first, width_s = starts_at, narrower_s
+    return first
+
+
+def _first_of_width(connection: Connection, source: DataSource, width_s: int) -> float | None:
+    # By series, so that the primary key finds each first one without a walk.
+    of_series = (
+        select(func.min(rollups.c.starts_at))
+        .where(rollups.c.width_s == width_s, rollups.c.series == rollup_series.c.id)
+        .scalar_subquery()
+    )
+    query = select(of_series.label("starts_at")).select_from(rollup_series)
+    first = query.where(*_of(rollup_series, source)).subquery()
+    starts_at: float | None = connection.execute(select(func.min(first.c.starts_at))).scalar()
+    return starts_at
+
+
+def selected(table: FromClause, selection: Selection) -> list[ColumnElement[bool]]:
+    """Conditions for rows of the selected agent, engine, model, tenant; of any objective."""
+    return [
+        table.c[name] == getattr(selection, name)
+        for name in ("agent", "engine", "model", "tenant")
+        if getattr(selection, name) is not None
+    ]
+
 
 # Rollups are kept this much longer than windows may be, so that the first one of a window is there
 # until the query ends.

@@ -11,19 +11,27 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, String, case, cast, func, null, select
 
-from agent.analysis.tally import Tally, tally_of
+from agent.analysis.tally import (
+    EDGES_TOKENS,
+    INPUT_LENGTHS,
+    OUTPUT_EDGES_TOKENS,
+    OUTPUT_LENGTHS,
+    Tally,
+    tally_of,
+)
 from agent.catalog.definitions import Verdict
 from agent.catalog.metrics import OTHER
 from agent.records.objective import JudgedRequest, Judgement
-from agent.records.queries import Dimension, Selection, Window
+from agent.records.queries import OF_ROWS, Dimension, Selection, Window
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.connection import ROWS_PER_READ
-from agent.store.query_limits import refuse_when_late
+from agent.store.rollup_queries import selected
+from agent.store.rollups import MAX_SERIES
 from agent.store.rows import by_objective_from
-from agent.store.selection import selected
+from agent.store.sql_functions import has_verdict
 from agent.store.tables import requests
-from agent.store.unreadable import check_row, readable
-from agent.store.verdict_pairs import has_verdict
+from agent.store.time_limits import refuse_when_late
+from agent.store.unreadable import check_row, finite, readable
 
 # The busiest groups have figures of their own, the rest is one group.
 MAX_GROUPS = 1000
@@ -116,3 +124,69 @@ def _group_and_judged(row: Mapping[str, Any]) -> tuple[str | None, JudgedRequest
 @lru_cache(maxsize=4096)
 def _judgement(verdict: str, verdicts: str) -> Judgement:
     return Judgement(Verdict(verdict), by_objective_from(verdicts))
+
+
+def cost_by(
+    dimension: Dimension, window: Window, selection: Selection, names: Sequence[str] = ()
+) -> Any:
+    """Selects group, number, dollars and GPU-hours of the requests that ended in a window.
+
+    Of very many groups, those with the most priced requests. `names` are the groups of a dimension
+    that only rows know; its other requests are one group.
+    """
+    of_rows = dimension in OF_ROWS
+    group = (group_among(dimension, names) if of_rows else _GROUPS[dimension]).label("group")
+    priced = func.count(func.coalesce(requests.c.gpu_hours, requests.c.cost_usd))
+    return (
+        select(
+            group,
+            priced,
+            func.sum(finite(requests.c.cost_usd)),
+            func.sum(finite(requests.c.gpu_hours)),
+        )
+        .where(*ended_in(window, selection))
+        .group_by(group)
+        .order_by(priced.desc(), group)
+        .limit(MAX_SERIES)
+    )
+
+
+def verdicts_by_length(window: Window, selection: Selection) -> Any:
+    """Selects input length, output length and the numbers of met and of missed requests.
+
+    Of the requests that ended in a window and whose lengths are known.
+    """
+    lengths = _INPUT_LENGTH, _OUTPUT_LENGTH
+    return (
+        select(*lengths, _number(Verdict.MET, selection), _number(Verdict.MISSED, selection))
+        .where(*ended_in(window, selection), *(length.is_not(None) for length in lengths))
+        .group_by(*lengths)
+        .order_by(*lengths)
+    )
+
+
+def _number(verdict: Verdict, selection: Selection) -> ColumnElement[int]:
+    objective = selection.objective
+    has = requests.c.verdict == verdict
+    if objective is not None:
+        has = has_verdict(requests.c.verdicts, objective, verdict)
+    return func.sum(case((has, 1), else_=0))
+
+
+def _length(
+    tokens: ColumnElement[int | None], edges: Sequence[int], names: Sequence[str]
+) -> ColumnElement[str | None]:
+    below = [(tokens < edge, name) for edge, name in zip(edges, names, strict=False)]
+    return case((tokens.is_(None), null()), *below, else_=names[-1])
+
+
+_INPUT_LENGTH = _length(requests.c.input_tokens, EDGES_TOKENS, INPUT_LENGTHS)
+_OUTPUT_LENGTH = _length(requests.c.output_tokens, OUTPUT_EDGES_TOKENS, OUTPUT_LENGTHS)
+
+_GROUPS: dict[Dimension, ColumnElement[str | None]] = {
+    "agent": func.nullif(requests.c.agent, ""),
+    "engine": func.nullif(requests.c.engine, ""),
+    "model": func.nullif(requests.c.model, ""),
+    "tenant": func.nullif(requests.c.tenant, ""),
+    "input_length": _INPUT_LENGTH,
+}

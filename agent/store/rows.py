@@ -11,7 +11,7 @@ from typing import Any
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
-from agent.store.request_columns import (
+from agent.store.columns import (
     ENGINE_FIELDS,
     PROXY_FIELDS,
     RECORD_FIELDS,

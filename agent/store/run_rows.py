@@ -15,10 +15,10 @@ from agent.records.columns import Array
 from agent.records.queries import Selection, Window
 from agent.records.request import BY_CLIENT, FAILED, Status
 from agent.store.connection import ROWS_PER_READ, for_reading, reading
-from agent.store.first_data import first_data_at
+from agent.store.rollup_queries import first_data_at
 from agent.store.row_groups import ended_in
+from agent.store.sql_functions import UnixSeconds
 from agent.store.tables import engine_minutes, events, requests
-from agent.store.unix_seconds import UnixSeconds
 
 _MINUTE = engine_minutes.c
 # What no cause was found for yet.

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import (
     CTE,
     ColumnElement,
+    Engine,
     ScalarSelect,
     Select,
     Table,
@@ -33,16 +34,65 @@ from agent.records.queries import (
     Selection,
     Window,
 )
-from agent.store.agent_queries import agents_of
 from agent.store.cause_queries import CauseQueries
 from agent.store.connection import read_all, reading
 from agent.store.facts import facts_by_text
-from agent.store.row_groups import busiest, tallies_of_rows
-from agent.store.selection import selected
-from agent.store.tables import events, gpu_samples, objectives, requests
+from agent.store.rollup_queries import selected
+from agent.store.row_groups import busiest, cost_by, tallies_of_rows, verdicts_by_length
+from agent.store.sql_functions import UnixSeconds, has_verdict
+from agent.store.tables import agents, events, gpu_samples, objectives, requests
 from agent.store.unreadable import check_row, json_columns, json_of, readable, readable_rows
-from agent.store.verdict_pairs import has_verdict
-from agent.store.workloads import cost_by, verdicts_by_length
+
+# Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
+OVERDUE_AFTER_S = 30.0
+# What an agent reported of its engine and stays true after its last beat.
+_LASTING = {"name", "model", "dialect", "read_at"}
+
+_COLUMNS = (column for column in agents.c if column.name not in ("instance", "beats"))
+_AGENTS = select(
+    *_COLUMNS, (UnixSeconds(func.now()) - UnixSeconds(agents.c.seen_at)).label("silent_s")
+).order_by(agents.c.name)
+
+
+def agents_of(engine: Engine) -> Sequence[Mapping[str, Any]]:
+    """Every agent by name, the stopped ones included. Raises StoreUnavailable."""
+    return readable(agents, read_all(engine, _AGENTS), _agent)
+
+
+def engines_of(agents_seen: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The engines of all agents that did not stop, as the last beat of each has them.
+
+    What an engine does now is unknown while its agent is overdue.
+    """
+    return [
+        # An agent of another version may leave some out.
+        {**dict.fromkeys(_LASTING), "up": None, **engine, **_of_agent(row, engine)}
+        for row in agents_seen
+        if row["stopped_at"] is None
+        for engine in row["engines"] or ()
+    ]
+
+
+def _of_agent(row: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"agent": row["name"]}
+    if not row["overdue"]:
+        return own
+    unknown: dict[str, Any] = dict.fromkeys(engine.keys() - _LASTING)
+    problem = f"its agent was last seen {row['silent_s']:.0f} s ago"
+    return unknown | own | {"problem": problem}
+
+
+def _agent(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    check_row(agents, row)
+    silent_s = None if row["silent_s"] is None else max(row["silent_s"], 0.0)
+    overdue = None if silent_s is None else silent_s > OVERDUE_AFTER_S
+    engines = row["engines"]
+    return dict(row) | {
+        "engines": None if engines is None else json_of(agents, "engines", engines),
+        "silent_s": silent_s,
+        "overdue": overdue and row["stopped_at"] is None,
+    }
+
 
 Row = Mapping[str, Any]
 

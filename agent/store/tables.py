@@ -21,8 +21,7 @@ from sqlalchemy import (
     true,
 )
 
-from agent.store.minute_columns import minute_columns
-from agent.store.request_columns import record_columns
+from agent.store.columns import minute_columns, record_columns
 from agent.store.utc_timestamp import UtcTimestamp
 
 metadata = MetaData(

@@ -1,4 +1,4 @@
-"""Limits of time on PostgreSQL: a server that hangs holds no thread of the agent for long."""
+"""Limits of time: on queries, and on a PostgreSQL that hangs and would hold a thread for long."""
 
 import logging
 import os
@@ -6,10 +6,14 @@ import socket
 import threading
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DisconnectionError
+
+from agent.errors import QueryTooSlow
+from agent.store.connection import open_engine
 
 _LOG = logging.getLogger(__name__)
 _TIMER = "cut_off"
@@ -50,18 +54,18 @@ def cut_off_after(engine: Engine, limit_s: float) -> None:
     connections open, and its kernel acknowledges what is sent, so no time-out of the driver or of
     TCP ends the wait.
     """
-    event.listen(engine, "checkout", partial(_begin, limit_s=limit_s))
-    event.listen(engine, "checkin", _end)
+    event.listen(engine, "checkout", partial(_start_timer, limit_s=limit_s))
+    event.listen(engine, "checkin", _stop_timer)
 
 
-def _begin(connection: Any, record: Any, _fairy: object, *, limit_s: float) -> None:
+def _start_timer(connection: Any, record: Any, _fairy: object, *, limit_s: float) -> None:
     timer = threading.Timer(limit_s, _cut, (connection, limit_s))
     timer.daemon = True
     record.info[_TIMER] = timer
     timer.start()
 
 
-def _end(_connection: object, record: Any) -> None:
+def _stop_timer(_connection: object, record: Any) -> None:
     timer = record.info.pop(_TIMER, None)
     if timer is not None:
         timer.cancel()
@@ -74,3 +78,59 @@ def _cut(connection: Any, limit_s: float) -> None:
     # A second descriptor of the socket: closing it leaves the driver's own descriptor open.
     with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as copy:
         copy.shutdown(socket.SHUT_RDWR)
+
+
+# SQLite looks at the clock after this many steps of its machine, which take less than 1 ms.
+_STEPS_PER_LOOK = 10_000
+
+_DEADLINE = "query_deadline"
+
+
+def open_query_engine(url: str, limit_s: float, **pool: Any) -> Engine:
+    """An engine for queries. Raises SettingsInvalid.
+
+    It has connections of its own, so that slow queries take none from those who write. One of
+    PostgreSQL that does not answer is cut off.
+    """
+    limits = {"pool_timeout": limit_s, "pool_pre_ping": False}
+    engine = open_engine(url, statement_s=limit_s, **limits, **pool)
+    limit_waits(engine, limit_s + CUT_OFF_LATER_S)
+    event.listen(engine, "begin", partial(_begin, limit_s=limit_s))
+    event.listen(engine, "before_cursor_execute", refuse_when_late)
+    for end in ("commit", "rollback"):
+        event.listen(engine, end, _end)
+    return engine
+
+
+def _begin(connection: Any, *, limit_s: float) -> None:
+    deadline = connection.info[_DEADLINE] = monotonic() + limit_s
+    begun = _BEGUN.get(connection.dialect.name)
+    if begun is not None:
+        begun(connection, deadline, max(round(limit_s * 1000), 1))
+
+
+def _begin_postgres(connection: Any, _deadline: float, limit_ms: int) -> None:
+    connection.exec_driver_sql(f"SET LOCAL statement_timeout = {limit_ms}")
+
+
+def _begin_sqlite(connection: Any, deadline: float, limit_ms: int) -> None:
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {limit_ms}").close()
+    driver = connection.connection.driver_connection
+    driver.set_progress_handler(lambda: monotonic() > deadline, _STEPS_PER_LOOK)
+
+
+# A connection to ClickHouse has its limit from its engine.
+_BEGUN = {"postgresql": _begin_postgres, "sqlite": _begin_sqlite}
+
+
+def _end(connection: Any) -> None:
+    connection.info.pop(_DEADLINE, None)
+
+
+def refuse_when_late(connection: Any, *_: Any) -> None:
+    """Raise QueryTooSlow after the deadline: each statement has a limit of its own.
+
+    Whoever works between the rows of a statement calls it, too.
+    """
+    if monotonic() > connection.info.get(_DEADLINE, float("inf")):
+        raise QueryTooSlow

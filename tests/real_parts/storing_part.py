@@ -20,7 +20,7 @@ from agent.settings import Settings, load
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
-from agent.store.agent_state import AgentState
+from agent.store.claim import AgentState
 from tests.real_parts.settable_clock import SettableClock
 
 _SOON_S = 1.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from agent.analysis.efficiency.request_activity import Activities, request_activities
 from agent.records.columns import MinuteRequests
 from agent.records.request import RequestRecord
-from agent.store.booked_rows import ONE_PROMPT_ROUTE, minute_requests_from
+from agent.store.minutes import ONE_PROMPT_ROUTE, minute_requests_from
 
 
 def minute_requests(records: Sequence[RequestRecord]) -> MinuteRequests:

@@ -17,9 +17,9 @@ from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.connection import for_writing, without_number
+from agent.store.folding import RollupStore
 from agent.store.publishing.changes import batch_after, file_state, set_published
 from agent.store.publishing.postgres import PostgresRows
-from agent.store.rollup_store import RollupStore
 from agent.store.rollups import FIGURES, RollupSum, Series
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests, rollup_series, rollups

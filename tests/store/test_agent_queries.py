@@ -7,9 +7,8 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from agent import __version__
-from agent.store import agent_queries
-from agent.store.agent_state import AgentState
-from agent.store.claim import NameClaim
+from agent.store import store_queries
+from agent.store.claim import AgentState, NameClaim
 from agent.store.objectives import ObjectiveStore
 from agent.store.publishing.changes import Lag
 from agent.store.retention import Retention
@@ -26,7 +25,7 @@ DAY_S = 86400.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent is overdue later than a test may take."""
-    monkeypatch.setattr(agent_queries, "OVERDUE_AFTER_S", OVERDUE_AFTER_S)
+    monkeypatch.setattr(store_queries, "OVERDUE_AFTER_S", OVERDUE_AFTER_S)
 
 
 def lag(_connection: Connection) -> Lag:

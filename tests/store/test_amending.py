@@ -8,8 +8,8 @@ from sqlalchemy import Engine
 from agent.errors import StoreUnavailable
 from agent.records.engine import EndedRequest
 from agent.records.request import ProxyView, Status
-from agent.store.amending import request_amend
 from agent.store.connection import open_engine
+from agent.store.transactions import request_amend
 from tests.store.making import NOON, counted_rollups, counted_rows, stored_keys
 from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view, rows
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from sqlalchemy import create_engine, text
 
 from agent.store.connection import open_engine
-from agent.store.database_size import database_bytes
+from agent.store.stored_queries import database_bytes
 from tests.store.migrated import migrated
 
 

@@ -9,9 +9,8 @@ from sqlalchemy import Engine, event, inspect, text
 
 from agent.errors import StoreUnavailable
 from agent.store.connection import open_engine
-from agent.store.day_partitions import DAYS_AHEAD, PARTITIONED, keep_partitions
 from agent.store.observations import ObservationStore
-from agent.store.retention import Retention
+from agent.store.retention import DAYS_AHEAD, PARTITIONED, Retention, keep_partitions
 from tests.store.making import (
     NOON,
     WITHIN_S,

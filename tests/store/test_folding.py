@@ -14,10 +14,9 @@ from agent.app.jobs import Jobs
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Selection, Window
-from agent.store import folding, rollup_store
+from agent.store import folding
 from agent.store.connection import for_writing
-from agent.store.folding import rebuild_rollups
-from agent.store.rollup_store import RollupStore
+from agent.store.folding import RollupStore, rebuild_rollups
 from agent.store.rollups import NO_COUNTS, SUMMED_WIDTHS_S, WIDTHS_S, add_to_rollups
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import publishing, rollup_changes, rollup_series, rollups
@@ -147,7 +146,7 @@ def test_many_changes_are_folded_in_slices_so_that_the_writer_can_commit_between
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folding, "CHANGES_PER_SLICE", 4)
-    monkeypatch.setattr(rollup_store, "CHANGES_PER_SLICE", 4)
+    monkeypatch.setattr(folding, "CHANGES_PER_SLICE", 4)
     for number in range(8):
         store(sqlite, [request(number)])
     given_way: list[int] = []

@@ -11,10 +11,10 @@ from sqlalchemy import Engine, event
 
 from agent.catalog.causes import Cause
 from agent.records.minute import RequestCost
-from agent.store.amending import request_amend
 from agent.store.connection import for_writing, without_number
 from agent.store.minutes import MinuteStore
 from agent.store.publishing.changes import TABLES, batch_after, lag_of, set_published
+from agent.store.transactions import request_amend
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share
 from tests.store.making import NOON, fold, store

@@ -14,8 +14,8 @@ from agent.store.claim import NameClaim, own_instance
 from agent.store.connection import for_writing, in_transaction, open_engine
 from agent.store.health import StoreHealth
 from agent.store.keeping import StoreKeeper
-from agent.store.query_limits import open_query_engine
 from agent.store.store_queries import StoreQueries
+from agent.store.time_limits import open_query_engine
 from tests.real_parts.waiting import eventually
 
 WITHIN_S = 60.0

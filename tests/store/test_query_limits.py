@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 
 from agent.errors import QueryTooSlow, StoreUnavailable
 from agent.store.connection import open_engine, reading
-from agent.store.query_limits import open_query_engine
+from agent.store.time_limits import open_query_engine
 
 ENDLESS = text(
     "WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT 1 FROM counted) "

@@ -8,8 +8,8 @@ from sqlalchemy import Engine, select, text
 from agent.catalog.definitions import Verdict
 from agent.records.queries import RequestFilter
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
+from agent.store.columns import RECORD_FIELDS
 from agent.store.connection import open_engine
-from agent.store.request_columns import RECORD_FIELDS
 from agent.store.rows import COLUMNS, judged_from, sqlite_timestamp
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests

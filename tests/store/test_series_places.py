@@ -10,7 +10,7 @@ from sqlalchemy import Engine, func, select
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Selection, Window
 from agent.store import rollup_queries
-from agent.store.rollup_store import RollupStore
+from agent.store.folding import RollupStore
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import rollup_series, rollups
 from tests.store.making import NOON, request, rollup_bytes, store

@@ -10,8 +10,7 @@ from sqlalchemy import Connection, Engine, literal, select, text
 
 from agent.errors import StoreUnavailable
 from agent.store.connection import in_transaction, open_engine, read_all, reading
-from agent.store.query_limits import open_query_engine
-from agent.store.time_limits import limit_waits
+from agent.store.time_limits import limit_waits, open_query_engine
 from tests.real_parts.postgres import PostgresServer
 from tests.store.making import some, store_in, stored_keys
 

@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Engine, Table
 
 from agent.records.objective import Objective
-from agent.store.agent_state import AgentState
-from agent.store.claim import NameClaim
-from agent.store.clickhouse.column_types import types_of
+from agent.store.claim import AgentState, NameClaim
 from agent.store.clickhouse.connecting import insert_rows, using
-from agent.store.clickhouse.schema import ROW_VERSION
+from agent.store.clickhouse.schema import ROW_VERSION, types_of
 from agent.store.objectives import objective_json
 from agent.store.publishing.changes import Lag
 from agent.store.tables import agents, objectives

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Table, func, select, text
 
 from agent.errors import StoreUnavailable
 from agent.store.clickhouse.claims import ClickHouseClaim, write_in_force
-from agent.store.clickhouse.column_types import types_of
 from agent.store.clickhouse.connecting import (
     client_of,
     insert_rows,
@@ -22,7 +21,7 @@ from agent.store.clickhouse.connecting import (
     refuses_content,
     using,
 )
-from agent.store.clickhouse.schema import DELETED, upgrade_clickhouse
+from agent.store.clickhouse.schema import DELETED, types_of, upgrade_clickhouse
 from agent.store.connection import open_engine
 from agent.store.publishing.changes import (
     COLUMNS,
@@ -101,7 +100,7 @@ class ClickHouseDestination:
             state = file_state(own)
         with self._shared.connect() as shared:
             number = self._number(shared, state.file)
-            if number is None or state.lacks(number):
+            if number is None or state.last_at_start is not None:
                 self._go_on(shared, file, state, number)
         self._known = (state.file, number or 0)
 
@@ -119,7 +118,7 @@ class ClickHouseDestination:
         with higher numbers than that of the file.
         """
         newest = max(number or 0, *(_newest(shared, table, self._to.agent) for table in _VERSIONED))
-        if number is not None:
+        if number is not None and state.lacks(newest):
             restore(shared, file, self._to.agent, state, newest)
         elif newest > state.last:
             file.write(lambda own: own.execute(_SKIP_TO, {"number": newest}))

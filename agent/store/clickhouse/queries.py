@@ -8,8 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Table, func, select, tuple_
 
 from agent.records.queries import Cursor, DataSource, PageOf, Selection
 from agent.store.clickhouse.schema import KEYS
-from agent.store.first_data import first_of_table, first_of_widths
-from agent.store.selection import selected
+from agent.store.rollup_queries import first_of_table, first_of_widths, selected
 from agent.store.store_queries import CLOCKS_DIFFER_S, Row, StoreQueries, plain_rows
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, rollup_series, rollups
 

@@ -7,11 +7,21 @@ the transaction in the agent's file: a row that is written again, or too late, c
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, Table
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Engine,
+    Float,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+)
+from sqlalchemy.types import TypeEngine
 
 from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
-from agent.store.clickhouse.column_types import type_of, types_of
 from agent.store.clickhouse.connecting import using
 from agent.store.rollups import KEEP_S
 from agent.store.tables import (
@@ -27,6 +37,46 @@ from agent.store.tables import (
     rollup_series,
     rollups,
 )
+from agent.store.utc_timestamp import UtcTimestamp
+
+# Columns with few different texts: LowCardinality stores each text once in a part.
+_FEW_TEXTS = frozenset(
+    (
+        *("agent", "engine", "model", "tenant", "route", "service_name", "requested_model"),
+        *("vantage", "status", "engine_status", "verdict", "verdicts", "cause", "finish_reason"),
+        *("error", "workload", "kind", "confidence", "dialect", "gpu", "name", "problem"),
+        *("method", "steps", "input_length", "judged_by", "objective", "limit_name", "file"),
+    )
+)
+TIMESTAMP = "DateTime64(6, 'UTC')"
+# The first match counts: BigInteger is a subclass of Integer.
+_TYPES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (
+    (UtcTimestamp, TIMESTAMP),
+    (Boolean, "Bool"),
+    (BigInteger, "Int64"),
+    (Integer, "Int32"),
+    (Float, "Float64"),
+    (String, "String"),
+    # Any bytes are a String; BINARY of agent.store.rollup_queries reads them as they are.
+    (LargeBinary, "String"),
+)
+
+
+def type_of(column: Column[Any]) -> str:
+    """The type of a column; it is Nullable where the column is nullable."""
+    plain = next(name for kind, name in _TYPES if isinstance(column.type, kind))
+    if column.name == "id":
+        plain = "Int64"
+    if column.nullable:
+        plain = f"Nullable({plain})"
+    has_few = column.name in _FEW_TEXTS and isinstance(column.type, String)
+    return f"LowCardinality({plain})" if has_few else plain
+
+
+def types_of(table: Table) -> Mapping[str, str]:
+    """The types of all columns of a table by name."""
+    return {column.name: type_of(column) for column in table.c}
+
 
 _LONGEST_KEPT_S = 20.0 * 365 * DAY_S
 _FILES_KEPT_DAYS = 400

@@ -4,9 +4,8 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from agent.store.clickhouse.column_types import types_of
 from agent.store.clickhouse.connecting import insert_rows, using
-from agent.store.clickhouse.schema import DELETED, keep_for
+from agent.store.clickhouse.schema import DELETED, keep_for, types_of
 from agent.store.connection import open_engine, read_all
 from agent.store.minute_sums import MERGED, MERGES_PER_SLICE, as_row, in_parts, summed
 from agent.store.tables import engine_minutes

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from sqlalchemy import Connection, Engine, Table
 
 from agent.records.objective import Objective
-from agent.store.agent_state import AgentState
+from agent.store.claim import AgentState
 from agent.store.connection import (
     driver_message,
     for_writing,

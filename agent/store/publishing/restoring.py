@@ -10,8 +10,7 @@ from agent.store.connection import ROWS_PER_READ
 from agent.store.publishing.changes import TABLES, FileState, file_state, forget_start
 from agent.store.publishing.destination import AgentFile
 from agent.store.rollup_queries import BINARY
-from agent.store.rollups import Series
-from agent.store.series_places import stored_ids
+from agent.store.rollups import Series, stored_ids
 from agent.store.tables import (
     cause_rollups,
     deleted_requests,

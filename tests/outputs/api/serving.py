@@ -26,15 +26,14 @@ from agent.records.objective import ExplainedRequest, Objective
 from agent.records.request import RequestRecord
 from agent.settings.access import AccessPolicy
 from agent.sources.listening import AsgiServer, open_socket
-from agent.store.agent_state import AgentState
-from agent.store.claim import NameClaim
+from agent.store.claim import AgentState, NameClaim
 from agent.store.connection import open_engine
 from agent.store.explanations import ExplanationStore
+from agent.store.folding import RollupStore
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
-from agent.store.rollup_store import RollupStore
 from agent.store.stored_queries import stored_queries
 from agent.store.transactions import Joining, request_settle, request_write
 from tests.records.making import NOON, judged

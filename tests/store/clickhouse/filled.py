@@ -14,8 +14,7 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.records.minute import MinuteRow
 from agent.records.objective import JudgedRequest
 from agent.records.request import ProxyView, Status, Vantage
-from agent.store.agent_state import AgentState
-from agent.store.claim import NameClaim
+from agent.store.claim import AgentState, NameClaim
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore

@@ -17,8 +17,7 @@ from agent.analysis.tally import Tally
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
 from agent.records.queries import Selection, Window
-from agent.store.agent_state import AgentState
-from agent.store.amending import request_amend
+from agent.store.claim import AgentState
 from agent.store.clickhouse import claims, destination
 from agent.store.clickhouse.queries import ClickHouseQueries
 from agent.store.clickhouse.upkeep import ClickHouseUpkeep, merge_minutes_there
@@ -31,6 +30,7 @@ from agent.store.publishing.changes import Lag
 from agent.store.rollup_queries import BINARY
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_minutes, events, requests, rollup_series, rollups
+from agent.store.transactions import request_amend
 from tests.real_parts.clickhouse import ClickHouseServer, lossy_way
 from tests.real_parts.waiting import eventually
 from tests.records.minutes import minute
@@ -278,7 +278,8 @@ def test_a_restored_file_goes_on_after_a_batch_that_was_written_in_part(
         eventually(lambda: way.lost > 0, within_s=WITHIN_S, what="a part of a batch")
         running.publisher.close(WITHIN_S)
     restored(file, backup)
-    with publishing(file, clickhouse_url):
+    with publishing(file, clickhouse_url) as running:
+        assert running.publisher.is_complete(WITHIN_S)
         minutes.write([minute(requests=99)], (), NOON)
     assert [row["requests"] for row in stored(shared, engine_minutes)] == [99]
 

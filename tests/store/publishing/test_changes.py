@@ -13,9 +13,9 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.minute import RequestCost
 from agent.records.objective import JudgedRequest
-from agent.store.amending import request_amend
 from agent.store.connection import for_writing, without_number
 from agent.store.explanations import ExplanationStore
+from agent.store.folding import RollupStore
 from agent.store.inserting import key_of
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
@@ -27,8 +27,8 @@ from agent.store.publishing.changes import (
     set_published,
 )
 from agent.store.retention import Retention
-from agent.store.rollup_store import RollupStore
 from agent.store.tables import deleted_requests, requests
+from agent.store.transactions import request_amend
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share
 from tests.store.making import NOON, fold, gpu_sample, some, store

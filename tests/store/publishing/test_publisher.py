@@ -16,7 +16,6 @@ from agent import __version__
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
-from agent.store.amending import request_amend
 from agent.store.claim import NameClaim
 from agent.store.connection import for_writing, without_number
 from agent.store.minutes import MinuteStore
@@ -32,6 +31,7 @@ from agent.store.tables import (
     objectives,
     requests,
 )
+from agent.store.transactions import request_amend
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
 from tests.records.minutes import minute
