@@ -33,7 +33,7 @@ endif
 # Failures stop their engine, so they come with the site.
 SITE := tests/end_to_end tests/real_engine/test_failures.py
 ENGINE := tests/real_engine
-# What else runs would be a cause as well, so these are the engine's last, and begin when all other stages have ended.
+# What else runs would be a cause as well, so these run last and alone.
 CAUSES := tests/real_engine/test_causes.py
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
 # Tests wait for disks and servers, so twice as many processes as processors are soonest done.
@@ -46,9 +46,10 @@ test: parts install
 	@rm -f $(FAILED)
 	bash .ci/stages lint "nice make --no-print-directory lint" \
 		site "$(PYTEST) --failed-parts $(FAILED) $(SITE)" \
-		engine "$(PYTEST) --failed-parts $(FAILED) $(ENGINE) $(addprefix --ignore=,$(SITE))" \
+		engine "$(PYTEST) --failed-parts $(FAILED) $(ENGINE) $(addprefix --ignore=,$(SITE) $(CAUSES))" \
 		tests "nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(SITE) $(ENGINE))"
+	bash .ci/stages causes "$(PYTEST) --failed-parts $(FAILED) $(CAUSES)"
 	@[ ! -e $(FAILED) ] || bash .ci/stages again "$(PYTEST) --alone @$(FAILED)"
 
 # Tests that start processes or read clocks, again and again beside busy cores: see tests/shaken.py.

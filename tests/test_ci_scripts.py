@@ -39,13 +39,6 @@ def test_the_output_ends_with_the_last_lines_of_what_failed() -> None:
     assert run.stdout.splitlines()[-2:] == ["a failed; its last lines:", "a: the reason"]
 
 
-def test_a_stage_sees_which_others_still_run() -> None:
-    wait = 'until [ "$(ls "$RUNNING_STAGES")" = last ]; do sleep 0.05; done; echo alone'
-    run = stages("last", wait, "first", "sleep 0.2", "second", "exit 3")
-    assert "last: alone" in run.stdout.splitlines()
-    assert "last: exit code 0 after " in run.stdout
-
-
 # A release
 
 

@@ -28,14 +28,13 @@ ENGINE_OPTIONS = (
     # For responses that are larger than what networks hold.
     *("--max-logprobs", "200"),
 )
-# The first waits for a quiet machine, and the second ends with an engine that is stopped.
-LAST_MODULES = ("test_causes.py", "test_failures.py")
+# This module ends with an engine that is stopped.
+LAST_MODULE = "test_failures.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run these modules after all others."""
-    place = {name: number for number, name in enumerate(LAST_MODULES)}
-    items.sort(key=lambda item: place.get(item.path.name, -1))
+    """Run the module that stops the engine after all others."""
+    items.sort(key=lambda item: item.path.name == LAST_MODULE)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Causes made for real on the engine, one at a time, and what the agent says of the misses."""
 
 import logging
-import os
 import statistics
 import time
 from collections import Counter
@@ -182,8 +181,7 @@ def _settings(engine: Vllm, usual: Sequence[Asked]) -> dict[str, Any]:
     }
 
 
-OTHERS_END_WITHIN_S = 3000.0
-pytestmark = pytest.mark.timeout(OTHERS_END_WITHIN_S + 1500)
+pytestmark = pytest.mark.timeout(1500)
 
 # Of the missed requests of all faults.
 RIGHT, MOST_UNEXPLAINED, MOST_WRONG = 0.9, 0.05, 0.05
@@ -263,23 +261,11 @@ def told(
 ) -> Told:
     """All faults, one at a time. While the small engine's are made, the others' are explained."""
     idle = small_engine.result()
-    _wait_for_a_quiet_machine()
     with (
         large(engine, ports, plugin_socket, tmp_path_factory.mktemp("large")) as others,
         small(idle, tmp_path_factory.mktemp("watch")) as (watch, gauges),
     ):
         return Told(others.said(OF_LARGE), watch.said(OF_SMALL), gauges)
-
-
-def _wait_for_a_quiet_machine() -> None:
-    """Return when the other stages of `make test` have ended: see .ci/stages."""
-    stages = os.environ.get("RUNNING_STAGES")
-    if stages is not None:
-        eventually(
-            lambda: len(list(Path(stages).iterdir())) <= 1,
-            within_s=OTHERS_END_WITHIN_S,
-            what="the end of the other stages",
-        )
 
 
 @contextmanager
