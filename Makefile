@@ -29,10 +29,9 @@ else
 	$(BIN)/goodput-agent demo
 endif
 
-# Tests of a site and of an engine wait most of the time, so they run beside the others, which are nice to them.
-# Failures stop their engine, so they come with the site.
-SITE := tests/end_to_end tests/real_engine/test_failures.py
-ENGINE := tests/real_engine
+# Tests of a site and of an engine wait most of the time, so they run beside the others, and after each other:
+# a busy site misses its polls, and a busy engine sends its tokens in bursts.
+WATCHING := tests/end_to_end tests/real_engine
 # What else runs would be a cause as well, so these run last and alone.
 CAUSES := tests/real_engine/test_causes.py
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
@@ -45,10 +44,9 @@ FAILED := .pytest_cache/failed-parts
 test: parts install
 	@rm -f $(FAILED)
 	bash .ci/stages lint "nice make --no-print-directory lint" \
-		site "$(PYTEST) --failed-parts $(FAILED) $(SITE)" \
-		engine "$(PYTEST) --failed-parts $(FAILED) $(ENGINE) $(addprefix --ignore=,$(SITE) $(CAUSES))" \
+		engine "$(PYTEST) --failed-parts $(FAILED) $(WATCHING) --ignore=$(CAUSES)" \
 		tests "nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
-		$(addprefix --ignore=,$(SITE) $(ENGINE))"
+		$(addprefix --ignore=,$(WATCHING))"
 	bash .ci/stages causes "$(PYTEST) --failed-parts $(FAILED) $(CAUSES)"
 	@[ ! -e $(FAILED) ] || bash .ci/stages again "$(PYTEST) --alone @$(FAILED)"
 
@@ -61,7 +59,7 @@ test-shaken: parts install
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install
-	$(PYTEST) --fast $(BESIDE) $(addprefix --ignore=,$(SITE) $(ENGINE))
+	$(PYTEST) --fast $(BESIDE) $(addprefix --ignore=,$(WATCHING))
 
 test-causes: parts install
 	$(PYTEST) --log-cli-level INFO $(CAUSES)

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 
 # The whole agent and its part that stores: jobs of the part run each second, so that kills come
 # while it folds. `python -m benchmarks long_mix` kills for longer.
-WITH_SQLITE = [(WHOLE, 30), (PART, 20)]
-WITH_POSTGRES = [(WHOLE, 20), (PART, 10)]
+WITH_SQLITE = [(WHOLE, 15), (PART, 10)]
+WITH_POSTGRES = [(WHOLE, 10), (PART, 8)]
 # A start takes about a tenth of a second; some kills come within it.
 _IN_THE_START, _START_S = 0.3, 0.15
 _MOST_BATCHES, _BETWEEN_BATCHES_S = 8, 0.01

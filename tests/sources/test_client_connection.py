@@ -93,6 +93,13 @@ async def take(client: socket.socket, size_bytes: int) -> None:
         left_bytes -= len(part)
 
 
+async def later() -> None:
+    """Return when the loop's clock has gone on."""
+    now_s = asyncio.get_running_loop().time
+    called_s = now_s()
+    await until(lambda: now_s() > called_s)
+
+
 async def until(condition: Any) -> None:
     while not condition():
         await asyncio.sleep(0)
@@ -232,7 +239,7 @@ async def test_a_full_socket_gives_the_place_of_the_longest_idle_client() -> Non
                 client.send(GET)
                 assert (await receive(client)).startswith(b"HTTP/1.1 200")
                 # So that the next one is idle since a later time of the loop's clock.
-                await asyncio.to_thread(lambda: None)
+                await later()
             stack.enter_context(served.connect()).send(GET)
             assert await receive(clients[-1]) == b""
             assert served.cut == {"too_many": 1}
