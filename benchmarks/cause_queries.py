@@ -20,10 +20,10 @@ from agent.records.queries import Selection, Window
 from agent.store.cause_queries import CauseQueries
 from agent.store.connection import for_writing, in_transaction
 from agent.store.explanations import ExplanationStore
-from agent.store.migrating import upgrade
 from agent.store.tables import cause_rollups
 from agent.store.transactions import request_write
-from benchmarks.rollup_load import DATABASES, TODAY, analyse, fewest_s, load
+from benchmarks.rollup_load import DATABASES, TODAY, analyse, fewest_s, load, prepared
+from tests.store.making import publish
 
 TARGET_S = 0.5
 MISSES = 1_000_000
@@ -44,8 +44,10 @@ def run() -> bool:
     held = []
     for name, opened in DATABASES.items():
         with opened() as engine:
-            upgrade(engine)
-            _fill(engine)
+            prepared(engine)
+            publish(engine, _fill)
+            in_transaction(for_writing(engine), _grow)
+            analyse(engine)
             held += [*_measured(name, engine)]
     return all(held)
 
@@ -73,8 +75,6 @@ def _fill(engine: Engine) -> None:
         part = judged[first : first + _PER_WRITE]
         write(part)
         keeper.explain([_explained(number, item) for number, item in enumerate(part)], TODAY)
-    in_transaction(for_writing(engine), _grow)
-    analyse(engine)
 
 
 def _missed(judged: JudgedRequest) -> JudgedRequest:

@@ -7,10 +7,9 @@ from pathlib import Path
 from sqlalchemy import Engine, text
 
 from agent.catalog.time_units import DAY_S
-from agent.store.migrating import upgrade
 from agent.store.retention import Retention, keep_partitions
-from benchmarks.rollup_load import DATABASES, TODAY, report
-from tests.store.making import request, store
+from benchmarks.rollup_load import DATABASES, TODAY, prepared, report
+from tests.store.making import request, store_in
 
 ROWS = 10_000_000
 _ROWS_AT_ONCE = 500_000
@@ -20,9 +19,9 @@ TARGET_S = 1.0
 def run() -> bool:
     """Print the figure; return whether the target is met."""
     with DATABASES["PostgreSQL"]() as engine:
-        upgrade(engine)
+        prepared(engine)
         keep_partitions(engine, 0.0, TODAY)
-        store(engine, [request(0, started_at=TODAY, ended_at=TODAY + 1.0)])
+        store_in(engine, [request(0, started_at=TODAY, ended_at=TODAY + 1.0)])
         _fill(engine)
         _drop_page_cache(engine)
         began_s = time.perf_counter()

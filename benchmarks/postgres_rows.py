@@ -9,10 +9,9 @@ from functools import partial
 
 from sqlalchemy import Engine, text
 
-from agent.store.migrating import upgrade
 from agent.store.retention import keep_partitions
 from benchmarks.many_requests import PER_S, bytes_of, queries
-from benchmarks.rollup_load import DATABASES, TODAY, analyse, fewest_s
+from benchmarks.rollup_load import DATABASES, TODAY, analyse, fewest_s, prepared
 from tests.outputs.api.serving import open_api_at
 
 ROWS = int(os.environ.get("BENCH_POSTGRES_ROWS", "1000000"))
@@ -26,7 +25,7 @@ _SIZE = text(
 def run() -> bool:
     """Print the figures, which have no target."""
     with DATABASES["PostgreSQL"]() as engine:
-        upgrade(engine)
+        prepared(engine)
         keep_partitions(engine, 0.0, _UNTIL)
         began_s = time.perf_counter()
         _fill(engine)
@@ -80,6 +79,7 @@ _MADE = {
     "verdict": "CASE WHEN n % 20 = 0 THEN 'missed' ELSE 'met' END",
     "verdicts": """(CASE WHEN n % 20 = 0 THEN '{"chat": "missed"}' ELSE '{"chat": "met"}' END)""",
     "counted": "true",
+    "changed": "1",
     "started_at": f"{_ENDED} - interval '5 seconds'",
     "ended_at": f"{_ENDED} - n % 4000 * interval '1 millisecond'",
     "received_at": _ENDED,

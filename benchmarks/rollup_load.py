@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.connection import open_engine
+from agent.store.migrating import upgrade
 from tests.real_parts.postgres import PostgresServer
 
 TODAY = 1_795_219_200
@@ -101,6 +102,14 @@ def _postgres() -> Iterator[Engine]:
             yield engine
             engine.dispose()
         server.stop()
+
+
+def prepared(engine: Engine) -> None:
+    """Migrate a database; PostgreSQL numbers what is written there as an agent's file does."""
+    upgrade(engine)
+    if engine.dialect.name == "postgresql":
+        with engine.begin() as connection:
+            connection.execute(text("INSERT INTO publishing VALUES ('', 1, 0, now())"))
 
 
 DATABASES: dict[str, Callable[[], Any]] = {"SQLite": _sqlite, "PostgreSQL": _postgres}

@@ -17,6 +17,7 @@ from agent.store.rollups import KEEP_S
 from agent.store.transactions import request_write
 from benchmarks.rollup_load import TODAY, by_itself, load, report
 from tests.records.minutes import FACTS, minute_of
+from tests.store.making import publish
 
 SIZE_TARGET = 0.02
 
@@ -80,15 +81,19 @@ def size(name: str, engine: Engine, per_s: int, target: float | None) -> bool:
 
 
 def _fill(name: str, engine: Engine, per_s: int) -> None:
-    write = request_write(engine)
+    publish(engine, lambda file: _write(name, file, per_s))
+    minutes = [_minute(TODAY + start) for start in range(0, MEASURED_S, 60)]
+    MinuteStore(engine, "agent-0").write(minutes, (), TODAY)
+
+
+def _write(name: str, file: Engine, per_s: int) -> None:
+    write = request_write(file)
     requests = load(MEASURED_S, per_s)
     while batch := list(islice(requests, 600)):
         write(batch)
     began = time.process_time()
-    RollupStore(engine, "agent-0").fold()
+    RollupStore(file, "agent-0").fold()
     print(f"rollups, {name}: folding an hour took {(time.process_time() - began) / 6:.2f} s")
-    minutes = [_minute(TODAY + start) for start in range(0, MEASURED_S, 60)]
-    MinuteStore(engine, "agent-0").write(minutes, (), TODAY)
 
 
 def _minute(start: int) -> MinuteRow:
