@@ -1,5 +1,6 @@
 """The bounds of a published file: what goes, what stays, and what is refused."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,3 +119,20 @@ def test_copies_make_room_before_anything_is_refused(file: Engine) -> None:
     # The newest stay.
     assert left == list(range(min(left), 4000))
     assert bounds.used_bytes <= MEBIBYTE
+
+
+def test_rows_of_the_last_published_transaction_are_copies(file: Engine) -> None:
+    bounds = Bounds(file)
+    store(file, some(range(10)))
+    all_published(file)
+    assert bounds.expire(NOON + 2 * HOUR_S) == 10
+    assert bounds.dropped == {}
+
+
+def test_what_waits_has_waited_since_the_shared_database_had_everything(file: Engine) -> None:
+    with without_number(for_writing(file)).begin() as connection:
+        set_published(connection, file_state(connection).last, time.time() - 1000.0)
+    store(file, some(range(3)))
+    with file.connect() as connection:
+        rows, seconds = lag_of(connection)
+    assert (rows, 1000.0 <= seconds < 2000.0) == (3, True)
