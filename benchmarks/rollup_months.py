@@ -12,9 +12,10 @@ from agent.outputs.api.query_parameters import window_before
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Dimension, Selection
 from agent.store.connection import for_writing
-from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries
+from agent.store.minute_sums import MINUTES_KEPT_S
 from agent.store.minutes import MinuteStore
 from agent.store.rollups import ANY_LENGTH, KEEP_S, figures_of, grouped
+from agent.store.stored_queries import stored_queries
 from agent.store.tables import engine_minutes, rollup_series, rollups
 from benchmarks.rollup_load import MODELS, TODAY, analyse, fewest_s, load, report
 from tests.outputs.api.serving import open_api_at
@@ -54,11 +55,11 @@ def use(name: str, engine: Engine) -> bool:
     """Whether use and cost of the same month are read in time, as `/api/v1/summary` reads them."""
     _fill_minutes(engine)
     analyse(engine)
-    ask = MinuteQueries(engine).minutes
+    queries = stored_queries(engine)
     window = window_before(NOW, float(DAYS * DAY_S), HOUR_S)
 
     def figures() -> int:
-        return len(efficiency_and_cost(ask, window, Selection()))
+        return len(efficiency_and_cost(queries, window, Selection()))
 
     what = f"{name}: {DAYS} days of {ENGINES} engines until now, use and cost"
     return report(what, fewest_s(figures, 2), USE_TARGET_S, "s")

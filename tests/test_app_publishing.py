@@ -4,13 +4,15 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 import requests
 
-from agent.app.storing import publishing_status
+from agent.app.storing import publishing_status, read_from
 from agent.catalog.reasons import LostRows
+from agent.errors import QueryTooSlow, StoreUnavailable
 from agent.store.publishing.changes import Lag
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
@@ -217,6 +219,41 @@ def test_a_file_that_is_damaged_at_the_start_is_set_aside(
     assert aside.read_bytes() == damaged
     page = publishing.agent.api.exposition()
     assert total(page, "llm_agent_store_failures_total", what="file_set_aside") == 1
+
+
+class OneDatabase:
+    """Queries of one database, which fail from some query on."""
+
+    def __init__(self, name: str, *failures: StoreUnavailable) -> None:
+        self._name = name
+        self._failures = [*failures]
+
+    def first(self) -> str:
+        """Which database this is."""
+        return f"the first of the {self._name}"
+
+    def second(self) -> str:
+        """Which database this is, unless it fails."""
+        for failure in self._failures:
+            raise failure
+        return f"the second of the {self._name}"
+
+
+def both(queries: Any) -> list[str]:
+    return [queries.first(), queries.second()]
+
+
+def test_a_response_is_of_one_database_if_the_shared_one_goes_away_meanwhile() -> None:
+    shared: Any = OneDatabase("shared one", StoreUnavailable("it went away"))
+    own: Any = OneDatabase("file")
+    assert read_from(both, shared, own) == ["the first of the file", "the second of the file"]
+
+
+def test_a_query_that_is_too_slow_for_the_shared_database_is_refused() -> None:
+    shared: Any = OneDatabase("shared one", QueryTooSlow())
+    own: Any = OneDatabase("file")
+    with pytest.raises(QueryTooSlow):
+        read_from(both, shared, own)
 
 
 def test_what_keeps_rows_from_the_shared_database_is_said() -> None:

@@ -87,10 +87,9 @@ class Agent:
         gc.set_threshold(*GC_THRESHOLDS)
 
     def _api_context(self) -> ApiContext:
-        storage, (queries, minutes) = self._base.settings.storage, self._base.store.queries()
+        storage = self._base.settings.storage
         return ApiContext(
-            queries=queries,
-            minutes=minutes.minutes,
+            read=self._base.store.read,
             now=self._base.now,
             longest_window_s=storage.keep_rollups,
             rows_kept_s=storage.keep_requests,

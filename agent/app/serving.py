@@ -71,7 +71,7 @@ def stored_api(settings: Settings) -> Iterator[StoredApi]:
         require_stored(engine, _ADVICE)
         context = stored_context(engine, settings)
         # The rows of a demo are figures of a simulator also when it has ended.
-        simulated = any(each["simulated"] for each in context.queries.agents())
+        simulated = any(each["simulated"] for each in stored_queries(engine).agents())
         context = replace(context, simulated=simulated)
         yield StoredApi(make_api(context, live_figures(context)))
     finally:
@@ -91,10 +91,9 @@ def require_stored(engine: Engine, advice: str) -> None:
 
 def stored_context(engine: Engine, settings: Settings) -> ApiContext:
     """What the API serves from if only a database is there, and no running agent."""
-    queries, minutes = stored_queries(engine)
+    queries = stored_queries(engine)
     return ApiContext(
-        queries=queries,
-        minutes=minutes.minutes,
+        read=lambda work: work(queries),
         now=time.time,
         longest_window_s=settings.storage.keep_rollups,
         rows_kept_s=settings.storage.keep_requests,
@@ -156,7 +155,7 @@ class DatabaseServer:
         self._listeners = Listeners(settings, ConnectionLimits(raise_descriptors()))
         self._database = _open(settings)
         require_stored(self._database, "start an agent that writes to it first")
-        self._queries, _ = stored_queries(self._database)
+        self._queries = stored_queries(self._database)
         self._health = StoreHealth()
         self._agents: Sequence[Row] = self._queries.agents()
         self._jobs = Jobs(now)

@@ -4,9 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Self, TypeVar
 
 from sqlalchemy import Engine
 
@@ -16,7 +15,7 @@ from agent.catalog import metrics as m
 from agent.catalog.own_health import OK
 from agent.catalog.reasons import LostRows, StoreWrite
 from agent.errors import QueryTooSlow, StoreUnavailable
-from agent.outputs.api.api_context import ApiQueries
+from agent.outputs.api.api_context import Answer, ApiQueries
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.ended_requests import EndedRequests, EndedRows
 from agent.pipeline.request_pipeline import OnCounted
@@ -34,7 +33,7 @@ from agent.store.explanations import ExplanationStore
 from agent.store.folding import RollupStore
 from agent.store.health import StoreHealth
 from agent.store.keeping import StoreKeeper
-from agent.store.minute_sums import MinuteQueries, merge_minutes
+from agent.store.minute_sums import merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
@@ -90,30 +89,14 @@ KEEP_ROOM_EVERY_S = 1.0
 _CAUGHT_UP_WITHIN_S = 5.0
 
 
-class _Either:
-    """The queries of the API on two databases: it has every method that both objects have.
-
-    The file has the rows of its own agent only, and keeps published rows for a shorter time.
-    """
-
-    def __init__(self, shared: Any, own: Any, shared_is_there: Callable[[], bool]) -> None:
-        self._shared = shared
-        self._own = own
-        self._shared_is_there = shared_is_there
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._query, name)
-
-    def _query(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        if self._shared_is_there():
-            try:
-                return getattr(self._shared, method)(*args, **kwargs)
-            except QueryTooSlow:
-                raise
-            except StoreUnavailable:
-                # The shared database went away since the publisher last reached it.
-                pass
-        return getattr(self._own, method)(*args, **kwargs)
+def read_from(work: Callable[[ApiQueries], Answer], shared: ApiQueries, own: ApiQueries) -> Answer:
+    """What `work` returns of the shared database or, if that goes away meanwhile, of the file."""
+    try:
+        return work(shared)
+    except QueryTooSlow:
+        raise
+    except StoreUnavailable:
+        return work(own)
 
 
 class Publishing:
@@ -123,16 +106,14 @@ class Publishing:
         self,
         settings: StorageSettings,
         shared: SharedDatabase,
-        engines: tuple[Engine, Engine],
+        own: Engine,
+        own_queries: ApiQueries,
         meter: Meter,
         before_batch: Callable[[], None],
     ) -> None:
-        """`engines` are the file's, for writing and for queries.
-
-        `before_batch` is called before each batch that is published.
-        """
+        """`own` is the agent's file. `before_batch` is called before each batch is published."""
         self._meter = meter
-        own, self._own_queries = engines
+        self._own_queries = own_queries
         self.bounds = FileBounds(
             own,
             max_bytes=settings.max_bytes,
@@ -148,7 +129,8 @@ class Publishing:
             on_file_failed=self._failed,
             before_batch=before_batch,
         )
-        self._queries = open_query_engine(shared.url, settings.query_timeout)
+        self._shared = open_query_engine(shared.url, settings.query_timeout)
+        self._shared_queries = stored_queries(self._shared)
         self._upkeep = upkeep_of(
             shared.url,
             shared.agent,
@@ -168,15 +150,14 @@ class Publishing:
     def _dropped(self, reason: LostRows, rows: int) -> None:
         self._meter.count(m.LOST_ROWS, reason, by=rows)
 
-    def either(self) -> tuple[ApiQueries, MinuteQueries]:
-        """The queries of the API, and those of minutes."""
-        queries, minutes = (
-            _Either(there, own, self.is_there)
-            for there, own in zip(
-                stored_queries(self._queries), stored_queries(self._own_queries), strict=True
-            )
-        )
-        return cast(ApiQueries, queries), cast(MinuteQueries, minutes)
+    def read(self, work: Callable[[ApiQueries], Answer]) -> Answer:
+        """What `work` returns of the shared database or, while it is away, of the agent's file.
+
+        The file has the rows of its own agent only, and keeps published rows for a shorter time.
+        """
+        if self.is_there():
+            return read_from(work, self._shared_queries, self._own_queries)
+        return work(self._own_queries)
 
     def is_there(self) -> bool:
         """Whether the shared database could be reached lately."""
@@ -184,7 +165,7 @@ class Publishing:
 
     def shared_bytes(self) -> int | None:
         """The size of the shared database. Raises StoreUnavailable."""
-        return database_bytes(self._queries)
+        return database_bytes(self._shared)
 
     def status_text(self) -> str:
         """The status of publishing, for /readyz."""
@@ -220,7 +201,7 @@ class Publishing:
     def close(self, within_s: float) -> None:
         """End publishing, and close the connections."""
         self.publisher.close(within_s)
-        self._queries.dispose()
+        self._shared.dispose()
         self._upkeep.close()
 
 
@@ -273,6 +254,7 @@ class AgentStore:
         self.health = StoreHealth()
         self.database = open_engine(storage.own_url, pool_pre_ping=False)
         self._query_database = open_query_engine(storage.own_url, storage.query_timeout)
+        self._queries = stored_queries(self._query_database)
         self.publishing = self._make_publishing(objectives)
         self.minutes = MinuteStore(self.database, settings.name)
         self.explanations = ExplanationStore(
@@ -300,8 +282,9 @@ class AgentStore:
             objectives=objectives,
             state=self._state,
         )
-        engines = (self.database, self._query_database)
-        return Publishing(storage, shared, engines, self._meter, self._fold_to_publish)
+        return Publishing(
+            storage, shared, self.database, self._queries, self._meter, self._fold_to_publish
+        )
 
     def _make_keeper(
         self, objectives: Sequence[Objective], now: Callable[[], float]
@@ -340,11 +323,11 @@ class AgentStore:
         """The status of the shared database for /readyz; spans do not wait for it."""
         return {} if self.publishing is None else {"shared database": self.publishing.status_text}
 
-    def queries(self) -> tuple[ApiQueries, MinuteQueries]:
-        """The queries of the API, and those of minutes."""
+    def read(self, work: Callable[[ApiQueries], Answer]) -> Answer:
+        """What `work` returns of this store's queries. Raises StoreUnavailable."""
         if self.publishing is not None:
-            return self.publishing.either()
-        return stored_queries(self._query_database)
+            return self.publishing.read(work)
+        return work(self._queries)
 
     def observations(self) -> ObservationStore:
         """The store of samples and events."""

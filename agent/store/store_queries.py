@@ -37,6 +37,7 @@ from agent.records.queries import (
 from agent.store.cause_queries import CauseQueries
 from agent.store.connection import read_all, reading
 from agent.store.facts import facts_by_text
+from agent.store.minute_sums import MinuteQueries
 from agent.store.rollup_queries import selected
 from agent.store.row_groups import busiest, cost_by, tallies_of_rows, verdicts_by_length
 from agent.store.sql_functions import UnixSeconds, has_verdict
@@ -131,6 +132,10 @@ _NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 
 class StoreQueries(CauseQueries):
     """Queries of the API. Raises StoreUnavailable where the database does not answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.minutes = MinuteQueries(engine).minutes
 
     def agents(self) -> Sequence[Row]:
         """Every agent that writes to the database, by name."""

@@ -5,17 +5,15 @@ from sqlalchemy import Engine, text
 from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.clickhouse.queries import ClickHouseQueries
 from agent.store.connection import reading
-from agent.store.minute_sums import MinuteQueries
 from agent.store.sqlite_place import sqlite_files
 from agent.store.store_queries import StoreQueries
 
 _KINDS = {CLICKHOUSE: ClickHouseQueries}
 
 
-def stored_queries(engine: Engine) -> tuple[StoreQueries, MinuteQueries]:
-    """The queries of the API, and those of minutes."""
-    kind = _KINDS.get(engine.dialect.name, StoreQueries)
-    return kind(engine), MinuteQueries(engine)
+def stored_queries(engine: Engine) -> StoreQueries:
+    """The queries of the API."""
+    return _KINDS.get(engine.dialect.name, StoreQueries)(engine)
 
 
 _OF_SERVER = {

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from agent.outputs.api.efficiency_routes import efficiency_and_cost
+from agent.outputs.api.efficiency_routes import efficiency_and_cost_of
 from agent.outputs.prometheus.agent_exposition import EfficiencyBoard
 from agent.records.minute import MinuteRow
-from agent.records.queries import Selection, Window
 from agent.records.request import Status
 from tests.pipeline.minutes import PRICE, Minutes, every_5_s, timed_request
 from tests.records.minutes import cost_of
@@ -40,8 +39,7 @@ def minutes(database: Engine) -> Minutes:
 
 
 def response_cost(rows: list[MinuteRow]) -> dict[str, Any]:
-    over = Window(from_s=0, until=rows[-1].until)
-    cost = efficiency_and_cost(lambda *_: rows, over, Selection())["cost"]
+    cost = efficiency_and_cost_of(rows)["cost"]
     values: dict[str, Any] = cost.model_dump()
     return values
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from agent.analysis.tally import CauseSums, Tally
 from agent.records.minute import MinuteRow
@@ -21,6 +21,7 @@ from agent.records.queries import (
 from agent.settings.access import AccessPolicy
 
 Row = Mapping[str, Any]
+Answer = TypeVar("Answer")
 
 
 class ApiQueries(Protocol):
@@ -104,26 +105,34 @@ class ApiQueries(Protocol):
     def agents(self) -> Sequence[Row]:
         """Every agent by name."""
 
-
-class ReadMinutes(Protocol):
-    """Reads the minutes of a window; alike ones are summed."""
-
-    def __call__(
+    def minutes(
         self, over: Window, chosen: Selection, step_s: int | None = None
     ) -> Sequence[MinuteRow]:
-        """With a step in seconds, no sum has minutes of two steps; steps begin with the window."""
+        """The minutes of a window; alike ones are summed.
+
+        With a step in seconds, no sum has minutes of two steps; steps begin with the window.
+        """
+
+
+class ReadStore(Protocol):
+    """Calls a function with the queries of one database, so that all its answers are of that one.
+
+    The function may be called a second time, with the queries of another database.
+    """
+
+    def __call__(self, work: Callable[[ApiQueries], Answer]) -> Answer:
+        """What the function returned. Raises StoreUnavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
-    """What the API serves from: the store's queries, the clock, and the other outputs.
+    """What the API serves from: the store, the clock, and the other outputs.
 
     Windows may be up to `longest_window_s` long, and rows are kept for
     `rows_kept_s`. The store ends a query after `query_limit_s`.
     """
 
-    queries: ApiQueries
-    minutes: ReadMinutes
+    read: ReadStore
     now: Callable[[], float]
     longest_window_s: float
     rows_kept_s: float

@@ -24,7 +24,7 @@ from agent.analysis.efficiency.window_efficiency import (
 from agent.analysis.ledger import unaccounted_requests
 from agent.catalog.reasons import WithoutRow
 from agent.catalog.time_units import HOUR_S
-from agent.outputs.api.api_context import ApiContext, ReadMinutes
+from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, ListOf
 from agent.outputs.api.query_parameters import (
     StepText,
@@ -237,14 +237,14 @@ class CostResponse(BaseResponse):
     methods: list[str] = Field(description="how work of one step was weighed")
 
 
-def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> dict[str, Any]:
+def efficiency_and_cost(queries: ApiQueries, over: Window, chosen: Selection) -> dict[str, Any]:
     """The summary's fields; empty if no minute is stored, and for one tenant or objective.
 
     GPUs work for all requests at once, so the figures of a part of them are unknown.
     """
     if chosen.tenant is not None or chosen.objective is not None:
         return {}
-    return efficiency_and_cost_of(read(over, chosen))
+    return efficiency_and_cost_of(queries.minutes(over, chosen))
 
 
 def efficiency_and_cost_of(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
@@ -385,13 +385,15 @@ def efficiency_routes(context: ApiContext) -> APIRouter:
         Empty for one tenant or objective: GPUs work for all requests at once.
         """
         length_s = window_s(window, context.longest_window_s)
-        each_s = step_s(step, length_s, max(context.queries.grid_s(length_s), MINUTE_LENGTH_S))
-        if chosen.tenant is not None or chosen.objective is not None:
-            return ListOf[EfficiencyStepResponse](items=[])
-        over = window_before(context.now(), length_s, each_s)
-        return ListOf[EfficiencyStepResponse](
-            items=list(_efficiency_steps(context.minutes(over, chosen, each_s), over, each_s))
-        )
+
+        def steps(queries: ApiQueries) -> list[EfficiencyStepResponse]:
+            each_s = step_s(step, length_s, max(queries.grid_s(length_s), MINUTE_LENGTH_S))
+            if chosen.tenant is not None or chosen.objective is not None:
+                return []
+            over = window_before(context.now(), length_s, each_s)
+            return list(_efficiency_steps(queries.minutes(over, chosen, each_s), over, each_s))
+
+        return ListOf[EfficiencyStepResponse](items=context.read(steps))
 
     return router
 

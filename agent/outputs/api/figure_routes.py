@@ -84,12 +84,12 @@ Chosen = Annotated[Selection, Depends(selection)]
 def figure_routes(context: ApiContext) -> APIRouter:
     """The routes of the summary and of the time series."""
     router = APIRouter(tags=["figures"])
-    queries = context.queries
 
     @router.get("/summary")
     def summary(chosen: Chosen, window: WindowText = "5m") -> SummaryResponse:
         """The figures of the requests that ended in the last while."""
-        return summary_over(context, chosen, window_s(window, context.longest_window_s))
+        length_s = window_s(window, context.longest_window_s)
+        return context.read(lambda queries: summary_over(context, queries, chosen, length_s))
 
     @router.get("/timeseries")
     def timeseries(
@@ -97,16 +97,21 @@ def figure_routes(context: ApiContext) -> APIRouter:
     ) -> ListOf[StepResponse]:
         """The figures of the summary by step; the last step is not over yet."""
         length_s = window_s(window, context.longest_window_s)
-        each_s = step_s(step, length_s, queries.grid_s(length_s))
-        over = window_before(context.now(), length_s, each_s)
-        return ListOf[StepResponse](items=list(_steps(queries, over, each_s, chosen)))
+
+        def steps(queries: ApiQueries) -> list[StepResponse]:
+            each_s = step_s(step, length_s, queries.grid_s(length_s))
+            over = window_before(context.now(), length_s, each_s)
+            return list(_steps(queries, over, each_s, chosen))
+
+        return ListOf[StepResponse](items=context.read(steps))
 
     return router
 
 
-def summary_over(context: ApiContext, chosen: Selection, length_s: float) -> SummaryResponse:
+def summary_over(
+    context: ApiContext, queries: ApiQueries, chosen: Selection, length_s: float
+) -> SummaryResponse:
     """The figures of the requests that ended in the last `length_s`."""
-    queries = context.queries
     over = window_before(context.now(), length_s, queries.grid_s(length_s))
     data_from = queries.data_from(over, chosen.source)
     covered_s = over.covered_s(data_from)
@@ -118,7 +123,7 @@ def summary_over(context: ApiContext, chosen: Selection, length_s: float) -> Sum
         simulated=context.simulated,
         **figures,
         **causes_with_details(queries.causes(over, chosen)),
-        **efficiency_and_cost(context.minutes, over, chosen),
+        **efficiency_and_cost(queries, over, chosen),
     )
 
 
@@ -223,7 +228,7 @@ class BreakdownResponse(BaseResponse):
 def breakdown_routes(context: ApiContext) -> APIRouter:
     """The route of groups of requests."""
     router = APIRouter(tags=["figures"])
-    queries, longest_s = context.queries, context.longest_window_s
+    longest_s = context.longest_window_s
 
     @router.get("/breakdown")
     def breakdown(
@@ -237,27 +242,31 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
     ) -> BreakdownResponse:
         """The figures of the summary for each engine, model, tenant and so on."""
         kept_s = min(context.rows_kept_s, longest_s) if by in OF_ROWS else longest_s
-        over = _group_window(queries, by, window, context.now(), kept_s)
-        costs = queries.costs_by(by, over, chosen) if cost else {}
-        causes = queries.causes_by(by, over, chosen)
-        covered_s = _group_covered_s(queries, by, over, chosen)
-        groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
-        return BreakdownResponse(
-            **_stated(over),
-            relative_error=RELATIVE_ERROR,
-            by=by,
-            groups=[
-                GroupResponse(
-                    group=name,
-                    cost=costs.get(name),
-                    histograms=_histograms(tally) if histograms else None,
-                    **_figures_of(tally, covered_s(name), chosen),
-                    **causes_with_details(causes.get(name, {})),
-                )
-                for name, tally in groups[:limit]
-            ],
-            left_out=len(groups[limit:]),
-        )
+
+        def groups_of(queries: ApiQueries) -> BreakdownResponse:
+            over = _group_window(queries, by, window, context.now(), kept_s)
+            costs = queries.costs_by(by, over, chosen) if cost else {}
+            causes = queries.causes_by(by, over, chosen)
+            covered_s = _group_covered_s(queries, by, over, chosen)
+            groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
+            return BreakdownResponse(
+                **_stated(over),
+                relative_error=RELATIVE_ERROR,
+                by=by,
+                groups=[
+                    GroupResponse(
+                        group=name,
+                        cost=costs.get(name),
+                        histograms=_histograms(tally) if histograms else None,
+                        **_figures_of(tally, covered_s(name), chosen),
+                        **causes_with_details(causes.get(name, {})),
+                    )
+                    for name, tally in groups[:limit]
+                ],
+                left_out=len(groups[limit:]),
+            )
+
+        return context.read(groups_of)
 
     return router
 
@@ -328,11 +337,12 @@ def length_routes(context: ApiContext) -> APIRouter:
         """How many requests met and missed, by input and output length."""
         length_s = window_s(window, min(context.rows_kept_s, context.longest_window_s))
         over = window_before(context.now(), length_s, 1)
+        found = context.read(lambda queries: queries.verdicts_by_length(over, chosen))
         return LengthsResponse(
             **_stated(over),
             input_lengths=list(INPUT_LENGTHS),
             output_lengths=list(OUTPUT_LENGTHS),
-            items=[_of_lengths(each) for each in context.queries.verdicts_by_length(over, chosen)],
+            items=[_of_lengths(each) for each in found],
         )
 
     return router
@@ -391,7 +401,9 @@ def objective_routes(context: ApiContext) -> APIRouter:
         Attainment and budget are of the requests of all agents, or of the chosen one.
         """
         length_s = window_s(window, context.longest_window_s)
-        found = objectives_over(context.queries, context.now(), length_s, agent or None)
+        found = context.read(
+            lambda queries: objectives_over(queries, context.now(), length_s, agent or None)
+        )
         return ListOf[ObjectiveResponse](items=found)
 
     return router

@@ -19,6 +19,7 @@ from agent.outputs.api.query_parameters import (
     cursor_text,
     window_s,
 )
+from agent.records.queries import PageOf
 
 
 class EventResponse(BaseResponse):
@@ -93,17 +94,14 @@ Row = Mapping[str, Any]
 def gpu_routes(context: ApiContext) -> APIRouter:
     """The routes of GPUs, which read the store: it holds the samples of every agent."""
     router = APIRouter(tags=["gpus"])
-    queries, now = context.queries, context.now
+    now = context.now
 
     @router.get("/gpus")
     def gpus(agent: Name = None) -> ListOf[GpuResponse]:
         """The newest sample of each GPU, of one agent or of all; `at` is the time of the sample."""
+        found = context.read(lambda queries: queries.newest_gpu_samples(now()))
         return ListOf[GpuResponse](
-            items=[
-                gpu_response(row)
-                for row in queries.newest_gpu_samples(now())
-                if agent in (None, "", row["agent"])
-            ]
+            items=[gpu_response(row) for row in found if agent in (None, "", row["agent"])]
         )
 
     @router.get("/gpus/{gpu:path}", responses={404: {"model": ProblemResponse}})
@@ -112,9 +110,15 @@ def gpu_routes(context: ApiContext) -> APIRouter:
     ) -> ListOf[GpuResponse]:
         """The samples of one GPU in the window, the newest first."""
         since = now() - window_s(window, context.longest_window_s)
-        page = queries.gpu_samples(gpu, since, cursor_of(cursor), limit)
-        if not page.items and not queries.knows_gpu(gpu):
-            raise HTTPException(404, f"no sample of GPU {gpu!r} is stored; see /api/v1/gpus")
+        after = cursor_of(cursor)
+
+        def samples(queries: ApiQueries) -> PageOf[Row]:
+            page = queries.gpu_samples(gpu, since, after, limit)
+            if not page.items and not queries.knows_gpu(gpu):
+                raise HTTPException(404, f"no sample of GPU {gpu!r} is stored; see /api/v1/gpus")
+            return page
+
+        page = context.read(samples)
         return ListOf[GpuResponse](
             items=[gpu_response(row) for row in page.items], next=cursor_text(page.next)
         )
@@ -150,14 +154,14 @@ class AgentResponse(BaseResponse):
     )
 
 
-def agent_routes(queries: ApiQueries) -> APIRouter:
+def agent_routes(context: ApiContext) -> APIRouter:
     """The route of agents."""
     router = APIRouter(tags=["lists"])
 
     @router.get("/agents")
     def agents() -> ListOf[AgentResponse]:
         """The agents that write to this database, by name; those that stopped for some days."""
-        return ListOf[AgentResponse](items=agent_responses(queries))
+        return ListOf[AgentResponse](items=context.read(agent_responses))
 
     return router
 
@@ -186,15 +190,18 @@ def event_routes(context: ApiContext) -> APIRouter:
         """Events of the window, or of all time without one, the newest first."""
         longest_s = context.longest_window_s
         since = context.now() - window_s(window, longest_s) if window else None
-        page = context.queries.events(
-            cursor_of(cursor),
-            limit,
-            since=since,
-            agent=agent or None,
-            engine=engine or None,
-            gpu=gpu or None,
-            kind=kind or None,
-            confidence=confidence,
+        after = cursor_of(cursor)
+        page = context.read(
+            lambda queries: queries.events(
+                after,
+                limit,
+                since=since,
+                agent=agent or None,
+                engine=engine or None,
+                gpu=gpu or None,
+                kind=kind or None,
+                confidence=confidence,
+            )
         )
         return ListOf[EventResponse](
             items=[EventResponse(**row) for row in page.items],

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from agent.analysis.latency import LATENCIES, request_parts
 from agent.analysis.quantiles import quantile
-from agent.outputs.api.api_context import ApiQueries
+from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import (
     BaseResponse,
     ExplanationResponse,
@@ -183,7 +183,7 @@ Worst = Annotated[
 _PAGES_AT_ONCE = 4
 
 
-def request_routes(queries: ApiQueries) -> APIRouter:
+def request_routes(context: ApiContext) -> APIRouter:
     """The routes of single requests."""
     router = APIRouter(tags=["requests"])
 
@@ -198,10 +198,13 @@ def request_routes(queries: ApiQueries) -> APIRouter:
     ) -> Response:
         """Requests, the newest first; `counted` is false for those that no figure counts."""
         after, loop = cursor_of(cursor), asyncio.get_running_loop()
-        if worst is None:
-            body = await loop.run_in_executor(building, _page, queries, wanted, after, limit)
-        else:
-            body = await loop.run_in_executor(building, _worst, queries, wanted, worst, limit)
+
+        def page(queries: ApiQueries) -> bytes:
+            if worst is None:
+                return _page(queries, wanted, after, limit)
+            return _json(queries.worst_requests(wanted, worst, limit), None)
+
+        body = await loop.run_in_executor(building, context.read, page)
         return Response(body, media_type="application/json")
 
     @router.get("/requests/{request_id:path}", responses={404: {"model": ProblemResponse}})
@@ -211,7 +214,7 @@ def request_routes(queries: ApiQueries) -> APIRouter:
         It may be the client's id, the proxy's, the engine's, the one in the response or the
         trace's. With `span_id`, the engine's or the proxy's, it is the request of that span.
         """
-        rows = _found(queries, request_id, span_id)
+        rows = context.read(lambda queries: _found(queries, request_id, span_id))
         others = [RequestResponse(**_fields(row)) for row in rows[1:]]
         return RequestDetail(
             **_fields(rows[0]) | {"explanation": explanation_response(rows[0]["explanation"])},
@@ -233,10 +236,6 @@ def _found(queries: ApiQueries, request_id: str, span_id: str | None) -> Sequenc
 def _page(queries: ApiQueries, wanted: RequestFilter, after: Cursor | None, limit: int) -> bytes:
     page = queries.requests(wanted, after, limit)
     return _json(page.items, cursor_text(page.next))
-
-
-def _worst(queries: ApiQueries, wanted: RequestFilter, by: Latency, limit: int) -> bytes:
-    return _json(queries.worst_requests(wanted, by, limit), None)
 
 
 def _json(rows: Sequence[Row], following: str | None) -> bytes:

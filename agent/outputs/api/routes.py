@@ -12,7 +12,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.staticfiles import StaticFiles
 
 from agent.errors import StoreUnavailable
-from agent.outputs.api.api_context import ApiContext
+from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
 from agent.outputs.api.efficiency_routes import efficiency_routes
 from agent.outputs.api.figure_routes import (
@@ -279,17 +279,17 @@ _GRACE_S = 2.0
 def live_figures(context: ApiContext) -> LiveFigures:
     """What open pages show, of the last five minutes."""
 
-    def read() -> LiveResponse:
-        queries, now = context.queries, context.now()
+    def figures(queries: ApiQueries) -> LiveResponse:
+        now = context.now()
         return LiveResponse(
-            summary=summary_over(context, Selection(), _LIVE_S),
+            summary=summary_over(context, queries, Selection(), _LIVE_S),
             objectives=objectives_over(queries, now, _LIVE_S),
             engines=[EngineResponse(**row) for row in context.engines()],
             gpus=[gpu_response(row) for row in queries.newest_gpu_samples(now)],
             agents=agent_responses(queries),
         )
 
-    return LiveFigures(read)
+    return LiveFigures(lambda: context.read(figures))
 
 
 def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:
@@ -327,9 +327,9 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         breakdown_routes(context),
         length_routes(context),
         objective_routes(context),
-        request_routes(context.queries),
+        request_routes(context),
         event_routes(context),
         engine_routes(context),
         gpu_routes(context),
-        agent_routes(context.queries),
+        agent_routes(context),
     )

@@ -241,10 +241,9 @@ def _file_of(engine: Engine) -> Iterator[Engine]:
 
 
 def _context(engine: Engine, agent: ServedAgent, access: AccessPolicy) -> ApiContext:
-    queries, minutes = stored_queries(engine)
+    queries = stored_queries(engine)
     return ApiContext(
-        queries=queries,
-        minutes=minutes.minutes,
+        read=lambda work: work(queries),
         now=lambda: agent.now,
         longest_window_s=KEEP_ROLLUPS_S,
         rows_kept_s=KEEP_REQUESTS_S,
