@@ -57,7 +57,7 @@ def size(name: str, engine: Engine, per_s: int, target: float | None) -> bool:
     for width_s in (DAY_S, HOUR_S, 60, 10):
         bytes_per_s = _bytes_of_width(engine, width_s) / max(MEASURED_S, width_s)
         parts[f"{width_s} s"] = (bytes_per_s, KEEP_S.get(width_s, KEEP_ROLLUPS_S))
-    bytes_per_minute = _bytes_of(engine, "engine_windows") / (MEASURED_S / 60)
+    bytes_per_minute = _bytes_of(engine, "engine_minutes") / (MEASURED_S / 60)
     parts["minutes"] = (bytes_per_minute / 60, MINUTES_KEPT_S)
     parts["minutes merged into hours"] = (bytes_per_minute / HOUR_S, KEEP_S[HOUR_S])
     parts["minutes merged into days"] = (bytes_per_minute / DAY_S, KEEP_ROLLUPS_S)

@@ -57,4 +57,4 @@ def assert_published(exposition: str, ledger: dict[str, Any]) -> None:
     for reason, requests in ledger["unaccounted_requests"].items():
         counted = total(exposition, "llm_unaccounted_requests_total", reason=reason)
         assert counted == pytest.approx(requests, abs=1e-6)
-    assert total(exposition, "llm_untold_rows_total") == 0
+    assert total(exposition, "llm_rows_without_tokens_total") == 0

@@ -145,7 +145,7 @@ class _Begun:
             "row_output_tokens": float(of_output.output_in(time).sum()),
             "row_requests": float(self.choices[begun].sum()),
             "row_finished": float(self.choices[ended].sum()),
-            "untold_rows": _count(unknown & begun),
+            "rows_without_tokens": _count(unknown & begun),
         }
 
 

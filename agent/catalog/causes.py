@@ -51,13 +51,13 @@ class Cause(StrEnum):
 class CauseFacts(NamedTuple):
     """What we know of a cause.
 
-    `knob` says in a sentence what to change and names the one `flag` of vLLM for it, None if no
+    `remedy` says in a sentence what to change and names the one `flag` of vLLM for it, None if no
     flag helps. `costs` is what the change costs, None if nothing.
     """
 
     part: RequestPart
     meaning: str
-    knob: str
+    remedy: str
     flag: str | None
     costs: str | None
 

@@ -134,8 +134,8 @@ UNACCOUNTED_COST = _counter(
     "Dollars of busy time for work that is in no row, an estimate.",
     absent="without a price, and until the first ledger is closed",
 )
-UNTOLD_ROWS = _counter(
-    "llm_untold_rows",
+ROWS_WITHOUT_TOKENS = _counter(
+    "llm_rows_without_tokens",
     "Requests whose rows lack their tokens, which are in the unaccounted ones.",
     absent="until the first ledger is closed",
 )

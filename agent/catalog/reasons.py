@@ -152,7 +152,7 @@ class StoreWrite(StrEnum):
     ROW_SET_ASIDE = "row_set_aside"
     FILE_SET_ASIDE = "file_set_aside"
     ENGINE_SAMPLES = "engine_samples"
-    ENGINE_WINDOWS = "engine_windows"
+    ENGINE_MINUTES = "engine_minutes"
     EVENTS = "events"
     EVENTS_DROPPED = "events_dropped"
     GPU_SAMPLES = "gpu_samples"

@@ -5,7 +5,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from agent.analysis.causes import EngineTimeline, explain
 from agent.catalog.causes import Cause
@@ -15,6 +15,7 @@ from agent.records.engine import EndedRequest, EngineSample, EngineStep, HostSam
 from agent.records.event import Event, EventKind
 from agent.records.gpu import GpuSample
 from agent.records.objective import ExplainedRequest, Explanation, JudgedRequest, Objective
+from agent.store.explanations import ExplanationStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,18 +50,6 @@ _DEADLY = frozenset(
         EventKind.UNREACHABLE,
     }
 )
-
-
-class ExplanationKeeper(Protocol):
-    """Stores explanations. Raises StoreUnavailable."""
-
-    def unexplained(
-        self, ended_from: float, ended_before: float, limit: int = ...
-    ) -> list[JudgedRequest]:
-        """Missed requests without an explanation that ended in a time (Unix seconds)."""
-
-    def explain(self, explained: Sequence[ExplainedRequest], now: float) -> list[ExplainedRequest]:
-        """Store explanations; returns those of requests that had none before."""
 
 
 class _EngineInbox:
@@ -120,7 +109,7 @@ class MissedRequests:
         self,
         objectives: Iterable[Objective],
         engines: Collection[str],
-        store: ExplanationKeeper,
+        store: ExplanationStore,
         *,
         gpus: Callable[[str], Sequence[GpuSample]],
         on_explained: Callable[[Sequence[ExplainedRequest]], None] | None = None,

@@ -366,7 +366,7 @@ class MinuteJob:
             self._close_ledgers(min([each.from_at for each in bounds] + [now]), now)
         except StoreUnavailable as error:
             _LOG.warning("minutes of engine %s are not stored yet: %s", self._engine, error)
-            self._on_failure(StoreWrite.ENGINE_WINDOWS)
+            self._on_failure(StoreWrite.ENGINE_MINUTES)
 
     def _close_ledgers(self, since: float, now: float) -> None:
         """Close the ledgers of the minutes whose requests have all ended."""

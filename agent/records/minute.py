@@ -183,7 +183,7 @@ class Ledger(Addable):
     """Requests with a row that ended by themselves."""
     row_refused: float = 0.0
     """Requests with a row that were refused."""
-    untold_rows: float = 0.0
+    rows_without_tokens: float = 0.0
     """Rows whose tokens are unknown."""
 
 

@@ -72,10 +72,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "processes": "JSON: the memory of each process.",
         "mig_instances": "JSON: its MIG instances with their values.",
     },
-    "engine_windows": {
+    "engine_minutes": {
         "": "One row for each engine and minute, of old ones for each hour or day: "
         "[efficiency.md](../efficiency.md), [cost.md](../cost.md), [ledger.md](../ledger.md).",
-        "agent": "The agent that booked it.",
+        "agent": "The agent that wrote it.",
         "cache_full": "Whether the KV cache was full at any time.",
         **_CHANGED,
     },

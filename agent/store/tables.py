@@ -169,14 +169,14 @@ gpu_samples = Table(
 
 
 engine_minutes = Table(
-    "engine_windows",
+    "engine_minutes",
     metadata,
     Column("agent", String(100), nullable=False),
     *minute_columns(),
     Column("cache_full", Boolean, nullable=False),
     _changed(),
     PrimaryKeyConstraint("agent", "engine", "starts_at"),
-    Index("ix_engine_windows_starts_at", "starts_at"),
+    Index("ix_engine_minutes_starts_at", "starts_at"),
 )
 
 events = Table(

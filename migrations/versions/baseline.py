@@ -33,7 +33,7 @@ _PARTITIONED = {"requests": "started_at", "engine_samples": "at", "gpu_samples":
 _DAYS_AHEAD = 3
 
 _TABLES = (
-    *("requests", "engine_samples", "gpu_samples", "engine_windows", "events", "objectives"),
+    *("requests", "engine_samples", "gpu_samples", "engine_minutes", "events", "objectives"),
     *("agents", "publishing", "published_files", "deleted_requests"),
     *("rollup_series", "rollups", "cause_rollups", "rollup_changes"),
 )
@@ -232,7 +232,7 @@ def _create_samples() -> None:
 
 def _create_minutes() -> None:
     op.create_table(
-        "engine_windows",
+        "engine_minutes",
         *_required(sa.String(100), "agent", "engine"),
         sa.Column("model", sa.String(256)),
         sa.Column("starts_at", sa.BigInteger, nullable=False),
@@ -262,14 +262,14 @@ def _create_minutes() -> None:
         *_columns(sa.Float, "ledger_finished", "ledger_refused", "ledger_died"),
         *_columns(sa.Float, "ledger_row_input_tokens", "ledger_row_output_tokens"),
         *_columns(sa.Float, "ledger_row_requests", "ledger_row_finished", "ledger_row_refused"),
-        sa.Column("ledger_untold_rows", sa.Float),
+        sa.Column("ledger_rows_without_tokens", sa.Float),
         sa.Column("ledger_closed", sa.Boolean),
         sa.Column("unmatched", sa.Float),
         sa.Column("cache_full", sa.Boolean, nullable=False),
         _changed(),
-        sa.PrimaryKeyConstraint("agent", "engine", "starts_at", name="pk_engine_windows"),
+        sa.PrimaryKeyConstraint("agent", "engine", "starts_at", name="pk_engine_minutes"),
     )
-    op.create_index("ix_engine_windows_starts_at", "engine_windows", ["starts_at"])
+    op.create_index("ix_engine_minutes_starts_at", "engine_minutes", ["starts_at"])
 
 
 def _create_events_and_objectives() -> None:

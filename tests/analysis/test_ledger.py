@@ -279,7 +279,7 @@ def test_rows_of_the_proxy_alone_count_choices_and_say_which_tokens_they_lack() 
         proxied(4, 9.0, status=Status.THROTTLED, ttft_s=None, output_tokens=None),
     ]
     found = known(ledger_minute(samples, rows, 0))
-    assert (found.row_requests, found.row_finished, found.untold_rows) == (4, 3, 1)
+    assert (found.row_requests, found.row_finished, found.rows_without_tokens) == (4, 3, 1)
     assert (found.row_input_tokens, found.row_output_tokens) == pytest.approx((300, 60))
     reasons = unaccounted_requests(found)
     assert reasons == {

@@ -24,7 +24,7 @@ def test_every_cause_has_a_row() -> None:
 @pytest.mark.parametrize("cause", Cause)
 def test_a_row_has_a_sentence_for_the_meaning_the_knob_and_its_costs(cause: Cause) -> None:
     facts = CAUSES[cause]
-    for text in (facts.meaning, facts.knob, facts.costs):
+    for text in (facts.meaning, facts.remedy, facts.costs):
         assert text is None or _SENTENCE.fullmatch(text)
     # Turning a flag always costs something.
     assert facts.flag is None or facts.costs is not None
@@ -33,7 +33,7 @@ def test_a_row_has_a_sentence_for_the_meaning_the_knob_and_its_costs(cause: Caus
 @pytest.mark.parametrize("cause", Cause)
 def test_a_knob_names_one_flag_and_vllm_has_it(cause: Cause) -> None:
     facts = CAUSES[cause]
-    named = _FLAG.findall(facts.knob)
+    named = _FLAG.findall(facts.remedy)
     assert named == ([] if facts.flag is None else [facts.flag])
     assert FLAGS.issuperset(named)
 
@@ -45,4 +45,4 @@ def test_the_flags_of_limits_are_flags_of_vllm() -> None:
 def test_the_page_of_causes_has_every_knob() -> None:
     page = (Path(__file__).parents[2] / "docs" / "causes.md").read_text(encoding="utf-8")
     for cause, facts in CAUSES.items():
-        assert f"| `{cause}` | {facts.knob} | {facts.costs or ''} |" in page
+        assert f"| `{cause}` | {facts.remedy} | {facts.costs or ''} |" in page

@@ -18,6 +18,7 @@ from agent.pipeline.explaining import (
 from agent.records.engine import EndedRequest, EngineSample
 from agent.records.objective import ExplainedRequest, JudgedRequest, Objective
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.store.explanations import ExplanationStore
 
 AT = 1_800_000_000.0
 OBJECTIVE = Objective(name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2)
@@ -47,7 +48,7 @@ def judged(number: int, *, ttft_s: float = 1.0, ended_at: float = AT) -> JudgedR
     return JUDGE.judged(record)
 
 
-class Keeper:
+class Keeper(ExplanationStore):
     """Keeps explanations in memory, and may be away."""
 
     def __init__(self) -> None:

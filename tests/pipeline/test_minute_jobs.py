@@ -211,7 +211,7 @@ def test_an_unreachable_database_is_reported_and_the_minute_is_computed_later(
     with monkeypatch.context() as away:
         away.setattr(database.dialect, "do_execute", _refused)
         minutes.compute(91.0)
-    assert minutes.failures == ["engine_windows"]
+    assert minutes.failures == ["engine_minutes"]
     assert len(minutes.computed(91.0)) == 1
 
 

@@ -44,7 +44,7 @@ WITHIN_A_MINUTE = (
     "llm_unaccounted_input_tokens_total",
     "llm_unaccounted_output_tokens_total",
     "llm_unaccounted_requests_total",
-    "llm_untold_rows_total",
+    "llm_rows_without_tokens_total",
 )
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group.
 BY_MACHINE = ("llm_engine_memory_", "llm_engine_oom_kills_total")

@@ -168,4 +168,4 @@ def test_what_vanishes_is_in_the_ledger_and_behind_the_proxy_that_is_nearly_noth
     assert_nearly_nothing(less(ledger["unaccounted"], vanished), proxied)
     by_reason = {"aborted": LEFT - finished, "finished": 0, "died": 0, "refused": 0}
     assert ledger["unaccounted_requests"] == pytest.approx(by_reason, abs=1e-6)
-    assert ledger["untold_rows"] == 0
+    assert ledger["rows_without_tokens"] == 0

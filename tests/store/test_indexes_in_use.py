@@ -23,7 +23,7 @@ from tests.store.test_amending import ENDED
 from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view
 
 # Tables that grow with requests, and the parts of plans that read all of them or of one width.
-GROWING = "requests|rollups|cause_rollups|engine_windows|engine_samples|gpu_samples|events"
+GROWING = "requests|rollups|cause_rollups|engine_minutes|engine_samples|gpu_samples|events"
 READS_ALL = re.compile(
     rf"SCAN ({GROWING})\b|SEARCH (rollups|cause_rollups) USING .*\(width_s=\?\)$"
 )

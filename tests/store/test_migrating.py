@@ -51,7 +51,7 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
         VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'GPU-1', 0, 'NVIDIA H200', '{}', '[]', 1)
         """,
         """
-        INSERT INTO engine_windows (agent, engine, starts_at, from_at, until, requests, busy_s,
+        INSERT INTO engine_minutes (agent, engine, starts_at, from_at, until, requests, busy_s,
             idle_s, unknown_s, computed_tokens, cached_tokens, output_tokens, good_tokens,
             cache_full, method, disagreements, counted_output_tokens, cache_full_s, changed)
         VALUES ('agent-0', 'chat-0', 1795262400, '2026-11-21 12:00:00+00:00',

@@ -100,7 +100,7 @@ class CauseAdvice(BaseResponse):
 
     part: str = Field(description="queue, prefill, decode, front, failure or unknown")
     meaning: str
-    knob: str = Field(description="what to change")
+    remedy: str = Field(description="what to change")
     flag: str | None = Field(description="of vLLM; null if none helps")
     costs: str | None = Field(description="what the change costs; null if nothing")
 

@@ -65,7 +65,7 @@ class LedgerResponse(BaseResponse):
         description="busy time for unaccounted work, an estimate; null without a price"
     )
     unaccounted_requests: Mapping[str, float] = Field(description=f"by reason: {_REASONS}")
-    untold_rows: float = Field(
+    rows_without_tokens: float = Field(
         description="requests with a row that lacks tokens, which are unaccounted for that reason"
     )
     open: LedgerSideResponse = Field(
@@ -92,7 +92,7 @@ def ledger_of(minutes: Sequence[MinuteRow]) -> LedgerResponse | None:
         unaccounted=_without_row(ledgers),
         unaccounted_usd=fsum(priced) if priced else None,
         unaccounted_requests=_by_reason(ledgers),
-        untold_rows=fsum(each.untold_rows for each in ledgers),
+        rows_without_tokens=fsum(each.rows_without_tokens for each in ledgers),
         open=_without_row(_by_engine([each for each in known if not each.ledger_closed])),
     )
 

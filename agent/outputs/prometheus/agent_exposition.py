@@ -185,7 +185,7 @@ def _unaccounted(ledger: Ledger, of: Labels) -> Iterator[tuple[Metric, Labels, f
         yield em.UNACCOUNTED_OUTPUT, of, ledger.output_tokens - ledger.row_output_tokens
     for reason, requests in unaccounted_requests(ledger).items():
         yield em.UNACCOUNTED_REQUESTS, (*of, reason), requests
-    yield em.UNTOLD_ROWS, of, ledger.untold_rows
+    yield em.ROWS_WITHOUT_TOKENS, of, ledger.rows_without_tokens
 
 
 def _shares(cost: Cost) -> Iterator[tuple[str, float]]:

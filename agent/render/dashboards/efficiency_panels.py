@@ -62,7 +62,7 @@ LEDGER_ROW = PanelRow(
             PanelUnit.PER_SECOND,
             (
                 Query(by(("reason",), rate(em.UNACCOUNTED_REQUESTS)), "{{reason}}"),
-                by_engine(em.UNTOLD_ROWS),
+                by_engine(em.ROWS_WITHOUT_TOKENS),
             ),
             style=STACKED,
         ),

@@ -73,7 +73,7 @@ def test_each_cause_has_seconds_requests_limits_and_a_knob(explaining: Api) -> N
     assert kv["advice"] == {
         "part": "queue",
         "meaning": CAUSES[KV].meaning,
-        "knob": CAUSES[KV].knob,
+        "remedy": CAUSES[KV].remedy,
         "flag": "--gpu-memory-utilization",
         "costs": CAUSES[KV].costs,
     }

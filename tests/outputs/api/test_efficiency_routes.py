@@ -197,7 +197,7 @@ def test_closed_minutes_are_summed_and_open_ones_stand_apart(api: Api) -> None:
     rows = {"row_input_tokens": 100.0, "row_output_tokens": 20.0, "row_requests": 3.0}
     store_at_end(
         api,
-        closed(0, **rows, row_finished=2.0, died=1.0, untold_rows=2.0),
+        closed(0, **rows, row_finished=2.0, died=1.0, rows_without_tokens=2.0),
         # A request at the edge of both minutes.
         closed(1, row_input_tokens=350.0, row_output_tokens=50.0, row_requests=6.0, finished=6.0),
         closed(2, ledger_closed=False, **rows),
@@ -207,7 +207,7 @@ def test_closed_minutes_are_summed_and_open_ones_stand_apart(api: Api) -> None:
     assert ledger["unaccounted"] == side(150, 30, 1)
     assert ledger["unaccounted_requests"] == {"died": 1, "finished": 7, "aborted": 0}
     assert ledger["open"] == side(200, 30, 2)
-    assert (ledger["unaccounted_usd"], ledger["untold_rows"]) == (pytest.approx(0.1), 2)
+    assert (ledger["unaccounted_usd"], ledger["rows_without_tokens"]) == (pytest.approx(0.1), 2)
 
 
 def test_what_one_engine_counts_too_little_hides_nothing_of_another(api: Api) -> None:

@@ -90,11 +90,11 @@ def test_sums_that_cannot_be_read_leave_the_sums_of_the_others(
         ("sqlite", "gpu_samples", "mig_instances", "{}"),
         ("sqlite", "objectives", "definition", "{}"),
         ("sqlite", "agents", "engines", "[5]"),
-        ("sqlite", "engine_windows", "good_tokens_by_objective", "{"),
-        ("sqlite", "engine_windows", "busy_s", INFINITE),
+        ("sqlite", "engine_minutes", "good_tokens_by_objective", "{"),
+        ("sqlite", "engine_minutes", "busy_s", INFINITE),
         # SQLite stores NULL instead.
         ("postgresql", "requests", "ttft_s", NAN),
-        ("postgresql", "engine_windows", "prefill_flops", NAN),
+        ("postgresql", "engine_minutes", "prefill_flops", NAN),
         ("postgresql", "cause_rollups", "excess_s", NAN),
     ],
     indirect=["api_of_each"],
@@ -110,7 +110,7 @@ def test_a_row_with_an_odd_value_takes_no_route_down(
         "gpu_samples": "gpu = 'GPU-1'",
         "agents": "name = 'agent-1'",
         "objectives": "name = 'long'",
-        "engine_windows": "starts_at = (SELECT min(starts_at) FROM engine_windows)",
+        "engine_minutes": "starts_at = (SELECT min(starts_at) FROM engine_minutes)",
         "rollup_changes": "id = (SELECT min(id) FROM rollup_changes)",
     }.get(table, "1 = 1")
     filled_api.execute(f"UPDATE {table} SET {column} = :value WHERE {key}", value=value)

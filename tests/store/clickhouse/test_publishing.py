@@ -271,7 +271,7 @@ def test_a_restored_file_goes_on_after_a_batch_that_was_written_in_part(
     for requests_seen in range(2, 30):
         minutes.write([minute(requests=requests_seen)], (), NOON)
     with lossy_way(clickhouse_server.http) as (way, port):
-        way.loses, way.status = "INSERT INTO engine_windows", 500
+        way.loses, way.status = "INSERT INTO engine_minutes", 500
         database = clickhouse_url.rpartition("/")[2]
         running = Publishing(file, clickhouse_server.url(database, port))
         running.publisher.start()

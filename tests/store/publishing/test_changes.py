@@ -171,7 +171,7 @@ WRITES: dict[str, tuple[Write, dict[str, int]]] = {
         _explain(EXPLAINED, Cause.LONG_PROMPT),
         {"requests": 1, "cause_rollups": 2 * OF_A_CAUSE},
     ),
-    "a minute": (_write_minute(requests=7), {"engine_windows": 1}),
+    "a minute": (_write_minute(requests=7), {"engine_minutes": 1}),
     "an event": (_observe("write_event", RESTART), {"events": 1}),
     "a sample of an engine": (_observe("write_engine_sample", SAMPLE), {"engine_samples": 1}),
     "samples of GPUs": (
