@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from agent.analysis.verdicts import Judge
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import GOODPUT
 from agent.errors import StoreUnavailable
+from agent.pipeline import explaining
 from agent.pipeline.explaining import (
     ALL_CAME_S,
     LONGEST_WAIT_S,
-    MOST_AT_ONCE,
-    MOST_WAITING,
     REQUESTS_PER_SLICE,
     REQUESTS_PER_TURN,
     MissedRequests,
@@ -167,18 +168,19 @@ def test_a_store_that_is_away_is_asked_later_for_what_it_has() -> None:
     assert [each.judged for each in keeper.explained] == [item]
 
 
-def test_a_flood_is_explained_in_parts_and_none_is_forgotten() -> None:
+def test_a_flood_is_explained_in_parts_and_none_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """More than memory keeps: the rest comes from the store."""
+    monkeypatch.setattr(explaining, "MOST_WAITING", 800)
+    monkeypatch.setattr(explaining, "MOST_AT_ONCE", 200)
     keeper = Keeper()
-    missed, flood = (
-        missed_requests(keeper),
-        [judged(number) for number in range(MOST_WAITING + 500)],
-    )
+    missed, flood = missed_requests(keeper), [judged(number) for number in range(850)]
     keeper.left_over = list(flood)
     missed.counted(flood)
     now = AT + 3 * LONGEST_WAIT_S
     missed.run(now)
-    assert len(keeper.explained) == MOST_AT_ONCE
+    assert len(keeper.explained) == 200
     for second in range(1, 100):
         missed.run(now + second)
     assert {item.judged.record.span_id for item in keeper.explained} == {

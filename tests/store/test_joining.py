@@ -506,7 +506,7 @@ def without_choice(sqlite: Engine) -> list[list[Any]]:
 
 @pytest.mark.slow
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_views_in_any_order_and_batches_give_the_same_rows_and_rollups(

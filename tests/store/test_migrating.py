@@ -1,6 +1,9 @@
 """Every revision reaches the newest one with its rows, and what a migration refuses."""
 
+import logging
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,7 @@ from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import metadata
-from tests.store.making import (
-    counted_rollups,
-    counted_rows,
-    some,
-    store_in,
-    stored_keys,
-)
+from tests.store.making import some, store_in, stored_keys
 from tests.store.migrated import differences, of_the_next_version, table_names
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -110,12 +107,6 @@ def test_every_revision_has_one_successor() -> None:
     assert SCRIPTS.get_bases() == [REVISIONS[0]]
 
 
-def test_an_empty_database_gets_the_declared_tables(empty_database: Engine) -> None:
-    assert upgrade(empty_database) == (None, newest_revision())
-    assert differences(empty_database) == []
-    assert table_names(empty_database) == {*metadata.tables, "alembic_version"}
-
-
 def test_every_new_file_has_an_id_of_its_own(tmp_path: Path) -> None:
     ids = set()
     for name in ("one.db", "other.db"):
@@ -127,20 +118,18 @@ def test_every_new_file_has_an_id_of_its_own(tmp_path: Path) -> None:
     assert len(ids) == 2
 
 
-def test_tables_columns_and_indexes_outside_the_migrations_are_differences(
+def test_an_empty_database_gets_the_declared_tables_and_others_are_differences(
     empty_database: Engine,
 ) -> None:
-    """Otherwise the comparison above would prove nothing."""
-    upgrade(empty_database)
+    assert upgrade(empty_database) == (None, newest_revision())
+    assert differences(empty_database) == []
+    assert table_names(empty_database) == {*metadata.tables, "alembic_version"}
     with empty_database.begin() as connection:
         connection.execute(text("ALTER TABLE requests ADD COLUMN extra INTEGER"))
         connection.execute(CreateTable(Table("more", MetaData(), Column("n", Integer))))
         connection.execute(text("DROP INDEX ix_requests_request_id"))
-    assert sorted(difference[0] for difference in differences(empty_database)) == [
-        "add_index",
-        "remove_column",
-        "remove_table",
-    ]
+    found = sorted(difference[0] for difference in differences(empty_database))
+    assert found == ["add_index", "remove_column", "remove_table"]
 
 
 def fill(engine: Engine, revision: str) -> Rows:
@@ -199,6 +188,7 @@ def test_an_upgrade_from_every_revision_keeps_the_rows(
     (row,) = StoreQueries(empty_database).request("request-1")
     assert (row["counted"], row["settles_at"], row["proxy_span_id"]) == (True, None, None)
     store_in(empty_database, some([1]))
+    assert upgrade(empty_database) == (newest_revision(), newest_revision())
     assert len(stored_keys(empty_database)) == 2
 
 
@@ -212,7 +202,7 @@ def created_until(revision: str) -> set[str]:
     }
 
 
-def test_a_downgrade_to_every_revision_keeps_the_rows_of_its_tables(
+def test_a_downgrade_to_every_revision_keeps_the_rows_of_its_tables_alone(
     empty_database: Engine,
 ) -> None:
     upgrade(empty_database)
@@ -223,20 +213,6 @@ def test_a_downgrade_to_every_revision_keeps_the_rows_of_its_tables(
         assert in_columns_of(left, before) == left
         assert all(len(rows) == 1 for rows in left.values())
         assert left.keys() == created_until(revision)
-    assert upgrade(empty_database) == (REVISIONS[0], newest_revision())
-    assert differences(empty_database) == []
-
-
-def test_an_upgrade_of_an_up_to_date_database_changes_nothing(empty_database: Engine) -> None:
-    upgrade(empty_database)
-    store_in(empty_database, some(range(20)))
-    assert upgrade(empty_database) == (newest_revision(), newest_revision())
-    assert len(stored_keys(empty_database)) == 20
-    assert counted_rollups(empty_database) == counted_rows(empty_database)
-
-
-def test_a_downgrade_to_the_base_removes_every_table(empty_database: Engine) -> None:
-    upgrade(empty_database)
     downgrade(empty_database, "base")
     assert table_names(empty_database) == {"alembic_version"}
     assert upgrade(empty_database) == (None, newest_revision())
@@ -286,20 +262,22 @@ def test_an_interrupted_upgrade_keeps_the_migrations_that_are_done(
     assert upgrade(empty_database) == (newest_revision(), "more")
 
 
-@pytest.mark.parametrize("revision", ["0001", "0022", "1"])
 def test_a_database_that_no_release_made_is_refused_and_not_changed(
-    empty_database: Engine, revision: str
+    empty_database: Engine,
 ) -> None:
     with empty_database.begin() as connection:
         connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))
-        connection.execute(text(f"INSERT INTO alembic_version VALUES ('{revision}')"))
-    with pytest.raises(StoreUnavailable) as refused:
-        upgrade(empty_database)
-    assert str(refused.value) == (
-        f"the database is at revision '{revision}' of a version that was never released, and "
-        "cannot be migrated; start with a new one: move SQLite's file away, or set the URL of an "
-        "empty database"
-    )
+        connection.execute(text("INSERT INTO alembic_version VALUES ('')"))
+    for revision in ("0001", "0022", "1"):
+        with empty_database.begin() as connection:
+            connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+        with pytest.raises(StoreUnavailable) as refused:
+            upgrade(empty_database)
+        assert str(refused.value) == (
+            f"the database is at revision '{revision}' of a version that was never released, and "
+            "cannot be migrated; start with a new one: move SQLite's file away, or set the URL of "
+            "an empty database"
+        )
     assert table_names(empty_database) == {"alembic_version"}
 
 
@@ -343,3 +321,45 @@ def test_an_unreachable_server_is_reported_in_one_line() -> None:
     engine.dispose()
     assert "\n" not in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+AGENTS = 6
+NEWER = "of the next version"
+
+
+def test_agents_of_two_versions_that_start_at_once_run_each_migration_once(
+    new_url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each agent has connections of its own, as a process has."""
+    caplog.set_level(logging.INFO, "alembic.runtime.migration")
+    own, following = migrating._scripts(), of_the_next_version(tmp_path)
+    monkeypatch.setattr(
+        migrating,
+        "_scripts",
+        lambda: following if threading.current_thread().name.startswith(NEWER) else own,
+    )
+    barrier = threading.Barrier(AGENTS)
+
+    def start() -> str | None:
+        engine = open_engine(new_url)
+        try:
+            barrier.wait()
+            return upgrade(engine)[1]
+        finally:
+            engine.dispose()
+
+    with (
+        ThreadPoolExecutor(AGENTS // 2, thread_name_prefix=NEWER) as newer,
+        ThreadPoolExecutor(AGENTS // 2) as older,
+    ):
+        starts = [newer.submit(start) for _ in range(AGENTS // 2)]
+        starts_before = [older.submit(start) for _ in range(AGENTS // 2)]
+    assert {each.result() for each in starts} == {"more"}
+    for each in starts_before:
+        refused = each.exception()
+        assert "does not know" in str(refused) if refused else each.result() == REVISIONS[-1]
+    ran = [message for message in caplog.messages if message.startswith("Running upgrade")]
+    assert len(ran) == len(set(ran)) == len(REVISIONS) + 1

