@@ -109,6 +109,7 @@ class Publishing:
         own: Engine,
         own_queries: ApiQueries,
         meter: Meter,
+        *,
         before_batch: Callable[[], None],
     ) -> None:
         """`own` is the agent's file. `before_batch` is called before each batch is published."""
@@ -283,7 +284,8 @@ class AgentStore:
             state=self._state,
         )
         return Publishing(
-            storage, shared, self.database, self._queries, self._meter, self._fold_to_publish
+            *(storage, shared, self.database, self._queries, self._meter),
+            before_batch=self._fold_to_publish,
         )
 
     def _make_keeper(

@@ -228,7 +228,6 @@ class BreakdownResponse(BaseResponse):
 def breakdown_routes(context: ApiContext) -> APIRouter:
     """The route of groups of requests."""
     router = APIRouter(tags=["figures"])
-    longest_s = context.longest_window_s
 
     @router.get("/breakdown")
     def breakdown(
@@ -241,18 +240,15 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
         histograms: Histograms = False,
     ) -> BreakdownResponse:
         """The figures of the summary for each engine, model, tenant and so on."""
-        kept_s = min(context.rows_kept_s, longest_s) if by in OF_ROWS else longest_s
 
         def groups_of(queries: ApiQueries) -> BreakdownResponse:
-            over = _group_window(queries, by, window, context.now(), kept_s)
+            over = _group_window(queries, by, window, context.now(), _kept_s(context, by))
             costs = queries.costs_by(by, over, chosen) if cost else {}
             causes = queries.causes_by(by, over, chosen)
             covered_s = _group_covered_s(queries, by, over, chosen)
             groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
             return BreakdownResponse(
-                **_stated(over),
-                relative_error=RELATIVE_ERROR,
-                by=by,
+                **_stated_groups(over, by),
                 groups=[
                     GroupResponse(
                         group=name,
@@ -269,6 +265,15 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
         return context.read(groups_of)
 
     return router
+
+
+def _kept_s(context: ApiContext, by: Dimension) -> float:
+    longest_s = context.longest_window_s
+    return min(context.rows_kept_s, longest_s) if by in OF_ROWS else longest_s
+
+
+def _stated_groups(over: Window, by: Dimension) -> dict[str, Any]:
+    return {**_stated(over), "relative_error": RELATIVE_ERROR, "by": by}
 
 
 def _group_window(
