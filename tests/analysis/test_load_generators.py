@@ -1,4 +1,4 @@
-"""The objective's `compat` against what each load generator's own code counts.
+"""The objective's `compat` and TPOT against what each load generator's own code counts.
 
 vLLM's benchmark, AIPerf and GuideLLM run here. inference-perf is in no package index: the function
 below repeats its arithmetic.
@@ -15,9 +15,18 @@ import pytest
 from agent.analysis.latency import tpot_s
 from agent.analysis.verdicts import judge
 from agent.catalog.definitions import DEFINITIONS, Verdict
-from agent.records.request import ProxyView, Status, Vantage
-from tests.real_parts.load_generators import TOOLS, ClientRequest, LimitsMs, Score, scores
+from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from tests.real_parts.load_generators import (
+    TOOLS,
+    Answer,
+    ClientRequest,
+    LimitsMs,
+    Score,
+    Stream,
+    answer,
+)
 from tests.records.making import objective, record
+from tests.sources.proxy.measuring.playing import Setup, events, play, recorded, route
 
 LIMITS: tuple[LimitsMs, ...] = tuple(
     {"ttft": ttft, "tpot": tpot, "e2e": e2e}
@@ -56,9 +65,47 @@ GROUPS = [*[[case] for case in CASES], CASES, ONE_TOKEN, CANCELLING, WITHOUT_TEX
 STATUSES = {"ok": Status.OK, "error": Status.ERROR, "cancelled": Status.CANCELLED}
 
 
+# vLLM's benchmark reads no messages and counts no tool calls. AIPerf counts the event that repeats
+# the whole text of /v1/responses as one with tokens.
+CLIENT_OF = {
+    "responses": "vllm",
+    "responses-reasoning": "vllm",
+    **dict.fromkeys(
+        ("responses-tools", "messages", "messages-reasoning", "messages-tools"), "aiperf"
+    ),
+}
+# As a pacer does, that delays each event alike: those after the last token end the request later.
+EVERY_S = 0.02
+
+
 @cache
+def played() -> dict[str, RequestRecord]:
+    """The record of each recorded stream."""
+    return {name: play(name, setup=Setup(), every_s=EVERY_S).record for name in CLIENT_OF}
+
+
+def streams() -> list[Stream]:
+    return [
+        Stream(
+            client=CLIENT_OF[name],
+            endpoint=route(name).rpartition("/")[2],
+            events=[
+                (event.decode(), EVERY_S * number)
+                for number, event in enumerate(events(recorded(name)), 1)
+            ],
+            tokens=record.output_tokens or 0,
+        )
+        for name, record in played().items()
+    ]
+
+
+@cache
+def asked() -> Answer:
+    return answer(LIMITS, GROUPS, streams())
+
+
 def scores_of(tool: str) -> list[list[Score]]:
-    return scores(tool, LIMITS, GROUPS)
+    return asked().scores[tool]
 
 
 def our_score(requests: Sequence[ClientRequest], compat: str, limits: LimitsMs) -> Score:
@@ -112,6 +159,11 @@ def test_runs_that_differ_by_definition(
 ) -> None:
     assert scores_of(tool)[LIMITS.index(ALL_LIMITS)][GROUPS.index(requests)] == score
     assert our_score(requests, tool, ALL_LIMITS) == score
+
+
+def test_the_time_per_token_ends_at_the_last_token_as_that_of_clients() -> None:
+    theirs = dict(zip(CLIENT_OF, asked().tpot_s, strict=True))
+    assert {name: record.tpot_s for name, record in played().items()} == pytest.approx(theirs)
 
 
 def inference_perf(request: ClientRequest) -> Score:

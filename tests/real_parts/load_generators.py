@@ -4,13 +4,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.real_parts.engine_scripts import answer_of
 from tests.real_parts.processes import PartMissing
 
 TOOLS = ("vllm", "aiperf", "guidellm")
-SCORER, TIMER = "run_load_generators.py", "run_token_times.py"
 INSTALLER = Path(__file__).parents[2] / ".ci" / "install-load-generators"
 
 
@@ -50,26 +49,30 @@ class Stream:
     tokens: int
 
 
-def scores(
-    tool: str, limits: Sequence[LimitsMs], groups: Sequence[Sequence[ClientRequest]]
-) -> list[list[Score]]:
-    """What a tool counts of each group of requests, for each set of limits."""
-    plan = {
-        "tool": tool,
-        "limits": limits,
-        "groups": [[asdict(request) for request in group] for group in groups],
-    }
-    return [[Score(*each) for each in of_limits] for of_limits in _run(SCORER, plan)]
+class Answer(NamedTuple):
+    """What each tool counts of each group for each set of limits, and each stream's TPOT."""
+
+    scores: dict[str, list[list[Score]]]
+    tpot_s: list[float]
 
 
-def client_tpot_s(streams: Sequence[Stream]) -> list[float]:
-    """The time per output token of each stream, as its client computes it."""
-    seconds: list[float] = _run(TIMER, [asdict(stream) for stream in streams])
-    return seconds
-
-
-def _run(script: str, plan: object) -> Any:
+def answer(
+    limits: Sequence[LimitsMs],
+    groups: Sequence[Sequence[ClientRequest]],
+    streams: Sequence[Stream],
+) -> Answer:
+    """What the tools' own code computes; to load it takes long, so all is asked at once."""
     where = subprocess.run([INSTALLER, "--where"], capture_output=True, text=True, check=False)
     if where.returncode != 0:
         raise PartMissing("GuideLLM and AIPerf are not installed: run .ci/install-parts")
-    return answer_of(script, plan, Path(where.stdout.strip()))
+    plan = {
+        "limits": limits,
+        "groups": [[asdict(request) for request in group] for group in groups],
+        "streams": [asdict(stream) for stream in streams],
+    }
+    found = answer_of("run_load_generators.py", plan, Path(where.stdout.strip()))
+    scores = {
+        tool: [[Score(*each) for each in of_limits] for of_limits in scored]
+        for tool, scored in found["scores"].items()
+    }
+    return Answer(scores, found["tpot_s"])

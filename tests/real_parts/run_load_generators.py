@@ -1,7 +1,9 @@
-"""Scores requests with the code of a load generator. The engine's own Python runs this script.
+"""Scores requests with the code of load generators. The engine's own Python runs this script.
 
-Reads a JSON object from stdin: the tool, sets of limits in ms, and groups of requests. Writes to
-stdout, for each set of limits and each group, the good requests and those that count.
+Reads a JSON object from stdin: sets of limits in ms, groups of requests, and streams. Writes to
+stdout: of each tool, for each set of limits and each group, the good requests and those that count;
+and the seconds per token of each stream. A stream has the client, the endpoint, the events with
+their times in seconds, and the output tokens.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -9,16 +11,17 @@ stdout, for each set of limits and each group, the good requests and those that 
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock, patch
 
 Request = Mapping[str, Any]
 Limits = Mapping[str, float | None]
+Stream = Mapping[str, Any]
 Score = Callable[[Sequence[Request]], tuple[int, int]]
 
 
@@ -175,16 +178,75 @@ class _UnusedLibraries(MetaPathFinder, Loader):
         """Do nothing: a mock has every attribute."""
 
 
+# Time per output token
+
+
+def aiperf_tpot_s(stream: Stream) -> float:
+    """AIPerf's inter-token latency."""
+    from aiperf.common.models import RequestRecord, SSEMessage
+    from aiperf.common.models.record_models import ParsedResponseRecord, TokenCounts
+    from aiperf.endpoints.anthropic_messages import MessagesEndpoint
+    from aiperf.endpoints.openai_responses import ResponsesEndpoint
+    from aiperf.metrics.metric_dicts import MetricRecordDict
+    from aiperf.metrics.types.inter_token_latency_metric import InterTokenLatencyMetric
+    from aiperf.metrics.types.output_sequence_length_metric import OutputSequenceLengthMetric
+    from aiperf.metrics.types.request_latency_metric import RequestLatencyMetric
+    from aiperf.metrics.types.ttft_metric import TTFTMetric
+
+    messages = [SSEMessage.parse(event, round(at_s * 1e9)) for event, at_s in stream["events"]]
+    record = RequestRecord(start_perf_ns=0, responses=messages)
+    kind = {"responses": ResponsesEndpoint, "messages": MessagesEndpoint}[stream["endpoint"]]
+    # Its settings are those of requests, which it does not send here.
+    responses = kind.__new__(kind).extract_response_data(record)
+    parsed = ParsedResponseRecord(record, responses, TokenCounts(output=stream["tokens"]))
+    values = MetricRecordDict()
+    for metric in (
+        TTFTMetric,
+        RequestLatencyMetric,
+        OutputSequenceLengthMetric,
+        InterTokenLatencyMetric,
+    ):
+        values[metric.tag] = metric().parse_record(parsed, values)
+    return float(values[InterTokenLatencyMetric.tag]) / 1e9
+
+
+def vllm_tpot_s(stream: Stream) -> float:
+    """The TPOT of the client of vLLM's benchmark, which serve.py computes of its result."""
+    from vllm.benchmarks.lib import endpoint_request_func as client
+
+    clock = MagicMock(return_value=0.0)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for event, at_s in stream["events"]:
+            clock.return_value = at_s
+            yield event.encode()
+
+    response = MagicMock(status=200)
+    response.content.iter_any = pieces
+    session = MagicMock()
+    session.post.return_value.__aenter__ = AsyncMock(return_value=response)
+    request = client.RequestFuncInput("a", "http://engine/v1/responses", 1, 1, "model")
+    with patch.object(client.time, "perf_counter", clock):
+        output = asyncio.run(client.async_request_openai_responses(request, session))
+    assert output.success, output.error
+    return float((output.latency - output.ttft) / (output.output_tokens - 1))
+
+
+# GuideLLM comes last: what stands in for libraries then hides them from nobody else.
 TOOLS: Mapping[str, Callable[[Limits], Score]] = {
     "vllm": vllm,
     "aiperf": aiperf,
     "guidellm": guidellm,
 }
+CLIENTS = {"aiperf": aiperf_tpot_s, "vllm": vllm_tpot_s}
 
 if __name__ == "__main__":
     plan = json.load(sys.stdin)
     # The tools print, too.
     results, sys.stdout = sys.stdout, sys.stderr
-    tool = TOOLS[plan["tool"]]
-    scored = [[score(group) for group in plan["groups"]] for score in map(tool, plan["limits"])]
-    json.dump(scored, results)
+    tpot_s = [CLIENTS[stream["client"]](stream) for stream in plan["streams"]]
+    scored = {
+        name: [[score(group) for group in plan["groups"]] for score in map(tool, plan["limits"])]
+        for name, tool in TOOLS.items()
+    }
+    json.dump({"scores": scored, "tpot_s": tpot_s}, results)

@@ -1,7 +1,7 @@
-"""Describes model classes of transformers: the defaults of their configurations, and their modules.
+"""Describes model classes of transformers: defaults of configurations, modules, and their FLOPs.
 
 The engine's Python runs this script. Models are built on the meta device, without values. The input
-is a JSON object with `configs`, `types` and `keys`; prints one JSON object.
+is a JSON object with `configs`, `types`, `keys`, `latent` and `chunks`; prints one JSON object.
 """
 
 import dataclasses
@@ -12,16 +12,27 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
 from huggingface_hub.errors import (  # type: ignore[import-not-found]
     StrictDataclassFieldValidationError,
 )
+from torch.utils.flop_counter import FlopCounterMode  # type: ignore[import-not-found]
 from transformers import AutoConfig  # type: ignore[import-not-found]
 from transformers.models.auto import (  # type: ignore[import-not-found]
     configuration_auto,
     modeling_auto,
+)
+from transformers.models.deepseek_v3 import (  # type: ignore[import-not-found]
+    modeling_deepseek_v3,
+)
+from transformers.models.nemotron_h import (  # type: ignore[import-not-found]
+    modeling_nemotron_h,
+)
+from transformers.models.qwen3_next import (  # type: ignore[import-not-found]
+    modeling_qwen3_next,
 )
 
 # Keys that the code of a class reads without a field for them.
@@ -48,7 +59,13 @@ def main() -> None:
         "wrappers": dict(wrappers(set(asked["types"]))),
     }
     models = {name: described(config) for name, config in asked["configs"].items()}
-    sys.stdout.write(json.dumps({"defaults": defaults, "models": models}))
+    found = {
+        "defaults": defaults,
+        "models": models,
+        "latent": latent(asked["latent"]),
+        "recurrent": recurrent(asked["chunks"]),
+    }
+    sys.stdout.write(json.dumps(found))
 
 
 # Configurations
@@ -249,6 +266,150 @@ def states(text: Any) -> Iterator[dict[str, int]]:
             "conv": torch.Size(conv).numel(),
             "state": torch.Size(state).numel(),
         }
+
+
+# FLOPs of latent attention (MLA), with torch's counter and by vLLM's own formula
+
+
+def latent(asked: dict[str, Any]) -> dict[str, Any]:
+    """By [new, cached] of prefills, by contexts, and by the size of a selection."""
+    config = AutoConfig.for_model(**asked["config"])
+    with torch.device("meta"):
+        attention = modeling_deepseek_v3.DeepseekV3Attention(config, 0)
+        found = {
+            "prefill": [prefill(attention, *lengths) for lengths in asked["prefills"]],
+            "decode": [decode(attention, context) for context in asked["contexts"]],
+        }
+    found["engines_decode"] = [engines_decode(config, context) for context in asked["contexts"]]
+    found["engine_expands"] = [
+        engine_expands(new + cached, asked["selected"]) for new, cached in asked["prefills"]
+    ]
+    return found
+
+
+def prefill(attention: Any, new: int, cached: int) -> int:
+    """FLOPs of one layer over `new` tokens, as vLLM computes them: all latents are expanded."""
+    config = attention.config
+    with FlopCounterMode(display=False) as counter:
+        hidden = torch.empty(new, config.hidden_size)
+        query = attention.q_b_proj(attention.q_a_proj(hidden))
+        attention.kv_a_proj_with_mqa(hidden)
+        latents = torch.empty(cached + new, config.kv_lora_rank)
+        attention.kv_b_proj(latents)
+        heads = config.num_attention_heads
+        query = query.view(heads, new, attention.qk_head_dim)
+        keys = torch.empty(heads, attention.qk_head_dim, cached + new)
+        values = torch.empty(heads, cached + new, config.v_head_dim)
+        seen = torch.bmm(torch.bmm(query, keys), values)
+        attention.o_proj(seen.view(new, heads * config.v_head_dim))
+    return int(counter.get_total_flops())
+
+
+def decode(attention: Any, context: int) -> int:
+    """FLOPs of one layer over one token: `kv_b_proj` is absorbed, and latents are attended to."""
+    config = attention.config
+    heads, rank = config.num_attention_heads, config.kv_lora_rank
+    with FlopCounterMode(display=False) as counter:
+        hidden = torch.empty(1, config.hidden_size)
+        attention.q_b_proj(attention.q_a_proj(hidden))
+        attention.kv_a_proj_with_mqa(hidden)
+        into_keys = torch.empty(heads, config.qk_nope_head_dim, rank)
+        query = torch.bmm(torch.empty(heads, 1, config.qk_nope_head_dim), into_keys)
+        rotated = torch.empty(heads, 1, config.qk_rope_head_dim)
+        keys = torch.empty(heads, rank + config.qk_rope_head_dim, context)
+        scores = torch.bmm(torch.cat((query, rotated), dim=-1), keys)
+        seen = torch.bmm(scores, torch.empty(heads, context, rank))
+        values = torch.bmm(seen, torch.empty(heads, rank, config.v_head_dim))
+        attention.o_proj(values.view(1, heads * config.v_head_dim))
+    return int(counter.get_total_flops())
+
+
+def engines_decode(config: Any, context: int) -> int:
+    """FLOPs of one layer over one token by the counters of `--enable-mfu-metrics`."""
+    from vllm.v1.metrics.perf import (  # type: ignore[import-not-found]
+        ExecutionContext,
+        MLAAttentionMetrics,
+    )
+
+    same = ("hidden_size", "num_attention_heads", "kv_lora_rank", "q_lora_rank")
+    sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    metrics = MLAAttentionMetrics(
+        num_hidden_layers=1,
+        activation_byte_size=2,
+        weight_byte_size=2,
+        cache_byte_size=2,
+        tp_size=1,
+        pp_size=1,
+        **{key: getattr(config, key) for key in (*same, *sizes)},
+    )
+    step = ExecutionContext()
+    step.add(1, context, is_prefill=False)
+    return int(sum(metrics.get_num_flops_breakdown(step).values()))
+
+
+def engine_expands(context: int, selected: int) -> bool:
+    """Whether vLLM expands the latents of a prefill that attends to `selected` tokens at most."""
+    from vllm.config.attention import AttentionConfig  # type: ignore[import-not-found]
+    from vllm.model_executor.layers.attention import (  # type: ignore[import-not-found]
+        sparse_mla_attention,
+    )
+
+    config = SimpleNamespace(attention_config=AttentionConfig())
+    return bool(sparse_mla_attention._use_dense_mha_prefill(config, context, selected))
+
+
+# FLOPs of recurrent layers' states, on transformers' own code
+#
+# Engines compute a prompt chunk by chunk with the same algorithms.
+
+
+def recurrent(chunks: list[int]) -> dict[str, list[int]]:
+    """The FLOPs of one layer over one chunk of each length."""
+    with torch.device("meta"):
+        return {
+            "qwen3_next": [counted(delta_net, "qwen3_next", tokens) for tokens in chunks],
+            "nemotron_h": [counted(mamba, "nemotron_h", tokens) for tokens in chunks],
+        }
+
+
+def counted(layer: Any, model_type: str, tokens: int) -> int:
+    """The FLOPs of matrix products; torch's counter knows no others."""
+    config = AutoConfig.for_model(model_type)
+    with FlopCounterMode(display=False) as counter:
+        layer(config, tokens)
+    return int(counter.get_total_flops())
+
+
+def delta_net(config: Any, tokens: int) -> None:
+    """The gated delta rule over one chunk, after a state."""
+    heads, rows = config.linear_num_value_heads, config.linear_value_head_dim
+    columns = config.linear_key_head_dim
+    modeling_qwen3_next.torch_chunk_gated_delta_rule(
+        query=torch.empty(1, tokens, heads, columns),
+        key=torch.empty(1, tokens, heads, columns),
+        value=torch.empty(1, tokens, heads, rows),
+        g=torch.empty(1, tokens, heads),
+        beta=torch.empty(1, tokens, heads),
+        chunk_size=tokens,
+        initial_state=torch.empty(1, heads, columns, rows),
+        output_final_state=True,
+    )
+
+
+def mamba(config: Any, tokens: int) -> None:
+    """The scan of Mamba 2 over one chunk, after a state."""
+    heads, rows = config.mamba_num_heads, config.mamba_head_dim
+    columns = config.ssm_state_size
+    modeling_nemotron_h.mamba2_chunk_scan(
+        torch.empty(1, tokens, heads, rows),
+        torch.empty(1, tokens, heads),
+        torch.empty(heads),
+        torch.empty(1, tokens, config.n_groups, columns),
+        torch.empty(1, tokens, config.n_groups, columns),
+        chunk_size=tokens,
+        initial_states=torch.empty(1, heads, rows, columns),
+        return_final_states=True,
+    )
 
 
 if __name__ == "__main__":

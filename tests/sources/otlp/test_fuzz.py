@@ -31,7 +31,7 @@ from tests.sources.otlp.transports import (
 
 # The same examples each time: a test that fails must fail again.
 fuzz = settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,

@@ -11,46 +11,14 @@ from agent.sources.proxy.measuring.api_protocols import PROTOCOLS, ApiProtocol
 from agent.sources.proxy.measuring.parsed_event import VISIBLE_TOKEN
 from agent.sources.proxy.measuring.response_readers import ResponseFindings
 from agent.sources.proxy.measuring.stream_reader import MAX_DEFERRED_PIECES, StreamReader
-from tests.real_parts.load_generators import Stream, client_tpot_s
 from tests.sources.proxy.measuring.playing import (
     STREAMS,
     VERSION,
-    Setup,
     events,
     play,
     recorded,
     route,
 )
-
-# vLLM's benchmark reads no messages and counts no tool calls. AIPerf counts the event that repeats
-# the whole text of /v1/responses as one with tokens.
-CLIENT_OF = {
-    "responses": "vllm",
-    "responses-reasoning": "vllm",
-    **dict.fromkeys(
-        ("responses-tools", "messages", "messages-reasoning", "messages-tools"), "aiperf"
-    ),
-}
-# As a pacer does, that delays each event alike: those after the last token end the request later.
-EVERY_S = 0.02
-
-
-def test_the_time_per_token_ends_at_the_last_token_as_that_of_clients() -> None:
-    played = {name: play(name, setup=Setup(), every_s=EVERY_S).record for name in CLIENT_OF}
-    streams = [
-        Stream(
-            client=CLIENT_OF[name],
-            endpoint=route(name).rpartition("/")[2],
-            events=[
-                (event.decode(), EVERY_S * number)
-                for number, event in enumerate(events(recorded(name)), 1)
-            ],
-            tokens=record.output_tokens or 0,
-        )
-        for name, record in played.items()
-    ]
-    theirs = dict(zip(CLIENT_OF, client_tpot_s(streams), strict=True))
-    assert {name: record.tpot_s for name, record in played.items()} == pytest.approx(theirs)
 
 
 def test_one_event_with_all_tokens_has_no_time_per_token() -> None:
