@@ -25,7 +25,7 @@ from agent.records.engine import EngineSample
 from agent.settings import Settings
 from agent.sources.engines.engine_source import EngineSource
 from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
-from tests.analysis.cost.test_weights import unseen_beside_cached
+from tests.analysis.cost.test_minute_cost import unseen_beside_cached
 from tests.real_parts.agent_process import AgentApi, AgentPorts
 from tests.real_parts.span_sender import SpanSender
 from tests.real_parts.waiting import eventually

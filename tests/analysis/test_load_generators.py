@@ -185,7 +185,3 @@ def test_each_verdict_equals_the_arithmetic_of_inference_perf() -> None:
     for request in CASES:
         theirs = inference_perf(request)
         assert our_score([request], "inference-perf", ALL_LIMITS) == theirs, request
-
-
-def test_every_definition_except_goodput_belongs_to_a_tool() -> None:
-    assert set(DEFINITIONS) == {"goodput", "inference-perf", *TOOLS}

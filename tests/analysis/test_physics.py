@@ -30,7 +30,7 @@ from agent.analysis.physics import (
     weight_bytes,
 )
 from agent.records.model import Parallelism, Reach, Work
-from tests.sources.model_config.published import PUBLISHED, published, read_config
+from tests.sources.model_config.published import published, read_config
 
 WINDOWS = st.none() | st.integers(1, 5000)
 LENGTHS = st.integers(0, 20_000)
@@ -179,11 +179,6 @@ def test_a_selection_bounds_the_scores_and_its_index_does_not() -> None:
     assert increase == 61 * 2 * 64 * 128
 
 
-def test_one_output_token_needs_no_decode() -> None:
-    for output in (0, 1):
-        assert decode_flops(LLAMA_8B, 100, output) == 0
-
-
 def test_cached_tokens_are_attended_to_but_not_computed() -> None:
     cold, warm = prefill_flops(LLAMA_8B, 2000), prefill_flops(LLAMA_8B, 2000, cached=1000)
     assert cold - warm == chunk_flops(LLAMA_8B, 1000)
@@ -208,17 +203,8 @@ def test_flops_of_a_decode_are_the_sum_of_its_tokens(
     )
 
 
-def test_a_token_of_llama_8b_takes_131072_bytes_of_cache() -> None:
-    assert kv_bytes_per_token(LLAMA_8B) == 131_072
-
-
 def test_a_latent_cache_holds_the_latent_and_the_rotated_part() -> None:
     assert kv_bytes_per_token(DEEPSEEK) == 61 * (512 + 64) * 2
-
-
-def test_a_cache_in_8_bits_takes_half() -> None:
-    halved = read_config(PUBLISHED["llama-3.1-8b"]["config"], cache_bits=8)
-    assert kv_bytes_per_token(coefficients(halved)) == 131_072 / 2
 
 
 @pytest.mark.parametrize(

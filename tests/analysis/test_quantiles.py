@@ -49,10 +49,6 @@ def assert_close(found_s: float | None, expected_s: float) -> None:
     assert abs(found_s - expected_s) <= RELATIVE_ERROR * expected_s * ROUNDING
 
 
-def test_the_relative_error_is_about_half_a_percent() -> None:
-    assert 0.0053 < RELATIVE_ERROR < 0.0055
-
-
 @given(seconds)
 def test_the_value_of_a_bin_is_within_the_relative_error_of_each_of_its_values(
     value_s: float,
@@ -123,11 +119,6 @@ def test_zero_and_a_value_below_the_range_are_zero(value_s: float) -> None:
 def test_a_value_above_the_range_counts_as_the_largest(value_s: float) -> None:
     assert bin_of(value_s) == bin_of(LARGEST_S)
     assert quantile(bins_of([value_s]), 0.5) == pytest.approx(LARGEST_S, rel=0.01)
-
-
-@pytest.mark.parametrize("value_s", [1.0075e-6, 9.9e4])
-def test_a_value_just_inside_the_range_has_its_own_bin(value_s: float) -> None:
-    assert_close(value_of(bin_of(value_s)), value_s)
 
 
 BINS = st.dictionaries(st.integers(LOWEST_BIN, HIGHEST_BIN), st.integers(1, 2**63), max_size=30)

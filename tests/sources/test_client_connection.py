@@ -106,27 +106,6 @@ async def until(condition: Any) -> None:
 
 
 @in_loop
-async def test_requests_together_have_limited_room_and_each_its_part() -> None:
-    large = b"GET / HTTP/1.1\r\nHost: agent\r\n" + b"A: b\r\n" * 5000
-    with ExitStack() as stack:
-        limits = replace(LIMITS, connections=100, requests_bytes=2 * MIB)
-        async with guarded(limits) as served:
-            clients = [stack.enter_context(served.connect()) for _ in range(4)]
-            for client in clients:
-                client.sendall(large)
-            await until(lambda: served.cut["too_many"] == 2)
-            await until(lambda: 1.5 * MIB < served.clients.held_bytes < 2 * MIB)
-            usual = stack.enter_context(served.connect())
-            usual.sendall(GET * 3)
-            received = b""
-            while received.count(b"HTTP/1.1 200") < 3:
-                received += await receive(usual)
-            for client in clients:
-                client.close()
-            await until(lambda: served.clients.held_bytes == 0)
-
-
-@in_loop
 async def test_a_response_above_the_limit_for_slow_clients_reaches_the_clients_that_read() -> None:
     limits = replace(LIMITS, unread_bytes=MIB, send_buffer_bytes=128 * 1024)
     async with guarded(limits, 4 * MIB) as served:
@@ -228,21 +207,6 @@ async def test_a_request_that_never_ends_is_cut(sent: bytes, reason: str) -> Non
             assert served.cut == {reason: 1}
             last = await receive(client)
             assert last.startswith(b"HTTP/1.1 408") if reason == "body_too_slow" else last == b""
-
-
-@in_loop
-async def test_a_full_socket_gives_the_place_of_the_longest_idle_client() -> None:
-    async with guarded(ClientLimits(connections=3, head_s=1000.0)) as served:
-        with ExitStack() as stack:
-            clients = [stack.enter_context(served.connect()) for _ in range(3)]
-            for client in reversed(clients):
-                client.send(GET)
-                assert (await receive(client)).startswith(b"HTTP/1.1 200")
-                # So that the next one is idle since a later time of the loop's clock.
-                await later()
-            stack.enter_context(served.connect()).send(GET)
-            assert await receive(clients[-1]) == b""
-            assert served.cut == {"too_many": 1}
 
 
 @pytest.mark.parametrize("descriptors", [64, 256, 1024, 4096, 16_384])

@@ -2,7 +2,6 @@
 
 import random
 from collections import defaultdict
-from datetime import date
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,7 @@ from packaging.version import Version
 
 from agent.analysis.audit import CHECKS, audit, counts
 from agent.catalog import engine_facts as fact
-from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES
+from agent.catalog.security_notices import NOTICES
 from tests.analysis.audit.cases import CASES as OTHER_CASES
 from tests.analysis.audit.cases import FAIL, PASS, UNKNOWN, WARN, AuditCase
 from tests.analysis.audit.evidence import (
@@ -173,11 +172,3 @@ def test_notices_concern_the_versions_of_their_ranges(version: str) -> None:
     found = result("security notices", with_engine(version=version))
     assert {each.advisory for each in NOTICES if each.advisory in found.seen} == concerned
     assert (found.finding is PASS) == (not concerned)
-
-
-def test_notices_are_dated_and_in_order() -> None:
-    dates = [date.fromisoformat(notice.published) for notice in NOTICES]
-    assert dates == sorted(dates)
-    assert dates[-1] <= date.fromisoformat(KNOWN_UNTIL)
-    assert len({notice.advisory for notice in NOTICES}) == len(NOTICES)
-    assert {notice.severity for notice in NOTICES} <= {"critical", "high", "medium", "low"}

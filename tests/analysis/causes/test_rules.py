@@ -134,7 +134,7 @@ def test_an_error_of_the_response_is_the_engines_unless_a_worker_of_the_proxy_di
 _seconds = st.floats(0.0, 20.0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(
     st.tuples(_seconds, _seconds, _seconds, _seconds),
     st.sampled_from([Vantage.ENGINE, Vantage.PROXY, Vantage.JOINED]),

@@ -1,25 +1,34 @@
 """The cost of a minute, split among its requests."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import fsum
+from typing import Any
 
 import pytest
 
+from agent.analysis.cost.bill import CostRatios, spending
 from agent.analysis.cost.weights import Method
 from agent.analysis.efficiency.request_activity import TimeRange
 from agent.analysis.efficiency.work import Role, Serving
 from agent.catalog import engine_facts as fact
+from agent.records.minute import MinuteRow
 from agent.records.request import Status
 from tests.analysis.cost.engine_days import (
     LLAMA_ON_H100,
+    MINUTE,
+    UNKNOWN,
     busy_samples,
     cost,
     engine_sample,
     key,
+    minute_row,
     request,
     samples_of,
     whole,
     work,
 )
+from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
 
 KEY_1 = (f"{1:032x}", f"{1:016x}")
 KEY_2 = (f"{2:032x}", f"{2:016x}")
@@ -43,11 +52,6 @@ def test_the_cost_of_an_idle_minute_goes_to_no_request() -> None:
     ]
     found = cost(still)
     assert (found.cost.idle, found.requests) == (60, {})
-
-
-def test_a_minute_without_samples_is_unknown_and_not_idle() -> None:
-    found = cost([])
-    assert (found.cost.unknown, found.cost.idle) == (60, 0)
 
 
 def test_a_request_without_engine_samples_has_a_cost() -> None:
@@ -142,19 +146,6 @@ def test_two_rows_with_one_key_are_one_request() -> None:
     assert twice.requests == {KEY_1: pytest.approx(once.requests[KEY_1])}
 
 
-def test_two_parts_of_a_minute_add_up_when_cut_at_a_sample() -> None:
-    rows = [request(number, 3.0 * number) for number in range(12)]
-    samples = busy_samples(output=12 * 21, input=1200, cached=0, steps=240)
-    both = cost(samples, rows)
-    one = cost(samples, rows, TimeRange(0.0, 30.0))
-    two = cost(samples, rows, TimeRange(30.0, 60.0))
-    assert one.cost.idle + two.cost.idle == pytest.approx(both.cost.idle)
-    spans = (TimeRange(0.0, 30.0), TimeRange(30.0, 60.0), TimeRange(0.0, 60.0))
-    parts = [work(samples, rows, span).output_tokens for span in spans]
-    assert parts[0] + parts[1] == pytest.approx(parts[2])
-    assert sum(map(whole, (one, two))) == pytest.approx(whole(both))
-
-
 def test_prompt_tokens_counted_by_a_decode_engine_are_not_its_work() -> None:
     serving = Serving(model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, role=Role.DECODE)
     samples = samples_of(request(1, 10.0, input_tokens=5000))
@@ -168,3 +159,290 @@ def test_cached_tokens_have_no_weight_with_the_token_method() -> None:
     assert found.requests[KEY_1] == pytest.approx(found.requests[KEY_2])
     assert found.cost.cached == 0
     assert work(busy_samples(), [cold, warm]).cached_tokens == 900
+
+
+# Who pays for a second of the GPUs: worked examples, and ratios over a window
+
+
+def test_prefill_does_not_take_five_sixths_of_the_bill_as_in_opencost() -> None:
+    """A hundred requests, each with 500 prompt tokens, then 200 tokens, one every 8 ms."""
+    slow = replace(H100, overhead_s=0.003)
+    jobs = [Job(number=n + 1, at=0.5 * n, prompt=500, output=200) for n in range(100)]
+    engine = SteppedEngine(slow, jobs).run(65.0)
+    rows = [job.row() for job in engine.ended]
+
+    prefill_s = sum(row.prefill_s or 0 for row in rows)
+    tpot_s = sum((row.decode_s or 0) / 199 for row in rows)
+    opencost = prefill_s / (prefill_s + tpot_s)
+    assert opencost > 0.5
+    of_prompts = sum(job.prefill_gpu_s for job in jobs)
+    true = of_prompts / (of_prompts + sum(job.decode_gpu_s for job in jobs))
+    assert true == pytest.approx(0.02, abs=0.001)
+
+    for serving, method in ((LLAMA_ON_H100, Method.ROOFLINE), (UNKNOWN, Method.TOKENS)):
+        found = cost(engine.samples, rows, serving=serving)
+        share = found.cost.prefill / sum(found.requests.values())
+        assert share == pytest.approx(true, rel=0.1)
+        assert found.method is method
+
+
+def test_concurrent_requests_share_one_bill() -> None:
+    together = [
+        request(number, 0.0, prefill_s=0.0, decode_s=60.0, output_tokens=1501)
+        for number in range(64)
+    ]
+    by_response_time = sum(row.decode_s or 0 for row in together) / 60
+    assert by_response_time == 64
+
+    found = cost(busy_samples(output=64 * 1501, steps=1500), together, serving=LLAMA_ON_H100)
+
+    assert whole(found) == pytest.approx(60.0)
+    assert list(found.requests.values()) == pytest.approx([60.0 / 64] * 64, rel=1e-3)
+
+
+def test_cached_tokens_cost_only_their_attention() -> None:
+    rows = [request(1, 5.0, input_tokens=8000, cached_tokens=7000, output_tokens=1)]
+    found = cost(busy_samples(output=1, input=8000, cached=7000), rows, serving=LLAMA_ON_H100)
+    assert 0 < found.cost.cached / 7000 < found.cost.computed / 1000 / 20
+
+
+def test_the_invoice_of_the_cost_page() -> None:
+    """docs/cost.md: a GPU at $3.60 an hour, a tenth of a cent a second."""
+    lasted = ((0.0, 30.0), (10.0, 30.0), (30.0, 45.0))
+    tokens = ((1000, 0, 251), (1000, 600, 101), (400, 0, 51))
+    rows = [
+        request(
+            number,
+            begun,
+            decode_s=ended - begun - 1.0,
+            input_tokens=prompt,
+            cached_tokens=cached,
+            output_tokens=output,
+        )._replace(ended_at=ended)
+        for number, ((begun, ended), (prompt, cached, output)) in enumerate(
+            zip(lasted, tokens, strict=True)
+        )
+    ]
+    rows[2] = rows[2]._replace(status=Status.CANCELLED)
+    # In the last 5 s the engine counts twice the tokens of the third request.
+    gone = request(9, 40.01, prefill_s=0.0, input_tokens=0, output_tokens=19)
+    gone = gone._replace(ended_at=45.0)
+    samples = samples_of(*rows, gone)
+    found = cost(samples, rows)
+    assert found.method is Method.TOKENS
+    cents = [
+        0.1 * dollars for dollars in (*found.requests.values(), found.cost.unseen, found.cost.idle)
+    ]
+    assert cents == pytest.approx([1.999, 1.001, 1.243, 0.257, 1.5], abs=0.0006)
+    assert found.cost.aborted == list(found.requests.values())[2]
+
+
+both_methods = pytest.mark.parametrize("serving", [LLAMA_ON_H100, UNKNOWN], ids=["roof", "tokens"])
+
+
+def jobs(
+    first: int, count: int, at: float, prompt: int, output: int, every_s: float = 0.0
+) -> list[Job]:
+    return [
+        Job(number=first + n, at=at + every_s * n, prompt=prompt, output=output)
+        for n in range(count)
+    ]
+
+
+def served(*groups: Sequence[Job], late_s: float = 0.0) -> SteppedEngine:
+    """The engine after a minute in which all these requests ended."""
+    everyone = [job for group in groups for job in group]
+    engine = SteppedEngine(H100, everyone, late_s=late_s).run(75.0)
+    assert len(engine.ended) == len(everyone)
+    assert max(job.ended_at for job in everyone) < MINUTE.until
+    return engine
+
+
+def charged_s(engine: SteppedEngine, group: Sequence[Job], serving: Serving) -> float:
+    """Seconds that these requests are charged in the minute."""
+    rows = [job.row() for job in engine.ended if job.has_row]
+    found = cost(engine.samples, rows, MINUTE, serving)
+    return fsum(found.requests[job.key] for job in group)
+
+
+def true_s(group: Sequence[Job]) -> float:
+    return fsum(job.gpu_s for job in group)
+
+
+@both_methods
+def test_a_lone_stream_pays_its_time_and_a_burst_after_it_its_own(serving: Serving) -> None:
+    # The figures of a minute whose work is pooled are 25 s and 29 s.
+    lone, burst = jobs(1, 1, 0.5, 100, 11_500), jobs(2, 100, 57.0, 400, 100)
+    engine = served(lone, burst)
+    assert true_s(lone) == pytest.approx(54.2, abs=1.5)
+    assert true_s(burst) == pytest.approx(1.15, abs=0.1)
+    assert charged_s(engine, lone, serving) == pytest.approx(true_s(lone), rel=0.02)
+    assert charged_s(engine, burst, serving) == pytest.approx(true_s(burst), rel=0.02)
+
+
+@both_methods
+def test_half_a_minute_alone_costs_thirty_times_half_a_minute_among_many(serving: Serving) -> None:
+    lone, others = jobs(1, 1, 0.5, 100, 9_300), jobs(2, 31, 30.0, 100, 3500)
+    engine = served(lone, others)
+    assert true_s(lone) == pytest.approx(30.0, abs=2)
+    assert charged_s(engine, lone, serving) == pytest.approx(true_s(lone), rel=0.1)
+    assert charged_s(engine, others, serving) == pytest.approx(true_s(others), rel=0.1)
+
+
+@both_methods
+def test_tiny_prompts_pay_their_steps_also_in_the_minute_of_a_long_one(serving: Serving) -> None:
+    tiny, long = jobs(1, 400, 1.0, 20, 1, every_s=0.1), jobs(500, 1, 45.0, 32_000, 1)
+    engine = served(tiny, long)
+    assert true_s(tiny) == pytest.approx(1.79, abs=0.01)
+    assert charged_s(engine, tiny, serving) == pytest.approx(true_s(tiny), rel=0.02)
+    assert charged_s(engine, long, serving) == pytest.approx(true_s(long), rel=0.02)
+
+
+@both_methods
+def test_prompts_share_their_steps_with_a_stream(serving: Serving) -> None:
+    """A prompt that is cached but for a token computes as many in its step as the stream."""
+    stream = jobs(1, 1, 0.2, 100, 12_000)
+    cached = [
+        Job(number=100 + n, at=10.0 + n, prompt=8192, cached=8191, output=1) for n in range(40)
+    ]
+    engine = served(stream, cached)
+    # They are a fifth of a second at work.
+    assert true_s(cached) == pytest.approx(0.102, abs=0.001)
+    assert charged_s(engine, cached, serving) == pytest.approx(true_s(cached), rel=0.1)
+    assert charged_s(engine, stream, serving) == pytest.approx(true_s(stream), rel=0.01)
+
+
+@both_methods
+@pytest.mark.parametrize(("at", "late_s"), [(5.002, 0.02), (6.51, 2.0)], ids=["quick", "slow"])
+def test_a_request_that_begins_while_a_sample_is_read_leaves_the_time_before_idle(
+    serving: Serving, at: float, late_s: float
+) -> None:
+    short = jobs(1, 1, at, 100, 4)
+    engine = served(short, late_s=late_s)
+    assert engine.samples[1].fact("llm_engine_requests_running") == 1
+    rows = [job.row() for job in short]
+    found = cost(engine.samples, rows, MINUTE, serving)
+    assert found.requests[short[0].key] == pytest.approx(short[0].gpu_s)
+    assert found.cost.idle == pytest.approx(60.0 - short[0].gpu_s)
+
+
+@both_methods
+def test_a_request_that_begins_while_the_last_sample_is_read_leaves_the_minute_idle(
+    serving: Serving,
+) -> None:
+    short = jobs(1, 1, 60.002, 100, 4)
+    engine = SteppedEngine(H100, short, late_s=0.02).run(75.0)
+    found = cost(engine.samples, [short[0].row()], MINUTE, serving)
+    assert found.cost.idle == 60.0
+    after = cost(engine.samples, [short[0].row()], TimeRange(60.0, 70.0), serving)
+    assert after.requests[short[0].key] == pytest.approx(short[0].gpu_s)
+
+
+@both_methods
+def test_short_requests_without_a_row_between_two_samples_leave_the_rest_idle(
+    serving: Serving,
+) -> None:
+    stream = jobs(1, 1, 0.2, 500, 3000)
+    gone = [
+        Job(number=200 + n, at=22.5 + 5 * n, prompt=500, output=5, has_row=False) for n in range(6)
+    ]
+    engine = served(stream, gone)
+    found = cost(engine.samples, [stream[0].row()], MINUTE, serving)
+    # As busy intervals they are 30 s.
+    assert true_s(gone) == pytest.approx(0.151, abs=0.001)
+    assert true_s(gone) < found.cost.unseen < 1.5 * true_s(gone)
+    assert found.requests[stream[0].key] == pytest.approx(true_s(stream), rel=0.02)
+
+
+@both_methods
+@pytest.mark.parametrize("at", [5.002, 60.002], ids=["in the minute", "at its end"])
+def test_a_request_that_begins_and_ends_while_a_sample_is_read_pays_its_time(
+    serving: Serving, at: float
+) -> None:
+    """The sample has counted it, and the next one shows nothing new."""
+    short = jobs(1, 1, at, 100, 4)
+    engine = SteppedEngine(H100, short, late_s=0.3).run(75.0)
+    after = next(sample for sample in engine.samples if sample.at > at)
+    before = engine.samples[engine.samples.index(after) - 1]
+    assert before.fact("llm_engine_output_tokens") == after.fact("llm_engine_output_tokens") == 4
+    time = TimeRange(before.at - 5.0, before.at + 10.0)
+    found = cost(engine.samples, [short[0].row()], time, serving)
+    assert found.requests[short[0].key] == pytest.approx(short[0].gpu_s)
+    assert found.cost.idle == pytest.approx(15.0 - short[0].gpu_s)
+
+
+def unseen_beside_cached() -> tuple[SteppedEngine, list[Job]]:
+    """An engine with 40 prompts that are cached but for a token, and 40 that have no row."""
+    stream = jobs(1, 1, 0.2, 100, 12_500)
+    cached = [
+        Job(number=100 + n, at=10.0 + n, prompt=8192, cached=8191, output=1) for n in range(40)
+    ]
+    gone = [
+        Job(number=200 + n, at=10.5 + n, prompt=500, output=1, has_row=False) for n in range(40)
+    ]
+    return served(stream, cached, gone), gone
+
+
+@both_methods
+def test_unseen_prompts_beside_cached_ones_cost_what_they_take(serving: Serving) -> None:
+    # A cached prompt reads 8,191 tokens to compute one. No other prompt does so.
+    engine, gone = unseen_beside_cached()
+    rows = [job.row() for job in engine.ended if job.has_row]
+    found = cost(engine.samples, rows, MINUTE, serving)
+    # Scaled by the rows' bytes for each computed token it is 2 s; with first tokens as decode 0.57;
+    # scaled by the seconds of each of the rows' computed tokens 1.2 s.
+    assert true_s(gone) == pytest.approx(0.285, abs=0.001)
+    assert 0.4 * true_s(gone) < found.cost.unseen < 1.8 * true_s(gone)
+
+
+# One request of 100 input and 21 output tokens, busy for 5 of 60 s; a sample each 5 s.
+SAMPLES = [
+    engine_sample(
+        5.0 * step,
+        running=0.0,
+        output=21.0 if step > 2 else 0.0,
+        input=100.0 if step > 2 else 0.0,
+        cached=0.0,
+    )
+    for step in range(25)
+]
+FIRST, SECOND = TimeRange(0.0, 60.0), TimeRange(60.0, 120.0)
+
+
+def minutes(**of_first: Any) -> tuple[MinuteRow, MinuteRow]:
+    """Two minutes; the request ended in the first."""
+    first = minute_row(SAMPLES, ONE, time=FIRST, **of_first)
+    return first, minute_row(SAMPLES, ONE, time=SECOND, requests=0)
+
+
+def ratios(*rows: MinuteRow) -> CostRatios:
+    found = spending(rows).ratios
+    assert found is not None
+    return found
+
+
+def test_active_prices_use_busy_time_and_overhead_scales_them_to_the_bill() -> None:
+    found = ratios(*minutes())
+    assert found.per_request == pytest.approx(5)
+    assert found.overhead == pytest.approx(24)
+    assert found.allocated_per_request == pytest.approx(120)
+    assert found.per_million_output is not None
+    assert found.per_million_input is not None
+    in_and_out = found.per_million_input * 100 + found.per_million_output * 21
+    assert in_and_out == pytest.approx(5e6)
+
+
+def test_the_price_of_good_tokens_includes_the_whole_bill() -> None:
+    found = ratios(*minutes(good_tokens=10))
+    assert found.allocated_per_million_good_tokens == pytest.approx(120 / 10 * 1e6)
+
+
+def test_a_price_per_zero_tokens_is_unknown() -> None:
+    found = ratios(minute_row(SAMPLES, time=SECOND))
+    assert (found.per_million_output, found.per_million_input, found.per_request) == (None,) * 3
+    assert (found.overhead, found.allocated_per_million_good_tokens) == (None, None)
+
+
+def test_a_window_has_the_methods_of_all_its_minutes() -> None:
+    known = minute_row(SAMPLES, ONE, LLAMA_ON_H100, FIRST)
+    assert spending([known, minutes()[1]]).methods == {Method.ROOFLINE, Method.TOKENS}

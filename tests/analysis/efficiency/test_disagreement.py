@@ -24,7 +24,7 @@ from tests.analysis.cost.engine_days import (
     engine_sample,
     observation,
 )
-from tests.analysis.efficiency.test_minute_efficiency import PROMPT_SAMPLES, PROMPTS, gpu
+from tests.analysis.efficiency.test_minute_efficiency import PROMPTS, gpu
 
 
 def gpu_at(at: float, name: str = "GPU-1", /, **values: float) -> GpuSample:
@@ -153,15 +153,6 @@ def test_requests_without_a_row_are_the_cause_when_the_engine_counted_more_token
     assert "without a row" in found.causes[0]
 
 
-def test_constant_gpu_counters_are_the_cause() -> None:
-    efficiency = efficiency_in(
-        observation(PROMPT_SAMPLES), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.0)]
-    )
-    (found,) = efficiency.disagreements
-    assert found.times is None
-    assert "stand still" in found.causes[0]
-
-
 def test_counted_preemptions_are_the_likely_cause() -> None:
     samples = busy_samples(output=120, input=480_000, cached=0, steps=120, preemptions=12)
     efficiency = efficiency_in(
@@ -169,16 +160,6 @@ def test_counted_preemptions_are_the_likely_cause() -> None:
     )
     (found,) = efficiency.disagreements
     assert "preempted" in found.causes[0]
-
-
-@pytest.mark.parametrize(("times", "differ"), [(1.2, False), (1.3, True), (0.7, True)])
-def test_figures_that_agree_are_no_disagreement(times: float, differ: bool) -> None:
-    """The request view has 60 TFLOP for each of these prompts."""
-    counted = {"output": 120, "steps": 120, "input": 480_000, "cached": 0}
-    samples = busy_samples(**counted, flops=times * 120 * 60.0e12)
-    efficiency = efficiency_in(observation(samples), PROMPTS, LLAMA_ON_H100)
-    assert efficiency.engine.mfu == pytest.approx((efficiency.requests.mfu or 0) * times, rel=0.02)
-    assert bool(efficiency.disagreements) is differ
 
 
 def test_requests_in_an_interval_without_samples_are_not_compared() -> None:

@@ -1,7 +1,8 @@
 """Builds polls of an engine for tests, and runs failure detection on them."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agent.analysis.failures import DetectionLimits, FailureDetection, Poll
 from agent.catalog import engine_facts as fact
@@ -256,3 +257,71 @@ def engine_in_use() -> PolledEngine:
     assert engine.works(host=host(ALL, kills=0, node=0, log=CHATTER)) == ()
     assert engine.works(host=host(ALL, kills=0, node=0, log=CHATTER)) == ()
     return engine
+
+
+# Scenarios: polls of an engine, each followed by the events that it must give
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A scenario begins with an engine that was not polled yet."""
+
+    limits: DetectionLimits | None = None
+    dialect: str = "vllm"
+
+
+# A poll, or some; its events, as `HOST_OOM certain, RESTART certain`; evidence of one of them.
+Part = New | Callable[[PolledEngine], Sequence[Event]] | str | Mapping[str, object]
+Scenarios = Mapping[str, Sequence[Part]]
+
+
+def works(
+    sample: HostSample | None = None, facts: Facts | None = None, *, times: int = 1, **poll: Any
+) -> Part:
+    """Polls with a sample."""
+    return lambda engine: [
+        event for _ in range(times) for event in engine.works(facts, host=sample, **poll)
+    ]
+
+
+def dying(sample: HostSample | None = None, facts: Facts | None = None, **poll: Any) -> Part:
+    """Polls with an exposition that stands still and a health check that fails."""
+    return works(sample, facts, **{"stalled": True, "health": 503, **poll})
+
+
+def fails(
+    sample: HostSample | None = None, reason: str = "connection", *, times: int = 1, **poll: Any
+) -> Part:
+    """Polls without a sample."""
+    return lambda engine: [
+        event for _ in range(times) for event in engine.fails(reason, host=sample, **poll)
+    ]
+
+
+def restarts(
+    sample: HostSample | None = None, facts: Facts | None = None, *, health: int | None = 200
+) -> Part:
+    """A poll after a restart."""
+    return lambda engine: engine.restarts(facts, health=health, host=sample)
+
+
+def hides_start_time(engine: PolledEngine) -> Sequence[Event]:
+    """Makes the start time of the process unknown in later polls."""
+    engine.hide_start_time()
+    return ()
+
+
+def check(parts: Sequence[Part], start: Callable[[], PolledEngine] = engine_in_use) -> None:
+    """Each poll gives the events that follow it, and no others."""
+    engine, events, expected = start(), list[Event](), ""
+    for part in (*parts, ""):
+        if isinstance(part, New):
+            engine = PolledEngine(part.limits, dialect=part.dialect)
+        elif isinstance(part, Mapping):
+            assert any(part.items() <= event.evidence.items() for event in events), events
+        elif isinstance(part, str) and part:
+            expected = part
+        else:
+            found = ", ".join(f"{kind} {confidence}" for kind, confidence in verdicts(events))
+            assert found == expected
+            events, expected = [] if isinstance(part, str) else list(part(engine)), ""

@@ -1,10 +1,11 @@
-"""The cause of a death that is reported for given evidence, and engines that fail to start."""
+"""Which cause of a death is reported for given evidence, starts that fail, and faults of GPUs."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 
 from agent.catalog import engine_facts as fact
+from agent.catalog.gpu_problems import LOST, UNSEEN
 from agent.records.engine import LogSample, ProcessRole
 from agent.records.event import Event
 from tests.analysis.failures.polled_engine import (
@@ -16,6 +17,7 @@ from tests.analysis.failures.polled_engine import (
     FATAL_LINE,
     FRONT,
     FRONT_ENDED_LINE,
+    GPU,
     NEXT,
     OOM_LINE,
     SILENCE,
@@ -23,256 +25,455 @@ from tests.analysis.failures.polled_engine import (
     START_FAILED_LINE,
     STOP_LINE,
     WORKER,
-    Facts,
+    New,
+    Part,
     PolledEngine,
+    Scenarios,
+    check,
+    dying,
     engine_in_use,
+    fails,
     host,
     kinds,
     logged,
     process,
+    restarts,
     verdicts,
+    works,
     xid,
 )
 
-Scenario = Callable[[PolledEngine], tuple[Event, ...]]
+KILLS: Scenarios = {
+    "a kill is certain and names its victim": [
+        dying(host([FRONT], kills=1, node=1, log=logged(CORE_LOST_LINE))), "HOST_OOM certain",
+        {"victims": "VLLM::core (11)", "kills": 1, "log_line": CORE_LOST_LINE},
+        {"memory_limit_bytes": 1000},
+    ],
+    "a kill whose victim ends slowly is reported at the next poll": [
+        works(host(ALL, kills=1)),
+        dying(host([FRONT], kills=1)), "HOST_OOM certain",
+    ],
+    "a kill of another process is suspected and does not hide the cause of a death": [
+        works(host(ALL, kills=1)),
+        works(host(ALL, kills=1)), "HOST_OOM suspected",
+        fails(host([], kills=1, log=logged(FATAL_LINE, OOM_LINE))),
+        "CUDA_OOM certain, UNREACHABLE certain",
+    ],
+    "a suspected kill is probable when the death has no other cause": [
+        works(host(ALL, kills=1), times=2), "HOST_OOM suspected",
+        fails(host([], kills=1, log=logged(CORE_LOST_LINE))),
+        "HOST_OOM probable, UNREACHABLE certain",
+    ],
+    "a kill is probable when the processes are unknown": [
+        New(), works(host(kills=0)),
+        works(host(kills=1)),
+        works(host(kills=1)), "HOST_OOM probable",
+    ],
+    "kills before the first poll are not reported": [
+        New(), works(host(ALL, kills=5, node=9), times=2),
+    ],
+    "a new cgroup starts its own count": [works(host(ALL, kills=3, inode=8), times=2)],
+    "a kill is counted across polls without a host sample": [
+        works(),
+        works(host(ALL)),
+        dying(host([FRONT], kills=1)), "HOST_OOM certain",
+    ],
+    "several kills of one death are one event": [
+        dying(host([FRONT], kills=1)), "HOST_OOM certain",
+        fails(host([], kills=2), times=2), "UNREACHABLE certain",
+    ],
+    "a kill after a restart is another event": [
+        fails(host([], kills=1)), "HOST_OOM certain, UNREACHABLE certain",
+        restarts(host(NEXT, kills=1)), "RESTART certain",
+        fails(host([], kills=2)), "HOST_OOM certain, UNREACHABLE certain",
+    ],
+    "each kill of repeated starts is reported": [
+        fails(host([], kills=1)), "HOST_OOM certain, UNREACHABLE certain",
+        fails(host(NEXT, kills=1), times=7),
+        fails(host([], kills=2)), "HOST_OOM certain",
+        fails(host(NEXT, kills=2), times=7),
+        fails(host([], kills=3)), "HOST_OOM certain",
+    ],
+    "a kill reported before the death explains it during the next start": [
+        works(host([FRONT], kills=1, log=CHATTER)), "HOST_OOM certain",
+        fails(host(NEXT[:1], kills=1, log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        {"cause": "HOST_OOM"},
+        fails(host(NEXT[:1], kills=1, log=CHATTER), times=20),
+    ],
+    "a kill is the cause of its outage although the engine dies slowly": [
+        New(), works(host([*ALL, WORKER], kills=0, log=CHATTER)),
+        fails(host(ALL, kills=1, log=CHATTER), "timeout", after_s=40),
+        "HOST_OOM certain, UNREACHABLE certain",
+        fails(host([], log=logged(CORE_LOST_LINE))),
+        fails(host([], log=CHATTER)),
+    ],
+    "a kill on the machine is ignored when the cgroup counted none": [
+        fails(host([], kills=0, node=1, log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        fails(host([], kills=0, node=1)), "ENGINE_DEAD certain",
+    ],
+    "a kill on the machine is ignored when the engine may be elsewhere": [
+        New(), works(host(node=0)),
+        fails(host(node=1), times=2), "UNREACHABLE certain",
+    ],
+    "a kill on the machine is suspected when the engine only disappeared": [
+        New(), works(host(ALL, node=0)),
+        fails(host([], node=1)), "HOST_OOM suspected, UNREACHABLE certain",
+    ],
+    "the example of docs/failures.md, from 12:00:05 to 12:01:20": [
+        New(), works(host(ALL, kills=0, log=CHATTER)),
+        dying(host([FRONT], kills=1, log=logged(CORE_LOST_LINE))), "HOST_OOM certain",
+        {"victims": "VLLM::core (11)"},
+        fails(host([], kills=1, log=CHATTER), after_s=65), "UNREACHABLE certain",
+        {"cause": "HOST_OOM"},
+        restarts(host(NEXT, kills=1, log=CHATTER)), "RESTART certain", {"gone_s": 70},
+    ],
+    "a kill of a container may be counted one poll before the engine is gone": [
+        works(host(ALL, node=1, log=CHATTER)),
+        fails(host([], node=1, log=logged(CORE_LOST_LINE))),
+        "HOST_OOM probable, UNREACHABLE certain",
+    ],
+    "a helper process of the engine is no victim": [
+        New(), works(host([*ALL, process(ProcessRole.OTHER, 13)], kills=0)),
+        works(host(ALL, kills=1)),
+        works(host(ALL, kills=1)), "HOST_OOM suspected",
+    ],
+}  # fmt: skip
+
+# Reported within two polls.
+DEATHS: Scenarios = {
+    "the kernel killed its core": [
+        dying(host([FRONT], kills=1, node=1, log=logged(CORE_LOST_LINE))), "HOST_OOM certain",
+    ],
+    "the kernel killed it beside an out-of-memory line": [
+        fails(host([], kills=1, node=1, log=logged(OOM_LINE, FATAL_LINE))),
+        "HOST_OOM certain, UNREACHABLE certain",
+    ],
+    "its container is gone with its cgroup": [
+        fails(host([], node=1, log=SILENCE)), "HOST_OOM probable, UNREACHABLE certain",
+        fails(host([], node=1, log=SILENCE)),
+    ],
+    "CUDA ran out of memory": [
+        fails(host([], kills=0, log=logged(FATAL_LINE, OOM_LINE, CORE_LOST_LINE))),
+        "CUDA_OOM certain, UNREACHABLE certain",
+    ],
+    "the line of CUDA comes in the next poll": [
+        dying(host(ALL, kills=0, log=logged(FATAL_LINE))),
+        fails(host([], kills=0, log=logged(OOM_LINE))), "CUDA_OOM certain, UNREACHABLE certain",
+    ],
+    "an out-of-memory line counts beside a CUDA error": [
+        fails(host([], kills=0, log=logged(CUDA_ERROR_LINE, OOM_LINE, FATAL_LINE))),
+        "CUDA_OOM certain, UNREACHABLE certain",
+    ],
+    "a CUDA error without an Xid": [
+        fails(host([], kills=0, log=logged(CUDA_ERROR_LINE, FATAL_LINE))),
+        "GPU_FAULT probable, UNREACHABLE certain",
+    ],
+    "a fault of a program on the GPU": [
+        fails(host([], kills=0, log=logged(FATAL_LINE)), xids=[xid(31)]),
+        "GPU_FAULT probable, UNREACHABLE certain",
+    ],
+    "a signal killed its core": [
+        fails(host([], kills=0, node=0, log=logged(CORE_LOST_LINE, FRONT_ENDED_LINE))),
+        "UNREACHABLE certain",
+        fails(host([], kills=0, node=0, log=SILENCE)), "ENGINE_DEAD certain",
+    ],
+    "a signal killed its core, without a log": [
+        dying(host([FRONT], kills=0, node=0)),
+        dying(host([FRONT], kills=0, node=0)), "ENGINE_DEAD certain",
+    ],
+    "a signal killed its front": [
+        fails(host([CORE], kills=0, node=0, log=SILENCE)), "UNREACHABLE certain",
+        fails(host([CORE], kills=0, node=0, log=SILENCE)), "ENGINE_DEAD certain",
+    ],
+    "a signal killed its core and left a worker behind": [
+        fails(host([WORKER], kills=0, node=0)), "UNREACHABLE certain",
+        fails(host([WORKER], kills=0, node=0)), "ENGINE_DEAD probable",
+    ],
+    "all were killed without log lines": [
+        fails(host([], kills=0, node=0, log=SILENCE)), "UNREACHABLE certain",
+        fails(host([], kills=0, node=0, log=SILENCE)), "ENGINE_DEAD probable",
+    ],
+    "a stop line after a death line does not hide the death": [
+        fails(host([], kills=0, log=logged(CORE_LOST_LINE, STOP_LINE, FRONT_ENDED_LINE))),
+        "UNREACHABLE certain",
+        fails(host([], kills=0)), "ENGINE_DEAD certain",
+    ],
+    "an out-of-memory line explains no death half a minute later": [
+        works(host(ALL, kills=0, log=logged(OOM_LINE)), after_s=31),
+        fails(host([], kills=0, log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        fails(host([], kills=0)), "ENGINE_DEAD certain",
+    ],
+    "a sizing line explains no death of a running engine": [
+        fails(host([], kills=0, log=logged(SIZING_LINE, FATAL_LINE))), "UNREACHABLE certain",
+        fails(host([], kills=0)), "ENGINE_DEAD certain",
+    ],
+    "the first line is the evidence": [
+        works(host(ALL, kills=0, log=logged(OOM_LINE))),
+        fails(host([], kills=0, log=logged("torch.OutOfMemoryError: later", FATAL_LINE))),
+        "CUDA_OOM certain, UNREACHABLE certain", {"cause_line": OOM_LINE},
+    ],
+    "a death after the health check is reported at the next poll": [
+        works(host([FRONT], kills=0, log=logged(OOM_LINE, FATAL_LINE))),
+        dying(host([FRONT], kills=0, log=SILENCE)), "CUDA_OOM certain", {"log_line": FATAL_LINE},
+    ],
+    "a vLLM that was dead before the agent started": [
+        New(), dying(),
+        dying(), "ENGINE_DEAD certain",
+        dying(times=3),
+    ],
+    "a death seen by the health check alone at the second poll": [
+        New(), works(),
+        dying(),
+        dying(), "ENGINE_DEAD certain",
+    ],
+    "a death holds the last sample before it": [
+        New(), works(host(ALL, log=CHATTER), {fact.REQUESTS_RUNNING: 7}),
+        dying(host([FRONT], log=logged(CORE_LOST_LINE))),
+        dying(host([FRONT])), "ENGINE_DEAD certain", {"requests_running": 7, "health": 503},
+    ],
+    "a core is missing for two polls beside a living front": [
+        New(), works(host(ALL), health=None),
+        dying(host([FRONT]), health=None),
+        dying(host([FRONT]), health=None), "ENGINE_DEAD probable",
+        dying(host([FRONT]), health=None, times=3),
+    ],
+    "a silent log alone": [
+        New(), works(host(log=CHATTER)),
+        fails(host(log=SILENCE)), "UNREACHABLE certain",
+        fails(host(log=SILENCE)), "ENGINE_DEAD suspected",
+        fails(host(log=SILENCE), times=3),
+    ],
+    "two polls that are firm only in the second are not certain": [
+        New(), works(host(ALL), health=None),
+        dying(host([FRONT]), health=None),
+        dying(host([FRONT])), "ENGINE_DEAD probable",
+    ],
+    "polls with less evidence do not end a death": [
+        New(), works(host(ALL), health=None),
+        dying(host([FRONT], log=logged(CORE_LOST_LINE)), health=None),
+        dying(host([FRONT]), health=None), "ENGINE_DEAD certain",
+        dying(health=None),
+        dying(host([FRONT]), health=None, times=3),
+    ],
+    "a stop line one poll after a death belongs to the death": [
+        fails(host([], kills=0, log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        fails(host([], kills=0, log=logged(STOP_LINE, FRONT_ENDED_LINE))), "ENGINE_DEAD certain",
+    ],
+    "events of one poll are reported worst first": [
+        works(None, {fact.AWAKE: 0, fact.PREEMPTIONS: 3}, xids=[xid(79)]),
+        "GPU_FAULT certain, KV_PRESSURE certain, SLEEP certain",
+    ],
+}  # fmt: skip
+
+NO_DEATHS: Scenarios = {
+    "a lost core while the health check passes": [
+        works(host([FRONT], kills=0, log=CHATTER), times=5),
+    ],
+    "an out-of-memory line without other evidence": [
+        works(host(ALL, kills=0, log=logged(OOM_LINE))),
+        works(host(ALL, kills=0, log=CHATTER)),
+    ],
+    "an out-of-memory line before an outage": [
+        fails(host(ALL, kills=0, log=logged(OOM_LINE))), "UNREACHABLE certain",
+        fails(host(ALL, kills=0, log=CHATTER)),
+    ],
+    "a health check that never passed": [
+        New(dialect="sglang"), works(host(ALL), health=503, times=5),
+    ],
+    "constant facts while it starts": [New(dialect="sglang"), dying(times=5)],
+    "a health check that failed once": [
+        New(), works(),
+        works(health=503),
+        works(times=2),
+    ],
+    "it still computes despite its log": [
+        New(), works(health=None),
+        works(host(log=logged(CORE_LOST_LINE)), health=None),
+        works(health=None, times=2),
+    ],
+    "death lines at every poll of a healthy engine": [
+        works(host(ALL, kills=0, log=logged(OOM_LINE, CORE_LOST_LINE)), stalled=True, times=5),
+    ],
+}  # fmt: skip
+
+STARTS: Scenarios = {
+    "a reason may be logged one poll after the failed start": [
+        New(), fails(host([FRONT], kills=0, log=logged(START_FAILED_LINE))),
+        fails(host([FRONT], kills=0, log=logged(SIZING_LINE))), "SIZING_ERROR certain",
+    ],
+    "without a reason it is a death": [
+        New(), fails(host([FRONT], kills=0, log=logged(START_FAILED_LINE))),
+        fails(host([], kills=0, log=SILENCE)), "ENGINE_DEAD certain", {"exit_code": 1},
+    ],
+    "a start that fails after a stop has its reason": [
+        works(host(ALL, kills=0, log=logged(STOP_LINE))),
+        dying(host([FRONT], kills=0, log=SILENCE)),
+        fails(host([], kills=0, log=logged(FRONT_ENDED_LINE))), "UNREACHABLE certain",
+        fails(host(NEXT, kills=0, log=logged(START_FAILED_LINE))),
+        fails(host(NEXT, kills=0, log=logged(SIZING_LINE))), "SIZING_ERROR certain",
+    ],
+    "each start that fails is reported": [
+        New(), fails(host([FRONT], log=logged(SIZING_LINE, START_FAILED_LINE)), after_s=60),
+        "SIZING_ERROR certain",
+        fails(host([FRONT], log=logged(SIZING_LINE, START_FAILED_LINE)), after_s=60),
+        "SIZING_ERROR certain",
+    ],
+    "a start that fails after a death is another event": [
+        fails(host([], kills=0, log=logged(FATAL_LINE, OOM_LINE)), after_s=60),
+        "CUDA_OOM certain, UNREACHABLE certain",
+        fails(host([FRONT], kills=0, log=logged(SIZING_LINE, START_FAILED_LINE))),
+        "SIZING_ERROR certain",
+    ],
+}  # fmt: skip
+
+GPU_FAULTS: Scenarios = {
+    "an Xid that repeats is one fault": [
+        works(xids=[xid(74), xid(74)]), "GPU_FAULT certain",
+        works(xids=[xid(74), xid(74)], times=9),
+    ],
+    "an Xid explains the death that follows": [
+        works(xids=[xid(79)]), "GPU_FAULT certain",
+        fails(host([], kills=0, log=logged(CUDA_ERROR_LINE, FATAL_LINE))), "UNREACHABLE certain",
+        {"cause": "GPU_FAULT"},
+        fails(host([], kills=0)),
+    ],
+    "an Xid after a kill is no fault": [
+        fails(host([], kills=0, log=logged(CORE_LOST_LINE)), xids=[xid(45)]), "UNREACHABLE certain",
+        fails(host([], kills=0)), "ENGINE_DEAD certain", {"xids": f"{GPU}: 45"},
+    ],
+    "a GPU that stays lost explains no death long after": [
+        works(host(ALL, kills=0), problems={GPU: "gpu_lost"}), "GPU_FAULT certain",
+        works(host(ALL, kills=0), problems={GPU: "gpu_lost"}, times=19),
+        dying(host([FRONT], kills=0, log=logged(CORE_LOST_LINE)), problems={GPU: "gpu_lost"}),
+        dying(host([FRONT], kills=0), problems={GPU: "gpu_lost"}), "ENGINE_DEAD certain",
+        {"gpus_lost": f"{GPU}: gpu_lost"},
+    ],
+    "a fault before a restart does not explain a death after it": [
+        works(host(ALL, kills=0), xids=[xid(79)]), "GPU_FAULT certain",
+        restarts(host(NEXT, kills=0)), "RESTART certain",
+        fails(host([], kills=0, log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        fails(host([], kills=0)), "ENGINE_DEAD certain",
+    ],
+    "an Xid repeated just before a death explains it": [
+        works(host(ALL, kills=0), xids=[xid(74)]), "GPU_FAULT certain",
+        works(host(ALL, kills=0), xids=[xid(74)], times=19),
+        fails(host([], kills=0, log=logged(FATAL_LINE))), "GPU_FAULT probable, UNREACHABLE certain",
+        {"cause_line": f"{GPU}: Xid 74, NVLink error"},
+    ],
+    "a lost GPU is reported once though its problem changes": [
+        works(problems={GPU: "gpu_lost"}), "GPU_FAULT certain", {"problem": "gpu_lost"},
+        works(problems={GPU: "gpu_missing"}),
+        works(problems={GPU: "no_gpu"}),
+    ],
+    "a driver that blocks its calls is suspected and explains no death": [
+        works(problems={GPU: "not_answering"}, times=6),
+        works(problems={GPU: "not_answering"}), "GPU_FAULT suspected",
+        works(problems={GPU: "not_answering"}, times=10),
+        fails(host([], kills=0, log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        fails(host([], kills=0)), "ENGINE_DEAD certain",
+    ],
+    "a GPU that is lost after its driver hung is reported": [
+        works(problems={GPU: "not_answering"}, times=8), "GPU_FAULT suspected",
+        works(problems={GPU: "gpu_lost"}), "GPU_FAULT certain",
+    ],
+}  # fmt: skip
 
 
-def core_killed_by_the_kernel(engine: PolledEngine) -> tuple[Event, ...]:
-    sample = host([FRONT], kills=1, node=1, log=logged(CORE_LOST_LINE))
-    return engine.works(stalled=True, health=503, host=sample)
+GONE = host([], kills=None, log=SILENCE)
 
 
-def killed_by_the_kernel_beside_an_oom_line(engine: PolledEngine) -> tuple[Event, ...]:
-    return engine.fails(host=host([], kills=1, node=1, log=logged(OOM_LINE, FATAL_LINE)))
+def is_gone(engine: PolledEngine) -> Sequence[Event]:
+    """A poll at which an outage may begin."""
+    engine.fails(host=GONE)
+    return ()
 
 
-def container_gone_with_its_cgroup(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.fails(host=host([], node=1, log=SILENCE)),
-        *engine.fails(host=host([], node=1, log=SILENCE)),
-    )
+@pytest.mark.parametrize("parts", KILLS.values(), ids=KILLS)
+def test_kills_by_the_kernel(parts: Sequence[Part]) -> None:
+    check(parts)
 
 
-def cuda_ran_out_of_memory(engine: PolledEngine) -> tuple[Event, ...]:
-    return engine.fails(host=host([], kills=0, log=logged(FATAL_LINE, OOM_LINE, CORE_LOST_LINE)))
+@pytest.mark.parametrize("parts", DEATHS.values(), ids=DEATHS)
+def test_the_cause_of_a_death_is_reported_once(parts: Sequence[Part]) -> None:
+    check([*parts, is_gone, fails(GONE, times=19)])
 
 
-def cuda_line_in_the_next_poll(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.works(stalled=True, health=503, host=host(ALL, kills=0, log=logged(FATAL_LINE))),
-        *engine.fails(host=host([], kills=0, log=logged(OOM_LINE))),
-    )
+@pytest.mark.parametrize("parts", NO_DEATHS.values(), ids=NO_DEATHS)
+def test_what_is_no_death(parts: Sequence[Part]) -> None:
+    check(parts)
 
 
-def cuda_oom_beside_a_cuda_error(engine: PolledEngine) -> tuple[Event, ...]:
-    return engine.fails(host=host([], kills=0, log=logged(CUDA_ERROR_LINE, OOM_LINE, FATAL_LINE)))
+@pytest.mark.parametrize("parts", STARTS.values(), ids=STARTS)
+def test_starts_that_fail(parts: Sequence[Part]) -> None:
+    check(parts)
 
 
-def cuda_error_without_an_xid(engine: PolledEngine) -> tuple[Event, ...]:
-    return engine.fails(host=host([], kills=0, log=logged(CUDA_ERROR_LINE, FATAL_LINE)))
+@pytest.mark.parametrize("parts", GPU_FAULTS.values(), ids=GPU_FAULTS)
+def test_faults_of_gpus(parts: Sequence[Part]) -> None:
+    check(parts)
 
 
-def program_fault_on_the_gpu(engine: PolledEngine) -> tuple[Event, ...]:
-    sample = host([], kills=0, log=logged(FATAL_LINE))
-    return engine.fails(host=sample, xids=[xid(31)])
+STOPS: Scenarios = {
+    "it stopped in order": [
+        works(host(ALL, kills=0, log=logged(STOP_LINE))),
+        fails(host([FRONT], kills=0, log=logged(FRONT_ENDED_LINE))), "UNREACHABLE certain",
+        fails(host([], kills=0, log=SILENCE)),
+    ],
+    "it stopped between two polls": [
+        fails(host([], kills=0, log=logged(STOP_LINE, CORE_LOST_LINE, FRONT_ENDED_LINE))),
+        "UNREACHABLE certain",
+        fails(host([], kills=0, log=SILENCE)),
+    ],
+    "it stopped slowly with its core gone first": [
+        works(host([FRONT], kills=0, log=logged(STOP_LINE)), stalled=True),
+        dying(host([FRONT], kills=0, log=CHATTER)),
+        fails(host([], kills=0, log=logged(FRONT_ENDED_LINE))), "UNREACHABLE certain",
+    ],
+    "it is gone after the line of the front, and does not log at the level of the stop line": [
+        fails(host([], kills=0, log=logged(FRONT_ENDED_LINE))), "UNREACHABLE certain",
+        fails(host([], kills=0, log=SILENCE)),
+    ],
+    "it ran out of memory while it stopped": [
+        works(host(ALL, kills=0, log=logged(STOP_LINE))),
+        fails(host([], kills=0, log=logged(OOM_LINE, FATAL_LINE, FRONT_ENDED_LINE))),
+        "UNREACHABLE certain",
+    ],
+    "a supervisor killed it because it took too long to stop": [
+        works(host(ALL, kills=0, log=logged(STOP_LINE))),
+        fails(host([CORE], kills=0, log=SILENCE, node=0)), "UNREACHABLE certain",
+        fails(host([], kills=0, log=SILENCE, node=0)),
+    ],
+}  # fmt: skip
 
-
-def core_killed_by_a_signal(engine: PolledEngine) -> tuple[Event, ...]:
-    log = logged(CORE_LOST_LINE, FRONT_ENDED_LINE)
-    return (
-        *engine.fails(host=host([], kills=0, node=0, log=log)),
-        *engine.fails(host=host([], kills=0, node=0, log=SILENCE)),
-    )
-
-
-def core_killed_by_a_signal_without_a_log(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.works(stalled=True, health=503, host=host([FRONT], kills=0, node=0)),
-        *engine.works(stalled=True, health=503, host=host([FRONT], kills=0, node=0)),
-    )
-
-
-def front_killed_by_a_signal(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.fails(host=host([CORE], kills=0, node=0, log=SILENCE)),
-        *engine.fails(host=host([CORE], kills=0, node=0, log=SILENCE)),
-    )
-
-
-def core_killed_and_its_worker_left_behind(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.fails(host=host([WORKER], kills=0, node=0)),
-        *engine.fails(host=host([WORKER], kills=0, node=0)),
-    )
-
-
-def all_killed_without_log_lines(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.fails(host=host([], kills=0, node=0, log=SILENCE)),
-        *engine.fails(host=host([], kills=0, node=0, log=SILENCE)),
-    )
+STOPS_WITHOUT_LOG: Scenarios = {
+    "it is gone without an error": [
+        fails(host([], kills=0, node=0)), "UNREACHABLE certain",
+        fails(host([], kills=0, node=0)),
+    ],
+    "it is gone and its worker one poll later": [
+        fails(host([WORKER], kills=0, node=0)), "UNREACHABLE certain",
+        fails(host([], kills=0, node=0)),
+    ],
+    "the network cuts it off": [
+        fails(host(ALL, kills=0, log=SILENCE)), "UNREACHABLE certain",
+        fails(host(ALL, kills=0, log=SILENCE)),
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("scenario", "expected"),
+    ("parts", "log"),
     [
-        (core_killed_by_the_kernel, [("HOST_OOM", "certain")]),
-        (killed_by_the_kernel_beside_an_oom_line, [("HOST_OOM", "certain")]),
-        (container_gone_with_its_cgroup, [("HOST_OOM", "probable")]),
-        (cuda_ran_out_of_memory, [("CUDA_OOM", "certain")]),
-        (cuda_line_in_the_next_poll, [("CUDA_OOM", "certain")]),
-        (cuda_oom_beside_a_cuda_error, [("CUDA_OOM", "certain")]),
-        (cuda_error_without_an_xid, [("GPU_FAULT", "probable")]),
-        (program_fault_on_the_gpu, [("GPU_FAULT", "probable")]),
-        (core_killed_by_a_signal, [("ENGINE_DEAD", "certain")]),
-        (core_killed_by_a_signal_without_a_log, [("ENGINE_DEAD", "certain")]),
-        (front_killed_by_a_signal, [("ENGINE_DEAD", "certain")]),
-        (core_killed_and_its_worker_left_behind, [("ENGINE_DEAD", "probable")]),
-        (all_killed_without_log_lines, [("ENGINE_DEAD", "probable")]),
+        *((parts, SILENCE) for parts in STOPS.values()),
+        *((parts, None) for parts in STOPS_WITHOUT_LOG.values()),
     ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_the_cause_of_a_death_is_reported_within_two_polls(
-    scenario: Scenario, expected: list[tuple[str, str]]
-) -> None:
-    engine = engine_in_use()
-    reported = [verdict for verdict in verdicts(scenario(engine)) if verdict[0] != "UNREACHABLE"]
-    assert reported == expected
-    quiet = host([], kills=None, log=SILENCE)
-    assert [event for _ in range(20) for event in engine.fails(host=quiet) if _] == []
-
-
-def stopped_in_order(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.works(host=host(ALL, kills=0, log=logged(STOP_LINE))),
-        *engine.fails(host=host([FRONT], kills=0, log=logged(FRONT_ENDED_LINE))),
-        *engine.fails(host=host([], kills=0, log=SILENCE)),
-    )
-
-
-def stopped_between_two_polls(engine: PolledEngine) -> tuple[Event, ...]:
-    log = logged(STOP_LINE, CORE_LOST_LINE, FRONT_ENDED_LINE)
-    return (
-        *engine.fails(host=host([], kills=0, log=log)),
-        *engine.fails(host=host([], kills=0, log=SILENCE)),
-    )
-
-
-def stopped_slowly_with_its_core_gone_first(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.works(stalled=True, host=host([FRONT], kills=0, log=logged(STOP_LINE))),
-        *engine.works(stalled=True, health=503, host=host([FRONT], kills=0, log=CHATTER)),
-        *engine.fails(host=host([], kills=0, log=logged(FRONT_ENDED_LINE))),
-    )
-
-
-def gone_without_an_error_and_no_log(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.fails(host=host([], kills=0, node=0)),
-        *engine.fails(host=host([], kills=0, node=0)),
-    )
-
-
-def gone_and_its_worker_one_poll_later(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.fails(host=host([WORKER], kills=0, node=0)),
-        *engine.fails(host=host([], kills=0, node=0)),
-    )
-
-
-def gone_after_the_line_of_the_front(engine: PolledEngine) -> tuple[Event, ...]:
-    """The operator does not log at the level of the stop line."""
-    return (
-        *engine.fails(host=host([], kills=0, log=logged(FRONT_ENDED_LINE))),
-        *engine.fails(host=host([], kills=0, log=SILENCE)),
-    )
-
-
-def cut_off_by_the_network(engine: PolledEngine) -> tuple[Event, ...]:
-    sample = host(ALL, kills=0, log=SILENCE)
-    return (*engine.fails(host=sample), *engine.fails(host=sample))
-
-
-def out_of_memory_while_it_stops(engine: PolledEngine) -> tuple[Event, ...]:
-    return (
-        *engine.works(host=host(ALL, kills=0, log=logged(STOP_LINE))),
-        *engine.fails(host=host([], kills=0, log=logged(OOM_LINE, FATAL_LINE, FRONT_ENDED_LINE))),
-    )
-
-
-def killed_after_the_stop_line(engine: PolledEngine) -> tuple[Event, ...]:
-    """A supervisor kills an engine that takes too long to stop."""
-    return (
-        *engine.works(host=host(ALL, kills=0, log=logged(STOP_LINE))),
-        *engine.fails(host=host([CORE], kills=0, log=SILENCE, node=0)),
-        *engine.fails(host=host([], kills=0, log=SILENCE, node=0)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("scenario", "log"),
-    [
-        (stopped_in_order, SILENCE),
-        (stopped_between_two_polls, SILENCE),
-        (stopped_slowly_with_its_core_gone_first, SILENCE),
-        (gone_without_an_error_and_no_log, None),
-        (gone_and_its_worker_one_poll_later, None),
-        (gone_after_the_line_of_the_front, SILENCE),
-        (cut_off_by_the_network, None),
-        (out_of_memory_while_it_stops, SILENCE),
-        (killed_after_the_stop_line, SILENCE),
-    ],
+    ids=[*STOPS, *STOPS_WITHOUT_LOG],
 )
 def test_an_engine_that_did_not_crash_is_only_unreachable(
-    scenario: Scenario, log: LogSample | None
+    parts: Sequence[Part], log: LogSample | None
 ) -> None:
-    engine = engine_in_use()
-    assert kinds(scenario(engine)) == ["UNREACHABLE"]
-    quiet = host([], kills=0, node=0, log=log)
-    assert [event for _ in range(5) for event in engine.fails(host=quiet)] == []
-    assert kinds(engine.restarts(host=host(NEXT, kills=0))) == ["RESTART"]
-
-
-def test_a_lost_core_while_the_health_check_passes_is_no_death() -> None:
-    engine = engine_in_use()
-    smaller = host([FRONT], kills=0, log=CHATTER)
-    assert [event for _ in range(5) for event in engine.works(host=smaller)] == []
-
-
-def test_a_stop_line_after_a_death_line_does_not_hide_the_death() -> None:
-    engine = engine_in_use()
-    log = logged(CORE_LOST_LINE, STOP_LINE, FRONT_ENDED_LINE)
-    events = (*engine.fails(host=host([], kills=0, log=log)), *engine.fails(host=host([], kills=0)))
-    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
-
-
-def test_an_out_of_memory_line_is_no_death_without_other_evidence() -> None:
-    engine = engine_in_use()
-    line, quiet = (host(ALL, kills=0, log=log) for log in (logged(OOM_LINE), CHATTER))
-    assert (*engine.works(host=line), *engine.works(host=quiet)) == ()
-    engine = engine_in_use()
-    assert kinds((*engine.fails(host=line), *engine.fails(host=quiet))) == ["UNREACHABLE"]
-
-
-def test_an_out_of_memory_line_explains_no_death_half_a_minute_later() -> None:
-    engine = engine_in_use()
-    engine.works(host=host(ALL, kills=0, log=logged(OOM_LINE)), after_s=31)
-    events = (
-        *engine.fails(host=host([], kills=0, log=logged(CORE_LOST_LINE))),
-        *engine.fails(host=host([], kills=0)),
-    )
-    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
-
-
-def test_a_health_check_that_never_passed_is_no_death() -> None:
-    starting = PolledEngine(dialect="sglang")
-    assert [e for _ in range(5) for e in starting.works(health=503, host=host(ALL))] == []
-
-
-def test_a_vllm_that_was_dead_before_the_agent_started_is_reported() -> None:
-    engine = PolledEngine()
-    events = [event for _ in range(5) for event in engine.works(stalled=True, health=503)]
-    assert verdicts(events) == [("ENGINE_DEAD", "certain")]
+    gone = fails(host([], kills=0, node=0, log=log), times=5)
+    check([*parts, gone, restarts(host(NEXT, kills=0)), "RESTART certain"])
 
 
 @pytest.mark.parametrize("dialect", ["sglang", "tgi", "trtllm"])
@@ -289,75 +490,6 @@ def test_an_unhealthy_and_stalled_engine_is_suspected_to_be_dead(dialect: str) -
     engine.works()
     events = [event for _ in range(5) for event in engine.works(stalled=True, health=503)]
     assert verdicts(events) == [("ENGINE_DEAD", "suspected")]
-
-
-def test_a_death_seen_by_the_health_check_alone_is_reported_at_the_second_poll() -> None:
-    engine = PolledEngine()
-    engine.works()
-    assert engine.works(stalled=True, health=503) == ()
-    assert verdicts(engine.works(stalled=True, health=503)) == [("ENGINE_DEAD", "certain")]
-
-
-def test_a_health_check_that_failed_once_is_no_death() -> None:
-    engine = PolledEngine()
-    events = (*engine.works(), *engine.works(health=503), *engine.works(), *engine.works())
-    assert events == ()
-
-
-def test_a_death_holds_the_last_sample_before_it() -> None:
-    engine = PolledEngine()
-    engine.works({fact.REQUESTS_RUNNING: 7}, host=host(ALL, log=CHATTER))
-    (event,) = (
-        *engine.works(stalled=True, health=503, host=host([FRONT], log=logged(CORE_LOST_LINE))),
-        *engine.works(stalled=True, health=503, host=host([FRONT])),
-    )
-    assert (event.evidence["requests_running"], event.evidence["health"]) == (7, 503)
-
-
-def test_the_first_line_is_the_evidence() -> None:
-    engine = engine_in_use()
-    engine.works(host=host(ALL, kills=0, log=logged(OOM_LINE)))
-    later = logged("torch.OutOfMemoryError: CUDA out of memory, as a later one says", FATAL_LINE)
-    event = next(iter(engine.fails(host=host([], kills=0, log=later))))
-    assert (event.kind.value, event.evidence["cause_line"]) == ("CUDA_OOM", OOM_LINE)
-
-
-def test_a_helper_process_of_the_engine_is_no_victim() -> None:
-    engine = PolledEngine()
-    helper = process(ProcessRole.OTHER, 13)
-    engine.works(host=host([*ALL, helper], kills=0))
-    events = (*engine.works(host=host(ALL, kills=1)), *engine.works(host=host(ALL, kills=1)))
-    assert verdicts(events) == [("HOST_OOM", "suspected")]
-
-
-def test_a_core_missing_for_two_polls_beside_a_living_front_is_a_probable_death() -> None:
-    engine = PolledEngine()
-    engine.works(health=None, host=host(ALL))
-    events = [engine.works(stalled=True, health=None, host=host([FRONT])) for _ in range(5)]
-    assert [verdicts(each) for each in events] == [[], [("ENGINE_DEAD", "probable")], [], [], []]
-
-
-def test_an_engine_that_still_computes_is_not_dead_despite_its_log() -> None:
-    engine = PolledEngine()
-    engine.works(health=None)
-    events = [*engine.works(health=None, host=host(log=logged(CORE_LOST_LINE)))]
-    assert [*events, *engine.works(health=None), *engine.works(health=None)] == []
-
-
-def test_repeated_death_lines_of_a_healthy_engine_are_no_death() -> None:
-    engine = engine_in_use()
-    sample = host(ALL, kills=0, log=logged(OOM_LINE, CORE_LOST_LINE))
-    events = [event for _ in range(5) for event in engine.works(stalled=True, host=sample)]
-    assert events == []
-
-
-def test_a_death_after_the_health_check_is_reported_at_the_next_poll() -> None:
-    engine = engine_in_use()
-    sample = host([FRONT], kills=0, log=logged(OOM_LINE, FATAL_LINE))
-    assert engine.works(host=sample) == ()
-    events = engine.works(stalled=True, health=503, host=host([FRONT], kills=0, log=SILENCE))
-    assert verdicts(events) == [("CUDA_OOM", "certain")]
-    assert events[0].evidence["log_line"] == FATAL_LINE
 
 
 @pytest.mark.parametrize(
@@ -382,27 +514,6 @@ def test_only_the_silence_of_an_engine_that_logs_often_shows_a_death(
     assert kinds(events) == ["UNREACHABLE", *["ENGINE_DEAD"] * dies]
 
 
-def test_a_death_seen_by_a_silent_log_alone_is_suspected_without_processes() -> None:
-    engine = PolledEngine()
-    engine.works(host=host(log=CHATTER))
-    no_lines = host(log=SILENCE)
-    events = [event for _ in range(5) for event in engine.fails(host=no_lines)]
-    assert verdicts(events) == [("UNREACHABLE", "certain"), ("ENGINE_DEAD", "suspected")]
-
-
-def test_a_kill_of_a_container_may_be_counted_one_poll_before_the_engine_is_gone() -> None:
-    engine = engine_in_use()
-    engine.works(host=host(ALL, node=1, log=CHATTER))
-    events = engine.fails(host=host([], node=1, log=logged(CORE_LOST_LINE)))
-    assert ("HOST_OOM", "probable") in verdicts(events)
-
-
-def test_events_of_one_poll_are_reported_worst_first() -> None:
-    engine = engine_in_use()
-    asleep: Facts = {fact.AWAKE: 0, fact.PREEMPTIONS: 3}
-    assert kinds(engine.works(asleep, xids=[xid(79)])) == ["GPU_FAULT", "KV_PRESSURE", "SLEEP"]
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [(SIZING_LINE, "SIZING_ERROR"), (OOM_LINE, "CUDA_OOM"), (CUDA_ERROR_LINE, "GPU_FAULT")],
@@ -416,49 +527,71 @@ def test_a_failed_start_is_reported_with_its_reason(line: str, expected: str) ->
     assert starting.fails(host=host([], kills=0, log=logged(START_FAILED_LINE))) == ()
 
 
-def test_a_reason_may_be_logged_one_poll_after_the_failed_start() -> None:
-    starting = PolledEngine()
-    assert starting.fails(host=host([FRONT], kills=0, log=logged(START_FAILED_LINE))) == ()
-    events = starting.fails(host=host([FRONT], kills=0, log=logged(SIZING_LINE)))
-    assert kinds(events) == ["SIZING_ERROR"]
-
-
-def test_a_failed_start_without_a_reason_is_a_death() -> None:
-    starting = PolledEngine()
-    starting.fails(host=host([FRONT], kills=0, log=logged(START_FAILED_LINE)))
-    (event,) = starting.fails(host=host([], kills=0, log=SILENCE))
-    assert (event.kind.value, event.evidence["exit_code"]) == ("ENGINE_DEAD", 1)
-
-
-def test_a_sizing_line_explains_no_death_of_a_running_engine() -> None:
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (79, [("GPU_FAULT", "certain")]),
+        (48, [("GPU_FAULT", "certain")]),
+        (94, [("GPU_FAULT", "certain")]),
+        (99999, [("GPU_FAULT", "probable")]),
+        (13, []),
+        (31, []),
+        (43, []),
+        (45, []),
+        (63, []),
+        (154, []),
+    ],
+)
+def test_which_xids_are_faults_of_the_gpu(number: int, expected: list[tuple[str, str]]) -> None:
     engine = engine_in_use()
-    events = (
-        *engine.fails(host=host([], kills=0, log=logged(SIZING_LINE, FATAL_LINE))),
-        *engine.fails(host=host([], kills=0)),
-    )
-    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+    events = engine.works(xids=[xid(number)])
+    assert verdicts(events) == expected
+    assert all(event.gpu == GPU and event.evidence["xid"] == number for event in events)
 
 
-def test_a_start_that_fails_after_a_stop_is_reported_with_its_reason() -> None:
+@pytest.mark.parametrize("problem", sorted(LOST))
+def test_every_problem_that_means_a_lost_gpu_is_a_fault(problem: str) -> None:
     engine = engine_in_use()
-    engine.works(host=host(ALL, kills=0, log=logged(STOP_LINE)))
-    engine.works(stalled=True, health=503, host=host([FRONT], kills=0, log=SILENCE))
-    engine.fails(host=host([], kills=0, log=logged(FRONT_ENDED_LINE)))
-    assert engine.fails(host=host(NEXT, kills=0, log=logged(START_FAILED_LINE))) == ()
-    events = engine.fails(host=host(NEXT, kills=0, log=logged(SIZING_LINE)))
-    assert kinds(events) == ["SIZING_ERROR"]
+    assert verdicts(engine.works(problems={GPU: problem})) == [("GPU_FAULT", "certain")]
 
 
-def test_each_start_that_fails_is_reported() -> None:
-    starting = PolledEngine()
-    sample = host([FRONT], kills=0, log=logged(SIZING_LINE, START_FAILED_LINE))
-    first = starting.fails(host=sample, after_s=60)
-    second = starting.fails(host=sample, after_s=60)
-    assert kinds((*first, *second)) == ["SIZING_ERROR", "SIZING_ERROR"]
-
-
-def test_a_start_that_fails_after_a_death_is_another_event() -> None:
+@pytest.mark.parametrize("problem", UNSEEN)
+def test_a_gpu_that_the_agent_cannot_read_is_no_fault_and_explains_no_death(problem: str) -> None:
     engine = engine_in_use()
-    engine.fails(host=host([], kills=0, log=logged(FATAL_LINE, OOM_LINE)), after_s=60)
-    sample = host([FRONT], kills=0, log=logged(SIZING_LINE, START_FAILED_LINE))
-    assert kinds(engine.fails(host=sample)) == ["SIZING_ERROR"]
+    unseen = {GPU: problem}
+    events = [event for _ in range(3) for event in engine.works(problems=unseen)]
+    sample = host([FRONT], kills=0, log=logged(CORE_LOST_LINE))
+    events += engine.works(stalled=True, health=503, host=sample, problems=unseen)
+    events += engine.works(stalled=True, health=503, host=host([FRONT], kills=0), problems=unseen)
+    assert kinds(events) == ["ENGINE_DEAD"]
+    assert "gpus_lost" not in events[0].evidence
+
+
+def test_a_slow_driver_that_recovers_within_a_few_polls_is_no_fault() -> None:
+    engine = engine_in_use()
+    blocked = {GPU: "not_answering"}
+    samples = [blocked, blocked, blocked, {}] * 10
+    assert [event for problems in samples for event in engine.works(problems=problems)] == []
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (1, "reset"),
+        (2, "reboot"),
+        (3, "drain"),
+        (4, "drain and reset"),
+        (6, "bus reset"),
+        (7, "system reboot"),
+    ],
+)
+def test_a_recovery_action_of_the_driver_is_reported_once(action: int, expected: str) -> None:
+    engine = engine_in_use()
+    events = [e for _ in range(20) for e in engine.works(recovery_actions={GPU: action})]
+    assert verdicts(events) == [("GPU_FAULT", "probable")]
+    assert (events[0].gpu, events[0].evidence["recovery_action"]) == (GPU, expected)
+
+
+@pytest.mark.parametrize("action", [0, 5, 8])
+def test_an_unknown_recovery_action_is_no_gpu_fault(action: int) -> None:
+    assert engine_in_use().works(recovery_actions={GPU: action}) == ()

@@ -1,5 +1,6 @@
 """When an engine hangs, and cases that only look similar."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,16 +21,25 @@ from tests.analysis.failures.polled_engine import (
     PAUSE_LINE,
     RESUME_LINE,
     Facts,
+    New,
+    Part,
     PolledEngine,
+    Scenarios,
+    check,
+    dying,
+    fails,
     host,
     kinds,
     logged,
     process,
+    restarts,
     verdicts,
+    works,
 )
 
 IDLE: Facts = {fact.REQUESTS_RUNNING: 0}
 ASLEEP: Facts = {fact.AWAKE: 0}
+STOPPED = host([FRONT, replace(CORE, state="T")])
 
 
 def stall(engine: PolledEngine, polls: int, facts: Facts | None = None) -> list[Event]:
@@ -44,29 +54,163 @@ def working_engine(limits: DetectionLimits | None = None) -> PolledEngine:
     return engine
 
 
-def test_an_engine_with_work_and_no_heartbeat_for_half_a_minute_hangs() -> None:
-    engine = working_engine()
-    assert stall(engine, 6) == []
-    (event,) = stall(engine, 1)
-    assert verdicts([event]) == [("HANG", "probable")]
-    assert event.evidence["stalled_s"] == 35
-    assert event.evidence["requests_running"] == 4
+HANGS: Scenarios = {
+    "work and no heartbeat for half a minute": [
+        works(stalled=True, times=6),
+        works(stalled=True), "HANG probable", {"stalled_s": 35, "requests_running": 4},
+        works(stalled=True, times=200),
+    ],
+    "a hang that ended can come again": [
+        works(stalled=True, times=6),
+        works(stalled=True), "HANG probable",
+        works(),
+        works(stalled=True, times=6),
+        works(stalled=True), "HANG probable",
+    ],
+    "the time until a hang is configurable": [
+        New(DetectionLimits(hang_s=8.0)), works(host(ALL), times=3), works(stalled=True, times=2),
+        works(stalled=True), "HANG probable",
+    ],
+    "idle time does not count as a long step": [
+        works(None, IDLE, stalled=True, times=100),
+        works(),
+        works(stalled=True, times=6),
+        works(stalled=True), "HANG probable",
+    ],
+    "tokens that SGLang and others count at the end of a request alone are no heartbeat": [
+        New(), works(None, {fact.STEPS: None}),
+        works(None, {fact.STEPS: None}, stalled=True, times=100),
+    ],
+    "time in which the agent did not poll": [
+        works(stalled=True, after_s=3600),
+        works(stalled=True),
+    ],
+    "a living front that does not respond": [
+        fails(host(ALL), "timeout"), "UNREACHABLE certain",
+        fails(host(ALL), "timeout", times=5),
+        fails(host(ALL), "timeout"), "HANG probable",
+    ],
+    "a front that does not respond, without processes, is only unreachable": [
+        New(), works(),
+        fails(None, "timeout"), "UNREACHABLE certain",
+        fails(None, "timeout", times=19),
+    ],
+    "a process stopped by a signal, at the second poll": [
+        works(STOPPED, stalled=True),
+        works(STOPPED, stalled=True), "HANG certain",
+        {"processes_stopped": "VLLM::core (11)", "process_states": "ST"},
+        works(STOPPED, stalled=True),
+    ],
+    "a process of an idle engine stopped by a signal, each time for two polls": [
+        works(STOPPED, IDLE),
+        works(STOPPED, IDLE), "HANG certain",
+        works(host(ALL), IDLE),
+        works(STOPPED, IDLE),
+        works(STOPPED, IDLE), "HANG certain",
+    ],
+    "a process that is never stopped for two polls": [
+        works(STOPPED, IDLE),
+        works(host(ALL), IDLE),
+        works(STOPPED, IDLE),
+        works(host(ALL), IDLE),
+    ],
+    "a stopped process of a sleeping engine": [
+        works(None, ASLEEP), "SLEEP certain",
+        works(STOPPED, ASLEEP, stalled=True, times=5),
+    ],
+    "a stopped helper process": [
+        works(host([*ALL, process(ProcessRole.OTHER, 13, state="T")]), times=5),
+    ],
+    "a hang logged by the engine is certain and its death another event": [
+        fails(host([], log=logged(HANG_LINE, CORE_LOST_LINE))), "HANG certain, UNREACHABLE certain",
+        fails(host([], log=logged(HANG_LINE, CORE_LOST_LINE))), "ENGINE_DEAD certain",
+    ],
+    "a dead engine with a living front is not also a hang": [
+        dying(host([FRONT])),
+        dying(host([FRONT])), "ENGINE_DEAD certain",
+        dying(host([FRONT]), times=28),
+    ],
+    "a hang line of an engine that computes": [works(host(ALL, log=logged(HANG_LINE)))],
+    "a hang logged by the engine while its facts do not change": [
+        works(),
+        works(host(ALL, log=logged(HANG_LINE)), stalled=True), "HANG certain",
+    ],
+    "a hang logged by an idle engine": [
+        works(None, IDLE),
+        works(host(ALL, log=logged(HANG_LINE)), IDLE, stalled=True), "HANG certain",
+    ],
+    "a hang logged by the engine is reported once without any sample": [
+        New(), fails(host(ALL, log=logged(HANG_LINE)), "timeout"), "HANG certain",
+        fails(host(ALL, log=logged(HANG_LINE)), "timeout", times=3),
+        works(stalled=True, times=20),
+        works(),
+        works(host(ALL, log=logged(HANG_LINE)), stalled=True), "HANG certain",
+    ],
+    "a death line at every poll does not hide a hang": [
+        works(host(ALL, log=logged(FATAL_LINE)), stalled=True, times=6),
+        works(host(ALL, log=logged(FATAL_LINE)), stalled=True), "HANG probable",
+        works(host(ALL, log=logged(FATAL_LINE)), stalled=True, times=93),
+    ],
+    "a restart ends a hang": [
+        works(stalled=True, times=5),
+        restarts(), "RESTART certain",
+        works(stalled=True, times=6),
+    ],
+}  # fmt: skip
+
+PAUSES: Scenarios = {
+    "an engine paused with running requests does not hang": [
+        works(host(ALL, log=logged(PAUSE_LINE)), stalled=True),
+        works(stalled=True, times=100),
+        works(host(ALL, log=logged(RESUME_LINE)), stalled=True),
+        works(None, {fact.PREEMPTIONS: 1}, times=20),
+    ],
+    "steps end a pause although its end was not logged": [
+        works(host(ALL, log=logged(PAUSE_LINE))),
+        works(times=3),
+        works(stalled=True, times=6),
+        works(stalled=True), "HANG probable", {"paused_at": 1015.0},
+    ],
+    "steps made before a pause, which the first sample after it counts, do not end it": [
+        works(host(ALL, log=logged(PAUSE_LINE))),
+        works(),
+        works(stalled=True, times=100),
+    ],
+    "a pause without a logged end does not hide pressure on the cache for ever": [
+        works(host(ALL, log=logged(PAUSE_LINE))),
+        works(None, {fact.PREEMPTIONS: 1}, times=4),
+        works(None, {fact.PREEMPTIONS: 2}), "KV_PRESSURE certain", {"paused_at": 1015.0},
+    ],
+    "an engine that stalls after its pause hangs": [
+        works(host(ALL, log=logged(PAUSE_LINE)), stalled=True),
+        works(stalled=True, times=20),
+        works(host(ALL, log=logged(RESUME_LINE)), stalled=True),
+        works(stalled=True, times=6),
+        works(stalled=True), "HANG probable",
+        works(stalled=True),
+    ],
+    "a pause that ended does not hide pressure on the cache": [
+        works(host(ALL, log=logged(PAUSE_LINE, RESUME_LINE))),
+        works(),
+        works(None, {fact.PREEMPTIONS: 1}), "KV_PRESSURE certain",
+    ],
+    "a restarted engine is not paused": [
+        works(host(ALL, log=logged(PAUSE_LINE)), stalled=True),
+        restarts(), "RESTART certain",
+        works(stalled=True, times=7),
+        works(stalled=True), "HANG probable",
+    ],
+}  # fmt: skip
 
 
-def test_a_hang_is_reported_once() -> None:
-    assert kinds(stall(working_engine(), 200)) == ["HANG"]
+@pytest.mark.parametrize("parts", HANGS.values(), ids=HANGS)
+def test_hangs(parts: Sequence[Part]) -> None:
+    check(parts, working_engine)
 
 
-def test_a_hang_that_ended_can_come_again() -> None:
-    engine = working_engine()
-    events = stall(engine, 10)
-    engine.works()
-    assert kinds([*events, *stall(engine, 10)]) == ["HANG", "HANG"]
-
-
-def test_the_time_until_a_hang_is_configurable() -> None:
-    engine = working_engine(DetectionLimits(hang_s=8.0))
-    assert kinds(stall(engine, 3)) == ["HANG"]
+@pytest.mark.parametrize("parts", PAUSES.values(), ids=PAUSES)
+def test_pauses(parts: Sequence[Part]) -> None:
+    check(parts, working_engine)
 
 
 @pytest.mark.parametrize("facts", [IDLE, ASLEEP])
@@ -80,13 +224,6 @@ def test_the_time_until_a_hang_starts_when_idle_time_or_sleep_ends(facts: Facts)
     engine = working_engine()
     stall(engine, 100, facts)
     assert stall(engine, 6) == []
-
-
-def test_idle_time_does_not_count_as_a_long_step() -> None:
-    engine = working_engine()
-    stall(engine, 100, IDLE)
-    engine.works()
-    assert kinds(stall(engine, 8)) == ["HANG"]
 
 
 def test_a_long_prefill_that_fills_the_cache_is_no_hang() -> None:
@@ -107,20 +244,6 @@ def test_an_engine_with_long_steps_hangs_after_ten_of_them() -> None:
     assert kinds(stall(engine, 5, late)) == ["HANG"]
 
 
-def test_tokens_counted_only_at_the_end_of_a_request_are_no_heartbeat() -> None:
-    """SGLang, TGI and TensorRT-LLM count no steps."""
-    no_steps: Facts = {fact.STEPS: None}
-    engine = PolledEngine()
-    engine.works(no_steps)
-    assert stall(engine, 100, no_steps) == []
-
-
-def test_time_in_which_the_agent_did_not_poll_is_no_hang() -> None:
-    engine = working_engine()
-    engine.works(stalled=True, after_s=3600)
-    assert engine.works(stalled=True) == ()
-
-
 @pytest.mark.parametrize("back_s", [10.0, 3600.0, 1e9])
 def test_a_clock_set_back_neither_hides_nor_causes_a_hang(back_s: float) -> None:
     engine = working_engine()
@@ -128,12 +251,6 @@ def test_a_clock_set_back_neither_hides_nor_causes_a_hang(back_s: float) -> None
     engine.now -= back_s
     assert stall(engine, 3) == []
     assert kinds(stall(engine, 4)) == ["HANG"]
-
-
-def test_a_living_front_that_does_not_respond_hangs() -> None:
-    engine = working_engine()
-    events = [event for _ in range(8) for event in engine.fails("timeout", host=host(ALL))]
-    assert verdicts(events) == [("UNREACHABLE", "certain"), ("HANG", "probable")]
 
 
 def test_a_front_that_does_not_respond_while_its_core_computes_is_only_unreachable() -> None:
@@ -157,96 +274,6 @@ def test_a_front_hangs_although_its_waiting_core_uses_little_cpu() -> None:
     samples = [host([FRONT, replace(CORE, cpu_s=1.0 + 0.02 * poll)]) for poll in range(8)]
     events = [e for sample in samples for e in engine.fails("timeout", host=sample)]
     assert kinds(events) == ["UNREACHABLE", "HANG"]
-
-
-def test_a_front_that_does_not_respond_without_processes_is_only_unreachable() -> None:
-    engine = PolledEngine()
-    engine.works()
-    assert kinds([e for _ in range(20) for e in engine.fails("timeout")]) == ["UNREACHABLE"]
-
-
-@pytest.mark.parametrize("facts", [{}, IDLE])
-def test_a_process_stopped_by_a_signal_is_a_hang_at_the_second_poll(facts: Facts) -> None:
-    engine = working_engine()
-    stopped = host([FRONT, replace(CORE, state="T")])
-    assert engine.works(facts, stalled=True, host=stopped) == ()
-    (event,) = engine.works(facts, stalled=True, host=stopped)
-    assert verdicts([event]) == [("HANG", "certain")]
-    assert event.evidence["processes_stopped"] == "VLLM::core (11)"
-    assert event.evidence["process_states"] == "ST"
-    assert engine.works(facts, stalled=True, host=stopped) == ()
-
-
-@pytest.mark.parametrize(("polls", "hangs"), [("ssrss", 2), ("srsr", 0)])
-def test_a_process_hangs_each_time_it_is_stopped_for_two_polls(polls: str, hangs: int) -> None:
-    engine = working_engine()
-    samples = {"s": host([FRONT, replace(CORE, state="T")]), "r": host(ALL)}
-    events = [e for each in polls for e in engine.works(IDLE, host=samples[each])]
-    assert kinds(events) == ["HANG"] * hangs
-
-
-def test_a_stopped_process_of_a_sleeping_engine_is_no_hang() -> None:
-    engine = working_engine()
-    engine.works(ASLEEP)
-    stopped = host([FRONT, replace(CORE, state="T")])
-    assert [e for _ in range(5) for e in engine.works(ASLEEP, stalled=True, host=stopped)] == []
-
-
-def test_a_stopped_helper_process_is_no_hang() -> None:
-    engine = working_engine()
-    helper = process(ProcessRole.OTHER, 13, state="T")
-    assert [e for _ in range(5) for e in engine.works(host=host([*ALL, helper]))] == []
-
-
-def test_a_hang_logged_by_the_engine_is_certain_and_its_death_another_event() -> None:
-    engine = working_engine()
-    log = logged(HANG_LINE, CORE_LOST_LINE)
-    events = (*engine.fails(host=host([], log=log)), *engine.fails(host=host([], log=log)))
-    assert verdicts(events) == [
-        ("HANG", "certain"),
-        ("UNREACHABLE", "certain"),
-        ("ENGINE_DEAD", "certain"),
-    ]
-
-
-def test_a_dead_engine_with_a_living_front_is_not_also_a_hang() -> None:
-    engine = working_engine()
-    dead = [
-        e for _ in range(30) for e in engine.works(stalled=True, health=503, host=host([FRONT]))
-    ]
-    assert kinds(dead) == ["ENGINE_DEAD"]
-
-
-def test_a_hang_line_of_an_engine_that_computes_is_no_hang() -> None:
-    engine = working_engine()
-    assert engine.works(host=host(ALL, log=logged(HANG_LINE))) == ()
-
-
-@pytest.mark.parametrize("facts", [{}, IDLE])
-def test_a_hang_logged_by_the_engine_is_reported_while_its_facts_do_not_change(
-    facts: Facts,
-) -> None:
-    engine = working_engine()
-    engine.works(facts)
-    events = engine.works(facts, stalled=True, host=host(ALL, log=logged(HANG_LINE)))
-    assert verdicts(events) == [("HANG", "certain")]
-
-
-def test_a_hang_logged_by_the_engine_is_reported_once_without_any_sample() -> None:
-    engine = PolledEngine()
-    sample = host(ALL, log=logged(HANG_LINE))
-    events = [e for _ in range(4) for e in engine.fails("timeout", host=sample)]
-    events += stall(engine, 20)
-    assert verdicts(events) == [("HANG", "certain")]
-    engine.works()
-    assert kinds(engine.works(stalled=True, host=sample)) == ["HANG"]
-
-
-def test_a_death_line_at_every_poll_does_not_hide_a_hang() -> None:
-    engine = working_engine()
-    sample = host(ALL, log=logged(FATAL_LINE))
-    events = [e for _ in range(100) for e in engine.works(stalled=True, host=sample)]
-    assert verdicts(events) == [("HANG", "probable")]
 
 
 CORES = [replace(process(ProcessRole.CORE, 30 + n), name=f"VLLM::EngineCore_DP{n}") for n in (0, 1)]
@@ -345,73 +372,6 @@ def test_a_rank_can_hang_again() -> None:
     steps = [(step, 7 if step < 20 or step > 22 else step) for step in range(45)]
     events = [e for each in steps for e in engine.works(ranks=ranks_at(*each))]
     assert kinds(events) == ["HANG", "HANG"]
-
-
-def test_an_engine_paused_with_running_requests_does_not_hang() -> None:
-    """Real vLLM 0.32 with `/pause?mode=keep`: only the log shows it."""
-    engine = working_engine()
-    assert engine.works(stalled=True, host=host(ALL, log=logged(PAUSE_LINE))) == ()
-    assert stall(engine, 100) == []
-    preempted: Facts = {fact.PREEMPTIONS: 1}
-    assert engine.works(stalled=True, host=host(ALL, log=logged(RESUME_LINE))) == ()
-    assert [e for _ in range(20) for e in engine.works(preempted)] == []
-
-
-def test_steps_end_a_pause_although_its_end_was_not_logged() -> None:
-    engine = working_engine()
-    engine.works(host=host(ALL, log=logged(PAUSE_LINE)))
-    for _ in range(3):
-        assert engine.works() == ()
-    (event,) = stall(engine, 8)
-    assert verdicts([event]) == [("HANG", "probable")]
-    assert event.evidence["paused_at"] == 1015.0
-
-
-def test_steps_made_before_a_pause_do_not_end_it() -> None:
-    """The first sample after the pause counts them."""
-    engine = working_engine()
-    engine.works(host=host(ALL, log=logged(PAUSE_LINE)))
-    engine.works()
-    assert stall(engine, 100) == []
-
-
-def test_a_pause_without_a_logged_end_does_not_hide_kv_pressure_for_ever() -> None:
-    engine = working_engine()
-    engine.works(host=host(ALL, log=logged(PAUSE_LINE)))
-    preempted: Facts = {fact.PREEMPTIONS: 1}
-    assert [e for _ in range(4) for e in engine.works(preempted)] == []
-    (event,) = engine.works({fact.PREEMPTIONS: 2})
-    assert (event.kind.value, event.evidence["paused_at"]) == ("KV_PRESSURE", 1015.0)
-
-
-def test_an_engine_that_stalls_after_its_pause_hangs() -> None:
-    engine = working_engine()
-    engine.works(stalled=True, host=host(ALL, log=logged(PAUSE_LINE)))
-    stall(engine, 20)
-    engine.works(stalled=True, host=host(ALL, log=logged(RESUME_LINE)))
-    assert stall(engine, 6) == []
-    assert kinds(stall(engine, 2)) == ["HANG"]
-
-
-def test_a_pause_that_ended_does_not_hide_kv_pressure() -> None:
-    engine = working_engine()
-    engine.works(host=host(ALL, log=logged(PAUSE_LINE, RESUME_LINE)))
-    engine.works()
-    assert kinds(engine.works({fact.PREEMPTIONS: 1})) == ["KV_PRESSURE"]
-
-
-def test_a_restarted_engine_is_not_paused() -> None:
-    engine = working_engine()
-    engine.works(stalled=True, host=host(ALL, log=logged(PAUSE_LINE)))
-    engine.restarts()
-    assert kinds(stall(engine, 8)) == ["HANG"]
-
-
-def test_a_restart_ends_a_hang() -> None:
-    engine = working_engine()
-    stall(engine, 5)
-    engine.restarts()
-    assert stall(engine, 6) == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.1, 60)), min_size=1, max_size=60))

@@ -1,12 +1,17 @@
-"""Outages and their ends, and restarts."""
+"""Outages and their ends, restarts, and conditions that last."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agent.analysis.failures import DetectionLimits
+from agent.analysis.failures.progress import key_figures, restart_between
 from agent.catalog import engine_facts as fact
-from agent.records.engine import EngineProcess, ProcessRole
+from agent.records.engine import EngineProcess, EngineSample, ProcessRole
+from agent.records.event import Confidence, Event
 from tests.analysis.failures.polled_engine import (
     ALL,
     CHATTER,
@@ -20,113 +25,227 @@ from tests.analysis.failures.polled_engine import (
     SILENCE,
     STOP_LINE,
     Facts,
+    New,
+    Part,
     PolledEngine,
+    Scenarios,
+    check,
+    dying,
     engine_in_use,
+    fails,
+    hides_start_time,
     host,
     kinds,
     logged,
     process,
+    restarts,
     verdicts,
+    works,
 )
 
 REFUSED = (fact.ADMISSION_REJECTIONS, "max_num_queued_reqs")
 
-
-def test_a_restart_has_the_length_of_the_outage() -> None:
-    engine = engine_in_use()
-    engine.fails(after_s=40)
-    engine.fails(after_s=2)
-    (event,) = engine.restarts()
-    assert verdicts((event,)) == [("RESTART", "certain")]
-    assert event.evidence["gone_s"] == 42
-    assert event.evidence["output_tokens"] == 800
+FactsAt = Callable[[float], Facts]
 
 
-def test_a_restart_between_two_polls_lasted_at_most_their_interval() -> None:
-    engine = engine_in_use()
-    (event,) = engine.restarts()
-    assert (event.kind.value, event.evidence["gone_s"]) == ("RESTART", 5)
+def preempted(total: float) -> Facts:
+    """Facts after so many preemptions."""
+    return {fact.PREEMPTIONS: total, fact.KV_CACHE_USAGE: 0.99, fact.REQUESTS_WAITING: 12}
 
 
-@pytest.mark.parametrize(
-    "after",
-    [NEXT, [replace(each, started_after_boot_s=99.0) for each in ALL]],
-    ids=["new pids", "reused pids"],
-)
-def test_new_processes_make_a_restart_certain_without_a_start_time(
-    after: Sequence[EngineProcess],
-) -> None:
-    engine = PolledEngine()
-    engine.hide_start_time()
-    engine.works(host=host(ALL))
-    assert verdicts(engine.works(host=host(after))) == [("RESTART", "certain")]
+def refused(total: float) -> Facts:
+    """Facts after so many refusals."""
+    return {(fact.ADMISSION_REJECTIONS, "max_num_queued_reqs"): total, fact.REQUESTS_WAITING: 12}
 
 
-def test_a_death_between_two_polls_is_reported_with_the_restart() -> None:
-    engine = engine_in_use()
-    sample = host(NEXT, kills=0, log=logged(CORE_LOST_LINE, FRONT_ENDED_LINE))
-    assert kinds(engine.restarts(host=sample)) == ["ENGINE_DEAD", "RESTART"]
+def takes_requests(polls: int) -> Part:
+    """Polls in which requests come and go."""
+    busy: list[Facts] = [{fact.REQUESTS_RUNNING: 4 + poll % 2} for poll in range(polls)]
+    sample = host(ALL, kills=0, log=CHATTER)
+    return lambda engine: [e for facts in busy for e in engine.works(facts, host=sample)]
 
 
-def test_a_restart_after_a_stop_has_its_stop_line() -> None:
-    engine = engine_in_use()
-    engine.fails(host=host([], kills=0, log=logged(STOP_LINE)))
-    (event,) = engine.restarts(host=host(NEXT, kills=0))
-    assert event.evidence["stop_line"] == STOP_LINE
+OUTAGES: Scenarios = {
+    "a restart has the length of the outage": [
+        fails(after_s=40), "UNREACHABLE certain",
+        fails(after_s=2),
+        restarts(), "RESTART certain", {"gone_s": 42, "output_tokens": 800},
+    ],
+    "a restart between two polls lasted at most their interval": [
+        restarts(), "RESTART certain", {"gone_s": 5},
+    ],
+    "new PIDs make a restart certain without a start time": [
+        New(), hides_start_time,
+        works(host(ALL)),
+        works(host(NEXT)), "RESTART certain",
+    ],
+    "reused PIDs make a restart certain without a start time": [
+        New(), hides_start_time,
+        works(host(ALL)),
+        works(host([replace(each, started_after_boot_s=99.0) for each in ALL])), "RESTART certain",
+    ],
+    "a death between two polls is reported with the restart": [
+        restarts(host(NEXT, kills=0, log=logged(CORE_LOST_LINE, FRONT_ENDED_LINE))),
+        "ENGINE_DEAD certain, RESTART certain",
+    ],
+    "a restart after a stop has its stop line": [
+        fails(host([], kills=0, log=logged(STOP_LINE))), "UNREACHABLE certain",
+        restarts(host(NEXT, kills=0)), "RESTART certain", {"stop_line": STOP_LINE},
+    ],
+    "an outage without a restart can be followed by another": [
+        New(), works(),
+        fails(None, "timeout"), "UNREACHABLE certain",
+        works(),
+        fails(None, "timeout"), "UNREACHABLE certain",
+    ],
+    "an exposition that cannot be parsed is not unreachable": [fails(None, "not_text")],
+    "an engine that was never reached has no outage": [New(), fails()],
+    "a line before a restart does not explain a later death": [
+        fails(host([], log=logged(OOM_LINE, FATAL_LINE))), "CUDA_OOM certain, UNREACHABLE certain",
+        restarts(host(NEXT, log=CHATTER)), "RESTART certain",
+        fails(host([], log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        fails(host([], log=SILENCE)), "ENGINE_DEAD certain",
+    ],
+    "an outage ends with a sample when there is no health check": [
+        New(), works(health=None),
+        fails(), "UNREACHABLE certain",
+        works(stalled=True, health=None, after_s=100),
+        restarts(), "RESTART certain", {"gone_s": 100},
+    ],
+    "a death is reported when the engine is back before the second poll": [
+        fails(host([], kills=0, log=logged(CORE_LOST_LINE)), after_s=7), "UNREACHABLE certain",
+        restarts(host(NEXT, kills=0)), "ENGINE_DEAD certain, RESTART certain", {"gone_s": 7},
+    ],
+    "a new engine whose health check does not pass yet is starting": [
+        New(dialect="sglang"), works(),
+        fails(), "UNREACHABLE certain",
+        fails(None, "http_status", health=503, times=4),
+        restarts(health=503), "RESTART certain",
+        works(health=503, times=4),
+    ],
+    "an engine that restarted between two polls may still be starting": [
+        New(dialect="sglang"), works(),
+        restarts(health=503), "RESTART certain",
+        works(health=503, times=4),
+    ],
+    "an engine that came back from a stop can die": [
+        fails(host(log=logged(STOP_LINE))), "UNREACHABLE certain",
+        works(host(log=CHATTER)),
+        fails(host(log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        fails(host()), "ENGINE_DEAD certain",
+    ],
+    "a wrapper first taken for the front is no restart": [
+        New(), works(host([process(ProcessRole.FRONT, 9), CORE])),
+        works(host([process(ProcessRole.OTHER, 9), *ALL]), times=3),
+    ],
+    "an engine that responds 503 while it changes its ranks is not dead": [
+        fails(host(ALL, kills=0, log=CHATTER), "http_status", health=503, times=30),
+        "UNREACHABLE certain",
+        works(host(ALL, kills=0, log=CHATTER), times=3),
+    ],
+    "an engine that works long after a stop line can die": [
+        works(host(ALL, kills=0, log=logged(STOP_LINE))),
+        takes_requests(130),
+        dying(host([FRONT], kills=0, log=logged(CORE_LOST_LINE))),
+        dying(host([FRONT], kills=0, log=CHATTER)), "ENGINE_DEAD certain",
+    ],
+    "counters that fall with a removed rank are no restart": [
+        New(), works(None, {fact.DATA_PARALLEL_RANKS: 2, fact.OUTPUT_TOKENS: 900, REFUSED: 9}),
+        works(None, {fact.DATA_PARALLEL_RANKS: 1, fact.OUTPUT_TOKENS: 5, REFUSED: 4}, times=3),
+    ],
+    "a dead engine that is healthy again restarted without a start time": [
+        New(), hides_start_time,
+        works(),
+        dying(),
+        dying(), "ENGINE_DEAD certain",
+        fails(), "UNREACHABLE certain",
+        works(), "RESTART probable", {"cause": "ENGINE_DEAD", "gone_s": 15},
+        works(),
+    ],
+    "an engine with the same processes did not restart": [
+        New(), hides_start_time,
+        works(host(ALL)),
+        dying(host(ALL)),
+        dying(host(ALL)), "ENGINE_DEAD certain",
+        works(host(ALL)),
+    ],
+    "a dead engine that is healthy again did not restart where its start is the same": [
+        New(), works(host(log=CHATTER)),
+        fails(host(log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
+        fails(host(log=logged(CORE_LOST_LINE))), "ENGINE_DEAD certain",
+        works(host(log=CHATTER)),
+    ],
+    "an engine that takes requests soon after a stop line still stops": [
+        works(host(ALL, kills=0, log=logged(STOP_LINE))),
+        works(host(ALL, kills=0, log=CHATTER), {fact.REQUESTS_RUNNING: 5}),
+        dying(host([FRONT], kills=0, log=SILENCE), times=3),
+        fails(host([], kills=0, log=SILENCE)), "UNREACHABLE certain", {"stop_line": STOP_LINE},
+    ],
+    "a suspected death that ended does not lengthen a later outage": [
+        New(), works(host(ALL), health=None),
+        dying(host([FRONT]), health=None),
+        dying(host(ALL), health=None, times=3),
+        restarts(host(NEXT)), "RESTART certain", {"gone_s": 5},
+    ],
+}  # fmt: skip
+
+CONDITIONS: Scenarios = {
+    "preemptions are pressure on the cache": [
+        New(), works(),
+        works(None, {**preempted(3), (fact.REQUESTS_WAITING_BY_REASON, "capacity"): 9}),
+        "KV_PRESSURE certain",
+        {"preemptions": 3, "kv_cache_usage": 0.99, "requests_waiting_for_capacity": 9},
+    ],
+    "refusals are an admission limit": [
+        New(), works(),
+        works(None, refused(7)), "ADMISSION_LIMIT certain",
+        {"refused_max_num_queued_reqs": 7, "requests_waiting": 12},
+    ],
+    "counts before the first sample are not reported": [
+        New(), works(None, {**preempted(500), **refused(500)}, times=2),
+    ],
+    "a pressure that ended a minute ago is reported again": [
+        New(), works(None, preempted(0)),
+        works(None, preempted(1), after_s=61), "KV_PRESSURE certain",
+        works(None, preempted(1)),
+        works(None, preempted(2)), "KV_PRESSURE certain",
+    ],
+    "a pressure does not end before the configured quiet time": [
+        New(DetectionLimits(quiet_s=20)), works(None, preempted(0)),
+        works(None, preempted(1), after_s=19), "KV_PRESSURE certain",
+        works(None, preempted(2), after_s=19),
+        works(None, preempted(3)),
+    ],
+    "a restart counts preemptions from zero": [
+        New(), works(None, preempted(100), times=2),
+        hides_start_time,
+        works(None, preempted(4)), "KV_PRESSURE certain, RESTART probable", {"preemptions": 4},
+    ],
+    "all counts after a restart are new": [
+        New(), works(None, preempted(2)),
+        restarts(None, preempted(5)), "KV_PRESSURE certain, RESTART certain", {"preemptions": 5},
+    ],
+    "sleep is reported once and again after waking": [
+        New(), works(),
+        works(None, {fact.AWAKE: 0}), "SLEEP certain",
+        works(None, {fact.AWAKE: 0}),
+        works(),
+        works(None, {fact.AWAKE: 0}), "SLEEP certain",
+    ],
+    "an engine that reports no sleep state is awake": [
+        New(), works(None, {fact.AWAKE: None}, times=2),
+    ],
+}  # fmt: skip
 
 
-def test_an_outage_without_a_restart_can_be_followed_by_another() -> None:
-    engine = PolledEngine()
-    engine.works()
-    events = (*engine.fails("timeout"), *engine.works(), *engine.fails("timeout"))
-    assert kinds(events) == ["UNREACHABLE", "UNREACHABLE"]
+@pytest.mark.parametrize("parts", OUTAGES.values(), ids=OUTAGES)
+def test_outages_and_restarts(parts: Sequence[Part]) -> None:
+    check(parts)
 
 
-def test_an_exposition_that_cannot_be_parsed_is_not_unreachable() -> None:
-    engine = engine_in_use()
-    assert engine.fails("not_text") == ()
-
-
-def test_an_engine_that_was_never_reached_has_no_outage() -> None:
-    assert PolledEngine().fails() == ()
-
-
-def test_a_line_before_a_restart_does_not_explain_a_later_death() -> None:
-    engine = engine_in_use()
-    assert "CUDA_OOM" in kinds(engine.fails(host=host([], log=logged(OOM_LINE, FATAL_LINE))))
-    engine.restarts(host=host(NEXT, log=CHATTER))
-    events = (
-        *engine.fails(host=host([], log=logged(CORE_LOST_LINE))),
-        *engine.fails(host=host([], log=SILENCE)),
-    )
-    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
-
-
-def test_an_outage_ends_with_a_sample_when_there_is_no_health_check() -> None:
-    engine = PolledEngine()
-    engine.works(health=None)
-    engine.fails()
-    engine.works(stalled=True, health=None, after_s=100)
-    (event,) = engine.restarts()
-    assert event.evidence["gone_s"] == 100
-
-
-def test_a_death_is_reported_when_the_engine_is_back_before_the_second_poll() -> None:
-    engine = engine_in_use()
-    engine.fails(host=host([], kills=0, log=logged(CORE_LOST_LINE)), after_s=7)
-    events = engine.restarts(host=host(NEXT, kills=0))
-    assert kinds(events) == ["ENGINE_DEAD", "RESTART"]
-    assert events[1].evidence["gone_s"] == 7
-
-
-def test_a_new_engine_whose_health_check_does_not_pass_yet_is_starting() -> None:
-    engine = PolledEngine(dialect="sglang")
-    engine.works()
-    engine.fails()
-    events = [event for _ in range(4) for event in engine.fails("http_status", health=503)]
-    events += engine.restarts(health=503)
-    events += [event for _ in range(4) for event in engine.works(health=503)]
-    assert kinds(events) == ["RESTART"]
+@pytest.mark.parametrize("parts", CONDITIONS.values(), ids=CONDITIONS)
+def test_conditions_that_last_are_reported_once(parts: Sequence[Part]) -> None:
+    check(parts)
 
 
 @pytest.mark.parametrize("failure", ["html", "json", "http_status"])
@@ -137,30 +256,6 @@ def test_an_engine_that_says_it_is_healthy_is_reachable_whatever_its_metrics_are
     engine = engine_in_use()
     assert [event for _ in range(30) for event in engine.fails(failure, health=200)] == []
     assert kinds(engine.fails("connection")) == ["UNREACHABLE"]
-
-
-def test_an_engine_that_restarted_between_two_polls_may_still_be_starting() -> None:
-    engine = PolledEngine(dialect="sglang")
-    engine.works()
-    events = [*engine.restarts(health=503)]
-    events += [event for _ in range(4) for event in engine.works(health=503)]
-    assert kinds(events) == ["RESTART"]
-
-
-def test_an_engine_that_came_back_from_a_stop_can_die() -> None:
-    engine = engine_in_use()
-    engine.fails(host=host(log=logged(STOP_LINE)))
-    assert engine.works(host=host(log=CHATTER)) == ()
-    events = (*engine.fails(host=host(log=logged(CORE_LOST_LINE))), *engine.fails(host=host()))
-    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
-
-
-def test_a_wrapper_first_taken_for_the_front_is_no_restart() -> None:
-    engine = PolledEngine()
-    wrapper = process(ProcessRole.FRONT, 9)
-    engine.works(host=host([wrapper, CORE]))
-    found = host([replace(wrapper, role=ProcessRole.OTHER), *ALL])
-    assert [event for _ in range(3) for event in engine.works(host=found)] == []
 
 
 @pytest.mark.parametrize(
@@ -183,14 +278,6 @@ def test_a_missing_core_with_constant_facts_is_a_death_despite_the_health_check(
     assert verdicts(events) == [("ENGINE_DEAD", "probable")]
 
 
-def test_an_engine_that_responds_503_while_it_changes_its_ranks_is_not_dead() -> None:
-    engine = engine_in_use()
-    sample = host(ALL, kills=0, log=CHATTER)
-    events = [e for _ in range(30) for e in engine.fails("http_status", health=503, host=sample)]
-    events += [e for _ in range(3) for e in engine.works(host=sample)]
-    assert kinds(events) == ["UNREACHABLE"]
-
-
 def test_an_engine_that_responds_503_for_minutes_is_suspected_to_be_dead() -> None:
     engine = engine_in_use()
     sample = host(ALL, kills=0, log=CHATTER)
@@ -205,18 +292,6 @@ def test_503_from_an_engine_that_lost_a_process_is_a_death(left: list[EngineProc
     sample = host(left, kills=0, log=CHATTER)
     events = [e for _ in range(5) for e in engine.fails("http_status", health=503, host=sample)]
     assert verdicts(events) == [("UNREACHABLE", "certain"), ("ENGINE_DEAD", "certain")]
-
-
-def test_an_engine_that_works_long_after_a_stop_line_can_die() -> None:
-    engine = engine_in_use()
-    engine.works(host=host(ALL, kills=0, log=logged(STOP_LINE)))
-    for poll in range(130):
-        running: Facts = {fact.REQUESTS_RUNNING: 4 + poll % 2}
-        assert engine.works(running, host=host(ALL, kills=0, log=CHATTER)) == ()
-    log = logged(CORE_LOST_LINE)
-    events = [*engine.works(stalled=True, health=503, host=host([FRONT], kills=0, log=log))]
-    events += engine.works(stalled=True, health=503, host=host([FRONT], kills=0, log=CHATTER))
-    assert verdicts(events) == [("ENGINE_DEAD", "certain")]
 
 
 @pytest.mark.parametrize("polls", [100, 200])
@@ -240,92 +315,128 @@ def test_an_engine_that_drains_for_minutes_before_it_stops_does_not_die(
     assert kinds(events) == ["UNREACHABLE"]
 
 
-def test_counters_that_fall_with_a_removed_rank_are_no_restart() -> None:
+@pytest.mark.parametrize("facts_at", [preempted, refused])
+def test_a_pressure_that_lasts_is_reported_once(facts_at: FactsAt) -> None:
     engine = PolledEngine()
-    two_ranks: Facts = {fact.DATA_PARALLEL_RANKS: 2, fact.OUTPUT_TOKENS: 900, REFUSED: 9}
-    engine.works(two_ranks)
-    one_rank: Facts = {fact.DATA_PARALLEL_RANKS: 1, fact.OUTPUT_TOKENS: 500, REFUSED: 4}
-    assert [e for _ in range(3) for e in engine.works(one_rank)] == []
-
-
-def test_a_dead_engine_that_is_healthy_again_restarted_without_a_start_time() -> None:
-    engine = PolledEngine()
-    engine.hide_start_time()
     engine.works()
-    for _ in range(2):
-        engine.works(stalled=True, health=503)
-    engine.fails()
-    (event,) = engine.works()
-    assert verdicts((event,)) == [("RESTART", "probable")]
-    assert (event.evidence["cause"], event.evidence["gone_s"]) == ("ENGINE_DEAD", 15)
-    assert engine.works() == ()
+    events = [event for total in range(1, 200) for event in engine.works(facts_at(total))]
+    assert len(events) == 1
 
 
-def test_an_engine_with_the_same_processes_did_not_restart() -> None:
+def test_a_clock_set_back_by_a_year_does_not_silence_a_pressure_for_a_year() -> None:
     engine = PolledEngine()
-    engine.hide_start_time()
-    engine.works(host=host(ALL))
-    for _ in range(2):
-        engine.works(stalled=True, health=503, host=host(ALL))
-    assert engine.works(host=host(ALL)) == ()
+    engine.works(preempted(0))
+    events: list[Event] = [*engine.works(preempted(1))]
+    engine.now -= 365 * 86400
+    events += [event for _ in range(20) for event in engine.works(preempted(1))]
+    events += engine.works(preempted(2))
+    assert kinds(events) == ["KV_PRESSURE", "KV_PRESSURE"]
 
 
-@pytest.mark.parametrize(("hidden", "expected"), [(True, [("RESTART", "probable")]), (False, [])])
-def test_a_dead_engine_that_is_healthy_again_restarted_unless_its_start_is_the_same(
-    hidden: bool, expected: list[tuple[str, str]]
+# Restarts found by comparing two samples
+
+KeyedFacts = Mapping[tuple[str, tuple[str, ...]], float]
+
+OUTPUT = (fact.OUTPUT_TOKENS.name, ())
+INPUT = (fact.INPUT_TOKENS.name, ())
+STOPPED = (fact.REQUESTS_FINISHED.name, ("stop",))
+RANKS = (fact.DATA_PARALLEL_RANKS.name, ())
+RUNNING = (fact.REQUESTS_RUNNING.name, ())
+
+
+def sample(facts: KeyedFacts, *, at: float = 100.0, started: float | None = None) -> EngineSample:
+    return EngineSample(
+        engine="chat",
+        at=at,
+        dialect="vllm",
+        model="m",
+        facts=facts,
+        process_started_at=started,
+    )
+
+
+@pytest.mark.parametrize(
+    ("started", "output", "expected"),
+    [
+        (2000, 20, Confidence.CERTAIN),
+        # Start times within a second are the same.
+        (1000.02, 20, None),
+        (1000, 3, Confidence.SUSPECTED),
+    ],
+)
+def test_another_start_time_makes_a_restart_certain_and_a_fallen_counter_only_suspected(
+    started: float, output: float, expected: Confidence | None
 ) -> None:
-    engine = PolledEngine()
-    if hidden:
-        engine.hide_start_time()
-    engine.works(host=host(log=CHATTER))
-    engine.fails(host=host(log=logged(CORE_LOST_LINE)))
-    died = engine.fails(host=host(log=logged(CORE_LOST_LINE)))
-    assert verdicts(died) == [("ENGINE_DEAD", "certain")]
-    assert verdicts(engine.works(host=host(log=CHATTER))) == expected
+    before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: output}, started=started)
+    assert restart_between(before, after) is expected
 
 
-def test_a_stop_line_one_poll_after_a_death_belongs_to_the_death() -> None:
-    engine = engine_in_use()
-    events = [*engine.fails(host=host([], kills=0, log=logged(CORE_LOST_LINE)))]
-    events += engine.fails(host=host([], kills=0, log=logged(STOP_LINE, FRONT_ENDED_LINE)))
-    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({OUTPUT: 10, INPUT: 5}, {OUTPUT: 3, INPUT: 50}, Confidence.PROBABLE),
+        ({OUTPUT: 10}, {OUTPUT: 0}, Confidence.PROBABLE),
+        ({OUTPUT: 10, STOPPED: 5, RUNNING: 2}, {RUNNING: 0}, Confidence.PROBABLE),
+        ({OUTPUT: 10, RANKS: 1}, {OUTPUT: 6, RANKS: 2}, Confidence.PROBABLE),
+        ({OUTPUT: 10, RANKS: 2}, {OUTPUT: 6, RANKS: 1}, None),
+        ({OUTPUT: 10, STOPPED: 5}, {OUTPUT: 11}, None),
+        ({OUTPUT: 0}, {}, None),
+        ({RUNNING: 4, OUTPUT: 1}, {RUNNING: 0, OUTPUT: 1}, None),
+    ],
+    ids=[
+        "one fell", "one fell to 0", "all disappeared", "fell while a rank came",
+        "fell with a removed rank", "one is missing", "one at 0 disappeared", "a gauge fell",
+    ],
+)  # fmt: skip
+def test_counters_that_fell_or_all_disappeared_make_a_restart_probable(
+    before: KeyedFacts, after: KeyedFacts, expected: Confidence | None
+) -> None:
+    assert restart_between(sample(before), sample(after)) is expected
 
 
-def test_an_engine_that_takes_requests_soon_after_a_stop_line_still_stops() -> None:
-    engine = engine_in_use()
-    engine.works(host=host(ALL, kills=0, log=logged(STOP_LINE)))
-    engine.works({fact.REQUESTS_RUNNING: 5}, host=host(ALL, kills=0, log=CHATTER))
-    gone = host([FRONT], kills=0, log=SILENCE)
-    events = [e for _ in range(3) for e in engine.works(stalled=True, health=503, host=gone)]
-    (event,) = [*events, *engine.fails(host=host([], kills=0, log=SILENCE))]
-    assert (event.kind.value, event.evidence["stop_line"]) == ("UNREACHABLE", STOP_LINE)
+def with_ranks(total: float, **ranks: float) -> EngineSample:
+    """A sample of several ranks, with the output tokens of each."""
+    by_rank = {rank[1:]: sample({OUTPUT: counted}) for rank, counted in ranks.items()}
+    return replace(sample({OUTPUT: total, RANKS: max(len(ranks), 1)}), ranks=by_rank)
 
 
-def test_a_death_is_not_certain_when_only_its_second_poll_gave_firm_evidence() -> None:
-    engine = PolledEngine()
-    engine.works(health=None, host=host(ALL))
-    assert engine.works(stalled=True, health=None, host=host([FRONT])) == ()
-    events = engine.works(stalled=True, health=503, host=host([FRONT]))
-    assert verdicts(events) == [("ENGINE_DEAD", "probable")]
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (with_ranks(31, r0=11, r1=20), None),
+        (with_ranks(5, r0=2, r1=3), Confidence.PROBABLE),
+        # A single rank is reported without its name.
+        (with_ranks(11), None),
+        (with_ranks(5), Confidence.PROBABLE),
+    ],
+)
+def test_a_removed_rank_does_not_hide_a_counter_reset_of_another(
+    after: EngineSample, expected: Confidence | None
+) -> None:
+    assert restart_between(with_ranks(60, r0=10, r1=20, r2=30), after) is expected
 
 
-def test_a_suspected_death_that_ended_does_not_lengthen_a_later_outage() -> None:
-    engine = PolledEngine()
-    engine.works(health=None, host=host(ALL))
-    for processes in ([FRONT], ALL, ALL, ALL):
-        assert engine.works(stalled=True, health=None, host=host(processes)) == ()
-    (event,) = engine.restarts(host=host(NEXT))
-    assert event.evidence["gone_s"] == 5
+counts = st.integers(0, 10**15).map(float)
 
 
-def test_a_death_lasts_through_polls_with_less_evidence() -> None:
-    engine = PolledEngine()
-    engine.works(health=None, host=host(ALL))
-    samples = [host([FRONT], log=logged(CORE_LOST_LINE)), host([FRONT]), None, *[host([FRONT])] * 3]
-    events = [e for sample in samples for e in engine.works(stalled=True, health=None, host=sample)]
-    assert verdicts(events) == [("ENGINE_DEAD", "certain")]
+@given(st.lists(st.tuples(counts, counts), min_size=1, max_size=3), st.floats(0, 1) | st.none())
+def test_counters_that_only_grow_are_no_restart(
+    counts_and_growth: list[tuple[float, float]], started: float | None
+) -> None:
+    keys = (OUTPUT, INPUT, STOPPED)
+    before = {key: value for key, (value, _) in zip(keys, counts_and_growth, strict=False)}
+    after = {key: value + more for key, (value, more) in zip(keys, counts_and_growth, strict=False)}
+    assert restart_between(sample(before, started=started), sample(after, started=started)) is None
 
 
-def test_an_engine_with_constant_facts_while_it_starts_is_not_dead() -> None:
-    engine = PolledEngine(dialect="sglang")
-    assert [e for _ in range(5) for e in engine.works(stalled=True, health=503)] == []
+def test_the_key_figures_are_from_the_last_sample_and_unknown_ones_are_none() -> None:
+    last = sample({OUTPUT: 10, RUNNING: 4}, at=123.0, started=1000)
+    assert key_figures(last) == {
+        "last_sample_at": 123.0,
+        "process_started_at": 1000,
+        "requests_running": 4,
+        "requests_waiting": None,
+        "kv_cache_usage": None,
+        "preemptions": None,
+        "output_tokens": 10,
+    }

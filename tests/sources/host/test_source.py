@@ -144,19 +144,6 @@ def test_a_url_has_the_port_and_shows_whether_it_is_of_this_machine(
     assert (found.port, found.same_machine) == (port, here)
 
 
-def test_the_limits_in_the_front_s_command_line_come_before_those_of_who_started_it(
-    machine: PaperMachine, watch: HostSource
-) -> None:
-    running, step = "llm_engine_max_running_requests", "llm_engine_max_step_tokens"
-    machine.runs(9, "run.sh", title="VLLM::run", flags=("--max-num-seqs", "1"))
-    machine.runs(10, "vllm", sockets=(SOCKET,), flags=("--max-num-seqs", "64"))
-    machine.listens({SOCKET: 8000})
-    assert watch.read(1.0).limits == {running: 64}
-    machine.runs(12, "vllm", parent=10, flags=("--max-num-batched-tokens=1k",))
-    machine.runs(10, "vllm", sockets=(SOCKET,))
-    assert watch.read(100.0).limits == {step: 1000}
-
-
 def test_a_real_command_line_gives_its_limits_and_nothing_else(tmp_path: Path) -> None:
     running = StandIn(tmp_path, "--max-num-seqs", "64", "--api-key", "secret")
     watch = HostSource(url=running.url)

@@ -5,6 +5,7 @@ import math
 import os
 import struct
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.analysis.estimate import PlannedDeployment, estimate
-from agent.analysis.physics import coefficients, kv_bytes_per_token, parameters, weight_bytes
+from agent.analysis.physics import (
+    active_parameters,
+    coefficients,
+    kv_bytes_per_token,
+    parameters,
+    weight_bytes,
+)
 from agent.catalog.hardware import Precision, find_gpu
 from agent.errors import AgentError
-from agent.records.model import Parallelism
+from agent.records.model import ModelShape, Parallelism
 from agent.settings.named_files import in_time
 from agent.sources.model_config import (
     ArchitectureUnknown,
@@ -392,3 +399,55 @@ def test_the_modelopt_file_beside_the_config_is_read(folder: Path) -> None:
         ModelConfigInvalid, match=r"hf_quant_config\.json: has no .quantization. object"
     ):
         read_model(folder)
+
+
+# Shapes read from published configurations against the figures that were published with them
+
+WITHIN = 0.005
+
+every_model = pytest.mark.parametrize("name", PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("figure", "calculated", "source", "within"),
+    [
+        ("parameters", parameters, "parameters_source", 0.0),
+        ("rounded_parameters", parameters, "rounded_source", WITHIN),
+        ("active_parameters", active_parameters, "active_source", "active_within"),
+        ("weight_bytes", weight_bytes, "weight_bytes_source", "weight_bytes_within"),
+    ],
+)
+def test_models_have_their_published_figures(
+    figure: str, calculated: Callable[[ModelShape], float], source: str, within: float | str
+) -> None:
+    for name, model in PUBLISHED.items():
+        if figure in model:
+            tolerance = model[within] if isinstance(within, str) else within
+            expected = pytest.approx(model[figure], rel=tolerance, abs=0)
+            assert calculated(published(name)) == expected, (name, model[source])
+
+
+@every_model
+def test_active_parameters_are_fewer_only_where_there_are_experts(name: str) -> None:
+    shape = published(name)
+    experts = any(block.copies > 1 for group in shape.groups for block in group.blocks)
+    assert (active_parameters(shape) < parameters(shape)) is experts
+
+
+def test_windows_are_in_the_layers_of_the_architecture() -> None:
+    windows = {
+        name: [
+            (group.attentions[0].window, group.layers)
+            for group in sorted(
+                published(name).groups, key=lambda group: group.attentions[0].window or 0
+            )
+        ]
+        for name in ("gemma-2-9b", "gemma-3-27b", "gpt-oss-20b", "mistral-7b-v0.1", "qwen2.5-7b")
+    }
+    assert windows == {
+        "gemma-2-9b": [(None, 21), (4096, 21)],
+        "gemma-3-27b": [(None, 10), (1024, 52)],
+        "gpt-oss-20b": [(None, 12), (128, 12)],
+        "mistral-7b-v0.1": [(4096, 32)],
+        "qwen2.5-7b": [(None, 28)],
+    }

@@ -145,22 +145,6 @@ def test_what_nvidia_smi_sees_otherwise_fails_and_is_named(tmp_path: Path, libra
     assert done.stdout.count(", nvidia-smi ") == len(UUIDS) * len(others)
 
 
-def test_a_gpu_that_only_nvidia_smi_sees_fails(tmp_path: Path, library: Path) -> None:
-    done = _run(tmp_path, library, TRUE_VALUES, [*UUIDS, gpu_uuid(2)])
-    assert done.returncode == 1
-    assert f"{gpu_uuid(2)} uuid: seen only by nvidia-smi" in done.stdout
-
-
-def test_a_query_that_an_older_nvidia_smi_does_not_know_is_named_and_costs_no_other(
-    tmp_path: Path, library: Path
-) -> None:
-    unknown = ("power.draw.instant", "clocks_event_reasons_counters.sync_boost")
-    done = _run(tmp_path, library, TRUE_VALUES, UUIDS, unknown)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("not known to this nvidia-smi") == len(UUIDS) * len(unknown)
-    assert f"{UUIDS[0]} power.draw: same" in done.stdout
-
-
 def test_what_was_read_is_kept_where_nvidia_smi_fails(tmp_path: Path, library: Path) -> None:
     done = _run(tmp_path, library, {**TRUE_VALUES, "name": "torn\nrow"}, UUIDS)
     assert done.returncode == 1

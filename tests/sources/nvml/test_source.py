@@ -94,17 +94,6 @@ def test_a_driver_that_does_not_answer_delays_no_poll_and_is_reported(
     assert nvml.of(0).at <= asked_at + 100
 
 
-def test_only_the_first_read_waits_for_a_driver_that_does_not_answer(
-    impatient: ScriptedNvml,
-) -> None:
-    _poll_until_read(impatient)
-    impatient.poll("hold nvmlDeviceGetUtilizationRates")
-    impatient.source._timeout_s = 1e6
-    impatient.poll()
-    assert impatient.failures == ["not_answering"]
-    impatient.source._timeout_s = impatient.timeout_s
-
-
 def test_an_xid_is_returned_while_the_driver_does_not_answer(impatient: ScriptedNvml) -> None:
     nvml = impatient
     _poll_until_read(nvml)
@@ -184,17 +173,6 @@ def test_a_gpu_that_falls_off_is_reported_at_once_and_the_others_go_on(nvml: Scr
     assert nvml.fact("gpu_memory_used_bytes", index=2) == 0
 
 
-def test_a_gpu_is_reported_as_lost_for_as_long_as_it_is(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.poll(f"lose 1 {GPU_IS_LOST}")
-    for _ in range(100):
-        nvml.poll()
-        assert nvml.fact("gpu_up", index=0) == 1
-        assert nvml.of(1).problem == "gpu_lost"
-        assert "gpu_lost" in nvml.failures
-
-
 def _waits(nvml: ScriptedNvml, seconds: int) -> list[int]:
     began = []
     for second in range(seconds):
@@ -220,7 +198,10 @@ def test_a_new_initialisation_comes_after_waits_that_double(
     nvml.driver.do(f"gpus {gpus}")
     nvml.poll(loss)
     doubling = [2, 4, 8, 16, 32, 64, 128, 256]
-    assert _waits(nvml, 1120) == [*doubling, LONGEST_WAIT_S, LONGEST_WAIT_S]
+    if kept:
+        assert _waits(nvml, 140) == doubling[:6]
+    else:
+        assert _waits(nvml, 820) == [*doubling, LONGEST_WAIT_S]
     begun, ended = map(nvml.driver.calls, ("nvmlInitWithFlags", "nvmlShutdown"))
     assert begun == ended + kept
 
@@ -230,7 +211,7 @@ def _in_a_long_wait(nvml: ScriptedNvml, *script: str) -> None:
     nvml.driver.do("gpus 3", *script)
     nvml.poll()
     nvml.poll(f"lose 0 {GPU_IS_LOST}")
-    _waits(nvml, 600)
+    _waits(nvml, 130)
     begun = nvml.driver.calls("nvmlInitWithFlags")
     while nvml.driver.calls("nvmlInitWithFlags") == begun:
         nvml.poll()

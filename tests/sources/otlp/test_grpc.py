@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -12,10 +11,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import SettingsInvalid, StoreUnavailable
-from agent.sources.otlp import grpc as otlp_grpc
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_GRPC_READING
-from tests.real_parts.waiting import eventually
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving
 from tests.sources.otlp.transports import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, call
@@ -38,18 +35,6 @@ def test_what_no_retry_can_repair_carries_no_delay(served: Serving) -> None:
     reply = call(served, b"\xff\xff")
     assert reply.code == INVALID_ARGUMENT
     assert "grpc-status-details-bin" not in reply.headers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("compression", "mib"), [(None, 3), (grpc.Compression.Gzip, 3)])
-def test_large_messages_are_taken(
-    served: Serving, compression: grpc.Compression | None, mib: int
-) -> None:
-    spans = [vllm_span({"prompt": "x" * (1 << 20)}) for _ in range(mib)]
-    assert call(served, export(*spans).SerializeToString(), compression=compression).is_full_success
-    assert [record.span_id for record in served.accepted.records] == [
-        span.span_id.hex() for span in spans
-    ]
 
 
 @pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
@@ -108,37 +93,6 @@ def stalled(port: int, senders: int) -> Iterator[list[grpc.Future]]:
             for begun in calls:
                 begun.cancel()
             never.set()
-
-
-@contextmanager
-def impatient(loop: LoopThread, served: Serving) -> Iterator[Serving]:
-    """The same receiver behind a gRPC server that waits for a message as long as a busy machine
-    needs to send one."""
-
-    async def start() -> OtlpGrpc:
-        server = OtlpGrpc(served.receiver, "127.0.0.1:0", message_within_s=1.0)
-        await server.start()
-        return server
-
-    server = loop.run(start())
-    try:
-        yield replace(served, grpc_port=server.port)
-    finally:
-        loop.run(server.stop(0.0))
-
-
-@pytest.mark.slow
-def test_messages_that_stall_end_and_others_have_their_turn(
-    loop: LoopThread, served: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So that a call ends by the time of its message alone.
-    monkeypatch.setattr(otlp_grpc, "BODY_WITHIN_S", 1000.0)
-    with impatient(loop, served) as hasty, stalled(hasty.grpc_port, MAX_GRPC_READING + 4) as calls:
-        # A sender whose own message took too long on a busy machine sends it again.
-        eventually(lambda: call(hasty, GOOD).is_full_success, within_s=WITHIN_S, what="a success")
-        failures = [stalling.exception() for stalling in calls]
-    assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
-    assert served.counts.refused_bodies["too_slow"] >= MAX_GRPC_READING
 
 
 def test_a_call_without_a_message_is_bad_data(served: Serving) -> None:

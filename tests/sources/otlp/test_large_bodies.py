@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from agent.errors import StoreUnavailable
 from agent.records.request import RequestRecord
 from agent.sources.otlp import receiver
-from agent.sources.otlp.limits import BATCH_SPANS, MAX_BYTES_HELD
+from agent.sources.otlp.limits import MAX_BYTES_HELD
 from tests.sources.otlp.exports import export, span, vllm_span
 from tests.sources.otlp.serving import LoopThread, Serving, in_hand, serving
 from tests.sources.otlp.transports import (
@@ -23,9 +23,8 @@ from tests.sources.otlp.transports import (
     post,
 )
 
-pytestmark = pytest.mark.slow
-
 # More than two batches.
+BATCH_SPANS = 100
 SPANS = 2 * BATCH_SPANS + 10
 
 # The way of a large body depends on its format, not on its transport.
@@ -34,8 +33,13 @@ at_each_format = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "BATCH_SPANS", BATCH_SPANS)
+
+
 def short_span(**fields: Any) -> Span:
-    """A span of an engine with one attribute, so that JSON takes less time."""
+    """A span of an engine with one attribute."""
     return span({"gen_ai.request.id": "short"}, **fields)
 
 

@@ -101,9 +101,9 @@ def test_hostile_bodies_leave_nothing_behind() -> None:
         for _ in range(3):
             hostile_round(alone)
         early_bytes = memory().rss
-        for _ in range(12):
+        for _ in range(8):
             hostile_round(alone)
-        # The bombs that stay would be 48 MiB, the refused texts of one transport 40 MiB.
-        assert memory().rss < early_bytes + 32 * MIB
+        # The bombs that stay would be 32 MiB, the refused texts of one transport 26 MiB.
+        assert memory().rss < early_bytes + 20 * MIB
         # It ends when its standard input does.
         started.communicate()

@@ -3,29 +3,17 @@
 import asyncio
 import gzip
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractContextManager
 
 import pytest
-from sqlalchemy import Engine, select, text
 
-from agent.analysis.verdicts import Judge
-from agent.catalog import metrics as m
-from agent.catalog.metric import Metric
 from agent.errors import StoreUnavailable
 from agent.outputs.otlp_forwarder import destination
-from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
 from agent.sources.otlp.limits import MAX_BYTES_HELD, RECORD_BYTES, SMALL_PROTOBUF_BYTES
-from agent.store.tables import requests as requests_table
-from agent.store.transactions import request_write
-from agent.store.writing import RequestWriter
 from tests.outputs.otlp_destinations import (
     Destination,
     forwarding,
@@ -43,7 +31,6 @@ from tests.sources.otlp.transports import (
     Transport,
     post,
 )
-from tests.store.migrated import migrated_in
 
 GOOD = export(vllm_span())
 at_every_transport = pytest.mark.parametrize(
@@ -126,18 +113,6 @@ def test_a_large_export_holds_its_bytes_and_records_until_it_is_stored(
     assert held_bytes == len(body) + len(plain) + RECORD_BYTES
 
 
-@at_every_transport
-def test_bad_bodies_leave_no_room_taken(
-    loop: LoopThread, served: Serving, transport: Transport
-) -> None:
-    for _ in range(3):
-        assert not transport.send_bytes(served, b"\xff" * 1000).is_full_success
-    served.accepted.failure = StoreUnavailable("not now")
-    assert transport.send(served, GOOD).code == UNAVAILABLE
-    with in_hand(loop, served, MAX_BYTES_HELD):
-        pass
-
-
 LARGE = export(vllm_span({"gen_ai.prompt": "x" * SMALL_PROTOBUF_BYTES}), resource={"slow": True})
 SLOW = export(vllm_span(), resource={"slow": True})
 
@@ -195,93 +170,6 @@ def test_spans_that_can_never_be_stored_are_refused_and_the_others_acknowledged(
     served.accepted.unstorable = 1
     reply = transport.send(served, export(vllm_span(), vllm_span(span_id=b"another1")))
     assert (reply.rejected_spans, reply.message) == (1, "refused: 1 by unstorable")
-
-
-def test_what_is_refused_or_not_stored_is_not_forwarded(served: Serving) -> None:
-    post(served, b"\xff")
-    served.accepted.failure = StoreUnavailable("not now")
-    post(served, GOOD.SerializeToString())
-    assert served.forwarded == []
-    served.accepted.failure = None
-    post(served, GOOD.SerializeToString())
-    assert [body.content for body in served.forwarded] == [GOOD.SerializeToString()]
-
-
-at_plain_transports = pytest.mark.parametrize(
-    "transport", [TRANSPORTS[0], TRANSPORTS[2]], ids=lambda transport: str(transport.name)
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Storing:
-    """A receiver, the database behind it and the counts on its page."""
-
-    served: Serving
-    database: Engine
-    meter: Meter
-
-    def rows(self) -> list[dict[str, Any]]:
-        """All stored requests."""
-        with self.database.connect() as connection:
-            return [dict(row) for row in connection.execute(select(requests_table)).mappings()]
-
-    def counted(self, metric: Metric) -> dict[tuple[str, ...], float]:
-        """What a counter counted, by its labels."""
-        counted = self.meter.snapshot().counters[metric]
-        return {labels: count for labels, count in counted.items() if count}
-
-    @contextmanager
-    def without_table(self) -> Iterator[None]:
-        """The database without the table that rows go to."""
-        self._rename("requests", "elsewhere")
-        try:
-            yield
-        finally:
-            self._rename("elsewhere", "requests")
-
-    def _rename(self, table: str, name: str) -> None:
-        with self.database.begin() as connection:
-            connection.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
-
-
-@pytest.fixture
-def storing(loop: LoopThread, tmp_path: Path) -> Iterator[Storing]:
-    with migrated_in(tmp_path) as database:
-        meter, writer = Meter((), ()), RequestWriter(request_write(database))
-        pipeline = RequestPipeline(Judge(()), writer, meter)
-        with loop.entered(serving(pipeline.accept, counter=meter)) as served:
-            yield Storing(served, database, meter)
-        writer.close()
-
-
-@at_plain_transports
-def test_what_is_acknowledged_is_committed_once_and_counted(
-    storing: Storing, transport: Transport
-) -> None:
-    spans = [vllm_span({"gen_ai.request.n": 4}, trace_id=b"t" * 16) for _ in range(4)]
-    for _ in range(2):
-        assert transport.send(storing.served, export(*spans)).is_full_success
-        assert [row["span_id"] for row in storing.rows()] == [span.span_id.hex() for span in spans]
-    assert {row["request_id"] for row in storing.rows()} == {"chatcmpl-1"}
-    assert storing.counted(m.SPANS) == {("stored",): 4, ("duplicate",): 4}
-
-
-@at_plain_transports
-def test_without_a_store_nothing_is_acknowledged_and_nothing_counted(
-    storing: Storing, transport: Transport
-) -> None:
-    request = export(vllm_span(), vllm_span(trace_id=b"bad"))
-    with storing.without_table():
-        reply = transport.send(storing.served, request)
-        assert (reply.code, reply.retry_after_s) == (UNAVAILABLE, 1)
-        assert storing.counted(m.SPANS) == {}
-        assert storing.served.forwarded == []
-    assert transport.send(storing.served, request).rejected_spans == 1
-    assert len(storing.rows()) == 1
-    assert storing.counted(m.SPANS) == {("stored",): 1, ("rejected",): 1}
-    assert storing.counted(m.EXPORTS_REFUSED) == {("busy",): 1}
-    assert storing.counted(m.STORE_FAILURES) == {("requests",): 1}
-    assert storing.counted(m.SPANS_REJECTED) == {("id_length",): 1}
 
 
 DESTINATIONS = pytest.mark.parametrize(

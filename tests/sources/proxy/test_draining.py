@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -22,8 +21,6 @@ from tests.sources.proxy.wire import (
     in_loop,
     post,
     proxying,
-    read_chunk,
-    read_head,
     read_message,
     responding,
     served,
@@ -31,7 +28,6 @@ from tests.sources.proxy.wire import (
 )
 
 ASK = post(b"{}")
-LONG_S = 1000.0
 
 
 class Paused:
@@ -46,27 +42,6 @@ class Paused:
         self.begun.set()
         await self.go_on.wait()
         await visit.send(chunk(b"two") + LAST_CHUNK)
-
-
-@in_loop
-async def test_draining_lets_streams_end_and_refuses_new_requests() -> None:
-    paused = Paused()
-    async with served(paused) as (engine, proxied, client):
-        client.writer.write(ASK)
-        await paused.begun.wait()
-        draining = asyncio.create_task(proxied.proxy.drain(LONG_S))
-        await asyncio.sleep(0)
-        refused = await proxied.ask(ASK)
-        assert refused.status == 503
-        assert refused.all("retry-after") == ["1"]
-        assert refused.all("connection") == ["close"]
-        assert json.loads(refused.body)["error"]["type"] == "proxy_stopping"
-        assert not draining.done()
-        paused.go_on.set()
-        message = await read_message(client.reader)
-        assert (message.body, message.complete) == (b"onetwo", True)
-        assert await draining == 0
-        assert engine.visits == 1
 
 
 @in_loop
@@ -99,21 +74,6 @@ async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> Non
         assert proxied.proxy.live == 0
         paused.go_on.set()
     assert [exchange.ending for exchange in recorder.made] == [Ending.REFUSED] * 2
-
-
-@in_loop
-async def test_a_cut_stream_frees_its_engine() -> None:
-    async def script(visit: Visit) -> None:
-        await visit.request()
-        await visit.send(CHUNKED + chunk(b"one"))
-        assert await until_gone(visit.reader) == b""
-
-    async with served(script) as (engine, proxied, client):
-        client.writer.write(ASK)
-        await read_head(client.reader)
-        assert await read_chunk(client.reader) == b"one"
-        await proxied.proxy.close()
-        await engine.closed.wait()
 
 
 # A stop: requests that are on their way get their responses

@@ -26,8 +26,6 @@ from tests.sources.proxy.wire import (
     in_loop,
     post,
     proxying,
-    read_chunk,
-    read_head,
     read_message,
     responding,
     served,
@@ -112,28 +110,6 @@ async def test_a_response_may_be_split_at_every_byte() -> None:
         assert connection.reusable
 
 
-@in_loop
-async def test_each_piece_is_relayed_before_the_next_arrives() -> None:
-    taken = asyncio.Event()
-
-    async def script(visit: Visit) -> None:
-        await visit.request()
-        await visit.send(CHUNKED)
-        for byte in b"data: {}\n\n":
-            await visit.send(chunk(bytes([byte])))
-            await taken.wait()
-            taken.clear()
-        await visit.send(LAST_CHUNK)
-
-    async with served(script) as (_, _, client):
-        client.writer.write(ASK)
-        await read_head(client.reader)
-        for byte in b"data: {}\n\n":
-            assert await read_chunk(client.reader) == bytes([byte])
-            taken.set()
-        assert await read_chunk(client.reader) == b""
-
-
 @pytest.mark.parametrize(
     "response",
     [
@@ -181,16 +157,6 @@ async def test_a_connection_with_leftover_bytes_is_not_reused(response: bytes) -
         for visits in (1, 2, 3):
             assert (await client.ask(ASK)).body == b"ok"
             assert engine.visits == visits
-
-
-@in_loop
-async def test_a_connection_that_the_engine_closed_is_not_reused() -> None:
-    async with Engine(closing_after(OK)) as engine, proxying(engine.proxied) as proxied:
-        for _ in range(3):
-            assert (await proxied.ask(ASK)).body == b"ok"
-            await engine.closed.wait()
-            engine.closed.clear()
-        assert engine.visits == 3
 
 
 # Broken off

@@ -8,7 +8,6 @@ import pytest
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange, GuardedExchange
 from tests.sources.proxy.wire import (
     CHUNKED,
-    GET,
     LAST_CHUNK,
     LIMITS,
     Engine,
@@ -80,13 +79,6 @@ async def test_a_piece_keeps_the_time_of_its_read_when_the_client_is_slow() -> N
     times_s = recorder.made[0].times_s
     assert len(set(times_s)) > 3
     assert times_s == sorted(times_s)
-
-
-@in_loop
-async def test_an_unwanted_request_is_not_measured() -> None:
-    recorder = Recorder()
-    assert (await measured(recorder, GET))[1].body == b"onetwo"
-    assert recorder.made == []
 
 
 # The size is known from the header, or only when the limit is passed.

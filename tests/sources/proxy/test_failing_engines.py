@@ -1,6 +1,5 @@
 """Engines that fail behind the proxy: who gets requests, and what clients get."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -197,30 +196,6 @@ async def test_any_other_404_is_the_clients_and_says_nothing_of_the_engine(
 
 
 @in_loop
-async def test_an_engine_that_hangs_gets_no_more_requests() -> None:
-    async def good(visit: Visit) -> None:
-        while True:
-            await visit.request()
-            await others_wait.wait()
-            await visit.send(OK)
-
-    others_wait = asyncio.Event()
-    async with pair(hanging, good) as engines:
-        asked = [asyncio.create_task(engines.proxied.ask(ASK)) for _ in range(6)]
-        while engines.got != {"bad": 3, "good": 3}:
-            await asyncio.sleep(0)
-        others_wait.set()
-        assert await engines.ask(3) == [200] * 3
-        for task in asked:
-            task.cancel()
-        while engines.proxied.open_requests["bad"]:
-            await asyncio.sleep(0)
-        engines.now_s += OUTLIERS.hold_s
-        assert await engines.ask(20) == [200] * 20
-        assert engines.got["bad"] == 3
-
-
-@in_loop
 async def test_a_503_is_answered_by_another_engine_and_its_retry_after_is_honoured() -> None:
     async with pair(responding(failing(503, "Retry-After: 7\r\n"))) as engines:
         assert await engines.ask(20) == [200] * 20
@@ -296,12 +271,3 @@ async def test_if_all_engines_answer_404_for_their_model_all_are_used() -> None:
         assert await engines.ask(40) == [404] * 40
         assert set(engines.outliers.ejections) == {"bad", "good"}
         assert min(engines.got.values()) > 10
-
-
-@in_loop
-async def test_if_all_engines_fail_all_are_used_and_clients_get_their_errors() -> None:
-    async with pair(responding(failing(500)), responding(failing(502))) as engines:
-        statuses = await engines.ask(40)
-        assert set(engines.outliers.ejections) == {"bad", "good"}
-        assert (statuses.count(500), statuses.count(502)) == (20, 20)
-        assert engines.proxied.proxy.balancer.forced == 34

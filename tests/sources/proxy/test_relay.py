@@ -21,7 +21,6 @@ from tests.sources.proxy.wire import (
     post,
     proxying,
     read_head,
-    read_message,
     responding,
     served,
     serving,
@@ -199,24 +198,6 @@ async def test_a_websocket_is_refused_with_a_reason() -> None:
     assert message.status == 501
     assert b'"type": "upgrade_refused"' in message.body
     assert b"no WebSocket" in message.body
-
-
-@in_loop
-async def test_an_upgrade_to_http_2_is_ignored() -> None:
-    upgrade = b"proxy\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA"
-    requests = [GET, post(b"a body"), post(b"another", "/v1/x")]
-    async with served(responding(OK)) as (engine, _, client):
-        # Pipelined, and the last body arrives later than its head.
-        wire = b"".join(request.replace(b"proxy", upgrade) for request in requests)
-        client.writer.write(wire[:-3])
-        assert (await read_message(client.reader)).body == b"ok"
-        client.writer.write(wire[-3:])
-        for _ in requests[1:]:
-            assert (await read_message(client.reader)).body == b"ok"
-    assert [request.body for request in engine.requests] == [b"", b"a body", b"another"]
-    for request in engine.requests:
-        names = {name.lower() for name, _ in request.headers}
-        assert not {"upgrade", "http2-settings", "connection"} & names
 
 
 # Redirects of an engine
