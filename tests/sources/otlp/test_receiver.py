@@ -2,27 +2,56 @@
 
 import asyncio
 import gzip
+import subprocess
+import sys
 import threading
+import time
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
 
+import psutil
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.errors import StoreUnavailable
 from agent.outputs.otlp_forwarder import destination
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
-from agent.sources.otlp.limits import MAX_BYTES_HELD, RECORD_BYTES, SMALL_PROTOBUF_BYTES
+from agent.sources.otlp import receiver
+from agent.sources.otlp.limits import (
+    KEPT_FOR_SMALL_BYTES,
+    MAX_BODY_BYTES,
+    MAX_BYTES_HELD,
+    MIB,
+    RECORD_BYTES,
+    SMALL_BYTES,
+    SMALL_PROTOBUF_BYTES,
+    MemoryBudget,
+    NoRoom,
+)
+from agent.sources.otlp.span_reader import SpanReader
 from tests.outputs.otlp_destinations import (
     Destination,
     forwarding,
     grpc_destination,
     http_destination,
 )
-from tests.sources.otlp.exports import export, vllm_span
-from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand, serving
+from tests.sources.otlp.exports import export, gzip_bomb, span, vllm_span
+from tests.sources.otlp.serving import (
+    UNSTORABLE,
+    WITHIN_S,
+    LoopThread,
+    Serving,
+    by_service_name,
+    in_hand,
+    serving,
+)
 from tests.sources.otlp.transports import (
+    INVALID_ARGUMENT,
     OK,
     PROTOBUF_TRANSPORTS,
     RESOURCE_EXHAUSTED,
@@ -195,3 +224,207 @@ def test_a_destination_that_hangs_delays_no_answer(loop: LoopThread, make: Make)
             counts.wait_for(1 + len(later))
     assert counts.sent == 1 + len(later)
     assert len(to.received) == 1 + len(later)
+
+
+# The memory that all exports share
+
+
+def test_memory_is_held_until_there_is_no_more_and_given_back() -> None:
+    budget = MemoryBudget(10 * MIB, 2 * MIB)
+    with budget.reserve() as first:
+        first.add(5 * MIB)
+        first.add(3 * MIB)
+        with budget.reserve() as second, pytest.raises(NoRoom, match="8388608 bytes of spans"):
+            second.add(2 * MIB)
+        assert budget.fill == 0.8
+    assert budget.fill == 0
+
+
+def test_large_exports_leave_memory_for_eight_small_ones() -> None:
+    budget = MemoryBudget()
+    with ExitStack() as stack:
+        with suppress(NoRoom):
+            while True:
+                stack.enter_context(budget.reserve()).add(2 * MIB)
+        for _ in range(8):
+            stack.enter_context(budget.reserve()).add(SMALL_BYTES)
+        with budget.reserve() as late, pytest.raises(NoRoom):
+            late.add(1)
+
+
+def test_the_records_of_an_export_take_what_the_budget_counts() -> None:
+    request = export(*(span({}) for _ in range(1000)))
+    tracemalloc.start()
+    try:
+        read = SpanReader(by_service_name, "tester").read(request, time.time())
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes / len(read.records) == pytest.approx(RECORD_BYTES, rel=0.1)
+
+
+def test_the_most_spans_of_one_body_have_memory() -> None:
+    # Two ids and two times, with their tags.
+    most_spans = MAX_BODY_BYTES // (2 + 18 + 10 + 9 + 9)
+    needed_bytes = 2 * MAX_BODY_BYTES + most_spans * RECORD_BYTES
+    assert needed_bytes <= MAX_BYTES_HELD - KEPT_FOR_SMALL_BYTES
+
+
+BOMB = gzip_bomb(4 * MIB + 1)
+LONG_TEXTS = {"gen_ai.request.id": "x" * MIB, "gen_ai.prompt": "y" * MIB}
+LONG = export(vllm_span(LONG_TEXTS), resource={"service.name": "z" * MIB})
+UNSTORABLE_LONG = export(vllm_span({**LONG_TEXTS, "gen_ai.request.id": UNSTORABLE}))
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A receiver in a process of its own."""
+
+    grpc_port: int
+    http_port: int
+
+
+def hostile_round(alone: Alone) -> None:
+    """Bodies of which each takes megabytes, refused and taken."""
+    assert post(alone, BOMB, encoding="gzip").http_status == 413
+    for transport in PROTOBUF_TRANSPORTS:
+        assert transport.send(alone, LONG).is_full_success
+        assert transport.send(alone, UNSTORABLE_LONG).code == UNAVAILABLE
+        assert transport.send_bytes(alone, transport.encode(LONG)[:-1]).code == INVALID_ARGUMENT
+
+
+@pytest.mark.slow
+def test_hostile_bodies_leave_nothing_behind() -> None:
+    command = [sys.executable, "-m", "tests.sources.otlp.serving"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as started:
+        assert started.stdout is not None
+        alone = Alone(*map(int, started.stdout.readline().split()))
+        memory = psutil.Process(started.pid).memory_info
+        for _ in range(3):
+            hostile_round(alone)
+        early_bytes = memory().rss
+        for _ in range(8):
+            hostile_round(alone)
+        # The bombs that stay would be 32 MiB, the refused texts of one transport 26 MiB.
+        assert memory().rss < early_bytes + 20 * MIB
+        # It ends when its standard input does.
+        started.communicate()
+
+
+# Bodies that are stored in batches are one export: counted, refused, forwarded as a whole
+
+# More than two batches.
+BATCH_SPANS = 100
+SPANS = 2 * BATCH_SPANS + 10
+
+# The way of a large body depends on its format, not on its transport.
+at_each_format = pytest.mark.parametrize(
+    "transport", [TRANSPORTS[2], TRANSPORTS[3], TRANSPORTS[4]], ids=lambda transport: transport.name
+)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "BATCH_SPANS", BATCH_SPANS)
+
+
+def short_span(**fields: Any) -> Span:
+    """A span of an engine with one attribute."""
+    return span({"gen_ai.request.id": "short"}, **fields)
+
+
+@at_each_format
+def test_all_spans_are_stored_in_batches_and_counted_once(
+    loop: LoopThread, transport: Transport
+) -> None:
+    sizes: list[int] = []
+    records: list[RequestRecord] = []
+
+    async def accept(batch: Sequence[RequestRecord]) -> int:
+        sizes.append(len(batch))
+        records.extend(batch)
+        return 1
+
+    sent = [short_span() for _ in range(SPANS)]
+    bad = [short_span(trace_id=b"short"), short_span(start_time_unix_nano=0)]
+    request = export(bad[0], *sent, bad[1], resource={"service.name": 7})
+    with loop.entered(serving(accept)) as served:
+        reply = transport.send(served, request)
+        (counted,) = served.counts.contents
+        assert len(served.forwarded) == 1
+    batches = len(sizes)
+    assert batches >= 3
+    assert max(sizes) <= BATCH_SPANS
+    assert [record.span_id for record in records] == [span.span_id.hex() for span in sent]
+    assert counted.rejected == {"id_length": 1, "span_times": 1, "unstorable": batches}
+    assert counted.screened["service_name", "wrong_type"] == 1
+    assert reply.rejected_spans == 2 + batches
+
+
+@at_each_format
+def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
+    loop: LoopThread, transport: Transport
+) -> None:
+    stored: list[str] = []
+    failing = [False, True, False, False, False]
+
+    async def accept(batch: Sequence[RequestRecord]) -> int:
+        if failing and failing.pop(0):
+            raise StoreUnavailable("not now")
+        stored.extend(record.span_id for record in batch)
+        return 0
+
+    sent = [short_span() for _ in range(SPANS)]
+    with loop.entered(serving(accept)) as served:
+        assert transport.send(served, export(*sent)).code == UNAVAILABLE
+        assert (served.counts.contents, served.forwarded) == ([], [])
+        assert 0 < len(stored) < SPANS
+        assert transport.send(served, export(*sent)).is_full_success
+        with in_hand(loop, served, MAX_BYTES_HELD):
+            pass
+    # The batches before the failure came twice; the store knows such rows.
+    assert set(stored) == {span.span_id.hex() for span in sent}
+
+
+@pytest.mark.parametrize("transport", PROTOBUF_TRANSPORTS, ids=lambda transport: transport.name)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda body: body[:-1], id="cut"),
+        # Invalid UTF-8 in a text of the last span; only a parser finds it.
+        pytest.param(
+            lambda body: body[::-1].replace(b"tseuqer", b"\xfeseuqer", 1)[::-1], id="text"
+        ),
+    ],
+)
+def test_nothing_is_stored_of_a_body_that_is_bad_at_its_end(
+    served: Serving, transport: Transport, spoil: Callable[[bytes], bytes]
+) -> None:
+    body = export(*(short_span() for _ in range(SPANS))).SerializeToString()
+    assert transport.send_bytes(served, spoil(body)).code == INVALID_ARGUMENT
+    assert served.accepted.records == []
+    assert transport.send_bytes(served, body).is_full_success
+
+
+def test_a_body_that_takes_too_long_is_reported(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = gzip.compress(export(vllm_span()).SerializeToString())
+    with monkeypatch.context() as changed:
+        changed.setattr(receiver, "STORED_WITHIN_S", -1.0)
+        reply = post(served, body, encoding="gzip")
+    assert (reply.http_status, reply.retry_after_s) == (503, 1)
+    assert reply.message == "the spans are not stored after -1 s; send smaller batches"
+    assert post(served, body, encoding="gzip").code == OK
+
+
+def test_an_agent_that_stops_stores_no_large_body(loop: LoopThread) -> None:
+    body = gzip.compress(export(vllm_span()).SerializeToString())
+    with loop.entered(serving()) as served:
+        served.receiver.stop()
+        reply = post(served, body, encoding="gzip")
+        assert (reply.http_status, reply.retry_after_s) == (503, 1)
+        assert "stopping" in reply.message
+        # A small export costs no time, so it is still taken.
+        assert post(served, export(vllm_span()).SerializeToString()).is_full_success
