@@ -283,11 +283,7 @@ def test_rows_of_the_proxy_alone_count_choices_and_say_which_tokens_they_lack() 
     assert (found.row_requests, found.row_finished, found.rows_without_tokens) == (4, 3, 1)
     assert (found.row_input_tokens, found.row_output_tokens) == pytest.approx((300, 60))
     reasons = unaccounted_requests(found)
-    assert reasons == {
-        WithoutRow.ABORTED: 1,
-        WithoutRow.FINISHED: 0,
-        WithoutRow.DIED: 0,
-    }
+    assert reasons == {WithoutRow.ABORTED: 1, WithoutRow.FINISHED: 0, WithoutRow.DIED: 0}
 
 
 def test_requests_of_an_engine_that_does_not_count_them_are_unknown() -> None:

@@ -135,9 +135,7 @@ def test_a_histogram_has_the_counts_of_its_bins(bins: dict[int, int]) -> None:
 
 
 @given(st.lists(st.floats(SMALLEST_S * 1.1, LARGEST_S), min_size=1))
-def test_each_value_is_in_the_same_bucket_as_in_opentelemetry(
-    values_s: list[float],
-) -> None:
+def test_each_value_is_in_the_same_bucket_as_in_opentelemetry(values_s: list[float]) -> None:
     reference = LogarithmMapping(SCALE)
     histogram = exponential_from(bins_of(values_s))
     counts = {

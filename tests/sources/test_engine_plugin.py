@@ -2,7 +2,6 @@
 
 import math
 import random
-import shutil
 import socket
 import stat
 import struct
@@ -232,41 +231,6 @@ def test_each_consumer_gets_all_records_of_the_sockets_engine(
     assert (listening.heard_at("chat-1"), listening.step_at("chat-1")) == (None, None)
 
 
-def test_datagrams_of_strangers_are_counted_and_hurt_nothing(
-    tmp_path: Path, sender: Sender, consumer: Consumer, counts: Counts
-) -> None:
-    path = str(tmp_path / "sockets" / "chat-0.sock")
-    reporter = Reporter(sender, now=lambda: NOW)
-    figures = RequestFigures(NOW, 1, 1, 0, 0, 0.1, 0.1, 0.1, 1.0, 0.5, "stop", "a")
-    forged = request_record(figures)
-    attacks = [
-        b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"GPAV",
-        b"\xff" * 65_536,
-        b"x" * 150_000,
-        header(1, 65_535, 0, 0),
-        header(1, 0, 2**64 - 1, 2**64 - 1),
-        header(1, 1, 0, 0) + b"\x09" * 400,
-        header(1, 1, 2**63, 2**63) + forged,
-    ]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
-        for attack in attacks:
-            stranger.sendto(attack, path)
-    reporter.step(scheduler(), iteration(finished()), 0)
-    eventually(
-        lambda: consumer.ended and consumer.ended[-1].request_id == "chatcmpl-1",
-        within_s=WITHIN_S,
-        what="the record after the attacks",
-    )
-    assert counts.dropped["chat-0", PluginDropped.NOT_OURS] == 5
-    assert counts.dropped["chat-0", PluginDropped.MALFORMED] == 65_536
-    assert set(reason for _, reason in counts.dropped) == {
-        PluginDropped.NOT_OURS,
-        PluginDropped.MALFORMED,
-    }
-
-
 def test_what_did_not_arrive_is_counted_by_who_dropped_it(
     tmp_path: Path, listening: PluginReceiver, counts: Counts
 ) -> None:
@@ -369,21 +333,3 @@ def test_the_stop_removes_only_the_file_that_the_start_made(
     listening.close()
     assert path.read_text() == "a log of another program"
     assert not (tmp_path / "sockets" / "chat-1.sock").exists()
-
-
-def test_a_deleted_socket_is_made_again(
-    tmp_path: Path, listening: PluginReceiver, sender: Sender, consumer: Consumer
-) -> None:
-    path = tmp_path / "sockets" / "chat-0.sock"
-    reporter = Reporter(sender, now=lambda: NOW)
-    shutil.rmtree(path.parent)
-    eventually(path.is_socket, within_s=WITHIN_S, what="the socket")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o660
-    reporter.step(scheduler(), iteration(finished()), 0)
-
-    def arrived() -> list[EndedRequest]:
-        reporter.hello()
-        return consumer.ended
-
-    eventually(arrived, within_s=WITHIN_S, what="an ended request")
-    assert listening.problem("chat-0") is None

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 import requests
-import uvloop
 
 from agent.errors import SettingsInvalid
 from agent.sources.client_connection import ClientLimits, SocketClients
@@ -158,19 +156,6 @@ async def test_a_long_head_and_a_longer_body_pass() -> None:
     assert response.text == "there"
 
 
-@in_loop
-async def test_stop_lets_open_requests_end() -> None:
-    async with running() as served:
-        response = asyncio.create_task(served.get("/slow"))
-        await served.received.wait()
-        stopping = asyncio.create_task(served.server.stop())
-        await asyncio.sleep(0)
-        assert not stopping.done()
-        served.go_on.set()
-        await stopping
-        assert await response == "there"
-
-
 @pytest.mark.parametrize("ends", [True, False])
 @in_loop
 async def test_a_wait_for_open_requests_can_be_given_up_for_a_shorter_one(ends: bool) -> None:
@@ -238,58 +223,6 @@ def used(tmp_path: Path, certificates: tuple[Certificate, Certificate]) -> Certi
 async def application(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"there"})
-
-
-async def answers(port: int, trusted: Certificate) -> bool:
-    """Whether a server that has this certificate responds over TLS."""
-    context = ssl.create_default_context(cafile=trusted.certificate)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-    writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-    response = await reader.read()
-    writer.close()
-    return b"there" in response
-
-
-def test_new_files_are_used_once_they_are_read_and_broken_ones_are_not(
-    used: Certificate,
-    certificates: tuple[Certificate, Certificate],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    one, other = certificates
-    files = TlsFiles(used.certificate, used.key)
-
-    async def now(port: int, trusted: Certificate) -> bool:
-        files.refresh()
-        return await answers(port, trusted)
-
-    async def scenario(port: int) -> None:
-        assert await now(port, one)
-        # A key without its certificate yet, as between two writes.
-        used.key.write_bytes(other.key.read_bytes())
-        assert await now(port, one)
-        assert "the former stay" in caplog.text
-        used.certificate.write_bytes(other.certificate.read_bytes())
-        assert await now(port, other)
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await now(port, one)
-        used.key.unlink()
-        assert await now(port, other)
-
-    async def served() -> None:
-        server = AsgiServer(
-            application,
-            open_socket("test", "127.0.0.1", 0),
-            ssl_context_factory=lambda *_: files.context(),
-        )
-        server.start()
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                await scenario(server.port)
-        finally:
-            await server.stop()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(served())
 
 
 def test_files_that_cannot_be_used_are_a_problem_of_the_settings(used: Certificate) -> None:

@@ -4,12 +4,7 @@ from dataclasses import dataclass
 
 from agent.analysis.audit.checks import AuditFinding
 from agent.catalog import engine_facts as fact
-from agent.records.audit import (
-    AgentEvidence,
-    AuditEvidence,
-    EvidencePart,
-    LatencyLimits,
-)
+from agent.records.audit import AgentEvidence, AuditEvidence, EvidencePart, LatencyLimits
 from tests.analysis.audit.evidence import (
     LENGTH_EDGES,
     STEP_EDGES,
@@ -55,10 +50,7 @@ def _lengths(
     inputs: list[float], outputs: list[float], *, cut: float, stopped: float
 ) -> AuditEvidence:
     base = with_facts(
-        {
-            (fact.REQUESTS_FINISHED, ("length",)): cut,
-            (fact.REQUESTS_FINISHED, ("stop",)): stopped,
-        },
+        {(fact.REQUESTS_FINISHED, ("length",)): cut, (fact.REQUESTS_FINISHED, ("stop",)): stopped}
     )
     return evidence(
         agent=None,

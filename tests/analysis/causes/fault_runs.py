@@ -24,14 +24,7 @@ from agent.records.engine import (
 from agent.records.gpu import FactKey, GpuSample
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.simulator.batching import Batch, EngineRequest, Finished, Step
-from agent.simulator.scenario import (
-    Decode,
-    KvCache,
-    Prefill,
-    Scenario,
-    ScriptedFault,
-    TokenLengths,
-)
+from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, ScriptedFault, TokenLengths
 from agent.simulator.traffic import planned_requests
 
 ENGINE, MODEL = "simulated-0", "simulated-chat"

@@ -89,12 +89,10 @@ def _faults_of_load(of: Strengths) -> tuple[FaultKind, ...]:
             *(Cause.KV_PRESSURE, Cause.PREEMPTION),
         ),
         _kind(
-            InjectedFault(name="few places", engine={"max_num_seqs": of.places}),
-            Cause.SEQUENCE_CAP,
+            InjectedFault(name="few places", engine={"max_num_seqs": of.places}), Cause.SEQUENCE_CAP
         ),
         _kind(
-            InjectedFault(name="slow grammar", engine=deferring),
-            *(Cause.DEFERRED, Cause.GRAMMAR),
+            InjectedFault(name="slow grammar", engine=deferring), *(Cause.DEFERRED, Cause.GRAMMAR)
         ),
         _kind(InjectedFault(name="cache lost", engine={"cache_lost": True}), Cause.CACHE_MISS),
         _kind(InjectedFault(name="drafts refused", accepted=of.accepted), Cause.SPECULATION),

@@ -146,11 +146,7 @@ def test_a_slow_engine_that_fills_its_batch_lacks_no_room(full: Metric) -> None:
     timeline.gpu_slowness.add(AT - 60, AT, (0.0,))
     for second in range(1, 9):
         timeline.gpu_slowness.add(AT + second - 1, AT + second, (0.6,))
-        facts = {
-            fact.REQUESTS_WAITING.name: 2.0,
-            fact.REQUESTS_RUNNING.name: 2.0,
-            full.name: 2.0,
-        }
+        facts = {fact.REQUESTS_WAITING.name: 2.0, fact.REQUESTS_RUNNING.name: 2.0, full.name: 2.0}
         timeline.sample(sample(AT + second, **facts))
     waits = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
     found = explain(waits, [OBJECTIVE], timeline)
@@ -298,11 +294,7 @@ def _seconds(slow: RequestRecord, timeline: EngineTimeline) -> dict[Cause, float
 @pytest.mark.parametrize("hits", [False, True])
 @pytest.mark.parametrize(("usual_per_s", "times"), [(40.0, 4.0), (400.0, None)])
 def test_it_is_divided_between_the_cache_and_the_owners_of_the_prompts(
-    slow: RequestRecord,
-    others_cause: Cause,
-    hits: bool,
-    usual_per_s: float,
-    times: float | None,
+    slow: RequestRecord, others_cause: Cause, hits: bool, usual_per_s: float, times: float | None
 ) -> None:
     """The cache usually has 400 of each prompt's 500 tokens.
 
@@ -373,10 +365,7 @@ def test_prompts_that_come_late_count_in_their_place(seed: int) -> None:
         inside = [each for each in known if start <= each.first_at <= start + 10]
         found = prompts.within(start, start + 10, ("none", AT))
         if len(inside) > 16:
-            assert (found.many, found.tokens) == (
-                len(inside),
-                sum(each.tokens for each in inside),
-            )
+            assert (found.many, found.tokens) == (len(inside), sum(each.tokens for each in inside))
             missed = [each.missing for each in inside]
             expected = None if None in missed else sum(each or 0 for each in missed) / found.tokens
             assert found.missing_share == expected

@@ -151,9 +151,7 @@ def efficiency_in(
 
 
 def work(
-    samples: Sequence[EngineSample],
-    rows: Sequence[RequestRecord] = (),
-    window: TimeRange = MINUTE,
+    samples: Sequence[EngineSample], rows: Sequence[RequestRecord] = (), window: TimeRange = MINUTE
 ) -> EngineWork:
     """What the engine did in the minute."""
     return efficiency_in(observation(samples, window), rows, UNKNOWN).work

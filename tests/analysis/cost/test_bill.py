@@ -159,10 +159,7 @@ def test_the_engines_gpus_add_up_and_others_are_left_out() -> None:
     assert energy_joules(samples, ["a", "b"], MINUTE) == 27_000
 
 
-@given(
-    st.lists(st.floats(0, 1e9), min_size=2, max_size=8),
-    st.floats(1, 59),
-)
+@given(st.lists(st.floats(0, 1e9), min_size=2, max_size=8), st.floats(1, 59))
 def test_the_energy_of_two_parts_is_the_energy_of_the_minute(
     counters: list[float], cut: float
 ) -> None:
@@ -285,8 +282,7 @@ def test_what_no_listed_tenant_cost_is_of_other_requests() -> None:
 def test_lines_add_up_as_they_are_printed() -> None:
     """Of a third of a cent each, rounding takes a part of every line."""
     found = cents(
-        groups(a=0.01 / 3, b=0.01 / 3, c=0.01 / 3),
-        replace(_BILL, bill_usd=0.02757, rows_usd=0.01),
+        groups(a=0.01 / 3, b=0.01 / 3, c=0.01 / 3), replace(_BILL, bill_usd=0.02757, rows_usd=0.01)
     )
     assert found["rounding"] == Decimal("0.000001")
     assert sum(usd or 0 for name, usd in found.items() if name != "bill") == found["bill"]

@@ -440,9 +440,7 @@ def test_decode_steps_of_other_requests_are_no_work_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("counted", [{"steps": 6000.0}, {}])
-def test_a_busy_engine_without_rows_has_no_utilisation(
-    counted: dict[str, float],
-) -> None:
+def test_a_busy_engine_without_rows_has_no_utilisation(counted: dict[str, float]) -> None:
     efficiency = efficiency_of(busy_samples(output=6000, input=8, cached=0, **counted), [], SINGLE)
     assert efficiency.work.needed is None
     assert (efficiency.requests.mfu, efficiency.requests.mbu) == (None, None)

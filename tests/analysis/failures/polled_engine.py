@@ -71,12 +71,7 @@ NEXT = (process(ProcessRole.FRONT, 20, started=9.0), process(ProcessRole.CORE, 2
 def cgroup(kills: int | None, *, inode: int = 7) -> CgroupMemory:
     """The engine's cgroup after so many kills."""
     return CgroupMemory(
-        version=2,
-        path="/engine",
-        inode=inode,
-        usage_bytes=900,
-        limit_bytes=1000,
-        oom_kills=kills,
+        version=2, path="/engine", inode=inode, usage_bytes=900, limit_bytes=1000, oom_kills=kills
     )
 
 

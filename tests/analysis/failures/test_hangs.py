@@ -349,9 +349,7 @@ def test_a_second_rank_that_hangs_later_is_reported() -> None:
 
 
 @pytest.mark.parametrize("cores_known", [True, False])
-def test_ranks_that_stall_shortly_after_each_other_are_one_hang(
-    cores_known: bool,
-) -> None:
+def test_ranks_that_stall_shortly_after_each_other_are_one_hang(cores_known: bool) -> None:
     """All ranks wait for one of them. No rank was removed."""
     engine = PolledEngine()
     sample = host([FRONT, *CORES]) if cores_known else None

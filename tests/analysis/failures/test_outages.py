@@ -260,11 +260,7 @@ def test_an_engine_that_says_it_is_healthy_is_reachable_whatever_its_metrics_are
 
 @pytest.mark.parametrize(
     ("dialect", "facts"),
-    [
-        ("vllm", {}),
-        ("vllm", {fact.REQUESTS_RUNNING: 0}),
-        ("trtllm", {fact.STEPS: None}),
-    ],
+    [("vllm", {}), ("vllm", {fact.REQUESTS_RUNNING: 0}), ("trtllm", {fact.STEPS: None})],
     ids=["working", "idle", "without step counts"],
 )
 def test_a_missing_core_with_constant_facts_is_a_death_despite_the_health_check(
@@ -295,9 +291,7 @@ def test_503_from_an_engine_that_lost_a_process_is_a_death(left: list[EngineProc
 
 
 @pytest.mark.parametrize("polls", [100, 200])
-def test_an_engine_that_drains_for_minutes_before_it_stops_does_not_die(
-    polls: int,
-) -> None:
+def test_an_engine_that_drains_for_minutes_before_it_stops_does_not_die(polls: int) -> None:
     engine = engine_in_use()
     engine.works(host=host(ALL, kills=0, log=logged(STOP_LINE)))
     # A preempted request waits again.
@@ -346,12 +340,7 @@ RUNNING = (fact.REQUESTS_RUNNING.name, ())
 
 def sample(facts: KeyedFacts, *, at: float = 100.0, started: float | None = None) -> EngineSample:
     return EngineSample(
-        engine="chat",
-        at=at,
-        dialect="vllm",
-        model="m",
-        facts=facts,
-        process_started_at=started,
+        engine="chat", at=at, dialect="vllm", model="m", facts=facts, process_started_at=started
     )
 
 

@@ -149,18 +149,6 @@ def test_a_url_has_the_port_and_shows_whether_it_is_of_this_machine(
     assert (found.port, found.same_machine) == (port, here)
 
 
-def test_a_real_command_line_gives_its_limits_and_nothing_else(tmp_path: Path) -> None:
-    running = StandIn(tmp_path, "--max-num-seqs", "64", "--api-key", "secret")
-    watch = HostSource(url=running.url)
-    try:
-        seen = watch.read(1.0)
-    finally:
-        watch.close()
-        running.end()
-    assert seen.limits == {"llm_engine_max_running_requests": 64}
-    assert "secret" not in repr(seen)
-
-
 # A core that takes more memory than its cgroup may have
 
 CGROUPS = Path("/sys/fs/cgroup")

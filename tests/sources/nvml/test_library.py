@@ -15,7 +15,7 @@ import pytest
 
 from agent.sources.nvml.library import GpuCalls, Nvml, Rights
 from agent.sources.nvml.source import NvmlSource
-from tests.sources.nvml.fake_driver import FILE_NAME, FakeDriver, ScriptedNvml, gpu_uuid
+from tests.sources.nvml.fake_driver import FakeDriver, ScriptedNvml, gpu_uuid
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,16 +65,6 @@ def test_calls_that_an_old_driver_lacks_are_left_out_or_stood_in_for(old_library
     assert not facts.keys() & set(missing)
     assert not polled.failures
     assert not polled.log
-
-
-def test_without_the_library_the_agent_goes_on_and_says_so(tmp_path: Path) -> None:
-    # A file that is no library, so that a real one elsewhere is not found either.
-    (tmp_path / FILE_NAME).touch()
-    polled = _polled(tmp_path)
-    assert polled.failures == ["no_library"] * 2
-    assert not polled.samples
-    assert "the agent goes on without" in polled.log
-    assert polled.log.count("libnvidia-ml.so.1") == 1
 
 
 @pytest.mark.parametrize(

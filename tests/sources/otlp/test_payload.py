@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -160,9 +158,7 @@ def test_json_without_spans_is_an_export_of_nothing(served: Serving, content: ob
     assert send_json(served, content).is_full_success
 
 
-def test_whole_numbers_in_json_may_be_text_and_unknown_fields_are_no_fault(
-    served: Serving,
-) -> None:
+def test_whole_numbers_in_json_may_be_text_and_unknown_fields_are_no_fault(served: Serving) -> None:
     content = in_json(export(vllm_span()))
     (span,) = json_spans(content)
     span["startTimeUnixNano"], span["endTimeUnixNano"] = 10**18, str(10**18 + 5)

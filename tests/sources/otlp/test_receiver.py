@@ -9,7 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.errors import StoreUnavailable
-from agent.outputs.otlp_forwarder import destination
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
 from agent.sources.otlp import receiver
@@ -34,12 +33,6 @@ from agent.sources.otlp.limits import (
     NoRoom,
 )
 from agent.sources.otlp.span_reader import SpanReader
-from tests.outputs.otlp_destinations import (
-    Destination,
-    forwarding,
-    grpc_destination,
-    http_destination,
-)
 from tests.sources.otlp.exports import export, gzip_bomb, span, vllm_span
 from tests.sources.otlp.serving import (
     UNSTORABLE,
@@ -199,31 +192,6 @@ def test_spans_that_can_never_be_stored_are_refused_and_the_others_acknowledged(
     served.accepted.unstorable = 1
     reply = transport.send(served, export(vllm_span(), vllm_span(span_id=b"another1")))
     assert (reply.rejected_spans, reply.message) == (1, "refused: 1 by unstorable")
-
-
-DESTINATIONS = pytest.mark.parametrize(
-    "make", [http_destination, grpc_destination], ids=["http", "grpc"]
-)
-Make = Callable[[], AbstractContextManager[Destination]]
-
-
-@DESTINATIONS
-def test_a_destination_that_hangs_delays_no_answer(loop: LoopThread, make: Make) -> None:
-    with make() as to, forwarding(destination(to.url)) as (forwarder, counts):
-        to.open_gate.clear()
-        with loop.entered(serving(forward=forwarder.forward)) as served:
-            first = export(vllm_span())
-            assert PROTOBUF_TRANSPORTS[0].send(served, first).is_full_success
-            to.wait_for(1)
-            later = [export(vllm_span()) for _ in PROTOBUF_TRANSPORTS]
-            for transport, request in zip(PROTOBUF_TRANSPORTS, later, strict=True):
-                assert transport.send(served, request).is_full_success
-            assert len(served.accepted.records) == 1 + len(later)
-            assert (counts.sent, counts.dropped) == (0, {})
-            to.open_gate.set()
-            counts.wait_for(1 + len(later))
-    assert counts.sent == 1 + len(later)
-    assert len(to.received) == 1 + len(later)
 
 
 # The memory that all exports share

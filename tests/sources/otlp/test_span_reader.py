@@ -102,8 +102,7 @@ def test_the_extras_of_sglang_are_kept(served: Serving) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["Load model", "EngineCoreProc init", "Capture model", "Worker init", "Overall Loading"],
+    "name", ["Load model", "EngineCoreProc init", "Capture model", "Worker init", "Overall Loading"]
 )
 def test_start_up_spans_are_no_requests(served: Serving, name: str) -> None:
     start_up = span({"code.function": "load_model", "code.lineno": 12}, name=name)

@@ -81,10 +81,7 @@ async def pair(
 ) -> AsyncIterator[Pair]:
     """Serve both engines behind a proxy."""
     outliers = OutlierDetection(["bad", "good"], OUTLIERS)
-    async with (
-        Engine(bad, "bad") as one,
-        Engine(good or responding(OK), "good") as other,
-    ):
+    async with Engine(bad, "bad") as one, Engine(good or responding(OK), "good") as other:
         engines = Pair(one, other, outliers, recorder or Recorder())
         async with proxying(
             one.proxied,

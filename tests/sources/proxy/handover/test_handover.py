@@ -357,21 +357,6 @@ async def test_what_no_worker_can_read_in_a_slot_is_counted(address: HandoverAdd
 
 
 @in_loop
-async def test_what_a_version_with_other_fields_left_is_counted(address: HandoverAddress) -> None:
-    slots = RequestSlots(2)
-    killed = WorkerSide(address, slots=slots)
-    killed.sender.begin(0)
-    killed.sender.opened(opened(1))
-    # The checksum of the fields, after the version of the layout.
-    os.pwrite(slots.descriptor, b"else", 4)
-    slots = RequestSlots.left(slots.descriptor)
-    async with working(address, slots=slots, left_open=1), listening(AgentSide(address)) as agent:
-        await until(lambda: agent.failures == {"record_refused": 1, "worker_died": 1})
-        assert agent.died == [WorkerDied(worker=0, open=1, rows=0, lost=0)]
-        assert agent.records == []
-
-
-@in_loop
 async def test_a_worker_that_ends_hands_over_its_last_counts_and_spans(
     address: HandoverAddress,
 ) -> None:

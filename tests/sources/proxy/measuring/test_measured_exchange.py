@@ -300,11 +300,7 @@ def test_different_finish_reasons_of_several_choices_are_joined(
         ("messages", {"stop_reason": "tool_use"}, "tool_calls"),
         ("messages", {"stop_reason": "refusal"}, "refusal"),
         ("responses", {"status": "completed", "output": []}, "stop"),
-        (
-            "responses",
-            {"status": "completed", "output": [{"type": "function_call"}]},
-            "tool_calls",
-        ),
+        ("responses", {"status": "completed", "output": [{"type": "function_call"}]}, "tool_calls"),
         (
             "responses",
             {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}},

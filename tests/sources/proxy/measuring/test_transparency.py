@@ -172,9 +172,7 @@ def test_usage_is_stripped_from_a_stream_with_cr_lf() -> None:
 
 
 @pytest.mark.parametrize("options", [FINAL, EACH])
-def test_a_token_is_sent_with_the_piece_that_completes_its_event(
-    options: MeasuringOptions,
-) -> None:
+def test_a_token_is_sent_with_the_piece_that_completes_its_event(options: MeasuringOptions) -> None:
     kind = "continuous" if options is EACH else "usage"
     sent = events(recorded(f"chat.{kind}"))
     played = played_with_usage("chat", kind, sent, Setup(options))
@@ -187,9 +185,7 @@ def test_a_token_is_sent_with_the_piece_that_completes_its_event(
 
 
 @pytest.mark.parametrize("ending", Ending)
-def test_no_byte_is_held_back_when_a_stream_stops(
-    ending: Ending,
-) -> None:
+def test_no_byte_is_held_back_when_a_stream_stops(ending: Ending) -> None:
     sent = recorded("chat.usage")
     end = sent.index(b'"choices":[]')
     # The last lengths end around the event with the finish reason.
