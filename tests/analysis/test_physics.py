@@ -137,20 +137,6 @@ def test_flops_of_a_request_equal_the_closed_formula() -> None:
     assert whole == expected
 
 
-def test_a_token_of_a_mixture_of_experts_counts_only_its_own_experts() -> None:
-    mixtral = coefficients(published("mixtral-8x7b"))
-    attention, router = 4096 * 128 * (2 * 32 + 2 * 8), 4096 * 8
-    assert mixtral.linear_parameters == 32 * (attention + router + 2 * 3 * 4096 * 14336)
-
-
-def test_latent_attention_is_expanded_in_prefill_and_absorbed_in_decode() -> None:
-    (part,) = DEEPSEEK.attentions
-    assert part.prefill_flops_per_pair == 2 * 128 * (128 + 64 + 128)
-    assert part.decode_flops_per_pair == 2 * 128 * (512 + 64 + 512)
-    step = decode_token_flops(DEEPSEEK, 1001) - decode_token_flops(DEEPSEEK, 1000)
-    assert step == 61 * part.decode_flops_per_pair
-
-
 def test_flops_of_a_token_stop_growing_at_the_attention_window() -> None:
     assert decode_token_flops(MISTRAL, 4096) == decode_token_flops(MISTRAL, 100_000)
     assert decode_token_flops(MISTRAL, 4095) < decode_token_flops(MISTRAL, 4096)
@@ -160,17 +146,6 @@ def test_only_the_layers_with_a_window_are_bounded_by_it() -> None:
     oss = coefficients(published("gpt-oss-20b"))
     increase = decode_token_flops(oss, 2001) - decode_token_flops(oss, 2000)
     assert increase == 12 * 4 * 64 * 64
-
-
-def test_a_state_takes_the_same_flops_for_every_token() -> None:
-    """A gated delta net reads its state by key and by query and adds to it: 6 FLOPs a value."""
-    qwen = coefficients(read_config({"model_type": "qwen3_next"}))
-    assert qwen.state_flops == 36 * 6 * 32 * 128 * 128
-    increase = decode_token_flops(qwen, 2001) - decode_token_flops(qwen, 2000)
-    assert increase == 12 * 4 * 16 * 256
-    parameters = qwen.linear_parameters + qwen.head_parameters
-    first = 2 * parameters + qwen.state_flops + increase
-    assert decode_token_flops(qwen, 1) == first
 
 
 def test_a_selection_bounds_the_scores_and_its_index_does_not() -> None:

@@ -107,12 +107,10 @@ CACHE_CASES = (
         "size for the traffic", UNKNOWN,
         with_engine(input_lengths=None, max_model_len=131_072), "no request has finished",
     ),
-    AuditCase("size for the traffic", UNKNOWN, NO_EXPOSITION, "no series of a known engine"),
     AuditCase("preemptions", PASS, evidence(), "0 in 900 requests"),
     AuditCase("preemptions", WARN, with_facts({(fact.PREEMPTIONS, ()): 8.0}), "8 in 900", "fp8"),
     AuditCase("preemptions", FAIL, with_facts({(fact.PREEMPTIONS, ()): 9.0}), "9 in 900", "fp8"),
     AuditCase("preemptions", UNKNOWN, IDLE, "no request has finished"),
-    AuditCase("preemptions", UNKNOWN, NO_EXPOSITION, "no series"),
     AuditCase("usage", PASS, evidence(), "50 % now, 2 requests wait"),
     AuditCase("usage", FAIL, with_facts({(fact.KV_CACHE_USAGE, ()): 0.95}), "95 %", "fp8"),
     AuditCase(
@@ -120,7 +118,6 @@ CACHE_CASES = (
         with_facts({(fact.KV_CACHE_USAGE, ()): 1.0, (fact.REQUESTS_WAITING, ()): 0.0}),
         "100 % now, 0 requests wait", "fp8",
     ),
-    AuditCase("usage", UNKNOWN, NO_EXPOSITION, "no series"),
     AuditCase("memory fraction", PASS, evidence(), "0.92"),
     AuditCase(
         "memory fraction", WARN, with_engine(cache_config={"gpu_memory_utilization": "0.5"}),
@@ -131,7 +128,6 @@ CACHE_CASES = (
         "0.98", "--gpu-memory-utilization 0.95",
     ),
     AuditCase("memory fraction", UNKNOWN, evidence(gpus=()), "the engine has no GPU"),
-    AuditCase("memory fraction", UNKNOWN, NO_EXPOSITION, "no series"),
 )  # fmt: skip
 
 TRAFFIC_CASES = (
@@ -179,13 +175,11 @@ TRAFFIC_CASES = (
         "10 of 100 (10 %)", "--max-num-queued-reqs",
     ),
     AuditCase("refused requests", UNKNOWN, with_engine(answered={}), "no request for text"),
-    AuditCase("refused requests", UNKNOWN, NO_EXPOSITION, "no series"),
     AuditCase("queue", PASS, with_facts({(fact.REQUESTS_WAITING, ()): 10.0}), "10 requests wait"),
     AuditCase(
         "queue", WARN, with_facts({(fact.REQUESTS_WAITING, ()): 11.0}), "11 requests wait",
         "add a replica",
     ),
-    AuditCase("queue", UNKNOWN, NO_EXPOSITION, "no series"),
     AuditCase("--max-num-seqs", PASS, evidence(), "40 of 64 run now"),
     AuditCase(
         "--max-num-seqs", WARN,
@@ -201,7 +195,6 @@ TRAFFIC_CASES = (
     ),
     AuditCase("--max-num-seqs", UNKNOWN, NO_FLAGS, "the engine is not on this machine"),
     AuditCase("--max-num-seqs", UNKNOWN, FILE_FLAGS, "in a file (--config)"),
-    AuditCase("--max-num-seqs", UNKNOWN, NO_EXPOSITION, "no series"),
     AuditCase("chunked prefill", PASS, evidence(), "not switched off"),
     AuditCase(
         "chunked prefill", WARN, evidence(command_line=command_line(no_enable_chunked_prefill="")),
@@ -248,7 +241,6 @@ SPECULATION_CASES = (
         "speculation depth", UNKNOWN, with_facts({**_DRAFTS, (fact.SPEC_DECODE_DRAFTS, ()): 0.0}),
         "no draft has been verified",
     ),
-    AuditCase("speculation depth", UNKNOWN, NO_EXPOSITION, "no series"),
 )  # fmt: skip
 
 WATCHING_CASES = (
@@ -264,7 +256,6 @@ WATCHING_CASES = (
         with_facts({(fact.OUTPUT_TOKENS, ()): None, (fact.REQUESTS_FINISHED, ("stop",)): 0.0}),
         "some come with the first request", "send a request",
     ),
-    AuditCase("expected series", UNKNOWN, NO_EXPOSITION, "no series"),
     AuditCase("bucket edges", PASS, evidence(), "3 limits are edges"),
     AuditCase(
         "bucket edges", WARN, evidence(limits=LatencyLimits(ttft_s=(0.2,), e2e_s=(5.0,))),
@@ -281,7 +272,6 @@ WATCHING_CASES = (
         """--custom-histogram-buckets '{"inter_token_latency": [0.005, """,
     ),
     AuditCase("bucket edges", UNKNOWN, evidence(limits=LatencyLimits()), "no objective"),
-    AuditCase("bucket edges", UNKNOWN, NO_EXPOSITION, "no series"),
     AuditCase("spans", PASS, evidence(), "was there after 0.6 s"),
     AuditCase("spans", PASS, evidence(trial=None), "its 900 newest requests"),
     AuditCase(
@@ -379,7 +369,6 @@ SAFETY_CASES = (
         "graceful stop", WARN, evidence(command_line=command_line(shutdown_timeout="0")),
         "0 s: running requests are aborted", "--shutdown-timeout 30",
     ),
-    AuditCase("graceful stop", UNKNOWN, NO_FLAGS, "not on this machine"),
     AuditCase(
         "graceful stop", UNKNOWN,
         evidence(engine=engine(version="0.31.0"), command_line=command_line(shutdown_timeout="")),

@@ -98,7 +98,6 @@ GPU_CASES = (
         "parallelism", WARN, _half_idle("4", "1", "1", idle=2), "2 more are idle",
         "too few for one more replica",
     ),
-    AuditCase("parallelism", UNKNOWN, NO_GPUS, "no_library"),
     AuditCase("parallelism", UNKNOWN, FILE_FLAGS, "in a file (--config)"),
     AuditCase("parallelism", UNKNOWN, evidence(pids=frozenset({7})), "does not show which GPUs"),
     AuditCase("memory errors", PASS, evidence(), "no uncorrected error on 1 of 1 GPUs"),
@@ -111,7 +110,6 @@ GPU_CASES = (
         "memory errors", WARN, evidence(gpus=(gpu(gpu_row_remap_pending=1.0),)),
         "a row is to be replaced", "reset the GPU",
     ),
-    AuditCase("memory errors", UNKNOWN, NO_GPUS, "no_library"),
     AuditCase("clocks held down", PASS, evidence(), "nothing on 1 GPUs now"),
     AuditCase(
         "clocks held down", FAIL, evidence(gpus=(gpu(gpu_throttle_active__hw_thermal=1.0),)),
@@ -139,21 +137,18 @@ GPU_CASES = (
         "off for GPU 0",
         "nvidia-persistenced",
     ),
-    AuditCase("persistence mode", UNKNOWN, NO_GPUS, "no_library"),
     AuditCase("utilisation", PASS, evidence(), "95 % of the least busy GPU, 2 requests wait"),
     AuditCase(
         "utilisation", WARN, evidence(gpus=(gpu(gpu_utilization_ratio=0.3),)),
         "30 %", "--max-num-batched-tokens",
     ),
     AuditCase("utilisation", UNKNOWN, IDLE, "no request waits now"),
-    AuditCase("utilisation", UNKNOWN, NO_GPUS, "no_library"),
     AuditCase("CUDA graphs", PASS, evidence(), "not switched off"),
     AuditCase(
         "CUDA graphs", WARN, evidence(command_line=command_line(enforce_eager="")), "off",
         "remove --enforce-eager",
     ),
     AuditCase("CUDA graphs", UNKNOWN, NO_FLAGS, "not on this machine"),
-    AuditCase("CUDA graphs", UNKNOWN, NO_GPUS, "no_library"),
 )  # fmt: skip
 
 _RANKS = (fact.DATA_PARALLEL_RANKS, ())

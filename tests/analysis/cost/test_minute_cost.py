@@ -281,24 +281,6 @@ def test_a_lone_stream_pays_its_time_and_a_burst_after_it_its_own(serving: Servi
 
 
 @both_methods
-def test_half_a_minute_alone_costs_thirty_times_half_a_minute_among_many(serving: Serving) -> None:
-    lone, others = jobs(1, 1, 0.5, 100, 9_300), jobs(2, 31, 30.0, 100, 3500)
-    engine = served(lone, others)
-    assert true_s(lone) == pytest.approx(30.0, abs=2)
-    assert charged_s(engine, lone, serving) == pytest.approx(true_s(lone), rel=0.1)
-    assert charged_s(engine, others, serving) == pytest.approx(true_s(others), rel=0.1)
-
-
-@both_methods
-def test_tiny_prompts_pay_their_steps_also_in_the_minute_of_a_long_one(serving: Serving) -> None:
-    tiny, long = jobs(1, 400, 1.0, 20, 1, every_s=0.1), jobs(500, 1, 45.0, 32_000, 1)
-    engine = served(tiny, long)
-    assert true_s(tiny) == pytest.approx(1.79, abs=0.01)
-    assert charged_s(engine, tiny, serving) == pytest.approx(true_s(tiny), rel=0.02)
-    assert charged_s(engine, long, serving) == pytest.approx(true_s(long), rel=0.02)
-
-
-@both_methods
 def test_prompts_share_their_steps_with_a_stream(serving: Serving) -> None:
     """A prompt that is cached but for a token computes as many in its step as the stream."""
     stream = jobs(1, 1, 0.2, 100, 12_000)
@@ -324,18 +306,6 @@ def test_a_request_that_begins_while_a_sample_is_read_leaves_the_time_before_idl
     found = cost(engine.samples, rows, MINUTE, serving)
     assert found.requests[short[0].key] == pytest.approx(short[0].gpu_s)
     assert found.cost.idle == pytest.approx(60.0 - short[0].gpu_s)
-
-
-@both_methods
-def test_a_request_that_begins_while_the_last_sample_is_read_leaves_the_minute_idle(
-    serving: Serving,
-) -> None:
-    short = jobs(1, 1, 60.002, 100, 4)
-    engine = SteppedEngine(H100, short, late_s=0.02).run(75.0)
-    found = cost(engine.samples, [short[0].row()], MINUTE, serving)
-    assert found.cost.idle == 60.0
-    after = cost(engine.samples, [short[0].row()], TimeRange(60.0, 70.0), serving)
-    assert after.requests[short[0].key] == pytest.approx(short[0].gpu_s)
 
 
 @both_methods
@@ -381,18 +351,6 @@ def unseen_beside_cached() -> tuple[SteppedEngine, list[Job]]:
         Job(number=200 + n, at=10.5 + n, prompt=500, output=1, has_row=False) for n in range(40)
     ]
     return served(stream, cached, gone), gone
-
-
-@both_methods
-def test_unseen_prompts_beside_cached_ones_cost_what_they_take(serving: Serving) -> None:
-    # A cached prompt reads 8,191 tokens to compute one. No other prompt does so.
-    engine, gone = unseen_beside_cached()
-    rows = [job.row() for job in engine.ended if job.has_row]
-    found = cost(engine.samples, rows, MINUTE, serving)
-    # Scaled by the rows' bytes for each computed token it is 2 s; with first tokens as decode 0.57;
-    # scaled by the seconds of each of the rows' computed tokens 1.2 s.
-    assert true_s(gone) == pytest.approx(0.285, abs=0.001)
-    assert 0.4 * true_s(gone) < found.cost.unseen < 1.8 * true_s(gone)
 
 
 # One request of 100 input and 21 output tokens, busy for 5 of 60 s; a sample each 5 s.
