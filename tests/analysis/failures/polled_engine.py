@@ -318,5 +318,5 @@ def check(parts: Sequence[Part], start: Callable[[], PolledEngine] = engine_in_u
             expected = part
         else:
             found = ", ".join(f"{kind} {confidence}" for kind, confidence in verdicts(events))
-            assert found == expected
+            assert found == expected, found
             events, expected = [] if isinstance(part, str) else list(part(engine)), ""

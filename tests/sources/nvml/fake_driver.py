@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,3 +112,61 @@ class ScriptedNvml:
 
         eventually(arrived, within_s=ARRIVES_WITHIN_S, what="an Xid")
         return self.xids.popleft()
+
+
+# Scenarios: polls, and what is seen after them
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Lines for the driver, and then some polls."""
+
+    script: tuple[str, ...]
+    after_s: float
+    times: int
+
+
+def poll(*script: str, after_s: float = 1.0, times: int = 1) -> Poll:
+    return Poll(script, after_s, times)
+
+
+# Facts by name, `gpu_up`, with labels, `gpu_clock_hertz/sm`, and of another GPU, `gpu_up@1`; also
+# `problem`, `processes`, `failures`, and how often a function was called, `calls nvmlInit`.
+Seen = Mapping[str, object]
+Scenarios = Mapping[str, Sequence[Poll | Seen]]
+
+
+class Known:
+    """Equals each value but None."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return other is not None
+
+
+KNOWN = Known()
+
+
+def check(nvml: ScriptedNvml, parts: Sequence[Poll | Seen]) -> None:
+    """After the polls, what follows is seen."""
+    for part in parts:
+        if isinstance(part, Poll):
+            for _ in range(part.times):
+                nvml.poll(*part.script, after_s=part.after_s)
+        else:
+            seen = {key: _seen(nvml, key) for key in part}
+            assert seen == part, seen
+
+
+def _seen(nvml: ScriptedNvml, key: str) -> object:
+    if key == "failures":
+        return nvml.failures
+    if key.startswith("calls "):
+        return nvml.driver.calls(key.removeprefix("calls "))
+    name, _, index = key.partition("@")
+    if name in ("problem", "processes"):
+        found: object = getattr(nvml.of(int(index or 0)), name)
+        return found
+    name, *labels = name.split("/")
+    return nvml.fact(name, *labels, index=int(index or 0))

@@ -1,6 +1,5 @@
 """The parts of a GPU's sample."""
 
-import math
 from collections.abc import Sequence
 
 import pynvml  # type: ignore[import-untyped]
@@ -8,36 +7,168 @@ import pytest
 
 from agent.catalog.gpu_facts import THROTTLE_REASONS
 from agent.sources.nvml.sample_parts import ACTIVITIES
-from tests.sources.nvml.fake_driver import MIB, ScriptedNvml
+from tests.sources.nvml.fake_driver import (
+    KNOWN,
+    MIB,
+    Poll,
+    Scenarios,
+    ScriptedNvml,
+    Seen,
+    check,
+    poll,
+)
 
 NOT_SUPPORTED, NO_PERMISSION, NO_DATA, GPU_IS_LOST, UNKNOWN = 3, 4, 21, 15, 999
+HEAT_AND_BRAKE = ("sw_thermal", "hw_thermal", "hw_power_brake")
+
+MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses_v3"
+REASONS_CALL = "nvmlDeviceGetCurrentClocksEventReasons"
+SENT, REPLAYS, ACTIVE = "gpu_nvlink_transmitted_bytes", "gpu_pcie_replays", "gpu_sm_active_ratio"
+
+PARTS: Scenarios = {
+    "memory that the driver reserves is not used memory": [
+        poll(f"set 0 memory_used {1000 * MIB}"),
+        {"gpu_memory_total_bytes": 143771 * MIB, "gpu_memory_reserved_bytes": 614 * MIB,
+         "gpu_memory_used_bytes": 1000 * MIB, "gpu_memory_free_bytes": (143771 - 614 - 1000) * MIB},
+    ],
+    "the first version of the memory call gives only facts that mean the same": [
+        poll(f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NOT_SUPPORTED}"),
+        {"gpu_memory_total_bytes": 143771 * MIB, "gpu_memory_free_bytes": (143771 - 614) * MIB,
+         "gpu_memory_used_bytes": None},
+    ],
+    "memory that is forbidden is unknown and not zero": [
+        poll(f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NO_PERMISSION}",
+             f"answer 0 nvmlDeviceGetMemoryInfo {NO_PERMISSION}"),
+        {"gpu_memory_used_bytes": None, "gpu_memory_total_bytes": None, "gpu_up": 1},
+    ],
+    "the new temperature call is enough where there is one": [
+        poll("set 0 temperature 71"),
+        {"gpu_temperature_celsius/gpu": 71, "calls nvmlDeviceGetTemperature": 0},
+    ],
+    "the old temperature call replaces the new": [
+        poll(f"answer 0 nvmlDeviceGetTemperatureV {NOT_SUPPORTED}", "set 0 temperature 40"),
+        {"gpu_temperature_celsius/gpu": 40},
+        poll("set 0 temperature 41"),
+        {"gpu_temperature_celsius/gpu": 41, "calls nvmlDeviceGetTemperatureV": 1},
+    ],
+    "the old name of the reasons replaces the new": [
+        poll(f"answer 0 {REASONS_CALL} {NOT_SUPPORTED}", f"set 0 throttle {0x4}"),
+        {"gpu_throttle_active/sw_power_cap": 1},
+        poll(f"set 0 throttle {0x40}"),
+        {"gpu_throttle_active/hw_thermal": 1, f"calls {REASONS_CALL}": 1},
+    ],
+    "limits and maxima are read rarely and are in every sample": [
+        poll(times=10),
+        {"gpu_power_limit_watts": 700, "calls nvmlDeviceGetEnforcedPowerLimit": 1},
+        poll("set 0 power_limit 500000"),
+        {"gpu_power_limit_watts": 500, "calls nvmlDeviceGetEnforcedPowerLimit": 2},
+    ],
+    "times of heat are read once the driver's version is known": [
+        poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}"),
+        poll("answer -1 nvmlSystemGetDriverVersion 0"),
+        {f"gpu_throttled_seconds/{reason}": None for reason in HEAT_AND_BRAKE},
+        {"gpu_energy_joules": KNOWN},
+        poll(after_s=10),
+        {"gpu_throttled_seconds/hw_thermal": KNOWN, "gpu_throttled_seconds/sw_power_cap": KNOWN},
+    ],
+    "a field of an unknown type is left out alone": [
+        poll("odd 0 94 7", times=2),
+        {REPLAYS: None, "gpu_energy_joules": KNOWN, "failures": []},
+        poll("odd 0 94 255", times=2),
+        {REPLAYS: None, "gpu_energy_joules": KNOWN, "failures": []},
+    ],
+    "a field of 32 bits is read as such": [
+        poll("narrow 0 94 4000000000"), {REPLAYS: 4_000_000_000},
+    ],
+    "what is marked as not available is unknown": [
+        poll("field 0 94 -1"), {REPLAYS: None}, poll("field 0 94 3"), {REPLAYS: 3},
+        poll("narrow 0 94 4294967295"), {REPLAYS: None},
+    ],
+    "a field that has no value yet is asked again": [
+        poll(f"nofield 0 94 {NO_DATA}"),
+        {"failures": [], REPLAYS: None, "gpu_energy_joules": KNOWN},
+        poll("field 0 94 1"), {REPLAYS: 1, "failures": []},
+    ],
+    "a field that fails is asked again": [
+        poll(f"nofield 0 94 {UNKNOWN}"),
+        {"failures": ["call_failed"], REPLAYS: None, "gpu_energy_joules": KNOWN},
+        poll("field 0 94 1"), {REPLAYS: 1, "failures": []},
+    ],
+    "a loss that only a field reports is a loss": [
+        poll(), poll(f"nofield 0 94 {GPU_IS_LOST}"), {"problem": "gpu_lost"},
+    ],
+    "NVLink counters in bytes go before those in KiB, and stay": [
+        poll("field 0 202 7", "field 0 204 8"), {SENT: 7},
+        poll("field 0 202 9"), {SENT: 9},
+        # Another counter in its place would look like a leap.
+        poll(f"nofield 0 202 {NO_DATA}"), {SENT: None},
+    ],
+    "a counter in bytes that fails at first is waited for": [
+        poll(f"nofield 0 202 {UNKNOWN}"), {SENT: None},
+        poll("field 0 202 7"), {SENT: 7},
+        poll("field 0 202 9"), {SENT: 9},
+    ],
+    "a counter in bytes that has no value at first is waited for": [
+        poll(f"nofield 0 202 {NO_DATA}"), {SENT: None},
+        poll("field 0 202 7"), {SENT: 7},
+    ],
+    "a counter that always fails gives way to the other": [
+        poll(f"nofield 0 202 {UNKNOWN}", f"nofield 0 138 {UNKNOWN}", times=10),
+        poll("field 0 202 1", "field 0 138 7"), {SENT: 7 * 1024},
+        poll("field 0 138 8"), {SENT: 8 * 1024},
+    ],
+    "a counter that has a value is not replaced by a later one": [
+        poll("field 0 202 -1"), {SENT: 1000 * 1024},
+        poll("field 0 202 7"), {SENT: 1000 * 1024},
+    ],
+    "the power of an old GPU has a call of its own": [
+        poll(f"nofield 0 185 {NOT_SUPPORTED}", "set 0 power 99000"),
+        {"gpu_power_watts": 99, "calls nvmlDeviceGetPowerUsage": 1},
+    ],
+    "a fact of the batch needs no call of its own": [
+        poll(),
+        {"calls nvmlDeviceGetPowerUsage": 0, "calls nvmlDeviceGetTotalEnergyConsumption": 0},
+    ],
+    "polls too close for the hardware give no activity": [
+        poll(), poll("activity 0 2 50", after_s=0.05), {ACTIVE: None}, poll(), {ACTIVE: 0.25},
+    ],
+    "a mean over a long interval is left out": [
+        poll(), poll(after_s=600), {ACTIVE: None}, poll(), {ACTIVE: 0},
+    ],
+    "polls rarer than every minute give activity too": [
+        poll("activity 0 2 50", after_s=120, times=2), {ACTIVE: None},
+        poll(after_s=120), {ACTIVE: 0.5}, poll(after_s=200), {ACTIVE: 0.5},
+        poll(after_s=600), {ACTIVE: None},
+    ],
+    "what is no number is unknown and costs the others nothing": [
+        poll(), poll("activity 0 10 nan"), {"gpu_dram_active_ratio": None, ACTIVE: 0},
+        poll("activity 0 10 inf"), {"gpu_dram_active_ratio": None, ACTIVE: 0},
+    ],
+    "samples of a lost GPU are given back": [
+        poll("gpus 2"), poll("lose 1 15"), {"calls nvmlGpmSampleFree": 2},
+    ],
+    "a list that always fails does not hide the other": [
+        poll("process 0 compute 7 10", f"answer 0 {MPS_LIST} {UNKNOWN}"), {"processes": {7: 10}},
+        poll(times=29), {"processes": {7: 10}},
+    ],
+    "processes are unknown while a list that was read before fails": [
+        poll("process 0 compute 7 10", "process 0 mps 8 20"),
+        poll(f"answer 0 {MPS_LIST} {UNKNOWN}", after_s=10), {"processes": None},
+    ],
+    "the slow lists are read every ten seconds and repeated in between": [
+        poll("process 0 compute 7 10"), poll("process 0 compute 8 10"), {"processes": {7: 10}},
+        poll(times=8), {"processes": {7: 10}}, poll(), {"processes": {7: 10, 8: 10}},
+    ],
+    "a GPU that cannot be read has unknown processes": [
+        poll("process 0 compute 7 10"), poll("lose 0 15"), {"processes": None},
+    ],
+}  # fmt: skip
 
 
-def test_memory_that_the_driver_reserves_is_not_used_memory(nvml: ScriptedNvml) -> None:
-    nvml.poll(f"set 0 memory_used {1000 * MIB}")
-    assert nvml.fact("gpu_memory_total_bytes") == 143771 * MIB
-    assert nvml.fact("gpu_memory_reserved_bytes") == 614 * MIB
-    assert nvml.fact("gpu_memory_used_bytes") == 1000 * MIB
-    assert nvml.fact("gpu_memory_free_bytes") == (143771 - 614 - 1000) * MIB
-
-
-def test_the_first_version_of_the_memory_call_gives_only_facts_that_mean_the_same(
-    nvml: ScriptedNvml,
-) -> None:
-    nvml.poll(f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NOT_SUPPORTED}")
-    assert nvml.fact("gpu_memory_total_bytes") == 143771 * MIB
-    assert nvml.fact("gpu_memory_free_bytes") == (143771 - 614) * MIB
-    assert nvml.fact("gpu_memory_used_bytes") is None
-
-
-def test_memory_that_is_forbidden_is_unknown_and_not_zero(nvml: ScriptedNvml) -> None:
-    nvml.poll(
-        f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NO_PERMISSION}",
-        f"answer 0 nvmlDeviceGetMemoryInfo {NO_PERMISSION}",
-    )
-    assert nvml.fact("gpu_memory_used_bytes") is None
-    assert nvml.fact("gpu_memory_total_bytes") is None
-    assert nvml.fact("gpu_up") == 1
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_the_parts_of_a_sample(nvml: ScriptedNvml, parts: Sequence[Poll | Seen]) -> None:
+    check(nvml, parts)
 
 
 @pytest.mark.parametrize(
@@ -60,20 +191,6 @@ def test_facts_are_ratios_and_base_units(
     assert nvml.fact(name, *labels) == value
 
 
-def test_the_new_temperature_call_is_enough_where_there_is_one(nvml: ScriptedNvml) -> None:
-    nvml.poll("set 0 temperature 71")
-    assert nvml.fact("gpu_temperature_celsius", "gpu") == 71
-    assert nvml.driver.calls("nvmlDeviceGetTemperature") == 0
-
-
-def test_the_old_temperature_call_replaces_the_new(nvml: ScriptedNvml) -> None:
-    nvml.driver.do(f"answer 0 nvmlDeviceGetTemperatureV {NOT_SUPPORTED}")
-    for celsius in (40, 41):
-        nvml.poll(f"set 0 temperature {celsius}")
-        assert nvml.fact("gpu_temperature_celsius", "gpu") == celsius
-    assert nvml.driver.calls("nvmlDeviceGetTemperatureV") == 1
-
-
 @pytest.mark.parametrize(("bit", "reason"), THROTTLE_REASONS.items())
 def test_each_reason_for_throttling_has_its_own_bit(
     nvml: ScriptedNvml, bit: int, reason: str
@@ -90,27 +207,6 @@ def test_reasons_that_a_gpu_does_not_support_are_unknown(nvml: ScriptedNvml) -> 
     nvml.poll(f"set 0 throttle_known {0x4 | 0x40}")
     labelled = {labels for name, labels in nvml.of(0).facts if name == "gpu_throttle_active"}
     assert labelled == {("sw_power_cap",), ("hw_thermal",)}
-
-
-def test_the_old_name_of_the_reasons_replaces_the_new(nvml: ScriptedNvml) -> None:
-    nvml.driver.do(f"answer 0 nvmlDeviceGetCurrentClocksEventReasons {NOT_SUPPORTED}")
-    for bit in (0x4, 0x40):
-        nvml.poll(f"set 0 throttle {bit}")
-        assert nvml.fact("gpu_throttle_active", THROTTLE_REASONS[bit]) == 1
-    assert nvml.driver.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
-
-
-def test_limits_and_maxima_are_read_rarely_and_are_in_every_sample(nvml: ScriptedNvml) -> None:
-    for _ in range(10):
-        nvml.poll()
-        assert nvml.fact("gpu_power_limit_watts") == 700
-    assert nvml.driver.calls("nvmlDeviceGetEnforcedPowerLimit") == 1
-    nvml.poll("set 0 power_limit 500000")
-    assert nvml.fact("gpu_power_limit_watts") == 500
-    assert nvml.driver.calls("nvmlDeviceGetEnforcedPowerLimit") == 2
-
-
-HEAT_AND_BRAKE = ("sw_thermal", "hw_thermal", "hw_power_brake")
 
 
 @pytest.mark.parametrize(
@@ -198,38 +294,6 @@ def test_times_of_heat_and_power_brake_are_unknown_where_their_numbers_are_in_do
     assert nvml.fact("gpu_throttled_seconds", "sw_power_cap") == 0
 
 
-def test_times_of_heat_are_read_once_the_drivers_version_is_known(nvml: ScriptedNvml) -> None:
-    nvml.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
-    nvml.poll("answer -1 nvmlSystemGetDriverVersion 0")
-    assert _throttled(nvml) == [None] * 3
-    assert nvml.fact("gpu_energy_joules") is not None
-    nvml.poll(after_s=10)
-    assert nvml.fact("gpu_throttled_seconds", "hw_thermal") is not None
-    assert nvml.fact("gpu_throttled_seconds", "sw_power_cap") is not None
-
-
-@pytest.mark.parametrize("kind", [7, 255])
-def test_a_field_of_an_unknown_type_is_left_out_alone(nvml: ScriptedNvml, kind: int) -> None:
-    for _ in range(2):
-        nvml.poll(f"odd 0 94 {kind}")
-        assert nvml.fact("gpu_pcie_replays") is None
-        assert nvml.fact("gpu_energy_joules") is not None
-        assert not nvml.failures
-
-
-def test_a_field_of_32_bits_is_read_as_such(nvml: ScriptedNvml) -> None:
-    nvml.poll("narrow 0 94 4000000000")
-    assert nvml.fact("gpu_pcie_replays") == 4_000_000_000
-
-
-@pytest.mark.parametrize("line", ["field 0 94 -1", "narrow 0 94 4294967295"])
-def test_what_is_marked_as_not_available_is_unknown(nvml: ScriptedNvml, line: str) -> None:
-    nvml.poll(line)
-    assert nvml.fact("gpu_pcie_replays") is None
-    nvml.poll("field 0 94 3")
-    assert nvml.fact("gpu_pcie_replays") == 3
-
-
 @pytest.mark.parametrize("code", [2, NOT_SUPPORTED, NO_PERMISSION])
 def test_a_field_that_a_gpu_has_not_is_left_out_of_its_batch_alone(
     nvml: ScriptedNvml, code: int
@@ -241,73 +305,6 @@ def test_a_field_that_a_gpu_has_not_is_left_out_of_its_batch_alone(
     assert nvml.fact("gpu_pcie_replays", index=1) == 5
     assert nvml.fact("gpu_energy_joules", index=0) is not None
     assert not nvml.failures
-
-
-@pytest.mark.parametrize(("code", "failures"), [(NO_DATA, []), (UNKNOWN, ["call_failed"])])
-def test_a_field_that_has_no_value_yet_or_fails_is_asked_again(
-    nvml: ScriptedNvml, code: int, failures: list[str]
-) -> None:
-    nvml.poll(f"nofield 0 94 {code}")
-    assert nvml.failures == failures
-    assert nvml.fact("gpu_pcie_replays") is None
-    assert nvml.fact("gpu_energy_joules") is not None
-    nvml.poll("field 0 94 1")
-    assert nvml.fact("gpu_pcie_replays") == 1
-    assert not nvml.failures
-
-
-def test_a_loss_that_only_a_field_reports_is_a_loss(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.poll(f"nofield 0 94 {GPU_IS_LOST}")
-    assert nvml.of(0).problem == "gpu_lost"
-
-
-def test_nvlink_counters_in_bytes_go_before_those_in_kib_and_stay(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("field 0 202 7", "field 0 204 8")
-    for sent in (7, 9):
-        nvml.poll(f"field 0 202 {sent}")
-        assert nvml.fact("gpu_nvlink_transmitted_bytes") == sent
-    # Another counter in its place would look like a leap.
-    nvml.poll(f"nofield 0 202 {NO_DATA}")
-    assert nvml.fact("gpu_nvlink_transmitted_bytes") is None
-
-
-@pytest.mark.parametrize("code", [UNKNOWN, NO_DATA])
-def test_a_counter_in_bytes_that_fails_at_first_is_waited_for(
-    nvml: ScriptedNvml, code: int
-) -> None:
-    nvml.poll(f"nofield 0 202 {code}")
-    assert nvml.fact("gpu_nvlink_transmitted_bytes") is None
-    for sent in (7, 9):
-        nvml.poll(f"field 0 202 {sent}")
-        assert nvml.fact("gpu_nvlink_transmitted_bytes") == sent
-
-
-def test_a_counter_that_always_fails_gives_way_to_the_other(nvml: ScriptedNvml) -> None:
-    nvml.driver.do(f"nofield 0 202 {UNKNOWN}", f"nofield 0 138 {UNKNOWN}")
-    for _ in range(10):
-        nvml.poll()
-    for sent in (7, 8):
-        nvml.poll("field 0 202 1", f"field 0 138 {sent}")
-        assert nvml.fact("gpu_nvlink_transmitted_bytes") == sent * 1024
-
-
-def test_a_counter_that_has_a_value_is_not_replaced_by_a_later_one(nvml: ScriptedNvml) -> None:
-    for line in ("field 0 202 -1", "field 0 202 7"):
-        nvml.poll(line)
-        assert nvml.fact("gpu_nvlink_transmitted_bytes") == 1000 * 1024
-
-
-def test_the_power_of_an_old_gpu_has_a_call_of_its_own(nvml: ScriptedNvml) -> None:
-    nvml.poll(f"nofield 0 185 {NOT_SUPPORTED}", "set 0 power 99000")
-    assert nvml.fact("gpu_power_watts") == 99
-    assert nvml.driver.calls("nvmlDeviceGetPowerUsage") == 1
-
-
-def test_a_fact_of_the_batch_needs_no_call_of_its_own(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    assert nvml.driver.calls("nvmlDeviceGetPowerUsage") == 0
-    assert nvml.driver.calls("nvmlDeviceGetTotalEnergyConsumption") == 0
 
 
 RATIOS = [fact.name for _, fact in ACTIVITIES]
@@ -327,44 +324,6 @@ def test_each_activity_is_the_mean_since_the_last_poll_as_a_ratio(
     assert nvml.fact(getattr(fact, "name", "")) == 0.6
 
 
-def test_polls_too_close_for_the_hardware_give_no_activity(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.poll("activity 0 2 50", after_s=0.05)
-    assert nvml.fact("gpu_sm_active_ratio") is None
-    nvml.poll()
-    assert nvml.fact("gpu_sm_active_ratio") == 0.25
-
-
-def test_a_mean_over_a_long_interval_is_left_out(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.poll(after_s=600)
-    assert nvml.fact("gpu_sm_active_ratio") is None
-    nvml.poll()
-    assert nvml.fact("gpu_sm_active_ratio") == 0
-
-
-def test_polls_rarer_than_every_minute_give_activity_too(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("activity 0 2 50")
-    for _ in range(2):
-        nvml.poll(after_s=120)
-        assert nvml.fact("gpu_sm_active_ratio") is None
-    for after_s in (120, 130, 200):
-        nvml.poll(after_s=after_s)
-        assert nvml.fact("gpu_sm_active_ratio") == 0.5
-    nvml.poll(after_s=600)
-    assert nvml.fact("gpu_sm_active_ratio") is None
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_what_is_no_number_is_unknown_and_costs_the_others_nothing(
-    nvml: ScriptedNvml, number: float
-) -> None:
-    nvml.poll()
-    nvml.poll(f"activity 0 10 {number}")
-    assert nvml.fact("gpu_dram_active_ratio") is None
-    assert nvml.fact("gpu_sm_active_ratio") == 0
-
-
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
 def test_an_activity_that_a_gpu_has_not_is_left_out(nvml: ScriptedNvml, code: int) -> None:
     nvml.driver.do(f"noactivity 0 2 {code}", "activity 0 5 30", "activity 0 10 40")
@@ -381,17 +340,6 @@ def test_a_gpu_before_hopper_is_not_asked(nvml: ScriptedNvml) -> None:
     assert all(nvml.fact(name) is None for name in RATIOS)
     assert nvml.driver.calls("nvmlGpmSampleGet") == 0
     assert not nvml.failures
-
-
-def test_samples_of_a_lost_gpu_are_given_back(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.poll("lose 1 15")
-    assert nvml.driver.calls("nvmlGpmSampleFree") == 2
-
-
-MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
-COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 
 @pytest.mark.parametrize(
@@ -429,34 +377,4 @@ def test_processes_are_unknown_where_a_list_may_hold_more_and_not_none(
     nvml: ScriptedNvml, script: tuple[str, ...]
 ) -> None:
     nvml.poll(*script)
-    assert nvml.of(0).processes is None
-
-
-def test_a_list_that_always_fails_does_not_hide_the_other(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("process 0 compute 7 10", f"answer 0 {MPS_LIST} {UNKNOWN}")
-    for _ in range(30):
-        nvml.poll()
-        assert nvml.of(0).processes == {7: 10}
-
-
-def test_processes_are_unknown_while_a_list_that_was_read_before_fails(nvml: ScriptedNvml) -> None:
-    nvml.poll("process 0 compute 7 10", "process 0 mps 8 20")
-    nvml.poll(f"answer 0 {MPS_LIST} {UNKNOWN}", after_s=10)
-    assert nvml.of(0).processes is None
-
-
-def test_the_slow_lists_are_read_every_ten_seconds_and_repeated_in_between(
-    nvml: ScriptedNvml,
-) -> None:
-    nvml.poll("process 0 compute 7 10")
-    for _ in range(9):
-        nvml.poll("process 0 compute 8 10")
-        assert nvml.of(0).processes == {7: 10}
-    nvml.poll()
-    assert nvml.of(0).processes == {7: 10, 8: 90}
-
-
-def test_a_gpu_that_cannot_be_read_has_unknown_processes(nvml: ScriptedNvml) -> None:
-    nvml.poll("process 0 compute 7 10")
-    nvml.poll("lose 0 15")
     assert nvml.of(0).processes is None
