@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 from urllib.parse import quote_plus
@@ -146,10 +146,14 @@ def annotations(case: Case) -> dict[str, str]:
     )
 
 
-def firing(at: int, expected: Mapping[str, int]) -> dict[str, Any]:
-    """A check of which alerts fire at a minute, and how many of each; no others may."""
+def firing(at: int, expected: Mapping[str, int], where: str = "") -> dict[str, Any]:
+    """A check of which alerts fire at a minute, and how many of each; no others may.
+
+    `where` narrows the check, as to the alerts on one instance.
+    """
+    matchers = f'alertstate="firing",alertname!="Watchdog"{where}'
     return {
-        "expr": 'count by (alertname) (ALERTS{alertstate="firing",alertname!="Watchdog"})',
+        "expr": f"count by (alertname) (ALERTS{{{matchers}}})",
         "eval_time": f"{at}m",
         "exp_samples": [
             {"labels": f'{{alertname="{name}"}}', "value": count}
@@ -161,36 +165,61 @@ def firing(at: int, expected: Mapping[str, int]) -> dict[str, Any]:
 def play(
     name: str, series: Series, checks: Iterable[Mapping[str, Any]], *, step: str = "1m"
 ) -> dict[str, Any]:
-    """A test of promtool: these series, a value each `step`, and checks of which alerts fire."""
+    """A test of promtool: these series, a value each `step`, and checks of which alerts fire.
+
+    A check that names an alert is one of its texts.
+    """
+    found = list(checks)
     return {
         "name": name,
         "interval": step,
         "input_series": [{"series": key, "values": values} for key, values in series.items()],
-        "promql_expr_test": list(checks),
+        "promql_expr_test": [check for check in found if "alertname" not in check],
+        "alert_rule_test": [check for check in found if "alertname" in check],
     }
 
 
-def incident(case: Case, around: Series) -> dict[str, Any]:
-    """The test that the alert fires with its texts, and ends."""
+# Series, and the checks on them.
+Scene = tuple[Series, list[dict[str, Any]]]
+
+
+def incident(case: Case, where: str = "") -> Scene:
+    """The alert fires with its texts, and ends."""
     before, at, after = case.minutes
-    checks = [firing(before, {}), firing(at, {case.alert: 1, **case.also})]
-    test = play(
-        f"{case.alert} tells its incident",
-        {**around, **case.incident},
-        [*checks, firing(after, case.left)],
-    )
     expected = {"exp_labels": dict(case.labels), "exp_annotations": annotations(case)}
-    check = {"alertname": case.alert, "eval_time": f"{at}m", "exp_alerts": [expected]}
-    return {**test, "alert_rule_test": [check]}
+    return case.incident, [
+        firing(before, {}, where),
+        firing(at, {case.alert: 1, **case.also}, where),
+        firing(after, case.left, where),
+        {"alertname": case.alert, "eval_time": f"{at}m", "exp_alerts": [expected]},
+    ]
 
 
-def lookalike(case: Case, around: Series) -> dict[str, Any]:
-    """The test that no alert fires in the similar case."""
-    return play(
-        f"{case.alert} is silent at what looks like its incident",
-        {**around, **case.lookalike},
-        [firing(minute, {}) for minute in case.minutes],
+def renamed(series: Series, old: str, new: str) -> Series:
+    """The same series of another instance."""
+    return {name.replace(old, new): values for name, values in series.items()}
+
+
+def alerts_of(case: Case) -> set[str]:
+    """The alerts that an incident brings."""
+    return {case.alert, *case.also, *case.left}
+
+
+def at_instance(case: Case, old: str, new: str) -> Case:
+    """The same case on another instance."""
+    return replace(
+        case,
+        incident=renamed(case.incident, old, new),
+        lookalike=renamed(case.lookalike, old, new),
+        labels={name: value.replace(old, new) for name, value in case.labels.items()},
+        summary=case.summary.replace(old, new),
+        description=case.description.replace(old, new),
     )
+
+
+def lookalike(case: Case, where: str = "") -> Scene:
+    """No alert fires in the similar case."""
+    return case.lookalike, [firing(minute, {}, where) for minute in case.minutes]
 
 
 def of_groups(text: str, *names: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.real_parts.alertmanager import program
-from tests.render.alerts.cases import Case, Series, firing, play, rule_groups
+from tests.render.alerts.cases import Case, Scene, firing, rule_groups
 
 
 def complaints(
@@ -59,10 +59,10 @@ _COUNTER = re.compile(r"[\w:]+_(?:total|bucket|count)\{")
 _TOKEN = re.compile(r"(_|stale|[\d.]+)(?:\+([\d.]+))?(?:x(\d+))?")
 
 
-def restarted(case: Case, around: Series) -> dict[str, Any] | None:
-    """The test that a counter reset during the incident neither ends nor prolongs it.
+def restarted(case: Case, where: str = "") -> Scene | None:
+    """Counters that are reset during the incident neither end nor prolong it.
 
-    None where the incident has no counters.
+    None if the incident has no counters.
     """
     _, at, after = case.minutes
     counters = {
@@ -70,11 +70,10 @@ def restarted(case: Case, around: Series) -> dict[str, Any] | None:
     }
     if not counters:
         return None
-    return play(
-        f"{case.alert} outlives counters that begin anew amid its incident",
-        {**around, **case.incident, **counters},
-        [firing(at, {case.alert: 1, **case.also}), firing(after, case.left)],
-    )
+    return {**case.incident, **counters}, [
+        firing(at, {case.alert: 1, **case.also}, where),
+        firing(after, case.left, where),
+    ]
 
 
 def anew(values: str, minute: int) -> str:

@@ -1,9 +1,10 @@
 """Every alert fires at its incident and ends with it, and fires at no similar case; by promtool."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,17 @@ from tests.render.alerts.cases import (
     MODEL,
     OBJECTIVES,
     Case,
+    Scene,
     Series,
     alert_rules,
+    alerts_of,
+    at_instance,
     firing,
     incident,
     lookalike,
     of_groups,
     play,
+    renamed,
 )
 from tests.render.alerts.objective_cases import burn_plays, histogram, leaks
 from tests.render.alerts.promtool import complaints, complaints_about_rules, restarted
@@ -170,27 +175,93 @@ TEXTS = render_alerts(OBJECTIVES, budget_usd=agent_cases.BUDGET_USD)
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Cases, the groups of rules that they are played against, and the world around them."""
+    """Cases, the groups of rules that they are played against, and the world around them.
 
-    file: str
+    Cases on `instance` are played at once, each on an instance of its own: promtool's time goes by
+    minutes and rules much more than by series.
+    """
+
     groups: tuple[str, ...]
-    around: Series
     cases: tuple[Case, ...]
+    file: str = RULES
+    around: Series = field(default_factory=lambda: AROUND)
+    # None if the cases are of all instances together.
+    instance: str | None = "a:9470"
+    every: str = "1m"
+
+    def complaints(self, folder: Path, tests: Iterable[Mapping[str, Any]]) -> str:
+        """Promtool's complaints about tests of the rules."""
+        rules = of_groups(TEXTS[self.file], *self.groups)
+        return complaints(folder, rules, tests, every=self.every)
+
+    def incidents(self) -> Iterator[dict[str, Any]]:
+        """Tests that play the incidents."""
+        left, apart = self._sorted()
+        while left:
+            now: list[Case] = []
+            for case in left:
+                # The texts of an alert can be checked at one incident at a time.
+                taken = {name for other in now for name in alerts_of(other)}
+                if not alerts_of(case) & taken:
+                    now.append(case)
+            yield self._played([(incident, case) for case in now])
+            left = [case for case in left if case not in now]
+        for case in apart:
+            yield self._played([(incident, case)])
+
+    def others(self) -> Iterator[dict[str, Any]]:
+        """Tests that play the similar cases, and the incidents amid which counters are reset."""
+        together, apart = self._sorted()
+        if together:
+            yield self._played(
+                [(scene, case) for case in together for scene in (lookalike, restarted)]
+            )
+        for case in apart:
+            yield self._played([(lookalike, case)])
+            if restarted(case) is not None:
+                yield self._played([(restarted, case)])
+
+    def _sorted(self) -> tuple[list[Case], list[Case]]:
+        """The cases that can be played together, and those that are played alone."""
+        together = [
+            case
+            for case in self.cases
+            if self.instance in case.labels.values() and case.minutes[-1] < LONG
+        ]
+        return together, [case for case in self.cases if case not in together]
+
+    def _played(self, scenes: Sequence[tuple[Callable[..., Scene | None], Case]]) -> dict[str, Any]:
+        series, checks = dict(self.around), []
+        for number, (scene, case) in enumerate(scenes):
+            if len(scenes) > 1 and self.instance is not None:
+                there = f"{number}-{self.instance}"
+                series |= renamed(self.around, self.instance, there)
+                moved = at_instance(case, self.instance, there)
+                found = scene(moved, f',instance="{there}"')
+            else:
+                found = scene(case)
+            if found is not None:
+                series |= found[0]
+                checks += found[1]
+        return play(" ".join(case.alert for _, case in scenes), series, checks)
 
 
+LONG = 100
 _BUDGETS = ("goodput-recordings", "goodput-objectives")
 
 PACKS = {
-    "objectives": Pack(RULES, _BUDGETS, AROUND, objective_cases.BUDGETS),
-    "explained": Pack(RULES, (*_BUDGETS, "goodput-engines"), AROUND, objective_cases.EXPLAINED),
-    "latency": Pack(RULES, ("goodput-latency",), AROUND, objective_cases.LATENCIES),
-    "requests": Pack(RULES, ("goodput-requests",), AROUND, engine_cases.REQUESTS),
-    "engines": Pack(RULES, ("goodput-engines",), AROUND, engine_cases.ENGINES),
-    "gpus": Pack(RULES, ("goodput-gpus",), AROUND, gpu_cases.CASES),
-    "costs": Pack(RULES, ("goodput-costs",), AROUND, agent_cases.COST_CASES),
-    "agents": Pack(RULES, ("goodput-agents",), AROUND, agent_cases.CASES),
-    "agreement": Pack(RULES, _BUDGETS, AROUND, agent_cases.AGREEMENT),
-    "vllm alone": Pack(VLLM_ALONE, ("vllm-alone",), vllm_cases.AROUND, vllm_cases.CASES),
+    "objectives": Pack(_BUDGETS, objective_cases.BUDGETS),
+    "explained": Pack((*_BUDGETS, "goodput-engines"), objective_cases.EXPLAINED),
+    "latency": Pack(("goodput-latency",), objective_cases.LATENCIES),
+    "requests": Pack(("goodput-requests",), engine_cases.REQUESTS),
+    "engines": Pack(("goodput-engines",), engine_cases.ENGINES),
+    "gpus": Pack(("goodput-gpus",), gpu_cases.CASES),
+    "costs": Pack(("goodput-costs",), agent_cases.COST_CASES, every="5m"),
+    "agents": Pack(("goodput-agents",), agent_cases.CASES),
+    "agreement": Pack(_BUDGETS, agent_cases.AGREEMENT, instance=None),
+    "vllm alone": Pack(
+        ("vllm-alone",), vllm_cases.CASES, VLLM_ALONE, vllm_cases.AROUND, vllm_cases.INSTANCE
+    ),
 }
 
 
@@ -206,10 +277,7 @@ def test_prometheus_accepts_the_rules_at_any_speed(tmp_path: Path, speed: float)
 
 @pytest.mark.parametrize("pack", PACKS)
 def test_each_alert_fires_at_its_incident_alone(pack: str, tmp_path: Path) -> None:
-    played = PACKS[pack]
-    tests = [incident(case, played.around) for case in played.cases]
-    tests += [lookalike(case, played.around) for case in played.cases]
-    assert complaints(tmp_path, of_groups(TEXTS[played.file], *played.groups), tests) == ""
+    assert PACKS[pack].complaints(tmp_path, PACKS[pack].incidents()) == ""
 
 
 @pytest.mark.parametrize("rules", [RULES, VLLM_ALONE])
@@ -229,24 +297,21 @@ def test_alerts_on_budgets_fire_as_fast_as_the_budget_burns(tmp_path: Path) -> N
 
 def test_slow_losses_are_tickets(tmp_path: Path) -> None:
     rules = of_groups(TEXTS[RULES], *_BUDGETS)
-    assert complaints(tmp_path, rules, leaks(), every="10m") == ""
+    assert complaints(tmp_path, rules, [leaks()], every="10m") == ""
 
 
 @pytest.mark.parametrize("pack", PACKS)
-def test_counter_resets_neither_end_an_incident_nor_prolong_it(pack: str, tmp_path: Path) -> None:
-    played = PACKS[pack]
-    tests = [test for case in played.cases if (test := restarted(case, played.around))]
-    assert complaints(tmp_path, of_groups(TEXTS[played.file], *played.groups), tests) == ""
+def test_similar_cases_fire_nothing_and_counter_resets_end_and_prolong_no_incident(
+    pack: str, tmp_path: Path
+) -> None:
+    assert PACKS[pack].complaints(tmp_path, PACKS[pack].others()) == ""
 
 
 def test_every_alert_on_a_counter_has_a_case_with_a_counter_reset() -> None:
     rules = [rule for file in (RULES, VLLM_ALONE) for rule in alert_rules(TEXTS[file])]
     counting = {rule["alert"] for rule in rules if re.search(r"\b(increase|rate)\(", rule["expr"])}
     played = {
-        case.alert
-        for pack in PACKS.values()
-        for case in pack.cases
-        if restarted(case, pack.around) is not None
+        case.alert for pack in PACKS.values() for case in pack.cases if restarted(case) is not None
     }
     assert counting - {"LlmObjectiveBudgetBurn"} <= played
 
@@ -256,31 +321,39 @@ FLEETS = {
     "when the agent and the engine start anew": fleet("0+STEPx60 0+STEPx60", past="7x60 0x60"),
     "when nobody asks for anything": fleet("0x120", load="0x120"),
     "when all traffic ends": fleet("0+STEPx60 HOURx60", load="0x120"),
-    "when nothing was ever seen": {},
 }
-MINUTES = (5, 61, 66, 90, 115)
-
-
-@pytest.mark.parametrize("when", FLEETS)
-def test_a_fleet_that_works_is_silent(when: str, tmp_path: Path) -> None:
-    series = {**AROUND, **FLEETS[when]}
-    checks = [firing(minute, {}) for minute in MINUTES]
-    assert complaints(tmp_path, TEXTS[RULES], [play(when, series, checks)]) == ""
-
-
 VLLM_FLEETS = {
     "on a good day": vllm_fleet("0+STEPx120"),
     "when nobody asks for anything": vllm_fleet("0x120", load="0x120"),
     "when all traffic ends": vllm_fleet("0+STEPx60 HOURx60", load="0x120"),
-    "when nothing was ever asked": {},
 }
+MINUTES = (5, 61, 66, 90, 115)
 
 
-@pytest.mark.parametrize("when", VLLM_FLEETS)
-def test_a_vllm_that_works_is_silent(when: str, tmp_path: Path) -> None:
-    series = {**vllm_cases.AROUND, **VLLM_FLEETS[when]}
+def side_by_side(fleets: Mapping[str, Series], instance: str) -> Series:
+    """The series of fleets, each on an instance and with a model of its own."""
+    found: dict[str, str] = {}
+    for number, series in enumerate(fleets.values()):
+        there = renamed(series, f'"{instance}"', f'"{number}-{instance}"')
+        found |= renamed(there, '"llama"', f'"llama-{number}"')
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "around", "fleets", "instance"),
+    [
+        (RULES, AROUND, FLEETS, "a:9470"),
+        (VLLM_ALONE, vllm_cases.AROUND, VLLM_FLEETS, vllm_cases.INSTANCE),
+    ],
+    ids=["agents", "vllm alone"],
+)
+def test_fleets_that_work_are_silent(
+    file: str, around: Series, fleets: Mapping[str, Series], instance: str, tmp_path: Path
+) -> None:
+    """As do an agent and a vLLM that were never asked for anything."""
+    series = {**around, **side_by_side(fleets, instance)}
     checks = [firing(minute, {}) for minute in MINUTES]
-    assert complaints(tmp_path, TEXTS[VLLM_ALONE], [play(when, series, checks)]) == ""
+    assert complaints(tmp_path, TEXTS[file], [play("silent", series, checks)]) == ""
 
 
 def test_a_restart_of_vllm_fires_the_alert_on_restarts_alone(tmp_path: Path) -> None:
@@ -306,5 +379,4 @@ def test_the_watchdog_always_fires(file: str, group: str, tmp_path: Path) -> Non
     checks = [
         {"alertname": "Watchdog", "eval_time": at, "exp_alerts": [expected]} for at in ("0m", "2h")
     ]
-    test = {**play("always", {}, []), "alert_rule_test": checks}
-    assert complaints(tmp_path, of_groups(TEXTS[file], group), [test]) == ""
+    assert complaints(tmp_path, of_groups(TEXTS[file], group), [play("always", {}, checks)]) == ""

@@ -4,9 +4,10 @@ from tests.render.alerts.cases import Case, Series
 from tests.render.alerts.engine_cases import PAGE, TICKET
 from tests.render.alerts.objective_cases import histogram
 
-ON_VLLM = 'job="vllm",instance="v:8000"'
+INSTANCE = "v:8000"
+ON_VLLM = f'job="vllm",instance="{INSTANCE}"'
 VLLM = f'{ON_VLLM},model_name="llama",engine="0"'
-_ON_TARGET = {"instance": "v:8000"}
+_ON_TARGET = {"instance": INSTANCE}
 _ON_MODEL = {**_ON_TARGET, "model_name": "llama"}
 _RUNNING = f"vllm:num_requests_running{{{VLLM}}}"
 _UP = f"up{{{ON_VLLM}}}"
