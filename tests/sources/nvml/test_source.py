@@ -2,19 +2,28 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from agent.catalog import gpu_facts as f
 from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.gpu_problems import COUNTED_XIDS, LOST
+from agent.catalog.gpu_problems import COUNTED_XIDS
 from agent.sources.nvml.source import LONGEST_WAIT_S, Lifecycle
 from tests.real_parts.waiting import eventually
-from tests.sources.nvml.fake_driver import ARRIVES_WITHIN_S, MIB, ScriptedNvml, gpu_uuid
+from tests.sources.nvml.fake_driver import (
+    ARRIVES_WITHIN_S,
+    MIB,
+    Poll,
+    Scenarios,
+    ScriptedNvml,
+    Seen,
+    check,
+    gpu_uuid,
+    poll,
+)
 
 
 def test_a_sample_has_the_names_of_its_gpu_and_its_time(nvml: ScriptedNvml) -> None:
@@ -44,19 +53,6 @@ def test_eight_gpus_have_samples_by_uuid(nvml: ScriptedNvml) -> None:
     assert [sample.gpu for sample in nvml.samples] == [gpu_uuid(index) for index in range(8)]
     for index in range(8):
         assert nvml.fact("gpu_memory_used_bytes", index=index) == (index + 1) * MIB
-
-
-def test_one_batched_field_call_per_gpu_and_poll(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 8")
-    for _ in range(3):
-        nvml.poll()
-    assert nvml.driver.calls("nvmlDeviceGetFieldValues") == 3 * 8
-
-
-def test_the_call_that_blocks_to_measure_pcie_is_never_made(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.poll()
-    assert nvml.driver.calls("nvmlDeviceGetPcieThroughput") == 0
 
 
 def test_no_visible_gpu_is_a_failure_and_no_sample(
@@ -151,29 +147,73 @@ def test_after_close_a_read_is_empty_and_closing_again_is_harmless(nvml: Scripte
     assert not nvml.failures
 
 
-def test_xids_that_alerts_are_about_are_counted_from_zero(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    for number in COUNTED_XIDS:
-        assert nvml.fact(f.XID_ERRORS.name, str(number)) == 0
-    assert nvml.fact(f.XID_ERRORS.name, "94") is None
-
-
 NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED, MISMATCH, UNKNOWN = 4, 15, 16, 18, 999
+
+LOSSES: Scenarios = {
+    "one batched field call for each GPU and poll": [
+        poll("gpus 8"), poll(times=2), {"calls nvmlDeviceGetFieldValues": 3 * 8},
+    ],
+    "the call that blocks to measure PCIe is never made": [
+        poll(times=2), {"calls nvmlDeviceGetPcieThroughput": 0},
+    ],
+    "Xids that alerts are about are counted from zero": [
+        poll(), {f"gpu_xid_errors/{number}": 0 for number in COUNTED_XIDS},
+        {"gpu_xid_errors/94": None},
+    ],
+    "a GPU that falls off is reported at once and the others go on": [
+        poll("gpus 3"), poll(f"lose 1 {GPU_IS_LOST}"),
+        {"gpu_up@0": 1, "gpu_up@1": 0, "gpu_up@2": 1, "problem@1": "gpu_lost",
+         "failures": ["gpu_lost"], "gpu_memory_used_bytes@1": None, "gpu_memory_used_bytes@2": 0},
+    ],
+    "a GPU that is lost before its first read is a failure until it answers": [
+        poll("gpus 2", f"lose 0 {GPU_IS_LOST}"), {"failures": ["gpu_lost"], "gpu_up@1": 1},
+        poll("lose 0 0"), {"gpu_up@0": 1, "gpu_up@1": 1},
+    ],
+    "a GPU that is lost while it is opened is a failure until it answers": [
+        poll("gpus 2", f"answer 0 nvmlGpmQueryDeviceSupport {GPU_IS_LOST}"),
+        {"failures": ["gpu_lost"], "gpu_up@1": 1},
+        poll("answer 0 nvmlGpmQueryDeviceSupport 0"), {"gpu_up@0": 1, "gpu_up@1": 1},
+    ],
+    "a lost GPU that gives an unknown error later is still lost": [
+        poll("gpus 3"), poll(f"lose 1 {GPU_IS_LOST}"), poll(f"lose 1 {UNKNOWN}"), poll(times=10),
+        {"problem@1": "gpu_lost", "failures": ["gpu_lost", "gpu_unopened"]},
+    ],
+    "a GPU that cannot be opened beside others is lost": [
+        poll("gpus 3"), poll(f"lose 1 {UNKNOWN}"), poll(times=11), {"problem@1": "gpu_unopened"},
+    ],
+    "a GPU that reported its loss is lost though none is left": [
+        poll(), poll(f"lose 0 {GPU_IS_LOST}"), poll(f"lose 0 {UNKNOWN}"), {"problem": "gpu_lost"},
+        poll("lose 0 0", after_s=LONGEST_WAIT_S), poll("driver 0"), {"problem": "no_driver"},
+    ],
+    "a GPU that asks for a reset is lost by that name": [
+        poll(), poll(f"lose 0 {RESET_REQUIRED}"), {"problem": "gpu_reset_required"},
+    ],
+    "a GPU whose every call fails is lost": [
+        poll("gpus 2"), poll(f"lose 1 {UNKNOWN}"), {"problem@1": "gpu_silent", "gpu_up@0": 1},
+    ],
+    "the loss of all GPUs is reported for each and ends when they return": [
+        poll("gpus 2"), poll(f"lose -1 {GPU_IS_LOST}"), {"gpu_up@0": 0, "gpu_up@1": 0},
+        poll(), {"gpu_up@0": 0, "gpu_up@1": 0, "failures": ["gpu_lost", "no_gpu"]},
+        poll("lose -1 0", after_s=2), {"gpu_up@0": 1, "gpu_up@1": 1},
+    ],
+    "a GPU that vanishes from the count is missing": [
+        poll("gpus 2"), poll("driver 0"), poll("gpus 1"),
+        {"problem@1": "gpu_missing", "failures": ["gpu_missing"]},
+    ],
+    "what was read before the driver went is kept": [
+        poll("gpus 2"), poll("answer 1 nvmlDeviceGetFieldValues 9"),
+        {"gpu_up@0": 1, "problem@1": "no_driver"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", LOSSES.values(), ids=LOSSES)
+def test_what_is_read_and_lost(nvml: ScriptedNvml, parts: Sequence[Poll | Seen]) -> None:
+    check(nvml, parts)
 
 
 def _up(nvml: ScriptedNvml) -> list[float | None]:
     return [nvml.fact("gpu_up", index=sample.index) for sample in nvml.samples]
-
-
-def test_a_gpu_that_falls_off_is_reported_at_once_and_the_others_go_on(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 3")
-    nvml.poll()
-    nvml.poll(f"lose 1 {GPU_IS_LOST}")
-    assert {sample.index: sample.fact("gpu_up") for sample in nvml.samples} == {0: 1, 1: 0, 2: 1}
-    assert (nvml.of(1).problem, nvml.of(1).at) == ("gpu_lost", nvml.now)
-    assert "gpu_lost" in nvml.failures
-    assert nvml.fact("gpu_memory_used_bytes", index=1) is None
-    assert nvml.fact("gpu_memory_used_bytes", index=2) == 0
 
 
 def _waits(nvml: ScriptedNvml, seconds: int) -> list[int]:
@@ -260,44 +300,6 @@ def test_a_gpu_that_comes_back_is_read_again_and_the_next_loss_starts_with_a_sho
     assert f"GPU {gpu_uuid(1)} (index 1) is read again" in caplog.text
 
 
-@pytest.mark.parametrize("fails", ["lose 0", "answer 0 nvmlGpmQueryDeviceSupport"])
-def test_a_gpu_that_is_lost_before_its_first_read_is_a_failure_until_it_answers(
-    nvml: ScriptedNvml, fails: str
-) -> None:
-    nvml.driver.do("gpus 2", f"{fails} {GPU_IS_LOST}")
-    nvml.poll()
-    assert [sample.gpu for sample in nvml.samples] == [gpu_uuid(1)]
-    assert nvml.failures == ["gpu_lost"]
-    nvml.poll(f"{fails} 0")
-    assert _up(nvml) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("code", "problem"), [(GPU_IS_LOST, "gpu_lost"), (UNKNOWN, "gpu_unopened")]
-)
-def test_a_lost_gpu_that_gives_an_unknown_error_later_is_still_lost(
-    nvml: ScriptedNvml, code: int, problem: str
-) -> None:
-    nvml.driver.do("gpus 3")
-    nvml.poll()
-    nvml.poll(f"lose 1 {code}")
-    nvml.poll(f"lose 1 {UNKNOWN}")
-    for _ in range(10):
-        nvml.poll()
-        assert (nvml.of(1).problem, problem in LOST) == (problem, True)
-        assert "nvml_unknown_error" not in nvml.failures
-
-
-def test_a_gpu_that_reported_its_loss_is_lost_though_none_is_left(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.poll(f"lose 0 {GPU_IS_LOST}")
-    nvml.poll(f"lose 0 {UNKNOWN}")
-    assert nvml.of(0).problem == "gpu_lost"
-    nvml.poll("lose 0 0", after_s=LONGEST_WAIT_S)
-    nvml.poll("driver 0")
-    assert nvml.of(0).problem == "no_driver"
-
-
 @pytest.mark.parametrize(
     ("codes", "reason"),
     [
@@ -320,43 +322,6 @@ def test_a_code_that_all_gpus_return_is_about_the_driver(
     assert set(nvml.failures) <= {reason}
 
 
-def test_a_gpu_that_asks_for_a_reset_is_lost_by_that_name(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.poll(f"lose 0 {RESET_REQUIRED}")
-    assert nvml.of(0).problem == "gpu_reset_required"
-
-
-def test_a_gpu_whose_every_call_fails_is_lost(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.poll(f"lose 1 {UNKNOWN}")
-    assert nvml.of(1).problem == "gpu_silent"
-    assert nvml.fact("gpu_up", index=0) == 1
-
-
-def test_the_loss_of_all_gpus_is_reported_for_each_and_ends_when_they_return(
-    nvml: ScriptedNvml,
-) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.poll(f"lose -1 {GPU_IS_LOST}")
-    assert _up(nvml) == [0, 0]
-    nvml.poll()
-    assert _up(nvml) == [0, 0]
-    assert "no_gpu" in nvml.failures
-    nvml.poll("lose -1 0", after_s=2)
-    assert _up(nvml) == [1, 1]
-
-
-def test_a_gpu_that_vanishes_from_the_count_is_missing(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.poll("driver 0")
-    nvml.poll("gpus 1")
-    assert nvml.of(1).problem == "gpu_missing"
-    assert nvml.failures == ["gpu_missing"]
-
-
 def test_a_driver_that_unloads_takes_every_gpu_and_comes_back(
     nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -371,14 +336,6 @@ def test_a_driver_that_unloads_takes_every_gpu_and_comes_back(
     nvml.poll("driver 1", after_s=LONGEST_WAIT_S)
     assert _up(nvml) == [1, 1]
     assert not nvml.failures
-
-
-def test_what_was_read_before_the_driver_went_is_kept(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.poll("answer 1 nvmlDeviceGetFieldValues 9")
-    assert nvml.fact("gpu_up", index=0) == 1
-    assert nvml.of(1).problem == "no_driver"
 
 
 def test_a_library_that_was_shut_down_is_initialised_again(nvml: ScriptedNvml) -> None:
