@@ -269,13 +269,13 @@ def test_hostile_bodies_leave_nothing_behind() -> None:
         assert started.stdout is not None
         alone = Alone(*map(int, started.stdout.readline().split()))
         memory = psutil.Process(started.pid).memory_info
-        for _ in range(3):
+        for _ in range(2):
             hostile_round(alone)
         early_bytes = memory().rss
-        for _ in range(8):
+        for _ in range(5):
             hostile_round(alone)
-        # The bombs that stay would be 32 MiB, the refused texts of one transport 26 MiB.
-        assert memory().rss < early_bytes + 20 * MIB
+        # The bombs that stay would be 20 MiB, the refused texts of one transport 16 MiB.
+        assert memory().rss < early_bytes + 12 * MIB
         # It ends when its standard input does.
         started.communicate()
 
