@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.analysis.joined_record import joined
@@ -66,22 +66,12 @@ def test_no_known_value_is_lost(proxy: RequestRecord, engine: RequestRecord) -> 
         else:
             assert (joined_value is None) == (proxy_value is None and engine_value is None)
     assert row.proxied == proxy.proxied
-
-
-@given(proxy_views, engine_views)
-def test_a_joined_record_has_the_span_ids_of_engine_and_proxy(
-    proxy: RequestRecord, engine: RequestRecord
-) -> None:
-    row = joined(proxy, engine)
-    assert (row.trace_id, row.span_id, row.parent_span_id, row.proxy_span_id) == (
-        engine.trace_id,
-        engine.span_id,
-        PROXY_SPAN,
-        PROXY_SPAN,
-    )
+    assert (row.trace_id, row.span_id) == (engine.trace_id, engine.span_id)
+    assert (row.parent_span_id, row.proxy_span_id) == (PROXY_SPAN, PROXY_SPAN)
     assert row.vantage is Vantage.JOINED
 
 
+@settings(max_examples=20)
 @given(proxy_views, engine_views, st.floats(NOON, NOON + 60), st.floats(NOON, NOON + 60))
 def test_the_order_in_which_views_arrive_makes_no_difference(
     proxy: RequestRecord, engine: RequestRecord, one_at: float, other_at: float

@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
@@ -132,6 +132,7 @@ def _tokens(work: EngineWork) -> tuple[float, float, float]:
     return work.computed_tokens, work.cached_tokens, work.output_tokens
 
 
+@settings(max_examples=25)
 @given(DAYS, WINDOWS, st.randoms(use_true_random=False))
 def test_the_order_of_rows_and_samples_changes_nothing(
     day: Day, window: TimeRange, chance: random.Random

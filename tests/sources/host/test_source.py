@@ -86,7 +86,7 @@ def test_one_part_that_cannot_be_seen_hides_no_other(
     assert set(seen.unread) == {"cgroup", "node_oom_kills", "log"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_whatever_is_in_the_files_a_read_ends(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
