@@ -91,15 +91,10 @@ def store_says(agent: AgentProcess) -> str:
     return "" if response.status_code == 200 else str(response.json()["parts"]["store"])
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "published to postgresql"])
-def test_a_full_disk_is_told_counted_and_survived(
-    disk: SmallDisk, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_full_disk_is_told_counted_and_survived(disk: SmallDisk, postgres_url: str) -> None:
     ports = AgentPorts.free()
     file = disk.folder / "own.db"
-    storage: dict[str, Any] = {"file": str(file)}
-    if kind != "sqlite":
-        storage["publish_to"] = request.getfixturevalue("postgres_url")
+    storage = {"file": str(file), "publish_to": postgres_url}
     with agent_on(disk, ports, storage) as agent:
         with constant_load(ports.http, PAUSE_S) as load:
             load.more_acknowledged(5, of_each=True)
@@ -114,7 +109,6 @@ def test_a_full_disk_is_told_counted_and_survived(
             load.more_acknowledged(5, of_each=True)
         assert load.statuses.keys() == {200, 503}
         eventually(lambda: not store_says(agent), within_s=WITHIN_S, what="readiness")
-        if kind != "sqlite":
-            all_published(file)
-            has_all_once(storage["publish_to"], load)
+        all_published(file)
+        has_all_once(postgres_url, load)
         has_all_once(f"sqlite:///{file}", load)

@@ -23,10 +23,8 @@ from tests.real_parts.storing_process import (
 
 pytestmark = pytest.mark.slow
 
-# The whole agent and its part that stores: jobs of the part run each second, so that kills come
-# while it folds. `python -m benchmarks long_mix` kills for longer.
-WITH_SQLITE = [(WHOLE, 15), (PART, 10)]
-WITH_POSTGRES = [(WHOLE, 10), (PART, 8)]
+# `python -m benchmarks long_mix` kills for longer.
+KILLS = 10
 # A start takes about a tenth of a second; some kills come within it.
 _IN_THE_START, _START_S = 0.3, 0.15
 _MOST_BATCHES, _BETWEEN_BATCHES_S = 8, 0.01
@@ -86,10 +84,10 @@ class KilledPublishing(KilledAgain):
         self._shared.close()
 
 
-def under_load(killed: KilledAgain, kills: int) -> ConstantLoad:
+def under_load(killed: KilledAgain) -> ConstantLoad:
     """Kill it so often; returns the load, of which the last start acknowledged the rest."""
     with constant_load(killed.port, PAUSE_S) as load:
-        for _ in range(kills):
+        for _ in range(KILLS):
             killed.live_and_die(load)
         process = killed.start()
         try:
@@ -101,21 +99,18 @@ def under_load(killed: KilledAgain, kills: int) -> ConstantLoad:
     return load
 
 
-@pytest.mark.parametrize(("command", "kills"), WITH_SQLITE)
-def test_sqlite_has_what_was_acknowledged_before_every_kill(
-    tmp_path: Path, command: Sequence[str], kills: int
-) -> None:
+def test_a_file_has_what_was_acknowledged_before_every_kill_of_the_agent(tmp_path: Path) -> None:
     file = tmp_path / "goodput.db"
-    load = under_load(KilledAgain(tmp_path, command, {"file": str(file)}), kills)
+    load = under_load(KilledAgain(tmp_path, WHOLE, {"file": str(file)}))
     has_all_once(f"sqlite:///{file}", load)
 
 
-@pytest.mark.parametrize(("command", "kills"), WITH_POSTGRES)
-def test_file_and_shared_database_have_what_was_acknowledged_before_every_kill(
-    tmp_path: Path, postgres_url: str, command: Sequence[str], kills: int
+def test_file_and_shared_database_have_what_was_acknowledged_before_kills_that_come_in_jobs(
+    tmp_path: Path, postgres_url: str
 ) -> None:
-    with closing(KilledPublishing(tmp_path, command, postgres_url)) as killed:
-        load = under_load(killed, kills)
+    """Jobs of this part of the agent run each second, so that kills come while it folds."""
+    with closing(KilledPublishing(tmp_path, PART, postgres_url)) as killed:
+        load = under_load(killed)
     last = killed.start()
     try:
         all_published(killed.file)

@@ -32,7 +32,7 @@ NOTHING_CHANGES = "the new agent cannot start, so nothing changes: "
 class Reloaded:
     """A running agent, its settings, and its program."""
 
-    def __init__(self, folder: Path, command: str, sections: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, sections: Mapping[str, Any]) -> None:
         self.program = folder / "program"
         for part in ("agent", "migrations", "docs"):
             shutil.copytree(ROOT / part, self.program / part)
@@ -49,14 +49,7 @@ class Reloaded:
         }
         self.write(self.settings)
         program = PROGRAM.format(folder=str(self.program))
-        arguments: list[str | Path] = [
-            sys.executable,
-            "-c",
-            program,
-            command,
-            "--config",
-            self._config,
-        ]
+        arguments = [sys.executable, "-c", program, "run", "--config", self._config]
         self.process = ServerProcess(arguments, self._log)
         self.process.wait_until(self.is_up, within_s=WITHIN_S)
 
@@ -102,29 +95,20 @@ def proxied() -> Mapping[str, Any]:
 
 @pytest.fixture(params=[dict, proxied], ids=["without a proxy", "with a proxy"])
 def reloaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reloaded]:
-    agent = Reloaded(tmp_path, "run", request.param())
+    agent = Reloaded(tmp_path, request.param())
     with agent.process:
         yield agent
 
 
-def test_what_cannot_start_changes_nothing_and_the_log_says_why(
+def test_what_cannot_start_changes_nothing_and_a_reload_brings_what_can(
     reloaded: Reloaded, tmp_path: Path
 ) -> None:
     rules = reloaded.program / "agent/analysis/causes/rules.py"
-    short = tmp_path / "tokens"
-    short.write_text("short")
     socket, no_token = tmp_path / "no folder" / "below" / "x.sock", tmp_path / "no token"
     with_tokens = {**reloaded.settings, "security": {"read_tokens": str(no_token)}}
-    with_short = {**reloaded.settings, "security": {"read_tokens": str(short)}}
     faults: list[tuple[Callable[[], object], str]] = [
-        (partial(reloaded.write, {"proxy": 1}), "proxy: must be a mapping of keys"),
-        (
-            partial(rules.write_text, "def ("),
-            f'SyntaxError: invalid syntax (File "{rules}"',
-        ),
-        (rules.unlink, "ModuleNotFoundError: No module named 'agent.analysis.causes.rules'"),
+        (partial(rules.write_text, "def ("), f'SyntaxError: invalid syntax (File "{rules}"'),
         (partial(reloaded.write, with_tokens), f"security.read_tokens: {no_token} cannot be read"),
-        (partial(reloaded.write, with_short), f"security.read_tokens: {short} must hold"),
         (
             partial(reloaded.write, reloaded.with_engine(plugin_socket=str(socket))),
             f"plugin_socket of engine chat-0: cannot listen at {socket}",
@@ -132,26 +116,18 @@ def test_what_cannot_start_changes_nothing_and_the_log_says_why(
     ]
     before, content = reloaded.processes(), rules.read_text()
     # The same program tries the settings with a proxy and without.
-    for fault, problem in faults if "proxy" in reloaded.settings else faults[:2]:
+    for fault, problem in faults if "proxy" in reloaded.settings else faults[:1]:
         fault()
         assert problem in reloaded.problem_after_reload()
         assert reloaded.is_up()
         reloaded.write(reloaded.settings)
         rules.write_text(content)
     assert reloaded.processes() == before
-
-
-def test_a_reload_brings_the_new_settings_and_the_next_one_too(reloaded: Reloaded) -> None:
-    for name in ("renamed", "renamed-again"):
-        reloaded.write({**reloaded.settings, "name": name})
-        first = psutil.Process(reloaded.process.pid)
-        first.send_signal(signal.SIGHUP)
-        eventually(partial(is_named, reloaded, name), within_s=WITHIN_S, what=f"the name {name}")
-        # It is the same process, so that whoever supervises it sees nothing.
-        assert first.is_running()
+    first = psutil.Process(reloaded.process.pid)
+    reloaded.write({**reloaded.settings, "name": "renamed"})
+    first.send_signal(signal.SIGHUP)
+    eventually(lambda: reloaded.name() == "renamed", within_s=WITHIN_S, what="the new name")
+    # It is the same process, so that whoever supervises it sees nothing.
+    assert first.is_running()
     first.terminate()
     assert reloaded.process.wait(within_s=WITHIN_S) == 0
-
-
-def is_named(reloaded: Reloaded, name: str) -> bool:
-    return reloaded.name() == name

@@ -27,6 +27,7 @@ from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision
 from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.ports import free_port
+from tests.real_parts.processes import ServerProcess
 from tests.settings.nasty_documents import NASTY
 from tests.store.making import request, rollup_bytes, store
 
@@ -66,6 +67,22 @@ def call(
         return Ended(code or 0, *capsys.readouterr())
 
     return called
+
+
+def ends(folder: Path, *arguments: str, **environment: str) -> Ended:
+    """An agent that may go on if it does not refuse, in a process of its own."""
+    ports = AgentPorts.free()
+    everywhere = {
+        "GOODPUT_LISTEN__PORT": str(ports.listen),
+        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
+        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
+        "GOODPUT_STORAGE__FILE": str(folder / "goodput.db"),
+        **environment,
+    }
+    log = folder / "log"
+    command_line = [sys.executable, "-m", "agent", "run", *arguments]
+    process = ServerProcess(command_line, log, environment=everywhere)
+    return Ended(process.wait(within_s=ENDS_WITHIN_S), "", log.read_text())
 
 
 def run(*command_line: str | Path, folder: Path, **environment: str) -> Ended:
@@ -124,23 +141,19 @@ def test_numpy_gets_no_threads_unless_a_user_wants_them() -> None:
         assert int(started) <= int(threads)
 
 
-def test_help_names_every_command(call: Call) -> None:
-    ended = call("--help")
-    assert ended.code == 0
-    assert all(re.search(rf"^\W*{name}\s", ended.out, re.MULTILINE) for name in COMMANDS)
-
-
 def test_no_command_at_all_prints_the_help(call: Call) -> None:
     ended = call()
     assert ended.code == 2
     assert "Usage: goodput-agent" in ended.out + ended.err
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_of_its_own(call: Call, name: str) -> None:
-    ended = call(name, "--help")
-    assert ended.code == 0
-    assert f"Usage: goodput-agent {name}" in ended.out
+def test_every_command_that_the_help_names_has_help_of_its_own(call: Call) -> None:
+    shown = call("--help").out
+    for name in COMMANDS:
+        assert re.search(rf"^\W*{name}\s", shown, re.MULTILINE)
+        ended = call(name, "--help")
+        assert ended.code == 0
+        assert f"Usage: goodput-agent {name}" in ended.out
 
 
 def test_the_help_begins_with_what_to_do_first(call: Call) -> None:
@@ -166,12 +179,9 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     assert ended == Ended(0, "report render\n--engines --engine\n", "")
 
 
-def test_the_version_is_there_as_json(call: Call) -> None:
-    assert json.loads(call("version", "--json").out) == {"version": __version__}
-
-
 def test_the_version_is_that_of_the_package(call: Call) -> None:
     assert call("version") == Ended(0, f"{__version__}\n", "")
+    assert json.loads(call("version", "--json").out) == {"version": __version__}
 
 
 @pytest.mark.parametrize("wrong", [["rum"], ["run", "--engin", "x"], ["db"], ["db", "downgrade"]])
@@ -182,11 +192,9 @@ def test_a_command_that_does_not_exist_is_refused(call: Call, wrong: list[str]) 
 
 
 def test_the_script_and_the_module_are_the_same_program(tmp_path: Path) -> None:
-    by_script = run(SCRIPT, "check", folder=tmp_path)
-    by_module = run(sys.executable, "-m", "agent", "check", folder=tmp_path)
-    assert by_script == by_module
-    assert by_script.code == 0
-    assert yaml.safe_load(by_script.out)["listen"]["port"] == 9470
+    by_script = run(SCRIPT, "version", folder=tmp_path)
+    by_module = run(sys.executable, "-m", "agent", "version", folder=tmp_path)
+    assert by_script == by_module == Ended(0, f"{__version__}\n", "")
 
 
 def test_a_start_searches_nothing_that_it_imports_for_garbage(
@@ -221,16 +229,13 @@ def test_check_prints_the_settings_in_force_as_a_valid_file(call: Call, tmp_path
     assert load(shown, {}).shown() == in_force.shown()
 
 
-def test_check_prints_the_settings_as_json_as_well(call: Call) -> None:
-    as_json = call("check", "--json", GOODPUT_LISTEN__PORT="8080")
-    assert (as_json.code, as_json.err) == (0, "")
-    assert json.loads(as_json.out) == yaml.safe_load(call("check").out)
-
-
-def test_check_masks_passwords(call: Call) -> None:
+def test_check_prints_the_settings_as_json_as_well_without_passwords(call: Call) -> None:
     ended = call("check", GOODPUT_STORAGE__PUBLISH_TO="postgresql://u:s3cret@h/d")
+    as_json = call("check", "--json")
+    assert (as_json.code, as_json.err) == (0, "")
+    assert json.loads(as_json.out) == yaml.safe_load(ended.out)
     assert "postgresql://u:***@h/d" in ended.out
-    assert "s3cret" not in ended.out + ended.err
+    assert "s3cret" not in ended.out + ended.err + as_json.out
 
 
 def test_check_lists_every_problem(call: Call, tmp_path: Path) -> None:
@@ -251,51 +256,40 @@ def test_check_refuses_a_database_that_run_would_refuse(call: Call, url: str) ->
     assert line.startswith("GOODPUT_STORAGE__PUBLISH_TO: storage.publish_to: ")
 
 
-ENDING_AT_ONCE = ("month 13", "0x_", "5,000 digits", "deep lists", "a bomb of texts", "NUL")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ENDING_AT_ONCE)
-def test_a_mistake_in_the_file_ends_a_run_with_one_sentence(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["month 13", "deep lists"])
+def test_a_mistake_in_the_file_ends_a_run_with_one_sentence(
+    call: Call, tmp_path: Path, what: str
+) -> None:
     text, begin = NASTY[what]
     assert isinstance(text, str)
     (tmp_path / "agent.yml").write_text(text)
-    ended = run(SCRIPT, "run", "--config", "agent.yml", folder=tmp_path)
-    (line,) = error_lines(ended)
+    (line,) = error_lines(call("run", "--config", "agent.yml"))
     assert line.startswith(f"agent.yml{begin}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("value", ["2026-13-01", "0x_", "9" * 5000, "[" * 5000])
-def test_a_mistake_in_a_variable_ends_a_check_with_one_sentence(tmp_path: Path, value: str) -> None:
-    (line,) = error_lines(run(SCRIPT, "check", folder=tmp_path, GOODPUT_LISTEN__PORT=value))
+@pytest.mark.parametrize("value", ["2026-13-01", "9" * 5000, "[" * 5000])
+def test_a_mistake_in_a_variable_ends_a_check_with_one_sentence(call: Call, value: str) -> None:
+    (line,) = error_lines(call("check", GOODPUT_LISTEN__PORT=value))
     assert line.startswith("GOODPUT_LISTEN__PORT: ")
     assert len(line) < 300
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("run",), ("check",), ("serve",), ("report",)])
-def test_a_pipe_without_a_writer_is_no_settings_file(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("name", ["run", "check", "serve", "report"])
+def test_a_pipe_without_a_writer_is_no_settings_file(call: Call, tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "agent.yml")
-    (line,) = error_lines(run(SCRIPT, *arguments, "--config", "agent.yml", folder=tmp_path))
+    (line,) = error_lines(call(name, "--config", "agent.yml"))
     assert line == "agent.yml: cannot be read: Is a named pipe; name a regular file"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting",
-    ["security.read_tokens", "security.ingest_tokens", "security.tls_certificate", "tls.ca"],
-)
+@pytest.mark.parametrize("setting", ["security.read_tokens", "security.tls_certificate", "tls.ca"])
 def test_a_pipe_is_no_file_of_a_setting(tmp_path: Path, setting: str) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    variable = f"GOODPUT_{setting.replace('.', '__').upper()}"
-    files = {variable: "pipe", "GOODPUT_SECURITY__TLS_KEY": "pipe"}
-    given = files if "tls_certificate" in setting else {variable: "pipe"}
-    given |= environment(tmp_path, AgentPorts.free())
-    (line,) = error_lines(run(SCRIPT, "run", "--engine", "http://h:1", folder=tmp_path, **given))
-    assert line.startswith(f"{setting}: pipe ")
+    os.mkfifo(pipe := tmp_path / "pipe")
+    given = {f"GOODPUT_{setting.replace('.', '__').upper()}": str(pipe)}
+    if "tls_certificate" in setting:
+        given["GOODPUT_SECURITY__TLS_KEY"] = str(pipe)
+    (line,) = error_lines(ends(tmp_path, "--engine", "http://h:1", **given))
+    assert line.startswith(f"{setting}: {pipe} ")
     assert "Is a named pipe; name a regular file" in line
 
 
@@ -335,27 +329,19 @@ def test_run_refuses_engines_from_two_places(call: Call, tmp_path: Path) -> None
     ]
 
 
-def environment(folder: Path, ports: AgentPorts) -> dict[str, str]:
-    return {
-        "GOODPUT_LISTEN__PORT": str(ports.listen),
-        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
-        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
-        "GOODPUT_STORAGE__FILE": str(folder / "goodput.db"),
-    }
-
-
 @pytest.mark.parametrize(
-    ("setting", "taken"), [("listen", "listen"), ("otlp.grpc", "grpc"), ("otlp.http", "http")]
+    ("setting", "variable", "address"),
+    [
+        ("listen", "GOODPUT_LISTEN__PORT", "{port}"),
+        ("otlp.grpc", "GOODPUT_OTLP__GRPC", "127.0.0.1:{port}"),
+        ("otlp.http", "GOODPUT_OTLP__HTTP", "127.0.0.1:{port}"),
+    ],
 )
-def test_a_port_in_use_is_named(tmp_path: Path, setting: str, taken: str) -> None:
-    ports = AgentPorts.free()
-    port = getattr(ports, taken)
-    with socket.create_server(("127.0.0.1", port)):
-        ended = run(
-            *(sys.executable, "-m", "agent", "run", "--engine", f"http://127.0.0.1:{free_port()}"),
-            folder=tmp_path,
-            **environment(tmp_path, ports),
-        )
+def test_a_port_in_use_is_named(tmp_path: Path, setting: str, variable: str, address: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = {variable: address.format(port=port)}
+        ended = ends(tmp_path, "--engine", f"http://127.0.0.1:{free_port()}", **given)
     assert ended.code == 2
     assert "Traceback" not in ended.err
     last = ended.err.splitlines()[-1]
@@ -364,13 +350,8 @@ def test_a_port_in_use_is_named(tmp_path: Path, setting: str, taken: str) -> Non
 
 
 def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
-    ended = run(
-        *(SCRIPT, "run", "--engine", f"http://127.0.0.1:{free_port()}"),
-        folder=tmp_path,
-        **environment(tmp_path, AgentPorts.free()),
-        GOODPUT_LISTEN__HOST="192.0.2.1",
-        GOODPUT_SECURITY__INSECURE="true",
-    )
+    given = {"GOODPUT_LISTEN__HOST": "192.0.2.1", "GOODPUT_SECURITY__INSECURE": "true"}
+    ended = ends(tmp_path, "--engine", f"http://127.0.0.1:{free_port()}", **given)
     assert ended.code == 2
     assert "Traceback" not in ended.err
     assert "goodput-agent: listen: cannot listen on 192.0.2.1:" in ended.err
