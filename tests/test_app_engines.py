@@ -1,5 +1,6 @@
 """Limits of detection from an engine's settings, and its last sample of an earlier run."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ from tests.analysis.failures.polled_engine import (
     logged,
 )
 from tests.real_parts.ports import free_port
+from tests.sources.engines.fixture_pages import body
+from tests.sources.engines.wire import EngineServer
 from tests.store.migrated import migrated_in
 
 RARE_S = 60.0
@@ -85,9 +88,9 @@ def read(database: Engine, ago_s: float) -> None:
     ObservationStore(database, "agent").write_engine_sample(sample)
 
 
-def events_of_a_run(database: Engine) -> list[str]:
-    """All events after another run of the agent, whose engine is not running."""
-    configured = {"name": "chat", "url": f"http://127.0.0.1:{free_port()}"}
+def events_of_a_run(database: Engine, url: str = "") -> list[str]:
+    """All events after another run of the agent; without a URL its engine is not running."""
+    configured = {"name": "chat", "url": url or f"http://127.0.0.1:{free_port()}"}
     settings = Settings.model_validate({"engines": [configured], "nvml": {"enabled": False}})
     [engine] = settings.engines
     observations, meter = ObservationStore(database, "agent"), Meter((), ["chat"])
@@ -129,3 +132,15 @@ def test_a_sample_from_the_future_is_not_the_last_one(
     damage(database, "{cut of")
     assert events_of_a_run(database) == []
     assert "its last reading there" not in caplog.text
+
+
+def test_a_restart_of_the_engine_while_the_agent_was_stopped_is_reported(
+    database: Engine,
+) -> None:
+    page = body("vllm-0.32.0")
+    with EngineServer() as engine:
+        engine.answers("/metrics", page)
+        assert events_of_a_run(database, engine.url) == []
+        started = re.compile(rb"^process_start_time_seconds \S+", re.MULTILINE)
+        engine.answers("/metrics", started.sub(b"process_start_time_seconds 1.9e9", page))
+        assert events_of_a_run(database, engine.url) == ["RESTART"]

@@ -1,7 +1,6 @@
 """The running agent while its database fails: readiness, acknowledgements and the stop."""
 
 import json
-import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -217,19 +216,6 @@ def stops_in_time(agent: AgentProcess) -> None:
     started = time.monotonic()
     agent.stop()
     assert time.monotonic() - started < NO_LONGER_THAN_S
-
-
-def test_after_a_stop_the_file_alone_holds_every_row(tmp_path: Path) -> None:
-    ports = AgentPorts.free()
-    agent, sender = prepared(tmp_path, ports), SpanSender(ports.grpc)
-    agent.start()
-    # The second is stored before its log is written into the file again.
-    assert sender.export([request_span("first")])
-    assert sender.export([request_span("second")])
-    agent.stop()
-    copy = tmp_path / "copied.db"
-    shutil.copy(tmp_path / "goodput.db", copy)
-    assert sender.acknowledged <= stored(copy)
 
 
 def test_a_stop_ends_in_time_while_the_file_is_locked(tmp_path: Path) -> None:
