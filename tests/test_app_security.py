@@ -1,9 +1,8 @@
-"""Attacks on the doors of the running agent."""
+"""Attacks on the ports of the running agent."""
 
 import os
 import ssl
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +121,19 @@ def shared_database(agent: str) -> str:
     return str(body["parts"]["shared database"])
 
 
-def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path) -> None:
+@contextmanager
+def without_umask() -> Iterator[None]:
+    """As a service manager may start a program: new files are open to everybody."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def test_responses_show_nothing_of_the_database_and_files_are_for_the_agents_user_alone(
+    tmp_path: Path,
+) -> None:
     ports, port = AgentPorts.free(), free_port()
     secrets = {"user": "secret-user", "password": "secret-word", "database": "secret-database"}
     url = "postgresql://{user}:{password}@127.0.0.1:{port}/{database}".format(port=port, **secrets)
@@ -130,7 +141,10 @@ def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path)
         "storage": {"publish_to": url},
         "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
     }
-    with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
+    agent = AgentOfUser.with_settings(tmp_path, ports, settings)
+    with without_umask():
+        agent.start()
+    try:
         eventually(
             lambda: "rows wait" in shared_database(agent.url),
             within_s=WITHIN_S,
@@ -139,12 +153,17 @@ def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path)
         paths = ("/readyz", "/api/v1/summary", "/api/v1/requests", "/api/v1/objectives")
         responses = [requests.get(f"{agent.url}{path}", timeout=WITHIN_S) for path in paths]
         assert SpanSender(ports.grpc).export([request_span("one")])
+        files = [file for file in tmp_path.iterdir() if ".db" in file.name]
+        modes = {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in files}
+    finally:
+        agent.stop()
     for response in responses:
         assert response.status_code == 200
         assert not [word for word in (*secrets.values(), str(port)) if word in response.text]
-    log = agent.log()
-    assert str(port) in log
-    assert secrets["password"] not in log
+    assert str(port) in agent.log()
+    assert secrets["password"] not in agent.log()
+    assert modes.keys() >= {"goodput.db", "goodput.db.lock", "goodput.db-shm"}
+    assert set(modes.values()) == {"0o600"}, modes
 
 
 # Invented names
@@ -185,7 +204,7 @@ def test_invented_models_do_not_make_figures_grow(tmp_path: Path) -> None:
         assert "storage.max_series" in agent.log()
 
 
-# Locked doors
+# Tokens and TLS
 
 READ, INGEST, NEWER = "token-for-reading-1", "token-for-spans-1", "token-for-reading-2"
 
@@ -381,22 +400,17 @@ def test_a_worker_is_started_again_while_the_tls_files_are_no_certificate(locked
 
 def test_an_open_address_without_a_token_does_not_start(tmp_path: Path) -> None:
     opened = {"GOODPUT_LISTEN__HOST": "0.0.0.0", "GOODPUT_OTLP__GRPC": "0.0.0.0:4317"}
-    started = subprocess.run(
-        [sys.executable, "-m", "agent", "run", "--engine", "http://127.0.0.1:9"],
-        cwd=tmp_path,
-        env={**os.environ, **opened},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WITHIN_S,
-    )
-    assert started.returncode == 2
-    (line,) = started.stderr.splitlines()
+    command = [sys.executable, "-m", "agent", "run", "--engine", "http://127.0.0.1:9"]
+    process = ServerProcess(command, log := tmp_path / "log", environment=opened)
+    assert process.wait(within_s=WITHIN_S) == 2
+    (line,) = log.read_text().splitlines()
     for part in ("listen.host 0.0.0.0", "otlp.grpc 0.0.0.0", "--insecure"):
         assert part in line
 
 
-def test_insecure_opens_the_doors_but_not_to_pages_of_other_sites(tmp_path: Path) -> None:
+def test_insecure_opens_all_ports_but_not_to_pages_of_other_sites_and_open_files_are_named(
+    tmp_path: Path,
+) -> None:
     ports = AgentPorts.free()
     environment = {
         "GOODPUT_LISTEN__HOST": "0.0.0.0",
@@ -406,7 +420,10 @@ def test_insecure_opens_the_doors_but_not_to_pages_of_other_sites(tmp_path: Path
         "GOODPUT_STORAGE__FILE": str(tmp_path / "goodput.db"),
     }
     arguments = ["run", "--engine", f"http://127.0.0.1:{free_port()}", "--insecure"]
-    with AgentProcess(arguments, tmp_path, ports.listen, environment) as agent:
+    agent = AgentProcess(arguments, tmp_path, ports.listen, environment)
+    database = tmp_path / "goodput.db"
+    database.chmod(0o640)
+    with agent:
         assert agent.api.requests() == []
         rebound = {"Host": f"evil.example:{ports.listen}"}
         for url in (agent.url, f"http://127.0.0.1:{ports.http}/v1/traces"):
@@ -415,48 +432,5 @@ def test_insecure_opens_the_doors_but_not_to_pages_of_other_sites(tmp_path: Path
         refused = requests.get(f"{agent.url}/metrics", headers=rebound, timeout=WITHIN_S)
         assert refused.status_code == 421
         assert "llm_" not in refused.text
-
-
-# Files
-
-
-@contextmanager
-def without_umask() -> Iterator[None]:
-    """As a service manager may start a program: new files are open to everybody."""
-    before = os.umask(0)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def test_files_of_an_agent_are_for_its_user_alone(tmp_path: Path) -> None:
-    settings = {
-        "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
-        "storage": {"publish_to": f"postgresql://u@127.0.0.1:{free_port()}/d"},
-    }
-    agent = AgentOfUser.with_settings(tmp_path, AgentPorts.free(), settings)
-    with without_umask():
-        agent.start_until("/healthz")
-    try:
-        eventually(
-            lambda: list(tmp_path.glob("*.db-shm")), within_s=WITHIN_S, what="an open database"
-        )
-        files = [file for file in tmp_path.iterdir() if ".db" in file.name]
-        modes = {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in files}
-    finally:
-        agent.stop()
-    assert modes.keys() >= {"goodput.db", "goodput.db.lock"}
-    assert set(modes.values()) == {"0o600"}, modes
-
-
-def test_an_agent_warns_of_a_database_that_others_may_open(tmp_path: Path) -> None:
-    ports = AgentPorts.free()
-    settings = {"engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]}
-    agent = AgentProcess.with_settings(tmp_path, ports, settings)
-    database = tmp_path / "goodput.db"
-    database.chmod(0o640)
-    with agent:
-        pass
     assert f"other users of this machine may open {database}; `chmod 600" in agent.log()
     assert stat.S_IMODE(database.stat().st_mode) == 0o640

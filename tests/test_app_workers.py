@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,19 +101,19 @@ class Streams:
         for reader in self._readers:
             reader.join()
 
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """The settled rows of the complete streams."""
-        wanted = set(self.complete)
 
-        def read() -> dict[str, dict[str, Any]]:
-            rows = {
-                row["request_id"]: row
-                for row in rows_in(self.proxied.agent, 1)
-                if row["request_id"] in wanted and row["counted"]
-            }
-            return rows if len(rows) == len(wanted) else {}
+def settled_rows(proxied: Proxied, wanted: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The settled rows of these requests by id, once each has one."""
 
-        return eventually(read, within_s=WITHIN_S, what="the rows of the complete streams")
+    def read() -> dict[str, dict[str, Any]]:
+        rows = {
+            row["request_id"]: row
+            for row in rows_in(proxied.agent, 1)
+            if row["request_id"] in wanted and row["counted"]
+        }
+        return rows if len(rows) == len(wanted) else {}
+
+    return eventually(read, within_s=WITHIN_S, what=f"the rows of {len(wanted)} requests")
 
 
 def kill(proxied: Proxied, name: str) -> int:
@@ -216,15 +216,15 @@ def test_a_reload_under_load_refuses_no_request_and_cuts_no_stream(proxied: Prox
     streams.begin()
     before = proxied.agent.process("agent").pid
     proxied.agent.send_signal(signal.SIGHUP)
-    number = 0
+    names: list[str] = []
     while not is_back(proxied, "agent", before) or not _answers(proxied):
-        assert proxied.chat(f"reload-new-{number}").status_code == 200
-        number += 1
+        names.append(f"reload-new-{len(names)}")
+        assert proxied.chat(names[-1]).status_code == 200
+        threading.Event().wait(0.05)
     streams.end()
     assert (streams.cut, len(streams.complete)) == ([], STREAMS)
-    assert len(streams.rows()) == STREAMS
-    names = [f"reload-new-{each}" for each in range(number)]
-    assert {proxied.row(name)["status"] for name in names} == {"ok"}
+    rows = settled_rows(proxied, {*names, *streams.complete})
+    assert {row["status"] for row in rows.values()} == {"ok"}
     eventually(lambda: _workers(proxied) == 2, within_s=WITHIN_S, what="the end of the earlier")
 
 
@@ -244,9 +244,8 @@ def test_the_streams_of_earlier_workers_that_are_killed_get_rows_from_the_next_r
         each.send_signal(signal.SIGKILL)
     streams.end()
     assert (streams.complete, len(streams.cut)) == ([], STREAMS)
-    for request_id in streams.cut:
-        row = slow.row(request_id)
-        assert (row["status"], row["error"]) == ("error", "worker_died")
+    rows = settled_rows(slow, streams.cut)
+    assert {(row["status"], row["error"]) for row in rows.values()} == {("error", "worker_died")}
 
     def died() -> list[dict[str, Any]]:
         events = [e for e in slow.agent.api.events() if e["kind"] == "PROXY_WORKER_DIED"]

@@ -194,43 +194,28 @@ def test_a_redirect_gets_nothing(server: Recorded, proxy: Recorded, token_file: 
 
 
 @pytest.mark.slow
-def test_a_running_agent_sends_nothing_of_its_environment(
+def test_a_running_agent_takes_the_proxy_of_its_settings_and_nothing_of_its_environment(
     tmp_path: Path, environment: Mapping[str, str], server: Recorded, proxy: Recorded
 ) -> None:
-    settings = {
-        "engines": [{"name": "chat-0", "url": server.url, "scrape_interval": "1s"}],
-        "dcgm": {"url": server.url},
-        "otlp_metrics": {
-            "endpoint": server.url,
-            "headers": {"Authorization": BEARER},
-            "interval": "1s",
-        },
-    }
-    ports = AgentPorts.free()
-    with AgentProcess.with_settings(tmp_path, ports, settings, environment):
-        eventually(
-            lambda: "POST /v1/metrics" in [asked for asked, _ in server.requests],
-            within_s=WITHIN_S,
-            what="a push of metrics",
-        )
-    assert server.passwords == {BEARER, None}
+    with recording_server() as chosen:
+        settings = {
+            "engines": [{"name": "chat-0", "url": server.url, "scrape_interval": "1s"}],
+            "dcgm": {"url": server.url},
+            "otlp_metrics": {
+                "endpoint": "http://collector.invalid:4318",
+                "headers": {"Authorization": BEARER},
+                "interval": "1s",
+            },
+            "http_proxy": chosen.url,
+        }
+        ports = AgentPorts.free()
+        with AgentProcess.with_settings(tmp_path, ports, settings, environment):
+            eventually(lambda: bool(chosen.requests), within_s=WITHIN_S, what="a push of metrics")
+            eventually(lambda: bool(server.requests), within_s=WITHIN_S, what="a scrape")
+    pushed = {asked for asked, _ in chosen.requests}
+    assert pushed == {"POST http://collector.invalid:4318/v1/metrics"}
+    assert (chosen.passwords, server.passwords) == ({BEARER}, {None})
     assert proxy.requests == []
-
-
-@pytest.mark.slow
-def test_a_running_agent_pushes_through_the_proxy_of_its_settings(
-    tmp_path: Path, server: Recorded, proxy: Recorded
-) -> None:
-    settings = {
-        "engines": [{"name": "chat-0", "url": server.url}],
-        "otlp_metrics": {"endpoint": "http://collector.invalid:4318", "interval": "1s"},
-        "http_proxy": proxy.url,
-    }
-    with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings):
-        eventually(lambda: bool(proxy.requests), within_s=WITHIN_S, what="a push of metrics")
-    assert {asked for asked, _ in proxy.requests} == {
-        "POST http://collector.invalid:4318/v1/metrics"
-    }
 
 
 def test_every_session_of_the_agent_is_made_by_this_module() -> None:
