@@ -15,6 +15,8 @@ from tests.real_parts.waiting import eventually
 
 WITHIN_S = 120.0
 MODEL = "simulated-quick"
+# Milliseconds. A row that waits for its span is there soon.
+SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "200"}
 
 Row = dict[str, Any]
 
@@ -32,7 +34,7 @@ class Simulator:
         rate: float = 1,
         scenario: Mapping[str, Any] | None = None,
         access_log: bool = False,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] = SPANS_EVERY,
     ) -> None:
         """`scenario` overrides the default scenario."""
         self._scenario = folder / f"{service}.yml"

@@ -3,12 +3,15 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import yaml
+from sqlalchemy import Engine
 
 from agent.app.engines import EfficiencyJobs, GpuJobs
 from agent.app.jobs import Jobs
@@ -50,9 +53,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sample(at: float, **values: float) -> EngineSample:
+def sample(engine: str, at: float, **values: float) -> EngineSample:
     return EngineSample(
-        engine="chat",
+        engine=engine,
         at=at,
         dialect="vllm",
         model="llama",
@@ -60,33 +63,39 @@ def sample(at: float, **values: float) -> EngineSample:
     )
 
 
-def past_minutes(folder: Path) -> float:
-    """Stores two minutes of an earlier run of the agent, with a request in the first."""
+@contextmanager
+def earlier_run(folder: Path) -> Iterator[tuple[Engine, ObservationStore, float]]:
+    """The database and the samples of an earlier run, and the minute in which it began."""
     database = open_engine(f"sqlite:///{folder / 'goodput.db'}")
     upgrade(database)
     begin = time.time() // 60 * 60 - 240.0
-    observations = ObservationStore(database, "agent-0")
-    for step in range(25):
-        done = min(max(5.0 * step - 1.0, 0.0), DECODE_S) / DECODE_S
-        observations.write_engine_sample(
-            sample(
-                begin + 5.0 * step,
-                running=float(0 < step <= 10),
-                input=PROMPT * float(step > 0),
-                output=1.0 * (step > 0) + DECODED * done,
-                steps=1.0 * (step > 0) + DECODED * done,
-            )
-        )
-    store(database, [the_request(begin)])
+    yield database, ObservationStore(database, "agent-0"), begin
     database.dispose()
-    return begin
 
 
-def the_request(begin: float, number: int = 1) -> JudgedRequest:
+def past_minutes(folder: Path, engines: Sequence[str]) -> None:
+    """Stores two minutes of each engine, with a request in the first."""
+    with earlier_run(folder) as (database, observations, begin):
+        for engine, step in product(engines, range(25)):
+            done = min(max(5.0 * step - 1.0, 0.0), DECODE_S) / DECODE_S
+            observations.write_engine_sample(
+                sample(
+                    engine,
+                    begin + 5.0 * step,
+                    running=float(0 < step <= 10),
+                    input=PROMPT * float(step > 0),
+                    output=1.0 * (step > 0) + DECODED * done,
+                    steps=1.0 * (step > 0) + DECODED * done,
+                )
+            )
+        store(database, [the_request(begin, n, engine) for n, engine in enumerate(engines)])
+
+
+def the_request(begin: float, number: int, engine: str) -> JudgedRequest:
     """A second of prefill, and 100 tokens/s for 50 seconds."""
     return request(
         number,
-        engine="chat",
+        engine=engine,
         started_at=begin,
         ended_at=begin + 1.0 + DECODE_S,
         received_at=begin + 52.0,
@@ -101,30 +110,31 @@ def the_request(begin: float, number: int = 1) -> JudgedRequest:
     )
 
 
-def agent_of(folder: Path, driver: Path, engine: Mapping[str, Any], **more: Any) -> AgentProcess:
-    """An agent whose engine is no longer running."""
-    url = f"http://127.0.0.1:{free_port()}"
+def agent_of(
+    folder: Path, driver: Path, engines: Mapping[str, Mapping[str, Any]], **more: Any
+) -> AgentProcess:
+    """An agent whose engines are no longer running; each has a GPU of its own."""
     content = {
         "name": "agent-0",
-        "engines": [{"name": "chat", "url": url, "gpus": [0], **engine}],
+        "engines": [
+            {"name": name, "url": f"http://127.0.0.1:{free_port()}", "gpus": [gpu], **fields}
+            for gpu, (name, fields) in enumerate(engines.items())
+        ],
         **more,
     }
-    ports, settings = AgentPorts.free(), folder / "agent.yml"
-    settings.write_text(yaml.safe_dump(content))
-    environment = {
-        "LD_LIBRARY_PATH": str(driver),
-        "GOODPUT_LISTEN__PORT": str(ports.listen),
-        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
-        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
-        "GOODPUT_STORAGE__FILE": str(folder / "goodput.db"),
-    }
-    return AgentProcess(["run", "--config", settings], folder, ports.listen, environment)
+    environment = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": str(len(engines))}
+    return AgentProcess.with_settings(folder, AgentPorts.free(), content, environment)
 
 
-def counted(agent: AgentProcess) -> dict[str, Any]:
-    """The summary, once it includes the missed minutes."""
+def counted(agent: AgentProcess, engine: str) -> dict[str, Any]:
+    """The summary of an engine, once it includes the missed minutes."""
     return eventually(
-        lambda: found if (found := agent.api.summary(window="10m"))["efficiency"] else {},
+        lambda: (
+            found
+            if (found := agent.api.summary(window="10m", engine=engine))["efficiency"]
+            or found["cost"]
+            else {}
+        ),
         within_s=WITHIN_S,
         what="counted minutes",
     )
@@ -136,15 +146,35 @@ def llama(folder: Path) -> str:
     return str(path)
 
 
-def test_missed_minutes_are_computed_at_the_start_as_computed_by_hand(
-    tmp_path: Path, driver: Path
-) -> None:
-    begin = past_minutes(tmp_path)
-    engine = {"model_config": llama(tmp_path), "gpu_hour_usd": 3.6}
-    with agent_of(tmp_path, driver, engine) as agent:
-        summary = counted(agent)
-        (row,) = agent.api.requests()
-        page = agent.api.exposition()
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What an agent says of engines after the minutes that an earlier run did not compute."""
+
+    summaries: Mapping[str, dict[str, Any]]
+    rows: Mapping[str, dict[str, Any]]
+    page: str
+
+
+@pytest.fixture(scope="module")
+def missed(tmp_path_factory: pytest.TempPathFactory, driver: Path) -> Counted:
+    folder = tmp_path_factory.mktemp("missed")
+    known = {"model_config": llama(folder)}
+    engines: dict[str, dict[str, Any]] = {
+        "chat": {**known, "gpu_hour_usd": 3.6},
+        "fp8": {**known, "dtype": "fp8"},
+        "given": {**known, "kv_dtype": "fp8", "peak_tflops": 500, "bandwidth_gb_per_s": 4000},
+        "unknown": {},
+    }
+    past_minutes(folder, [*engines])
+    prices = [{"gpu": "H200-SXM", "gpu_hour_usd": 7.2}]
+    with agent_of(folder, driver, engines, prices=prices) as agent:
+        summaries = {name: counted(agent, name) for name in engines}
+        rows = {row["engine"]: row for row in agent.api.requests()}
+        return Counted(summaries, rows, agent.api.exposition())
+
+
+def test_missed_minutes_are_computed_at_the_start_as_computed_by_hand(missed: Counted) -> None:
+    summary, row = missed.summaries["chat"], missed.rows["chat"]
     attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
     flops = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
     moved = DECODED * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
@@ -157,33 +187,25 @@ def test_missed_minutes_are_computed_at_the_start_as_computed_by_hand(
     assert row["decode_flops"] == pytest.approx(flops)
     assert row["prefill_flops"] == pytest.approx(prefill)
     assert row["cost_usd"] == pytest.approx(51 * A_SECOND_USD, rel=0.001)
-    costs_add_up(summary["cost"], row["cost_usd"], begin)
-    assert total(page, "llm_cost_usd_total") == pytest.approx(summary["cost"]["bill_usd"])
-    assert 'source="engine"' not in page, "it publishes no estimate of its own"
+    costs_add_up(summary["cost"], row["cost_usd"])
+    published = total(missed.page, "llm_cost_usd_total", engine="chat")
+    assert published == pytest.approx(summary["cost"]["bill_usd"])
+    assert 'source="engine"' not in missed.page, "it publishes no estimate of its own"
 
 
 @pytest.mark.parametrize(
-    ("configured", "weight_bytes", "cache_bytes", "peak", "bandwidth"),
-    [
-        ({"dtype": "fp8"}, 1, 2, 1978.9e12, H200_BYTES),
-        (
-            {"kv_dtype": "fp8", "peak_tflops": 500, "bandwidth_gb_per_s": 4000},
-            *(2, 1, 500e12, 4e12),
-        ),
-    ],
+    ("engine", "weight_bytes", "cache_bytes", "peak", "bandwidth"),
+    [("fp8", 1, 2, 1978.9e12, H200_BYTES), ("given", 2, 1, 500e12, 4e12)],
 )
 def test_configured_figures_of_model_and_gpu_are_used(
-    tmp_path: Path,
-    driver: Path,
-    configured: dict[str, Any],
+    missed: Counted,
+    engine: str,
     weight_bytes: int,
     cache_bytes: int,
     peak: float,
     bandwidth: float,
 ) -> None:
-    past_minutes(tmp_path)
-    with agent_of(tmp_path, driver, {"model_config": llama(tmp_path), **configured}) as agent:
-        decode = counted(agent)["efficiency"]["decode"]
+    decode = missed.summaries[engine]["efficiency"]["decode"]
     attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
     flops = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
     weights = DECODED * (LINEAR * weight_bytes + D * V * 2)
@@ -192,34 +214,39 @@ def test_configured_figures_of_model_and_gpu_are_used(
     assert decode["mbu"] == pytest.approx(moved / DECODE_S / bandwidth, rel=0.001)
 
 
+def test_a_price_of_a_gpu_product_applies_to_an_engine_without_one(missed: Counted) -> None:
+    summary = missed.summaries["unknown"]
+    assert summary["cost"]["bill_usd"] == pytest.approx(summary["cost"]["gpu_hours"] * 7.2)
+    assert summary["cost"]["methods"] == ["tokens"], "the model is not known"
+    assert summary["mfu"] is None
+
+
 ENGINE_FLOPS, ENGINE_READ, ENGINE_WRITTEN = 1.2e14, 8e13, 1e12
 TENSOR_ACTIVE, CLOCK_RATIO, MEMORY_ACTIVE = 0.004, 0.5, 0.6
 
 
 def past_minutes_of_three_sources(folder: Path) -> None:
     """Stores four minutes with the same request in each, with engine and GPU counters."""
-    database = open_engine(f"sqlite:///{folder / 'goodput.db'}")
-    upgrade(database)
-    begin = time.time() // 60 * 60 - 240.0
-    observations = ObservationStore(database, "agent-0")
-    for step in range(49):
-        minute, second = divmod(5.0 * step, 60)
-        steps = 1.0 * (second > 0) + DECODED * min(max(second - 1.0, 0.0), DECODE_S) / DECODE_S
-        so_far = minute + steps / (DECODED + 1)
-        counters = {
-            "input": PROMPT * (minute + (second > 0)),
-            "output": minute * (DECODED + 1) + steps,
-            "steps": minute * (DECODED + 1) + steps,
-            "preemptions": minute,
-            "flops": ENGINE_FLOPS * (1 + so_far),
-            "read": ENGINE_READ * (1 + so_far),
-            "written": ENGINE_WRITTEN * (1 + so_far),
-        }
-        running = float(0 < second <= 50)
-        observations.write_engine_sample(sample(begin + 5.0 * step, running=running, **counters))
-    observations.write_gpu_samples([gpu_at(begin + 60.0 * minute + 30.0) for minute in range(4)])
-    store(database, [the_request(begin + 60.0 * minute, minute + 1) for minute in range(4)])
-    database.dispose()
+    with earlier_run(folder) as (database, observations, begin):
+        for step in range(49):
+            minute, second = divmod(5.0 * step, 60)
+            done = DECODED * min(max(second - 1.0, 0.0), DECODE_S) / DECODE_S
+            steps = 1.0 * (second > 0) + done
+            so_far = minute + steps / (DECODED + 1)
+            counters = {
+                "running": float(0 < second <= 50),
+                "input": PROMPT * (minute + (second > 0)),
+                "output": minute * (DECODED + 1) + steps,
+                "steps": minute * (DECODED + 1) + steps,
+                "preemptions": minute,
+                "flops": ENGINE_FLOPS * (1 + so_far),
+                "read": ENGINE_READ * (1 + so_far),
+                "written": ENGINE_WRITTEN * (1 + so_far),
+            }
+            observations.write_engine_sample(sample("chat", begin + 5.0 * step, **counters))
+        gpus = [gpu_at(begin + 60.0 * minute + 30.0) for minute in range(4)]
+        observations.write_gpu_samples(gpus)
+        store(database, [the_request(begin + 60.0 * n, n + 1, "chat") for n in range(4)])
 
 
 def gpu_at(at: float) -> GpuSample:
@@ -234,13 +261,16 @@ def gpu_at(at: float) -> GpuSample:
     return GpuSample(gpu=gpu_uuid(0), index=0, name="NVIDIA H200", at=at, facts=facts)
 
 
-def test_disagreements_of_three_sources_are_reported_with_their_cause(
+def test_disagreements_of_three_sources_are_reported_with_their_cause_also_without_a_price(
     tmp_path: Path, driver: Path
 ) -> None:
     past_minutes_of_three_sources(tmp_path)
-    with agent_of(tmp_path, driver, {"model_config": llama(tmp_path)}) as agent:
-        found = counted(agent)["efficiency"]
+    with agent_of(tmp_path, driver, {"chat": {"model_config": llama(tmp_path)}}) as agent:
+        summary, rows = counted(agent, "chat"), agent.api.requests()
         page = agent.api.exposition()
+    assert (summary["cost"], {row["cost_usd"] for row in rows}) == (None, {None})
+    assert "llm_cost_usd" not in page
+    found = summary["efficiency"]
     sources = found["sources"]
     attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
     moved = (DECODED + 1) * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
@@ -267,35 +297,12 @@ def test_disagreements_of_three_sources_are_reported_with_their_cause(
     assert shown == pytest.approx(ours["times"])
 
 
-def costs_add_up(cost: Mapping[str, Any], of_request: float, begin: float) -> None:
+def costs_add_up(cost: Mapping[str, Any], of_request: float) -> None:
     unassigned = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
     assert of_request + unassigned == pytest.approx(cost["bill_usd"])
     assert cost["prefill_usd"] + cost["decode_usd"] == pytest.approx(of_request)
     assert cost["bill_usd"] == pytest.approx(cost["gpu_hours"] * 3.6)
     assert cost["bill_usd"] >= 120 * A_SECOND_USD
-
-
-def test_without_a_price_costs_are_unknown_and_all_else_is_reported(
-    tmp_path: Path, driver: Path
-) -> None:
-    past_minutes(tmp_path)
-    with agent_of(tmp_path, driver, {"model_config": llama(tmp_path)}) as agent:
-        summary = counted(agent)
-        (row,) = agent.api.requests()
-        page = agent.api.exposition()
-    assert summary["mfu"] > 0
-    assert (summary["cost"], row["cost_usd"]) == (None, None)
-    assert "llm_cost_usd" not in page
-
-
-def test_a_price_of_a_gpu_product_applies_to_its_engine(tmp_path: Path, driver: Path) -> None:
-    past_minutes(tmp_path)
-    prices = [{"gpu": "H200-SXM", "gpu_hour_usd": 3.6}]
-    with agent_of(tmp_path, driver, {}, prices=prices) as agent:
-        summary = counted(agent)
-    assert summary["cost"]["bill_usd"] == pytest.approx(summary["cost"]["gpu_hours"] * 3.6)
-    assert summary["cost"]["methods"] == ["tokens"], "the model is not known"
-    assert summary["mfu"] is None
 
 
 # By engine, the content of its model's file, and why it cannot be used.
@@ -311,14 +318,13 @@ def test_unreadable_models_are_reported_and_the_agent_keeps_running(
     tmp_path: Path, driver: Path
 ) -> None:
     os.mkfifo(tmp_path / "pipe.json")
-    engines = []
+    engines = {}
     for name, (content, _) in UNREADABLE.items():
         path = tmp_path / f"{name}.json"
         if content is not None:
             path.write_text(content)
-        url = f"http://127.0.0.1:{free_port()}"
-        engines.append({"name": name, "url": url, "model_config": str(path)})
-    with agent_of(tmp_path, driver, {}, engines=engines) as agent:
+        engines[name] = {"model_config": str(path)}
+    with agent_of(tmp_path, driver, engines) as agent:
         page = agent.api.exposition()
         summary = agent.api.summary()
     assert (summary["mfu"], summary["mbu"]) == (None, None)

@@ -16,8 +16,6 @@ from tests.test_app_proxy import QUIET, Proxied, proxied_by
 pytestmark = pytest.mark.timeout(300)
 
 ROUNDS = 2
-# A span that comes at once is counted long before the request without one.
-SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "200"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Scraped:
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     """A proxy before one engine, and Prometheus."""
     folder, ports = tmp_path_factory.mktemp("scraped"), AgentPorts.free()
-    with Simulator(folder, grpc=ports.grpc, scenario=QUIET, environment=SPANS_EVERY) as engine:
+    with Simulator(folder, grpc=ports.grpc, scenario=QUIET) as engine:
         proxied = proxied_by(folder, ports, [engine])
         with (
             proxied.agent,

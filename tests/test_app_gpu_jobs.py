@@ -132,15 +132,6 @@ def test_without_nvml_the_agent_keeps_running_and_logs_the_reason(tmp_path: Path
     assert "NVML" in agent.log()
 
 
-def test_reading_gpus_can_be_switched_off(tmp_path: Path, driver: Path) -> None:
-    ports = AgentPorts.free()
-    environment = {"LD_LIBRARY_PATH": str(driver), "GOODPUT_NVML__ENABLED": "false"}
-    with agent_in(tmp_path, ports, **environment) as agent:
-        page = agent.api.exposition()
-    assert "gpu_up" not in page
-    assert total(page, "llm_agent_gpu_failures_total") == 0
-
-
 def wait_for_polls(agent: AgentProcess) -> None:
     """Wait for a few more polls of the engine."""
     before = total(agent.api.exposition(), "llm_agent_scrapes_total", engine="chat")
@@ -160,11 +151,13 @@ def failures_and_scrapes(agent: AgentProcess) -> tuple[float, float]:
     return total(page, "llm_agent_gpu_failures_total"), scrapes
 
 
-def first_fault(agent: AgentProcess) -> dict[str, Any]:
-    """The first fault of a GPU that the agent reports."""
-    return eventually(
-        lambda: agent.api.events(kind="GPU_FAULT"), within_s=WITHIN_S, what="a fault of a GPU"
-    )[0]
+def fault_of(agent: AgentProcess, gpu: str) -> dict[str, Any]:
+    """The first fault of this GPU that the agent reports."""
+
+    def faults() -> list[dict[str, Any]]:
+        return [event for event in agent.api.events(kind="GPU_FAULT") if event["gpu"] == gpu]
+
+    return eventually(faults, within_s=WITHIN_S, what=f"a fault of {gpu}")[0]
 
 
 def scripted(driver: Path, pipe: DriverPipe) -> dict[str, str]:
@@ -176,64 +169,36 @@ def scripted(driver: Path, pipe: DriverPipe) -> dict[str, str]:
     }
 
 
-def test_an_xid_is_a_fault_of_the_engine_that_owns_the_gpu(tmp_path: Path, driver: Path) -> None:
+def test_a_fault_of_a_gpu_is_one_of_the_engine_that_owns_it(tmp_path: Path, driver: Path) -> None:
     pipe = DriverPipe(tmp_path)
     with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
         pipe.do("xid 1 79 -1 -1")
-        event = first_fault(agent)
+        xid = fault_of(agent, gpu_uuid(1))
         page = exposition_with(agent, "gpu_xid_errors_total")
-    assert f"engine chat: GPU 1 is {gpu_uuid(1)}" in " ".join(agent.log().split())
-    assert (event["engine"], event["gpu"]) == ("chat", gpu_uuid(1))
-    assert event["confidence"] == "certain"
-    assert event["evidence"]["xid"] == 79
-    assert total(page, "llm_engine_events_total", engine="chat", kind="GPU_FAULT") == 1
-
-
-def test_a_gpu_that_falls_off_the_bus_is_reported_without_an_owner(
-    tmp_path: Path, driver: Path
-) -> None:
-    pipe = DriverPipe(tmp_path)
-    with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
-        exposition_with(agent, "gpu_up")
         pipe.do("lose 0 15")
-        event = first_fault(agent)
-    assert (event["engine"], event["gpu"]) == (None, gpu_uuid(0))
+        lost = fault_of(agent, gpu_uuid(0))
+    assert f"engine chat: GPU 1 is {gpu_uuid(1)}" in " ".join(agent.log().split())
+    assert (xid["engine"], xid["confidence"], xid["evidence"]["xid"]) == ("chat", "certain", 79)
+    assert total(page, "llm_engine_events_total", engine="chat", kind="GPU_FAULT") == 1
     # It first falls off the bus; then the driver no longer lists it.
-    assert event["evidence"]["problem"] in ("gpu_lost", "gpu_missing")
+    assert lost["engine"] is None
+    assert lost["evidence"]["problem"] in ("gpu_lost", "gpu_missing")
 
 
 def test_a_lost_gpu_is_reported_also_after_a_restart(tmp_path: Path, driver: Path) -> None:
     ports, library = AgentPorts.free(), {"LD_LIBRARY_PATH": str(driver)}
     with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
         stored_gpus(agent)
-    for _ in range(2):
-        with agent_in(tmp_path, ports, gpus="[1]", STANDIN_GPUS="1", **library) as agent:
-            event = first_fault(agent)
-            page = exposition_with(agent, "gpu_memory_used_bytes")
-            assert total(page, "gpu_up", gpu=gpu_uuid(0)) == 1
-            assert f'gpu_up{{gpu="{gpu_uuid(1)}"}} 0.0' in page
-            assert total(page, "llm_agent_gpu_failures_total", reason="gpu_missing") > 0
-    assert (event["engine"], event["gpu"]) == ("chat", gpu_uuid(1))
-    assert event["evidence"]["problem"] == "gpu_missing"
+    with agent_in(tmp_path, ports, gpus="[1]", STANDIN_GPUS="1", **library) as agent:
+        event = fault_of(agent, gpu_uuid(1))
+        page = exposition_with(agent, "gpu_memory_used_bytes")
+        assert total(page, "gpu_up", gpu=gpu_uuid(0)) == 1
+        assert f'gpu_up{{gpu="{gpu_uuid(1)}"}} 0.0' in page
+        assert total(page, "llm_agent_gpu_failures_total", reason="gpu_missing") > 0
+    assert (event["engine"], event["evidence"]["problem"]) == ("chat", "gpu_missing")
     assert f"GPU {gpu_uuid(1)} (index 1) was there and is gone" in agent.log()
     with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
         assert total(exposition_with(agent, "gpu_memory_used_bytes"), "gpu_up") == 2
-
-
-def test_an_engine_gets_no_other_gpu_after_a_restart_without_its_own(
-    tmp_path: Path,
-) -> None:
-    """The driver renumbers the GPUs after the lost one."""
-    ports = AgentPorts.free()
-    with EngineServer() as exporter:
-        settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
-        exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
-        with agent_in(tmp_path, ports, **settings) as agent:
-            stored_gpus(agent)
-        exporter.answers("/metrics", page_of(*energy(1, 1, gpu="0")))
-        with agent_in(tmp_path, ports, gpus="[0]", **settings) as agent:
-            fault = first_fault(agent)
-            assert (fault["engine"], fault["gpu"]) == ("chat", uuid_of(0))
 
 
 def test_a_slow_driver_loses_no_gpu_and_settings_are_checked_once_it_answers(
@@ -260,9 +225,10 @@ def test_a_slow_driver_loses_no_gpu_and_settings_are_checked_once_it_answers(
     assert "is gone" not in agent.log()
 
 
-def test_an_exporter_that_starts_late_loses_no_gpu_and_other_hosts_have_their_own(
+def test_an_exporter_that_starts_late_loses_no_gpu_and_an_engine_gets_no_other_one(
     tmp_path: Path,
 ) -> None:
+    """The driver renumbers the GPUs after the lost one."""
     ports = AgentPorts.free()
     with EngineServer() as exporter:
         settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
@@ -270,22 +236,38 @@ def test_an_exporter_that_starts_late_loses_no_gpu_and_other_hosts_have_their_ow
         with agent_in(tmp_path, ports, **settings) as agent:
             stored_gpus(agent)
         exporter.answers("/metrics", b"", status=503)
-        with agent_in(tmp_path, ports, **settings) as agent:
+        with agent_in(tmp_path, ports, gpus="[0]", **settings) as agent:
             page = exposition_with(agent, "gpu_up")
             assert [f'gpu_up{{gpu="{uuid_of(at)}"}} 0.0' in page for at in (0, 1)] == [True, True]
             assert total(page, "llm_agent_gpu_failures_total", reason="exporter_http_status") > 0
             assert agent.api.events(kind="GPU_FAULT") == []
-            exporter.answers("/metrics", page_of(*energy(1, 1)))
-            fault = first_fault(agent)
-            assert (fault["gpu"], fault["evidence"]["problem"]) == (uuid_of(0), "gpu_missing")
+            exporter.answers("/metrics", page_of(*energy(1, 1, gpu="0")))
+            fault = fault_of(agent, uuid_of(0))
+            assert (fault["engine"], fault["evidence"]["problem"]) == ("chat", "gpu_missing")
             assert f'gpu_up{{gpu="{uuid_of(0)}"}} 0.0' in agent.api.exposition()
-            exporter.answers("/metrics", page_of(*energy(1, 1), *energy(2, 1)))
+
+
+def test_an_index_that_gpus_of_several_hosts_have_is_named_and_a_hanging_exporter_delays_nothing(
+    tmp_path: Path,
+) -> None:
+    with EngineServer() as exporter:
+        exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1, gpu="0")))
+        settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
+        with agent_in(tmp_path, AgentPorts.free(), gpus="[0]", **settings) as agent:
+            page = exposition_with_failure(agent, reason="index_shared")
+            exporter.drips("/metrics", b"")
+            exposition_with_failure(agent, reason="exporter_timeout")
+            failed, scraped = failures_and_scrapes(agent)
             eventually(
-                lambda: uuid_of(0) not in agent.api.exposition(),
+                lambda: failures_and_scrapes(agent)[0] > failed,
                 within_s=WITHIN_S,
-                what="what is there",
+                what="another poll of the exporter",
             )
-            assert total(agent.api.exposition(), "gpu_up") == 2
+            # A poll takes 4 s; if scrapes waited for it, there would be one by now.
+            assert failures_and_scrapes(agent)[1] >= scraped + 2
+    assert total(page, "llm_agent_gpu_failures_total", reason="index_shared") == 1
+    assert 'reason="not_there"' not in page
+    assert "GPUs of several hosts have the index 0" in agent.log()
 
 
 def energy(index: int, joules: int, **labels: str) -> list[str]:
@@ -312,20 +294,11 @@ def test_an_engine_without_configured_gpus_has_those_of_its_processes(
             exposition_with(agent, "gpu_up")
             wait_for_polls(agent)
             pipe.do("xid 0 79 -1 -1")
-            first = first_fault(agent)
+            first = fault_of(agent, gpu_uuid(0))
             pipe.do("lose 1 15")
-            lost = eventually(
-                lambda: [
-                    event
-                    for event in agent.api.events(kind="GPU_FAULT")
-                    if event["gpu"] == gpu_uuid(1)
-                ],
-                within_s=WITHIN_S,
-                what="a lost GPU",
-            )
+            lost = fault_of(agent, gpu_uuid(1))
         front.kill()
-    assert [event["engine"] for event in (first, *lost)] == ["chat", "chat"]
-    assert [event["gpu"] for event in (first, *lost)] == [gpu_uuid(0), gpu_uuid(1)]
+    assert (first["engine"], lost["engine"]) == ("chat", "chat")
 
 
 def test_gpus_can_be_read_from_a_dcgm_exporter(tmp_path: Path, driver: Path) -> None:
@@ -353,41 +326,6 @@ def test_a_driver_that_hangs_delays_no_scrape_and_no_span(tmp_path: Path, driver
         eventually(
             lambda: total(agent.api.exposition(), "gpu_up") == 2, within_s=WITHIN_S, what="the GPUs"
         )
-
-
-def test_an_index_that_gpus_of_several_hosts_have_is_named(tmp_path: Path) -> None:
-    with EngineServer() as exporter:
-        exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1, gpu="0")))
-        settings = {"GOODPUT_DCGM__URL": exporter.url}
-        with agent_in(tmp_path, AgentPorts.free(), gpus="[0]", **settings) as agent:
-            page = exposition_with_failure(agent, reason="index_shared")
-    assert total(page, "llm_agent_gpu_failures_total", reason="index_shared") == 1
-    assert 'reason="not_there"' not in page
-    assert "GPUs of several hosts have the index 0" in agent.log()
-
-
-def test_an_exporter_that_hangs_delays_no_scrape(tmp_path: Path) -> None:
-    with EngineServer() as exporter:
-        exporter.drips("/metrics", b"")
-        settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
-        with agent_in(tmp_path, AgentPorts.free(), **settings) as agent:
-            exposition_with_failure(agent, reason="exporter_timeout")
-            failed, scraped = failures_and_scrapes(agent)
-            eventually(
-                lambda: failures_and_scrapes(agent)[0] > failed,
-                within_s=WITHIN_S,
-                what="another poll of the exporter",
-            )
-            # A poll takes 4 s; if scrapes waited for it, there would be one by now.
-            assert failures_and_scrapes(agent)[1] >= scraped + 2
-
-
-def test_the_fronts_cpu_and_the_engines_memory_are_published(tmp_path: Path) -> None:
-    with Simulator(tmp_path, grpc=free_port()) as engine:
-        settings = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
-        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
-            page = exposition_with(agent, "llm_engine_cpu_seconds_total")
-    assert total(page, "llm_engine_cpu_seconds_total", engine="chat", role="front") > 0
 
 
 def test_flags_of_the_engine_are_published(tmp_path: Path) -> None:
@@ -433,4 +371,6 @@ def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
             )
             events = eventually(agent.api.events, within_s=120, what="an event")
             kinds = {event["kind"] for event in events}
+            page = exposition_with(agent, "llm_engine_cpu_seconds_total")
     assert kinds == {"KV_PRESSURE"}
+    assert total(page, "llm_engine_cpu_seconds_total", engine="chat", role="front") > 0

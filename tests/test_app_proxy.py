@@ -24,7 +24,7 @@ from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
 # Without traffic of the simulated engines: these tests count their own requests.
 QUIET = {"arrival_rate": 0.001, "time_scale": 1.0}
 ANSWER_WITHIN_S = 60.0
-INVENTED = 1100
+INVENTED = 1040
 # Groups of rows with figures of their own; the rest is `other`, and what is unknown null.
 MOST_GROUPS = 1000
 
@@ -64,11 +64,11 @@ class Proxied:
     def row(self, request_id: str) -> dict[str, Any]:
         """The settled row of one request."""
 
-        def read() -> list[dict[str, Any]]:
-            rows = rows_in(self.agent, 1)
-            return [r for r in rows if r["request_id"] == request_id and r["counted"]]
+        def read() -> dict[str, Any]:
+            row: dict[str, Any] = self.agent.api.request(request_id)
+            return row if row["counted"] else {}
 
-        return eventually(read, within_s=WITHIN_S, what=f"the row of {request_id}")[0]
+        return eventually(read, within_s=WITHIN_S, what=f"the row of {request_id}")
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of a metric; 0 before it is published."""
@@ -102,7 +102,14 @@ def proxied_by(
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+def collector() -> Iterator[Collector]:
+    """What the agent of the pair forwards spans to."""
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Proxied]:
     """A proxy before two engines."""
     folder, ports = tmp_path_factory.mktemp("pair"), AgentPorts.free()
     with (
@@ -111,6 +118,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     ):
         proxied = proxied_by(
             *(folder, ports, [one, other]),
+            forward_to=f"grpc://127.0.0.1:{collector.port}",
             tenant_header="X-Team",
             user_header="X-User",
             workload_header="X-Job",
@@ -242,53 +250,26 @@ def test_requests_that_are_not_measured_pass(pair: Proxied) -> None:
     assert response.json()["data"][0]["id"] == MODEL
 
 
-def test_the_trace_context_passes_from_the_client_through_the_proxy_to_the_engine(
-    tmp_path: Path,
+def test_the_trace_context_passes_to_the_engine_and_what_is_not_sampled_is_not_forwarded(
+    pair: Proxied, collector: Collector
 ) -> None:
-    ports, trace, client = AgentPorts.free(), "ab" * 16, "cd" * 8
-    with (
-        Collector() as collector,
-        Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine,
-    ):
-        forward = f"grpc://127.0.0.1:{collector.port}"
-        proxied = proxied_by(tmp_path, ports, [engine], forward_to=forward)
-        with proxied.agent:
-            proxied.chat("traced", headers={"traceparent": f"00-{trace}-{client}-01"})
-            row = proxied.row("traced")
-            assert (row["vantage"], row["trace_id"]) == ("joined", trace)
-        spans = eventually(
-            lambda: _both(collector, trace),
-            within_s=WITHIN_S,
-            what="the spans of the proxy and of the engine",
-        )
-    own, engines = spans[row["proxy_span_id"]], spans[row["span_id"]]
+    client, silent, traced = "cd" * 8, "ab" * 16, "ef" * 16
+    for name, trace, flags in (("silent", silent, "00"), ("traced", traced, "01")):
+        pair.chat(name, headers={"traceparent": f"00-{trace}-{client}-{flags}"})
+    rows = [pair.row(name) for name in ("silent", "traced")]
+    assert [row["vantage"] for row in rows] == ["joined", "joined"]
+    assert [row["trace_id"] for row in rows] == [silent, traced]
+    # The spans of one exporter come in the order of their requests.
+    spans = eventually(
+        lambda: _both(collector, traced),
+        within_s=WITHIN_S,
+        what="the spans of the proxy and of the engine",
+    )
+    own, engines = spans[rows[1]["proxy_span_id"]], spans[rows[1]["span_id"]]
     assert own.parent_span_id.hex() == client
     assert engines.parent_span_id == own.span_id
     assert own.name == f"chat {MODEL}"
-
-
-def test_a_client_that_does_not_sample_gets_a_joined_row_and_forwards_nothing(
-    tmp_path: Path,
-) -> None:
-    ports, client = AgentPorts.free(), "cd" * 8
-    silent, traced = "ab" * 16, "ef" * 16
-    with (
-        Collector() as collector,
-        Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine,
-    ):
-        forward = f"grpc://127.0.0.1:{collector.port}"
-        proxied = proxied_by(tmp_path, ports, [engine], forward_to=forward)
-        with proxied.agent:
-            proxied.chat("silent", headers={"traceparent": f"00-{silent}-{client}-00"})
-            proxied.chat("traced", headers={"traceparent": f"00-{traced}-{client}-01"})
-            rows = [proxied.row(name) for name in ("silent", "traced")]
-            assert [row["vantage"] for row in rows] == ["joined", "joined"]
-            assert [row["trace_id"] for row in rows] == [silent, traced]
-            # The spans of one exporter come in the order of their requests.
-            eventually(
-                lambda: _both(collector, traced), within_s=WITHIN_S, what="the sampled spans"
-            )
-        assert [span for span in collector.received() if span.trace_id.hex() == silent] == []
+    assert [span for span in collector.received() if span.trace_id.hex() == silent] == []
 
 
 def _both(collector: Collector, trace: str) -> dict[str, Span]:
@@ -312,25 +293,21 @@ def test_requests_to_an_engine_that_is_gone_are_its_failures(tmp_path: Path) -> 
     assert (failures["requests"], failures["failed"], counted) == (2, 1, 1)
 
 
-def test_an_unusable_store_affects_no_client(tmp_path: Path) -> None:
-    ports = AgentPorts.free()
-    with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
-        proxied = proxied_by(tmp_path, ports, [engine])
-        with proxied.agent:
-            _rename(tmp_path, "requests", "elsewhere")
-            assert proxied.chat("unstored").status_code == 200
-            eventually(
-                lambda: proxied.metric("llm_agent_store_failures_total", what="requests") > 0,
-                within_s=WITHIN_S,
-                what="a failure that is counted",
-            )
-            eventually(
-                lambda: proxied.metric("llm_agent_proxy_waiting_records") > 0,
-                within_s=WITHIN_S,
-                what="a record that waits",
-            )
-            _rename(tmp_path, "elsewhere", "requests")
-            assert proxied.row("unstored")["status"] == "ok"
+def test_an_unusable_store_affects_no_client(pair: Proxied) -> None:
+    _rename(pair.folder, "requests", "elsewhere")
+    assert pair.chat("unstored").status_code == 200
+    eventually(
+        lambda: pair.metric("llm_agent_store_failures_total", what="requests") > 0,
+        within_s=WITHIN_S,
+        what="a failure that is counted",
+    )
+    eventually(
+        lambda: pair.metric("llm_agent_proxy_waiting_records") > 0,
+        within_s=WITHIN_S,
+        what="a record that waits",
+    )
+    _rename(pair.folder, "elsewhere", "requests")
+    assert pair.row("unstored")["status"] == "ok"
 
 
 def _rename(folder: Path, table: str, other: str) -> None:

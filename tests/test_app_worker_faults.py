@@ -1,4 +1,4 @@
-"""Two hundred open streams feel nothing of what happens to the agent and its database."""
+"""Open streams feel nothing of what happens to the agent and its database."""
 
 import asyncio
 import os
@@ -29,9 +29,9 @@ from tests.real_parts.processes import ServerProcess, answers
 from tests.real_parts.waiting import eventually
 
 WITHIN_S = 120.0
-STREAMS = 200
+STREAMS = 60
 # These go to the engine itself. What delays them, too, is no fault of the proxy.
-DIRECT = 20
+DIRECT = 6
 EVENT_EVERY_S = 0.02
 # What a fault takes away is away for seconds, and a stream that needs it would stand still for as
 # long.
@@ -106,7 +106,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             settings = {
                 "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{engine}"}],
                 "proxy": {"listen": f"127.0.0.1:{proxy}", "workers": 2, "join_wait": "0.1s"},
-                "storage": {"publish_to": url, "query_timeout": "10s"},
+                "storage": {"publish_to": url, "query_timeout": "4s"},
                 "nvml": {"enabled": False},
             }
             with AgentProcess.with_settings(folder, AgentPorts.free(), settings) as agent:
@@ -337,7 +337,7 @@ def test_no_stream_feels_a_database_that_stops_in_the_middle_of_a_write(site: Si
     assert watched.cut == 0
 
 
-def test_no_stream_feels_queries_that_take_ten_seconds(site: Site) -> None:
+def test_no_stream_feels_queries_that_take_seconds(site: Site) -> None:
     def shared_database() -> str:
         body = requests.get(f"{site.agent.url}/readyz", timeout=60).json()
         return str(body["parts"]["shared database"])
@@ -351,7 +351,7 @@ def test_no_stream_feels_queries_that_take_ten_seconds(site: Site) -> None:
             began_s = time.monotonic()
             response = session.get(f"{site.agent.url}/api/v1/requests?limit=1000", timeout=60)
             assert response.status_code == 503
-            assert time.monotonic() - began_s > 5
+            assert time.monotonic() - began_s > 3
 
     # Otherwise the agent answers from its file.
     eventually(lambda: shared_database() == "ok", within_s=WITHIN_S, what="the shared database")
