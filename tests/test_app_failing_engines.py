@@ -3,12 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S
+from tests.sources.engines.wire import EngineServer
 
 pytestmark = pytest.mark.slow
 
@@ -26,60 +25,38 @@ METRICS = (Path(__file__).parent / "sources/engines/pages/vllm-0.32.0.txt").read
 # No request runs: a static page with work would be a hang.
 METRICS = METRICS.replace(b"num_requests_running", b"num_requests_away")
 MODELS = b'{"object": "list", "data": [{"id": "m"}]}'
+CHAT = "/v1/chat/completions"
+CLOSE = ("Connection: close",)
 ANSWER = json.dumps({"id": "x", "choices": [{"finish_reason": "stop", "message": {}}]}).encode()
 
 
-@dataclass
-class BrokenEngine:
-    """An engine whose generation answers with `status`, and `/health` with `health`.
-
-    `/metrics` goes on all the same.
-    """
-
-    status: int = 200
-    health: int = 200
-    got: int = 0
-
-    def handler(self) -> type[BaseHTTPRequestHandler]:
-        """The class of its HTTP server."""
-        engine = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: Any) -> None:
-                """Stay silent."""
-
-            def do_GET(self) -> None:
-                health = self.path == "/health"
-                body = METRICS if self.path == "/metrics" else MODELS
-                self.answer(engine.health if health else 200, b"" if health else body)
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                engine.got += 1
-                self.answer(engine.status, ANSWER)
-
-            def answer(self, status: int, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        return Handler
+def engine() -> EngineServer:
+    """An engine that answers; `/metrics` goes on when its generation or its health fails."""
+    server = EngineServer()
+    server.answers("/metrics", METRICS, headers=CLOSE)
+    server.answers("/v1/models", MODELS, headers=CLOSE)
+    repair(server)
+    return server
 
 
-@contextmanager
-def served(engine: BrokenEngine) -> Iterator[str]:
-    """Serve an engine; the URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), engine.handler()) as server:
-        server.daemon_threads = True
-        Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+def generates(server: EngineServer, status: int) -> None:
+    """Generation answers with this status."""
+    server.answers(CHAT, ANSWER, status=status, headers=CLOSE)
+
+
+def is_healthy(server: EngineServer, status: int) -> None:
+    """The health check answers with this status."""
+    server.answers("/health", b"", status=status, headers=CLOSE)
+
+
+def repair(server: EngineServer) -> None:
+    generates(server, 200)
+    is_healthy(server, 200)
+
+
+def got(server: EngineServer) -> int:
+    """How many requests it read."""
+    return len(server.posted)
 
 
 @dataclass
@@ -88,8 +65,8 @@ class Pair:
 
     agent: AgentProcess
     url: str
-    bad: BrokenEngine
-    good: BrokenEngine
+    bad: EngineServer
+    good: EngineServer
 
     def ask(self, times: int) -> Counter[int]:
         """Send requests one after the other; how many had which status."""
@@ -97,8 +74,7 @@ class Pair:
 
     def _ask(self) -> int:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-        url = f"{self.url}/v1/chat/completions"
-        return requests.post(url, json=body, timeout=WITHIN_S).status_code
+        return requests.post(self.url + CHAT, json=body, timeout=WITHIN_S).status_code
 
     def events(self, kind: str, reason: str) -> list[dict[str, Any]]:
         """The evidence of the stored events of a kind and reason, with their engine."""
@@ -121,15 +97,13 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    bad, good, port = BrokenEngine(), BrokenEngine(), free_port()
+    port = free_port()
     with ExitStack() as stack:
-        urls = {
-            name: stack.enter_context(served(engine))
-            for name, engine in (("bad", bad), ("good", good))
-        }
+        bad, good = (stack.enter_context(engine()) for _ in range(2))
         settings = {
             "engines": [
-                {"name": name, "url": url, "scrape_interval": "0.5s"} for name, url in urls.items()
+                {"name": name, "url": each.url, "scrape_interval": "0.5s"}
+                for name, each in (("bad", bad), ("good", good))
             ],
             "proxy": {
                 "listen": f"127.0.0.1:{port}",
@@ -148,12 +122,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @pytest.fixture
 def pair(running: Pair) -> Pair:
     """Both engines answer, and both are asked."""
-    running.bad.status = running.bad.health = 200
-    before = running.bad.got, running.good.got
+    repair(running.bad)
+    before = got(running.bad), got(running.good)
 
     def both_answer() -> bool:
-        answers, got = running.ask(2), (running.bad.got, running.good.got)
-        return answers == {200: 2} and got[0] > before[0] and got[1] > before[1]
+        answers, now = running.ask(2), (got(running.bad), got(running.good))
+        return answers == {200: 2} and now[0] > before[0] and now[1] > before[1]
 
     eventually(both_answer, within_s=WITHIN_S, what="answers of both engines")
     rotation = partial(running.metric, "llm_proxy_engine_in_rotation", engine="bad")
@@ -163,14 +137,15 @@ def pair(running: Pair) -> Pair:
 
 def test_an_engine_that_answers_500_is_out_until_it_is_repaired(pair: Pair) -> None:
     retried = pair.metric("llm_proxy_requests_retried_total")
-    pair.bad.status, before = 500, pair.bad.got
+    generates(pair.bad, 500)
+    before = got(pair.bad)
     answers = pair.ask(60)
     assert answers[500] == 3
     assert answers[200] == 57
     # Probes that fail are answered by the other engine.
     eventually(
         lambda: (
-            pair.metric("llm_proxy_requests_retried_total") - retried == pair.bad.got - before - 3
+            pair.metric("llm_proxy_requests_retried_total") - retried == got(pair.bad) - before - 3
         ),
         within_s=WITHIN_S,
         what="the count of retries",
@@ -185,7 +160,7 @@ def test_an_engine_that_answers_500_is_out_until_it_is_repaired(pair: Pair) -> N
     assert pair.shows("good") is None
     assert pair.metric("llm_proxy_engine_ejections_total", engine="bad", reason="error") >= 1
 
-    pair.bad.status = 200
+    generates(pair.bad, 200)
     eventually(
         lambda: pair.ask(5) and pair.events("ENGINE_RETURNED", "error"),
         within_s=WITHIN_S,
@@ -197,13 +172,13 @@ def test_an_engine_that_answers_500_is_out_until_it_is_repaired(pair: Pair) -> N
         what="its place in the rotation",
     )
     eventually(lambda: pair.shows("bad") is None, within_s=WITHIN_S, what="the page without it")
-    before = pair.bad.got
+    before = got(pair.bad)
     assert pair.ask(10) == {200: 10}
-    assert pair.bad.got > before
+    assert got(pair.bad) > before
 
 
 def test_an_engine_whose_health_check_fails_gets_no_request_at_all(pair: Pair) -> None:
-    pair.bad.health = 503
+    is_healthy(pair.bad, 503)
     eventually(
         lambda: pair.metric("llm_proxy_engine_in_rotation", engine="bad") == 0,
         within_s=WITHIN_S,
@@ -215,7 +190,7 @@ def test_an_engine_whose_health_check_fails_gets_no_request_at_all(pair: Pair) -
 
     def gets_none() -> bool:
         """Whether a worker knows: it learns within a second."""
-        before = pair.bad.got
-        return pair.ask(10) == {200: 10} and pair.bad.got == before
+        before = got(pair.bad)
+        return pair.ask(10) == {200: 10} and got(pair.bad) == before
 
     eventually(gets_none, within_s=WITHIN_S, what="requests for the other engine alone")

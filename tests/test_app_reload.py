@@ -49,8 +49,8 @@ class Reloaded:
         }
         self.write(self.settings)
         program = PROGRAM.format(folder=str(self.program))
-        arguments = [sys.executable, "-c", program, "run", "--config", self._config]
-        self.process = ServerProcess(arguments, self._log)
+        run: list[str | Path] = [sys.executable, "-c", program, "run", "--config", self._config]
+        self.process = ServerProcess(run, self._log)
         self.process.wait_until(self.is_up, within_s=WITHIN_S)
 
     def is_up(self) -> bool:

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import grpc
@@ -37,6 +36,7 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
+from tests.sources.engines.wire import EngineServer
 
 pytestmark = pytest.mark.slow
 
@@ -218,7 +218,7 @@ class Locked:
     folder: Path
     used: Certificate
     other: Certificate
-    seen_by_engine: list[str | None]
+    engine: EngineServer
     process: ServerProcess
 
     def children(self) -> list[psutil.Process]:
@@ -256,49 +256,20 @@ class Locked:
         return answer.status_code, grpc.StatusCode.OK
 
 
-@contextmanager
-def engine() -> Iterator[tuple[str, list[str | None]]]:
-    """An engine's address, and the Authorization header of each request that it got."""
-    seen: list[str | None] = []
-
-    class Engine(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            seen.append(self.headers["Authorization"])
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            self.send_error(404)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", seen
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
     folder, ports, proxy_port = tmp_path_factory.mktemp("locked"), AgentPorts.free(), free_port()
     used, other = make_certificate(folder, "used"), make_certificate(folder, "other")
     (folder / "read").write_text(READ)
     (folder / "ingest").write_text(INGEST)
-    with engine() as (url, seen):
+    with EngineServer() as engine:
+        engine.answers("/v1/completions", b"")
         settings = {
             "listen": {"host": "0.0.0.0", "port": ports.listen},
             "otlp": {"grpc": f"0.0.0.0:{ports.grpc}", "http": f"0.0.0.0:{ports.http}"},
             "proxy": {"listen": f"0.0.0.0:{proxy_port}"},
             "storage": {"file": str(folder / "goodput.db")},
-            "engines": [{"name": "chat-0", "url": url}],
+            "engines": [{"name": "chat-0", "url": engine.url}],
             "security": {
                 "read_tokens": str(folder / "read"),
                 "ingest_tokens": str(folder / "ingest"),
@@ -309,7 +280,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
         (folder / "agent.yml").write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-m", "agent", "run", "--config", str(folder / "agent.yml")]
         process = ServerProcess(command, folder / "agent.log")
-        found = Locked(ports, proxy_port, folder, used, other, seen, process)
+        found = Locked(ports, proxy_port, folder, used, other, engine, process)
         try:
             process.wait_until(lambda: _is_ready(found), within_s=WITHIN_S)
             yield found
@@ -360,7 +331,8 @@ def test_the_proxy_passes_on_the_clients_own_authorization(locked: Locked) -> No
             timeout=WITHIN_S,
         )
         assert answer.status_code == 200
-        assert locked.seen_by_engine[-1] == given
+        headers, _ = locked.engine.posted[-1]
+        assert headers.get("Authorization") == given
 
 
 def test_tokens_and_the_certificate_are_replaced_while_the_agent_runs(locked: Locked) -> None:

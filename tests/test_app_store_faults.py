@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_FSIZE
-from threading import Thread
 from typing import Any
 
 import psutil
@@ -26,6 +24,7 @@ from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
 from tests.records.making import objective, record
+from tests.sources.engines.wire import EngineServer
 
 pytestmark = pytest.mark.slow
 
@@ -243,32 +242,6 @@ def test_a_stop_ends_in_time_while_the_shared_database_answers_nothing(
 # At the start
 
 
-class StreamingEngine(BaseHTTPRequestHandler):
-    """An engine that streams one token to whoever asks."""
-
-    def do_POST(self) -> None:
-        """Answer a chat completion."""
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        self.wfile.write(STREAM)
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
-
-
-@contextmanager
-def streaming_engine() -> Iterator[str]:
-    """The URL of the engine."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), StreamingEngine) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
 def chat(port: int) -> requests.Response:
     """A streamed chat completion through the proxy."""
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
@@ -280,9 +253,11 @@ def test_the_doors_open_and_streams_pass_before_the_store_does(tmp_path: Path) -
     missing, port = tmp_path / "missing", free_port()
     file = missing / "goodput.db"
     proxy = {"listen": f"127.0.0.1:{port}", "join_wait": "1s"}
-    with streaming_engine() as url:
+    with EngineServer() as engine:
+        event_stream = ("Content-Type: text/event-stream",)
+        engine.answers("/v1/chat/completions", STREAM, headers=event_stream)
         settings = {
-            "engines": [{"name": "chat-0", "url": url}],
+            "engines": [{"name": "chat-0", "url": engine.url}],
             "storage": {"file": str(file)},
             "proxy": proxy,
         }

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-POLL_S = 0.1
+# A long wait reads less often: what is waited for needs the processors.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONGER = 0.05, 0.4, 1.3
 
 Value = TypeVar("Value")
 
@@ -15,6 +16,7 @@ def eventually(read: Callable[[], Value], *, within_s: float, what: str) -> Valu
     A read that raises found nothing yet: a row, a metric or a field that is to come.
     """
     deadline = time.monotonic() + within_s
+    pause_s = _FIRST_PAUSE_S
     while True:
         began = time.monotonic()
         missing: Exception | None = None
@@ -27,5 +29,5 @@ def eventually(read: Callable[[], Value], *, within_s: float, what: str) -> Valu
         now = time.monotonic()
         if now > deadline:
             raise AssertionError(f"{what}: not within {within_s} s; last: {last}") from missing
-        # What is waited for needs the processors that a long read takes.
-        time.sleep(max(POLL_S, now - began))
+        time.sleep(max(pause_s, now - began))
+        pause_s = min(pause_s * _LONGER, _LONGEST_PAUSE_S)
