@@ -332,7 +332,9 @@ def test_the_proxy_passes_on_the_clients_own_authorization(locked: Locked) -> No
         )
         assert answer.status_code == 200
         headers, _ = locked.engine.posted[-1]
-        assert headers.get("Authorization") == given
+        assert {name.lower(): value for name, value in headers.items()}.get(
+            "authorization"
+        ) == given
 
 
 def test_tokens_and_the_certificate_are_replaced_while_the_agent_runs(locked: Locked) -> None:
