@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.real_engine.proxy_clients import ALLOWED_ORIGIN
-from tests.real_engine.watching import ENGINE, RUNNING, STEP_TOKENS, rows_once_there, settings
-from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_engine.watching import ENGINE, RUNNING, STEP_TOKENS
+from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.bench import BenchmarkRunner
 from tests.real_parts.collector import Collector
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import SpanExport, Vllm, plugin_environment, span_request_id
+from tests.real_parts.vllm import SpanExport, Vllm, plugin_environment
 
-WARM_UP = "warm-up"
+# Two blocks for requests, because one is always empty: one request of the greatest length.
+BAD_BLOCKS, BAD_LENGTH = 3, 256
 # Every flag that some test needs, because a start takes long.
 ENGINE_OPTIONS = (
     *("--enable-mfu-metrics", "--enable-prompt-tokens-details"),
@@ -28,12 +29,12 @@ ENGINE_OPTIONS = (
     # For responses that are larger than what networks hold.
     *("--max-logprobs", "200"),
 )
-# This module ends with an engine that is stopped.
+# This module ends the engines.
 LAST_MODULE = "test_failures.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the module that stops the engine after all others."""
+    """Run the module that ends the engines after all others."""
     items.sort(key=lambda item: item.path.name == LAST_MODULE)
 
 
@@ -81,23 +82,23 @@ def engine(
         yield running
 
 
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    """A receiver of the spans that the agent forwards."""
-    with Collector() as running:
+@pytest.fixture(scope="session")
+def bad_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    """A second vLLM, started badly: hardly any cache, none of it for prefixes, and no spans."""
+    with Vllm(
+        tmp_path_factory.mktemp("bad"),
+        port=free_port(),
+        spans=None,
+        extra=(
+            "--no-enable-prefix-caching",
+            *("--num-gpu-blocks-override", str(BAD_BLOCKS), "--max-model-len", str(BAD_LENGTH)),
+        ),
+    ) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def agent(
-    engine: Vllm,
-    ports: AgentPorts,
-    collector: Collector,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[AgentProcess]:
-    """An agent with a new database that has seen the engine's first span."""
-    folder = tmp_path_factory.mktemp("agent")
-    with AgentProcess.with_settings(folder, ports, settings(engine, collector)) as running:
-        engine.complete(request_id=WARM_UP, max_tokens=2)
-        rows_once_there(running.api, {span_request_id(WARM_UP)})
+def collector() -> Iterator[Collector]:
+    """A receiver of the spans that the agent forwards."""
+    with Collector() as running:
         yield running

@@ -19,7 +19,7 @@ import agent
 from agent.analysis.quantiles import bins_of, quantile
 from tests.real_engine.watching import ENGINE, LIMITS, Row, rows_once_there
 from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
-from tests.real_parts.bench import BenchmarkRunner, Load
+from tests.real_parts.bench import BenchmarkResult, BenchmarkRunner, Load
 from tests.real_parts.ports import free_port
 from tests.real_parts.prometheus import Prometheus, scrape_of
 from tests.real_parts.vllm import ANSWER_WITHIN_S, SpanExport, Vllm
@@ -76,11 +76,17 @@ class Measured:
     `buckets` are the engine's own, by upper bound: how many requests of the run lie at or below.
     """
 
+    results: list[BenchmarkResult]
     rows: list[Row]
+    summary: dict[str, Any]
     percentiles: list[Percentile]
-    relative_error: float
     buckets: dict[str, Buckets]
     versions: dict[str, str]
+
+    @property
+    def relative_error(self) -> float:
+        """As the agent states it."""
+        return float(self.summary["relative_error"])
 
     def values_s(self, figure: str) -> list[float]:
         """The figure of each request; one output token has no gap, for which the engine says 0."""
@@ -135,9 +141,10 @@ def measure(
             what="the scraped end of the run",
         )
         return Measured(
+            results=results,
             rows=rows,
+            summary=summary,
             percentiles=list(_percentiles(rows, summary, scraped)),
-            relative_error=summary["relative_error"],
             buckets={figure: scraped.buckets(figure) for figure in HISTOGRAMS},
             versions={
                 "vLLM": _json(f"{engine.url}/version")["version"],

@@ -1,192 +1,135 @@
-"""vLLM's own benchmark beside the agent, request by request, the engine crashing in between."""
+"""vLLM's own benchmark beside the agent: its requests are rows, and its figures are the agent's.
 
-import os
-import signal
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import ceil, inf
-from pathlib import Path
+Percentiles are the agent's within what it states; Prometheus' are as exact as the engine's buckets.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import pytest
 
+from agent.analysis.quantiles import RELATIVE_ERROR
+from tests.real_engine.percentile_errors import (
+    HISTOGRAMS,
+    LOADS,
+    PERCENTS,
+    Measured,
+    Percentile,
+    interpolated,
+    measure,
+)
 from tests.real_engine.watching import (
-    DEADLY,
     ENGINE,
     LIMITS,
     OBJECTIVE,
-    SCRAPED_WITHIN_S,
     SPANS_ARRIVE_WITHIN_S,
     Row,
     certainly_met,
-    rows_once_there,
+    settings,
     times_seen,
 )
-from tests.real_parts.agent_process import AgentPorts, AgentProcess
-from tests.real_parts.bench import BenchedRequest, BenchmarkResult, BenchmarkRunner, Load
+from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
+from tests.real_parts.bench import BenchedRequest, BenchmarkRunner, Load
 from tests.real_parts.collector import Collector, ReceivedSpan
 from tests.real_parts.metric_pages import total
-from tests.real_parts.vllm import MODEL, SpanExport, Vllm, span_request_id
+from tests.real_parts.vllm import MODEL, Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)
 
-LOADS = {
-    "grpc": (
-        Load(name="calm", requests_per_s=4, prompts=16),
-        Load(name="busy", requests_per_s=8, prompts=24),
-        # All at once, with long prompts: most must wait longer than the limit.
-        Load(name="burst", requests_per_s=inf, prompts=24, input_tokens=256),
-    ),
-    "http/protobuf": (Load(name="other-protocol", requests_per_s=8, prompts=24),),
-}
-IN_FLIGHT = "in-flight"
-WINDOW = "1h"
+# The table of the docs is of three times as many requests. At once come long prompts, most of which
+# must wait longer than the limit.
+SHORT_LOADS = [
+    *(replace(load, prompts=load.prompts // 3) for load in LOADS[:-1]),
+    Load(name="burst", requests_per_s=inf, prompts=32, input_tokens=256, output_tokens=32, seed=3),
+]
 # The engine reads the wall clock and the client a monotonic one. The two run apart by at most
 # 0.5 ms a second while the wall clock is being corrected (adjtime(3)), and no wait here is longer.
 CLOCKS_PART_BY_S = 0.001
-# The agent states 0.54 % for its percentiles.
-QUANTILE_ERROR = 0.0055
+# In README.md and docs/percentiles.md.
+STATED = 0.0054
+
+EACH_FIGURE = pytest.mark.parametrize("figure", list(HISTOGRAMS))
+EACH_PERCENT = pytest.mark.parametrize("percent", PERCENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """The benchmark's results, the agent's rows, and the spans."""
+    """One run of the benchmark, an agent that saw no other request, and the forwarded spans."""
 
-    results: dict[str, list[BenchmarkResult]]
-    rows: list[Row]
+    measured: Measured
     spans: dict[str, ReceivedSpan]
-    summary: dict[str, Any]
     page: str
-    events: list[dict[str, Any]]
-    events_afar: list[dict[str, Any]]
+    api: AgentApi
 
-    def row(self, request: BenchedRequest) -> Row:
-        """The agent's row of one request of the benchmark."""
-        return next(row for row in self.rows if row["request_id"] == request.request_id)
+    @property
+    def rows(self) -> list[Row]:
+        """The agent's rows."""
+        return self.measured.rows
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The agent's summary of them."""
+        return self.measured.summary
 
-def ids(results: Sequence[BenchmarkResult]) -> set[str]:
-    return {request.request_id for result in results for request in result.requests}
-
-
-@pytest.fixture(scope="module")
-def afar(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
-    """An agent as on another machine: it reads only the engine's exposition."""
-    seen = {"name": ENGINE, "url": engine.url, "scrape_interval": "1s", "same_machine": False}
-    configured = {"engines": [seen], "nvml": {"enabled": False}}
-    folder = tmp_path_factory.mktemp("afar")
-    with AgentProcess.with_settings(folder, AgentPorts.free(), configured) as running:
-        yield running
-
-
-def wait_for_events(agent: AgentProcess, kind: str) -> list[dict[str, Any]]:
-    """Every event of the agent, oldest first, as soon as one of them is of this kind."""
-
-    def read() -> list[dict[str, Any]]:
-        events = sorted(agent.api.events(), key=lambda event: str(event["at"]))
-        return events if kind in [event["kind"] for event in events] else []
-
-    return eventually(read, within_s=SCRAPED_WITHIN_S, what=kind)
-
-
-def killed_and_restarted(
-    engine: Vllm, agent: AgentProcess, afar: AgentProcess
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Kill the API server under a request, start the engine again; the events of both agents."""
-    with engine.streaming(request_id=IN_FLIGHT, max_tokens=1500):
-        os.kill(engine.front_pid, signal.SIGKILL)
-    wait_for_events(agent, "ENGINE_DEAD")
-    wait_for_events(afar, "UNREACHABLE")
-    engine.kill()
-    engine.start()
-    return wait_for_events(agent, "RESTART"), wait_for_events(afar, "RESTART")
+    def pairs(self) -> Iterator[tuple[BenchedRequest, Row]]:
+        """Each request of the benchmark with its row."""
+        rows = {row["request_id"]: row for row in self.rows}
+        for result in self.measured.results:
+            for request in result.requests:
+                yield request, rows[request.request_id]
 
 
 @pytest.fixture(scope="module")
 def watched(
     engine: Vllm,
     benchmark: BenchmarkRunner,
-    agent: AgentProcess,
-    afar: AgentProcess,
     collector: Collector,
     ports: AgentPorts,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Watched:
-    """One agent all the time; an engine that crashes between its runs over gRPC and over HTTP."""
-
-    def run(protocol: str) -> list[BenchmarkResult]:
-        folder: Path = tmp_path_factory.mktemp("benchmark")
-        results = benchmark.run(engine, LOADS[protocol], LIMITS, folder)
-        rows_once_there(agent.api, ids(results))
-        return results
-
-    over_grpc = run("grpc")
-    engine.send_spans(SpanExport.http(ports.http))
-    events, events_afar = killed_and_restarted(engine, agent, afar)
-    over_http = run("http/protobuf")
-    expected = ids(over_grpc + over_http)
-    eventually(
-        lambda: expected <= collector.spans().keys(),
-        within_s=SPANS_ARRIVE_WITHIN_S,
-        what="the forwarded spans",
-    )
-    return Watched(
-        results={"grpc": over_grpc, "http/protobuf": over_http},
-        rows=agent.api.requests(),
-        spans=collector.spans(),
-        summary=agent.api.summary(window=WINDOW),
-        page=agent.api.exposition(),
-        events=events,
-        events_afar=events_afar,
-    )
+) -> Iterator[Watched]:
+    """The run, and its agent."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    with AgentProcess.with_settings(folder, ports, settings(engine, collector)) as agent:
+        measured = measure(engine, agent.api, folder, benchmark, SHORT_LOADS)
+        expected = {row["request_id"] for row in measured.rows}
+        eventually(
+            lambda: expected <= collector.spans().keys(),
+            within_s=SPANS_ARRIVE_WITHIN_S,
+            what="the forwarded spans",
+        )
+        page = agent.api.exposition()
+        yield Watched(measured=measured, spans=collector.spans(), page=page, api=agent.api)
 
 
-@pytest.fixture(params=list(LOADS))
-def results(request: pytest.FixtureRequest, watched: Watched) -> list[BenchmarkResult]:
-    """The runs over one protocol."""
-    return watched.results[request.param]
-
-
-def requests_of(results: Sequence[BenchmarkResult]) -> Iterator[BenchedRequest]:
-    for result in results:
-        yield from result.requests
-
-
-def test_every_request_of_the_benchmark_has_one_row(
-    watched: Watched, results: list[BenchmarkResult]
+def test_every_request_of_the_benchmark_has_one_row_with_the_clients_tokens(
+    watched: Watched,
 ) -> None:
-    assert [request.error for request in requests_of(results) if request.error] == []
-    assert times_seen(watched.rows, ids(results)) == dict.fromkeys(ids(results), 1)
-
-
-def test_a_row_has_the_token_counts_of_the_client(
-    watched: Watched, results: list[BenchmarkResult]
-) -> None:
-    for request in requests_of(results):
-        row = watched.row(request)
+    assert len(watched.rows) == sum(load.prompts for load in SHORT_LOADS)
+    for request, row in watched.pairs():
+        assert request.error == ""
         assert row["input_tokens"] == request.input_tokens, request
         assert row["output_tokens"] == request.output_tokens, request
+        assert (row["engine"], row["model"]) == (ENGINE, MODEL)
 
 
-def test_a_row_has_the_times_of_the_span(watched: Watched, results: list[BenchmarkResult]) -> None:
-    for request in requests_of(results):
-        row, span = watched.row(request), watched.spans[request.request_id]
+def test_a_row_has_the_times_of_the_span(watched: Watched) -> None:
+    for request, row in watched.pairs():
+        span = watched.spans[request.request_id]
         assert row["ttft_s"] == pytest.approx(span.ttft_s), request
         assert row["tpot_s"] == pytest.approx(span.tpot_s), request
         assert row["trace_id"] == span.trace_id, request
 
 
-def test_the_parts_of_a_row_add_up_to_its_total(
-    watched: Watched, results: list[BenchmarkResult]
-) -> None:
+def test_the_parts_of_a_row_add_up_to_its_total(watched: Watched) -> None:
     """Prefill and decode are the engine core's times, the total is the frontend's.
 
     A busy frontend sees the first token later than the core made it, so the rest may be negative.
     """
     left_over_s, whole_s = 0.0, 0.0
-    for request in requests_of(results):
-        row = watched.row(request)
+    for request, row in watched.pairs():
         told_s = row["queue_s"] + row["prefill_s"] + row["decode_s"] + row["front_s"]
         assert told_s + row["rest_s"] == pytest.approx(row["e2e_s"]), request
         assert row["front_s"] >= -CLOCKS_PART_BY_S, request
@@ -196,38 +139,26 @@ def test_the_parts_of_a_row_add_up_to_its_total(
     assert left_over_s < 0.1 * whole_s
 
 
-def test_the_engines_tokens_are_never_later_than_the_clients(
-    watched: Watched, results: list[BenchmarkResult]
-) -> None:
-    for request in requests_of(results):
-        row = watched.row(request)
+def test_the_engines_tokens_are_never_later_than_the_clients(watched: Watched) -> None:
+    for request, row in watched.pairs():
         assert 0 < row["ttft_s"] <= request.ttft_s + CLOCKS_PART_BY_S, request
         assert row["ttft_s"] <= row["e2e_s"] <= request.latency_s + CLOCKS_PART_BY_S, request
 
 
-def test_goodput_is_that_of_the_benchmarks_file_on_the_engines_times(
-    watched: Watched, results: list[BenchmarkResult]
-) -> None:
-    for result in results:
-        spans = [watched.spans[request.request_id] for request in result.requests]
-        good = sum(
-            span.ttft_s <= LIMITS.ttft_ms / 1000 and span.tpot_s <= LIMITS.tpot_ms / 1000
-            for span in spans
-        )
-        met = sum(watched.row(request)["verdict"] == "met" for request in result.requests)
-        assert met / result.duration_s == good / result.duration_s, result.load
-
-
-def test_every_request_that_is_good_for_the_client_is_met(
-    watched: Watched, results: list[BenchmarkResult]
-) -> None:
-    good = [request for result in results for request in certainly_met(result)]
-    assert good
-    assert {watched.row(request)["verdict"] for request in good} == {"met"}
-
-
-def test_the_load_has_both_met_and_missed_requests(watched: Watched) -> None:
+def test_a_verdict_is_that_of_the_times_of_the_span(watched: Watched) -> None:
+    for request, row in watched.pairs():
+        span = watched.spans[request.request_id]
+        in_time = span.ttft_s <= LIMITS.ttft_ms / 1000
+        good = in_time and row["tpot_s"] <= LIMITS.tpot_ms / 1000
+        assert row["verdict"] == ("met" if good else "missed")
     assert {row["verdict"] for row in watched.rows} == {"met", "missed"}
+
+
+def test_every_request_that_is_good_for_the_client_is_met(watched: Watched) -> None:
+    verdicts = {request.request_id: row["verdict"] for request, row in watched.pairs()}
+    good = [request for result in watched.measured.results for request in certainly_met(result)]
+    assert good
+    assert {verdicts[request.request_id] for request in good} == {"met"}
 
 
 def test_the_summary_counts_the_rows(watched: Watched) -> None:
@@ -249,17 +180,6 @@ def test_the_summary_counts_the_rows(watched: Watched) -> None:
         assert summary[rate] == pytest.approx(sum(row[tokens] for row in of) / covered_s), rate
 
 
-@pytest.mark.parametrize("measure", ["ttft", "tpot", "e2e", "queue"])
-@pytest.mark.parametrize("percent", [50, 95, 99])
-def test_a_percentile_is_within_its_stated_error_of_the_exact_one(
-    watched: Watched, measure: str, percent: int
-) -> None:
-    values_ms = sorted(row[f"{measure}_s"] * 1000 for row in watched.rows)
-    exact_ms = values_ms[ceil(percent / 100 * len(values_ms)) - 1]
-    published_ms = watched.summary[f"{measure}_ms"][f"p{percent}"]
-    assert published_ms == pytest.approx(exact_ms, rel=QUANTILE_ERROR)
-
-
 def test_the_exposition_counts_the_rows(watched: Watched) -> None:
     of = {"engine": ENGINE, "model": MODEL}
     for verdict in ("met", "missed", "undetermined"):
@@ -272,24 +192,80 @@ def test_the_exposition_counts_the_rows(watched: Watched) -> None:
     assert within_limit == sum(row["ttft_s"] <= LIMITS.ttft_ms / 1000 for row in watched.rows)
 
 
-def test_every_row_names_the_engine_and_the_model_it_serves(watched: Watched) -> None:
-    assert {(row["engine"], row["model"]) for row in watched.rows} == {(ENGINE, MODEL)}
+# Percentiles
 
 
-def test_a_request_in_flight_when_the_engine_crashed_is_not_reported(watched: Watched) -> None:
-    assert times_seen(watched.rows, {span_request_id(IN_FLIGHT)}) == {span_request_id(IN_FLIGHT): 0}
+def one(watched: Watched, figure: str, percent: int) -> Percentile:
+    """One percentile of one figure."""
+    return next(
+        one
+        for one in watched.measured.percentiles
+        if (one.figure, one.percent) == (figure, percent)
+    )
 
 
-def test_a_killed_api_server_is_one_death_and_one_restart(watched: Watched) -> None:
-    kinds = [event["kind"] for event in watched.events]
-    assert kinds.count("ENGINE_DEAD") == kinds.count("RESTART") == 1
-    assert DEADLY.intersection(kinds) == {"ENGINE_DEAD"}
-    assert {event["engine"] for event in watched.events} == {ENGINE}
-    restart = next(event for event in watched.events if event["kind"] == "RESTART")
-    assert (restart["confidence"], restart["evidence"]["gone_s"] > 0) == ("certain", True)
+def test_the_agent_publishes_the_error_of_its_percentiles(watched: Watched) -> None:
+    assert watched.measured.relative_error == RELATIVE_ERROR
+    assert round(RELATIVE_ERROR, 4) == STATED
 
 
-def test_from_another_machine_a_killed_api_server_is_unreachable_and_then_restarted(
-    watched: Watched,
+@EACH_FIGURE
+@EACH_PERCENT
+def test_a_percentile_of_the_agent_is_within_its_stated_error_of_the_exact_one(
+    watched: Watched, figure: str, percent: int
 ) -> None:
-    assert [event["kind"] for event in watched.events_afar] == ["UNREACHABLE", "RESTART"]
+    assert abs(one(watched, figure, percent).agent_error) <= RELATIVE_ERROR
+
+
+@EACH_FIGURE
+def test_the_engines_buckets_count_the_values_that_the_agent_stored(
+    watched: Watched, figure: str
+) -> None:
+    buckets = watched.measured.buckets[figure]
+    values_s = watched.measured.values_s(figure)
+    assert buckets == {bound: sum(value_s <= bound for value_s in values_s) for bound in buckets}
+
+
+@EACH_FIGURE
+@EACH_PERCENT
+def test_histogram_quantile_is_exact_to_a_bucket_alone(
+    watched: Watched, figure: str, percent: int
+) -> None:
+    """It returns a point on a line through the bucket, independent of the values in it."""
+    percentile = one(watched, figure, percent)
+    buckets = watched.measured.buckets[figure]
+    prometheus_s, exact_s = percentile.prometheus_ms / 1000, percentile.exact_ms / 1000
+    assert prometheus_s == pytest.approx(interpolated(buckets, percent / 100))
+    bound = min(bound for bound in buckets if bound >= exact_s)
+    assert bound < inf
+    below = max((bound for bound in buckets if bound < exact_s), default=0.0)
+    assert below <= prometheus_s <= bound
+
+
+# Ids: one id does not mean one span.
+
+
+def rows_of(api: AgentApi, request_id: str, *, expected: int) -> None:
+    named = span_request_id(request_id)
+    eventually(
+        lambda: times_seen(api.requests(), {named})[named] == expected,
+        within_s=SPANS_ARRIVE_WITHIN_S,
+        what=f"{expected} rows of {named}",
+    )
+    detail = api.request(named)
+    assert len(detail["others"]) == expected - 1
+    spans = {(row["trace_id"], row["span_id"]) for row in (detail, *detail["others"])}
+    assert len(spans) == expected
+
+
+def test_every_answer_to_one_prompt_has_a_row(engine: Vllm, watched: Watched) -> None:
+    engine.complete(request_id="three-answers", max_tokens=3, choices=3)
+    rows_of(watched.api, "three-answers", expected=3)
+
+
+def test_an_id_that_a_client_repeats_has_a_row_for_each_request(
+    engine: Vllm, watched: Watched
+) -> None:
+    for _ in range(2):
+        engine.complete(request_id="repeated", max_tokens=3)
+    rows_of(watched.api, "repeated", expected=2)

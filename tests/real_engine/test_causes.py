@@ -161,7 +161,7 @@ def watched(
         AgentProcess.with_settings(
             folder / "plugin", ports[PLUGIN], {**settings, **own, "engines": [with_plugin]}
         ) as plugin,
-        SpanRelay(spans, [each.grpc for each in ports.values()]),
+        SpanRelay(spans.grpc, [each.grpc for each in ports.values()]),
     ):
         traffic = Traffic(f"http://127.0.0.1:{proxy}", engine.model)
         yield Watch(Scene(traffic, engine), {PLUGIN: plugin, ALONE: alone})

@@ -12,7 +12,8 @@ import requests
 from typer.testing import CliRunner
 
 from agent.cli import main
-from tests.real_engine.watching import ENGINE, rows_once_there
+from tests.real_engine.conftest import BAD_LENGTH
+from tests.real_engine.watching import BAD_ENGINE, ENGINE, rows_once_there
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.collector import SpanRelay
 from tests.real_parts.metric_pages import total
@@ -22,10 +23,6 @@ from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 
-BAD_ENGINE = "bad-0"
-LENGTH = 256
-# Two blocks for requests, because one is always empty: one request of the greatest length.
-BLOCKS = 3
 PASS, WARN, FAIL, UNKNOWN = "pass", "warn", "fail", "unknown"
 GPU_CHECKS = {
     *("parallelism", "memory errors", "clocks held down", "persistence mode", "utilisation"),
@@ -53,7 +50,6 @@ class Watch:
 
     config: Path
     relay: SpanRelay
-    bad_port: int
 
     def audit(self, url: str) -> Audited:
         """Audit an engine, by a request of its own; the agent is that of the settings."""
@@ -67,17 +63,18 @@ class Watch:
 @pytest.fixture(scope="module")
 def watch(
     engine: Vllm,
+    bad_engine: Vllm,
     ports: AgentPorts,
     plugin_socket: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Watch]:
     """An agent behind a relay, which has the span of a request."""
-    folder, bad_port = tmp_path_factory.mktemp("check"), free_port()
+    folder = tmp_path_factory.mktemp("check")
     behind = AgentPorts(listen=ports.listen, grpc=free_port(), http=free_port())
     settings = {
         "engines": [
             {"name": ENGINE, "url": engine.url, "plugin_socket": str(plugin_socket)},
-            {"name": BAD_ENGINE, "url": f"http://127.0.0.1:{bad_port}"},
+            {"name": BAD_ENGINE, "url": bad_engine.url},
         ],
         # Edges of the engine's histograms.
         "objectives": [{"name": "edges", "ttft_ms": 250, "tpot_ms": 100, "e2e_ms": 5000}],
@@ -85,7 +82,7 @@ def watch(
     }
     with (
         AgentProcess.with_settings(folder, behind, settings) as agent,
-        SpanRelay(ports, [behind.grpc]) as relay,
+        SpanRelay(ports.grpc, [behind.grpc]) as relay,
     ):
         engine.complete(request_id=WARM_UP, max_tokens=2)
         rows_once_there(agent.api, {span_request_id(WARM_UP)})
@@ -93,7 +90,7 @@ def watch(
         eventually(
             lambda: plugin_is_heard(engine, agent), within_s=SEEN_WITHIN_S, what="the plugin"
         )
-        yield Watch(folder / "agent.yml", relay, bad_port)
+        yield Watch(folder / "agent.yml", relay)
 
 
 def plugin_is_heard(engine: Vllm, agent: AgentProcess) -> bool:
@@ -136,31 +133,23 @@ def test_a_clock_that_is_wrong_in_the_spans_is_seen(
 
 
 @pytest.fixture(scope="module")
-def bad_engine(watch: Watch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """A vLLM that was started badly, after requests as long as it allows and one too long."""
-    with Vllm(
-        tmp_path_factory.mktemp("bad"),
-        port=watch.bad_port,
-        spans=None,
-        extra=(
-            "--no-enable-prefix-caching",
-            *("--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", str(LENGTH)),
-        ),
-    ) as running:
-        prompt = PROMPT * 30
+def asked(bad_engine: Vllm) -> Vllm:
+    """The bad engine after requests as long as it allows, and one that is too long."""
+    prompt = PROMPT * 30
+    longest = BAD_LENGTH - len(_tokens(bad_engine, prompt))
 
-        def status(repeated: int) -> int:
-            body = {"model": running.model, "prompt": prompt * repeated, "ignore_eos": True}
-            if repeated == 1:
-                body["max_tokens"] = LENGTH - len(_tokens(running, prompt))
-            return requests.post(
-                f"{running.url}/v1/completions", json=body, timeout=ANSWER_WITHIN_S
-            ).status_code
+    def status(repeated: int) -> int:
+        body = {"model": bad_engine.model, "prompt": prompt * repeated, "ignore_eos": True}
+        if repeated == 1:
+            body["max_tokens"] = longest
+        return requests.post(
+            f"{bad_engine.url}/v1/completions", json=body, timeout=ANSWER_WITHIN_S
+        ).status_code
 
-        with ThreadPoolExecutor(4) as clients:
-            assert list(clients.map(status, [1] * 4)) == [200] * 4
-        assert status(9) == 400
-        yield running
+    with ThreadPoolExecutor(4) as clients:
+        assert list(clients.map(status, [1] * 4)) == [200] * 4
+    assert status(9) == 400
+    return bad_engine
 
 
 def _tokens(running: Vllm, prompt: str) -> list[int]:
@@ -170,8 +159,8 @@ def _tokens(running: Vllm, prompt: str) -> list[int]:
     return tokens
 
 
-def test_the_lines_of_an_engine_that_was_started_badly_turn(bad_engine: Vllm, watch: Watch) -> None:
-    audited = watch.audit(bad_engine.url)
+def test_the_lines_of_an_engine_that_was_started_badly_turn(asked: Vllm, watch: Watch) -> None:
+    audited = watch.audit(asked.url)
     findings, lines = audited.findings(), audited.lines
     assert {name for name, finding in findings.items() if finding == FAIL} == {
         "prefix caching",
@@ -184,7 +173,9 @@ def test_the_lines_of_an_engine_that_was_started_badly_turn(bad_engine: Vllm, wa
     # The agent hears the other engine's plugin.
     assert findings["plugin"] == WARN
     assert {findings[name] for name in ("statistics", "expected series", "health")} == {PASS}
-    assert lines["--max-model-len"]["seen"].startswith(f"{LENGTH} tokens; requests have {LENGTH}")
+    assert lines["--max-model-len"]["seen"].startswith(
+        f"{BAD_LENGTH} tokens; requests have {BAD_LENGTH}"
+    )
     assert "--num-gpu-blocks-override" in lines["size for the traffic"]["change"]
     assert "--otlp-traces-endpoint" in lines["spans"]["change"]
     assert audited.exit_code == 1

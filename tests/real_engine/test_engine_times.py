@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 # Half of them must wait until others have ended.
 ASKED = tuple(f"timed-{number}" for number in range(2 * RUNNING))
-TOKENS = 100
+TOKENS = 50
 SLACK_S = 1e-6
 OPEN = "llm_agent_proxy_open_requests"
 

@@ -1,7 +1,6 @@
 """Real failures of the real vLLM: the right kind of event, within two polls, and no other.
 
-The alert on one of them reaches a webhook, alone, and ends; tests/end_to_end has all other alerts.
-The engine is stopped at the end, so no other module may come after this one.
+tests/end_to_end has the alerts on them. The engines end here, so no other module may come later.
 """
 
 import os
@@ -14,32 +13,31 @@ from typing import Any
 
 import pytest
 
-from tests.real_engine.watching import DEADLY, ENGINE
+from tests.real_engine.watching import BAD_ENGINE, ENGINE, rows_once_there, times_seen
 from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
-from tests.real_parts.alertmanager import Alerting
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import SpanExport, Vllm
+from tests.real_parts.vllm import SpanExport, Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)
 
-INTERVAL_S = 3
+INTERVAL_S = 2
 WITHIN_S = 180.0
-# The watchdog is sent every three to six seconds.
-QUIET, SETTLED = 3, 2
+DEADLY = {"HOST_OOM", "CUDA_OOM", "SIZING_ERROR", "GPU_FAULT", "ENGINE_DEAD", "HANG"}
 
 
 class Watched:
-    """The engine's agent, and its events since the last fault."""
+    """What one agent says of one engine from now on."""
 
-    def __init__(self, api: AgentApi) -> None:
+    def __init__(self, api: AgentApi, engine: str = ENGINE) -> None:
         self.api = api
-        self._seen_ids: set[str] = {event["at"] for event in api.events()}
+        self._engine = engine
+        self._seen_ids = {event["at"] for event in self._all()}
 
     def polls(self) -> float:
         """The number of polls of the engine."""
-        return total(self.api.exposition(), "llm_agent_scrapes_total", engine=ENGINE)
+        return total(self.api.exposition(), "llm_agent_scrapes_total", engine=self._engine)
 
     def next_poll(self) -> None:
         """Return just after a poll, so that the next one comes an interval later."""
@@ -47,21 +45,24 @@ class Watched:
         eventually(lambda: self.polls() > before, within_s=WITHIN_S, what="a poll")
 
     def events(self) -> list[dict[str, Any]]:
-        """The events since the last fault, oldest first."""
-        events = [event for event in self.api.events() if event["at"] not in self._seen_ids]
+        """The events from then on, oldest first."""
+        events = [event for event in self._all() if event["at"] not in self._seen_ids]
         return sorted(events, key=lambda event: str(event["at"]))
+
+    def _all(self) -> list[dict[str, Any]]:
+        return [event for event in self.api.events() if event["engine"] == self._engine]
 
     def kinds(self) -> list[str]:
         """The kinds of those events."""
         return [event["kind"] for event in self.events()]
 
-    def event(self, kind: str, *, within_s: float = WITHIN_S) -> dict[str, Any]:
+    def event(self, kind: str) -> dict[str, Any]:
         """Wait for the event of this kind."""
 
         def read() -> list[dict[str, Any]]:
             return [event for event in self.events() if event["kind"] == kind]
 
-        return eventually(read, within_s=within_s, what=f"{kind} among {self.kinds()}")[0]
+        return eventually(read, within_s=WITHIN_S, what=f"{kind} among {self.kinds()}")[0]
 
     def event_within_two_polls(self, kind: str) -> dict[str, Any]:
         """The event of this kind, which the second poll from now on must bring."""
@@ -76,156 +77,130 @@ class Watched:
         eventually(is_there, within_s=WITHIN_S, what=kind)
         return self.event(kind)
 
+    def deaths(self) -> list[str]:
+        """The kinds of events after which an engine is dead or stands still."""
+        return [kind for kind in self.kinds() if kind in DEADLY]
 
-def watching(folder: Path, engine: dict[str, Any], ports: AgentPorts | None = None) -> AgentProcess:
-    """An agent of this engine alone."""
-    settings = {
-        "engines": [{"name": ENGINE, "scrape_interval": f"{INTERVAL_S}s", **engine}],
-        "nvml": {"enabled": False},
-    }
-    return AgentProcess.with_settings(folder, ports or AgentPorts.free(), settings)
+
+def watching(folder: Path, ports: AgentPorts, *engines: dict[str, Any]) -> AgentProcess:
+    """An agent of these engines alone."""
+    every = {"scrape_interval": f"{INTERVAL_S}s"}
+    settings = {"engines": [every | each for each in engines], "nvml": {"enabled": False}}
+    return AgentProcess.with_settings(folder, ports, settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Agents of one engine: one reads its log, one its processes, one its exposition alone."""
+    """Agents of the engines: one reads logs, one processes, one expositions alone.
 
-    beside: AgentProcess
-    in_its_pod: AgentProcess
-    afar: AgentProcess
+    The first one gets the spans.
+    """
+
+    beside: AgentApi
+    in_its_pod: AgentApi
+    afar: AgentApi
+
+    def watched(self, engine: str = ENGINE) -> tuple[Watched, Watched, Watched]:
+        """What each says of an engine from now on."""
+        apis = (self.beside, self.in_its_pod, self.afar)
+        beside, in_its_pod, afar = (Watched(api, engine) for api in apis)
+        return beside, in_its_pod, afar
 
 
 @pytest.fixture(scope="module")
-def agents(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
+def agents(
+    engine: Vllm, bad_engine: Vllm, ports: AgentPorts, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Agents]:
     """All running agents."""
-    views: dict[str, dict[str, Any]] = {
-        "beside": {"log": str(engine.log)},
-        "in_its_pod": {},
-        "afar": {"same_machine": False},
-    }
+    names = {ENGINE: engine, BAD_ENGINE: bad_engine}
+    at = [{"name": name, "url": each.url} for name, each in names.items()]
+    with_logs = [each | {"log": str(names[each["name"]].log)} for each in at]
+    remote = [each | {"same_machine": False} for each in at]
     with ExitStack() as running:
         yield Agents(
-            **{
-                name: running.enter_context(
-                    watching(tmp_path_factory.mktemp(name), {"url": engine.url, **sees})
+            *(
+                running.enter_context(watching(tmp_path_factory.mktemp("sees"), where, *sees)).api
+                for where, sees in (
+                    (ports, with_logs),
+                    (AgentPorts.free(), at),
+                    (AgentPorts.free(), remote),
                 )
-                for name, sees in views.items()
-            }
+            )
         )
 
 
-@pytest.fixture(scope="module")
-def alerting(agents: Agents, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alerting]:
-    """The alerting of the agent beside the engine, after a while without an alert."""
-    folder = tmp_path_factory.mktemp("alerting")
-    (folder / "none.yml").write_text("{}")
-    beside = agents.beside.url.removeprefix("http://")
-    with Alerting(folder, folder / "none.yml", [beside]) as running:
-        running.watch(QUIET)
-        assert running.webhook.alerts() == []
-        yield running
-
-
-@pytest.fixture
-def watched(agents: Agents) -> Watched:
-    """The agent beside the engine."""
-    return Watched(agents.beside.api)
-
-
-@pytest.fixture
-def in_its_pod(agents: Agents) -> Watched:
-    """The agent that reads the engine's processes and no log."""
-    return Watched(agents.in_its_pod.api)
-
-
-@pytest.fixture
-def afar(agents: Agents) -> Watched:
-    """The agent that reads the engine's exposition alone."""
-    return Watched(agents.afar.api)
-
-
-class Alerts:
-    """Alerts at a webhook since the beginning of a fault."""
-
-    def __init__(self, alerting: Alerting) -> None:
-        self._alerting = alerting
-        self._before = len(alerting.webhook.alerts())
-
-    def ended_alone(self, alert: str) -> None:
-        """Return when the alert has ended, and assert that it fired and no other did."""
-        eventually(
-            lambda: (alert, "resolved", ENGINE) in self._all(),
-            within_s=WITHIN_S,
-            what=f"the end of {alert}",
-        )
-        self._alerting.watch(SETTLED)
-        assert self._all() == [(alert, "firing", ENGINE), (alert, "resolved", ENGINE)]
-
-    def _all(self) -> list[tuple[str, str, str | None]]:
-        posted = self._alerting.webhook.alerts()[self._before :]
-        return [(one.name, one.status, one.labels.get("engine")) for one in posted]
-
-
-@pytest.fixture
-def alerts(alerting: Alerting) -> Alerts:
-    """Alerts from now on."""
-    return Alerts(alerting)
-
-
-def test_a_killed_core_is_a_dead_engine(
-    engine: Vllm, watched: Watched, in_its_pod: Watched, afar: Watched, alerts: Alerts
+def test_a_killed_front_is_one_death_and_one_restart(
+    engine: Vllm, agents: Agents, ports: AgentPorts
 ) -> None:
-    watched.next_poll()
-    os.kill(engine.core_pid, signal.SIGKILL)
-    event = watched.event_within_two_polls("ENGINE_DEAD")
-    assert event["confidence"] == "certain"
-    assert event["evidence"]["last_sample_at"] is not None
+    """What comes next is seen of processes that were started as users start them."""
+    beside, in_its_pod, afar = agents.watched()
+    with engine.streaming(request_id="in-flight", max_tokens=1500):
+        os.kill(engine.front_pid, signal.SIGKILL)
+    dead = beside.event("ENGINE_DEAD")
     afar.event("UNREACHABLE")
-    engine.stop()
-    # The alert fires meanwhile, and what comes next is seen of processes that were started as users
-    # start them.
+    engine.kill()
+    engine.send_spans(SpanExport.http(ports.http))
     engine.start(forked=False)
-    for agent in (watched, in_its_pod, afar):
+    assert dead["evidence"]["last_sample_at"] is not None
+    for agent in (beside, in_its_pod, afar):
         restart = agent.event("RESTART")
         assert restart["confidence"] == "certain"
         assert restart["evidence"]["gone_s"] > 0
-    assert DEADLY.intersection(watched.kinds()) == {"ENGINE_DEAD"}
-    # The front ends with its core, so an agent that reads no log may find both gone at once.
-    assert DEADLY.intersection(in_its_pod.kinds()) <= {"ENGINE_DEAD"}
-    assert DEADLY.intersection(afar.kinds()) <= {"ENGINE_DEAD"}
-    alerts.ended_alone("LlmEngineDied")
+        assert agent.kinds().count("RESTART") == 1
+    assert beside.deaths() == ["ENGINE_DEAD"]
+    assert set(in_its_pod.deaths()) <= {"ENGINE_DEAD"}
+    assert afar.kinds() == ["UNREACHABLE", "RESTART"]
+
+
+def test_spans_over_http_are_rows_and_a_request_that_died_is_none(
+    engine: Vllm, agents: Agents
+) -> None:
+    engine.complete(request_id="over-http", max_tokens=7)
+    sent, died = span_request_id("over-http"), span_request_id("in-flight")
+    rows = rows_once_there(agents.beside, {sent})
+    assert times_seen(rows, {sent, died}) == {sent: 1, died: 0}
+    (row,) = (row for row in rows if row["request_id"] == sent)
+    assert (row["output_tokens"], row["model"]) == (7, engine.model)
 
 
 def test_a_stopped_core_with_running_requests_hangs_until_it_continues(
-    engine: Vllm, watched: Watched, in_its_pod: Watched
+    engine: Vllm, agents: Agents
 ) -> None:
-    core = engine.core_pid
-    watched.next_poll()
-    with engine.streaming(request_id="stopped", max_tokens=1500):
-        os.kill(core, signal.SIGSTOP)
-        try:
-            event = watched.event_within_two_polls("HANG")
-            in_its_pod.event("HANG")
-        finally:
-            os.kill(core, signal.SIGCONT)
+    beside, in_its_pod, _ = agents.watched()
+    beside.next_poll()
+    with engine.streaming(request_id="stopped", max_tokens=1500), engine.standing_still():
+        event = beside.event_within_two_polls("HANG")
+        in_its_pod.event("HANG")
     assert event["evidence"]["requests_running"] == 1
-    watched.next_poll()
-    watched.next_poll()
-    assert watched.kinds() == ["HANG"]
+    beside.next_poll()
+    beside.next_poll()
+    assert beside.kinds() == ["HANG"]
     assert in_its_pod.kinds() == ["HANG"]
 
 
-def test_a_normal_stop_is_no_failure(
-    engine: Vllm, watched: Watched, in_its_pod: Watched, afar: Watched
-) -> None:
-    engine.stop()
-    event = watched.event_within_two_polls("UNREACHABLE")
+def test_a_killed_core_is_a_dead_engine(engine: Vllm, agents: Agents) -> None:
+    beside, in_its_pod, afar = agents.watched()
+    beside.next_poll()
+    os.kill(engine.core_pid, signal.SIGKILL)
+    event = beside.event_within_two_polls("ENGINE_DEAD")
+    assert event["confidence"] == "certain"
+    afar.event("UNREACHABLE")
+    assert beside.deaths() == ["ENGINE_DEAD"]
+    # The front ends with its core, so an agent that reads no log may find both gone at once.
+    assert set(in_its_pod.deaths()) <= {"ENGINE_DEAD"}
+    assert set(afar.deaths()) <= {"ENGINE_DEAD"}
+
+
+def test_a_normal_stop_is_no_failure(bad_engine: Vllm, agents: Agents) -> None:
+    beside, in_its_pod, afar = agents.watched(BAD_ENGINE)
+    bad_engine.stop()
+    event = beside.event_within_two_polls("UNREACHABLE")
     assert "shutdown" in event["evidence"]["stop_line"]
     for agent in (in_its_pod, afar):
         agent.event("UNREACHABLE")
-    watched.next_poll()
-    watched.next_poll()
-    assert watched.kinds() == ["UNREACHABLE"]
+    beside.next_poll()
+    beside.next_poll()
+    assert beside.kinds() == ["UNREACHABLE"]
     for agent in (in_its_pod, afar):
         # Without the log, a stop that takes several polls on a busy machine may look like a death.
         doubtful = [event for event in agent.events() if event["kind"] != "UNREACHABLE"]
@@ -244,11 +219,12 @@ def test_a_start_with_too_little_cache_is_a_sizing_error(tmp_path: Path) -> None
         environment={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
     )
     engine.log.touch()
-    with watching(tmp_path, {"url": engine.url, "log": str(engine.log)}, ports) as agent:
+    sees = {"name": ENGINE, "url": engine.url, "log": str(engine.log)}
+    with watching(tmp_path, ports, sees) as agent:
         watched = Watched(agent.api)
         engine.start_in_vain()
         event = watched.event_within_two_polls("SIZING_ERROR")
-        kinds = watched.kinds()
+        deaths = watched.deaths()
     assert event["confidence"] == "certain"
     assert "KV cache" in str(event["evidence"])
-    assert DEADLY.intersection(kinds) == {"SIZING_ERROR"}
+    assert deaths == ["SIZING_ERROR"]

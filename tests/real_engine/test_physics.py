@@ -1,8 +1,8 @@
 """Our FLOPs and bytes beside the counters of a vLLM that estimates its work.
 
-vLLM estimates by formulas over each scheduled step (vllm/v1/metrics/perf.py). They are rebuilt
-here to the last FLOP and byte; where ours differ, the difference is a term with a name.
-Two of the terms are in no documentation of the release:
+vLLM estimates by formulas over each scheduled step (vllm/v1/metrics/perf.py of release 0.32, here
+for a dense model on one GPU). They are rebuilt here to the last FLOP and byte; where ours differ,
+the difference is a term with a name. Two of the terms are in no documentation of the release:
 
 - The scheduler makes one more step when the last request has ended, to tell the workers so
   (EngineCore.step). It computes nothing, and the estimate has it read all weights.
@@ -10,12 +10,16 @@ Two of the terms are in no documentation of the release:
   estimate, but not in `vllm:iteration_tokens_total`, by which steps are counted on the page.
 """
 
+import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from math import fsum, inf
+from dataclasses import dataclass, fields, replace
+from math import inf
+from pathlib import Path
+from typing import Self
 
 import pytest
 import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 from agent.analysis.physics import (
     Coefficients,
@@ -29,34 +33,215 @@ from agent.analysis.physics import (
 )
 from agent.records.model import ModelShape
 from agent.sources.model_config.reading import read_model
-from tests.real_engine.physics import (
-    CLOCK_RATIO,
-    GPU_HOUR_USD,
-    MEMORY_ACTIVE,
-    TENSOR_ACTIVE,
-    CacheSize,
-    Counted,
-    EngineFormula,
-    Piece,
-    Request,
-    chunks,
-    counted,
-    pieces,
-    watching,
-)
-from tests.real_engine.watching import LIMITS, STEP_TOKENS, rows_once_there
-from tests.real_parts.agent_process import AgentApi, AgentPorts
+from tests.real_engine.watching import LIMITS, STEP_TOKENS
 from tests.real_parts.bench import BenchmarkResult, BenchmarkRunner, Load
-from tests.real_parts.ports import free_port
+from tests.real_parts.metric_pages import total
 from tests.real_parts.tiny_model import tiny_model
-from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm, span_request_id
+from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)
 
+
+# The engine's formula
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The tokens of one answer to one prompt; `cached` of the prompt were not computed."""
+
+    prompt: int
+    cached: int
+    output: int
+
+    @property
+    def computed(self) -> int:
+        """Tokens that went through the model: the last output token never does."""
+        return self.prompt - self.cached + self.output - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step computes of one request: so many tokens, the last at the end of `context`."""
+
+    tokens: int
+    context: int
+
+
+def chunks(request: Request, longest: int) -> list[Piece]:
+    """The pieces of a prompt that has the engine to itself, in steps of so many tokens."""
+    ends = [*range(request.cached + longest, request.prompt, longest), request.prompt]
+    starts = [request.cached, *ends]
+    return [Piece(end - start, end) for start, end in zip(starts, ends, strict=False)]
+
+
+def pieces(request: Request, longest: int) -> Iterator[Piece]:
+    """All pieces of a request: a step for each output token after the first follows the prompt."""
+    yield from chunks(request, longest)
+    for output in range(1, request.output):
+        yield Piece(1, request.prompt + output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """Floating-point operations by the matrices and the attention that they are for."""
+
+    layers: int
+    scores: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """The sum that the counter has."""
+        return self.layers + self.scores + self.logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bytes:
+    """Bytes read and written, those of weights apart, which belong to a step and not a request."""
+
+    kv_read: int
+    kv_written: int
+    activations_read: int
+    activations_written: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFormula:
+    """The formula over the keys of a config.json, and bytes per value."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    # Weights, activations and the cache are bfloat16, so that the engine's three widths are one.
+    width: int = 2
+
+    @classmethod
+    def of_model(cls, folder: Path) -> Self:
+        """The formula for the model in this folder."""
+        config = json.loads((folder / "config.json").read_text())
+        return cls(
+            **{field.name: config[field.name] for field in fields(cls) if field.name in config}
+        )
+
+    @property
+    def layer_weights(self) -> int:
+        """The weights of all layers' matrices."""
+        heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
+        attention = self.hidden_size * heads * self.head_dim
+        forward = 3 * self.hidden_size * self.intermediate_size
+        return self.num_hidden_layers * (attention + forward)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that each step reads, even one that computes nothing."""
+        return self.width * (self.layer_weights + self.hidden_size * self.vocab_size)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Keys and values of one token in all layers."""
+        values = 2 * self.num_key_value_heads * self.head_dim
+        return self.num_hidden_layers * values * self.width
+
+    @property
+    def pair_flops(self) -> int:
+        """FLOPs of one query token and one token of its context in all layers."""
+        return 4 * self.num_attention_heads * self.head_dim * self.num_hidden_layers
+
+    @property
+    def logits_flops(self) -> int:
+        """FLOPs of one row of logits."""
+        return 2 * self.hidden_size * self.vocab_size
+
+    def flops(self, work: Iterable[Piece]) -> Flops:
+        """All tokens of a piece are taken to see its whole context, and each piece has logits."""
+        done = tuple(work)
+        return Flops(
+            layers=2 * self.layer_weights * sum(piece.tokens for piece in done),
+            scores=self.pair_flops * sum(piece.tokens * piece.context for piece in done),
+            logits=self.logits_flops * len(done),
+        )
+
+    def moved(self, work: Iterable[Piece]) -> Bytes:
+        """Each piece reads the keys and values of its whole context, its own tokens included."""
+        done = tuple(work)
+        tokens = sum(piece.tokens for piece in done)
+        layers, width = self.num_hidden_layers, self.width
+        hidden, forward = self.hidden_size, self.intermediate_size
+        query = self.num_attention_heads * self.head_dim
+        key_and_value = 2 * self.num_key_value_heads * self.head_dim
+        # Into the projections, the attention, its output matrix; then gate and up, product, down.
+        read = hidden + query + query + hidden + 2 * forward + forward
+        # Out of the same in the same order, but for the attention, whose output is not counted.
+        written = query + key_and_value + hidden + 2 * forward + forward + hidden
+        return Bytes(
+            kv_read=self.kv_token_bytes * sum(piece.context for piece in done),
+            kv_written=self.kv_token_bytes * tokens,
+            activations_read=width * (layers * tokens * read + len(done) * hidden),
+            activations_written=width * (layers * tokens * written + len(done) * self.vocab_size),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Counters of an engine's exposition at one time, or their growth between two."""
+
+    flops: float
+    read_bytes: float
+    written_bytes: float
+    steps_with_output: float
+    step_tokens: float
+    cached_tokens: float
+
+    @classmethod
+    def on(cls, page: str) -> Self:
+        """The counters of this exposition."""
+        return cls(
+            flops=total(page, "vllm:estimated_flops_per_gpu_total"),
+            read_bytes=total(page, "vllm:estimated_read_bytes_per_gpu_total"),
+            written_bytes=total(page, "vllm:estimated_write_bytes_per_gpu_total"),
+            steps_with_output=total(page, "vllm:iteration_tokens_total_count"),
+            step_tokens=total(page, "vllm:iteration_tokens_total_sum"),
+            cached_tokens=total(page, "vllm:prompt_tokens_cached_total"),
+        )
+
+    def since(self, before: "Counted") -> "Counted":
+        """The growth since `before`."""
+        names = [field.name for field in fields(self)]
+        return Counted(**{name: getattr(self, name) - getattr(before, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """The KV cache that an engine made at its start."""
+
+    tokens: int
+    size_bytes: int
+
+    @classmethod
+    def on(cls, page: str) -> Self:
+        """The size from the labels of this exposition."""
+        (labels,) = (
+            sample.labels
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == "vllm:cache_config_info"
+        )
+        return cls(
+            tokens=int(labels["num_gpu_blocks"]) * int(labels["block_size"]),
+            size_bytes=int(labels["kv_cache_memory_bytes"]),
+        )
+
+
+# What is asked
+
 LOADS = (
-    Load(name="apart", requests_per_s=8, prompts=24),
-    Load(name="at-once", requests_per_s=inf, prompts=32, seed=2),
+    Load(name="apart", requests_per_s=8, prompts=12),
+    Load(name="at-once", requests_per_s=inf, prompts=24, seed=2),
 )
 BENCHMARK = "the benchmark"
 COUNTED_WITHIN_S = 180.0
@@ -100,12 +285,6 @@ EARLIER_CHUNKS = {
 
 
 WARM_UP = Asked(prompt=numbers(1003, 20), output=2)
-# Prompts of no other request, sent through the agent's proxy, which reads the cached tokens.
-WATCHED = {
-    "watched-1": Asked(prompt=numbers(1001, 700), output=20),
-    "watched-2": Asked(prompt=numbers(1001, 700), output=40),
-    "watched-3": Asked(prompt=numbers(1002, 130), output=60),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +294,6 @@ class Case:
     requests: tuple[Request, ...]
     counted: Counted
     formula: EngineFormula
-    row_ids: frozenset[str] = frozenset()
 
     @property
     def prompt_chunks(self) -> list[list[Piece]]:
@@ -181,13 +359,10 @@ def case_of(asked: list[Request], engine: Vllm, before: Counted, formula: Engine
     return case
 
 
-def asked_by_hand(
-    engine: Vllm, asked: Asked, url: str | None = None, request_id: str | None = None
-) -> list[Request]:
+def asked_by_hand(engine: Vllm, asked: Asked) -> list[Request]:
     """Ask, and return what was computed by the engine's own account."""
     answer = requests.post(
-        f"{url or engine.url}/v1/completions",
-        headers={} if request_id is None else {"X-Request-Id": request_id},
+        f"{engine.url}/v1/completions",
         json={
             "model": engine.model,
             "prompt": asked.prompt,
@@ -236,49 +411,22 @@ def formula() -> EngineFormula:
 
 
 @pytest.fixture(scope="module")
-def watched(
-    engine: Vllm,
-    ports: AgentPorts,
-    formula: EngineFormula,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[AgentApi, dict[str, Request]]]:
-    """An agent beside an engine that has begun to estimate, and what was asked through it."""
-    proxy, asked = free_port(), {}
-    before = Counted.on(engine.exposition())
-    case_of(asked_by_hand(engine, WARM_UP), engine, before, formula)
-    before = Counted.on(engine.exposition())
-    folder = tmp_path_factory.mktemp("watched")
-    with watching(folder, ports, engine.url, proxy) as api:
-        url = f"http://127.0.0.1:{proxy}"
-        for name, each in WATCHED.items():
-            (asked[name],) = asked_by_hand(engine, each, url, name)
-        case_of([*asked.values()], engine, before, formula)
-        yield api, asked
-        # Spans leave in the order of requests, so that none of these comes to a later agent.
-        engine.complete(request_id="last", max_tokens=2)
-        rows_once_there(api, {span_request_id("last")})
-
-
-@pytest.fixture(scope="module")
 def cases(
     engine: Vllm,
     benchmark: BenchmarkRunner,
     formula: EngineFormula,
-    watched: tuple[AgentApi, dict[str, Request]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Case]:
-    """Every case, asked in turn, while the minute of what was asked before comes to its end."""
-    assert watched
+    """Every case, asked in turn, of an engine that has begun to estimate."""
+    before = Counted.on(engine.exposition())
+    case_of(asked_by_hand(engine, WARM_UP), engine, before, formula)
     done: dict[str, Case] = {}
     for name, asked in ASKED.items():
         before = Counted.on(engine.exposition())
-        requests = asked_by_hand(engine, asked, request_id=name)
-        case = case_of(requests, engine, before, formula)
-        done[name] = replace(case, row_ids=frozenset({span_request_id(name)}))
+        done[name] = case_of(asked_by_hand(engine, asked), engine, before, formula)
     before = Counted.on(engine.exposition())
     results = benchmark.run(engine, LOADS, LIMITS, tmp_path_factory.mktemp("physics"))
-    ids = frozenset(each.request_id for result in results for each in result.requests)
-    done[BENCHMARK] = replace(case_of(benched(results), engine, before, formula), row_ids=ids)
+    done[BENCHMARK] = case_of(benched(results), engine, before, formula)
     return done
 
 
@@ -388,56 +536,3 @@ def test_our_bytes_lack_activations_chunks_and_steps_without_output_alone(
     unseen = case.steps_without_output * weights
     counted_bytes = case.counted.read_bytes + case.counted.written_bytes
     assert counted_bytes - our_bytes == activations + read_again + unseen
-
-
-# The agent beside it
-
-
-def row_ids(asked: Iterable[str], cases: dict[str, Case]) -> set[str]:
-    """The ids of the rows of everything that was asked while the agent watched."""
-    return {*asked, *(row_id for case in cases.values() for row_id in case.row_ids)}
-
-
-def test_the_agents_rows_add_up_to_the_formula_and_to_the_bill(
-    watched: tuple[AgentApi, dict[str, Request]], ours: Coefficients, cases: dict[str, Case]
-) -> None:
-    """Over all minutes, those of the cases too."""
-    api, asked = watched
-    rows, summary = counted(api, row_ids(asked, cases))
-    by_id = {row["request_id"]: row for row in rows if row["request_id"] in asked}
-    for name, request in asked.items():
-        prefill = prefill_flops(ours, request.prompt, request.cached)
-        decode = decode_flops(ours, request.prompt, request.output)
-        row = by_id[name]
-        assert (row["vantage"], row["cached_tokens"]) == ("joined", request.cached)
-        assert (row["prefill_flops"], row["decode_flops"]) == (prefill, decode)
-    cost = summary["cost"]
-    nobodys = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
-    assert (of_requests := fsum(row["cost_usd"] or 0.0 for row in rows)) > 0
-    assert of_requests + nobodys == pytest.approx(cost["bill_usd"], rel=1e-9)
-    assert cost["bill_usd"] == pytest.approx(cost["gpu_hours"] * GPU_HOUR_USD)
-    assert fsum(row["gpu_hours"] or 0.0 for row in rows) == pytest.approx(
-        of_requests / GPU_HOUR_USD
-    )
-
-
-def test_the_agent_shows_its_count_beside_the_engines_and_the_gpus(
-    watched: tuple[AgentApi, dict[str, Request]], cases: dict[str, Case]
-) -> None:
-    """The driver's GPU is busier than this engine can make it, as if others used it."""
-    api, asked = watched
-    _, summary = counted(api, row_ids(asked, cases))
-    sources = summary["efficiency"]["sources"]
-    assert sources["engine"]["mfu"] == pytest.approx(sources["requests"]["mfu"], rel=0.1)
-    assert 0 < sources["requests"]["mbu"] < sources["engine"]["mbu"], "activations are in it"
-    assert sources["hardware"]["mfu"] == pytest.approx(TENSOR_ACTIVE * CLOCK_RATIO, rel=0.05)
-    assert sources["hardware"]["mbu"] == pytest.approx(MEMORY_ACTIVE, rel=0.05)
-    disagreements = {
-        (each["figure"], each["lower"]): each
-        for each in summary["efficiency"]["disagreements"]
-        if each["higher"] == "hardware"
-    }
-    assert disagreements.keys() == {(f, s) for f in ("mfu", "mbu") for s in ("requests", "engine")}
-    # Which cause comes first hangs on what was seen; tests/analysis has their order.
-    causes = disagreements["mfu", "requests"]["causes"]
-    assert any("other programs share the GPU" in cause for cause in causes)

@@ -1,7 +1,7 @@
 """The plugin's figures on the real engine: those of its spans, its responses and its counters."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +15,7 @@ from agent.catalog.reasons import PluginDropped
 from agent.records.engine import EndedRequest, EngineStep
 from agent.sources.engine_plugin import PluginReceiver
 from tests.real_engine.watching import ENGINE, SPANS_ARRIVE_WITHIN_S
-from tests.real_parts.agent_process import AgentProcess
+from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.collector import Collector
 from tests.real_parts.metric_pages import total
 from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm
@@ -123,9 +123,15 @@ def _attributes(span: Span) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told(engine: Vllm, agent: AgentProcess, collector: Collector, plugin_socket: Path) -> Told:
-    """The agent itself listens for spans alone, and forwards them to the collector."""
-    assert agent.pid
+def collector(ports: AgentPorts) -> Iterator[Collector]:
+    """It gets the engine's spans itself."""
+    with Collector(ports.grpc) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def told(engine: Vllm, collector: Collector, plugin_socket: Path) -> Told:
+    """There is no agent."""
     return Told(engine, collector, plugin_socket, counters(engine))
 
 

@@ -16,7 +16,6 @@ import pytest
 from tests.real_engine.watching import (
     ENGINE,
     LIMITS,
-    OBJECTIVE,
     SPANS_ARRIVE_WITHIN_S,
     Row,
     certainly_met,
@@ -114,8 +113,7 @@ def _relay(source: socket.socket, sink: socket.socket, passed: list[Piece]) -> N
 pytestmark = pytest.mark.timeout(1500)
 
 LOADS = (
-    Load(name="proxied-calm", requests_per_s=4, prompts=16),
-    Load(name="proxied-busy", requests_per_s=8, prompts=24),
+    Load(name="proxied-calm", requests_per_s=8, prompts=16),
     # Nearly at once, with long prompts: most must wait longer than the limit.
     Load(name="proxied-burst", requests_per_s=100, prompts=24, input_tokens=256),
 )
@@ -228,6 +226,9 @@ def test_the_views_of_every_request_are_one_row(measured: Measured) -> None:
     for request, row in measured.pairs:
         assert row["status"] == "ok", request
         assert (row["engine"], row["route"]) == (ENGINE, "/v1/completions")
+        assert row["input_tokens"] == request.input_tokens
+        assert row["output_tokens"] == request.output_tokens
+        assert row["max_gap_s"] >= row["tpot_s"]
         assert row["queue_s"] is not None
         assert row["engine_ttft_s"] > 0
         assert row["holdback_s"] == pytest.approx(row["ttft_s"] - row["engine_ttft_s"])
@@ -247,12 +248,6 @@ def test_the_times_of_a_request_lie_between_the_engines_and_its_clients(
             assert decode_s <= request.latency_s - engine.first_s + SLACK_S
 
 
-def test_the_tokens_are_those_that_the_client_was_told(measured: Measured) -> None:
-    for request, row in measured.pairs:
-        assert row["input_tokens"] == request.input_tokens
-        assert row["output_tokens"] == request.output_tokens
-
-
 def test_every_request_that_is_good_for_the_client_is_met(measured: Measured) -> None:
     good = [request for result in measured.results for request in certainly_met(result)]
     assert good
@@ -263,26 +258,12 @@ def test_a_verdict_follows_from_the_times_of_its_row(measured: Measured) -> None
     for row in measured.rows.values():
         good = row["ttft_s"] <= LIMITS.ttft_ms / 1000 and row["tpot_s"] <= LIMITS.tpot_ms / 1000
         assert row["verdict"] == ("met" if good else "missed")
-
-
-def test_the_load_has_both_met_and_missed_what_was_promised(measured: Measured) -> None:
     assert {row["verdict"] for row in measured.rows.values()} == {"met", "missed"}
-
-
-def test_the_largest_gap_is_at_least_the_mean_one(measured: Measured) -> None:
-    for _, row in measured.pairs:
-        assert row["max_gap_s"] >= row["tpot_s"]
 
 
 def test_the_metrics_page_counts_each_request_once_where_it_was_seen(measured: Measured) -> None:
     name = "gen_ai_server_time_to_first_token_seconds_count"
     assert total(measured.page, name, vantage="proxy") == len(measured.rows)
-    verdicts = [row["verdict"] for row in measured.rows.values()]
-    for verdict in ("met", "missed"):
-        counted = total(
-            measured.page, "llm_slo_requests_total", objective=OBJECTIVE, verdict=verdict
-        )
-        assert counted == verdicts.count(verdict)
 
 
 @pytest.mark.usefixtures("measured")

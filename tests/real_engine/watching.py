@@ -11,7 +11,7 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import Vllm
 from tests.real_parts.waiting import eventually
 
-ENGINE = "chat-0"
+ENGINE, BAD_ENGINE = "chat-0", "bad-0"
 OBJECTIVE = "chat"
 LIMITS = Limits(ttft_ms=200, tpot_ms=120)
 # What the engine takes into one step. So few requests run at once that the prompts of a benchmark,
@@ -19,8 +19,6 @@ LIMITS = Limits(ttft_ms=200, tpot_ms=120)
 STEP_TOKENS, RUNNING = 512, 8
 # Longer than the exporter's pause between two tries at a receiver that was away.
 SPANS_ARRIVE_WITHIN_S = 180.0
-SCRAPED_WITHIN_S = 180.0
-DEADLY = {"HOST_OOM", "CUDA_OOM", "SIZING_ERROR", "GPU_FAULT", "ENGINE_DEAD", "HANG"}
 
 Row = dict[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.real_parts.processes import ServerProcess
-from tests.real_parts.tiny_model import engine_python, tiny_model
+from tests.real_parts.tiny_model import engine_command, tiny_model
 from tests.real_parts.vllm import Vllm, span_request_id
 
 RUNNER = Path(__file__).with_name("run_benchmarks.py")
@@ -79,8 +79,7 @@ class BenchmarkRunner:
         self._plans = folder / "plans.pipe"
         os.mkfifo(self._plans)
         self._process = ServerProcess(
-            # -P: the folder of the script also contains a module named vllm.
-            [engine_python(), "-P", RUNNER, self._plans],
+            [*engine_command(RUNNER), self._plans],
             folder / "benchmarks.log",
             environment={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
         )

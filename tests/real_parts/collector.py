@@ -4,8 +4,6 @@ import threading
 from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +19,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.ports import free_port
 
 
@@ -45,8 +42,8 @@ class ReceivedSpan:
 class Collector(TraceServiceServicer):
     """Receives exports over gRPC."""
 
-    def __init__(self) -> None:
-        self.port = free_port()
+    def __init__(self, port: int | None = None) -> None:
+        self.port = port or free_port()
         self._lock = threading.Lock()
         self._spans: list[ReceivedSpan] = []
         self._all: list[Span] = []
@@ -109,28 +106,19 @@ PASSED_ON_WITHIN_S = 60.0
 
 
 class SpanRelay(TraceServiceServicer):
-    """Listens on the OTLP ports of `at` and passes on, over gRPC, to the ports `to`.
+    """Listens on the gRPC port `at` and passes on to the ports `to`; times are `lead_s` ahead."""
 
-    The spans' times are `lead_s` ahead. It takes both protocols, because another module may have
-    started the session's engine again, with spans over HTTP.
-    """
-
-    def __init__(self, at: AgentPorts, to: Sequence[int]) -> None:
+    def __init__(self, at: int, to: Sequence[int]) -> None:
         self.lead_s = 0.0
         self._channels = [grpc.insecure_channel(f"127.0.0.1:{port}") for port in to]
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
         add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self._server.add_insecure_port(f"127.0.0.1:{at.grpc}")
-        self._http = ThreadingHTTPServer(("127.0.0.1", at.http), self._handler())
+        self._server.add_insecure_port(f"127.0.0.1:{at}")
 
     def Export(  # noqa: N802 - the name is OTLP's
         self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> ExportTraceServiceResponse:
         """The one method of OTLP's trace service."""
-        self._pass_on(request)
-        return ExportTraceServiceResponse()
-
-    def _pass_on(self, request: ExportTraceServiceRequest) -> None:
         lead_ns = round(self.lead_s * 1e9)
         for resource in request.resource_spans:
             for scope in resource.scope_spans:
@@ -140,26 +128,10 @@ class SpanRelay(TraceServiceServicer):
         for channel in self._channels:
             stub = TraceServiceStub(channel)  # type: ignore[no-untyped-call]
             stub.Export(request, timeout=PASSED_ON_WITHIN_S, wait_for_ready=True)
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        pass_on = self._pass_on
-
-        class Handler(BaseHTTPRequestHandler):
-            """Takes the exports of HTTP."""
-
-            def do_POST(self) -> None:
-                """Pass on one export."""
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                pass_on(ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
-                self.send_header("Content-Type", "application/x-protobuf")
-                self.end_headers()
-
-        return Handler
+        return ExportTraceServiceResponse()
 
     def __enter__(self) -> Self:
         self._server.start()
-        Thread(target=self._http.serve_forever, daemon=True).start()
         return self
 
     def __exit__(
@@ -169,7 +141,5 @@ class SpanRelay(TraceServiceServicer):
         trace: TracebackType | None,
     ) -> None:
         self._server.stop(grace=None).wait()
-        self._http.shutdown()
-        self._http.server_close()
         for channel in self._channels:
             channel.close()

@@ -35,6 +35,6 @@ if __name__ == "__main__":
     gc.collect()
     gc.disable()
     # Opened for writing too, so that the pipe never ends.
-    with os.fdopen(os.open(sys.argv[1], os.O_RDWR)) as plans:
+    with os.fdopen(os.open(sys.argv[-1], os.O_RDWR)) as plans:
         while line := plans.readline():
             run(Path(line.strip()))

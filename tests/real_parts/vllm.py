@@ -56,6 +56,7 @@ def forking_environment(folder: Path, environment: Mapping[str, str]) -> dict[st
     """
     folder.mkdir(exist_ok=True)
     shutil.copy(FORKS, folder)
+    (folder / "sitecustomize.py").write_text("import gc; gc.disable()")
     points = {"vllm.general_plugins": {"forks": f"{FORKS.stem}:fork_ahead"}}
     _write_metadata(folder, FORKS.stem, points)
     others = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
