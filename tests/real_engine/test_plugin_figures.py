@@ -18,7 +18,7 @@ from tests.real_engine.watching import ENGINE, SPANS_ARRIVE_WITHIN_S
 from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.collector import Collector
 from tests.real_parts.metric_pages import total
-from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm
+from tests.real_parts.vllm import ANSWER_WITHIN_S, PLUGIN, Vllm
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)
@@ -204,3 +204,8 @@ def test_nothing_was_dropped_and_the_plugin_knows_this_engine(told: Told, engine
     log = engine.log.read_text(encoding="utf-8", errors="replace")
     assert "goodput-agent-vllm does not know" not in log
     assert "goodput-agent-vllm failed" not in log
+
+
+def test_the_plugin_names_the_version_that_it_is_tested_with(engine: Vllm) -> None:
+    version = requests.get(f"{engine.url}/version", timeout=ANSWER_WITHIN_S).json()["version"]
+    assert f"Tested with vLLM {version}." in (PLUGIN / "README.md").read_text(encoding="utf-8")

@@ -113,7 +113,7 @@ def _relay(source: socket.socket, sink: socket.socket, passed: list[Piece]) -> N
 pytestmark = pytest.mark.timeout(1500)
 
 LOADS = (
-    Load(name="proxied-calm", requests_per_s=8, prompts=16),
+    Load(name="proxied-calm", requests_per_s=5, prompts=16),
     # Nearly at once, with long prompts: most must wait longer than the limit.
     Load(name="proxied-burst", requests_per_s=100, prompts=24, input_tokens=256),
 )
@@ -156,27 +156,6 @@ def proxied(
         }
         with AgentProcess.with_settings(folder, ports, configured) as agent:
             yield Proxied(agent=agent, tap=tap, url=f"http://127.0.0.1:{port}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTimes:
-    """The tokens of one request as they left the engine: seconds since it received the request."""
-
-    first_s: float
-    last_s: float
-    tokens: int
-
-    @classmethod
-    def of(cls, tap: Tap, request_id: str) -> "TokenTimes":
-        exchange = tap.exchange(request_id)
-        (request,) = exchange.requests
-        times: list[float] = []
-        body = b""
-        for piece in exchange.responses:
-            body += piece.data
-            times += [piece.at - request.at] * (body.count(FIRST_TOKEN) - len(times))
-        # The last event may have no token, so the last but one is the bound.
-        return cls(first_s=times[0], last_s=times[-2:][0], tokens=len(times))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,19 +212,6 @@ def test_the_views_of_every_request_are_one_row(measured: Measured) -> None:
         assert row["engine_ttft_s"] > 0
         assert row["holdback_s"] == pytest.approx(row["ttft_s"] - row["engine_ttft_s"])
     assert measured.summary["requests"] == len(measured.rows)
-
-
-def test_the_times_of_a_request_lie_between_the_engines_and_its_clients(
-    measured: Measured, proxied: Proxied
-) -> None:
-    for request, row in measured.pairs:
-        engine = TokenTimes.of(proxied.tap, asked_id(request))
-        assert engine.first_s - SLACK_S <= row["ttft_s"] <= request.ttft_s + SLACK_S
-        assert engine.last_s - SLACK_S <= row["e2e_s"]
-        if engine.tokens == row["output_tokens"] > 1:
-            decode_s = row["tpot_s"] * (engine.tokens - 1)
-            assert engine.last_s - request.ttft_s - SLACK_S <= decode_s
-            assert decode_s <= request.latency_s - engine.first_s + SLACK_S
 
 
 def test_every_request_that_is_good_for_the_client_is_met(measured: Measured) -> None:
@@ -345,6 +311,7 @@ def test_the_times_of_a_row_lie_between_the_engines_and_the_clients(
     rows = {row["request_id"]: row for row in rows_once_there(proxied.agent.api, at_client.keys())}
     for request_id, client in at_client.items():
         row, upstream = rows[request_id], seen_at_engine(proxied.tap, request_id)
+        assert row["tpot_s"] * (row["output_tokens"] - 1) <= row["e2e_s"] - row["ttft_s"] + SLACK_S
         started = datetime.fromisoformat(row["started_at"]).timestamp()
         assert client.asked <= started <= upstream.asked
         for before, took_s, after in (
