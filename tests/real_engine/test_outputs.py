@@ -37,7 +37,7 @@ from tests.render.dashboards.answering import every_question, never_answered
 from tests.render.dashboards.reading import selectors
 from tests.sources.nvml.fake_driver import build
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.usefixtures("asked")]
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 WITH_AGENT, ALONE = "goodput-agent.yml", "vllm-alone.yml"
@@ -232,16 +232,19 @@ def watched(
 @pytest.fixture(scope="module")
 def asked(watched: Watched) -> dict[str, dict[str, Any]]:
     """The usage of requests by id: of the second one's prompt the prefix cache has the most."""
-    prompts = {"first": (1001, 700, 20), "again": (1001, 700, 40), "other": (1002, 130, 60)}
+    prompts = {
+        "first": (TENANTS[0], 1001, 700, 20),
+        "again": (TENANTS[1], 1001, 700, 40),
+        "other": (TENANTS[1], 1002, 130, 60),
+    }
     usage = {}
-    for name, (start, length, output) in prompts.items():
+    for name, (tenant, start, length, output) in prompts.items():
         prompt = [10 + (start + 7 * position) % 2000 for position in range(length)]
-        answer = watched.ask(name, TENANTS[0], prompt=prompt, max_tokens=output)
+        answer = watched.ask(name, tenant, prompt=prompt, max_tokens=output)
         usage[name] = answer.json()["usage"]
     return usage
 
 
-@pytest.mark.usefixtures("asked")
 def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> None:
     questions = every_question(Settings().all_objectives())
     not_here = {
@@ -434,7 +437,11 @@ def test_requests_shows_the_newest_rows(watched: Watched, browser: Browser) -> N
         assert shown[11:] == [row["verdict"], (row["cause"] or unknown).replace("_", " ")]
 
 
-def test_cost_shows_what_each_tenant_pays(watched: Watched, browser: Browser) -> None:
+def test_cost_shows_what_each_tenant_pays(
+    watched: Watched, browser: Browser, asked: dict[str, dict[str, Any]]
+) -> None:
+    watched.counted(set(asked))
+
     def ask() -> dict[str, tuple[int, float]]:
         groups = watched.api.breakdown(window="1h", by="tenant", cost="true")["groups"]
         return {each["group"]: (each["requests"], each["cost"]["cost_usd"]) for each in groups}
@@ -442,8 +449,8 @@ def test_cost_shows_what_each_tenant_pays(watched: Watched, browser: Browser) ->
     _, cells, paid = agreed(browser, watched, "cost", ask)
     by_tenant = {row[0]: row[1:3] for row in cells}
     for tenant in TENANTS:
-        asked, usd = paid[tenant]
-        assert by_tenant[tenant][0] == f"{asked:,}"
+        number, usd = paid[tenant]
+        assert by_tenant[tenant][0] == f"{number:,}"
         assert float(by_tenant[tenant][1].strip("$")) == pytest.approx(usd, rel=0.006)
 
 
