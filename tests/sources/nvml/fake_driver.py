@@ -131,7 +131,8 @@ def poll(*script: str, after_s: float = 1.0, times: int = 1) -> Poll:
 
 
 # Facts by name, `gpu_up`, with labels, `gpu_clock_hertz/sm`, and of another GPU, `gpu_up@1`; also
-# `problem`, `processes`, `failures`, and how often a function was called, `calls nvmlInit`.
+# `problem`, `processes`, `failures`, whether one is among them, `fails gpu_lost`, and how often a
+# function was called, `calls nvmlInit`.
 Seen = Mapping[str, object]
 Scenarios = Mapping[str, Sequence[Poll | Seen]]
 
@@ -164,6 +165,8 @@ def _seen(nvml: ScriptedNvml, key: str) -> object:
         return nvml.failures
     if key.startswith("calls "):
         return nvml.driver.calls(key.removeprefix("calls "))
+    if key.startswith("fails "):
+        return key.removeprefix("fails ") in nvml.failures
     name, _, index = key.partition("@")
     if name in ("problem", "processes"):
         found: object = getattr(nvml.of(int(index or 0)), name)
