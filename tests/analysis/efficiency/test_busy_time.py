@@ -55,46 +55,50 @@ def test_the_state_of_an_interval_follows_from_its_two_samples(
     assert state(before, after) is expected
 
 
-def test_a_long_interval_without_samples_is_unknown() -> None:
-    gone = [engine_sample(-1.0, running=0, steps=5), engine_sample(20.0, running=0, steps=5)]
-    assert parts(gone) == TimeParts(0, 0, 10)
+def two(output: float, running: tuple[int, int] = (0, 0)) -> list[EngineSample]:
+    """Samples at 0 and 10 s, between which the engine counts these output tokens."""
+    return [
+        engine_sample(0.0, running=running[0], output=0),
+        engine_sample(10.0, running=running[1], output=output),
+    ]
 
 
-def test_a_restart_is_unknown() -> None:
-    assert (
-        parts(
-            [engine_sample(0.0, 100.0, running=1), engine_sample(10.0, 200.0, running=1)]
-        ).unknown_s
-        == 10
-    )
+# Samples, rows, and the busy, idle and unknown seconds.
+PARTS: dict[str, tuple[list[EngineSample], list[RequestRecord], tuple[float, float, float]]] = {
+    "a long interval without samples is unknown": (
+        [engine_sample(at, running=0, steps=5) for at in (-1.0, 20.0)], [], (0, 0, 10),
+    ),
+    "a restart is unknown": (
+        [engine_sample(0.0, 100.0, running=1), engine_sample(10.0, 200.0, running=1)],
+        [], (0, 0, 10),
+    ),
+    "time before the first and after the last sample is unknown": (
+        [engine_sample(at, running=0, steps=5) for at in (2.0, 7.0)], [], (0, 5, 5),
+    ),
+    "a short request between two idle samples is busy for its duration": (
+        two(21), [request(1, 4.0, prefill_s=0.2, decode_s=0.8)], (1, 9, 0),
+    ),
+    "time in the queue is not busy": (
+        two(21), [request(1, 1.0, queue_s=5.0, prefill_s=1.0, decode_s=1.0)], (2, 8, 0),
+    ),
+    "tokens without a row lengthen the busy time in proportion": (
+        two(63), [request(1, 4.0, prefill_s=0.2, decode_s=0.8)], (3, 7, 0),
+    ),
+    "tokens without any row make the whole interval busy": (two(1), [], (10, 0, 0)),
+    "a request without a row at both samples ran all the time": (
+        two(21, (2, 1)), [request(1, -1.0, prefill_s=1.0, decode_s=2.0)], (10, 0, 0),
+    ),
+    "time without samples is busy while rows show requests": (
+        [], [request(1, 3.0, prefill_s=1.0, decode_s=3.0)], (4, 0, 6),
+    ),
+}  # fmt: skip
 
 
-def test_time_before_the_first_and_after_the_last_sample_is_unknown() -> None:
-    idle = [engine_sample(at, running=0, steps=5) for at in (2.0, 7.0)]
-    assert parts(idle) == TimeParts(0, 5, 5)
-
-
-def test_a_short_request_between_two_idle_samples_is_busy_for_its_duration() -> None:
-    samples = [engine_sample(0.0, running=0, output=0), engine_sample(10.0, running=0, output=21)]
-    found = parts(samples, [request(1, 4.0, prefill_s=0.2, decode_s=0.8)])
-    assert found == pytest.approx((1, 9, 0))
-
-
-def test_time_in_the_queue_is_not_busy() -> None:
-    samples = [engine_sample(0.0, running=0, output=0), engine_sample(10.0, running=0, output=21)]
-    found = parts(samples, [request(1, 1.0, queue_s=5.0, prefill_s=1.0, decode_s=1.0)])
-    assert found.busy_s == pytest.approx(2)
-
-
-def test_tokens_without_a_row_lengthen_the_busy_time_in_proportion() -> None:
-    samples = [engine_sample(0.0, running=0, output=0), engine_sample(10.0, running=0, output=63)]
-    found = parts(samples, [request(1, 4.0, prefill_s=0.2, decode_s=0.8)])
-    assert found.busy_s == pytest.approx(3)
-
-
-def test_tokens_without_any_row_make_the_whole_interval_busy() -> None:
-    samples = [engine_sample(0.0, running=0, output=0), engine_sample(10.0, running=0, output=1)]
-    assert parts(samples).busy_s == 10
+@pytest.mark.parametrize(("samples", "rows", "expected"), PARTS.values(), ids=PARTS)
+def test_the_parts_of_ten_seconds(
+    samples: list[EngineSample], rows: list[RequestRecord], expected: tuple[float, float, float]
+) -> None:
+    assert parts(samples, rows) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("running", [(1, 1), (2, 1), (1, 2)])
@@ -110,16 +114,6 @@ def test_two_samples_with_different_requests_may_have_idle_time_between(
         request(2, 9.0, prefill_s=0.5, decode_s=2.5),
     ]
     assert parts(samples, rows).busy_s == pytest.approx(3)
-
-
-def test_a_request_without_a_row_at_both_samples_ran_all_the_time() -> None:
-    samples = [engine_sample(0.0, running=2, output=0), engine_sample(10.0, running=1, output=21)]
-    found = parts(samples, [request(1, -1.0, prefill_s=1.0, decode_s=2.0)])
-    assert found.busy_s == pytest.approx(10)
-
-
-def test_time_without_samples_is_busy_while_rows_show_requests() -> None:
-    assert parts([], [request(1, 3.0, prefill_s=1.0, decode_s=3.0)]) == (4, 0, 6)
 
 
 def test_a_minute_gets_its_share_of_the_intervals_around_it() -> None:
@@ -192,34 +186,35 @@ def more(**counts: float) -> dict[str, float]:
     return {name: OF_ROW[name] + counts.get(name, 0.0) for name in OF_ROW}
 
 
-def test_counts_without_a_row_take_the_time_that_rows_took_for_as_many() -> None:
-    after = more(steps=50.0, input=2000.0, output=50.0)
-    assert busy_s(OF_ROW, after) == pytest.approx(1.1 + 50 * 0.01 + 2 * 0.1)
+# The counters after each half, counters of both, and busy seconds: the row's 1.1 and others.
+BUSY: dict[str, tuple[dict[str, float], dict[str, float], dict[str, float], float]] = {
+    "counts without a row take the time that rows took for as many": (
+        OF_ROW, more(steps=50.0, input=2000.0, output=50.0), {}, 1.1 + 50 * 0.01 + 2 * 0.1,
+    ),
+    # Two streams, of which one has no row: in proportion to tokens it is 2.2 s.
+    "tokens in the steps of a row take no time of their own": (
+        more(output=100.0), more(output=100.0), {}, 1.1,
+    ),
+    "steps beyond those of rows take time": (
+        more(steps=50.0, output=150.0), more(steps=50.0, output=150.0), {}, 1.1 + 50 * 0.01,
+    ),
+    "with drafts the steps of a row are unknown and tokens decide": (
+        more(output=101.0) | {"drafts": 40.0}, more(output=101.0) | {"drafts": 40.0}, {}, 2.2,
+    ),
+    "a prompt that is not counted yet makes the interval busy": (
+        OF_ROW, OF_ROW | {"running": 1.0}, {}, 11.1,
+    ),
+    "work without a row makes the interval busy where ranks step apart": (
+        OF_ROW, more(steps=50.0, output=50.0), {"ranks": 2.0}, 11.1,
+    ),
+}  # fmt: skip
 
 
-def test_tokens_in_the_steps_of_a_row_take_no_time_of_their_own() -> None:
-    """Two streams, of which one has no row: in proportion to tokens it is 2.2 s."""
-    both = more(output=100.0)
-    assert busy_s(both, both) == pytest.approx(1.1, abs=0.01)
-
-
-def test_steps_beyond_those_of_rows_take_time() -> None:
-    later = more(steps=50.0, output=150.0)
-    assert busy_s(later, later) == pytest.approx(1.1 + 50 * 0.01, abs=0.02)
-
-
-def test_with_drafts_the_steps_of_a_row_are_unknown_and_tokens_decide() -> None:
-    drafted = more(output=101.0) | {"drafts": 40.0}
-    assert busy_s(drafted, drafted) == pytest.approx(2.2)
-
-
-def test_a_prompt_that_is_not_counted_yet_makes_the_interval_busy() -> None:
-    assert busy_s(OF_ROW, OF_ROW | {"running": 1.0}) == pytest.approx(11.1)
-
-
-def test_work_without_a_row_makes_the_interval_busy_where_ranks_step_apart() -> None:
-    after = more(steps=50.0, output=50.0)
-    assert busy_s(OF_ROW, after, ranks=2.0) == pytest.approx(11.1)
+@pytest.mark.parametrize(("at_10", "at_20", "both", "expected_s"), BUSY.values(), ids=BUSY)
+def test_work_without_a_row_takes_time(
+    at_10: dict[str, float], at_20: dict[str, float], both: dict[str, float], expected_s: float
+) -> None:
+    assert busy_s(at_10, at_20, **both) == pytest.approx(expected_s, abs=0.02)
 
 
 def test_without_any_row_the_pace_is_unknown_and_the_interval_busy() -> None:

@@ -293,34 +293,26 @@ def model_in(*entries: object) -> str | None:
     return read_model("/v1/models", json.dumps({"object": "list", "data": entries}).encode())
 
 
-def test_the_only_model_is_named() -> None:
-    assert model_in({"id": "chat", "root": "/models/llama", "parent": None}) == "chat"
-
-
-def test_adapters_are_no_models_of_their_own() -> None:
-    base = {"id": "chat", "root": "/models/llama", "parent": None}
-    assert model_in({"id": "sql", "root": "/adapters/sql", "parent": "chat"}, base) == "chat"
-
-
-def test_aliases_of_one_root_are_one_model_by_its_first_name() -> None:
-    aliases = ({"id": name, "root": "/models/llama"} for name in ("chat", "llama"))
-    assert model_in(*aliases) == "chat"
+BASE = {"id": "chat", "root": "/models/llama", "parent": None}
 
 
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "model"),
     [
-        pytest.param([{"id": "a"}, {"id": "b"}], id="two-models"),
-        pytest.param([{"id": "a", "root": "x"}, {"id": "b", "root": "y"}], id="two-roots"),
-        pytest.param([], id="none"),
-        pytest.param(["a", None, 3], id="no-objects"),
-        pytest.param([{"root": "x"}], id="no-id"),
-        pytest.param([{"id": 7}], id="id-is-no-text"),
-        pytest.param([{"id": ""}], id="id-is-empty"),
+        pytest.param([BASE], "chat", id="only"),
+        pytest.param([{**BASE, "id": "sql", "parent": "chat"}, BASE], "chat", id="adapter"),
+        pytest.param([BASE, {**BASE, "id": "llama"}], "chat", id="aliases of one root"),
+        pytest.param([{"id": "a"}, {"id": "b"}], None, id="two models"),
+        pytest.param([{"id": "a", "root": "x"}, {"id": "b", "root": "y"}], None, id="two roots"),
+        pytest.param([], None, id="none"),
+        pytest.param(["a", None, 3], None, id="no objects"),
+        pytest.param([{"root": "x"}], None, id="no id"),
+        pytest.param([{"id": 7}], None, id="id is no text"),
+        pytest.param([{"id": ""}], None, id="id is empty"),
     ],
 )
-def test_an_unknown_model_is_none(entries: list[object]) -> None:
-    assert model_in(*entries) is None
+def test_the_model_is_the_only_one_that_is_listed(entries: list[object], model: str | None) -> None:
+    assert model_in(*entries) == model
 
 
 @pytest.mark.parametrize("answer", ["{}", "[]", "null", '{"data": 3}', '{"data": {"id": "a"}}'])
