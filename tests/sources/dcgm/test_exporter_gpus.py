@@ -1,4 +1,4 @@
-"""="""
+"""GPUs in the expositions of NVIDIA's exporter, and counts of its Xid errors."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,3 +1,5 @@
+"""Samples of GPUs from NVIDIA's exporter."""
+
 import logging
 from collections.abc import Iterator
 from typing import Any

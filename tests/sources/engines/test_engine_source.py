@@ -1,4 +1,4 @@
-"""="""
+"""Reads of an engine's exposition and models, and the directory of engines."""
 
 import json
 import logging
@@ -358,7 +358,7 @@ def test_without_a_readable_list_the_served_models_are_unknown(
     assert served(engine) is None
 
 
-#
+# Which engine a sender is
 
 
 @pytest.fixture

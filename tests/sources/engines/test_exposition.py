@@ -1,3 +1,5 @@
+"""Expositions that are read, by every dialect, and facts that go with an upgrade."""
+
 import math
 import re
 from collections.abc import Mapping
@@ -195,7 +197,7 @@ def test_any_bytes_give_values_or_a_reason(body: bytes) -> None:
     assert found.series.keys() <= {"a", "b"}
 
 
-# One contract for every dialect on every fixture page; a new page is picked up by itself
+# One contract for every dialect on every page; a new page is picked up by itself
 
 ENGINE_PAGES = sorted(
     page.stem for page in PAGES.glob("*.txt") if not page.stem.startswith("router")
@@ -275,7 +277,7 @@ def test_every_spelling_stands_on_some_page(engine: str) -> None:
     assert not missing
 
 
-#
+# Names that drift
 
 SGLANG = DIALECTS["sglang"]
 DURATIONS = {fact.REQUEST_DURATION.name: HistogramSnapshot((1.0, float("inf")), (1, 2), 3.0)}

@@ -1,4 +1,4 @@
-"""="""
+"""Expositions and health over HTTP, and what an audit reads of an engine."""
 
 import gzip
 import json

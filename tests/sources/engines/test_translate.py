@@ -1,4 +1,4 @@
-"""="""
+"""Facts of recorded expositions, and histograms that are merged."""
 
 from math import inf
 from typing import Any

@@ -1,4 +1,4 @@
-"""="""
+"""A log that is followed, rotated, cut, or a pipe, and what its lines mean."""
 
 import errno
 import os

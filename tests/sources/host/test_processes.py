@@ -1,4 +1,4 @@
-"""="""
+"""Processes of an engine on its machine, and its command line."""
 
 import os
 import signal

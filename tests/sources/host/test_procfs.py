@@ -1,3 +1,5 @@
+"""Files of /proc and of cgroups."""
+
 import os
 import shutil
 import socket
@@ -131,7 +133,7 @@ def test_the_time_that_a_process_ran_and_waited_for_a_processor(tmp_path: Path) 
     assert proc.schedstat(7) is None
 
 
-#
+# Cgroups
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"
 V2 = "0::/kubepods/pod1/abc\n"

@@ -1,3 +1,5 @@
+"""What is read of a host, and deaths that follow from it."""
+
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""="""
+"""The driver's library, found or missing, and calls that fail, rest or are never made."""
 
 import json
 import logging

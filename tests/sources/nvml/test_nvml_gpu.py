@@ -1,3 +1,5 @@
+"""MIG instances of a GPU, and its Xid errors."""
+
 import itertools
 from typing import Any
 
@@ -168,7 +170,7 @@ def test_a_whole_gpu_that_is_forbidden_still_shows_its_instances(
     assert caplog.text.count("administration") == 1
 
 
-#
+# Xid errors
 
 
 def test_an_xid_between_two_reads_is_returned_by_the_next(nvml: ScriptedNvml) -> None:

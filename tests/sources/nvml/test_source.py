@@ -1,4 +1,4 @@
-"""="""
+"""GPUs that are read, lost and read again, and a driver that fails, hangs or gives odd answers."""
 
 import logging
 import threading

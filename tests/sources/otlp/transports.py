@@ -1,4 +1,4 @@
-"""="""
+"""Exports over gRPC and HTTP, in protobuf and JSON, plain and compressed."""
 
 import gzip
 from collections.abc import Callable, Mapping
