@@ -37,6 +37,15 @@ def settings(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with the files of the settings, and what the command printed."""
+    folder = tmp_path_factory.mktemp("made")
+    config = folder / "settings.yml"
+    config.write_text(SETTINGS, encoding="utf-8")
+    return folder, run("--config", config, "--into", folder)
+
+
 def invoke(*arguments: str | Path, **environment: str) -> Result:
     runner = CliRunner(env={"COLUMNS": "160", **environment})
     result = runner.invoke(main, [str(argument) for argument in arguments])
@@ -63,22 +72,17 @@ def links(path: Path, annotation: str) -> set[str]:
     return set(found)
 
 
-def test_it_writes_the_files_into_a_folder(settings: Path, tmp_path: Path) -> None:
-    output = run("--config", settings, "--into", tmp_path / "made")
-    for folder, names in (("alerts", ALERTS), ("dashboards", DASHBOARDS)):
-        assert {path.name for path in (tmp_path / "made" / folder).iterdir()} == names
+def test_it_writes_the_files_into_a_folder(made: tuple[Path, str]) -> None:
+    folder, output = made
+    for kind, names in (("alerts", ALERTS), ("dashboards", DASHBOARDS)):
+        assert {path.name for path in (folder / kind).iterdir()} == names
         assert all(name in output for name in names)
-
-
-def test_dashboards_are_those_of_the_objectives(settings: Path, tmp_path: Path) -> None:
-    run("--config", settings, "--into", tmp_path)
-    shown = (tmp_path / "dashboards/goodput-objectives.json").read_text(encoding="utf-8")
+    shown = (folder / "dashboards/goodput-objectives.json").read_text(encoding="utf-8")
     assert '"legendFormat": "tough ttft"' in shown
 
 
-def test_the_output_has_the_delay_of_each_rule(settings: Path, tmp_path: Path) -> None:
-    output = run("--config", settings, "--into", tmp_path)
-    rows = [line for line in output.splitlines() if "tough" in line and "│" in line]
+def test_the_output_has_the_delay_of_each_rule(made: tuple[Path, str]) -> None:
+    rows = [line for line in made[1].splitlines() if "tough" in line and "│" in line]
     cells = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
     assert cells == [
         ["tough", "outage, page", "55 %", "6m", "never", "never"],
@@ -105,14 +109,18 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(settings: Path) -> None
         run("--config", settings, "--into", settings / "below")
 
 
-def test_the_output_names_omitted_panels_with_the_reason(settings: Path, tmp_path: Path) -> None:
-    output = " ".join(run("--config", settings, "--into", tmp_path).split())
+def test_the_output_names_omitted_panels_and_missing_receivers(made: tuple[Path, str]) -> None:
+    output = " ".join(made[1].split())
     assert (
         "Objective tough, LlmObjectiveBudgetBurn tier 1: it would need 144 % of all requests to "
         "miss." in output
     )
     assert "300 ms is not a bucket edge; the rule uses 500 ms." in output
     assert "Objective acme, latency percentiles, queue time, error ratio: histograms have" in output
+    assert "PAGES REACH NOBODY." in output
+    assert "TICKETS REACH NOBODY." in output
+    assert "NO DEAD MAN'S SWITCH." in output
+    assert "set --deadman to the URL" in output
 
 
 RULES = ("alerts/goodput-agent.yml", "alerts/vllm-alone.yml", KUBERNETES)
@@ -129,11 +137,9 @@ def test_links_use_the_given_addresses(settings: Path, tmp_path: Path) -> None:
     assert "lead nowhere" not in output
 
 
-def test_links_lead_to_localhost_or_name_the_missing_address(
-    settings: Path, tmp_path: Path
-) -> None:
-    output = run("--config", settings, "--into", tmp_path)
-    here, alone, kubernetes = (tmp_path / file for file in RULES)
+def test_links_lead_to_localhost_or_name_the_missing_address(made: tuple[Path, str]) -> None:
+    folder, output = made
+    here, alone, kubernetes = (folder / file for file in RULES)
     assert links(here, "runbook_url") == {"http://localhost:9470/runbooks"}
     assert links(here, "dashboard_url") == {"http://localhost:3000"}
     for file in (alone, kubernetes):
@@ -160,15 +166,9 @@ def test_receivers_are_those_of_the_options(settings: Path, tmp_path: Path) -> N
     assert "DEAD MAN" not in output
 
 
-def test_missing_receivers_are_printed(settings: Path, tmp_path: Path) -> None:
-    output = " ".join(run("--config", settings, "--into", tmp_path).split())
-    assert "PAGES REACH NOBODY." in output
-    assert "TICKETS REACH NOBODY." in output
-    assert "NO DEAD MAN'S SWITCH." in output
-    assert "set --deadman to the URL" in output
-
-
-def test_variables_name_receivers_and_links_as_options_do(settings: Path, tmp_path: Path) -> None:
+def test_variables_say_what_options_say_and_options_override_them(
+    settings: Path, tmp_path: Path
+) -> None:
     options = (
         *("--dashboards", "https://g.test", "--runbooks", "https://r.test", "--pagerduty"),
         *("--slack-pages", "#p", "--slack-tickets", "#t", "--webhook", "https://w.test"),
@@ -180,17 +180,14 @@ def test_variables_name_receivers_and_links_as_options_do(settings: Path, tmp_pa
             name = f"GOODPUT_RENDER_{option[2:].upper().replace('-', '_')}"
             variables[name] = "true" if value.startswith("--") else value
     run("--config", settings, "--into", tmp_path / "a", *options)
-    run("--config", settings, "--into", tmp_path / "b", **variables)
+    overridden = {"GOODPUT_RENDER_SLACK_PAGES": "#other"}
+    run(
+        *("--config", settings, "--into", tmp_path / "b", "--slack-pages", "#p"),
+        **{**variables, **overridden},
+    )
     for name in ALERTS:
         by_option = (tmp_path / "a/alerts" / name).read_text(encoding="utf-8")
         assert (tmp_path / "b/alerts" / name).read_text(encoding="utf-8") == by_option
-
-
-def test_an_option_overrides_its_variable(settings: Path, tmp_path: Path) -> None:
-    named = ("--webhook", "https://option.test")
-    given = {"GOODPUT_RENDER_WEBHOOK": "https://variable.test"}
-    run("--config", settings, "--into", tmp_path, *named, **given)
-    assert "https://option.test" in str(written(tmp_path / "alerts/alertmanager.yml"))
 
 
 def test_an_unknown_variable_is_refused(settings: Path, tmp_path: Path) -> None:
@@ -216,7 +213,10 @@ def budgets(folder: Path) -> set[str]:
     return found
 
 
-def test_a_token_budget_of_the_settings_is_in_the_rules(settings: Path, tmp_path: Path) -> None:
+def test_a_token_budget_of_the_settings_is_in_the_rules(
+    settings: Path, tmp_path: Path, made: tuple[Path, str]
+) -> None:
+    assert budgets(made[0]) == {""}
     priced = f"{SETTINGS}prices: [{{gpu: L4, gpu_hour_usd: 1}}]\n"
     settings.write_text(
         f"{priced}token_budget: {{usd_per_million_output_tokens: 2.5}}", encoding="utf-8"
@@ -226,11 +226,6 @@ def test_a_token_budget_of_the_settings_is_in_the_rules(settings: Path, tmp_path
     assert "LlmTokenCostOverBudget" not in output
     run("--config", settings, "--into", tmp_path, "--token-budget", "4")
     assert budgets(tmp_path) == {"4"}
-
-
-def test_without_a_token_budget_there_is_no_alert_on_it(settings: Path, tmp_path: Path) -> None:
-    run("--config", settings, "--into", tmp_path)
-    assert budgets(tmp_path) == {""}
 
 
 def test_a_token_budget_without_a_price_prints_that_the_alert_cannot_fire(

@@ -52,12 +52,11 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("beside", [(), ("-n", "2")])
 def test_a_test_of_real_parts_that_passes_alone_is_unsteady_and_fails_no_run(
-    tmp_path: Path, beside: tuple[str, ...]
+    tmp_path: Path,
 ) -> None:
     module(tmp_path, "parts", WITH_PARTS, without="test_always")
-    whole = run(tmp_path, "--failed-parts", "cache/failed", *beside)
+    whole = run(tmp_path, "--failed-parts", "cache/failed", "-n", "2")
     assert "1 failed, 1 passed" in whole.stdout.splitlines()[-1]
     assert whole.returncode == 0
     assert (tmp_path / "cache/failed").read_text() == "test_parts.py::test_once\n"

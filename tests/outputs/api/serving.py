@@ -164,6 +164,11 @@ class Api:
         with self._engine.begin() as connection:
             connection.execute(text(statement), values)
 
+    def value(self, query: str) -> Any:
+        """Return the one value that a query of the database finds."""
+        with self._engine.connect() as connection:
+            return connection.scalar(text(query))
+
     def set_objectives(self, objectives: Sequence[Objective], *, agent: str = "agent-0") -> None:
         """Put these objectives in force."""
         ObjectiveStore(self._engine, agent).write_in_force(objectives, self.agent.now)

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
+from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import GpuSample
 from agent.store.unreadable import UNREADABLE
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import NOW
 from tests.outputs.report.reported import figures, filled
+from tests.records.minutes import minute
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +29,12 @@ def filled_api(api_of_each: Api) -> Api:
     filled(api_of_each)
     gpus = [GpuSample(gpu=f"GPU-{n}", index=n, name="H200", at=NOW - 9, facts={}) for n in range(2)]
     api_of_each.store_gpus(*gpus)
+    api_of_each.store_minutes(minute(2))
+    confidence = Confidence.CERTAIN
+    for kind in (EventKind.HANG, EventKind.SLEEP):
+        api_of_each.store_events(
+            Event(at=NOW - 60, engine="chat-0", kind=kind, confidence=confidence, evidence={})
+        )
     api_of_each.beat("agent-0", {"name": "chat-0"})
     api_of_each.beat("agent-1")
     return api_of_each
@@ -73,52 +81,66 @@ def test_sums_that_cannot_be_read_leave_the_sums_of_the_others(
     assert UNREADABLE.count(table) > 0
     # Changes that cannot be folded do not keep the others from being folded.
     filled_api.fold_and_expire()
-    assert answers(filled_api)["summary"]["requests"] == left
+    assert filled_api.query("summary", window="2h")["requests"] == left
+
+
+# By table: an order of its rows, and a column and its value for one row after the other.
+ODD: dict[str, dict[str, tuple[str, list[tuple[str, Any]]]]] = {
+    "sqlite": {
+        "rollup_changes": ("id", [("judged_by", "[1")]),
+        "requests": (
+            "explanation IS NULL, ended_at DESC",
+            [
+                ("explanation", '{"shares": 5}'),
+                ("verdicts", "{"),
+                ("status", "odd"),
+                ("cost_usd", INFINITE),
+            ],
+        ),
+        "events": ("id", [("evidence", '{"a": 1e999}'), ("confidence", "odd")]),
+        "gpu_samples": ("gpu DESC", [("mig_instances", "{}")]),
+        "objectives": ("name DESC", [("definition", "{}")]),
+        "agents": ("name DESC", [("engines", "[5]")]),
+        "engine_minutes": (
+            "starts_at",
+            [("good_tokens_by_objective", "{"), ("busy_s", INFINITE)],
+        ),
+    },
+    # Of several that no database treats otherwise, one. SQLite stores NULL for the others.
+    "postgresql": {
+        "requests": (
+            "explanation IS NULL, ended_at DESC",
+            [("status", "odd"), ("ttft_s", NAN)],
+        ),
+        "engine_minutes": ("starts_at", [("prefill_flops", NAN)]),
+        "cause_rollups": ("excess_s", [("excess_s", NAN)]),
+    },
+}
 
 
 @pytest.mark.parametrize(
-    ("api_of_each", "table", "column", "value"),
-    [
-        ("sqlite", "rollup_changes", "judged_by", "[1"),
-        ("sqlite", "requests", "verdicts", "{"),
-        ("sqlite", "requests", "status", "odd"),
-        ("postgresql", "requests", "status", "odd"),
-        ("sqlite", "requests", "explanation", '{"shares": 5}'),
-        ("sqlite", "requests", "cost_usd", INFINITE),
-        ("sqlite", "events", "evidence", '{"a": 1e999}'),
-        ("sqlite", "events", "confidence", "odd"),
-        ("sqlite", "gpu_samples", "mig_instances", "{}"),
-        ("sqlite", "objectives", "definition", "{}"),
-        ("sqlite", "agents", "engines", "[5]"),
-        ("sqlite", "engine_minutes", "good_tokens_by_objective", "{"),
-        ("sqlite", "engine_minutes", "busy_s", INFINITE),
-        # SQLite stores NULL instead.
-        ("postgresql", "requests", "ttft_s", NAN),
-        ("postgresql", "engine_minutes", "prefill_flops", NAN),
-        ("postgresql", "cause_rollups", "excess_s", NAN),
-    ],
-    indirect=["api_of_each"],
+    ("api_of_each", "kind"), [(kind, kind) for kind in ODD], ids=ODD, indirect=["api_of_each"]
 )
-def test_a_row_with_an_odd_value_takes_no_route_down(
-    filled_api: Api, table: str, column: str, value: Any
-) -> None:
-    if table == "cause_rollups":
+def test_rows_with_odd_values_take_no_route_down(filled_api: Api, kind: str) -> None:
+    if "cause_rollups" in ODD[kind]:
         filled_api.fold_and_expire()
     rows = filled_api.query("requests", limit="1000")["items"]
-    key = {
-        "requests": "explanation IS NOT NULL",
-        "gpu_samples": "gpu = 'GPU-1'",
-        "agents": "name = 'agent-1'",
-        "objectives": "name = 'long'",
-        "engine_minutes": "starts_at = (SELECT min(starts_at) FROM engine_minutes)",
-        "rollup_changes": "id = (SELECT min(id) FROM rollup_changes)",
-    }.get(table, "1 = 1")
-    filled_api.execute(f"UPDATE {table} SET {column} = :value WHERE {key}", value=value)
+    row = "ctid" if kind == "postgresql" else "rowid"
+    for table, (order, values) in ODD[kind].items():
+        ordered = f"SELECT {row} FROM {table} ORDER BY {order}"
+        damaged = [
+            (column, value, filled_api.value(f"{ordered} LIMIT 1 OFFSET {number}"))
+            for number, (column, value) in enumerate(values)
+        ]
+        for column, value, place in damaged:
+            filled_api.execute(
+                f"UPDATE {table} SET {column} = :value WHERE {row} = '{place}'", value=value
+            )
     found = answers(filled_api)
-    if table == "requests" and value == value:
-        assert len(filled_api.query("requests", limit="1000")["items"]) == len(rows) - 1
+    left = filled_api.query("requests", limit="1000")["items"]
+    assert len(left) == len(rows) - len(ODD[kind]["requests"][1])
     assert found["summary"]["requests"] >= 500
-    # Of two minutes, at least the other one is there.
+    # At least the other minute and the other GPU are there.
     assert found["efficiency"]["items"]
     assert found["gpus"]["items"][0]["gpu"] == "GPU-0"
 

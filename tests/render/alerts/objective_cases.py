@@ -425,7 +425,7 @@ def _edges() -> Iterator[dict[str, Any]]:
 
 
 def leaks() -> dict[str, Any]:
-    """The test of promtool on losses that last for days, for rules looked at every ten minutes."""
+    """The test of promtool on losses that last for days, for rules looked at every 20 minutes."""
     return _at_once(_leaks())
 
 
