@@ -50,19 +50,14 @@ def test_the_file_matches_the_compose_specification(path: Path) -> None:
 
 
 @each_service
-def test_an_image_is_pinned(name: str) -> None:
-    assert PINNED.fullmatch(services()[name]["image"])
-
-
-@each_agent
-def test_the_built_image_is_named_after_its_version(name: str) -> None:
-    assert services()[name]["image"] == f"goodput-agent:{agent.__version__}"
-
-
-@each_service
-def test_ports_are_published_on_this_machine_only(name: str) -> None:
-    ports = services()[name].get("ports", [])
-    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+def test_a_service_has_a_pinned_image_no_privileges_and_ports_on_this_machine_only(
+    name: str,
+) -> None:
+    service = services()[name]
+    assert PINNED.fullmatch(service["image"])
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert "privileged" not in service
+    assert name in ENGINES or "no-new-privileges:true" in service["security_opt"]
 
 
 def test_no_two_services_of_a_profile_publish_the_same_port() -> None:
@@ -77,25 +72,21 @@ def test_no_two_services_of_a_profile_publish_the_same_port() -> None:
 
 
 @each_service
-def test_a_service_waits_for_services_that_have_a_health_check(name: str) -> None:
-    for other, wait in services()[name].get("depends_on", {}).items():
+def test_a_service_waits_only_for_services_that_have_a_health_check(name: str) -> None:
+    waits = services()[name].get("depends_on", {})
+    assert not set(AGENTS) & waits.keys()
+    for other, wait in waits.items():
         assert wait == {"condition": "service_healthy"}
         assert "healthcheck" in services()[other]
         assert "profiles" not in services()[other]
 
 
-@each_service
-def test_no_service_waits_for_the_agent_or_keeps_privileges(name: str) -> None:
-    service = services()[name]
-    assert not set(AGENTS) & service.get("depends_on", {}).keys()
-    assert "privileged" not in service
-    assert name in ENGINES or "no-new-privileges:true" in service["security_opt"]
-
-
 @each_agent
-def test_the_agent_writes_nothing_outside_its_volume(name: str) -> None:
-    assert services()[name]["read_only"] is True
-    assert services()[name]["cap_drop"] == ["ALL"]
+def test_the_agent_is_of_this_version_and_writes_nothing_outside_its_volume(name: str) -> None:
+    service = services()[name]
+    assert service["image"] == f"goodput-agent:{agent.__version__}"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
 
 
 @each_agent
@@ -122,14 +113,22 @@ def test_the_file_contains_no_password() -> None:
     assert set(in_urls) == {"secret"}
 
 
-def test_passwords_are_generated_once_and_readable_by_their_owner_alone(tmp_path: Path) -> None:
+@pytest.fixture
+def make_secrets(tmp_path: Path) -> Path:
+    """The script, in a copy of the repository without a file of passwords."""
     script = tmp_path / "deploy" / "compose" / "make-secrets"
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "deploy" / "compose" / "make-secrets", script)
+    return script
+
+
+def test_passwords_are_generated_once_and_readable_by_their_owner_alone(
+    make_secrets: Path, tmp_path: Path
+) -> None:
     made = tmp_path / ".env"
-    subprocess.run([script], check=True, capture_output=True)
+    subprocess.run([make_secrets], check=True, capture_output=True)
     before = made.read_text(encoding="utf-8")
-    subprocess.run([script], check=True, capture_output=True)
+    subprocess.run([make_secrets], check=True, capture_output=True)
     passwords = dict(line.split("=") for line in before.splitlines())
     assert made.read_text(encoding="utf-8") == before
     assert passwords.keys() == required_variables()
@@ -137,19 +136,18 @@ def test_passwords_are_generated_once_and_readable_by_their_owner_alone(tmp_path
     # They are part of a URL, so they must need no quoting.
     assert all(re.fullmatch("[0-9a-f]{48}", password) for password in passwords.values())
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
-    tokens = script.parent / "tokens"
+    tokens = make_secrets.parent / "tokens"
     assert (tokens / "ingest").read_text(encoding="utf-8").strip() == passwords["INGEST_TOKEN"]
     assert re.fullmatch("[0-9a-f]{48}", (tokens / "read").read_text(encoding="utf-8"))
 
 
-def test_an_older_file_of_passwords_keeps_them_and_gets_what_is_new(tmp_path: Path) -> None:
-    script = tmp_path / "deploy" / "compose" / "make-secrets"
-    script.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "deploy" / "compose" / "make-secrets", script)
+def test_an_older_file_of_passwords_keeps_them_and_gets_what_is_new(
+    make_secrets: Path, tmp_path: Path
+) -> None:
     made = tmp_path / ".env"
     made.write_text("GPUS=[1]\nPOSTGRES_PASSWORD=old", encoding="utf-8")
     made.chmod(0o644)
-    subprocess.run([script], check=True, capture_output=True)
+    subprocess.run([make_secrets], check=True, capture_output=True)
     variables = dict(line.split("=") for line in made.read_text(encoding="utf-8").splitlines())
     assert (variables["GPUS"], variables["POSTGRES_PASSWORD"]) == ("[1]", "old")
     assert variables.keys() == {"GPUS", *required_variables()}
@@ -379,11 +377,6 @@ def dashboards() -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
-def test_grafana_finds_the_dashboards() -> None:
-    assert len(dashboards()) >= 3
-    assert all(dashboard["uid"].startswith("goodput-") for dashboard in dashboards())
-
-
 def test_grafana_has_every_kind_of_datasource_that_a_dashboard_uses() -> None:
     used = {
         variable["query"]
@@ -391,11 +384,11 @@ def test_grafana_has_every_kind_of_datasource_that_a_dashboard_uses() -> None:
         for variable in dashboard["templating"]["list"]
         if variable["type"] == "datasource"
     }
+    assert len(dashboards()) >= 3
     kinds = {source["type"] for source in datasources()}
     # Grafana also finds the plugin by its former name.
     kinds |= {"postgres"} if "grafana-postgresql-datasource" in kinds else set()
     trace_stores = {"tempo", "jaeger"}
-    assert used
     assert used - kinds < trace_stores
 
 

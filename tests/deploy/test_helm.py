@@ -119,6 +119,14 @@ def test_a_wrong_value_is_refused_by_its_name(value: str, complaint: str) -> Non
         (("mode=node", "data.createClaim=true"), "data: the agents of several nodes cannot"),
         (("mode=node", "tokens.read=0123456789abcdef"), "tokens: with mode node set both"),
         (("alerts.enabled=true", "alerts.rules=rules"), "alerts.rules: the text is no file of"),
+        (("serve.enabled=true",), "serve.database.existingSecret: set the name"),
+        (
+            (
+                *("serve.enabled=true", "serve.database.existingSecret=x"),
+                "serve.settings.listen.port=1",
+            ),
+            "serve.settings: listen follows",
+        ),
     ],
 )
 def test_values_that_exclude_each_other_are_refused(values: Sequence[str], complaint: str) -> None:
@@ -278,12 +286,19 @@ def test_a_secret_is_in_no_pod_and_no_config_map(name: str) -> None:
     assert "token-of-the-tests" not in json.dumps(others)
 
 
-def test_changed_settings_make_a_new_pod() -> None:
-    changed = rendered(CHART, "--values", VALUES["vllm"], "--set", "settings.storage.max_series=5")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vllm", "settings.storage.max_series=5"),
+        ("serve", "serve.settings.storage.query_timeout=5s"),
+    ],
+)
+def test_changed_settings_make_a_new_pod(name: str, value: str) -> None:
+    changed = rendered(CHART, "--values", VALUES[name], "--set", value)
     (deployment,) = (found for found in documents(changed) if found["kind"] == "Deployment")
     annotations = deployment["spec"]["template"]["metadata"]["annotations"]
-    assert annotations.keys() == pod("vllm")["metadata"]["annotations"].keys()
-    assert annotations != pod("vllm")["metadata"]["annotations"]
+    assert annotations.keys() == pod(name)["metadata"]["annotations"].keys()
+    assert annotations != pod(name)["metadata"]["annotations"]
 
 
 def test_images_are_pinned_and_the_agents_is_of_its_version() -> None:
@@ -361,6 +376,7 @@ def test_the_agent_may_only_list_and_watch_pods_where_it_is_told_to() -> None:
 
 def test_by_default_it_may_do_so_in_the_namespace_of_the_release() -> None:
     made = documents(rendered(CHART, "--set", "mode=node"))
+    assert not any(found["metadata"]["name"].endswith("-serve") for found in made)
     roles = [found for found in made if found["kind"] in {"Role", "ClusterRole"}]
     assert [found["metadata"]["namespace"] for found in roles] == ["llm"]
     settings = next(each for each in made if "settings.yml" in each.get("data", {}))
@@ -442,28 +458,21 @@ def notes(*values: str) -> str:
     return printed.partition("NOTES:")[2]
 
 
-def test_the_notes_say_what_is_missing() -> None:
+def test_the_notes_say_what_is_missing_and_where_spans_go() -> None:
+    missing = ("makes no pod", "create secret", "rows end", "podMonitor", "alerts.enabled")
     said = notes()
     assert "create secret generic goodput-agent-tokens --from-literal=read=" in said
-    for missing in ("makes no pod", "rows end with each pod", "podMonitor", "alerts.enabled"):
-        assert missing in said
-
-
-def test_the_notes_of_an_agent_on_each_node_say_where_spans_go() -> None:
-    said = notes("mode=node", "node.selector=app=chat")
-    assert "--otlp-traces-endpoint=http://demo-goodput-agent.default:4317" in said
-    assert "--from-literal=ingest=" in said
-    assert "makes no pod" not in said
-
-
-def test_the_notes_of_a_whole_installation_name_only_the_page() -> None:
-    said = notes(
+    assert all(each in said for each in missing)
+    on_nodes = notes("mode=node", "node.selector=app=chat")
+    assert "--otlp-traces-endpoint=http://demo-goodput-agent.default:4317" in on_nodes
+    assert "--from-literal=ingest=" in on_nodes
+    assert "makes no pod" not in on_nodes
+    whole = notes(
         "vllm.enabled=true", "tokens.read=0123456789abcdef", "data.createClaim=true",
         "podMonitor.enabled=true", "alerts.enabled=true", "alerts.runbooks=https://r.test/x",
     )  # fmt: skip
-    assert "port-forward service/demo-goodput-agent 9470" in said
-    for missing in ("makes no pod", "create secret", "rows end", "podMonitor", "alerts"):
-        assert missing not in said
+    assert "port-forward service/demo-goodput-agent 9470" in whole
+    assert not any(each in whole for each in missing)
 
 
 # `goodput-agent serve`
@@ -484,10 +493,6 @@ def serve_container() -> dict[str, Any]:
     (found,) = pod("serve")["spec"]["containers"]
     assert isinstance(found, dict)
     return found
-
-
-def test_by_default_nothing_is_served() -> None:
-    assert "-serve" not in rendered(CHART)
 
 
 def test_serve_reads_the_database_of_a_role_that_only_reads(tmp_path: Path) -> None:
@@ -511,30 +516,16 @@ def test_serve_reads_the_database_of_a_role_that_only_reads(tmp_path: Path) -> N
     assert mounts["settings"] == str(Path(serve_container()["args"][-1]).parent)
 
 
-def test_serve_without_a_secret_for_its_database_is_refused() -> None:
-    with pytest.raises(PartFailed, match=r"serve\.database\.existingSecret: set the name"):
-        rendered(CHART, "--set", "serve.enabled=true")
-
-
-def test_the_address_of_serve_cannot_be_set() -> None:
-    with pytest.raises(PartFailed, match=r"serve\.settings: listen follows"):
-        rendered(CHART, "--values", VALUES["serve"], "--set", "serve.settings.listen.port=1")
-
-
 def test_serve_has_no_more_rights_than_an_agent_and_no_tokens_for_spans() -> None:
     assert serve_container()["securityContext"] == agent_container("vllm")["securityContext"]
     assert serve_container()["image"] == f"goodput-agent:{agent.__version__}"
+    assert serve_container()["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "page"}
     spec = pod("serve")["spec"]
     assert spec["automountServiceAccountToken"] is False
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert volumes.keys() == {each["name"] for each in serve_container()["volumeMounts"]}
     assert volumes["tokens"]["secret"]["items"] == [{"key": "read", "path": "read"}]
     assert "ingest" not in json.dumps(spec)
-
-
-def test_serve_is_ready_by_what_it_says_of_the_database() -> None:
-    assert serve_container()["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "page"}
-    assert serve_container()["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "page"}
 
 
 def test_the_service_and_policy_of_serve_select_its_pods_and_nobody_elses_do() -> None:
@@ -562,15 +553,6 @@ def selects(found: dict[str, Any], labels: dict[str, str]) -> bool:
     chosen = spec.get("podSelector", spec.get("selector", {}))
     chosen = chosen.get("matchLabels", chosen)
     return bool(chosen) and chosen.items() <= labels.items()
-
-
-def test_changed_settings_make_new_pods_of_serve() -> None:
-    changed = rendered(
-        CHART, "--values", VALUES["serve"], "--set", "serve.settings.storage.query_timeout=5s"
-    )
-    (deployment,) = (found for found in documents(changed) if found["kind"] == "Deployment")
-    annotations = deployment["spec"]["template"]["metadata"]["annotations"]
-    assert annotations != pod("serve")["metadata"]["annotations"]
 
 
 def test_only_one_object_of_serve_holds_a_url() -> None:

@@ -74,23 +74,7 @@ def test_the_dashboards_are_whole(built: dict[tuple[str, str], Any]) -> None:
     assert sum(path.stat().st_size for path in files) < 2**20
 
 
-def test_the_kustomization_names_every_file_beside_it() -> None:
-    _, settings = settings_file()
-    used = {*KUSTOMIZATION["resources"], settings.name, "kustomization.yaml"}
-    assert {path.name for path in FOLDER.iterdir()} == used
-
-
-def test_the_kustomization_sets_the_tag_of_images_in_use() -> None:
-    run = {container["image"].partition(":")[0] for container in CONTAINERS.values()}
-    assert {image["name"] for image in KUSTOMIZATION["images"]} <= run
-
-
 # The pod
-
-
-@each_container
-def test_an_image_is_pinned(name: str) -> None:
-    assert PINNED.fullmatch(CONTAINERS[name]["image"])
 
 
 def test_the_agents_image_is_named_after_its_version_in_both_places() -> None:
@@ -99,12 +83,20 @@ def test_the_agents_image_is_named_after_its_version_in_both_places() -> None:
 
 
 @each_container
-def test_a_container_has_no_more_rights_than_it_needs(name: str) -> None:
-    assert CONTAINERS[name]["securityContext"] == {
+def test_a_container_has_a_pinned_image_resources_probes_and_no_rights(name: str) -> None:
+    container = CONTAINERS[name]
+    assert PINNED.fullmatch(container["image"])
+    assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+    assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+    assert "memory" in container["resources"]["limits"]
+    ports = {port["name"] for port in container["ports"]}
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports
+        assert container[probe]["httpGet"]["path"] in {"/health", "/healthz"}
 
 
 def test_the_pod_does_not_run_as_root_and_shows_the_agent_the_engines_processes() -> None:
@@ -116,17 +108,6 @@ def test_the_pod_does_not_run_as_root_and_shows_the_agent_the_engines_processes(
     # The same user: only then can the agent read the engine's view of its cgroup.
     assert pod["shareProcessNamespace"] is True
     assert not any("runAsUser" in found["securityContext"] for found in CONTAINERS.values())
-
-
-@each_container
-def test_a_container_has_resource_requests_and_probes(name: str) -> None:
-    container = CONTAINERS[name]
-    assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
-    assert "memory" in container["resources"]["limits"]
-    ports = {port["name"] for port in container["ports"]}
-    for probe in ("startupProbe", "livenessProbe"):
-        assert container[probe]["httpGet"]["port"] in ports
-        assert container[probe]["httpGet"]["path"] in {"/health", "/healthz"}
 
 
 def test_the_agent_has_half_an_hour_to_migrate_a_large_database() -> None:
