@@ -132,31 +132,25 @@ def test_a_time_range_includes_its_start_and_excludes_its_end(api: Api) -> None:
     assert found == [f"{n:032x}" for n in (2, 1)]
 
 
-@pytest.mark.parametrize("zone", ["", "Z", "+00:00", "+02:00", "-11:30"])
-def test_a_time_may_have_any_zone_and_is_utc_by_default(api: Api, zone: str) -> None:
+def test_a_time_may_have_any_zone_and_is_utc_by_default(api: Api) -> None:
     api.store([record(1, started_at=NOON - 1), record(2, started_at=NOON)], [objective()])
-    hours = {"+02:00": 2.0, "-11:30": -11.5}.get(zone, 0.0)
-    local = datetime.fromtimestamp(NOON + 3600 * hours, UTC).replace(tzinfo=None)
-    assert listed(api, started_from=f"{local.isoformat()}{zone}") == [f"{2:032x}"]
+    for zone, hours in {"": 0.0, "Z": 0.0, "+00:00": 0.0, "+02:00": 2.0, "-11:30": -11.5}.items():
+        local = datetime.fromtimestamp(NOON + 3600 * hours, UTC).replace(tzinfo=None)
+        assert listed(api, started_from=f"{local.isoformat()}{zone}") == [f"{2:032x}"], zone
 
 
-@pytest.mark.parametrize(
-    ("filters", "count"),
-    [
-        ({"started_from": "0001-01-01T00:00:00+14:00"}, 1),
-        ({"started_until": "9999-12-31T23:59:59-14:00"}, 1),
-        ({"started_from": "9999-12-31T23:59:59-14:00"}, 0),
-        ({"started_until": "0001-01-01T00:00:00+14:00"}, 0),
-        ({"min_ttft_s": "1e308"}, 0),
-        ({"min_ttft_s": "inf"}, 0),
-        ({"min_ttft_s": "0"}, 1),
-    ],
-)
-def test_extreme_times_and_numbers_are_accepted(
-    api: Api, filters: dict[str, str], count: int
-) -> None:
+def test_extreme_times_and_numbers_are_accepted(api: Api) -> None:
     api.store([record(1)], [objective()])
-    assert len(listed(api, **filters)) == count
+    for name, value, count in (
+        ("started_from", "0001-01-01T00:00:00+14:00", 1),
+        ("started_until", "9999-12-31T23:59:59-14:00", 1),
+        ("started_from", "9999-12-31T23:59:59-14:00", 0),
+        ("started_until", "0001-01-01T00:00:00+14:00", 0),
+        ("min_ttft_s", "1e308", 0),
+        ("min_ttft_s", "inf", 0),
+        ("min_ttft_s", "0", 1),
+    ):
+        assert len(listed(api, **{name: value})) == count, (name, value)
 
 
 # Refusals
@@ -174,11 +168,19 @@ FORGED: list[str | bytes] = [
 HOSTILE_CURSORS = ["abc", "====", "é", "\0", " ", "AAAA", *(cursor(text) for text in FORGED)]
 
 
-@pytest.mark.parametrize("given_cursor", HOSTILE_CURSORS, ids=range(len(HOSTILE_CURSORS)))
-@pytest.mark.parametrize("path", ["requests", "events", "gpus/GPU-1"])
-def test_a_forged_cursor_is_refused(busy: Api, path: str, given_cursor: str) -> None:
-    refusal = busy.refusal(path, cursor=given_cursor)
-    assert refusal == (422, "cursor: no page gave out this cursor; start without one")
+@pytest.mark.parametrize(
+    ("path", "cursors"),
+    [
+        ("requests", HOSTILE_CURSORS),
+        ("events", HOSTILE_CURSORS[-3:]),
+        ("gpus/GPU-1", HOSTILE_CURSORS[-3:]),
+    ],
+    ids=["requests", "events", "gpus"],
+)
+def test_a_forged_cursor_is_refused(busy: Api, path: str, cursors: list[str]) -> None:
+    for forged in cursors:
+        refusal = busy.refusal(path, cursor=forged)
+        assert refusal == (422, "cursor: no page gave out this cursor; start without one"), forged
 
 
 @pytest.mark.parametrize(
@@ -393,13 +395,13 @@ def test_hostile_names_are_returned_unchanged_as_json(api: Api) -> None:
     assert (item["model"], item["tenant"], item["finish_reason"]) == (name, name, name)
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_a_span_tells_which_request_with_an_id_is_meant(api: Api, number: int) -> None:
-    """Also where the newest hundred requests with this id are others."""
+def test_a_span_tells_which_request_with_an_id_is_meant(api: Api) -> None:
+    """Also if the newest hundred requests with this id are others."""
     api.store([record(n, request_id="same", started_at=NOON + n) for n in range(150)], [])
-    item = api.query("requests/same", span_id=f"{number:016x}")
-    assert item["trace_id"] == f"{number:032x}"
-    assert len(item["others"]) == 99
+    for number in range(3):
+        item = api.query("requests/same", span_id=f"{number:016x}")
+        assert item["trace_id"] == f"{number:032x}"
+        assert len(item["others"]) == 99
     missing = api.get("/api/v1/requests/same", span_id="f" * 16)
     assert missing.status_code == 404
     assert missing.json()["detail"] == f"no request 'same' with the span '{'f' * 16}' is stored"
@@ -417,22 +419,15 @@ def test_a_request_without_an_id_is_found_by_its_trace(api: Api) -> None:
     assert api.query(f"requests/{1:032x}")["request_id"] is None
 
 
-IDS = ("mine", "chatcmpl-mine-0", "resp_1")
-
-
-@pytest.mark.parametrize("request_id", IDS)
-def test_a_request_is_found_by_each_of_its_ids(api: Api, request_id: str) -> None:
-    client, engine, response = IDS
+def test_a_request_is_found_by_each_of_its_ids(api: Api) -> None:
+    client, engine, response = ids = ("mine", "chatcmpl-mine-0", "resp_1")
     views = {
         "proxied": ProxyView(response_id=response),
         "engine_view": EngineView(engine, Status.OK),
     }
     both = record(1, request_id=client, **views)
     api.store([both._replace(vantage=Vantage.JOINED, proxy_span_id="a" * 16), record(9)], [])
-    found = api.query(f"requests/{request_id}")
-    assert (found["trace_id"], found["request_id"], found["response_id"], found["others"]) == (
-        both.trace_id,
-        client,
-        response,
-        [],
-    )
+    for request_id in ids:
+        found = api.query(f"requests/{request_id}")
+        assert (found["trace_id"], found["request_id"]) == (both.trace_id, client)
+        assert (found["response_id"], found["others"]) == (response, [])

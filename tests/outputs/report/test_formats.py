@@ -151,12 +151,12 @@ def is_formula(cell: str) -> bool:
     return not marked and content.startswith((*SIGNS, "\t", "\r", "\n")) and content != "-0.5"
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
-def test_no_cell_is_a_formula_whatever_separates_cells(attack: str, delimiter: str) -> None:
-    file = io.StringIO(statement("a name", attack), newline="")
-    cells = [cell for row in csv.reader(file, delimiter=delimiter) for cell in row]
-    assert [cell for cell in cells if is_formula(cell)] == []
+def test_no_cell_is_a_formula_whatever_separates_cells(delimiter: str) -> None:
+    for attack in ATTACKS:
+        file = io.StringIO(statement("a name", attack), newline="")
+        cells = [cell for row in csv.reader(file, delimiter=delimiter) for cell in row]
+        assert [cell for cell in cells if is_formula(cell)] == [], ascii(attack)
 
 
 def test_every_cell_is_quoted_and_read_back() -> None:
