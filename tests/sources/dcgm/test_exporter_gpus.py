@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import String
 
@@ -108,6 +108,7 @@ def test_blanks_are_missing_facts() -> None:
     assert found.dropped == {}
 
 
+@settings(max_examples=10)
 @given(
     st.lists(
         st.sampled_from([2**31 - 16, 2**47, 2**63 - 16]).flatmap(

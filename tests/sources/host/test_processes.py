@@ -1,7 +1,6 @@
 """Processes of an engine on its machine, and its command line."""
 
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +19,11 @@ from agent.sources.host.processes import (
 )
 from agent.sources.host.procfs import HostUnreadable, Procfs
 from agent.sources.host.source import process_locator
-from tests.real_parts.waiting import eventually
 from tests.sources.host.conftest import StandIn
 from tests.sources.host.machine import TICKS_PER_S, PaperMachine
 
 URL = "http://127.0.0.1:8000"
 SOCKET, OTHER_SOCKET = 4711, 4712
-WITHIN_S = 10.0
 
 
 def finder(
@@ -64,28 +61,6 @@ def test_a_real_engine_is_found_by_its_port(engine: StandIn) -> None:
     assert core.name == "VLLM::EngineCore"
     elsewhere = real_finder("http://engine.example:8000", [engine.front_pid])
     assert roles(elsewhere.read(0.0)) == roles(seen)
-
-
-def test_a_real_core_whose_front_was_killed_is_still_followed(engine: StandIn) -> None:
-    follows = real_finder(engine.url)
-    follows.read(0.0)
-    engine.process.kill()
-    engine.process.wait()
-    os.kill(engine.core_pid, signal.SIGSTOP)
-    seen = eventually(
-        lambda: [p for p in follows.read(1.0) if p.stopped], within_s=WITHIN_S, what="a stop"
-    )
-    assert roles(seen) == {engine.core_pid: "core"}
-
-
-def test_a_real_core_that_was_killed_and_not_yet_buried_is_gone(engine: StandIn) -> None:
-    follows = real_finder(engine.url)
-    follows.read(0.0)
-    os.kill(engine.core_pid, signal.SIGKILL)
-    alone = {engine.front_pid: "front"}
-    eventually(
-        lambda: roles(follows.read(1.0)) == alone, within_s=WITHIN_S, what="the end of the core"
-    )
 
 
 def test_the_tree_below_the_holder_of_the_port_is_the_engine(machine: PaperMachine) -> None:

@@ -397,16 +397,6 @@ def test_a_marked_span_is_stored_and_not_forwarded(served: Serving, transport: T
     assert forwarded_ids(served.forwarded) == [span.span_id for span in others]
 
 
-@at_every_transport
-def test_an_export_of_marked_spans_alone_is_not_forwarded(
-    served: Serving, transport: Transport
-) -> None:
-    request = export(vllm_span(trace_state=MARKED), vllm_span(trace_state="goodput=unsampled"))
-    assert transport.send(served, request).is_full_success
-    assert len(served.accepted.records) == 2
-    assert served.forwarded == []
-
-
 def test_the_rest_of_an_export_stays_as_it_was(served: Serving) -> None:
     request = export(vllm_span(links=[Span.Link(trace_state="a=b")]), vllm_span(trace_state=MARKED))
     request.resource_spans[0].schema_url = "https://opentelemetry.io/schemas/1.44.0"

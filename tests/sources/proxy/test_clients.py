@@ -369,13 +369,6 @@ async def _stopping(proxied: Proxied) -> AsyncIterator[None]:
 
 
 @in_loop
-async def test_a_client_that_has_just_connected_gets_its_response() -> None:
-    async with _one_client() as (proxied, client), _stopping(proxied):
-        response = await client.ask(GET)
-        assert (response.body, response.all("connection")) == (b"ok", ["close"])
-
-
-@in_loop
 async def test_a_client_whose_head_is_not_complete_gets_its_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -386,12 +379,3 @@ async def test_a_client_whose_head_is_not_complete_gets_its_response(
         async with _stopping(proxied):
             assert await unused.reader.read() == b""
             assert (await client.ask(GET[8:])).body == b"ok"
-
-
-@in_loop
-async def test_the_next_request_of_a_client_gets_its_response() -> None:
-    async with _one_client() as (proxied, client):
-        assert (await client.ask(GET)).all("connection") == []
-        async with _stopping(proxied):
-            response = await client.ask(GET)
-            assert (response.body, response.all("connection")) == (b"ok", ["close"])

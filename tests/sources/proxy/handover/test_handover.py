@@ -214,20 +214,6 @@ async def test_records_are_stored_in_order_and_in_batches(address: HandoverAddre
             assert [len(batch) for batch in agent.batches] == [512, 188]
 
 
-@in_loop
-async def test_records_wait_in_the_worker_while_there_is_no_agent(address: HandoverAddress) -> None:
-    async with working(address) as worker:
-        async with listening(AgentSide(address)) as first:
-            early = worker.take(1)
-            await until(lambda: first.stored == early)
-            assert await worker.sender.flush(WITHIN_S) == 0
-        late = worker.take(2, 3)
-        assert await worker.sender.flush(0.0) == 2
-        async with listening(AgentSide(address)) as second:
-            assert await worker.sender.flush(WITHIN_S) == 0
-            assert second.stored == late
-
-
 @pytest.mark.parametrize("iterations", range(20))
 @in_loop
 async def test_a_worker_that_stops_while_its_agent_goes_away_stops(
@@ -240,20 +226,6 @@ async def test_a_worker_that_stops_while_its_agent_goes_away_stops(
         # Some iterations of the loop later the worker reads that its connection has ended.
         for _ in range(iterations):
             await asyncio.sleep(0)
-
-
-@in_loop
-async def test_records_that_an_agent_took_and_did_not_answer_for_are_sent_again(
-    address: HandoverAddress,
-) -> None:
-    async with working(address) as worker:
-        async with listening(AgentSide(address)) as first:
-            first.failure = StoreUnavailable("the database is away")
-            trace_ids = worker.take(1, 2)
-            await until(lambda: first.attempts > 1)
-        async with listening(AgentSide(address)) as second:
-            assert await worker.sender.flush(WITHIN_S) == 0
-            assert (first.stored, second.stored) == ([], trace_ids)
 
 
 @in_loop
@@ -272,19 +244,6 @@ async def test_while_the_store_is_away_counts_are_known_and_records_wait(
         agent.failure = None
         assert await worker.sender.flush(WITHIN_S) == 0
         assert (agent.stored, agent.failures) == (trace_ids, {})
-
-
-@in_loop
-async def test_records_that_a_worker_sent_before_it_ended_are_stored(
-    address: HandoverAddress,
-) -> None:
-    async with listening(AgentSide(address)) as agent:
-        agent.failure = StoreUnavailable("the database is away")
-        async with working(address) as worker:
-            trace_ids = worker.take(1)
-            await until(lambda: agent.attempts > 1)
-        agent.failure = None
-        await until(lambda: agent.stored == trace_ids)
 
 
 def opened(number: int) -> RequestRecord:
