@@ -143,7 +143,8 @@ async def test_clients_that_do_not_read_are_cut_until_the_rest_is_within_the_lim
             await until(lambda: 4 * MIB < served.waiting_bytes <= 8 * MIB)
             served.sweep(99.0)
             assert served.cut["response_unread"] == 0
-            served.sweep(101.0)
+            # A kernel may have taken a last part before the sweep at 99 s.
+            served.sweep(201.0)
             assert served.cut["response_unread"] == kept
             await until(lambda: served.waiting_bytes == 0)
 
