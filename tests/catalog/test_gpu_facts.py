@@ -1,10 +1,23 @@
-"""Rules for the facts of GPUs, and their reference in the documentation."""
+"""Rules for the facts and problems of GPUs, and their reference in the documentation."""
 
+import re
+from itertools import combinations
 from pathlib import Path
 
+from agent.catalog import gpu_problems
 from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.gpu_problems import COUNTED_XIDS, XIDS, XidGrade
+from agent.catalog.gpu_problems import (
+    COUNTED_XIDS,
+    EXPORTER_STALE,
+    HELD,
+    LOST,
+    UNSEEN,
+    XIDS,
+    XidGrade,
+)
 from agent.catalog.metric import Kind, Metric
+from agent.catalog.reasons import INTERNAL
+from agent.sources.nvml import library
 
 REFERENCE = Path(__file__).parents[2] / "docs/gpus.md"
 
@@ -31,3 +44,16 @@ def test_faults_of_the_gpu_are_critical_and_those_of_programs_are_not() -> None:
 def test_faults_of_gpus_and_programs_are_counted_and_information_is_not() -> None:
     assert {48, 79, 95, 13, 31, 43} <= set(COUNTED_XIDS)
     assert not {45, 92, 154} & set(COUNTED_XIDS)
+
+
+def test_every_problem_of_a_source_is_in_a_group() -> None:
+    declared = {value for value in vars(gpu_problems).values() if isinstance(value, str)}
+    problems = {text for text in declared if re.fullmatch("[a-z]+(_[a-z]+)+", text)}
+    assert {*library.REASONS.values(), INTERNAL} | problems <= LOST | HELD | set(UNSEEN)
+
+
+def test_no_problem_is_in_two_groups() -> None:
+    ways = (LOST, HELD, frozenset(UNSEEN))
+    assert not any(one & other for one, other in combinations(ways, 2))
+    # A stale exporter and an error of the agent are no lost GPU.
+    assert {EXPORTER_STALE, INTERNAL} <= set(UNSEEN)

@@ -146,11 +146,56 @@ def test_a_restarted_engine_has_left_the_lost_gpu() -> None:
 # Indexes and UUIDs of the settings
 
 
-def test_an_index_keeps_the_gpu_that_it_was_resolved_to() -> None:
-    """The driver renumbers the GPUs behind a lost one."""
-    known = inventory(first=(0,), second=(1,))
-    known.read(sample(A, 0, problem="gpu_missing"), sample(B, 0), sample(C, 1))
-    assert gpus_of(known, "first", "second") == [(A,), (B,)]
+# Of each case: the GPUs of an earlier run, those at each read, and those of each configured index.
+LOST_A = sample(A, 0, problem="gpu_missing")
+# C was lost during that run, and later GPUs took lower indexes.
+TWO_HAD_0 = [sample(C, 0, at=1.0), sample(A, 0, at=9.0), sample(B, 1, at=9.0)]
+RESOLVED: dict[str, tuple[list[GpuSample], list[list[GpuSample]], list[tuple[str, ...]]]] = {
+    "the driver renumbers the GPUs behind a lost one": (
+        *([], [[sample(A, 0), sample(B, 1)], [LOST_A, sample(B, 0), sample(C, 1)]]),
+        [(A,), (B,), ()],
+    ),
+    "a GPU that was lost before the start comes back": (
+        *([], [[sample(B, 0), sample(C, 1)], [sample(A, 0), sample(B, 1), sample(C, 2)]]),
+        [(B,), (C,), ()],
+    ),
+    "another host joins later": (
+        [],
+        [[sample(A, 0)], [sample(A, 0), sample(C, 0)]],
+        [(A,), (), ()],
+    ),
+    "a remembered GPU is lost": (
+        *([sample(A, 0), sample(B, 1)], [[sample(B, 0, at=9.0)], [sample(B, 0, at=10.0)]]),
+        [(A,), (B,), ()],
+    ),
+    "two remembered GPUs had the index": (TWO_HAD_0, [[sample(B, 0, at=20.0)]], [(A,), (B,), ()]),
+    "the later of two is there": (
+        *(TWO_HAD_0, [[sample(A, 0, at=20.0), sample(B, 1, at=20.0)]]),
+        [(A,), (B,), ()],
+    ),
+    "one of two remembered GPUs is there": (
+        *([sample(A, 0), sample(B, 0)], [[sample(A, 0)]]),
+        [(A,), (), ()],
+    ),
+    "another GPU replaced a remembered one": (
+        *([sample(A, 0), sample(B, 1)], [[sample(C, 0), sample(B, 1)]]),
+        [(C,), (B,), ()],
+    ),
+    "another GPU replaces a missing one": (
+        *([sample(A, 0), sample(B, 1)], [[sample(B, 1)], [sample(B, 1), sample(C, 0)]]),
+        [(C,), (B,), ()],
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "reads", "expected"), RESOLVED.values(), ids=RESOLVED)
+def test_an_index_is_resolved_once_and_to_the_gpu_that_was_meant(
+    before: list[GpuSample], reads: list[list[GpuSample]], expected: list[tuple[str, ...]]
+) -> None:
+    known = remembering(*before, first=(0,), second=(1,), third=(2,))
+    for samples in reads:
+        known.read(*samples)
+    assert gpus_of(known, "first", "second", "third") == expected
 
 
 def test_a_new_gpu_with_the_index_of_a_lost_one_has_no_engine_until_a_restart() -> None:
@@ -187,14 +232,6 @@ def test_a_configured_gpu_that_appears_later_is_resolved_then() -> None:
     assert gpus_of(known, "chat", "code") == [(B,), (C,)]
 
 
-def test_a_gpu_has_one_index_only() -> None:
-    """Two GPUs took lower indexes after one was lost before the start; then it comes back."""
-    known = Inventory({"first": (0,), "second": (1,), "third": (2,)})
-    known.read(sample(B, 0), sample(C, 1))
-    known.read(sample(A, 0), sample(B, 1), sample(C, 2))
-    assert gpus_of(known, "first", "second", "third") == [(B,), (C,), ()]
-
-
 def test_an_index_that_gpus_of_several_hosts_have_belongs_to_no_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -206,13 +243,6 @@ def test_an_index_that_gpus_of_several_hosts_have_belongs_to_no_engine(
     known.read(sample(A, 0), sample(B, 1), sample(C, 0, problem="gpu_missing"))
     assert gpus_of(known, "chat") == [(B,)]
     assert "engine chat: GPUs of several hosts have the index 0" in caplog.text
-
-
-def test_an_index_stays_resolved_when_another_host_joins_later() -> None:
-    known = Inventory({"chat": (0,)})
-    known.read(sample(A, 0))
-    known.read(sample(A, 0), sample(C, 0))
-    assert gpus_of(known, "chat") == [(A,)]
 
 
 def test_missing_configured_gpus_are_logged_and_counted_once(
@@ -300,51 +330,6 @@ def test_only_samples_of_the_last_minutes_are_held_after_the_clock_was_set_back(
         known.read(sample_at(at))
     held = [sample.at - NOON for sample in known.history(["GPU-1"])]
     assert held == [float(second) for second in range(1699, 2000)]
-
-
-def test_when_a_remembered_gpu_is_lost_indexes_are_those_of_the_earlier_run() -> None:
-    gpus = remembering(sample(A, 0), sample(B, 1), chat=(0,), code=(1,))
-    for at in (9.0, 10.0):
-        gpus.read(sample(B, 0, at=at))
-        assert gpus_of(gpus, "chat", "code") == [(A,), (B,)]
-    assert gpus.take("chat", ()).problems == {A: "gpu_missing"}
-
-
-def test_an_index_that_two_gpus_had_in_the_earlier_run_is_the_later_one() -> None:
-    """C was lost during that run, and later GPUs took lower indexes."""
-    before = (sample(C, 0, at=1.0), sample(A, 0, at=9.0), sample(B, 1, at=9.0))
-    gpus = remembering(*before, chat=(0,), code=(1,))
-    gpus.read(sample(B, 0, at=20.0))
-    assert gpus_of(gpus, "chat", "code") == [(A,), (B,)]
-
-
-def test_an_index_of_two_remembered_gpus_is_the_present_one() -> None:
-    gpus = remembering(sample(A, 0), sample(B, 0), chat=(0,))
-    gpus.read(sample(A, 0))
-    assert gpus_of(gpus, "chat") == [(A,)]
-
-
-def test_after_a_restart_an_index_is_the_gpu_that_replaced_a_lost_one() -> None:
-    gpus = remembering(sample(A, 0), sample(B, 1), chat=(0,))
-    gpus.read(sample(C, 0), sample(B, 1))
-    assert gpus_of(gpus, "chat") == [(C,)]
-    assert gpus.take_unclaimed().problems == {}
-
-
-def test_after_a_restart_an_index_is_the_new_gpu_though_the_lost_one_is_remembered() -> None:
-    before = (sample(C, 0, at=1.0), sample(A, 0, at=9.0), sample(B, 1, at=9.0))
-    gpus = remembering(*before, chat=(0,), code=(1,))
-    gpus.read(sample(A, 0, at=20.0), sample(B, 1, at=20.0))
-    assert gpus_of(gpus, "chat", "code") == [(A,), (B,)]
-    assert gpus.take_unclaimed().problems == {C: "gpu_missing"}
-
-
-def test_an_index_of_a_gpu_that_is_no_longer_missing_is_resolved_again() -> None:
-    gpus = remembering(sample(A, 0), sample(B, 1), chat=(0,))
-    gpus.read(sample(B, 1))
-    assert gpus_of(gpus, "chat") == [(A,)]
-    gpus.read(sample(B, 1), sample(C, 0))
-    assert gpus_of(gpus, "chat") == [(C,)]
 
 
 @pytest.mark.parametrize(

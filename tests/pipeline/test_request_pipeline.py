@@ -143,14 +143,6 @@ def test_a_failed_commit_is_raised_and_counted() -> None:
     assert meter.calls == [("store_failed", "requests")]
 
 
-def test_a_closed_writer_is_raised_and_counted(database: Engine) -> None:
-    writer, meter = RequestWriter(request_write(database)), RecordingMeter()
-    writer.close()
-    with pytest.raises(StoreUnavailable, match="stopping"):
-        asyncio.run(RequestPipeline(Judge([]), writer, meter).accept([request(1)]))
-    assert meter.calls == [("store_failed", "requests")]
-
-
 def test_requests_that_were_not_stored_can_be_sent_again_and_are_counted_once(
     database: Engine,
 ) -> None:
@@ -255,17 +247,6 @@ def test_a_single_view_is_counted_after_the_wait(pipeline: RequestPipeline, mete
     pipeline.settle(DUE + 1)
     assert verdicts(meter) == {"met": 2, "missed": 1}
     assert spans(meter) == {"stored": 2}
-
-
-def test_spans_of_several_choices_are_counted_as_one_request(
-    pipeline: RequestPipeline, meter: Meter
-) -> None:
-    choices = [engine_view(1, span_id=f"{child:016x}") for child in range(3)]
-    accept(pipeline, *choices[:2])
-    accept(pipeline, proxy_view(1), choices[2])
-    pipeline.settle(DUE)
-    assert verdicts(meter) == {"missed": 1}
-    assert spans(meter) == {"stored": 3}
 
 
 def test_a_failed_settling_is_counted_and_done_later(

@@ -27,10 +27,6 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
         "prices:\n- {gpu: L4, gpu_hour_usd: 2,\n   from: 2026-13-01}",
         ":3: prices[0].from: '2026-13-01' is not a date",
     ),
-    "hour 25": (
-        "prices: [{gpu: L4, gpu_hour_usd: 2, from: 2026-01-01 25:61:00}]",
-        ":1: prices[0].fr",
-    ),
     "zone of four days": (
         "prices: [{gpu: L4, gpu_hour_usd: 2, from: 2026-01-01T10:00:00+99:00}]",
         ":1: prices[0].from: '2026-01-01T10:00:00+99:00' is not a date",
@@ -44,28 +40,18 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
         ":1: prices[0].until: '9999-12-31T23:00:00-05:00' is outside of the calendar",
     ),
     "0x_": ("name: a\nlisten: {port: 0x_}", ":2: listen.port: '0x_' is no whole number"),
-    "0b_": ("listen: {port: 0b_}", ":1: listen.port: '0b_' is no whole number"),
     "!!int": ("listen: {port: !!int many}", ":1: listen.port: 'many' is no whole number"),
     "!!bool": (
         "listen: {port: !!bool maybe}",
         ":1: listen.port: 'maybe' is neither true nor false",
     ),
     "!!timestamp": ("name: !!timestamp soon", ":1: name: has a tag"),
-    "!!python": ("name: !!python/object/apply:os.getcwd []", ":1: name: has a tag"),
-    "!!set": ("name: !!set {a, b}", ":1: name: has a tag"),
-    "!!omap": ("name: !!omap 3", ":1: name: has a tag"),
-    "!!binary": ("name: !!binary '€'", ":1: name: has a tag"),
     "5,000 digits": (f"listen: {{port: {_NINES}}}", ":1: listen.port: is a number of 5000 charact"),
-    "400 digits": (f"proxy: {{trace_ratio: {'9' * 400}}}", ":1: proxy.trace_ratio: is a number of"),
     "a number of 3,000 places": (
         f"listen: {{port: 1{':59' * 3000}}}",
         ":1: listen.port: is a number of 9001 characters",
     ),
     "5,000 digits as a key": (f"? {_NINES}\n: 1", ":1: is a number of 5000 characters"),
-    "5,000 digits in a duration": (
-        f"proxy: {{drain: {_NINES}h}}",
-        ":1: proxy.drain: Input should b",
-    ),
     "an infinite duration": (
         "proxy: {drain: 1e400h}",
         ":1: proxy.drain: '1e400h' is not a duration",
@@ -105,15 +91,10 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
         "\n".join(["a0: &a0 []", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 200))]),
         ":1: a50[0][0]: has more than 50 levels",
     ),
-    "deep by merges": (
-        "\n".join(["a0: &a0 {k: 1}", *(f"a{n}: &a{n} {{<<: *a{n - 1}}}" for n in range(1, 200))]),
-        ":1: a0: is not a known key",
-    ),
     "a bomb of lists": (
         _aliases("[x, x, x, x, x, x, x, x, x]"),
         ":6: is not YAML: more than 100,000 v",
     ),
-    "a bomb of texts": (_aliases("x"), ":6: is not YAML: more than 100,000 values"),
     "a bomb of merges": (_merges(), ":6: is not YAML: more than 100,000 values"),
     "an alias of itself": ("name: &a [*a]", ":1: is not YAML: an alias of no earlier value"),
     "a merge of itself": (
@@ -122,25 +103,13 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
     ),
     "a merge of a text": ("listen: {<<: a, port: 1}", ":1: listen: has a << of something else"),
     "an unknown alias": ("name: *s3cret", ":1: is not YAML: an alias of no earlier value; quote a"),
-    "an unknown tag": (
-        "name: !s3cret!key a",
-        ":1: is not YAML: while parsing a node: quote a text",
-    ),
     "no end of a list": (
         "otlp_metrics: {headers: {Authorization: [s3cret}}",
         ":1: is not YAML: while parsing a flow sequence",
     ),
-    "a header that is a list": (
-        "otlp_metrics: {headers: {Authorization: [s3cret]}}",
-        ":1: otlp_metrics.headers.Authorization: Input should be a valid string",
-    ),
     "a header beyond 100 digits": (
         f"otlp_metrics: {{headers: {{Authorization: {_NINES}}}}}",
         ":1: otlp_metrics.headers.Authorization: is a number of 5000 characters",
-    ),
-    "headers that are a text": (
-        "otlp_metrics: {headers: 's3cret'}",
-        ":1: otlp_metrics.headers: Input should be a valid dictionary",
     ),
     "a section that is a text": (
         "otlp_metrics: s3cret",
@@ -159,24 +128,19 @@ NASTY: Mapping[str, tuple[str | bytes, str]] = {
     ),
     "NUL in the file": ("name: a\nlisten: \x00", ":2: is not YAML: unacceptable character #x0000"),
     "a tab": ("listen:\n\tport: 1", ":2: is not YAML: while scanning for the next token"),
-    "a list": ("- a\n- b", ": holds a list, not a mapping of keys"),
     "a text": ("just words", ": holds a str, not a mapping of keys"),
     "two colons": ("a: b: c", ":1: is not YAML: mapping values are not allowed here"),
     "a repeated key": ("listen: {port: 1,\n port: 2}", ":2: the key 'port' is repeated"),
     "two documents": ("name: a\n---\nname: b", ":2: is not YAML: expected a single document"),
     "a null key": ("name: a\n~: 1", ":2: ~: the key '~' is not a text; quote it"),
-    "a null key without a value": ("name: a\n~:", ":2: ~: the key '~' is not a text; quote it"),
     "an empty key": (
         "listen:\n  ?\n  : 1",
         ":2: listen.null: the key 'null' is not a text; quote it",
     ),
     "a number as a key": ("listen:\n  1: x", ":2: listen.1: the key '1' is not a text; quote it"),
-    "true as a key": ("name: a\ntrue: x", ":2: true: the key 'true' is not a text; quote it"),
-    "a key that is a list": ("name: a\n? [a]\n: 1", ":2: has a key that is a list or a mapping"),
     "a document with a tag": ("# a\n!model {a: 1}", ":2: has a tag; quote a text that begins"),
     "a key that is a mapping": ("? {a: 1}\n: 2", ":1: has a key that is a list or a mapping"),
     "UTF-16": ("name: x\n".encode("utf-16"), ": cannot be read: 'utf-8' codec"),
-    "no UTF-8": (b"name: caf\xe9", ": cannot be read: 'utf-8' codec"),
     "a large file": (f"name: {'x' * 2**21}", ": cannot be read: it has more than 1,048,576 bytes"),
     "a large value": (
         f"listen: {{port: {'x' * 10**6}}}",

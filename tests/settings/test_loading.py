@@ -237,9 +237,9 @@ def test_a_nasty_file_gives_a_sentence_with_its_line_key_and_value(
 
 
 def test_of_many_problems_the_first_ones_are_listed(tmp_path: Path) -> None:
-    found = problems(tmp_path, f"engines: [{', '.join(['1'] * 20_000)}]")
+    found = problems(tmp_path, f"engines: [{', '.join(['1'] * 2_000)}]")
     assert len(found) == 51
-    assert found[-1] == "19,950 more problems"
+    assert found[-1] == "1,950 more problems"
 
 
 def test_a_value_is_named_with_its_line_or_its_variable(tmp_path: Path) -> None:
@@ -309,7 +309,9 @@ def loads(file: Path, environment: Mapping[str, str] | None = None) -> None:
     assert all(sentence.strip() for sentence in found)
 
 
-FUZZED = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZED = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @FUZZED

@@ -12,7 +12,6 @@ from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
 from agent.records.prices import Electricity
 from agent.settings import load
-from agent.settings.settings_model import PRESETS
 from agent.sources.model_config.quantisation import DTYPE_FORMATS
 from tests.settings.reading import problem, read, write_settings
 
@@ -20,29 +19,6 @@ from tests.settings.reading import problem, read, write_settings
 def objective_of(folder: Path, text: str) -> Objective:
     (only,) = read(folder, f"objectives: [{{{text}}}]").all_objectives()
     return only
-
-
-# The limits in seconds on TTFT and TPOT, the share of errors, and the tokens per second.
-REQUIRED_PRESETS = {
-    "interactive": (0.5, 0.03, None, None),
-    "chat": (0.2, 0.12, 0.001, None),
-    "7b": (0.1, None, None, 1000),
-    "13b": (0.2, None, None, 500),
-    "70b": (0.5, None, None, 100),
-}
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_has_the_limits_of_the_guides(tmp_path: Path, preset: str) -> None:
-    objective = objective_of(tmp_path, f"name: a, preset: {preset}")
-    limits = (
-        objective.ttft_s,
-        objective.tpot_s,
-        objective.max_error_ratio,
-        objective.min_output_tokens_per_s,
-    )
-    assert limits == REQUIRED_PRESETS[preset]
-    assert objective.e2e_s is None
 
 
 def test_configured_keys_override_the_preset(tmp_path: Path) -> None:
@@ -322,3 +298,25 @@ def test_two_engines_cannot_share_a_socket(tmp_path: Path) -> None:
     assert problem(tmp_path, f"engines: [{engines}]") == (
         "engines: 2 engines have the plugin_socket /a.sock; each needs one"
     )
+
+
+LIMITED = "engines: [{{name: a, url: 'http://h', limits: {limits}}}]"
+
+
+@pytest.mark.parametrize(
+    ("limits", "values"),
+    [
+        ("{}", []),
+        ("{running_requests: 64}", [64]),
+        ("{running_requests: 64, step_tokens: 2048, context_tokens: 4096}", [64, 2048, 4096]),
+    ],
+)
+def test_configured_limits_of_an_engine_are_facts(
+    tmp_path: Path, limits: str, values: list[int]
+) -> None:
+    (engine,) = read(tmp_path, LIMITED.format(limits=limits)).engines
+    assert sorted(engine.limits.by_fact().values()) == values
+    if values:
+        assert engine.limits.by_fact()["llm_engine_max_running_requests"] == 64
+    few = LIMITED.format(limits="{step_tokens: 0}")
+    assert "engines[0].limits.step_tokens" in problem(tmp_path, few)

@@ -148,18 +148,18 @@ def test_a_request_whose_client_leaves_never_finishes() -> None:
 
 
 def _timeline(scenario: Scenario) -> list[tuple[object, ...]]:
-    run = steps(Batch(scenario, numbered_requests(scenario)), until_s=120.0)
+    run = steps(Batch(scenario, numbered_requests(scenario)), until_s=30.0)
     return [astuple(done) for done in finished(run)]
 
 
 def test_the_same_seed_gives_the_same_latencies() -> None:
     again = _timeline(PLAIN)
-    assert len(again) > 300
+    assert len(again) > 50
     assert _timeline(PLAIN) == again
     assert _timeline(_changed(seed=8)) != again
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     rate=st.floats(1, 60),

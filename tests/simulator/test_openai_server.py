@@ -28,15 +28,6 @@ def _with_client(test: Callable[[ClientSession], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-def _get(path: str) -> tuple[int, str, str]:
-    async def get(client: ClientSession) -> tuple[int, str, str]:
-        async with client.get(path) as response:
-            return response.status, response.headers.get("Content-Type", ""), await response.text()
-
-    got: tuple[int, str, str] = _with_client(get)
-    return got
-
-
 async def _post(client: ClientSession, path: str, body: object, **headers: str) -> str:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with client.post(path, json=body, headers=named) as response:
@@ -48,23 +39,22 @@ async def _exposition(client: ClientSession) -> str:
         return await response.text()
 
 
-def test_the_exposition_is_served_in_the_text_format() -> None:
-    status, content_type, exposition = _get("/metrics")
+def test_pages_have_the_shapes_of_vllm() -> None:
+    async def get(client: ClientSession) -> dict[str, tuple[int, str, str]]:
+        pages = {}
+        for path in ("/metrics", "/version", "/health", "/v1/models"):
+            async with client.get(path) as response:
+                kind = response.headers.get("Content-Type", "")
+                pages[path] = (response.status, kind, await response.text())
+        return pages
+
+    pages = _with_client(get)
+    status, content_type, exposition = pages["/metrics"]
     assert (status, content_type) == (200, "text/plain; version=1.0.0; charset=utf-8")
     assert "vllm:num_requests_running" in exposition
-
-
-def test_the_version_is_marked_as_simulated() -> None:
-    assert json.loads(_get("/version")[2]) == {"version": "0.32.0+simulated"}
-
-
-def test_health_is_an_empty_200() -> None:
-    status, _, body = _get("/health")
-    assert (status, body) == (200, "")
-
-
-def test_the_model_is_listed_in_the_shape_of_vllm() -> None:
-    listed = json.loads(_get("/v1/models")[2])
+    assert json.loads(pages["/version"][2]) == {"version": "0.32.0+simulated"}
+    assert pages["/health"][::2] == (200, "")
+    listed = json.loads(pages["/v1/models"][2])
     (card,) = listed["data"]
     assert listed["object"] == "list"
     assert (card["id"], card["root"], card["parent"]) == (QUICK.model, QUICK.model, None)
@@ -200,14 +190,6 @@ def test_the_span_of_a_request_agrees_with_its_response() -> None:
     assert span.parent_span_id.hex() == "b7ad6b7169203331"
 
 
-def test_the_span_of_a_completion_has_the_number_of_its_prompt() -> None:
-    async def send(client: ClientSession) -> None:
-        await _post(client, "/v1/completions", {"prompt": "x"}, X_Request_Id="mine")
-
-    (span,) = asyncio.run(_served(send)).spans()
-    assert values(span.attributes)["gen_ai.request.id"] == "cmpl-mine-0"
-
-
 @pytest.mark.slow
 def test_own_traffic_is_counted_and_sent_as_spans() -> None:
     async def run_until_counted() -> tuple[float, Received]:
@@ -217,13 +199,13 @@ def test_own_traffic_is_counted_and_sent_as_spans() -> None:
                 running(traffic=True, spans=received.target) as url,
                 ClientSession(url) as client,
             ):
-                while counted < 20:
+                while counted < 5:
                     counted = totals(await _exposition(client))["vllm:request_success_total"]
             return counted, received
 
     counted, received = asyncio.run(run_until_counted())
     # Stopping flushes, so nothing that was counted is missing.
-    assert len(received.spans()) >= counted >= 20
+    assert len(received.spans()) >= counted >= 5
     assert all(
         values(span.attributes)["gen_ai.request.id"].startswith("chatcmpl-")
         for span in received.spans()
