@@ -13,7 +13,7 @@ from agent.store.migrating import upgrade
 from agent.store.publishing.destination import CUT_OFF_S
 from agent.store.tables import requests
 from tests.real_parts.postgres import PostgresServer
-from tests.store.publishing.fleet import Fleet, running_fleet
+from tests.store.publishing.published import Fleet, running_fleet
 
 AGENTS, PER_S, SECONDS = 20, 100, 3600
 # PostgreSQL is away while the rows of ten minutes come.

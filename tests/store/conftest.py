@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+from agent.store.clickhouse.destination import ClickHouseDestination
 from agent.store.connection import open_engine
+from agent.store.publishing import publisher
+from agent.store.publishing.postgres import PostgresDestination
 from agent.store.store_queries import StoreQueries
 from tests.store.emptied_postgres import emptied_postgres_url, one_postgres_url
 from tests.store.migrated import migrated
+from tests.store.publishing.published import file_in
 
 __all__ = ["emptied_postgres_url", "one_postgres_url"]
 
@@ -88,3 +92,18 @@ def postgres(emptied_postgres_url: str) -> Iterator[Engine]:
 def queries(database: Engine) -> StoreQueries:
     """The queries of the database."""
     return StoreQueries(database)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Engine]:
+    """A new file of an agent that publishes it."""
+    with file_in(tmp_path) as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher waits less for changes, and after a failure, than that of an agent."""
+    for destination in (PostgresDestination, ClickHouseDestination):
+        monkeypatch.setattr(destination, "idle_s", 0.05)
+    monkeypatch.setattr(publisher, "FIRST_WAIT_S", 0.1)

@@ -82,7 +82,7 @@ def migrated_file() -> bytes:
 
 
 _PARTITION = re.compile(r"_(\d{8}|other_days)$")
-# On PostgreSQL these have the time as well: see tests/store/test_day_partitions.py.
+# On PostgreSQL these have the time as well: see tests/store/test_retention.py.
 _KEYS = re.compile(r"uq_requests_trace_id_(proxy_)?span_id(_started_at)?")
 
 

@@ -91,23 +91,6 @@ def test_explained_requests_are_found_no_more(sqlite: Engine) -> None:
     assert numbers(unexplained(sqlite)) == [2]
 
 
-def test_an_index_finds_them_among_very_many(
-    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statements: list[Any] = []
-
-    def read_none(_: Engine, query: Any) -> list[Any]:
-        statements.append(query)
-        return []
-
-    monkeypatch.setattr(explanations, "read_all", read_none)
-    unexplained(sqlite)
-    compiled = str(statements[0].compile(sqlite, compile_kwargs={"literal_binds": True}))
-    with sqlite.connect() as connection:
-        found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}").all()
-    assert "ix_requests_agent_ended_at" in str(found)
-
-
 def test_the_first_cause_and_all_shares_are_stored_in_the_row(sqlite: Engine) -> None:
     store(sqlite, [missed(1)])
     shares = (share(KV, 1.5), share(BURST, 0.5), share(LONG, None, "failure"))

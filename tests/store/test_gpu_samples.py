@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from agent.errors import StoreUnavailable
-from agent.records.gpu import Facts, GpuSample, MigInstance
+from agent.records.gpu import GpuSample
 from agent.records.queries import Cursor, PageOf
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
@@ -76,19 +76,6 @@ def test_no_process_differs_from_unknown_processes(database: Engine, queries: St
     unknown, none = queries.newest_gpu_samples(NOON + 60)
     assert (unknown["processes"], none["processes"]) == (None, [])
     assert (unknown["problem"], unknown["facts"], unknown["mig_instances"]) == (None, {}, [])
-
-
-def test_a_number_that_json_cannot_hold_is_unknown(
-    observations: ObservationStore, sqlite: Engine
-) -> None:
-    odd: Facts = {("a", ()): float("nan"), ("b", ()): float("-inf"), ("c", ()): 0.0}
-    instance = MigInstance(
-        uuid="MIG-1", name="", gpu_instance=0, compute_instance=0, gpu_slices=1, facts=odd
-    )
-    observations.write_gpu_samples([gpu_sample(NOON, facts=odd, mig_instances=(instance,))])
-    (row,) = StoreQueries(sqlite).newest_gpu_samples(NOON + 60)
-    expected = {"a": None, "b": None, "c": 0.0}
-    assert row["facts"] == row["mig_instances"][0]["facts"] == expected
 
 
 def test_samples_are_stored_together_or_not_at_all(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,14 @@ from sqlalchemy import Engine, event
 from agent.catalog.causes import Cause
 from agent.records.minute import RequestCost
 from agent.store.connection import for_writing, without_number
+from agent.store.explanations import ExplanationStore
 from agent.store.minutes import MinuteStore
 from agent.store.publishing.changes import TABLES, batch_after, lag_of, set_published
 from agent.store.transactions import request_amend
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share
 from tests.store.making import NOON, fold, store
-from tests.store.publishing.published import file_in
-from tests.store.test_amending import ENDED
+from tests.store.test_settling import ENDED
 from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view
 
 # Tables that grow with requests, and the parts of plans that read all of them or of one width.
@@ -29,13 +28,6 @@ READS_ALL = re.compile(
 )
 
 Ran = list[tuple[str, Any]]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[Engine]:
-    """A new file of an agent that publishes it."""
-    with file_in(tmp_path) as engine:
-        yield engine
 
 
 @contextmanager
@@ -74,6 +66,7 @@ def store_and_join(engine: Engine) -> None:
 def explain_and_replace(engine: Engine) -> None:
     items = [missed(n) for n in range(3)]
     store(engine, items)
+    assert len(ExplanationStore(engine, "agent-0").unexplained(NOON, NOON + 60)) == 3
     explain(engine, *(explained(item, share(Cause.BURST, 0.5)) for item in items))
     explain(engine, *(explained(item, share(Cause.KV_PRESSURE, 0.5)) for item in items))
 

@@ -1,8 +1,6 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest, WriteResult
 from agent.records.request import ProxyView, Status, Vantage
-from agent.store.connection import open_engine
 from agent.store.writing import RequestWriter
 from tests.store.making import (
     WITHIN_S,
@@ -145,21 +142,6 @@ def test_a_view_that_is_sent_again_is_not_new(
     assert states(sqlite) == [(JOINED, True, False)]
 
 
-def test_of_several_choices_one_is_joined_and_the_others_are_never_counted(
-    sqlite: Engine,
-) -> None:
-    agent = JoiningAgent(sqlite)
-    views = [proxy_view(1), *(engine_view(1, child) for child in range(3))]
-    for order in permutations(views):
-        empty(sqlite)
-        counted = [item for view in order for item in agent.take(view).counted]
-        counted += agent.settle(DUE)
-        assert ended(counted) == [(Vantage.JOINED, Status.OK)]
-        assert states(sqlite) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
-        assert counted_rollups(sqlite) == counted_rows(sqlite)
-        assert agent.take(*views) == WriteResult([], [])
-
-
 def several(**given: Any) -> JudgedRequest:
     """The proxy's view of a stream of three choices without usage: it has no token counts."""
     view = ProxyView(choices=3, streamed=True)
@@ -171,17 +153,24 @@ def several(**given: Any) -> JudgedRequest:
 CHOICES = [engine_view(1, child, output_tokens=n) for child, n in enumerate((5, 7, 11))]
 
 
-def test_the_tokens_of_several_choices_are_those_of_all_their_spans(sqlite: Engine) -> None:
-    agent = JoiningAgent(sqlite)
-    for order in permutations([several(), *CHOICES]):
-        empty(sqlite)
-        counted = [item for view in order for item in agent.take(view).counted]
-        (item,) = counted
-        assert (item.record.output_tokens, item.record.input_tokens) == (23, 100)
-        assert item.record.tpot_s is None
-        assert states(sqlite) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
-        assert counted_rollups(sqlite) == counted_rows(sqlite)
-        assert agent.take(*order) == WriteResult([], [])
+@pytest.mark.parametrize(
+    ("proxy", "tokens"),
+    [(several(), 23), (several(input_tokens=100, output_tokens=20), 20)],
+    ids=["no usage", "usage"],
+)
+@pytest.mark.parametrize("place", range(4))
+def test_of_several_choices_one_is_joined_with_all_tokens_and_the_others_are_never_counted(
+    sqlite: Engine, agent: JoiningAgent, place: int, proxy: JudgedRequest, tokens: int
+) -> None:
+    """The usage that the proxy saw wins over the sum of the spans."""
+    order = [*CHOICES[:place], proxy, *CHOICES[place:]]
+    (item,) = [item for view in order for item in agent.take(view).counted]
+    assert (item.record.vantage, item.record.output_tokens) == (Vantage.JOINED, tokens)
+    assert item.record.input_tokens == 100
+    assert agent.settle(DUE) == []
+    assert states(sqlite) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+    assert agent.take(*order) == WriteResult([], [])
 
 
 def test_the_tokens_of_several_prompts_are_summed_and_their_input_is_unknown(
@@ -205,11 +194,6 @@ def test_tokens_stay_unknown_where_a_span_of_several_choices_is_missing(
     agent.settle(DUE + WAIT_S)
     assert counted_rollups(sqlite) == counted_rows(sqlite)
     assert states(sqlite) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
-
-
-def test_usage_that_the_proxy_saw_wins_over_spans(sqlite: Engine) -> None:
-    (item,) = JoiningAgent(sqlite).take(several(output_tokens=20), CHOICES[0]).counted
-    assert (item.record.vantage, item.record.output_tokens) == (Vantage.JOINED, 20)
 
 
 def test_spans_with_a_parent_that_is_no_proxys_are_separate_requests(
@@ -350,40 +334,6 @@ def test_a_transaction_that_fails_at_any_statement_changes_nothing_and_can_be_re
     assert broken >= 7
     assert len(rows(sqlite)) == 4 + 2
     assert counted_rollups(sqlite) == counted_rows(sqlite)
-
-
-def test_settling_reports_an_unusable_database_in_one_line(tmp_path: Path) -> None:
-    engine = open_engine(f"sqlite:///{tmp_path / 'empty.db'}")
-    with pytest.raises(StoreUnavailable, match="could not be settled") as refused:
-        JoiningAgent(engine).settle(DUE)
-    engine.dispose()
-    assert "\n" not in str(refused.value)
-
-
-def test_joining_and_settling_scan_no_table(sqlite: Engine) -> None:
-    """So a commit takes the same time with any number of rows."""
-    agent = JoiningAgent(sqlite)
-    statements: list[tuple[str, Any]] = []
-
-    def listen(_c: object, _cursor: object, statement: str, given: Any, *_rest: object) -> None:
-        if statement.lstrip().startswith(("SELECT", "WITH")):
-            statements.append((statement, given))
-
-    event.listen(sqlite, "before_cursor_execute", listen)
-    agent.take(proxy_view(1), proxy_view(2))
-    agent.take(engine_view(1))
-    agent.settle(DUE)
-    event.remove(sqlite, "before_cursor_execute", listen)
-    with sqlite.connect() as connection:
-        for statement, given in statements:
-            plan = [
-                row.detail
-                for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
-            ]
-            # SQLite scans the list of searched keys, which json_each returns.
-            scans = {step for step in plan if step.startswith("SCAN") and "json_each" not in step}
-            assert scans <= {"SCAN w"}, plan
-    assert len(statements) >= 8
 
 
 class HeldAgent:

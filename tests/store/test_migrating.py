@@ -1,9 +1,10 @@
-"""Every revision reaches the newest one with its rows, and what a migration refuses."""
+"""Every revision reaches the newest one with its rows; what a migration refuses and grants."""
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,20 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, inspect, text
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    func,
+    inspect,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateTable
 
 from agent.errors import StoreUnavailable
@@ -363,3 +377,104 @@ def test_agents_of_two_versions_that_start_at_once_run_each_migration_once(
         assert "does not know" in str(refused) if refused else each.result() == REVISIONS[-1]
     ran = [message for message in caplog.messages if message.startswith("Running upgrade")]
     assert len(ran) == len(set(ran)) == len(REVISIONS) + 1
+
+
+READER = "goodput_reader"
+
+
+def run_statements(engine: Engine, *statements: str) -> None:
+    """Run statements in one transaction."""
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+@contextmanager
+def login(owner: Engine, name: str) -> Iterator[Engine]:
+    """A connection of a new user of the server."""
+    run_statements(owner, f"CREATE ROLE {name} LOGIN")
+    engine = create_engine(make_url(owner.url).set(username=name))
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+        run_statements(owner, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+def test_a_member_reads_every_table_and_writes_none(postgres: Engine) -> None:
+    store_in(postgres, some([1]))
+    with login(postgres, "grafana") as grafana:
+        run_statements(postgres, f"GRANT {READER} TO grafana")
+        with grafana.connect() as connection:
+            counts = {
+                table.name: connection.scalar(select(func.count()).select_from(table))
+                for table in metadata.sorted_tables
+            }
+        assert counts["requests"] == 1
+        for statement in (
+            "DELETE FROM requests",
+            "INSERT INTO published_files VALUES ('agent-0', 'ab', 1, now())",
+            "UPDATE agents SET beats = 0",
+            "CREATE TABLE own (n INTEGER)",
+            "TRUNCATE events",
+        ):
+            with pytest.raises(ProgrammingError, match="permission denied"):
+                run_statements(grafana, statement)
+
+
+def test_a_member_reads_tables_that_are_made_later(postgres: Engine) -> None:
+    with login(postgres, "grafana") as grafana:
+        run_statements(
+            postgres, f"GRANT {READER} TO grafana", "CREATE TABLE made_later (n INTEGER)"
+        )
+        run_statements(grafana, "SELECT * FROM made_later")
+        run_statements(postgres, "DROP TABLE made_later")
+
+
+def test_who_is_no_member_reads_nothing(postgres: Engine) -> None:
+    with (
+        login(postgres, "stranger") as stranger,
+        pytest.raises(ProgrammingError, match="permission denied"),
+    ):
+        run_statements(stranger, "SELECT * FROM requests")
+
+
+@contextmanager
+def without_role(owner: Engine) -> Iterator[None]:
+    """Inside the block the server has no such role; that of other tests has another name."""
+    run_statements(owner, f"ALTER ROLE {READER} RENAME TO {READER}_of_others")
+    try:
+        yield
+    finally:
+        run_statements(owner, f"ALTER ROLE {READER}_of_others RENAME TO {READER}")
+
+
+@pytest.mark.usefixtures("postgres")
+def test_a_user_who_may_create_no_roles_migrates_without_it_and_the_log_says_how_to_make_it(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = open_engine(postgres_url)
+    with login(owner, "modest") as modest, without_role(owner):
+        run_statements(owner, "GRANT ALL ON SCHEMA public TO modest")
+        assert upgrade(modest) == (None, newest_revision())
+        (said,) = [line for line in caplog.messages if READER in line]
+        _, made, granted = said.split(" runs ")
+        run_statements(owner, made.removesuffix("; then this user"))
+        run_statements(modest, *granted.split("; "))
+        with login(owner, "grafana") as grafana:
+            run_statements(owner, f"GRANT {READER} TO grafana")
+            run_statements(grafana, "SELECT * FROM requests", "SELECT * FROM alembic_version")
+        run_statements(owner, f"DROP OWNED BY {READER}", f"DROP ROLE {READER}")
+    owner.dispose()
+
+
+def test_a_user_who_may_create_no_roles_grants_to_the_one_that_is_there(
+    postgres: Engine, postgres_url: str
+) -> None:
+    """Roles belong to the server: its administrator, or another database, may have made it."""
+    owner = open_engine(postgres_url)
+    with login(owner, "modest") as modest, login(owner, "grafana") as grafana:
+        run_statements(owner, "GRANT ALL ON SCHEMA public TO modest", f"GRANT {READER} TO grafana")
+        upgrade(modest)
+        run_statements(grafana, "SELECT * FROM requests")
+    owner.dispose()

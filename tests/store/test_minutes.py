@@ -1,18 +1,32 @@
-"""Minutes of engines in an agent's file."""
+"""Minutes of engines: their rows, the requests that they are computed from, and their sums."""
 
-from math import fsum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
 
+import numpy as np
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, func, select
 
+from agent.analysis.cost.bill import spending
+from agent.analysis.efficiency.window_efficiency import window_efficiency
+from agent.catalog.definitions import Verdict
+from agent.outputs.api.efficiency_routes import ledger_of
 from agent.records.engine import EngineSample
-from agent.records.minute import RequestCost, total
-from agent.records.request import Status
+from agent.records.minute import Ledger, MinuteRow, RequestCost
+from agent.records.queries import Selection, Window
+from agent.records.request import ProxyView, Status, Vantage
+from agent.store import minute_sums, minutes
+from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries, merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
+from agent.store.rollups import KEEP_S
+from agent.store.tables import engine_minutes
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.records.minutes import UNKNOWN, cost_of, minute
-from tests.store.making import NOON
+from tests.records.columns import minute_requests
+from tests.records.minutes import UNKNOWN, minute
+from tests.store.making import NOON, judgement, request, store
+from tests.store.test_retention import commits_of
 
 
 def test_a_minute_is_read_as_it_was_written(sqlite: Engine) -> None:
@@ -70,26 +84,6 @@ def test_a_sample_of_a_clock_that_was_ahead_is_not_the_newest(sqlite: Engine) ->
     assert newest.at == NOON
 
 
-def test_costs_of_requests_and_minutes_add_up_to_the_bill(sqlite: Engine) -> None:
-    """The first request arrives late, and the second is cancelled."""
-    minutes = Minutes(sqlite, PRICE)
-    for step in range(43):
-        at = 5.0 * step
-        minutes.read_one(at, running=1.0, steps=at, output=3 * at, input=9 * at)
-    minutes.take(timed_request(2, 70.0, 30.0, status=Status.CANCELLED))
-    minutes.computed(151.0)
-    minutes.take(timed_request(1, 10.0, 80.0, output_tokens=200))
-    windows = minutes.computed(211.0)
-    cost = total(map(cost_of, windows))
-    assert cost is not None
-    unassigned_usd = cost.idle + cost.unknown + cost.unseen
-    costs = minutes.costs()
-    assert None not in costs
-    assert fsum(usd or 0.0 for usd in costs) + unassigned_usd == pytest.approx(0.18)
-    assert fsum(w.bill_usd or 0.0 for w in windows) == pytest.approx(0.18)
-    assert cost.aborted == pytest.approx(costs[0])
-
-
 def test_a_request_that_changed_meanwhile_gets_its_share_the_next_time(sqlite: Engine) -> None:
     """A row that was read as an engine's view has become a joined one."""
     minutes = Minutes(sqlite, PRICE)
@@ -99,3 +93,254 @@ def test_a_request_that_changed_meanwhile_gets_its_share_the_next_time(sqlite: E
     minutes.store.write((), [share], NOON)
     assert minutes.rows()[0]["priced_at"] is None
     assert minutes.costs() == [None]
+
+
+PROXIED = ProxyView(choices=3)
+FACTS = {
+    **{"ttft_s": 0.1, "queue_s": 0.01, "prefill_s": 0.09, "decode_s": 0.4},
+    **{"input_tokens": 100, "cached_tokens": 7, "output_tokens": 21, "finish_reason": "stop"},
+}
+BOTH = judgement(Verdict.MET, chat=Verdict.MET, batch=Verdict.MET)
+ONE = judgement(Verdict.MISSED, chat=Verdict.MISSED, batch=Verdict.MET)
+REQUESTS = [
+    request(1, BOTH, **FACTS),
+    request(2, ONE, vantage=Vantage.PROXY, proxied=PROXIED, route="/v1/chat/completions"),
+    request(3, ONE, status=Status.CANCELLED, finish_reason="abort", output_tokens=0),
+]
+
+
+@pytest.mark.parametrize("at_once", [1, 4096])
+def test_columns_have_the_values_of_rows(
+    sqlite: Engine, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(minutes, "ROWS_PER_READ", at_once)
+    store(sqlite, REQUESTS)
+    found = MinuteStore(sqlite, "agent-0").requests("chat-0", NOON, NOON + 60)
+    expected = minute_requests([each.record for each in REQUESTS])
+    for field in fields(found):
+        if field.name not in ("rows", "met", "verdicts", "met_objectives"):
+            columns = getattr(found, field.name), getattr(expected, field.name)
+            np.testing.assert_array_equal(*columns, err_msg=field.name)
+    assert np.isnan(found.ttft_s).tolist() == [False, True, True]
+    assert (found.rows[1:] > found.rows[:-1]).all()
+    assert found.met.tolist() == [True, False, False]
+    met = [found.met_objectives[place] for place in found.verdicts.tolist()]
+    assert met == [("chat", "batch"), ("batch",), ("batch",)]
+
+
+def test_only_requests_that_reach_beyond_a_time_are_across_it(sqlite: Engine) -> None:
+    times = [(0.0, 10.0), (5.0, 15.0), (12.0, 18.0), (12.0, 25.0), (30.0, 40.0)]
+    store(
+        sqlite,
+        [
+            request(number, started_at=NOON + from_at, ended_at=NOON + until)
+            for number, (from_at, until) in enumerate(times)
+        ],
+    )
+    found = MinuteStore(sqlite, "agent-0").requests_across("chat-0", NOON + 10, NOON + 20)
+    assert (found.started_at - NOON).tolist() == [0, 5, 12]
+    assert (found.ended_at - NOON).tolist() == [10, 15, 25]
+
+
+def test_no_requests_are_empty_columns(sqlite: Engine) -> None:
+    found = MinuteStore(sqlite, "agent-0").requests("chat-0", NOON, NOON + 60)
+    assert {getattr(found, field.name).shape for field in fields(found)[:-1]} == {(0,)}
+    assert found.met_objectives == ()
+
+
+HOURS_KEPT_S = KEEP_S[3600]
+
+LEDGER = Ledger(
+    input_tokens=300.0, output_tokens=50.0, requests=5.0, finished=4.0, refused=1.0,
+    row_input_tokens=100.0, row_output_tokens=20.0, row_requests=3.0, row_finished=3.0,
+)  # fmt: skip
+CLOSED = {"ledger": LEDGER, "ledger_closed": True, "unmatched": 0.0}
+FEWER = CLOSED | {"ledger": replace(LEDGER, row_requests=4.0, row_finished=3.0), "requests": 3}
+# Each kind of minute differs from the one before.
+KINDS: Sequence[dict[str, Any]] = (
+    CLOSED,
+    {"busy_s": 10.0, "idle_s": 20.0, "unknown_s": 30.0, "decode_flops": 700.0, **FEWER},
+    {"model": "qwen", "peak_flops_per_s": 1000.0, "peak_bytes_per_s": 20.0},
+    UNKNOWN,
+    {
+        "ledger": LEDGER,
+        "ledger_closed": False,
+        "gpus": 2,
+        "engine_mfu": 0.3,
+        "hardware_mbu": 0.5,
+        "hardware_mfu": 0.4,
+    },
+    {"prefill_s": None, "method": "tokens", "joules": None},
+    {"gpus_usd": None, "ledger": replace(LEDGER, finished=None), "ledger_closed": True},
+    {"electricity_usd": None, "steps": "estimated"},
+    {"cache_full_s": 40.0, "good_tokens_by_objective": {"chat": 5, "long": 2}},
+    {"engine_mfu": 0.1, "good_tokens_by_objective": {"chat": 4}},
+    {"preemptions": 2.0, "draft_tokens": 20.0, "accepted_draft_tokens": 12.0},
+    {"drafts": 7.0, "prefix_query_tokens": 100.0, "prefix_hit_tokens": 40.0},
+)
+
+ALL = Window(from_s=NOON - 86400, until=NOON + 10 * 86400)
+
+
+def mixed(count: int) -> list[MinuteRow]:
+    """Minutes of each kind in turn, with gaps; the last two have disagreements."""
+    minutes = [
+        minute(number, engine=f"chat-{number % 2}", **KINDS[number % len(KINDS)])
+        for number in range(count)
+        if number % 13
+    ]
+    last = max(each.starts_at for each in minutes)
+    odd = {"figure": "mfu", "cause": "unknown"}
+    return [
+        *minutes,
+        *(
+            minute(int(last - NOON // 60 * 60) // 60 + 1, engine=engine, disagreements=(odd,))
+            for engine in ("chat-0", "chat-1")
+        ),
+    ]
+
+
+def store_minutes(engine: Engine, windows: Sequence[MinuteRow], agent: str = "agent-0") -> None:
+    MinuteStore(engine, agent).write(windows, (), NOON)
+
+
+def rows_in(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(
+            connection.execute(select(func.count()).select_from(engine_minutes)).scalar_one()
+        )
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every figure by its path."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from flat(each, f"{name}.{key}")
+    elif isinstance(value, tuple):
+        for place, each in enumerate(value):
+            yield from flat(each, f"{name}.{place}")
+    else:
+        yield name, value
+
+
+def figures(windows: Sequence[MinuteRow]) -> dict[str, Any]:
+    """Every figure of a period: efficiency, spending, the ledger and its times."""
+    efficiency = window_efficiency(windows)
+    assert efficiency is not None
+    ledger = ledger_of(windows)
+    nested = {
+        "efficiency": asdict(efficiency),
+        "spending": asdict(spending(windows)),
+        "ledger": None if ledger is None else ledger.model_dump(exclude={"counted_until"}),
+    }
+    return dict(flat(nested)) | {
+        "from_at": min(each.from_at for each in windows),
+        "until": max(each.until for each in windows),
+    }
+
+
+def assert_close(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        close = pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
+        assert actual[name] == close, name
+
+
+def test_figures_of_a_period_are_the_sums_of_its_minutes(database: Engine) -> None:
+    stored = mixed(300)
+    store_minutes(database, stored)
+    queried = MinuteQueries(database).minutes(ALL, Selection())
+    assert len(queried) < 40 < len(stored)
+    assert_close(figures(queried), figures(stored))
+
+
+def test_no_sum_has_minutes_of_two_steps(sqlite: Engine) -> None:
+    stored = [minute(number, decode_flops=float(number)) for number in range(20)]
+    store_minutes(sqlite, stored)
+    over = Window(from_s=stored[0].starts_at, until=stored[-1].until)
+    queried = MinuteQueries(sqlite).minutes(over, Selection(), 300)
+    sums = [each.work.decode_flops for each in queried]
+    # The newest minute comes alone.
+    assert sums == [0 + 1 + 2 + 3 + 4, 35.0, 60.0, 15 + 16 + 17 + 18, 19.0]
+
+
+@pytest.mark.parametrize("chosen", [{"engine": "chat-1"}, {"model": "qwen"}])
+def test_only_the_selected_minutes_are_summed(database: Engine, chosen: dict[str, str]) -> None:
+    stored = mixed(60)
+    store_minutes(database, stored)
+    ((name, value),) = chosen.items()
+    over = Window(from_s=stored[5].starts_at, until=stored[40].starts_at)
+    selected = [each for each in stored[5:40] if getattr(each, name) == value]
+    queried = MinuteQueries(database).minutes(over, Selection(**chosen))
+    assert_close(figures(queried), figures(selected))
+
+
+def test_the_tokens_within_each_objective_are_summed(sqlite: Engine) -> None:
+    store_minutes(sqlite, [minute(n, good_tokens_by_objective={"a": 1, "b": n}) for n in range(4)])
+    queried = MinuteQueries(sqlite).minutes(ALL, Selection())
+    assert sum_of(queried, "a", "b") == {"a": 4, "b": 6}
+
+
+def test_minutes_of_unknown_tokens_by_objective_are_not_merged_with_known_ones(
+    sqlite: Engine,
+) -> None:
+    known = [minute(n, good_tokens_by_objective={"a": 1}) for n in (0, 1)]
+    store_minutes(sqlite, [*known, *(minute(n, good_tokens_by_objective=None) for n in (2, 3, 4))])
+    queried = MinuteQueries(sqlite).minutes(ALL, Selection())
+    unknown = [each.good_tokens_by_objective is None for each in queried]
+    assert (sum_of(queried, "a"), sum(unknown)) == ({"a": 2}, 2), "a sum, and the newest minute"
+
+
+def sum_of(windows: Sequence[MinuteRow], *names: str) -> dict[str, float]:
+    by_objective = [each.good_tokens_by_objective or {} for each in windows]
+    return {name: sum(each.get(name, 0) for each in by_objective) for name in names}
+
+
+def test_old_minutes_become_hours_with_the_same_figures(database: Engine) -> None:
+    stored = mixed(600)
+    store_minutes(database, stored)
+    before = rows_in(database)
+    hours = merge_minutes(database, "agent-0", NOON + 5 * 3600 + MINUTES_KEPT_S)
+    assert hours >= 8
+    assert rows_in(database) < before * 0.75
+    assert_close(figures(MinuteQueries(database).minutes(ALL, Selection())), figures(stored))
+    assert merge_minutes(database, "agent-0", NOON + 5 * 3600 + MINUTES_KEPT_S) == 0
+
+
+def test_old_hours_become_days_with_the_same_figures(sqlite: Engine) -> None:
+    stored = [minute(60 * hour, **KINDS[hour // 24 % 3]) for hour in range(24 * 8)]
+    store_minutes(sqlite, stored)
+    merge_minutes(sqlite, "agent-0", NOON + 5 * 86400 + HOURS_KEPT_S)
+    assert rows_in(sqlite) < 24 * 4 + 10
+    assert_close(figures(MinuteQueries(sqlite).minutes(ALL, Selection())), figures(stored))
+
+
+def test_young_minutes_and_minutes_of_other_agents_stay(sqlite: Engine) -> None:
+    store_minutes(sqlite, [minute(number) for number in range(120)])
+    store_minutes(sqlite, [minute(number) for number in range(120)], "agent-1")
+    merge_minutes(sqlite, "agent-0", NOON + 100 * 60 + MINUTES_KEPT_S - 7200)
+    assert rows_in(sqlite) == 240
+
+
+def test_old_minutes_that_a_late_request_may_change_stay(sqlite: Engine) -> None:
+    """For example after a long time without an agent."""
+    store_minutes(sqlite, [minute(number) for number in range(240)])
+    newest = MinuteStore(sqlite, "agent-0").newest("chat-0")
+    merge_minutes(sqlite, "agent-0", NOON + 10 * MINUTES_KEPT_S)
+    assert MinuteStore(sqlite, "agent-0").newest("chat-0") == newest
+    left = MinuteStore(sqlite, "agent-0").between("chat-0", minute(61).starts_at, 4e9)
+    minutes = [each for each in left if each.starts_at > minute(61).starts_at]
+    assert len(minutes) == 240 - 62
+    assert rows_in(sqlite) < 240
+
+
+def test_minutes_are_merged_in_slices_so_that_others_can_commit_between(
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(minute_sums, "MERGES_PER_SLICE", 2)
+    store_minutes(sqlite, [minute(number) for number in range(360)])
+    with commits_of(sqlite) as commits:
+        hours = merge_minutes(sqlite, "agent-0", NOON + 10 * MINUTES_KEPT_S)
+    assert hours == 3
+    # A full slice, a partial one, and one that finds no days.
+    assert len(commits) == 3

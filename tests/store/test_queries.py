@@ -5,12 +5,10 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from agent.catalog.definitions import Verdict
-from agent.errors import StoreUnavailable
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.queries import Cursor, PageOf, RequestFilter, Selection
 from agent.records.request import Status
-from agent.store.connection import open_engine
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import Row, StoreQueries
 from tests.store.making import (
@@ -305,11 +303,3 @@ def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
     for given, seconds in EVENT_FILTERS:
         rows = queries.events(None, 10, **given).items
         assert [row["at"] - NOON for row in rows] == seconds, given
-
-
-def test_a_database_without_its_tables_is_reported_in_one_line(new_url: str) -> None:
-    engine = open_engine(new_url)
-    with pytest.raises(StoreUnavailable, match="requests") as refused:
-        StoreQueries(engine).request("nobody")
-    engine.dispose()
-    assert "\n" not in str(refused.value)

@@ -8,9 +8,8 @@ from sqlalchemy import Engine, select, text
 from agent.catalog.definitions import Verdict
 from agent.records.queries import RequestFilter
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
-from agent.store.columns import RECORD_FIELDS
 from agent.store.connection import open_engine
-from agent.store.rows import COLUMNS, judged_from, sqlite_timestamp
+from agent.store.rows import judged_from, sqlite_timestamp
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests
 from tests.store.making import NOON, judgement, only_row, request, store, store_in
@@ -152,11 +151,6 @@ ENGINE_VIEW: dict[str, Any] = {
     "e2e_s": 2.5,
     "holdback_s": -0.001,
 }
-
-
-def test_rows_convert_every_field_that_is_declared_as_a_timestamp_or_an_enum() -> None:
-    converted = set(COLUMNS[: COLUMNS.index("verdict")])
-    assert converted == {each.name for each in RECORD_FIELDS if each.is_timestamp or each.is_enum}
 
 
 def test_known_values_are_read_as_written(sqlite: Engine) -> None:

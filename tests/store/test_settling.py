@@ -1,12 +1,26 @@
-"""Rows that cannot be read or counted when their wait is over: they stop no other row."""
+"""Rows that wait, late figures of stored rows, and rows that another one replaces."""
+
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
 from agent.errors import StoreUnavailable
-from agent.store.transactions import Joining, request_settle
-from tests.store.making import counted_rollups, counted_rows
-from tests.store.views import DUE, JUDGE, WAIT_S, JoiningAgent, engine_view, proxy_view, states
+from agent.records.engine import EndedRequest
+from agent.records.request import ProxyView, Status
+from agent.store.connection import open_engine
+from agent.store.transactions import Joining, request_amend, request_settle
+from tests.store.making import NOON, counted_rollups, counted_rows, stored_keys
+from tests.store.views import (
+    DUE,
+    JUDGE,
+    WAIT_S,
+    JoiningAgent,
+    engine_view,
+    proxy_view,
+    rows,
+    states,
+)
 
 JOINED, ENGINE, PROXY = "joined", "engine", "proxy"
 # What each does to a row: neither its verdicts nor its status can be read.
@@ -77,3 +91,110 @@ def test_without_a_database_nothing_is_set_aside(sqlite: Engine) -> None:
         with sqlite.begin() as connection:
             connection.execute(text("ALTER TABLE elsewhere RENAME TO rollup_changes"))
     assert settle(sqlite) == (1, [])
+
+
+ENDED = EndedRequest(
+    engine="chat-0",
+    request_id="chatcmpl-1-0",
+    ended_at=NOON + 1.2,
+    finish_reason="length",
+    input_tokens=100,
+    output_tokens=21,
+    cached_tokens=64,
+    preemptions=3,
+    queue_s=0.06,
+    prefill_s=0.05,
+    decode_s=0.9,
+    e2e_s=1.0,
+    ttft_s=0.1,
+)
+
+
+@pytest.fixture
+def agent(sqlite: Engine) -> JoiningAgent:
+    return JoiningAgent(sqlite)
+
+
+def key(view: Any) -> tuple[str, str]:
+    return view.record.trace_id, view.record.span_id
+
+
+def amend(sqlite: Engine, *views: Any, superseded: Any = ()) -> None:
+    request_amend(sqlite, JUDGE)(
+        {key(view): ENDED for view in views}, [key(view) for view in superseded]
+    )
+
+
+def test_a_counted_row_gets_figures_and_is_counted_anew(
+    sqlite: Engine, agent: JoiningAgent
+) -> None:
+    view = engine_view(1, parent_span_id=None)
+    agent.take(view)
+    before = counted_rollups(sqlite)
+    amend(sqlite, view)
+    (row,) = rows(sqlite)
+    assert (row["preemptions"], row["cached_tokens"], row["queue_s"]) == (3, 64, 0.06)
+    assert (row["finish_reason"], row["counted"], row["settles_at"]) == ("length", True, None)
+    # The queue time is in rollups.
+    assert counted_rollups(sqlite) == counted_rows(sqlite) != before
+
+
+def test_a_row_that_waits_goes_on_waiting(sqlite: Engine, agent: JoiningAgent) -> None:
+    proxy = proxy_view(
+        1,
+        status=Status.CANCELLED,
+        input_tokens=None,
+        output_tokens=None,
+        proxied=ProxyView(response_id="chatcmpl-1-0", choices=1),
+    )
+    agent.take(proxy)
+    amend(sqlite, proxy)
+    (row,) = rows(sqlite)
+    assert (row["preemptions"], row["input_tokens"], row["counted"]) == (3, 100, False)
+    assert (row["settles_at"], row["engine_ttft_s"]) == (DUE, 0.1)
+    agent.settle(DUE)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+    assert rows(sqlite)[0]["counted"] is True
+
+
+def test_a_row_that_was_joined_meanwhile_is_found_by_the_proxys_span(
+    sqlite: Engine, agent: JoiningAgent
+) -> None:
+    proxy, engine = proxy_view(1), engine_view(1)
+    agent.take(proxy, engine)
+    amend(sqlite, proxy)
+    (row,) = rows(sqlite)
+    assert (row["vantage"], row["preemptions"], row["ttft_s"]) == ("joined", 3, 0.3)
+    assert row["engine_ttft_s"] == 0.1
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+
+
+def test_a_joined_row_keeps_what_the_plugin_told_of_either_view(
+    sqlite: Engine, agent: JoiningAgent
+) -> None:
+    proxy, engine = proxy_view(1), engine_view(1)
+    agent.take(proxy)
+    amend(sqlite, proxy)
+    agent.take(engine)
+    (row,) = rows(sqlite)
+    assert (row["vantage"], row["preemptions"], row["cached_tokens"]) == ("joined", 3, 64)
+
+
+def test_a_replaced_row_is_taken_out_of_the_rollups(sqlite: Engine, agent: JoiningAgent) -> None:
+    first, second = (engine_view(n, parent_span_id=None) for n in (1, 2))
+    agent.take(first, second)
+    amend(sqlite, superseded=[first])
+    assert stored_keys(sqlite) == [key(second)]
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+
+
+def test_rows_that_are_gone_are_none_of_its_business(sqlite: Engine) -> None:
+    amend(sqlite, engine_view(1), superseded=[engine_view(2)])
+    assert rows(sqlite) == []
+
+
+def test_a_database_that_is_away_is_a_refusal(sqlite: Engine) -> None:
+    away = open_engine("sqlite:////nowhere/at/all.db")
+    with pytest.raises(StoreUnavailable, match="figures of engines' plugins"):
+        amend(away, engine_view(1))
+    away.dispose()

@@ -1,18 +1,24 @@
-"""Limits of time on PostgreSQL: a server that is frozen, and one that works for too long."""
+"""Limits of time: queries without an end, a server that is frozen, away, or works for too long."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, literal, select, text
 
-from agent.errors import StoreUnavailable
+from agent.errors import QueryTooSlow, StoreUnavailable
 from agent.store.connection import in_transaction, open_engine, read_all, reading
+from agent.store.minute_sums import merge_minutes
+from agent.store.minutes import MinuteStore
+from agent.store.objectives import ObjectiveStore
+from agent.store.retention import Retention
+from agent.store.store_queries import StoreQueries
 from agent.store.time_limits import limit_waits, open_query_engine
 from tests.real_parts.postgres import PostgresServer
-from tests.store.making import some, store_in, stored_keys
+from tests.store.making import NOON, some, store_in, stored_keys
 
 ONE = select(literal(1))
 
@@ -97,11 +103,123 @@ def test_an_agent_that_hangs_inside_a_transaction_loses_it(postgres: Engine) -> 
     assert shown == "1min"
 
 
-def test_time_outs_in_the_url_hold(emptied_postgres_url: str) -> None:
-    engine = open_engine(f"{emptied_postgres_url}?connect_timeout=15&tcp_user_timeout=30000")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", {"tcp_user_timeout": "10000", "keepalives_idle": "5", "keepalives_count": "3"}),
+        (
+            "?connect_timeout=15&tcp_user_timeout=30000",
+            {"connect_timeout": "15", "tcp_user_timeout": "30000", "keepalives_idle": "5"},
+        ),
+    ],
+)
+def test_connections_time_out_and_time_outs_in_the_url_hold(
+    emptied_postgres_url: str, given: str, expected: dict[str, str]
+) -> None:
+    engine = open_engine(f"{emptied_postgres_url}{given}")
     with engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
-        expected = {"connect_timeout": "15", "tcp_user_timeout": "30000", "keepalives_idle": "5"}
         assert driver.info.get_parameters().items() >= expected.items()
     engine.dispose()
+
+
+ENDLESS = text(
+    "WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT 1 FROM counted) "
+    "SELECT sum(n) FROM counted"
+)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'goodput.db'}"
+    address: str = request.getfixturevalue("postgres_url")
+    return address
+
+
+@pytest.fixture
+def limited_queries(url: str) -> Iterator[Engine]:
+    """An engine whose queries may take a twentieth of a second."""
+    engine = open_query_engine(url, 0.05)
+    yield engine
+    engine.dispose()
+
+
+def test_an_endless_query_is_ended_and_its_connection_is_used_again(
+    limited_queries: Engine,
+) -> None:
+    for _ in range(20):
+        with pytest.raises(QueryTooSlow, match="query_timeout"), reading(limited_queries) as each:
+            each.execute(ENDLESS)
+    with reading(limited_queries) as connection:
+        assert connection.execute(text("SELECT 1")).scalar_one() == 1
+
+
+def test_a_query_of_many_statements_has_one_limit(limited_queries: Engine) -> None:
+    def query_for_ever() -> None:
+        with reading(limited_queries) as connection:
+            while True:
+                connection.execute(text("SELECT 1"))
+
+    with pytest.raises(QueryTooSlow):
+        query_for_ever()
+
+
+def test_a_query_that_gets_no_connection_is_refused(url: str) -> None:
+    engine = open_query_engine(url, 0.05)
+    others = [engine.connect() for _ in range(18)]
+    with pytest.raises(StoreUnavailable, match="does not answer"), reading(engine):
+        pass
+    for other in others:
+        other.close()
+    engine.dispose()
+
+
+def test_what_anybody_may_read_of_a_failure_shows_no_host_and_no_user(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = open_engine("postgresql://secret-user@127.0.0.1:1/secret-database")
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable) as refused, reading(engine):
+            pass
+        assert refused.value.public.startswith("the database does not answer")
+        for secret in ("127.0.0.1", "secret-user", "secret-database"):
+            assert secret not in refused.value.public
+        assert "127.0.0.1" in str(refused.value)
+    # The log has the cause, once a minute.
+    assert caplog.text.count("127.0.0.1") == 1
+    engine.dispose()
+
+
+@pytest.fixture
+def outage(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """The server; it runs again after the test, also after a failed one."""
+    yield postgres_server
+    postgres_server.kill()
+    postgres_server.restart()
+
+
+def test_every_part_of_the_store_reports_an_unreachable_database_and_works_when_it_is_back(
+    postgres: Engine, outage: PostgresServer
+) -> None:
+    queries, minutes = StoreQueries(postgres), MinuteStore(postgres, "agent-0")
+    tasks = (
+        lambda: ObjectiveStore(postgres, "agent-0").write_in_force([], NOON),
+        lambda: Retention(postgres).expire(0, 0, NOON),
+        lambda: minutes.expire(NOON),
+        lambda: merge_minutes(postgres, "agent-0", NOON),
+        lambda: queries.request("request-1"),
+        lambda: queries.newest_gpu_samples(NOON),
+    )
+    for task in tasks:
+        task()
+    outage.kill()
+    for task in tasks:
+        with pytest.raises(StoreUnavailable) as refused:
+            task()
+        assert "\n" not in str(refused.value)
+    outage.restart()
+    for task in tasks:
+        task()

@@ -7,7 +7,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.analysis.tally import MEASURES, Tally, tally_of
-from agent.records.request import Status
 from agent.store.rollups import FIGURES, figures_of, objectives_text
 from agent.store.unreadable import DAMAGED
 from agent.store.vectors import Vector, VectorSum, check, encoded
@@ -125,13 +124,6 @@ def test_a_tally_is_decoded_from_its_columns(judged: Any, seen: Sequence[Any]) -
     tally = tally_of([request(n, judged, **facts) for n, facts in enumerate(seen)])
     columns = figures_of(tally, text_of(judged))
     assert decoded(text_of(judged), [columns[name] for name in FIGURES]) == tally
-
-
-def test_every_status_is_stored() -> None:
-    tally = tally_of([request(n, status=status) for n, status in enumerate(Status)])
-    columns = figures_of(tally, '["chat"]')
-    statuses = decoded('["chat"]', [columns[name] for name in FIGURES]).statuses
-    assert statuses == {str(status): 1 for status in Status}
 
 
 def test_latencies_that_are_unknown_take_no_bytes() -> None:

@@ -1,35 +1,146 @@
+"""Requests are written: inserted once, by one writer of many senders."""
+
 import asyncio
 import logging
 import sqlite3
+import subprocess
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 
+from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest, WriteResult
 from agent.store import sqlite_connection, transactions
-from agent.store.connection import open_engine
+from agent.store.connection import for_writing, open_engine
 from agent.store.inserting import insert_new
 from agent.store.migrating import upgrade
 from agent.store.writing import MAX_ROWS_PER_COMMIT, MAX_WAITING_ROWS, RequestWriter
 from tests.real_parts.waiting import eventually
 from tests.store.making import (
+    NOON,
     WITHIN_S,
     Key,
     counted_rollups,
     counted_rows,
+    judgement,
     key_of,
     keys_of,
+    only_row,
     open_writer,
     request,
     some,
+    store,
     stored_keys,
 )
+from tests.store.views import proxy_view
+from tests.store.write_until_killed import BATCH
+
+
+@pytest.mark.parametrize(
+    ("batches", "new"),
+    [
+        ((range(5), range(5)), (range(5), ())),
+        (([1, 4, 7], range(9)), ([1, 4, 7], [0, 2, 3, 5, 6, 8])),
+        (([1, 2, 1, 3, 3, 3],), ([1, 2, 3],)),
+        (((),), ((),)),
+    ],
+    ids=["sent twice", "old and new", "twice in one batch", "empty"],
+)
+def test_each_span_is_stored_once_and_new_once(
+    sqlite: Engine, batches: Sequence[Sequence[int]], new: Sequence[Sequence[int]]
+) -> None:
+    assert [keys_of(store(sqlite, some(batch))) for batch in batches] == [
+        keys_of(some(numbers)) for numbers in new
+    ]
+    assert stored_keys(sqlite) == keys_of(some(number for numbers in new for number in numbers))
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+
+
+@pytest.mark.parametrize("rows", [1, 24, 25, 26, 50, 63])
+def test_a_batch_of_any_size_is_stored_in_its_order(sqlite: Engine, rows: int) -> None:
+    batch = some(range(rows))
+    assert keys_of(store(sqlite, [*batch, batch[-1]])) == keys_of(batch)
+    with sqlite.connect() as connection:
+        stored = connection.execute(text("SELECT trace_id, span_id FROM requests ORDER BY id"))
+        assert [tuple(row) for row in stored] == [key_of(item) for item in batch]
+
+
+@pytest.mark.parametrize("view", [request, proxy_view], ids=["engine", "proxy"])
+def test_a_statement_inserts_many_rows(
+    sqlite: Engine, view: Callable[[int], JudgedRequest]
+) -> None:
+    """After each, the writer waits for Python's lock where another thread computes."""
+    ran: list[str] = []
+    with for_writing(sqlite).begin() as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.set_trace_callback(ran.append)
+        insert_new(connection, [view(number) for number in range(250)])
+        driver.set_trace_callback(None)
+    assert len([each for each in ran if each.startswith("INSERT INTO requests")]) == 10
+
+
+def test_the_first_version_of_a_span_stays(sqlite: Engine) -> None:
+    store(sqlite, [request(1, output_tokens=5)])
+    assert store(sqlite, [request(1, judgement(Verdict.MISSED), output_tokens=9)]) == []
+    row = only_row(sqlite)
+    assert (row["output_tokens"], row["verdict"]) == (5, "met")
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+
+
+def test_spans_are_distinguished_by_both_ids_and_not_by_the_request(sqlite: Engine) -> None:
+    same: dict[str, Any] = {"request_id": "request-1"}
+    spans = [
+        request(1, **same),
+        request(1, span_id=f"{2:016x}", **same),
+        request(1, trace_id=f"{2:032x}", **same),
+    ]
+    assert len(store(sqlite, spans)) == 3
+    assert store(sqlite, spans) == []
+
+
+def test_rows_of_a_rolled_back_transaction_are_new_when_sent_again(sqlite: Engine) -> None:
+    with for_writing(sqlite).connect() as connection, connection.begin() as transaction:
+        assert len(insert_new(connection, some([1, 2]))) == 2
+        transaction.rollback()
+    assert keys_of(store(sqlite, some([1, 2, 3]))) == keys_of(some([1, 2, 3]))
+
+
+def test_deleting_rows_does_not_make_stored_ones_new(sqlite: Engine) -> None:
+    """SQLite gives the rowid of a deleted last row to the next row."""
+    store(sqlite, some([1, 2, 3]))
+    with for_writing(sqlite).begin() as connection:
+        connection.execute(text("DELETE FROM requests WHERE request_id = 'request-3'"))
+    assert keys_of(store(sqlite, some([1, 2, 3, 4]))) == keys_of(some([3, 4]))
+
+
+# SQLite's own default is 32,766; a statement of rows needs half of these.
+MOST_PARAMETERS = 2_500
+
+
+def _limit_parameters(connection: sqlite3.Connection, *_rest: object) -> None:
+    connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, MOST_PARAMETERS)
+
+
+@pytest.mark.slow
+def test_one_batch_may_cover_more_minutes_than_a_statement_has_parameters(
+    sqlite: Engine,
+) -> None:
+    """For example when an engine sends its whole backlog after a network failure."""
+    event.listen(sqlite, "checkout", _limit_parameters)
+    minutes = MOST_PARAMETERS + 100
+    batch = [request(n, ended_at=NOON - 60 * n + 30) for n in range(minutes)]
+    assert len(store(sqlite, batch)) == minutes
+    store(sqlite, [request(minutes, ended_at=NOON - 60 * (minutes - 1) + 30)])
+    narrow = [found.requests for place, found in counted_rollups(sqlite).items() if place[0] <= 60]
+    assert Counter(narrow) == {1: 2 * (minutes - 1), 2: 2}
 
 
 class Shelf:
@@ -390,16 +501,33 @@ def test_a_locked_sqlite_file_is_reported_and_used_again_when_free(
     engine.dispose()
 
 
-def test_a_file_without_its_tables_is_reported_in_one_line(tmp_path: Path) -> None:
-    engine = open_engine(f"sqlite:///{tmp_path}/goodput.db")
-    with open_writer(engine) as writer, pytest.raises(StoreUnavailable) as refused:
-        writer.submit(some([1])).result(WITHIN_S)
-    engine.dispose()
-    assert "requests" in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert "INSERT" not in str(refused.value)
-
-
 def until_none_waits(writer: RequestWriter) -> None:
     """Returns when everything is committed; results arrive shortly before the count is zero."""
     eventually(lambda: not writer.waiting_rows, within_s=WITHIN_S, what="no rows wait")
+
+
+ACKNOWLEDGED_BEFORE_THE_END = 200
+
+
+def test_requests_that_a_killed_process_acknowledged_are_stored(sqlite: Engine) -> None:
+    command = [sys.executable, "-m", "tests.store.write_until_killed", str(sqlite.url)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            reported = [process.stdout.readline() for _ in range(ACKNOWLEDGED_BEFORE_THE_END)]
+        finally:
+            process.kill()
+        reported += process.stdout.readlines()
+    acknowledged = {_key(line) for line in reported if line.endswith("\n")}
+    assert len(acknowledged) >= ACKNOWLEDGED_BEFORE_THE_END
+    stored = stored_keys(sqlite)
+    assert acknowledged <= set(stored)
+    # A commit is atomic, rollups included.
+    assert len(stored) % BATCH == 0
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+    assert len(store(sqlite, some(range(-5, 0)))) == 5
+
+
+def _key(line: str) -> Key:
+    trace_id, span_id = line.split()
+    return trace_id, span_id

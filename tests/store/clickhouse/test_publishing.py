@@ -3,19 +3,13 @@
 The engine is ClickHouse's own, from chDB; the HTTP in front of it is of the tests.
 """
 
-import shutil
-import sqlite3
 import time
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, LargeBinary, insert, select, text
 
-from agent.analysis.tally import Tally
 from agent.catalog.causes import Cause
-from agent.records.engine import EngineSample
 from agent.records.queries import Selection, Window
 from agent.store.claim import AgentState
 from agent.store.clickhouse import claims, destination
@@ -30,41 +24,28 @@ from agent.store.publishing.changes import Lag
 from agent.store.rollup_queries import BINARY
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_minutes, events, requests, rollup_series, rollups
-from agent.store.transactions import request_amend
 from tests.real_parts.clickhouse import ClickHouseServer, lossy_way
 from tests.real_parts.waiting import eventually
 from tests.records.minutes import minute
-from tests.store.clickhouse.compared import PUBLISHED, event, same_in_both, stored, summed
-from tests.store.explaining import explain, explained, missed, share, summed_causes
+from tests.store.explaining import explain, explained, missed, share
 from tests.store.making import (
     NOON,
     WITHIN_S,
-    counted_rows,
-    decoded,
-    gpu_sample,
     rollup_bytes,
     some,
     store,
     stored_keys,
 )
-from tests.store.publishing.published import Publishing, file_in, opened, publishing
-from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view, states
-
-
-def test_every_kind_of_row_is_published_as_it_is(
-    file: Engine, shared: Engine, clickhouse_url: str
-) -> None:
-    observations = ObservationStore(file, "agent-0")
-    with publishing(file, clickhouse_url):
-        store(file, some(range(20), model="o'neil \\ %s \N{SNOWMAN}"))
-        observations.write_engine_sample(
-            EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={})
-        )
-        observations.write_gpu_samples([gpu_sample(NOON), gpu_sample(NOON + 1)])
-        observations.write_event(event(0))
-        MinuteStore(file, "agent-0").write([minute()], (), NOON)
-    assert [len(stored(shared, table)) for table in PUBLISHED] == [20, 1, 2, 1, 1]
-    same_in_both(file, shared)
+from tests.store.publishing.published import (
+    Publishing,
+    copied,
+    event,
+    publishing,
+    restored,
+    same_in_both,
+    stored,
+    summed,
+)
 
 
 def test_vectors_are_the_same_bytes(file: Engine, shared: Engine, clickhouse_url: str) -> None:
@@ -82,54 +63,6 @@ def test_vectors_are_the_same_bytes(file: Engine, shared: Engine, clickhouse_url
     with shared.connect() as connection:
         found = connection.execute(select(*columns), execution_options=BINARY).one()
     assert dict(found._mapping) == {column.name: row[column.name] for column in columns}
-
-
-def test_what_changes_after_it_was_published_is_published_again(
-    file: Engine, shared: Engine, clickhouse_url: str
-) -> None:
-    agent, minutes = JoiningAgent(file), MinuteStore(file, "agent-0")
-    with publishing(file, clickhouse_url) as running:
-        agent.take(proxy_view(1), proxy_view(2), proxy_view(3), engine_view(4))
-        running.all_published()
-        assert stored_keys(shared) == []
-        agent.settle(DUE)
-        running.all_published()
-        assert states(shared) == [("engine", True, False)] + [("proxy", True, False)] * 3
-        # The late views make joined rows of those that were settled alone. The last one began
-        # in another month than its other view.
-        agent.take(engine_view(1), engine_view(2), proxy_view(4, started_at=NOON - 40 * 86400))
-        running.all_published()
-        assert states(shared) == [("joined", True, False)] * 3 + [("proxy", True, False)]
-        late = missed(9)
-        store(file, [late])
-        explain(file, explained(late, share(Cause.BURST, 0.5)))
-        minutes.write([minute()], (), NOON)
-        running.all_published()
-        explain(file, explained(late, share(Cause.KV_PRESSURE, 0.25)))
-        minutes.write([minute(requests=7)], (), NOON)
-        superseded = proxy_view(3).record
-        request_amend(file, JUDGE)({}, [(superseded.trace_id, superseded.span_id)])
-    same_in_both(file, shared)
-    assert len(states(shared)) == 4
-    assert [row["requests"] for row in stored(shared, engine_minutes)] == [7]
-    assert {place[-1] for place in summed_causes(shared)} == {"kv_pressure"}
-
-
-def test_agents_stand_side_by_side(
-    file: Engine, shared: Engine, clickhouse_url: str, tmp_path: Path
-) -> None:
-    with file_in(tmp_path, "other.db") as other:
-        store(file, some(range(5)))
-        store(other, some(range(5, 9), agent="agent-1"))
-        with (
-            publishing(file, clickhouse_url, rows_per_batch=3),
-            publishing(other, clickhouse_url, agent="agent-1"),
-        ):
-            pass
-        assert summed(shared) == rollup_bytes(file) | rollup_bytes(other)
-    with shared.connect() as connection:
-        # Pages go on after the time and the id of a row.
-        assert len({*connection.execute(select(requests.c.id)).scalars()}) == 9
 
 
 def test_a_row_that_is_refused_for_its_content_is_left_out_and_counted(
@@ -159,8 +92,15 @@ def test_requests_of_more_months_than_a_block_may_have_are_taken(
 # Once
 
 
-@pytest.mark.parametrize("loses", ["INSERT INTO requests", "INSERT INTO published_files"])
-@pytest.mark.parametrize("sends_again", ["the driver", "the publisher", "the next start"])
+@pytest.mark.parametrize(
+    ("loses", "sends_again"),
+    [
+        ("INSERT INTO requests", "the driver"),
+        ("INSERT INTO published_files", "the publisher"),
+        ("INSERT INTO requests", "the next start"),
+        ("INSERT INTO published_files", "the next start"),
+    ],
+)
 def test_a_batch_whose_response_was_lost_is_stored_once(
     file: Engine,
     shared: Engine,
@@ -192,50 +132,6 @@ def test_a_batch_whose_response_was_lost_is_stored_once(
         pass
     same_in_both(file, shared)
     assert len(stored(shared, events)) == 1
-
-
-def copied(file: Engine) -> Path:
-    """A backup of the file."""
-    path = Path(str(file.url.database))
-    backup = path.with_name("backup.db")
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as copy:
-        source.backup(copy)
-    return backup
-
-
-def restored(file: Engine, backup: Path) -> None:
-    """Put the backup in the place of the file, and start with it."""
-    file.dispose()
-    path = str(file.url.database)
-    for ending in ("-wal", "-shm"):
-        Path(f"{path}{ending}").unlink(missing_ok=True)
-    shutil.copy(backup, path)
-    opened(file)
-
-
-def test_a_file_that_was_restored_from_a_backup_gets_back_what_was_published_since(
-    file: Engine, shared: Engine, clickhouse_url: str
-) -> None:
-    agent, late = JoiningAgent(file), missed(20)
-    store(file, some(range(5)))
-    agent.take(proxy_view(7))
-    with publishing(file, clickhouse_url):
-        pass
-    backup = copied(file)
-    with publishing(file, clickhouse_url):
-        agent.take(engine_view(7))
-        store(file, [*some(range(5, 10)), late])
-        explain(file, explained(late, share(Cause.BURST, 0.5)))
-        MinuteStore(file, "agent-0").write([minute()], (), NOON)
-    restored(file, backup)
-    with publishing(file, clickhouse_url) as running:
-        eventually(lambda: running.publisher.problem() is None, within_s=WITHIN_S, what="a begin")
-        # Its senders send some of them again.
-        store(file, some(range(3, 12)))
-        agent.take(proxy_view(7), engine_view(7))
-    same_in_both(file, shared)
-    assert len(stored_keys(shared)) == 14
-    assert len(stored(shared, engine_minutes)) == 1
 
 
 def test_what_a_restored_file_stored_while_clickhouse_was_away_is_published(
@@ -284,50 +180,23 @@ def test_a_restored_file_goes_on_after_a_batch_that_was_written_in_part(
     assert [row["requests"] for row in stored(shared, engine_minutes)] == [99]
 
 
-def test_a_new_file_of_the_same_agent_adds_to_the_sums_of_the_lost_one(
-    file: Engine, shared: Engine, clickhouse_url: str, tmp_path: Path
-) -> None:
-    with publishing(file, clickhouse_url):
-        for number in range(5):
-            store(file, some([number]))
-            MinuteStore(file, "agent-0").write([minute(requests=number)], (), NOON)
-    with file_in(tmp_path, "next.db") as following, publishing(following, clickhouse_url) as to:
-        to.all_published()
-        eventually(lambda: to.publisher.problem() is None, within_s=WITHIN_S, what="a begin")
-        store(following, some(range(5, 9)))
-        MinuteStore(following, "agent-0").write([minute(requests=99)], (), NOON)
-    assert len(stored_keys(shared)) == 9
-    counted: dict[Any, Tally] = {
-        place: decoded(place[-1], figures) for place, figures in summed(shared).items()
-    }
-    assert counted == counted_rows(shared)
-    # Its numbers go on after those of the lost file.
-    assert [row["requests"] for row in stored(shared, engine_minutes)] == [99]
-
-
 # While ClickHouse is away
 
 
 def test_a_server_that_is_killed_and_comes_back_gets_everything(
-    file: Engine, tmp_path: Path
+    file: Engine, shared: Engine, clickhouse_url: str, clickhouse_server: ClickHouseServer
 ) -> None:
-    (folder := tmp_path / "server").mkdir()
-    server = ClickHouseServer(folder)
-    server.execute("CREATE DATABASE goodput")
-    with publishing(file, server.url("goodput")) as running:
+    with publishing(file, clickhouse_url) as running:
         store(file, some(range(5)))
         running.all_published()
-        server.kill()
+        clickhouse_server.kill()
         store(file, some(range(5, 10)))
         reason = str(eventually(running.publisher.problem, within_s=WITHIN_S, what="the reason"))
         assert "s3cret" not in reason
         assert "127.0.0.1" not in reason
-        server.restart()
+        clickhouse_server.restart()
     assert running.publisher.problem() is None
-    engine = open_engine(server.url("goodput"))
-    same_in_both(file, engine)
-    engine.dispose()
-    server.stop()
+    same_in_both(file, shared)
 
 
 def test_a_server_that_is_frozen_is_not_waited_for_long(

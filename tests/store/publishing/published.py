@@ -1,24 +1,61 @@
-"""An agent's file that is published to a shared PostgreSQL."""
+"""Agents' files that are published to a shared database, and what both have."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Table, select
 
-from agent.records.objective import Objective
+from agent.errors import StoreUnavailable
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
+from agent.records.objective import JudgedRequest, Objective
 from agent.store.connection import for_writing, without_number
+from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
 from agent.store.publishing.changes import lag_of, prepare_file
 from agent.store.publishing.destination import ROWS_PER_BATCH, SharedDatabase
 from agent.store.publishing.publisher import Publisher
+from agent.store.rollup_queries import BINARY
+from agent.store.rollups import FIGURES, RollupSum, Series
+from agent.store.tables import (
+    engine_minutes,
+    engine_samples,
+    events,
+    gpu_samples,
+    requests,
+    rollup_series,
+    rollups,
+)
+from agent.store.transactions import request_write
+from agent.store.writing import Write
 from tests.real_parts.waiting import eventually
-from tests.store.making import WITHIN_S, fold
+from tests.records.minutes import minute
+from tests.store.explaining import summed_causes
+from tests.store.making import (
+    NOON,
+    WITHIN_S,
+    RollupPlace,
+    counted_rollups,
+    counted_rows,
+    fold,
+    gpu_sample,
+    request,
+    rollup_bytes,
+    some,
+    store,
+)
 from tests.store.migrated import migrated
 from tests.store.views import CHAT
 
 CUT_OFF_S = 2.0
+PUBLISHED = (requests, engine_samples, gpu_samples, events, engine_minutes)
 
 
 @contextmanager
@@ -33,6 +70,84 @@ def opened(file: Engine) -> None:
     """What a start of the agent does with the file."""
     with without_number(for_writing(file)).begin() as connection:
         prepare_file(connection)
+
+
+def stored(engine: Engine, table: Table) -> Sequence[dict[str, Any]]:
+    """All rows of a table, without the numbers that each database gives."""
+    names = [column.name for column in table.c if column.name != "id"]
+    with engine.connect() as connection:
+        found = connection.execute(select(*(table.c[name] for name in names))).mappings()
+        return sorted(({name: row[name] for name in names} for row in found), key=str)
+
+
+def summed(shared: Engine) -> dict[RollupPlace, tuple[bytes | None, ...]]:
+    """The rollups of a database that have requests; series of several files are added up."""
+    if shared.dialect.name != "clickhousedb":
+        return rollup_bytes(shared)
+    figures = [rollups.c[name] for name in FIGURES]
+    query = select(rollups.c.width_s, rollups.c.starts_at, rollups.c.series, *figures)
+    names = [rollup_series.c[name] for name in Series._fields]
+    sums: dict[tuple[Any, ...], RollupSum] = defaultdict(RollupSum)
+    with shared.connect() as connection:
+        found = connection.execute(select(rollup_series.c.id, *names))
+        series = {row_id: tuple(rest) for row_id, *rest in found}
+        for width_s, starts_at, row_id, *vectors in connection.execute(
+            query, execution_options=BINARY
+        ):
+            place = (width_s, starts_at, *series[row_id])
+            sums[place].add(place[-1], vectors)
+    return {
+        place: tuple(each.figures(place[-1])[name] for name in FIGURES)
+        for place, each in sums.items()
+        if each.tally().requests
+    }
+
+
+def same_in_both(file: Engine, shared: Engine) -> None:
+    """Rows, rollups and causes are equal, and the rollups are the sums of the rows."""
+    for table in PUBLISHED:
+        assert stored(file, table) == stored(shared, table), table.name
+    assert summed(shared) == rollup_bytes(file)
+    assert counted_rollups(file) == counted_rows(file)
+    assert summed_causes(shared) == summed_causes(file)
+
+
+def event(second: int) -> Event:
+    """A restart at this second."""
+    return Event(
+        at=NOON + second, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN
+    )
+
+
+def store_every_kind(file: Engine, **given: Any) -> list[int]:
+    """Store rows of every kind; returns how many of each."""
+    store(file, some(range(20), **given))
+    observations = ObservationStore(file, "agent-0")
+    sample = EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={})
+    observations.write_engine_sample(sample)
+    observations.write_gpu_samples([gpu_sample(NOON), gpu_sample(NOON + 1)])
+    observations.write_event(event(0))
+    MinuteStore(file, "agent-0").write([minute()], (), NOON)
+    return [20, 1, 2, 1, 1]
+
+
+def copied(file: Engine) -> Path:
+    """A backup of the file."""
+    path = Path(str(file.url.database))
+    backup = path.with_name("backup.db")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as copy:
+        source.backup(copy)
+    return backup
+
+
+def restored(file: Engine, backup: Path) -> None:
+    """Put the backup in the place of the file, and start with it."""
+    file.dispose()
+    path = str(file.url.database)
+    for ending in ("-wal", "-shm"):
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+    shutil.copy(backup, path)
+    opened(file)
 
 
 @dataclass
@@ -97,3 +212,72 @@ def publishing(file: Engine, url: str, **given: Any) -> Iterator[Publishing]:
         made.all_published()
     finally:
         made.publisher.close(WITHIN_S)
+
+
+# Of one agent: enough for a day at a hundred a second.
+_NUMBERS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Running agents, each with its file and publisher; each gets `per_s` requests/s."""
+
+    files: list[Engine]
+    publishing: list[Publishing]
+    per_s: int
+
+    def work(self, first_s: int, last_s: int) -> None:
+        """Each agent stores the requests of these seconds, a commit for each second."""
+
+        def of_agent(agent: int) -> None:
+            write = request_write(self.files[agent])
+            for second in range(first_s, last_s):
+                _write_until_stored(write, list(self._ended(agent, second)))
+
+        with ThreadPoolExecutor(len(self.files)) as agents:
+            list(agents.map(of_agent, range(len(self.files))))
+
+    def _ended(self, agent: int, second: int) -> Iterator[JudgedRequest]:
+        began_at = NOON + second
+        for number in range(second * self.per_s, (second + 1) * self.per_s):
+            yield request(
+                agent * _NUMBERS + number,
+                agent=f"agent-{agent}",
+                engine=f"chat-{agent}",
+                started_at=began_at,
+                ended_at=began_at + 1.0,
+            )
+
+    def waiting(self) -> int:
+        """How many rows wait in all files."""
+        return sum(each.waiting() for each in self.publishing)
+
+    def all_published(self, within_s: float = WITHIN_S) -> None:
+        """Wait until no file has anything that waits."""
+        eventually(lambda: self.waiting() == 0, within_s=within_s, what="nothing that waits")
+
+
+def _write_until_stored(write: Write, judged: list[JudgedRequest]) -> None:
+    """Send again what was refused, as exporters do: a busy disk may keep the lock too long."""
+    while True:
+        try:
+            write(judged)
+        except StoreUnavailable:
+            continue
+        return
+
+
+@contextmanager
+def running_fleet(
+    folder: Path, url: str, *, agents: int, per_s: int, cut_off_s: float = CUT_OFF_S
+) -> Iterator[Fleet]:
+    """A fleet whose files are in this folder; at the end everything is published."""
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(file_in(folder, f"agent-{number}.db")) for number in range(agents)
+        ]
+        running = [
+            stack.enter_context(publishing(file, url, agent=f"agent-{number}", cut_off_s=cut_off_s))
+            for number, file in enumerate(files)
+        ]
+        yield Fleet(files, running, per_s)

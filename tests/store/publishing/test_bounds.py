@@ -2,8 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -15,18 +13,10 @@ from agent.store.observations import ObservationStore
 from agent.store.publishing.bounds import FileBounds
 from agent.store.publishing.changes import file_state, lag_of, set_published
 from tests.store.making import NOON, gpu_sample, some, store, stored_keys
-from tests.store.publishing.published import file_in
 from tests.store.views import JoiningAgent, proxy_view
 
 MEBIBYTE = 2**20
 HOUR_S = 3600.0
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[Engine]:
-    """A new file of an agent."""
-    with file_in(tmp_path) as engine:
-        yield engine
 
 
 class Bounds(FileBounds):

@@ -1,8 +1,7 @@
 """A row that a transaction changes gets its number, and every other row keeps its own."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -32,21 +31,12 @@ from agent.store.transactions import request_amend
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share
 from tests.store.making import NOON, fold, gpu_sample, some, store
-from tests.store.publishing.published import file_in
-from tests.store.test_amending import ENDED
-from tests.store.test_settling import spoil
+from tests.store.test_settling import ENDED, spoil
 from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view
 
 DAY_S = 86400
 
 Rows = Mapping[tuple[Any, ...], Mapping[str, Any]]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[Engine]:
-    """A new file of an agent that publishes it."""
-    with file_in(tmp_path) as engine:
-        yield engine
 
 
 def last_number(file: Engine) -> int:

@@ -1,136 +1,51 @@
 """What is in an agent's file is in the shared database, once, whatever happens to either."""
 
-import shutil
-import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, Table, select, text
+from sqlalchemy import Engine, func, select, text
 
 from agent import __version__
-from agent.catalog.causes import Cause
-from agent.records.engine import EngineSample
-from agent.records.event import Confidence, Event, EventKind
 from agent.store.claim import NameClaim
 from agent.store.connection import for_writing, without_number
-from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.publishing import publisher
 from agent.store.publishing.changes import file_state
+from agent.store.publishing.postgres import PostgresUpkeep
 from agent.store.tables import (
     agents,
-    engine_minutes,
-    engine_samples,
     events,
-    gpu_samples,
-    objectives,
     requests,
 )
-from agent.store.transactions import request_amend
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
-from tests.records.minutes import minute
-from tests.store.explaining import explain, explained, missed, share, summed_causes
 from tests.store.making import (
     NOON,
     WITHIN_S,
     counted_rollups,
     counted_rows,
     fold,
-    gpu_sample,
-    rollup_bytes,
     some,
     store,
     stored_keys,
 )
-from tests.store.publishing.published import CUT_OFF_S, Publishing, file_in, opened, publishing
-from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view, states
+from tests.store.publishing.published import (
+    CUT_OFF_S,
+    Publishing,
+    event,
+    publishing,
+    running_fleet,
+    same_in_both,
+    stored,
+)
+from tests.store.views import DUE, JoiningAgent, engine_view, proxy_view, states
 
-PUBLISHED = (requests, engine_samples, gpu_samples, events, engine_minutes)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[Engine]:
-    """A new file of an agent."""
-    with file_in(tmp_path) as engine:
-        yield engine
-
-
-def stored(engine: Engine, table: Table) -> Sequence[dict[str, Any]]:
-    """All rows of a table, without the numbers that each database gives."""
-    names = [column.name for column in table.c if column.name != "id"]
-    with engine.connect() as connection:
-        found = connection.execute(select(*(table.c[name] for name in names))).mappings()
-        return sorted(({name: row[name] for name in names} for row in found), key=str)
-
-
-def same_in_both(file: Engine, shared: Engine) -> None:
-    """Rows, rollups and causes are equal, and the rollups are the sums of the rows."""
-    for table in PUBLISHED:
-        assert stored(file, table) == stored(shared, table), table.name
-    assert rollup_bytes(file) == rollup_bytes(shared)
-    assert counted_rollups(shared) == counted_rows(shared)
-    assert summed_causes(file) == summed_causes(shared)
-
-
-def event(second: int) -> Event:
-    return Event(
-        at=NOON + second, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN
-    )
-
-
-def test_every_kind_of_row_is_published_as_it_is(
-    file: Engine, postgres: Engine, emptied_postgres_url: str
-) -> None:
-    observations = ObservationStore(file, "agent-0")
-    with publishing(file, emptied_postgres_url):
-        store(file, some(range(20)))
-        observations.write_engine_sample(
-            EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={})
-        )
-        observations.write_gpu_samples([gpu_sample(NOON), gpu_sample(NOON + 1)])
-        observations.write_event(event(0))
-        MinuteStore(file, "agent-0").write([minute()], (), NOON)
-    assert [len(stored(postgres, table)) for table in PUBLISHED] == [20, 1, 2, 1, 1]
-    assert [row["name"] for row in stored(postgres, objectives)] == ["chat"]
-    same_in_both(file, postgres)
-
-
-def test_what_changes_after_it_was_published_is_published_again(
-    file: Engine, postgres: Engine, emptied_postgres_url: str
-) -> None:
-    agent = JoiningAgent(file)
-    minutes = MinuteStore(file, "agent-0")
-    with publishing(file, emptied_postgres_url) as running:
-        agent.take(proxy_view(1), proxy_view(2), proxy_view(3))
-        running.all_published()
-        assert stored_keys(postgres) == []
-        agent.settle(DUE)
-        running.all_published()
-        assert states(postgres) == [("proxy", True, False)] * 3
-        # The late views make joined rows of those that were settled alone.
-        agent.take(engine_view(1), engine_view(2))
-        running.all_published()
-        assert states(postgres)[:2] == [("joined", True, False)] * 2
-        fold(file)
-        late = missed(9)
-        store(file, [late])
-        explain(file, explained(late, share(Cause.BURST, 0.5)))
-        minutes.write([minute()], (), NOON)
-        running.all_published()
-        explain(file, explained(late, share(Cause.KV_PRESSURE, 0.25)))
-        minutes.write([minute(requests=7)], (), NOON)
-        superseded = proxy_view(3).record
-        request_amend(file, JUDGE)({}, [(superseded.trace_id, superseded.span_id)])
-    same_in_both(file, postgres)
-    assert len(states(postgres)) == 3
-    assert [row["requests"] for row in stored(postgres, engine_minutes)] == [7]
-    assert {place[-1] for place in summed_causes(postgres)} == {"kv_pressure"}
+DAY_S = 86400.0
 
 
 def test_batches_may_end_anywhere(
@@ -165,21 +80,6 @@ def test_a_joined_row_takes_the_place_of_the_engines_row_that_began_later(
         agent.take(proxy_view(1), before_midnight)
     same_in_both(file, postgres)
     assert states(postgres) == [("joined", True, False)] * 2
-
-
-def test_views_of_two_agents_and_their_sums_stand_side_by_side(
-    file: Engine, postgres: Engine, emptied_postgres_url: str, tmp_path: Path
-) -> None:
-    with file_in(tmp_path, "other.db") as other:
-        store(file, some(range(5)))
-        store(other, some(range(5, 9), agent="agent-1"))
-        with (
-            publishing(file, emptied_postgres_url),
-            publishing(other, emptied_postgres_url, agent="agent-1"),
-        ):
-            pass
-    assert counted_rollups(postgres) == counted_rows(postgres)
-    assert len(stored_keys(postgres)) == 9
 
 
 def test_each_beat_writes_what_waits(
@@ -249,25 +149,6 @@ def test_nothing_is_published_while_another_agent_has_the_name(
 # Once
 
 
-def copied(file: Engine) -> Path:
-    """A backup of the file."""
-    path = Path(str(file.url.database))
-    backup = path.with_name("backup.db")
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as copy:
-        source.backup(copy)
-    return backup
-
-
-def restored(file: Engine, backup: Path) -> None:
-    """Put the backup in the place of the file, and start with it."""
-    file.dispose()
-    path = str(file.url.database)
-    for ending in ("-wal", "-shm"):
-        Path(f"{path}{ending}").unlink(missing_ok=True)
-    shutil.copy(backup, path)
-    opened(file)
-
-
 def test_a_batch_whose_commit_got_no_response_is_stored_once(
     file: Engine, postgres: Engine, emptied_postgres_url: str
 ) -> None:
@@ -285,46 +166,6 @@ def test_a_batch_whose_commit_got_no_response_is_stored_once(
     same_in_both(file, postgres)
     assert len(stored_keys(postgres)) == 8
     assert len(stored(postgres, events)) == 2
-
-
-def test_a_file_that_was_restored_from_a_backup_gets_back_what_was_published_since(
-    file: Engine, postgres: Engine, emptied_postgres_url: str
-) -> None:
-    agent = JoiningAgent(file)
-    store(file, some(range(5)))
-    agent.take(proxy_view(7))
-    with publishing(file, emptied_postgres_url):
-        pass
-    backup = copied(file)
-    late = missed(20)
-    with publishing(file, emptied_postgres_url):
-        agent.take(engine_view(7))
-        store(file, [*some(range(5, 10)), late])
-        explain(file, explained(late, share(Cause.BURST, 0.5)))
-        MinuteStore(file, "agent-0").write([minute()], (), NOON)
-    restored(file, backup)
-    with publishing(file, emptied_postgres_url) as running:
-        assert running.publisher.is_complete(WITHIN_S)
-        # Its senders send some of them again.
-        store(file, some(range(3, 12)))
-        agent.take(proxy_view(7), engine_view(7))
-    same_in_both(file, postgres)
-    assert len(stored_keys(postgres)) == 14
-    assert len(stored(postgres, engine_minutes)) == 1
-
-
-def test_the_sums_of_a_file_that_was_lost_stay(
-    file: Engine, postgres: Engine, emptied_postgres_url: str, tmp_path: Path
-) -> None:
-    store(file, some(range(5)))
-    with publishing(file, emptied_postgres_url):
-        pass
-    with file_in(tmp_path, "next.db") as following:
-        store(following, some(range(5, 9)))
-        with publishing(following, emptied_postgres_url):
-            pass
-    assert counted_rollups(postgres) == counted_rows(postgres)
-    assert len(stored_keys(postgres)) == 9
 
 
 def test_a_row_that_the_shared_database_refuses_is_left_out_and_counted(
@@ -357,7 +198,7 @@ def test_a_database_that_is_too_slow_for_a_batch_gets_smaller_ones(
     for number in range(0, 80, 8):
         store(file, some(range(number, number + 8)))
     try:
-        with publishing(file, emptied_postgres_url):
+        with publishing(file, emptied_postgres_url, rows_per_batch=200):
             pass
     finally:
         with postgres.begin() as connection:
@@ -447,3 +288,57 @@ def test_what_is_stored_in_an_outage_is_published_in_order_after_it(
     with postgres.connect() as connection:
         times = connection.execute(select(events.c.at).order_by(events.c.id)).scalars().all()
     assert times == [NOON + second for second in range(30)]
+
+
+AGENTS, PER_S = 8, 5
+# A sixth of the time PostgreSQL is away.
+OUTAGE_S, BACK_S, END_S = 4, 7, 18
+
+
+@pytest.mark.slow
+def test_an_outage_of_a_sixth_of_the_time_loses_no_row_of_many_agents(
+    postgres: Engine, emptied_postgres_url: str, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    with running_fleet(tmp_path, emptied_postgres_url, agents=AGENTS, per_s=PER_S) as fleet:
+        fleet.work(0, OUTAGE_S)
+        fleet.all_published()
+        postgres_server.stop()
+        try:
+            fleet.work(OUTAGE_S, BACK_S)
+            assert fleet.waiting() >= AGENTS * PER_S * (BACK_S - OUTAGE_S)
+        finally:
+            postgres_server.restart()
+        # New rows keep coming while all agents catch up.
+        fleet.work(BACK_S, END_S)
+        for file in fleet.files:
+            fold(file)
+    assert [each.refused for each in fleet.publishing] == [0] * AGENTS
+    with postgres.connect() as connection:
+        by_agent = connection.execute(
+            select(requests.c.agent, func.count()).group_by(requests.c.agent)
+        ).all()
+    assert dict(map(tuple, by_agent)) == {
+        f"agent-{number}": PER_S * END_S for number in range(AGENTS)
+    }
+    assert counted_rollups(postgres) == counted_rows(postgres)
+
+
+# Upkeep
+
+
+def test_the_numbers_of_files_that_were_published_long_ago_go(
+    postgres: Engine, emptied_postgres_url: str
+) -> None:
+    """Also of agents that are gone."""
+    now = NOON + 500 * DAY_S
+    number = text("INSERT INTO published_files VALUES ('gone', :file, 7, to_timestamp(:at))")
+    with postgres.begin() as connection:
+        for days in (399, 401):
+            connection.execute(number, {"file": str(days), "at": now - days * DAY_S})
+    upkeep = PostgresUpkeep(
+        emptied_postgres_url, "agent-0", keep_requests_s=7 * DAY_S, keep_rollups_s=400 * DAY_S
+    )
+    upkeep.expire(now)
+    upkeep.close()
+    with postgres.connect() as connection:
+        assert connection.scalars(text("SELECT file FROM published_files")).all() == ["399"]
