@@ -312,7 +312,7 @@ def slow_clients(scene: Scene) -> None:
         "logprobs": True,
         "top_logprobs": 200,
     }
-    at_once(STALLED, lambda _: scene.traffic.chat_slowly("slow", asked, stall_s=3.0), apart_s=0.15)
+    at_once(STALLED, lambda _: scene.traffic.chat_slowly("slow", asked, stall_s=5.0), apart_s=0.15)
 
 
 def surge(scene: Scene) -> None:
