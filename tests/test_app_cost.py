@@ -1,4 +1,4 @@
-"""What the running agent charges requests: spans and expositions of an engine of known steps."""
+"""What the running agent charges, and its ledger, before an engine of known steps."""
 
 import asyncio
 import json
@@ -24,9 +24,10 @@ from agent.catalog.engine_facts import REQUESTS_RUNNING
 from agent.records.engine import EngineSample
 from agent.settings import Settings
 from agent.sources.engines.engine_source import EngineSource
-from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
+from tests.analysis.cost.stepped_engine import H100, Job, Machine, SteppedEngine
 from tests.analysis.cost.test_minute_cost import unseen_beside_cached
 from tests.real_parts.agent_process import AgentApi, AgentPorts
+from tests.real_parts.metric_pages import total
 from tests.real_parts.span_sender import SpanSender
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S
@@ -281,18 +282,15 @@ def group(first: int, count: int, at: float, prompt: int, output: int) -> list[J
     ]
 
 
-@pytest.mark.parametrize(
-    ("model", "every_s"), [(True, 1.0), (False, 5.0)], ids=["roofline-1s", "tokens-5s"]
-)
 def test_a_lone_stream_pays_its_50_seconds_and_a_burst_after_it_its_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: bool, every_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Work of a pooled minute charges them 17.5 and 33.5 GPU-seconds."""
     lone, burst = group(1, 1, 2.0, 100, 10_600), group(2, 100, 54.0, 350, 90)
-    served = SteppedEngine(H100, [*lone, *burst], every_s=every_s).run(FIRST_COMPUTED_S)
+    served = SteppedEngine(H100, [*lone, *burst], every_s=1.0).run(FIRST_COMPUTED_S)
     assert true_s(lone) == pytest.approx(50, abs=0.5)
     assert true_s(burst) == pytest.approx(1, abs=0.1)
-    watched = Watched(tmp_path, served, model=model, every_s=every_s, until_s=FIRST_COMPUTED_S)
+    watched = Watched(tmp_path, served, model=True, every_s=1.0, until_s=FIRST_COMPUTED_S)
     charged, cost = watched.costs(monkeypatch)
     assert charged_s(charged, lone) == pytest.approx(true_s(lone), rel=0.02)
     assert charged_s(charged, burst) == pytest.approx(true_s(burst), rel=0.02)
@@ -312,15 +310,14 @@ def test_a_request_that_begins_while_a_minute_s_last_sample_is_read_leaves_the_m
     assert cost["idle_usd"] == cost["bill_usd"] == 60.0
 
 
-@pytest.mark.parametrize("model", [True, False], ids=["roofline", "tokens"])
 def test_a_request_that_begins_while_a_minute_s_last_sample_is_read_pays_only_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sample is stamped before, so that the idle 5 s before it seem busy."""
     short = group(1, 1, 60.002, 100, 4)
     served = SteppedEngine(H100, short, late_s=0.02).run(SECOND_COMPUTED_S)
     assert served.samples[12].fact(REQUESTS_RUNNING.name) == 1
-    watched = Watched(tmp_path, served, model=model, every_s=5.0, until_s=SECOND_COMPUTED_S)
+    watched = Watched(tmp_path, served, model=False, every_s=5.0, until_s=SECOND_COMPUTED_S)
     charged, cost = watched.costs(monkeypatch)
     assert charged_s(charged, short) == pytest.approx(true_s(short))
     assert cost["unseen_usd"] == 0
@@ -343,3 +340,56 @@ def true_s(jobs: Sequence[Job]) -> float:
 
 def charged_s(charged: dict[str, float], jobs: Sequence[Job]) -> float:
     return fsum(charged[job.key[0]] for job in jobs)
+
+
+# The ledger
+
+# A request of 100 tokens takes 5 s.
+SLOW = Machine(flops_per_s=989.4e12, bytes_per_s=3.35e12, overhead_s=0.05)
+LEDGER_COMPUTED_S = 241.0
+
+
+def left_and_lost() -> SteppedEngine:
+    """Five streams are left at 602 prompt tokens (vllm#55634); another one spans two minutes."""
+    left = [
+        Job(number=n, at=10.0 * n, prompt=602, output=800, leaves_at=20, has_row=False)
+        for n in range(1, 6)
+    ]
+    lost = Job(number=6, at=70.0, prompt=50, output=30, has_row=False)
+    stream = Job(number=7, at=5.0, prompt=1000, output=1500)
+    others = [Job(number=n, at=4.0 * n, prompt=200, output=50) for n in range(8, 28)]
+    engine = SteppedEngine(SLOW, [*left, lost, stream, *others], every_s=5.0).run(LEDGER_COMPUTED_S)
+    assert 75 < stream.ended_at < 115
+    return engine
+
+
+def test_what_vanishes_is_on_the_api_and_on_metrics_and_a_long_stream_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = left_and_lost()
+    watched = Watched(tmp_path, engine, model=False, every_s=5.0, until_s=LEDGER_COMPUTED_S)
+    seen = watched.watch(monkeypatch)
+    ledger = seen.summary["ledger"]
+    assert ledger["counted"] == {
+        "input_tokens": sum(job.prompt for job in engine.ended),
+        "output_tokens": sum(job.generated for job in engine.ended),
+        "requests": len(engine.ended),
+    }
+    vanished = {"input_tokens": 5 * 602 + 50, "output_tokens": 5 * 20 + 30, "requests": 6}
+    assert ledger["unaccounted"] == pytest.approx(vanished, abs=1e-6)
+    by_reason = {"aborted": 5, "finished": 1, "died": 0, "refused": 0}
+    assert ledger["unaccounted_requests"] == pytest.approx(by_reason, abs=1e-6)
+    assert ledger["open"] == pytest.approx(dict.fromkeys(ledger["open"], 0.0), abs=1e-6)
+    assert 0 < ledger["unaccounted_usd"] == seen.summary["cost"]["unseen_usd"]
+    assert_published(seen.exposition, ledger)
+
+
+def assert_published(exposition: str, ledger: dict[str, Any]) -> None:
+    """The counters are the figures of the API; they never go down, so that some come later."""
+    expected = {**ledger["unaccounted"], "cost_usd": ledger["unaccounted_usd"]}
+    published = {name: total(exposition, f"llm_unaccounted_{name}_total") for name in expected}
+    assert published == pytest.approx(expected, rel=0.02)
+    for reason, count in ledger["unaccounted_requests"].items():
+        counted = total(exposition, "llm_unaccounted_requests_total", reason=reason)
+        assert counted == pytest.approx(count, abs=1e-6)
+    assert total(exposition, "llm_rows_without_tokens_total") == 0
