@@ -1,4 +1,4 @@
-"""Delayed jobs: none is forgotten, and none runs more often than scheduled; they give way to senders."""
+"""Delayed jobs: none is forgotten or runs too often, and all give way to senders."""
 
 import asyncio
 import itertools
@@ -107,22 +107,24 @@ def test_jobs_keep_running_when_the_clock_is_set_and_set_back(
     asyncio.run(jobs.stop())
 
 
-@pytest.mark.parametrize("set_by_s", [0.0, -HOUR_S, HOUR_S])
+@pytest.mark.parametrize("set_by_s", [-HOUR_S, HOUR_S])
 def test_jobs_that_start_together_run_apart_also_after_the_clock_was_set(
     clock: Clock, set_by_s: float
 ) -> None:
     """Or a request that comes while they all run would wait for all of them."""
-    ticks, jobs = Ticks(), Jobs(clock.now)
+    # Also on a busy machine, all are scheduled at one moment.
+    times, ticks = iter([clock.now()] * 12), Ticks()
+    jobs = Jobs(lambda: next(times, clock.now()))
     for number in range(12):
         jobs.every(0.5, f"job {number}", ticks.run, at_once=number % 3 == 0)
     jobs.start()
-    assert ticks.runs_again(12)
-    clock.set_by_s = set_by_s
-    assert ticks.runs_again(36)
-    due_s = sorted(job.next_run_time.timestamp() % 0.5 for job in jobs._scheduler.get_jobs())
+    for seconds in (0.0, set_by_s):
+        clock.set_by_s = seconds
+        assert ticks.runs_again(36)
+        due_s = sorted(job.next_run_time.timestamp() % 0.5 for job in jobs._scheduler.get_jobs())
+        due_again_s = [*due_s, due_s[0] + 0.5]
+        assert min(b - a for a, b in itertools.pairwise(due_again_s)) > 0.5 / 40
     asyncio.run(jobs.stop())
-    apart_s = [later - earlier for earlier, later in itertools.pairwise([*due_s, due_s[0] + 0.5])]
-    assert min(apart_s) > 0.5 / 40
 
 
 def test_after_a_clock_jump_only_due_jobs_run_at_once(
