@@ -103,8 +103,23 @@ def reloaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reloade
 def test_what_cannot_start_changes_nothing_and_a_reload_brings_what_can(
     reloaded: Reloaded, tmp_path: Path
 ) -> None:
+    # The same program tries the settings with a proxy and without.
+    if "proxy" in reloaded.settings:
+        what_cannot_start_changes_nothing(reloaded, tmp_path)
+    first = psutil.Process(reloaded.process.pid)
+    reloaded.write({**reloaded.settings, "name": "renamed"})
+    first.send_signal(signal.SIGHUP)
+    eventually(lambda: reloaded.name() == "renamed", within_s=WITHIN_S, what="the new name")
+    # It is the same process, so that whoever supervises it sees nothing.
+    assert first.is_running()
+    first.terminate()
+    assert reloaded.process.wait(within_s=WITHIN_S) == 0
+
+
+def what_cannot_start_changes_nothing(reloaded: Reloaded, folder: Path) -> None:
+    """The log says why."""
     rules = reloaded.program / "agent/analysis/causes/rules.py"
-    socket, no_token = tmp_path / "no folder" / "below" / "x.sock", tmp_path / "no token"
+    socket, no_token = folder / "no folder" / "below" / "x.sock", folder / "no token"
     with_tokens = {**reloaded.settings, "security": {"read_tokens": str(no_token)}}
     faults: list[tuple[Callable[[], object], str]] = [
         (partial(rules.write_text, "def ("), f'SyntaxError: invalid syntax (File "{rules}"'),
@@ -115,19 +130,10 @@ def test_what_cannot_start_changes_nothing_and_a_reload_brings_what_can(
         ),
     ]
     before, content = reloaded.processes(), rules.read_text()
-    # The same program tries the settings with a proxy and without.
-    for fault, problem in faults if "proxy" in reloaded.settings else faults[:1]:
+    for fault, problem in faults:
         fault()
         assert problem in reloaded.problem_after_reload()
         assert reloaded.is_up()
         reloaded.write(reloaded.settings)
         rules.write_text(content)
     assert reloaded.processes() == before
-    first = psutil.Process(reloaded.process.pid)
-    reloaded.write({**reloaded.settings, "name": "renamed"})
-    first.send_signal(signal.SIGHUP)
-    eventually(lambda: reloaded.name() == "renamed", within_s=WITHIN_S, what="the new name")
-    # It is the same process, so that whoever supervises it sees nothing.
-    assert first.is_running()
-    first.terminate()
-    assert reloaded.process.wait(within_s=WITHIN_S) == 0

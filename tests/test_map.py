@@ -77,11 +77,6 @@ def definitions(file: Path) -> set[str]:
     return found
 
 
-def test_the_readme_opens_with_pictures_of_the_page_and_of_a_check() -> None:
-    opening = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    assert re.findall(r"!\[.+\]\((.+)\)", opening) == ["docs/page.png", "docs/check.png"]
-
-
 def test_the_map_names_every_package_and_every_source() -> None:
     text = (ROOT / MAP).read_text(encoding="utf-8")
     folders = [*(ROOT / "agent").iterdir(), *(ROOT / "agent/sources").iterdir()]

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,14 @@ def modules(*folders: str) -> Iterator[Path]:
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-def functions(module: Path) -> Iterator[Function]:
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-        if isinstance(node, FUNCTIONS):
-            yield node
+@cache
+def tree(module: Path) -> ast.Module:
+    return ast.parse(module.read_text(encoding="utf-8"))
+
+
+@cache
+def functions(module: Path) -> list[Function]:
+    return [node for node in ast.walk(tree(module)) if isinstance(node, FUNCTIONS)]
 
 
 def place(module: Path, function: Function) -> str:
@@ -99,7 +104,7 @@ def test_every_public_function_and_class_says_what_comes_back() -> None:
     silent = [
         f"{module.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
         for module in modules("agent")
-        for node in _public(ast.parse(module.read_text(encoding="utf-8")))
+        for node in _public(tree(module))
         if ast.get_docstring(node) is None
     ]
     assert silent == [], "\n".join(silent)
