@@ -1,10 +1,12 @@
-"""The rules for every published metric."""
+"""The rules for every published metric, and for the reasons in the labels of failure counters."""
 
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 
+import grpc
 import pytest
 
 from agent.catalog import engine_facts, gpu_facts
@@ -14,6 +16,7 @@ from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
+from agent.catalog.reasons import FORWARDS_DROPPED, ProxyFailure, grpc_reason, http_reason
 from tests.published_metrics import METRICS
 
 PREFIXES = ("llm_", "gpu_", "gen_ai_server_")
@@ -123,3 +126,26 @@ def test_metrics_of_the_genai_conventions_have_their_names_and_buckets(name: str
 def test_bucket_bounds_rise_from_above_zero(bounds: tuple[float, ...]) -> None:
     assert bounds[0] > 0
     assert all(low < high for low, high in pairwise(bounds))
+
+
+AGENT = Path(__file__).parents[2] / "agent"
+
+
+def test_every_declared_failure_of_the_proxy_is_reported_somewhere() -> None:
+    used: set[str] = set()
+    for file in AGENT.rglob("*.py"):
+        used |= {*re.findall(r"\bProxyFailure\.(\w+)", file.read_text())}
+    assert used == {reason.name for reason in ProxyFailure}
+
+
+def test_every_grpc_status_code_has_a_reason() -> None:
+    codes = {code.name for code in grpc.StatusCode} - {"OK"}
+    assert {grpc_reason(code) for code in codes} <= set(FORWARDS_DROPPED)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(503, "http_503"), (413, "http_413"), (418, "http_other")]
+)
+def test_rare_http_statuses_of_a_destination_share_a_reason(status: int, reason: str) -> None:
+    assert http_reason(status) == reason
+    assert reason in FORWARDS_DROPPED

@@ -79,7 +79,7 @@ SEEN = st.tuples(st.sampled_from(JUDGEMENTS), FACTS)
 BATCHES = st.lists(st.lists(st.tuples(st.integers(0, 12), SEEN), max_size=8), max_size=6)
 
 on_a_database = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -122,7 +122,7 @@ def test_deleting_rows_does_not_make_stored_ones_new(sqlite: Engine) -> None:
 
 
 # SQLite's own default is 32,766; a statement of rows needs half of these.
-MOST_PARAMETERS = 2_500
+MOST_PARAMETERS = 1_500
 
 
 def _limit_parameters(connection: sqlite3.Connection, *_rest: object) -> None:
