@@ -71,27 +71,17 @@ def test_the_options_name_the_deployment(call: Call) -> None:
     assert estimated["max_concurrent_requests"] > 100
 
 
-def test_a_cache_in_fp8_fits_twice_as_many_requests(call: Call) -> None:
-    options = ("--gpu", "H200-SXM", "--pp", "2", "--dp", "2", "--json")
-    wide = estimate_of(call("llama-3.1-70b", *options))
-    narrow = estimate_of(call("llama-3.1-70b", *options, "--kv-dtype", "fp8"))
-    assert narrow["kv_bytes_per_token"] == wide["kv_bytes_per_token"] / 2
-    fitting = wide["max_concurrent_requests"]
+def test_options_say_how_much_memory_requests_have(call: Call) -> None:
+    deployment = ("llama-3.1-70b", "--gpu", "H200-SXM", "--pp", "2", "--dp", "2", "--json")
+    usual = estimate_of(call(*deployment))
+    fitting = usual["max_concurrent_requests"]
+    narrow = estimate_of(call(*deployment, "--kv-dtype", "fp8"))
+    assert narrow["kv_bytes_per_token"] == usual["kv_bytes_per_token"] / 2
     assert narrow["max_concurrent_requests"] in range(2 * fitting, 2 * fitting + 3)
-
-
-def test_a_smaller_share_of_memory_fits_fewer(call: Call) -> None:
-    options = ("--gpu", "L40S", "--json")
-    most = estimate_of(call("llama-3.1-8b", *options))["max_concurrent_requests"]
-    half = estimate_of(call("llama-3.1-8b", *options, "--memory-fraction", "0.5"))
-    assert half["max_concurrent_requests"] < most
-
-
-def test_the_share_of_memory_is_vllms_own_default(call: Call) -> None:
-    options = ("--gpu", "H100-SXM", "--json")
-    assert estimate_of(call("llama-3.1-8b", *options)) == estimate_of(
-        call("llama-3.1-8b", *options, "--memory-fraction", "0.92")
-    )
+    half = estimate_of(call(*deployment, "--memory-fraction", "0.5"))
+    assert half["max_concurrent_requests"] < fitting
+    # vLLM's own default.
+    assert usual == estimate_of(call(*deployment, "--memory-fraction", "0.92"))
 
 
 def test_the_table_has_the_same_figures_and_names_them_an_estimate(call: Call) -> None:
