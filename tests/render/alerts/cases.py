@@ -196,7 +196,7 @@ def incident(case: Case, where: str = "") -> Scene:
 
 
 def renamed(series: Series, old: str, new: str) -> Series:
-    """The same series of another instance."""
+    """The same series, with another value of a label."""
     return {name.replace(old, new): values for name, values in series.items()}
 
 
@@ -205,8 +205,8 @@ def alerts_of(case: Case) -> set[str]:
     return {case.alert, *case.also, *case.left}
 
 
-def at_instance(case: Case, old: str, new: str) -> Case:
-    """The same case on another instance."""
+def elsewhere(case: Case, old: str, new: str) -> Case:
+    """The same case, with another value of a label."""
     return replace(
         case,
         incident=renamed(case.incident, old, new),

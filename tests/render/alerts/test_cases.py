@@ -29,7 +29,7 @@ from tests.render.alerts.cases import (
     Series,
     alert_rules,
     alerts_of,
-    at_instance,
+    elsewhere,
     firing,
     incident,
     lookalike,
@@ -177,16 +177,16 @@ TEXTS = render_alerts(OBJECTIVES, budget_usd=agent_cases.BUDGET_USD)
 class Pack:
     """Cases, the groups of rules that they are played against, and the world around them.
 
-    Cases on `instance` are played at once, each on an instance of its own: promtool's time goes by
-    minutes and rules much more than by series.
+    Cases with this value of the label are played at once, each with a value of its own: promtool's
+    time goes by minutes and rules much more than by series.
     """
 
     groups: tuple[str, ...]
     cases: tuple[Case, ...]
     file: str = RULES
     around: Series = field(default_factory=lambda: AROUND)
-    # None if the cases are of all instances together.
-    instance: str | None = "a:9470"
+    label: str = "instance"
+    value: str = "a:9470"
     every: str = "1m"
 
     def complaints(self, folder: Path, tests: Iterable[Mapping[str, Any]]) -> str:
@@ -226,18 +226,18 @@ class Pack:
         together = [
             case
             for case in self.cases
-            if self.instance in case.labels.values() and case.minutes[-1] < LONG
+            if case.labels.get(self.label) == self.value and case.minutes[-1] < LONG
         ]
         return together, [case for case in self.cases if case not in together]
 
     def _played(self, scenes: Sequence[tuple[Callable[..., Scene | None], Case]]) -> dict[str, Any]:
         series, checks = dict(self.around), []
         for number, (scene, case) in enumerate(scenes):
-            if len(scenes) > 1 and self.instance is not None:
-                there = f"{number}-{self.instance}"
-                series |= renamed(self.around, self.instance, there)
-                moved = at_instance(case, self.instance, there)
-                found = scene(moved, f',instance="{there}"')
+            if len(scenes) > 1:
+                there = f"{self.value}-{number}"
+                series |= renamed(self.around, self.value, there)
+                moved = elsewhere(case, self.value, there)
+                found = scene(moved, f',{self.label}="{there}"')
             else:
                 found = scene(case)
             if found is not None:
@@ -250,7 +250,7 @@ LONG = 100
 _BUDGETS = ("goodput-recordings", "goodput-objectives")
 
 PACKS = {
-    "objectives": Pack(_BUDGETS, objective_cases.BUDGETS),
+    "objectives": Pack(_BUDGETS, objective_cases.BUDGETS, label="model", value="llama"),
     "explained": Pack((*_BUDGETS, "goodput-engines"), objective_cases.EXPLAINED),
     "latency": Pack(("goodput-latency",), objective_cases.LATENCIES),
     "requests": Pack(("goodput-requests",), engine_cases.REQUESTS),
@@ -258,9 +258,9 @@ PACKS = {
     "gpus": Pack(("goodput-gpus",), gpu_cases.CASES),
     "costs": Pack(("goodput-costs",), agent_cases.COST_CASES, every="5m"),
     "agents": Pack(("goodput-agents",), agent_cases.CASES),
-    "agreement": Pack(_BUDGETS, agent_cases.AGREEMENT, instance=None),
+    "agreement": Pack(_BUDGETS, agent_cases.AGREEMENT),
     "vllm alone": Pack(
-        ("vllm-alone",), vllm_cases.CASES, VLLM_ALONE, vllm_cases.AROUND, vllm_cases.INSTANCE
+        ("vllm-alone",), vllm_cases.CASES, VLLM_ALONE, vllm_cases.AROUND, value=vllm_cases.INSTANCE
     ),
 }
 
