@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from agent.analysis.engine_counts import counts_between
 from agent.analysis.failures import DetectionLimits, FailureDetection, Poll
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS
 from agent.catalog.engine_flags import LIMIT_FLAGS
@@ -66,6 +67,8 @@ class EnginePipeline:
         self._store = store
         self._meter = meter
         self._sample: EngineSample | None = None
+        # The last one that is stored: what the engine counted since is added to the next.
+        self._last: EngineSample | None = None
         self._waiting: deque[Event] = deque()
         self._lock = threading.Lock()
         self._stored_at: float | None = None
@@ -107,13 +110,14 @@ class EnginePipeline:
         sample, self._sample = self._sample, None
         if sample is None:
             return
+        counts = None if self._last is None else counts_between(self._last, sample)
         try:
-            self._store.write_engine_sample(sample)
+            self._store.write_engine_sample(sample, counts)
         except StoreUnavailable as error:
             _LOG.warning("a sample of engine %s is not stored: %s", sample.engine, error)
             self._meter.store_failed(StoreWrite.ENGINE_SAMPLES)
         else:
-            self._stored_at = sample.at
+            self._last, self._stored_at = sample, sample.at
 
     def _store_events(self) -> None:
         with self._lock:

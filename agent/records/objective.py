@@ -1,9 +1,9 @@
 """Objectives and the requests that they apply to: judged, stored, and why one missed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -94,6 +94,22 @@ class Objective:
         """Whether an invalid request gets a verdict, that of a failed one."""
         own = self.count_invalid
         return self.definition.counts_invalid if own is None else own
+
+
+def objective_from(name: str, stored: Mapping[str, Any]) -> Objective:
+    """The objective of a stored definition; what another version added to it is left out."""
+    match = _known(Match, stored.get("match") or {})
+    rest = _known(Objective, stored) | {
+        "name": name,
+        "definition": Definition(**_known(Definition, stored["definition"])),
+        "match": Match(**match),
+    }
+    return Objective(**rest)
+
+
+def _known(kind: type[Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind) if field.init}
+    return {name: value for name, value in stored.items() if name in names}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,9 +9,11 @@ from sqlalchemy import Connection, Engine, Table, insert, select
 
 from agent.catalog.engine_facts import FIRST_TOKENS, TIME_TO_FIRST_TOKEN
 from agent.records.engine import EngineSample
+from agent.records.engine_counts import EngineCounts
 from agent.records.event import Event
 from agent.records.gpu import Facts, GpuSample, MigInstance, ProcessMemory
 from agent.store.connection import for_polling, in_transaction, reading
+from agent.store.engine_counts import add_counts
 from agent.store.facts import facts_json, json_value
 from agent.store.tables import engine_samples, events, gpu_samples
 
@@ -61,8 +63,8 @@ class ObservationStore:
         self._reading = engine
         self._agent = agent
 
-    def write_engine_sample(self, sample: EngineSample) -> None:
-        """Store one sample of an engine."""
+    def write_engine_sample(self, sample: EngineSample, counts: EngineCounts | None = None) -> None:
+        """Store one sample of an engine, and what the engine counted since the one before."""
         self._require_room()
         values = {
             "at": sample.at,
@@ -72,7 +74,13 @@ class ObservationStore:
             "dialect": sample.dialect,
             "facts": json.dumps(facts_json({**sample.facts, **_first_tokens(sample)})),
         }
-        self._insert(engine_samples, [values])
+
+        def write(connection: Connection) -> None:
+            connection.execute(insert(engine_samples), [values])
+            if counts is not None:
+                add_counts(connection, self._agent, sample, counts)
+
+        in_transaction(self._engine, write)
 
     def write_gpu_samples(self, samples: Sequence[GpuSample]) -> None:
         """Store these samples of GPUs together: all or, where the database refuses, none.

@@ -30,6 +30,7 @@ from agent.store.tables import (
     agents,
     cause_rollups,
     deleted_requests,
+    engine_counts,
     engine_samples,
     events,
     gpu_samples,
@@ -167,6 +168,7 @@ class Retention:
                 for table in (rollups, cause_rollups)
                 for width_s in WIDTHS_S
             )
+            + sum(self._expire_counts(rollups_before, now, width_s) for width_s in WIDTHS_S)
             + self._expire_series()
             + self._expire_agents(min(requests_before, now - _AGENT_KEPT_S), now)
         )
@@ -191,6 +193,12 @@ class Retention:
             deleted += in_slice
             if in_slice < ROWS_PER_SLICE:
                 return deleted
+
+    def _expire_counts(self, before: float, now: float, width_s: int) -> int:
+        before = max(before, now - KEEP_S.get(width_s, inf))
+        table = engine_counts.c
+        old = and_(table.width_s == width_s, table.starts_at <= before - width_s)
+        return self._delete(delete(engine_counts).where(old))
 
     def _expire_rollups(self, table: Table, width_s: int, before: float) -> int:
         """Delete what ended before; rollups are sorted by series, so they are found by series."""

@@ -36,6 +36,7 @@ from agent.records.queries import (
 )
 from agent.store.cause_queries import CauseQueries
 from agent.store.connection import read_all, reading
+from agent.store.engine_counts import EngineCountQueries
 from agent.store.facts import facts_by_text
 from agent.store.minute_sums import MinuteQueries
 from agent.store.rollup_queries import selected
@@ -136,6 +137,7 @@ class StoreQueries(CauseQueries):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.minutes = MinuteQueries(engine).minutes
+        self.engine_counts = EngineCountQueries(engine).engine_counts
 
     def agents(self) -> Sequence[Row]:
         """Every agent that writes to the database, by name."""

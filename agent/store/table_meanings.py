@@ -79,6 +79,21 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "cache_full": "Whether the KV cache was full at any time.",
         **_CHANGED,
     },
+    "engine_counts": {
+        "": "One row for each engine and minute, hour and day: what the engine counted itself.",
+        "agent": "The agent that read it.",
+        "engine": "The engine.",
+        "width_s": "Length of the time that it covers: a minute, an hour or a day.",
+        "starts_at": "When that time begins, in Unix seconds.",
+        "model": "The model that the engine served last.",
+        "until": "When the engine was last read.",
+        "covered_s": "Seconds between samples, in which every increase was seen.",
+        "counters": "JSON: increases by metric and labels.",
+        "gauges": "JSON: of each gauge its integral over time, the seconds of that, its maximum.",
+        "histograms": "JSON: of each histogram the finite bounds, the increases of the cumulative "
+        "counts, and of the sum.",
+        **_CHANGED,
+    },
     "events": {
         "": "One row for each thing that broke or changed: [failures.md](../failures.md).",
         "id": "Number of the row.",

@@ -179,6 +179,25 @@ engine_minutes = Table(
     Index("ix_engine_minutes_starts_at", "starts_at"),
 )
 
+# A row of each width is written anew at every poll: it has what came since the width began.
+engine_counts = Table(
+    "engine_counts",
+    metadata,
+    Column("agent", String(100), nullable=False),
+    Column("engine", String(100), nullable=False),
+    Column("width_s", Integer, nullable=False),
+    Column("starts_at", BigInteger, nullable=False),
+    Column("model", String(256)),
+    Column("until", UtcTimestamp, nullable=False),
+    Column("covered_s", Float, nullable=False),
+    Column("counters", Text, nullable=False),
+    Column("gauges", Text, nullable=False),
+    Column("histograms", Text, nullable=False),
+    _changed(),
+    PrimaryKeyConstraint("agent", "engine", "width_s", "starts_at"),
+    Index("ix_engine_counts_width_s_starts_at", "width_s", "starts_at"),
+)
+
 events = Table(
     "events",
     metadata,

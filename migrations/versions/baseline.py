@@ -33,7 +33,8 @@ _PARTITIONED = {"requests": "started_at", "engine_samples": "at", "gpu_samples":
 _DAYS_AHEAD = 3
 
 _TABLES = (
-    *("requests", "engine_samples", "gpu_samples", "engine_minutes", "events", "objectives"),
+    *("requests", "engine_samples", "gpu_samples", "engine_minutes", "engine_counts", "events"),
+    "objectives",
     *("agents", "publishing", "published_files", "deleted_requests"),
     *("rollup_series", "rollups", "cause_rollups", "rollup_changes"),
 )
@@ -51,6 +52,7 @@ def upgrade() -> None:
     _create_requests()
     _create_samples()
     _create_minutes()
+    _create_counts()
     _create_events_and_objectives()
     _create_agents()
     _create_publishing()
@@ -270,6 +272,22 @@ def _create_minutes() -> None:
         sa.PrimaryKeyConstraint("agent", "engine", "starts_at", name="pk_engine_minutes"),
     )
     op.create_index("ix_engine_minutes_starts_at", "engine_minutes", ["starts_at"])
+
+
+def _create_counts() -> None:
+    op.create_table(
+        "engine_counts",
+        *_required(sa.String(100), "agent", "engine"),
+        sa.Column("width_s", sa.Integer, nullable=False),
+        sa.Column("starts_at", sa.BigInteger, nullable=False),
+        sa.Column("model", sa.String(256)),
+        sa.Column("until", _TIMESTAMP, nullable=False),
+        sa.Column("covered_s", sa.Float, nullable=False),
+        *_required(sa.Text, "counters", "gauges", "histograms"),
+        _changed(),
+        sa.PrimaryKeyConstraint("agent", "engine", "width_s", "starts_at", name="pk_engine_counts"),
+    )
+    op.create_index("ix_engine_counts_width_s_starts_at", "engine_counts", ["width_s", "starts_at"])
 
 
 def _create_events_and_objectives() -> None:

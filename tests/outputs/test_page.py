@@ -12,6 +12,7 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.records.minute import MinuteRow
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from tests.outputs.api.serving import Api, open_api
+from tests.outputs.api.test_engine_counts import counts
 from tests.real_parts.chromium import VIEWS, Opened, at, browsing, faults, grave, opened_in
 from tests.records.making import judged, objective, record
 from tests.records.minutes import UNKNOWN, minute
@@ -341,6 +342,24 @@ def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: 
         for view, reason in UNKNOWN_IN.items():
             there.page.goto(f"{api.url}/#{view}")
             there.html(reason)
+
+
+def test_an_engine_that_nobody_traces_is_shown_by_its_own_counters(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
+        api.set_objectives([objective(ttft_s=0.5, tpot_s=None, e2e_s=4.0)])
+        api.store_engine_sample("chat-0", api.agent.now, counts())
+        page = there.html("of 20 requests: percentiles lie in a bucket")
+    for name, value in (
+        ("Attainment: chat", "30\N{EN DASH}90 %"),
+        ("Goodput", "0.9\N{EN DASH}2.7 req/s"),
+        ("Throughput", "3 req/s"),
+        ("Output", "100 tok/s"),
+    ):
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in page
+    assert "500 ms \N{EN DASH} 1 s" in page
+    assert "unknown: nothing counted the" not in page
 
 
 def test_disagreements_are_shown_with_their_causes(browser: Browser, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from agent.analysis.tally import CauseSums, Tally
+from agent.records.engine_counts import CountsRow
 from agent.records.minute import MinuteRow
 from agent.records.queries import (
     Cursor,
@@ -112,6 +113,11 @@ class ApiQueries(Protocol):
 
         With a step in seconds, no sum has minutes of two steps; steps begin with the window.
         """
+
+    def engine_counts(
+        self, over: Window, chosen: Selection, step_s: int | None = None
+    ) -> Sequence[CountsRow]:
+        """What engines counted themselves in the minutes of a window, for steps like `minutes`."""
 
 
 class ReadStore(Protocol):

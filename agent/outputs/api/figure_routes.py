@@ -28,6 +28,11 @@ from agent.outputs.api.efficiency_routes import (
     LedgerResponse,
     efficiency_and_cost,
 )
+from agent.outputs.api.engine_counts import (
+    EngineCountsResponse,
+    engine_counts_by_step,
+    engine_counts_of,
+)
 from agent.outputs.api.query_parameters import (
     Name,
     StepText,
@@ -66,6 +71,10 @@ class SummaryResponse(RequestFigures):
     cost: CostResponse | None = None
     ledger: LedgerResponse | None = None
     cause_details: list[CauseResponse] = Field(description="the most seconds first")
+    engine_counts: EngineCountsResponse | None = Field(
+        description="what engines counted themselves; null without any sample, and for one tenant "
+        "or objective"
+    )
 
 
 class StepResponse(RequestFigures):
@@ -75,6 +84,9 @@ class StepResponse(RequestFigures):
     window_s: float = Field(description="seconds of the step so far")
     covered_s: float = Field(
         description="those of them since the stored data begins, of the engine if one is chosen"
+    )
+    engine_counts: EngineCountsResponse | None = Field(
+        description="as in the summary, of steps of whole minutes"
     )
 
 
@@ -115,7 +127,8 @@ def summary_over(
     over = window_before(context.now(), length_s, queries.grid_s(length_s))
     data_from = queries.data_from(over, chosen.source)
     covered_s = over.covered_s(data_from)
-    figures = _figures_of(queries.tally(over, chosen), covered_s, chosen)
+    counted = engine_counts_of(queries, over, chosen)
+    figures = _figures_of(queries.tally(over, chosen), covered_s, chosen, counted)
     return SummaryResponse(
         **_stated(over),
         data_from=None if data_from is None else _utc(data_from),
@@ -124,12 +137,27 @@ def summary_over(
         **figures,
         **causes_with_details(queries.causes(over, chosen)),
         **efficiency_and_cost(queries, over, chosen),
+        engine_counts=counted,
     )
 
 
-def _figures_of(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, Any]:
-    figures = summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES)
-    return {"covered_s": covered_s, **asdict(figures)}
+_RATES = (
+    *("violations_per_min", "goodput_rps", "goodput_tokens_per_s", "throughput_rps"),
+    *("input_tokens_per_s", "output_tokens_per_s"),
+)
+
+
+def _figures_of(
+    tally: Tally,
+    covered_s: float,
+    chosen: Selection,
+    counted: EngineCountsResponse | None = None,
+) -> dict[str, Any]:
+    """The figures of rows. Their rates are unknown, not 0, if engines work and no row shows it."""
+    figures = asdict(summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES))
+    if counted is not None and not tally.requests and (counted.requests or counted.running):
+        figures |= dict.fromkeys(_RATES)
+    return {"covered_s": covered_s, **figures}
 
 
 def _steps(
@@ -137,14 +165,16 @@ def _steps(
 ) -> Iterator[StepResponse]:
     data_from = queries.data_from(over, chosen.source)
     causes = queries.causes_by_step(over, step_s, chosen)
+    counted = engine_counts_by_step(queries, over, step_s, chosen)
     for start, tally in queries.tallies_by_step(over, step_s, chosen).items():
         step = Window(from_s=start, until=min(over.until, start + step_s))
         covered_s = step.covered_s(data_from)
         yield StepResponse(
             at=_utc(start),
             window_s=step.length_s,
-            **_figures_of(tally, covered_s, chosen),
+            **_figures_of(tally, covered_s, chosen, counted.get(start)),
             **cause_shares(causes.get(start, {})),
+            engine_counts=counted.get(start),
         )
 
 

@@ -45,6 +45,7 @@ from agent.store.publishing.restoring import restore
 from agent.store.rollups import Series
 from agent.store.tables import (
     cause_rollups,
+    engine_counts,
     engine_minutes,
     engine_samples,
     events,
@@ -59,7 +60,7 @@ from agent.store.utc_timestamp import UtcTimestamp
 # The `id` of a row is its number in the file, followed by bits that differ between agents.
 _AGENT_BITS = 20
 
-_OF_ROWS = (requests, engine_samples, gpu_samples, events, engine_minutes)
+_OF_ROWS = (requests, engine_samples, gpu_samples, events, engine_minutes, engine_counts)
 _OF_SERIES = (rollups, cause_rollups)
 _GONE_TYPES = {
     **{name: types_of(requests)[name] for name in ("trace_id", "span_id", "started_at", "changed")},
@@ -158,7 +159,7 @@ class ClickHouseDestination:
         self._shared.dispose()
 
 
-_VERSIONED = (requests, engine_minutes, rollups, cause_rollups)
+_VERSIONED = (requests, engine_minutes, engine_counts, rollups, cause_rollups)
 
 
 def _newest(shared: Connection, table: Table, agent: str) -> int:

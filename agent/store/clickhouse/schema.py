@@ -27,6 +27,7 @@ from agent.store.rollups import KEEP_S
 from agent.store.tables import (
     agents,
     cause_rollups,
+    engine_counts,
     engine_minutes,
     engine_samples,
     events,
@@ -107,6 +108,7 @@ _MONTH_OF_START = "toYYYYMM(toDateTime(starts_at, 'UTC'))"
 _TABLES = (
     _Replacing(requests, "started_at, trace_id, span_id", "toYYYYMM(started_at)", own=DELETED),
     _Replacing(engine_minutes, "agent, engine, starts_at", _MONTH_OF_START, own=DELETED),
+    _Replacing(engine_counts, "agent, engine, width_s, starts_at", "width_s"),
     _Replacing(engine_samples, "engine, at, agent, id", "toYYYYMM(at)"),
     _Replacing(gpu_samples, "gpu, at, agent, id", "toYYYYMM(at)"),
     _Replacing(events, "at, id, agent", "toYYYYMM(at)"),
@@ -255,7 +257,7 @@ def keep_for(client: Any, requests_s: float, rollups_s: float) -> None:
     ):
         _set_ttl(client, table, f"toDateTime({at}) + toIntervalSecond({kept_s:.0f})")
     days = f"{_STARTED} + toIntervalSecond({DAY_S + rollups_s:.0f}) DELETE"
-    for table in (rollups, cause_rollups):
+    for table in (rollups, cause_rollups, engine_counts):
         _set_ttl(client, table, f"{_NARROW_KEPT}, {days}")
 
 

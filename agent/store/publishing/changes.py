@@ -15,6 +15,7 @@ from agent.store.rollups import Series
 from agent.store.tables import (
     cause_rollups,
     deleted_requests,
+    engine_counts,
     engine_minutes,
     engine_samples,
     events,
@@ -28,7 +29,7 @@ Row = tuple[Any, ...]
 
 TABLES = (
     *(requests, engine_samples, gpu_samples, events),
-    *(engine_minutes, rollups, cause_rollups),
+    *(engine_minutes, engine_counts, rollups, cause_rollups),
 )
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     table.name: tuple(column.name for column in table.c) for table in TABLES

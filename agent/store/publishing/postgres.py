@@ -35,6 +35,7 @@ from agent.store.retention import Retention
 from agent.store.rollups import Series
 from agent.store.tables import (
     cause_rollups,
+    engine_counts,
     engine_minutes,
     engine_samples,
     events,
@@ -56,6 +57,7 @@ _KEYLESS = (engine_samples, gpu_samples, events)
 _KEYS: Mapping[str, tuple[str, ...]] = {
     requests.name: ("trace_id", "span_id", "started_at"),
     engine_minutes.name: ("agent", "engine", "starts_at"),
+    engine_counts.name: ("agent", "engine", "width_s", "starts_at"),
     rollups.name: ("width_s", "series", "starts_at"),
     cause_rollups.name: ("width_s", "series", "starts_at", "objective", "limit_name", "cause"),
 }
@@ -195,7 +197,7 @@ class PostgresRows:
             traces, spans, starts = (list(each) for each in zip(*deleted, strict=True))
             shared.execute(_GONE, {"traces": traces, "spans": spans, "starts": starts})
         refused, written = self._requests(shared, batch)
-        for table in (*_KEYLESS, engine_minutes):
+        for table in (*_KEYLESS, engine_minutes, engine_counts):
             rows = batch.rows(table)
             refused += len(
                 self._write(shared, table, rows, _copy if table in _KEYLESS else _replace)

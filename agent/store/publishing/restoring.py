@@ -14,6 +14,7 @@ from agent.store.rollups import Series, stored_ids
 from agent.store.tables import (
     cause_rollups,
     deleted_requests,
+    engine_counts,
     engine_minutes,
     publishing,
     requests,
@@ -40,7 +41,7 @@ def restore(shared: Connection, file: AgentFile, agent: str, state: FileState, s
         for table in (*TABLES, deleted_requests):
             written = table.c.changed > state.known
             own.execute(update(table).where(written).values(changed=following))
-        for table in (requests, engine_minutes):
+        for table in (requests, engine_minutes, engine_counts):
             later = (table.c.agent == agent, table.c.changed > state.known)
             for rows in _found(shared, table, later):
                 own.execute(insert(table).prefix_with("OR REPLACE"), rows)

@@ -19,6 +19,7 @@ from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.routes import live_figures, make_api
 from agent.outputs.web import documentation_page, runbooks
 from agent.records.engine import EngineSample
+from agent.records.engine_counts import EngineCounts
 from agent.records.event import Event
 from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow, RequestCost
@@ -123,10 +124,12 @@ class Api:
         for event in events:
             ObservationStore(self._engine, agent).write_event(event)
 
-    def store_engine_sample(self, engine: str, at: float) -> None:
-        """Store a sample of an engine without a fact."""
+    def store_engine_sample(
+        self, engine: str, at: float, counts: EngineCounts | None = None
+    ) -> None:
+        """Store a sample of an engine without a fact, and what the engine counted before it."""
         sample = EngineSample(engine=engine, at=at, dialect="vllm", model=None, facts={})
-        self._observations.write_engine_sample(sample)
+        self._observations.write_engine_sample(sample, counts)
 
     def store_gpus(self, *samples: GpuSample, others: Sequence[GpuSample] = ()) -> None:
         """Store GPU samples of this agent and of another one."""

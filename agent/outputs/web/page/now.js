@@ -3,10 +3,12 @@ import {Chart, finished, over_steps, times} from "./chart.js";
 import {Figures, Note, Reasons, Table, coded, html} from "./elements.js";
 import {query} from "./query.js";
 import {
-  UNKNOWN, bytes, dollars, last, milliseconds, number, percent, perSecond, seconds, share, span, time, words,
+  UNKNOWN, between, bytes, dollars, last, milliseconds, number, percent, perSecond, seconds, share, span, time,
+  whole_percent, words,
 } from "./words.js";
 
-const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue"};
+// The last two come from histograms alone.
+const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue", prefill: "Prefill", decode: "Decode"};
 
 async function read_now() {
   const [summary, ...lists] = await Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
@@ -43,8 +45,11 @@ const budget = ({name, violations_per_min: violations, budget: {left, ...of}}) =
 // An objective of several agents has one budget, of the requests of all of them.
 const is_first = ({name}, index, all) => all.findIndex((each) => each.name === name) === index;
 
-const rate = (name, value, of) => [
-  name, perSecond(value, "tok"), value === null ? `unknown: nothing counted the ${of}` : `${of} of all requests`];
+const BY_ENGINE = "by the engines' own counters";
+const BY_BUCKETS = "by the engines' histograms";
+
+const rate = (name, value, counted, of) => [name, perSecond(value ?? counted, "tok"),
+  value !== null ? `${of} of all requests` : counted != null ? `${of}, ${BY_ENGINE}` : `unknown: nothing counted the ${of}`];
 
 // Whether engines work on requests of which the agent sees none: their rates are unknown, not 0.
 const unseen_work = ({requests}, engines) => requests === 0 && engines.some(({running}) => running > 0);
@@ -52,22 +57,45 @@ const unseen_work = ({requests}, engines) => requests === 0 && engines.some(({ru
 const NO_RATES = {goodput_rps: null, throughput_rps: null, input_tokens_per_s: null, output_tokens_per_s: null};
 const SEEN_BY = "unknown: engines run requests, but no span of them and no proxy shows them";
 
+// Attainment by histograms, of objectives that judged no request with a row.
+const attained_between = ({objective, lower, upper}, target) => [
+  `Attainment: ${objective}`, between({lower, upper}, whole_percent),
+  `${BY_BUCKETS}; the target is ${percent(target ?? null).replace(" ", "\u00a0")}`,
+  target == null ? "" : lower >= target ? "good" : upper < target ? "bad" : "",
+];
+
+// Of all streams with the median time per token, which lies in a bucket.
+const stream_between = ({tpot}) => tpot && between({
+  lower: tpot.p50.upper === null ? 0 : 1000 / tpot.p50.upper,
+  upper: tpot.p50.lower === 0 ? null : 1000 / tpot.p50.lower,
+}, (value) => perSecond(value, "tok"));
+
 function headline(summary, objectives) {
   const of = (name) => objectives.find((each) => each.name === name);
+  const target = ({objective}) => of(objective)?.definition.target;
   const stream = summary.stream_tokens_per_s;
+  const counted = summary.engine_counts ?? {latencies_ms: {}, attainment: []};
+  const judged = new Set(summary.by_objective.map(({objective}) => objective));
+  const failed = counted.requests > 0 && counted.failed !== null ? counted.failed / counted.requests : null;
   return [
-    ...summary.by_objective.map((one) => attained(one, of(one.objective)?.definition.target)),
+    ...summary.by_objective.map((one) => attained(one, target(one))),
+    ...counted.attainment.filter(({objective}) => !judged.has(objective)).map((one) => attained_between(one, target(one))),
     ...objectives.filter(is_first).map(budget),
-    ["Goodput", perSecond(summary.goodput_rps, "req"),
-      summary.goodput_rps === null ? SEEN_BY : "requests that met their objectives"],
-    ["Throughput", perSecond(summary.throughput_rps, "req"),
-      summary.throughput_rps === null ? SEEN_BY : "requests without an error"],
-    rate("Input", summary.input_tokens_per_s, "prompt tokens"),
-    rate("Output", summary.output_tokens_per_s, "output tokens"),
-    ["Output of a stream", perSecond(stream.p50, "tok"), stream.p50 === null
-      ? "unknown: no stream was seen token by token" : `the median; 95 % have ${perSecond(stream.p5, "tok")} or more`],
-    ["Errors", share(summary.error_ratio),
-      summary.error_ratio === null ? "unknown: only the proxy sees every request" : "of requests through the proxy"],
+    summary.goodput_rps === null && counted.goodput_rps
+      ? ["Goodput", between(counted.goodput_rps, (value) => perSecond(value, "req")), BY_BUCKETS]
+      : ["Goodput", perSecond(summary.goodput_rps, "req"),
+        summary.goodput_rps === null ? SEEN_BY : "requests that met their objectives"],
+    ["Throughput", perSecond(summary.throughput_rps ?? counted.throughput_rps, "req"),
+      summary.throughput_rps !== null ? "requests without an error"
+        : counted.throughput_rps != null ? `completed requests, ${BY_ENGINE}` : SEEN_BY],
+    rate("Input", summary.input_tokens_per_s, counted.input_tokens_per_s, "prompt tokens"),
+    rate("Output", summary.output_tokens_per_s, counted.output_tokens_per_s, "output tokens"),
+    ["Output of a stream", stream.p50 === null ? stream_between(counted.latencies_ms) ?? UNKNOWN : perSecond(stream.p50, "tok"),
+      stream.p50 !== null ? `the median; 95 % have ${perSecond(stream.p5, "tok")} or more`
+        : counted.latencies_ms.tpot ? `the median, ${BY_BUCKETS}` : "unknown: no stream was seen token by token"],
+    ["Errors", share(summary.error_ratio ?? failed),
+      summary.error_ratio !== null ? "of requests through the proxy"
+        : failed !== null ? `at least, ${BY_ENGINE}` : "unknown: only the proxy sees every request"],
     ["MFU / MBU", `${share(summary.mfu)} / ${share(summary.mbu)}`, why_no_use(summary)],
     ["Cost per hour", dollars(summary.cost?.usd_per_hour),
       summary.cost ? "of all engines together" : "unknown: no minute of this window has a price"],
@@ -86,10 +114,24 @@ const limits = (objectives, name) => objectives
   .map(([objective, limit]) => `${seconds(limit)} (${objective})`)
   .filter((text, index, all) => all.indexOf(text) === index).join(", ") || "none";
 
-const latencies = ({summary, objectives}) => Object.entries(LATENCIES).map(([key, name]) => [
-  name, ...["p50", "p95", "p99"].map((q) => milliseconds(summary[`${key}_ms`][q])),
-  limits(objectives, key),
-]);
+// Requests with a row have exact percentiles; else a histogram says in which bucket each lies.
+const quantiles = ({engine_counts: counted, ...summary}, key) => ["p50", "p95", "p99"].map((q) => {
+  const exact = summary[`${key}_ms`]?.[q] ?? null;
+  return exact === null ? between(counted?.latencies_ms[key]?.[q], milliseconds) : milliseconds(exact);
+});
+
+const latencies = ({summary, objectives}) => Object.entries(LATENCIES)
+  .filter(([key]) => summary[`${key}_ms`] || summary.engine_counts?.latencies_ms[key])
+  .map(([key, name]) => [name, ...quantiles(summary, key), limits(objectives, key)]);
+
+// What the figures are made of: rows, or what engines counted of all requests.
+function source({requests, engine_counts: counted}) {
+  if (!counted || counted.requests === null || counted.requests === 0) return null;
+  if (requests === 0) return `By the engines' own counters and histograms, of ${number(counted.requests, 0)} requests: `
+    + "percentiles lie in a bucket, and no single request can be shown.";
+  return counted.rows_ratio < 0.995
+    ? `Rows of ${whole_percent(counted.rows_ratio)} of the ${number(counted.requests, 0)} requests that the engines counted.` : null;
+}
 
 const reached = ({up, problem, ejected}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
   : !up ? {text: "not reachable", kind: "down"}
@@ -103,7 +145,8 @@ const WHY_NOT = {
 };
 
 const unseen = (summary) => Object.entries(LATENCIES)
-  .filter(([key]) => summary[`${key}_ms`].p50 === null).map(([key, name]) => [name, WHY_NOT[key]]);
+  .filter(([key]) => summary[`${key}_ms`]?.p50 === null && !summary.engine_counts?.latencies_ms[key])
+  .map(([key, name]) => [name, WHY_NOT[key]]);
 
 const ENGINE_FIELDS = {model: "model", running: "running", waiting: "waiting", kv_cache_usage: "KV cache"};
 const unreported = (engines) => Object.entries(ENGINE_FIELDS)
@@ -160,8 +203,9 @@ function Show({data, live, address}) {
   return html`
     <h2>Users, ${over}</h2>
     <${Figures} label="Figures of the ${over}" of=${headline(summary, objectives)} />
+    ${source(summary) && html`<${Note}>${source(summary)}<//>`}
     <${Chart} label="Goodput and throughput by minute, last hour, in requests per second" over=${over_chart}
-      data=${[times(steps), steps.map((s) => s.goodput_rps), steps.map((s) => s.throughput_rps)]}
+      data=${[times(steps), steps.map((s) => s.goodput_rps), steps.map((s) => s.throughput_rps ?? s.engine_counts?.throughput_rps ?? null)]}
       series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />
     <${Table} label="Latency, ${over}" head=${["", "p50", "p95", "p99", "limits"]} words=${["limits"]} pairs
       rows=${latencies({summary, objectives})} />

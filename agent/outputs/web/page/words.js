@@ -42,6 +42,17 @@ export const bytes = (value) => known(value, (v) => {
 
 export const perSecond = (value, of) => known(value, (v) => `${number(v, v < 10 ? 2 : 0)} ${of}/s`);
 
+// Two bounds as one text, "200–300 ms" or "above 5 s"; `show` writes one value with its unit.
+export function between(bounds, show) {
+  if (!bounds) return UNKNOWN;
+  const {lower, upper} = bounds;
+  if (upper === null) return `above ${show(lower)}`;
+  if (lower === upper || show(lower) === show(upper)) return show(lower);
+  if (lower === 0) return `below ${show(upper)}`;
+  const [low, unit] = show(lower).split(" ");
+  return show(upper).endsWith(` ${unit}`) ? `${low}–${show(upper)}` : `${show(lower)} – ${show(upper)}`;
+}
+
 export const words = (name) => name.replaceAll("_", " ");
 
 export const time = (iso) => known(iso, (v) => {

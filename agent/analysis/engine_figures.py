@@ -1,0 +1,282 @@
+"""Figures of a window from what engines counted themselves, without any single request.
+
+Percentiles and attainment are bounds: a histogram says in which bucket a value lies, not where.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import fsum
+
+from agent.analysis.engine_counts import added_histograms
+from agent.analysis.histogram_bounds import Bounds, all_within, quantile_bounds, share_bounds
+from agent.analysis.summary import QUANTILES
+from agent.catalog import engine_facts as fact
+from agent.catalog.metric import Metric
+from agent.records.engine import HistogramSnapshot
+from agent.records.engine_counts import EngineCounts
+from agent.records.objective import Objective
+
+LATENCIES: Mapping[str, Metric] = {
+    "ttft": fact.TIME_TO_FIRST_TOKEN,
+    "tpot": fact.TIME_PER_OUTPUT_TOKEN,
+    "itl": fact.INTER_TOKEN_LATENCY,
+    "e2e": fact.REQUEST_DURATION,
+    "queue": fact.QUEUE_TIME,
+    "prefill": fact.PREFILL_TIME,
+    "decode": fact.DECODE_TIME,
+}
+# Finish reasons of requests that have no complete response.
+_ABORTED = ("abort",)
+_FAILED = ("error",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyBounds:
+    """A latency that engines measured, in milliseconds: how often, its mean, its percentiles."""
+
+    count: float
+    mean_ms: float
+    quantiles_ms: Mapping[str, Bounds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttainmentBounds:
+    """Between which shares the attainment of an objective lies."""
+
+    objective: str
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """What engines counted in a window. Rates are per second; what no engine counts is None.
+
+    `covered_s` are the seconds between samples of the engine that was seen longest.
+    `requests` ended, whatever their outcome; `completed`, `failed` and `aborted` are parts of them
+    by the engine's words. `cached_ratio` is the share of prompt tokens that a cache served.
+    """
+
+    covered_s: float
+    requests: float | None
+    completed: float | None
+    failed: float | None
+    aborted: float | None
+    throughput_rps: float | None
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    cached_ratio: float | None
+    preemptions: float | None
+    running: float | None
+    waiting: float | None
+    kv_cache_usage: float | None
+    kv_cache_usage_max: float | None
+    batch_fill: float | None
+    latencies: Mapping[str, LatencyBounds]
+    attainment: Sequence[AttainmentBounds]
+    goodput_rps: Bounds | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedEngine:
+    """The counts of one engine in a window, and its model."""
+
+    model: str | None
+    counts: EngineCounts
+
+    def counter(self, metric: Metric) -> float | None:
+        """The increase of a counter, over all its labels; None if the engine does not count it."""
+        found = [value for (name, _), value in self.counts.counters.items() if name == metric.name]
+        return fsum(found) if found else None
+
+    def finished(self, reasons: Sequence[str]) -> float:
+        """The requests that ended with one of these finish reasons."""
+        return fsum(
+            value
+            for (name, labels), value in self.counts.counters.items()
+            if name == fact.REQUESTS_FINISHED.name and labels and labels[0] in reasons
+        )
+
+    def mean(self, metric: Metric) -> float | None:
+        """The mean of a gauge."""
+        found = self.counts.gauges.get((metric.name, ()))
+        return None if found is None or not found.known_s else found.mean
+
+
+def engine_figures(
+    engines: Sequence[CountedEngine], objectives: Iterable[Objective]
+) -> EngineFigures | None:
+    """The figures of these engines together; None without any count."""
+    if not engines:
+        return None
+    outcomes = [*map(_outcomes, engines)]
+    requests, failed, aborted = (_total(each[at] for each in outcomes) for at in range(3))
+    bounds = [each for each in (_attainment(one, engines) for one in objectives) if each]
+    completed = None if requests is None else requests - (failed or 0.0) - (aborted or 0.0)
+    throughput = _rate(engines, _completed)
+    return EngineFigures(
+        covered_s=max(engine.counts.covered_s for engine in engines),
+        requests=requests,
+        completed=completed,
+        failed=failed,
+        aborted=aborted,
+        throughput_rps=throughput,
+        input_tokens_per_s=_rate(engines, lambda one: one.counter(fact.INPUT_TOKENS)),
+        output_tokens_per_s=_rate(engines, lambda one: one.counter(fact.OUTPUT_TOKENS)),
+        cached_ratio=_cached_ratio(engines),
+        preemptions=_total(one.counter(fact.PREEMPTIONS) for one in engines),
+        running=_total(one.mean(fact.REQUESTS_RUNNING) for one in engines),
+        waiting=_total(one.mean(fact.REQUESTS_WAITING) for one in engines),
+        kv_cache_usage=_highest(one.mean(fact.KV_CACHE_USAGE) for one in engines),
+        kv_cache_usage_max=_highest(map(_fullest, engines)),
+        batch_fill=_batch_fill(engines),
+        latencies=_latencies(engines),
+        attainment=bounds,
+        goodput_rps=_goodput(bounds, throughput, _rate(engines, _failed)),
+    )
+
+
+def _outcomes(engine: CountedEngine) -> tuple[float | None, float | None, float | None]:
+    """The requests that ended, those that failed, and those that were aborted."""
+    finished = engine.counter(fact.REQUESTS_FINISHED)
+    failed = engine.counter(fact.REQUESTS_FAILED)
+    aborted = engine.counter(fact.REQUESTS_ABORTED)
+    if finished is None:
+        finished = _ended(engine)
+        return finished, failed, aborted
+    own_failed, own_aborted = engine.finished(_FAILED), engine.finished(_ABORTED)
+    others = (failed or 0.0) + (aborted or 0.0)
+    return finished + others, own_failed + (failed or 0.0), own_aborted + (aborted or 0.0)
+
+
+def _ended(engine: CountedEngine) -> float | None:
+    """The requests whose duration was measured, of an engine that counts no finish reasons."""
+    found = engine.counts.histograms.get(fact.REQUEST_DURATION.name)
+    return None if found is None else found.counts[-1]
+
+
+def _completed(engine: CountedEngine) -> float | None:
+    requests, failed, aborted = _outcomes(engine)
+    return None if requests is None else requests - (failed or 0.0) - (aborted or 0.0)
+
+
+def _failed(engine: CountedEngine) -> float | None:
+    return _outcomes(engine)[1]
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fsum(known) if known else None
+
+
+def _highest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _rate(
+    engines: Sequence[CountedEngine], count: Callable[[CountedEngine], float | None]
+) -> float | None:
+    """The sum of the engines' own rates: each was seen for its own time."""
+    counts = [(count(one), one.counts.covered_s) for one in engines]
+    return _total(None if found is None else found / seconds for found, seconds in counts)
+
+
+def _cached_ratio(engines: Sequence[CountedEngine]) -> float | None:
+    counting = [one for one in engines if one.counter(fact.CACHED_INPUT_TOKENS) is not None]
+    cached = _total(one.counter(fact.CACHED_INPUT_TOKENS) for one in counting)
+    prompts = _total(one.counter(fact.INPUT_TOKENS) for one in counting)
+    return cached / prompts if prompts and cached is not None else None
+
+
+def _fullest(engine: CountedEngine) -> float | None:
+    found = engine.counts.gauges.get((fact.KV_CACHE_USAGE.name, ()))
+    return None if found is None else found.maximum
+
+
+def _batch_fill(engines: Sequence[CountedEngine]) -> float | None:
+    """The share of the places in the batch that were taken."""
+    pairs = [
+        (one.mean(fact.REQUESTS_RUNNING), one.mean(fact.MAX_RUNNING_REQUESTS)) for one in engines
+    ]
+    known = [(running, most) for running, most in pairs if running is not None and most]
+    places = fsum(most for _, most in known)
+    return fsum(running for running, _ in known) / places if places else None
+
+
+def _histogram(engines: Iterable[CountedEngine], metric: Metric) -> HistogramSnapshot | None:
+    """The counts of these engines together; None if any of them measures no such latency."""
+    found = [one.counts.histograms.get(metric.name) for one in engines]
+    known = [each for each in found if each is not None]
+    return reduce(added_histograms, known) if known and len(known) == len(found) else None
+
+
+def _latencies(engines: Sequence[CountedEngine]) -> dict[str, LatencyBounds]:
+    found = {}
+    for name, metric in LATENCIES.items():
+        measuring = [one for one in engines if metric.name in one.counts.histograms]
+        histogram = _histogram(measuring, metric)
+        if histogram is not None and histogram.counts[-1] > 0:
+            found[name] = _latency(histogram)
+    return found
+
+
+def _latency(histogram: HistogramSnapshot) -> LatencyBounds:
+    count = histogram.counts[-1]
+    bounds = {name: quantile_bounds(histogram, q) for name, q in QUANTILES.items()}
+    return LatencyBounds(
+        count=count,
+        mean_ms=1000.0 * histogram.sum / count,
+        quantiles_ms={name: _times(1000.0, each) for name, each in bounds.items() if each},
+    )
+
+
+def _times(factor: float, bounds: Bounds) -> Bounds:
+    return Bounds(*(None if each is None else factor * each for each in bounds))  # type: ignore[arg-type]
+
+
+def _attainment(objective: Objective, engines: Sequence[CountedEngine]) -> AttainmentBounds | None:
+    """The bounds of an objective; None if it covers only some requests of an engine's model.
+
+    A request that failed is missed. What a histogram counts has begun or ended in the window, so a
+    few requests at the window's edges are in one and not in another.
+    """
+    match = objective.match
+    if not (match.everything or _by_model_alone(objective)):
+        return None
+    covered = [one for one in engines if match.covers_model(one.model)]
+    shares = [
+        _share(covered, LATENCIES[name], getattr(objective, f"{name}_s"))
+        for name in objective.limits
+    ]
+    known = [each for each in shares if each is not None]
+    within = all_within(known) if len(known) == len(shares) else None
+    if within is None or within.upper is None:
+        return None
+    ended = _total(map(_completed, covered)) or 0.0
+    failed = _total(map(_failed, covered)) or 0.0
+    answered = ended / (ended + failed) if ended + failed else 1.0
+    return AttainmentBounds(
+        objective=objective.name, lower=within.lower * answered, upper=within.upper * answered
+    )
+
+
+def _by_model_alone(objective: Objective) -> bool:
+    match = objective.match
+    conditions = (match.tenant, match.route, match.min_input_tokens, match.max_input_tokens)
+    return all(each is None for each in conditions)
+
+
+def _share(engines: Sequence[CountedEngine], metric: Metric, limit_s: float) -> Bounds | None:
+    histogram = _histogram(engines, metric)
+    return None if histogram is None else share_bounds(histogram, limit_s)
+
+
+def _goodput(
+    bounds: Sequence[AttainmentBounds], completed: float | None, failed: float | None
+) -> Bounds | None:
+    """Requests per second that met, of the only objective; None if there are several."""
+    if completed is None or len(bounds) != 1:
+        return None
+    judged = completed + (failed or 0.0)
+    return Bounds(bounds[0].lower * judged, bounds[0].upper * judged)

@@ -1,0 +1,271 @@
+"""What an engine counted lies where its own requests lie: histograms of the field's own library."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+
+from agent.analysis.engine_counts import LONGEST_BETWEEN_S, counts_between, total_counts
+from agent.analysis.engine_figures import CountedEngine, EngineFigures, engine_figures
+from agent.analysis.histogram_bounds import Bounds, all_within, quantile_bounds, share_bounds
+from agent.catalog import engine_facts as fact
+from agent.records.engine import EngineSample, HistogramSnapshot
+from agent.records.engine_counts import EngineCounts
+from agent.records.objective import Match, Objective
+from tests.records.making import NOON, objective
+from tests.render.alerts.promtool import complaints
+
+BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+LATENCIES = st.lists(st.floats(0.0005, 9.0), min_size=1, max_size=60)
+QUANTILE = st.sampled_from([0.5, 0.9, 0.95, 0.99])
+
+
+def observed(values: Iterable[float], buckets: Sequence[float] = BUCKETS) -> HistogramSnapshot:
+    """A histogram of prometheus_client, which vLLM and SGLang measure with."""
+    histogram = Histogram("latency", "of a test", buckets=buckets, registry=CollectorRegistry())
+    for value in values:
+        histogram.observe(value)
+    samples = [each for family in histogram.collect() for each in family.samples]
+    cumulative = {
+        float(each.labels["le"]): each.value for each in samples if each.name == "latency_bucket"
+    }
+    total = next(each.value for each in samples if each.name == "latency_sum")
+    return HistogramSnapshot(tuple(cumulative), tuple(cumulative.values()), total)
+
+
+def holds(bounds: Bounds | None, value: float) -> bool:
+    assert bounds is not None
+    return bounds.lower <= value and (bounds.upper is None or value <= bounds.upper)
+
+
+@given(LATENCIES, QUANTILE)
+def test_a_percentile_lies_within_its_bounds_however_it_is_defined(
+    values: list[float], q: float
+) -> None:
+    bounds = quantile_bounds(observed(values), q)
+    assert holds(bounds, sorted(values)[ceil(q * len(values)) - 1])
+    assert holds(bounds, float(np.quantile(values, q)))
+
+
+def test_above_the_highest_bound_a_percentile_is_only_bounded_below() -> None:
+    assert quantile_bounds(observed([0.02, 7.0, 8.0]), 0.99) == Bounds(5.0, None, 5.0)
+
+
+def test_what_was_never_measured_has_no_bounds() -> None:
+    assert quantile_bounds(observed([]), 0.5) is None
+    assert share_bounds(observed([]), 1.0) is None
+
+
+def test_the_estimate_is_the_one_of_prometheus(tmp_path: Path) -> None:
+    histograms = {
+        "skewed": observed([0.004, 0.03, 0.03, 0.07, 0.2, 0.3, 0.31, 2.0]),
+        "high": observed([0.02, 6.0, 7.0, 8.0]),
+        "one": observed([0.3]),
+        "empty_between": observed([0.005, 0.005, 4.0]),
+    }
+    series = [
+        {"series": f'h_bucket{{of="{name}",le="{_le(bound)}"}}', "values": f"{count:.0f}"}
+        for name, each in histograms.items()
+        for bound, count in zip(each.bounds, each.counts, strict=True)
+    ]
+    expressions = [
+        f'histogram_quantile({q}, h_bucket{{of="{name}"}}) - {_estimate(each, q)!r}'
+        for name, each in histograms.items()
+        for q in (0.5, 0.9, 0.95, 0.99)
+    ]
+    expected = [
+        {
+            "expr": f"sum(abs({difference}) < bool 1e-12)",
+            "eval_time": "0m",
+            "exp_samples": [{"labels": "{}", "value": 1}],
+        }
+        for difference in expressions
+    ]
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": expected}
+    assert complaints(tmp_path, "groups: []", [test]) == ""
+
+
+def _le(bound: float) -> str:
+    return "+Inf" if bound == inf else str(bound)
+
+
+def _estimate(histogram: HistogramSnapshot, q: float) -> float | None:
+    bounds = quantile_bounds(histogram, q)
+    assert bounds is not None
+    return bounds.estimate
+
+
+@given(LATENCIES, st.floats(0.001, 12.0) | st.sampled_from(BUCKETS))
+def test_the_share_within_a_limit_lies_within_its_bounds(values: list[float], limit: float) -> None:
+    bounds = share_bounds(observed(values), limit)
+    share = sum(value <= limit for value in values) / len(values)
+    assert holds(bounds, share)
+    assert bounds is not None
+    if limit in BUCKETS:
+        assert bounds.lower == bounds.upper == share
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 9.0), st.floats(0.001, 9.0)), min_size=1, max_size=40))
+def test_attainment_lies_within_its_bounds_however_the_latencies_depend_on_each_other(
+    pairs: list[tuple[float, float]],
+) -> None:
+    chat = objective(ttft_s=0.4, e2e_s=2.0, tpot_s=None)
+    found = figures(
+        requests=len(pairs),
+        ttft=observed(ttft for ttft, _ in pairs),
+        e2e=observed(e2e for _, e2e in pairs),
+        objectives=[chat],
+    )
+    (attained,) = found.attainment
+    met = sum(ttft <= 0.4 and e2e <= 2.0 for ttft, e2e in pairs) / len(pairs)
+    assert attained.lower <= met <= attained.upper
+
+
+def figures(
+    *,
+    requests: float,
+    ttft: HistogramSnapshot,
+    e2e: HistogramSnapshot,
+    objectives: Sequence[Objective],
+    failed: float = 0.0,
+) -> EngineFigures:
+    counts = EngineCounts(
+        covered_s=10.0,
+        counters={
+            (fact.REQUESTS_FINISHED.name, ("stop",)): requests,
+            (fact.REQUESTS_FAILED.name, ("5xx",)): failed,
+        },
+        histograms={fact.TIME_TO_FIRST_TOKEN.name: ttft, fact.REQUEST_DURATION.name: e2e},
+    )
+    found = engine_figures([CountedEngine(model="llama", counts=counts)], objectives)
+    assert found is not None
+    return found
+
+
+def test_limits_that_both_hold_for_most_requests_hold_together_for_at_least_the_overlap() -> None:
+    overlapping = all_within([Bounds(0.9, 0.95), Bounds(0.97, 0.99)])
+    assert overlapping is not None
+    assert (overlapping.lower, overlapping.upper) == pytest.approx((0.87, 0.95))
+    assert all_within([Bounds(0.2, 0.3), Bounds(0.4, 0.5)]) == Bounds(0.0, 0.3)
+
+
+def test_a_request_that_failed_is_missed() -> None:
+    fast = observed([0.02] * 8)
+    found = figures(
+        requests=8, ttft=fast, e2e=fast, failed=2, objectives=[objective(ttft_s=1.0, tpot_s=None)]
+    )
+    (attained,) = found.attainment
+    assert (attained.lower, attained.upper) == pytest.approx((0.8, 0.8))
+    assert found.goodput_rps is not None
+    assert found.goodput_rps.lower == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    "match", [Match(tenant="a"), Match(route="/v1/*"), Match(max_input_tokens=100)]
+)
+def test_an_objective_for_some_requests_of_an_engine_has_no_bounds(match: Match) -> None:
+    fast = observed([0.02])
+    wanted = [replace(objective(ttft_s=1.0, tpot_s=None), match=match)]
+    assert figures(requests=1, ttft=fast, e2e=fast, objectives=wanted).attainment == []
+
+
+@dataclass
+class Scraped:
+    """An engine whose counters stand at these values."""
+
+    at: float
+    output: float
+    values: Sequence[float] = ()
+    started_at: float = NOON - 3600
+    running: float = 0.0
+
+    def sample(self) -> EngineSample:
+        facts: dict[Any, float] = {
+            (fact.OUTPUT_TOKENS.name, ()): self.output,
+            (fact.REQUESTS_RUNNING.name, ()): self.running,
+        }
+        return EngineSample(
+            engine="chat-0",
+            at=self.at,
+            dialect="vllm",
+            model="llama",
+            facts=facts,
+            histograms={fact.TIME_TO_FIRST_TOKEN.name: observed(self.values)},
+            process_started_at=self.started_at,
+        )
+
+
+OUTPUT = (fact.OUTPUT_TOKENS.name, ())
+
+
+def test_parts_of_a_time_add_up_to_what_was_counted_from_end_to_end() -> None:
+    values = [0.02, 0.2, 0.3, 2.0, 7.0]
+    scrapes = [
+        Scraped(NOON + 5.0 * n, 10.0 * n, values[:n], running=float(n)).sample() for n in range(5)
+    ]
+    parts = [counts_between(*pair) for pair in pairwise(scrapes)]
+    total = total_counts(each for each in parts if each is not None)
+    assert total is not None
+    assert (total.covered_s, total.counters[OUTPUT]) == (20.0, 40.0)
+    assert total.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts == observed(values[:4]).counts
+    running = total.gauges[fact.REQUESTS_RUNNING.name, ()]
+    assert (running.mean, running.maximum) == (2.0, 4.0)
+
+
+def test_a_restarted_engine_counts_from_zero() -> None:
+    before = Scraped(NOON, 1000.0, [0.02] * 9).sample()
+    after = Scraped(NOON + 5, 1200.0, [0.3], started_at=NOON + 1).sample()
+    counts = counts_between(before, after)
+    assert counts is not None
+    assert counts.counters[OUTPUT] == 1200.0
+    assert counts.histograms[fact.TIME_TO_FIRST_TOKEN.name] == observed([0.3])
+
+
+def test_a_counter_that_fell_began_again_though_nothing_says_so() -> None:
+    before = Scraped(NOON, 1000.0, [0.02] * 9).sample()
+    counts = counts_between(before, Scraped(NOON + 5, 20.0, [0.3]).sample())
+    assert counts is not None
+    assert counts.counters[OUTPUT] == 20.0
+    assert counts.histograms[fact.TIME_TO_FIRST_TOKEN.name] == observed([0.3])
+
+
+def test_what_came_while_the_engine_could_not_be_read_for_long_belongs_to_no_minute() -> None:
+    before = Scraped(NOON, 0.0).sample()
+    assert counts_between(before, Scraped(NOON + LONGEST_BETWEEN_S + 1, 9.0).sample()) is None
+    assert counts_between(before, Scraped(NOON - 5, 9.0).sample()) is None
+
+
+def test_histograms_with_other_buckets_add_up_at_the_bounds_that_both_have() -> None:
+    def counted(*buckets: float) -> EngineCounts:
+        name = fact.TIME_TO_FIRST_TOKEN.name
+        return EngineCounts(covered_s=5.0, histograms={name: observed([0.3, 2.0], buckets)})
+
+    total = total_counts([counted(0.1, 0.5, 1.0), counted(0.5, 5.0)])
+    assert total is not None
+    found = total.histograms[fact.TIME_TO_FIRST_TOKEN.name]
+    assert (found.bounds, found.counts) == ((0.5, inf), (2.0, 4.0))
+
+
+def test_what_no_engine_counts_is_unknown_and_not_zero() -> None:
+    found = engine_figures([CountedEngine(model=None, counts=EngineCounts(covered_s=5.0))], [])
+    assert found is not None
+    assert (found.requests, found.output_tokens_per_s, found.kv_cache_usage) == (None, None, None)
+    assert engine_figures([], []) is None
+
+
+def test_rates_of_engines_that_were_seen_for_different_times_add_up() -> None:
+    def one(covered_s: float, tokens: float) -> CountedEngine:
+        counts = EngineCounts(covered_s=covered_s, counters={OUTPUT: tokens})
+        return CountedEngine(model="llama", counts=counts)
+
+    found = engine_figures([one(100.0, 1000.0), one(50.0, 1000.0)], [])
+    assert found is not None
+    assert found.output_tokens_per_s == pytest.approx(30.0)

@@ -1,0 +1,126 @@
+"""The API shows what engines counted themselves, beside the figures of requests with a row."""
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from agent.catalog import engine_facts as fact
+from agent.records.engine import HistogramSnapshot
+from agent.records.engine_counts import EngineCounts, GaugeSum
+from tests.outputs.api.serving import Api
+from tests.outputs.api.traffic import unix
+from tests.records.making import NOON, objective, record
+
+RATES = ("goodput_rps", "throughput_rps", "input_tokens_per_s", "output_tokens_per_s")
+CHAT = objective(ttft_s=0.5, tpot_s=None, e2e_s=4.0)
+
+
+def counts(requests: float = 20.0, running: float = 2.0) -> EngineCounts:
+    """Five seconds in which so many requests ended."""
+    part = requests / 20.0
+    return EngineCounts(
+        covered_s=5.0,
+        counters={
+            (fact.REQUESTS_FINISHED.name, ("stop",)): 15.0 * part,
+            (fact.REQUESTS_FINISHED.name, ("abort",)): 5.0 * part,
+            (fact.INPUT_TOKENS.name, ()): 1000.0 * part,
+            (fact.CACHED_INPUT_TOKENS.name, ()): 250.0 * part,
+            (fact.OUTPUT_TOKENS.name, ()): 500.0 * part,
+        },
+        gauges={
+            (fact.REQUESTS_RUNNING.name, ()): GaugeSum(running * 5.0, 5.0, running),
+            (fact.KV_CACHE_USAGE.name, ()): GaugeSum(2.0, 5.0, 0.7),
+        },
+        histograms={
+            fact.TIME_TO_FIRST_TOKEN.name: HistogramSnapshot(
+                (0.25, 0.5, 1.0, inf), (10 * part, 18 * part, 20 * part, 20 * part), 6.0 * part
+            ),
+            fact.REQUEST_DURATION.name: HistogramSnapshot(
+                (2.5, 5.0, inf), (6 * part, 15 * part, 15 * part), 45.0 * part
+            ),
+        },
+    )
+
+
+@pytest.fixture
+def now(api: Api) -> float:
+    """The time of the newest sample: the begin of a minute is a few seconds ago."""
+    api.agent.now = NOON + 300.0 + 7.0
+    return api.agent.now
+
+
+def summary(api: Api, **asked: str) -> dict[str, Any]:
+    found: dict[str, Any] = api.get("/api/v1/summary", **asked).json()
+    return found
+
+
+def test_an_engine_that_nobody_traces_has_rates_tokens_and_percentiles(
+    api: Api, now: float
+) -> None:
+    api.store_engine_sample("chat-0", now - 5.0, counts())
+    api.store_engine_sample("chat-0", now, counts())
+    counted = summary(api)["engine_counts"]
+    assert (counted["requests"], counted["completed"], counted["aborted"]) == (40, 30, 10)
+    assert counted["throughput_rps"] == pytest.approx(3.0)
+    assert counted["output_tokens_per_s"] == pytest.approx(100.0)
+    assert counted["cached_ratio"] == pytest.approx(0.25)
+    assert (counted["running"], counted["kv_cache_usage_max"]) == (2.0, 0.7)
+    assert unix(counted["counted_until"]) == now
+    ttft = counted["latencies_ms"]["ttft"]
+    assert (ttft["source"], ttft["count"], ttft["mean"]) == ("engine_histogram", 40, 300.0)
+    assert ttft["p95"]["lower"] == 500.0
+    assert ttft["p95"]["upper"] == 1000.0
+    assert "tpot" not in counted["latencies_ms"]
+
+
+def test_rates_of_requests_are_unknown_and_not_zero_while_nobody_shows_them(
+    api: Api, now: float
+) -> None:
+    api.store_engine_sample("chat-0", now, counts())
+    found = summary(api)
+    assert [found[name] for name in RATES] == [None] * len(RATES)
+    assert found["engine_counts"]["rows_ratio"] == 0.0
+
+
+def test_rates_of_an_idle_engine_are_zero(api: Api, now: float) -> None:
+    api.store_engine_sample("chat-0", now - 120.0)
+    api.store_engine_sample("chat-0", now, counts(requests=0.0, running=0.0))
+    found = summary(api)
+    assert [found[name] for name in RATES] == [0.0] * len(RATES)
+    assert found["engine_counts"]["latencies_ms"] == {}
+
+
+def test_requests_with_a_row_have_exact_figures_beside_the_share_that_they_are(
+    api: Api, now: float
+) -> None:
+    api.store([record(n, ended_at=now - 2.0) for n in range(1, 16)], [CHAT])
+    api.store_engine_sample("chat-0", now, counts())
+    found = summary(api)
+    assert found["throughput_rps"] > 0
+    assert found["engine_counts"]["rows_ratio"] == pytest.approx(0.75)
+
+
+def test_attainment_has_bounds(api: Api, now: float) -> None:
+    api.set_objectives([CHAT])
+    api.store_engine_sample("chat-0", now, counts())
+    (attained,) = summary(api)["engine_counts"]["attainment"]
+    # 18 of 20 had their first token in time; of 15, 6 surely and perhaps all ended in time.
+    assert attained["objective"] == "chat"
+    assert attained["lower"] == pytest.approx(0.9 + 6 / 15 - 1)
+    assert attained["upper"] == pytest.approx(0.9)
+
+
+def test_engines_count_no_tenant_and_no_objective(api: Api, now: float) -> None:
+    api.store_engine_sample("chat-0", now, counts())
+    assert summary(api, tenant="acme")["engine_counts"] is None
+    assert summary(api, objective="chat")["engine_counts"] is None
+    assert summary(api, engine="chat-1")["engine_counts"] is None
+
+
+def test_steps_of_whole_minutes_have_counts_of_their_own(api: Api, now: float) -> None:
+    for ago in (125.0, 65.0, 5.0):
+        api.store_engine_sample("chat-0", now - ago, counts())
+    steps = api.get("/api/v1/timeseries", window="3m", step="1m").json()["items"]
+    found = [each["engine_counts"] and each["engine_counts"]["requests"] for each in steps]
+    assert sorted(found, key=str) == sorted([20.0, 20.0, 20.0, *[None] * (len(steps) - 3)], key=str)
