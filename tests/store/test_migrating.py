@@ -70,6 +70,12 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
             1)
         """,
         """
+        INSERT INTO engine_counts (agent, engine, width_s, starts_at, until, covered_s, counters,
+            gauges, histograms, changed)
+        VALUES ('agent-0', 'chat-0', 60, 1795262400, '2026-11-21 12:01:00+00:00', 60, '{}', '{}',
+            '{}', 1)
+        """,
+        """
         INSERT INTO events (at, agent, engine, kind, confidence, evidence, changed)
         VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'RESTART', 'certain', '{}', 1)
         """,
