@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import logging
 import os
 import signal
-import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
-from rich.logging import RichHandler
 
 from agent import __version__
 from agent.app.supervising import ERROR_PREFIX, SETTINGS_INVALID, SIGNALS, TRY, Trial, kept_imports
@@ -27,7 +24,7 @@ from agent.estimating import estimate
 from agent.rendering import render
 from agent.reporting import report
 from agent.settings import Settings, load
-from agent.terminal import TerminalConsole, TerminalFormatter, echo
+from agent.terminal import LogFormat, LogLevel, echo, log_to_stderr
 
 # What a command needs is imported when it runs: help, and a shell that completes, do not wait.
 if TYPE_CHECKING:
@@ -54,7 +51,27 @@ main = typer.Typer(
     no_args_is_help=True,
     # Joins the lines of a docstring's paragraph.
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        echo(__version__)
+        raise typer.Exit
+
+
+@main.callback()
+def _all_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
 
 Insecure = Annotated[
     bool,
@@ -63,38 +80,55 @@ Insecure = Annotated[
     ),
 ]
 
-
-def _log_to_stderr() -> None:
-    handler: logging.Handler
-    if sys.stderr.isatty():
-        handler = RichHandler(console=TerminalConsole(stderr=True), show_path=False)
-        handler.setFormatter(TerminalFormatter("%(message)s"))
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(TerminalFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-
-
-def _settings(config: Path | None, *, insecure: bool = False) -> Settings:
-    return load(config, _environment(insecure))
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where the page, the API and /metrics listen, 127.0.0.1:9470 by default.",
+    ),
+]
+Level = Annotated[
+    LogLevel, typer.Option("--log-level", case_sensitive=False, help="Least level of the log.")
+]
+Format = Annotated[
+    LogFormat, typer.Option("--log-format", help="Lines of text, or one JSON object a line.")
+]
 
 
-def _environment(insecure: bool) -> dict[str, str]:
-    given = {"GOODPUT_SECURITY__INSECURE": "true"} if insecure else {}
-    return {**os.environ, **given}
-
-
-def _settings_with(engine: str, config: Path | None, *, insecure: bool) -> Settings:
-    """The settings with the one engine of the command line."""
-    url = server_url("--engine", engine)
-    named = {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": url}
-    given = _environment(insecure)
+def _settings(
+    config: Path | None, engines: Sequence[str] = (), *, listen: str | None, insecure: bool
+) -> Settings:
+    """The settings, with what the command line has of them."""
+    given = {**os.environ, **_listening(listen)}
+    if insecure:
+        given["GOODPUT_SECURITY__INSECURE"] = "true"
+    if not engines:
+        return load(config, given)
+    named = _engines(engines)
     others = {k: v for k, v in given.items() if not k.startswith("GOODPUT_ENGINES")}
     if named.keys() & given.keys() or load(config, others).engines:
         raise SettingsInvalid(["--engine: the settings have engines as well; remove one of them"])
     return load(config, {**given, **named})
+
+
+def _engines(urls: Sequence[str]) -> dict[str, str]:
+    named = {}
+    for number, url in enumerate(urls):
+        prefix = f"GOODPUT_ENGINES__{number}__"
+        named[f"{prefix}NAME"] = f"engine-{number}"
+        named[f"{prefix}URL"] = server_url("--engine", url)
+    return named
+
+
+def _listening(listen: str | None) -> dict[str, str]:
+    if listen is None:
+        return {}
+    host, colon, port = listen.rpartition(":")
+    if not (colon and host and port.isdecimal()):
+        raise SettingsInvalid(
+            [f"--listen: {listen!r} is no address; give HOST:PORT, such as 0.0.0.0:9470"]
+        )
+    return {"GOODPUT_LISTEN__HOST": host.strip("[]"), "GOODPUT_LISTEN__PORT": port}
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -141,9 +175,9 @@ def _run_agent(settings: Settings, *, simulated_gpus: "GpuSource | None" = None)
     _run(work(begin_trial=begin_trial))
 
 
-def _begin() -> None:
+def _begin(level: LogLevel, log_format: LogFormat) -> None:
     """Log, and let a SIGHUP wait until somebody heeds it."""
-    _log_to_stderr()
+    log_to_stderr(level, log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
@@ -155,22 +189,23 @@ def _let_stops_through() -> None:
 def run(
     config: ConfigFile = None,
     engine: Annotated[
-        str | None, typer.Option(help="URL of one engine to watch, without a settings file.")
+        list[str] | None,
+        typer.Option(
+            help="URL of an engine to watch, without a settings file; may be given several times."
+        ),
     ] = None,
+    listen: Listen = None,
     insecure: Insecure = False,
+    log_level: Level = LogLevel.INFO,
+    log_format: Format = LogFormat.TEXT,
 ) -> None:
     """Watch engines until stopped: with the page, the API, `/metrics` and the receivers of spans.
 
     Examples: `run --engine http://127.0.0.1:8000`, and `run --config agent.yml`. The page is at
     <http://127.0.0.1:9470>. Ctrl-C stops it.
     """
-    _begin()
-
-    settings = (
-        _settings(config, insecure=insecure)
-        if engine is None
-        else _settings_with(engine, config, insecure=insecure)
-    )
+    _begin(log_level, log_format)
+    settings = _settings(config, engine or (), listen=listen, insecure=insecure)
     if not settings.engines and settings.engines_from.kubernetes is None:
         raise SettingsInvalid(
             ["no engine is set; give --engine http://host:port, or a file with --config"]
@@ -185,7 +220,10 @@ def run(
 
 def demo(
     config: ConfigFile = None,
+    listen: Listen = None,
     insecure: Insecure = False,
+    log_level: Level = LogLevel.INFO,
+    log_format: Format = LogFormat.TEXT,
     past: Annotated[
         str,
         typer.Option(
@@ -196,12 +234,19 @@ def demo(
     """Watch simulated engines, to try the agent without a GPU."""
     from agent.demo import simulated_engines
 
-    _log_to_stderr()
-    with simulated_engines(_settings(config, insecure=insecure), past) as simulated:
+    log_to_stderr(log_level, log_format)
+    settings = _settings(config, listen=listen, insecure=insecure)
+    with simulated_engines(settings, past) as simulated:
         _run_agent(simulated.settings, simulated_gpus=simulated.gpus)
 
 
-def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
+def serve(
+    config: ConfigFile = None,
+    listen: Listen = None,
+    insecure: Insecure = False,
+    log_level: Level = LogLevel.INFO,
+    log_format: Format = LogFormat.TEXT,
+) -> None:
     """Show the page and the API of all agents that publish to one database, without an engine.
 
     Example: `serve --config serve.yml`, where `storage.publish_to` is that database. It is only
@@ -210,8 +255,8 @@ def serve(config: ConfigFile = None, insecure: Insecure = False) -> None:
     """
     from agent.app import serving
 
-    _begin()
-    settings = _settings(config, insecure=insecure)
+    _begin(log_level, log_format)
+    settings = _settings(config, listen=listen, insecure=insecure)
     if TRY in os.environ:
         echo(serving.try_serving(settings))
         return

@@ -2,15 +2,19 @@
 
 Names of models, engines and users, and texts of errors, are written by others."""
 
+import json
 import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.logging import RichHandler
 from rich.progress import Progress
 from rich.segment import Segment
 
@@ -54,6 +58,52 @@ class TerminalFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, with the traceback if there is one."""
         return without_controls(super().format(record))
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class LogLevel(StrEnum):
+    """The least level of lines in the log."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How lines of the log are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def log_to_stderr(level: LogLevel, log_format: LogFormat) -> None:
+    """Log to standard error; to a terminal with colours."""
+    handler: logging.Handler = logging.StreamHandler()
+    if log_format is LogFormat.JSON:
+        handler.setFormatter(_JsonFormatter())
+    elif sys.stderr.isatty():
+        handler = RichHandler(console=TerminalConsole(stderr=True), show_path=False)
+        handler.setFormatter(TerminalFormatter("%(message)s"))
+    else:
+        handler.setFormatter(TerminalFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=level.name, handlers=[handler])
+    for library in ("apscheduler", "alembic"):
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 @contextmanager

@@ -44,9 +44,9 @@ def agent(folder: Path, engine: Simulator) -> Iterator[AgentProcess]:
 def counted(agent: AgentProcess, at_least: float = ENOUGH) -> dict[str, Any]:
     """What the engine counted, once it has counted so many requests."""
 
-    def read() -> dict[str, Any] | None:
+    def read() -> dict[str, Any]:
         found: dict[str, Any] | None = agent.api.summary()["engine_counts"]
-        return found if found and found["requests"] >= at_least else None
+        return found if found and found["requests"] >= at_least else {}
 
     return eventually(read, within_s=WITHIN_S, what=f"{at_least} counted requests")
 
