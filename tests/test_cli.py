@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import re
 import socket
@@ -25,7 +26,8 @@ from agent.cli import command
 from agent.settings import load
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision
-from tests.real_parts.agent_process import AgentPorts
+from agent.terminal import LogFormat, LogLevel, log_to_stderr
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
 from tests.settings.nasty_documents import NASTY
@@ -490,3 +492,52 @@ def test_days_that_the_file_no_longer_has_are_not_rebuilt(call: Call) -> None:
 def test_the_demo_requires_a_receiver(call: Call) -> None:
     ended = call("demo", GOODPUT_OTLP__GRPC="null", GOODPUT_OTLP__HTTP="null")
     assert error_lines(ended) == ["otlp: the demo sends spans; set otlp.grpc or otlp.http"]
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_every_command_explains_itself_by_both_options(call: Call, option: str) -> None:
+    for name in COMMANDS:
+        assert f"Usage: goodput-agent {name}" in call(name, option).out
+
+
+def test_the_version_is_also_an_option(call: Call) -> None:
+    assert call("--version") == (0, f"{__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "listen", ["9470", ":9470", "localhost:", "localhost:http", "localhost:99999"]
+)
+def test_an_address_that_nobody_can_listen_on_is_one_sentence(call: Call, listen: str) -> None:
+    ended = call("run", "--engine", "http://127.0.0.1:1", "--listen", listen)
+    assert ended.code == 2
+    assert len(ended.err.splitlines()) == 1
+    assert "listen" in ended.err
+
+
+QUIET = {"GOODPUT_OTLP__GRPC": "null", "GOODPUT_OTLP__HTTP": "null"}
+
+
+def test_engines_and_the_address_of_the_page_are_options(tmp_path: Path) -> None:
+    port, dead = free_port(), [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    engines = [option for url in dead for option in ("--engine", url)]
+    command_line = ["run", *engines, "--listen", f"127.0.0.1:{port}", "--log-format", "json"]
+    environment = {**QUIET, "GOODPUT_STORAGE__FILE": str(tmp_path / "goodput.db")}
+    with AgentProcess(command_line, tmp_path, port, environment) as agent:
+        named = {each["name"] for each in agent.api.items("/api/v1/engines", {})}
+        assert named == {"engine-0", "engine-1"}
+        agent.stop()
+        lines = [json.loads(line) for line in agent.log().splitlines()]
+    assert lines[0].keys() == {"time", "level", "logger", "message"}
+
+
+@pytest.mark.parametrize(("level", "lines"), [("info", True), ("error", False)])
+def test_the_log_has_lines_from_its_level_on(
+    capsys: pytest.CaptureFixture[str], level: str, *, lines: bool
+) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    root.handlers.clear()
+    log_to_stderr(LogLevel(level), LogFormat.TEXT)
+    logging.getLogger("agent.app").info("a start")
+    root.handlers[:], root.level = before
+    assert ("a start" in capsys.readouterr().err) is lines
