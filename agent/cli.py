@@ -194,6 +194,7 @@ def run(
             help="URL of an engine to watch, without a settings file; may be given several times."
         ),
     ] = None,
+    *,
     listen: Listen = None,
     insecure: Insecure = False,
     log_level: Level = LogLevel.INFO,
@@ -220,6 +221,7 @@ def run(
 
 def demo(
     config: ConfigFile = None,
+    *,
     listen: Listen = None,
     insecure: Insecure = False,
     log_level: Level = LogLevel.INFO,
@@ -242,6 +244,7 @@ def demo(
 
 def serve(
     config: ConfigFile = None,
+    *,
     listen: Listen = None,
     insecure: Insecure = False,
     log_level: Level = LogLevel.INFO,

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 
 from agent.store.connection import for_writing, in_transaction, read_all, without_number
+from agent.store.engine_counts import COUNT_WIDTHS_S
 from agent.store.folding import agents_with_series, expire_series
 from agent.store.rollups import KEEP_S, WIDTHS_S
 from agent.store.tables import (
@@ -168,7 +169,7 @@ class Retention:
                 for table in (rollups, cause_rollups)
                 for width_s in WIDTHS_S
             )
-            + sum(self._expire_counts(rollups_before, now, width_s) for width_s in WIDTHS_S)
+            + sum(self._expire_counts(rollups_before, now, width_s) for width_s in COUNT_WIDTHS_S)
             + self._expire_series()
             + self._expire_agents(min(requests_before, now - _AGENT_KEPT_S), now)
         )

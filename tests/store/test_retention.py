@@ -121,10 +121,10 @@ def test_many_old_rows_are_deleted_in_slices_so_that_the_writer_can_commit_betwe
     store_folded(database, [*some(range(10), started_at=NOON - 2 * DAY_S), *some([100])])
     with commits_of(database) as commits:
         assert Retention(database).expire(NOON - DAY_S, 0, NOON + 60) == 10
-    # Three full slices and a partial one; one for each other table or width of rollups; series;
-    # agents. Of each partitioned table, two more to make and to drop partitions.
+    # Three full slices and a partial one; one for each other table or width of rollups and of
+    # counts; series; agents. Of each partitioned table, two more to make and to drop partitions.
     by_day = 3 * 2 if database.dialect.name == "postgresql" else 0
-    assert len(commits) == 4 + 4 + 2 * 4 + 2 + 1 + by_day
+    assert len(commits) == 4 + 4 + 2 * 4 + 3 + 2 + 1 + by_day
     assert stored_keys(database) == keys_of(some([100]))
 
 
