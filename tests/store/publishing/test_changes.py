@@ -9,6 +9,7 @@ from sqlalchemy import Engine, select
 
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
+from agent.records.engine_counts import EngineCounts
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.minute import RequestCost
 from agent.records.objective import JudgedRequest
@@ -80,6 +81,7 @@ WAITING = [proxy_view(5), engine_view(6), proxy_view(7)]
 EXPLAINED, MISSED = missed(10), missed(11)
 UNREADABLE, UNREADABLE_WAITING = missed(12), proxy_view(8)
 SAMPLE = EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={})
+COUNTS = EngineCounts(covered_s=5.0)
 RESTART = Event(at=NOON, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
 COST = RequestCost(row=1, vantage="engine", complete=True, cost_usd=0.5)
 
@@ -95,7 +97,7 @@ def full(file: Engine) -> Engine:
     explain(file, explained(SETTLED[0], share(Cause.KV_PRESSURE, 0.25)))
     agent.take(*WAITING, UNREADABLE_WAITING)
     observations = ObservationStore(file, "agent-0")
-    observations.write_engine_sample(SAMPLE)
+    observations.write_engine_sample(SAMPLE, COUNTS)
     observations.write_gpu_samples([gpu_sample(NOON)])
     observations.write_event(RESTART)
     MinuteStore(file, "agent-0").write([minute()], (), NOON)
@@ -128,8 +130,8 @@ def _write_minute(*costs: RequestCost, **given: Any) -> Write:
     return lambda file: MinuteStore(file, "agent-0").write(minutes, costs, NOON)
 
 
-def _observe(name: str, what: Any) -> Write:
-    return lambda file: getattr(ObservationStore(file, "agent-0"), name)(what)
+def _observe(name: str, *what: Any) -> Write:
+    return lambda file: getattr(ObservationStore(file, "agent-0"), name)(*what)
 
 
 # Rollups of one request: one of each width, and of hours and days one of all lengths together.
@@ -164,6 +166,10 @@ WRITES: dict[str, tuple[Write, dict[str, int]]] = {
     "a minute": (_write_minute(requests=7), {"engine_minutes": 1}),
     "an event": (_observe("write_event", RESTART), {"events": 1}),
     "a sample of an engine": (_observe("write_engine_sample", SAMPLE), {"engine_samples": 1}),
+    "counts of an engine": (
+        _observe("write_engine_sample", SAMPLE, COUNTS),
+        {"engine_samples": 1, "engine_counts": 3},
+    ),
     "samples of GPUs": (
         _observe("write_gpu_samples", [gpu_sample(NOON), gpu_sample(NOON, "GPU-2")]),
         {"gpu_samples": 2},
