@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import fsum
+from typing import NamedTuple
 
 from agent.analysis.engine_counts import added_histograms
 from agent.analysis.histogram_bounds import Bounds, all_within, quantile_bounds, share_bounds
@@ -54,8 +55,8 @@ class EngineFigures:
     """What engines counted in a window. Rates are per second; what no engine counts is None.
 
     `covered_s` are the seconds between samples of the engine that was seen longest.
-    `requests` ended, whatever their outcome; `completed`, `failed` and `aborted` are parts of them
-    by the engine's words. `cached_ratio` is the share of prompt tokens that a cache served.
+    `requests` ended, whatever their outcome; `completed` and `failed` are parts of them by the
+    engine's words. `cached_ratio` is the share of prompt tokens that a cache served.
     """
 
     covered_s: float
@@ -111,16 +112,14 @@ def engine_figures(
     if not engines:
         return None
     outcomes = [*map(_outcomes, engines)]
-    requests, failed, aborted = (_total(each[at] for each in outcomes) for at in range(3))
     bounds = [each for each in (_attainment(one, engines) for one in objectives) if each]
-    completed = None if requests is None else requests - (failed or 0.0) - (aborted or 0.0)
     throughput = _rate(engines, _completed)
     return EngineFigures(
         covered_s=max(engine.counts.covered_s for engine in engines),
-        requests=requests,
-        completed=completed,
-        failed=failed,
-        aborted=aborted,
+        requests=_total(each.requests for each in outcomes),
+        completed=_total(each.completed for each in outcomes),
+        failed=_total(each.failed for each in outcomes),
+        aborted=_total(each.aborted for each in outcomes),
         throughput_rps=throughput,
         input_tokens_per_s=_rate(engines, lambda one: one.counter(fact.INPUT_TOKENS)),
         output_tokens_per_s=_rate(engines, lambda one: one.counter(fact.OUTPUT_TOKENS)),
@@ -137,32 +136,44 @@ def engine_figures(
     )
 
 
-def _outcomes(engine: CountedEngine) -> tuple[float | None, float | None, float | None]:
-    """The requests that ended, those that failed, and those that were aborted."""
+class _Outcomes(NamedTuple):
+    requests: float | None
+    completed: float | None
+    failed: float | None
+    aborted: float | None
+
+
+def _outcomes(engine: CountedEngine) -> _Outcomes:
+    """How the requests of an engine ended, by its finish reasons and by its own counters.
+
+    A request that ended with an error may be in both, so the larger count is taken. Requests that
+    SGLang counts as aborted were finished if they ran, and not if they waited: they are in no sum.
+    """
     finished = engine.counter(fact.REQUESTS_FINISHED)
     failed = engine.counter(fact.REQUESTS_FAILED)
     aborted = engine.counter(fact.REQUESTS_ABORTED)
     if finished is None:
-        finished = _ended(engine)
-        return finished, failed, aborted
-    own_failed, own_aborted = engine.finished(_FAILED), engine.finished(_ABORTED)
-    others = (failed or 0.0) + (aborted or 0.0)
-    return finished + others, own_failed + (failed or 0.0), own_aborted + (aborted or 0.0)
-
-
-def _ended(engine: CountedEngine) -> float | None:
-    """The requests whose duration was measured, of an engine that counts no finish reasons."""
-    found = engine.counts.histograms.get(fact.REQUEST_DURATION.name)
-    return None if found is None else found.counts[-1]
+        # An engine that counts no finish reasons may measure how long requests took.
+        durations = engine.counts.histograms.get(fact.REQUEST_DURATION.name)
+        finished = None if durations is None else durations.counts[-1]
+    if finished is None:
+        return _Outcomes(None, None, failed, aborted)
+    with_error, with_abort = engine.finished(_FAILED), engine.finished(_ABORTED)
+    all_failed = max(with_error, failed or 0.0)
+    return _Outcomes(
+        requests=finished + all_failed - with_error,
+        completed=finished - with_error - with_abort,
+        failed=all_failed,
+        aborted=with_abort if aborted is None else max(with_abort, aborted),
+    )
 
 
 def _completed(engine: CountedEngine) -> float | None:
-    requests, failed, aborted = _outcomes(engine)
-    return None if requests is None else requests - (failed or 0.0) - (aborted or 0.0)
+    return _outcomes(engine).completed
 
 
 def _failed(engine: CountedEngine) -> float | None:
-    return _outcomes(engine)[1]
+    return _outcomes(engine).failed
 
 
 def _total(values: Iterable[float | None]) -> float | None:

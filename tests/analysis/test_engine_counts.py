@@ -168,6 +168,21 @@ def test_a_request_that_failed_is_missed() -> None:
     assert found.goodput_rps.lower == pytest.approx(0.8)
 
 
+def test_an_error_that_is_counted_as_finished_and_by_its_status_failed_once() -> None:
+    counts = EngineCounts(
+        covered_s=10.0,
+        counters={
+            (fact.REQUESTS_FINISHED.name, ("stop",)): 7.0,
+            (fact.REQUESTS_FINISHED.name, ("error",)): 1.0,
+            (fact.REQUESTS_FINISHED.name, ("abort",)): 2.0,
+            (fact.REQUESTS_FAILED.name, ("5xx",)): 3.0,
+        },
+    )
+    found = engine_figures([CountedEngine(model="llama", counts=counts)], [])
+    assert found is not None
+    assert (found.requests, found.completed, found.failed, found.aborted) == (12, 7, 3, 2)
+
+
 @pytest.mark.parametrize(
     "match", [Match(tenant="a"), Match(route="/v1/*"), Match(max_input_tokens=100)]
 )

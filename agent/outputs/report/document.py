@@ -263,6 +263,9 @@ def _tables(figures: ReportFigures) -> Iterator[ReportTable]:
     yield _objectives(figures.objectives)
     yield _traffic(summary)
     yield _latencies(summary)
+    if (counted := summary["engine_counts"]) is not None:
+        yield _engine_counts(counted)
+        yield _engine_latencies(counted["latencies_ms"])
     yield _causes(summary["cause_details"])
     for by in DIMENSIONS:
         yield _groups(by, figures.groups[by])
@@ -326,6 +329,55 @@ def _latencies(summary: Json) -> ReportTable:
         columns=("latency", *_PERCENTILES),
         rows=rows,
         note=f"Each percentile is within {error} of a real request's value.",
+    )
+
+
+def between(bounds: Json, show: Callable[[float | None], str]) -> str:
+    """Between which values the true one lies."""
+    lower, upper = show(bounds["lower"]), show(bounds["upper"])
+    if bounds["upper"] is None:
+        return f"above {lower}"
+    return lower if lower == upper else f"{lower} to {upper}"
+
+
+def _engine_counts(counted: Json) -> ReportTable:
+    rows = [
+        ["requests", number_text(counted["requests"])],
+        ["of them with a row", share(counted["rows_ratio"])],
+        ["completed requests/s", number_text(counted["throughput_rps"], 3)],
+        ["failed, at least", number_text(counted["failed"])],
+        ["aborted", number_text(counted["aborted"])],
+        ["output tokens/s", number_text(counted["output_tokens_per_s"])],
+        ["input tokens/s", number_text(counted["input_tokens_per_s"])],
+        ["prompt tokens that a cache served", share(counted["cached_ratio"])],
+        ["preemptions", number_text(counted["preemptions"])],
+        ["running requests, mean", number_text(counted["running"])],
+        ["waiting requests, mean", number_text(counted["waiting"])],
+        ["KV cache in use, mean", share(counted["kv_cache_usage"])],
+        ["KV cache in use, most", share(counted["kv_cache_usage_max"])],
+    ]
+    rows += [
+        [f"attainment of {printable(each['objective'])}", between(each, share)]
+        for each in counted["attainment"]
+    ]
+    return ReportTable(
+        title="Counted by the engines themselves",
+        columns=("figure", "value"),
+        rows=rows,
+        note=f"{_counted(counted)} Attainment by histograms lies between two bounds.",
+    )
+
+
+def _engine_latencies(latencies: Json) -> ReportTable:
+    rows = [
+        [name, *(between(each[p], milliseconds) for p in _PERCENTILES), milliseconds(each["mean"])]
+        for name, each in latencies.items()
+    ]
+    return ReportTable(
+        title="Latency by the engines' histograms, ms",
+        columns=("latency", *_PERCENTILES, "mean"),
+        rows=rows,
+        note="A percentile lies between the bounds of its bucket.",
     )
 
 

@@ -8,6 +8,7 @@ from agent.outputs.report.document import Json, ReportFigures, read_figures
 from agent.records.event import Confidence, Event, EventKind
 from agent.store.connection import open_engine
 from tests.outputs.api.serving import Api
+from tests.outputs.api.test_engine_counts import counts
 from tests.outputs.api.traffic import NOW, OBJECTIVES, mixed
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.records.making import NOON, judged, objective, record
@@ -28,6 +29,7 @@ def filled(api: Api) -> None:
     batch = {"running_request_s": 90.0, "place_s": 360.0}
     api.store_minutes(minute(0, **cache, **batch), minute(1))
     evidence: dict[str, Any] = {"restarts": 1.0, "line": "a\x1b[31mred | <b>"}
+    api.store_engine_sample("chat-0", NOW - 10.0, counts())
     api.store_events(
         Event(
             at=NOW - 60,

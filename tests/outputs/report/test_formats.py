@@ -96,6 +96,16 @@ def _markdown_table(page: str, title: str) -> list[str]:
     return [line.replace("\\|", "") for line in lines]
 
 
+def test_what_engines_counted_themselves_has_bounds(read: ReportFigures) -> None:
+    found = tables(read)
+    counted = {row[0]: row[1] for row in found["Counted by the engines themselves"].rows}
+    assert counted["requests"] == "20"
+    assert counted["completed requests/s"] == "3"
+    assert counted["prompt tokens that a cache served"] == "25.00 %"
+    latencies = {row[0]: row[1:] for row in found["Latency by the engines' histograms, ms"].rows}
+    assert latencies["ttft"] == ["0.0 to 500", "500 to 1,000", "500 to 1,000", "300"]
+
+
 def test_an_unknown_figure_is_a_dash(read: ReportFigures) -> None:
     assert ["error ratio", "-"] in [list(row) for row in tables(read)["Traffic"].rows]
 
