@@ -98,7 +98,9 @@ Deadman = Annotated[
 Secrets = Annotated[str, _named("secrets", "Folder of these files on Alertmanager's machine.")]
 Speed = Annotated[
     float,
-    typer.Option(min=1.0, callback=_finite, help="Divide all times by this, for a trial."),
+    typer.Option(
+        metavar="TIMES", min=1.0, callback=_finite, help="Divide all times by this, for a trial."
+    ),
 ]
 Budget = Annotated[
     float | None,

@@ -128,6 +128,9 @@ class Listeners:
         server = AsgiServer(application, listening, clients, **tls_options(self._tls))
         server.start()
         _LOG.info("%s: listening on %s:%d", what, host, server.port)
+        if what == API:
+            scheme = "http" if self._tls is None else "https"
+            _LOG.info("page: %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, server.port)
         self._servers.append(server)
 
     def _access_policy(self, host: str, tokens: TokenFile | None) -> AccessPolicy:
