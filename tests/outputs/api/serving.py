@@ -129,7 +129,8 @@ class Api:
     ) -> None:
         """Store a sample of an engine without a fact, and what the engine counted before it."""
         sample = EngineSample(engine=engine, at=at, dialect="vllm", model=None, facts={})
-        self._observations.write_engine_sample(sample, counts)
+        ObservationStore(self._file, "agent-0").write_engine_sample(sample, counts)
+        self._publish()
 
     def store_gpus(self, *samples: GpuSample, others: Sequence[GpuSample] = ()) -> None:
         """Store GPU samples of this agent and of another one."""
