@@ -5,7 +5,10 @@ from functools import reduce
 from operator import add
 from typing import TypeVar
 
+from agent.analysis.efficiency.engine_observation import counter_increase
+from agent.analysis.failures.progress import restart_between
 from agent.catalog.engine_facts import (
+    DATA_PARALLEL_RANKS,
     ENGINE_FACTS,
     KV_CACHE_USAGE,
     MAX_RUNNING_REQUESTS,
@@ -19,10 +22,9 @@ from agent.records.gpu import FactKey, Facts
 
 # What came in a longer time between two samples belongs to no minute.
 LONGEST_BETWEEN_S = 60.0
-# Clocks differ, and vLLM rounds the start of its process.
-_SAME_START_S = 2.0
 
 _COUNTERS = frozenset(fact.name for fact in ENGINE_FACTS if fact.kind is Kind.COUNTER)
+_RANKS = DATA_PARALLEL_RANKS.name
 _GAUGES = frozenset(
     fact.name for fact in (REQUESTS_RUNNING, REQUESTS_WAITING, KV_CACHE_USAGE, MAX_RUNNING_REQUESTS)
 )
@@ -31,19 +33,22 @@ _GAUGES = frozenset(
 def counts_between(before: EngineSample, after: EngineSample) -> EngineCounts | None:
     """What the engine counted between two samples; None if they are too far apart, or in no order.
 
+    None also if a data-parallel rank came or left: its whole count would be an increase.
     A counter that fell began again at zero, as Prometheus' `increase` has it; so did all of them
     if the process is another one.
     """
     covered_s = after.at - before.at
     if not 0.0 < covered_s <= LONGEST_BETWEEN_S:
         return None
-    restarted = _restarted(before, after)
+    restarted = restart_between(before, after) is not None
+    if not restarted and before.fact(_RANKS) != after.fact(_RANKS):
+        return None
     old_facts: Facts = {} if restarted else before.facts
     old_histograms: Mapping[str, HistogramSnapshot] = {} if restarted else before.histograms
     return EngineCounts(
         covered_s=covered_s,
         counters={
-            key: _increase(old_facts.get(key), value, new=restarted)
+            key: counter_increase(old_facts.get(key, 0.0), value) or 0.0
             for key, value in after.facts.items()
             if key[0] in _COUNTERS and (restarted or _was_read(key, old_facts))
         },
@@ -60,18 +65,9 @@ def counts_between(before: EngineSample, after: EngineSample) -> EngineCounts | 
     )
 
 
-def _restarted(before: EngineSample, after: EngineSample) -> bool:
-    old, new = before.process_started_at, after.process_started_at
-    return old is not None and new is not None and abs(new - old) > _SAME_START_S
-
-
 def _was_read(key: FactKey, facts: Facts) -> bool:
     # A label that an engine has only from its first use on was zero before.
     return key in facts or (bool(key[1]) and any(name == key[0] for name, _ in facts))
-
-
-def _increase(old: float | None, value: float, *, new: bool) -> float:
-    return value if new or old is None or value < old else value - old
 
 
 def _gauge(old: float | None, value: float, covered_s: float) -> GaugeSum:

@@ -106,21 +106,20 @@ class CountedEngine:
 
 
 def engine_figures(
-    engines: Sequence[CountedEngine], objectives: Iterable[Objective]
+    engines: Sequence[CountedEngine], objectives: Sequence[Objective]
 ) -> EngineFigures | None:
     """The figures of these engines together; None without any count."""
     if not engines:
         return None
     outcomes = [*map(_outcomes, engines)]
     bounds = [each for each in (_attainment(one, engines) for one in objectives) if each]
-    throughput = _rate(engines, _completed)
     return EngineFigures(
         covered_s=max(engine.counts.covered_s for engine in engines),
         requests=_total(each.requests for each in outcomes),
         completed=_total(each.completed for each in outcomes),
         failed=_total(each.failed for each in outcomes),
         aborted=_total(each.aborted for each in outcomes),
-        throughput_rps=throughput,
+        throughput_rps=_rate(engines, _completed),
         input_tokens_per_s=_rate(engines, lambda one: one.counter(fact.INPUT_TOKENS)),
         output_tokens_per_s=_rate(engines, lambda one: one.counter(fact.OUTPUT_TOKENS)),
         cached_ratio=_cached_ratio(engines),
@@ -132,7 +131,7 @@ def engine_figures(
         batch_fill=_batch_fill(engines),
         latencies=_latencies(engines),
         attainment=bounds,
-        goodput_rps=_goodput(bounds, throughput, _rate(engines, _failed)),
+        goodput_rps=_goodput(objectives, engines, bounds),
     )
 
 
@@ -206,13 +205,13 @@ def _fullest(engine: CountedEngine) -> float | None:
 
 
 def _batch_fill(engines: Sequence[CountedEngine]) -> float | None:
-    """The share of the places in the batch that were taken."""
+    """Running requests over the most that may run."""
     pairs = [
         (one.mean(fact.REQUESTS_RUNNING), one.mean(fact.MAX_RUNNING_REQUESTS)) for one in engines
     ]
     known = [(running, most) for running, most in pairs if running is not None and most]
-    places = fsum(most for _, most in known)
-    return fsum(running for running, _ in known) / places if places else None
+    most_running = fsum(most for _, most in known)
+    return fsum(running for running, _ in known) / most_running if most_running else None
 
 
 def _histogram(engines: Iterable[CountedEngine], metric: Metric) -> HistogramSnapshot | None:
@@ -243,7 +242,9 @@ def _latency(histogram: HistogramSnapshot) -> LatencyBounds:
 
 
 def _times(factor: float, bounds: Bounds) -> Bounds:
-    return Bounds(*(None if each is None else factor * each for each in bounds))  # type: ignore[arg-type]
+    upper = None if bounds.upper is None else factor * bounds.upper
+    estimate = None if bounds.estimate is None else factor * bounds.estimate
+    return Bounds(factor * bounds.lower, upper, estimate)
 
 
 def _attainment(objective: Objective, engines: Sequence[CountedEngine]) -> AttainmentBounds | None:
@@ -284,10 +285,15 @@ def _share(engines: Sequence[CountedEngine], metric: Metric, limit_s: float) -> 
 
 
 def _goodput(
-    bounds: Sequence[AttainmentBounds], completed: float | None, failed: float | None
+    objectives: Sequence[Objective],
+    engines: Sequence[CountedEngine],
+    bounds: Sequence[AttainmentBounds],
 ) -> Bounds | None:
-    """Requests per second that met, of the only objective; None if there are several."""
-    if completed is None or len(bounds) != 1:
+    """Requests per second that met the only objective; None unless it covers all engines."""
+    completed = _rate(engines, _completed)
+    if completed is None or len(objectives) != 1 or not bounds:
         return None
-    judged = completed + (failed or 0.0)
+    if not all(objectives[0].match.covers_model(one.model) for one in engines):
+        return None
+    judged = completed + (_rate(engines, _failed) or 0.0)
     return Bounds(bounds[0].lower * judged, bounds[0].upper * judged)

@@ -183,6 +183,20 @@ def test_an_error_that_is_counted_as_finished_and_by_its_status_failed_once() ->
     assert (found.requests, found.completed, found.failed, found.aborted) == (12, 7, 3, 2)
 
 
+def test_goodput_is_unknown_if_one_of_several_objectives_covers_only_some_requests() -> None:
+    fast = observed([0.02] * 8)
+    chat = objective(ttft_s=1.0, tpot_s=None)
+    others = (
+        replace(chat, name="b", match=Match(tenant="a")),
+        replace(chat, name="b", match=Match(model="qwen")),
+    )
+    for other in others:
+        both = figures(requests=8, ttft=fast, e2e=fast, objectives=[chat, other])
+        assert both.goodput_rps is None
+    alone = figures(requests=8, ttft=fast, e2e=fast, objectives=[others[1]])
+    assert alone.goodput_rps is None
+
+
 @pytest.mark.parametrize(
     "match", [Match(tenant="a"), Match(route="/v1/*"), Match(max_input_tokens=100)]
 )
@@ -250,6 +264,19 @@ def test_a_counter_that_fell_began_again_though_nothing_says_so() -> None:
     assert counts is not None
     assert counts.counters[OUTPUT] == 20.0
     assert counts.histograms[fact.TIME_TO_FIRST_TOKEN.name] == observed([0.3])
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_the_whole_count_of_a_rank_that_comes_or_leaves_is_no_increase(
+    before: int, after: int
+) -> None:
+    def of_ranks(at: float, ranks: int) -> EngineSample:
+        one, all_of_them = (Scraped(at, 1e9 * number).sample() for number in (1, ranks))
+        facts = {**all_of_them.facts, (fact.DATA_PARALLEL_RANKS.name, ()): float(ranks)}
+        known = {str(rank): one for rank in range(ranks)} if ranks > 1 else {}
+        return replace(all_of_them, facts=facts, ranks=known)
+
+    assert counts_between(of_ranks(NOON, before), of_ranks(NOON + 5, after)) is None
 
 
 def test_what_came_while_the_engine_could_not_be_read_for_long_belongs_to_no_minute() -> None:

@@ -82,7 +82,9 @@ class EngineCountsResponse(BaseResponse):
     attainment: list[AttainmentBoundsResponse] = Field(
         description="of objectives for all requests of a model; no overlap of limits is assumed"
     )
-    goodput_rps: BoundsResponse | None = Field(description="null with several objectives")
+    goodput_rps: BoundsResponse | None = Field(
+        description="null unless one objective covers all these engines"
+    )
     rows_ratio: float | None = Field(
         description="requests with a row / requests that the engines counted, at most 1"
     )
@@ -95,9 +97,10 @@ def engine_counts_of(
     if chosen.tenant is not None or chosen.objective is not None:
         return None
     rows = queries.engine_counts(over, chosen)
-    objectives = _objectives(queries, chosen)
+    if not rows:
+        return None
     whole = Window(from_s=int(over.from_s // 60) * 60, until=over.until, ends_now=over.ends_now)
-    return _response(rows, objectives, queries.tally(whole, chosen).requests) if rows else None
+    return _response(rows, _objectives(queries, chosen), queries.tally(whole, chosen).requests)
 
 
 def engine_counts_by_step(
