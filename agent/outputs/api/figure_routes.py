@@ -86,7 +86,8 @@ class StepResponse(RequestFigures):
         description="those of them since the stored data begins, of the engine if one is chosen"
     )
     engine_counts: EngineCountsResponse | None = Field(
-        description="as in the summary, of steps of whole minutes"
+        description="as in the summary, of steps of whole minutes; null if any request of the "
+        "window has a row"
     )
 
 
@@ -165,8 +166,11 @@ def _steps(
 ) -> Iterator[StepResponse]:
     data_from = queries.data_from(over, chosen.source)
     causes = queries.causes_by_step(over, step_s, chosen)
-    counted = engine_counts_by_step(queries, over, step_s, chosen)
-    for start, tally in queries.tallies_by_step(over, step_s, chosen).items():
+    tallies = queries.tallies_by_step(over, step_s, chosen)
+    # A fleet's counts of each minute take seconds to read, and rows win where there are any.
+    has_rows = any(tally.requests for tally in tallies.values())
+    counted = {} if has_rows else engine_counts_by_step(queries, over, step_s, chosen)
+    for start, tally in tallies.items():
         step = Window(from_s=start, until=min(over.until, start + step_s))
         covered_s = step.covered_s(data_from)
         yield StepResponse(

@@ -124,3 +124,6 @@ def test_steps_of_whole_minutes_have_counts_of_their_own(api: Api, now: float) -
     steps = api.get("/api/v1/timeseries", window="3m", step="1m").json()["items"]
     found = [each["engine_counts"] and each["engine_counts"]["requests"] for each in steps]
     assert sorted(found, key=str) == sorted([20.0, 20.0, 20.0, *[None] * (len(steps) - 3)], key=str)
+    api.store([record(1, ended_at=now - 2.0)], [CHAT])
+    steps = api.get("/api/v1/timeseries", window="3m", step="1m").json()["items"]
+    assert [each["engine_counts"] for each in steps] == [None] * len(steps)
