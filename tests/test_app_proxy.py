@@ -129,17 +129,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
 
 
 def test_requests_at_once_go_to_both_engines(pair: Proxied) -> None:
-    users = [
-        threading.Thread(target=pair.chat, args=(f"at-once-{number}",), kwargs={"tokens": 40})
-        for number in range(8)
-    ]
-    for user in users:
-        user.start()
-    for user in users:
-        user.join()
+    names = [f"at-once-{number}" for number in range(8)]
+    streams = [pair.post(1000, {"X-Request-Id": name}) for name in names]
+    assert all(stream.content.endswith(b"[DONE]\n\n") for stream in streams)
 
     def joined() -> list[dict[str, Any]]:
-        rows = [pair.row(f"at-once-{number}") for number in range(8)]
+        rows = [pair.row(name) for name in names]
         return rows if {row["vantage"] for row in rows} == {"joined"} else []
 
     # A span that comes late joins a row that was counted without it.

@@ -168,13 +168,15 @@ class Clients:
 
     def _send(self, request_id: str, tokens: int) -> None:
         got: list[bytes] = []
+        # A worker may be killed between the last event and the end of the response.
+        ended = self.cut
         with (
             suppress(requests.RequestException),
             self._proxied.post(tokens, {"X-Request-Id": request_id}) as response,
         ):
             got += filter(None, response.iter_lines())
+            ended = self.complete if got[-1:] == [b"data: [DONE]"] else self.cut
         if got:
-            ended = self.complete if got[-1] == b"data: [DONE]" else self.cut
             ended.add(request_id)
 
     def rows(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -114,17 +114,25 @@ _NEVER = Event()
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client saw of one response, in seconds."""
+    """What a client saw of one response, or may at most see of it, in seconds."""
 
     ttft_s: float
     tpot_s: float
 
+    def misses(self, limits: "Asked") -> bool:
+        """Whether it took longer than the limits allow."""
+        return self.ttft_s > limits.ttft_s or self.tpot_s > limits.tpot_s
+
 
 class Traffic:
-    """Clients of one engine, perhaps behind a proxy. `asked` counts their requests by name."""
+    """Clients of one engine, perhaps behind a proxy.
+
+    `asked` counts their requests by name, and `answered` has what they saw of each.
+    """
 
     def __init__(self, url: str, model: str) -> None:
         self.asked: Counter[str] = Counter()
+        self.answered: dict[str, list[Asked]] = defaultdict(list)
         self._place = urlsplit(url).netloc
         self._model = model
         self._random = Random(0)
@@ -152,7 +160,7 @@ class Traffic:
             pass
         ended_s = time.monotonic()
         connection.close()
-        return Asked(first_s - began_s, (ended_s - first_s) / max(1, tokens - 1))
+        return self._note(name, tokens, first_s - began_s, ended_s - first_s)
 
     def chat_slowly(self, name: str, asked: Mapping[str, Any], stall_s: float) -> None:
         """One streamed chat whose client stops to read for a while after the first bytes."""
@@ -165,11 +173,20 @@ class Traffic:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             client.settimeout(ANSWER_WITHIN_S)
             client.connect((host, int(port)))
+            began_s = time.monotonic()
             client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{lines}\r\n".encode() + body)
             assert client.recv(1024).startswith(b"HTTP/1.1 200")
+            first_s = time.monotonic()
             _NEVER.wait(stall_s)
             while client.recv(65536):
                 pass
+            ended_s = time.monotonic()
+        self._note(name, asked["max_tokens"], first_s - began_s, ended_s - first_s)
+
+    def _note(self, name: str, tokens: int, ttft_s: float, rest_s: float) -> Asked:
+        seen = Asked(ttft_s, rest_s / max(1, tokens - 1))
+        self.answered[name].append(seen)
+        return seen
 
     def _request(self, name: str, asked: Mapping[str, Any]) -> tuple[dict[str, str], bytes]:
         """The headers and the body of a request; no two have one id."""
@@ -249,10 +266,11 @@ STALLED = 20
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Where a fault is made."""
+    """Where a fault is made, and how many times as large if it can be without being another."""
 
     traffic: Traffic
     engine: Vllm
+    times: int = 1
 
 
 def long_prompts(scene: Scene) -> None:
@@ -263,7 +281,7 @@ def long_prompts(scene: Scene) -> None:
         return traffic.ask("long", traffic.new_prompt(LONG_PROMPT), 2)
 
     def pack() -> Asked:
-        at_once(PACK - 1, ask_long)
+        at_once(PACK * scene.times - 1, ask_long)
         return ask_long(0)
 
     def client(number: int) -> None:
@@ -290,7 +308,7 @@ def slow_grammar(scene: Scene) -> None:
     traffic = scene.traffic
 
     def ask() -> Asked:
-        grammar = {"choice": [str(traffic.new_prompt(3)) for _ in range(WORDS)]}
+        grammar = {"choice": [str(traffic.new_prompt(3)) for _ in range(WORDS * scene.times)]}
         return traffic.ask(
             "grammar", traffic.usual_prompt(), USUAL_OUTPUT, structured_outputs=grammar
         )
@@ -312,13 +330,22 @@ def slow_clients(scene: Scene) -> None:
         "logprobs": True,
         "top_logprobs": 200,
     }
-    at_once(STALLED, lambda _: scene.traffic.chat_slowly("slow", asked, stall_s=5.0), apart_s=0.15)
+    stall_s = 5.0 * scene.times
+
+    def ask(_: int) -> None:
+        scene.traffic.chat_slowly("slow", asked, stall_s=stall_s)
+
+    at_once(STALLED, ask, apart_s=0.15)
 
 
 def surge(scene: Scene) -> None:
     """Many usual requests at once."""
     traffic = scene.traffic
-    at_once(SURGE, lambda _: traffic.ask("surge", traffic.usual_prompt(), 2 * USUAL_OUTPUT))
+
+    def ask(_: int) -> Asked:
+        return traffic.ask("surge", traffic.usual_prompt(), 2 * USUAL_OUTPUT)
+
+    at_once(SURGE * scene.times, ask)
 
 
 def little(traffic: Traffic, name: str) -> Asked:
@@ -333,12 +360,13 @@ def growing(traffic: Traffic, name: str) -> Asked:
 
 def few_places(scene: Scene) -> None:
     """Four times as many clients as there are places."""
-    for_a_while(2.0, 32, lambda: little(scene.traffic, "places"))
+    for_a_while(2.0, 32 * scene.times, lambda: little(scene.traffic, "places"))
 
 
 def tiny_kv(scene: Scene) -> None:
     """More prompts than fit into the KV cache, and they grow there."""
-    for_a_while(4.0, 16, lambda: growing(scene.traffic, "kv"), apart_s=0.12, at_least=AT_LEAST)
+    clients = 16 * scene.times
+    for_a_while(4.0, clients, lambda: growing(scene.traffic, "kv"), apart_s=0.12, at_least=AT_LEAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,12 @@ import logging
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -59,18 +60,29 @@ class Watch:
     """The scene, and what the agents of both views say of its requests."""
 
     scene: Scene
+    limits: Asked
     agents: dict[str, AgentProcess]
     crowded: set[str] = field(default_factory=set)
 
     def make(self, fault: Fault) -> None:
-        """Make a fault, and note whether other programs took the engine's processor meanwhile."""
+        """Make a fault, larger each time, until clients saw that enough of its requests missed.
+
+        It is noted whether other programs took the engine's processor meanwhile.
+        """
         before = _scheduled(self.scene.engine)
-        fault.make(self.scene)
+        for times in SIZES:
+            fault.make(replace(self.scene, times=times))
+            if self._missed(fault) >= ENOUGH:
+                break
         ran_s, waited_s = (
             b - a for a, b in zip(before, _scheduled(self.scene.engine), strict=True)
         )
         if waited_s >= STARVED * (ran_s + waited_s):
             self.crowded.add(fault.name)
+
+    def _missed(self, fault: Fault) -> int:
+        answered = (self.scene.traffic.answered[name] for name in fault.of)
+        return sum(asked.misses(self.limits) for asked in chain.from_iterable(answered))
 
     def said(self, faults: Sequence[Fault]) -> "Said":
         """What each view says, once all requests have rows and those that missed have causes."""
@@ -132,52 +144,83 @@ class Said:
         return Counter(row["cause"] for row in self._missed(view, fault.of))
 
     def usual_missed(self, view: str) -> float:
-        """The share of missed requests while there was no fault."""
+        """The share of requests that the engine missed while there was no fault.
+
+        Where other programs had its processor, it did not miss them.
+        """
         usual = [row for row in self.rows[view] if name_of(row) == USUAL]
-        return len(self._missed(view, (USUAL,))) / len(usual)
+        missed = [r for r in self._missed(view, (USUAL,)) if r["cause"] != Cause.CPU_STARVED]
+        return len(missed) / len(usual)
 
     def _missed(self, view: str, names: Collection[str]) -> list[Row]:
         rows = self.rows[view]
         return [row for row in rows if name_of(row) in names and row["verdict"] == "missed"]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An engine, a port where it sends its spans, and where its plugin sends its records."""
+
+    engine: Vllm
+    spans: AgentPorts
+    plugin_socket: Path
+
+
 @contextmanager
 def watched(
-    folder: Path, engine: Vllm, spans: AgentPorts, plugin_socket: Path, usual: Sequence[Asked]
+    folder: Path, place: Place, usually: Callable[[Traffic], Sequence[Asked]]
 ) -> Iterator[Watch]:
-    """Both agents, with limits some times of what usual requests took.
-
-    The engine sends its spans to a port of `spans`, and both agents get them.
-    """
-    proxy = free_port()
-    settings = _settings(engine, usual)
-    own: dict[str, Any] = {"proxy": {"listen": f"127.0.0.1:{proxy}", "engine": ENGINE}}
-    ports = {view: AgentPorts.free() for view in (PLUGIN, ALONE)}
-    with_plugin = {**settings["engines"][0], "plugin_socket": str(plugin_socket)}
+    """Both agents, with limits some times of what usual requests take beside two such agents."""
     (folder / "plugin").mkdir()
     (folder / "alone").mkdir()
+    with _agents(folder, place, UNLIMITED) as watch:
+        # What an engine computes for the first time takes it longer.
+        usually(watch.scene.traffic)
+        limits = _limits(usually(watch.scene.traffic))
+    with _agents(folder, place, limits) as watch:
+        LOG.info("limits: %s", limits)
+        yield watch
+
+
+@contextmanager
+def _agents(folder: Path, place: Place, limits: Asked) -> Iterator[Watch]:
+    """Both agents get the spans."""
+    proxy = free_port()
+    settings = _settings(place.engine, limits)
+    own: dict[str, Any] = {"proxy": {"listen": f"127.0.0.1:{proxy}", "engine": ENGINE}}
+    ports = {view: AgentPorts.free() for view in (PLUGIN, ALONE)}
+    with_plugin = {**settings["engines"][0], "plugin_socket": str(place.plugin_socket)}
     with (
         AgentProcess.with_settings(folder / "alone", ports[ALONE], settings) as alone,
         AgentProcess.with_settings(
             folder / "plugin", ports[PLUGIN], {**settings, **own, "engines": [with_plugin]}
         ) as plugin,
-        SpanRelay(spans.grpc, [each.grpc for each in ports.values()]),
+        SpanRelay(place.spans.grpc, [each.grpc for each in ports.values()]),
     ):
-        traffic = Traffic(f"http://127.0.0.1:{proxy}", engine.model)
-        yield Watch(Scene(traffic, engine), {PLUGIN: plugin, ALONE: alone})
+        traffic = Traffic(f"http://127.0.0.1:{proxy}", place.engine.model)
+        yield Watch(Scene(traffic, place.engine), limits, {PLUGIN: plugin, ALONE: alone})
 
 
-def _settings(engine: Vllm, usual: Sequence[Asked]) -> dict[str, Any]:
-    ttft_s = max(LEAST_TTFT_S, statistics.median(asked.ttft_s for asked in usual))
-    tpot_s = max(LEAST_TPOT_S, statistics.median(asked.tpot_s for asked in usual))
-    limits = {
-        "ttft_ms": round(1000 * TIMES_USUAL * ttft_s),
-        "tpot_ms": round(1000 * TIMES_USUAL * tpot_s),
+def _limits(usual: Sequence[Asked]) -> Asked:
+    return Asked(
+        _limit([asked.ttft_s for asked in usual], LEAST_TTFT_S),
+        _limit([asked.tpot_s for asked in usual], LEAST_TPOT_S),
+    )
+
+
+def _limit(took_s: Sequence[float], least_s: float) -> float:
+    return TIMES_USUAL * max(least_s, statistics.median(took_s))
+
+
+def _settings(engine: Vllm, limits: Asked) -> dict[str, Any]:
+    limits_ms = {
+        "ttft_ms": round(1000 * limits.ttft_s),
+        "tpot_ms": round(1000 * limits.tpot_s),
     }
     return {
         "engines": [{"name": ENGINE, "url": engine.url, "scrape_interval": "1s"}],
         "nvml": {"enabled": False},
-        "objectives": [{"name": "chat", **limits}],
+        "objectives": [{"name": "chat", **limits_ms}],
     }
 
 
@@ -188,6 +231,9 @@ RIGHT, MOST_UNEXPLAINED, MOST_WRONG = 0.9, 0.05, 0.05
 # Of a single fault: what else runs may be the larger part of a few requests' excess.
 RIGHT_OF_EACH = 0.8
 FEWEST = 15
+# Clients see other times than the engine itself, so that they have to see some more.
+ENOUGH, SIZES = 20, (1, 2, 4, 8)
+UNLIMITED = Asked(ttft_s=3600.0, tpot_s=3600.0)
 # So few requests are missed while there is no fault.
 MOST_USUAL_MISSED = 0.1
 # The KV cache has a few blocks more than one request of the longest length needs.
@@ -219,18 +265,9 @@ class Told:
         return self.small if fault in OF_SMALL else self.large
 
 
-@dataclass(frozen=True, slots=True)
-class SmallEngine:
-    """An engine with few places and a tiny KV cache, and where it sends spans and records."""
-
-    engine: Vllm
-    spans: AgentPorts
-    plugin_socket: Path
-
-
 @pytest.fixture(scope="session")
-def small_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Future[SmallEngine]"]:
-    """It starts while the other engine does."""
+def small_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Future[Place]"]:
+    """One with few places and a tiny KV cache. It starts while the other engine does."""
     folder, spans = tmp_path_factory.mktemp("small"), AgentPorts.free()
     socket = tmp_path_factory.mktemp("s") / "vllm.sock"
     engine = Vllm(
@@ -242,9 +279,9 @@ def small_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Future[S
         environment=plugin_environment(folder / "installed", socket),
     )
 
-    def started() -> SmallEngine:
+    def started() -> Place:
         engine.start()
-        return SmallEngine(engine, spans, socket)
+        return Place(engine, spans, socket)
 
     with ThreadPoolExecutor(1) as starting:
         yield starting.submit(started)
@@ -253,7 +290,7 @@ def small_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Future[S
 
 @pytest.fixture(scope="module")
 def told(
-    small_engine: "Future[SmallEngine]",
+    small_engine: "Future[Place]",
     engine: Vllm,
     ports: AgentPorts,
     plugin_socket: Path,
@@ -262,20 +299,20 @@ def told(
     """All faults, one at a time. While the small engine's are made, the others' are explained."""
     idle = small_engine.result()
     with (
-        large(engine, ports, plugin_socket, tmp_path_factory.mktemp("large")) as others,
+        large(Place(engine, ports, plugin_socket), tmp_path_factory.mktemp("large")) as others,
         small(idle, tmp_path_factory.mktemp("watch")) as (watch, gauges),
     ):
         return Told(others.said(OF_LARGE), watch.said(OF_SMALL), gauges)
 
 
 @contextmanager
-def large(engine: Vllm, ports: AgentPorts, plugin_socket: Path, folder: Path) -> Iterator[Watch]:
+def large(place: Place, folder: Path) -> Iterator[Watch]:
     """An engine that has room for all that usually comes, after its faults."""
+    engine = place.engine
     direct = Traffic(engine.url, engine.model)
     # The first request with log probabilities compiles code.
     direct.ask("first", direct.usual_prompt(), 2, logprobs=200)
-    took = usual(direct, 2.0, "before")
-    with watched(folder, engine, ports, plugin_socket, took) as watch:
+    with watched(folder, place, partial(usual, for_s=3.0, name="before", clients=6)) as watch:
         traffic = watch.scene.traffic
         # What a client does not read is no cold start, so that this may come first.
         usual(traffic, 2.0, clients=6)
@@ -291,13 +328,14 @@ def large(engine: Vllm, ports: AgentPorts, plugin_socket: Path, folder: Path) ->
 
 
 @contextmanager
-def small(small_engine: SmallEngine, folder: Path) -> Iterator[tuple[Watch, Mapping[str, Gauges]]]:
+def small(place: Place, folder: Path) -> Iterator[tuple[Watch, Mapping[str, Gauges]]]:
     """An engine with few places and a tiny KV cache after its faults, and its gauges."""
-    engine = small_engine.engine
     gauges: dict[str, Gauges] = {}
-    direct = Traffic(engine.url, engine.model)
-    took = for_a_while(2.0, 3, lambda: growing(direct, "before"))
-    with watched(folder, engine, small_engine.spans, small_engine.plugin_socket, took) as watch:
+
+    def usually(traffic: Traffic) -> list[Asked]:
+        return for_a_while(3.0, 3, partial(growing, traffic, "before"))
+
+    with watched(folder, place, usually) as watch:
         traffic = watch.scene.traffic
         # The same requests as those of the fault, no more at once than there is room for.
         for fault, ask, clients, for_s in (
@@ -305,7 +343,7 @@ def small(small_engine: SmallEngine, folder: Path) -> Iterator[tuple[Watch, Mapp
             (TINY_KV, growing, 3, 4.0),
         ):
             for_a_while(for_s, clients, partial(ask, traffic, USUAL))
-            with read(engine) as gauges[fault.name]:
+            with read(place.engine) as gauges[fault.name]:
                 watch.make(fault)
         yield watch, gauges
 

@@ -50,5 +50,9 @@ def _make(folder: Path) -> None:
             check=True,
             capture_output=True,
         )
-        # The rename makes the folder appear only when it is complete.
-        made.rename(folder)
+        # The rename makes the folder appear only when it is complete; another process may be first.
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
