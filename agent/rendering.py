@@ -37,6 +37,10 @@ from agent.terminal import TerminalConsole, echo
 _PLACES = {"dashboards": PROMETHEUS_RULE, "runbooks": f"{PROMETHEUS_RULE} and {VLLM_ALONE}"}
 
 
+_NO_OBJECTIVES = (
+    "The settings have no objectives. Alerts on the preset {name} fire for agents alone whose "
+    "settings have an objective of this name."
+)
 _LARGEST = 1_000_000
 
 
@@ -243,6 +247,9 @@ def texts(job: RenderJob) -> Mapping[str, str]:
 
 def remarks(job: RenderJob) -> Iterator[str]:
     """A sentence for each rule, price, address and receiver that is missing."""
+    for objective in job.settings.all_objectives():
+        if objective.is_preset:
+            yield _NO_OBJECTIVES.format(name=objective.name)
     for row in shortcomings(job.settings.all_objectives()):
         yield f"Objective {row.objective}, {row.rule}: {row.reason}."
     if job.budget_usd is not None and not job.settings.price_list().prices:

@@ -96,6 +96,8 @@ def test_the_default_objective_is_the_preset_for_chat(watched: AgentProcess) -> 
     assert objective["name"] == "chat"
     limits = {name: objective["definition"][name] for name in ("ttft_s", "tpot_s", "e2e_s")}
     assert limits == {"ttft_s": 0.2, "tpot_s": 0.12, "e2e_s": None}
+    assert objective["definition"]["is_preset"]
+    assert 'llm_slo_configured{objective="chat"} 0.0' in watched.api.exposition()
 
 
 def test_a_watched_engine_is_no_simulation(watched: AgentProcess) -> None:

@@ -122,6 +122,12 @@ SLO_TARGET = gauge(
     unit=Unit.RATIO,
     merge=Merge.MAX,
 )
+SLO_CONFIGURED = gauge(
+    "llm_slo_configured",
+    "1 if the settings have the objective; 0 for the preset without any, on which no alert is.",
+    "objective",
+    merge=Merge.MAX,
+)
 SLO_LIMIT = gauge(
     "llm_slo_limit_seconds",
     "Limit of an objective on one request, by measure: ttft, tpot or e2e.",

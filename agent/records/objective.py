@@ -69,6 +69,7 @@ class Objective:
     requests that must meet every limit within `window_s`. `max_error_ratio` and
     `min_output_tokens_per_s` apply to all traffic together, and to no verdict. `count_invalid` says
     whether the client's own mistakes count as failures; with None the definition decides.
+    `is_preset`: the settings have no objective, so this one judges, and no alert is on it.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Objective:
     max_error_ratio: float | None = None
     min_output_tokens_per_s: float | None = None
     count_invalid: bool | None = None
+    is_preset: bool = field(default=False, compare=False)
 
     @property
     def limits(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -454,4 +455,5 @@ class Settings(Section):
 
     def all_objectives(self) -> tuple[Objective, ...]:
         """The objectives in base units, in the order of the file."""
-        return tuple(objective.objective() for objective in self.objectives)
+        is_preset = "objectives" not in self.model_fields_set
+        return tuple(replace(each.objective(), is_preset=is_preset) for each in self.objectives)

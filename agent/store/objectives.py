@@ -58,4 +58,7 @@ class ObjectiveStore:
 
 def objective_json(objective: Objective) -> str:
     """An objective as JSON: equal objectives give equal text."""
-    return json.dumps(asdict(objective), sort_keys=True)
+    values = asdict(objective)
+    if not objective.is_preset:
+        del values["is_preset"]
+    return json.dumps(values, sort_keys=True)

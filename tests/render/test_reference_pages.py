@@ -214,7 +214,7 @@ def test_an_alert_without_a_threshold_has_no_comparison() -> None:
         for row in rows(committed("alerts.md"))
         if not row["threshold"]
     }
-    assert bare == {"Watchdog", "VllmBucketMissing"}
+    assert bare == {"Watchdog"}
 
 
 def test_a_guard_of_a_division_is_no_threshold() -> None:

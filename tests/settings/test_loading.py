@@ -78,7 +78,9 @@ def test_the_defaults_are_those_of_the_sample_and_the_chat_preset(tmp_path: Path
     for section in ("listen", "otlp", "proxy", "storage"):
         assert getattr(defaults, section) == getattr(sample, section)
     assert defaults.engines == ()
-    assert [objective.name for objective in defaults.all_objectives()] == ["chat"]
+    (preset,) = defaults.all_objectives()
+    assert (preset.name, preset.is_preset) == ("chat", True)
+    assert not any(objective.is_preset for objective in sample.all_objectives())
 
 
 EVERYTHING_WRONG = """\

@@ -376,6 +376,10 @@ class AgentExposition(Collector):
         values[m.SLO_TARGET] = {
             (objective.name,): objective.target for objective in self._meter.objectives
         }
+        values[m.SLO_CONFIGURED] = {
+            (objective.name,): float(not objective.is_preset)
+            for objective in self._meter.objectives
+        }
         values[m.SLO_LIMIT] = {
             (objective.name, measure): getattr(objective, field)
             for objective in self._meter.objectives

@@ -8,9 +8,10 @@ from inspect import cleandoc
 from typing import Any
 from urllib.parse import quote_plus
 
+from agent.catalog import metrics as m
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.render.links import DashboardUid, Links, of_label
-from agent.render.promql import Matcher, among, eq, upto
+from agent.render.promql import Matcher, among, eq, upto, value_of
 from agent.settings.values import duration_text
 
 # rate() needs two samples, and a scrape may fail.
@@ -176,18 +177,36 @@ MIN_COUNT = 5
 HistogramSeries = Callable[[str, tuple[Matcher, ...]], str]
 
 
+def not_of_presets(window: str, *matchers: Matcher, on: tuple[str, ...] = ("instance",)) -> str:
+    """The end of an expression: without agents whose settings had no objective in the window.
+
+    The window is that of the expression: an agent that is down has series in it.
+    """
+    configured = f"max_over_time({value_of(m.SLO_CONFIGURED, *matchers)}[{window}])"
+    return f" unless on ({', '.join(on)}) {configured} == 0"
+
+
 def share_over(
-    limit: object, labels: tuple[str, ...], window: str, *, part: str, whole: tuple[str, ...]
+    limit: object,
+    labels: tuple[str, ...],
+    window: str,
+    *,
+    part: str,
+    whole: tuple[str, ...],
+    less: str = "",
 ) -> str:
-    """`part` is more than `limit` of the sum of the counters in `whole`, and at least MIN_COUNT."""
+    """`part` is more than `limit` of the sum of the counters in `whole`, and at least MIN_COUNT.
+
+    `less` is the end of the expressions in each sum.
+    """
     by = f"sum by ({', '.join(labels)})"
-    total = " + ".join(f"{by} (rate({series}[{window}]))" for series in whole)
+    total = " + ".join(f"{by} (rate({series}[{window}]){less})" for series in whole)
     return cleandoc(f"""
-        {by} (rate({part}[{window}]))
+        {by} (rate({part}[{window}]){less})
           / ({total} > 0)
           > {limit}
         and
-        {by} (increase({part}[{window}])) >= {MIN_COUNT}
+        {by} (increase({part}[{window}]){less}) >= {MIN_COUNT}
     """)
 
 
@@ -197,22 +216,26 @@ def over_bound(
     share: str,
     bound: float,
     series: HistogramSeries,
+    *,
+    less: str = "",
 ) -> str:
     """Fewer than `share` of a histogram's observations are within a bound, one of its edges.
 
-    The value is the percentile, an estimate between edges; the condition is exact.
+    The value is the percentile, an estimate between edges; the condition is exact. `less` is the
+    end of the expressions in each sum.
     """
     by, kept = "sum by", ", ".join(labels)
-    inside, total = series("_bucket", (upto(bound),)), series("_count", ())
+    every, inside = series("_bucket", ()), series("_bucket", (upto(bound),))
+    total = series("_count", ())
     return cleandoc(f"""
-        histogram_quantile({share}, {by} ({kept}, le) (rate({series("_bucket", ())}[{window}])))
+        histogram_quantile({share}, {by} ({kept}, le) (rate({every}[{window}]){less}))
         and
-        {by} ({kept}) (rate({inside}[{window}]))
-          / ({by} ({kept}) (rate({total}[{window}])) > 0)
+        {by} ({kept}) (rate({inside}[{window}]){less})
+          / ({by} ({kept}) (rate({total}[{window}]){less}) > 0)
           < {share}
         and
-        {by} ({kept}) (increase({total}[{window}]))
-          - {by} ({kept}) (increase({inside}[{window}]))
+        {by} ({kept}) (increase({total}[{window}]){less})
+          - {by} ({kept}) (increase({inside}[{window}]){less})
           >= {MIN_COUNT}
     """)
 

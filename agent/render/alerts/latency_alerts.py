@@ -15,6 +15,7 @@ from agent.render.alerts.alert_rule import (
     Timings,
     fired,
     latency,
+    not_of_presets,
     number,
     over_bound,
     percent,
@@ -122,6 +123,7 @@ def _over_limit(
         number(objective.target),
         limit_s,
         histogram_of(row.metric, *model),
+        less=_not_of_presets(objective, window),
     )
     return _ticket(
         objective,
@@ -139,7 +141,12 @@ def _queue_time(objective: Objective, bound_s: float, timings: Timings) -> Alert
     window = timings.window(_WINDOW_S)
     model = like("model", objective.match.model)
     condition = over_bound(
-        ENGINE_MODEL, window, number(objective.target), bound_s, histogram_of(m.QUEUE, *model)
+        ENGINE_MODEL,
+        window,
+        number(objective.target),
+        bound_s,
+        histogram_of(m.QUEUE, *model),
+        less=_not_of_presets(objective, window),
     )
     return _ticket(
         objective,
@@ -162,6 +169,7 @@ def _errors(objective: Objective, limit: float, timings: Timings) -> Alert:
         window,
         part=value_of(m.REQUESTS, *model, among("status", sorted(FAILED))),
         whole=(value_of(m.REQUESTS, *model, none_of("status", sorted(BY_CLIENT))),),
+        less=_not_of_presets(objective, window),
     )
     return _ticket(
         objective,
@@ -172,6 +180,10 @@ def _errors(objective: Objective, limit: float, timings: Timings) -> Alert:
         f"{{{{ $value | humanizePercentage }}}} of the requests over {window} failed; objective "
         f"{objective.name} allows {percent(limit)}.",
     )
+
+
+def _not_of_presets(objective: Objective, window: str) -> str:
+    return not_of_presets(window, eq("objective", objective.name))
 
 
 def _ticket(

@@ -20,6 +20,7 @@ from agent.render.alerts.alert_rule import (
     fired,
     firing,
     latency,
+    not_of_presets,
     number,
     percent,
     share_over,
@@ -188,16 +189,21 @@ def recordings(objectives: Sequence[Objective], timings: Timings) -> Iterator[Re
     for window in dict.fromkeys(timings.window(seconds) for seconds in sorted(every)):
         yield Recording(ratio_name(window), _missed_ratio(window))
     for window in counted:
-        missed = f"sum by (objective, model) (increase({_MISSED}[{window}]))"
-        yield Recording(missed_name(window), missed)
+        missed = f"increase({_MISSED}[{window}]){_not_of_presets(window)}"
+        yield Recording(missed_name(window), f"sum by (objective, model) ({missed})")
 
 
 def _missed_ratio(window: str) -> str:
     # No value without traffic: 0/0 would make every average over it NaN.
+    less = _not_of_presets(window)
     return cleandoc(f"""
-        sum by (objective, model) (rate({_MISSED}[{window}]))
-          / (sum by (objective, model) (rate({_JUDGED}[{window}])) > 0)
+        sum by (objective, model) (rate({_MISSED}[{window}]){less})
+          / (sum by (objective, model) (rate({_JUDGED}[{window}]){less}) > 0)
     """)
+
+
+def _not_of_presets(window: str) -> str:
+    return not_of_presets(window, on=("instance", "objective"))
 
 
 def objective_alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
@@ -288,6 +294,7 @@ def _undetermined(objective: Objective, timings: Timings) -> Alert:
             window,
             part=value_of(m.SLO_REQUESTS, named, eq("verdict", Verdict.UNDETERMINED)),
             whole=(value_of(m.SLO_REQUESTS, named),),
+            less=_not_of_presets(window),
         ),
         hold_s=5 * MINUTE_S,
         labels={"objective": objective.name},

@@ -93,7 +93,8 @@ def vllm_shortcomings(objectives: Iterable[Objective]) -> Iterator[Shortcoming]:
 
 
 def _limits(objective: Objective) -> Iterator[_Limit]:
-    if narrow(objective.match):
+    # No agent is there to say whose limits these are.
+    if objective.is_preset or narrow(objective.match):
         return
     for ours in LATENCIES:
         limit_s, (metric, edges) = ours.limit_s(objective), _HISTOGRAMS[ours.limit]

@@ -27,6 +27,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import CgroupMemory, EngineProcess, EngineSample, HostSample, ProcessRole
 from agent.records.gpu import GpuSample, MigInstance
 from agent.records.minute import Ledger, MinuteRow
+from agent.settings import Settings
 from tests.outputs.prometheus.filled import (
     COUNTERS,
     COUNTS,
@@ -185,6 +186,12 @@ def test_objectives_are_published_with_their_targets_and_limits() -> None:
         ("long", "ttft"): 0.77,
         ("long", "e2e"): 33.0,
     }
+
+
+def test_an_objective_of_the_settings_is_told_from_the_preset() -> None:
+    preset, own = Settings().all_objectives(), OBJECTIVES
+    assert samples(Meter(preset, []), "llm_slo_configured") == [({"objective": "chat"}, 0.0)]
+    assert [value for _, value in samples(Meter(own, []), "llm_slo_configured")] == [1.0, 1.0]
 
 
 def test_the_agent_publishes_its_name_version_and_simulation() -> None:

@@ -234,6 +234,15 @@ _OBJECTIVES = {
     for verdict in ("met", "missed", "undetermined")
 }
 
+
+def configured(agent: str, value: int) -> Series:
+    """Whether the objectives of an agent are those of its settings."""
+    return {
+        f'llm_slo_configured{{{agent},objective="{objective.name}"}}': f"{value}x1500"
+        for objective in OBJECTIVES
+    }
+
+
 _PROMISED = {
     **{
         f'llm_slo_target_ratio{{{AGENT},objective="{objective.name}"}}': f"{objective.target}x1500"
@@ -253,10 +262,12 @@ _PROMISED = {
     },
 }
 
-# An agent that is read, and publishes every objective, without any traffic.
+# An agent that is read, and publishes every objective, without any traffic. Another has presets.
 AROUND: Series = {
     f"up{{{AGENT}}}": "1x1500",
     f'llm_agent_info{{{AGENT},agent="a",version="1",simulated="false"}}': "1x1500",
     **_OBJECTIVES,
     **_PROMISED,
+    **configured(AGENT, 1),
+    **configured('job="agents",instance="preset:9470"', 0),
 }

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from agent.render.alerts import Timings, render_alerts
 from agent.render.alerts.alert_files import RULES, VLLM_ALONE
+from agent.settings import Settings
 from tests.render.alerts import (
     agent_cases,
     engine_cases,
@@ -29,6 +30,7 @@ from tests.render.alerts.cases import (
     Series,
     alert_rules,
     alerts_of,
+    configured,
     elsewhere,
     firing,
     incident,
@@ -221,6 +223,13 @@ class Pack:
             if restarted(case) is not None:
                 yield self._played([(restarted, case)])
 
+    def silent(self) -> Iterator[dict[str, Any]]:
+        """Tests that play the incidents, at which nothing may fire."""
+        together, apart = self._sorted()
+        yield self._played([(silent, case) for case in together])
+        for case in apart:
+            yield self._played([(silent, case)])
+
     def _sorted(self) -> tuple[list[Case], list[Case]]:
         """The cases that can be played together, and those that are played alone."""
         together = [
@@ -244,6 +253,11 @@ class Pack:
                 series |= found[0]
                 checks += found[1]
         return play(" ".join(case.alert for _, case in scenes), series, checks)
+
+
+def silent(case: Case, where: str = "") -> Scene:
+    """The incident, at which no alert fires."""
+    return case.incident, [firing(minute, {}, where) for minute in case.minutes]
 
 
 LONG = 100
@@ -298,6 +312,30 @@ def test_alerts_on_budgets_fire_as_fast_as_the_budget_burns(tmp_path: Path) -> N
 def test_slow_losses_are_tickets(tmp_path: Path) -> None:
     rules = of_groups(TEXTS[RULES], *_BUDGETS)
     assert complaints(tmp_path, rules, [leaks()], every="20m") == ""
+
+
+@pytest.mark.parametrize("pack", ["objectives", "latency"])
+def test_no_alert_is_on_the_preset_of_settings_without_objectives(
+    pack: str, tmp_path: Path
+) -> None:
+    preset = replace(PACKS[pack], around={**AROUND, **configured(AGENT, 0)})
+    assert preset.complaints(tmp_path, preset.silent()) == ""
+
+
+def test_an_agent_that_is_down_promises_no_more_than_before(tmp_path: Path) -> None:
+    """Its misses are in the windows of alerts for longer than its last samples are found."""
+    was_up = {name: "0x39 stale" for name in configured(AGENT, 0)}
+    misses = objective_cases.verdicts("chat", "0x60", "0+0x30 0+60x10 _x20")
+    checks = [firing(minute, {}, ',objective="chat"') for minute in range(30, 60)]
+    tests = [play("down", {**AROUND, **misses, **was_up}, checks)]
+    assert complaints(tmp_path, of_groups(TEXTS[RULES], *_BUDGETS), tests) == ""
+
+
+def test_rules_without_an_agent_have_no_limits_of_the_preset() -> None:
+    preset = render_alerts(Settings().all_objectives())
+    rules = alert_rules(preset[VLLM_ALONE])
+    assert rules
+    assert not [rule for rule in rules if "objective" in rule["labels"]]
 
 
 @pytest.mark.parametrize("pack", PACKS)
