@@ -144,6 +144,12 @@ def _budget_left(objectives: Sequence[Objective], *, instant: bool) -> tuple[Que
 
 
 _TARGET = max_by(OBJECTIVE, m.SLO_TARGET, "target")
+# Over the target's line: a legend that is there with the preset alone.
+_PRESET = Query(
+    f"{by(OBJECTIVE, gauge(m.SLO_TARGET), 'max')}\n"
+    f"  and on (objective) {by(OBJECTIVE, gauge(m.SLO_CONFIGURED), 'max')} == 0",
+    legend(OBJECTIVE, "target of the preset, without alerts"),
+)
 _MISSED_REQUESTS = Link(
     "The requests that missed",
     "/d/goodput-requests?${__url_time_range}&var-objective=${__field.labels.objective}",
@@ -178,6 +184,7 @@ _OVER_TIME = Panel(
             "{{objective}}",
         ),
         _TARGET,
+        _PRESET,
     ),
     lowest=None,
     highest=1,

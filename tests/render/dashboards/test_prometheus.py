@@ -187,8 +187,11 @@ NO_ROTATION = {
     "Ejections and retries / no engine left",
     "Rotation of the proxy / {{engine}}",
 }
+# The settings have objectives.
+NO_PRESET = {"Attainment over time / {{objective}} target of the preset, without alerts"}
 NOT_HERE = (
-    NO_ROTATION
+    NO_PRESET
+    | NO_ROTATION
     | NO_PODS
     | NO_DRAFTS
     | NO_TRANSFERS
