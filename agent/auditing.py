@@ -1,4 +1,4 @@
-"""The audit of a live deployment by the `check` command: what it reads, and the printed result."""
+"""The audit of a live deployment by the `audit` command: what it reads, and the printed result."""
 
 import logging
 import sys

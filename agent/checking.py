@@ -1,7 +1,8 @@
-"""The `check` command: of the settings, of what expositions give, or of a live deployment."""
+"""The commands `audit`, of a live deployment, and `config check`, of settings and expositions."""
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from agent.command_options import AsJson, ConfigFile, TokenFile, server_url
 from agent.errors import SettingsInvalid
 from agent.settings import Settings, load
 from agent.settings.named_files import in_time
+from agent.settings.values import masked
 from agent.sources.engines.translate import expected_facts
 from agent.terminal import echo
 
@@ -29,8 +31,11 @@ ReadAll = Annotated[
     typer.Option("--engines", help="Read each engine once instead, and list the facts it lacks."),
 ]
 EngineUrl = Annotated[
-    str | None,
-    typer.Option("--engine", metavar="URL", help="Audit the live deployment of this engine."),
+    str, typer.Argument(metavar="URL", help="The engine, as http://127.0.0.1:8000.")
+]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Argument(parser=Path, metavar="FILE", help="YAML file with the settings."),
 ]
 AgentUrl = Annotated[
     str | None,
@@ -50,43 +55,75 @@ KeyFile = Annotated[
 ]
 
 
-def check(
+def audit(
+    url: EngineUrl,
     *,
-    config: ConfigFile = None,
-    engines: ReadAll = False,
-    engine: EngineUrl = None,
     agent: AgentUrl = None,
     send_request: Send = False,
+    config: ConfigFile = None,
     token_file: TokenFile = None,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a deployment (`--engine`), or the settings, of which all problems are listed.
+    """Audit a running engine: is it set up well?
 
-    With `--engine URL` it audits the running engine: each line passes, warns, fails or is unknown,
-    with what was seen and which flag to change. Exits with 0 if no line fails, 1 if one
-    does, 2 if the engine cannot be read.
+    Each line passes, warns, fails or is unknown, with what was seen and which flag to change. Exits
+    with 0 if no line fails, 1 if one does, 2 if the engine cannot be read.
 
-    Without it, it prints the settings in force. If one of their files is missing or cannot be read,
-    it exits with 2. Example: `check --engine http://127.0.0.1:8000 --send-request`.
+    Example: `audit http://127.0.0.1:8000 --send-request`.
     """
     from agent.auditing import audit_deployment
 
-    settings = load(config, os.environ)
-    if engine is not None:
-        code = audit_deployment(
-            server_url("--engine", engine),
-            settings,
-            agent_url=agent and server_url("--agent", agent),
-            token_file=token_file,
-            key_file=key_file,
-            send=send_request,
-            as_json=as_json,
-        )
-        raise typer.Exit(code)
+    code = audit_deployment(
+        server_url("URL", url),
+        load(config, os.environ),
+        agent_url=agent and server_url("--agent", agent),
+        token_file=token_file,
+        key_file=key_file,
+        send=send_request,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+config = typer.Typer(help="Check the settings.", no_args_is_help=True, rich_markup_mode="markdown")
+
+
+@config.command("check")
+def config_check(
+    file: SettingsFile = None, *, engines: ReadAll = False, as_json: AsJson = False
+) -> None:
+    """Print the settings in force, those of environment variables included, or list all problems.
+
+    Exits with 2 if a setting is invalid, or if one of their files is missing or cannot be read.
+
+    Example: `config check agent.yml`.
+    """
+    settings = load(file, os.environ)
     if engines:
         raise typer.Exit(_print_facts(settings, as_json=as_json))
     _print_settings(settings, as_json=as_json)
+
+
+def check(context: typer.Context) -> None:
+    """Name the command that replaces this one."""
+    words = [part for word in context.args for part in word.split("=", 1)]
+    engine, file = _taken(words, "--engine"), _taken(words, "--config")
+    if engine is not None:
+        options = [] if file is None else ["--config", file]
+        command = ["audit", masked(engine), *words, *options]
+    else:
+        command = ["config", "check", *([] if file is None else [file]), *words]
+    raise SettingsInvalid([f"check is now `goodput-agent {shlex.join(command)}`"])
+
+
+def _taken(words: list[str], option: str) -> str | None:
+    """Remove an option from the words; returns its value."""
+    if option not in words[:-1]:
+        return None
+    place = words.index(option)
+    words.pop(place)
+    return words.pop(place)
 
 
 def _print_settings(settings: Settings, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ import uvloop
 
 from agent import __version__
 from agent.app.supervising import ERROR_PREFIX, SETTINGS_INVALID, SIGNALS, TRY, Trial, kept_imports
-from agent.checking import check
+from agent.checking import audit, check, config
 from agent.command_options import AsJson, ConfigFile, server_url
 from agent.comparing import compare_runs
 from agent.database_commands import db
@@ -36,7 +36,7 @@ HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and 
 - Try it without a GPU: `goodput-agent demo`
 - Watch your engine: `goodput-agent run --engine http://127.0.0.1:8000`
 - See its page: <http://127.0.0.1:9470>
-- Is the engine set up well? `goodput-agent check --engine http://127.0.0.1:8000`
+- Is the engine set up well? `goodput-agent audit http://127.0.0.1:8000`
 - All agents on one page: `goodput-agent serve --config serve.yml`
 - What did users get? `goodput-agent report --last 24h`
 - Is it better than before? `goodput-agent compare --before 24h/1h --after 1h`
@@ -276,13 +276,17 @@ def version(as_json: AsJson = False) -> None:
 main.command()(run)
 main.command()(demo)
 main.command()(serve)
-main.command()(check)
+main.command()(audit)
+main.add_typer(config, name="config")
 main.command()(report)
 main.command("compare")(compare_runs)
 main.command()(estimate)
 main.command(epilog="`GOODPUT_RENDER_SLACK_PAGES` sets `--slack-pages`, and so on.")(render)
 main.add_typer(db, name="db")
 main.command()(version)
+# Names that others have replaced.
+_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
+main.command(hidden=True, add_help_option=False, context_settings=_ANY_WORDS)(check)
 
 
 def command() -> None:

@@ -22,7 +22,7 @@ WITHOUT = b"vllm:kv_cache_usage_perc"
 def check(engine: EngineServer, tmp_path: Path, *options: str) -> tuple[int, str]:
     settings = tmp_path / "agent.yml"
     settings.write_text(f"engines: [{{name: chat, url: '{engine.url}'}}]\n")
-    ended = CliRunner().invoke(main, ["check", "--engines", "--config", str(settings), *options])
+    ended = CliRunner().invoke(main, ["config", "check", "--engines", str(settings), *options])
     return ended.exit_code, ended.stdout
 
 
@@ -94,7 +94,7 @@ engines_from: {{kubernetes: {{selector: a=b, service_account: {0}/account}}}}
 def settings_check(folder: Path, text: str) -> Result:
     file = folder / "agent.yml"
     file.write_text(text)
-    return CliRunner().invoke(main, ["check", "--config", str(file)])
+    return CliRunner().invoke(main, ["config", "check", str(file)])
 
 
 def named_by(kind: object, place: str = "") -> Iterator[str]:
@@ -171,7 +171,7 @@ def vllm() -> Iterator[EngineServer]:
 def audit(*arguments: str) -> Result:
     """The command with an agent that does not run, and without GPUs."""
     environment = {"GOODPUT_LISTEN__PORT": str(free_port()), "GOODPUT_NVML__ENABLED": "false"}
-    return CliRunner().invoke(main, ["check", *arguments], env=environment)
+    return CliRunner().invoke(main, ["audit", *arguments], env=environment)
 
 
 def found(result: Result) -> dict[str, str]:
@@ -180,7 +180,7 @@ def found(result: Result) -> dict[str, str]:
 
 
 def test_a_live_engine_is_audited(vllm: EngineServer) -> None:
-    result = audit("--engine", vllm.url, "--json")
+    result = audit(vllm.url, "--json")
     findings = found(result)
     assert findings["prefix caching"] == "pass"
     assert findings["expected series"] == "pass"
@@ -196,7 +196,7 @@ def test_a_live_engine_is_audited(vllm: EngineServer) -> None:
 def test_a_line_that_fails_is_in_the_exit_code(vllm: EngineServer) -> None:
     page = PAGE.replace(b'enable_prefix_caching="True"', b'enable_prefix_caching="False"')
     vllm.answers("/metrics", page)
-    result = audit("--engine", vllm.url)
+    result = audit(vllm.url)
     assert result.exit_code == 1
     assert "fail    prefix caching       off" in result.stdout
     assert "1 fail" in result.stdout.splitlines()[-1]
@@ -205,24 +205,27 @@ def test_a_line_that_fails_is_in_the_exit_code(vllm: EngineServer) -> None:
 def test_limits_of_the_settings_are_those_of_the_edges(vllm: EngineServer, tmp_path: Path) -> None:
     settings = tmp_path / "agent.yml"
     settings.write_text("objectives: [{name: edges, ttft_ms: 250, tpot_ms: 100}]\n")
-    result = audit("--engine", vllm.url, "--json", "--config", str(settings))
+    result = audit(vllm.url, "--json", "--config", str(settings))
     assert found(result)["bucket edges"] == "pass"
 
 
 def test_an_engine_that_is_away_cannot_be_audited() -> None:
-    result = audit("--engine", f"http://127.0.0.1:{free_port()}")
+    result = audit(f"http://127.0.0.1:{free_port()}")
     assert isinstance(result.exception, EngineUnreachable)
 
 
-@pytest.mark.parametrize("option", ["--engine", "--agent"])
-def test_what_is_no_url_is_refused(vllm: EngineServer, option: str) -> None:
-    result = audit("--engine", vllm.url, option, "127.0.0.1:8000")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("URL", ["127.0.0.1:8000"]), ("--agent", ["http://127.0.0.1:1", "--agent", "127.0.0.1:8000"])],
+)
+def test_what_is_no_url_is_refused(given: str, words: list[str]) -> None:
+    result = audit(*words)
     assert isinstance(result.exception, SettingsInvalid)
-    assert f"{option}: '127.0.0.1:8000' is not the URL of a server" in str(result.exception)
+    assert f"{given}: '127.0.0.1:8000' is not the URL of a server" in str(result.exception)
 
 
 def test_an_agent_that_was_named_must_respond(vllm: EngineServer) -> None:
-    result = audit("--engine", vllm.url, "--agent", f"http://127.0.0.1:{free_port()}")
+    result = audit(vllm.url, "--agent", f"http://127.0.0.1:{free_port()}")
     assert isinstance(result.exception, SettingsInvalid)
     assert "no agent responds at" in str(result.exception)
 
@@ -232,5 +235,5 @@ def test_a_key_file_holds_one_key(vllm: EngineServer, tmp_path: Path) -> None:
     keys.write_text("one two\n")
     for content in (b"one two\n", b"", b"\xff\xfe"):
         keys.write_bytes(content)
-        result = audit("--engine", vllm.url, "--key-file", str(keys))
+        result = audit(vllm.url, "--key-file", str(keys))
         assert f"--key-file: {keys} must hold one key or token" in str(result.exception)

@@ -35,7 +35,18 @@ from tests.store.making import request, rollup_bytes, store
 
 SCRIPT = Path(sys.executable).parent / "goodput-agent"
 ENDS_WITHIN_S = 60.0
-COMMANDS = ("run", "demo", "check", "compare", "db", "estimate", "render", "report", "version")
+COMMANDS = (
+    "run",
+    "demo",
+    "audit",
+    "config",
+    "compare",
+    "db",
+    "estimate",
+    "render",
+    "report",
+    "version",
+)
 
 
 class Ended(NamedTuple):
@@ -165,12 +176,13 @@ def test_the_help_begins_with_what_to_do_first(call: Call) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-# Asks the function that bash calls for the words after `goodput-agent re` and `check --e`.
+# Asks the function that bash calls for the words after `goodput-agent re` and `config check --e`.
 COMPLETED = """
 eval "$(goodput-agent --show-completion)"
 function=$(complete -p goodput-agent | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
-COMP_WORDS=(goodput-agent re) COMP_CWORD=1; $function goodput-agent; echo "${COMPREPLY[@]}"
-COMP_WORDS=(goodput-agent check --e) COMP_CWORD=2; $function goodput-agent; echo "${COMPREPLY[@]}"
+complete() { $function goodput-agent; echo "${COMPREPLY[@]}"; }
+COMP_WORDS=(goodput-agent re) COMP_CWORD=1; complete
+COMP_WORDS=(goodput-agent config check --e) COMP_CWORD=3; complete
 """
 
 
@@ -178,7 +190,7 @@ COMP_WORDS=(goodput-agent check --e) COMP_CWORD=2; $function goodput-agent; echo
 def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     path = f"{SCRIPT.parent}:{os.environ['PATH']}"
     ended = run("bash", "--norc", "-c", COMPLETED, folder=tmp_path, PATH=path)
-    assert ended == Ended(0, "report render\n--engines --engine\n", "")
+    assert ended == Ended(0, "report render\n--engines\n", "")
 
 
 def test_the_version_is_that_of_the_package(call: Call) -> None:
@@ -220,10 +232,26 @@ def test_a_start_searches_nothing_that_it_imports_for_garbage(
 # check
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("--engine http://h:8000 --send-request", "audit http://h:8000 --send-request"),
+        ("--config a.yml --engine=http://h:8000", "audit http://h:8000 --config a.yml"),
+        ("--config a.yml --engines", "config check a.yml --engines"),
+        ("--engine http://u:s3cret@h", "audit http://u:***@h"),
+        ("", "config check"),
+        ("--help", "config check --help"),
+    ],
+)
+def test_the_old_name_of_a_check_says_the_new_one(call: Call, words: str, command: str) -> None:
+    (line,) = error_lines(call("check", *words.split()))
+    assert line.replace("'", "") == f"check is now `goodput-agent {command}`"
+
+
 def test_check_prints_the_settings_in_force_as_a_valid_file(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "agent.yml"
     file.write_text("engines: [{name: a, url: 'http://h:8000'}]\nstorage: {keep_requests: 3d}\n")
-    ended = call("check", "--config", str(file), GOODPUT_LISTEN__PORT="8080")
+    ended = call("config", "check", str(file), GOODPUT_LISTEN__PORT="8080")
     assert (ended.code, ended.err) == (0, "")
     shown = tmp_path / "shown.yml"
     shown.write_text(ended.out)
@@ -232,8 +260,8 @@ def test_check_prints_the_settings_in_force_as_a_valid_file(call: Call, tmp_path
 
 
 def test_check_prints_the_settings_as_json_as_well_without_passwords(call: Call) -> None:
-    ended = call("check", GOODPUT_STORAGE__PUBLISH_TO="postgresql://u:s3cret@h/d")
-    as_json = call("check", "--json")
+    ended = call("config", "check", GOODPUT_STORAGE__PUBLISH_TO="postgresql://u:s3cret@h/d")
+    as_json = call("config", "check", "--json")
     assert (as_json.code, as_json.err) == (0, "")
     assert json.loads(as_json.out) == yaml.safe_load(ended.out)
     assert "postgresql://u:***@h/d" in ended.out
@@ -243,7 +271,7 @@ def test_check_prints_the_settings_as_json_as_well_without_passwords(call: Call)
 def test_check_lists_every_problem(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "agent.yml"
     file.write_text("colour: green\nlisten: {port: no}\nengines: [{name: a}]\n")
-    lines = error_lines(call("check", "--config", str(file), GOODPUT_OTLP__GRPC="nowhere"))
+    lines = error_lines(call("config", "check", str(file), GOODPUT_OTLP__GRPC="nowhere"))
     assert {tuple(line.split(": ")[:2]) for line in lines} == {
         (f"{file}:1", "colour"),
         (f"{file}:2", "listen.port"),
@@ -254,7 +282,7 @@ def test_check_lists_every_problem(call: Call, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["sqlite:///shared.db", "mysql://h/d", "goodput.db"])
 def test_check_refuses_a_database_that_run_would_refuse(call: Call, url: str) -> None:
-    (line,) = error_lines(call("check", GOODPUT_STORAGE__PUBLISH_TO=url))
+    (line,) = error_lines(call("config", "check", GOODPUT_STORAGE__PUBLISH_TO=url))
     assert line.startswith("GOODPUT_STORAGE__PUBLISH_TO: storage.publish_to: ")
 
 
@@ -271,15 +299,15 @@ def test_a_mistake_in_the_file_ends_a_run_with_one_sentence(
 
 @pytest.mark.parametrize("value", ["2026-13-01", "9" * 5000, "[" * 5000])
 def test_a_mistake_in_a_variable_ends_a_check_with_one_sentence(call: Call, value: str) -> None:
-    (line,) = error_lines(call("check", GOODPUT_LISTEN__PORT=value))
+    (line,) = error_lines(call("config", "check", GOODPUT_LISTEN__PORT=value))
     assert line.startswith("GOODPUT_LISTEN__PORT: ")
     assert len(line) < 300
 
 
-@pytest.mark.parametrize("name", ["run", "check", "serve", "report"])
+@pytest.mark.parametrize("name", ["run", "audit http://h:1", "serve", "report"])
 def test_a_pipe_without_a_writer_is_no_settings_file(call: Call, tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "agent.yml")
-    (line,) = error_lines(call(name, "--config", "agent.yml"))
+    (line,) = error_lines(call(*name.split(), "--config", "agent.yml"))
     assert line == "agent.yml: cannot be read: Is a named pipe; name a regular file"
 
 
@@ -295,9 +323,9 @@ def test_a_pipe_is_no_file_of_a_setting(tmp_path: Path, setting: str) -> None:
     assert "Is a named pipe; name a regular file" in line
 
 
-@pytest.mark.parametrize("name", ["check", "run", "demo"])
+@pytest.mark.parametrize("name", ["audit http://h:1", "run", "demo"])
 def test_a_missing_file_is_named(call: Call, name: str) -> None:
-    (line,) = error_lines(call(name, "--config", "missing.yml"))
+    (line,) = error_lines(call(*name.split(), "--config", "missing.yml"))
     assert line.startswith("missing.yml: cannot be read: ")
 
 

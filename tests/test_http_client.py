@@ -70,8 +70,8 @@ def token_file(tmp_path: Path) -> Path:
 
 
 def audit(url: str, token_file: Path) -> None:
-    options = ("--engine", url, "--key-file", str(token_file), "--agent", url)
-    CliRunner().invoke(main, ["check", *options, "--token-file", str(token_file)])
+    options = (url, "--key-file", str(token_file), "--agent", url)
+    CliRunner().invoke(main, ["audit", *options, "--token-file", str(token_file)])
 
 
 def audit_part(url: str, _: Path) -> None:

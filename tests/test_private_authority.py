@@ -112,9 +112,9 @@ def test_commands_that_read_an_engine_trust_it_too(
         "GOODPUT_LISTEN__PORT": str(free_port()),
         "GOODPUT_NVML__ENABLED": "false",
     }
-    listed = CliRunner().invoke(main, ["check", "--engines"], env=environment)
+    listed = CliRunner().invoke(main, ["config", "check", "--engines"], env=environment)
     assert "engine chat: vllm, model tiny-llama" in listed.stdout
-    audited = CliRunner().invoke(main, ["check", "--engine", engine.url], env=environment)
+    audited = CliRunner().invoke(main, ["audit", engine.url], env=environment)
     assert "pass    prefix caching" in audited.stdout
 
 

@@ -83,9 +83,9 @@ def test_checks_of_an_engine(printed: Printed, engine: EngineServer, tmp_path: P
             {"engines": [{"name": "chat-0", "url": engine.url}], "listen": {"port": free_port()}}
         )
     )
-    facts = printed("check", "--config", config, "--engines")
+    facts = printed("config", "check", config, "--engines")
     assert LEFT in facts
-    audit = printed("check", "--config", config, "--engine", engine.url)
+    audit = printed("audit", engine.url, "--config", config)
     assert "vllm" in audit
     assert steering(facts + audit) == []
 

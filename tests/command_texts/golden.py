@@ -28,7 +28,7 @@ _FILES = {
 # Each with the files that it reads.
 _CALLS = {
     "estimate": ("estimate", "config.json", "--gpu", "H100-SXM", "--context", "8192"),
-    "check-settings": ("check", "--config", "agent.yml"),
+    "config-check": ("config", "check", "agent.yml"),
 }
 
 
@@ -37,7 +37,8 @@ def _commands(command: Any, name: str = "") -> Iterator[str]:
     yield name
     if isinstance(command, TyperGroup):
         for each, below in command.commands.items():
-            yield from _commands(below, f"{name} {each}".strip())
+            if not below.hidden:
+                yield from _commands(below, f"{name} {each}".strip())
 
 
 def _printed(words: Sequence[str]) -> str:

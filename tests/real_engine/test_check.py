@@ -1,4 +1,4 @@
-"""`goodput-agent check` on the real vLLM, started well and started badly."""
+"""`goodput-agent audit` on the real vLLM, started well and started badly."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -53,8 +53,8 @@ class Watch:
 
     def audit(self, url: str) -> Audited:
         """Audit an engine, by a request of its own; the agent is that of the settings."""
-        options = ["--engine", url, "--config", str(self.config), "--send-request", "--json"]
-        result = CliRunner().invoke(main, ["check", *options])
+        options = [url, "--config", str(self.config), "--send-request", "--json"]
+        result = CliRunner().invoke(main, ["audit", *options])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.output
         lines = json.loads(result.stdout)["lines"]
         return Audited(result.exit_code, {line["check"]: line for line in lines})
