@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from agent.app.engines import EfficiencyJobs, GpuJobs
 from agent.app.jobs import Jobs
 from agent.catalog import gpu_facts
+from agent.catalog.engine_facts import REQUESTS_FINISHED
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample, GpuSamples
@@ -53,13 +54,19 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+FACTS = {
+    **{name: key(metric) for name, metric in COUNTS.items()},
+    "finished": key(REQUESTS_FINISHED, "stop"),
+}
+
+
 def sample(engine: str, at: float, **values: float) -> EngineSample:
     return EngineSample(
         engine=engine,
         at=at,
         dialect="vllm",
         model="llama",
-        facts={key(COUNTS[name]): value for name, value in values.items()},
+        facts={FACTS[name]: value for name, value in values.items()},
     )
 
 
@@ -73,10 +80,10 @@ def earlier_run(folder: Path) -> Iterator[tuple[Engine, ObservationStore, float]
     database.dispose()
 
 
-def past_minutes(folder: Path, engines: Sequence[str]) -> None:
-    """Stores two minutes of each engine, with a request in the first."""
+def past_minutes(folder: Path, engines: Sequence[str], untraced: Sequence[str] = ()) -> None:
+    """Stores two minutes of each engine, with a request in the first; some have no row of it."""
     with earlier_run(folder) as (database, observations, begin):
-        for engine, step in product(engines, range(25)):
+        for engine, step in product([*engines, *untraced], range(25)):
             done = min(max(5.0 * step - 1.0, 0.0), DECODE_S) / DECODE_S
             observations.write_engine_sample(
                 sample(
@@ -86,6 +93,7 @@ def past_minutes(folder: Path, engines: Sequence[str]) -> None:
                     input=PROMPT * float(step > 0),
                     output=1.0 * (step > 0) + DECODED * done,
                     steps=1.0 * (step > 0) + DECODED * done,
+                    finished=float(step > 10),
                 )
             )
         store(database, [the_request(begin, n, engine) for n, engine in enumerate(engines)])
@@ -165,7 +173,8 @@ def missed(tmp_path_factory: pytest.TempPathFactory, driver: Path) -> Counted:
         "given": {**known, "kv_dtype": "fp8", "peak_tflops": 500, "bandwidth_gb_per_s": 4000},
         "unknown": {},
     }
-    past_minutes(folder, [*engines])
+    past_minutes(folder, [*engines], ["untraced"])
+    engines["untraced"] = known
     prices = [{"gpu": "H200-SXM", "gpu_hour_usd": 7.2}]
     with agent_of(folder, driver, engines, prices=prices) as agent:
         summaries = {name: counted(agent, name) for name in engines}
@@ -219,6 +228,25 @@ def test_a_price_of_a_gpu_product_applies_to_an_engine_without_one(missed: Count
     assert summary["cost"]["bill_usd"] == pytest.approx(summary["cost"]["gpu_hours"] * 7.2)
     assert summary["cost"]["methods"] == ["tokens"], "the model is not known"
     assert summary["mfu"] is None
+
+
+def test_an_engine_without_any_row_has_its_use_and_its_cost_by_what_it_counted(
+    missed: Counted,
+) -> None:
+    untraced = missed.summaries["untraced"]
+    sources = untraced["efficiency"]["sources"]
+    assert sources["requests"]["mfu"] is None
+    attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
+    decode = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
+    prefill = 2 * (LINEAR * PROMPT + D * V) + 4 * Q * HEAD * L * PROMPT * (PROMPT + 1) // 2
+    assert untraced["mfu"] == sources["counters"]["mfu"]
+    assert untraced["mfu"] * H200_FLOPS * 120 == pytest.approx(decode + prefill, rel=0.01)
+    moved = (DECODED + 1) * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
+    assert untraced["mbu"] * H200_BYTES * 120 == pytest.approx(moved, rel=0.01)
+    cost = untraced["cost"]
+    assert cost["usd_per_million_output_tokens"] is None
+    dollars = cost["allocated_usd_per_million_output_tokens"]
+    assert dollars == pytest.approx(cost["bill_usd"] / (DECODED + 1) * 1e6)
 
 
 ENGINE_FLOPS, ENGINE_READ, ENGINE_WRITTEN = 1.2e14, 8e13, 1e12

@@ -30,7 +30,7 @@ def _counter(name: str, text: str, *labels: str, **options: Unpack[MetricOptions
 
 MFU = _gauge(
     "llm_mfu_ratio",
-    "FLOP/s over the GPUs' dense peak, by phase and source; requests and engine are estimates.",
+    "FLOP/s over the GPUs' dense peak, by phase and source; all but hardware are estimates.",
     "phase",
     "source",
     unit=Unit.RATIO,
@@ -38,7 +38,7 @@ MFU = _gauge(
 )
 MBU = _gauge(
     "llm_mbu_ratio",
-    "Bytes/s over memory bandwidth, by phase and source; requests and engine are estimates.",
+    "Bytes/s over memory bandwidth, by phase and source; all but hardware are estimates.",
     "phase",
     "source",
     unit=Unit.RATIO,
@@ -93,7 +93,8 @@ COST = _counter(
 )
 COST_PER_MILLION = _gauge(
     "llm_cost_usd_per_million_tokens",
-    "Dollars per million tokens: busy time for input and output, the bill for within_objective.",
+    "Dollars per million tokens: busy time for input and output, the whole bill for counted_output "
+    "and within_objective.",
     "kind",
     absent="without a price, and without such tokens",
 )

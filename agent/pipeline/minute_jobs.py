@@ -208,7 +208,7 @@ def _model_in(samples: Sequence[EngineSample], bounds: MinuteBounds) -> str | No
 
 
 def _ratios(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str, Any]:
-    """MFU and MBU by the engine and by the hardware.
+    """MFU and MBU by the engine's counters, by the engine itself and by the hardware.
 
     A minute that is computed again keeps the hardware's: most GPU samples live only some minutes.
     """
@@ -216,7 +216,8 @@ def _ratios(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str, Any]
     if before is not None:
         mfu, mbu = before.hardware_mfu, before.hardware_mbu
     engine = {"engine_mfu": found.engine.mfu, "engine_mbu": found.engine.mbu}
-    return {**engine, "hardware_mfu": mfu, "hardware_mbu": mbu}
+    counters = dict(zip(("counters_mfu", "counters_mbu"), found.counters, strict=True))
+    return {**counters, **engine, "hardware_mfu": mfu, "hardware_mbu": mbu}
 
 
 def _overlapping(requests: MinuteRequests, bounds: MinuteBounds) -> Mask:

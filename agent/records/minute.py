@@ -229,6 +229,10 @@ class MinuteRow:
     """Dense peak of all GPUs together."""
     peak_bytes_per_s: float | None = None
     """Memory bandwidth of all GPUs together."""
+    counters_mfu: float | None = None
+    """MFU of requests of the mean lengths, by the engine's token counters."""
+    counters_mbu: float | None = None
+    """MBU of requests of the mean lengths, by the engine's token counters."""
     engine_mfu: float | None = None
     """MFU by the engine's own estimate."""
     engine_mbu: float | None = None

@@ -45,7 +45,11 @@ _ALIKE = (
     *("peak_flops_per_s", "peak_bytes_per_s", "ledger_closed"),
 )
 # Ratios, of which the mean is weighted by length.
-_SHARES = ("engine_mfu", "engine_mbu", "hardware_mfu", "hardware_mbu")
+_SHARES = tuple(
+    f"{source}_{figure}"
+    for source in ("counters", "engine", "hardware")
+    for figure in ("mfu", "mbu")
+)
 # Of single minutes; dropped when minutes are merged.
 _OF_A_MINUTE = ("disagreements", "unmatched")
 # A JSON object of tokens by objective name.

@@ -256,6 +256,7 @@ def _create_minutes() -> None:
         *_columns(sa.Float, "aborted_prefill_usd", "computed_usd", "cached_usd", "decode_usd"),
         sa.Column("steps", sa.String(10)),
         *_columns(sa.Float, "peak_flops_per_s", "peak_bytes_per_s"),
+        *_columns(sa.Float, "counters_mfu", "counters_mbu"),
         *_columns(sa.Float, "engine_mfu", "engine_mbu", "hardware_mfu", "hardware_mbu"),
         *_columns(sa.Float, "joules", "gpus_usd", "electricity_usd"),
         sa.Column("good_tokens_by_objective", sa.Text),

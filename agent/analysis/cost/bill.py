@@ -118,13 +118,15 @@ class CostRatios:
     """Dollars per something; None if there was none of it.
 
     *Active* figures are of busy time for requests with a row. `overhead` is the bill over the cost
-    of the requests. *Allocated* figures spread the whole bill.
+    of the requests. *Allocated* figures spread the whole bill; output then is all that engines
+    counted, rows or not.
     """
 
     per_million_computed_input: float | None
     per_million_cached_input: float | None
     per_million_input: float | None
     per_million_output: float | None
+    allocated_per_million_output: float | None
     per_request: float | None
     overhead: float | None
     allocated_per_request: float | None
@@ -205,6 +207,7 @@ def _ratios(bill_usd: float, cost: Cost, priced: Sequence[MinuteRow]) -> CostRat
         per_million_cached_input=_per(cost.cached, work.cached_tokens, _MILLION),
         per_million_input=_per(cost.prefill, work.prompt_tokens, _MILLION),
         per_million_output=_per(cost.decode, work.output_tokens, _MILLION),
+        allocated_per_million_output=_per(bill_usd, work.counted_output_tokens, _MILLION),
         per_request=_per(cost.requests, requests),
         overhead=_per(bill_usd, cost.requests),
         allocated_per_request=_per(bill_usd, requests),

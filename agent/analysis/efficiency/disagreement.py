@@ -1,4 +1,4 @@
-"""MFU and MBU of a minute by requests, engine and hardware, and why the three can differ."""
+"""MFU and MBU of a minute by each source, and why requests, engine and hardware can differ."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,8 +8,8 @@ from itertools import permutations
 from math import fsum
 from typing import NamedTuple
 
-from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.work import Serving
+from agent.analysis.efficiency.engine_observation import EngineObservation, IntervalState
+from agent.analysis.efficiency.work import Role, Serving
 from agent.catalog import gpu_facts
 from agent.records.gpu import GpuSample
 from agent.records.minute import EngineWork
@@ -44,6 +44,57 @@ def requests_utilisation(work: EngineWork, serving: Serving) -> SourceUtilisatio
         return SourceUtilisation(source=Source.REQUESTS)
     mfu, mbu = serving.utilisation(work.needed, work.known_s)
     return SourceUtilisation(source=Source.REQUESTS, mfu=mfu, mbu=mbu)
+
+
+def counters_utilisation(
+    observed: EngineObservation, serving: Serving
+) -> tuple[float | None, float | None]:
+    """(MFU, MBU) by the engine's token counters, as if all requests were of the mean lengths.
+
+    An estimate without any row: where lengths differ, attention needs somewhat more.
+    """
+    work = _counted_work(observed, serving)
+    read = [each for each in observed.intervals if each.state is not IntervalState.UNREAD]
+    seconds = fsum(each.time.within(observed.time).length_s for each in read)
+    return (None, None) if work is None else serving.utilisation(work, seconds)
+
+
+def _counted_work(observed: EngineObservation, serving: Serving) -> Work | None:
+    """None if tokens or the model are unknown, or if all requests of the tokens began before."""
+    increase = observed.increase
+    computed, output = increase.computed_tokens, increase.output_tokens
+    if serving.model is None or computed is None or output is None:
+        return None
+    if not computed + output:
+        return Work(0.0, 0.0)
+    requests = increase.first_tokens or increase.finished
+    if not requests:
+        return None
+    prompt, cached = (round(n / requests) for n in (computed, increase.cached_tokens or 0.0))
+    each = max(round(output / requests), 2)
+    decoded = max(output - requests, 0.0)
+    prefill, decode = Work(0.0, 0.0), Work(0.0, 0.0)
+    if serving.role is not Role.DECODE and prompt:
+        prefill = _times(computed / prompt, serving.prefill(prompt, cached))
+    if serving.role is not Role.PREFILL:
+        decode = _times(decoded / (each - 1), serving.decode(prompt + cached, each))
+    weights = serving.weight_bytes(_steps(observed, decoded), computed + decoded)
+    moved = prefill.bytes_moved + decode.bytes_moved + weights
+    return Work(prefill.flops + decode.flops, moved)
+
+
+def _times(factor: float, work: Work) -> Work:
+    return Work(work.flops * factor, work.bytes_moved * factor)
+
+
+def _steps(observed: EngineObservation, decoded: float) -> float:
+    """As the engine counted them, else as many as decode takes with the requests that ran."""
+    if observed.increase.steps is not None:
+        return observed.increase.steps
+    running = [each for each in observed.intervals if each.mean_running is not None]
+    length_s = fsum(each.time.length_s for each in running)
+    together_s = fsum((each.mean_running or 0.0) * each.time.length_s for each in running)
+    return decoded / max(together_s / length_s, 1.0) if length_s else decoded
 
 
 def engine_utilisation(observed: EngineObservation, serving: Serving) -> SourceUtilisation:

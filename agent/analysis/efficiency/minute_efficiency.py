@@ -10,6 +10,7 @@ from agent.analysis.efficiency.disagreement import (
     Disagreement,
     SourceUtilisation,
     clock_ratio,
+    counters_utilisation,
     disagreements,
     engine_utilisation,
     hardware_utilisation,
@@ -177,11 +178,15 @@ _MUCH_UNKNOWN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteEfficiency:
-    """The figures of one minute. `steps` is None if the work of its phases is unknown."""
+    """The figures of one minute. `counters` is (MFU, MBU).
+
+    `steps` is None if the work of its phases is unknown.
+    """
 
     work: EngineWork
     steps: StepSource | None
     requests: SourceUtilisation
+    counters: tuple[float | None, float | None]
     engine: SourceUtilisation
     hardware: SourceUtilisation
     disagreements: tuple[Disagreement, ...]
@@ -211,6 +216,7 @@ def minute_efficiency(
         work=work,
         steps=steps,
         requests=requests,
+        counters=counters_utilisation(observed, serving),
         engine=engine,
         hardware=hardware,
         disagreements=disagreements(comparable, conditions),

@@ -31,9 +31,11 @@ class Utilisation:
 class WindowEfficiency:
     """Stored minutes together. `mfu` and `mbu` are by the requests, over all known time.
 
+    Both are None if engines worked and no request has a row.
+
     `prefill` and `decode` are over the seconds in which any request was in the phase, `busy` over
-    those in which an engine worked; each is None if there was none of it. `engine` and
-    `hardware` are (MFU, MBU) by the other two sources. `steps` names how steps were counted.
+    those in which an engine worked; each is None if there was none of it. `counters`, `engine` and
+    `hardware` are (MFU, MBU) by the other sources. `steps` names how steps were counted.
 
     `rejected_draft_share` is the part of all computed output tokens, drafts included, that
     verification rejected. `preemptions` counts running requests that were thrown back. Both are
@@ -45,6 +47,7 @@ class WindowEfficiency:
     prefill: Utilisation | None
     decode: Utilisation | None
     busy: Utilisation | None
+    counters: tuple[float | None, float | None]
     engine: tuple[float | None, float | None]
     hardware: tuple[float | None, float | None]
     steps: frozenset[str]
@@ -65,7 +68,7 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
     """
     if not minutes:
         return None
-    known = [minute for minute in minutes if minute.work.needed is not None]
+    known = [] if _without_rows(minutes) else [m for m in minutes if m.work.needed is not None]
     return WindowEfficiency(
         mfu=_share(known, _known, _FLOPS),
         mbu=_share(known, _known, _BYTES),
@@ -76,6 +79,7 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
         ),
         decode=_utilisation(known, _decode, can_fill_cache=True),
         busy=_utilisation(known, _busy, can_fill_cache=True),
+        counters=(_mean(minutes, "counters_mfu", _FLOPS), _mean(minutes, "counters_mbu", _BYTES)),
         engine=(_mean(minutes, "engine_mfu", _FLOPS), _mean(minutes, "engine_mbu", _BYTES)),
         hardware=(_mean(minutes, "hardware_mfu", _FLOPS), _mean(minutes, "hardware_mbu", _BYTES)),
         steps=frozenset(minute.steps for minute in known if minute.steps is not None),
@@ -83,6 +87,12 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
         rejected_draft_share=_rejected_draft_share(minutes),
         preemptions=_preemptions(minutes),
     )
+
+
+def _without_rows(minutes: Sequence[MinuteRow]) -> bool:
+    """Whether engines worked and no row says on what: then idle minutes alone would say 0."""
+    seen = any(minute.work.prompt_tokens + minute.work.output_tokens > 0 for minute in minutes)
+    return not seen and any(minute.work.counted_output_tokens > 0 for minute in minutes)
 
 
 def _prefill(work: EngineWork) -> tuple[float, float, float]:

@@ -179,7 +179,8 @@ class EfficiencyResponse(BaseResponse):
     decode: UtilisationResponse | None
     busy: UtilisationResponse | None
     sources: Mapping[str, UtilisationResponse] = Field(
-        description="requests and engine are estimates, hardware is measured"
+        description="requests, counters (mean lengths, without rows) and engine are estimates, "
+        "hardware is measured"
     )
     steps: list[str] = Field(description="counted by the engine, estimated, or both")
     disagreements: list[DisagreementResponse] = Field(description="of the newest minute")
@@ -220,6 +221,9 @@ class CostResponse(BaseResponse):
     usd_per_million_computed_input_tokens: float | None
     usd_per_million_cached_input_tokens: float | None
     usd_per_million_output_tokens: float | None
+    allocated_usd_per_million_output_tokens: float | None = Field(
+        description="the whole bill over all output tokens that engines counted, rows or not"
+    )
     usd_per_request: float | None = Field(description="active")
     overhead: float | None = Field(description="the bill over the cost of the requests")
     allocated_usd_per_request: float | None = Field(description="the whole bill over the requests")
@@ -257,17 +261,24 @@ def efficiency_and_cost_of(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
         "counted_until": _utc(max(minute.until for minute in minutes)),
     }
     return {
-        "mfu": found.mfu,
-        "mbu": found.mbu,
+        **_best(found),
         "efficiency": EfficiencyResponse(**counted, **_efficiency(found), **_counted(minutes)),
         "cost": _cost(minutes, counted),
         "ledger": ledger_of(minutes),
     }
 
 
+def _best(found: WindowEfficiency) -> dict[str, float | None]:
+    """MFU and MBU by the requests; by the engines' counters if no request has a row."""
+    by_rows = found.mfu is not None or found.mbu is not None
+    mfu, mbu = (found.mfu, found.mbu) if by_rows else found.counters
+    return {"mfu": mfu, "mbu": mbu}
+
+
 def _efficiency(found: WindowEfficiency) -> dict[str, Any]:
     sources = {
         "requests": (found.mfu, found.mbu),
+        "counters": found.counters,
         "engine": found.engine,
         "hardware": found.hardware,
     }
@@ -337,6 +348,7 @@ def _cost(minutes: Sequence[MinuteRow], counted: dict[str, Any]) -> CostResponse
         usd_per_million_computed_input_tokens=per.per_million_computed_input,
         usd_per_million_cached_input_tokens=per.per_million_cached_input,
         usd_per_million_output_tokens=per.per_million_output,
+        allocated_usd_per_million_output_tokens=per.allocated_per_million_output,
         usd_per_request=per.per_request,
         overhead=per.overhead,
         allocated_usd_per_request=per.allocated_per_request,

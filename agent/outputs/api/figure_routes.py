@@ -65,8 +65,12 @@ class SummaryResponse(RequestFigures):
     covered_s: float = Field(description="seconds of the window since data_from; 0 without data")
     relative_error: float = Field(description="of the percentiles")
     simulated: bool = Field(description="true if the engine is the simulator")
-    mfu: float | None = Field(default=None, description="of the requests, over all counted time")
-    mbu: float | None = Field(default=None, description="of the requests, over all counted time")
+    mfu: float | None = Field(
+        default=None,
+        description="by the requests, over all counted time; by the engines' token counters if no "
+        "request has a row",
+    )
+    mbu: float | None = Field(default=None, description="by the same source as mfu")
     efficiency: EfficiencyResponse | None = None
     cost: CostResponse | None = None
     ledger: LedgerResponse | None = None

@@ -206,6 +206,7 @@ def _gauges(minute: MinuteRow) -> Values:
         yield em.COST_PER_MILLION, (*of, "computed_input"), per.per_million_computed_input
         yield em.COST_PER_MILLION, (*of, "cached_input"), per.per_million_cached_input
         yield em.COST_PER_MILLION, (*of, "output"), per.per_million_output
+        yield em.COST_PER_MILLION, (*of, "counted_output"), per.allocated_per_million_output
         good = per.allocated_per_million_good_tokens
         yield em.COST_PER_MILLION, (*of, "within_objective"), good
         for objective, usd in usd_per_million_by_objective([minute]).items():
@@ -220,6 +221,7 @@ def _efficiency(minute: MinuteRow, of: Labels) -> Values:
     assert found is not None, "there is one minute"
     for source, (mfu, mbu) in (
         ("requests", (found.mfu, found.mbu)),
+        ("counters", found.counters),
         ("engine", found.engine),
         ("hardware", found.hardware),
     ):

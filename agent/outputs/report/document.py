@@ -180,7 +180,7 @@ def _efficiency(summary: Json) -> ReportTable:
         ["mean accepted length", number_text(drafts.get("mean_accepted_length"), 2)],
         ["preemptions", number_text(found["preemptions"])],
     ]
-    note = f"{_counted(found)} MFU and MBU by requests and engine are estimates."
+    note = f"{_counted(found)} Only those by hardware are no estimates."
     return ReportTable(title="Efficiency", columns=("figure", "value"), rows=rows, note=note)
 
 
@@ -196,6 +196,7 @@ def _cost(cost: Json) -> ReportTable:
         "per hour": "usd_per_hour",
         "per million input tokens": "usd_per_million_input_tokens",
         "per million output tokens": "usd_per_million_output_tokens",
+        "bill per million output tokens": "allocated_usd_per_million_output_tokens",
         "per million tokens within objectives": "usd_per_million_tokens_within_objective",
         "per request": "usd_per_request",
     }

@@ -16,6 +16,8 @@ const price = (name, usd, why, more = "") => [name, dollars(usd), usd === null ?
 
 const prices = ({cost, output_tokens_per_s: rate}) => [
   price("Per 1M output tokens", cost.usd_per_million_output_tokens, "no output token is priced", "time in decode"),
+  price("Bill per 1M output tokens", cost.allocated_usd_per_million_output_tokens,
+    "no engine counted output tokens", "the whole bill over all that engines counted"),
   price("Per 1M input tokens", cost.usd_per_million_input_tokens, "no input token is priced", "time in prefill"),
   price("Per 1M cached input tokens", cost.usd_per_million_cached_input_tokens,
     "no token came from the prefix cache, or the engine does not count them", "found in the prefix cache"),

@@ -6,7 +6,7 @@ import {STEPS, STEPS_S, last, number, share, step_name, whole_percent} from "./w
 
 const PHASES = {prefill: "Prefill", decode: "Decode", busy: "All busy time"};
 const TERA = 1e12;
-const SOURCES = {requests: "by the requests", engine: "by the engine", hardware: "by the hardware"};
+const SOURCES = {requests: "by the requests", counters: "by the engine's token counters", engine: "by the engine", hardware: "by the hardware"};
 
 async function load({window = "1h"}) {
   const [summary, series] = await Promise.all([
@@ -57,7 +57,8 @@ function Roofline({efficiency}) {
 }
 
 const WHY_NOT = {
-  requests: "the model or the GPU's peak is unknown",
+  requests: "no request has a row, or the model or the GPU's peak is unknown",
+  counters: "no engine counted tokens, or the model or the GPU's peak is unknown",
   engine: "the engine does not estimate its work: start vLLM with --enable-mfu-metrics",
   hardware: "no GPU counters: NVML's GPM or dcgm-exporter gives them",
 };
@@ -98,7 +99,7 @@ function Show({data: {summary, steps, step, step_s}}) {
   const fill = (of) => (s) => s.efficiency.batch_fill?.[of] ?? null;
   const lines = (figure) => ({
     over: over_chart, data: with_breaks(steps, step_s, ...sources.map(of_source(figure))),
-    series: sources.map(([, name], index) => ({label: name, colour: ["--one", "--two", "--three"][index]})),
+    series: sources.map(([, name], index) => ({label: name, colour: ["--one", "--four", "--two", "--three"][index]})),
   });
   return html`
     <h2>Efficiency, ${over}</h2>

@@ -103,7 +103,7 @@ function headline(summary, objectives) {
 }
 
 function why_no_use({mfu, efficiency}) {
-  if (mfu !== null) return "of the requests";
+  if (mfu !== null) return efficiency.sources.requests.mfu !== null ? "of the requests" : `estimated, ${BY_ENGINE}`;
   return efficiency ? "unknown: the model or the GPU's peak is unknown" : "unknown: no minute is stored yet";
 }
 
