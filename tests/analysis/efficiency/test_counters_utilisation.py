@@ -1,0 +1,76 @@
+"""MFU and MBU by an engine's token counters alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.analysis.efficiency.window_efficiency import window_efficiency
+from agent.analysis.efficiency.work import Serving
+from agent.records.engine import EngineSample
+from tests.analysis.cost.engine_days import (
+    LLAMA_ON_H100,
+    busy_samples,
+    engine_sample,
+    minute_row,
+    request,
+)
+from tests.analysis.efficiency.test_minute_efficiency import SINGLE, efficiency_of, minute
+
+
+def counters_of(
+    samples: list[EngineSample], serving: Serving = LLAMA_ON_H100
+) -> tuple[float | None, float | None]:
+    return efficiency_of(samples, [], serving).counters
+
+
+def test_counters_alone_say_what_requests_of_one_length_say() -> None:
+    """120 requests with 1,000 new tokens, 500 cached ones and 50 output tokens, in 600 steps."""
+    rows = [
+        request(
+            *(number, number * 0.4),
+            input_tokens=1500,
+            cached_tokens=500,
+            output_tokens=50,
+        )
+        for number in range(120)
+    ]
+    counts = {"input": 180_000, "cached": 60_000, "output": 6000, "first": 120, "steps": 600}
+    samples = busy_samples(**counts)
+    by_rows = efficiency_of(samples, rows).requests
+    mfu, mbu = counters_of(samples)
+    assert mfu == pytest.approx(by_rows.mfu, rel=0.01)
+    assert mbu == pytest.approx(by_rows.mbu, rel=0.1)
+
+
+def test_seven_billion_weights_are_two_flops_a_token_by_counters() -> None:
+    """14e9 FLOPs of each of 60 x 1,000 prompt tokens, on a GPU of 312 TFLOP/s, for a minute."""
+    mfu, _ = counters_of(
+        busy_samples(input=60_000, cached=0, output=60, first=60, steps=60), serving=SINGLE
+    )
+    assert mfu == pytest.approx(60_000 * 14e9 / (60 * 312e12), rel=0.02)
+
+
+def test_by_counters_an_idle_engine_has_a_utilisation_of_zero() -> None:
+    still = engine_sample(0.0, running=0.0, input=7.0, output=7.0, first=1.0)
+    assert counters_of([replace(still, at=float(at)) for at in range(0, 61, 5)]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"output": 600.0, "input": 0.0, "first": 0.0},
+        {"output": 600.0},
+        {"output": 600.0, "input": 1000.0},
+    ],
+    ids=["all began before", "no prompts counted", "no requests counted"],
+)
+def test_without_lengths_counters_say_nothing(counts: dict[str, float]) -> None:
+    assert counters_of(busy_samples(**counts)) == (None, None)
+
+
+def test_without_a_row_a_busy_window_has_no_utilisation_by_requests() -> None:
+    busy = minute_row(busy_samples(input=60_000, cached=0, output=600, first=60, steps=60), ())
+    idle = minute_row(minute(0.0), (), LLAMA_ON_H100)
+    found = window_efficiency([idle, replace(busy, peak_flops_per_s=1e15, counters_mfu=0.3)])
+    assert found is not None
+    assert (found.mfu, found.counters[0]) == (None, 0.3)
