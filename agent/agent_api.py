@@ -9,7 +9,7 @@ import requests
 
 from agent.command_options import secret_in
 from agent.errors import SettingsInvalid
-from agent.http_client import http_session
+from agent.http_client import http_session, root_cause
 
 Json = dict[str, Any]
 
@@ -37,7 +37,7 @@ class AgentApi:
         try:
             return response.status_code, dict(response.json())
         except (ValueError, TypeError) as error:
-            raise self._absent(error) from error
+            raise self._absent(str(error)) from error
 
     def content(self, path: str) -> bytes:
         """The body at a path that is not JSON. Raises SettingsInvalid."""
@@ -47,14 +47,19 @@ class AgentApi:
         try:
             response = self._session.get(self._url + path, params=parameters, timeout=_WAITS_S)
         except requests.RequestException as error:
-            raise self._absent(error) from error
+            raise self._absent(root_cause(error)) from error
         if response.is_redirect:
             target = response.headers["Location"]
             raise SettingsInvalid([f"{self._url} redirects to {target}; give that URL"])
         return response
 
-    def _absent(self, error: Exception) -> SettingsInvalid:
-        return SettingsInvalid([f"no agent responds at {self._url}: {error}"])
+    def _absent(self, why: str) -> SettingsInvalid:
+        return SettingsInvalid(
+            [
+                f"no agent responds at {self._url}: {why}; start it with "
+                "goodput-agent run, or correct the address, which is that of its page"
+            ]
+        )
 
 
 @contextmanager

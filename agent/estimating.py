@@ -23,6 +23,7 @@ from agent.catalog.hardware import (
 from agent.command_options import AsJson
 from agent.errors import AgentError
 from agent.records.model import Parallelism
+from agent.settings.values import did_you_mean
 from agent.sources.model_config import read_model
 from agent.terminal import TerminalConsole, echo
 
@@ -31,11 +32,11 @@ class GpuUnknown(AgentError):
     """No figures of the GPU are known, neither by its name nor by options."""
 
     def __init__(self, name: str | None) -> None:
-        known = ", ".join(model.name for model in gpu_models())
+        known = [model.name for model in gpu_models()]
         what = "the GPU has no name" if name is None else f"the GPU {name!r} is unknown"
+        listed = did_you_mean(name or "", known) or f"; --gpu knows {', '.join(known)}."
         super().__init__(
-            f"{what}; --gpu knows {known}. For another, give --peak-tflops, --bandwidth-gb-per-s "
-            "and --memory-gb"
+            f"{what}{listed} For another, give --peak-tflops, --bandwidth-gb-per-s and --memory-gb"
         )
 
 

@@ -69,6 +69,13 @@ class TrustingAdapter(HTTPAdapter):
         return {} if self._tls is None else {"ssl_context": self._tls}
 
 
+def root_cause(error: BaseException) -> str:
+    """The first error in a chain of causes, in the words of the system if it has some."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def http_session(proxy: str | None = None, ca: Path | None = None) -> requests.Session:
     """A session that ignores `~/.netrc`, HTTP_PROXY and REQUESTS_CA_BUNDLE.
 

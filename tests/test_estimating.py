@@ -122,6 +122,7 @@ def test_a_gpu_without_a_row_can_be_described(call: Call) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--gpu", "H100"), "the GPU 'H100' is unknown; did you mean H100-SXM, H100-PCIe or"),
         (("--gpu", "H20-3e"), "the GPU 'H20-3e' is unknown; --gpu knows H100-SXM"),
         (("--memory-gb", "80"), "the GPU has no name.*--peak-tflops"),
     ],

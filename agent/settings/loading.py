@@ -4,17 +4,17 @@ A variable is `GOODPUT_<SECTION>__<KEY>`, with numbers for list items."""
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agent.errors import SettingsInvalid
-from agent.settings.named_files import read_named_file
+from agent.settings.named_files import read_named_file, similar_files
 from agent.settings.settings_model import Settings
-from agent.settings.values import shown
+from agent.settings.values import did_you_mean, shown
 from agent.settings.yaml_values import UNREAD, Place, YamlDocument, read_yaml
 
 PREFIX = "GOODPUT_"
@@ -63,7 +63,7 @@ def is_secret(place: Place) -> bool:
 def overlay(
     given: dict[Any, Any],
     environment: Mapping[str, str],
-    sections: Container[str],
+    sections: Collection[str],
     origins: dict[Place, str],
 ) -> list[str]:
     """Set the variables in `given`, and their names in `origins` by the place that they set.
@@ -79,7 +79,8 @@ def overlay(
     for name in sorted(paths, key=lambda name: _by_number(paths[name])):
         steps = paths[name]
         if steps[0] not in sections:
-            wrong = f"{shown(steps[0])} is not a section of the settings; unset or correct it"
+            close = did_you_mean(steps[0], sections) or "; unset or correct it"
+            wrong = f"{shown(steps[0])} is not a section of the settings{close}"
             problems.append(f"{shown_name(name)}: {wrong}")
             continue
         try:
@@ -225,7 +226,11 @@ def _read(path: Path) -> YamlDocument:
     """The document of a file, which is a mapping of keys or empty. Raises SettingsInvalid."""
     try:
         document = read_yaml(read_named_file(path).decode("utf-8"), is_secret=is_secret)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise SettingsInvalid(
+            [f"{path}: cannot be read: {error}{similar_files(path, error)}"]
+        ) from error
+    except UnicodeDecodeError as error:
         raise SettingsInvalid([f"{path}: cannot be read: {error}"]) from error
     if document.value is not UNREAD and not isinstance(document.value, (dict, type(None))):
         kind = type(document.value).__name__
@@ -245,14 +250,37 @@ def _repeated_names(given: Mapping[Any, Any], origins: _Origins) -> Iterator[str
                 yield _at(origins.of((section,)), (section,), text)
 
 
+def _keys_beside(place: Place) -> list[str]:
+    """The keys of the section that a place is in."""
+    sections: list[type[BaseModel]] = [Settings]
+    for step in place[:-1]:
+        if isinstance(step, str):
+            kinds = [kind for section in sections for key, kind in _keys(section) if key == step]
+            sections = [section for kind in kinds for section in _sections(kind)]
+    return [key for section in sections for key, _ in _keys(section)]
+
+
+def _keys(section: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    for name, field in section.model_fields.items():
+        yield field.alias or name, field.annotation
+
+
+def _sections(kind: Any) -> Iterator[type[BaseModel]]:
+    """The sections in the type of a setting."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for part in get_args(kind):
+        yield from _sections(part)
+
+
 # Messages in the terms of YAML, where pydantic uses those of Python.
 _WORDS = {
-    "extra_forbidden": "is not a known key; remove it or correct its spelling",
     "missing": "is missing",
     "tuple_type": "must be a list",
     "model_type": "must be a mapping of keys",
     "model_attributes_type": "must be a mapping of keys",
 }
+_QUOTED = re.compile("'([^']*)'")
 _WITHOUT_INPUT = ("extra_forbidden", "missing", "value_error")
 
 
@@ -269,6 +297,11 @@ def _sentences(detail: Any, origins: _Origins) -> list[str]:
 def _sentence(detail: Any, origins: _Origins) -> str:
     kind, place = detail["type"], detail["loc"]
     message = _WORDS.get(kind, detail["msg"].removeprefix("Value error, "))
+    if kind == "extra_forbidden":
+        close = did_you_mean(str(place[-1]), _keys_beside(place))
+        message = f"is not a known key{close or '; remove it or correct its spelling'}"
     hidden = kind in _WITHOUT_INPUT or is_secret(place)
     got = "" if hidden else f" (got {shown(detail['input'])})"
+    if kind == "literal_error":
+        got += did_you_mean(str(detail["input"]), _QUOTED.findall(detail["ctx"]["expected"]))
     return _at(origins.of(place), place, f"{message}{got}")

@@ -12,6 +12,8 @@ from threading import Thread
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
+from agent.settings.values import did_you_mean
+
 # A file system that answers at all answers sooner.
 READ_WITHIN_S = 5.0
 
@@ -43,6 +45,18 @@ def read_named_file(
     directory; of these, TimeoutError if its file system does not respond in time.
     """
     return in_time(path, partial(read_at_once, path, max_bytes), within_s)
+
+
+def similar_files(path: Path, error: OSError) -> str:
+    """The end of a sentence about a file that is missing: what its folder has in its place."""
+    if not isinstance(error.__cause__, FileNotFoundError):
+        return ""
+    folder = path.parent
+    try:
+        names = in_time(folder, partial(os.listdir, folder))
+    except OSError:
+        return f"; the folder {folder.absolute()} is missing, too"
+    return did_you_mean(path.name, names) or f"; looked for in {folder.absolute()}"
 
 
 def in_time(path: Path, read: Callable[[], Result], within_s: float = READ_WITHIN_S) -> Result:

@@ -5,10 +5,11 @@ from datetime import UTC, date, datetime, time
 from math import inf
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
+from agent.catalog.hardware import find_gpu, gpu_models
 from agent.records.prices import Electricity, Price, PriceList
-from agent.settings.values import Number, Section, shown
+from agent.settings.values import Number, Section, did_you_mean, shown
 
 
 def unix_time(value: object) -> float:
@@ -43,10 +44,21 @@ UnixTime = Annotated[
 ]
 
 
+def _product(name: str) -> str:
+    """A name of the table or of NVML; not one that several names of the table begin with."""
+    names = [model.name for model in gpu_models()]
+    begun = [each for each in names if each.casefold().startswith(f"{name.casefold()}-")]
+    if find_gpu(name) is None and begun:
+        raise ValueError(f"{shown(name)} is no product{did_you_mean(name, begun)}")
+    return name
+
+
 class PriceSettings(Section):
     """The hourly price of one GPU: of one engine, or of one product."""
 
-    gpu: str | None = Field(default=None, min_length=1, max_length=100)
+    gpu: Annotated[str, AfterValidator(_product)] | None = Field(
+        default=None, min_length=1, max_length=100
+    )
     """The product, by its name in NVML or in the agent's table."""
     engine: str | None = Field(default=None, min_length=1, max_length=100)
     """The engine, in place of a product."""

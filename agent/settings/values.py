@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,13 +82,26 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """The end of a sentence, with the names that `given` begins or is like; empty without any."""
+    plain = {name.casefold(): name for name in names}
+    wanted = given.casefold()
+    whole = [name for each, name in plain.items() if wanted and each.startswith(f"{wanted}-")]
+    found = whole or [plain[each] for each in get_close_matches(wanted, plain, n=3, cutoff=0.7)]
+    if not found:
+        return ""
+    *most, last = found
+    return f"; did you mean {', '.join(most)} or {last}?" if most else f"; did you mean {last}?"
+
+
 def known(names: Iterable[str]) -> AfterValidator:
     """A check that a value is one of these names."""
     listed = tuple(names)
 
     def check(value: str) -> str:
         if value not in listed:
-            raise ValueError(f"{shown(value)} is not known; known are {', '.join(listed)}")
+            close = did_you_mean(value, listed)
+            raise ValueError(f"{shown(value)} is not known; known are {', '.join(listed)}{close}")
         return value
 
     return AfterValidator(check)

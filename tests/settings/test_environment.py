@@ -95,7 +95,7 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
             "green",
             "GOODPUT_COLOUR: 'colour' is not a section of the settings; un",
         ),
-        ("GOODPUT_LISTEN__HOTS", "h", "listen.hots: is not a known key; remove it or correct"),
+        ("GOODPUT_LISTEN__HOTS", "h", "listen.hots: is not a known key; did you mean host?"),
         ("GOODPUT_LISTEN__PORT", "many", "listen.port: Input should be a valid integer (got 'many"),
         ("GOODPUT_LISTEN__PORT__TCP", "1", "GOODPUT_LISTEN__PORT__TCP: 'port' is a single value"),
         ("GOODPUT_ENGINES__0", "a", "engines[0]: must be a mapping of keys (got 'a')"),

@@ -123,6 +123,25 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("colour: 1", "colour: is not a known key; remove it or correct its spelling"),
+        ("lisen: {port: 1}", "lisen: is not a known key; did you mean listen?"),
+        (
+            "engines: [{name: a, url: 'http://h', scrape_intervall: 5s}]",
+            "engines[0].scrape_intervall: is not a known key; did you mean scrape_interval?",
+        ),
+        (
+            "prices: [{gpu: L4, gpu_hour_usd: 1, form: 1}]",
+            "prices[0].form: is not a known key; did",
+        ),
+        (
+            "engines: [{name: a, url: 'http://h', kind: vlm}]",
+            "engines[0].kind: Input should be 'auto', 'vllm', 'sglang', 'tgi' or 'trtllm' "
+            "(got 'vlm'); did you mean vllm?",
+        ),
+        (
+            "objectives: [{name: a, preset: interactiv}]",
+            "objectives[0].preset: 'interactiv' is not known; known are interactive, chat, 7b, "
+            "13b, 70b; did you mean interactive?",
+        ),
         ("listen: {port: 70000}", "listen.port: Input should be less than or equal to 65535"),
         ("listen: {port: '1'}", "listen.port: Input should be a valid integer (got '1')"),
         ("listen: {host: ''}", "listen.host: String should have at least 1 character"),
@@ -176,6 +195,18 @@ def test_the_problem_of_an_unreadable_file_names_the_file(tmp_path: Path) -> Non
     missing = tmp_path / "missing.yml"
     with pytest.raises(SettingsInvalid, match=r"missing\.yml: cannot be read: .*No such file"):
         load(missing, {})
+
+
+def test_a_file_that_is_missing_has_a_name_like_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "agent.yml").touch()
+    for name, what in (
+        ("agnt.yml", "did you mean agent.yml?"),
+        ("other", f"looked for in {tmp_path}"),
+        ("gone/agent.yml", f"the folder {tmp_path}/gone is missing, too"),
+    ):
+        with pytest.raises(SettingsInvalid) as caught:
+            load(tmp_path / name, {})
+        assert str(caught.value).endswith(f"No such file or directory; {what}")
 
 
 def test_problems_repeat_no_secret(tmp_path: Path) -> None:

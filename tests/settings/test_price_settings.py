@@ -128,6 +128,13 @@ def test_two_prices_of_one_thing_at_one_time_are_refused_with_both_keys(
     assert str(caught.value).startswith(expected)
 
 
+def test_the_price_of_a_gpu_that_comes_in_several_forms_is_refused() -> None:
+    with pytest.raises(ValueError, match="'H100' is no product; did you mean H100-SXM, H100-PCIe"):
+        prices_of("[{gpu: H100, gpu_hour_usd: 3}]")
+    # The table does not have all.
+    assert prices_of("[{gpu: Tesla P4, gpu_hour_usd: 0.1}]")
+
+
 def test_a_gpu_and_an_engine_of_one_name_have_separate_prices() -> None:
     prices = prices_of("[{gpu: L4, gpu_hour_usd: 1.0}, {engine: L4, gpu_hour_usd: 2.0}]")
     assert prices.gpu_hour_usd("chat", "L4", 0.0) == 1.0

@@ -15,10 +15,27 @@ from agent.settings.values import (
     HttpUrl,
     OtlpUrl,
     SqliteFile,
+    did_you_mean,
     duration_s,
     duration_text,
     masked,
 )
+
+GPUS = ("H100-SXM", "H100-PCIe", "L40", "L40S")
+
+
+@pytest.mark.parametrize(
+    ("given", "end"),
+    [
+        ("H100", "; did you mean H100-SXM or H100-PCIe?"),
+        ("h100sxm", "; did you mean H100-SXM?"),
+        ("L40-S", "; did you mean L40S or L40?"),
+        ("TPU", ""),
+        ("", ""),
+    ],
+)
+def test_a_name_that_is_unknown_is_compared_with_the_known_ones(given: str, end: str) -> None:
+    assert did_you_mean(given, GPUS) == end
 
 
 @pytest.mark.parametrize(

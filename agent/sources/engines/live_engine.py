@@ -89,7 +89,9 @@ class LiveEngine:
         if result.sample is None and health is None:
             reason = result.failure or ""
             raise EngineUnreachable(
-                reason, f"--engine: {shown_url(self._url)} does not answer ({reason})"
+                reason,
+                f"no engine answers at {shown_url(self._url)} ({reason}): start it, or correct the "
+                "address, which is that of its /metrics",
             )
         if result.sample is None:
             unread[EvidencePart.EXPOSITION] = _no_exposition(result.failure)

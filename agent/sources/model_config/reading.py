@@ -17,7 +17,13 @@ from pydantic_core import ErrorDetails
 from agent.catalog.architectures import ARCHITECTURES, ModelClass, Wrapper, model_classes
 from agent.catalog.hardware import Precision
 from agent.records.model import ModelShape
-from agent.settings.named_files import in_time, read_at_once, read_json, read_named_file
+from agent.settings.named_files import (
+    in_time,
+    read_at_once,
+    read_json,
+    read_named_file,
+    similar_files,
+)
 from agent.sources.model_config.config import (
     EVERYWHERE,
     RENAMES,
@@ -228,7 +234,10 @@ def _scheme(config: TextConfig, dtype: str | None, precision: Precision) -> Sche
 def _content(file: Path) -> dict[str, Any]:
     try:
         content = read_json(read_named_file(file, max_bytes=_MAX_BYTES))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        close = similar_files(file, error)
+        raise ModelConfigInvalid(f"{file}: cannot be read as JSON: {error}{close}") from error
+    except ValueError as error:
         raise ModelConfigInvalid(f"{file}: cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelConfigInvalid(f"{file}: holds no JSON object; give a model's config.json")
