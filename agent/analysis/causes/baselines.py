@@ -2,7 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -83,6 +83,13 @@ class _Model:
         newest.append((at, tokens))
 
 
+class _LongPrompts(NamedTuple):
+    """Prompts of the longest class that is known: all are shorter than `tokens`."""
+
+    tokens: int
+    token_s: float | None
+
+
 class RequestBaselines:
     """The usual phases of one engine's requests, by model and length of prompt."""
 
@@ -91,14 +98,14 @@ class RequestBaselines:
         self._lengths: OrderedDict[tuple[str | None, int], _Length] = OrderedDict()
         # Caches: many requests are explained between two that are learned from.
         self._usual: dict[tuple[str | None, int, bool], Usual] = {}
-        self._long_prompt_rates: dict[str | None, float | None] = {}
+        self._long_prompts: dict[str | None, _LongPrompts] = {}
 
     def learn(self, record: RequestRecord) -> None:
         """Learn from a request that succeeded, met or missed."""
         if record.status is not Status.OK:
             return
         self._usual.clear()
-        self._long_prompt_rates.clear()
+        self._long_prompts.clear()
         at = record.ended_at
         model = self._model(record.model)
         model.learn_tokens(record)
@@ -142,6 +149,9 @@ class RequestBaselines:
             usually_computed = round((record.input_tokens or 0) * (1 - cached_share))
             computed = min(computed, max(1, usually_computed))
         rate = self._length(record, computed).prefill_token_s.value(ENOUGH)
+        if rate is None and computed > (known := self._longest_known(record.model)).tokens:
+            # A token of a longer prompt takes at least as long.
+            rate = known.token_s
         return None if rate is None else rate * computed
 
     def _usual_of_class(self, record: RequestRecord, *, has_hits: bool) -> Usual:
@@ -173,16 +183,19 @@ class RequestBaselines:
 
     def long_prompt_rate(self, model: str | None) -> float | None:
         """Seconds of a prompt token in the longest prompts, where little else counts."""
-        if model not in self._long_prompt_rates:
-            self._long_prompt_rates[model] = self._long_prompt_rate(model)
-        return self._long_prompt_rates[model]
+        return self._longest_known(model).token_s
 
-    def _long_prompt_rate(self, model: str | None) -> float | None:
+    def _longest_known(self, model: str | None) -> _LongPrompts:
+        if model not in self._long_prompts:
+            self._long_prompts[model] = self._long_prompts_of(model)
+        return self._long_prompts[model]
+
+    def _long_prompts_of(self, model: str | None) -> _LongPrompts:
         for size in range(20, 6, -1):
             known = self._lengths.get((model, size))
             if known is not None and (rate := known.prefill_token_s.value(ENOUGH)) is not None:
-                return rate
-        return None
+                return _LongPrompts(1 << size, rate)
+        return _LongPrompts(0, None)
 
     def _model(self, name: str | None) -> _Model:
         return _kept(self._models, name, _Model)

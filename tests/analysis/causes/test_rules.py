@@ -43,6 +43,21 @@ def test_without_samples_a_queue_is_unexplained_and_names_sources_that_would_hel
     assert "plugin" in text
 
 
+def test_a_prompt_longer_than_any_before_needs_their_time_for_each_token() -> None:
+    """They took 35 ms for 400 tokens, so 8,000 need 0.7 s."""
+
+    def shares(prefill_s: float) -> dict[Cause, float]:
+        times = {"prefill_s": prefill_s, "ttft_s": prefill_s + 0.02, "e2e_s": prefill_s + 0.12}
+        found = explain(row(AT + 1, input_tokens=8000, **times), [OBJECTIVE], usual())
+        return {share.cause: share.excess_s or 0.0 for share in found.shares}
+
+    quick, slow = shares(0.7), shares(2.0)
+    assert quick[Cause.LONG_PROMPT] == pytest.approx(0.5, rel=0.01)
+    assert slow[Cause.LONG_PROMPT] == pytest.approx(0.52, rel=0.01)
+    # Nothing shows why it took 1.3 s more.
+    assert slow[Cause.UNEXPLAINED] - quick[Cause.UNEXPLAINED] == pytest.approx(1.3, rel=0.03)
+
+
 def test_prompts_of_others_in_the_steps_are_named() -> None:
     timeline = usual()
     for number in range(100):
