@@ -231,7 +231,7 @@ def demo(
         typer.Option(
             metavar="LENGTH", help="How much simulated past to store first: 10m, 1h, at most 2h."
         ),
-    ] = "2h",
+    ] = "24m",
 ) -> None:
     """Watch simulated engines, to try the agent without a GPU."""
     from agent.demo import simulated_engines

@@ -16,8 +16,9 @@ from importlib import resources
 from itertools import zip_longest
 from pathlib import Path
 from subprocess import PIPE, Popen
+from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from urllib.parse import quote
 
 from agent.app.supervising import kept_imports
@@ -29,6 +30,8 @@ from agent.settings.named_files import read_named_file
 from agent.settings.settings_model import ObjectiveSettings
 from agent.settings.values import duration_s
 from agent.simulator.past_engine import FRAME_S, Frame, frame_of
+from agent.simulator.plugin_sender import PATH_VARIABLE
+from agent.simulator.scenario import ScriptedFault, load_scenario
 from agent.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -42,13 +45,14 @@ _FILE = "goodput-demo.db"
 ENGINES = ("simulator-0", "simulator-1")
 SCENARIOS = Path(str(resources.files("agent.simulator") / "scenarios"))
 TENANT_HEADER = "X-Tenant"
+# The scenarios begin so long before the demo, and their faults come again as often.
 PAST_S = 7200.0
 GPU_HOUR_USD = 3.5
-GPU_POLL_S = 5.0
+GPU_POLL_S = 2.0
 # Of a live engine. Minutes are computed from samples that are up to three times as far apart.
 SCRAPE_EVERY = "15s"
 # Those of the scenarios; like vLLM, a simulator does not publish them.
-LIMITS = {"running_requests": 64, "step_tokens": 2048}
+LIMITS = {"running_requests": 8, "step_tokens": 2048}
 _PAST = "/simulator/past"
 _LIVE_WITHIN_S = 10.0
 _PAST_WITHIN_S = 60.0
@@ -72,9 +76,11 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
     """Run simulated vLLMs in processes of their own, and store their past, such as `2h`."""
     past_s = _past_s(past_length)
     signal.signal(signal.SIGTERM, _exit)
-    settings = _demo_settings(settings)
     now = time.time()
     with ExitStack() as stack:
+        sockets = stack.enter_context(TemporaryDirectory(prefix="goodput-demo-"))
+        settings = _demo_settings(settings, Path(sockets))
+        tell_faults(now)
         simulators = [
             stack.enter_context(_simulator(settings, engine, now - PAST_S))
             for engine in settings.engines
@@ -99,6 +105,45 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
         yield Demo(_with_urls(settings, urls), SimulatedGpus(urls))
 
 
+def scenario_file(engine: str) -> Path:
+    """The scenario of an engine of the demo."""
+    return SCENARIOS / f"{engine.replace('simulator', 'demo')}.yaml"
+
+
+class ComingFault(NamedTuple):
+    """A fault with its next time after the start of the demo, in seconds."""
+
+    after_s: float
+    engines: tuple[str, ...]
+    fault: ScriptedFault
+
+
+def coming_faults() -> list[ComingFault]:
+    """The next time of each named fault, in their order; one that several engines have is one."""
+    found: dict[str, ComingFault] = {}
+    for engine in ENGINES:
+        for fault in load_scenario(scenario_file(engine)).faults:
+            coming = ComingFault(fault.begins_from(PAST_S) - PAST_S, (engine,), fault)
+            first = found.setdefault(fault.name, coming)
+            if engine not in first.engines:
+                found[fault.name] = first._replace(engines=(*first.engines, engine))
+    return sorted(found.values(), key=lambda coming: coming.after_s)
+
+
+def tell_faults(now: float) -> None:
+    """Log which faults come when, by the clock, and the causes that the agent shall find."""
+    coming = coming_faults()
+    _LOG.info(
+        "SIMULATED: %d faults come, one after the other. The page shows their causes under "
+        '"Why requests missed", and their events:',
+        len(coming),
+    )
+    for after_s, engines, fault in coming:
+        at = time.strftime("%H:%M:%S", time.localtime(now + after_s))
+        causes = " or ".join(fault.causes)
+        _LOG.info("SIMULATED: %s %s, on %s: %s", at, fault.name, " and ".join(engines), causes)
+
+
 def _past_s(length: str) -> float:
     try:
         seconds = duration_s(length)
@@ -112,13 +157,13 @@ def _past_s(length: str) -> float:
 @contextmanager
 def _simulator(settings: Settings, engine: EngineSettings, origin: float) -> Iterator["Popen[str]"]:
     """Run a simulator. It also ends when this process is killed, which closes its stdin."""
-    scenario = SCENARIOS / f"{engine.name.replace('simulator', 'demo')}.yaml"
     with Popen(
         [sys.executable, "-m", "agent.simulator", "--port", "0", "--service-name", engine.name,
-         "--scenario", str(scenario), "--past", repr(origin), "--until-stdin-closes",
-         *_span_target(settings.otlp)],
+         "--scenario", str(scenario_file(engine.name)), "--past", repr(origin),
+         "--until-stdin-closes", *_span_target(settings.otlp)],
         stdin=PIPE, stdout=PIPE, text=True,
-        env={**os.environ, **_span_headers(settings.security)},
+        env={**os.environ, **_span_headers(settings.security),
+             PATH_VARIABLE: str(engine.plugin_socket)},
         # Ctrl-C is for the agent alone, which ends it.
         process_group=0,
     ) as process:  # fmt: skip
@@ -160,7 +205,7 @@ def _frames(url: str) -> Iterator[Iterator[Frame]]:
         yield (frame_of(json.loads(line)) for line in response.iter_lines(_READ_BYTES))
 
 
-def _demo_settings(given: Settings) -> Settings:
+def _demo_settings(given: Settings, sockets: Path) -> Settings:
     """The settings with the demo's engines, their price, and a proxy in front of them."""
     spans = _span_target(given.otlp)
     assert spans, "a receiver of spans is on"
@@ -176,6 +221,7 @@ def _demo_settings(given: Settings) -> Settings:
                 "gpus": [index],
                 "gpu_hour_usd": GPU_HOUR_USD,
                 "limits": LIMITS,
+                "plugin_socket": str(sockets / f"{name}.sock"),
             }
         )
         for index, name in enumerate(ENGINES)

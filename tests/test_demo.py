@@ -1,16 +1,20 @@
 """The demo: an agent and a labelled simulated engine that start and end together."""
 
+import re
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
-from agent.demo import ENGINES
+from agent.catalog.causes import Cause
+from agent.demo import ENGINES, ComingFault, coming_faults
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import shown
 from tests.real_parts.processes import ServerProcess
@@ -66,7 +70,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Its file is the demo's own. Its past has a dead engine, errors and a storm."""
+    """Its file is the demo's own. Its past has each fault once."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "ingest").write_text("token-of-the-demo")
     ports = AgentPorts.free()
@@ -78,7 +82,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        arguments = ["demo", "--past", "21m"]
+        arguments = ["demo", "--past", "24m"]
         with AgentProcess(arguments, folder, ports.listen, environment) as agent:
             yield Guarded(agent, folder)
 
@@ -94,7 +98,7 @@ def test_the_demo_labels_its_simulation_everywhere(guarded: Guarded) -> None:
     assert agent.api.summary()["simulated"] is True
     assert 'simulated="true"' in agent.api.exposition()
     assert "SIMULATED: these figures come from the" in shown(agent.url, "Why requests missed")
-    assert "SIMULATED: storing 21m of past first" in agent.log()
+    assert "SIMULATED: storing 24m of past first" in agent.log()
     assert f"on the page {agent.url}" in agent.log()
     assert "Traceback" not in agent.log()
     assert {row["engine"] for row in rows} <= set(ENGINES)
@@ -115,7 +119,7 @@ def test_the_demo_sends_its_spans_without_grpc_and_with_a_token(full: AgentProce
 
 WINDOW = "30m"
 # Of two engines, once all minutes of the past are computed.
-PRICED_S = 2 * 19 * 60.0
+PRICED_S = 2 * 22 * 60.0
 
 
 def test_the_past_of_the_demo_has_every_figure(full: AgentProcess) -> None:
@@ -162,6 +166,66 @@ def test_an_engine_of_the_demo_died_and_returned_and_another_preempted(full: Age
         ("RESTART", "simulator-1"),
         ("KV_PRESSURE", "simulator-0"),
     }
+
+
+# A round of faults, which comes again and again.
+ROUND_S = 1440.0
+# Its last requests waited for each other.
+QUEUE_S = 30.0
+
+
+def told_times(log: str) -> dict[str, float]:
+    """When each fault comes next, in Unix time, as the first lines of the demo say."""
+    line = re.compile(
+        r"^(\S+) (\S+),.*SIMULATED: (\d\d:\d\d:\d\d) (.*), on simulator", re.MULTILINE
+    )
+    times: dict[str, float] = {}
+    for day, logged, clock, name in line.findall(log):
+        logged_at, at = (datetime.fromisoformat(f"{day}T{each}") for each in (logged, clock))
+        # It may come after midnight.
+        times[name] = at.timestamp() + 86_400.0 * (at < logged_at)
+    return times
+
+
+def causes_found(agent: AgentProcess, from_s: float, until_s: float) -> dict[str, float]:
+    """The excess of requests that came in a time and missed, by cause. Failures count a second."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for row in agent.api.requests(verdict="missed", limit="1000"):
+        if from_s <= datetime.fromisoformat(row["started_at"]).timestamp() < until_s:
+            shares = agent.api.request(row["request_id"])["explanation"]["shares"]
+            for share in shares:
+                found[share["cause"]] += share["excess_s"] or 1.0
+    return found
+
+
+@pytest.mark.parametrize("coming", coming_faults(), ids=lambda coming: coming.fault.name)
+def test_the_cause_of_each_fault_is_found_and_it_came_when_the_demo_says(
+    full: AgentProcess, coming: ComingFault
+) -> None:
+    name, causes = coming.fault.name, coming.fault.causes
+    began_at = told_times(full.log())[name] - ROUND_S
+
+    def explained() -> bool:
+        waiting = full.api.requests(verdict="missed", limit="1000")
+        return all(row["explained_at"] is not None for row in waiting)
+
+    eventually(explained, within_s=WITHIN_S, what="the explanations")
+    found = causes_found(full, began_at, began_at + coming.fault.for_s + QUEUE_S)
+    assert found, "nothing missed"
+    assert max(found, key=found.__getitem__) in causes, found
+    assert found.get(Cause.UNEXPLAINED, 0.0) < 0.1 * sum(found.values()), found
+
+
+def test_every_fault_of_the_demo_has_a_name_a_cause_and_a_time_of_its_own() -> None:
+    coming = coming_faults()
+    assert len(coming) == 7
+    gaps = [later.after_s - earlier.after_s for earlier, later in pairwise(coming)]
+    # Every three to four minutes, also from the last to the first.
+    gaps.append(coming[0].after_s + ROUND_S - coming[-1].after_s)
+    assert all(180 <= gap <= 240 for gap in gaps), gaps
+    for each in coming:
+        assert each.fault.every_s == ROUND_S
+        assert each.fault.causes
 
 
 def test_the_demo_goes_on_where_its_past_ends(full: AgentProcess) -> None:

@@ -20,8 +20,10 @@ from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable
 from agent.http_client import http_session
 from agent.records.engine import (
+    EndedRequest,
     EngineProcess,
     EngineSample,
+    EngineStep,
     HostSample,
     LogFinding,
     LogSample,
@@ -82,7 +84,8 @@ def gpu_sample(figures: Mapping[str, Any], index: int, at: float) -> GpuSample:
         (gpu_facts.MEMORY_FREE.name, ()): figures["memory_bytes"] - figures["memory_used_bytes"],
         (gpu_facts.TEMPERATURE.name, ("gpu",)): figures["celsius"],
         (gpu_facts.CLOCK.name, ("sm",)): figures["clock_hertz"],
-        (gpu_facts.CLOCK_MAX.name, ("sm",)): figures["clock_hertz"],
+        (gpu_facts.CLOCK_MAX.name, ("sm",)): figures["clock_max_hertz"],
+        (gpu_facts.THROTTLED_TIME.name, ("hw_thermal",)): figures["throttled_s"],
     }
     return GpuSample(gpu=figures["uuid"], index=index, name=figures["name"], at=at, facts=facts)
 
@@ -90,10 +93,9 @@ def gpu_sample(figures: Mapping[str, Any], index: int, at: float) -> GpuSample:
 _ROUTE = "/v1/chat/completions"
 # The way from the engine through the proxy to the client.
 _WAY_S = 0.0015
-ACCEPT_EVERY_S = 120.0
+ACCEPT_EVERY_S = 60.0
 _BYTES_PER_TOKEN = 4
 _CHUNK_BYTES = 250
-_ERRORS = {Status.ERROR: "http_500", Status.CANCELLED: "client_gone"}
 _OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory (simulated)"
 
 
@@ -181,9 +183,23 @@ class PastAgent:
         for monitor in self._parts.engines.monitors:
             monitor.poll(now)
         self._parts.engines.gpus.store(now)
+        self._report_steps(frames)
+        self._parts.engines.missed.run(now)
         self._waiting += frames.items()
         if now >= self._accepted_at + ACCEPT_EVERY_S:
             await self._accept(now)
+
+    def _report_steps(self, frames: Mapping[str, Frame]) -> None:
+        """Hand over what the engines' plugins report."""
+        missed = self._parts.engines.missed
+        for engine, frame in frames.items():
+            for times, *figures in frame.steps:
+                last = EngineStep(engine, *figures)
+                for step in reversed(range(times)):
+                    ended_at = last.ended_at - step * (last.duration_s or 0.0)
+                    missed.on_step(last._replace(ended_at=ended_at))
+            for ended in frame.ended:
+                missed.on_ended(EndedRequest(engine, *ended))
 
     async def _accept(self, now: float) -> None:
         """Store the requests that ended, explain those that missed, and settle the others."""
@@ -228,14 +244,12 @@ class PastAgent:
             cached_tokens=seen.cached_tokens,
             output_tokens=seen.output_tokens,
             finish_reason=seen.finish_reason,
-            http_status=None if seen.left else 500 if first_s is None else 200,
+            http_status=500 if first_s is None else 200,
             proxied=_view(seen),
         )
 
 
 def _status(seen: ProxiedRequest) -> Status:
-    if seen.left:
-        return Status.CANCELLED
     return Status.ERROR if seen.first_s is None else Status.OK
 
 
@@ -251,7 +265,7 @@ def _view(seen: ProxiedRequest) -> ProxyView:
         gap_tokens=1 if gaps else None,
         input_bytes=_BYTES_PER_TOKEN * seen.input_tokens,
         output_bytes=_CHUNK_BYTES * seen.output_tokens,
-        error=_ERRORS.get(_status(seen)),
+        error="http_500" if seen.first_s is None else None,
         streamed=True,
         response_id=f"chatcmpl-{seen.request_id}",
     )

@@ -387,7 +387,7 @@ class Batch:
         decoding = sum(sequence.decodes for sequence, _ in pieces)
         prefill_s = self._scenario.prefill.duration_s(prompt_tokens) * fault.prefill_slowdown
         decode_s = self._scenario.decode.duration_s(decoding) * fault.decode_slowdown
-        return (prefill_s + decode_s) * fault.step_slowdown
+        return (prefill_s + decode_s) * fault.step_slowdown * fault.gpu_slowdown
 
     def end(self, work: StepWork) -> Step:
         """The results of the step; requests that were aborted during it get no token."""

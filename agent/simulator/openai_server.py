@@ -1,9 +1,10 @@
 """The simulated engine's HTTP server, and the coroutine that runs a whole simulator."""
 
+import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing, suppress
 from random import Random
 from typing import Protocol
 from uuid import uuid4
@@ -29,14 +30,16 @@ from agent.simulator.completions import (
     parsed,
 )
 from agent.simulator.scenario import Fault, Faults, Scenario
-from agent.simulator.simulated_engine import Clock, Engine
+from agent.simulator.simulated_engine import Clock, Engine, EngineDiedError
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import TRACE_HEADERS, SpanSender, SpanTarget
-from agent.simulator.traffic import planned_requests
+from agent.simulator.traffic import EvenShare, cached_tokens, planned_requests
 
 # How long a stop waits for open streams; the engine has stopped by then.
 DRAIN_S = 0.1
 _MAX_BODY_BYTES = 64 * 1024 * 1024
+# Routes of the simulation, which answer while the engine is dead.
+_CONTROLS = "/simulator/"
 # As uvicorn writes it for vLLM.
 _ACCESS_LINE = 'INFO:     %a - "%r" %s'
 _FAILED: Body = {
@@ -74,11 +77,12 @@ class OpenAiRoutes:
         self._random = Random(f"{scenario.seed}: answers")
         # Separate, so that a fault does not change the output lengths.
         self._luck = Random(f"{scenario.seed}: faulty answers")
+        self._deferring = EvenShare()
         self._started_unix_s = int(time.time())
 
     def app(self) -> web.Application:
         """The routes as an application."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._while_alive])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
@@ -87,6 +91,18 @@ class OpenAiRoutes:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat_completions)
         return app
+
+    @web.middleware
+    async def _while_alive(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Break the connections of a dead engine, as when its process ends."""
+        if not self._engine.is_dead or request.path.startswith(_CONTROLS):
+            with suppress(EngineDiedError):
+                return await handler(request)
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
 
     async def _metrics(self, request: web.Request) -> web.Response:
         headers = {"Content-Type": CONTENT_TYPE_LATEST}
@@ -158,6 +174,7 @@ class OpenAiRoutes:
         max_tokens = min(body.token_limit() or room, room)
         stops_after = self._scenario.output_tokens.draw(self._random)
         headers = {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}
+        fault = self._faults.at(self._engine.now_s())
         return EngineRequest(
             request_id=completion.engine_id,
             arrived_s=self._engine.now_s(),
@@ -167,6 +184,9 @@ class OpenAiRoutes:
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
             trace_headers=headers,
+            cached_tokens=cached_tokens(self._scenario, fault, completion.prompt_tokens),
+            front_s=fault.front_s,
+            deferred_s=fault.defer_s if self._deferring.strikes(fault.defer_ratio) else 0.0,
         )
 
 
@@ -227,7 +247,9 @@ async def run_simulator(
             stack.push_async_callback(sender.close)
         stack.push_async_callback(runner.cleanup)
         announce(await listen(runner, host, port))
-        await engine.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engine.run())
+            tasks.create_task(engine.die_and_return(page.restart))
 
 
 def _chat_id() -> str:

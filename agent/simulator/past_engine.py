@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from agent.errors import SettingsInvalid
 from agent.simulator.batching import Batch, EngineRequest, Finished, Step
 from agent.simulator.openai_server import DRAIN_S, OpenAiRoutes, listen
+from agent.simulator.plugin_sender import PluginSender, ended_record, step_record
 from agent.simulator.scenario import Faults, Scenario, SimulatedGpu
 from agent.simulator.simulated_engine import Clock, Engine
 from agent.simulator.simulated_metrics import MetricsPage
@@ -28,7 +29,7 @@ from agent.simulator.span_sender import SpanSender, SpanTarget, provider_for, re
 from agent.simulator.traffic import Clients, planned_requests
 
 # Time between two frames.
-FRAME_S = 42.0
+FRAME_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class ProxiedRequest:
     """One request as a proxy in front of the engine saw it; times in seconds from its arrival.
 
     `waits` are those for its tokens after the first: a time, and how many equal ones in a row.
-    Without a first token it failed, unless its client `left`.
+    Without a first token it failed.
     """
 
     trace_id: str
@@ -50,7 +51,6 @@ class ProxiedRequest:
     cached_tokens: int
     output_tokens: int
     finish_reason: str | None
-    left: bool = False
     waits: tuple[tuple[float, int], ...] = ()
 
 
@@ -61,7 +61,9 @@ _PROXIED = tuple(each.name for each in fields(ProxiedRequest))
 class Frame:
     """One moment of the past, and the requests that ended since the frame before.
 
-    `exposition` is None while the engine is dead. `spans` is an OTLP export in base64.
+    `exposition` is None while the engine is dead. `spans` is an OTLP export in base64. `steps` and
+    `ended` are what the engine's plugin reports, without the engine's name: of each step, before
+    the figures of `EngineStep`, how many equal ones ended with it; and `EndedRequest`.
     """
 
     at: float
@@ -69,6 +71,8 @@ class Frame:
     gpu: Mapping[str, Any]
     spans: str | None
     proxied: tuple[ProxiedRequest, ...]
+    steps: tuple[tuple[Any, ...], ...]
+    ended: tuple[tuple[Any, ...], ...]
 
     def plain(self) -> dict[str, Any]:
         """The same as JSON takes it."""
@@ -85,9 +89,13 @@ def frame_of(plain: Mapping[str, Any]) -> Frame:
 
 # Tensor cores are busy for longer than the work at their peak takes.
 _TENSOR_EFFICIENCY = 0.9
+# A mean over less time says nothing.
+_SHORTEST_S = 0.1
 _IDLE_CELSIUS = 38.0
 _HOT_CELSIUS = 74.0
 _SM_HERTZ = 1.98e9
+# A GPU that heat throttles.
+_THROTTLED_CELSIUS = 91.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +111,12 @@ class _GpuWork:
 class GpuFigures:
     """Adds up the work of steps; each `read` gives the figures of the time since the last one."""
 
-    def __init__(self, gpu: SimulatedGpu) -> None:
+    def __init__(self, gpu: SimulatedGpu, faults: Faults) -> None:
         self._gpu = gpu
+        self._faults = faults
         self._now = self._read = _GpuWork()
-        self._joules = 0.0
+        self._joules = self._throttled_s = 0.0
+        self._figures: Mapping[str, float | str] | None = None
 
     def observe(self, step: Step) -> None:
         """Add one step of the engine."""
@@ -119,17 +129,23 @@ class GpuFigures:
         )
 
     def read(self, at_s: float) -> Mapping[str, float | str]:
-        """The GPU's figures at a time of the engine."""
+        """The GPU's figures at a time of the engine; those read before if no time has passed."""
         gpu, now, before = self._gpu, self._now, self._read
-        passed_s = max(at_s - before.at_s, 1e-3)
+        passed_s = at_s - before.at_s
+        if self._figures is not None and passed_s < _SHORTEST_S:
+            return self._figures
+        passed_s = max(passed_s, _SHORTEST_S)
         tensor = (now.flops - before.flops) / gpu.flops_per_s / _TENSOR_EFFICIENCY / passed_s
         dram = (now.bytes_ - before.bytes_) / gpu.bytes_per_s / passed_s
         busy = min(1.0, (now.busy_s - before.busy_s) / passed_s)
         load = min(1.0, 0.25 * busy + 0.45 * dram + 0.3 * tensor)
         watts = gpu.idle_watts + load * (gpu.limit_watts - gpu.idle_watts)
+        slowdown = self._faults.at(at_s).gpu_slowdown
+        celsius = _IDLE_CELSIUS + load * (_HOT_CELSIUS - _IDLE_CELSIUS)
         self._joules += watts * passed_s
+        self._throttled_s += self._faults.throttled_s(before.at_s, at_s)
         self._read = _GpuWork(at_s, now.flops, now.bytes_, now.busy_s)
-        return {
+        self._figures = {
             "uuid": gpu.uuid,
             "name": gpu.name,
             "memory_bytes": gpu.memory_bytes,
@@ -140,9 +156,12 @@ class GpuFigures:
             "watts": watts,
             "limit_watts": gpu.limit_watts,
             "joules": self._joules,
-            "celsius": _IDLE_CELSIUS + load * (_HOT_CELSIUS - _IDLE_CELSIUS),
-            "clock_hertz": _SM_HERTZ,
+            "celsius": _THROTTLED_CELSIUS if slowdown > 1 else celsius,
+            "clock_hertz": _SM_HERTZ / slowdown,
+            "clock_max_hertz": _SM_HERTZ,
+            "throttled_s": self._throttled_s,
         }
+        return self._figures
 
 
 def traced(requests: Iterator[EngineRequest]) -> Iterator[EngineRequest]:
@@ -166,12 +185,15 @@ class PastEngine:
         self.batch = Batch(scenario, planned, self.faults)
         self._scenario = scenario
         self._unix_ns = unix_ns
-        self._gpu = GpuFigures(scenario.gpu)
+        self._gpu = GpuFigures(scenario.gpu, self.faults)
         self._spans = InMemorySpanExporter()
         provider = provider_for(service)
         provider.add_span_processor(SimpleSpanProcessor(self._spans))
         self._tracer = provider.get_tracer(__name__)
         self._proxied: list[ProxiedRequest] = []
+        self._service = service
+        self._steps: list[tuple[Any, ...]] = []
+        self._ended: list[tuple[Any, ...]] = []
         self._dead = False
         self.start(0.0)
 
@@ -201,13 +223,7 @@ class PastEngine:
             yield self._frame()
 
     def end(self) -> Frame:
-        """The last frame: the clients of open requests leave, for no proxy of theirs goes on."""
-        left = self.batch.drop_all()
-        self._proxied += [
-            replace(self._failed(request, self._at_s), left=True)
-            for request in left
-            if request.arrived_s <= self._at_s
-        ]
+        """The last frame: clients send the requests from now on. Open ones go on in real time."""
         self.batch.end_plan(self._at_s)
         return self._frame()
 
@@ -230,22 +246,28 @@ class PastEngine:
 
     def _take(self, step: Step) -> None:
         self.observe(step)
+        self._steps.append((step.times, *step_record(step, self._service, self._unix_ns)[1:]))
         self._proxied += [self._failed(request, request.arrived_s) for request in step.lost]
         for done in step.finished:
             record_span(self._tracer, done, self._unix_ns)
             self._proxied.append(self._done(done))
+            self._ended.append(ended_record(done, self._service, self._unix_ns)[1:])
 
     def _frame(self) -> Frame:
         spans = self._spans.get_finished_spans()
         self._spans.clear()
         encoded = b64encode(encode_spans(spans).SerializeToString()).decode() if spans else None
         proxied, self._proxied = tuple(self._proxied), []
+        steps, self._steps = tuple(self._steps), []
+        ended, self._ended = tuple(self._ended), []
         return Frame(
             at=self._unix(self._at_s),
             exposition=None if self._dead else self.render().decode(),
             gpu=self.gpu(self._at_s),
             spans=encoded,
             proxied=proxied,
+            steps=steps,
+            ended=ended,
         )
 
     def _unix(self, at_s: float) -> float:
@@ -341,7 +363,9 @@ async def run_with_past(
     clock = Clock(lead_s=time.time() - origin)
     past = PastEngine(scenario, spans.service_name or "", clock.unix_ns)
     sender = SpanSender(spans, clock.unix_ns)
-    engine = Engine(past.batch, clock, [past.observe, sender.observe], past.faults)
+    plugin = PluginSender(spans.service_name or "", clock.unix_ns)
+    observers = [past.observe, sender.observe, plugin.observe]
+    engine = Engine(past.batch, clock, observers, past.faults)
     routes = PastRoutes(past, clock, origin)
     app = OpenAiRoutes(scenario, engine, past, past.faults).app()
     routes.add_to(app)
@@ -350,11 +374,16 @@ async def run_with_past(
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(sender.close)
+        stack.callback(plugin.close)
         stack.push_async_callback(runner.cleanup)
         announce(await listen(runner, host, port))
         proxy = await routes.live
         clients = Clients(proxy, scenario.model, clock)
         planned = planned_requests(scenario, lambda: f"chatcmpl-{uuid4().hex}", past.faults)
+        # Spans of open requests need the agent, too.
+        await clients.wait_for_proxy()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(engine.run())
+            tasks.create_task(engine.die_and_return(lambda: past.start(clock.now_s())))
+            tasks.create_task(plugin.run())
             tasks.create_task(clients.send(planned))

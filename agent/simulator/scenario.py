@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from agent.catalog.causes import Cause
 from agent.catalog.time_units import HOUR_S
 from agent.errors import SettingsInvalid
 from agent.settings.named_files import read_named_file
@@ -89,20 +90,23 @@ class Fault(_Part):
     """A fault of an engine; the defaults mean no fault.
 
     `surge` requests arrive for each planned one. Prefill takes `prefill_slowdown` times as long,
-    decode `decode_slowdown` times, and every step `step_slowdown` times. A `defer_ratio` of the
-    planned requests is not scheduled before `defer_s`, like a request that waits for its grammar or
-    its LoRA. The front takes `front_s` more before the queue. An `error_ratio` of all requests gets
-    a 500. `kv_taken` is a share of the KV cache that no request can use, and `max_num_seqs` fewer
-    slots than the scenario's. A `long_ratio` of the planned requests has prompts of `long_tokens`.
-    With `cache_lost` the prefix cache has nothing. With `hang` the engine stops its steps, and its
-    exposition stays as it is. An engine that is `dead` loses its requests and starts anew; only a
-    history has such times.
+    decode `decode_slowdown` times, and every step `step_slowdown` times. So do steps with
+    `gpu_slowdown`, because heat throttles the GPU: its clock falls, and NVML names the reason. A
+    `defer_ratio` of the requests is not scheduled before `defer_s`, like a request that waits for
+    its grammar or its LoRA. The front takes `front_s` more before the queue. An `error_ratio` of
+    all requests gets a 500. `kv_taken` is a share of the KV cache that no request can use, and
+    `max_num_seqs` fewer slots than the scenario's. A `long_ratio` of the planned requests has
+    prompts of `long_tokens`, and a `long_output_ratio` responses of `long_output_tokens`. With
+    `cache_lost` the prefix cache has nothing. With `hang` the engine stops its steps, and its
+    exposition stays as it is. An engine that is `dead` loses its requests, refuses connections,
+    and starts anew when the fault ends.
     """
 
     surge: Count = 1
     prefill_slowdown: Positive = 1.0
     decode_slowdown: Positive = 1.0
     step_slowdown: Positive = 1.0
+    gpu_slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     defer_ratio: Ratio = 0.0
     defer_s: NotNegative = 0.0
     error_ratio: Ratio = 0.0
@@ -111,25 +115,58 @@ class Fault(_Part):
     max_num_seqs: Count | None = None
     long_ratio: Ratio = 0.0
     long_tokens: Count = 1
+    long_output_ratio: Ratio = 0.0
+    long_output_tokens: Count = 1
     cache_lost: bool = False
     hang: bool = False
     dead: bool = False
 
 
 class ScriptedFault(Fault):
-    """A fault that begins `after_s` from the engine's start and lasts `for_s`."""
+    """A fault that begins `after_s` from the engine's start and lasts `for_s`.
+
+    It comes again every `every_s`. `name` says what it is. An agent shall find one of `causes`,
+    mostly the first, of the requests that miss by it.
+    """
 
     after_s: NotNegative
     for_s: Positive
+    every_s: Positive | None = None
+    name: str = ""
+    causes: tuple[Cause, ...] = ()
 
     def holds_at(self, at_s: float) -> bool:
         """Whether the fault is active at a time of the engine."""
-        return self.after_s <= at_s < self.after_s + self.for_s
+        since_s = at_s - self.after_s
+        if since_s < 0:
+            return False
+        return (since_s if self.every_s is None else since_s % self.every_s) < self.for_s
+
+    def begins_from(self, at_s: float) -> float:
+        """When it next begins, at `at_s` or later; infinity if it does not."""
+        return self._next(self.after_s, at_s)
+
+    def next_change_s(self, at_s: float) -> float:
+        """When it next begins or ends after `at_s`; infinity if it does not."""
+        later_s = math.nextafter(at_s, math.inf)
+        return min(self._next(edge, later_s) for edge in (self.after_s, self.after_s + self.for_s))
+
+    def _next(self, edge_s: float, at_s: float) -> float:
+        """The first time from `at_s` on that is `edge_s`, or whole periods later."""
+        if edge_s >= at_s:
+            return edge_s
+        if self.every_s is None:
+            return math.inf
+        return edge_s + math.ceil((at_s - edge_s) / self.every_s) * self.every_s
 
     def faster(self, scale: float) -> "ScriptedFault":
         """The same fault in shorter times."""
-        times = ("after_s", "for_s", "defer_s", "front_s")
-        return self.model_copy(update={name: getattr(self, name) / scale for name in times})
+        times = {name: getattr(self, name) for name in _TIMES}
+        given = {name: time_s for name, time_s in times.items() if time_s is not None}
+        return self.model_copy(update={name: time_s / scale for name, time_s in given.items()})
+
+
+_TIMES = ("after_s", "for_s", "every_s", "defer_s", "front_s")
 
 
 class SimulatedGpu(_Part):
@@ -290,10 +327,16 @@ class Faults:
 
     def next_change_s(self, at_s: float) -> float:
         """When the script next changes after `at_s`; infinity if it does not."""
-        edges = [
-            edge for each in self._script for edge in (each.after_s, each.after_s + each.for_s)
-        ]
-        return min((edge for edge in edges if edge > at_s), default=math.inf)
+        return min((each.next_change_s(at_s) for each in self._script), default=math.inf)
+
+    def throttled_s(self, since_s: float, until_s: float) -> float:
+        """For how long the GPU is throttled between two times of the engine."""
+        throttled_s, at_s = 0.0, since_s
+        while at_s < until_s:
+            edge_s = min(until_s, self.next_change_s(at_s))
+            throttled_s += edge_s - at_s if self.at(at_s).gpu_slowdown > 1 else 0.0
+            at_s = edge_s
+        return throttled_s
 
     def at(self, at_s: float) -> Fault:
         """The fault at a time of the engine."""

@@ -5,13 +5,18 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from agent.errors import AgentError
 from agent.simulator.batching import Batch, EngineRequest, Step, Token
 from agent.simulator.scenario import Faults
 
 Observer = Callable[[Step], None]
 
-# Time between two checks whether a hang has ended.
-_HANGS_S = 0.05
+# Time between two checks whether a hang has begun or ended, or the engine is dead.
+_CHECK_S = 0.05
+
+
+class EngineDiedError(AgentError):
+    """The engine died before the request ended."""
 
 
 class Clock:
@@ -53,7 +58,8 @@ class Engine:
         self._clock = clock
         self._observers = observers
         self._faults = faults or Faults()
-        self._answers: dict[EngineRequest, asyncio.Queue[Token]] = {}
+        # None instead of a token: the engine died.
+        self._answers: dict[EngineRequest, asyncio.Queue[Token | None]] = {}
         self._submitted = asyncio.Event()
 
     def now_s(self) -> float:
@@ -65,24 +71,45 @@ class Engine:
         while True:
             start_s = self._batch.next_start_s()
             if self._hangs():
-                await asyncio.sleep(_HANGS_S)
+                await asyncio.sleep(_CHECK_S)
             elif await self._idle_until(start_s):
                 work = self._batch.begin(start_s)
                 await self._clock.sleep_until(work.ends_s)
                 self._publish(self._batch.end(work))
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine is dead now."""
+        return self._faults.at(self._clock.now_s()).dead
+
+    async def die_and_return(self, restart: Callable[[], None]) -> None:
+        """Lose all requests when a fault kills the engine, and restart when it ends."""
+        dead = False
+        while True:
+            was_dead, dead = dead, self.is_dead
+            if dead and not was_dead:
+                self._batch.drop_all()
+                for answer in self._answers.values():
+                    answer.put_nowait(None)
+            if was_dead and not dead:
+                restart()
+            await asyncio.sleep(_CHECK_S)
+
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Token, None]:
-        """The tokens of one request; closing the generator early aborts the request."""
-        answer: asyncio.Queue[Token] = asyncio.Queue()
+        """The tokens of one request; closing the generator early aborts the request.
+
+        Raises EngineDiedError.
+        """
+        answer: asyncio.Queue[Token | None] = asyncio.Queue()
         self._answers[request] = answer
         self._batch.submit(request)
         self._submitted.set()
         try:
-            token = await answer.get()
-            while token.finish_reason is None:
+            while (token := await answer.get()) is not None:
                 yield token
-                token = await answer.get()
-            yield token
+                if token.finish_reason is not None:
+                    return
+            raise EngineDiedError("the simulated engine died")
         finally:
             del self._answers[request]
             if self._batch.abort(request):

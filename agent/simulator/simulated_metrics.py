@@ -476,9 +476,17 @@ class MetricsPage:
 
     def __init__(self, scenario: Scenario, started_at: float | None = None) -> None:
         """`started_at` is when the engine started, by its own clock; else by this process."""
-        self._registry = CollectorRegistry()
+        self._scenario = scenario
         self._max_model_len = scenario.max_model_len
         self._labels = {"model_name": scenario.model, "engine": "0"}
+        self._begin(started_at)
+
+    def restart(self) -> None:
+        """Begin anew, as the page of a process that starts now."""
+        self._begin(time.time())
+
+    def _begin(self, started_at: float | None) -> None:
+        self._registry = CollectorRegistry()
         if started_at is None:
             ProcessCollector(registry=self._registry)
         else:
@@ -487,7 +495,7 @@ class MetricsPage:
         self._gauges = [(row, self._gauge(row)) for row in GAUGES]
         self._counters = [(row, self._counter(row)) for row in COUNTERS]
         self._histograms = [(row, self._histogram(row)) for row in HISTOGRAMS]
-        self._declare_cache_config(_cache_config(scenario))
+        self._declare_cache_config(_cache_config(self._scenario))
         self.observe(Step(load=BatchLoad(running=0, waiting=0, kv_usage=0.0)))
 
     def observe(self, step: Step) -> None:

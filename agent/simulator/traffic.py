@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 from random import Random
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from agent.simulator.batching import EngineRequest
-from agent.simulator.scenario import Faults, Scenario, TrafficPhase
+from agent.simulator.scenario import Fault, Faults, Scenario, TrafficPhase
 from agent.simulator.simulated_engine import Clock
 
 
@@ -27,27 +28,30 @@ def planned_requests(
     # Separate, so that tenants change no other figure. The first are the largest.
     whom = Random(f"{scenario.seed}: tenants")
     weights = [1 / (index + 1) for index in range(len(scenario.tenants))]
-    deferring, failing, lengthening = _EvenShare(), _EvenShare(), _EvenShare()
+    deferring, failing, lengthening, answering = (EvenShare() for _ in range(4))
     faults = faults or Faults(scenario.faults)
     for arrived_s in _arrivals_s(scenario.phases, random):
         fault = faults.at(arrived_s)
         planned = _planned(scenario, arrived_s, random)
-        cached_tokens = 0 if fault.cache_lost else _cached(scenario, planned.prompt_tokens)
         if lengthening.strikes(fault.long_ratio):
-            planned, cached_tokens = replace(planned, prompt_tokens=fault.long_tokens), 0
+            planned = replace(planned, prompt_tokens=fault.long_tokens)
+        if answering.strikes(fault.long_output_ratio):
+            tokens = fault.long_output_tokens
+            planned = replace(planned, output_tokens=tokens, max_tokens=tokens)
+        cached = cached_tokens(scenario, fault, planned.prompt_tokens)
         for _ in range(fault.surge):
             yield replace(
                 planned,
                 request_id=new_id(),
                 tenant=whom.choices(scenario.tenants, weights)[0] if weights else None,
-                cached_tokens=cached_tokens,
+                cached_tokens=cached,
                 front_s=fault.front_s,
                 deferred_s=fault.defer_s if deferring.strikes(fault.defer_ratio) else 0.0,
                 fails=failing.strikes(fault.error_ratio),
             )
 
 
-class _EvenShare:
+class EvenShare:
     """Selects a share of requests at even distances."""
 
     def __init__(self) -> None:
@@ -61,8 +65,13 @@ class _EvenShare:
         return struck
 
 
-def _cached(scenario: Scenario, prompt_tokens: int) -> int:
-    """The tokens of a prompt in the prefix cache: whole blocks, and never the last token."""
+def cached_tokens(scenario: Scenario, fault: Fault, prompt_tokens: int) -> int:
+    """The tokens of a prompt in the prefix cache: whole blocks, and never the last token.
+
+    The cache has nothing of a prompt that is longer than those of the scenario.
+    """
+    if fault.cache_lost or prompt_tokens > scenario.input_tokens.max:
+        return 0
     block = scenario.kv_cache.block_tokens
     return int(min(prompt_tokens - 1, scenario.cached_ratio * prompt_tokens)) // block * block
 
@@ -115,6 +124,7 @@ class Clients:
 
     async def send(self, planned: Iterator[EngineRequest]) -> None:
         """Send the requests that are still to come, until cancelled."""
+        begun_s = self._clock.now_s()
         timeout = aiohttp.ClientTimeout(total=None)
         connections = aiohttp.TCPConnector(limit=0)
         async with (
@@ -122,9 +132,22 @@ class Clients:
             asyncio.TaskGroup() as tasks,
         ):
             for request in planned:
-                if request.arrived_s >= self._clock.now_s():
+                # Those of a surge arrive at one time: the first is sent when it is over.
+                if request.arrived_s >= begun_s:
                     await self._clock.sleep_until(request.arrived_s)
                     tasks.create_task(self._send(session, request))
+
+    async def wait_for_proxy(self) -> None:
+        """Return when the proxy listens: requests from before would all come to it at once."""
+        to = urlsplit(self._url)
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(to.hostname, to.port)
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                writer.close()
+                return
 
     async def _send(self, session: aiohttp.ClientSession, request: EngineRequest) -> None:
         body = {
@@ -138,12 +161,8 @@ class Clients:
         try:
             async with session.post(self._url, json=body, headers=headers) as response:
                 await self._read(response, request.leaves_after_tokens)
-        except aiohttp.ClientConnectorError:
-            # The proxy does not listen yet.
-            await asyncio.sleep(_RETRY_S)
-            await self._send(session, request)
         except aiohttp.ClientError:
-            # The proxy or the engine is stopping.
+            # The engine died, or the proxy is stopping.
             return
 
     async def _read(self, response: aiohttp.ClientResponse, tokens: int | None) -> None:

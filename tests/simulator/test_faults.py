@@ -1,6 +1,7 @@
 """Faults of a simulated engine, from its scenario and from its API."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 from itertools import takewhile
 
@@ -8,19 +9,24 @@ import aiohttp
 import pytest
 
 from agent.simulator.batching import Batch
-from agent.simulator.scenario import Fault, Faults, Scenario, ScriptedFault
+from agent.simulator.scenario import Decode, Fault, Faults, Scenario, ScriptedFault
 from agent.simulator.simulated_metrics import MetricsPage
+from agent.simulator.traffic import cached_tokens
 from tests.simulator.kit import (
     PLAIN,
     engine_request,
     families,
     finished,
+    grpc_receiver,
     labelled,
     numbered_requests,
     running,
     steps,
+    totals,
+    values,
 )
 
+_TTFT = "time_to_first_token"
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
 
@@ -44,9 +50,27 @@ def test_a_fault_that_is_set_replaces_the_script() -> None:
 
 
 def test_the_time_scale_applies_to_a_script() -> None:
-    scenario = _scripted(defer_s=1.0).model_copy(update={"time_scale": 10.0})
+    scenario = _scripted(defer_s=1.0, every_s=50).model_copy(update={"time_scale": 10.0})
     (fault,) = scenario.in_real_time().faults
-    assert (fault.after_s, fault.for_s, fault.defer_s) == (1.0, 1.0, 0.1)
+    assert (fault.after_s, fault.for_s, fault.defer_s, fault.every_s) == (1.0, 1.0, 0.1, 5.0)
+    assert _scripted().faults[0].faster(10.0).every_s is None
+
+
+def test_a_fault_comes_again_and_again() -> None:
+    faults = Faults(_scripted(surge=5, every_s=100).faults)
+    at = {at_s: faults.at(at_s).surge for at_s in (9.9, 10.0, 20.0, 109.9, 110.0, 119.9, 1220.0)}
+    assert at == {9.9: 1, 10.0: 5, 20.0: 1, 109.9: 1, 110.0: 5, 119.9: 5, 1220.0: 1}
+    changes = [faults.next_change_s(at_s) for at_s in (0.0, 10.0, 20.0, 110.0, 1220.0)]
+    assert changes == [10.0, 20.0, 110.0, 120.0, 1310.0]
+    (fault,) = _scripted(every_s=100).faults
+    assert [fault.begins_from(at_s) for at_s in (0.0, 10.0, 10.5, 1210.0)] == [10, 10, 110, 1210]
+
+
+def test_the_time_of_a_throttled_gpu_is_that_of_the_fault() -> None:
+    faults = Faults(_scripted(gpu_slowdown=2, every_s=100).faults)
+    assert faults.throttled_s(0.0, 15.0) == 5.0
+    assert faults.throttled_s(15.0, 115.0) == 10.0
+    assert Faults(_scripted(step_slowdown=2).faults).throttled_s(0.0, 30.0) == 0.0
 
 
 def test_a_surge_multiplies_requests_and_does_not_change_earlier_ones() -> None:
@@ -67,8 +91,9 @@ def test_a_surge_multiplies_requests_and_does_not_change_earlier_ones() -> None:
         (Fault(prefill_slowdown=7), 7, 1),
         (Fault(decode_slowdown=3), 1, 3),
         (Fault(step_slowdown=3), 3, 3),
+        (Fault(gpu_slowdown=3), 3, 3),
     ],
-    ids=["prefill", "decode", "step"],
+    ids=["prefill", "decode", "step", "gpu"],
 )
 def test_what_is_slow_slows_nothing_else(fault: Fault, prefill: float, decode: float) -> None:
     (usual,) = finished(steps(Batch(PLAIN, [engine_request(100, 11)])))
@@ -214,6 +239,72 @@ def test_long_prompts_replace_a_share_of_the_prompts() -> None:
     arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
     lengths = [request.prompt_tokens for request in arriving if request.arrived_s >= 10]
     assert lengths.count(900) == pytest.approx(len(lengths) / 4, abs=1)
+
+
+def test_long_responses_replace_a_share_of_the_responses() -> None:
+    scenario = _scripted(long_output_ratio=0.5, long_output_tokens=700)
+    arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
+    late = [request for request in arriving if request.arrived_s >= 10]
+    long = [request for request in late if request.output_tokens == 700]
+    assert len(long) == pytest.approx(len(late) / 2, abs=1)
+    assert {request.finish_reason for request in long} == {"length"}
+
+
+def test_the_prefix_cache_has_nothing_of_a_prompt_beyond_those_of_the_scenario() -> None:
+    scenario = PLAIN.model_copy(update={"cached_ratio": 0.5})
+    assert cached_tokens(scenario, Fault(), 700) == 350
+    assert cached_tokens(scenario, Fault(cache_lost=True), 700) == 0
+    assert cached_tokens(scenario, Fault(), 701) == 0
+
+
+async def _in_time(test: Awaitable[None]) -> None:
+    await asyncio.wait_for(test, 30)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_dead_engine_breaks_its_connections_and_returns_without_its_requests(
+    stream: bool,
+) -> None:
+    async def scenario() -> None:
+        slow = PLAIN.model_copy(update={"decode": Decode(base_s=0.05)})
+        body = {**CHAT, "max_tokens": 500, "ignore_eos": True, "stream": stream}
+        async with running(slow) as url, aiohttp.ClientSession() as session:
+            chat = f"{url}/v1/chat/completions"
+            asked = asyncio.create_task(session.post(chat, json=body))
+            while (await _exposition(session, url))["vllm:generation_tokens_total"] < 2:
+                await asyncio.sleep(0.01)
+            assert await _put_fault(session, url, dead=True) == 204
+            with pytest.raises(aiohttp.ClientError):
+                await (await asked).read()
+            for path in ("/metrics", "/health"):
+                with pytest.raises(aiohttp.ClientError):
+                    await session.get(url + path)
+            assert await _put_fault(session, url) == 204
+            now = {"vllm:num_requests_running": 0.0, "vllm:generation_tokens_total": 0.0}
+            while await _exposition(session, url) != now:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(_in_time(scenario()))
+
+
+def test_faults_of_a_request_in_the_engine_reach_those_of_http_clients() -> None:
+    async def scenario() -> None:
+        quick = PLAIN.model_copy(update={"cached_ratio": 0.5, "time_scale": 50.0})
+        body = {"prompt": [1] * 400, "max_tokens": 1}
+        async with grpc_receiver() as received:
+            simulator = running(quick, spans=received.target)
+            async with simulator as url, aiohttp.ClientSession() as session:
+                for fault in ({}, {"front_s": 0.2}, {"defer_ratio": 1, "defer_s": 0.2}):
+                    assert await _put_fault(session, url, **fault) == 204
+                    await (await session.post(f"{url}/v1/completions", json=body)).read()
+                page = await (await session.get(f"{url}/metrics")).text()
+            plain, front, deferred = map(values, (each.attributes for each in received.spans()))
+            queue, ttft = (f"gen_ai.latency.{name}" for name in ("time_in_queue", _TTFT))
+            assert totals(page)["vllm:prefix_cache_hits_total"] == 3 * 200
+            assert plain[ttft] < 0.2 <= front[ttft]
+            assert front[queue] < 0.2 <= deferred[queue]
+
+    asyncio.run(_in_time(scenario()))
 
 
 def test_the_prefix_cache_saves_prefill_until_it_is_lost() -> None:

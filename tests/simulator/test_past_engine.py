@@ -6,12 +6,13 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.demo import ENGINES, LIMITS, PAST_S, SCENARIOS
+from agent.demo import ENGINES, LIMITS, PAST_S, scenario_file
 from agent.simulator.past_engine import FRAME_S, Frame, PastEngine, frame_of
 from agent.simulator.scenario import load_scenario
+from tests.simulator.kit import steps
 
-# The second engine of the demo is dead from 6000 s to 6240 s.
-BEFORE_S, DIES_S, RETURNS_S, AFTER_S = 5900.0, 6000.0, 6240.0, 6330.0
+# The second engine of the demo is dead from 930 s to 975 s of each round of 1440 s.
+BEFORE_S, DIES_S, RETURNS_S, AFTER_S = 5180.0, 5250.0, 5295.0, 5335.0
 
 
 def unix_ns(at_s: float) -> int:
@@ -19,10 +20,13 @@ def unix_ns(at_s: float) -> int:
 
 
 def frames(from_s: float, until_s: float, place: int = 1) -> list[Frame]:
-    scenario = load_scenario(SCENARIOS / f"demo-{place}.yaml")
-    engine = PastEngine(scenario, ENGINES[place], unix_ns)
+    engine = past_engine(place)
     engine.start(from_s)
     return list(engine.frames(until_s))
+
+
+def past_engine(place: int) -> PastEngine:
+    return PastEngine(load_scenario(scenario_file(ENGINES[place])), ENGINES[place], unix_ns)
 
 
 def value(frame: Frame, name: str) -> float:
@@ -33,7 +37,7 @@ def value(frame: Frame, name: str) -> float:
 
 @pytest.mark.parametrize("place", range(len(ENGINES)))
 def test_the_limits_of_the_demo_are_those_of_its_scenarios(place: int) -> None:
-    scenario = load_scenario(SCENARIOS / f"demo-{place}.yaml")
+    scenario = load_scenario(scenario_file(ENGINES[place]))
     told = {
         "running_requests": scenario.max_num_seqs,
         "step_tokens": scenario.max_num_batched_tokens,
@@ -84,6 +88,41 @@ def test_the_gpu_works_no_more_than_it_can() -> None:
         assert 0 < frame.gpu["dram"] < 1
         assert 0 < frame.gpu["tensor"] < 1
         assert frame.gpu["watts"] < frame.gpu["limit_watts"]
+
+
+def test_no_request_is_cut_where_the_past_ends() -> None:
+    engine = past_engine(0)
+    assert all(each.first_s is not None for frame in engine.frames(60.0) for each in frame.proxied)
+    open_requests = engine.batch.load.running
+    assert open_requests > 0
+    assert [each for each in engine.end().proxied if each.first_s is None] == []
+    # They go on, and no other comes: clients send them from now on.
+    ended = [done for step in steps(engine.batch) for done in step.finished]
+    assert len(ended) == open_requests
+
+
+def test_figures_of_no_time_are_those_before() -> None:
+    engine = past_engine(0)
+    *_, last = engine.frames(60.0)
+    assert last.gpu["busy"] > 0
+    assert engine.end().gpu == last.gpu
+
+
+def test_a_throttled_gpu_has_a_low_clock_and_the_time_of_it() -> None:
+    # From 720 s to 795 s.
+    before, *_, during = frames(700.0, 760.0)
+    assert during.gpu["clock_hertz"] == pytest.approx(during.gpu["clock_max_hertz"] / 3)
+    assert before.gpu["clock_hertz"] == before.gpu["clock_max_hertz"]
+    assert during.gpu["throttled_s"] == pytest.approx(40.0)
+
+
+def test_a_frame_has_the_steps_and_the_ended_requests_of_the_plugin() -> None:
+    past = frames(0.0, 60.0)
+    ended = {each[0] for frame in past for each in frame.ended}
+    assert ended == {f"chatcmpl-{each.request_id}" for frame in past for each in frame.proxied}
+    # Of equal steps the last, with their number: their tokens are those of the exposition.
+    reported = sum(times * figures[3] for frame in past for times, *figures in frame.steps)
+    assert reported == value(past[-1], "vllm:generation_tokens_total")
 
 
 def test_a_frame_survives_its_way_as_json() -> None:
