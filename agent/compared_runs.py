@@ -8,23 +8,37 @@ from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import make_url
+from sqlalchemy import Engine, make_url
 
-from agent.analysis.comparison.run_columns import RunColumns, RunFigures, run_of
+from agent.analysis.comparison.measures import (
+    ATTAINMENT,
+    GOODPUT,
+    OUTPUT_RATE,
+    REQUEST_RATE,
+    percentile_name,
+)
+from agent.analysis.comparison.run_columns import FiguresSource, RunColumns, RunFigures, run_of
+from agent.analysis.engine_figures import figures_of_rows
+from agent.analysis.histogram_bounds import Bounds
+from agent.analysis.summary import QUANTILES
 from agent.errors import AgentError, SettingsInvalid
-from agent.records.objective import Objective
+from agent.records.objective import Objective, objectives_by_agent
 from agent.records.queries import Selection, Window
 from agent.settings.named_files import in_time
 from agent.settings.values import duration_s, masked, shown
 from agent.sources.result_files import BenchedRun, read_result_file
 from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.connection import open_engine
+from agent.store.engine_counts import EngineCountQueries
 from agent.store.migrating import require_newest
-from agent.store.run_rows import read_run, whole_window
+from agent.store.run_rows import RunEmpty, read_run, whole_window
 from agent.store.sqlite_place import sqlite_path
-from agent.store.store_queries import agents_of
+from agent.store.store_queries import StoreQueries, agents_of
 
 Run = RunColumns | RunFigures
+
+# The name of a latency in a comparison, by that of the engine's histogram.
+_LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 
 _SQLITE_HEADER = b"SQLite format 3\0"
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -90,7 +104,7 @@ def _kind(path: Path) -> _PathKind:
     return _PathKind.SQLITE if header == _SQLITE_HEADER else _PathKind.RESULTS
 
 
-def _of_database(given: str, url: str, window: str, options: RunOptions) -> RunColumns:
+def _of_database(given: str, url: str, window: str, options: RunOptions) -> Run:
     over = window_of(window, options.now) if window else None
     if options.objective is not None:
         raise SettingsInvalid(
@@ -107,9 +121,50 @@ def _of_database(given: str, url: str, window: str, options: RunOptions) -> RunC
         require_newest(engine)
         simulated = " (SIMULATED)" if any(each["simulated"] for each in agents_of(engine)) else ""
         name = f"{masked(given)}{simulated}"
-        return read_run(engine, name, over or whole_window(engine), options.chosen)
+        return _run_in(engine, name, over, options)
     finally:
         engine.dispose()
+
+
+def _run_in(engine: Engine, name: str, over: Window | None, options: RunOptions) -> Run:
+    """The requests of a window; if none has a row, what engines counted in it."""
+    try:
+        return read_run(engine, name, over or whole_window(engine), options.chosen)
+    except RunEmpty:
+        everything = Window(from_s=0, until=options.now.timestamp())
+        found = _counted_run(engine, name, over or everything, options.chosen)
+        if found is None:
+            raise
+        return found
+
+
+def _counted_run(engine: Engine, name: str, over: Window, chosen: Selection) -> RunFigures | None:
+    """None if no engine counted anything, and for one tenant or objective."""
+    if chosen.tenant is not None or chosen.objective is not None:
+        return None
+    rows = EngineCountQueries(engine).engine_counts(over, chosen)
+    objectives = objectives_by_agent(StoreQueries(engine).objectives_in_force())
+    found = figures_of_rows(rows, objectives)
+    if found is None or not found.requests:
+        return None
+    latencies = {
+        percentile_name(measure, QUANTILES[quantile]): bounds.times(0.001)
+        for latency, measure in _LATENCIES.items()
+        if latency in found.latencies
+        for quantile, bounds in found.latencies[latency].quantiles_ms.items()
+    }
+    (attained,) = found.attainment if len(found.attainment) == 1 else (None,)
+    shares = {} if attained is None else {ATTAINMENT: Bounds(attained.lower, attained.upper, None)}
+    rates = {REQUEST_RATE.name: found.throughput_rps, OUTPUT_RATE: found.output_tokens_per_s}
+    goodput = {} if found.goodput_rps is None else {GOODPUT: found.goodput_rps}
+    return RunFigures(
+        name=name,
+        requests=round(found.requests),
+        length_s=found.covered_s,
+        figures={name: value for name, value in rates.items() if value is not None},
+        bounds=latencies | shares | goodput,
+        source=FiguresSource.ENGINE,
+    )
 
 
 def _of_file(given: str, path: Path, number: str, options: RunOptions) -> Run:

@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ import typer
 from sqlalchemy import Engine
 from typer.testing import CliRunner, Result
 
+from agent.catalog.engine_facts import OUTPUT_TOKENS, REQUESTS_FINISHED, TIME_TO_FIRST_TOKEN
 from agent.compared_runs import RunUnknown, window_of
 from agent.comparing import compare_runs
 from agent.errors import AgentError, SettingsInvalid
+from agent.records.engine import EngineSample, HistogramSnapshot
+from agent.records.engine_counts import EngineCounts
 from agent.records.queries import Window
 from agent.sources.result_files import ResultFileInvalid
 from agent.store.claim import AgentState, NameClaim
+from agent.store.observations import ObservationStore
 from agent.store.run_rows import RunEmpty
 from tests.real_parts.postgres import PostgresServer
 from tests.store.making import NOON, request, store_in
@@ -209,6 +214,43 @@ def test_two_databases_of_postgresql_and_two_windows_of_one(
 
 def test_a_window_without_requests_is_refused(call: Call, database: Engine) -> None:
     refused(call(f"{database.url}#2020-01-01", database.url), RunEmpty, "no request")
+
+
+def count(engine: Engine) -> None:
+    """Two minutes without any row: in the second, TTFTs are a bucket or more higher."""
+    store = ObservationStore(engine, "agent-0")
+    for minute, counts in enumerate([(90.0, 96.0, 100.0), (0.0, 40.0, 100.0)]):
+        counted = EngineCounts(
+            covered_s=50.0,
+            counters={(OUTPUT_TOKENS.name, ()): 5000.0, (REQUESTS_FINISHED.name, ("stop",)): 100.0},
+            histograms={TIME_TO_FIRST_TOKEN.name: HistogramSnapshot((0.1, 0.5, inf), counts, 20.0)},
+        )
+        at = NOON + 60.0 * minute + 55.0
+        sample = EngineSample(engine="chat-0", at=at, dialect="vllm", model="llama", facts={})
+        store.write_engine_sample(sample, counted)
+
+
+def test_without_rows_two_windows_have_the_bounds_of_what_engines_counted(
+    call: Call, tmp_path: Path
+) -> None:
+    with migrated_in(tmp_path) as engine:
+        count(engine)
+        first, second = windows()
+        runs = (f"{engine.url}#{first}", f"{engine.url}#{second}")
+        found = json.loads(call(*runs, "--json").output)
+        text = call(*runs)
+    assert (found["verdict"], text.exit_code) == ("unknown", 2)
+    assert (found["before"]["requests"], found["before"]["has_requests"]) == (100, False)
+    lines = {each["name"]: each for each in (*found["load"], *found["figures"])}
+    assert lines["requests/s"]["before"]["value"] == 2
+    assert lines["output tokens/s"]["after"]["value"] == 100
+    p50 = lines["TTFT p50"]
+    assert (p50["before"]["low"], p50["before"]["high"]) == (0, 0.1)
+    assert (p50["after"]["low"], p50["after"]["high"]) == (0.5, None)
+    # In another bucket it rose; in the same one nobody knows.
+    assert p50["change"] > 0
+    assert lines["TTFT p99"]["change"] is None
+    assert "No request of `before` has a row" in text.output
 
 
 def test_a_large_archive_is_refused_within_the_memory_of_a_small_one(

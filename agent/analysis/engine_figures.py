@@ -3,19 +3,20 @@
 Percentiles and attainment are bounds: a histogram says in which bucket a value lies, not where.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import fsum
 from typing import NamedTuple
 
-from agent.analysis.engine_counts import added_histograms
+from agent.analysis.engine_counts import added_histograms, total_counts
 from agent.analysis.histogram_bounds import Bounds, all_within, quantile_bounds, share_bounds
 from agent.analysis.summary import QUANTILES
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.records.engine import HistogramSnapshot
-from agent.records.engine_counts import EngineCounts
+from agent.records.engine_counts import CountsRow, EngineCounts
 from agent.records.objective import Objective
 
 LATENCIES: Mapping[str, Metric] = {
@@ -135,6 +136,34 @@ def engine_figures(
     )
 
 
+def figures_of_rows(
+    rows: Sequence[CountsRow], objectives: Sequence[tuple[str, Objective]]
+) -> EngineFigures | None:
+    """The figures of stored counts by the objectives of their agents; None without any count."""
+    return engine_figures(_engines(rows), _of_all_agents(rows, objectives))
+
+
+def _engines(rows: Iterable[CountsRow]) -> list[CountedEngine]:
+    by_engine: defaultdict[tuple[str, str], list[CountsRow]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.starts_at):
+        by_engine[row.agent, row.engine].append(row)
+    return [
+        CountedEngine(model=each[-1].model, counts=total)
+        for each in by_engine.values()
+        if (total := total_counts(row.counts for row in each)) is not None
+    ]
+
+
+def _of_all_agents(
+    rows: Iterable[CountsRow], objectives: Sequence[tuple[str, Objective]]
+) -> list[Objective]:
+    """The objectives that every agent of these rows has in the same words."""
+    agents = {row.agent for row in rows}
+    mine = [(agent, each) for agent, each in objectives if agent in agents]
+    by_name = {each.name: each for _, each in mine}
+    return [one for one in by_name.values() if sum(each == one for _, each in mine) == len(agents)]
+
+
 class _Outcomes(NamedTuple):
     requests: float | None
     completed: float | None
@@ -237,14 +266,8 @@ def _latency(histogram: HistogramSnapshot) -> LatencyBounds:
     return LatencyBounds(
         count=count,
         mean_ms=1000.0 * histogram.sum / count,
-        quantiles_ms={name: _times(1000.0, each) for name, each in bounds.items() if each},
+        quantiles_ms={name: each.times(1000.0) for name, each in bounds.items() if each},
     )
-
-
-def _times(factor: float, bounds: Bounds) -> Bounds:
-    upper = None if bounds.upper is None else factor * bounds.upper
-    estimate = None if bounds.estimate is None else factor * bounds.estimate
-    return Bounds(factor * bounds.lower, upper, estimate)
 
 
 def _attainment(objective: Objective, engines: Sequence[CountedEngine]) -> AttainmentBounds | None:

@@ -18,6 +18,12 @@ class Bounds(NamedTuple):
     upper: float | None
     estimate: float | None = None
 
+    def times(self, factor: float) -> "Bounds":
+        """The same in another unit."""
+        upper = None if self.upper is None else factor * self.upper
+        estimate = None if self.estimate is None else factor * self.estimate
+        return Bounds(factor * self.lower, upper, estimate)
+
 
 def quantile_bounds(histogram: HistogramSnapshot, q: float) -> Bounds | None:
     """The bounds of a quantile (0 < q < 1) of what the histogram counted; None without any.

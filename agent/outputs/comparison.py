@@ -13,7 +13,7 @@ from rich.text import Text
 from agent.analysis.comparison.comparing import ComparedLine, Comparison, Outcome
 from agent.analysis.comparison.measures import Quantity
 from agent.analysis.comparison.resampling import Interval
-from agent.analysis.comparison.run_columns import RunColumns, RunFigures
+from agent.analysis.comparison.run_columns import FiguresSource, RunColumns, RunFigures
 from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
 
 UNKNOWN = "unknown"
@@ -75,10 +75,13 @@ def figure_label(line: ComparedLine) -> str:
 
 def figure_text(line: ComparedLine, found: Interval | None) -> str:
     """A figure with its interval, if that is known."""
-    if found is None or not isfinite(found.value):
+    if found is None or not (isfinite(found.value) or isfinite(found.low)):
         return UNKNOWN
     _, scale = _UNITS.get(line.measure.quantity, ("", 1.0))
     shown, low, high = (each * scale for each in found)
+    if not isfinite(shown):
+        digits = _decimals(high if isfinite(high) else low)
+        return f"[{low:.{digits}f}, {high:.{digits}f}]"
     digits = _decimals(max(abs(shown), abs(high)) if isfinite(high) else abs(shown))
     if not isfinite(low) or not isfinite(high):
         return f"{shown:.{digits}f}"
@@ -128,13 +131,22 @@ def explanations(comparison: Comparison) -> Iterator[str]:
     yield from _missing(comparison)
 
 
+_WITHOUT_REQUESTS = {
+    FiguresSource.RESULT_FILE: (
+        "The file of `{}` has no single requests, so it is unknown by how much its figures vary "
+        "(vllm bench serve writes them with --save-detailed)."
+    ),
+    FiguresSource.ENGINE: (
+        "No request of `{}` has a row: its figures are those that its engines counted, and in "
+        "brackets are the bounds of their histograms' buckets."
+    ),
+}
+
+
 def _missing(comparison: Comparison) -> Iterator[str]:
     for name, run in (("before", comparison.before), ("after", comparison.after)):
         if isinstance(run, RunFigures):
-            yield (
-                f"The file of `{name}` has no single requests, so it is unknown by how much its "
-                "figures vary (vllm bench serve writes them with --save-detailed)."
-            )
+            yield _WITHOUT_REQUESTS[run.source].format(name)
     found = unknown_figures(comparison)
     if found:
         yield f"Unknown: {', '.join(found)}."
@@ -320,7 +332,7 @@ def _lines_json(lines: Sequence[ComparedLine]) -> list[dict[str, Any]]:
 
 
 def _interval_json(found: Interval | None) -> dict[str, float | None] | None:
-    if found is None or not isfinite(found.value):
+    if found is None or not (isfinite(found.value) or isfinite(found.low)):
         return None
     return {name: each if isfinite(each) else None for name, each in found._asdict().items()}
 

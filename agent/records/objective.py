@@ -1,6 +1,6 @@
 """Objectives and the requests that they apply to: judged, stored, and why one missed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -107,6 +107,11 @@ def objective_from(name: str, stored: Mapping[str, Any]) -> Objective:
         "match": Match(**match),
     }
     return Objective(**rest)
+
+
+def objectives_by_agent(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, Objective]]:
+    """Each stored objective with the name of its agent."""
+    return [(row["agent"], objective_from(row["name"], row["definition"])) for row in rows]
 
 
 def _known(kind: type[Any], stored: Mapping[str, Any]) -> dict[str, Any]:

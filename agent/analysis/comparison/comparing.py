@@ -25,6 +25,7 @@ from agent.analysis.comparison.resampling import (
     variation,
 )
 from agent.analysis.comparison.run_columns import RunColumns, RunFigures, SplitRun, split_runs
+from agent.analysis.histogram_bounds import Bounds
 
 # The share of comparisons in which any line says better or worse by chance.
 _LEVEL = 0.05
@@ -131,20 +132,37 @@ def compare_figures(before: RunColumns | RunFigures, after: RunColumns | RunFigu
     )
 
 
-def _figures(run: RunColumns | RunFigures) -> Mapping[str, float]:
+def _figures(run: RunColumns | RunFigures) -> Mapping[str, Interval]:
     if isinstance(run, RunFigures):
-        return run.figures
+        points = {name: Interval(value, np.nan, np.nan) for name, value in run.figures.items()}
+        return points | {name: _between(each) for name, each in run.bounds.items()}
     alone, _ = split_runs(run, run)
     pairs = {each.name: each.pair(alone, alone) for each in (*LOAD_MEASURES, *MEASURES)}
-    return {name: pair.before.value for name, pair in pairs.items() if pair is not None}
+    return {
+        name: Interval(pair.before.value, np.nan, np.nan)
+        for name, pair in pairs.items()
+        if pair is not None
+    }
 
 
-def _without_evidence(measure: Measure, before: float | None, after: float | None) -> ComparedLine:
-    first, second = (
-        None if value is None else Interval(value, np.nan, np.nan) for value in (before, after)
-    )
-    change = None if before is None or after is None else _change(measure, before, after)
-    return ComparedLine(measure=measure, before=first, after=second, change=change)
+def _between(bounds: Bounds) -> Interval:
+    """Without a value where only the bounds are known."""
+    value = np.nan if bounds.estimate is None else bounds.estimate
+    return Interval(value, bounds.lower, np.inf if bounds.upper is None else bounds.upper)
+
+
+def _without_evidence(
+    measure: Measure, before: Interval | None, after: Interval | None
+) -> ComparedLine:
+    change = None
+    if before is not None and after is not None and not _overlap(before, after):
+        change = _change(measure, before.value, after.value)
+    return ComparedLine(measure=measure, before=before, after=after, change=change)
+
+
+def _overlap(before: Interval, after: Interval) -> bool:
+    """Whether both may be the same value; False if no bounds are known."""
+    return before.low < after.high and after.low < before.high
 
 
 def _line(measure: Measure, runs: tuple[SplitRun, SplitRun], shuffles: Shuffles) -> ComparedLine:

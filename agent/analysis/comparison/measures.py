@@ -232,7 +232,8 @@ _FAILURES = (
 )
 _LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
 
-GOODPUT, OUTPUT_RATE, ERRORS = "goodput", "output tokens/s", "error ratio"
+ATTAINMENT, GOODPUT = "attainment", "goodput"
+OUTPUT_RATE, ERRORS = "output tokens/s", "error ratio"
 
 MEASURES: tuple[Measure, ...] = (
     *(
@@ -240,7 +241,7 @@ MEASURES: tuple[Measure, ...] = (
         for name, column in _LATENCIES
         for measure in _percentiles_of(name, column, Quantity.SECONDS, Better.LOWER, 0.03)
     ),
-    _share("attainment", Better.HIGHER, 0.01, _mean("met")),
+    _share(ATTAINMENT, Better.HIGHER, 0.01, _mean("met")),
     _higher(GOODPUT, Quantity.REQUESTS_PER_S, _rate("met")),
     _higher(OUTPUT_RATE, Quantity.TOKENS_PER_S, _rate("output_tokens")),
     _share(ERRORS, Better.LOWER, 0.005, _mean("failed")),

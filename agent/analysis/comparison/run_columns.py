@@ -7,10 +7,12 @@ stationary observations" (1989).
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
 
+from agent.analysis.histogram_bounds import Bounds
 from agent.analysis.verdicts import judge
 from agent.catalog.definitions import Verdict
 from agent.records.columns import Array, Integers
@@ -73,14 +75,26 @@ class RunColumns:
         return len(self.ended_s)
 
 
+class FiguresSource(Enum):
+    """Where figures without single requests come from."""
+
+    RESULT_FILE = auto()
+    ENGINE = auto()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """A run of which only figures are known, by the names of measures, and no single request."""
+    """A run of which only figures are known, by the names of measures, and no single request.
+
+    Between `bounds` lie those of an engine's own histograms. `source` says who knows the figures.
+    """
 
     name: str
     requests: int
     length_s: float
     figures: Mapping[str, float]
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    source: FiguresSource = FiguresSource.RESULT_FILE
     configured_load: Mapping[str, str] = field(default_factory=dict)
 
 

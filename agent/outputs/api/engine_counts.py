@@ -1,25 +1,23 @@
 """What engines counted themselves in a window, in responses about requests."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import Field
 
-from agent.analysis.engine_counts import total_counts
 from agent.analysis.engine_figures import (
     AttainmentBounds,
-    CountedEngine,
     EngineFigures,
     LatencyBounds,
-    engine_figures,
+    figures_of_rows,
 )
 from agent.outputs.api.api_context import ApiQueries
 from agent.outputs.api.base_responses import BaseResponse
 from agent.records.engine_counts import CountsRow
-from agent.records.objective import Objective, objective_from
+from agent.records.objective import Objective, objectives_by_agent
 from agent.records.queries import Selection, Window
 
 
@@ -118,17 +116,14 @@ def engine_counts_by_step(
 
 
 def _objectives(queries: ApiQueries, chosen: Selection) -> list[tuple[str, Objective]]:
-    return [
-        (row["agent"], objective_from(row["name"], row["definition"]))
-        for row in queries.objectives_in_force()
-        if chosen.agent in (None, row["agent"])
-    ]
+    found = objectives_by_agent(queries.objectives_in_force())
+    return [(agent, each) for agent, each in found if chosen.agent in (None, agent)]
 
 
 def _response(
     rows: Sequence[CountsRow], objectives: Sequence[tuple[str, Objective]], with_rows: int | None
 ) -> EngineCountsResponse:
-    found = engine_figures(_engines(rows), _of_all_agents(rows, objectives))
+    found = figures_of_rows(rows, objectives)
     assert found is not None
     return EngineCountsResponse(
         **_figures(found),
@@ -138,27 +133,6 @@ def _response(
         if with_rows is not None and found.requests
         else None,
     )
-
-
-def _engines(rows: Iterable[CountsRow]) -> list[CountedEngine]:
-    by_engine: defaultdict[tuple[str, str], list[CountsRow]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.starts_at):
-        by_engine[row.agent, row.engine].append(row)
-    return [
-        CountedEngine(model=each[-1].model, counts=total)
-        for each in by_engine.values()
-        if (total := total_counts(row.counts for row in each)) is not None
-    ]
-
-
-def _of_all_agents(
-    rows: Iterable[CountsRow], objectives: Sequence[tuple[str, Objective]]
-) -> list[Objective]:
-    """The objectives that every agent of these rows has in the same words."""
-    agents = {row.agent for row in rows}
-    mine = [(agent, each) for agent, each in objectives if agent in agents]
-    by_name = {each.name: each for _, each in mine}
-    return [one for one in by_name.values() if sum(each == one for _, each in mine) == len(agents)]
 
 
 def _figures(found: EngineFigures) -> dict[str, Any]:
