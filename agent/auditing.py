@@ -13,7 +13,9 @@ from typing import Any
 from agent.agent_api import AgentApi, open_agent
 from agent.analysis.audit import audit, counts
 from agent.analysis.audit.checks import AuditFinding
+from agent.analysis.setup_steps import SetupStep
 from agent.app.engines import gpu_source
+from agent.audited_setup import steps_of_agent, steps_of_evidence
 from agent.catalog.causes import Cause
 from agent.catalog.gpu_problems import NO_GPU
 from agent.catalog.hardware import WeightDtype
@@ -297,6 +299,15 @@ def _lead_s(trial: TrialRequest, row: Mapping[str, Any]) -> float:
     return behind_s if behind_s < 0 else max(0.0, ahead_s)
 
 
+def _setup_steps(options: AuditOptions, evidence: AuditEvidence) -> Sequence[SetupStep]:
+    configured = _configured(options)
+    found: Sequence[SetupStep] = ()
+    if evidence.agent is not None:
+        with open_agent(*_agent_of(options), options.settings.tls.ca) as api:
+            found = steps_of_agent(api, configured.name)
+    return found or steps_of_evidence(evidence, options.settings, configured)
+
+
 def audit_deployment(
     url: str,
     settings: Settings,
@@ -312,20 +323,19 @@ def audit_deployment(
     logging.getLogger("agent").addHandler(logging.NullHandler())
     progress = TerminalConsole(file=sys.stderr)
     with progress.status("reading the settings") as status:
-        evidence = gather(
-            AuditOptions(
-                url=url,
-                settings=settings,
-                step=status.update,
-                agent_url=agent_url,
-                token_file=token_file,
-                key=None if key_file is None else secret_in("--key-file", key_file),
-                send=send,
-            )
+        options = AuditOptions(
+            url=url,
+            settings=settings,
+            step=status.update,
+            agent_url=agent_url,
+            token_file=token_file,
+            key=None if key_file is None else secret_in("--key-file", key_file),
+            send=send,
         )
-    lines = audit(evidence)
+        evidence = gather(options)
+    lines, steps = audit(evidence), _setup_steps(options, evidence)
     if as_json:
-        echo(audit_json(evidence, lines))
+        echo(audit_json(evidence, lines, steps))
     else:
-        print_audit(evidence, lines, TerminalConsole())
+        print_audit(evidence, lines, TerminalConsole(), steps)
     return 1 if counts(lines)[AuditFinding.FAIL] else 0

@@ -84,11 +84,14 @@ def exposition_with_failure(agent: AgentProcess, **labels: str) -> str:
 
 def stored_gpus(agent: AgentProcess) -> list[dict[str, Any]]:
     """The stored GPUs, once the agent has stored its samples."""
-    return eventually(
-        lambda: list(requests.get(f"{agent.url}/api/v1/gpus").json()["items"]),
-        within_s=WITHIN_S,
-        what="stored samples",
-    )
+
+    def stored() -> list[dict[str, Any]]:
+        # The list has samples that are not stored yet.
+        gpus = list(requests.get(f"{agent.url}/api/v1/gpus").json()["items"])
+        each = [requests.get(f"{agent.url}/api/v1/gpus/{item['gpu']}") for item in gpus]
+        return gpus if all(response.ok for response in each) else []
+
+    return eventually(stored, within_s=WITHIN_S, what="stored samples")
 
 
 @pytest.fixture(scope="module")

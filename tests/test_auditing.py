@@ -9,7 +9,10 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
+from agent.agent_api import open_agent
 from agent.analysis.audit import audit
+from agent.analysis.setup_steps import SetupStep, StepName
+from agent.audited_setup import steps_of_agent, steps_of_evidence
 from agent.auditing import AuditOptions, gather
 from agent.catalog.causes import Cause
 from agent.catalog.hardware import Precision
@@ -122,6 +125,41 @@ def test_the_agent_tells_which_requests_found_the_engine_cold(vllm: EngineServer
     assert found.agent is not None
     assert found.agent.cold == 1
     assert finding(found, "warm-up") == "warn"
+
+
+def steps_of(vllm: EngineServer, model_config: Path | None = None) -> dict[str, SetupStep]:
+    """The steps by the evidence of an audit without an agent."""
+    configured = {} if model_config is None else {"model_config": str(model_config)}
+    engine = {"name": "chat-0", "url": vllm.url, **configured}
+    settings = Settings.model_validate({"nvml": {"enabled": False}, "engines": [engine]})
+    found = gathered(vllm, None, nvml=False, send=False, wait_s=9, **configured)
+    return {step.name: step for step in steps_of_evidence(found, settings, settings.engines[0])}
+
+
+def test_without_an_agent_the_next_step_follows_from_the_evidence(
+    vllm: EngineServer, tmp_path: Path
+) -> None:
+    steps = steps_of(vllm)
+    assert steps["metrics"].state == "done"
+    assert steps["spans"].actions[0].lines == (
+        "OTEL_SERVICE_NAME=chat-0 OTEL_TRACES_SAMPLER=always_on vllm serve tiny-llama "
+        "--otlp-traces-endpoint http://127.0.0.1:4317",
+    )
+    assert steps["model config"].state == "missing"
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED["llama-3.1-8b"]["config"]))
+    assert steps_of(vllm, model_config=path)["model config"].state == "done"
+
+
+def test_the_steps_that_the_agent_knows_come_first(api: Api) -> None:
+    known = SetupStep(name=StepName.PROXY, state="missing", shows="users", actions=())
+    row = {"agent": "a", "dialect": "vllm", "version": None, "model": None}
+    api.agent.setups = [{**row, "engine": "engine-0", "steps": (known,)}]
+    with open_agent(api.url, None, None) as asked:
+        assert steps_of_agent(asked, "chat-0") == [known]
+    api.agent.setups = []
+    with open_agent(api.url, None, None) as asked:
+        assert steps_of_agent(asked, "chat-0") == ()
 
 
 def test_an_agent_of_other_engines_says_nothing_of_this_one(vllm: EngineServer, api: Api) -> None:

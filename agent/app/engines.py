@@ -48,11 +48,14 @@ from agent.sources.model_config import read_model
 from agent.sources.nvml.source import NvmlSource
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
+from agent.store.store_queries import shown_gpu
 
 _LOG = logging.getLogger(__name__)
 
 # Published at every poll and stored less often: a sample of each of 8 GPUs is 8 rows of 4 kB.
 STORE_EVERY_S = 60.0
+# What was not read for so many intervals is no figure of now.
+STALE_INTERVALS = 3
 # A GPU that was not read for a week was taken out.
 REMEMBER_S = 7 * 86400.0
 
@@ -83,6 +86,7 @@ class GpuJobs:
         self._meter = meter
         self._settings = settings
         self._source = source or gpu_source(settings)
+        self._section = settings.nvml if settings.dcgm.url is None else settings.dcgm
         self.stored_at: float | None = None
 
     def knows_gpus_of(self, engine: EngineSettings) -> bool:
@@ -110,9 +114,7 @@ class GpuJobs:
         """Poll and store from now on."""
         if self._source is None:
             return
-        reads_dcgm = self._settings.dcgm.url is not None
-        section = self._settings.dcgm if reads_dcgm else self._settings.nvml
-        jobs.every(section.poll_interval, "read GPUs", self.poll)
+        jobs.every(self._section.poll_interval, "read GPUs", self.poll)
         jobs.every(STORE_EVERY_S, "store samples of GPUs", self.store, at_once=True)
 
     def store(self, _now: float) -> None:
@@ -125,6 +127,14 @@ class GpuJobs:
             self._meter.store_failed(StoreWrite.GPU_SAMPLES)
         else:
             self.stored_at = max((sample.at for sample in samples), default=self.stored_at)
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """The newest sample of each GPU, as the API shows it."""
+        stale_after_s = STALE_INTERVALS * self._section.poll_interval
+        return [
+            {**shown_gpu(self._settings.name, sample), "stale_after_s": stale_after_s}
+            for sample in self.inventory.newest()
+        ]
 
     def close(self) -> None:
         """Close the source."""
@@ -231,10 +241,16 @@ class EfficiencyJobs:
         # At once: their file systems may hang, each for seconds.
         with ThreadPoolExecutor(32) as readers:
             models = list(readers.map(self._model, settings.engines))
+        pairs = zip(settings.engines, models, strict=True)
+        self._with_model = frozenset(engine.name for engine, model in pairs if model is not None)
         self._jobs = [
             self._job(engine, model, prices)
             for engine, model in zip(settings.engines, models, strict=True)
         ]
+
+    def has_model(self, engine: str) -> bool:
+        """Whether the engine's model could be read."""
+        return engine in self._with_model
 
     def _job(
         self, engine: EngineSettings, model: ModelShape | None, prices: PriceList
@@ -398,6 +414,16 @@ class EngineMonitors:
         self._gpus = gpus
         self._hosts = hosts
         self._pipelines: list[EnginePipeline] = []
+        self._failures: dict[str, str | None] = {}
+        self._dialects: dict[str, str] = {}
+
+    def failure_of(self, engine: str) -> str | None:
+        """Why the last scrape of an engine failed; None if it did not."""
+        return self._failures.get(engine)
+
+    def dialect_of(self, engine: str) -> str | None:
+        """The dialect of an engine's last sample since the start; None before the first."""
+        return self._dialects.get(engine)
 
     def fill(self) -> float:
         """The largest share of an engine's room for waiting events that is taken."""
@@ -428,6 +454,9 @@ class EngineMonitors:
         def on_scrape(result: ScrapeResult) -> None:
             publisher.publish(result)
             self._news.scraped(engine.name, result)
+            self._failures[engine.name] = result.failure
+            if result.sample is not None:
+                self._dialects[engine.name] = result.sample.dialect
 
         publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
         before = self._before(engine.name, time.time())

@@ -7,7 +7,9 @@ from typing import Any
 
 import agent
 from agent.analysis.verdicts import Judge
+from agent.app.engine_setup import EngineSetups, SeenViews
 from agent.app.engines import (
+    STALE_INTERVALS,
     EfficiencyJobs,
     EngineMonitors,
     EnginePlugins,
@@ -31,6 +33,7 @@ from agent.pipeline.ended_requests import EndedRows
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.pipeline.request_pipeline import RequestPipeline
+from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.otlp.payload import Body
@@ -79,6 +82,7 @@ class IntakeParts:
     forwarder: Forwarder | None
     proxying: Proxying | None
     plugins: EnginePlugins
+    views: SeenViews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +93,18 @@ class OutputParts:
     pushing: Pushing | None
     own_health: OwnHealth
     readiness: Readiness
+    setups: EngineSetups
 
 
 class EngineRows:
     """The API's rows of engines. The store may ask for them before `proxying` is built."""
 
-    def __init__(self, agent_name: str, meter: Meter, directory: EngineDirectory) -> None:
+    def __init__(self, settings: Settings, meter: Meter, directory: EngineDirectory) -> None:
         self.proxying: Proxying | None = None
-        self._agent_name = agent_name
+        self._agent_name = settings.name
+        self._stale_after_s = {
+            engine.name: STALE_INTERVALS * engine.scrape_interval for engine in settings.engines
+        }
         self._meter = meter
         self._directory = directory
 
@@ -107,6 +115,7 @@ class EngineRows:
             {
                 "agent": self._agent_name,
                 **engine_row(name, sample, self._directory),
+                "stale_after_s": self._stale_after_s[name],
                 "ejected": None if proxying is None else proxying.why_out(name),
             }
             for name, sample in self._meter.samples().items()
@@ -143,7 +152,7 @@ def build_parts(
     meter = _meter(settings, directory)
     limits = ConnectionLimits(raise_descriptors(), meter.client_cut)
     listeners = Listeners(settings, limits)
-    rows = EngineRows(settings.name, meter, directory)
+    rows = EngineRows(settings, meter, directory)
     base = BaseParts(
         settings=settings,
         simulated=simulated,
@@ -205,7 +214,13 @@ def _intake_parts(
     writer = base.store.writer(judge)
     ended_rows = base.store.ended_rows(judge, writer, base.directory.model_of, on_counted)
     complete = ended_rows.ended.with_figures
-    pipeline = RequestPipeline(judge, writer, base.meter, on_counted, complete=complete)
+    views = SeenViews()
+
+    def on_viewed(requests: Sequence[JudgedRequest]) -> None:
+        on_counted(requests)
+        views.counted(requests)
+
+    pipeline = RequestPipeline(judge, writer, base.meter, on_viewed, complete=complete)
     forwarder = _forwarder(base)
     # Each consumer gets every step and every ended request.
     consumers = (engines.missed, ended_rows.ended)
@@ -219,6 +234,7 @@ def _intake_parts(
         if handover is None
         else _proxying(base, engines, pipeline, forwarder, handover),
         plugins=EnginePlugins(base.settings, base.meter, consumers, base.now),
+        views=views,
     )
 
 
@@ -273,9 +289,31 @@ def _output_parts(base: BaseParts, engines: EngineParts, requests: IntakeParts) 
     health.of_receivers(requests.receiver, requests.forwarder, requests.proxying)
     if pushing is not None:
         health.of_push(pushing.forwarder)
+    setups = _setups(base, engines, requests)
     readiness = _readiness(base, requests, health)
+    readiness.add("setup", setups.status_text)
     return OutputParts(
-        exposition=exposition, pushing=pushing, own_health=health, readiness=readiness
+        exposition=exposition,
+        pushing=pushing,
+        own_health=health,
+        readiness=readiness,
+        setups=setups,
+    )
+
+
+def _setups(base: BaseParts, engines: EngineParts, requests: IntakeParts) -> EngineSetups:
+    return EngineSetups(
+        base.settings,
+        views=requests.views,
+        meter=base.meter,
+        directory=base.directory,
+        gpus=engines.gpus,
+        efficiency=engines.efficiency,
+        hosts=engines.hosts,
+        monitors=engines.builder,
+        plugins=requests.plugins,
+        read=base.store.read,
+        simulated=base.simulated,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import agent
 from agent.app.discovery import EngineDiscovery, discovery_of
+from agent.app.engine_setup import REFRESH_EVERY_S
 from agent.app.engines import (
     GpuSource,
 )
@@ -96,6 +97,8 @@ class Agent:
             query_limit_s=storage.query_timeout,
             metrics=self._outputs.exposition.render,
             engines=self._base.engine_rows.read,
+            gpus=self._engines.gpus.rows,
+            setups=self._outputs.setups.rows,
             problems=self._outputs.readiness.problems,
             parts=self._outputs.readiness.parts,
             access=self._listeners.access,
@@ -120,6 +123,8 @@ class Agent:
         self._base.store.schedule(self._jobs)
         if self._outputs.pushing is not None:
             self._outputs.pushing.schedule(self._jobs)
+        setups = self._outputs.setups
+        self._jobs.every(REFRESH_EVERY_S, "setup of engines", setups.refresh, at_once=True)
         self._outputs.own_health.of_jobs(self._jobs)
         self._jobs.start()
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -11,11 +12,14 @@ from rich.text import Text
 
 from agent.analysis.audit import AuditLine, counts
 from agent.analysis.audit.checks import AuditFinding
+from agent.analysis.setup_steps import SetupStep
 from agent.records.audit import AuditEvidence
 
 
-def audit_json(evidence: AuditEvidence, lines: Sequence[AuditLine]) -> str:
-    """What was audited, how many lines have each finding, and the lines."""
+def audit_json(
+    evidence: AuditEvidence, lines: Sequence[AuditLine], steps: Sequence[SetupStep] = ()
+) -> str:
+    """What was audited, how many lines have each finding, the lines, and the steps of its setup."""
     engine = evidence.engine
     return json.dumps(
         {
@@ -35,6 +39,7 @@ def audit_json(evidence: AuditEvidence, lines: Sequence[AuditLine]) -> str:
                 }
                 for line in lines
             ],
+            "setup": [asdict(step) for step in steps],
         },
         indent=2,
     )
@@ -50,8 +55,13 @@ _BAD = (AuditFinding.WARN, AuditFinding.FAIL)
 _FINDING_WIDTH = max(map(len, AuditFinding))
 
 
-def print_audit(evidence: AuditEvidence, lines: Sequence[AuditLine], console: Console) -> None:
-    """Print all lines by area, then how many have each finding."""
+def print_audit(
+    evidence: AuditEvidence,
+    lines: Sequence[AuditLine],
+    console: Console,
+    steps: Sequence[SetupStep] = (),
+) -> None:
+    """Print all lines by area, the steps of the setup, then how many lines have each finding."""
     engine = evidence.engine
     kind = "an engine" if engine.sample is None else engine.sample.dialect
     model = ", ".join(engine.models) or "unknown"
@@ -64,8 +74,25 @@ def print_audit(evidence: AuditEvidence, lines: Sequence[AuditLine], console: Co
         console.print(_text(area, "bold"))
         console.print(_table(list(of_area), width))
     console.print()
+    if steps:
+        print_setup(steps, console)
     found = counts(lines)
     console.print(Text(", ".join(f"{found[each]} {each}" for each in AuditFinding)))
+
+
+def print_setup(steps: Sequence[SetupStep], console: Console) -> None:
+    """Print the steps. Lines to paste are never broken."""
+    console.print(_text("Setup", "bold"))
+    done = ", ".join(step.name for step in steps if step.state == "done")
+    console.print(_text(f"done: {done or 'nothing yet'}", "green" if done else ""))
+    for step in steps:
+        if step.state == "missing":
+            console.print(_text(f"missing: {step.name}").append(f"; it shows {step.shows}", "dim"))
+            for action in step.actions:
+                console.print(_text(f"  {action.where}" + (":" if action.lines else "")))
+                for line in action.lines:
+                    console.print(_text(f"    {line}"), soft_wrap=True)
+    console.print()
 
 
 def _table(lines: Sequence[AuditLine], width: int) -> Table:

@@ -90,7 +90,7 @@ class ObservationStore:
         """
         if samples:
             self._require_room()
-            self._insert(gpu_samples, [_gpu_row(self._agent, sample) for sample in samples])
+            self._insert(gpu_samples, [gpu_row(self._agent, sample) for sample in samples])
 
     def gpus_read_since(self, since: float) -> list[GpuSample]:
         """The last good sample of each GPU that this agent read since a Unix time."""
@@ -123,7 +123,8 @@ def _inserted(connection: Connection, table: Table, rows: Sequence[Values]) -> N
     connection.execute(insert(table), rows)
 
 
-def _gpu_row(agent: str, sample: GpuSample) -> dict[str, Any]:
+def gpu_row(agent: str, sample: GpuSample) -> dict[str, Any]:
+    """The columns of a sample."""
     processes = _processes(sample.processes)
     return {
         "at": sample.at,

@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from agent.analysis.tally import Tally
+from agent.records.gpu import GpuSample
 from agent.records.queries import (
     OF_ROWS,
     Cursor,
@@ -39,6 +40,7 @@ from agent.store.connection import read_all, reading
 from agent.store.engine_counts import EngineCountQueries
 from agent.store.facts import facts_by_text
 from agent.store.minute_sums import MinuteQueries
+from agent.store.observations import gpu_row
 from agent.store.rollup_queries import selected
 from agent.store.row_groups import busiest, cost_by, tallies_of_rows, verdicts_by_length
 from agent.store.sql_functions import UnixSeconds, has_verdict
@@ -48,7 +50,10 @@ from agent.store.unreadable import check_row, json_columns, json_of, readable, r
 # Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
 OVERDUE_AFTER_S = 30.0
 # What an agent reported of its engine and stays true after its last beat.
-_LASTING = {"name", "model", "dialect", "read_at"}
+_LASTING = {"name", "model", "dialect", "read_at", "stale_after_s"}
+_UNKNOWN = {**dict.fromkeys(_LASTING), "up": None}
+# Agents report their engines every 5 s.
+_REPORTED_WITHIN_S = 10.0
 
 _COLUMNS = (column for column in agents.c if column.name not in ("instance", "beats"))
 _AGENTS = select(
@@ -68,11 +73,17 @@ def engines_of(agents_seen: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str
     """
     return [
         # An agent of another version may leave some out.
-        {**dict.fromkeys(_LASTING), "up": None, **engine, **_of_agent(row, engine)}
+        {**_UNKNOWN, **engine, **_stale(engine), **_of_agent(row, engine)}
         for row in agents_seen
         if row["stopped_at"] is None
         for engine in row["engines"] or ()
     ]
+
+
+def _stale(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """When an engine is stale that its agent reports a little later."""
+    stale_after_s = engine.get("stale_after_s")
+    return {} if stale_after_s is None else {"stale_after_s": stale_after_s + _REPORTED_WITHIN_S}
 
 
 def _of_agent(row: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,6 +348,11 @@ def _verdict_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
 def plain_rows(table: Table, rows: Iterable[Any]) -> list[Row]:
     """Rows with the content of their JSON; those that cannot be read are left out and counted."""
     return readable(table, rows, partial(plain_row, table))
+
+
+def shown_gpu(agent: str, sample: GpuSample) -> Row:
+    """A sample as `newest_gpu_samples` returns it, without a database."""
+    return plain_row(gpu_samples, gpu_row(agent, sample))
 
 
 def plain_row(table: Table, row: Mapping[str, Any]) -> Row:

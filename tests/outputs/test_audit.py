@@ -6,6 +6,7 @@ from io import StringIO
 from rich.console import Console
 
 from agent.analysis.audit import CHECKS, audit
+from agent.analysis.setup_steps import SetupAction, SetupStep, StepName
 from agent.catalog import engine_facts as fact
 from agent.outputs.audit import audit_json, print_audit
 from agent.records.audit import AgentEvidence, AuditEvidence, EvidencePart, LatencyLimits
@@ -65,6 +66,24 @@ def test_every_line_has_its_finding_and_a_bad_one_its_reason_and_change() -> Non
     assert text.endswith(" unknown")
 
 
+STEP = SetupStep(
+    name=StepName.SPANS,
+    state="missing",
+    shows="a row for each request",
+    actions=(SetupAction("restart vLLM with", (f"vllm serve {'long-' * 40}",)),),
+)
+DONE = SetupStep(name=StepName.METRICS, state="done", shows="load")
+
+
+def test_lines_to_paste_are_not_broken() -> None:
+    of, file = badly_started(), StringIO()
+    print_audit(of, audit(of), Console(file=file, width=80, highlight=False), (DONE, STEP))
+    printed = file.getvalue().splitlines()
+    assert f"    {STEP.actions[0].lines[0]}" in printed
+    assert printed[printed.index("Setup") + 1] == "done: metrics"
+    assert printed[-1].endswith(" unknown")
+
+
 def test_no_line_is_wider_than_the_terminal() -> None:
     assert max(map(len, printed_audit(badly_started(), 80).splitlines())) <= 80
 
@@ -78,7 +97,15 @@ def test_an_engine_cannot_steer_the_printed_audit() -> None:
 
 def test_the_json_has_every_line() -> None:
     of = badly_started()
-    found = json.loads(audit_json(of, audit(of)))
+    found = json.loads(audit_json(of, audit(of), [STEP]))
+    assert found["setup"] == [
+        {
+            "name": "spans",
+            "state": "missing",
+            "shows": STEP.shows,
+            "actions": [{"where": "restart vLLM with", "lines": [*STEP.actions[0].lines]}],
+        }
+    ]
     assert [line["check"] for line in found["lines"]] == [check.name for check in CHECKS]
     assert sum(found["counts"].values()) == len(CHECKS)
     (first,) = (line for line in found["lines"] if line["check"] == "prefix caching")

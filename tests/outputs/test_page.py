@@ -399,4 +399,4 @@ def test_live_figures_are_not_read_a_second_time(browser: Browser, api: Api) -> 
         at(there, api.url, "now")
         there.page.locator("canvas").first.wait_for()
     queries = [url.partition("/api/v1/")[2] for url in asked if "/api/v1/" in url]
-    assert queries == ["timeseries?window=1h&step=1m"]
+    assert queries == ["timeseries?window=1h&step=1m", "setup"]

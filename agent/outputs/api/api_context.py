@@ -145,6 +145,8 @@ class ApiContext:
     query_limit_s: float
     metrics: Callable[[str], tuple[bytes, str]]
     engines: Callable[[], Sequence[Row]]
+    gpus: Callable[[], Sequence[Row]] = tuple
+    setups: Callable[[], Sequence[Row]] = tuple
     problems: Callable[[], Sequence[str]]
     parts: Callable[[], Mapping[str, str]]
     access: AccessPolicy

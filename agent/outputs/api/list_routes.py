@@ -1,8 +1,9 @@
 """API routes of lists: events, engines, GPUs and agents."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from operator import itemgetter
+from typing import Any, Literal
 
 from fastapi import APIRouter, HTTPException
 from pydantic import Field
@@ -51,6 +52,39 @@ class EngineResponse(BaseResponse):
         default=None,
         description="why the proxy sends it no new requests, such as `error 500`; null if it does",
     )
+    age_s: float | None = Field(default=None, description="seconds since `read_at`")
+    stale_after_s: float | None = Field(
+        default=None, description="above this `age_s` the figures are not those of now"
+    )
+
+
+class SetupActionResponse(BaseResponse):
+    """Lines to paste; `where` says into what. Without lines, `where` is all there is to say."""
+
+    where: str
+    lines: Sequence[str]
+
+
+class SetupStepResponse(BaseResponse):
+    """A source of figures of an engine: whether it is there, what it shows, and what adds it."""
+
+    name: str
+    state: Literal["done", "missing"]
+    shows: str
+    actions: Sequence[SetupActionResponse] = Field(description="empty if it is there")
+
+
+class SetupResponse(BaseResponse):
+    """What an agent sees of an engine, and how it would see more, in the order of the steps."""
+
+    engine: str
+    agent: str
+    dialect: str | None
+    version: str | None
+    model: str | None
+    steps: Sequence[SetupStepResponse] = Field(
+        description="without those that this engine cannot have"
+    )
 
 
 class ProcessResponse(BaseResponse):
@@ -86,6 +120,11 @@ class GpuResponse(BaseResponse):
     )
     processes: list[ProcessResponse] | None = Field(description="null if they could not be read")
     mig_instances: list[MigInstanceResponse]
+    age_s: float | None = Field(default=None, description="seconds since `at`; null in a history")
+    stale_after_s: float | None = Field(
+        default=None,
+        description="above this `age_s` the sample is not one of now; 0 if its agent has ended",
+    )
 
 
 Row = Mapping[str, Any]
@@ -99,9 +138,9 @@ def gpu_routes(context: ApiContext) -> APIRouter:
     @router.get("/gpus")
     def gpus(agent: Name = None) -> ListOf[GpuResponse]:
         """The newest sample of each GPU, of one agent or of all; `at` is the time of the sample."""
-        found = context.read(lambda queries: queries.newest_gpu_samples(now()))
+        found = context.read(lambda queries: newest_gpus(context, queries))
         return ListOf[GpuResponse](
-            items=[gpu_response(row) for row in found if agent in (None, "", row["agent"])]
+            items=[each for each in found if agent in (None, "", each.agent)]
         )
 
     @router.get("/gpus/{gpu:path}", responses={404: {"model": ProblemResponse}})
@@ -127,8 +166,38 @@ def gpu_routes(context: ApiContext) -> APIRouter:
 
 
 def gpu_response(row: Row) -> GpuResponse:
-    """The response of a stored sample."""
+    """The response of a sample."""
     return GpuResponse(**row, index=row["gpu_index"])
+
+
+# Agents store a sample of each GPU every minute.
+_STORED_STALE_AFTER_S = 180.0
+
+
+def newest_gpus(context: ApiContext, queries: ApiQueries) -> list[GpuResponse]:
+    """The newest sample of each GPU: of this agent's last poll, and the stored ones of others."""
+    now = context.now()
+    polled = {row["gpu"]: row for row in context.gpus()}
+    ended = {each["name"] for each in queries.agents() if each["stopped_at"] or each["overdue"]}
+    stored = {
+        row["gpu"]: {
+            **row,
+            "stale_after_s": 0.0 if row["agent"] in ended else _STORED_STALE_AFTER_S,
+        }
+        for row in queries.newest_gpu_samples(now)
+    }
+    newest = sorted((stored | polled).values(), key=itemgetter("agent", "gpu_index", "gpu"))
+    return [gpu_response({**row, "age_s": _age_s(row["at"], now)}) for row in newest]
+
+
+def engine_responses(context: ApiContext) -> list[EngineResponse]:
+    """Every engine as it was last read."""
+    now = context.now()
+    return [EngineResponse(**row, age_s=_age_s(row["read_at"], now)) for row in context.engines()]
+
+
+def _age_s(at: float | None, now: float) -> float | None:
+    return None if at is None else max(now - at, 0.0)
 
 
 class AgentResponse(BaseResponse):
@@ -219,10 +288,20 @@ def engine_routes(context: ApiContext) -> APIRouter:
     def engines(agent: Name = None) -> ListOf[EngineResponse]:
         """The engines of this agent; of `serve` those of every agent."""
         return ListOf[EngineResponse](
+            items=[each for each in engine_responses(context) if agent in (None, "", each.agent)]
+        )
+
+    @router.get("/setup")
+    def setup(agent: Name = None, engine: Name = None) -> ListOf[SetupResponse]:
+        """What this agent sees of each of its engines, and the lines that let it see more.
+
+        Empty for `serve`, which watches no engine, and for simulated engines.
+        """
+        return ListOf[SetupResponse](
             items=[
-                EngineResponse(**row)
-                for row in context.engines()
-                if agent in (None, "", row["agent"])
+                SetupResponse.model_validate(row, from_attributes=True)
+                for row in context.setups()
+                if agent in (None, "", row["agent"]) and engine in (None, "", row["engine"])
             ]
         )
 

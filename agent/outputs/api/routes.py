@@ -31,10 +31,11 @@ from agent.outputs.api.list_routes import (
     GpuResponse,
     agent_responses,
     agent_routes,
+    engine_responses,
     engine_routes,
     event_routes,
-    gpu_response,
     gpu_routes,
+    newest_gpus,
 )
 from agent.outputs.api.middleware import AccessGuard, QueryGate
 from agent.outputs.api.query_parameters import REFUSALS, add_refusals
@@ -284,8 +285,8 @@ def live_figures(context: ApiContext) -> LiveFigures:
         return LiveResponse(
             summary=summary_over(context, queries, Selection(), _LIVE_S),
             objectives=objectives_over(queries, now, _LIVE_S),
-            engines=[EngineResponse(**row) for row in context.engines()],
-            gpus=[gpu_response(row) for row in queries.newest_gpu_samples(now)],
+            engines=engine_responses(context),
+            gpus=newest_gpus(context, queries),
             agents=agent_responses(queries),
         )
 

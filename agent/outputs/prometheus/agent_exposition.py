@@ -290,6 +290,11 @@ class HostBoard:
                 before = self._cpu.get(engine, CpuTime())
                 self._cpu[engine] = before.after(sample.processes)
 
+    def newest(self, engine: str) -> HostSample | None:
+        """The newest sample of an engine's machine; None before the first."""
+        with self._lock:
+            return self._samples.get(engine)
+
     def families(self) -> Iterator[Family]:
         """Every fact that is known of an engine's machine."""
         with self._lock:

@@ -27,6 +27,7 @@ from agent.sources.engines.translate import (
 )
 
 SERVED_PATH = "/v1/models"
+VERSION_PATH = "/version"
 
 
 def read_model(path: str, body: bytes) -> str | None:
@@ -49,6 +50,17 @@ def read_served(body: bytes) -> frozenset[str]:
     entries = listed if isinstance(listed, list) else []
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
     return frozenset(bounded_label(name) for name in names if isinstance(name, str) and name)
+
+
+def read_version(session: requests.Session, url: str, *, timeout_s: float = 4.0) -> str | None:
+    """The version at VERSION_PATH of an engine; None if the response names none.
+
+    Raises EngineUnreachable, and ExpositionUnreadable for a body that is not JSON.
+    """
+    body = fetch(session, url.rstrip("/") + VERSION_PATH, timeout_s=timeout_s)
+    response = _read(VERSION_PATH, body)
+    version = response.get("version") if isinstance(response, dict) else None
+    return bounded_label(version) if isinstance(version, str) and version else None
 
 
 def _read(path: str, body: bytes) -> Any:

@@ -50,11 +50,13 @@ QUERY_LIMIT_S = 60.0
 
 @dataclass(slots=True)
 class ServedAgent:
-    """The clock, problems and engines of the agent, set by a test."""
+    """The clock, problems, engines and GPUs of the agent, set by a test."""
 
     now: float = NOON + 333.75
     problems: list[str] = field(default_factory=list)
     engines: list[Mapping[str, Any]] = field(default_factory=list)
+    gpus: list[Mapping[str, Any]] = field(default_factory=list)
+    setups: list[Mapping[str, Any]] = field(default_factory=list)
     metrics: Callable[[str], tuple[bytes, str]] = lambda accept: (
         b"# asked for " + accept.encode(),
         "text/plain; version=0.0.4",
@@ -259,6 +261,8 @@ def _context(engine: Engine, agent: ServedAgent, access: AccessPolicy) -> ApiCon
         query_limit_s=QUERY_LIMIT_S,
         metrics=lambda accept: agent.metrics(accept),
         engines=lambda: agent.engines,
+        gpus=lambda: agent.gpus,
+        setups=lambda: agent.setups,
         problems=lambda: agent.problems,
         parts=lambda: {"store": "ok"},
         access=access,

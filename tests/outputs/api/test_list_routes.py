@@ -5,9 +5,11 @@ from urllib.parse import quote
 
 import pytest
 
+from agent.analysis.setup_steps import SetupAction, SetupStep, StepName
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import GpuSample
 from agent.records.objective import Match
+from agent.store.store_queries import shown_gpu
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import unix
 from tests.records.making import MIG_INSTANCE, MIG_INSTANCE_ROW, NOON, objective, record
@@ -141,6 +143,8 @@ def test_engines_are_listed_as_they_were_read(api: Api) -> None:
     one, other = api.query("engines")["items"]
     assert unix(one.pop("read_at")) == NOON + 0.25
     named = {"name": "a", "agent": "agent-0", "problem": None, "ejected": None}
+    assert one.pop("age_s") == api.agent.now - NOON - 0.25
+    assert one.pop("stale_after_s") is other.pop("stale_after_s") is other.pop("age_s") is None
     assert one == {**named, "up": True, "model": "llama", "dialect": "vllm"} | LOAD
     assert other == {**unknown, "problem": None, "ejected": None} | UNLOADED
     assert [item["name"] for item in api.query("engines", agent="agent-1")["items"]] == ["b"]
@@ -215,7 +219,8 @@ def test_a_response_has_everything_of_a_sample(api: Api) -> None:
     response = api.query("gpus")
     assert response["next"] is None
     (item,) = response["items"]
-    assert api.query("gpus/GPU-1")["items"] == [item]
+    (in_history,) = api.query("gpus/GPU-1")["items"]
+    assert in_history == {**item, "age_s": None, "stale_after_s": None}
     assert unix(item.pop("at")) == read.at
     assert item == {
         "gpu": "GPU-1",
@@ -233,7 +238,66 @@ def test_a_response_has_everything_of_a_sample(api: Api) -> None:
             {"pid": 18, "memory_bytes": None},
         ],
         "mig_instances": [MIG_INSTANCE_ROW],
+        "age_s": 2.5,
+        "stale_after_s": 180.0,
     }
+
+
+def test_gpus_of_this_agent_are_those_of_its_last_poll(api: Api) -> None:
+    now = api.agent.now
+    api.store_gpus(sample(now - 50, "GPU-1"), others=[sample(now - 50, "GPU-2")])
+    polled = shown_gpu("agent-0", sample(now - 1, "GPU-1"))
+    api.agent.gpus = [{**polled, "stale_after_s": 3.0}]
+    found = {item["gpu"]: (item["age_s"], item["stale_after_s"]) for item in listed_gpus(api)}
+    assert found == {"GPU-1": (1.0, 3.0), "GPU-2": (50.0, 180.0)}
+
+
+def listed_gpus(api: Api) -> Any:
+    return api.query("gpus")["items"]
+
+
+def test_gpus_of_an_agent_that_has_ended_are_stale_at_once(api: Api) -> None:
+    api.beat("agent-0")
+    api.store_gpus(sample(api.agent.now - 50, "GPU-1"))
+    assert [item["stale_after_s"] for item in listed_gpus(api)] == [180.0]
+    api.execute("UPDATE agents SET stopped_at = seen_at")
+    assert [item["stale_after_s"] for item in listed_gpus(api)] == [0.0]
+
+
+def test_an_engine_has_the_age_of_its_sample(api: Api) -> None:
+    known = {"name": "chat-0", "agent": "a", "up": True, "model": None, "dialect": "vllm"}
+    api.agent.engines = [
+        {**known, "read_at": api.agent.now - 20.5, "stale_after_s": 15.0},
+        {**known, "read_at": None},
+    ]
+    found = [(each["age_s"], each["stale_after_s"]) for each in api.query("engines")["items"]]
+    assert found == [(20.5, 15.0), (None, None)]
+
+
+def test_the_steps_of_a_setup_are_those_of_the_agent(api: Api) -> None:
+    row = {"agent": "agent-0", "dialect": "vllm", "version": "0.32.0", "model": "llama"}
+    step = SetupStep(
+        name=StepName.SPANS,
+        state="missing",
+        shows="rows",
+        actions=(SetupAction("restart vLLM with", ("vllm serve llama",)),),
+    )
+    api.agent.setups = [
+        {**row, "engine": "chat-0", "steps": (step,)},
+        {**row, "engine": "chat-1", "steps": ()},
+    ]
+    items = api.query("setup")["items"]
+    assert [item["engine"] for item in items] == ["chat-0", "chat-1"]
+    assert items[0]["steps"] == [
+        {
+            "name": "spans",
+            "state": "missing",
+            "shows": "rows",
+            "actions": [{"where": "restart vLLM with", "lines": ["vllm serve llama"]}],
+        }
+    ]
+    assert api.query("setup", engine="chat-1")["items"] == items[1:]
+    assert api.query("setup", agent="another")["items"] == []
 
 
 def test_a_gpu_that_could_not_be_read_has_its_problem_and_nothing_else(api: Api) -> None:

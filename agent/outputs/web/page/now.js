@@ -2,6 +2,7 @@
 import {Chart, finished, over_steps, times} from "./chart.js";
 import {Figures, Note, Reasons, Table, coded, html} from "./elements.js";
 import {query} from "./query.js";
+import {Setup} from "./setup.js";
 import {
   UNKNOWN, between, bytes, dollars, last, milliseconds, number, percent, perSecond, seconds, share, span, time,
   whole_percent, words,
@@ -14,13 +15,14 @@ async function read_now() {
   const [summary, ...lists] = await Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
     query("engines"), query("gpus"), query("agents")]);
   const [objectives, engines, gpus, agents] = lists.map((list) => list.items);
-  return {summary, objectives, engines, gpus, agents};
+  return {summary, objectives, engines, gpus, agents, heardAt: Date.now()};
 }
 
 // What is live is not read twice.
 async function load(_, pushed) {
-  const [live, series] = await Promise.all([pushed ?? read_now(), query("timeseries", {window: "1h", step: "1m"})]);
-  return {live, steps: finished(series.items), over_hour: over_steps(series.items)};
+  const [live, series, setups] = await Promise.all([pushed ?? read_now(),
+    query("timeseries", {window: "1h", step: "1m"}), query("setup")]);
+  return {live, setups: setups.items, steps: finished(series.items), over_hour: over_steps(series.items)};
 }
 
 const attained = ({objective, attainment, met, missed, undetermined}, target) => [
@@ -164,23 +166,35 @@ const unmeasured = (gpus) => Object.entries(GPU_FIELDS)
 const unpublished = (agents) => (agents.some(({waiting_rows: waiting}) => waiting === null)
   ? [["waiting and lag", "an agent without storage.publish_to keeps its rows in its file alone"]] : []);
 
-// Agents may give their engines the same name.
-const engine = (several) => ({running, waiting, kv_cache_usage: usage, ...of}) => [
-  several ? `${of.name} (${of.agent})` : of.name, reached(of), of.model ?? UNKNOWN,
-  number(running), number(waiting), share(usage), time(of.read_at),
-];
+const ago = (length) => (length === null ? UNKNOWN : `${span(length)} ago`);
 
-const gpu = ({gpu: uuid, index, name, problem, facts, at}) => [
-  `${index}: ${name}`, problem ?? "ok", share(facts.gpu_utilization_ratio ?? null),
+// A row of the past is grey, and says how old it is in place of a state of now.
+const dated = (live, each, state, cells) => {
+  const age_s = each.age_s + (Date.now() - live.heardAt) / 1000;
+  if (each.age_s === null || each.stale_after_s === null || age_s <= each.stale_after_s) return cells(state);
+  return cells(`old: read ${ago(age_s)}`).map((cell) => ({text: cell?.text ?? cell, kind: "old"}));
+};
+
+// Agents may give their engines the same name.
+const engine = (live) => {
+  const several = new Set(live.engines.map(({agent: name}) => name)).size > 1;
+  return ({running, waiting, kv_cache_usage: usage, ...of}) => dated(live, of, reached(of), (state) => [
+    several ? `${of.name} (${of.agent})` : of.name, state, of.model ?? UNKNOWN,
+    number(running), number(waiting), share(usage), time(of.read_at),
+  ]);
+};
+
+const gpu = (live) => ({gpu: uuid, index, name, problem, facts, at, ...of}) => dated(live, of, problem ?? "ok", (state) => [
+  `${index}: ${name}`, state, share(facts.gpu_utilization_ratio ?? null),
   bytes(facts.gpu_memory_used_bytes), bytes(facts.gpu_memory_total_bytes),
   facts.gpu_power_watts == null ? "–" : `${number(facts.gpu_power_watts, 0)} W`, time(at), uuid,
-];
-
-const ago = (length) => (length === null ? UNKNOWN : `${span(length)} ago`);
+]);
 
 const lives = ({overdue, stopped_at: stopped}) => (stopped ? {text: "stopped", kind: "quiet"}
   : overdue === null ? {text: "unknown", kind: "quiet"}
     : overdue ? {text: "overdue", kind: "down"} : {text: "running", kind: "up"});
+
+export const has_ended = ({stopped_at: stopped, overdue}) => Boolean(stopped || overdue);
 
 const agent = ({lag_s: lag, waiting_rows: waiting, ...of}) => [
   of.name, lives(of), of.version ?? UNKNOWN, time(of.started_at), ago(of.silent_s),
@@ -195,12 +209,14 @@ const cause = ({cause: name, share: part, requests, advice}) => [
 // Misses that are not explained yet have no share.
 const explained = ({explained: known, missed}) => (known < missed ? `, of ${number(known)} explained requests of ${number(missed)} that missed` : "");
 
-function Show({data, live, address}) {
-  const {objectives, engines, gpus, agents, summary: counted} = live ?? data.live;
+function Show({data, live: pushed, address}) {
+  const live = pushed ?? data.live;
+  const {objectives, engines, gpus, agents, summary: counted} = live;
   const summary = unseen_work(counted, engines) ? {...counted, ...NO_RATES} : counted;
   const {steps, over_hour: over_chart} = data;
   const over = last(summary.window_s);
   return html`
+    <${Setup} of=${data.setups} />
     <h2>Users, ${over}</h2>
     <${Figures} label="Figures of the ${over}" of=${headline(summary, objectives)} />
     ${source(summary) && html`<${Note}>${source(summary)}<//>`}
@@ -220,10 +236,11 @@ function Show({data, live, address}) {
     <h2>Engines</h2>
     <${Table} label="Engines at their last sample"
       head=${["engine", "state", "model", "running", "waiting", "KV cache", "read at"]} words=${["state", "model"]} pairs
-      rows=${engines.map(engine(new Set(engines.map((each) => each.agent)).size > 1))} empty="No engine is configured or was found." />
+      rows=${engines.map(engine(live))}
+      empty=${agents.length && agents.every(has_ended) ? "No agent runs, so no engine is watched." : "No engine is configured or was found."} />
     <${Reasons} of=${unreported(engines)} />
     <h2>GPUs</h2>
-    <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu)}
+    <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu(live))}
       head=${["GPU", "state", "busy", "memory used", "memory", "power", "read at", "UUID"]} words=${["state", "UUID"]} pairs
       empty="No GPU was read: there is none here, or NVML is not available." />
     <${Reasons} of=${unmeasured(gpus)} />

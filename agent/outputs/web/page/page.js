@@ -5,10 +5,10 @@ import {cost} from "./cost.js";
 import {efficiency} from "./efficiency.js";
 import {events} from "./events.js";
 import {lengths} from "./lengths.js";
-import {now} from "./now.js";
+import {has_ended, now} from "./now.js";
 import {oneRequest} from "./one_request.js";
 import {requests} from "./requests.js";
-import {WINDOWS, ZONE} from "./words.js";
+import {WINDOWS, ZONE, span} from "./words.js";
 
 const VIEWS = {now, requests, request: oneRequest, efficiency, cost, events, lengths};
 const SHOWN = ["now", "requests", "efficiency", "cost", "events", "lengths"];
@@ -88,7 +88,8 @@ async function stay_live() {
 }
 
 function take({name, data}) {
-  if (name === "figures") Object.assign(state, {live: data, liveProblem: null, heardAt: Date.now()});
+  const heardAt = Date.now();
+  if (name === "figures") Object.assign(state, {live: {...data, heardAt}, liveProblem: null, heardAt});
   else state.liveProblem = data;
   show();
 }
@@ -114,9 +115,22 @@ const Navigation = () => html`
       aria-current=${name === state.name ? "page" : null}>${VIEWS[name].title}</a></li>`)}
   </ul></nav>`;
 
+// Seconds since an agent was last seen, if every agent that is shown has ended; else null.
+function ended_s() {
+  const {agent = ""} = state.parameters;
+  const shown = (state.live?.agents ?? []).filter(({name}) => !agent || name === agent);
+  if (!shown.length || !shown.every(has_ended)) return null;
+  return Math.min(...shown.map((each) => each.silent_s ?? Infinity)) + (Date.now() - state.heardAt) / 1000;
+}
+
+const is_old = () => state.liveProblem !== null || state.problem !== null || ended_s() !== null;
+
+const ended = (age_s) => `Old: no agent runs${Number.isFinite(age_s) ? `, the last was seen ${span(age_s)} ago` : ""}`;
+
 const Live = () => html`<span class="state" role="status">${
   state.awaited ? "Reading the figures"
-    : state.liveProblem ? `Not live: ${state.liveProblem}`
+    : state.liveProblem ? `Not live: ${state.liveProblem}${state.heardAt ? `; these figures are ${span((Date.now() - state.heardAt) / 1000)} old` : ""}`
+    : ended_s() !== null ? ended(ended_s())
     : state.parameters.agent ? `Read every ${REFRESH_MS / 1000} s`
       : state.heardAt ? "Live" : "Connecting"}</span>`;
 
@@ -156,7 +170,7 @@ function Body() {
 
 const Page = () => html`
   <header><h1>goodput-agent</h1><${Navigation} /><${Live} /></header>
-  <main aria-busy=${state.awaited}>
+  <main aria-busy=${state.awaited} class=${is_old() ? "old" : ""}>
     ${state.locked ? html`<${Access} />` : html`<${Body} />`}
     <p class="quiet">Times are of ${ZONE}. A dash means unknown. The same figures:
       ${" "}<a href="/docs">the API</a>, <a href="/metrics">/metrics</a>.</p>

@@ -1,0 +1,359 @@
+"""What an agent sees of one engine, and the lines that let it see more."""
+
+import json
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from ipaddress import ip_address
+from pathlib import PurePosixPath
+from typing import Literal
+
+from agent.analysis.audit.checks import is_older
+from agent.catalog.engines import DIALECTS
+
+
+class StepName(StrEnum):
+    """A source of figures of an engine, in the order in which they are added."""
+
+    METRICS = "metrics"
+    SPANS = "spans"
+    PLUGIN = "plugin"
+    PROXY = "proxy"
+    GPU = "GPU"
+    PRICE = "price"
+    MODEL_CONFIG = "model config"
+    LOG = "log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpansTarget:
+    """Where an engine sends its spans. `url` is None while the agent receives none of it.
+
+    Over gRPC the URL has no path. `settings` are lines without which the engine does not reach it.
+    """
+
+    url: str | None
+    over_http: bool = False
+    needs_token: bool = False
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupFacts:
+    """What is known of one engine and of the agent's settings for it.
+
+    `program` is the engine's dialect, None if it is unknown. `seen` are the sources that give
+    figures now, `impossible` those that it cannot have here. `failure` is why its metrics cannot be
+    read. `proxy_url` is the proxy's own address. `gpus` are the indexes of the GPUs that the agent
+    reads, None if its settings have no source of GPUs.
+    """
+
+    engine: str
+    url: str
+    program: str | None = None
+    version: str | None = None
+    model: str | None = None
+    seen: frozenset[StepName] = frozenset()
+    impossible: frozenset[StepName] = frozenset()
+    failure: str | None = None
+    statistics_off: bool = False
+    rust_frontend: bool = False
+    spans: SpansTarget
+    plugin_socket: str | None = None
+    proxy_url: str | None = None
+    gpus: tuple[int, ...] | None = ()
+    log: str | None = None
+    model_config: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetupAction:
+    """Lines to paste; `where` says into what. Without lines, `where` is all there is to say."""
+
+    where: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupStep:
+    """One source of figures: whether it is there, what it shows, and what adds it."""
+
+    name: StepName
+    state: Literal["done", "missing"]
+    shows: str
+    actions: tuple[SetupAction, ...] = field(default=())
+
+
+_VLLM = "vllm"
+# V1, the engine of newer versions, sends spans again since this one.
+_HAS_SPANS = "0.10.0"
+_SOCKET = "/run/goodput-agent/vllm.sock"
+_PROXY = "127.0.0.1:8080"
+_SETTINGS = "in the agent's settings"
+_RESTART = "restart vLLM with"
+_UNKNOWN_PROGRAM = SetupAction("first let the agent read the engine's metrics")
+
+Actions = tuple[SetupAction, ...]
+
+# How the metrics of an engine are switched on, by dialect; vLLM and TGI publish them by default.
+_METRICS_ON: Mapping[str, SetupAction] = {
+    "sglang": SetupAction("restart SGLang with the flag", ("--enable-metrics",)),
+    "trtllm": SetupAction("in the options of trtllm-serve", ("return_perf_metrics: true",)),
+}
+
+
+def _metrics(facts: SetupFacts) -> Actions:
+    if facts.statistics_off:
+        return (SetupAction("restart vLLM without the flag", ("--disable-log-stats",)),)
+    why = "" if facts.failure is None else f" (now: {facts.failure})"
+    dialect = DIALECTS.get(facts.program or "", DIALECTS[_VLLM])
+    page = shlex.quote(facts.url.rstrip("/") + dialect.metrics_path)
+    look = SetupAction(f"find out why the agent cannot read them{why}", (f"curl {page}",))
+    switch = _METRICS_ON.get(dialect.engine if facts.program else "")
+    return (look,) if switch is None else (switch, look)
+
+
+def _serve(facts: SetupFacts, added: StepName) -> str:
+    """The command of vLLM with what a step adds, and with what earlier steps added."""
+    wanted = {added, *facts.seen}
+    model = shlex.quote(facts.model or "MODEL")
+    parts = [f"vllm serve {model}"]
+    if StepName.SPANS in wanted and facts.spans.url is not None:
+        parts = [*_span_variables(facts), *parts, f"--otlp-traces-endpoint {facts.spans.url}"]
+    if StepName.PLUGIN in wanted:
+        parts.insert(0, f"GOODPUT_AGENT_SOCKET={shlex.quote(facts.plugin_socket or _SOCKET)}")
+    if added is StepName.LOG:
+        parts.append(f"2>&1 | tee -a {shlex.quote(_log_path(facts))}")
+    return " ".join(parts)
+
+
+def _span_variables(facts: SetupFacts) -> Iterator[str]:
+    yield f"OTEL_SERVICE_NAME={shlex.quote(facts.engine)}"
+    yield "OTEL_TRACES_SAMPLER=always_on"
+    if facts.spans.over_http:
+        yield "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf"
+    if facts.spans.needs_token:
+        yield "OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20TOKEN"
+
+
+def _log_path(facts: SetupFacts) -> str:
+    return f"/var/log/{facts.engine}.log"
+
+
+def _spans(facts: SetupFacts) -> Actions:
+    if facts.program is None:
+        return (_UNKNOWN_PROGRAM,)
+    if facts.rust_frontend:
+        return (
+            SetupAction(
+                "vLLM's Rust frontend refuses --otlp-traces-endpoint: "
+                "start vLLM without VLLM_USE_RUST_FRONTEND, or use the proxy"
+            ),
+        )
+    if is_older(facts.version, _HAS_SPANS):
+        return (SetupAction(f"vLLM {facts.version} may send none: use 0.10 or newer"),)
+    first = (SetupAction(_SETTINGS, facts.spans.settings),) if facts.spans.settings else ()
+    if facts.spans.url is None:
+        return first
+    without = " and without --disable-log-stats" if facts.statistics_off else ""
+    return (*first, SetupAction(_RESTART + without, (_serve(facts, StepName.SPANS),)))
+
+
+def _plugin(facts: SetupFacts) -> Actions:
+    if facts.program is None:
+        return (_UNKNOWN_PROGRAM,)
+    setting = () if facts.plugin_socket else (_setting(facts, "plugin_socket", _SOCKET),)
+    return (
+        *setting,
+        SetupAction("in vLLM's environment", ("pip install goodput-agent-vllm",)),
+        SetupAction(_RESTART, (_serve(facts, StepName.PLUGIN),)),
+    )
+
+
+def _setting(facts: SetupFacts, key: str, value: object) -> SetupAction:
+    """A setting of the engine, in the form of JSON, which YAML includes."""
+    entry = {"name": facts.engine, "url": facts.url, key: value}
+    shown = ", ".join(f"{name}: {json.dumps(given)}" for name, given in entry.items())
+    return SetupAction(f"{_SETTINGS}, for this engine", ("engines:", f"  - {{{shown}}}"))
+
+
+def _proxy(facts: SetupFacts) -> Actions:
+    if facts.proxy_url is not None:
+        return (_clients(facts.proxy_url),)
+    listen = SetupAction(_SETTINGS, (f'proxy: {{listen: "{_PROXY}"}}',))
+    return listen, _clients(f"http://{_PROXY}")
+
+
+def _clients(url: str) -> SetupAction:
+    return SetupAction("send requests to the proxy", (f"OPENAI_BASE_URL={url}/v1",))
+
+
+def _gpu(facts: SetupFacts) -> Actions:
+    if facts.gpus is None:
+        return (SetupAction(_SETTINGS, ("nvml: {enabled: true}",)),)
+    if facts.gpus:
+        return (_setting(facts, "gpus", list(facts.gpus)),)
+    exporter = f"http://{_host_of(facts.url)}:9400/metrics"
+    return (
+        SetupAction(
+            f"run dcgm-exporter on the engine's machine, and {_SETTINGS}",
+            ("dcgm: {url: " + json.dumps(exporter) + "}",),
+        ),
+    )
+
+
+def _host_of(url: str) -> str:
+    authority = url.partition("://")[2].partition("/")[0]
+    host, colon, port = authority.rpartition(":")
+    return host if colon and port.isdecimal() else authority
+
+
+def _price(facts: SetupFacts) -> Actions:
+    price = _setting(facts, "gpu_hour_usd", 2.5)
+    return (SetupAction(f"{price.where}, with your price of one GPU for an hour", price.lines),)
+
+
+def _model_config(facts: SetupFacts) -> Actions:
+    if facts.model_config is not None:
+        return (SetupAction(f"{facts.model_config} cannot be read: see the agent's log"),)
+    model = facts.model
+    if model is not None and model.startswith("/"):
+        return (_setting(facts, "model_config", str(PurePosixPath(model) / "config.json")),)
+    path = _setting(facts, "model_config", "/path/of/config.json")
+    if model is None or "/" not in model:
+        return (path,)
+    fetch = f"hf download {shlex.quote(model)} config.json"
+    return SetupAction("fetch the file; its path is printed", (fetch,)), path
+
+
+def _log(facts: SetupFacts) -> Actions:
+    if facts.log is not None:
+        return (SetupAction(f"{facts.log} cannot be read: see the agent's log"),)
+    setting = _setting(facts, "log", _log_path(facts))
+    if facts.program != _VLLM:
+        return (setting,)
+    return SetupAction(_RESTART, (_serve(facts, StepName.LOG),)), setting
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    name: StepName
+    shows: str
+    actions: Callable[[SetupFacts], Actions]
+
+
+_SOURCES = (
+    _Source(StepName.METRICS, "load, queue, KV cache, rates, and latency by histograms", _metrics),
+    _Source(
+        StepName.SPANS,
+        "a row for each finished request: its latency, its phases, why it missed an objective",
+        _spans,
+    ),
+    _Source(
+        StepName.PLUGIN,
+        "requests whose client left, finish reasons, cached tokens, preemptions, each step",
+        _plugin,
+    ),
+    _Source(
+        StepName.PROXY,
+        "what users got: a row for each request, also refused ones, tenants, gaps between tokens",
+        _proxy,
+    ),
+    _Source(StepName.GPU, "use, memory, power and faults of the engine's GPUs", _gpu),
+    _Source(StepName.PRICE, "cost by request and by million tokens", _price),
+    _Source(StepName.MODEL_CONFIG, "MFU, MBU and the roofline", _model_config),
+    _Source(StepName.LOG, "why an engine died, such as a lack of memory", _log),
+)
+# Only vLLM has them.
+_OF_VLLM = frozenset({StepName.SPANS, StepName.PLUGIN})
+
+
+def setup_steps(facts: SetupFacts) -> tuple[SetupStep, ...]:
+    """The steps of one engine in order, without those that it cannot have."""
+    others = frozenset() if facts.program in (None, _VLLM) else _OF_VLLM
+    left_out = (facts.impossible | others) - facts.seen
+    return tuple(_step(source, facts) for source in _SOURCES if source.name not in left_out)
+
+
+def _step(source: _Source, facts: SetupFacts) -> SetupStep:
+    if source.name in facts.seen:
+        return SetupStep(name=source.name, state="done", shows=source.shows)
+    return SetupStep(
+        name=source.name, state="missing", shows=source.shows, actions=source.actions(facts)
+    )
+
+
+def setup_text(engine: str, steps: Collection[SetupStep]) -> str:
+    """One line: what is seen of an engine, and what is not."""
+    done = ", ".join(step.name for step in steps if step.state == "done")
+    missing = ", ".join(step.name for step in steps if step.state == "missing")
+    return f"{engine}: {done or 'nothing yet'}" + (f"; not set up: {missing}" if missing else "")
+
+
+def next_step_text(engine: str, steps: Collection[SetupStep]) -> str:
+    """One line: what is seen of an engine, and the lines of the next step."""
+    done = ", ".join(step.name for step in steps if step.state == "done")
+    text = f"engine {engine}: {done or 'nothing yet'}"
+    following = next((step for step in steps if step.state == "missing"), None)
+    if following is None:
+        return text
+    actions = "; ".join(
+        action.where + (f": {' '.join(action.lines)}" if action.lines else "")
+        for action in following.actions
+    )
+    return f"{text}; for {_FOR.get(following.name, following.name)} {actions}"
+
+
+_FOR: Mapping[StepName, str] = {StepName.SPANS: "single requests"}
+
+
+def spans_target(
+    *,
+    grpc: str | None,
+    http: str | None,
+    encrypted: bool,
+    needs_token: bool,
+    host: str | None,
+) -> SpansTarget:
+    """Where an engine sends spans, by the agent's listening addresses.
+
+    `host` is the agent's name for an engine on another machine; None on the same machine. vLLM's
+    gRPC exporter sends plain text, so an `encrypted` agent gets its spans over HTTP.
+    """
+    over_http = encrypted or (grpc is None and http is not None)
+    key, listens = ("http", http) if over_http else ("grpc", grpc)
+    if listens is None:
+        return SpansTarget(url=None, settings=(_listen(key, "127.0.0.1", _PORTS[key]),))
+    address, _, port = listens.rpartition(":")
+    settings: tuple[str, ...] = ()
+    if host is not None and _is_loopback(address):
+        tokens = () if needs_token else ("security: {ingest_tokens: /etc/goodput-agent/ingest}",)
+        settings = (_listen(key, "0.0.0.0", port), *tokens)
+        needs_token = True
+    reached = host or ("127.0.0.1" if _is_any(address) else address)
+    url = f"{'https' if encrypted else 'http'}://{reached}:{port}"
+    return SpansTarget(
+        url=f"{url}/v1/traces" if over_http else url,
+        over_http=over_http,
+        needs_token=needs_token,
+        settings=settings,
+    )
+
+
+_PORTS = {"grpc": "4317", "http": "4318"}
+
+
+def _listen(key: str, host: str, port: str) -> str:
+    return f'otlp: {{{key}: "{host}:{port}"}}'
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_any(host: str) -> bool:
+    return host.strip("[]") in ("0.0.0.0", "::", "")

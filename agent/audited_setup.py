@@ -1,0 +1,92 @@
+"""The steps of an audited engine: those of its agent, else those of the audit's evidence."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agent.agent_api import AgentApi
+from agent.analysis.setup_steps import (
+    SetupAction,
+    SetupFacts,
+    SetupStep,
+    StepName,
+    setup_steps,
+)
+from agent.app.engine_setup import proxy_url, target_of
+from agent.errors import SettingsInvalid
+from agent.records.audit import AuditEvidence
+from agent.settings import EngineSettings, Settings
+
+_KNOWN = frozenset(StepName)
+
+
+def steps_of_agent(api: AgentApi, engine: str) -> Sequence[SetupStep]:
+    """The steps of an engine by its agent; empty without the agent, or by one of another version.
+
+    If the agent watches one engine, its name may be another one.
+    """
+    try:
+        items = api("setup")["items"]
+    except SettingsInvalid:
+        return ()
+    named = [each for each in items if each["engine"] == engine] or items
+    return [_step(row) for row in named[0]["steps"] if row["name"] in _KNOWN] if named else ()
+
+
+def _step(row: Mapping[str, Any]) -> SetupStep:
+    return SetupStep(
+        name=StepName(row["name"]),
+        state=row["state"],
+        shows=row["shows"],
+        actions=tuple(SetupAction(each["where"], tuple(each["lines"])) for each in row["actions"]),
+    )
+
+
+def steps_of_evidence(
+    evidence: AuditEvidence, settings: Settings, configured: EngineSettings
+) -> Sequence[SetupStep]:
+    """The steps of an engine by what the audit itself read."""
+    engine, config = evidence.engine, configured.model_config_path
+    line, log, plugin = evidence.command_line, configured.log, configured.plugin_socket
+    kind = None if configured.kind == "auto" else configured.kind
+    without_gpu = evidence.gpus is not None and not evidence.gpus
+    return setup_steps(
+        SetupFacts(
+            engine=configured.name,
+            url=engine.url,
+            program=kind if engine.sample is None else engine.sample.dialect,
+            version=engine.version,
+            model=next(iter(engine.models), None),
+            seen=frozenset(_seen(evidence, settings, configured)),
+            impossible=frozenset({StepName.GPU, StepName.PRICE} if without_gpu else ()),
+            statistics_off=line is not None and "--disable-log-stats" in line.flags,
+            spans=target_of(settings, same_machine=not evidence.remote),
+            plugin_socket=None if plugin is None else str(plugin),
+            proxy_url=proxy_url(settings),
+            gpus=tuple(sorted(gpu.index for gpu in evidence.gpus or ())),
+            log=None if log is None else str(log),
+            model_config=None if config is None else str(config),
+        )
+    )
+
+
+def _seen(
+    evidence: AuditEvidence, settings: Settings, configured: EngineSettings
+) -> Iterator[StepName]:
+    agent, trial = evidence.agent, evidence.trial
+    gpus = [gpu for gpu in evidence.gpus or () if configured.gpus or gpu.pids() & evidence.pids]
+    names: list[str | None] = [gpu.name for gpu in gpus]
+    prices = settings.price_list()
+    sees = {
+        StepName.METRICS: evidence.engine.sample is not None,
+        StepName.SPANS: (trial is not None and trial.span_lead_s is not None)
+        or (agent is not None and agent.engine_views > 0),
+        StepName.PLUGIN: agent is not None and bool(agent.plugin),
+        StepName.GPU: bool(gpus),
+        StepName.PRICE: None
+        not in [prices.gpu_hour_usd(configured.name, gpu, time.time()) for gpu in names or [None]],
+        StepName.MODEL_CONFIG: evidence.model is not None,
+        StepName.LOG: configured.log is not None and os.access(configured.log, os.R_OK),
+    }
+    yield from (step for step, is_seen in sees.items() if is_seen)

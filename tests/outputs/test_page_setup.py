@@ -1,0 +1,145 @@
+"""The page in a browser: what would show more, and which figures are of the past."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from agent.analysis.setup_steps import (
+    SetupFacts,
+    SpansTarget,
+    StepName,
+    setup_steps,
+)
+from agent.store.store_queries import shown_gpu
+from tests.outputs.api.serving import Api, open_api
+from tests.real_parts.chromium import WITHIN_MS, Opened, browsing, faults, opened_in
+from tests.store.making import gpu_sample
+
+COMMAND = (
+    "OTEL_SERVICE_NAME=chat-0 OTEL_TRACES_SAMPLER=always_on vllm serve llama "
+    "--otlp-traces-endpoint http://127.0.0.1:4317"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as running:
+        yield running
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    with open_api(tmp_path) as running:
+        yield running
+
+
+def setup(*seen: StepName, engine: str = "chat-0") -> dict[str, Any]:
+    """The steps of a vLLM of which the agent sees these sources, and metrics."""
+    facts = SetupFacts(
+        engine=engine,
+        url="http://127.0.0.1:8000",
+        program="vllm",
+        model="llama",
+        seen=frozenset({StepName.METRICS, *seen}),
+        spans=SpansTarget(url="http://127.0.0.1:4317"),
+    )
+    row = {"engine": engine, "agent": "agent-0", "dialect": "vllm", "version": "0.32.0"}
+    return {**row, "model": "llama", "steps": setup_steps(facts)}
+
+
+def card(there: Opened) -> Locator:
+    return there.page.get_by_role("region", name="Next steps")
+
+
+def shown_without_card(there: Opened, url: str) -> None:
+    """Load the page anew, and return when its figures are there without the card."""
+    there.page.goto(f"{url}/#now")
+    there.page.reload()
+    there.html("Why requests missed")
+    assert card(there).count() == 0
+
+
+def test_the_next_step_is_shown_with_its_command_until_everything_is_seen(
+    browser: Browser, api: Api
+) -> None:
+    api.agent.setups = [setup(), setup(engine="chat-1")]
+    with opened_in(browser, api.url) as there:
+        card(there).get_by_text("Seen of chat-0 and 1 more: metrics.").wait_for()
+        assert card(there).locator("pre").first.text_content() == COMMAND
+        card(there).get_by_text("Then: plugin, proxy").click()
+        card(there).get_by_text("pip install goodput-agent-vllm").wait_for()
+        assert faults(there, api.url, "now") == []
+        api.agent.setups = [setup(*StepName)]
+        shown_without_card(there, api.url)
+
+
+def test_a_dismissed_card_stays_away_until_another_step_is_missing(
+    browser: Browser, api: Api
+) -> None:
+    api.agent.setups = [setup(StepName.SPANS)]
+    with opened_in(browser, api.url) as there:
+        card(there).get_by_role("button", name="Dismiss").click()
+        card(there).wait_for(state="detached")
+        shown_without_card(there, api.url)
+        api.agent.setups = [setup()]
+        there.page.reload()
+        card(there).get_by_text("Seen of chat-0: metrics.").wait_for()
+
+
+def test_what_was_not_read_for_three_intervals_is_grey_with_its_age(
+    browser: Browser, api: Api
+) -> None:
+    now = api.agent.now
+    known = {"agent": "a", "up": True, "model": None, "dialect": "vllm", "stale_after_s": 3600.0}
+    api.agent.engines = [
+        {**known, "name": "fresh", "read_at": now - 3500, "running": 7.0},
+        {**known, "name": "hanging", "read_at": now - 4 * 3600, "running": 8.0},
+    ]
+    api.agent.gpus = [
+        {**shown_gpu("a", gpu_sample(now - age_s, f"GPU-{age_s}")), "stale_after_s": 3600.0}
+        for age_s in (10, 7200)
+    ]
+    with opened_in(browser, api.url) as there:
+        rows = {
+            name: there.page.get_by_role("row").filter(has_text=name)
+            for name in ("fresh", "hanging", "GPU-10", "GPU-7200")
+        }
+        rows["hanging"].get_by_text("old: read 4 hours ago").wait_for()
+        rows["GPU-7200"].get_by_text("old: read 2 hours ago").wait_for()
+        for name, row in rows.items():
+            old = row.locator(".old").count()
+            assert (old > 0) == (name in ("hanging", "GPU-7200")), name
+        rows["fresh"].get_by_text("up", exact=True).wait_for()
+        rows["GPU-10"].get_by_text("ok", exact=True).wait_for()
+        assert faults(there, api.url, "now") == []
+
+
+def test_a_page_without_a_running_agent_is_not_live(browser: Browser, api: Api) -> None:
+    api.beat("agent-0")
+    api.store_gpus(gpu_sample(api.agent.now - 10, "GPU-1"))
+    with opened_in(browser, api.url) as there:
+        status = there.page.get_by_role("status")
+        main = there.page.get_by_role("main")
+        expect(status).to_have_text("Live", timeout=WITHIN_MS)
+        there.page.get_by_role("row").filter(has_text="GPU-1").get_by_text("ok").wait_for()
+        expect(main).not_to_have_class("old")
+        api.execute("UPDATE agents SET stopped_at = seen_at")
+        status.filter(has_text="Old: no agent runs, the last was seen").wait_for()
+        there.page.get_by_text("old: read 10 seconds ago").wait_for()
+        there.page.get_by_text("No agent runs, so no engine is watched.").wait_for()
+        expect(main).to_have_class("old")
+        assert faults(there, api.url, "now") == []
+
+
+def test_figures_of_an_agent_that_is_gone_are_grey(browser: Browser, tmp_path: Path) -> None:
+    with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
+        there.page.get_by_role("status").filter(has_text="Live").wait_for()
+        there.html("Why requests missed")
+        there.page.route("**/api/v1/**", lambda route: route.abort())
+        # The open stream breaks as well.
+        api.agent.engines = [{"broken": True}]
+        there.page.get_by_role("status").filter(has_text="these figures are").wait_for()
+        expect(there.page.get_by_role("main")).to_have_class("old")
