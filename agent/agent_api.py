@@ -1,15 +1,17 @@
 """A client of a running agent's HTTP API, for the commands that read one."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import requests
 
-from agent.command_options import secret_in
+from agent.command_options import secret_in, server_url
 from agent.errors import SettingsInvalid
 from agent.http_client import http_session, root_cause
+from agent.settings import load
 
 Json = dict[str, Any]
 
@@ -73,3 +75,22 @@ def open_agent(url: str, token_file: Path | None, ca: Path | None) -> Iterator[A
             token = secret_in("--token-file", token_file)
             session.headers["Authorization"] = f"Bearer {token}"
         yield AgentApi(session, url)
+
+
+@contextmanager
+def open_figures(
+    url: str | None, config: Path | None, token_file: Path | None
+) -> Iterator[Callable[..., Json]]:
+    """The API of the agent at `--url`, or without one that of the settings' database.
+
+    Raises SettingsInvalid.
+    """
+    from agent.app.serving import stored_api
+
+    settings = load(config, os.environ)
+    if url is None:
+        with stored_api(settings) as read:
+            yield read
+    else:
+        with open_agent(server_url("--url", url), token_file, settings.tls.ca) as read:
+            yield read

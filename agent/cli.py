@@ -24,6 +24,7 @@ from agent.estimating import estimate
 from agent.rendering import render
 from agent.reporting import report
 from agent.settings import Settings, load
+from agent.suggesting import objectives
 from agent.terminal import LogFormat, LogLevel, echo, log_to_stderr
 
 # What a command needs is imported when it runs: help, and a shell that completes, do not wait.
@@ -40,6 +41,7 @@ HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and 
 - All agents on one page: `goodput-agent serve --config serve.yml`
 - What did users get? `goodput-agent report --last 24h`
 - Is it better than before? `goodput-agent compare --before 24h/1h --after 1h`
+- Which limits can be promised? `goodput-agent objectives suggest`
 - Will a model fit? `goodput-agent estimate config.json --gpu H100-SXM`
 
 `goodput-agent COMMAND --help` explains a command. Every setting has an environment variable too.
@@ -280,6 +282,7 @@ main.command()(audit)
 main.add_typer(config, name="config")
 main.command()(report)
 main.command("compare")(compare_runs)
+main.add_typer(objectives, name="objectives")
 main.command()(estimate)
 main.command(epilog="`GOODPUT_RENDER_SLACK_PAGES` sets `--slack-pages`, and so on.")(render)
 main.add_typer(db, name="db")

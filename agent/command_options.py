@@ -19,6 +19,18 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(help="File with a read token of the agent.", parser=Path, metavar="FILE"),
 ]
+AgentUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Read from a running agent, as http://127.0.0.1:9470. Default: the database of the "
+        "settings (`storage.publish_to`, else `storage.file`), also while the agent is down.",
+    ),
+]
+Last = Annotated[
+    str, typer.Option(metavar="LENGTH", help="Length of the window, which ends now: 1h, 24h, 30d.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")]
 
 

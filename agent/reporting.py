@@ -1,8 +1,6 @@
 """The `report` command: the figures of a window, or its statement, for a person or a pipeline."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from shutil import get_terminal_size
@@ -11,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agent.analysis.cost.bill import StatementLine, statement
-from agent.command_options import AsJson, ConfigFile, TokenFile, server_url, write_text
+from agent.command_options import AgentUrl, AsJson, ConfigFile, Last, TokenFile, write_text
 from agent.errors import SettingsInvalid
 from agent.outputs.report.document import (
     READS,
@@ -35,7 +33,6 @@ from agent.outputs.report.formats import (
     text,
     values_json,
 )
-from agent.settings import load
 from agent.terminal import echo, progress_bar, without_controls
 
 _MOST_GROUPS = 1000
@@ -60,18 +57,6 @@ class StatementBy(StrEnum):
     MODEL = "model"
     ENGINE = "engine"
 
-
-Last = Annotated[
-    str, typer.Option(metavar="LENGTH", help="Length of the window, which ends now: 1h, 24h, 30d.")
-]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="Read from a running agent, as http://127.0.0.1:9470. Default: the database of the "
-        "settings (`storage.publish_to`, else `storage.file`), also while the agent is down.",
-    ),
-]
 
 Shape = Annotated[
     ReportFormat,
@@ -107,7 +92,7 @@ def report(
     json: AsJson = False,
     as_statement: AsStatement = False,
     by: By = StatementBy.TENANT,
-    url: Url = None,
+    url: AgentUrl = None,
     config: ConfigFile = None,
     token_file: TokenFile = None,
     width: Width = None,
@@ -123,7 +108,9 @@ def report(
         raise SettingsInvalid(["--format csv: only a statement is a table; add --statement"])
     columns = width or get_terminal_size((100, 24)).columns
     reads = 2 if as_statement else READS
-    with _api(url, config, token_file) as read, progress_bar("reading", reads) as done:
+    from agent.agent_api import open_figures
+
+    with open_figures(url, config, token_file) as read, progress_bar("reading", reads) as done:
         if as_statement:
             made = _statement(read, last, by, shape, done, columns=columns)
         else:
@@ -202,17 +189,3 @@ def _notes(summary: Json, groups: Json) -> Iterator[str]:
         "cost is summed from rows; those older than storage.keep_requests have expired and are "
         "in `other requests`"
     )
-
-
-@contextmanager
-def _api(url: str | None, config: Path | None, token_file: Path | None) -> Iterator[ReadApi]:
-    from agent.agent_api import open_agent
-    from agent.app.serving import stored_api
-
-    settings = load(config, os.environ)
-    if url is None:
-        with stored_api(settings) as read:
-            yield read
-    else:
-        with open_agent(server_url("--url", url), token_file, settings.tls.ca) as read:
-            yield read

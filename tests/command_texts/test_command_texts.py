@@ -16,7 +16,15 @@ def test_the_texts_are_as_they_were(printed: dict[str, str]) -> None:
 
 
 # They serve until they are stopped, or hold commands.
-WITHOUT_RESULT = {"help", "help-run", "help-demo", "help-serve", "help-config", "help-db"}
+WITHOUT_RESULT = {
+    "help",
+    "help-run",
+    "help-demo",
+    "help-serve",
+    "help-config",
+    "help-db",
+    "help-objectives",
+}
 
 
 def test_every_command_that_prints_a_result_prints_it_as_json(printed: dict[str, str]) -> None:
