@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_address
-from pathlib import PurePosixPath
 from typing import Literal
 
 from agent.analysis.audit.checks import is_older
@@ -219,7 +218,7 @@ def _model_config(facts: SetupFacts) -> Actions:
         return (SetupAction(f"{facts.model_config} cannot be read: see the agent's log"),)
     model = facts.model
     if model is not None and model.startswith("/"):
-        return (_setting(facts, "model_config", str(PurePosixPath(model) / "config.json")),)
+        return (_setting(facts, "model_config", f"{model.rstrip('/')}/config.json"),)
     path = _setting(facts, "model_config", "/path/of/config.json")
     if model is None or "/" not in model:
         return (path,)
