@@ -4,6 +4,7 @@ import tempfile
 from io import StringIO
 from pathlib import Path
 
+from playwright.sync_api import FloatRect, Locator
 from rich.console import Console
 
 from agent.analysis.audit import audit
@@ -17,6 +18,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 _NOW, _NOW_SHOWN = "now", "Why requests missed"
 WIDE, NARROW, HEIGHT = 1280, 390, 900
 CHECK_COLUMNS, CHECK_WIDTH, CHECK_HEIGHT = 100, 1000, 600
+# The last fault of the demo's past makes the tile red, or one of the next minutes.
+_RED_WITHIN_MS = 10 * 60 * 1000.0
 _SHAPES: tuple[tuple[str, Scheme, int], ...] = (
     ("page", "light", WIDE),
     ("page-dark", "dark", WIDE),
@@ -39,6 +42,35 @@ def take(url: str, folder: Path) -> list[str]:
     return problems
 
 
+def take_walk(url: str, folder: Path) -> None:
+    """Write the three pictures of docs/causes.md: a red tile, its causes, one request of them."""
+    with browsing() as browser, opened_in(browser, f"{url}/#{_NOW}", height=HEIGHT) as there:
+        page = there.page
+        page.locator(".bad").first.wait_for(timeout=_RED_WITHIN_MS)
+        page.screenshot(
+            path=folder / "why-tile.png", clip=_below(page.get_by_text("Users, last"), 290)
+        )
+        page.screenshot(
+            path=folder / "why-causes.png",
+            clip=_below(page.get_by_text(_NOW_SHOWN), 330),
+            full_page=True,
+        )
+        page.get_by_text("The worst missed requests").click()
+        page.get_by_label("Window").select_option("5m")
+        # The first is any cause, the second the one with the most seconds.
+        page.get_by_label("Cause").select_option(index=1)
+        page.get_by_role("table").get_by_role("link").first.click()
+        page.get_by_text("Why it missed").wait_for()
+        page.screenshot(path=folder / "why-request.png", full_page=True)
+
+
+def _below(heading: Locator, height: float) -> FloatRect:
+    """The page's width from this heading on."""
+    box = heading.first.bounding_box()
+    assert box is not None
+    return {"x": 0, "y": box["y"] - 12, "width": WIDE, "height": height}
+
+
 def take_check(folder: Path) -> None:
     """Write a picture of the first lines that `check` prints of the tests' badly started engine."""
     console = Console(file=StringIO(), width=CHECK_COLUMNS, record=True, highlight=False)
@@ -57,9 +89,10 @@ def take_check(folder: Path) -> None:
 def main() -> None:
     """Run a demo, and write the pictures into docs."""
     take_check(DOCS)
-    with tempfile.TemporaryDirectory() as folder, demo(Path(folder), past="2h") as agent:
+    with tempfile.TemporaryDirectory() as folder, demo(Path(folder), past="24m") as agent:
         if problems := take(agent.url, DOCS):
             raise SystemExit("\n".join(problems))
+        take_walk(agent.url, DOCS)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,12 @@ def test_the_sample_file_is_read(tmp_path: Path) -> None:
     assert objective.match.everything
 
 
-def test_the_sample_of_the_readme_is_read(tmp_path: Path) -> None:
-    readme = Path(__file__).parents[2] / "README.md"
-    samples = re.findall(r"^```yaml\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/settings.md", "docs/choosing-objectives.md", "docs/first-hour.md"]
+)
+def test_a_sample_of_the_documents_is_read(tmp_path: Path, page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    samples = re.findall(r"^ *```yaml\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
     assert samples
     for sample in samples:
         loaded = read(tmp_path, sample)

@@ -1,6 +1,6 @@
 """Which cause is named for which injected fault of a simulated engine, counted and as tables.
 
-`python -m tests.analysis.causes.confusion` makes the matrices of docs/causes.md anew.
+`python -m tests.analysis.causes.confusion` makes the matrices of docs/causes-evidence.md anew.
 
 The truth does not come from a rule. The same requests run with and without a fault: what a request
 lost by the fault is the difference of the two runs. A fault is true of a missed request if without
@@ -151,7 +151,7 @@ def explained(
         yield key, record, explain(record, [objective], timeline, ended)
 
 
-PAGE = Path(__file__).parents[3] / "docs/causes.md"
+PAGE = Path(__file__).parents[3] / "docs/causes-evidence.md"
 BEGIN = "<!-- made by python -m tests.analysis.causes.confusion -->"
 END = "<!-- end of the matrix -->"
 # The simulation of pairs takes long.
