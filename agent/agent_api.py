@@ -11,7 +11,7 @@ import requests
 from agent.command_options import secret_in, server_url
 from agent.errors import SettingsInvalid
 from agent.http_client import http_session, root_cause
-from agent.settings import load
+from agent.settings import Settings, load
 
 Json = dict[str, Any]
 
@@ -62,6 +62,17 @@ class AgentApi:
                 "goodput-agent run, or correct the address, which is that of its page"
             ]
         )
+
+
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})
+
+
+def own_agent(settings: Settings) -> tuple[str, Path | None]:
+    """The URL of the agent with these settings on this machine, and the file with its token."""
+    listen, security = settings.listen, settings.security
+    host = "127.0.0.1" if listen.host in _EVERYWHERE else listen.host
+    scheme = "http" if security.tls_certificate is None else "https"
+    return f"{scheme}://{host}:{listen.port}", security.read_tokens
 
 
 @contextmanager

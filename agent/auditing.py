@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agent.agent_api import AgentApi, open_agent
+from agent.agent_api import AgentApi, open_agent, own_agent
 from agent.analysis.audit import audit, counts
 from agent.analysis.audit.checks import AuditFinding
 from agent.analysis.setup_steps import SetupStep
@@ -46,7 +46,6 @@ from agent.terminal import TerminalConsole, echo
 _MOST_ROWS = 1000
 _ASK_EVERY_S = 0.25
 _FOUND = 200
-_EVERYWHERE = frozenset({"0.0.0.0", "::"})
 _ENGINE_VIEWS = frozenset({Vantage.ENGINE, Vantage.JOINED})
 _PROXY_VIEWS = frozenset({Vantage.PROXY, Vantage.JOINED})
 # vLLM quantises 16-bit weights at its start.
@@ -176,11 +175,8 @@ def _model(
 
 def _agent_of(options: AuditOptions) -> tuple[str, Path | None]:
     """The URL of the agent and the file with its token."""
-    listen, security = options.settings.listen, options.settings.security
-    host = "127.0.0.1" if listen.host in _EVERYWHERE else listen.host
-    scheme = "http" if security.tls_certificate is None else "https"
-    own = f"{scheme}://{host}:{listen.port}"
-    return options.agent_url or own, options.token_file or security.read_tokens
+    own_url, own_tokens = own_agent(options.settings)
+    return options.agent_url or own_url, options.token_file or own_tokens
 
 
 def _agent(

@@ -26,6 +26,7 @@ from agent.reporting import report
 from agent.settings import Settings, load
 from agent.suggesting import objectives
 from agent.terminal import LogFormat, LogLevel, echo, log_to_stderr
+from agent.top import top
 
 # What a command needs is imported when it runs: help, and a shell that completes, do not wait.
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and 
 
 - Try it without a GPU: `goodput-agent demo`
 - Watch your engine: `goodput-agent run --engine http://127.0.0.1:8000`
-- See its page: <http://127.0.0.1:9470>
+- See its page: <http://127.0.0.1:9470>, or `goodput-agent top` in the terminal
 - Is the engine set up well? `goodput-agent audit http://127.0.0.1:8000`
 - All agents on one page: `goodput-agent serve --config serve.yml`
 - What did users get? `goodput-agent report --last 24h`
@@ -278,6 +279,7 @@ def version(as_json: AsJson = False) -> None:
 main.command()(run)
 main.command()(demo)
 main.command()(serve)
+main.command()(top)
 main.command()(audit)
 main.add_typer(config, name="config")
 main.command()(report)
