@@ -128,6 +128,19 @@ def test_gpus_are_stored_and_on_the_api(with_gpus: AgentProcess) -> None:
     assert items[0]["facts"]["gpu_memory_total_bytes"] > 0
 
 
+def test_listed_gpus_are_those_of_the_last_poll_and_not_of_the_last_row(
+    with_gpus: AgentProcess,
+) -> None:
+    stored_gpus(with_gpus)
+
+    def is_newer() -> bool:
+        listed = requests.get(f"{with_gpus.url}/api/v1/gpus").json()["items"][0]
+        rows = requests.get(f"{with_gpus.url}/api/v1/gpus/{listed['gpu']}").json()["items"]
+        return bool(listed["at"] > rows[0]["at"] and listed["age_s"] < listed["stale_after_s"])
+
+    eventually(is_newer, within_s=WITHIN_S, what="a sample that is not stored yet")
+
+
 def test_without_nvml_the_agent_keeps_running_and_logs_the_reason(tmp_path: Path) -> None:
     with agent_in(tmp_path, AgentPorts.free()) as agent:
         page = exposition_with_failure(agent)

@@ -18,7 +18,12 @@ from agent.catalog.reasons import NO_ANSWER
 from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.records.audit import EngineEvidence, EvidencePart, TrialRequest
 from agent.records.engine import HistogramSnapshot
-from agent.sources.engines.engine_source import SERVED_PATH, EngineSource
+from agent.sources.engines.engine_source import (
+    SERVED_PATH,
+    VERSION_PATH,
+    EngineSource,
+    read_version,
+)
 from agent.sources.engines.exposition import SeriesValue, read_exposition
 from agent.sources.engines.fetch import (
     HealthProbe,
@@ -168,10 +173,13 @@ class LiveEngine:
 
     def _version(self, unread: dict[EvidencePart, str]) -> str | None:
         try:
-            return str(self._json("/version")["version"])
-        except (EngineUnreachable, ExpositionUnreadable, ValueError, LookupError, TypeError) as why:
-            unread[EvidencePart.VERSION] = f"/version: {why}"
+            version = read_version(self._session, self._url, timeout_s=_TIMEOUT_S)
+        except (EngineUnreachable, ExpositionUnreadable) as why:
+            unread[EvidencePart.VERSION] = f"{VERSION_PATH}: {why}"
             return None
+        if version is None:
+            unread[EvidencePart.VERSION] = f"{VERSION_PATH} names none"
+        return version
 
     def _models(self, unread: dict[EvidencePart, str]) -> tuple[tuple[str, ...], int | None]:
         """The names of the models, and the length of the first one."""
