@@ -127,11 +127,23 @@ def test_a_page_without_a_running_agent_is_not_live(browser: Browser, api: Api) 
         there.page.get_by_role("row").filter(has_text="GPU-1").get_by_text("ok").wait_for()
         expect(main).not_to_have_class("old")
         api.execute("UPDATE agents SET stopped_at = seen_at")
-        status.filter(has_text="Old: no agent runs, the last was seen").wait_for()
+        status.filter(has_text="Old: no agent has reported for").wait_for()
         there.page.get_by_text("old: read 10 seconds ago").wait_for()
         there.page.get_by_text("No agent runs, so no engine is watched.").wait_for()
         expect(main).to_have_class("old")
         assert faults(there, api.url, "now") == []
+
+
+def test_an_agent_that_reads_engines_is_live_though_it_can_store_nothing(
+    browser: Browser, api: Api
+) -> None:
+    api.beat("agent-0")
+    api.execute("UPDATE agents SET stopped_at = seen_at")
+    known = {"agent": "a", "up": True, "model": None, "dialect": "vllm", "stale_after_s": 3600.0}
+    api.agent.engines = [{**known, "name": "chat-0", "read_at": api.agent.now}]
+    with opened_in(browser, api.url) as there:
+        there.html("Why requests missed")
+        expect(there.page.get_by_role("status")).to_have_text("Live", timeout=WITHIN_MS)
 
 
 def test_figures_of_an_agent_that_is_gone_are_grey(browser: Browser, tmp_path: Path) -> None:

@@ -168,11 +168,17 @@ const unpublished = (agents) => (agents.some(({waiting_rows: waiting}) => waitin
 
 const ago = (length) => (length === null ? UNKNOWN : `${span(length)} ago`);
 
+// How old a sample is now, in seconds; null if that is unknown.
+const age_of = (live, {age_s: age}) => (age === null ? null : age + (Date.now() - live.heardAt) / 1000);
+
+const is_known = (each) => each.age_s !== null && each.stale_after_s !== null;
+
+export const is_fresh = (live, each) => is_known(each) && age_of(live, each) <= each.stale_after_s;
+
 // A row of the past is grey, and says how old it is in place of a state of now.
 const dated = (live, each, state, cells) => {
-  const age_s = each.age_s + (Date.now() - live.heardAt) / 1000;
-  if (each.age_s === null || each.stale_after_s === null || age_s <= each.stale_after_s) return cells(state);
-  return cells(`old: read ${ago(age_s)}`).map((cell) => ({text: cell?.text ?? cell, kind: "old"}));
+  if (!is_known(each) || is_fresh(live, each)) return cells(state);
+  return cells(`old: read ${ago(age_of(live, each))}`).map((cell) => ({text: cell?.text ?? cell, kind: "old"}));
 };
 
 // Agents may give their engines the same name.

@@ -5,7 +5,7 @@ import {cost} from "./cost.js";
 import {efficiency} from "./efficiency.js";
 import {events} from "./events.js";
 import {lengths} from "./lengths.js";
-import {has_ended, now} from "./now.js";
+import {has_ended, is_fresh, now} from "./now.js";
 import {oneRequest} from "./one_request.js";
 import {requests} from "./requests.js";
 import {WINDOWS, ZONE, span} from "./words.js";
@@ -115,17 +115,19 @@ const Navigation = () => html`
       aria-current=${name === state.name ? "page" : null}>${VIEWS[name].title}</a></li>`)}
   </ul></nav>`;
 
-// Seconds since an agent was last seen, if every agent that is shown has ended; else null.
+// Seconds since an agent reported, if every agent that is shown has ended; else null. An agent whose file
+// cannot be written reports nothing, and still reads engines.
 function ended_s() {
   const {agent = ""} = state.parameters;
   const shown = (state.live?.agents ?? []).filter(({name}) => !agent || name === agent);
   if (!shown.length || !shown.every(has_ended)) return null;
+  if ([...state.live.engines, ...state.live.gpus].some((each) => is_fresh(state.live, each))) return null;
   return Math.min(...shown.map((each) => each.silent_s ?? Infinity)) + (Date.now() - state.heardAt) / 1000;
 }
 
 const is_old = () => state.liveProblem !== null || state.problem !== null || ended_s() !== null;
 
-const ended = (age_s) => `Old: no agent runs${Number.isFinite(age_s) ? `, the last was seen ${span(age_s)} ago` : ""}`;
+const ended = (age_s) => `Old: no agent has reported${Number.isFinite(age_s) ? ` for ${span(age_s)}` : ""}`;
 
 const Live = () => html`<span class="state" role="status">${
   state.awaited ? "Reading the figures"
