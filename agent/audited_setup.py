@@ -61,6 +61,7 @@ def steps_of_evidence(
             seen=frozenset(_seen(evidence, settings, configured)),
             impossible=frozenset({StepName.GPU, StepName.PRICE} if without_gpu else ()),
             statistics_off=line is not None and "--disable-log-stats" in line.flags,
+            remote=evidence.remote,
             spans=target_of(settings, same_machine=not evidence.remote),
             plugin_socket=None if plugin is None else str(plugin),
             proxy_url=proxy_url(settings),

@@ -44,7 +44,7 @@ class SetupFacts:
 
     `program` is the engine's dialect, None if it is unknown. `seen` are the sources that give
     figures now, `impossible` those that it cannot have here. `failure` is why its metrics cannot be
-    read. `proxy_url` is the proxy's own address. `gpus` are the indexes of the GPUs that the agent
+    read. A `remote` engine is on another machine. `proxy_url` is the proxy's own address. `gpus` are the indexes of the GPUs that the agent
     reads, None if its settings have no source of GPUs.
     """
 
@@ -58,6 +58,7 @@ class SetupFacts:
     failure: str | None = None
     statistics_off: bool = False
     rust_frontend: bool = False
+    remote: bool = False
     spans: SpansTarget
     plugin_socket: str | None = None
     proxy_url: str | None = None
@@ -91,6 +92,8 @@ _SOCKET = "/run/goodput-agent/vllm.sock"
 _PROXY = "127.0.0.1:8080"
 _SETTINGS = "in the agent's settings"
 _RESTART = "restart vLLM with"
+_INSTALL = "in vLLM's environment, from a clone of goodput-agent"
+_SHARED = "its socket is a file: engine and agent must share a machine, or a volume of a pod"
 _UNKNOWN_PROGRAM = SetupAction("first let the agent read the engine's metrics")
 
 Actions = tuple[SetupAction, ...]
@@ -163,9 +166,11 @@ def _plugin(facts: SetupFacts) -> Actions:
     if facts.program is None:
         return (_UNKNOWN_PROGRAM,)
     setting = () if facts.plugin_socket else (_setting(facts, "plugin_socket", _SOCKET),)
+    shared = (SetupAction(_SHARED),) if facts.remote else ()
     return (
+        *shared,
         *setting,
-        SetupAction("in vLLM's environment", ("pip install goodput-agent-vllm",)),
+        SetupAction(_INSTALL, ("pip install ./plugins/vllm",)),
         SetupAction(_RESTART, (_serve(facts, StepName.PLUGIN),)),
     )
 

@@ -200,6 +200,7 @@ class EngineSetups:
             impossible=frozenset(self._impossible(engine, same_machine=same_machine)),
             failure=self._monitors.failure_of(engine.name),
             rust_frontend=_has_rust_frontend(host),
+            remote=not same_machine,
             spans=target_of(self._settings, same_machine=same_machine),
             plugin_socket=None if plugin is None else str(plugin),
             proxy_url=proxy_url(self._settings),

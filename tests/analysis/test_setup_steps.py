@@ -131,6 +131,11 @@ def test_a_later_command_keeps_what_earlier_steps_added() -> None:
     assert lines(traced, StepName.LOG)[0] == f"{SPANS_LINE} 2>&1 | tee -a /var/log/chat-0.log"
 
 
+def test_a_plugin_of_an_engine_elsewhere_needs_a_shared_volume() -> None:
+    assert "must share a machine" not in texts(PLAIN, StepName.PLUGIN)
+    assert "must share a machine" in texts(replace(PLAIN, remote=True), StepName.PLUGIN)
+
+
 def test_what_the_settings_have_already_is_not_asked_for() -> None:
     configured = replace(PLAIN, plugin_socket="/run/a.sock", proxy_url="http://127.0.0.1:8090")
     assert "engines:" not in lines(configured, StepName.PLUGIN)
