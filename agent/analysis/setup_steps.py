@@ -44,8 +44,8 @@ class SetupFacts:
 
     `program` is the engine's dialect, None if it is unknown. `seen` are the sources that give
     figures now, `impossible` those that it cannot have here. `failure` is why its metrics cannot be
-    read. A `remote` engine is on another machine. `proxy_url` is the proxy's own address. `gpus` are the indexes of the GPUs that the agent
-    reads, None if its settings have no source of GPUs.
+    read. A `remote` engine is on another machine. `proxy_url` is the proxy's own address. `gpus`
+    are the indexes of the GPUs that the agent reads, None if its settings have no source of GPUs.
     """
 
     engine: str
