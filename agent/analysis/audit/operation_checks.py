@@ -265,7 +265,7 @@ def plugin(evidence: AuditEvidence) -> CheckResult:
     silent = "the agent hears nothing of it"
     return warned(
         "the agent has no plugin_socket for it" if agent.plugin is None else silent,
-        "pip install goodput-agent-vllm beside vLLM, and plugin_socket in the agent's settings",
+        "pip install ./plugins/vllm beside vLLM, and plugin_socket in the agent's settings",
     )
 
 

@@ -319,7 +319,7 @@ WATCHING_CASES = (
     AuditCase("plugin", PASS, evidence(), "the agent hears of it"),
     AuditCase(
         "plugin", WARN, evidence(agent=AgentEvidence()),
-        "has no plugin_socket", "pip install goodput-agent-vllm",
+        "has no plugin_socket", "pip install ./plugins/vllm",
     ),
     AuditCase(
         "plugin", WARN, evidence(agent=AgentEvidence(plugin=False)), "hears nothing", "pip install"

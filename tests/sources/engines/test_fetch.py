@@ -273,7 +273,7 @@ def test_an_engine_without_statistics_is_still_read(live: LiveEngine, vllm: Engi
 
 def test_an_engine_that_does_not_answer_is_an_error() -> None:
     live = LiveEngine(f"http://user:word@127.0.0.1:{free_port()}")
-    with pytest.raises(EngineUnreachable, match="--engine: http://127"):
+    with pytest.raises(EngineUnreachable, match="no engine answers at http://127"):
         live.read()
 
 
