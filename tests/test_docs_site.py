@@ -1,6 +1,7 @@
 """The site of docs/: every page is on it, and every link and anchor leads somewhere."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from runpy import run_path
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 PAGES = sorted(DOCS.rglob("*.md"))
+README = ROOT / "README.md"
 
 SITE_TEXT = run_path(str(ROOT / ".ci/docs_links.py"))["on_page_markdown"]
 
@@ -46,7 +48,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for link in _LINK.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
         name, _, anchor = link.partition("#")
@@ -54,6 +56,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         # The site has files only: a link to a folder is broken there.
         assert target.is_file(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_is_read_in_five_minutes_and_names_the_test_command() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert len(text.split()) <= 900
+    assert "`make test`" in text
+
+
+def test_the_readme_says_why_each_library_is_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = README.read_text(encoding="utf-8")
+    names = [re.split(r"[\[<>=~! ;]", each)[0] for each in project["dependencies"]]
+    assert [name for name in names if name.lower() not in text.lower()] == []
 
 
 def test_of_a_link_that_leaves_the_docs_the_site_has_the_text() -> None:
