@@ -276,10 +276,9 @@ def _attainment(objective: Objective, engines: Sequence[CountedEngine]) -> Attai
     A request that failed is missed. What a histogram counts has begun or ended in the window, so a
     few requests at the window's edges are in one and not in another.
     """
-    match = objective.match
-    if not (match.everything or _by_model_alone(objective)):
+    if not by_model_alone(objective):
         return None
-    covered = [one for one in engines if match.covers_model(one.model)]
+    covered = [one for one in engines if objective.match.covers_model(one.model)]
     shares = [
         _share(covered, LATENCIES[name], getattr(objective, f"{name}_s"))
         for name in objective.limits
@@ -296,7 +295,8 @@ def _attainment(objective: Objective, engines: Sequence[CountedEngine]) -> Attai
     )
 
 
-def _by_model_alone(objective: Objective) -> bool:
+def by_model_alone(objective: Objective) -> bool:
+    """Whether it is for all requests of its models: engines count no others apart."""
     match = objective.match
     conditions = (match.tenant, match.route, match.min_input_tokens, match.max_input_tokens)
     return all(each is None for each in conditions)

@@ -66,17 +66,28 @@ def _interpolated(histogram: HistogramSnapshot, rank: float) -> float | None:
     return low + (bounds[bucket] - low) * (rank - before) / inside
 
 
-def share_bounds(histogram: HistogramSnapshot, limit: float) -> Bounds | None:
-    """The bounds of the share that is at most `limit`; None if nothing was counted."""
-    count = histogram.counts[-1]
-    if count <= 0:
-        return None
+class CountsWithin(NamedTuple):
+    """How many of all measured values are surely and possibly at most a limit."""
+
+    surely: float
+    possibly: float
+    measured: float
+
+
+def counts_within(histogram: HistogramSnapshot, limit: float) -> CountsWithin:
+    """By the buckets below the limit, and by the one that it lies in."""
     within = bisect_right(histogram.bounds, limit)
     surely = histogram.counts[within - 1] if within else 0.0
     # A bound at the limit itself leaves nothing open.
     exact = within and histogram.bounds[within - 1] == limit
-    perhaps = surely if exact else histogram.counts[min(within, len(histogram.counts) - 1)]
-    return Bounds(surely / count, perhaps / count)
+    possibly = surely if exact else histogram.counts[min(within, len(histogram.counts) - 1)]
+    return CountsWithin(surely, possibly, histogram.counts[-1])
+
+
+def share_bounds(histogram: HistogramSnapshot, limit: float) -> Bounds | None:
+    """The bounds of the share that is at most `limit`; None if nothing was counted."""
+    surely, possibly, measured = counts_within(histogram, limit)
+    return Bounds(surely / measured, possibly / measured) if measured > 0 else None
 
 
 def all_within(shares: Sequence[Bounds]) -> Bounds | None:

@@ -108,6 +108,16 @@ SLO_REQUESTS = counter(
     *_ENGINE_MODEL,
     "verdict",
 )
+SLO_WITHIN_LIMIT = counter(
+    "llm_slo_engine_requests_within_limit",
+    "Requests by the engine's histogram of a limited latency (ttft, tpot or e2e): surely within "
+    "the limit, possibly, and all measured. Aggregatable bounds that need no row.",
+    "objective",
+    *_ENGINE_MODEL,
+    "measure",
+    "within",
+    absent="of engines without that histogram, and of objectives for some requests of a model",
+)
 SLO_OUTPUT_TOKENS = counter(
     "llm_slo_output_tokens",
     "Output tokens of requests by objective and verdict.",

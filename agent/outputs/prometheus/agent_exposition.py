@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from math import fsum, inf
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -15,6 +16,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.analysis.cost.bill import spending, usd_per_million_by_objective
 from agent.analysis.efficiency.window_efficiency import Utilisation, window_efficiency
+from agent.analysis.engine_figures import LATENCIES, by_model_alone
+from agent.analysis.histogram_bounds import counts_within
 from agent.analysis.ledger import unaccounted_requests
 from agent.catalog import efficiency_metrics as em
 from agent.catalog import metrics as m
@@ -35,6 +38,7 @@ from agent.records.engine import (
 )
 from agent.records.gpu import Facts, GpuSample
 from agent.records.minute import Cost, Ledger, MinuteRow
+from agent.records.objective import Objective
 
 __all__ = ["Family", "family_of"]
 
@@ -323,6 +327,8 @@ def _known(values: Iterable[tuple[str, int | None]]) -> _OfEngines:
 
 _NAMES_LOOKED_THROUGH = f"escaping={UNDERSCORES}"
 _LIMITS = (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s"))
+# The engine's histogram of each measure.
+_OF = {measure: LATENCIES[measure].name for measure, _ in _LIMITS}
 
 
 class AgentExposition(Collector):
@@ -393,12 +399,29 @@ class AgentExposition(Collector):
             for measure, field in _LIMITS
             if getattr(objective, field) is not None
         }
+        values[m.SLO_WITHIN_LIMIT] = dict(_within_limits(self._meter.objectives, snapshot))
         values |= snapshot.gauges
         for metric in m.AGENT_METRICS:
             if metric.kind is Kind.HISTOGRAM:
                 yield from _histogram_family(metric, snapshot)
             elif values.get(metric):
                 yield family_of(metric, metric.labels, values[metric].items())
+
+
+def _within_limits(
+    objectives: Iterable[Objective], snapshot: MeterSnapshot
+) -> Iterator[tuple[Labels, float]]:
+    """What each engine's newest histograms say of each limit, since the engine started."""
+    samples = [sample for sample in snapshot.samples.values() if sample is not None]
+    for objective, sample in product(filter(by_model_alone, objectives), samples):
+        if not objective.match.covers_model(sample.model):
+            continue
+        for measure, limit in _LIMITS:
+            limit_s, histogram = getattr(objective, limit), sample.histograms.get(_OF[measure])
+            if limit_s is not None and histogram is not None:
+                of = (objective.name, sample.engine, sample.model or UNKNOWN, measure)
+                for within, count in counts_within(histogram, limit_s)._asdict().items():
+                    yield (*of, within), count
 
 
 def _histogram_family(metric: Metric, snapshot: MeterSnapshot) -> Iterator[Family]:

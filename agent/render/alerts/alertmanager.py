@@ -144,7 +144,10 @@ class Inhibition:
 _PAGES = (f'severity="{Severity.PAGE}"',)
 _TIERS = ("1", "2", "3", "4")
 
-_LATENCY = ("LlmTtftOverLimit", "LlmTpotOverLimit", "LlmDurationOverLimit", "LlmQueueTimeHigh")
+_LATENCY = (
+    *("LlmTtftOverLimit", "LlmTpotOverLimit", "LlmDurationOverLimit"),
+    *("LlmQueueTimeHigh", "LlmEngineMissesObjective"),
+)
 _DEATHS = (
     "LlmCudaOutOfMemory",
     "LlmHostOutOfMemory",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import cleandoc
 
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
@@ -10,6 +11,7 @@ from agent.records.objective import Match, Objective
 from agent.records.request import BY_CLIENT, FAILED
 from agent.render.alerts.alert_rule import (
     ENGINE_MODEL,
+    MIN_COUNT,
     Alert,
     Severity,
     Timings,
@@ -80,6 +82,8 @@ def _alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
         limit_s = row.limit_s(objective)
         if limit_s is not None:
             yield _over_limit(objective, row, limit_s, timings)
+    if any(row.limit_s(objective) is not None for row in LATENCIES):
+        yield _surely_missed(objective, timings)
     bound_s = _queue_bound_s(objective)
     if bound_s is not None:
         yield _queue_time(objective, bound_s, timings)
@@ -134,6 +138,39 @@ def _over_limit(
         f"The {share} of {row.name} over {window} is about {{{{ $value | humanizeDuration }}}}, "
         f"taken at the {{{{ $labels.vantage }}}}; {percent(objective.target)} of the requests must "
         f"stay within {latency(limit_s)}.",
+    )
+
+
+def _surely_missed(objective: Objective, timings: Timings) -> Alert:
+    """The alert on an engine none of whose requests has a row."""
+    window = timings.window(_WINDOW_S)
+    named = (eq("objective", objective.name), *like("model", objective.match.model))
+    possibly = value_of(m.SLO_WITHIN_LIMIT, *named, eq("within", "possibly"))
+    measured = value_of(m.SLO_WITHIN_LIMIT, *named, eq("within", "measured"))
+    judged, less = value_of(m.SLO_REQUESTS, *named), _not_of_presets(objective, window)
+    by = "sum by (instance, engine, model, measure)"
+    condition = cleandoc(f"""
+        min by (instance, engine, model) (
+          {by} (rate({possibly}[{window}]){less})
+          / ({by} (rate({measured}[{window}]){less}) > 0))
+          < {number(objective.target)}
+        and
+        max by (instance, engine, model) (
+          {by} (increase({measured}[{window}]){less})
+          - {by} (increase({possibly}[{window}]){less}))
+          >= {MIN_COUNT}
+        unless on (instance, engine, model)
+        sum by (instance, engine, model) (increase({judged}[{window}])) > 0
+    """)
+    return _ticket(
+        objective,
+        "LlmEngineMissesObjective",
+        condition,
+        f"Requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} surely miss objective "
+        f"{objective.name}",
+        f"By the engine's own histograms at most {{{{ $value | humanizePercentage }}}} of the "
+        f"requests over {window} were within a limit, and {percent(objective.target)} must be. No "
+        "request has a row, so single requests and causes are unknown: see docs/engine-counts.md.",
     )
 
 

@@ -159,12 +159,41 @@ _CAUSES = Link("Causes of misses", "/d/goodput-requests?${__url_time_range}")
 _LIMITED = (("ttft", "ttft_s", m.TTFT), ("tpot", "tpot_s", m.TPOT), ("e2e", "e2e_s", m.DURATION))
 
 
+def _within(within: str) -> str:
+    """The share of requests within each limit, by objective and measure."""
+    part = rate(m.SLO_WITHIN_LIMIT, eq("within", within))
+    measured = rate(m.SLO_WITHIN_LIMIT, eq("within", "measured"))
+    return f"({ratio(by(_MEASURE, part), by(_MEASURE, measured))})"
+
+
+_MEASURE = (*OBJECTIVE, "measure")
+# Nothing is known of how limits overlap: at least `a + b - 1` met both, at most the smaller share.
+_BOUNDS = Panel(
+    "Attainment by the engines' own histograms",
+    "Between these two lies the share of answered requests that met every limit, as far as the "
+    "buckets say. It needs no spans and no proxy.",
+    PanelUnit.SHARE,
+    (
+        Query(
+            f"clamp_min({by(OBJECTIVE, _within('surely'))}\n"
+            f"  - ({by(OBJECTIVE, _within('surely'), 'count')} - 1), 0)",
+            "{{objective}} at least",
+        ),
+        Query(by(OBJECTIVE, _within("possibly"), "min"), "{{objective}} at most"),
+        _TARGET,
+    ),
+    lowest=None,
+    highest=1,
+)
+
+
 def objective_rows(objectives: Sequence[Objective]) -> tuple[PanelRow, ...]:
     """The rows of the dashboard."""
     return (
         PanelRow("Now", tuple(_now(objectives))),
         PanelRow("Error budget", (_OVER_TIME, burn_rate(objectives), budget_over_time(objectives))),
         PanelRow("Goodput against throughput", _GOODPUT),
+        PanelRow("Without rows", (_BOUNDS,)),
         PanelRow("What breaks the promise", tuple(_reasons(objectives))),
     )
 

@@ -55,7 +55,10 @@ SAMPLE = EngineSample(
         (facts.REQUESTS_FINISHED.name, ("length",)): 2.0,
         (facts.PROCESS_START_TIME.name, ()): 1790000000.5,
     },
-    histograms={facts.QUEUE_TIME.name: HistogramSnapshot((0.3, 1.0, inf), (40.0, 41.0, 42.0), 5.5)},
+    histograms={
+        name: HistogramSnapshot((0.3, 1.0, inf), (40.0, 41.0, 42.0), 5.5)
+        for name in (facts.QUEUE_TIME.name, facts.TIME_TO_FIRST_TOKEN.name)
+    },
 )
 
 # Every fact of an engine; those without buckets have the values 1, 2, 3...

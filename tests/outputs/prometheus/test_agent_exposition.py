@@ -1,6 +1,7 @@
 """The exposition as scrapers read it."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -24,7 +25,14 @@ from agent.outputs.prometheus.agent_exposition import (
     gpu_families,
 )
 from agent.outputs.prometheus.meter import Meter
-from agent.records.engine import CgroupMemory, EngineProcess, EngineSample, HostSample, ProcessRole
+from agent.records.engine import (
+    CgroupMemory,
+    EngineProcess,
+    EngineSample,
+    HistogramSnapshot,
+    HostSample,
+    ProcessRole,
+)
 from agent.records.gpu import GpuSample, MigInstance
 from agent.records.minute import Ledger, MinuteRow
 from agent.settings import Settings
@@ -185,6 +193,28 @@ def test_objectives_are_published_with_their_targets_and_limits() -> None:
         ("chat", "tpot"): 0.12,
         ("long", "ttft"): 0.77,
         ("long", "e2e"): 33.0,
+    }
+
+
+def test_an_engine_s_histograms_bound_how_many_requests_were_within_each_limit() -> None:
+    """The limit of 200 ms lies between two edges, that of 120 ms is one."""
+    ttft = HistogramSnapshot((0.1, 0.25, inf), (40.0, 70.0, 100.0), 9.0)
+    tpot = HistogramSnapshot((0.05, 0.12, inf), (10.0, 60.0, 90.0), 9.0)
+    meter = Meter(OBJECTIVES, ["chat-0"])
+    histograms = {facts.TIME_TO_FIRST_TOKEN.name: ttft, facts.TIME_PER_OUTPUT_TOKEN.name: tpot}
+    meter.sample(replace(SAMPLE, histograms=histograms))
+    found = {
+        (labels["objective"], labels["measure"], labels["within"]): value
+        for labels, value in samples(meter, "llm_slo_engine_requests_within_limit_total")
+    }
+    # What engines measure is not told apart by the length of the prompt.
+    assert found == {
+        ("chat", "ttft", "surely"): 40.0,
+        ("chat", "ttft", "possibly"): 70.0,
+        ("chat", "ttft", "measured"): 100.0,
+        ("chat", "tpot", "surely"): 60.0,
+        ("chat", "tpot", "possibly"): 60.0,
+        ("chat", "tpot", "measured"): 90.0,
     }
 
 

@@ -35,6 +35,8 @@ OWN |= {f"{XID_ERRORS.name}_total"}
 # An alert only names the cause with the most seconds: 48 zeros of each model are not worth its
 # first increment.
 OWN -= {f"{m.SLO_MISSED_SECONDS.name}_total"}
+# As an engine's histograms, from which it comes, it begins when the engine has them.
+OWN -= {f"{m.SLO_WITHIN_LIMIT.name}_total"}
 
 
 def counted() -> set[str]:

@@ -13,7 +13,7 @@ import yaml
 from agent.settings.settings_model import MatchSettings, ObjectiveSettings
 
 WORDS = {
-    "sum", "max", "count", "by", "rate", "increase", "resets", "and", "or", "on", "unless",
+    "sum", "max", "min", "count", "by", "rate", "increase", "resets", "and", "or", "on", "unless",
     "histogram_quantile", "absent", "time", "vector", "max_over_time", "avg_over_time", "topk",
     "sort", "group_left", "scalar",
 }  # fmt: skip
