@@ -222,6 +222,8 @@ def _demo_settings(given: Settings, sockets: Path) -> Settings:
                 "gpu_hour_usd": GPU_HOUR_USD,
                 "limits": LIMITS,
                 "plugin_socket": str(sockets / f"{name}.sock"),
+                # A simulator's own process says nothing of the engine that it computes.
+                "same_machine": False,
             }
         )
         for index, name in enumerate(ENGINES)
