@@ -142,7 +142,11 @@ def _counted_run(engine: Engine, name: str, over: Window, chosen: Selection) -> 
     """None if no engine counted anything, and for one tenant or objective."""
     if chosen.tenant is not None or chosen.objective is not None:
         return None
-    rows = EngineCountQueries(engine).engine_counts(over, chosen)
+    # Whole minutes inside, so that two windows side by side share none.
+    inside = Window(from_s=-(-over.from_s // 60) * 60, until=over.until // 60 * 60)
+    if inside.from_s >= inside.until:
+        return None
+    rows = EngineCountQueries(engine).engine_counts(inside, chosen)
     objectives = objectives_by_agent(StoreQueries(engine).objectives_in_force())
     found = figures_of_rows(rows, objectives)
     if found is None or not found.requests:

@@ -251,6 +251,36 @@ def test_without_rows_two_windows_have_the_bounds_of_what_engines_counted(
     assert p50["change"] > 0
     assert lines["TTFT p99"]["change"] is None
     assert "No request of `before` has a row" in text.output
+    assert "bootstrap" not in text.output
+
+
+def test_windows_side_by_side_share_no_minute_of_what_was_counted(
+    call: Call, tmp_path: Path
+) -> None:
+    with migrated_in(tmp_path) as engine:
+        count(engine)
+        begin, middle, end = (
+            datetime.fromtimestamp(NOON + seconds, UTC).isoformat() for seconds in (-30, 30, 90)
+        )
+        first = f"{engine.url}#{begin}/{end}"
+        found = json.loads(call(first, f"{engine.url}#{middle}/5m", "--json").output)
+        refused(call(first, f"{engine.url}#{middle}/50s"), RunEmpty, "no request")
+    assert (found["before"]["requests"], found["after"]["requests"]) == (100, 100)
+
+
+def test_a_point_inside_the_bounds_of_the_other_run_is_no_change(
+    call: Call, tmp_path: Path
+) -> None:
+    with migrated_in(tmp_path) as engine:
+        count(engine)
+        first, _ = windows()
+        run = f"{engine.url}#{first}"
+        found = json.loads(call(FIGURES_ONLY, run, "--json").output)
+    lines = {each["name"]: each for each in found["figures"]}
+    for name in ("TTFT p50", "TTFT p99"):
+        point, bounds = lines[name]["before"]["value"], lines[name]["after"]
+        inside = bounds["low"] <= point and (bounds["high"] is None or point <= bounds["high"])
+        assert (lines[name]["change"] is None) is inside
 
 
 def test_a_large_archive_is_refused_within_the_memory_of_a_small_one(

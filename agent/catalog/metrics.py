@@ -108,10 +108,11 @@ SLO_REQUESTS = counter(
     *_ENGINE_MODEL,
     "verdict",
 )
-SLO_WITHIN_LIMIT = counter(
-    "llm_slo_engine_requests_within_limit",
-    "Requests by the engine's histogram of a limited latency (ttft, tpot or e2e): surely within "
-    "the limit, possibly, and all measured. Aggregatable bounds that need no row.",
+WITHIN, PERHAPS, ABOVE = "yes", "perhaps", "no"
+SLO_ENGINE_REQUESTS = counter(
+    "llm_slo_engine_requests",
+    "Requests by the engine's histogram of a limited latency (ttft, tpot or e2e), and whether they "
+    "were within the limit: yes, no, or perhaps, as the limit lies inside their bucket.",
     "objective",
     *_ENGINE_MODEL,
     "measure",

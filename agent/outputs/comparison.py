@@ -137,8 +137,8 @@ _WITHOUT_REQUESTS = {
         "(vllm bench serve writes them with --save-detailed)."
     ),
     FiguresSource.ENGINE: (
-        "No request of `{}` has a row: its figures are those that its engines counted, and in "
-        "brackets are the bounds of their histograms' buckets."
+        "No request of `{}` has a row: its figures are those that its engines counted in whole "
+        "minutes."
     ),
 }
 
@@ -175,10 +175,17 @@ def cause_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     ]
 
 
-METHOD = (
+_METHOD = (
     "In brackets: 95 % intervals of a bootstrap over blocks of time. Better or worse: a change "
     "that matters, and that is too large for chance, all lines together at 5 % (docs/comparing.md)."
 )
+_BUCKETS = "In brackets: the bounds of the buckets of engines' histograms (docs/comparing.md)."
+
+
+def _method(comparison: Comparison) -> str:
+    runs = (comparison.before, comparison.after)
+    return _BUCKETS if any(isinstance(run, RunFigures) and run.bounds for run in runs) else _METHOD
+
 
 _STYLES = {Outcome.BETTER: "green", Outcome.WORSE: "bold red", Outcome.LOAD_CHANGED: "yellow"}
 
@@ -195,7 +202,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(_rich_table("Load", comparison.load))
     console.print(_rich_table("Figures", comparison.lines))
     _print_causes(comparison, console)
-    console.print(Text(METHOD, style="dim"))
+    console.print(Text(_method(comparison), style="dim"))
 
 
 def _rich_table(title: str, lines: Sequence[ComparedLine]) -> Table:
@@ -259,7 +266,7 @@ def _markdown_lines(comparison: Comparison) -> Iterator[str]:
     yield ""
     yield "</details>"
     yield ""
-    yield f"<sub>{METHOD}</sub>"
+    yield f"<sub>{_method(comparison)}</sub>"
 
 
 def _markdown_table(lines: Sequence[ComparedLine]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from agent.store.connection import for_writing, reading, store_unavailable, with
 _POSTGRES_LOCK = 730_111_947
 
 # Revisions of development versions, before the first release.
-_UNRELEASED = frozenset(("1", *(f"{number:04}" for number in range(1, 23))))
+_UNRELEASED = frozenset(("1", *(f"{number:04}" for number in range(1, 23)), "baseline"))
 
 
 def _scripts_path() -> Path:

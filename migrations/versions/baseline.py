@@ -17,7 +17,7 @@ from alembic import op
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
-revision = "baseline"
+revision = "first"
 down_revision = None
 branch_labels = None
 depends_on = None

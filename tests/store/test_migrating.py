@@ -45,7 +45,7 @@ REVISIONS = [script.revision for script in SCRIPTS.walk_revisions()][::-1]
 # A row of each table in the shape of the revision that created it. Values of columns that came
 # later are set by an update.
 FIRST_ROWS: Mapping[str, Sequence[str]] = {
-    "baseline": (
+    "first": (
         """
         INSERT INTO requests (trace_id, span_id, vantage, status, started_at, ended_at, received_at,
             verdict, verdicts, request_id, ttft_s, changed)

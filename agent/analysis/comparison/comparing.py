@@ -161,8 +161,19 @@ def _without_evidence(
 
 
 def _overlap(before: Interval, after: Interval) -> bool:
-    """Whether both may be the same value; False if no bounds are known."""
-    return before.low < after.high and after.low < before.high
+    """Whether both may be the same value; False if no bounds are known.
+
+    A value without bounds of its own is inside the bounds of the other or not.
+    """
+    if np.isnan(before.low) and np.isnan(after.low):
+        return False
+    first, second = (
+        each._replace(low=each.value, high=each.value) if np.isnan(each.low) else each
+        for each in (before, after)
+    )
+    if first.low == first.high or second.low == second.high:
+        return first.low <= second.high and second.low <= first.high
+    return first.low < second.high and second.low < first.high
 
 
 def _line(measure: Measure, runs: tuple[SplitRun, SplitRun], shuffles: Shuffles) -> ComparedLine:

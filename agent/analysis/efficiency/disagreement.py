@@ -60,19 +60,25 @@ def counters_utilisation(
 
 
 def _counted_work(observed: EngineObservation, serving: Serving) -> Work | None:
-    """None if tokens or the model are unknown, or if all requests of the tokens began before."""
+    """None if tokens or the model are unknown, or while no request began: then no prompt is known.
+
+    Output tokens are shared by as many requests as began, ended or ran, whichever are most: in
+    a burst that drains, few begin.
+    """
     increase = observed.increase
     computed, output = increase.computed_tokens, increase.output_tokens
     if serving.model is None or computed is None or output is None:
         return None
     if not computed + output:
         return Work(0.0, 0.0)
-    requests = increase.first_tokens or increase.finished
-    if not requests:
+    known = increase.first_tokens is not None
+    began = increase.first_tokens if known else increase.finished
+    if not began:
         return None
-    prompt, cached = (round(n / requests) for n in (computed, increase.cached_tokens or 0.0))
-    each = max(round(output / requests), 2)
-    decoded = max(output - requests, 0.0)
+    prompt, cached = (round(n / began) for n in (computed, increase.cached_tokens or 0.0))
+    generating = max(began, increase.finished or 0.0, _mean_running(observed))
+    each = max(round(output / generating), 2)
+    decoded = max(output - began, 0.0)
     prefill, decode = Work(0.0, 0.0), Work(0.0, 0.0)
     if serving.role is not Role.DECODE and prompt:
         prefill = _times(computed / prompt, serving.prefill(prompt, cached))
@@ -91,10 +97,15 @@ def _steps(observed: EngineObservation, decoded: float) -> float:
     """As the engine counted them, else as many as decode takes with the requests that ran."""
     if observed.increase.steps is not None:
         return observed.increase.steps
-    running = [each for each in observed.intervals if each.mean_running is not None]
-    length_s = fsum(each.time.length_s for each in running)
-    together_s = fsum((each.mean_running or 0.0) * each.time.length_s for each in running)
-    return decoded / max(together_s / length_s, 1.0) if length_s else decoded
+    return decoded / max(_mean_running(observed), 1.0)
+
+
+def _mean_running(observed: EngineObservation) -> float:
+    """How many requests ran at once; 0 if that is unknown."""
+    known = [each for each in observed.intervals if each.mean_running is not None]
+    length_s = fsum(each.time.length_s for each in known)
+    together_s = fsum((each.mean_running or 0.0) * each.time.length_s for each in known)
+    return together_s / length_s if length_s else 0.0
 
 
 def engine_utilisation(observed: EngineObservation, serving: Serving) -> SourceUtilisation:

@@ -31,7 +31,7 @@ class Utilisation:
 class WindowEfficiency:
     """Stored minutes together. `mfu` and `mbu` are by the requests, over all known time.
 
-    Both are None if engines worked and no request has a row.
+    What engines did in minutes without any row is unknown.
 
     `prefill` and `decode` are over the seconds in which any request was in the phase, `busy` over
     those in which an engine worked; each is None if there was none of it. `counters`, `engine` and
@@ -68,7 +68,7 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
     """
     if not minutes:
         return None
-    known = [] if _without_rows(minutes) else [m for m in minutes if m.work.needed is not None]
+    known = _known_minutes(minutes)
     return WindowEfficiency(
         mfu=_share(known, _known, _FLOPS),
         mbu=_share(known, _known, _BYTES),
@@ -89,10 +89,20 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
     )
 
 
-def _without_rows(minutes: Sequence[MinuteRow]) -> bool:
-    """Whether engines worked and no row says on what: then idle minutes alone would say 0."""
-    seen = any(minute.work.prompt_tokens + minute.work.output_tokens > 0 for minute in minutes)
-    return not seen and any(minute.work.counted_output_tokens > 0 for minute in minutes)
+def _known_minutes(minutes: Sequence[MinuteRow]) -> list[MinuteRow]:
+    """Those whose work is known, with idle ones if any row says what the others did."""
+    known = [
+        minute
+        for minute in minutes
+        if minute.work.needed is not None
+        and not (minute.work.counted_output_tokens > 0 and not _has_rows(minute))
+    ]
+    busy = any(minute.work.counted_output_tokens > 0 for minute in minutes)
+    return known if any(map(_has_rows, known)) or not busy else []
+
+
+def _has_rows(minute: MinuteRow) -> bool:
+    return minute.work.prompt_tokens + minute.work.output_tokens > 0
 
 
 def _prefill(work: EngineWork) -> tuple[float, float, float]:

@@ -399,7 +399,7 @@ class AgentExposition(Collector):
             for measure, field in _LIMITS
             if getattr(objective, field) is not None
         }
-        values[m.SLO_WITHIN_LIMIT] = dict(_within_limits(self._meter.objectives, snapshot))
+        values[m.SLO_ENGINE_REQUESTS] = dict(_within_limits(self._meter.objectives, snapshot))
         values |= snapshot.gauges
         for metric in m.AGENT_METRICS:
             if metric.kind is Kind.HISTOGRAM:
@@ -420,8 +420,10 @@ def _within_limits(
             limit_s, histogram = getattr(objective, limit), sample.histograms.get(_OF[measure])
             if limit_s is not None and histogram is not None:
                 of = (objective.name, sample.engine, sample.model or UNKNOWN, measure)
-                for within, count in counts_within(histogram, limit_s)._asdict().items():
-                    yield (*of, within), count
+                surely, possibly, measured = counts_within(histogram, limit_s)
+                yield (*of, m.WITHIN), surely
+                yield (*of, m.PERHAPS), possibly - surely
+                yield (*of, m.ABOVE), measured - possibly
 
 
 def _histogram_family(metric: Metric, snapshot: MeterSnapshot) -> Iterator[Family]:

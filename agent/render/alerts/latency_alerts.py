@@ -145,20 +145,17 @@ def _surely_missed(objective: Objective, timings: Timings) -> Alert:
     """The alert on an engine none of whose requests has a row."""
     window = timings.window(_WINDOW_S)
     named = (eq("objective", objective.name), *like("model", objective.match.model))
-    possibly = value_of(m.SLO_WITHIN_LIMIT, *named, eq("within", "possibly"))
-    measured = value_of(m.SLO_WITHIN_LIMIT, *named, eq("within", "measured"))
+    measured = value_of(m.SLO_ENGINE_REQUESTS, *named)
+    above = value_of(m.SLO_ENGINE_REQUESTS, *named, eq("within", m.ABOVE))
     judged, less = value_of(m.SLO_REQUESTS, *named), _not_of_presets(objective, window)
     by = "sum by (instance, engine, model, measure)"
     condition = cleandoc(f"""
         min by (instance, engine, model) (
-          {by} (rate({possibly}[{window}]){less})
-          / ({by} (rate({measured}[{window}]){less}) > 0))
+          1 - {by} (rate({above}[{window}]){less})
+            / ({by} (rate({measured}[{window}]){less}) > 0)
+          and
+          {by} (increase({above}[{window}]){less}) >= {MIN_COUNT})
           < {number(objective.target)}
-        and
-        max by (instance, engine, model) (
-          {by} (increase({measured}[{window}]){less})
-          - {by} (increase({possibly}[{window}]){less}))
-          >= {MIN_COUNT}
         unless on (instance, engine, model)
         sum by (instance, engine, model) (increase({judged}[{window}])) > 0
     """)

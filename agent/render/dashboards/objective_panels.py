@@ -159,10 +159,10 @@ _CAUSES = Link("Causes of misses", "/d/goodput-requests?${__url_time_range}")
 _LIMITED = (("ttft", "ttft_s", m.TTFT), ("tpot", "tpot_s", m.TPOT), ("e2e", "e2e_s", m.DURATION))
 
 
-def _within(within: str) -> str:
+def _within(*within: str) -> str:
     """The share of requests within each limit, by objective and measure."""
-    part = rate(m.SLO_WITHIN_LIMIT, eq("within", within))
-    measured = rate(m.SLO_WITHIN_LIMIT, eq("within", "measured"))
+    part = rate(m.SLO_ENGINE_REQUESTS, among("within", within))
+    measured = rate(m.SLO_ENGINE_REQUESTS)
     return f"({ratio(by(_MEASURE, part), by(_MEASURE, measured))})"
 
 
@@ -175,11 +175,11 @@ _BOUNDS = Panel(
     PanelUnit.SHARE,
     (
         Query(
-            f"clamp_min({by(OBJECTIVE, _within('surely'))}\n"
-            f"  - ({by(OBJECTIVE, _within('surely'), 'count')} - 1), 0)",
+            f"clamp_min({by(OBJECTIVE, _within(m.WITHIN))}\n"
+            f"  - ({by(OBJECTIVE, _within(m.WITHIN), 'count')} - 1), 0)",
             "{{objective}} at least",
         ),
-        Query(by(OBJECTIVE, _within("possibly"), "min"), "{{objective}} at most"),
+        Query(by(OBJECTIVE, _within(m.WITHIN, m.PERHAPS), "min"), "{{objective}} at most"),
         _TARGET,
     ),
     lowest=None,

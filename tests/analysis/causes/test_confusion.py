@@ -46,22 +46,23 @@ def test_the_page_has_what_is_computed(plugin: bool) -> None:
 
 
 def test_the_example_is_a_request_of_the_simulation() -> None:
-    """Each figure of the page's first table is one of that request's explanation."""
+    """Each figure of the table in causes.md is one of that request's explanation."""
     (fault,) = [kind.fault for kind in TUNED.kinds if kind.fault.name == "long prompts"]
     sight = simulated([fault], TUNED.seeds[0], TUNED.scenario).sight(proxy=True)
     every = explained(sight, TUNED.objective, plugin=True)
     found = next(found for _, record, found in every if record.span_id == EXAMPLE)
     shares = {(share.limit, share.cause.value): share for share in found.shares}
-    intro, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## ")
-    lines = re.findall(r"\| (\w+) \| `(\w+)` \| (\d+) ms \| (.*) \|", intro)
+    page = PAGE.with_name("causes.md").read_text(encoding="utf-8")
+    lines = re.findall(r"\| (\w+) \| `(\w+)` \| (\d+) ms \| (.*) \|", page)
+    assert lines
     for limit, cause, excess_ms, evidence in lines:
         share = shares[limit, cause]
         assert share.excess_s == pytest.approx(int(excess_ms) / 1000, abs=0.0005)
         assert figures(evidence) <= figures(" ".join(share.evidence)), cause
-    assert f"cause: {found.top}" in intro
+    assert f"cause: {found.top}" in page
     for limit in ("ttft", "tpot"):
         excess_s = sum(share.excess_s or 0.0 for share in found.shares if share.limit == limit)
-        assert f"{1000 * excess_s:.0f} ms for `{limit}`" in intro
+        assert f"{1000 * excess_s:.0f} ms for `{limit}`" in page
 
 
 def figures(text: str) -> set[str]:

@@ -205,16 +205,16 @@ def test_an_engine_s_histograms_bound_how_many_requests_were_within_each_limit()
     meter.sample(replace(SAMPLE, histograms=histograms))
     found = {
         (labels["objective"], labels["measure"], labels["within"]): value
-        for labels, value in samples(meter, "llm_slo_engine_requests_within_limit_total")
+        for labels, value in samples(meter, "llm_slo_engine_requests_total")
     }
     # What engines measure is not told apart by the length of the prompt.
     assert found == {
-        ("chat", "ttft", "surely"): 40.0,
-        ("chat", "ttft", "possibly"): 70.0,
-        ("chat", "ttft", "measured"): 100.0,
-        ("chat", "tpot", "surely"): 60.0,
-        ("chat", "tpot", "possibly"): 60.0,
-        ("chat", "tpot", "measured"): 90.0,
+        ("chat", "ttft", "yes"): 40.0,
+        ("chat", "ttft", "perhaps"): 30.0,
+        ("chat", "ttft", "no"): 30.0,
+        ("chat", "tpot", "yes"): 60.0,
+        ("chat", "tpot", "perhaps"): 0.0,
+        ("chat", "tpot", "no"): 30.0,
     }
 
 

@@ -36,7 +36,7 @@ OWN |= {f"{XID_ERRORS.name}_total"}
 # first increment.
 OWN -= {f"{m.SLO_MISSED_SECONDS.name}_total"}
 # As an engine's histograms, from which it comes, it begins when the engine has them.
-OWN -= {f"{m.SLO_WITHIN_LIMIT.name}_total"}
+OWN -= {f"{m.SLO_ENGINE_REQUESTS.name}_total"}
 
 
 def counted() -> set[str]:

@@ -188,6 +188,15 @@ def test_summaries(both: Both, window: str, selection: dict[str, str]) -> None:
     same(both, "summary", window=window, **selection)
 
 
+def test_gpus(both: Both) -> None:
+    # Whether they are of now hangs on the agent's own row, which its file has no part of.
+    own, shared = (
+        [{**each, "stale_after_s": None} for each in api.query("gpus")["items"]] for api in both
+    )
+    assert len(own) == 2
+    assert shared == own
+
+
 def same(both: Both, path: str, **parameters: Any) -> Any:
     own, shared = (api.query(path, **parameters) for api in both)
     assert shared == own
@@ -258,7 +267,6 @@ def test_one_request(both: Both) -> None:
         ("efficiency", {"window": "1h", "engine": "chat-0"}),
         ("lengths", {"window": "1d"}),
         ("lengths", {"window": "1d", "objective": "tokens"}),
-        ("gpus", {}),
         ("engines", {}),
     ],
 )
