@@ -130,11 +130,11 @@ def _from_engines(read: ReadApi, last: str, model: str | None, target: float) ->
     for name in [model] if model is not None else sorted(served) or [None]:
         chosen = {} if name is None else {"model": name}
         counts = read("summary", window=last, **chosen)["engine_counts"] or {}
-        requests = round(counts.get("requests") or 0)
+        completed, failed = (round(counts.get(key) or 0) for key in ("completed", "failed"))
         upper = {each: _upper(values) for each, values in counts.get("latencies_ms", {}).items()}
-        proposal = propose_from_bounds(name, upper, requests, target)
+        proposal = propose_from_bounds(name, upper, completed, failed, target)
         if proposal is None:
-            too_few[name] = requests
+            too_few[name] = completed
         else:
             found.append(proposal)
     return Proposals(found[:MAX_OBJECTIVES], too_few)
@@ -146,9 +146,11 @@ def _upper(latency: Json) -> dict[str, float | None]:
 
 def _too_few(read: ReadApi, most: int, last: str, model: str | None) -> str:
     """Why there is no proposal, and what to do."""
-    known = [each["group"] for each in read("breakdown", by="model", window=last)["groups"]]
+    known = {each["group"] for each in read("breakdown", by="model", window=last)["groups"]}
+    # Engines whose requests have no row.
+    known |= {each["model"] for each in read("engines")["items"]}
     if model is not None and model not in known:
-        close = did_you_mean(model, [name for name in known if name])
+        close = did_you_mean(model, sorted(name for name in known if name))
         if close:
             return f"--model: no request of the last {last} is of {model!r}{close}"
     return (
@@ -179,7 +181,16 @@ def _objective(proposal: Proposal, target: float, name: str) -> Iterator[str]:
     yield f"  match: {_match(proposal)}"
     for limit in proposal.limits:
         yield f"  {limit.name}_ms: {limit.limit_ms:g}  # {_seen_of(limit)}"
-    yield f"  target: {target:g}  # {_kept(proposal)}"
+    supported = _supported(proposal, target)
+    more = "" if supported == target else f"; {target:g}, as asked for, was not kept"
+    yield f"  target: {supported:g}  # {_kept(proposal)}{more}"
+
+
+def _supported(proposal: Proposal, target: float) -> float:
+    """The target, or the share that kept the limits if it is less: nobody can promise more."""
+    if proposal.attainment >= target - 1e-9:
+        return target
+    return _rounded_down(proposal.attainment) or proposal.attainment
 
 
 def _match(proposal: Proposal) -> str:
@@ -210,8 +221,13 @@ def _ms(value: float | None) -> str:
 
 
 def _share(share: float, *, at_least: bool) -> str:
-    # Rounded down: no promise is better than what was seen.
-    return f"{'at least ' if at_least else ''}{int(share * 1000 + 1e-6) / 10:g} %"
+    return f"{'at least ' if at_least else ''}{100 * _rounded_down(share):g} %"
+
+
+def _rounded_down(share: float) -> float:
+    """To a tenth of a percent, or finer near 1: no promise is better than what was seen."""
+    steps = 1000 if share < 0.999 else 100_000
+    return int(share * steps + 1e-6) / steps
 
 
 def _name(proposal: Proposal, names: set[str]) -> str:

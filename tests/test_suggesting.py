@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from agent.catalog import engine_facts as fact
 from agent.cli import main
 from agent.errors import SettingsInvalid
 from agent.records.objective import Objective
@@ -102,6 +104,42 @@ def test_an_engine_that_nobody_traces_has_proposals_of_its_histograms(
     assert (only.ttft_s, only.match.model) == (1.0, "*")
     assert "From the engines' histograms" in result.stdout
     assert "p95 up to 1000, p99 up to 1000 ms; at least 99 % kept it" in result.stdout
+
+
+def test_failed_requests_lower_the_share_that_engines_histograms_give(
+    api: Api, tmp_path: Path
+) -> None:
+    counted = counts(requests=400.0)
+    counters = {**counted.counters, (fact.REQUESTS_FINISHED.name, ("error",)): 100.0}
+    api.store_engine_sample("chat-0", api.agent.now - 2.0, replace(counted, counters=counters))
+    result = suggested("--url", api.url)
+    (only,) = settings_of(result, tmp_path)
+    assert only.target == 0.742
+    assert (
+        "target: 0.742  # at least 74.2 % of 400 requests met it, 100 failed; 0.95, as asked for, "
+        "was not kept" in result.stdout
+    )
+
+
+def test_no_target_is_proposed_above_the_share_that_was_seen(api: Api, tmp_path: Path) -> None:
+    api.store_engine_sample("chat-0", api.agent.now - 2.0, counts(requests=400.0))
+    result = suggested("--url", api.url, "--target", "0.9999")
+    (only,) = settings_of(result, tmp_path)
+    assert only.target == 0.99
+    assert "# at least 99 % of 300 requests met it; 0.9999, as asked for, was" in result.stdout
+
+
+def test_a_target_that_was_kept_is_proposed_however_high_it_is(api: Api, tmp_path: Path) -> None:
+    fill(api)
+    short, _ = settings_of(suggested("--url", api.url, "--target", "0.9999"), tmp_path)
+    assert short.target == 0.9999
+
+
+def test_a_model_that_only_an_engine_names_is_one_that_could_be_meant(api: Api) -> None:
+    known = {"agent": "a", "up": True, "dialect": "vllm", "read_at": None}
+    api.agent.engines = [{**known, "name": "chat-0", "model": "qwen-7b"}]
+    error = suggested("--url", api.url, "--model", "qwen-8b").exception
+    assert "no request of the last 24h is of 'qwen-8b'; did you mean qwen-7b?" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,12 @@ class Proposal:
     """An objective, and the share of `requests` that would have met it.
 
     `requests` ended without their client's doing; `failed` are those of them that failed, and meet
-    no objective: None if no request was seen alone. `model` None is every model.
+    no objective. `model` None is every model.
     """
 
     model: str | None
     requests: int
-    failed: int | None
+    failed: int
     limits: tuple[ProposedLimit, ...]
     attainment: float
     at_least: bool = False
@@ -193,12 +193,14 @@ _BOUNDED = {"p95": 0.95, "p99": 0.99}
 def propose_from_bounds(
     model: str | None,
     latencies: Mapping[str, Mapping[str, float | None]],
-    requests: int,
+    completed: int,
+    failed: int,
     target: float,
 ) -> Proposal | None:
     """A proposal from upper bounds of percentiles in milliseconds, by latency.
 
-    None without a bound, or with too few requests.
+    None without a bound, or with too few completed requests. The percentiles are of those alone: a
+    failed one meets no limit.
 
     The target may be too high for the percentiles that are known: then `attainment` is below it.
     """
@@ -207,15 +209,15 @@ def propose_from_bounds(
         for name in LIMITS
         if name in latencies and (each := _bounded_limit(name, latencies[name], target))
     ]
-    if not limits or requests < MIN_REQUESTS:
+    if not limits or completed < MIN_REQUESTS:
         return None
     *_, together = accumulate((each.attainment for each in limits), lambda a, b: a + b - 1)
     return Proposal(
         model=model,
-        requests=requests,
-        failed=None,
+        requests=completed + failed,
+        failed=failed,
         limits=tuple(limits),
-        attainment=together,
+        attainment=together * completed / (completed + failed),
         at_least=True,
     )
 

@@ -113,7 +113,7 @@ TPOT = {"p50": 25.0, "p95": 50.0, "p99": 75.0}
 def test_a_limit_of_a_histogram_is_the_upper_bound_of_a_percentile_that_is_enough(
     target: float, limits: tuple[float, float], together: float
 ) -> None:
-    found = propose_from_bounds("llama", {"ttft": TTFT, "tpot": TPOT, "e2e": TTFT}, 100, target)
+    found = propose_from_bounds("llama", {"ttft": TTFT, "tpot": TPOT, "e2e": TTFT}, 100, 0, target)
     assert found is not None
     assert tuple(limit.limit_ms for limit in found.limits) == limits
     assert found.at_least
@@ -122,9 +122,17 @@ def test_a_limit_of_a_histogram_is_the_upper_bound_of_a_percentile_that_is_enoug
 
 def test_a_percentile_above_the_highest_bucket_gives_no_limit() -> None:
     above = {"p50": 250.0, "p95": 500.0, "p99": None}
-    found = propose_from_bounds("llama", {"ttft": above}, 100, 0.95)
+    found = propose_from_bounds("llama", {"ttft": above}, 100, 0, 0.95)
     assert found is not None
     assert found.limits[0].limit_ms == 500.0
     assert found.attainment == 0.95
-    assert propose_from_bounds("llama", {"ttft": dict.fromkeys(TTFT)}, 100, 0.95) is None
-    assert propose_from_bounds("llama", {"ttft": TTFT}, 99, 0.95) is None
+    assert propose_from_bounds("llama", {"ttft": dict.fromkeys(TTFT)}, 100, 0, 0.95) is None
+    assert propose_from_bounds("llama", {"ttft": TTFT}, 99, 900, 0.95) is None
+
+
+def test_failed_requests_are_in_no_histogram_and_lower_the_share() -> None:
+    found = propose_from_bounds("llama", {"ttft": TTFT}, 1000, 1000, 0.95)
+    assert found is not None
+    assert (found.requests, found.failed) == (2000, 1000)
+    assert found.limits[0].attainment == 0.99
+    assert found.attainment == pytest.approx(0.495)
