@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _WINDOW, _WINDOW_S = "5m", 300.0
 _EVENTS_OF = "24h"
 _MOST_EVENTS = 5
-_FOUND, _FORBIDDEN = 200, (401, 403)
+_FOUND, _FORBIDDEN, _SERVER_ERROR = 200, (401, 403), 500
 
 Where = Annotated[
     str | None,
@@ -115,15 +115,25 @@ class AgentReader:
 
     def __call__(self) -> Overview:
         """The overview of now. Raises SettingsInvalid."""
+        try:
+            return agent_overview(self._title, datetime.now(UTC), self._figures())
+        except KeyError as error:
+            raise SettingsInvalid(
+                [
+                    f"{self._title} is an agent of another version, whose responses have no "
+                    f"{error}; use its own version of this command"
+                ]
+            ) from error
+
+    def _figures(self) -> AgentFigures:
         read = self._api
-        found = AgentFigures(
+        return AgentFigures(
             summary=read("summary", window=_WINDOW),
             objectives=read("objectives", window=_WINDOW)["items"],
             engines=read("engines")["items"],
             gpus=read("gpus")["items"],
             events=read("events", window=_EVENTS_OF, limit=_MOST_EVENTS)["items"],
         )
-        return agent_overview(self._title, datetime.now(UTC), found)
 
 
 class EngineReader:
@@ -187,9 +197,10 @@ def _reader(url: str | None, config: Path | None, token_file: Path | None) -> It
 
 
 def _is_agent(api: "AgentApi") -> bool:
-    """Whether an agent answers, also one that asks for a token."""
+    """Whether an agent answers, also one that asks for a token or says what fails now."""
     try:
-        status, _ = api.read("/api/v1/agents")
+        status, body = api.read("/api/v1/agents")
     except SettingsInvalid:
         return False
-    return status == _FOUND or status in _FORBIDDEN
+    failing = status >= _SERVER_ERROR and "detail" in body
+    return status == _FOUND or status in _FORBIDDEN or failing

@@ -12,6 +12,7 @@ from agent.cli import main
 from agent.errors import EngineUnreachable, SettingsInvalid
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.ports import free_port
+from tests.real_parts.recording_server import recording_server
 from tests.real_parts.waiting import eventually
 from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
 
@@ -71,6 +72,24 @@ def test_a_running_agent_shows_its_figures_against_its_limits(
     # No terminal is there: it printed once, and ended.
     assert text.startswith(f"http://127.0.0.1:{PORTS.listen}")
     assert "200 chat" in text
+
+
+def test_an_agent_that_cannot_read_its_database_now_says_so() -> None:
+    with recording_server() as agent:
+        agent.status, agent.body = 503, b'{"detail": "the database did not answer in time"}'
+        error = shown(agent.url).exception
+        assert isinstance(error, SettingsInvalid)
+        assert str(error) == f"{agent.url}: the database did not answer in time"
+        agent.body = b"{}"
+        assert isinstance(shown(agent.url).exception, EngineUnreachable)
+
+
+def test_an_agent_of_another_version_is_one_sentence() -> None:
+    with recording_server() as agent:
+        agent.status, agent.body = 200, b'{"items": [{"facts": {}}]}'
+        error = shown(agent.url).exception
+    assert isinstance(error, SettingsInvalid)
+    assert str(error).startswith(f"{agent.url} is an agent of another version, whose responses")
 
 
 def test_an_address_where_nothing_answers_is_one_sentence() -> None:

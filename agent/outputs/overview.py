@@ -119,10 +119,10 @@ class AgentFigures:
 def agent_overview(title: str, at: datetime, found: AgentFigures) -> Overview:
     """The overview of what an agent responded."""
     summary: Json = found.summary
-    counts: Json = summary["engine_counts"] or {}
-    by_rows = bool(summary["requests"])
+    counts: Json = summary.get("engine_counts") or {}
+    by_rows = bool(summary.get("requests"))
     notes = [] if by_rows or not counts else [_OF_ENGINES]
-    if summary["simulated"]:
+    if summary.get("simulated"):
         notes.append("SIMULATED: engines and GPUs of the demo")
     return Overview(
         title=title,
@@ -141,23 +141,26 @@ _OF_ENGINES = "no request has a row: figures are of the engines' counters and hi
 
 
 def _engine(row: Json) -> EngineLine:
-    names = ("name", "up", "model", "running", "waiting", "kv_cache_usage")
-    return EngineLine(**{name: row[name] for name in names}, old=_is_old(row))
+    # An agent of another version may not know each of them.
+    known = {name: row.get(name) for name in ("model", "running", "waiting", "kv_cache_usage")}
+    return EngineLine(name=row["name"], up=row.get("up"), **known, old=_is_old(row))
 
 
 def _is_old(row: Json) -> bool:
-    age_s, most_s = row["age_s"], row["stale_after_s"]
+    age_s, most_s = row.get("age_s"), row.get("stale_after_s")
     return age_s is not None and most_s is not None and age_s > most_s
 
 
 def _either(summary: Json, counts: Json, key: str) -> Figure:
     """The figure of rows; without any that of engines."""
-    found = summary[key]
+    found = summary.get(key)
     return _figure(counts.get(key) if found is None else found)
 
 
-def _figure(value: Any) -> Figure:
-    return Bounds(**value) if isinstance(value, Mapping) else value
+def _figure(value: Json | float | None) -> Figure:
+    if isinstance(value, Mapping):
+        return Bounds(value["lower"], value["upper"], value.get("estimate"))
+    return value
 
 
 def _latencies(
@@ -170,7 +173,7 @@ def _latencies(
         if values is not None:
             yield LatencyLine(
                 name=name,
-                quantiles_ms={each: _figure(values[each]) for each in _QUANTILES},
+                quantiles_ms={each: _figure(values.get(each)) for each in _QUANTILES},
                 limits_ms=_limits(objectives, _LIMITED.get(name)),
             )
 
@@ -246,8 +249,8 @@ def engine_overview(url: str, sample: EngineSample, found: EngineFigures | None)
 
 
 _NO_AGENT = (
-    "one engine by its own metrics, since this began; `goodput-agent run --engine URL` adds "
-    "limits, requests, GPUs and events"
+    "one engine by its own metrics, of the last five minutes at most, and none before this began; "
+    "`goodput-agent run --engine URL` adds limits, requests, GPUs and events"
 )
 
 

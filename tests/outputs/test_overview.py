@@ -167,6 +167,19 @@ def test_an_idle_agent_has_no_figures() -> None:
     assert overview.latencies == []
 
 
+def test_what_an_agent_of_another_version_does_not_know_is_unknown() -> None:
+    found = AgentFigures(
+        summary={"requests": 0},
+        objectives=[],
+        engines=[{"name": "chat-0", "up": True}],
+        gpus=[],
+        events=[],
+    )
+    overview = agent_overview("http://agent:9470", AT, found)
+    assert overview.engines == [EngineLine(name="chat-0", up=True)]
+    assert set(overview.rates.values()) == {None}
+
+
 def test_an_engine_alone_has_what_its_metrics_give() -> None:
     sample = EngineSample(engine="x", at=AT.timestamp(), dialect="vllm", model="llama", facts={})
     found = engine_figures([CountedEngine(model="llama", counts=counts())], ())
