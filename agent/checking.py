@@ -37,7 +37,7 @@ SettingsFile = Annotated[
     Path | None,
     typer.Argument(parser=Path, metavar="FILE", help="YAML file with the settings."),
 ]
-AgentUrl = Annotated[
+AgentToAsk = Annotated[
     str | None,
     typer.Option(
         "--agent",
@@ -58,7 +58,7 @@ KeyFile = Annotated[
 def audit(
     url: EngineUrl,
     *,
-    agent: AgentUrl = None,
+    agent: AgentToAsk = None,
     send_request: Send = False,
     config: ConfigFile = None,
     token_file: TokenFile = None,
@@ -91,7 +91,11 @@ config = typer.Typer(help="Check the settings.", no_args_is_help=True, rich_mark
 
 @config.command("check")
 def config_check(
-    file: SettingsFile = None, *, engines: ReadAll = False, as_json: AsJson = False
+    file: SettingsFile = None,
+    *,
+    config: ConfigFile = None,
+    engines: ReadAll = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the settings in force, those of environment variables included, or list all problems.
 
@@ -99,7 +103,9 @@ def config_check(
 
     Example: `config check agent.yml`.
     """
-    settings = load(file, os.environ)
+    if file is not None and config is not None:
+        raise SettingsInvalid(["--config: give one file, as --config FILE or as FILE alone"])
+    settings = load(file or config, os.environ)
     if engines:
         raise typer.Exit(_print_facts(settings, as_json=as_json))
     _print_settings(settings, as_json=as_json)

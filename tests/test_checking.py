@@ -97,6 +97,15 @@ def settings_check(folder: Path, text: str) -> Result:
     return CliRunner().invoke(main, ["config", "check", str(file)])
 
 
+def test_check_takes_the_file_as_the_other_commands_do(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yml"
+    file.write_text("name: named-here\n")
+    result = CliRunner().invoke(main, ["config", "check", "--config", str(file)])
+    assert "name: named-here" in result.stdout
+    both = CliRunner().invoke(main, ["config", "check", str(file), "--config", str(file)])
+    assert str(both.exception).startswith("--config: give one file")
+
+
 def named_by(kind: object, place: str = "") -> Iterator[str]:
     """The places of the settings whose type is a path."""
     if kind is Path:
