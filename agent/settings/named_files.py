@@ -54,8 +54,10 @@ def similar_files(path: Path, error: OSError) -> str:
     folder = path.parent
     try:
         names = in_time(folder, partial(os.listdir, folder))
-    except OSError:
+    except FileNotFoundError:
         return f"; the folder {folder.absolute()} is missing, too"
+    except OSError:
+        names = []
     return did_you_mean(path.name, names) or f"; looked for in {folder.absolute()}"
 
 

@@ -57,7 +57,11 @@ class ObjectiveStore:
 
 
 def objective_json(objective: Objective) -> str:
-    """An objective as JSON: equal objectives give equal text."""
+    """An objective as JSON; the same words of the settings give the same text.
+
+    A preset and an equal objective of the settings differ: no alert is on the preset. What the
+    settings have is written without `is_preset`, as rows of earlier versions are.
+    """
     values = asdict(objective)
     if not objective.is_preset:
         del values["is_preset"]

@@ -212,6 +212,18 @@ def test_a_file_that_is_missing_has_a_name_like_one_that_is_there(tmp_path: Path
         assert str(caught.value).endswith(f"No such file or directory; {what}")
 
 
+def test_a_folder_that_cannot_be_listed_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("os.listdir", refuse)
+    with pytest.raises(SettingsInvalid) as caught:
+        load(tmp_path / "agent.yml", {})
+    assert str(caught.value).endswith(f"No such file or directory; looked for in {tmp_path}")
+
+
 def test_problems_repeat_no_secret(tmp_path: Path) -> None:
     found = problems(
         tmp_path,

@@ -269,6 +269,15 @@ def test_a_restart_changes_nothing(database: Engine, queries: StoreQueries) -> N
     assert len(history(database)) == 2
 
 
+def test_the_preset_and_an_equal_objective_of_the_settings_are_told_apart(
+    database: Engine, queries: StoreQueries
+) -> None:
+    objective_store = ObjectiveStore(database, "agent-0")
+    objective_store.write_in_force([objective("chat", is_preset=True)], NOON)
+    objective_store.write_in_force([objective("chat")], NOON + 60)
+    assert in_force(queries) == {("agent-0", "chat"): NOON + 60}
+
+
 def test_earlier_versions_of_an_objective_stay_in_the_history(
     database: Engine, queries: StoreQueries
 ) -> None:
