@@ -344,6 +344,18 @@ def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: 
             there.html(reason)
 
 
+def test_a_chart_without_figures_has_its_reason_below_its_name(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path) as api, opened_in(browser, f"{api.url}/#efficiency") as there:
+        api.store_minutes(minute(3, **UNKNOWN))
+        there.html("MFU by minute, last hour")
+        mfu, why_mfu, mbu, why_mbu = there.page.locator(".two p").evaluate_all(
+            "lines => lines.map((line) => line.getBoundingClientRect().left)"
+        )
+        assert mfu == why_mfu < mbu == why_mbu
+
+
 def test_an_engine_that_nobody_traces_is_shown_by_its_own_counters(
     browser: Browser, tmp_path: Path
 ) -> None:

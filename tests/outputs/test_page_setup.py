@@ -76,6 +76,19 @@ def test_the_next_step_is_shown_with_its_command_until_everything_is_seen(
         shown_without_card(there, api.url)
 
 
+def test_engines_that_lack_other_steps_are_listed_without_leaving_the_page(
+    browser: Browser, api: Api
+) -> None:
+    """A link to the API would be refused where it needs a token."""
+    seen = [(), (StepName.SPANS,), (StepName.PLUGIN,), (StepName.LOG,), (StepName.LOG,)]
+    api.agent.setups = [setup(*each, engine=f"chat-{n}") for n, each in enumerate(seen)]
+    with opened_in(browser, api.url) as there:
+        card(there).get_by_text("2 more engines").click()
+        card(there).get_by_text("Seen of chat-3, chat-4: metrics, log.").wait_for()
+        assert card(there).get_by_role("link").count() == 0
+        assert faults(there, api.url, "now") == []
+
+
 def test_a_dismissed_card_stays_away_until_another_step_is_missing(
     browser: Browser, api: Api
 ) -> None:
@@ -144,6 +157,24 @@ def test_an_agent_that_reads_engines_is_live_though_it_can_store_nothing(
     with opened_in(browser, api.url) as there:
         there.html("Why requests missed")
         expect(there.page.get_by_role("status")).to_have_text("Live", timeout=WITHIN_MS)
+
+
+def test_a_chosen_agent_that_has_ended_is_old_beside_one_that_reads_engines(
+    browser: Browser, api: Api
+) -> None:
+    api.beat("ended")
+    api.execute("UPDATE agents SET stopped_at = seen_at")
+    api.beat("alive")
+    known = {"up": True, "model": None, "dialect": "vllm", "stale_after_s": 3600.0}
+    now = api.agent.now
+    api.agent.engines = [{**known, "agent": "alive", "name": "chat-0", "read_at": now}]
+    api.agent.gpus = [{**shown_gpu("alive", gpu_sample(now)), "stale_after_s": 3600.0}]
+    with opened_in(browser, f"{api.url}/#now?agent=ended") as there:
+        there.page.get_by_role("status").filter(has_text="Old: no agent has reported").wait_for()
+        expect(there.page.get_by_role("main")).to_have_class("old")
+        there.page.get_by_role("combobox", name="Agent").select_option("alive")
+        there.page.get_by_role("status").filter(has_text="Read every").wait_for()
+        expect(there.page.get_by_role("main")).not_to_have_class("old")
 
 
 def test_figures_of_an_agent_that_is_gone_are_grey(browser: Browser, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ const DAY_S = 86400;
 // which the window begins and ends.
 export const Chart = (props) => props.data.slice(1).some((values) => values.some((each) => each != null))
   ? html`<${Plot} ...${props} />`
-  : html`<p class="quiet">${props.label}</p><p>Unknown: ${props.why ?? "no step of this window has these figures yet"}.</p>`;
+  : html`<div><p class="quiet">${props.label}</p><p>Unknown: ${props.why ?? "no step of this window has these figures yet"}.</p></div>`;
 
 const clock = (at) => at.toLocaleTimeString([], {hour: "numeric", minute: "2-digit"});
 const day = (at) => at.toLocaleDateString([], {month: "short", day: "numeric"});

@@ -119,9 +119,11 @@ const Navigation = () => html`
 // cannot be written reports nothing, and still reads engines.
 function ended_s() {
   const {agent = ""} = state.parameters;
-  const shown = (state.live?.agents ?? []).filter(({name}) => !agent || name === agent);
+  const is_chosen = (name) => !agent || name === agent;
+  const shown = (state.live?.agents ?? []).filter(({name}) => is_chosen(name));
   if (!shown.length || !shown.every(has_ended)) return null;
-  if ([...state.live.engines, ...state.live.gpus].some((each) => is_fresh(state.live, each))) return null;
+  const read = [...state.live.engines, ...state.live.gpus].filter((each) => is_chosen(each.agent));
+  if (read.some((each) => is_fresh(state.live, each))) return null;
   return Math.min(...shown.map((each) => each.silent_s ?? Infinity)) + (Date.now() - state.heardAt) / 1000;
 }
 

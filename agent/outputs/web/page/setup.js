@@ -16,6 +16,9 @@ function dismissed() {
 const missing = ({steps}) => steps.filter(({state}) => state === "missing");
 const keys = (setups) => setups.flatMap((of) => missing(of).map(({name}) => `${of.agent}/${of.engine}/${name}`));
 
+const names = (setups) => setups.map(({engine}) => engine).join(", ");
+const few = ({engine}, others) => (others.length ? `${engine} and ${others.length} more` : engine);
+
 // Engines that lack the same steps are shown together.
 function groups(setups) {
   const found = new Map();
@@ -34,11 +37,11 @@ const Step = ({name, shows, actions}) => html`
   <p><strong>${name}</strong>: ${shows}</p>
   ${actions.map((action) => html`<${Action} ...${action} />`)}`;
 
-function Engines({of: [first, ...others]}) {
+function Engines({of: [first, ...others], named = false}) {
   const [next, ...later] = missing(first);
   const seen = first.steps.filter(({state}) => state === "done").map(({name}) => name);
   return html`
-    <p>Seen of ${first.engine}${others.length > 0 && ` and ${others.length} more`}: ${seen.join(", ") || "nothing yet"}. To see more:</p>
+    <p>Seen of ${named ? names([first, ...others]) : few(first, others)}: ${seen.join(", ") || "nothing yet"}. To see more:</p>
     <${Step} ...${next} />
     ${later.length > 0 && html`<details><summary>Then: ${later.map(({name}) => name).join(", ")}</summary>
       ${later.map((step) => html`<${Step} ...${step} />`)}</details>`}`;
@@ -57,12 +60,14 @@ export class Setup extends Component {
   render({of}, {dismissed: here}) {
     const known = dismissed();
     const all = groups(of);
+    const rest = all.slice(MOST_GROUPS);
     if (keys(of).every((key) => known.has(key)) || here === keys(of).join()) return null;
     return html`
       <section class="setup" aria-labelledby="setup">
         <h2 id="setup">Next steps</h2>
         ${all.slice(0, MOST_GROUPS).map((group) => html`<${Engines} of=${group} />`)}
-        ${all.length > MOST_GROUPS && html`<p><a href="/api/v1/setup">All engines</a></p>`}
+        ${rest.length > 0 && html`<details><summary>${rest.flat().length} more engines</summary>
+          ${rest.map((group) => html`<${Engines} of=${group} named />`)}</details>`}
         <button type="button" onClick=${this.dismiss}>Dismiss</button>
       </section>`;
   }
