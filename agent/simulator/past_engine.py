@@ -374,7 +374,6 @@ async def run_with_past(
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(sender.close)
-        stack.callback(plugin.close)
         stack.push_async_callback(runner.cleanup)
         announce(await listen(runner, host, port))
         proxy = await routes.live

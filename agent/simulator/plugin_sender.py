@@ -71,7 +71,6 @@ class PluginSender:
         self._path = os.environ.get(PATH_VARIABLE, "")
         self._engine = engine
         self._unix_ns = unix_ns
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._run = int.from_bytes(os.urandom(8), "little")
         self._waiting: deque[bytes] = deque()
         self._first = self._dropped = 0
@@ -90,22 +89,24 @@ class PluginSender:
             self._dropped += 1
 
     async def run(self) -> None:
-        """Send what waits, until cancelled."""
-        while True:
-            while self._waiting and self._sent(min(len(self._waiting), _RECORDS_PER_DATAGRAM)):
-                pass
-            await asyncio.sleep(_PAUSE_S)
+        """Send what waits, until cancelled; without a path, return. What waits then is lost."""
+        if not self._path:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as to:
+            while True:
+                while self._waiting and self._sent(to, self._next()):
+                    pass
+                await asyncio.sleep(_PAUSE_S)
 
-    def close(self) -> None:
-        """Close the socket; what waits is lost."""
-        self._socket.close()
+    def _next(self) -> int:
+        return min(len(self._waiting), _RECORDS_PER_DATAGRAM)
 
-    def _sent(self, count: int) -> bool:
+    def _sent(self, to: socket.socket, count: int) -> bool:
         """Send the oldest records; False if the agent does not take them now."""
         records = b"".join(self._waiting[index] for index in range(count))
         header = _HEADER.pack(_MAGIC, _FORMAT, 0, count, self._run, self._first, self._dropped)
         try:
-            self._socket.sendto(header + records, self._path)
+            to.sendto(header + records, self._path)
         except OSError:
             # The agent is away, or its queue is full.
             return False

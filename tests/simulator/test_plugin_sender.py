@@ -56,7 +56,6 @@ def test_the_agent_reads_each_step_and_each_request_that_ended(path: Path) -> No
     for step in made:
         sender.observe(step)
     read = _received(sender, path, len(made))
-    sender.close()
     reported = [step for each in read for step in each.steps]
     assert [step.ended_at for step in reported] == [AT + step.ended_s for step in made]
     assert [step.prefill_tokens for step in reported] == [60, 0, 0, 0, 0]
@@ -68,13 +67,18 @@ def test_the_agent_reads_each_step_and_each_request_that_ended(path: Path) -> No
     assert [content.refused for content in read] == [{}] * len(read)
 
 
+def test_without_a_socket_in_the_environment_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PATH_VARIABLE, raising=False)
+    sender = PluginSender("engine-0", unix_ns)
+    asyncio.run(asyncio.wait_for(sender.run(), 30))
+
+
 def test_records_wait_for_an_agent_that_is_away_and_their_numbers_go_on(path: Path) -> None:
     sender = PluginSender("engine-0", unix_ns)
     made = list(steps(Batch(PLAIN, [engine_request(100, 100)])))
     for step in made:
         sender.observe(step)
     first, *others = _received(sender, path, len(made))
-    sender.close()
     assert (first.first, first.dropped) == (0, 0)
     assert others[0].first == first.records
     assert {content.run for content in others} == {first.run}
