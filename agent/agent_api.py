@@ -8,6 +8,7 @@ from typing import Any
 
 import requests
 
+from agent.analysis.setup_steps import is_any_address
 from agent.command_options import secret_in, server_url
 from agent.errors import SettingsInvalid
 from agent.http_client import http_session, root_cause
@@ -64,13 +65,10 @@ class AgentApi:
         )
 
 
-_EVERYWHERE = frozenset({"0.0.0.0", "::"})
-
-
 def own_agent(settings: Settings) -> tuple[str, Path | None]:
     """The URL of the agent with these settings on this machine, and the file with its token."""
     listen, security = settings.listen, settings.security
-    host = "127.0.0.1" if listen.host in _EVERYWHERE else listen.host
+    host = "127.0.0.1" if is_any_address(listen.host) else listen.host
     scheme = "http" if security.tls_certificate is None else "https"
     return f"{scheme}://{host}:{listen.port}", security.read_tokens
 

@@ -24,13 +24,13 @@ _KNOWN = frozenset(StepName)
 def steps_of_agent(api: AgentApi, engine: str) -> Sequence[SetupStep]:
     """The steps of an engine by its agent; empty without the agent, or by one of another version.
 
-    If the agent watches one engine, its name may be another one.
+    If the agent watches one engine alone, its name may be another one.
     """
     try:
         items = api("setup")["items"]
     except SettingsInvalid:
         return ()
-    named = [each for each in items if each["engine"] == engine] or items
+    named = items if len(items) == 1 else [each for each in items if each["engine"] == engine]
     return [_step(row) for row in named[0]["steps"] if row["name"] in _KNOWN] if named else ()
 
 
@@ -50,7 +50,6 @@ def steps_of_evidence(
     engine, config = evidence.engine, configured.model_config_path
     line, log, plugin = evidence.command_line, configured.log, configured.plugin_socket
     kind = None if configured.kind == "auto" else configured.kind
-    without_gpu = evidence.gpus is not None and not evidence.gpus
     return setup_steps(
         SetupFacts(
             engine=configured.name,
@@ -59,7 +58,7 @@ def steps_of_evidence(
             version=engine.version,
             model=next(iter(engine.models), None),
             seen=frozenset(_seen(evidence, settings, configured)),
-            impossible=frozenset({StepName.GPU, StepName.PRICE} if without_gpu else ()),
+            impossible=frozenset(_left_out(evidence)),
             statistics_off=line is not None and "--disable-log-stats" in line.flags,
             remote=evidence.remote,
             spans=target_of(settings, same_machine=not evidence.remote),
@@ -72,21 +71,28 @@ def steps_of_evidence(
     )
 
 
+def _left_out(evidence: AuditEvidence) -> Iterator[StepName]:
+    if evidence.agent is None:
+        # Only the agent knows whether requests come through its proxy.
+        yield StepName.PROXY
+    if evidence.gpus is not None and not evidence.gpus:
+        yield from (StepName.GPU, StepName.PRICE)
+
+
 def _seen(
     evidence: AuditEvidence, settings: Settings, configured: EngineSettings
 ) -> Iterator[StepName]:
     agent, trial = evidence.agent, evidence.trial
     gpus = [gpu for gpu in evidence.gpus or () if configured.gpus or gpu.pids() & evidence.pids]
-    names: list[str | None] = [gpu.name for gpu in gpus]
-    prices = settings.price_list()
+    names, prices = [gpu.name for gpu in gpus], settings.price_list()
     sees = {
         StepName.METRICS: evidence.engine.sample is not None,
         StepName.SPANS: (trial is not None and trial.span_lead_s is not None)
         or (agent is not None and agent.engine_views > 0),
         StepName.PLUGIN: agent is not None and bool(agent.plugin),
+        StepName.PROXY: agent is not None and agent.proxy_views > 0,
         StepName.GPU: bool(gpus),
-        StepName.PRICE: None
-        not in [prices.gpu_hour_usd(configured.name, gpu, time.time()) for gpu in names or [None]],
+        StepName.PRICE: prices.has_prices(configured.name, names, time.time()),
         StepName.MODEL_CONFIG: evidence.model is not None,
         StepName.LOG: configured.log is not None and os.access(configured.log, os.R_OK),
     }

@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ from agent.records.audit import (
 from agent.records.gpu import GpuSample
 from agent.records.model import ModelShape
 from agent.records.objective import Objective
-from agent.records.request import Status, Vantage
+from agent.records.request import ENGINE_VIEWS, PROXY_VIEWS, Status
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.live_engine import LiveEngine, outside_s
@@ -46,8 +46,6 @@ from agent.terminal import TerminalConsole, echo
 _MOST_ROWS = 1000
 _ASK_EVERY_S = 0.25
 _FOUND = 200
-_ENGINE_VIEWS = frozenset({Vantage.ENGINE, Vantage.JOINED})
-_PROXY_VIEWS = frozenset({Vantage.PROXY, Vantage.JOINED})
 # vLLM quantises 16-bit weights at its start.
 _AT_START = {"fp8": WeightDtype.FP8}
 
@@ -206,7 +204,7 @@ def _agent(
 def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
     since = {} if engine.sample is None else _since(engine.sample.process_started_at)
     rows = api("requests", engine=name, limit=_MOST_ROWS, **since)["items"]
-    engine_views = [row for row in rows if row["vantage"] in _ENGINE_VIEWS]
+    proxy_views = _count(rows, PROXY_VIEWS)
     cold = api("requests", engine=name, cause=Cause.COLD_START, limit=_MOST_ROWS, **since)["items"]
     plugin = _plugin(api, name)
     return AgentEvidence(
@@ -216,15 +214,16 @@ def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
             for row in rows
             if None not in (row["input_tokens"], row["output_tokens"])
         ),
-        engine_views=len(engine_views),
-        left_after_s=_left_after_s(rows) if plugin or _were_proxied(rows) else None,
+        engine_views=_count(rows, ENGINE_VIEWS),
+        proxy_views=proxy_views,
+        left_after_s=_left_after_s(rows) if plugin or proxy_views else None,
         cold=len(cold),
         plugin=plugin,
     )
 
 
-def _were_proxied(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return any(row["vantage"] in _PROXY_VIEWS for row in rows)
+def _count(rows: Sequence[Mapping[str, Any]], views: Set[str]) -> int:
+    return sum(row["vantage"] in views for row in rows)
 
 
 def _left_after_s(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
@@ -276,7 +275,7 @@ def _with_span(
     while (waited_s := time.monotonic() - begun) < wait_s:
         for request_id in ids:
             status, row = api.read(f"/api/v1/requests/{request_id}")
-            if status == _FOUND and row["vantage"] in _ENGINE_VIEWS:
+            if status == _FOUND and row["vantage"] in ENGINE_VIEWS:
                 return replace(trial, waited_s=waited_s, span_lead_s=_lead_s(trial, row))
         time.sleep(_ASK_EVERY_S)
     return replace(trial, waited_s=waited_s)

@@ -5,10 +5,13 @@ from typing import Any
 
 import requests
 
+from agent.app.engine_setup import VersionReader
+from agent.settings import EngineSettings
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.ports import free_port
 from tests.real_parts.waiting import eventually
 from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
+from tests.sources.engines.wire import EngineServer
 
 
 def steps(agent: AgentProcess) -> dict[str, dict[str, Any]]:
@@ -37,15 +40,27 @@ def test_spans_are_asked_for_until_the_first_one_comes_and_are_known_after_a_res
             assert action["lines"] == [command]
             line = f"engine engine-0: metrics; for single requests restart vLLM with: {command}"
             eventually(lambda: line in agent.log(), within_s=WITHIN_S, what="the line in the log")
-            assert readiness(agent).startswith("engine-0: metrics; not set up: spans, plugin")
+            assert readiness(agent) == "1 of 1 engines could show more: see /api/v1/setup"
 
             sender = tmp_path / "sender"
             sender.mkdir()
             with Simulator(sender, grpc=ports.grpc, service="engine-0"):
                 rows_in(agent, 1)
             assert steps(agent)["spans"]["state"] == "done"
-            assert readiness(agent).startswith("engine-0: metrics, spans; not set up: plugin")
         with AgentProcess.without_file(tmp_path, ports, engine.url) as agent:
             line = "engine engine-0: metrics, spans; for plugin"
             eventually(lambda: line in agent.log(), within_s=WITHIN_S, what="the line in the log")
             assert steps(agent)["spans"]["state"] == "done"
+
+
+def test_a_version_that_could_not_be_read_is_read_at_the_next_look_and_then_kept() -> None:
+    versions = VersionReader(None)
+    with EngineServer() as server:
+        engine = EngineSettings(name="chat-0", url=server.url)
+        versions.read(engine, 1.0)
+        assert versions.of("chat-0") is None
+        server.answers("/version", b'{"version": "0.32.0"}')
+        for _ in range(2):
+            versions.read(engine, 1.0)
+            assert versions.of("chat-0") == "0.32.0"
+        assert len(server.asked) == 2

@@ -127,12 +127,14 @@ def test_the_agent_tells_which_requests_found_the_engine_cold(vllm: EngineServer
     assert finding(found, "warm-up") == "warn"
 
 
-def steps_of(vllm: EngineServer, model_config: Path | None = None) -> dict[str, SetupStep]:
-    """The steps by the evidence of an audit without an agent."""
+def steps_of(
+    vllm: EngineServer, model_config: Path | None = None, api: Api | None = None
+) -> dict[str, SetupStep]:
+    """The steps by the evidence of an audit, without an agent or with one that has no steps."""
     configured = {} if model_config is None else {"model_config": str(model_config)}
     engine = {"name": "chat-0", "url": vllm.url, **configured}
     settings = Settings.model_validate({"nvml": {"enabled": False}, "engines": [engine]})
-    found = gathered(vllm, None, nvml=False, send=False, wait_s=9, **configured)
+    found = gathered(vllm, api, nvml=False, send=False, wait_s=9, **configured)
     return {step.name: step for step in steps_of_evidence(found, settings, settings.engines[0])}
 
 
@@ -141,6 +143,7 @@ def test_without_an_agent_the_next_step_follows_from_the_evidence(
 ) -> None:
     steps = steps_of(vllm)
     assert steps["metrics"].state == "done"
+    assert "proxy" not in steps
     assert steps["spans"].actions[0].lines == (
         "OTEL_SERVICE_NAME=chat-0 OTEL_TRACES_SAMPLER=always_on vllm serve tiny-llama "
         "--otlp-traces-endpoint http://127.0.0.1:4317",
@@ -149,6 +152,15 @@ def test_without_an_agent_the_next_step_follows_from_the_evidence(
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PUBLISHED["llama-3.1-8b"]["config"]))
     assert steps_of(vllm, model_config=path)["model config"].state == "done"
+
+
+def test_the_proxy_is_missing_until_the_agent_has_a_request_through_it(
+    vllm: EngineServer, api: Api
+) -> None:
+    api.store([record(1)], [objective()])
+    assert steps_of(vllm, api=api)["proxy"].state == "missing"
+    api.store([record(2, vantage=Vantage.PROXY)], [objective()])
+    assert steps_of(vllm, api=api)["proxy"].state == "done"
 
 
 def test_the_steps_that_the_agent_knows_come_first(api: Api) -> None:
@@ -160,6 +172,18 @@ def test_the_steps_that_the_agent_knows_come_first(api: Api) -> None:
     api.agent.setups = []
     with open_agent(api.url, None, None) as asked:
         assert steps_of_agent(asked, "chat-0") == ()
+
+
+def test_the_steps_of_one_of_several_engines_are_those_of_its_name(api: Api) -> None:
+    row = {"agent": "a", "dialect": "vllm", "version": None, "model": None}
+    known = {
+        name: SetupStep(name=step, state="missing", shows="users", actions=())
+        for name, step in (("chat-0", StepName.PROXY), ("chat-1", StepName.GPU))
+    }
+    api.agent.setups = [{**row, "engine": name, "steps": (step,)} for name, step in known.items()]
+    with open_agent(api.url, None, None) as asked:
+        assert steps_of_agent(asked, "chat-1") == [known["chat-1"]]
+        assert steps_of_agent(asked, "engine-0") == ()
 
 
 def test_an_agent_of_other_engines_says_nothing_of_this_one(vllm: EngineServer, api: Api) -> None:

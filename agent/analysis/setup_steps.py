@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_address
@@ -176,10 +176,9 @@ def _plugin(facts: SetupFacts) -> Actions:
 
 
 def _setting(facts: SetupFacts, key: str, value: object) -> SetupAction:
-    """A setting of the engine, in the form of JSON, which YAML includes."""
-    entry = {"name": facts.engine, "url": facts.url, key: value}
-    shown = ", ".join(f"{name}: {json.dumps(given)}" for name, given in entry.items())
-    return SetupAction(f"{_SETTINGS}, for this engine", ("engines:", f"  - {{{shown}}}"))
+    """A key to add to the engine's other settings, which may hold secrets. YAML includes JSON."""
+    lines = f"  - name: {json.dumps(facts.engine)}", f"    {key}: {json.dumps(value)}"
+    return SetupAction(f"{_SETTINGS}, add to this engine", ("engines:", *lines))
 
 
 def _proxy(facts: SetupFacts) -> Actions:
@@ -288,13 +287,6 @@ def _step(source: _Source, facts: SetupFacts) -> SetupStep:
     )
 
 
-def setup_text(engine: str, steps: Collection[SetupStep]) -> str:
-    """One line: what is seen of an engine, and what is not."""
-    done = ", ".join(step.name for step in steps if step.state == "done")
-    missing = ", ".join(step.name for step in steps if step.state == "missing")
-    return f"{engine}: {done or 'nothing yet'}" + (f"; not set up: {missing}" if missing else "")
-
-
 def next_step_text(engine: str, steps: Collection[SetupStep]) -> str:
     """One line: what is seen of an engine, and the lines of the next step."""
     done = ", ".join(step.name for step in steps if step.state == "done")
@@ -303,10 +295,14 @@ def next_step_text(engine: str, steps: Collection[SetupStep]) -> str:
     if following is None:
         return text
     actions = "; ".join(
-        action.where + (f": {' '.join(action.lines)}" if action.lines else "")
+        action.where + (f": {_in_one(action.lines)}" if action.lines else "")
         for action in following.actions
     )
     return f"{text}; for {_FOR.get(following.name, following.name)} {actions}"
+
+
+def _in_one(lines: Iterable[str]) -> str:
+    return " ".join(line.strip() for line in lines)
 
 
 _FOR: Mapping[StepName, str] = {StepName.SPANS: "single requests"}
@@ -335,7 +331,7 @@ def spans_target(
         tokens = () if needs_token else ("security: {ingest_tokens: /etc/goodput-agent/ingest}",)
         settings = (_listen(key, "0.0.0.0", port), *tokens)
         needs_token = True
-    reached = host or ("127.0.0.1" if _is_any(address) else address)
+    reached = host or ("127.0.0.1" if is_any_address(address) else address)
     url = f"{'https' if encrypted else 'http'}://{reached}:{port}"
     return SpansTarget(
         url=f"{url}/v1/traces" if over_http else url,
@@ -359,5 +355,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _is_any(host: str) -> bool:
+def is_any_address(host: str) -> bool:
+    """Whether who listens at this host listens at every address of the machine."""
     return host.strip("[]") in ("0.0.0.0", "::", "")

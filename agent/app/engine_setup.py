@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 
 from agent.analysis.setup_steps import (
     SetupFacts,
-    SetupStep,
     SpansTarget,
     StepName,
+    is_any_address,
     next_step_text,
     setup_steps,
-    setup_text,
     spans_target,
 )
 from agent.app.engines import EfficiencyJobs, EngineMonitors, EnginePlugins, GpuJobs
@@ -28,7 +27,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample, HostSample
 from agent.records.objective import JudgedRequest
 from agent.records.queries import RequestFilter, Selection
-from agent.records.request import Vantage
+from agent.records.request import ENGINE_VIEWS, PROXY_VIEWS, Vantage
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import read_version
@@ -40,10 +39,7 @@ _LOG = logging.getLogger(__name__)
 REFRESH_EVERY_S = 60.0
 # Rows in which the views of an earlier run of the agent are looked for.
 _ROWS = 20
-_MOST_SHOWN = 10
 _RUST_FRONTEND = "vllm-rs"
-_ENGINE_VIEWS = frozenset({Vantage.ENGINE, Vantage.JOINED})
-_PROXY_VIEWS = frozenset({Vantage.PROXY, Vantage.JOINED})
 
 
 class SeenViews:
@@ -62,9 +58,9 @@ class SeenViews:
 
     def learn(self, engine: str, vantage: Vantage, ended_at: float) -> None:
         """Learn the views of one request."""
-        if vantage in _ENGINE_VIEWS:
+        if vantage in ENGINE_VIEWS:
             self._spans[engine] = max(self._spans.get(engine, 0.0), ended_at)
-        if vantage in _PROXY_VIEWS:
+        if vantage in PROXY_VIEWS:
             self._proxied[engine] = max(self._proxied.get(engine, 0.0), ended_at)
 
     def has_spans(self, engine: str, since: float | None) -> bool:
@@ -78,7 +74,7 @@ class SeenViews:
 
 
 class VersionReader:
-    """Reads the version of each engine once after each of its starts."""
+    """Reads the version of each engine after each of its starts, until it is known."""
 
     def __init__(self, ca: Path | None) -> None:
         self._ca = ca
@@ -89,17 +85,17 @@ class VersionReader:
         return self._versions.get(engine, (None, None))[1]
 
     def read(self, engine: EngineSettings, started_at: float | None) -> None:
-        """Read the version if it is not that of this start yet."""
+        """Read the version if it is not that of this start yet. After a failure, call again."""
         known = self._versions.get(engine.name)
         if known is not None and known[0] == started_at:
             return
-        version: str | None = None
+        # Another start may be of another version.
+        self._versions.pop(engine.name, None)
         with open_session(self._ca) as session:
             try:
-                version = read_version(session, engine.url)
+                self._versions[engine.name] = started_at, read_version(session, engine.url)
             except (EngineUnreachable, ExpositionUnreadable) as error:
                 _LOG.debug("engine %s: its version is unknown: %s", engine.name, error)
-        self._versions[engine.name] = started_at, version
 
 
 class EngineSetups:
@@ -148,16 +144,10 @@ class EngineSetups:
         ]
 
     def status_text(self) -> str:
-        """What is seen of the engines that could show more; `ok` if all is seen of all."""
-        texts = [setup_text(name, steps) for name, steps in self._unfinished()]
-        more = len(texts) - _MOST_SHOWN
-        shown = texts[:_MOST_SHOWN] + ([f"and {more} more engines"] if more > 0 else [])
-        return "; ".join(shown) or OK
-
-    def _unfinished(self) -> Iterator[tuple[str, Sequence[SetupStep]]]:
-        for row in self.rows():
-            if any(step.state == "missing" for step in row["steps"]):
-                yield row["engine"], row["steps"]
+        """How many engines could show more; `ok` if none could. Readers need no token: no names."""
+        rows = self.rows()
+        more = sum(any(step.state == "missing" for step in row["steps"]) for row in rows)
+        return f"{more} of {len(rows)} engines could show more: see /api/v1/setup" if more else OK
 
     def refresh(self, _now: float) -> None:
         """Read versions, and log the next step of each engine that shows more than before."""
@@ -228,10 +218,7 @@ class EngineSetups:
 
     def _has_price(self, engine: str) -> bool:
         samples = self._gpus.inventory.samples_of(engine)
-        names: list[str | None] = [sample.name for sample in samples]
-        return None not in [
-            self._prices.gpu_hour_usd(engine, gpu, time.time()) for gpu in names or [None]
-        ]
+        return self._prices.has_prices(engine, [gpu.name for gpu in samples], time.time())
 
     def _impossible(self, engine: EngineSettings, *, same_machine: bool) -> Iterator[StepName]:
         settings, proxy = self._settings, self._settings.proxy
@@ -281,5 +268,6 @@ def proxy_url(settings: Settings) -> str | None:
         return None
     scheme = "http" if settings.security.tls_certificate is None else "https"
     parts = urlsplit(f"{scheme}://{listen}")
-    anywhere = parts.hostname in ("0.0.0.0", "::")
-    return f"{scheme}://{socket.gethostname()}:{parts.port}" if anywhere else parts.geturl()
+    if is_any_address(parts.hostname or ""):
+        return f"{scheme}://{socket.gethostname()}:{parts.port}"
+    return parts.geturl()

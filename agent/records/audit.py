@@ -67,15 +67,16 @@ class AgentEvidence:
     """What a running agent knows of the engine.
 
     `lengths` are (input tokens, output tokens) of its newest `requests`, `engine_views` how many of
-    those are in the engine's view. `left_after_s` are the durations of those whose clients left;
-    None if neither the engine's plugin nor the proxy would report them. `cold` are the requests
-    since the engine's start that missed because it had just started, 1,000 at most. `plugin` is
-    whether that plugin sends, None if the agent has no socket for it.
+    those are in the engine's view, `proxy_views` in the proxy's. `left_after_s` are the durations
+    of those whose clients left; None if neither the engine's plugin nor the proxy would report
+    them. `cold` are the requests since the engine's start that missed because it had just started,
+    1,000 at most. `plugin` is whether that plugin sends, None if the agent has no socket for it.
     """
 
     requests: int = 0
     lengths: tuple[tuple[int, int], ...] = ()
     engine_views: int = 0
+    proxy_views: int = 0
     left_after_s: tuple[float, ...] | None = None
     cold: int = 0
     plugin: bool | None = None

@@ -66,6 +66,11 @@ class PriceList:
                     return price.gpu_hour_usd
         return None
 
+    def has_prices(self, engine: str, gpus: Iterable[str], at: float) -> bool:
+        """Whether each of the engine's GPUs has a price; without a GPU, whether the engine has."""
+        of: list[str | None] = [*gpus] or [None]
+        return None not in [self.gpu_hour_usd(engine, gpu, at) for gpu in of]
+
     def changes_between(self, from_at: float, until: float) -> list[float]:
         """Return the times inside at which a price begins or ends, sorted."""
         edges = {edge for price in self.prices for edge in (price.from_at, price.until)}

@@ -18,6 +18,11 @@ class Vantage(StrEnum):
     __hash__ = str.__hash__
 
 
+# Requests that the engine saw, and those that the proxy saw.
+ENGINE_VIEWS = frozenset({Vantage.ENGINE, Vantage.JOINED})
+PROXY_VIEWS = frozenset({Vantage.PROXY, Vantage.JOINED})
+
+
 class Status(StrEnum):
     """How a request ended. `invalid` is the client's own mistake, such as a model's wrong name."""
 

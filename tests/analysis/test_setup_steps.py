@@ -14,7 +14,6 @@ from agent.analysis.setup_steps import (
     StepName,
     next_step_text,
     setup_steps,
-    setup_text,
     spans_target,
 )
 from agent.settings import Settings
@@ -174,7 +173,7 @@ def test_the_models_config_is_beside_its_weights_or_fetched(
     model: str | None, expected: str
 ) -> None:
     found = lines(replace(PLAIN, model=model), StepName.MODEL_CONFIG)
-    assert any(json_path in found[-1] for json_path in [f'"{expected}"'])
+    assert found[-1].endswith(f'model_config: "{expected}"')
     fetches = [line for line in found if line.startswith("hf download")]
     assert len(fetches) == (model == "Qwen/Qwen3-8B")
 
@@ -184,11 +183,16 @@ def test_every_line_for_the_settings_is_a_setting() -> None:
         for action in each.actions:
             if "settings" in action.where:
                 given = yaml.safe_load("\n".join(action.lines))
-                given.setdefault("engines", [{"name": PLAIN.engine, "url": PLAIN.url}])
+                given.setdefault("engines", [{"name": PLAIN.engine}])[0]["url"] = PLAIN.url
                 Settings.model_validate(given)
             else:
                 for line in action.lines:
                     assert shlex.split(line)
+
+
+def test_a_setting_of_an_engine_is_the_key_to_add_and_the_name_of_its_entry() -> None:
+    assert lines(PLAIN, StepName.GPU) == ["engines:", '  - name: "chat-0"', "    gpus: [0, 1]"]
+    assert "add to this engine" in texts(PLAIN, StepName.GPU)
 
 
 def test_a_step_that_an_engine_cannot_have_is_left_out_until_it_is_seen() -> None:
@@ -248,8 +252,8 @@ def test_the_log_names_what_is_seen_and_the_next_command() -> None:
     assert next_step_text("chat-0", setup_steps(everything)) == "engine chat-0: metrics"
 
 
-def test_readiness_names_what_is_not_set_up() -> None:
-    short = replace(PLAIN, impossible=frozenset(StepName) - {StepName.SPANS})
-    assert setup_text("chat-0", setup_steps(short)) == "chat-0: metrics; not set up: spans"
-    unread = replace(short, seen=frozenset())
-    assert setup_text("chat-0", setup_steps(unread)) == "chat-0: nothing yet; not set up: spans"
+def test_a_setting_is_in_the_log_on_one_line() -> None:
+    short = replace(PLAIN, impossible=frozenset(StepName) - {StepName.GPU})
+    assert next_step_text("chat-0", setup_steps(short)).endswith(
+        'add to this engine: engines: - name: "chat-0" gpus: [0, 1]'
+    )
