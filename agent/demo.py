@@ -80,7 +80,7 @@ def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
     with ExitStack() as stack:
         sockets = stack.enter_context(TemporaryDirectory(prefix="goodput-demo-"))
         settings = _demo_settings(settings, Path(sockets))
-        tell_faults(now)
+        log_faults(now)
         simulators = [
             stack.enter_context(_simulator(settings, engine, now - PAST_S))
             for engine in settings.engines
@@ -130,8 +130,8 @@ def coming_faults() -> list[ComingFault]:
     return sorted(found.values(), key=lambda coming: coming.after_s)
 
 
-def tell_faults(now: float) -> None:
-    """Log which faults come when, by the clock, and the causes that the agent shall find."""
+def log_faults(now: float) -> None:
+    """Log which faults come when, by the clock, and the causes to be found."""
     coming = coming_faults()
     _LOG.info(
         "SIMULATED: %d faults come, one after the other. The page shows their causes under "

@@ -24,12 +24,15 @@ def run() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         with demo(Path(folder), past="24m") as agent:
-            right = []
+            right, found = [], set[str]()
             while (passed_s := time.monotonic() - began) < _LASTS_S:
-                right.append(_as_scripted(agent.api.summary(window="2m"), passed_s))
+                summary = agent.api.summary(window="2m")
+                right.append(_as_scripted(summary, passed_s))
+                found |= {each["cause"] for each in summary["cause_details"] or ()}
                 time.sleep(_SAMPLED_EVERY_S)
-    print(f"demo: {sum(right)} of {len(right)} samples as scripted")
-    return all(right)
+    never = [each.fault.name for each in coming_faults() if not found & {*each.fault.causes}]
+    print(f"demo: {sum(right)} of {len(right)} samples as scripted; never found: {never or 'none'}")
+    return all(right) and not never
 
 
 def _as_scripted(summary: dict[str, Any], passed_s: float) -> bool:

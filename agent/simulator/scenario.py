@@ -125,7 +125,7 @@ class Fault(_Part):
 class ScriptedFault(Fault):
     """A fault that begins `after_s` from the engine's start and lasts `for_s`.
 
-    It comes again every `every_s`. `name` says what it is. An agent shall find one of `causes`,
+    It comes again every `every_s`. `name` says what it is. One of `causes` is right,
     mostly the first, of the requests that miss by it.
     """
 
