@@ -56,6 +56,8 @@ class WindowEfficiency:
     preemptions: float | None
 
 
+# Of all output tokens: the cuts between minutes may put so many into a minute without a row.
+_FEW = 0.05
 # Seconds, FLOPs and bytes of a part of the work.
 _Part = Callable[[EngineWork], tuple[float, float, float]]
 _FLOPS, _BYTES = 1, 2
@@ -90,15 +92,15 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
 
 
 def _known_minutes(minutes: Sequence[MinuteRow]) -> list[MinuteRow]:
-    """Those whose work is known, with idle ones if any row says what the others did."""
-    known = [
-        minute
-        for minute in minutes
-        if minute.work.needed is not None
-        and not (minute.work.counted_output_tokens > 0 and not _has_rows(minute))
-    ]
-    busy = any(minute.work.counted_output_tokens > 0 for minute in minutes)
-    return known if any(map(_has_rows, known)) or not busy else []
+    """Those whose work is known, without those whose tokens are in no row, if these are many."""
+    unseen = [m for m in minutes if m.work.counted_output_tokens > 0 and not _has_rows(m)]
+    of_unseen = fsum(minute.work.counted_output_tokens for minute in unseen)
+    counted = fsum(minute.work.counted_output_tokens for minute in minutes)
+    many = of_unseen > _FEW * counted
+    if many and len(unseen) == sum(m.work.counted_output_tokens > 0 for m in minutes):
+        # Idle minutes alone would say 0.
+        return []
+    return [m for m in minutes if m.work.needed is not None and not (many and m in unseen)]
 
 
 def _has_rows(minute: MinuteRow) -> bool:
