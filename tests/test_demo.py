@@ -133,7 +133,10 @@ def test_the_past_of_the_demo_has_every_figure(full: AgentProcess) -> None:
     assert summary["simulated"] is True
     assert summary["missed"] > 10
     assert summary["requests"] > 500
-    assert 0 < summary["error_ratio"] < 0.1
+    # Requests that were open where the past ended have no client that the proxy saw.
+    proxied = summary["failures"]["proxy"]
+    assert summary["requests"] - 20 <= proxied["requests"] <= summary["requests"]
+    assert 0 < proxied["error_ratio"] < 0.1
     for name in ("mfu", "mbu", "attainment", "goodput_rps", "throughput_rps"):
         assert summary[name] > 0
     for name in ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "stream_tokens_per_s"):

@@ -11,6 +11,7 @@ from agent.catalog.causes import Cause
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.minute import MinuteRow
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation
+from agent.records.request import Status, Vantage
 from tests.outputs.api.serving import Api, open_api
 from tests.outputs.api.test_engine_counts import counts
 from tests.real_parts.chromium import VIEWS, Opened, at, browsing, faults, grave, opened_in
@@ -322,6 +323,16 @@ def test_new_requests_are_shown_without_loading_the_page_again(
         there.html("Why requests missed")
         api.store([record(1, ended_at=api.agent.now - 1)], [objective()])
         assert "1 met, 0 missed" in there.html("1 met, 0 missed")
+
+
+def test_errors_are_of_the_requests_that_the_proxy_saw(browser: Browser, tmp_path: Path) -> None:
+    with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
+        ended = {"ended_at": api.agent.now - 1}
+        seen = [record(n, vantage=Vantage.PROXY, **ended) for n in (1, 2, 3)]
+        failed = record(4, vantage=Vantage.PROXY, status=Status.ERROR, **ended)
+        api.store([*seen, failed, record(5, **ended)], [objective()])
+        page = there.html("of the 4 of 5 requests that the proxy saw")
+    assert "25 %" in page
 
 
 def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: Path) -> None:

@@ -72,6 +72,9 @@ const stream_between = ({tpot}) => tpot && between({
   upper: tpot.p50.lower === 0 ? null : 1000 / tpot.p50.lower,
 }, (value) => perSecond(value, "tok"));
 
+const of_proxied = ({requests}, proxied) => (proxied.requests < requests
+  ? `of the ${number(proxied.requests)} of ${number(requests)} requests that the proxy saw` : "of requests through the proxy");
+
 function headline(summary, objectives) {
   const of = (name) => objectives.find((each) => each.name === name);
   const target = ({objective}) => of(objective)?.definition.target;
@@ -79,6 +82,7 @@ function headline(summary, objectives) {
   const counted = summary.engine_counts ?? {latencies_ms: {}, attainment: []};
   const judged = new Set(summary.by_objective.map(({objective}) => objective));
   const failed = counted.requests > 0 && counted.failed !== null ? counted.failed / counted.requests : null;
+  const {proxy: proxied} = summary.failures;
   return [
     ...summary.by_objective.map((one) => attained(one, target(one))),
     ...counted.attainment.filter(({objective}) => !judged.has(objective)).map((one) => attained_between(one, target(one))),
@@ -95,8 +99,8 @@ function headline(summary, objectives) {
     ["Output of a stream", stream.p50 === null ? stream_between(counted.latencies_ms) ?? UNKNOWN : perSecond(stream.p50, "tok"),
       stream.p50 !== null ? `the median; 95 % have ${perSecond(stream.p5, "tok")} or more`
         : counted.latencies_ms.tpot ? `the median, ${BY_BUCKETS}` : "unknown: no stream was seen token by token"],
-    ["Errors", share(summary.error_ratio ?? failed),
-      summary.error_ratio !== null ? "of requests through the proxy"
+    ["Errors", share(summary.error_ratio ?? proxied.error_ratio ?? failed),
+      (summary.error_ratio ?? proxied.error_ratio) !== null ? of_proxied(summary, proxied)
         : failed !== null ? `at least, ${BY_ENGINE}` : "unknown: only the proxy sees every request"],
     ["MFU / MBU", `${share(summary.mfu)} / ${share(summary.mbu)}`, why_no_use(summary)],
     ["Cost per hour", dollars(summary.cost?.usd_per_hour),
