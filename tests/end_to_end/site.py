@@ -122,11 +122,14 @@ class MistakenClient:
 
 
 class Site:
-    """The site while the block lasts. Each of the `engines` has an objective with this
-    window, or none."""
+    """The site while the block lasts. Each of the `engines` has an objective with these
+    settings, or none."""
 
     def __init__(
-        self, folder: Path, engines: Mapping[str, str | None], roles: Mapping[str, str]
+        self,
+        folder: Path,
+        engines: Mapping[str, Mapping[str, Any] | None],
+        roles: Mapping[str, str],
     ) -> None:
         """The agent reads the `log` of one engine, another is on the first `gpu`, one in a `cgroup`
         on paper, one behind its `proxy`, and the one `apart` has an agent of its own."""
@@ -138,11 +141,11 @@ class Site:
                 folder,
                 name,
                 grpc=(self._other_ports if name == self._apart else self._ports).grpc,
-                with_objective=window is not None,
+                with_objective=objective is not None,
             )
-            for name, window in engines.items()
+            for name, objective in engines.items()
         }
-        self._windows = {name: window for name, window in engines.items() if window is not None}
+        self._objectives = {name: own for name, own in engines.items() if own is not None}
         self.agents = f"127.0.0.1:{self._ports.listen}", f"127.0.0.1:{self._other_ports.listen}"
         self._behind_proxy, self._proxy = roles["proxy"], f"127.0.0.1:{free_port()}"
         self.mistaken_client = MistakenClient(self._proxy)
@@ -237,9 +240,9 @@ class Site:
                     "match": {"model": model_of(name)},
                     "ttft_ms": 200,
                     "tpot_ms": 500,
-                    "window": window,
+                    **objective,
                 }
-                for name, window in self._windows.items()
+                for name, objective in self._objectives.items()
             ],
             **settings,
         }

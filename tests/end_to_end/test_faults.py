@@ -7,6 +7,7 @@ another either. Every series that a rule selects existed on the site, with its l
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import yaml
@@ -32,7 +33,7 @@ def _passes(site: Site) -> None:
 class Fault:
     """A fault of the engine of the same name, of a GPU or of an agent, and its alert.
 
-    `window` is that of the engine's objective, where it has one. `beside`
+    `objective` has the settings of the engine's objective, if it has one. `beside`
     are tickets that may also fire.
     """
 
@@ -40,7 +41,7 @@ class Fault:
     alert: str
     begin: Act
     end: Act = _passes
-    window: str | None = None
+    objective: Mapping[str, Any] | None = None
     gpu: int | None = None
     of_agent: bool = False
     beside: frozenset[str] = frozenset()
@@ -84,7 +85,7 @@ def _with_objective(
         alert=alert,
         begin=lambda site: site.engines[name].fail(**fault),
         end=lambda site: site.engines[name].fail(),
-        window=window,
+        objective={"window": window},
         beside=frozenset(beside),
     )
 
@@ -125,13 +126,14 @@ ROLES = {
 
 FAULTS = (
     _by_engine("queue-surge", "LlmQueueDeep", surge=24),
-    # Prometheus has just started: this fault is all of its last three days.
+    # Prometheus has just started, so its windows of hours and days hold seconds. With this target
+    # nearly the same share of misses pages on the outage and on tier 2, whose window is longer.
     Fault(
         name=SLOW,
         alert="LlmObjectiveOutage",
         begin=_begin_slow_prefill,
         end=_end_slow_prefill,
-        window="15d",
+        objective={"window": "15d", "target": 0.91},
         beside=frozenset({_BURN}),
     ),
     # The budget lasts for a while, so that tickets on latency may fire as early.
@@ -158,7 +160,7 @@ FAULTS = (
         alert="LlmEngineDied",
         begin=lambda site: site.engines["killed"].kill(),
         end=lambda site: site.engines["killed"].launch(),
-        window="15d",
+        objective={"window": "15d"},
         beside=frozenset({_BURN}),
     ),
     Fault(
@@ -240,7 +242,7 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """The whole story; the site keeps running until the last test."""
-    engines = {fault.name: fault.window for fault in FAULTS if fault.of_engine}
+    engines = {fault.name: fault.objective for fault in FAULTS if fault.of_engine}
     with Site(tmp_path_factory.mktemp("site"), engines, ROLES) as site:
         _wait_for_every_engine(site)
         begun = _wait_for_calm(site)
@@ -321,7 +323,7 @@ def test_a_fault_is_reported_by_its_alert_alone(story: Story, fault: Fault) -> N
     events = story.site.agent.api.events()
     of_engine = [event for event in events if event["engine"] == fault.name]
     assert {labels["alertname"] for labels in others} <= fault.beside, of_engine
-    assert {labels["severity"] for labels in others} <= {"ticket"}
+    assert [labels for labels in others if labels["severity"] != "ticket"] == []
 
 
 @each_fault
@@ -378,7 +380,7 @@ NOT_THERE = {
     *(
         f'llm_slo_limit_seconds{{objective="{fault.name}",measure!~"ttft|tpot"}}'
         for fault in FAULTS
-        if fault.window is not None
+        if fault.objective is not None
     ),
 }
 
