@@ -139,11 +139,11 @@ class SimulatedTime:
         _name: str,
         job: Callable[[float], object],
         *,
-        at_once: bool = False,
+        first_in_s: float | None = None,
     ) -> None:
-        """As `Jobs.every`."""
+        """As `Jobs.every`, with all polls at multiples of their interval."""
         self._jobs.append((interval_s, job))
-        self._due.append(self.at if at_once else self.at + interval_s)
+        self._due.append(self.at if first_in_s == 0 else self.at + interval_s)
 
     def start(self) -> None:
         """Run nothing yet."""

@@ -370,9 +370,11 @@ class Scheduled:
     def __init__(self) -> None:
         self.at_once: list[bool] = []
 
-    def every(self, _interval_s: float, _name: str, _job: object, *, at_once: bool = False) -> None:
+    def every(
+        self, _interval_s: float, _name: str, _job: object, *, first_in_s: float | None
+    ) -> None:
         """One job."""
-        self.at_once.append(at_once)
+        self.at_once.append(first_in_s == 0)
 
 
 WITHOUT_SOURCE = {"nvml": {"enabled": False}}

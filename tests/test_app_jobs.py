@@ -64,7 +64,7 @@ def test_a_job_that_was_due_long_ago_runs_once(clock: Clock, interval_s: float) 
         ran.set()
 
     jobs = Jobs(clock.now)
-    jobs.every(interval_s, "fold", job, at_once=True)
+    jobs.every(interval_s, "fold", job, first_in_s=0.0)
     clock.set_by_s = 1800.0
     jobs.start()
     assert ran.wait(WITHIN_S)
@@ -116,7 +116,7 @@ def test_jobs_that_start_together_run_apart_also_after_the_clock_was_set(
     times, ticks = iter([clock.now()] * 12), Ticks()
     jobs = Jobs(lambda: next(times, clock.now()))
     for number in range(12):
-        jobs.every(0.5, f"job {number}", ticks.run, at_once=number % 3 == 0)
+        jobs.every(0.5, f"job {number}", ticks.run, first_in_s=None if number % 3 else 0.0)
     jobs.start()
     for seconds in (0.0, set_by_s):
         clock.set_by_s = seconds
@@ -144,7 +144,7 @@ def test_blocked_jobs_delay_no_other(opened: threading.Event) -> None:
     """All jobs but one wait for a database that does not respond."""
     ticks, jobs = Ticks(), Jobs(time.time)
     for number in range(20):
-        jobs.every(60.0, f"waits {number}", lambda _now: opened.wait(WITHIN_S), at_once=True)
+        jobs.every(60.0, f"waits {number}", lambda _now: opened.wait(WITHIN_S), first_in_s=0.0)
     jobs.every(0.05, "ticks", ticks.run)
     jobs.start()
     assert ticks.runs_again()
@@ -168,8 +168,8 @@ def test_a_job_delayed_by_several_intervals_catches_up_with_one_run(
             opened.clear()
 
     jobs = Jobs(time.time)
-    jobs.every(0.02, "held up", held_up, at_once=True)
-    jobs.every(0.02, "ticks", lambda _now: ticks.release(), at_once=True)
+    jobs.every(0.02, "held up", held_up, first_in_s=0.0)
+    jobs.every(0.02, "ticks", lambda _now: ticks.release(), first_in_s=0.0)
     jobs.start()
     for _ in range(10):
         assert ticks.acquire(timeout=WITHIN_S)
@@ -186,7 +186,7 @@ def test_a_job_that_is_too_slow_logs_its_skipped_runs_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     ticks, jobs = Ticks(), Jobs(time.time)
-    jobs.every(0.02, "poll chat", lambda _now: opened.wait(WITHIN_S), at_once=True)
+    jobs.every(0.02, "poll chat", lambda _now: opened.wait(WITHIN_S), first_in_s=0.0)
     jobs.every(0.02, "ticks", ticks.run)
     jobs.start()
     assert ticks.runs_again(10)
@@ -211,7 +211,7 @@ def test_runs_that_fail_and_runs_that_are_skipped_are_missed(opened: threading.E
         raise ValueError("on purpose")
 
     jobs = Jobs(time.time, miss)
-    jobs.every(HOUR_S, "fails", fails, at_once=True)
+    jobs.every(HOUR_S, "fails", fails, first_in_s=0.0)
     jobs.every(0.05, "hangs", lambda _now: opened.wait(WITHIN_S))
     # Both reasons of both jobs are known before any run.
     assert [(name, runs) for name, _, runs in missed] == [("fails", 0)] * 2 + [("hangs", 0)] * 2
@@ -228,7 +228,7 @@ def test_a_job_is_late_by_the_time_beyond_its_interval(opened: threading.Event) 
     monotonic = [100.0]
     ran = threading.Event()
     jobs = Jobs(time.time, monotonic=lambda: monotonic[0])
-    jobs.every(60.0, "runs", lambda _now: ran.set(), at_once=True)
+    jobs.every(60.0, "runs", lambda _now: ran.set(), first_in_s=0.0)
     jobs.every(10.0, "waits", lambda _now: None)
     monotonic[0] = 105.0
     jobs.start()

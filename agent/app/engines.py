@@ -115,7 +115,7 @@ class GpuJobs:
         if self._source is None:
             return
         jobs.every(self._section.poll_interval, "read GPUs", self.poll)
-        jobs.every(STORE_EVERY_S, "store samples of GPUs", self.store, at_once=True)
+        jobs.every(STORE_EVERY_S, "store samples of GPUs", self.store, first_in_s=0.0)
 
     def store(self, _now: float) -> None:
         """Store the newest sample of each GPU."""
@@ -324,8 +324,8 @@ class EfficiencyJobs:
         """
         for engine, job in zip(self._settings.engines, self._jobs, strict=True):
             name = f"compute the minutes of {engine.name}"
-            at_once = self._gpus.knows_gpus_of(engine)
-            jobs.every(MINUTE_LENGTH_S, name, job.compute, at_once=at_once)
+            first_in_s = 0.0 if self._gpus.knows_gpus_of(engine) else None
+            jobs.every(MINUTE_LENGTH_S, name, job.compute, first_in_s=first_in_s)
 
 
 def _scaled(value: float | None, unit: float) -> float | None:

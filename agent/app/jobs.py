@@ -61,14 +61,19 @@ class Jobs:
         self._clock_watch = threading.Thread(target=self._watch_clock, name="clock", daemon=True)
 
     def every(
-        self, interval_s: float, name: str, job: Callable[[float], object], *, at_once: bool = False
+        self,
+        interval_s: float,
+        name: str,
+        job: Callable[[float], object],
+        *,
+        first_in_s: float | None = None,
     ) -> None:
-        """Call a job with the time at each interval; `at_once` also at the start.
+        """Call a job with the time at each interval, and first after `first_in_s` or an interval.
 
-        The first run is up to a second later or, without `at_once`, earlier: see _SPREAD_OVER_S.
+        The first run is up to a second later or, without `first_in_s`, earlier: see _SPREAD_OVER_S.
         """
         spread_s = len(self._intervals_s) * _GOLDEN_RATIO % 1.0 * min(interval_s, _SPREAD_OVER_S)
-        first_in_s = spread_s if at_once else interval_s - spread_s
+        wait_s = interval_s - spread_s if first_in_s is None else first_in_s + spread_s
         self._intervals_s[name], self._began[name] = interval_s, self._monotonic()
         for reason in JobMiss:
             self._report_miss(name, reason, 0)
@@ -79,7 +84,7 @@ class Jobs:
             max_instances=1,
             coalesce=True,
             misfire_grace_time=None,
-            next_run_time=datetime.fromtimestamp(self._now() + first_in_s, UTC),
+            next_run_time=datetime.fromtimestamp(self._now() + wait_s, UTC),
         )
 
     def _run(self, name: str, job: Callable[[float], object]) -> None:

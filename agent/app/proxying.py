@@ -143,7 +143,7 @@ class Proxying:
                 MODELS_POLL_S,
                 f"models of {served.name}",
                 partial(self._learn_served, served),
-                at_once=True,
+                first_in_s=0.0,
             )
 
     def _learn_served(self, served: ServedModels, _now: float) -> None:

@@ -46,6 +46,8 @@ _CLOSING_S = 1.0
 SETTLE_EVERY_S = 1.0
 UNCLAIMED_EVERY_S = 5.0
 EXPLAIN_EVERY_S = 1.0
+# Rates need two polls, and whoever has just started an agent looks at its page.
+_SECOND_POLL_IN_S = 1.0
 
 # Batches of requests are hundreds of small objects that live for milliseconds. The collector's
 # default of 700 allocations would walk them many times. A search stops all threads, a millisecond
@@ -111,7 +113,12 @@ class Agent:
     def _schedule(self) -> None:
         pairs = zip(self._base.settings.engines, self._engines.monitors, strict=True)
         for settings, monitor in pairs:
-            self._jobs.every(settings.scrape_interval, f"poll {monitor.engine}", monitor.poll)
+            self._jobs.every(
+                settings.scrape_interval,
+                f"poll {monitor.engine}",
+                monitor.poll,
+                first_in_s=min(_SECOND_POLL_IN_S, settings.scrape_interval),
+            )
         self._engines.gpus.schedule(self._jobs)
         self._engines.efficiency.schedule(self._jobs)
         if self._requests.proxying is not None:
@@ -124,7 +131,7 @@ class Agent:
         if self._outputs.pushing is not None:
             self._outputs.pushing.schedule(self._jobs)
         setups = self._outputs.setups
-        self._jobs.every(REFRESH_EVERY_S, "setup of engines", setups.refresh, at_once=True)
+        self._jobs.every(REFRESH_EVERY_S, "setup of engines", setups.refresh, first_in_s=0.0)
         self._outputs.own_health.of_jobs(self._jobs)
         self._jobs.start()
 

@@ -387,9 +387,9 @@ class AgentStore:
 
     def schedule(self, jobs: Jobs) -> None:
         """Schedule the jobs on stored rows."""
-        jobs.every(FOLD_EVERY_S, "fold rollups", self._fold, at_once=True)
-        jobs.every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
-        jobs.every(MEASURE_EVERY_S, "measure the database", self._measure, at_once=True)
+        jobs.every(FOLD_EVERY_S, "fold rollups", self._fold, first_in_s=0.0)
+        jobs.every(EXPIRE_EVERY_S, "expire", self._expire, first_in_s=0.0)
+        jobs.every(MEASURE_EVERY_S, "measure the database", self._measure, first_in_s=0.0)
         if self.publishing is not None:
             self.publishing.start(jobs)
 

@@ -41,7 +41,7 @@ def test_the_address_of_the_engine_is_enough(
     assert row["verdict"] in ("met", "missed")
 
 
-def test_a_plain_engine_has_its_load_after_one_scrape_and_its_rates_after_the_next(
+def test_a_plain_engine_has_its_load_after_one_scrape_and_its_rates_a_second_later(
     engine: Vllm, tmp_path: Path
 ) -> None:
     """Its spans go elsewhere. With `--log-cli-level INFO`: the seconds since the command."""

@@ -33,11 +33,16 @@ class _JobsOfNewRows(Jobs):
     """
 
     def every(
-        self, interval_s: float, name: str, job: Callable[[float], object], *, at_once: bool = False
+        self,
+        interval_s: float,
+        name: str,
+        job: Callable[[float], object],
+        *,
+        first_in_s: float | None = None,
     ) -> None:
         """Schedule a job on new rows."""
         if interval_s < EXPIRE_EVERY_S and interval_s != MEASURE_EVERY_S:
-            super().every(min(interval_s, _SOON_S), name, job, at_once=at_once)
+            super().every(min(interval_s, _SOON_S), name, job, first_in_s=first_in_s)
 
 
 async def store_until_killed(settings: Settings, now: Callable[[], float]) -> None:

@@ -209,7 +209,7 @@ def test_the_scheduled_job_folds_changes_that_failed_runs_left(
         done.set()
 
     jobs = Jobs(time.time)
-    jobs.every(0.01, "fold rollups", job, at_once=True)
+    jobs.every(0.01, "fold rollups", job, first_in_s=0.0)
     jobs.start()
     assert done.wait(WITHIN_S)
     jobs._scheduler.shutdown()
