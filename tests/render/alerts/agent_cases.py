@@ -15,7 +15,7 @@ _REQUESTS = f'llm_requests_total{{{MODEL},status="ok"}}'
 _CHAT = [name for name in AROUND if name.startswith("llm_slo_requests") and '"chat"' in name]
 
 
-def _losing(alert: str, series: str, reason: str, what: str, label: str = "reason") -> Case:
+def _losing(alert: str, series: str, reason: str, label: str = "reason") -> Case:
     name = f'{series}{{{AGENT},{label}="{reason}"}}'
     return Case(
         alert=alert,
@@ -23,9 +23,7 @@ def _losing(alert: str, series: str, reason: str, what: str, label: str = "reaso
         lookalike={name: "0x5 1x30 2x40"},
         minutes=(5, 14, 40),
         labels={**ON_AGENT, **TICKET, label: reason},
-        summary=f"The agent a:9470 {what}: {reason}",
-        description="About 32 times over 15m.",
-        filled=("instance",),
+        figures=("32",),
     )
 
 
@@ -36,10 +34,7 @@ def _differing(incident: Series, judged_by: str, lookalike: Series) -> Case:
         lookalike=lookalike,
         minutes=(19, 23, 35),
         labels={**ON_AGENT, **TICKET, "objective": "chat"},
-        summary="The agent a:9470 judges objective chat by other limits than these rules",
-        description="These rules are made for 95 %, ttft 200 ms, tpot 120 ms. The agent judges by "
-        f"{judged_by}. A rule on a limit that is not a bucket edge never fires.",
-        filled=("objective", "instance"),
+        figures=(f" {judged_by}",),
     )
 
 
@@ -51,14 +46,11 @@ def _behind(waiting: Series, figure: str, lookalike: Series) -> Case:
         lookalike=lookalike,
         minutes=(8, 18, 35),
         labels={**ON_AGENT, **TICKET},
-        summary="The database of the agent a:9470 does not keep up",
-        description=f"{figure} rows wait for their commit on average over 5m, more than the "
-        "requests that were stored in 30 s of it.",
-        filled=("instance",),
+        figures=(figure,),
     )
 
 
-def _late(alert: str, series: str, what: str, label: str, value: str) -> Case:
+def _late(alert: str, series: str, label: str, value: str) -> Case:
     name = f'{series}{{{AGENT},{label}="{value}"}}'
     return Case(
         alert=alert,
@@ -67,9 +59,7 @@ def _late(alert: str, series: str, what: str, label: str, value: str) -> Case:
         lookalike={name: "0x5 0+60x14 0x5 5000x3 0x30"},
         minutes=(26, 28, 40),
         labels={**ON_AGENT, **TICKET, label: value},
-        summary=f"The agent a:9470 {what}: {value}",
-        description="It is 22m 0s late.",
-        filled=("instance",),
+        figures=("22m 0s",),
     )
 
 
@@ -81,10 +71,6 @@ CASES = (
         lookalike={'up{job="node",instance="b:9100"}': "0x40"},
         minutes=(11, 14, 25),
         labels={**ON_AGENT, **PAGE, "job": "agents"},
-        summary="The agent a:9470 does not answer",
-        description="Every scrape failed for 2m. Until the agent is back, the state of its "
-        "engines and GPUs is unknown, and their alerts cannot fire.",
-        filled=("instance",),
     ),
     Case(
         alert="LlmAgentsMissing",
@@ -93,9 +79,6 @@ CASES = (
         lookalike={'llm_agent_info{job="agents",instance="b:9470",agent="b"}': "1x10 stale"},
         minutes=(14, 20, 35),
         labels=PAGE,
-        summary="Prometheus sees no agent at all",
-        description="No series llm_agent_info exists: every agent is gone, or none is scraped. No "
-        "other alert of this file can fire.",
     ),
     Case(
         alert="LlmAgentSpansRejected",
@@ -109,51 +92,15 @@ CASES = (
         },
         minutes=(1, 15, 45),
         labels={**ON_AGENT, **TICKET},
-        summary="The agent a:9470 cannot read spans that it receives",
-        description="5% of the spans over 15m were rejected; llm_agent_spans_rejected_total has "
-        "the reasons.",
-        filled=("instance",),
+        figures=("5%",),
     ),
-    _losing(
-        "LlmAgentExportsRefused", "llm_agent_exports_refused_total", "busy", "refuses OTLP bodies"
-    ),
-    _losing(
-        "LlmAgentForwardDropping",
-        "llm_agent_forward_dropped_total",
-        "full",
-        "does not forward OTLP bodies",
-    ),
-    _losing(
-        "LlmAgentPushDropping",
-        "llm_agent_metrics_push_dropped_total",
-        "unreachable",
-        "does not push its metrics",
-    ),
-    _losing(
-        "LlmAgentDiscoveryFailing",
-        "llm_agent_discovery_failures_total",
-        "forbidden",
-        "cannot find its engines",
-    ),
-    _losing(
-        "LlmAgentProxyFailing",
-        "llm_agent_proxy_failures_total",
-        "full",
-        "does not measure proxied requests",
-    ),
-    _losing(
-        "LlmAgentStoreFailing",
-        "llm_agent_store_failures_total",
-        "requests",
-        "cannot write to its database",
-        "what",
-    ),
-    _losing(
-        "LlmAgentRowsLost",
-        "llm_agent_lost_rows_total",
-        "age",
-        "loses rows that it should publish",
-    ),
+    _losing("LlmAgentExportsRefused", "llm_agent_exports_refused_total", "busy"),
+    _losing("LlmAgentForwardDropping", "llm_agent_forward_dropped_total", "full"),
+    _losing("LlmAgentPushDropping", "llm_agent_metrics_push_dropped_total", "unreachable"),
+    _losing("LlmAgentDiscoveryFailing", "llm_agent_discovery_failures_total", "forbidden"),
+    _losing("LlmAgentProxyFailing", "llm_agent_proxy_failures_total", "full"),
+    _losing("LlmAgentStoreFailing", "llm_agent_store_failures_total", "requests", "what"),
+    _losing("LlmAgentRowsLost", "llm_agent_lost_rows_total", "age"),
     Case(
         alert="LlmAgentPublishingBehind",
         incident={_PUBLISH_LAG: "0x5 0+60x30 0x30"},
@@ -161,25 +108,10 @@ CASES = (
         lookalike={_PUBLISH_LAG: "0x5 0+60x14 0x40"},
         minutes=(26, 28, 40),
         labels={**ON_AGENT, **TICKET},
-        summary="The shared database does not get the rows of the agent a:9470",
-        description="It has lacked some for 22m 0s. What waits for longer than "
-        "storage.keep_in_file is dropped.",
-        filled=("instance",),
+        figures=("22m 0s",),
     ),
-    _late(
-        "LlmAgentStageBehind",
-        "llm_agent_stage_lag_seconds",
-        "is behind with its work",
-        "stage",
-        "fold",
-    ),
-    _late(
-        "LlmAgentJobLate",
-        "llm_agent_job_late_seconds",
-        "does not get round to a job",
-        "job_name",
-        "settle requests",
-    ),
+    _late("LlmAgentStageBehind", "llm_agent_stage_lag_seconds", "stage", "fold"),
+    _late("LlmAgentJobLate", "llm_agent_job_late_seconds", "job_name", "settle requests"),
     # As many as a sender of spans has at a time: it waits for them.
     _behind(
         {_ROWS: "0x5 40x15 0x30"},
@@ -205,10 +137,6 @@ AGREEMENT = (
         lookalike={'llm_slo_requests_total{objective="chat",engine="b"}': "0x10 stale"},
         minutes=(18, 25, 40),
         labels={**TICKET, "objective": "chat"},
-        summary="No agent publishes objective chat",
-        description="Prometheus has no llm_slo_requests_total of objective chat: the agents' "
-        "settings and these rules do not agree, or no agent is scraped.",
-        filled=("objective",),
     ),
     _differing(
         {_LIMIT: "0.2x10 0.3x14 0.2x30"},
@@ -229,8 +157,6 @@ AGREEMENT = (
         {},
     ),
 )
-
-BUDGET_USD = 2.5
 
 
 def _spent(busy: str, idle: str, tokens: str) -> Series:
@@ -254,9 +180,6 @@ COST_CASES = (
         },
         minutes=(30, 120, 1490),
         labels={"model": "llama", "severity": "ticket"},
-        summary="Output tokens of llama cost more than the budget for them",
-        description="A million cost 3.00 dollars over 1d, idle time included; the budget is 2.5.",
-        dashboard="goodput-capacity",
-        filled=("model",),
+        figures=("3.00",),
     ),
 )

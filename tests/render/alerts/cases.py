@@ -10,6 +10,8 @@ from urllib.parse import quote_plus
 
 import yaml
 
+from agent.render.alerts import render_alerts
+from agent.render.alerts.alert_files import RULES, VLLM_ALONE
 from agent.settings.settings_model import MatchSettings, ObjectiveSettings
 
 WORDS = {
@@ -42,6 +44,19 @@ def series_of(expression: str) -> Iterator[str]:
     for name, inside in _selectors(expression):
         known = _FILLED.sub("", inside)
         yield name if known in ("", "{}") else f"{name}{known}".replace(",}", "}")
+
+
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+
+
+def selects(selector: str, name: str, labels: Mapping[str, str]) -> bool:
+    """Whether a selector matches a series."""
+    wanted, _, inside = selector.partition("{")
+    for label, operator, value in _MATCHER.findall(inside):
+        pattern = value if operator.endswith("~") else re.escape(value)
+        if bool(re.fullmatch(pattern, labels.get(label, ""))) is operator.startswith("!"):
+            return False
+    return name == wanted
 
 
 def templates(rule: dict[str, Any]) -> Iterator[str]:
@@ -96,13 +111,18 @@ ON_MODEL = {**ON_ENGINE, "model": "llama"}
 ON_GPU = {"instance": "a:9470", "gpu": "GPU-1"}
 
 
+BUDGET_USD = 2.5
+TEXTS = render_alerts(OBJECTIVES, budget_usd=BUDGET_USD)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """An incident that one alert reports, and a similar one that no alert reports.
 
-    At the three `minutes` the alert does not fire yet, fires, and is over. `also` are other alerts
-    that the same incident rightly brings, and `left` those that it leaves behind; what fires more
-    than once counts so often.
+    At the three `minutes` the alert does not fire yet, fires, and is over. `figures` are what its
+    description has in place of values and queries. `also` are other alerts that the same incident
+    rightly brings, and `left` those that it leaves behind; what fires more than once counts so
+    often.
     """
 
     alert: str
@@ -110,40 +130,42 @@ class Case:
     lookalike: Series
     minutes: tuple[int, int, int]
     labels: Mapping[str, str]
-    summary: str
-    description: str
-    dashboard: str | None = "goodput-operations"
-    filled: Sequence[str] = ()
-    further: str = ""
-    back_s: int = 3600
+    figures: Sequence[str] = ()
     also: Mapping[str, int] = field(default_factory=dict)
     left: Mapping[str, int] = field(default_factory=dict)
 
 
-def dashboard_url(case: Case) -> str:
-    """The link that an alert of this case has."""
-    to_ms = case.minutes[1] * 60_000
-    variables = "".join(f"&var-{name}={quote_plus(case.labels[name])}" for name in case.filled)
-    return (
-        f"http://localhost:3000/d/{case.dashboard}?from={to_ms - case.back_s * 1000}&to={to_ms}"
-        f"{variables}{case.further}"
-    )
+_TIME = re.compile(r'\{\{ query "1000 \* \(?time\(\)(?: - (\d+)\))?" .*?\}\}')
+_OF_LABEL = re.compile(r"\{\{ \$labels\.(\w+)( \| urlquery)? \}\}")
+_FIGURE = re.compile(r"(?:\{\{ range .*?\{\{ end \}\})+|\{\{ .*?\}\}")
 
 
-def annotations(case: Case) -> dict[str, str]:
-    """All annotations of the alert of this case."""
-    alone = case.alert.startswith("Vllm")
-    agent = "https://your-goodput-agent.example" if alone else "http://localhost:9470"
-    annotations = {
-        "summary": case.summary,
-        "description": case.description,
-        "runbook_url": f"{agent}/runbooks/{case.alert}.md",
-    }
-    return (
-        annotations
-        if case.dashboard is None
-        else {**annotations, "dashboard_url": dashboard_url(case)}
+def expected(
+    alert: str, at_min: int, labels: Mapping[str, str], figures: Sequence[str] = ()
+) -> dict[str, Any]:
+    """An alert with its texts: labels and figures in the templates of its rule."""
+    (rule,) = (
+        rule
+        for file in (RULES, VLLM_ALONE)
+        for rule in alert_rules(TEXTS[file])
+        if rule["alert"] == alert and rule["labels"].items() <= labels.items()
     )
+    left = iter(figures)
+
+    def label(found: re.Match[str]) -> str:
+        value = labels[found[1]]
+        return quote_plus(value) if found[2] else value
+
+    def text(name: str, template: str) -> str:
+        template = _TIME.sub(lambda ago: str(1000 * (60 * at_min - int(ago[1] or 0))), template)
+        template = _OF_LABEL.sub(label, template)
+        if name == "dashboard_url":
+            return _FIGURE.sub("&var-engine=chat-0", template)
+        return _FIGURE.sub(lambda _: next(left), template)
+
+    texts = {name: text(name, template) for name, template in rule["annotations"].items()}
+    assert list(left) == []
+    return {"exp_labels": dict(labels), "exp_annotations": texts}
 
 
 def firing(at: int, expected: Mapping[str, int], where: str = "") -> dict[str, Any]:
@@ -186,12 +208,12 @@ Scene = tuple[Series, list[dict[str, Any]]]
 def incident(case: Case, where: str = "") -> Scene:
     """The alert fires with its texts, and ends."""
     before, at, after = case.minutes
-    expected = {"exp_labels": dict(case.labels), "exp_annotations": annotations(case)}
+    told = expected(case.alert, at, case.labels, case.figures)
     return case.incident, [
         firing(before, {}, where),
         firing(at, {case.alert: 1, **case.also}, where),
         firing(after, case.left, where),
-        {"alertname": case.alert, "eval_time": f"{at}m", "exp_alerts": [expected]},
+        {"alertname": case.alert, "eval_time": f"{at}m", "exp_alerts": [told]},
     ]
 
 
@@ -212,8 +234,6 @@ def elsewhere(case: Case, old: str, new: str) -> Case:
         incident=renamed(case.incident, old, new),
         lookalike=renamed(case.lookalike, old, new),
         labels={name: value.replace(old, new) for name, value in case.labels.items()},
-        summary=case.summary.replace(old, new),
-        description=case.description.replace(old, new),
     )
 
 

@@ -24,9 +24,7 @@ def _gone(fact: str) -> str:
     return f'llm_engine_fact_missing{{{MODEL},fact="{fact}"}}'
 
 
-def _told(
-    alert: str, kind: str, what: str, *, severity: dict[str, str] = PAGE, at: int = 12
-) -> Case:
+def _told(alert: str, kind: str, *, severity: dict[str, str] = PAGE, at: int = 12) -> Case:
     return Case(
         alert=alert,
         incident=_events(kind, "0x10 1x40"),
@@ -34,14 +32,11 @@ def _told(
         lookalike=_events(kind, "3x10 0x40"),
         minutes=(at - 3, at, 30),
         labels={**ON_ENGINE, **severity},
-        summary=f"Engine chat-0 {what}",
-        description=f"Events of kind {kind} over 10m: about 1. Each is listed with its evidence at "
-        "/api/v1/events of the agent a:9470.",
-        filled=("engine",),
+        figures=("1",),
     )
 
 
-def _lasting(alert: str, kind: str, what: str, **values: str) -> Case:
+def _lasting(alert: str, kind: str, **values: str) -> Case:
     """A fault that goes on for half an hour after its event, and whose end is a restart."""
     down = "llm_engine_up" in values
     facts = {f"{name}{{{ENGINE if down else MODEL}}}": text for name, text in values.items()}
@@ -52,33 +47,25 @@ def _lasting(alert: str, kind: str, what: str, **values: str) -> Case:
         lookalike={**_events(kind, "1x90"), f"llm_engine_up{{{ENGINE}}}": "1x34 0x1 1x40"},
         minutes=(9, 35, 55),
         labels={**ON_ENGINE, **PAGE},
-        summary=f"Engine chat-0 {what}",
-        description=f"Events of kind {kind} over 10m: about 1. Each is listed with its evidence at "
-        "/api/v1/events of the agent a:9470.",
-        filled=("engine",),
+        figures=("1",),
         # These are muted.
         also={"LlmEngineDown" if down else "LlmEngineSilent": 1},
     )
 
 
 _EVENTS = (
-    _told("LlmEngineDied", "ENGINE_DEAD", "died"),
-    _told("LlmEngineHanging", "HANG", "has work and computes nothing"),
-    _told("LlmCudaOutOfMemory", "CUDA_OOM", "ran out of GPU memory"),
-    _told("LlmHostOutOfMemory", "HOST_OOM", "lost a process to the OOM killer"),
+    _told("LlmEngineDied", "ENGINE_DEAD"),
+    _told("LlmEngineHanging", "HANG"),
+    _told("LlmCudaOutOfMemory", "CUDA_OOM"),
+    _told("LlmHostOutOfMemory", "HOST_OOM"),
     # Later than what the GPU's own alerts tell.
-    _told("LlmEngineGpuFault", "GPU_FAULT", "has a GPU that failed", at=14),
-    _told(
-        "LlmEngineSizingError",
-        "SIZING_ERROR",
-        "does not start: its settings ask for more memory than there is",
-    ),
-    _told("LlmEngineRestarted", "RESTART", "restarted", severity=TICKET),
-    _lasting("LlmEngineDied", "ENGINE_DEAD", "died", llm_engine_up="1x10 0x40 1x40"),
+    _told("LlmEngineGpuFault", "GPU_FAULT", at=14),
+    _told("LlmEngineSizingError", "SIZING_ERROR"),
+    _told("LlmEngineRestarted", "RESTART", severity=TICKET),
+    _lasting("LlmEngineDied", "ENGINE_DEAD", llm_engine_up="1x10 0x40 1x40"),
     _lasting(
         "LlmEngineHanging",
         "HANG",
-        "has work and computes nothing",
         llm_engine_requests_running="4x90",
         llm_engine_requests_waiting="0x90",
         llm_engine_steps_total="0+500x10 5000x39 5000+500x40",
@@ -93,10 +80,7 @@ _ROTATION = (
         lookalike={f"llm_proxy_engine_in_rotation{{{ENGINE}}}": "1x10 0 0 1x5 0 1x60"},
         minutes=(11, 25, 40),
         labels={**ON_ENGINE, **TICKET},
-        summary="The proxy sends engine chat-0 no new requests",
-        description="Workers of the proxy sent it new requests for 0% of 5m. The reason is in the "
-        "event ENGINE_EJECTED at /api/v1/events of the agent a:9470.",
-        filled=("engine",),
+        figures=("0%",),
     ),
     Case(
         alert="LlmProxyNoEngineLeft",
@@ -104,17 +88,8 @@ _ROTATION = (
         lookalike={f"llm_proxy_requests_forced_total{{{AGENT}}}": "0x10 20x60"},
         minutes=(10, 18, 30),
         labels={"instance": "a:9470", **PAGE},
-        summary="All engines of a model are out of the rotation of the proxy at a:9470",
-        description="About 120 requests over 2m went to engines that fail, because no other "
-        "engine serves their model.",
-        filled=("instance",),
+        figures=("120",),
     ),
-)
-
-_INVALID = (
-    "of the requests were answered as the client's own mistake over 15m; the alert begins above "
-    "90 %. With the model 'unknown' they name a model that no engine serves, and are compared with "
-    "all requests to the engine."
 )
 
 REQUESTS = (
@@ -124,9 +99,7 @@ REQUESTS = (
         lookalike=_requests(ok="0+96x60", error="0+4x60"),
         minutes=(1, 15, 85),
         labels={**ON_MODEL, **PAGE},
-        summary="Requests to llama on chat-0 fail",
-        description="10% of the requests ended in an error over 5m; the alert begins above 5 %.",
-        filled=("engine", "model"),
+        figures=("10%",),
     ),
     Case(
         alert="LlmEngineAnswersErrors",
@@ -141,10 +114,7 @@ REQUESTS = (
         },
         minutes=(1, 15, 40),
         labels={**ON_MODEL, **PAGE},
-        summary="Engine chat-0 answers with errors",
-        description="10% of the responses were errors by the engine's own count over 5m; the alert "
-        "begins above 5 %.",
-        filled=("engine", "model"),
+        figures=("10%",),
     ),
     Case(
         alert="LlmRequestsTimingOut",
@@ -153,9 +123,7 @@ REQUESTS = (
         lookalike=_requests(ok="0+95x60", cancelled="0+50x60", timeout="0x60"),
         minutes=(1, 15, 85),
         labels={**ON_MODEL, **TICKET},
-        summary="Requests to llama on chat-0 time out",
-        description="5% of the requests timed out over 5m; the alert begins above 1 %.",
-        filled=("engine", "model"),
+        figures=("5%",),
     ),
     Case(
         alert="LlmRequestsThrottled",
@@ -163,10 +131,7 @@ REQUESTS = (
         lookalike=_requests(ok="0+9995x60", throttled="0+5x60"),
         minutes=(1, 15, 85),
         labels={**ON_MODEL, **TICKET},
-        summary="Requests to llama on chat-0 are throttled",
-        description="5% of the requests were rejected with 429 or 503 over 5m; the alert begins "
-        "above 1 %.",
-        filled=("engine", "model"),
+        figures=("5%",),
     ),
     Case(
         alert="LlmAdmissionRejections",
@@ -182,10 +147,7 @@ REQUESTS = (
         },
         minutes=(1, 15, 40),
         labels={**ON_MODEL, **TICKET},
-        summary="Engine chat-0 rejects requests",
-        description="25% of the requests were rejected by the engine's admission limits over "
-        "5m; the alert begins above 1 %.",
-        filled=("engine", "model"),
+        figures=("25%",),
     ),
     Case(
         alert="LlmRequestsInvalid",
@@ -198,9 +160,7 @@ REQUESTS = (
         },
         minutes=(46, 55, 75),
         labels={**ON_MODEL, **TICKET},
-        summary="Nearly all requests to llama on chat-0 are invalid",
-        description=f"100% {_INVALID}",
-        filled=("engine", "model"),
+        figures=("100%",),
     ),
     # The model was deployed under another name, and no client knows it.
     Case(
@@ -217,9 +177,7 @@ REQUESTS = (
         },
         minutes=(46, 55, 75),
         labels={**ON_ENGINE, "model": "unknown", **TICKET},
-        summary="Nearly all requests to unknown on chat-0 are invalid",
-        description=f"100% {_INVALID}",
-        filled=("engine", "model"),
+        figures=("100%",),
     ),
     Case(
         alert="LlmRequestsNotSeen",
@@ -234,10 +192,7 @@ REQUESTS = (
         },
         minutes=(3, 20, 40),
         labels={**ON_ENGINE, **TICKET},
-        summary="The agent sees no request of engine chat-0, which serves some",
-        description="The engine finished about 30 requests over 15m, and the agent received none: "
-        "no objective is judged on this engine.",
-        filled=("engine",),
+        figures=("30",),
     ),
 )
 
@@ -254,9 +209,7 @@ _STATE = (
         lookalike={f"llm_engine_up{{{ENGINE}}}": "1x10 0x2 1x30"},
         minutes=(11, 17, 25),
         labels={**ON_ENGINE, **PAGE},
-        summary="Engine chat-0 does not answer",
-        description="Every scrape by the agent failed for 2m. Most often: refused, 60 times in 5m.",
-        filled=("engine",),
+        figures=(" Most often: refused, 60 times in 5m.",),
     ),
     Case(
         alert="LlmEngineNeverUp",
@@ -265,9 +218,6 @@ _STATE = (
         lookalike={f"llm_engine_up{{{ENGINE}}}": "0x25 1x40"},
         minutes=(29, 35, 45),
         labels={**ON_ENGINE, **TICKET},
-        summary="Engine chat-0 has not answered yet",
-        description="Every scrape by the agent failed for 30m, and for 1d before.",
-        filled=("engine",),
     ),
     Case(
         alert="LlmEngineRestartLoop",
@@ -275,9 +225,7 @@ _STATE = (
         lookalike=_events("RESTART", "0x80"),
         minutes=(1, 20, 60),
         labels={**ON_ENGINE, **PAGE},
-        summary="Engine chat-0 restarts again and again",
-        description="About 3 restarts over 30m.",
-        filled=("engine",),
+        figures=("3",),
         also={"LlmEngineRestarted": 1},
     ),
     Case(
@@ -297,9 +245,7 @@ _STATE = (
         ),
         minutes=(9, 20, 35),
         labels={**ON_ENGINE, **PAGE},
-        summary="Engine chat-0 has requests and gives no output",
-        description="7 requests run or wait, and for 5m no step of the engine gave output over 2m.",
-        filled=("engine",),
+        figures=("7",),
     ),
     Case(
         alert="LlmQueueDeep",
@@ -307,11 +253,7 @@ _STATE = (
         lookalike=_facts(requests_waiting="10x40"),
         minutes=(8, 15, 25),
         labels={**ON_MODEL, **TICKET},
-        summary="Requests to llama queue up on chat-0",
-        description="24 requests wait for a place in the batch. If there are always more than 10, "
-        "add a replica.",
-        dashboard="goodput-capacity",
-        filled=("engine", "model"),
+        figures=("24",),
     ),
     Case(
         alert="LlmKvCacheSaturated",
@@ -326,11 +268,7 @@ _STATE = (
         ),
         minutes=(7, 20, 35),
         labels={**ON_MODEL, **TICKET},
-        summary="The KV cache of chat-0 is too small for its load",
-        description="99% of the KV cache is held by live requests, while others wait for it or "
-        "start over. They get slower; no request is lost and no memory runs out.",
-        dashboard="goodput-capacity",
-        filled=("engine", "model"),
+        figures=("99%",),
     ),
     Case(
         alert="LlmPrefixCacheCollapsed",
@@ -345,11 +283,7 @@ _STATE = (
         ),
         minutes=(105, 145, 260),
         labels={**ON_MODEL, **TICKET},
-        summary="The prefix cache of chat-0 serves far less than it did",
-        description="10% of the tokens looked up over 30m were found, less than half of what is "
-        "usual over 1d.",
-        dashboard="goodput-capacity",
-        filled=("engine", "model"),
+        figures=("10%",),
     ),
     Case(
         alert="LlmEngineFactMissing",
@@ -361,10 +295,7 @@ _STATE = (
         lookalike={_gone("llm_engine_requests_waiting"): "_x10 1x8 _x50"},
         minutes=(19, 30, 50),
         labels={**ON_ENGINE, **TICKET},
-        summary="Engine chat-0 lacks facts that it gave before",
-        description="2 facts are gone, and no alert on them can fire: "
-        "llm_engine_kv_cache_usage_ratio llm_engine_requests_waiting ",
-        filled=("engine",),
+        figures=("2", "llm_engine_kv_cache_usage_ratio llm_engine_requests_waiting "),
     ),
 )
 

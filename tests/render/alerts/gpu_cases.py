@@ -1,19 +1,10 @@
 """Cases of alerts on GPUs."""
 
-from functools import partial
-
 from tests.render.alerts.cases import AGENT, GPU, ON_GPU, Case, Series
 from tests.render.alerts.engine_cases import PAGE, TICKET
 
 ON_AGENT = {"instance": "a:9470"}
 OTHER_UP = f'gpu_up{{{AGENT},gpu="GPU-2"}}'
-LOSS = (
-    "It fell off the bus, needs a reset, was removed, or its driver does not answer. The log of "
-    "the agent a:9470 has the reason."
-)
-
-# A case of an alert on one GPU.
-_gpu_case = partial(Case, dashboard="goodput-gpus", filled=("gpu",))
 
 
 def _gpu(name: str, values: str, **labels: str) -> Series:
@@ -37,33 +28,33 @@ def _xid(number: int, values: str) -> Series:
     return _gpu("xid_last_seen_timestamp_seconds", values, xid=str(number))
 
 
-def _flag(alert: str, name: str, hold: str, severity: dict[str, str], **texts: str) -> Case:
-    return _gpu_case(
+def _flag(alert: str, name: str, hold: str, severity: dict[str, str], *figures: str) -> Case:
+    return Case(
         alert=alert,
         incident=_gpu(name, "0x5 1x15 0x20"),
         lookalike=_gpu(name, hold),
         minutes=(4, 15, 25),
         labels={**ON_GPU, **severity},
-        summary=f"GPU GPU-1 {texts['what']}",
-        description=texts["description"],
+        figures=figures,
     )
 
 
-def _of_xid(alert: str, number: int, harmless: int, severity: dict[str, str], **texts: str) -> Case:
-    return _gpu_case(
+def _of_xid(
+    alert: str, number: int, harmless: int, severity: dict[str, str], *figures: str
+) -> Case:
+    return Case(
         alert=alert,
         # Published in the tenth minute, by the agent's clock.
         incident=_xid(number, "_x10 600x130"),
         lookalike=_xid(harmless, "_x10 600x130"),
         minutes=(9, 12, 75),
         labels={**ON_GPU, **severity, "xid": str(number)},
-        summary=f"GPU GPU-1 had Xid {number}, {texts['what']}",
-        description=texts["description"],
+        figures=figures,
     )
 
 
 CASES = (
-    _gpu_case(
+    Case(
         alert="GpuLost",
         # The reason is the GPU's, and not that the agent cannot see any.
         incident={
@@ -75,10 +66,8 @@ CASES = (
         lookalike=_gpu("up", "1x10 0 1x30"),
         minutes=(10, 15, 25),
         labels={**ON_GPU, **PAGE},
-        summary="GPU GPU-1 cannot be read any more",
-        description=LOSS,
     ),
-    _gpu_case(
+    Case(
         alert="GpuLost",
         # A poll of all GPUs fails now and then, and hides no loss.
         incident={
@@ -95,8 +84,6 @@ CASES = (
         },
         minutes=(10, 20, 30),
         labels={**ON_GPU, **PAGE},
-        summary="GPU GPU-1 cannot be read any more",
-        description=LOSS,
     ),
     Case(
         alert="GpuUnseen",
@@ -112,28 +99,11 @@ CASES = (
         },
         minutes=(14, 18, 33),
         labels={**ON_AGENT, **TICKET, "reason": "exporter_connection"},
-        summary="The agent a:9470 cannot see its GPUs: exporter_connection",
-        description="It read them before; their state is unknown now. About 12 reads failed over "
-        "3m.",
-        filled=("instance",),
+        figures=("12",),
     ),
-    _flag(
-        "GpuRecoveryWanted",
-        "recovery_action",
-        "0x40",
-        TICKET,
-        what="needs an action before it is sound again",
-        description="The driver asks for action 1: 1 reset, 2 reboot, 3 drain, 4 drain and reset.",
-    ),
-    _of_xid(
-        "GpuXidCritical",
-        79,
-        43,
-        PAGE,
-        what="which means broken hardware or a hung driver",
-        description="The driver reported it within 15m, or the GPU is lost since.",
-    ),
-    _gpu_case(
+    _flag("GpuRecoveryWanted", "recovery_action", "0x40", TICKET, "1"),
+    _of_xid("GpuXidCritical", 79, 43, PAGE),
+    Case(
         alert="GpuXidCritical",
         # Lost for longer than the alert on the Xid alone fires.
         incident={**_xid(79, "_x10 600x130"), **_gpu("up", "1x10 0x60 1x60")},
@@ -141,12 +111,10 @@ CASES = (
         lookalike={**_xid(79, "_x10 0x130"), **_gpu("up", "_x20 1x110")},
         minutes=(9, 60, 75),
         labels={**ON_GPU, **PAGE, "xid": "79"},
-        summary="GPU GPU-1 had Xid 79, which means broken hardware or a hung driver",
-        description="The driver reported it within 15m, or the GPU is lost since.",
         # This is muted.
         also={"GpuLost": 1},
     ),
-    _gpu_case(
+    Case(
         alert="GpuXidCritical",
         # The counter of the same errors tells them no second time, and not later either.
         incident={
@@ -156,28 +124,18 @@ CASES = (
         lookalike=_gpu("ecc_errors_total", "7x130", severity="uncorrected", since="lifetime"),
         minutes=(9, 12, 60),
         labels={**ON_GPU, **PAGE, "xid": "48"},
-        summary="GPU GPU-1 had Xid 48, which means broken hardware or a hung driver",
-        description="The driver reported it within 15m, or the GPU is lost since.",
     ),
     # A number that no table knows wants a look as well.
-    _of_xid(
-        "GpuXidWarning",
-        171,
-        45,
-        TICKET,
-        what="which needs a check",
-        description="The driver reported it 2m 0s ago.",
-    ),
-    _gpu_case(
+    _of_xid("GpuXidWarning", 171, 45, TICKET, "2m 0s"),
+    Case(
         alert="GpuXidApplication",
         incident=_gpu("xid_errors_total", "0x5 1x5 2x5 3x5 4x100", xid="31"),
         lookalike=_gpu("xid_errors_total", "0x5 1x100", xid="31"),
         minutes=(4, 22, 90),
         labels={**ON_GPU, **TICKET, "xid": "31"},
-        summary="GPU GPU-1 had Xid 31 again and again, which a program causes",
-        description="About 3 times over 1h.",
+        figures=("3",),
     ),
-    _gpu_case(
+    Case(
         alert="GpuEccUncorrected",
         incident=_gpu(
             "ecc_errors_total", "7x10 9x120", severity="uncorrected", since="driver_load"
@@ -189,10 +147,9 @@ CASES = (
         },
         minutes=(8, 15, 90),
         labels={**ON_GPU, **PAGE},
-        summary="GPU GPU-1 had memory errors that ECC could not correct",
-        description="About 2.067 errors over 1h.",
+        figures=("2.067",),
     ),
-    _gpu_case(
+    Case(
         alert="GpuNvlinkErrors",
         incident=_gpu("nvlink_errors_total", "7x10 9x120", error="replay"),
         # What was there before, and what the link repairs by itself.
@@ -202,64 +159,37 @@ CASES = (
         },
         minutes=(8, 15, 90),
         labels={**ON_GPU, **TICKET, "error": "replay"},
-        summary="GPU GPU-1 had errors on its NVLinks: replay",
-        description="About 2.067 of them over 1h.",
+        figures=("2.067",),
     ),
-    _flag(
-        "GpuRowRemapFailed",
-        "row_remap_failed",
-        "0x40",
-        PAGE,
-        what="could not replace a bad row of its memory",
-        description="No spare row is left: the GPU must be exchanged.",
-    ),
-    _flag(
-        "GpuRowRemapPending",
-        "page_retirement_pending",
-        "0x40",
-        TICKET,
-        what="needs a reset to replace bad memory",
-        description="A row or a page of its memory is bad and stays in use until the reset.",
-    ),
-    _flag(
-        "GpuRowRemapPending",
-        "row_remap_pending",
-        # The reset came at once.
-        "0x10 1x3 0x30",
-        TICKET,
-        what="needs a reset to replace bad memory",
-        description="A row or a page of its memory is bad and stays in use until the reset.",
-    ),
-    _gpu_case(
+    _flag("GpuRowRemapFailed", "row_remap_failed", "0x40", PAGE),
+    _flag("GpuRowRemapPending", "page_retirement_pending", "0x40", TICKET),
+    # The reset came at once.
+    _flag("GpuRowRemapPending", "row_remap_pending", "0x10 1x3 0x30", TICKET),
+    Case(
         alert="GpuThrottled",
         incident=_gpu("throttled_seconds_total", "0+30x20 600x40", reason="hw_thermal"),
         # A power cap at full load is how a GPU works.
         lookalike=_gpu("throttled_seconds_total", "0+60x60", reason="sw_power_cap"),
         minutes=(2, 18, 45),
         labels={**ON_GPU, **TICKET, "reason": "hw_thermal"},
-        summary="GPU GPU-1 is slowed down by hw_thermal",
-        description="50% of the time over 10m its clocks were held down.",
+        figures=("50%",),
     ),
-    _gpu_case(
+    Case(
         alert="GpuMemoryShort",
         incident=_memory("6x5 0.5x20 6x20", "94x60"),
         # What an engine holds by its settings is no shortage.
         lookalike=_memory("4x60", "96x60"),
         minutes=(12, 20, 35),
         labels={**ON_GPU, **TICKET},
-        summary="GPU GPU-1 has almost no free memory",
-        description="0.5% of its memory is free; larger allocations of the engine or the driver "
-        "fail.",
+        figures=("0.5%",),
     ),
-    _gpu_case(
+    Case(
         alert="GpuIdle",
         incident={**_memory("8x150", "92x150"), **_gpu("utilization_ratio", "0x80 0.6x60")},
         # Nobody holds it, so nobody wastes it.
         lookalike={**_memory("99x150", "1x150"), **_gpu("utilization_ratio", "0x150")},
         minutes=(50, 70, 90),
         labels={**ON_GPU, **TICKET},
-        summary="GPU GPU-1 is held and not used",
-        description="It is busy for 0% of the time, at every sample for 1h, while its memory is "
-        "in use.",
+        figures=("0%",),
     ),
 )

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from tests.render.alerts.cases import AROUND, ENGINE, MODEL, ON_MODEL, Case, Series, play
+from tests.render.alerts.cases import AROUND, ENGINE, MODEL, ON_MODEL, Case, Series, expected, play
 
 ON_CHAT = {"objective": "chat", "model": "llama", "severity": "page"}
-_WORST = "&var-engine=chat-0"
+_ON_CHAT_0 = " Most of them now on engine chat-0."
+_MOST = " Most of their excess seconds over {} (75%): "
 
 
 def verdicts(objective: str, met: str, missed: str, undetermined: str = "0x600") -> Series:
@@ -85,13 +85,10 @@ BUDGETS = (
         lookalike=verdicts("chat", "0+96x100", "0+4x100"),
         minutes=(22, 30, 60),
         labels=ON_CHAT,
-        summary="Most requests to llama miss objective chat",
-        description="100% of the judged requests to llama missed objective chat over 5m; 5 % is "
-        "allowed. "
-        "Most of them now on engine chat-0. "
-        "Most of their excess seconds over 5m (75%): prefill interference.",
-        filled=("objective", "model"),
-        further=_WORST,
+        figures=(
+            "100%",
+            f"{_ON_CHAT_0}{_MOST.format('5m')}prefill interference.",
+        ),
         # Prometheus knows no more than these minutes, so that all windows are short.
         also={"LlmObjectiveBudgetBurn": 2},
         left={"LlmObjectiveBudgetBurn": 2},
@@ -102,12 +99,7 @@ BUDGETS = (
         lookalike=verdicts("chat", "0+6x100", "0x100", "0+4x40 160+0x60"),
         minutes=(4, 30, 85),
         labels={"objective": "chat", "model": "llama", "severity": "ticket"},
-        summary="Most requests to llama cannot be judged by objective chat",
-        description="90% of the requests to llama over 30m are undetermined, so the attainment of "
-        "objective chat covers few of them. Most of them now on engine "
-        "chat-0.",
-        filled=("objective", "model"),
-        further=_WORST,
+        figures=("90%", _ON_CHAT_0),
     ),
 )
 
@@ -124,10 +116,7 @@ EXPLAINED = (
         lookalike=verdicts("chat", "0+96x100", "0+4x100"),
         minutes=(20, 30, 60),
         labels={**ON_CHAT, "severity": "none"},
-        summary="Requests to llama miss objective chat on engines that have pages of their own",
-        description="100% of the misses over 5m are of engines with a firing page. This alert is "
-        "sent to no receiver; from 90 % on it mutes the pages on the objective.",
-        filled=("objective", "model"),
+        figures=("100%",),
         # Of these only the first is a page; there are also tickets.
         also={
             "LlmEngineDied": 1,
@@ -147,11 +136,7 @@ LATENCIES = (
         lookalike=_ttft("0+95x60", "0+100x60"),
         minutes=(1, 20, 40),
         labels={**_OVER, "vantage": "engine"},
-        summary="The p95 of time to first token of llama on chat-0 is over the limit of objective "
-        "chat",
-        description="The p95 of time to first token over 10m is about 375ms, taken at the engine; "
-        "95 % of the requests must stay within 200 ms.",
-        filled=("objective", "engine", "model"),
+        figures=("375ms",),
     ),
     Case(
         alert="LlmTpotOverLimit",
@@ -160,11 +145,7 @@ LATENCIES = (
         lookalike=_tpot("0x60", "0x25 1x2 2x2 3x2 4x60"),
         minutes=(1, 20, 40),
         labels={**_OVER, "vantage": "proxy"},
-        summary="The p95 of time per output token of llama on chat-0 is over the limit of "
-        "objective chat",
-        description="The p95 of time per output token over 10m is about 180ms, taken at the proxy; "
-        "95 % of the requests must stay within 120 ms.",
-        filled=("objective", "engine", "model"),
+        figures=("180ms",),
     ),
     Case(
         alert="LlmDurationOverLimit",
@@ -176,11 +157,7 @@ LATENCIES = (
         },
         minutes=(1, 20, 40),
         labels={**_OVER, "objective": "answers", "vantage": "proxy"},
-        summary="The p90 of end-to-end time of llama on chat-0 is over the limit of objective "
-        "answers",
-        description="The p90 of end-to-end time over 10m is about 10s, taken at the proxy; 90 % of "
-        "the requests must stay within 10 s.",
-        filled=("objective", "engine", "model"),
+        figures=("10s",),
     ),
     Case(
         alert="LlmQueueTimeHigh",
@@ -188,11 +165,7 @@ LATENCIES = (
         lookalike=_queue("0+96x60", "0+100x60"),
         minutes=(1, 20, 40),
         labels=_OVER,
-        summary="Requests to llama on chat-0 spend the time that objective chat gives them in the "
-        "queue",
-        description="The p95 of the time in the queue over 10m is about 137.5ms, more than 100 ms "
-        "of the 200 ms to the first token.",
-        filled=("objective", "engine", "model"),
+        figures=("137.5ms",),
     ),
     Case(
         alert="LlmEngineMissesObjective",
@@ -209,11 +182,7 @@ LATENCIES = (
         },
         minutes=(1, 20, 40),
         labels=_OVER,
-        summary="Requests to llama on chat-0 surely miss objective chat",
-        description="By the engine's own histograms at most 80% of the requests over 10m were "
-        "within a limit, and 95 % must be. No request has a row, so single requests and causes are "
-        "unknown: see docs/engine-counts.md.",
-        filled=("objective", "engine", "model"),
+        figures=("80%",),
     ),
     Case(
         alert="LlmErrorRatioOverLimit",
@@ -229,9 +198,7 @@ LATENCIES = (
         },
         minutes=(1, 25, 100),
         labels=_OVER,
-        summary="More requests to llama on chat-0 fail than objective chat allows",
-        description="1% of the requests over 1h failed; objective chat allows 0.1 %.",
-        filled=("objective", "engine", "model"),
+        figures=("1%",),
     ),
 )
 
@@ -258,75 +225,36 @@ def _all(objective: str, numbers: str) -> Iterator[tuple[str, str]]:
     yield from ((objective, number) for number in numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """Values in the texts of a tier: windows, burn rate, and time until the budget is empty."""
-
-    severity: str
-    long: str
-    short: str
-    back_s: int
-    factor: str
-    lasts: str
-
-
-_TEXTS = {
-    "1": _Texts("page", "1h", "5m", 3600, "14.4", "50h"),
-    "2": _Texts("page", "6h", "30m", 6 * 3600, "6", "5d"),
-    "3": _Texts("ticket", "1d", "2h", 24 * 3600, "3", "10d"),
-    "4": _Texts("ticket", "3d", "6h", 72 * 3600, "1", "30d"),
-}
+_SEVERITIES = {"1": "page", "2": "page", "3": "ticket", "4": "ticket"}
 
 
 def _told(
-    at_min: int, objective: str, may: str, cause: str = "", **shares: tuple[str, str]
+    at_min: int, objective: str, missed: Mapping[str, str], causes: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A check of all alerts on an objective at a minute.
+    """A check of all alerts on an objective at a minute, with what is missed by tier.
 
-    `shares` are what is missed and the threshold, by the number of the tier after a `t`; `cause` is
-    the share and the name of the cause with the most excess seconds.
+    `causes` say what most of the excess seconds come from, by tier.
     """
+    where = {"objective": objective, "model": "llama"}
+    alerts = [
+        expected(
+            "LlmObjectiveBudgetBurn",
+            at_min,
+            {**where, "severity": _SEVERITIES[tier], "tier": tier},
+            (share, _ON_CHAT_0 + (causes or {}).get(tier, "")),
+        )
+        for tier, share in missed.items()
+    ]
     return {
         "alertname": "LlmObjectiveBudgetBurn",
         "eval_time": f"{at_min}m",
-        "exp_alerts": [
-            _alert(at_min * 60, objective, (may, cause), name.removeprefix("t"), share)
-            for name, share in shares.items()
-        ],
-    }
-
-
-def _alert(
-    at_s: int, objective: str, words: tuple[str, str], tier: str, share: tuple[str, str]
-) -> dict[str, Any]:
-    texts = _TEXTS[tier]
-    missed, threshold = share
-    may, cause = words
-    most = f" Most of their excess seconds over {texts.short} {cause}." if cause else ""
-    return {
-        "exp_labels": {
-            "objective": objective,
-            "model": "llama",
-            "severity": texts.severity,
-            "tier": tier,
-        },
-        "exp_annotations": {
-            "summary": f"llama uses the error budget of objective {objective} at {texts.factor} "
-            "times the allowed rate or more",
-            "description": f"{missed} of the judged requests to llama missed objective {objective} "
-            f"over {texts.long}; {may} is allowed. Above {threshold} the budget of 30d lasts no "
-            f"longer than {texts.lasts}. Most of them now on engine chat-0.{most}",
-            "runbook_url": "http://localhost:9470/runbooks/LlmObjectiveBudgetBurn.md",
-            "dashboard_url": "http://localhost:3000/d/goodput-operations"
-            f"?from={1000 * (at_s - texts.back_s)}&to={1000 * at_s}"
-            f"&var-objective={objective}&var-model=llama&var-engine=chat-0",
-        },
+        "exp_alerts": alerts,
     }
 
 
 def burn_plays() -> list[dict[str, Any]]:
     """The tests of promtool on the tiers, for rules that are looked at every five minutes."""
-    return [_at_once(_speeds()), _slow_burn(), _at_once(_edges())]
+    return [_at_once(_speeds()), _slow_burn(), _at_once(_edges()), _at_once(_leaks())]
 
 
 def _at_once(tests: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -360,7 +288,7 @@ _CAUSES = {
     **excess("burst", "ttft", "0x720 0+1x500", "strict"),
     **excess("burst", "ttft", "0x720 0+90x500", "answers"),
 }
-_MOST = "(75%): kv pressure"
+_KV = "kv pressure."
 
 
 def _speeds() -> Iterator[dict[str, Any]]:
@@ -373,7 +301,7 @@ def _speeds() -> Iterator[dict[str, Any]]:
         tiers("12h10m", ("chat", "")),
         tiers("12h40m", ("chat", "")),
         tiers("12h50m", ("chat", ""), *_all("chat", "14")),
-        _told(770, "chat", "5 %", t1=("83.05%", "72 %"), t4=("6.372%", "5 %")),
+        _told(770, "chat", {"1": "83.05%", "4": "6.372%"}),
         # The short window ends it soon after the failure does.
         tiers("13h20m", ("chat", "4")),
     )
@@ -398,7 +326,12 @@ def _slow_burn() -> dict[str, Any]:
         {**verdicts("strict", "0+100x720 72000+99x500", "0x720 0+1x500"), **_CAUSES},
         tiers("13h"),
         tiers("17h", *_all("strict", "24")),
-        _told(1020, "strict", "0.1 %", _MOST, t2=("0.8329%", "0.6 %"), t4=("0.2934%", "0.1 %")),
+        _told(
+            1020,
+            "strict",
+            {"2": "0.8329%", "4": "0.2934%"},
+            {"2": _MOST.format("30m") + _KV, "4": _MOST.format("6h") + _KV},
+        ),
     )
 
 
@@ -455,23 +388,16 @@ def _edges() -> Iterator[dict[str, Any]]:
     )
 
 
-def leaks() -> dict[str, Any]:
-    """The test of promtool on losses that last for days, for rules looked at every 20 minutes."""
-    return _at_once(_leaks())
-
-
 def _leaks() -> Iterator[dict[str, Any]]:
     yield _named(
         "a slow leak at 95 %: tickets, and no page",
-        verdicts("chat", "0+80x990", "0+20x990"),
-        tiers("80h", ("chat", "3"), ("chat", "4")),
-        _told(4800, "chat", "5 %", t3=("20%", "15 %"), t4=("20%", "5 %")),
-        step="5m",
+        verdicts("chat", "0+80x400", "0+20x400"),
+        tiers("6h30m", *_all("chat", "34")),
+        _told(390, "chat", {"3": "20%", "4": "20%"}),
     )
     yield _named(
         "a slower leak at 95 %: the last ticket alone",
-        verdicts("chat", "0+93x990", "0+7x990"),
-        tiers("80h", ("chat", "4")),
-        _told(4800, "chat", "5 %", t4=("7%", "5 %")),
-        step="5m",
+        verdicts("chat", "0+93x400", "0+7x400"),
+        tiers("6h30m", ("chat", "4")),
+        _told(390, "chat", {"4": "7%"}),
     )

@@ -24,18 +24,14 @@ def _latency(name: str, buckets: dict[str, str], count: str) -> Series:
     return histogram(f"vllm:{name}", VLLM, buckets, count)
 
 
-def _over(alert: str, objective: str, incident: Series, lookalike: Series, **texts: str) -> Case:
+def _over(alert: str, objective: str, incident: Series, lookalike: Series, p: str) -> Case:
     return Case(
         alert=alert,
         incident=incident,
         lookalike=lookalike,
         minutes=(1, 20, 40),
         labels={**_ON_MODEL, **TICKET, "objective": objective},
-        summary=f"The {texts['what']} of llama is surely over the limit of objective {objective}",
-        description=f"The {texts['what']} over 10m is about {texts['figure']}: fewer than "
-        f"{texts['share']} of the requests stayed within {texts['edge']}, the bucket edge at or "
-        "above the limit.",
-        dashboard=None,
+        figures=(p,),
     )
 
 
@@ -48,10 +44,7 @@ _LATENCIES = (
         ),
         # Many over 100 ms, and none surely over 200 ms.
         _latency("time_to_first_token_seconds", {"0.1": "0+1x60", "0.25": "0+10x60"}, "0+10x60"),
-        what="p95 of time to first token",
-        figure="468.8ms",
-        share="95 %",
-        edge="250 ms",
+        "468.8ms",
     ),
     _over(
         "VllmTpotOverLimit",
@@ -62,10 +55,7 @@ _LATENCIES = (
             "0+10x60",
         ),
         _latency("request_time_per_output_token_seconds", {"0.15": "0+10x60"}, "0+10x60"),
-        what="p95 of time per output token",
-        figure="193.8ms",
-        share="95 %",
-        edge="150 ms",
+        "193.8ms",
     ),
     _over(
         "VllmDurationOverLimit",
@@ -75,10 +65,7 @@ _LATENCIES = (
             "e2e_request_latency_seconds", {"10": "0+8x20 160+10x40", "15": "0+10x60"}, "0+10x60"
         ),
         _latency("e2e_request_latency_seconds", {"10.0": "0+9x60", "15.0": "0+10x60"}, "0+10x60"),
-        what="p90 of end-to-end time",
-        figure="12.5s",
-        share="90 %",
-        edge="10 s",
+        "12.5s",
     ),
 )
 
@@ -92,11 +79,6 @@ _BUCKETS = (
         lookalike=histogram(_TTFT, VLLM, {"0.1": "0x60", "0.25": "0x60"}, "0x60"),
         minutes=(9, 15, 40),
         labels={**_ON_MODEL, **TICKET, "objective": "chat", "measure": "ttft"},
-        summary="The time to first token of llama at v:8000 cannot be compared with objective chat",
-        description="vllm:time_to_first_token_seconds has no bucket edge at 250 ms, so that "
-        "VllmTtftOverLimit cannot fire: vLLM runs with --custom-histogram-buckets, and these "
-        "rules use its default edges.",
-        dashboard=None,
     ),
 )
 
@@ -107,9 +89,6 @@ _STATE = (
         lookalike={'up{job="node",instance="b:9100"}': "0x40"},
         minutes=(11, 14, 25),
         labels={**_ON_TARGET, **PAGE, "job": "vllm"},
-        summary="vLLM at v:8000 does not answer",
-        description="Every scrape failed for 2m.",
-        dashboard=None,
     ),
     Case(
         alert="VllmMissing",
@@ -118,11 +97,6 @@ _STATE = (
         lookalike={'vllm:num_requests_running{job="r",instance="r:1",server="x"}': "1x10 stale"},
         minutes=(14, 20, 35),
         labels=PAGE,
-        summary="Prometheus sees no vLLM at all",
-        description="No series vllm:num_requests_running of an engine exists: none is scraped, "
-        "every one is gone, or Ray publishes them under names of its own. No other alert of this "
-        "file can fire.",
-        dashboard=None,
     ),
     Case(
         alert="VllmSilent",
@@ -139,9 +113,7 @@ _STATE = (
         },
         minutes=(9, 20, 35),
         labels={**_ON_MODEL, **PAGE, "engine": "0"},
-        summary="vLLM at v:8000 has requests and gives no output",
-        description="7 requests run or wait, and for 3m no step gave output over 2m.",
-        dashboard=None,
+        figures=("7",),
     ),
     Case(
         alert="VllmRestarted",
@@ -150,9 +122,7 @@ _STATE = (
         lookalike=_own(generation_tokens_total="0+100x10 _x3 1400+100x40"),
         minutes=(10, 15, 40),
         labels={**_ON_MODEL, **TICKET},
-        summary="vLLM at v:8000 restarted",
-        description="Its counter of generated tokens was reset 1 times over 15m.",
-        dashboard=None,
+        figures=("1",),
     ),
     Case(
         alert="VllmDown",
@@ -165,9 +135,6 @@ _STATE = (
         lookalike=_own(generation_tokens_total="0+100x40"),
         minutes=(11, 14, 25),
         labels={**_ON_TARGET, **PAGE, "job": "vllm"},
-        summary="vLLM at v:8000 does not answer",
-        description="Every scrape failed for 2m.",
-        dashboard=None,
     ),
     Case(
         alert="VllmAnswersErrors",
@@ -182,11 +149,7 @@ _STATE = (
         },
         minutes=(1, 15, 40),
         labels={**_ON_TARGET, **PAGE, "job": "vllm"},
-        summary="vLLM at v:8000 answers with errors",
-        description="10% of the responses over 5m were 5xx. A stream that broke after its 200 is "
-        "not "
-        "among them.",
-        dashboard=None,
+        figures=("10%",),
     ),
     Case(
         alert="VllmQueueDeep",
@@ -195,9 +158,7 @@ _STATE = (
         lookalike={f'vllm:num_requests_waiting{{{ON_VLLM},server="x"}}': "90x40"},
         minutes=(8, 15, 25),
         labels={**_ON_MODEL, **TICKET},
-        summary="Requests to llama queue up at v:8000",
-        description="24 requests wait for a place in the batch.",
-        dashboard=None,
+        figures=("24",),
     ),
     Case(
         alert="VllmKvCacheSaturated",
@@ -215,10 +176,7 @@ _STATE = (
         ),
         minutes=(7, 20, 35),
         labels={**_ON_MODEL, **TICKET, "engine": "0"},
-        summary="The KV cache of v:8000 is too small for its load",
-        description="99% of the KV cache is held by live requests, while others wait for it or "
-        "start over. They get slower; no memory runs out.",
-        dashboard=None,
+        figures=("99%",),
     ),
 )
 
