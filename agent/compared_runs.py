@@ -23,9 +23,9 @@ from agent.analysis.histogram_bounds import Bounds
 from agent.analysis.summary import QUANTILES
 from agent.errors import AgentError, SettingsInvalid
 from agent.records.objective import Objective, objectives_by_agent
-from agent.records.queries import Selection, Window
+from agent.records.queries import Dimension, Selection, Window
 from agent.settings.named_files import in_time
-from agent.settings.values import duration_s, masked, shown
+from agent.settings.values import did_you_mean, duration_s, masked, shown
 from agent.sources.result_files import BenchedRun, read_result_file
 from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.connection import open_engine
@@ -39,6 +39,8 @@ Run = RunColumns | RunFigures
 
 # The name of a latency in a comparison, by that of the engine's histogram.
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+
+_NAMED: tuple[Dimension, ...] = ("engine", "model", "tenant")
 
 _SQLITE_HEADER = b"SQLite format 3\0"
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -130,12 +132,25 @@ def _run_in(engine: Engine, name: str, over: Window | None, options: RunOptions)
     """The requests of a window; if none has a row, what engines counted in it."""
     try:
         return read_run(engine, name, over or whole_window(engine), options.chosen)
-    except RunEmpty:
+    except RunEmpty as error:
         everything = Window(from_s=0, until=options.now.timestamp())
         found = _counted_run(engine, name, over or everything, options.chosen)
         if found is None:
-            raise
+            close = _close_names(engine, over or everything, options.chosen)
+            raise RunEmpty(f"{error}{close}") from error
         return found
+
+
+def _close_names(engine: Engine, over: Window, chosen: Selection) -> str:
+    """The names in a window that a chosen one is like, as the end of an error."""
+    queries = StoreQueries(engine)
+    found = []
+    for dimension in _NAMED:
+        given: str | None = getattr(chosen, dimension)
+        if given is not None:
+            known = queries.tallies_by(dimension, over, Selection())
+            found.append(did_you_mean(given, sorted(name for name in known if name)))
+    return "".join(found)
 
 
 def _counted_run(engine: Engine, name: str, over: Window, chosen: Selection) -> RunFigures | None:

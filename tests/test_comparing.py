@@ -214,6 +214,8 @@ def test_two_databases_of_postgresql_and_two_windows_of_one(
 
 def test_a_window_without_requests_is_refused(call: Call, database: Engine) -> None:
     refused(call(f"{database.url}#2020-01-01", database.url), RunEmpty, "no request")
+    mistyped = call(database.url, database.url, "--model", "Lama")
+    refused(mistyped, RunEmpty, "no request .* in this window; did you mean llama?")
 
 
 def count(engine: Engine) -> None:
