@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -127,8 +126,10 @@ def gpu(used_bytes: float) -> GpuSample:
 def test_the_host_is_read_last() -> None:
     engine = PolledChat()
     engine.polls(1)
-    assert engine.calls == ["scrape", "health", "host", "store"]
+    engine.monitor.close()
+    assert engine.calls == ["scrape", "health", "host", "store", "closed"]
     assert engine.scrapes == [engine.scrape]
+    assert engine.host_samples == [("chat", engine.host_sample)]
 
 
 def test_events_are_reported_before_anything_is_stored() -> None:
@@ -203,12 +204,6 @@ def test_the_health_is_read_only_of_an_engine_that_responds(
     assert engine.calls == ["scrape", *health, "host", "store"]
 
 
-def test_host_samples_are_passed_on() -> None:
-    engine = PolledChat()
-    engine.polls(1)
-    assert engine.host_samples == [("chat", engine.host_sample)]
-
-
 def test_why_a_part_of_the_machine_cannot_be_read_is_logged_once_per_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -244,14 +239,6 @@ def test_a_health_of_503_is_a_lost_core() -> None:
     assert engine.polls(2) == [EventKind.ENGINE_DEAD]
 
 
-def test_faults_of_its_gpus_belong_to_the_engine() -> None:
-    engine = PolledChat()
-    engine.gpus.read(gpu(70.0))
-    engine.gpus.xid(XidError(gpu=GPU, xid=79, at=1.0, count=1))
-    assert engine.polls(3) == [EventKind.GPU_FAULT]
-    assert engine.events[0].gpu == GPU
-
-
 def test_the_configured_limits_are_used() -> None:
     def events_of_a_hang(hang_s: float) -> list[EventKind]:
         limits = DetectionLimits(hang_s=hang_s)
@@ -262,40 +249,21 @@ def test_the_configured_limits_are_used() -> None:
     assert events_of_a_hang(100.0) == []
 
 
-def test_closing_closes_the_host_source() -> None:
-    engine = PolledChat()
-    engine.monitor.close()
-    assert engine.calls == ["closed"]
-
-
-def faults(*xids: XidError, problems: Iterable[str] = ()) -> list[Event]:
-    gpus = Inventory({"chat": ()})
-    gpus.read(gpu(70.0))
-    events: list[Event] = []
-    clock_s = count()
+def test_a_fault_and_a_loss_of_a_gpu_without_an_engine_are_each_reported_once() -> None:
+    gpus, events, clock_s = Inventory({"chat": ()}), list[Event](), count()
     monitor = UnclaimedGpuMonitor(
         gpus, on_event=events.append, store=lambda: None, monotonic=lambda: float(next(clock_s))
     )
-    for error in xids:
-        gpus.xid(error)
-    for problem in problems:
-        gpus.read(
-            GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=1.0, facts={}, problem=problem)
-        )
-        monitor.poll(1005.0)
-    monitor.poll(1010.0)
-    monitor.poll(1015.0)
-    return events
-
-
-def test_a_fault_of_a_gpu_without_an_engine_is_reported_once() -> None:
-    (event,) = faults(XidError(gpu=GPU, xid=79, at=1.0, count=1))
-    assert (event.kind, event.engine, event.gpu) == (EventKind.GPU_FAULT, None, GPU)
-
-
-def test_a_lost_gpu_without_an_engine_is_reported_once() -> None:
-    (event,) = faults(problems=["gpu_lost", "gpu_lost"])
-    assert event.evidence["problem"] == "gpu_lost"
+    gpus.read(gpu(70.0))
+    gpus.xid(XidError(gpu=GPU, xid=79, at=1.0, count=1))
+    for at in (1000.0, 1005.0):
+        monitor.poll(at)
+    for at in (1010.0, 1015.0, 1020.0):
+        gpus.read(replace(gpu(70.0), facts={}, problem="gpu_lost"))
+        monitor.poll(at)
+    fault, loss = events
+    assert (fault.kind, fault.engine, fault.gpu) == (EventKind.GPU_FAULT, None, GPU)
+    assert (loss.gpu, loss.evidence["problem"]) == (GPU, "gpu_lost")
 
 
 def test_processes_link_an_engine_to_its_gpus() -> None:
@@ -322,12 +290,10 @@ WITHIN_S = 10.0
 
 
 def sample(at: float) -> EngineSample:
-    """A sample of the engine."""
     return EngineSample(engine="chat-0", at=at, dialect="vllm", model="llama", facts={})
 
 
 def event(number: int) -> Event:
-    """The event of this number."""
     return Event(
         at=AT + number,
         engine="chat-0",
@@ -360,7 +326,6 @@ def engine(database: Engine, meter: Meter) -> EnginePipeline:
 
 
 def failures(meter: Meter) -> dict[str, float]:
-    """Failed writes by table."""
     return {table: n for (table,), n in meter.snapshot().counters[m.STORE_FAILURES].items() if n}
 
 
@@ -424,6 +389,7 @@ def test_events_wait_for_the_database_and_are_stored_once_in_order(
         for number in (2, 3, 4):
             engine.event(event(number))
         engine.sample(sample(AT))
+        assert stored(database, engine_samples.c.at) == [AT]
     assert event_times(database) == [1]
     for number in (5, 6):
         if next_is_event:
@@ -434,13 +400,6 @@ def test_events_wait_for_the_database_and_are_stored_once_in_order(
     assert failures(meter) == {"events": 4}
     counted = meter.snapshot().counters[m.ENGINE_EVENTS]["chat-0", EventKind.RESTART]
     assert counted == (6 if next_is_event else 4)
-
-
-def test_a_sample_is_stored_while_events_wait(engine: EnginePipeline, database: Engine) -> None:
-    with without(database, "events"):
-        engine.event(event(1))
-        engine.sample(sample(AT))
-        assert stored(database, engine_samples.c.at) == [AT]
 
 
 def test_of_too_many_waiting_events_the_newest_are_dropped_and_counted(
@@ -478,7 +437,6 @@ LIMITED_FRONT = EngineProcess(
 
 
 def facts_with(limits: EngineLimits, **facts: float) -> dict[str, float]:
-    """The facts of a sample after the limits are added."""
     sample = EngineSample(
         engine="chat-0",
         at=NOON,

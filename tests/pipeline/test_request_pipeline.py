@@ -38,7 +38,6 @@ CHAT = Objective(name="chat", definition=GOODPUT, target=0.95, window_s=86400.0,
 
 
 def request(number: int, ttft_s: float = 0.1) -> RequestRecord:
-    """The request of this number."""
     return RequestRecord(
         trace_id=f"{number:032x}",
         span_id=f"{number:016x}",
@@ -99,19 +98,6 @@ def test_requests_are_acknowledged_and_counted_after_their_commit() -> None:
     asyncio.run(accept())
 
 
-def test_requests_are_judged_before_they_are_stored() -> None:
-    async def accept() -> None:
-        writer = HeldWriter()
-        writer.result.set_result(WriteResult([], []))
-        judging = RequestPipeline(Judge([CHAT]), writer, RecordingMeter())
-        await judging.accept([request(1, ttft_s=0.2), request(2, ttft_s=0.3)])
-        (judged,) = writer.submitted
-        assert [item.record for item in judged] == [request(1, 0.2), request(2, 0.3)]
-        assert [item.judgement.verdict for item in judged] == [Verdict.MET, Verdict.MISSED]
-
-    asyncio.run(accept())
-
-
 def test_records_are_completed_before_they_are_judged_and_counted_ones_are_passed_on() -> None:
     writer, counted = HeldWriter(), list[JudgedRequest]()
     judged = Judge([CHAT]).judged(request(1))
@@ -132,15 +118,6 @@ def test_an_empty_batch_is_not_committed() -> None:
     writer, meter = HeldWriter(), RecordingMeter()
     asyncio.run(RequestPipeline(Judge([]), writer, meter).accept([]))
     assert (writer.submitted, meter.calls) == ([], [])
-
-
-def test_a_failed_commit_is_raised_and_counted() -> None:
-    writer, meter = HeldWriter(), RecordingMeter()
-    writer.result.set_exception(StoreUnavailable("the disk is full"))
-    accepting = RequestPipeline(Judge([]), writer, meter).accept([request(1)])
-    with pytest.raises(StoreUnavailable, match="the disk is full"):
-        asyncio.run(accepting)
-    assert meter.calls == [("store_failed", "requests")]
 
 
 def test_requests_that_were_not_stored_can_be_sent_again_and_are_counted_once(
@@ -199,41 +176,16 @@ def pipeline(database: Engine, meter: Meter) -> Iterator[RequestPipeline]:
 
 
 def spans(meter: Meter) -> dict[str, float]:
-    """Spans by result, without results of zero spans."""
     return {result: n for (result,), n in meter.snapshot().counters[m.SPANS].items() if n}
 
 
 def verdicts(meter: Meter) -> dict[str, float]:
-    """Requests by the objective's verdict, without verdicts of zero requests."""
     counted = meter.snapshot().counters[m.SLO_REQUESTS]
     return {str(verdict): n for (_, _, _, verdict), n in counted.items() if n}
 
 
 def accept(pipeline: RequestPipeline, *records: RequestRecord) -> None:
-    """Submit these records and wait until they are acknowledged."""
     asyncio.run(pipeline.accept(records))
-
-
-ORDERS: dict[str, list[list[RequestRecord]]] = {
-    "proxy first": [[proxy_view(1)], [engine_view(1)]],
-    "engine first": [[engine_view(1)], [proxy_view(1)]],
-    "together": [[proxy_view(1), engine_view(1)]],
-}
-
-
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_request_of_two_views_is_counted_once_with_the_proxys_verdict(
-    pipeline: RequestPipeline, meter: Meter, order: list[list[RequestRecord]]
-) -> None:
-    for batch in order:
-        assert verdicts(meter) == {}
-        accept(pipeline, *batch)
-    assert verdicts(meter) == {"missed": 1}
-    for batch in order:
-        accept(pipeline, *batch)
-    pipeline.settle(DUE)
-    assert verdicts(meter) == {"missed": 1}
-    assert spans(meter) == {"stored": 1, "duplicate": 1}
 
 
 def test_a_single_view_is_counted_after_the_wait(pipeline: RequestPipeline, meter: Meter) -> None:
@@ -266,7 +218,6 @@ ENGINES = (("chat-0", "http://a:8000"), ("chat-1", "http://b:8000"))
 
 
 def proxied(model: str | None = "llama", tenant: str | None = None, **given: Any) -> RequestRecord:
-    """A request that the proxy saw."""
     view: dict[str, Any] = {"vantage": Vantage.PROXY, "proxied": ProxyView()}
     return record(1, model=model, tenant=tenant, **(view | given))
 
@@ -302,7 +253,6 @@ class Labelling:
 
 @pytest.fixture
 def listing() -> Labelling:
-    """Two engines that list what they serve."""
     labelling = Labelling()
     labelling.directory.learn_served("chat-0", frozenset({"llama", "sql-adapter"}))
     labelling.directory.learn_served("chat-1", frozenset({"qwen"}))

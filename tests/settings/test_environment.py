@@ -75,15 +75,10 @@ def test_list_indexes_are_sorted_as_numbers() -> None:
     ]
 
 
-def test_a_section_can_be_set_whole_and_then_by_key() -> None:
-    settings = load(
-        None,
-        {"GOODPUT_LISTEN": "{host: 127.0.0.7, port: 1}", "GOODPUT_LISTEN__PORT": "2"},
-    )
-    assert (settings.listen.host, settings.listen.port) == ("127.0.0.7", 2)
-
-
-def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> None:
+def test_a_section_can_be_set_whole_then_by_key_and_to_its_defaults(tmp_path: Path) -> None:
+    whole = {"GOODPUT_LISTEN": "{host: 127.0.0.7, port: 1}", "GOODPUT_LISTEN__PORT": "2"}
+    listen = load(None, whole).listen
+    assert (listen.host, listen.port) == ("127.0.0.7", 2)
     assert read(tmp_path, "listen: {port: 1}", {"GOODPUT_LISTEN": "null"}).listen.port == 9470
 
 
@@ -95,8 +90,6 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
             "green",
             "GOODPUT_COLOUR: 'colour' is not a section of the settings; un",
         ),
-        ("GOODPUT_LISTEN__HOTS", "h", "listen.hots: is not a known key; did you mean host?"),
-        ("GOODPUT_LISTEN__PORT", "many", "listen.port: Input should be a valid integer (got 'many"),
         ("GOODPUT_LISTEN__PORT__TCP", "1", "GOODPUT_LISTEN__PORT__TCP: 'port' is a single value"),
         ("GOODPUT_ENGINES__0", "a", "engines[0]: must be a mapping of keys (got 'a')"),
         (
@@ -105,11 +98,6 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
             "GOODPUT_ENGINES__1__NAME: '1' is not an item of a list;",
         ),
         ("GOODPUT_ENGINES__FIRST", "a", "engines: must be a list (got a mapping)"),
-        (
-            "GOODPUT_NAME",
-            "[a",
-            "GOODPUT_NAME: '[a' is not YAML: while parsing a flow sequence: exp",
-        ),
         ("GOODPUT_NAME", "0x_", "GOODPUT_NAME: '0x_' is no whole number"),
         ("GOODPUT_LISTEN__PORT", "9" * 5000, "GOODPUT_LISTEN__PORT: '99999"),
         ("GOODPUT_LISTEN__PORT", "[" * 5000, "GOODPUT_LISTEN__PORT: '[[[[["),
@@ -151,19 +139,17 @@ def test_problems_of_the_file_and_of_the_environment_are_listed_together(tmp_pat
     )
 
 
-def test_service_variables_of_kubernetes_are_no_settings(tmp_path: Path) -> None:
-    links = {
+def test_variables_of_kubernetes_and_of_the_render_command_are_no_settings(
+    tmp_path: Path,
+) -> None:
+    others = {
         "GOODPUT_AGENT_SERVICE_HOST": "10.0.0.1",
-        "GOODPUT_AGENT_SERVICE_PORT": "9470",
         "GOODPUT_AGENT_SERVICE_PORT_HTTP": "9470",
         "GOODPUT_AGENT_PORT": "tcp://10.0.0.1:9470",
         "GOODPUT_AGENT_PORT_9470_TCP_ADDR": "10.0.0.1",
+        "GOODPUT_RENDER_WEBHOOK": "https://w.test",
     }
-    assert read(tmp_path, "listen: {port: 1}", links) == read(tmp_path, "listen: {port: 1}")
-
-
-def test_options_of_the_render_command_are_no_settings() -> None:
-    assert load(None, {"GOODPUT_RENDER_WEBHOOK": "https://w.test"}) == load(None, {})
+    assert read(tmp_path, "listen: {port: 1}", others) == read(tmp_path, "listen: {port: 1}")
 
 
 @pytest.mark.parametrize("name", ["GOODPUT_RENDER", "GOODPUT_RENDER_", "GOODPUT_RENDER__WEBHOOK"])

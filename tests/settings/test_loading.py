@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,21 +40,6 @@ objectives:
 """
 
 
-def test_the_sample_file_is_read(tmp_path: Path) -> None:
-    loaded = read(tmp_path, SAMPLE)
-    assert (loaded.listen.host, loaded.listen.port) == ("127.0.0.1", 9470)
-    assert (loaded.otlp.grpc, loaded.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
-    assert loaded.otlp.forward_to is None
-    assert (loaded.storage.file, loaded.storage.publish_to) == ("goodput.db", None)
-    assert (loaded.storage.keep_requests, loaded.storage.keep_rollups) == (7 * 86400, 400 * 86400)
-    (engine,) = loaded.engines
-    assert (engine.name, engine.url, engine.kind) == ("chat-0", "http://127.0.0.1:8000", "auto")
-    (objective,) = loaded.all_objectives()
-    assert (objective.ttft_s, objective.tpot_s, objective.e2e_s) == (0.2, 0.12, None)
-    assert (objective.target, objective.window_s) == (0.95, 30 * 86400)
-    assert objective.match.everything
-
-
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/settings.md", "docs/choosing-objectives.md", "docs/first-hour.md"]
 )
@@ -81,9 +67,9 @@ def test_the_defaults_are_those_of_the_sample_and_the_chat_preset(tmp_path: Path
     for section in ("listen", "otlp", "proxy", "storage"):
         assert getattr(defaults, section) == getattr(sample, section)
     assert defaults.engines == ()
-    (preset,) = defaults.all_objectives()
-    assert (preset.name, preset.is_preset) == ("chat", True)
-    assert not any(objective.is_preset for objective in sample.all_objectives())
+    (preset,), (configured,) = defaults.all_objectives(), sample.all_objectives()
+    assert (preset.is_preset, configured.is_preset) == (True, False)
+    assert replace(preset, is_preset=False, max_error_ratio=None) == configured
 
 
 EVERYTHING_WRONG = """\
@@ -128,14 +114,6 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         ("colour: 1", "colour: is not a known key; remove it or correct its spelling"),
         ("lisen: {port: 1}", "lisen: is not a known key; did you mean listen?"),
         (
-            "engines: [{name: a, url: 'http://h', scrape_intervall: 5s}]",
-            "engines[0].scrape_intervall: is not a known key; did you mean scrape_interval?",
-        ),
-        (
-            "prices: [{gpu: L4, gpu_hour_usd: 1, form: 1}]",
-            "prices[0].form: is not a known key; did",
-        ),
-        (
             "engines: [{name: a, url: 'http://h', kind: vlm}]",
             "engines[0].kind: Input should be 'auto', 'vllm', 'sglang', 'tgi' or 'trtllm' "
             "(got 'vlm'); did you mean vllm?",
@@ -145,14 +123,10 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
             "objectives[0].preset: 'interactiv' is not known; known are interactive, chat, 7b, "
             "13b, 70b; did you mean interactive?",
         ),
-        ("listen: {port: 70000}", "listen.port: Input should be less than or equal to 65535"),
         ("listen: {port: '1'}", "listen.port: Input should be a valid integer (got '1')"),
-        ("listen: {host: ''}", "listen.host: String should have at least 1 character"),
         ("listen: 9470", "listen: must be a mapping of keys (got 9470)"),
         ("engines: {name: a}", "engines: must be a list (got a mapping)"),
         ("engines: [{name: a}]", "engines[0].url: is missing"),
-        ("name: 12", "name: Input should be a valid string (got 12)"),
-        ("otlp: {grpc: nowhere}", "otlp.grpc: 'nowhere' is not an address; write host:port"),
         (
             "proxy: {listen: '127.0.0.1:8080'}",
             "engines: proxy.listen is set, and there is no engine for the proxy",
@@ -162,42 +136,22 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
             "engines: proxy.engine 'chat-0' is not one of them (there are none)",
         ),
         ("proxy: {tenant_header: 'a b'}", "proxy.tenant_header"),
-        ("proxy: {trace_ratio: 1.5}", "proxy.trace_ratio"),
         (
             "objectives: [{name: a}]",
             "objectives[0].e2e_ms: no limit is set; set at least one of ttft_ms, tpot_ms and",
         ),
-        (
-            "objectives: [{name: a, ttft_ms: 1, compat: x}]",
-            "objectives[0].compat: 'x' is not known; known are goodput, vllm, aiperf, guidellm",
-        ),
-        (
-            "objectives: [{name: a, preset: x}]",
-            "objectives[0].preset: 'x' is not known; known are interactive, chat, 7b, 13b, 70b",
-        ),
         ("objectives: [{name: a, preset: [x]}]", "objectives[0].preset: Input should be a valid"),
         ("objectives: [{name: 'a,b', ttft_ms: 1}]", "objectives[0].name: String should match"),
         ("objectives: [{name: a, ttft_ms: 0}]", "objectives[0].ttft_ms: Input should be greater"),
-        ("objectives: [{name: a, ttft_ms: .inf}]", "objectives[0].ttft_ms: Input should be a fin"),
         ("objectives: [{name: a, ttft_ms: 1, target: 1}]", "objectives[0].target: Input should be"),
         (
             "objectives: [{name: a, ttft_ms: 1}, {name: b, ttft_ms: 1}, {name: a, ttft_ms: 2}]",
             "objectives: the name 'a' is used 2 times; names must be unique",
         ),
-        (
-            "engines: [{name: a, url: 'http://h'}, {name: a, url: 'http://i'}]",
-            "engines: the name 'a' is used 2 times; names must be unique",
-        ),
     ],
 )
 def test_a_problem_names_the_key_and_the_value(tmp_path: Path, text: str, sentence: str) -> None:
     assert problem(tmp_path, text).startswith(sentence)
-
-
-def test_the_problem_of_an_unreadable_file_names_the_file(tmp_path: Path) -> None:
-    missing = tmp_path / "missing.yml"
-    with pytest.raises(SettingsInvalid, match=r"missing\.yml: cannot be read: .*No such file"):
-        load(missing, {})
 
 
 def test_a_file_that_is_missing_has_a_name_like_one_that_is_there(tmp_path: Path) -> None:
@@ -209,7 +163,9 @@ def test_a_file_that_is_missing_has_a_name_like_one_that_is_there(tmp_path: Path
     ):
         with pytest.raises(SettingsInvalid) as caught:
             load(tmp_path / name, {})
-        assert str(caught.value).endswith(f"No such file or directory; {what}")
+        begin, end = str(caught.value).split(": ", 1)
+        assert begin == str(tmp_path / name)
+        assert end == f"cannot be read: No such file or directory; {what}"
 
 
 def test_a_folder_that_cannot_be_listed_is_not_missing(

@@ -35,19 +35,14 @@ def problem_of(text: str) -> str:
     return f"{'.'.join(map(str, only['loc']))}: {only['msg']}"
 
 
-def test_a_price_begins_at_midnight_utc_of_its_date() -> None:
-    prices = prices_of("[{gpu: H100-SXM, gpu_hour_usd: 2.5, from: 2026-01-01, until: null}]")
-    assert prices.gpu_hour_usd("chat", "NVIDIA H100 80GB HBM3", NEW_YEAR) == 2.5
-    assert prices.gpu_hour_usd("chat", "NVIDIA H100 80GB HBM3", NEW_YEAR - 1) is None
-
-
-def test_an_old_price_holds_until_the_new_one_begins() -> None:
+def test_an_old_price_holds_until_midnight_utc_of_the_date_of_the_new_one() -> None:
     prices = prices_of(
-        "[{gpu: L4, gpu_hour_usd: 0.8, until: 2026-01-01},"
-        " {gpu: L4, gpu_hour_usd: 0.7, from: 2026-01-01}]"
+        "[{gpu: L4, gpu_hour_usd: 0.8, from: 2025-01-01, until: 2026-01-01},"
+        " {gpu: L4, gpu_hour_usd: 0.7, from: 2026-01-01, until: null}]"
     )
-    found = [prices.gpu_hour_usd("chat", "NVIDIA L4", NEW_YEAR + day) for day in (-1, 0)]
-    assert found == [0.8, 0.7]
+    times = (0.0, NEW_YEAR - 1, NEW_YEAR)
+    found = [prices.gpu_hour_usd("chat", "NVIDIA L4", at) for at in times]
+    assert found == [None, 0.8, 0.7]
 
 
 @pytest.mark.parametrize(
@@ -63,32 +58,17 @@ def test_a_timestamp_is_shown_as_the_file_writes_it(at: object) -> None:
     assert unix_time(date_text(unix_time(at))) == unix_time(at)
 
 
-def test_a_date_is_shown_as_a_date() -> None:
-    (row,) = rows("[{engine: chat, gpu_hour_usd: 1.0, from: 2026-01-01}]")
-    assert row.model_dump(mode="json", by_alias=True) == {
-        "gpu": None,
-        "engine": "chat",
-        "gpu_hour_usd": 1.0,
-        "from": "2026-01-01",
-        "until": None,
-    }
+def test_midnight_is_shown_as_a_date() -> None:
+    assert date_text(NEW_YEAR) == "2026-01-01"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[{gpu: L4}]", "0.gpu_hour_usd: Field required"),
         ("[{gpu: L4, gpu_hour_usd: -1.0}]", "0.gpu_hour_usd: Input should be greater"),
-        ("[{gpu: L4, gpu_hour_usd: '1'}]", "0.gpu_hour_usd: Input should be a valid number"),
-        ("[{gpu: L4, gpu_hour_usd: .nan}]", "0.gpu_hour_usd: Input should be a finite number"),
         ("[{gpu_hour_usd: 1.0}]", "0: Value error, set either gpu or engine"),
         ("[{gpu: L4, engine: a, gpu_hour_usd: 1.0}]", "0: Value error, set either gpu or engine"),
-        (
-            "[{gpu: L4, gpu_hour_usd: 1.0, from: soon}]",
-            "0.from: Value error, 'soon' is not a date;",
-        ),
         ("[{gpu: L4, gpu_hour_usd: 1.0, until: 5}]", "0.until: Value error, 5 is not a date;"),
-        ("[{gpu: L4, gpu_hour_usd: 1.0, form: 2026-01-01}]", "0.form: Extra inputs"),
         (
             "[{gpu: L4, gpu_hour_usd: 1.0, from: 2026-01-02, until: 2026-01-02}]",
             "0: Value error, it ends on 2026-01-02, which is not after 2026-01-02",
@@ -108,13 +88,8 @@ def test_an_invalid_price_is_refused(text: str, expected: str) -> None:
             "prices[0] and engines[1].gpu_hour_usd both price engine 'chat'",
         ),
         (
-            "[{gpu: L4, gpu_hour_usd: 1.0}, {gpu: NVIDIA L4, gpu_hour_usd: 2.0}]",
-            [],
-            "prices[0] and prices[1] both price gpu 'L4'",
-        ),
-        (
             "[{gpu: L4, gpu_hour_usd: 1.0, until: 2026-01-02},"
-            " {gpu: L4, gpu_hour_usd: 1.0, from: 2026-01-01}]",
+            " {gpu: NVIDIA L4, gpu_hour_usd: 1.0, from: 2026-01-01}]",
             [],
             "prices[0] and prices[1] both price gpu 'L4'",
         ),
@@ -140,7 +115,6 @@ def test_a_gpu_and_an_engine_of_one_name_have_separate_prices() -> None:
     assert prices.gpu_hour_usd("chat", "L4", 0.0) == 1.0
 
 
-@pytest.mark.parametrize("keys", [{"usd_per_kwh": 0.2, "pue": 0.9}, {"pue": 1.3}])
-def test_invalid_electricity_settings_are_refused(keys: dict[str, float]) -> None:
+def test_more_power_reaches_a_site_than_its_machines() -> None:
     with pytest.raises(ValidationError):
-        ElectricitySettings.model_validate(keys)
+        ElectricitySettings(usd_per_kwh=0.2, pue=0.9)

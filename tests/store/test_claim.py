@@ -130,14 +130,12 @@ def lag(_connection: Connection) -> Lag:
 
 
 def claimed(database: Engine, name: str, **given: Any) -> NameClaim:
-    """The claim of an agent that runs elsewhere."""
     claim = NameClaim(name, f"elsewhere:1:{name}", **given)
     claim.take(database)
     return claim
 
 
 def told(database: Engine) -> dict[str, Mapping[str, Any]]:
-    """The agents by name."""
     return {row["name"]: row for row in StoreQueries(database).agents()}
 
 

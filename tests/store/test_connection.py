@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import OperationalError
 
 from agent.errors import SettingsInvalid, StoreUnavailable
@@ -23,7 +23,6 @@ from agent.store.connection import for_polling, for_writing, open_engine
 from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
 from agent.store.sqlite_connection import checkpoints, without_disk_waits
-from agent.store.store_queries import StoreQueries
 from agent.store.stored_queries import database_bytes
 from agent.store.tables import requests
 from tests.store.making import (
@@ -121,7 +120,6 @@ def test_each_name_of_postgresql_in_a_url_is_accepted(
 
 
 def writes_of_polls(observations: ObservationStore) -> list[Callable[[], None]]:
-    """Every write of a poll."""
     sample = EngineSample(engine="chat", at=NOON, dialect="vllm", model=None, facts={})
     hang = Event(at=NOON, engine="chat", kind=EventKind.HANG, confidence=Confidence.CERTAIN)
     return [
@@ -192,19 +190,6 @@ def test_the_folder_of_the_file_may_have_any_name(tmp_path: Path) -> None:
         connection.execute(text("SELECT 1"))
     engine.dispose()
     assert (folder / "goodput.db").exists()
-
-
-def test_readers_and_writers_do_not_wait_for_each_other(sqlite: Engine) -> None:
-    store(sqlite, [request(1)])
-    count = text("SELECT count(*) FROM requests")
-    with sqlite.connect() as reader:
-        assert reader.execute(count).scalar_one() == 1
-        store(sqlite, [request(2)])
-        with for_writing(sqlite).begin() as writer:
-            writer.execute(text("UPDATE requests SET model = 'other'"))
-            assert [row["model"] for row in StoreQueries(sqlite).request("request-1")] == ["llama"]
-        assert reader.execute(count).scalar_one() == 1
-    assert [row["model"] for row in StoreQueries(sqlite).request("request-1")] == ["other"]
 
 
 def test_a_transaction_that_reads_before_it_writes_waits_for_another_writer(
@@ -379,10 +364,6 @@ def test_clickhouse_has_the_size_of_the_databases_own_tables(clickhouse_url: str
     # 10,000 numbers that cannot be compressed.
     assert 80_000 < (database_bytes(engine) or 0) < 100_000
     engine.dispose()
-
-
-def test_a_database_in_memory_has_no_size() -> None:
-    assert database_bytes(create_engine("sqlite://")) is None
 
 
 def test_the_log_of_sqlite_is_a_part_of_it(tmp_path: Path) -> None:

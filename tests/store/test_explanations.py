@@ -48,7 +48,6 @@ def unexplained(engine: Engine, until: float = NOON + 600, **given: Any) -> list
 
 
 def numbers(judged: Sequence[JudgedRequest]) -> list[int]:
-    """The numbers of requests that were made by number."""
     return [int(item.record.trace_id, 16) for item in judged]
 
 
@@ -83,12 +82,6 @@ def test_the_requests_that_ended_first_are_found_first_and_no_more_than_the_limi
 ) -> None:
     store(sqlite, [missed(n, ended_at=NOON + 10 * (7 * n % 5)) for n in range(5)])
     assert numbers(unexplained(sqlite, limit=3)) == [0, 3, 1]
-
-
-def test_explained_requests_are_found_no_more(sqlite: Engine) -> None:
-    store(sqlite, [missed(1), missed(2)])
-    explain(sqlite, explained(missed(1), share(KV, 1.0)))
-    assert numbers(unexplained(sqlite)) == [2]
 
 
 def test_the_first_cause_and_all_shares_are_stored_in_the_row(sqlite: Engine) -> None:
@@ -287,15 +280,6 @@ def test_evidence_is_bounded(sqlite: Engine) -> None:
     assert stored["evidence"] == ["e" * MAX_CHARACTERS] * MAX_SENTENCES
 
 
-def test_many_explanations_are_stored_in_slices(
-    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explanations, "REQUESTS_PER_SLICE", 3)
-    store(sqlite, [missed(n) for n in range(8)])
-    assert len(explain(sqlite, *(explained(missed(n), share(KV, 0.5)) for n in range(8)))) == 8
-    assert summed_causes(sqlite)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
-
-
 def test_requests_of_slices_before_a_failure_are_returned_once(
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,16 +299,6 @@ def test_requests_of_slices_before_a_failure_are_returned_once(
     assert len(explain(sqlite, *items)) == 3
     assert len(explain(sqlite, *items)) == 5
     assert summed_causes(sqlite)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
-
-
-def test_two_that_explain_the_same_requests_at_once_count_them_once(sqlite: Engine) -> None:
-    items = [explained(missed(n, tenant=f"t-{n % 7}"), share(KV, 0.25)) for n in range(100)]
-    store(sqlite, [item.judged for item in items])
-    with ThreadPoolExecutor() as threads:
-        runs = [threads.submit(explain, sqlite, *order) for order in (items, items[::-1])]
-        fold(sqlite)
-        assert sum(len(run.result()) for run in runs) == 100
-    assert summed_causes(sqlite) == causes_of_rows(sqlite)
 
 
 @pytest.mark.slow

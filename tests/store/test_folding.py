@@ -1,8 +1,6 @@
 """Folding the changes of commits into rollups of a bounded number of series."""
 
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, event, func, select, text
 
-from agent.app.jobs import Jobs
-from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Selection, Window
 from agent.store import folding, rollup_queries
@@ -24,7 +20,6 @@ from agent.store.store_queries import StoreQueries
 from agent.store.tables import publishing, rollup_changes, rollup_series, rollups
 from tests.store.making import (
     NOON,
-    WITHIN_S,
     counted_rollups,
     counted_rows,
     fold,
@@ -44,7 +39,6 @@ LAST = select(publishing.c.last)
 
 
 def rows_in(engine: Engine, table: Any) -> int:
-    """How many rows a table has."""
     with engine.connect() as connection:
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
@@ -148,7 +142,6 @@ def test_many_changes_are_folded_in_slices_so_that_the_writer_can_commit_between
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folding, "CHANGES_PER_SLICE", 4)
-    monkeypatch.setattr(folding, "CHANGES_PER_SLICE", 4)
     for number in range(8):
         store(sqlite, [request(number)])
     given_way: list[int] = []
@@ -194,29 +187,6 @@ def test_a_fold_that_fails_at_any_statement_is_done_by_the_next(sqlite: Engine) 
     assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_the_scheduled_job_folds_changes_that_failed_runs_left(
-    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The database is unreachable for some runs, and the scheduler keeps the job."""
-    store(sqlite, [request(n, ended_at=NOON - 3600 * n) for n in range(30)])
-    rollup_store = RollupStore(sqlite, "agent-0")
-    runs, done = iter(range(3)), threading.Event()
-
-    def job(now: float) -> None:
-        if next(runs, None) is not None:
-            raise StoreUnavailable("unreachable")
-        rollup_store.fold()
-        done.set()
-
-    jobs = Jobs(time.time)
-    jobs.every(0.01, "fold rollups", job, first_in_s=0.0)
-    jobs.start()
-    assert done.wait(WITHIN_S)
-    jobs._scheduler.shutdown()
-    assert rows_in(sqlite, rollup_changes) == 0
-    assert counted_rollups(sqlite) == counted_rows(sqlite)
-
-
 def test_changes_of_all_names_that_an_agent_had_are_folded(sqlite: Engine) -> None:
     store(sqlite, [request(1, agent="before"), request(2, agent=None), request(3)])
     assert RollupStore(sqlite, "agent-0").fold() == 3
@@ -246,11 +216,7 @@ def names(first: int, count: int) -> list[str]:
     return [f"invented-{number}" for number in range(first, first + count)]
 
 
-def fold_to_most(sqlite: Engine) -> None:
-    replaced_by_fold(sqlite)
-
-
-def replaced_by_fold(sqlite: Engine) -> int:
+def fold_to_most(sqlite: Engine) -> int:
     """Fold, and return how many requests were put into series of `other`."""
     replaced: list[int] = []
     RollupStore(sqlite, "agent-0", MOST, replaced.append).fold()
@@ -272,13 +238,16 @@ def sizes(sqlite: Engine) -> tuple[int, int]:
 
 
 def test_beyond_the_bound_new_models_are_other_and_nothing_is_lost(sqlite: Engine) -> None:
+    grown: list[tuple[int, int]] = []
     store(sqlite, named(["llama"] * 3))
     fold_to_most(sqlite)
     for attack in range(3):
         store(sqlite, named(names(100 * attack, 100), first=1000 * (attack + 1)))
-        assert replaced_by_fold(sqlite) == (100 if attack else 100 - (MOST - 1))
+        assert fold_to_most(sqlite) == (100 if attack else 100 - (MOST - 1))
+        grown.append(sizes(sqlite))
     found = by_model(sqlite)
     assert len(found) == MOST + 1
+    assert grown == [grown[0]] * 3
     assert found["llama"] == 3
     assert found["other"] == 300 - (MOST - 1)
     assert sum(found.values()) == 303
@@ -287,15 +256,6 @@ def test_beyond_the_bound_new_models_are_other_and_nothing_is_lost(sqlite: Engin
     fold_to_most(sqlite)
     assert by_model(sqlite)["llama"] == 5
     assert by_model(sqlite, model="other") == {"other": 300 - (MOST - 1)}
-
-
-def test_the_size_of_rollups_does_not_grow_with_the_names(sqlite: Engine) -> None:
-    store(sqlite, named(names(0, 50)))
-    fold_to_most(sqlite)
-    before = sizes(sqlite)
-    store(sqlite, named(names(50, 200), first=50))
-    fold_to_most(sqlite)
-    assert sizes(sqlite) == before
 
 
 def test_tenants_are_bounded_too_and_what_is_unknown_stays_unknown(sqlite: Engine) -> None:

@@ -1,14 +1,14 @@
 """GPU samples: how they are stored and queried."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine
 
 from agent.errors import StoreUnavailable
 from agent.records.gpu import GpuSample
-from agent.records.queries import Cursor, PageOf
+from agent.records.queries import PageOf
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
 from agent.store.store_queries import Row, StoreQueries
@@ -17,17 +17,9 @@ from tests.store.making import NOON, gpu_sample, publish
 
 MICROSECOND = 1e-6
 
-# With this many rows PostgreSQL prefers an index to a sequential scan.
-MANY_ROWS = """
-    INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances, changed)
-    SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]', 1
-    FROM generate_series(1, 50000) AS n
-"""
-
 
 @pytest.fixture
 def observations(sqlite: Engine) -> ObservationStore:
-    """The store of an agent's samples and events."""
     return ObservationStore(sqlite, "agent-0")
 
 
@@ -89,13 +81,6 @@ def test_samples_are_stored_together_or_not_at_all(
     assert len(StoreQueries(sqlite).newest_gpu_samples(NOON + 60)) == 8
 
 
-def test_a_poll_that_read_nothing_stores_nothing(
-    observations: ObservationStore, sqlite: Engine
-) -> None:
-    observations.write_gpu_samples([])
-    assert StoreQueries(sqlite).newest_gpu_samples(NOON + 60) == []
-
-
 def test_the_newest_sample_of_each_gpu_is_found_for_every_agent(
     database: Engine, queries: StoreQueries
 ) -> None:
@@ -129,7 +114,6 @@ def test_of_samples_of_one_time_the_last_stored_is_the_newest(
 
 
 def pages(queries: StoreQueries, since: float, limit: int) -> Iterator[PageOf[Row]]:
-    """Every page of one GPU's samples."""
     page = queries.gpu_samples("GPU-1", since, None, limit)
     yield page
     while page.next is not None:
@@ -181,58 +165,6 @@ def test_gpus_read_before_are_those_that_this_agent_read_without_a_problem(
     assert (known.gpu, known.index, known.name) == ("GPU-1", 2, "NVIDIA H100")
     assert (known.at, known.problem) == (NOON + 60, None)
     assert [sample.gpu for sample in observations.gpus_read_since(NOON)] == ["GPU-1", "GPU-2"]
-
-
-def test_a_database_without_samples_knows_no_gpus(observations: ObservationStore) -> None:
-    assert observations.gpus_read_since(0.0) == []
-
-
-def plan_of(
-    engine: Engine, query: Callable[[], object], *, without: Sequence[str] = ()
-) -> list[str]:
-    """PostgreSQL's plan of the query, with the plan nodes of `without` disabled."""
-    statements: list[tuple[str, Any]] = []
-
-    def listen(_c: object, _cursor: object, statement: str, given: object, *_rest: object) -> None:
-        statements.append((statement, given))
-
-    event.listen(engine, "before_cursor_execute", listen)
-    query()
-    event.remove(engine, "before_cursor_execute", listen)
-    ((statement, given),) = statements
-    with engine.connect() as connection:
-        for node in without:
-            connection.execute(text(f"SET enable_{node} = off"))
-        rows = connection.exec_driver_sql(f"EXPLAIN {statement}", given)
-        return [row[0].strip() for row in rows]
-
-
-@pytest.fixture
-def many(postgres: Engine) -> Engine:
-    """A database with many samples of few GPUs and fresh statistics."""
-    with postgres.begin() as connection:
-        connection.execute(text(MANY_ROWS), {"noon": NOON})
-        connection.execute(text("ANALYZE gpu_samples"))
-    return postgres
-
-
-def test_the_newest_samples_are_found_without_reading_all(many: Engine) -> None:
-    plan = plan_of(many, lambda: StoreQueries(many).newest_gpu_samples(NOON))
-    # The other partitions are empty.
-    assert not any("Seq Scan on gpu_samples_other_days" in line for line in plan), plan
-
-
-def test_a_deep_page_is_found_by_one_index_condition(postgres: Engine) -> None:
-    def query() -> object:
-        return StoreQueries(postgres).gpu_samples("GPU-1", NOON, Cursor(NOON + 60, 5), 10)
-
-    # PostgreSQL uses these plan nodes for a table of few rows.
-    plan = plan_of(postgres, query, without=("seqscan", "bitmapscan", "sort", "incremental_sort"))
-    partitions = [line for line in plan if line.startswith("->  Index Scan")]
-    conditions = [line for line in plan if line.startswith("Index Cond")]
-    assert len(conditions) == len(partitions) >= 1, plan
-    assert all("(gpu)" in each and "(ROW(at, id) < " in each for each in conditions), plan
-    assert not any(line.startswith(("Filter", "->  Sort")) for line in plan), plan
 
 
 def test_a_sample_from_before_the_clock_was_set_back_is_not_the_newest(

@@ -1,4 +1,4 @@
-"""No write of a running agent reads a whole table of SQLite: it would keep senders waiting."""
+"""Neither a write to SQLite nor a page of PostgreSQL reads a whole table."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -6,14 +6,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 
 from agent.catalog.causes import Cause
 from agent.records.minute import RequestCost
+from agent.records.queries import Cursor, RequestFilter
 from agent.store.connection import for_writing, without_number
 from agent.store.explanations import ExplanationStore
 from agent.store.minutes import MinuteStore
 from agent.store.publishing.changes import TABLES, batch_after, lag_of, set_published
+from agent.store.store_queries import StoreQueries
 from agent.store.transactions import request_amend
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share
@@ -115,3 +117,58 @@ def test_no_write_reads_a_whole_table(file: Engine, work: Callable[[Engine], Non
         work(file)
     assert any("requests" in statement for statement, _ in ran)
     assert plans_that_read_all(file, ran) == []
+
+
+# With this many rows PostgreSQL prefers an index to a sequential scan.
+MANY_SAMPLES = """
+    INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances, changed)
+    SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]', 1
+    FROM generate_series(1, 50000) AS n
+"""
+
+
+def plan_of(postgres: Engine, query: Callable[[StoreQueries], object], *without: str) -> list[str]:
+    """PostgreSQL's plan of the query, with the plan nodes of `without` disabled."""
+    with listening(postgres) as ran:
+        query(StoreQueries(postgres))
+    ((statement, given),) = ran
+    with postgres.connect() as connection:
+        for node in without:
+            connection.execute(text(f"SET enable_{node} = off"))
+        rows = connection.exec_driver_sql(f"EXPLAIN {statement}", given)
+        return [row[0].strip() for row in rows]
+
+
+def test_the_newest_samples_of_gpus_are_found_without_reading_all(postgres: Engine) -> None:
+    with postgres.begin() as connection:
+        connection.execute(text(MANY_SAMPLES), {"noon": NOON})
+        connection.execute(text("ANALYZE gpu_samples"))
+    plan = plan_of(postgres, lambda queries: queries.newest_gpu_samples(NOON))
+    # The other partitions are empty.
+    assert not any("Seq Scan on gpu_samples_other_days" in line for line in plan), plan
+
+
+@pytest.mark.parametrize(
+    ("query", "found_by"),
+    [
+        (
+            lambda queries: queries.requests(RequestFilter(), Cursor(NOON, 5), 10),
+            ["(ROW(started_at, id) < "],
+        ),
+        (
+            lambda queries: queries.gpu_samples("GPU-1", NOON, Cursor(NOON + 60, 5), 10),
+            ["(gpu)", "(ROW(at, id) < "],
+        ),
+    ],
+    ids=["requests", "samples of a GPU"],
+)
+def test_a_deep_page_is_found_by_one_index_condition(
+    postgres: Engine, query: Callable[[StoreQueries], object], found_by: list[str]
+) -> None:
+    # PostgreSQL uses these plan nodes for a table of few rows.
+    plan = plan_of(postgres, query, "seqscan", "bitmapscan", "sort", "incremental_sort")
+    partitions = [line for line in plan if line.startswith("->  Index Scan")]
+    conditions = [line for line in plan if line.startswith("Index Cond")]
+    assert len(conditions) == len(partitions) >= 1, plan
+    assert all(part in each for part in found_by for each in conditions), plan
+    assert not any(line.startswith(("Filter", "->  Sort")) for line in plan), plan

@@ -21,7 +21,6 @@ from tests.store.making import (
     fold,
     keys_of,
     rollup_bytes,
-    store,
 )
 from tests.store.views import (
     DUE,
@@ -389,28 +388,6 @@ def test_senders_of_one_commit_get_their_own_views_and_each_request_once(
     assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-def test_a_joined_request_is_reported_to_the_sender_who_completed_it(sqlite: Engine) -> None:
-    agent = JoiningAgent(sqlite)
-    agent.take(proxy_view(1), engine_view(2))
-    held = HeldAgent(agent)
-    writer = RequestWriter(held.write, agent.settle)
-    writer.submit([engine_view(9, parent_span_id=None)])
-    assert held.busy.wait(WITHIN_S)
-    submitted = [
-        writer.submit([view])
-        for view in (engine_view(1), proxy_view(2), proxy_view(3), engine_view(3))
-    ]
-    held.goes_on.set()
-    results = [future.result(WITHIN_S).counted for future in submitted]
-    writer.close()
-    assert [keys_of(counted) for counted in results] == [
-        keys_of([engine_view(1)]),
-        keys_of([engine_view(2)]),
-        keys_of([engine_view(3)]),
-        [],
-    ]
-
-
 def test_a_settling_that_fails_is_reported_and_the_writer_keeps_working(
     sqlite: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -432,12 +409,6 @@ def test_a_settling_that_fails_is_reported_and_the_writer_keeps_working(
     writer.close()
     with pytest.raises(StoreUnavailable, match="stopping"):
         writer.settle(DUE)
-
-
-def test_a_writer_without_joining_settles_nothing(sqlite: Engine) -> None:
-    writer = RequestWriter(lambda judged: WriteResult(store(sqlite, judged), []))
-    assert writer.settle(DUE).result(WITHIN_S) == []
-    writer.close()
 
 
 VIEWS = [

@@ -154,14 +154,6 @@ def test_a_file_that_is_set_aside_and_its_successor_have_one_lock(
     lock.release()
 
 
-def test_agents_with_a_file_each_do_not_wait_for_each_other(file: Path) -> None:
-    locks = [FileLock(file), FileLock(file.with_name("other.db"))]
-    for lock in locks:
-        lock.take()
-    for lock in locks:
-        lock.release()
-
-
 WITHIN_S = 60.0
 
 

@@ -69,7 +69,8 @@ def test_the_newest_sample_is_that_of_the_engine_and_the_agent(sqlite: Engine) -
         )
     newest = MinuteStore(sqlite, "a").newest_sample("chat", NOON + 60)
     assert newest is not None
-    assert (newest.at, newest.dialect, newest.facts) == (NOON + 2.0, "vllm", facts)
+    found = (newest.at, newest.dialect, newest.model, newest.facts)
+    assert found == (NOON + 2.0, "vllm", "m", facts)
     assert newest.process_started_at == 500.0
     assert MinuteStore(sqlite, "c").newest_sample("chat", NOON + 60) is None
 
@@ -275,20 +276,14 @@ def test_only_the_selected_minutes_are_summed(database: Engine, chosen: dict[str
     assert_close(figures(queried), figures(selected))
 
 
-def test_the_tokens_within_each_objective_are_summed(sqlite: Engine) -> None:
-    store_minutes(sqlite, [minute(n, good_tokens_by_objective={"a": 1, "b": n}) for n in range(4)])
-    queried = MinuteQueries(sqlite).minutes(ALL, Selection())
-    assert sum_of(queried, "a", "b") == {"a": 4, "b": 6}
-
-
 def test_minutes_of_unknown_tokens_by_objective_are_not_merged_with_known_ones(
     sqlite: Engine,
 ) -> None:
-    known = [minute(n, good_tokens_by_objective={"a": 1}) for n in (0, 1)]
+    known = [minute(n, good_tokens_by_objective={"a": 1, "b": n}) for n in (0, 1)]
     store_minutes(sqlite, [*known, *(minute(n, good_tokens_by_objective=None) for n in (2, 3, 4))])
     queried = MinuteQueries(sqlite).minutes(ALL, Selection())
     unknown = [each.good_tokens_by_objective is None for each in queried]
-    assert (sum_of(queried, "a"), sum(unknown)) == ({"a": 2}, 2), "a sum, and the newest minute"
+    assert (sum_of(queried, "a", "b"), sum(unknown)) == ({"a": 2, "b": 1}, 2)
 
 
 def sum_of(windows: Sequence[MinuteRow], *names: str) -> dict[str, float]:

@@ -2,12 +2,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine
 
 from agent.catalog.definitions import Verdict
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Judgement
-from agent.records.queries import Cursor, PageOf, RequestFilter, Selection
+from agent.records.queries import PageOf, RequestFilter, Selection
 from agent.records.request import Status
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import Row, StoreQueries
@@ -16,10 +16,8 @@ from tests.store.making import (
     judgement,
     key_of,
     keys_of,
-    publish,
     request,
     some,
-    store,
     store_in,
 )
 
@@ -27,7 +25,6 @@ MICROSECOND = 1e-6
 
 
 def ids(page: PageOf[Row]) -> list[str]:
-    """The request ids of a page, in its order."""
     return [row["request_id"] for row in page.items]
 
 
@@ -40,19 +37,6 @@ def found(queries: StoreQueries, **given: Any) -> set[str]:
     }
     chosen = RequestFilter(selection=Selection(**selection), **given)
     return set(ids(queries.requests(chosen, None, 1000)))
-
-
-def test_a_list_is_sorted_newest_first_and_of_equal_times_last_stored_first(
-    database: Engine, queries: StoreQueries
-) -> None:
-    def write(file: Engine) -> None:
-        for number, at in enumerate([3.0, 1.0, 2.0, 1.0, 3.0]):
-            store(file, [request(number, started_at=NOON + at)])
-
-    publish(database, write)
-    page = queries.requests(RequestFilter(), None, 10)
-    assert ids(page) == [f"request-{n}" for n in (4, 0, 2, 3, 1)]
-    assert page.next is None
 
 
 def test_an_empty_database_gives_an_empty_page(queries: StoreQueries) -> None:
@@ -143,7 +127,6 @@ def test_a_filter_by_verdict_without_an_objective_uses_the_requests_verdict(
 
 
 def pages(queries: StoreQueries, limit: int) -> Iterator[PageOf[Row]]:
-    """Every page of requests."""
     page = queries.requests(RequestFilter(), None, limit)
     yield page
     while page.next is not None:
@@ -182,38 +165,6 @@ def test_pages_contain_every_row_once_while_others_are_stored(
     assert newer.isdisjoint(read)
 
 
-def test_a_cursor_distinguishes_rows_a_microsecond_apart(
-    database: Engine, queries: StoreQueries
-) -> None:
-    times = [NOON + n * MICROSECOND for n in range(12)]
-    store_in(database, [request(n, started_at=at) for n, at in enumerate(times)])
-    read = [name for page in pages(queries, 1) for name in ids(page)]
-    assert read == [f"request-{n}" for n in reversed(range(12))]
-
-
-def test_a_deep_page_is_found_by_one_index_condition(postgres: Engine) -> None:
-    """Otherwise a deep page would read every row before it."""
-    statements: list[tuple[str, Any]] = []
-
-    def listen(_c: object, _cursor: object, statement: str, given: object, *_rest: object) -> None:
-        statements.append((statement, given))
-
-    event.listen(postgres, "before_cursor_execute", listen)
-    StoreQueries(postgres).requests(RequestFilter(), Cursor(NOON, 5), 10)
-    event.remove(postgres, "before_cursor_execute", listen)
-    ((statement, given),) = statements
-    with postgres.connect() as connection:
-        # PostgreSQL uses these plan nodes for a table of few rows.
-        for node in ("seqscan", "bitmapscan", "sort"):
-            connection.execute(text(f"SET enable_{node} = off"))
-        plan = [row[0].strip() for row in connection.exec_driver_sql(f"EXPLAIN {statement}", given)]
-    partitions = [line for line in plan if line.startswith("->  Index Scan")]
-    conditions = [line for line in plan if line.startswith("Index Cond")]
-    assert len(conditions) == len(partitions) >= 1, plan
-    assert all("(ROW(started_at, id) < " in condition for condition in conditions), plan
-    assert not any(line.startswith(("Filter", "->  Sort")) for line in plan), plan
-
-
 def test_every_span_of_a_request_id_is_found_newest_first(
     database: Engine, queries: StoreQueries
 ) -> None:
@@ -228,14 +179,7 @@ def test_every_span_of_a_request_id_is_found_newest_first(
     assert queries.request("twic%") == []
 
 
-def test_a_request_without_an_id_is_listed(database: Engine, queries: StoreQueries) -> None:
-    store_in(database, [request(1, request_id=None), request(2, request_id="")])
-    rows = queries.requests(RequestFilter(), None, 10).items
-    assert [row["request_id"] for row in rows] == ["", None]
-
-
 def restart(at: float, engine: str | None = "chat-0", **given: Any) -> Event:
-    """A restart at this time; `given` replaces its values."""
     facts = {"kind": EventKind.RESTART, "confidence": Confidence.CERTAIN} | given
     return Event(at=at, engine=engine, **facts)
 

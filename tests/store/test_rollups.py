@@ -38,7 +38,6 @@ from tests.store.making import (
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """The sum of these tallies."""
     summed = Tally()
     for tally in tallies:
         summed.add(tally)
@@ -152,12 +151,10 @@ def test_a_cover_uses_whole_rollups_of_the_widest_width_that_fits(
 
 
 def ended(times: Sequence[float]) -> list[JudgedRequest]:
-    """Requests that ended at these times."""
     return [request(number, ended_at=time) for number, time in enumerate(times)]
 
 
 def count(queries: StoreQueries, from_s: int, until: float, **chosen: str) -> int:
-    """How many requests ended in the window."""
     return queries.tally(Window(from_s=from_s, until=until), Selection(**chosen)).requests
 
 

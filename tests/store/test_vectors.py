@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.analysis.tally import MEASURES, Tally, tally_of
+from agent.analysis.tally import tally_of
 from agent.store.rollups import FIGURES, figures_of, objectives_text
 from agent.store.unreadable import DAMAGED
 from agent.store.vectors import Vector, VectorSum, check, encoded
@@ -38,7 +38,6 @@ def vector(numbers: Mapping[int, int]) -> Vector:
 
 
 def summed(parts: Sequence[bytes | None]) -> Vector:
-    """The sum of encoded vectors."""
     vector_sum = VectorSum(LENGTH)
     for part in parts:
         vector_sum.add(part)
@@ -115,7 +114,6 @@ def test_subtracting_a_vector_undoes_its_addition_and_never_goes_below_zero(
 
 
 def text_of(judged: Any) -> str:
-    """The objectives of a judgement, in the text form of a series."""
     return objectives_text(tuple(name for name, _ in judged.by_objective))
 
 
@@ -124,11 +122,6 @@ def test_a_tally_is_decoded_from_its_columns(judged: Any, seen: Sequence[Any]) -
     tally = tally_of([request(n, judged, **facts) for n, facts in enumerate(seen)])
     columns = figures_of(tally, text_of(judged))
     assert decoded(text_of(judged), [columns[name] for name in FIGURES]) == tally
-
-
-def test_latencies_that_are_unknown_take_no_bytes() -> None:
-    columns = figures_of(Tally(requests=1), "[]")
-    assert [columns[measure] for measure in MEASURES] == [None] * len(MEASURES)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ from sqlalchemy import Connection, Engine, event, text
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest, WriteResult
-from agent.store import sqlite_connection, transactions
-from agent.store.connection import for_writing, open_engine
+from agent.store import transactions
+from agent.store.connection import for_writing
 from agent.store.inserting import insert_new
-from agent.store.migrating import upgrade
 from agent.store.writing import MAX_ROWS_PER_COMMIT, MAX_WAITING_ROWS, RequestWriter
 from tests.real_parts.waiting import eventually
 from tests.store.making import (
@@ -106,13 +104,6 @@ def test_spans_are_distinguished_by_both_ids_and_not_by_the_request(sqlite: Engi
     assert store(sqlite, spans) == []
 
 
-def test_rows_of_a_rolled_back_transaction_are_new_when_sent_again(sqlite: Engine) -> None:
-    with for_writing(sqlite).connect() as connection, connection.begin() as transaction:
-        assert len(insert_new(connection, some([1, 2]))) == 2
-        transaction.rollback()
-    assert keys_of(store(sqlite, some([1, 2, 3]))) == keys_of(some([1, 2, 3]))
-
-
 def test_deleting_rows_does_not_make_stored_ones_new(sqlite: Engine) -> None:
     """SQLite gives the rowid of a deleted last row to the next row."""
     store(sqlite, some([1, 2, 3]))
@@ -177,13 +168,11 @@ class Shelf:
 
 @pytest.fixture
 def shelf() -> Shelf:
-    """A store that accepts every request."""
     return Shelf()
 
 
 @pytest.fixture
 def writer(shelf: Shelf) -> Iterator[RequestWriter]:
-    """A writer to the shelf."""
     writer = RequestWriter(shelf.write)
     yield writer
     shelf.goes_on.set()
@@ -239,20 +228,13 @@ def test_a_failure_between_commits_does_not_end_the_writer(shelf: Shelf) -> None
 def test_each_sender_gets_its_own_new_requests(shelf: Shelf, writer: RequestWriter) -> None:
     writer.submit(some([1, 2])).result(WITHIN_S)
     shelf.hold_up(writer)
-    submitted = [writer.submit(some(numbers)) for numbers in ([1], [2, 3], [4, 4], [], [5, 1])]
+    sent = ([1], [2, 3], [4, 4], [], [5, 1, 3])
+    submitted = [writer.submit(some(numbers)) for numbers in sent]
     shelf.goes_on.set()
-    assert new_keys(submitted) == [keys_of(some(new)) for new in ([], [3], [4], [], [5])]
-
-
-def test_of_two_senders_of_a_request_one_gets_it_as_new(
-    shelf: Shelf, writer: RequestWriter
-) -> None:
-    shelf.hold_up(writer)
-    same = some([1, 2])
-    submitted = [writer.submit(same), writer.submit(some([2, 3])), writer.submit(same)]
-    shelf.goes_on.set()
-    found = [key for new in new_keys(submitted) for key in new]
-    assert sorted(found) == keys_of(some([1, 2, 3]))
+    found = new_keys(submitted)
+    assert (found[0], found[2:4]) == ([], [keys_of(some([4])), []])
+    # Of two senders of a request one gets it.
+    assert sorted(key for new in found for key in new) == keys_of(some([3, 4, 5]))
 
 
 def test_a_commit_ends_when_it_is_full(shelf: Shelf, writer: RequestWriter) -> None:
@@ -333,17 +315,13 @@ def test_a_batch_whose_sender_left_is_stored_and_delays_no_other(
     assert shelf.stored == set(keys_of(some([-1, 1, 2])))
 
 
-def test_closing_commits_every_submitted_batch(shelf: Shelf, writer: RequestWriter) -> None:
+def test_a_closed_writer_has_committed_every_batch(shelf: Shelf, writer: RequestWriter) -> None:
     shelf.hold_up(writer)
     submitted = [writer.submit(some([n])) for n in range(10)]
     shelf.goes_on.set()
     writer.close()
     assert all(future.done() for future in submitted)
     assert shelf.stored == set(keys_of(some([-1, *range(10)])))
-    writer.close()
-
-
-def test_a_closed_writer_refuses_requests(writer: RequestWriter) -> None:
     writer.close()
     with pytest.raises(StoreUnavailable, match="the agent is stopping"):
         writer.submit(some([1]))
@@ -377,34 +355,6 @@ def test_requests_submitted_while_the_writer_closes_are_stored_or_refused(
     found = sorted(key for new in new_keys(accepted) for key in new)
     assert stored_keys(sqlite) == found
     assert len(found) == len(accepted)
-
-
-def test_many_concurrent_senders_each_get_the_right_result(sqlite: Engine) -> None:
-    senders, batches = 8, 20
-    found: dict[int, list[list[Key]]] = {}
-    with open_writer(sqlite) as writer:
-
-        def send(sender: int) -> None:
-            # Every batch contains one request of this sender alone, and one that all senders send.
-            submitted = [
-                writer.submit(some([1000 * (sender + 1) + batch, batch]))
-                for batch in range(batches)
-            ]
-            found[sender] = new_keys(submitted)
-
-        threads = [threading.Thread(target=send, args=(sender,)) for sender in range(senders)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for batch in range(batches):
-        (shared,), alone = keys_of(some([batch])), [found[sender][batch] for sender in found]
-        assert sum(shared in new for new in alone) == 1
-        for sender in found:
-            (own,) = keys_of(some([1000 * (sender + 1) + batch]))
-            assert set(found[sender][batch]) - {shared} == {own}
-    assert len(stored_keys(sqlite)) == batches * (senders + 1)
-    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 # Values that some database or driver refuses; refusals are reported, the other rows are stored.
@@ -481,24 +431,6 @@ def test_without_the_table_no_row_is_refused(sqlite: Engine) -> None:
         with sqlite.begin() as connection:
             connection.execute(text("ALTER TABLE elsewhere RENAME TO requests"))
         assert new_keys([writer.submit(some([1, 2]))]) == [keys_of(some([1, 2]))]
-
-
-def test_a_locked_sqlite_file_is_reported_and_used_again_when_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite_connection, "_WAIT_S", 0.05)
-    engine = open_engine(f"sqlite:///{tmp_path}/goodput.db")
-    upgrade(engine)
-    other = sqlite3.connect(f"{tmp_path}/goodput.db", isolation_level=None)
-    with open_writer(engine) as writer:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreUnavailable, match="database is locked"):
-            writer.submit(some([1])).result(WITHIN_S)
-        assert stored_keys(engine) == []
-        other.execute("ROLLBACK")
-        assert new_keys([writer.submit(some([1]))]) == [keys_of(some([1]))]
-    other.close()
-    engine.dispose()
 
 
 def until_none_waits(writer: RequestWriter) -> None:
