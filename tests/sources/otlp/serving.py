@@ -165,6 +165,11 @@ class Serving:
     forwarded: list[Body]
 
     @property
+    def grpc_url(self) -> str:
+        """Where exports over gRPC go."""
+        return f"http://127.0.0.1:{self.grpc_port}"
+
+    @property
     def traces_url(self) -> str:
         """Where exports over HTTP go."""
         return f"http://127.0.0.1:{self.http_port}/v1/traces"

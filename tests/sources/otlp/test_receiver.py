@@ -10,8 +10,7 @@ import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -51,6 +50,7 @@ from tests.sources.otlp.transports import (
     TRANSPORTS,
     UNAVAILABLE,
     Transport,
+    Wire,
     post,
 )
 
@@ -140,15 +140,16 @@ SLOW = export(vllm_span(), resource={"slow": True})
 
 
 @pytest.mark.parametrize(
-    ("name", "send"),
+    "send",
     [
-        ("large", lambda served: post(served, LARGE.SerializeToString())),
-        ("gzip", lambda to: post(to, gzip.compress(SLOW.SerializeToString()), encoding="gzip")),
-        ("json", lambda served: TRANSPORTS[4].send(served, SLOW)),
+        lambda served: post(served, LARGE.SerializeToString()),
+        lambda to: post(to, gzip.compress(SLOW.SerializeToString()), encoding="gzip"),
+        lambda served: TRANSPORTS[4].send(served, SLOW),
     ],
+    ids=["large", "gzip", "json"],
 )
 def test_what_takes_long_to_read_delays_nobody_else(
-    loop: LoopThread, name: str, send: Callable[[Serving], object]
+    loop: LoopThread, send: Callable[[Serving], object]
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()
 
@@ -192,9 +193,6 @@ def test_spans_that_can_never_be_stored_are_refused_and_the_others_acknowledged(
     served.accepted.unstorable = 1
     reply = transport.send(served, export(vllm_span(), vllm_span(span_id=b"another1")))
     assert (reply.rejected_spans, reply.message) == (1, "refused: 1 by unstorable")
-
-
-# The memory that all exports share
 
 
 def test_memory_is_held_until_there_is_no_more_and_given_back() -> None:
@@ -244,15 +242,7 @@ LONG = export(vllm_span(LONG_TEXTS), resource={"service.name": "z" * MIB})
 UNSTORABLE_LONG = export(vllm_span({**LONG_TEXTS, "gen_ai.request.id": UNSTORABLE}))
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """A receiver in a process of its own."""
-
-    grpc_port: int
-    http_port: int
-
-
-def hostile_round(alone: Alone) -> None:
+def hostile_round(alone: Wire) -> None:
     """Bodies of which each takes megabytes, refused and taken."""
     assert post(alone, BOMB, encoding="gzip").http_status == 413
     for transport in PROTOBUF_TRANSPORTS:
@@ -267,7 +257,8 @@ def test_hostile_bodies_leave_nothing_behind() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as started:
         assert started.stdout is not None
-        alone = Alone(*map(int, started.stdout.readline().split()))
+        grpc_port, http_port = map(int, started.stdout.readline().split())
+        alone = SimpleNamespace(grpc_port=grpc_port, http_port=http_port)
         memory = psutil.Process(started.pid).memory_info
         for _ in range(2):
             hostile_round(alone)
@@ -280,9 +271,6 @@ def test_hostile_bodies_leave_nothing_behind() -> None:
         started.communicate()
 
 
-# Bodies that are stored in batches are one export: counted, refused, forwarded as a whole
-
-# More than two batches.
 BATCH_SPANS = 100
 SPANS = 2 * BATCH_SPANS + 10
 
@@ -297,9 +285,9 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiver, "BATCH_SPANS", BATCH_SPANS)
 
 
-def short_span(**fields: Any) -> Span:
-    """A span of an engine with one attribute."""
-    return span({"gen_ai.request.id": "short"}, **fields)
+def short_spans() -> list[Span]:
+    """Spans of an engine with one attribute each, for more than two batches."""
+    return [span({"gen_ai.request.id": "short"}) for _ in range(SPANS)]
 
 
 @at_each_format
@@ -314,8 +302,7 @@ def test_all_spans_are_stored_in_batches_and_counted_once(
         records.extend(batch)
         return 1
 
-    sent = [short_span() for _ in range(SPANS)]
-    bad = [short_span(trace_id=b"short"), short_span(start_time_unix_nano=0)]
+    sent, bad = short_spans(), [vllm_span(trace_id=b"short"), vllm_span(start_time_unix_nano=0)]
     request = export(bad[0], *sent, bad[1], resource={"service.name": 7})
     with loop.entered(serving(accept)) as served:
         reply = transport.send(served, request)
@@ -343,7 +330,7 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
         stored.extend(record.span_id for record in batch)
         return 0
 
-    sent = [short_span() for _ in range(SPANS)]
+    sent = short_spans()
     with loop.entered(serving(accept)) as served:
         assert transport.send(served, export(*sent)).code == UNAVAILABLE
         assert (served.counts.contents, served.forwarded) == ([], [])
@@ -369,7 +356,7 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
 def test_nothing_is_stored_of_a_body_that_is_bad_at_its_end(
     served: Serving, transport: Transport, spoil: Callable[[bytes], bytes]
 ) -> None:
-    body = export(*(short_span() for _ in range(SPANS))).SerializeToString()
+    body = export(*short_spans()).SerializeToString()
     assert transport.send_bytes(served, spoil(body)).code == INVALID_ARGUMENT
     assert served.accepted.records == []
     assert transport.send_bytes(served, body).is_full_success

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +15,6 @@ from tests.sources.proxy.wire import (
     GET,
     LAST_CHUNK,
     OK,
-    Client,
     Engine,
     Proxied,
     Recorder,
@@ -49,9 +48,6 @@ class Watched:
         self.received.set()
         assert await until_gone(visit.reader) == b""
         self.left.set()
-
-
-# Leaving
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["closes", "closes its sending side"])
@@ -147,8 +143,6 @@ async def nothing_left(proxied: Proxied) -> None:
         await asyncio.sleep(0)
 
 
-# Reading slowly
-
 PIECE = bytes(64 * 1024)
 PIECES = 1000
 # More than the kernel buffers between engine and proxy, and a small part of all pieces.
@@ -242,8 +236,6 @@ async def test_an_engine_that_does_not_read_pauses_its_client() -> None:
         assert (await read_message(client.reader)).body == b"ok"
 
 
-# Many
-
 CLIENTS = 200
 AT_ONCE = 50
 
@@ -295,44 +287,21 @@ async def test_hundreds_of_clients_that_leave_at_random_leave_nothing_behind() -
     assert all(exchange.names.count("ended") == 1 for exchange in recorder.made)
 
 
-# Draining and closing
-
-
-class Paused:
-    """A script that pauses in the middle of a stream until `go_on`."""
-
-    def __init__(self) -> None:
-        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
-
-    async def __call__(self, visit: Visit) -> None:
-        await visit.request()
-        await visit.send(CHUNKED + chunk(b"one"))
-        self.begun.set()
-        await self.go_on.wait()
-        await visit.send(chunk(b"two") + LAST_CHUNK)
-
-
 @in_loop
 async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> None:
-    paused, recorder = Paused(), Recorder()
-
-    async def silent(visit: Visit) -> None:
-        await visit.request()
-        received.set()
-        await until_gone(visit.reader)
-
-    received = asyncio.Event()
+    streaming, silent = Watched(CHUNKED + chunk(b"one")), Watched(b"")
+    recorder = Recorder()
     async with (
-        Engine(paused) as engine,
+        Engine(streaming) as engine,
         Engine(silent, "chat-1") as other,
         proxying(engine.proxied, other.proxied, measuring=recorder) as proxied,
         proxied.client() as client,
         proxied.client() as waiting,
     ):
         client.writer.write(ASK)
-        await paused.begun.wait()
+        await streaming.received.wait()
         waiting.writer.write(ASK)
-        await received.wait()
+        await silent.received.wait()
         assert await proxied.proxy.drain(0.01) == 2
         message = await read_message(client.reader)
         assert (message.body, message.complete) == (b"one", False)
@@ -340,42 +309,24 @@ async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> Non
         await other.closed.wait()
         assert proxied.open_requests == {"chat-0": 0, "chat-1": 0}
         assert proxied.proxy.live == 0
-        paused.go_on.set()
     assert [exchange.ending for exchange in recorder.made] == [Ending.REFUSED] * 2
 
 
-# A stop: requests that are on their way get their responses
-
-
-@contextlib.asynccontextmanager
-async def _one_client() -> AsyncIterator[tuple[Proxied, Client]]:
-    async with served(responding(OK)) as (_, proxied, client):
-        # Connections are taken in turn: after this the client's is, too.
-        await proxied.ask(GET)
-        yield proxied, client
-
-
-@contextlib.asynccontextmanager
-async def _stopping(proxied: Proxied) -> AsyncIterator[None]:
-    """Stop the server: it takes no new connections, and ends after its last clients."""
-    stopped = asyncio.create_task(proxied.server.stop(within_s=None))
-    with contextlib.suppress(ConnectionError):
-        while True:
-            _, writer = await asyncio.open_connection("127.0.0.1", proxied.port)
-            writer.close()
-            await writer.wait_closed()
-    yield
-    await stopped
-
-
 @in_loop
-async def test_a_client_whose_head_is_not_complete_gets_its_response(
+async def test_a_client_whose_head_is_not_complete_at_a_stop_gets_its_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agent.sources.proxy.reverse_proxy._LAST_REQUEST_S", 0.05)
-    async with _one_client() as (proxied, client), proxied.client() as unused:
+    async with served(responding(OK)) as (_, proxied, client), proxied.client() as unused:
         client.writer.write(GET[:8])
+        # Connections are taken in turn: after this one, those before it are, too.
         await proxied.ask(GET)
-        async with _stopping(proxied):
-            assert await unused.reader.read() == b""
-            assert (await client.ask(GET[8:])).body == b"ok"
+        stopped = asyncio.create_task(proxied.server.stop(within_s=None))
+        with contextlib.suppress(ConnectionError):
+            while True:
+                _, writer = await asyncio.open_connection("127.0.0.1", proxied.port)
+                writer.close()
+                await writer.wait_closed()
+        assert await unused.reader.read() == b""
+        assert (await client.ask(GET[8:])).body == b"ok"
+        await stopped

@@ -3,14 +3,13 @@
 import asyncio
 import json
 import ssl
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
 from agent.sources.proxy.exchange import Ending
+from tests.real_parts.certificates import Certificate, make_certificate
 from tests.sources.proxy.wire import (
     CHUNKED,
     GET,
@@ -20,6 +19,7 @@ from tests.sources.proxy.wire import (
     Engine,
     Message,
     Recorder,
+    Script,
     Visit,
     chunk,
     closing_after,
@@ -35,22 +35,13 @@ from tests.sources.proxy.wire import (
 ASK = post(b"{}")
 
 
-async def client_response(response: bytes) -> Message:
-    """Return a response as the client gets it, from an engine that stays."""
-    async with Engine(responding(response)) as engine, proxying(engine.proxied) as proxied:
-        return await proxied.ask(ASK)
-
-
 async def broken(response: bytes) -> tuple[Message, Ending | None]:
-    """Return the same from an engine that then closes the connection, and the ending."""
+    """Return a response as the client gets it from an engine that then closes, and the ending."""
     recorder = Recorder()
     async with serving(closing_after(response), measuring=recorder) as (_, proxied):
         message = await proxied.ask(ASK)
         assert proxied.open_requests == {"chat-0": 0}
     return message, recorder.made[0].ending
-
-
-# Unusual and complete
 
 
 @in_loop
@@ -128,7 +119,8 @@ async def test_a_response_may_be_split_at_every_byte() -> None:
 )
 @in_loop
 async def test_an_unusual_response_is_relayed(response: bytes) -> None:
-    message = await client_response(response)
+    async with serving(responding(response)) as (_, proxied):
+        message = await proxied.ask(ASK)
     assert message.complete
     assert (message.status, message.body) == (200, b"ok")
     names = {name for name, _ in message.headers}
@@ -157,9 +149,6 @@ async def test_a_connection_with_leftover_bytes_is_not_reused(response: bytes) -
         for visits in (1, 2, 3):
             assert (await client.ask(ASK)).body == b"ok"
             assert engine.visits == visits
-
-
-# Broken off
 
 
 @pytest.mark.parametrize(
@@ -231,9 +220,6 @@ async def test_an_unreadable_response_becomes_a_502(response: bytes, reason: str
     assert ending is Ending.UNREACHABLE
 
 
-# Limits
-
-
 async def silent(visit: Visit) -> None:
     """Read a request and send nothing."""
     await visit.request()
@@ -247,28 +233,21 @@ async def stalling(visit: Visit) -> None:
     await visit.reader.read()
 
 
+@pytest.mark.parametrize(
+    ("script", "limit", "status", "body"),
+    [(silent, "answer_s", 504, None), (stalling, "gap_s", 200, b"data: {}\n\n")],
+)
 @in_loop
-async def test_the_answer_timeout_becomes_a_504() -> None:
-    recorder = Recorder()
-    limits = replace(LIMITS, answer_s=0.05)
-    async with serving(silent, measuring=recorder, limits=limits) as (engine, proxied):
+async def test_a_response_that_does_not_begin_or_go_on_in_time_is_ended(
+    script: Script, limit: str, status: int, body: bytes | None
+) -> None:
+    recorder, limits = Recorder(), replace(LIMITS, **{limit: 0.05})
+    async with serving(script, measuring=recorder, limits=limits) as (engine, proxied):
         message = await proxied.ask(ASK)
         await engine.closed.wait()
-    assert message.status == 504
-    assert json.loads(message.body)["error"]["message"] == (
-        "engine chat-0 did not start its response within 0.05 s"
-    )
-    assert recorder.made[0].ending is Ending.TIMEOUT
-
-
-@in_loop
-async def test_the_gap_timeout_cuts_the_response() -> None:
-    recorder = Recorder()
-    limits = replace(LIMITS, gap_s=0.05)
-    async with serving(stalling, measuring=recorder, limits=limits) as (engine, proxied):
-        message = await proxied.ask(ASK)
-        await engine.closed.wait()
-    assert (message.body, message.complete) == (b"data: {}\n\n", False)
+    assert (message.status, message.complete) == (status, status == 504)
+    late = b"engine chat-0 did not start its response within 0.05 s"
+    assert message.body == body or late in message.body
     assert recorder.made[0].ending is Ending.TIMEOUT
 
 
@@ -304,9 +283,6 @@ async def test_unrequested_bytes_close_an_idle_connection() -> None:
             assert (await read_message(client.reader)).body == b"ok"
         assert engine.visits == 2
         go_on.set()
-
-
-# The pool of idle connections
 
 
 class Transport(asyncio.Transport):
@@ -353,54 +329,34 @@ async def test_the_connection_used_last_is_taken_first_and_old_ones_are_closed()
     assert (pool.take(), pool.take(), pool.take()) == (other, one, None)
 
 
-# Engines behind TLS, with a real certificate made by openssl
-
-
 STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key; beside it a self-signed certificate for 127.0.0.1."""
-    file = tmp_path_factory.mktemp("tls") / "engine.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    subject = ["-nodes", "-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(file), "-out", str(file.with_suffix(".crt"))]
-    subprocess.run([*command, *subject, *files], check=True, capture_output=True)
-    return file
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"), "engine")
 
 
-@pytest.fixture
-def tls(certificate: Path) -> ssl.SSLContext:
-    """The TLS context of the engine."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate.with_suffix(".crt"), certificate)
-    return context
-
-
-@in_loop
-async def relayed_over_tls(tls: ssl.SSLContext) -> None:
-    async with serving(responding(STREAM), tls=tls) as (engine, proxied):
-        for _ in range(2):
-            message = await proxied.ask(post(b"{}"))
-            assert (message.status, message.body, message.complete) == (200, b"onetwo", True)
-        assert engine.visits == 1
-
-
-@in_loop
-async def refused_over_tls(tls: ssl.SSLContext) -> None:
-    async with serving(responding(STREAM), tls=tls) as (_, proxied):
-        message = await proxied.ask(GET)
-        assert message.status == 502
-        assert b"certificate" in message.body
-
-
-def test_an_engine_with_a_trusted_certificate_is_relayed(
-    tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trusted", [True, False])
+def test_an_engine_gets_requests_over_tls_if_its_certificate_is_trusted(
+    certificate: Certificate, trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
-    relayed_over_tls(tls)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+    asked_over_tls(context, trusted)
 
 
-def test_an_engine_with_an_untrusted_certificate_gets_no_request(tls: ssl.SSLContext) -> None:
-    refused_over_tls(tls)
+@in_loop
+async def asked_over_tls(context: ssl.SSLContext, trusted: bool) -> None:
+    async with serving(responding(STREAM), tls=context) as (engine, proxied):
+        for _ in range(2):
+            message = await proxied.ask(ASK)
+            if trusted:
+                assert (message.status, message.body, message.complete) == (200, b"onetwo", True)
+                assert engine.visits == 1
+            else:
+                assert message.status == 502
+                assert b"certificate" in message.body
+                assert engine.requests == []

@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -61,58 +61,36 @@ def balancing(
     return balancer, balancer.open_requests
 
 
-def add(open_requests: OpenRequests, **changes: int) -> None:
-    for engine, change in changes.items():
-        open_requests.add(engine, change)
-
-
 def names(engines: Sequence[ProxiedEngine]) -> str:
     return "".join(engine.name for engine in engines)
 
 
-# The load balancer
-
-
-def test_the_engine_with_the_fewest_open_requests_comes_first() -> None:
+def test_the_engine_with_the_fewest_open_requests_comes_first_and_equal_ones_take_turns() -> None:
     balancer, open_requests = balancing()
-    add(open_requests, a=2, c=1)
+    assert [names(balancer.candidates(None))[0] for _ in range(6)] == list("abcabc")
+    open_requests.add("a", 2)
+    open_requests.add("c", 1)
     assert names(balancer.candidates(None)) == "bca"
 
 
-def test_equal_engines_take_turns() -> None:
-    balancer, _ = balancing()
-    assert [names(balancer.candidates(None))[0] for _ in range(6)] == list("abcabc")
-
-
-def test_only_an_engine_that_serves_the_model_is_chosen() -> None:
-    balancer, open_requests = balancing({"a": {"x"}, "b": {"y", "z"}, "c": None})
-    add(open_requests, b=9)
-    assert names(balancer.candidates("y")) == "b"
-
-
-def test_an_unknown_model_may_go_to_any_engine() -> None:
-    balancer, _ = balancing({"a": {"x"}, "b": None, "c": None})
-    assert sorted(names(balancer.candidates("unheard"))) == ["a", "b", "c"]
-
-
-def test_an_unhealthy_engine_gets_no_request() -> None:
-    balancer, _ = balancing({"a": {"x"}, "b": {"x"}}, unhealthy="a")
-    assert {names(balancer.candidates("x")) for _ in range(4)} == {"b"}
-
-
-def test_a_model_of_an_unhealthy_engine_is_asked_of_no_engine_without_it() -> None:
-    """An engine without the model would say 404, as if the client had made a mistake."""
-    balancer, _ = balancing({"a": {"x"}, "b": {"y"}, "c": None}, unhealthy="a")
-    assert {names(balancer.candidates("x")) for _ in range(4)} == {"a"}
-
-
-def test_if_no_engine_is_healthy_all_are_tried() -> None:
-    balancer, _ = balancing({"a": {"x"}}, unhealthy="abc")
-    assert names(balancer.candidates("x")) == "a"
-    assert len(balancer.candidates(None)) == 3
-
-
-# Engines that hang
+@pytest.mark.parametrize(
+    ("models", "unhealthy", "model", "tried"),
+    [
+        ({"a": {"x"}, "b": {"y", "z"}, "c": None}, "", "y", "b"),
+        ({"a": {"x"}, "b": None, "c": None}, "", "unheard", "abc"),
+        ({"a": {"x"}, "b": {"x"}}, "a", "x", "b"),
+        # An engine without the model would say 404, as if the client had made a mistake.
+        ({"a": {"x"}, "b": {"y"}, "c": None}, "a", "x", "a"),
+        ({"a": {"x"}}, "abc", "x", "a"),
+        ({"a": {"x"}}, "abc", None, "abc"),
+    ],
+)
+def test_a_request_goes_to_healthy_engines_that_serve_its_model(
+    models: dict[str, set[str] | None], unhealthy: str, model: str | None, tried: str
+) -> None:
+    balancer, open_requests = balancing(models, unhealthy)
+    open_requests.add(tried[0], 9)
+    assert sorted(names(balancer.candidates(model))) == list(tried)
 
 
 class Attempts:
@@ -170,20 +148,16 @@ def test_a_hanging_engine_gets_no_more_requests_and_then_probes_alone() -> None:
     assert ejection.until_s - ejection.at_s == 2 * limits.base_s, "the probe hangs, too"
 
 
-def test_an_engine_that_refuses_what_it_gets_is_not_silent() -> None:
+def test_refusals_are_no_silence_and_do_not_hide_it() -> None:
     attempts, limits = Attempts(), OutlierLimits()
     attempts.refuse(A, 9)
     attempts.complete(B, 9)
     assert set(attempts.later(limits.silent_s)) == {"a", "b"}
-    assert not attempts.outliers.ejections
-
-
-def test_refusals_do_not_hide_that_an_engine_hangs() -> None:
-    attempts, limits = Attempts(), OutlierLimits()
     attempts.send(A, 3)
     attempts.refuse(A, 9)
     attempts.complete(B, 9)
     assert attempts.later(limits.hold_s) == "b"
+    assert not attempts.outliers.ejections
     attempts.refuse(A, 9)
     assert attempts.later(limits.silent_s) == "b"
     assert attempts.outliers.ejections["a"].reason is EjectionReason.SILENT
@@ -202,9 +176,6 @@ def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
         assert attempts.outliers.is_in("a", attempts.now_s)
     assert attempts.outliers.answered("a", begun_s + 1), "a stream that goes on is good"
     assert not attempts.outliers.ejections
-
-
-# Over the wire
 
 
 @in_loop
@@ -246,23 +217,19 @@ async def test_a_request_goes_to_the_next_engine_if_the_first_is_unreachable() -
 
 @in_loop
 async def test_if_no_engine_is_reachable_the_client_gets_a_502_with_the_reason() -> None:
-    recorder = Recorder()
-    async with proxying(
-        unreachable("a"), unreachable("b"), unreachable("c"), measuring=recorder
-    ) as proxied:
+    recorder, engines = Recorder(), [unreachable(name) for name in "abc"]
+    async with proxying(*engines, measuring=recorder) as proxied:
         message = await proxied.ask(ASK)
         assert set(proxied.open_requests.values()) == {0}
-    error = json.loads(message.body)["error"]
-    assert message.status == 502
-    assert message.all("content-type") == ["application/json"]
+    assert (message.status, message.all("content-type")) == (502, ["application/json"])
     # Two engines are tried, a and then b.
-    assert error == {
+    assert json.loads(message.body)["error"] == {
         "message": "engine b sent no response: Connection refused",
         "type": "engine_unreachable",
         "code": 502,
     }
-    assert recorder.made[0].calls[:2] == [("routed", "a"), ("routed", "b")]
-    assert recorder.made[0].ending is Ending.UNREACHABLE
+    calls = [("routed", "a"), ("routed", "b"), ("ended", Ending.UNREACHABLE)]
+    assert recorder.made[0].calls == calls
 
 
 @contextmanager
@@ -307,32 +274,20 @@ async def test_a_broken_lookup_is_counted_and_any_engine_is_used(lookup: EngineL
         assert proxied.failures == {"choose": 1}
 
 
-# Open requests are counted over all workers, also over one that was killed
-
-
-def in_a_worker(work: Callable[[], object]) -> None:
-    """Do the work in a forked process, which then ends without a word, as a killed one does."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-
-
 def test_each_worker_sees_the_open_requests_of_all_and_begins_with_none_of_its_own() -> None:
     counts = OpenRequests(["chat-0", "chat-1"], workers=2)
     counts.begin(0)
     counts.add("chat-0", 1)
-
-    def other() -> None:
-        counts.begin(1)
-        counts.add("chat-0", 2)
-        counts.add("chat-1", 3)
-        counts.add("chat-1", -1)
-
-    in_a_worker(other)
+    worker = os.fork()
+    if worker == 0:
+        # It ends without a word, as a killed one does.
+        try:
+            counts.begin(1)
+            counts.add("chat-0", 2)
+            counts.add("chat-1", 2)
+        finally:
+            os._exit(0)
+    os.waitpid(worker, 0)
     assert dict(counts) == {"chat-0": 3, "chat-1": 2}
     # So they are for a process of a later supervisor.
     assert OpenRequests(["chat-0", "chat-1"], descriptor=counts.descriptor)["chat-1"] == 2
@@ -340,8 +295,6 @@ def test_each_worker_sees_the_open_requests_of_all_and_begins_with_none_of_its_o
     assert counts.begin(1) == 4
     assert dict(counts) == {"chat-0": 1, "chat-1": 0}
 
-
-# Engines that fail behind the proxy: who gets requests, and what clients get
 
 OUTLIERS = OutlierLimits()
 ASK_M = post(b'{"model": "m"}')
@@ -510,36 +463,24 @@ async def test_a_503_is_answered_by_another_engine_and_its_retry_after_is_honour
     async with pair(responding(failing(503, "Retry-After: 7\r\n"))) as engines:
         assert await engines.ask(20) == [200] * 20
         assert engines.got["bad"] == 1
-        engines.now_s += 6.9
-        await engines.ask(20)
-        assert engines.got["bad"] == 1
-        engines.now_s += 0.1
-        await engines.ask(20)
-        assert engines.got["bad"] == 2
+        (twice,) = [each for each in engines.recorder.made if each.names.count("routed") > 1]
+        assert twice.names == ["routed", "routed", "answered", "chunk", "ended"]
+        assert {request.body for request in engines.good.requests} == {b'{"model": "m"}'}
+        for later_s, got in ((6.9, 1), (0.1, 2)):
+            engines.now_s += later_s
+            await engines.ask(20)
+            assert engines.got["bad"] == got
         assert engines.reason is None
         assert engines.proxied.proxy.balancer.retried == {"bad": 2}
 
 
 @in_loop
-async def test_the_other_engine_gets_the_same_body_and_both_tries_are_one_exchange() -> None:
-    async with pair(responding(failing(503))) as engines:
-        await engines.ask(2, post(b"the whole body"))
-        assert [request.body for request in engines.good.requests] == [b"the whole body"] * 2
-        (twice,) = [each for each in engines.recorder.made if each.names.count("routed") > 1]
-        assert twice.names == ["routed", "routed", "answered", "chunk", "ended"]
-
-
-@in_loop
-async def test_a_503_of_both_engines_goes_to_the_client() -> None:
+async def test_a_503_goes_to_the_client_if_no_other_engine_takes_the_request() -> None:
     async with pair(responding(failing(503)), responding(failing(503))) as engines:
         assert await engines.ask() == [503]
         assert engines.got == {"bad": 1, "good": 1}
-
-
-@in_loop
-async def test_without_room_for_the_body_a_503_goes_to_the_client() -> None:
-    limits = replace(LIMITS, kept_memory_bytes=0)
-    async with pair(responding(failing(503)), limits=limits) as engines:
+    no_room_for_the_body = replace(LIMITS, kept_memory_bytes=0)
+    async with pair(responding(failing(503)), limits=no_room_for_the_body) as engines:
         assert sorted(await engines.ask(2)) == [200, 503]
 
 

@@ -11,7 +11,7 @@ from agent.sources.proxy.outlier_detection import Ejection, OutlierDetection, Ou
 
 LIMITS = OutlierLimits()
 BASE_S, MAX_S = LIMITS.base_s, LIMITS.max_s
-ERROR, SILENT = EjectionReason.ERROR, EjectionReason.SILENT
+ERROR = EjectionReason.ERROR
 
 
 class Play:
@@ -51,9 +51,6 @@ class Play:
             self.outliers.sent(name, self.now_s)
 
 
-# Failures
-
-
 def test_an_unknown_engine_is_always_in() -> None:
     outliers = OutlierDetection((), LIMITS)
     for _ in range(9):
@@ -61,9 +58,6 @@ def test_an_unknown_engine_is_always_in() -> None:
     outliers.eject("a", EjectionReason.EVENT, 0.0, "HANG")
     assert outliers.is_in("a", 0.0)
     assert not outliers.ejections
-
-
-# Probes
 
 
 def test_one_probe_is_sent_when_the_time_is_over() -> None:
@@ -134,46 +128,42 @@ def test_a_probe_whose_client_left_is_followed_by_another_one_later() -> None:
     assert play.outliers.ejected == {("a", ERROR): 1}
 
 
-# Pauses
-
-
 def throttle(play: Play, for_s: float | None, *, busy: bool) -> None:
     play.outliers.throttled("a", for_s, play.now_s, busy=busy)
 
 
-def test_retry_after_pauses_an_engine_for_that_time_and_not_for_longer_than_a_minute() -> None:
-    for busy in (False, True):
-        play = Play()
-        throttle(play, 5.0, busy=busy)
-        play.now_s += 4.9
-        assert not play.is_in()
-        play.now_s += 0.1
-        assert play.is_in()
-        throttle(play, 3600.0, busy=busy)
-        play.now_s += LIMITS.max_pause_s
-        assert play.is_in()
+@pytest.mark.parametrize(
+    ("for_s", "busy", "paused_s"),
+    [
+        (5.0, True, 5.0),
+        (5.0, False, 5.0),
+        (3600.0, True, LIMITS.max_pause_s),
+        (3600.0, False, LIMITS.max_pause_s),
+        (None, True, LIMITS.pause_s),
+        (None, False, 0.0),
+    ],
+)
+def test_a_throttling_engine_is_paused_as_long_as_it_asks_and_at_most_a_minute(
+    for_s: float | None, busy: bool, paused_s: float
+) -> None:
+    play = Play()
+    throttle(play, for_s, busy=busy)
+    play.now_s += paused_s - 0.1
+    assert play.is_in() == (paused_s == 0)
+    play.now_s += 0.1
+    assert play.is_in()
 
 
-@pytest.mark.parametrize(("busy", "reason"), [(True, EjectionReason.UNAVAILABLE), (False, None)])
+@pytest.mark.parametrize("busy", [True, False])
 def test_an_engine_that_answers_503_after_each_pause_is_ejected_and_one_with_429_is_not(
-    busy: bool, reason: EjectionReason | None
+    busy: bool,
 ) -> None:
     play = Play()
     for _ in range(3):
         throttle(play, 2.0, busy=busy)
         play.now_s += 2.0
-    ejection = play.outliers.ejections.get("a")
-    assert (ejection and ejection.reason) is reason
-
-
-def test_without_retry_after_a_503_pauses_for_a_second_and_a_429_not_at_all() -> None:
-    play = Play()
-    throttle(play, None, busy=False)
-    assert play.is_in()
-    throttle(play, None, busy=True)
-    assert not play.is_in()
-    play.now_s += LIMITS.pause_s
-    assert play.is_in()
+    reasons = [ejection.reason for ejection in play.outliers.ejections.values()]
+    assert reasons == [EjectionReason.UNAVAILABLE] * busy
 
 
 def test_an_overloaded_engine_that_answers_some_requests_is_never_ejected() -> None:
@@ -186,79 +176,42 @@ def test_an_overloaded_engine_that_answers_some_requests_is_never_ejected() -> N
     assert not play.outliers.ejections
 
 
-# Silence
-
-
 def overtaken(play: Play) -> None:
     """Engine b answers three requests that came later."""
     for _ in range(3):
         play.succeed("b")
 
 
-def test_a_silent_engine_gets_no_requests_and_is_then_ejected() -> None:
-    play = Play()
-    play.unanswered(3)
-    overtaken(play)
-    assert play.is_in(), "a moment is no silence"
-    play.now_s += LIMITS.hold_s
-    assert not play.is_in()
-    assert not play.outliers.ejections
-    play.now_s += LIMITS.silent_s
-    play.outliers.check(play.now_s)
-    assert play.ejection().reason is SILENT
-
-
 @pytest.mark.parametrize(
-    ("requests", "others_answer"), [(50, False), (1, True)], ids=["no traffic", "one long request"]
+    ("requests", "others_answer", "sent_before_s"),
+    [(50, False, 0.0), (1, True, 0.0), (3, True, 1.0)],
+    ids=["no traffic", "one long request", "others were answered before"],
 )
 def test_it_is_no_silence_unless_several_requests_wait_and_others_are_answered(
-    requests: int, others_answer: bool
+    requests: int, others_answer: bool, sent_before_s: float
 ) -> None:
     play = Play()
     play.unanswered(requests)
+    for _ in range(9 * others_answer):
+        play.outliers.succeeded("b", play.now_s - sent_before_s, play.now_s)
     play.now_s += 600
-    if others_answer:
+    play.outliers.check(play.now_s)
+    assert play.is_in()
+
+
+def test_a_byte_since_the_silence_began_ends_it_and_an_ejection_for_it() -> None:
+    play = Play()
+    for wait_s in (LIMITS.hold_s, LIMITS.silent_s):
+        play.unanswered(3)
         overtaken(play)
-    play.outliers.check(play.now_s)
-    assert play.is_in()
-
-
-def test_requests_that_others_had_answered_before_show_nothing() -> None:
-    play = Play()
-    earlier_s = play.now_s - 1
-    play.unanswered(3)
-    for _ in range(9):
-        play.outliers.succeeded("b", earlier_s, play.now_s)
-    play.now_s += 600
-    assert play.is_in()
-
-
-def test_a_byte_ends_silence_and_an_ejection_for_it() -> None:
-    play = Play()
-    play.unanswered(3)
-    overtaken(play)
-    play.now_s += LIMITS.hold_s
-    play.outliers.progressed("a", play.now_s)
-    assert play.is_in()
-    play.unanswered(3)
-    overtaken(play)
-    play.now_s += LIMITS.silent_s
-    play.outliers.check(play.now_s)
-    assert not play.is_in()
-    play.outliers.progressed("a", play.now_s)
-    assert play.is_in()
-
-
-def test_a_byte_from_before_the_silence_does_not_end_it() -> None:
-    play = Play()
-    play.unanswered(3)
-    overtaken(play)
-    play.outliers.progressed("a", play.now_s - 1)
-    play.now_s += LIMITS.hold_s
-    assert not play.is_in()
-
-
-# The agent's knowledge
+        play.outliers.progressed("a", play.now_s - 1)
+        assert play.is_in(), "a moment is no silence"
+        play.now_s += wait_s
+        play.outliers.check(play.now_s)
+        assert not play.is_in()
+        play.outliers.progressed("a", play.now_s)
+        assert play.is_in()
+    assert play.outliers.ejected == {("a", EjectionReason.SILENT): 1}
 
 
 def test_the_agents_event_ejects_and_its_recovery_lets_a_probe_in_at_once() -> None:
@@ -273,8 +226,6 @@ def test_the_agents_event_ejects_and_its_recovery_lets_a_probe_in_at_once() -> N
     play.outliers.eject("a", EjectionReason.EVENT, play.now_s + 5, "ENGINE_DEAD")
     assert play.ejection().until_s == until_s, "an event does not lengthen an ejection"
 
-
-# Anything in any order
 
 Step = Callable[[Play], None]
 STEPS: tuple[Step, ...] = (

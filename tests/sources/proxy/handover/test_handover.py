@@ -22,28 +22,19 @@ from tests.records.making import NOON, record
 from tests.sources.proxy.wire import WITHIN_S, in_loop
 
 
-def killed(work: Callable[[], None]) -> None:
-    """Do this in a process that ends as by kill -9."""
-    pid = os.fork()
-    if pid == 0:
-        work()
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
 @pytest.mark.parametrize("later_run", [False, True])
 def test_the_next_worker_finds_what_a_killed_one_did_not_free(later_run: bool) -> None:
     slots = RequestSlots(4)
 
-    def work() -> None:
-        assert slots.begin() is None
-        first, second, third = map(slots.hold, (b"first", b"second", b"third"))
-        assert None not in (first, second, third)
+    worker = os.fork()
+    if worker == 0:
+        slots.begin()
+        _, second, third = map(slots.hold, (b"first", b"second", b"third"))
         slots.replace(second or 0, b"second, ended")
         slots.free(third or 0)
         slots.count_without(1)
-
-    killed(work)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(worker, 0)
     slots = RequestSlots.left(slots.descriptor) if later_run else slots
     assert slots.begin() == LeftSlots({0: b"first", 1: b"second, ended"}, 1)
     # They stay where they are, and the next records go elsewhere.
@@ -173,7 +164,8 @@ class WorkerSide:
 
 
 @asynccontextmanager
-async def listening(agent: AgentSide) -> AsyncIterator[AgentSide]:
+async def listening(address: HandoverAddress) -> AsyncIterator[AgentSide]:
+    agent = AgentSide(address)
     await agent.receiver.start()
     try:
         yield agent
@@ -208,7 +200,7 @@ def address(tmp_path: Path) -> HandoverAddress:
 async def test_records_are_stored_in_order_and_in_batches(address: HandoverAddress) -> None:
     async with working(address) as worker:
         trace_ids = worker.take(*range(700))
-        async with listening(AgentSide(address)) as agent:
+        async with listening(address) as agent:
             assert await worker.sender.flush(WITHIN_S) == 0
             assert agent.stored == trace_ids
             assert [len(batch) for batch in agent.batches] == [512, 188]
@@ -220,7 +212,7 @@ async def test_a_worker_that_stops_while_its_agent_goes_away_stops(
     address: HandoverAddress, iterations: int
 ) -> None:
     async with working(address) as worker:
-        async with listening(AgentSide(address)) as agent:
+        async with listening(address) as agent:
             worker.take(1)
             await until(lambda: agent.stored)
         # Some iterations of the loop later the worker reads that its connection has ended.
@@ -232,7 +224,7 @@ async def test_a_worker_that_stops_while_its_agent_goes_away_stops(
 async def test_while_the_store_is_away_counts_are_known_and_records_wait(
     address: HandoverAddress,
 ) -> None:
-    async with working(address) as worker, listening(AgentSide(address)) as agent:
+    async with working(address) as worker, listening(address) as agent:
         agent.failure = StoreUnavailable("the database is away")
         trace_ids = worker.take(1)
         await until(lambda: agent.attempts > 1)
@@ -262,35 +254,31 @@ async def test_a_worker_takes_over_what_a_killed_one_left(address: HandoverAddre
     killed.sender.lost(opened(1).span_id)
     # The agent is away, so its ended requests are in the killed worker alone.
     ended = killed.take(2, 5)
-    async with working(address, slots=slots, left_open=3), listening(AgentSide(address)) as agent:
+    async with working(address, slots=slots, left_open=3), listening(address) as agent:
         await until(lambda: len(agent.records) == 4)
         await until(lambda: agent.failures)
-    by_status = {
-        status: [each for each in agent.records if each.status is status]
-        for status in (Status.OK, Status.ERROR)
-    }
-    assert sorted(each.trace_id for each in by_status[Status.OK]) == ended
-    assert [each.trace_id for each in by_status[Status.ERROR]] == [
-        opened(number).trace_id for number in (3, 4)
-    ]
-    assert all(each.ended_at > NOON for each in by_status[Status.ERROR])
+    failed = [each for each in agent.records if each.status is Status.ERROR]
+    assert sorted(each.trace_id for each in agent.records if each not in failed) == ended
+    assert [each.trace_id for each in failed] == [opened(number).trace_id for number in (3, 4)]
+    assert all(each.ended_at > NOON for each in failed)
     assert agent.died == [WorkerDied(worker=0, open=3, rows=2, lost=0)]
     assert agent.failures == {"worker_died": 3}
 
 
 @in_loop
-async def test_records_that_found_no_slot_are_lost_with_their_worker_and_counted(
+async def test_records_without_a_readable_slot_are_lost_with_their_worker_and_counted(
     address: HandoverAddress,
 ) -> None:
-    slots = RequestSlots(2)
+    slots = RequestSlots(3)
     killed = WorkerSide(address, slots=slots)
     killed.sender.begin(0)
+    slots.hold(b"no record")
     killed.take(1, 2, 3)
     killed.sender.take(record(4, model="m" * 2000))
-    async with working(address, slots=slots), listening(AgentSide(address)) as agent:
+    async with working(address, slots=slots), listening(address) as agent:
         await until(lambda: agent.died and len(agent.records) == 2)
         assert agent.died == [WorkerDied(worker=0, open=0, rows=0, lost=2)]
-        await until(lambda: agent.failures == {"worker_died": 2})
+        await until(lambda: agent.failures == {"worker_died": 2, "record_refused": 1})
 
 
 @in_loop
@@ -298,7 +286,7 @@ async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
     address: HandoverAddress,
 ) -> None:
     slots = RequestSlots(2)
-    async with listening(AgentSide(address)), working(address, slots=slots) as worker:
+    async with listening(address), working(address, slots=slots) as worker:
         for number in range(0, 10, 2):
             worker.sender.opened(opened(number))
             worker.take(number, number + 1)
@@ -307,19 +295,10 @@ async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
 
 
 @in_loop
-async def test_what_no_worker_can_read_in_a_slot_is_counted(address: HandoverAddress) -> None:
-    slots = RequestSlots(2)
-    slots.begin()
-    slots.hold(b"no record")
-    async with working(address, slots=slots), listening(AgentSide(address)) as agent:
-        await until(lambda: agent.failures == {"record_refused": 1})
-
-
-@in_loop
 async def test_a_worker_that_ends_hands_over_its_last_counts_and_spans(
     address: HandoverAddress,
 ) -> None:
-    async with listening(AgentSide(address)) as agent:
+    async with listening(address) as agent:
         async with working(address) as worker:
             worker.sender.failed("relay")
             worker.sender.client_cut("slow")
@@ -334,7 +313,7 @@ async def test_a_record_goes_to_the_agent_at_once_if_none_went_a_moment_ago(
     address: HandoverAddress,
 ) -> None:
     sending.BATCH_WITHIN_S = 2 * WITHIN_S
-    async with working(address) as worker, listening(AgentSide(address)) as agent:
+    async with working(address) as worker, listening(address) as agent:
         first = worker.take(1)
         await until(lambda: agent.stored == first)
 
@@ -352,7 +331,7 @@ async def test_waiting_records_are_bounded_by_number_and_by_size(address: Handov
 async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
     address: HandoverAddress,
 ) -> None:
-    async with working(address) as worker, listening(AgentSide(address)) as agent:
+    async with working(address) as worker, listening(address) as agent:
         agent.failure = ValueError("cannot be")
         worker.take(1)
         assert await worker.sender.flush(WITHIN_S) == 0
@@ -369,7 +348,7 @@ async def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
 ) -> None:
     async with working(address, most=3) as worker:
         trace_ids = worker.take(1, 2, 3, 4, 5)
-        async with listening(AgentSide(address)) as agent:
+        async with listening(address) as agent:
             await until(lambda: agent.failures == {"store_behind": 2})
             assert await worker.sender.flush(WITHIN_S) == 0
             assert agent.stored == trace_ids[:3]
@@ -377,7 +356,7 @@ async def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
 
 @in_loop
 async def test_a_worker_knows_what_the_agent_knows_of_the_engines(address: HandoverAddress) -> None:
-    async with working(address) as worker, listening(AgentSide(address)) as agent:
+    async with working(address) as worker, listening(address) as agent:
         await until(lambda: worker.engines == UP)
         agent.engines = DOWN
         await until(lambda: worker.engines == DOWN)
@@ -389,7 +368,7 @@ async def test_a_worker_of_an_earlier_run_is_told_to_retire_and_loses_no_record(
 ) -> None:
     async with working(HandoverAddress(address.socket, "an earlier run")) as worker:
         trace_ids = worker.take(1)
-        async with listening(AgentSide(address)) as agent:
+        async with listening(address) as agent:
             await worker.retired.wait()
             assert await worker.sender.flush(WITHIN_S) == 0
             assert agent.stored == trace_ids
@@ -400,7 +379,7 @@ async def test_records_of_another_version_are_refused_and_counted(
     address: HandoverAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "RECORD_FIELDS", (*messages.RECORD_FIELDS, "new_field"))
-    async with working(address) as worker, listening(AgentSide(address)) as agent:
+    async with working(address) as worker, listening(address) as agent:
         worker.take(1, 2)
         assert await worker.sender.flush(WITHIN_S) == 0
         assert (agent.stored, agent.failures) == ([], {"record_refused": 2})
@@ -410,7 +389,7 @@ async def test_records_of_another_version_are_refused_and_counted(
 async def test_a_message_over_the_limit_ends_the_connection_and_no_other(
     address: HandoverAddress,
 ) -> None:
-    async with listening(AgentSide(address)) as agent, working(address) as worker:
+    async with listening(address) as agent, working(address) as worker:
         reader, writer = await asyncio.open_unix_connection(address.socket)
         writer.write((messages.MAX_MESSAGE_BYTES + 1).to_bytes(4))
         assert await reader.read() == messages.framed(messages.Engines(UP))

@@ -10,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.records.request import ProxyView
-from agent.sources.proxy.exchange import Ending, RawHeaders
+from agent.sources.proxy.exchange import Ending
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
 from agent.sources.proxy.measuring.json_values import json_keys
 from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions
 from agent.sources.proxy.measuring.request_fields import UNKNOWN, RequestFields, read_request_fields
 from tests.sources.proxy.measuring.playing import JSON_HEAD, Played, Setup
 
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ONE = {"include_usage": True}
 BOTH = {"include_usage": True, "continuous_usage_stats": True}
 
 
-def fields_of(
-    body: bytes, route: str = "/v1/chat/completions", *, continuous_usage: bool = False
-) -> RequestFields:
+def fields_of(body: bytes, route: str = CHAT, *, continuous_usage: bool = False) -> RequestFields:
     return read_request_fields(
         body, PROTOCOLS[route], count_tokens=True, continuous_usage=continuous_usage
     )
@@ -66,51 +65,45 @@ def test_include_usage_is_added_with_the_smallest_edit_of_the_text(body: str, se
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted", "final", "each"),
+    ("options", "final", "each"),
     [
-        (None, BOTH, True, True),
-        ({}, BOTH, True, True),
-        (ONE, BOTH, False, True),
-        ({"continuous_usage_stats": True}, BOTH, True, True),
-        ({"continuous_usage_stats": False, "include_usage": False}, BOTH, True, True),
+        ({}, True, True),
+        (ONE, False, True),
+        ({"continuous_usage_stats": True}, True, True),
+        ({"continuous_usage_stats": False, "include_usage": False}, True, True),
+        (BOTH, False, False),
     ],
 )
 def test_continuous_usage_is_added_to_the_clients_options(
-    options: Any, wanted: Any, final: bool, each: bool
+    options: Any, final: bool, each: bool
 ) -> None:
-    body = {"stream": True} if options is None else {"stream": True, "stream_options": options}
+    body = {"stream": True, "stream_options": options}
     fields = fields_of(json.dumps(body).encode(), continuous_usage=True)
-    assert fields.body is not None
-    assert json.loads(fields.body) == {"stream": True, "stream_options": wanted}
     assert (fields.final_usage_added, fields.chunk_usage_added) == (final, each)
-
-
-def test_a_body_that_has_all_options_is_unchanged() -> None:
-    body = json.dumps({"stream": True, "stream_options": BOTH}).encode()
-    assert fields_of(body, continuous_usage=True) == RequestFields(streamed=True, choices=1)
+    if final or each:
+        assert json.loads(fields.body or b"") == {"stream": True, "stream_options": BOTH}
+    else:
+        assert fields == RequestFields(streamed=True, choices=1)
 
 
 @pytest.mark.parametrize(
-    ("body", "why"),
+    "body",
     [
-        (b'{"stream":false}', "no stream"),
-        (b"{}", "no stream"),
-        (b'{"stream":1}', "stream is not true"),
-        (b'{"stream":"true"}', "stream is not true"),
-        (b'{"stream":true,"stream_options":[]}', "not an object"),
-        (b'{"stream":true,"stream_options":"x"}', "not an object"),
-        (b'{"stream":true,"stream_options":{"include_usage":"yes"}}', "not a boolean"),
-        (b'{"stream":true,"stream_options":{"a":1,"a":2}}', "a repeated key"),
+        b'{"stream":false}',
+        b"{}",
+        b'{"stream":1}',
+        b'{"stream":"true"}',
+        b'{"stream":true,"stream_options":[]}',
+        b'{"stream":true,"stream_options":"x"}',
+        b'{"stream":true,"stream_options":{"include_usage":"yes"}}',
+        b'{"stream":true,"stream_options":{"a":1,"a":2}}',
     ],
 )
-def test_a_body_that_an_engine_may_reject_is_unchanged(body: bytes, why: str) -> None:
+def test_a_body_that_is_no_stream_or_that_an_engine_may_reject_is_unchanged(body: bytes) -> None:
     fields = fields_of(body)
     assert fields is not UNKNOWN
-    assert (fields.body, fields.final_usage_added, fields.chunk_usage_added) == (
-        None,
-        False,
-        False,
-    ), why
+    added = (fields.body, fields.final_usage_added, fields.chunk_usage_added)
+    assert added == (None, False, False)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +133,16 @@ def test_of_a_repeated_key_the_last_value_counts_as_for_the_engines() -> None:
     assert (engines["model"], engines["stream"], engines["n"]) == ("b", True, 1)
 
 
-@pytest.mark.parametrize("route", ["/v1/responses", "/v1/messages"])
-def test_protocols_that_always_count_get_no_options(route: str) -> None:
-    fields = fields_of(b'{"model":"m","stream":true}', route, continuous_usage=True)
-    assert fields == RequestFields(model="m", streamed=True, choices=1)
-
-
-def test_no_option_is_added_when_count_tokens_is_off() -> None:
+@pytest.mark.parametrize(
+    ("route", "count_tokens"), [(RESPONSES, True), (MESSAGES, True), (CHAT, False)]
+)
+def test_no_option_is_added_where_tokens_are_counted_anyway_or_not_at_all(
+    route: str, count_tokens: bool
+) -> None:
     body = b'{"model":"m","stream":true}'
-    fields = read_request_fields(body, PROTOCOLS[CHAT], count_tokens=False, continuous_usage=True)
+    fields = read_request_fields(
+        body, PROTOCOLS[route], count_tokens=count_tokens, continuous_usage=True
+    )
     assert fields == RequestFields(model="m", streamed=True, choices=1)
 
 
@@ -249,18 +243,22 @@ def test_text_that_json_rejects_is_rejected(text: str) -> None:
 
 REQUEST_ID = b"x-request-id"
 KEY = b"sk-0123456789abcdef"
+BEARER = (b"authorization", b"Bearer " + KEY)
+X_API_KEY = (b"x-api-key", KEY)
+NO_KEY = (b"authorization", b"Basic dXNlcg==")
 
 
 def played_with(*headers: tuple[bytes, bytes], setup: Setup | None = None) -> Played:
     return (setup or Setup()).play("/v1/completions", {"prompt": "a"}, [], headers=headers)
 
 
-def tenant(*headers: tuple[bytes, bytes], named: str | None = None) -> str | None:
-    return played_with(*headers, setup=Setup(MeasuringOptions(tenant_header=named))).record.tenant
+def tenant(*headers: tuple[bytes, bytes]) -> str | None:
+    options = MeasuringOptions(tenant_header="X-Team")
+    return played_with(*headers, setup=Setup(options)).record.tenant
 
 
 def test_the_tenant_is_a_digest_of_the_key() -> None:
-    known = tenant((b"authorization", b"Bearer " + KEY))
+    known = played_with(BEARER).record.tenant
     assert known is not None
     assert known.startswith("key-")
     assert len(known) == len("key-") + 12
@@ -273,59 +271,40 @@ def test_the_tenant_is_a_digest_of_the_key() -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        ((b"authorization", b"bearer  " + KEY),),
-        ((b"x-api-key", KEY),),
-        ((b"x-api-key", b" " + KEY + b" "),),
-        ((b"authorization", b"Basic dXNlcg=="), (b"x-api-key", KEY)),
+        [(b"authorization", b"bearer  " + KEY)],
+        [X_API_KEY],
+        [(b"x-api-key", b" " + KEY + b" ")],
+        [NO_KEY, X_API_KEY],
+        *(
+            [(b"x-team", unusable), X_API_KEY]
+            for unusable in (b"", b"x" * 257, b"a\0b", b"\xff\xfe")
+        ),
     ],
 )
-def test_one_key_is_one_tenant_in_any_header(headers: RawHeaders) -> None:
-    assert tenant(*headers) == tenant((b"authorization", b"Bearer " + KEY))
+def test_one_key_is_one_tenant_in_any_header(headers: list[tuple[bytes, bytes]]) -> None:
+    assert tenant(*headers) == tenant(BEARER)
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        (),
-        ((b"authorization", b"Bearer "),),
-        ((b"authorization", b"Basic dXNlcg=="),),
-        ((b"x-api-key", b""),),
-    ],
+    "headers", [[], [(b"authorization", b"Bearer ")], [NO_KEY], [(b"x-api-key", b"")]]
 )
-def test_without_a_key_the_tenant_is_unknown(headers: RawHeaders) -> None:
+def test_without_a_key_the_tenant_is_unknown(headers: list[tuple[bytes, bytes]]) -> None:
     assert tenant(*headers) is None
 
 
 def test_the_tenant_header_wins_over_the_key() -> None:
-    headers = ((b"x-team", b" search "), (b"x-api-key", KEY))
-    assert tenant(*headers, named="X-Team") == "search"
-    assert tenant(*headers) == tenant((b"x-api-key", KEY))
+    assert tenant((b"x-team", b" search "), X_API_KEY) == "search"
+    assert played_with((b"x-team", b"search"), X_API_KEY).record.tenant == tenant(X_API_KEY)
 
 
-@pytest.mark.parametrize("value", [b"", b"x" * 257, b"a\x00b", b"\xff\xfe"])
-def test_an_unusable_tenant_header_falls_back_to_the_key(value: bytes) -> None:
-    headers = ((b"x-team", value), (b"x-api-key", KEY))
-    assert tenant(*headers, named="x-team") == tenant((b"x-api-key", KEY))
-
-
-@pytest.mark.parametrize("value", [None, b""])
-def test_a_request_without_an_id_gets_its_span_id(value: bytes | None) -> None:
-    played = played_with(*(() if value is None else ((REQUEST_ID, value),)))
+@pytest.mark.parametrize("value", [None, b"", b"x" * 257, b"a\x07", b"\xff"])
+def test_without_a_usable_id_a_client_gets_the_span_id_of_the_row(value: bytes | None) -> None:
+    played = played_with(*([] if value is None else [(REQUEST_ID, value)]))
     assert played.record.request_id == played.record.span_id
     own = (REQUEST_ID, played.record.span_id.encode())
-    assert own in played.exchange.headers
     assert played.exchange.added_headers == (own,)
-
-
-@pytest.mark.parametrize("value", [b"x" * 257, b"a\x07", b"\xff"])
-def test_an_unusable_id_passes_unchanged_and_the_client_gets_the_one_of_the_row(
-    value: bytes,
-) -> None:
-    played = played_with((REQUEST_ID, value))
-    assert played.record.request_id == played.record.span_id
     # What the exchange does not replace is relayed as the client sent it.
-    assert REQUEST_ID not in dict(played.exchange.headers)
-    assert played.exchange.added_headers == ((REQUEST_ID, played.record.span_id.encode()),)
+    assert dict(played.exchange.headers).get(REQUEST_ID) == (None if value else own[1])
 
 
 @pytest.mark.parametrize("value", ["x" * 256, "größe", "a b"])
@@ -337,8 +316,7 @@ def test_an_id_of_up_to_256_bytes_is_that_of_the_row(value: str) -> None:
 
 
 def test_a_client_may_get_no_id() -> None:
-    setup = Setup(MeasuringOptions(return_request_id=False))
-    played = played_with(setup=setup)
+    played = played_with(setup=Setup(MeasuringOptions(return_request_id=False)))
     assert played.exchange.added_headers == ()
     assert (REQUEST_ID, played.record.span_id.encode()) in played.exchange.headers
 
@@ -352,24 +330,18 @@ def test_the_engine_gets_the_trace_context_and_the_record_its_ids() -> None:
     assert span.records == [played.record]
 
 
-def test_limits_are_read_in_milliseconds_and_recorded_in_seconds() -> None:
+@pytest.mark.parametrize(
+    ("value", "limit_s"),
+    [(b"250", 0.25), *((bad, None) for bad in (b"", b"0", b"nan", b"inf", b"fast", b"\xff"))],
+)
+def test_a_limit_is_a_positive_number_of_milliseconds_or_ignored_and_counted(
+    value: bytes, limit_s: float | None
+) -> None:
     setup = Setup()
-    headers = ((b"x-slo-ttft-ms", b"250"), (b"x-slo-tpot-ms", b" 12.5 "))
+    headers = ((b"x-slo-ttft-ms", value), (b"x-slo-tpot-ms", b" 12.5 "))
     view = played_with(*headers, setup=setup).view
-    assert (view.ttft_limit_s, view.tpot_limit_s) == (0.25, 0.0125)
-    assert setup.failures == []
-
-
-@pytest.mark.parametrize("value", [b"", b"0", b"nan", b"inf", b"fast", b"\xff"])
-def test_a_limit_that_is_not_a_positive_number_is_ignored_and_counted(value: bytes) -> None:
-    setup = Setup()
-    headers = ((b"x-slo-ttft-ms", value), (b"x-slo-tpot-ms", b"30"))
-    view = played_with(*headers, setup=setup).view
-    assert (view.ttft_limit_s, view.tpot_limit_s) == (None, 0.03)
-    assert setup.failures == ["slo_header"]
-
-
-# Names of users, workloads and sessions
+    assert (view.ttft_limit_s, view.tpot_limit_s) == (limit_s, 0.0125)
+    assert setup.failures == ([] if limit_s else ["slo_header"])
 
 
 def test_trusted_headers_name_the_user_the_workload_and_the_session() -> None:
@@ -377,14 +349,11 @@ def test_trusted_headers_name_the_user_the_workload_and_the_session() -> None:
         user_header="X-User", workload_header="X-Job", session_header="X-Session-ID"
     )
     sent = ((b"x-user", b"ann"), (b"x-job", "größe".encode()), (b"x-session-id", b"s" * 257))
-    view = Setup(names).play("/v1/chat/completions", {"model": "m"}, [], headers=sent).view
+    view = played_with(*sent, setup=Setup(names)).view
     # A name that is too long for its column is unknown.
     assert (view.end_user, view.workload, view.session) == ("ann", "größe", None)
-    view = Setup().play("/v1/chat/completions", {"model": "m"}, [], headers=sent).view
+    view = played_with(*sent).view
     assert (view.end_user, view.workload, view.session) == (None, None, None)
-
-
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
 
 def view_of(body: Any, path: str = CHAT, headers: Any = ()) -> ProxyView:
@@ -395,17 +364,22 @@ def view_of(body: Any, path: str = CHAT, headers: Any = ()) -> ProxyView:
     return played.view
 
 
-def data_url(size: int, kind: str = "image/png") -> str:
-    return f"data:{kind};base64,{encoded(size)}"
-
-
 def encoded(size: int) -> str:
     # Of these bytes, base64 makes slashes.
     return base64.b64encode(b"\xff" * size).decode()
 
 
-def image(url: str) -> dict[str, Any]:
+def data_url(size: int, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{encoded(size)}"
+
+
+def image(url: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def messages(*parts: Any) -> dict[str, Any]:
+    """A body whose only message has these parts."""
+    return {"messages": [{"role": "user", "content": list(parts)}]}
 
 
 SEVERAL: list[dict[str, Any]] = [
@@ -416,91 +390,59 @@ SEVERAL: list[dict[str, Any]] = [
     {"type": "input_audio", "input_audio": {"data": encoded(2000), "format": "wav"}},
     {"type": "video_url", "video_url": {"url": data_url(4002, "video/mp4")}},
 ]
-
-
-def test_parts_and_their_bytes_are_counted_over_all_messages() -> None:
-    messages = [
-        {"role": "system", "content": 'no part: {"type": "image_url"}'},
-        {"role": "user", "content": SEVERAL},
-        {"role": "assistant", "content": None},
-        {"role": "user", "content": [image(data_url(7))]},
-    ]
-    view = view_of({"model": "m", "messages": messages})
-    assert (view.media_parts, view.media_bytes) == (6, 1000 + 1001 + 2000 + 4002 + 7)
+OVER_MESSAGES = [
+    {"role": "system", "content": 'no part: {"type": "image_url"}'},
+    *messages(*SEVERAL)["messages"],
+    {"role": "assistant", "content": None},
+    *messages(image(data_url(7)))["messages"],
+]
+OF_RESPONSES = {"input": [{"content": [{"type": "input_image", "image_url": data_url(9)}]}]}
+OF_MESSAGES = messages({"type": "image", "source": {"type": "base64", "data": encoded(9)}})
+UNREADABLE = [
+    [1, {"type": 2}],
+    [{"content": [1], "type": 2}],
+    messages(image(7), 3)["messages"],
+    [{"type": 1}] + [{}] * 50_001,
+]
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "parts", "size_bytes"),
     [
-        (RESPONSES, {"input": [{"content": [{"type": "input_image", "image_url": data_url(9)}]}]}),
-        (
-            MESSAGES,
-            {
-                "messages": [
-                    {
-                        "content": [
-                            {"type": "image", "source": {"type": "base64", "data": encoded(9)}}
-                        ]
-                    }
-                ]
-            },
-        ),
+        (CHAT, {"messages": OVER_MESSAGES}, 6, 1000 + 1001 + 2000 + 4002 + 7),
+        (RESPONSES, OF_RESPONSES, 1, 9),
+        (MESSAGES, OF_MESSAGES, 1, 9),
+        # Larger than what is built of a body.
+        (CHAT, messages(*[image(data_url(3_000_000))] * 2), 2, 6_000_000),
+        (CHAT, {"prompt": "x"}, 0, 0),
+        (CHAT, {"messages": [{"role": "user", "content": "hello"}]}, 0, 0),
+        (RESPONSES, {"input": "hello"}, 0, 0),
+        (CHAT, {"messages": []}, 0, 0),
+        (CHAT, messages({"type": "text", "text": "x"}), 0, 0),
+        *((CHAT, {"messages": unreadable}, None, None) for unreadable in UNREADABLE),
     ],
 )
-def test_the_parts_of_other_protocols_are_counted(path: str, body: Any) -> None:
+def test_parts_of_media_and_their_bytes_are_counted(
+    path: str, body: Any, parts: int | None, size_bytes: int | None
+) -> None:
     view = view_of(body, path)
-    assert (view.media_parts, view.media_bytes) == (1, 9)
-
-
-def test_slashes_that_are_escaped_are_no_bytes() -> None:
-    body = json.dumps({"messages": [{"content": [image(data_url(1000))]}]}).replace("/", "\\/")
-    setup = Setup()
-    setup.begin(CHAT, body.encode()).ended(Ending.COMPLETE, 501.0)
-    (record,) = setup.records
-    assert record.proxied is not None
-    assert (record.proxied.media_parts, record.proxied.media_bytes) == (1, 1000)
+    assert (view.media_parts, view.media_bytes) == (parts, size_bytes)
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "media"),
     [
-        {"prompt": "x"},
-        {"messages": [{"role": "user", "content": "hello"}]},
-        {"input": "hello"},
-        {"messages": []},
-        {"messages": [{"content": [{"type": "text", "text": "x"}]}]},
+        # Slashes that are escaped are no bytes.
+        (json.dumps(messages(image(data_url(1000)))).replace("/", "\\/").encode(), (1, 1000)),
+        (None, (None, None)),
     ],
 )
-def test_a_request_without_media_has_none(body: Any) -> None:
-    view = view_of(body)
-    assert (view.media_parts, view.media_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [1, {"type": 2}],
-        [{"content": [1], "type": 2}],
-        [{"content": [{"type": "image_url", "image_url": {"url": 7}}, 3]}],
-        [{"type": 1}] + [{}] * 50_001,
-    ],
-)
-def test_media_of_messages_that_cannot_be_read_are_unknown(messages: Any) -> None:
-    view = view_of({"model": "m", "messages": messages})
-    assert (view.media_parts, view.media_bytes) == (None, None)
-
-
-def test_media_of_a_body_that_was_not_read_are_unknown() -> None:
+def test_media_of_a_body_are_those_of_its_text(body: bytes | None, media: tuple[Any, Any]) -> None:
     setup = Setup()
-    setup.begin(CHAT, None).ended(Ending.COMPLETE, 501.0)
-    (record,) = setup.records
-    assert record.proxied is not None
-    assert (record.proxied.media_parts, record.proxied.media_bytes) == (None, None)
-
-
-def test_media_larger_than_what_is_built_of_a_body_are_counted() -> None:
-    view = view_of({"messages": [{"content": [image(data_url(3_000_000))] * 2}]})
-    assert (view.media_parts, view.media_bytes) == (2, 6_000_000)
+    setup.begin(CHAT, body).ended(Ending.COMPLETE, 501.0)
+    view = setup.records[0].proxied
+    assert view is not None
+    assert (view.media_parts, view.media_bytes) == media
 
 
 @pytest.mark.parametrize(

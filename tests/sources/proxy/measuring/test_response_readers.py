@@ -29,10 +29,17 @@ from tests.sources.proxy.measuring.playing import (
 )
 
 
-def test_one_event_with_all_tokens_has_no_time_per_token() -> None:
-    sent = events(recorded("responses"))
-    deltas = [event for event in sent if b"output_text.delta" in event]
-    record = play("responses", [event for event in sent if event not in deltas[1:]]).record
+@pytest.mark.parametrize("name", ["chat.usage", "completions.usage", "responses"])
+def test_one_event_with_all_tokens_has_no_time_per_token(name: str) -> None:
+    sent = events(recorded(name))
+    if name == "responses":
+        deltas = [event for event in sent if b"output_text.delta" in event]
+        pieces = [event for event in sent if event not in deltas[1:]]
+    else:
+        # The last text comes with the finish reason.
+        pieces = sent[-3:]
+    record = play(name, pieces).record
+    assert record.ttft_s is not None
     assert record.output_tokens == 24
     assert (record.tpot_s, record.max_gap_s) == (None, None)
 
@@ -72,14 +79,6 @@ def test_reasoning_that_is_not_streamed_is_in_no_time_per_token(
     assert record.tpot_s == pytest.approx(len(deltas) / (tokens - 1))
 
 
-@pytest.mark.parametrize("name", ["chat.usage", "completions.usage"])
-def test_one_event_with_all_tokens_and_the_finish_reason_has_no_time_per_token(name: str) -> None:
-    *_, with_last_text, usage, done = events(recorded(name))
-    record = play(name, [with_last_text, usage, done]).record
-    assert (record.ttft_s, record.output_tokens) == (1, 24)
-    assert (record.tpot_s, record.max_gap_s) == (None, None)
-
-
 NAMES = sorted(path.stem.removeprefix(VERSION) for path in STREAMS.glob("*.sse"))
 CHAT = PROTOCOLS["/v1/chat/completions"]
 # It can read no event by itself.
@@ -109,32 +108,27 @@ def test_each_event_of_a_run_is_a_visible_token_by_itself(name: str) -> None:
     assert not any(count(b"\n".join([*tokens, line])) for line in others)
 
 
-def test_the_tokens_of_a_run_have_the_times_of_their_pieces() -> None:
-    found = read([TOKEN, TOKEN * 3, TOKEN + LAST], ONLY_RUNS)
-    assert found.missed is None
-    assert found.done
-    assert found.response_id
-    assert (found.timing.first_s, found.timing.visible_s) == (0.0, 0.0)
-    assert found.timing.gaps == {bin_of(0.0): 2, bin_of(1.0): 2}
-    assert found.timing.max_gap_s == 1.0
+THOUGHT = TOKEN.replace(b'"content":', b'"reasoning":')
 
 
-def test_the_end_of_a_stream_is_no_token() -> None:
-    found = read([TOKEN * 2, TOKEN, LAST], ONLY_RUNS)
-    assert found.done
-    assert found.timing.gaps == {bin_of(0.0): 1, bin_of(1.0): 1}
-
-
-def test_reasoning_before_a_token_is_read_at_once() -> None:
-    thought = TOKEN.replace(b'"content":', b'"reasoning":')
-    found = read([thought, thought * 2 + TOKEN, TOKEN + LAST], ONLY_RUNS)
+@pytest.mark.parametrize(
+    ("pieces", "visible_s", "gaps"),
+    [
+        ([TOKEN, TOKEN * 3, TOKEN + LAST], 0.0, {bin_of(0.0): 2, bin_of(1.0): 2}),
+        ([TOKEN * 2, TOKEN, LAST], 0.0, {bin_of(0.0): 1, bin_of(1.0): 1}),
+        ([THOUGHT, THOUGHT * 2 + TOKEN, TOKEN + LAST], 1.0, {bin_of(0.0): 2, bin_of(1.0): 2}),
+        ([TOKEN * 3 + LAST], 0.0, {bin_of(0.0): 2}),
+    ],
+)
+def test_the_tokens_of_a_run_have_the_times_of_their_pieces(
+    pieces: list[bytes], visible_s: float, gaps: dict[int, int]
+) -> None:
+    found = read(pieces, ONLY_RUNS)
     assert (found.missed, found.done) == (None, True)
-    assert (found.timing.first_s, found.timing.visible_s) == (0.0, 1.0)
-    assert found.timing.gaps == {bin_of(0.0): 2, bin_of(1.0): 2}
-
-
-def test_a_run_in_one_piece_has_a_longest_gap_of_zero() -> None:
-    assert read([TOKEN * 3], ONLY_RUNS).timing.max_gap_s == 0.0
+    assert found.response_id
+    assert (found.timing.first_s, found.timing.visible_s) == (0.0, visible_s)
+    assert found.timing.gaps == gaps
+    assert found.timing.max_gap_s == (len(pieces) > 1)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +169,7 @@ def test_after_a_token_without_a_count_the_tokens_of_an_event_are_unknown() -> N
     assert read([one, three, *[TOKEN] * MAX_DEFERRED_PIECES]).timing.chunk_tokens is None
 
 
-# The engine's own times of a request, from the `metrics` object of its response
-
+# The engine's own times of a request, from the `metrics` object of its response.
 QUEUED_AT, SCHEDULED_AT, FIRST_AT, LAST_AT = 100.0, 100.25, 101.0, 106.75
 PHASES = (SCHEDULED_AT - QUEUED_AT, FIRST_AT - SCHEDULED_AT, LAST_AT - FIRST_AT)
 OF_ENGINE = EngineView(
@@ -186,28 +179,29 @@ OF_ENGINE = EngineView(
     e2e_s=LAST_AT - QUEUED_AT,
 )
 ROUTE = "/v1/chat/completions"
-WITH_METRICS = ["chat-metrics.usage", "completions-metrics.usage", "responses-metrics"]
+UNKNOWN = (None, None, None)
 
 
 def phases(record: RequestRecord) -> tuple[float | None, ...]:
     return record.queue_s, record.prefill_s, record.decode_s
 
 
-@pytest.mark.parametrize("name", WITH_METRICS)
+@pytest.mark.parametrize(
+    "name", ["chat-metrics.usage", "completions-metrics.usage", "responses-metrics"]
+)
 def test_a_stream_with_metrics_has_both_views(name: str) -> None:
     setup = Setup()
     played = play(name, setup=setup)
     record = played.record
-    assert phases(record) == PHASES
-    user_ttft_s = record.ttft_s
-    assert user_ttft_s is not None
-    assert record.engine_view == OF_ENGINE._replace(holdback_s=user_ttft_s - 1.0)
-    assert record.vantage is Vantage.PROXY
+    assert (phases(record), record.vantage) == (PHASES, Vantage.PROXY)
+    assert record.engine_view == OF_ENGINE._replace(holdback_s=(record.ttft_s or 0) - 1.0)
     assert (played.client_bytes, setup.failures) == (recorded(name), [])
     alone = play(name.replace("-metrics", "")).record
     assert (record.ttft_s, record.tpot_s, record.e2e_s) == (alone.ttft_s, alone.tpot_s, alone.e2e_s)
-    assert phases(alone) == (None, None, None)
-    assert alone.engine_view is None
+    assert (phases(alone), alone.engine_view) == (UNKNOWN, None)
+    left = play(name, ending=Ending.CLIENT_GONE).record
+    assert left.engine_view is not None
+    assert left.engine_view.status is Status.OK, "the engine finished it"
 
 
 @pytest.mark.parametrize("name", ["chat-metrics", "completions-metrics"])
@@ -234,12 +228,6 @@ def test_a_whole_response_with_metrics_has_the_engines_times() -> None:
     assert played.client_bytes == sent
 
 
-def test_the_engine_finished_a_stream_whose_client_left_at_its_end() -> None:
-    record = play("chat-metrics.usage", ending=Ending.CLIENT_GONE).record
-    assert record.engine_view is not None
-    assert record.engine_view.status is Status.OK
-
-
 def whole(metrics: Any, n: int = 1, tokens: int = 24) -> tuple[Any, list[str]]:
     """The record of a whole response with these metrics, in 10 s, and the failures."""
     choices = [{"finish_reason": "stop"}] * n
@@ -250,20 +238,22 @@ def whole(metrics: Any, n: int = 1, tokens: int = 24) -> tuple[Any, list[str]]:
     return played.record, setup.failures
 
 
-def test_what_metrics_leave_out_is_unknown() -> None:
-    record, failures = whole({"time_to_first_token_ms": 750.0})
-    assert (phases(record), failures) == ((None, 0.75, None), [])
-    # Without the queue no TTFT is known.
-    assert record.engine_view == EngineView(status=Status.OK)
-
-
 @pytest.mark.parametrize(
-    "metrics",
-    [None, {}, [], 7, "x", {"speculative_decoding": {"num_drafts": 3}}, {"queue_time_ms": "1"}],
+    ("metrics", "n", "known", "view"),
+    [
+        # Without the queue no TTFT is known.
+        ({"time_to_first_token_ms": 750.0}, 1, (None, 0.75, None), EngineView(status=Status.OK)),
+        # Those of one of several choices are not the request's.
+        ({"queue_time_ms": 1.0, "time_to_first_token_ms": 2.0}, 2, UNKNOWN, None),
+        *(
+            (none, 1, UNKNOWN, None)
+            for none in (None, {}, [], 7, "x", {"spec": {"drafts": 3}}, {"queue_time_ms": "1"})
+        ),
+    ],
 )
-def test_metrics_without_times_are_no_view(metrics: Any) -> None:
-    record, failures = whole(metrics)
-    assert (phases(record), record.engine_view, failures) == ((None,) * 3, None, [])
+def test_what_metrics_leave_out_is_unknown(metrics: Any, n: int, known: Any, view: Any) -> None:
+    record, failures = whole(metrics, n)
+    assert (phases(record), record.engine_view, failures) == (known, view, [])
 
 
 @pytest.mark.parametrize("impossible_ms", [-1.0, 10_002.0, 10**400, -(10**400), 1e300])
@@ -274,12 +264,6 @@ def test_an_impossible_time_is_unknown_and_counted(impossible_ms: float) -> None
     assert record.engine_view is not None
     assert (record.engine_view.ttft_s, record.engine_view.e2e_s) == (None, None)
     assert failures == ["engine_times"]
-
-
-def test_times_of_one_of_several_choices_are_not_the_requests() -> None:
-    metrics = {"queue_time_ms": 1.0, "time_to_first_token_ms": 2.0, "generation_time_ms": 3.0}
-    record, failures = whole(metrics, n=2)
-    assert (phases(record), record.engine_view, failures) == ((None,) * 3, None, [])
 
 
 def test_one_token_has_no_time_per_token() -> None:

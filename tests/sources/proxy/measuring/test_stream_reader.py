@@ -1,7 +1,8 @@
 """Records of streams that a real vLLM sent. Their events arrive one second apart."""
 
 import json
-from itertools import pairwise
+import re
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import pytest
@@ -23,6 +24,7 @@ from agent.sources.proxy.measuring.stream_reader import (
 from tests.sources.proxy.measuring.playing import (
     MODEL,
     REQUESTS,
+    Played,
     Setup,
     events,
     ids_in,
@@ -41,15 +43,12 @@ def split(*pieces: bytes) -> list[bytes]:
     return [*found, rest] if rest else found
 
 
-@pytest.mark.parametrize("first", LINE_ENDS)
-@pytest.mark.parametrize("second", LINE_ENDS)
-def test_an_empty_line_ends_an_event_with_any_line_end(first: bytes, second: bytes) -> None:
-    if first + second == b"\r\n":
-        return
-    sent = b"data: a" + first + second + b"data: b" + first + second
-    events = split(sent)
-    assert [data_of(event) for event in events] == [b"a", b"b"]
-    assert b"".join(events) == sent
+@pytest.mark.parametrize("ends", sorted({*product(LINE_ENDS, LINE_ENDS)} - {(b"\r", b"\n")}))
+def test_an_empty_line_ends_an_event_with_any_line_end(ends: tuple[bytes, bytes]) -> None:
+    sent = b"data: a" + b"".join(ends) + b"data: b" + b"".join(ends)
+    found = split(sent)
+    assert [data_of(event) for event in found] == [b"a", b"b"]
+    assert b"".join(found) == sent
 
 
 def test_cr_lf_ends_one_line_wherever_it_is_cut() -> None:
@@ -231,49 +230,37 @@ def test_the_record_of_every_recorded_stream(name: str) -> None:
     assert (setup.failures, view.output_bytes) == ([], len(played.client_bytes))
 
 
-# Time per output token
+@pytest.mark.parametrize(
+    ("name", "tpot_s"),
+    [
+        ("chat.usage", 1.0),
+        ("chat.continuous", 1.0),
+        ("completions.usage", 1.0),
+        # 24 events, the first with 25 tokens if they are counted, the last at second 24.
+        ("chat-tools.continuous", 22 / (200 - 25)),
+        ("chat-tools.usage", 22 / (200 - 1)),
+        # An end-of-sequence token counts, and makes no gap.
+        ("chat-eos.usage", (4 - 2) / (3 - 1)),
+        ("chat-one-token.usage", None),
+        ("chat.plain", None),
+    ],
+)
+def test_the_time_per_token_leaves_out_the_tokens_of_the_first_event(
+    name: str, tpot_s: float | None
+) -> None:
+    assert play(name).record.tpot_s == (tpot_s and pytest.approx(tpot_s))
 
 
-def test_with_one_token_per_event_the_gap_is_the_time_per_token() -> None:
-    for name in ("chat.usage", "chat.continuous", "completions.usage"):
-        assert play(name).record.tpot_s == pytest.approx(1.0)
-
-
-def test_counted_tokens_of_the_first_event_are_left_out() -> None:
-    # 24 events, the first with 25 tokens, the last at second 24.
-    counted, uncounted = play("chat-tools.continuous"), play("chat-tools.usage")
-    assert counted.record.tpot_s == pytest.approx(22 / (200 - 25))
-    assert uncounted.record.tpot_s == pytest.approx(22 / (200 - 1))
-
-
-def test_an_end_of_sequence_token_counts_and_makes_no_gap() -> None:
-    played = play("chat-eos.usage")
-    assert played.record.output_tokens == 3
-    assert played.record.tpot_s == pytest.approx((4 - 2) / (3 - 1))
-    assert played.view.gaps == {bin_of(1.0): 1}
-
-
-def test_one_token_has_no_time_per_token() -> None:
-    assert play("chat-one-token.usage").record.tpot_s is None
-
-
-def test_without_counts_the_time_per_token_is_unknown() -> None:
-    assert play("chat.plain").record.tpot_s is None
+def gap_count(played: Played) -> int:
+    return sum((played.view.gaps or {}).values())
 
 
 def test_events_that_arrive_together_have_gaps_of_zero() -> None:
-    played = play("chat.usage", [recorded("chat.usage")])
+    sent = events(recorded("chat.usage"))
+    played = play("chat.usage", [b"".join(sent)])
     assert played.view.gaps == {bin_of(0.0): 23}
     assert played.record.max_gap_s == 0
-
-
-# Streams that differ from the recorded ones
-
-
-def test_each_event_of_a_piece_is_counted() -> None:
-    sent = events(recorded("chat.usage"))
     played = play("chat.usage", [*sent[:4], b"".join(sent[4:6]), b"".join(sent[6:9]), *sent[9:]])
-    assert sum((played.view.gaps or {}).values()) == 23
     assert played.view.gaps == {bin_of(1.0): 20, bin_of(0.0): 3}
 
 
@@ -290,7 +277,7 @@ def test_the_rest_of_an_event_does_not_match_the_template() -> None:
     sent = events(recorded("chat.plain"))
     glued = play("chat.plain", [*sent[:5], b": no end of line ", *sent[5:]])
     # The event that follows is part of the comment.
-    assert sum((glued.view.gaps or {}).values()) == 22
+    assert gap_count(glued) == 22
 
 
 def test_usage_in_a_later_event_with_text_is_read() -> None:
@@ -301,34 +288,31 @@ def test_usage_in_a_later_event_with_text_is_read() -> None:
     assert (record.input_tokens, record.output_tokens) == (8, 9)
 
 
-def test_a_tool_call_after_reasoning_in_one_event_is_visible() -> None:
+def test_a_tool_call_ends_reasoning_of_either_name() -> None:
     sent = events(recorded("chat-reasoning.plain"))
+    other = [event.replace(b'"reasoning":', b'"reasoning_content":') for event in sent]
+    played = play("chat-reasoning.plain", other)
+    assert (played.record.ttft_s, played.view.first_visible_s) == (2, 5)
     call = b',"tool_calls":[{"index":0,"function":{"name":"f"}}]}'
-    assert b'"reasoning":"' in sent[2]
     sent[2] = sent[2].replace(b"}", call, 1)
     assert play("chat-reasoning.plain", sent).view.first_visible_s == 3
 
 
-def test_reasoning_content_is_reasoning() -> None:
-    sent = recorded("chat-reasoning.plain").replace(b'"reasoning":', b'"reasoning_content":')
-    played = play("chat-reasoning.plain", events(sent))
-    assert (played.record.ttft_s, played.view.first_visible_s) == (2, 5)
-
-
-def test_empty_text_is_a_token_of_a_completion_and_none_of_a_chat() -> None:
-    texts = events(recorded("completions.plain"))
-    for place in (0, 4):
-        value = json.loads(texts[place][6:])["choices"][0]["text"].encode()
-        texts[place] = texts[place].replace(b'"text":"' + value + b'"', b'"text":""')
-    played = play("completions.plain", texts)
-    assert (played.record.ttft_s, sum((played.view.gaps or {}).values())) == (1, 23)
-    chat = events(recorded("chat.plain"))
-    for place in (1, 4):
-        value = json.loads(chat[place][6:])["choices"][0]["delta"]["content"].encode()
-        chat[place] = chat[place].replace(b'"content":"' + value + b'"', b'"content":""')
-    played = play("chat.plain", chat)
-    assert (played.record.ttft_s, sum((played.view.gaps or {}).values())) == (3, 21)
-    assert played.record.max_gap_s == 2
+@pytest.mark.parametrize(
+    ("name", "key", "places", "times"),
+    [
+        ("completions.plain", b'"text":', (0, 4), (1, 23, 1)),
+        ("chat.plain", b'"content":', (1, 4), (3, 21, 2)),
+    ],
+)
+def test_empty_text_is_a_token_of_a_completion_and_none_of_a_chat(
+    name: str, key: bytes, places: tuple[int, int], times: tuple[int, int, int]
+) -> None:
+    sent = events(recorded(name))
+    for place in places:
+        sent[place] = re.sub(key + rb'"[^"]+"', key + b'""', sent[place])
+    played = play(name, sent)
+    assert (played.record.ttft_s, gap_count(played), played.record.max_gap_s) == times
 
 
 def test_comments_and_pings_before_the_first_token_are_no_tokens() -> None:
