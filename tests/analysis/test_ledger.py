@@ -144,30 +144,9 @@ def test_work_of_open_requests_has_not_vanished(seed: int) -> None:
     assert closed, "the last minutes are closed"
 
 
-def test_a_long_stream_is_open_until_its_row_is_there() -> None:
-    """One stream of four minutes beside short requests, and one that vanishes in the first."""
-    jobs = [Job(number=1, at=2.0, prompt=500, output=4500)]
-    jobs += [Job(number=n, at=7.0 * n, prompt=100, output=40) for n in range(2, 32)]
-    jobs.append(Job(number=99, at=10.0, prompt=3010, output=900, leaves_at=50, has_row=False))
-    engine = SteppedEngine(SLOW, jobs).run(60.0 * MINUTES + 40)
-    stream = next(job for job in engine.ended if job.number == 1)
-    assert 200 < stream.ended_at < 280
-    for at in range(75, int(stream.ended_at), 60):
-        assert ledgers_to_close(computed(engine, at), at) == []
-    end = 60.0 * MINUTES + 30
-    closed = ledgers_to_close(computed(engine, end), end)
-    assert len(closed) == MINUTES - 1
-    inputs, outputs, requests = zip(*(unaccounted([each]) for each in closed), strict=True)
-    assert inputs == (3010, 0, 0, 0, 0)
-    assert requests == (1, 0, 0, 0, 0)
-    # Its tokens are taken to come evenly; the engine was slower while it served prompts.
-    assert outputs == pytest.approx((50, 0, 0, 0, 0), abs=15)
-    assert unaccounted(closed) == pytest.approx((3010, 50, 1), rel=1e-9)
-
-
 @pytest.mark.parametrize("per_s", [1, 10])
-def test_a_long_stream_between_many_short_requests_is_open(per_s: int) -> None:
-    """Some requests begin or end while a sample is read, for 0.15 s."""
+def test_a_long_stream_is_open_until_its_row_is_there(per_s: int) -> None:
+    """Beside many short requests, of which some begin or end while a sample is read."""
     chance = random.Random(per_s)
     jobs = [Job(number=1, at=2.0, prompt=500, output=3000)]
     jobs += [

@@ -104,10 +104,6 @@ def asked() -> Answer:
     return answer(LIMITS, GROUPS, streams())
 
 
-def scores_of(tool: str) -> list[list[Score]]:
-    return asked().scores[tool]
-
-
 def our_score(requests: Sequence[ClientRequest], compat: str, limits: LimitsMs) -> Score:
     limits_s = {
         f"{name}_s": None if limit_ms is None else limit_ms / 1000
@@ -138,27 +134,11 @@ def _values(request: ClientRequest) -> dict[str, Any]:
 def test_each_verdict_equals_that_of_the_tool(tool: str) -> None:
     different = [
         (limits, group, theirs, ours)
-        for limits, counted in zip(LIMITS, scores_of(tool), strict=True)
+        for limits, counted in zip(LIMITS, asked().scores[tool], strict=True)
         for group, theirs in zip(GROUPS, counted, strict=True)
         if (ours := our_score(group, tool, limits)) != theirs
     ]
     assert different == []
-
-
-@pytest.mark.parametrize(
-    ("tool", "requests", "score"),
-    [
-        ("guidellm", ONE_TOKEN, Score(0, 0)),
-        ("guidellm", CANCELLING, Score(1, 18)),
-        ("aiperf", CANCELLING, Score(1, 30)),
-        ("vllm", WITHOUT_TEXT, Score(2, 2)),
-    ],
-)
-def test_runs_that_differ_by_definition(
-    tool: str, requests: list[ClientRequest], score: Score
-) -> None:
-    assert scores_of(tool)[LIMITS.index(ALL_LIMITS)][GROUPS.index(requests)] == score
-    assert our_score(requests, tool, ALL_LIMITS) == score
 
 
 def test_the_time_per_token_ends_at_the_last_token_as_that_of_clients() -> None:

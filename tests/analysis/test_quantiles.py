@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import permutations
 from math import ceil, inf, nextafter
 
 import pytest
@@ -14,9 +13,7 @@ from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm
 
 from agent.analysis.quantiles import (
     BINS_PER_DOUBLING,
-    HIGHEST_BIN,
     LARGEST_S,
-    LOWEST_BIN,
     RELATIVE_ERROR,
     SCALE,
     SMALLEST_S,
@@ -49,17 +46,12 @@ def assert_close(found_s: float | None, expected_s: float) -> None:
     assert abs(found_s - expected_s) <= RELATIVE_ERROR * expected_s * ROUNDING
 
 
-@given(seconds)
+@given(seconds | st.integers(-19, 16).map(lambda power: nextafter(2.0**power, 0)))
+@example(1.0)
 def test_the_value_of_a_bin_is_within_the_relative_error_of_each_of_its_values(
     value_s: float,
 ) -> None:
     assert_close(value_of(bin_of(value_s)), value_s)
-
-
-@pytest.mark.parametrize("value_s", [2.0**power for power in range(-19, 17)])
-def test_the_error_holds_on_both_sides_of_every_power_of_two(value_s: float) -> None:
-    for near_s in (nextafter(value_s, 0), value_s, nextafter(value_s, inf)):
-        assert_close(value_of(bin_of(near_s)), near_s)
 
 
 @given(st.floats(min_value=0), st.floats(min_value=0))
@@ -93,16 +85,6 @@ def test_the_rank_is_the_smallest_that_covers_the_share(count: int, q: float, ra
     assert quantile(bins, q) == value_of(rank - 1)
 
 
-@given(st.lists(st.lists(seconds, max_size=20), min_size=2, max_size=4))
-def test_bins_of_parts_merge_to_the_bins_of_all_in_any_order(parts: list[list[float]]) -> None:
-    whole = bins_of([value for part in parts for value in part])
-    for order in permutations(parts):
-        merged: Counter[int] = Counter()
-        for part in order:
-            merged.update(bins_of(part))
-        assert merged == whole
-
-
 def test_no_values_have_no_quantile() -> None:
     assert quantile({}, 0.5) is None
     assert quantile({3: 0}, 0.5) is None
@@ -119,19 +101,6 @@ def test_zero_and_a_value_below_the_range_are_zero(value_s: float) -> None:
 def test_a_value_above_the_range_counts_as_the_largest(value_s: float) -> None:
     assert bin_of(value_s) == bin_of(LARGEST_S)
     assert quantile(bins_of([value_s]), 0.5) == pytest.approx(LARGEST_S, rel=0.01)
-
-
-BINS = st.dictionaries(st.integers(LOWEST_BIN, HIGHEST_BIN), st.integers(1, 2**63), max_size=30)
-
-
-@given(BINS)
-@example({})
-@example({LOWEST_BIN: 3})
-def test_a_histogram_has_the_counts_of_its_bins(bins: dict[int, int]) -> None:
-    histogram = exponential_from(bins)
-    counts = enumerate(histogram.bucket_counts, histogram.offset + 1)
-    lowest = {LOWEST_BIN: histogram.zero_count} if histogram.zero_count else {}
-    assert lowest | {index: count for index, count in counts if count} == bins
 
 
 @given(st.lists(st.floats(SMALLEST_S * 1.1, LARGEST_S), min_size=1))
@@ -159,12 +128,10 @@ def _at_edge(value_s: float) -> bool:
     return any(abs(value_s / edge - 1) < 1e-12 for edge in edges)
 
 
-def test_the_lowest_bin_is_the_zero_bucket() -> None:
+def test_a_histogram_has_a_zero_bucket_and_keeps_empty_bins_between_others() -> None:
     histogram = exponential_from(bins_of([0.0, SMALLEST_S, 1.0]))
     assert (histogram.zero_count, histogram.count, sum(histogram.bucket_counts)) == (2, 3, 1)
     assert SMALLEST_S <= ZERO_THRESHOLD_S < SMALLEST_S * 1.02
-
-
-def test_empty_bins_between_others_are_kept() -> None:
-    histogram = exponential_from({100: 1, 102: 5})
-    assert (histogram.offset, tuple(histogram.bucket_counts)) == (99, (1, 0, 5))
+    apart = exponential_from({100: 1, 102: 5})
+    assert (apart.offset, tuple(apart.bucket_counts)) == (99, (1, 0, 5))
+    assert exponential_from({}).count == 0

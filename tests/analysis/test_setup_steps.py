@@ -107,7 +107,6 @@ def test_other_engines_have_neither_spans_nor_a_plugin(program: str) -> None:
     [
         ("vllm", ["curl http://127.0.0.1:8000/metrics"]),
         ("sglang", ["--enable-metrics", "curl http://127.0.0.1:8000/metrics"]),
-        ("tgi", ["curl http://127.0.0.1:8000/metrics"]),
         (
             "trtllm",
             ["return_perf_metrics: true", "curl http://127.0.0.1:8000/prometheus/metrics"],
@@ -128,9 +127,6 @@ def test_a_later_command_keeps_what_earlier_steps_added() -> None:
     (*_, command) = lines(traced, StepName.PLUGIN)
     assert command == f"GOODPUT_AGENT_SOCKET=/run/goodput-agent/vllm.sock {SPANS_LINE}"
     assert lines(traced, StepName.LOG)[0] == f"{SPANS_LINE} 2>&1 | tee -a /var/log/chat-0.log"
-
-
-def test_a_plugin_of_an_engine_elsewhere_needs_a_shared_volume() -> None:
     assert "must share a machine" not in texts(PLAIN, StepName.PLUGIN)
     assert "must share a machine" in texts(replace(PLAIN, remote=True), StepName.PLUGIN)
 
@@ -190,11 +186,6 @@ def test_every_line_for_the_settings_is_a_setting() -> None:
                     assert shlex.split(line)
 
 
-def test_a_setting_of_an_engine_is_the_key_to_add_and_the_name_of_its_entry() -> None:
-    assert lines(PLAIN, StepName.GPU) == ["engines:", '  - name: "chat-0"', "    gpus: [0, 1]"]
-    assert "add to this engine" in texts(PLAIN, StepName.GPU)
-
-
 def test_a_step_that_an_engine_cannot_have_is_left_out_until_it_is_seen() -> None:
     without = replace(PLAIN, impossible=frozenset({StepName.GPU, StepName.PRICE}))
     assert not {"GPU", "price"} & {*names(without, "missing")}
@@ -236,24 +227,16 @@ def test_spans_over_http_and_with_a_token_have_their_variables() -> None:
     assert "OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20TOKEN" in line
 
 
-def test_without_a_receiver_the_settings_come_first() -> None:
-    target = spans_target(grpc=None, http=None, encrypted=False, needs_token=False, host=None)
-    assert lines(replace(PLAIN, spans=target), StepName.SPANS) == ['otlp: {grpc: "127.0.0.1:4317"}']
-
-
 # In one line
 
 
-def test_the_log_names_what_is_seen_and_the_next_command() -> None:
+def test_the_log_names_what_is_seen_and_the_next_step_on_one_line() -> None:
     assert next_step_text("chat-0", setup_steps(PLAIN)) == (
         f"engine chat-0: metrics; for single requests restart vLLM with: {SPANS_LINE}"
     )
-    everything = replace(PLAIN, seen=frozenset({StepName.METRICS}), impossible=frozenset(StepName))
+    everything = replace(PLAIN, impossible=frozenset(StepName))
     assert next_step_text("chat-0", setup_steps(everything)) == "engine chat-0: metrics"
-
-
-def test_a_setting_is_in_the_log_on_one_line() -> None:
-    short = replace(PLAIN, impossible=frozenset(StepName) - {StepName.GPU})
-    assert next_step_text("chat-0", setup_steps(short)).endswith(
+    one = replace(PLAIN, impossible=frozenset(StepName) - {StepName.GPU})
+    assert next_step_text("chat-0", setup_steps(one)).endswith(
         'add to this engine: engines: - name: "chat-0" gpus: [0, 1]'
     )

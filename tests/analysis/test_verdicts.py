@@ -1,6 +1,5 @@
 """Verdicts on requests, the limits that apply to them, and their excess."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import inf, nextafter
@@ -41,17 +40,40 @@ def test_a_measure_without_a_limit_is_not_judged(measure: str) -> None:
         assert judge(record(**{measure: figure_s}), objective(**others)) is MET
 
 
-@pytest.mark.parametrize("status", FAILURES)
-def test_a_failed_request_is_missed_however_fast_it_was(status: Status) -> None:
-    assert judge(record(status=status), objective()) is MISSED
+CANCELLED = {"status": Status.CANCELLED}
+ONE_TOKEN = {"tpot_s": None, "output_tokens": 1}
+NO_TOKEN = {"ttft_s": None, "tpot_s": None, "output_tokens": 0}
 
 
-def test_a_clients_mistake_is_in_no_attainment_unless_an_objective_counts_it() -> None:
-    typo = record(status=Status.INVALID, ttft_s=None, tpot_s=None, e2e_s=0.002)
-    plain, counting = objective("plain"), objective("counting", count_invalid=True)
-    judgement = Judge((plain, counting)).judgement(typo)
-    assert judgement.by_objective == (("counting", MISSED),)
-    assert Judge((plain,)).judgement(typo).by_objective == ()
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        *(({"status": status}, MISSED) for status in FAILURES),
+        *(({measure: None}, UNDETERMINED) for measure in MEASURES),
+        # A broken limit is missed although other values are unknown.
+        *(({**dict.fromkeys(MEASURES), measure: 9.0}, MISSED) for measure in MEASURES),
+        # A limit on TPOT does not apply to a response of one token.
+        (ONE_TOKEN, MET),
+        *(({"tpot_s": None, "output_tokens": n}, UNDETERMINED) for n in (0, 2, None)),
+        ({**ONE_TOKEN, "ttft_s": 0.3}, MISSED),
+        # A cancelled request may miss, but is never met.
+        (CANCELLED, UNDETERMINED),
+        ({**CANCELLED, **ONE_TOKEN}, UNDETERMINED),
+        ({**CANCELLED, **dict.fromkeys((*MEASURES, "output_tokens"))}, UNDETERMINED),
+        *(({**CANCELLED, measure: 9.0}, MISSED) for measure in MEASURES),
+        # Without a token it waited for one until its end.
+        ({**CANCELLED, **NO_TOKEN, "e2e_s": 0.2}, UNDETERMINED),
+        ({**CANCELLED, **NO_TOKEN, "e2e_s": nextafter(0.2, 1)}, MISSED),
+        ({**CANCELLED, **NO_TOKEN, "e2e_s": 0.9, "output_tokens": None}, UNDETERMINED),
+        (
+            {**CANCELLED, **NO_TOKEN, "e2e_s": 0.9, "proxied": ProxyView(ttft_limit_s=5.0)},
+            UNDETERMINED,
+        ),
+    ],
+)
+def test_the_verdict_on_a_request(values: dict[str, Any], verdict: Verdict) -> None:
+    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    assert judge(record(**values), limits) is verdict
 
 
 @pytest.mark.parametrize(
@@ -68,73 +90,18 @@ def test_a_clients_mistake_is_in_no_attainment_unless_an_objective_counts_it() -
 def test_a_clients_mistake_is_judged_as_the_load_generator_does(
     compat: str, verdicts: tuple[tuple[str, Verdict], ...]
 ) -> None:
-    typo = record(status=Status.INVALID)
-    theirs = objective(definition=DEFINITIONS[compat])
-    assert Judge((theirs,)).judgement(typo).by_objective == verdicts
-    left_out = objective(definition=DEFINITIONS[compat], count_invalid=False)
-    assert Judge((left_out,)).judgement(typo).by_objective == ()
+    typo = record(status=Status.INVALID, ttft_s=None, tpot_s=None, e2e_s=0.002)
+    for count_invalid, expected in ((None, verdicts), (False, ())):
+        theirs = objective(definition=DEFINITIONS[compat], count_invalid=count_invalid)
+        assert Judge((theirs,)).judgement(typo).by_objective == expected
 
 
-@every_measure
-def test_an_unknown_value_leaves_the_verdict_undetermined(measure: str) -> None:
-    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    assert judge(record(**{measure: None}), limits) is UNDETERMINED
-
-
-@every_measure
-def test_a_broken_limit_is_missed_although_other_values_are_unknown(measure: str) -> None:
-    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    figures: dict[str, Any] = {**dict.fromkeys(MEASURES), measure: 9.0}
-    assert judge(record(**figures), limits) is MISSED
-
-
-@pytest.mark.parametrize(
-    ("output_tokens", "verdict"), [(1, MET), (2, UNDETERMINED), (0, UNDETERMINED), (None, None)]
-)
-def test_a_limit_on_tpot_does_not_apply_to_a_response_of_one_token(
-    output_tokens: int | None, verdict: Verdict | None
-) -> None:
-    response = record(tpot_s=None, output_tokens=output_tokens)
-    assert judge(response, objective(ttft_s=0.2, tpot_s=0.03)) is (verdict or UNDETERMINED)
-
-
-def test_a_response_of_one_token_can_break_the_other_limits() -> None:
-    late = record(tpot_s=None, output_tokens=1, ttft_s=0.3)
-    assert judge(late, objective(ttft_s=0.2, tpot_s=0.03)) is MISSED
-
-
-# Cancelled requests
-
-
-def test_a_cancelled_request_within_its_limits_is_undetermined() -> None:
-    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    for values in (
-        {},
-        {"tpot_s": None, "output_tokens": 1},
-        {"ttft_s": None, "tpot_s": None, "output_tokens": 0, "e2e_s": 0.2},
-        dict.fromkeys((*MEASURES, "output_tokens")),
-    ):
-        assert judge(record(status=Status.CANCELLED, **values), limits) is UNDETERMINED
-
-
-@every_measure
-def test_a_cancelled_request_that_broke_a_limit_is_missed(measure: str) -> None:
-    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    assert judge(record(status=Status.CANCELLED, **{measure: 9.0}), limits) is MISSED
-
-
-def test_a_cancelled_request_without_a_token_waited_for_it_until_the_end() -> None:
-    left = record(
-        status=Status.CANCELLED, ttft_s=None, tpot_s=None, output_tokens=0, e2e_s=nextafter(0.2, 1)
-    )
-    assert judge(left, objective(ttft_s=0.2)) is MISSED
-    assert judge(left._replace(e2e_s=0.2), objective(ttft_s=0.2)) is UNDETERMINED
-    # Here it is unknown whether a token came.
-    assert judge(left._replace(output_tokens=None), objective(ttft_s=0.2)) is UNDETERMINED
+def test_an_objective_may_count_a_clients_mistake() -> None:
+    counting = Judge((objective(count_invalid=True),))
+    assert counting.judgement(record(status=Status.INVALID)).by_objective == (("chat", MISSED),)
 
 
 # Several objectives
-
 
 FAST = objective("fast", ttft_s=0.05)
 FAIR = objective("fair", ttft_s=0.2)
@@ -163,11 +130,10 @@ def test_only_an_objective_that_covers_a_request_judges_it(covering: Match, othe
     assert judgement.verdict is MET
 
 
-def test_a_request_without_an_objective_is_undetermined() -> None:
-    for objectives in ((), (OTHER,)):
-        judgement = Judge(objectives).judgement(record())
-        assert judgement.by_objective == ()
-        assert judgement.verdict is UNDETERMINED
+@pytest.mark.parametrize("objectives", [(), (OTHER,)])
+def test_a_request_without_an_objective_is_undetermined(objectives: tuple[Objective, ...]) -> None:
+    judgement = Judge(objectives).judgement(record())
+    assert (judgement.by_objective, judgement.verdict) == ((), UNDETERMINED)
 
 
 @given(
@@ -188,15 +154,12 @@ def test_the_verdict_of_all_objectives_is_the_worst(objectives: list[Any]) -> No
 def test_a_judge_gives_equal_requests_the_same_judgement() -> None:
     objectives = (FAST, FAIR, OTHER)
     used = Judge(objectives)
-    requests = [record(ttft_s=ttft_s, model=m) for ttft_s in (0.01, 0.1, 1) for m in ("a", "qwen")]
-    for request in requests:
+    for request in [record(ttft_s=t, model=m) for t in (0.01, 0.1, 1) for m in ("a", "qwen")]:
+        judgement = used.judgement(request)
         alone = Judge(objectives).judgement(request)
-        assert used.judgement(request).by_objective == alone.by_objective
-        assert used.judgement(request).verdict is alone.verdict
-        other = request._replace(trace_id="f" * 32)
-        assert used.judged(other) == (other, used.judgement(request))
-        assert used.judged(other).judgement is used.judgement(request)
-        assert used.missed(request) is (alone.verdict is MISSED)
+        assert (judgement.by_objective, judgement.verdict) == (alone.by_objective, alone.verdict)
+        assert used.judged(request._replace(trace_id="f" * 32)).judgement is judgement
+        assert used.missed(request) is (judgement.verdict is MISSED)
 
 
 def test_an_objective_matches_what_the_client_wrote_where_figures_have_no_such_label() -> None:
@@ -217,63 +180,36 @@ def test_an_objective_matches_what_the_client_wrote_where_figures_have_no_such_l
 # Limits that a client sent with its request
 
 
-REQUEST_LIMITS = {
-    "ttft_s": lambda limit_s: ProxyView(ttft_limit_s=limit_s),
-    "tpot_s": lambda limit_s: ProxyView(tpot_limit_s=limit_s),
-}
-every_request_limit = pytest.mark.parametrize(("measure", "with_limit"), REQUEST_LIMITS.items())
-WithLimit = Callable[[float], ProxyView]
-
-
-@every_request_limit
-def test_a_limit_of_the_request_replaces_the_objective_s(
-    measure: str, with_limit: WithLimit
+@pytest.mark.parametrize("measure", ["ttft_s", "tpot_s"])
+@pytest.mark.parametrize(
+    ("limit_s", "requested_s", "figure_s", "verdict"),
+    [
+        (0.1, 0.5, 0.5, MET),
+        (0.1, 0.5, 0.6, MISSED),
+        (0.1, 0.05, 0.08, MISSED),
+        # An objective without this limit.
+        (None, 0.2, 0.3, MISSED),
+        (None, None, 0.3, MET),
+    ],
+)
+def test_a_limit_of_the_request_replaces_the_objectives_and_no_other(
+    measure: str,
+    limit_s: float | None,
+    requested_s: float | None,
+    figure_s: float,
+    verdict: Verdict,
 ) -> None:
-    limits = objective(**{measure: 0.1})
-    for requested_s, figure_s, verdict in (
-        (0.5, 0.5, MET),
-        (0.5, 0.6, MISSED),
-        (0.05, 0.08, MISSED),
-    ):
-        request = record(**{measure: figure_s}, proxied=with_limit(requested_s))
-        assert judge(request, limits) is verdict
-
-
-@every_request_limit
-def test_a_limit_of_the_request_applies_when_the_objective_has_none(
-    measure: str, with_limit: WithLimit
-) -> None:
-    request = record(**{measure: 0.3}, proxied=with_limit(0.2))
-    assert judge(request, objective(e2e_s=60.0)) is MISSED
-    assert judge(request._replace(proxied=ProxyView()), objective(e2e_s=60.0)) is MET
-
-
-@every_request_limit
-def test_a_limit_of_the_request_does_not_change_the_other_limits(
-    measure: str, with_limit: WithLimit
-) -> None:
-    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    for other in {"ttft_s", "tpot_s", "e2e_s"} - {measure}:
-        request = record(**{other: 9.0}, proxied=with_limit(100.0))
-        assert judge(request, limits) is MISSED
-
-
-def test_a_cancelled_request_is_judged_by_its_own_limit() -> None:
-    left = record(status=Status.CANCELLED, ttft_s=None, tpot_s=None, output_tokens=0, e2e_s=3.0)
-    patient = left._replace(proxied=ProxyView(ttft_limit_s=5.0))
-    assert judge(left, objective(ttft_s=0.2)) is MISSED
-    assert judge(patient, objective(ttft_s=0.2)) is UNDETERMINED
-
-
-def test_a_limit_of_one_request_does_not_apply_to_the_next() -> None:
-    used = Judge((FAIR,))
-    slow = record(ttft_s=0.3)
-    patient = slow._replace(proxied=ProxyView(ttft_limit_s=1.0))
-    assert [used.judgement(request).verdict for request in (slow, patient, slow)] == [
-        MISSED,
-        MET,
-        MISSED,
-    ]
+    with_limit: dict[str, Any] = {measure.replace("_s", "_limit_s"): requested_s}
+    request = record(**{measure: figure_s}, proxied=ProxyView(**with_limit))
+    limits = objective(**{measure: limit_s}, e2e_s=60.0)
+    used = Judge((limits,))
+    assert judge(request, limits) is verdict
+    assert judge(request._replace(e2e_s=61.0), limits) is MISSED
+    # The limit of one request does not apply to the next.
+    plain = request._replace(proxied=None)
+    before = used.judgement(plain).verdict
+    assert used.judgement(request).verdict is verdict
+    assert used.judgement(plain).verdict is before
 
 
 # Sums of these have no rounding.
@@ -364,18 +300,6 @@ def test_without_a_span_the_limits_that_can_be_known_judge(
     assert judge(SLOW_TOKENS.proxied, objective("chat", **promise)) is verdict
 
 
-@pytest.mark.parametrize(
-    ("ttft_s", "e2e_s", "verdict"), [(0.2, 1.5, MISSED), (0.5, 1.4, MISSED), (0.5, 1.5, MET)]
-)
-def test_with_a_span_the_engine_gives_the_times_of_tokens(
-    ttft_s: float, e2e_s: float, verdict: Verdict
-) -> None:
-    both = joined(SLOW_TOKENS.proxied, SLOW_TOKENS.engines)
-    assert judge(both, objective("chat", ttft_s=ttft_s, e2e_s=e2e_s)) is verdict
-    # The figures of the row stay what the user saw.
-    assert (both.ttft_s, both.tpot_s) == (None, None)
-
-
 def test_the_span_of_one_choice_does_not_judge_several() -> None:
     proxied = SLOW_TOKENS.proxied._replace(proxied=ProxyView(streamed=False, choices=2))
     both = joined(proxied, SLOW_TOKENS.engines)
@@ -426,45 +350,34 @@ RECORD = RequestRecord(
 )
 
 
-def test_each_broken_limit_has_its_excess() -> None:
-    found = {each.limit: each.seconds for each in excesses(RECORD, OBJECTIVE)}
-    # TPOT: ten tokens after the first, each 50 ms over.
-    assert found == pytest.approx({TTFT: 0.3, TPOT: 0.5, E2E: 1.0})
+WHOLE = {
+    "vantage": Vantage.JOINED,
+    "proxied": ProxyView(streamed=False, choices=1),
+    "engine_view": EngineView(status=Status.OK, ttft_s=0.25, tpot_s=0.04, e2e_s=3.0),
+}
+STRICT = ProxyView(streamed=True, choices=1, ttft_limit_s=0.1)
 
 
-def test_a_limit_of_the_client_replaces_the_objectives() -> None:
-    strict = RECORD._replace(proxied=ProxyView(streamed=True, choices=1, ttft_limit_s=0.1))
-    assert excesses(strict, OBJECTIVE)[0].seconds == pytest.approx(0.4)
-
-
-def test_a_whole_response_is_judged_by_the_engines_own_times() -> None:
-    whole = RECORD._replace(
-        vantage=Vantage.JOINED,
-        proxied=ProxyView(streamed=False, choices=1),
-        engine_view=EngineView(status=Status.OK, ttft_s=0.25, tpot_s=0.04, e2e_s=3.0),
-    )
-    found = {each.limit: each.seconds for each in excesses(whole, OBJECTIVE)}
-    assert found == pytest.approx({TTFT: 0.05, E2E: 1.0})
-
-
-def test_the_excess_over_a_tpot_is_no_longer_than_the_request() -> None:
-    # Of 1,001 tokens most came before the first event: 2.5 s after it at 100 ms each are 25.
-    hidden = RECORD._replace(output_tokens=1001, reasoning_tokens=970)
-    (tpot,) = [each for each in excesses(hidden, OBJECTIVE) if each.limit == TPOT]
-    assert (tpot.value_s, tpot.limit_s) == pytest.approx((2.5, 25 * 0.05))
-
-
-def test_tokens_that_nobody_counted_are_estimated_from_the_times() -> None:
-    uncounted = RECORD._replace(output_tokens=None)
-    (tpot,) = [each for each in excesses(uncounted, OBJECTIVE) if each.limit == TPOT]
-    # 2.5 s after the first token at 100 ms each are 25 tokens.
-    assert tpot.seconds == pytest.approx(25 * 0.05)
-
-
-@pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.THROTTLED])
-def test_a_failure_has_no_seconds(status: Status) -> None:
-    (only,) = excesses(RECORD._replace(status=status), OBJECTIVE)
-    assert (only.limit, only.seconds) == (FAILURE, None)
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # TPOT: ten tokens after the first, each 50 ms over.
+        ({}, {TTFT: 0.3, TPOT: 0.5, E2E: 1.0}),
+        ({"proxied": STRICT}, {TTFT: 0.4, TPOT: 0.5, E2E: 1.0}),
+        # A whole response is judged by the engine's own times.
+        (WHOLE, {TTFT: 0.05, E2E: 1.0}),
+        # 2.5 s after the first token at 100 ms each are 25 tokens, whether fewer or more have
+        # been counted: of 1,001 most came before the first event.
+        ({"output_tokens": 1001, "reasoning_tokens": 970}, {TTFT: 0.3, TPOT: 1.25, E2E: 1.0}),
+        ({"output_tokens": None}, {TTFT: 0.3, TPOT: 1.25, E2E: 1.0}),
+        *(({"status": status}, {FAILURE: None}) for status in FAILURES),
+    ],
+)
+def test_each_broken_limit_has_its_excess(
+    values: dict[str, Any], expected: dict[str, float | None]
+) -> None:
+    found = {each.limit: each.seconds for each in excesses(RECORD._replace(**values), OBJECTIVE)}
+    assert found == pytest.approx(expected)
 
 
 _latency = st.one_of(st.none(), st.floats(0.001, 10.0))

@@ -67,7 +67,6 @@ def _rows(*lengths: tuple[int, int]) -> AuditEvidence:
 
 
 CACHE_CASES = (
-    AuditCase("prefix caching", PASS, evidence(), "80,000 of 200,000 (40 %)"),
     AuditCase(
         "prefix caching", FAIL, with_engine(cache_config={"enable_prefix_caching": "False"}),
         "off", "remove --no-enable-prefix-caching",
@@ -81,7 +80,6 @@ CACHE_CASES = (
         "off", "remove --no-enable-prefix-caching",
     ),
     AuditCase("prefix caching", UNKNOWN, NO_EXPOSITION, "no series of a known engine"),
-    AuditCase("size for the traffic", PASS, evidence(), "2,621.4 of the mean 200 tokens"),
     AuditCase(
         "size for the traffic", WARN, with_facts({(fact.KV_CAPACITY_TOKENS, ()): 10_000.0}),
         "50.0 of the mean 200 tokens; --max-num-seqs 64", "lower --max-num-seqs to 50",
@@ -107,18 +105,15 @@ CACHE_CASES = (
         "size for the traffic", UNKNOWN,
         with_engine(input_lengths=None, max_model_len=131_072), "no request has finished",
     ),
-    AuditCase("preemptions", PASS, evidence(), "0 in 900 requests"),
     AuditCase("preemptions", WARN, with_facts({(fact.PREEMPTIONS, ()): 8.0}), "8 in 900", "fp8"),
     AuditCase("preemptions", FAIL, with_facts({(fact.PREEMPTIONS, ()): 9.0}), "9 in 900", "fp8"),
     AuditCase("preemptions", UNKNOWN, IDLE, "no request has finished"),
-    AuditCase("usage", PASS, evidence(), "50 % now, 2 requests wait"),
     AuditCase("usage", FAIL, with_facts({(fact.KV_CACHE_USAGE, ()): 0.95}), "95 %", "fp8"),
     AuditCase(
         "usage", WARN,
         with_facts({(fact.KV_CACHE_USAGE, ()): 1.0, (fact.REQUESTS_WAITING, ()): 0.0}),
         "100 % now, 0 requests wait", "fp8",
     ),
-    AuditCase("memory fraction", PASS, evidence(), "0.92"),
     AuditCase(
         "memory fraction", WARN, with_engine(cache_config={"gpu_memory_utilization": "0.5"}),
         "0.5", "--gpu-memory-utilization 0.85",
@@ -131,7 +126,6 @@ CACHE_CASES = (
 )  # fmt: skip
 
 TRAFFIC_CASES = (
-    AuditCase("--max-model-len", PASS, evidence(), "the longest of 900 requests had 200"),
     AuditCase(
         "--max-model-len", FAIL, _rows((2000, 48), *[(150, 50)] * 99),
         "1 of 100 (1 %) reached it", "raise --max-model-len above 2048",
@@ -158,7 +152,6 @@ TRAFFIC_CASES = (
     AuditCase(
         "--max-model-len", UNKNOWN, with_engine(max_model_len=None), "does not name max_model_len"
     ),
-    AuditCase("refused requests", PASS, evidence(), "2 of 902"),
     AuditCase(
         "refused requests", WARN, with_engine(answered={"2xx": 90.0, "4xx": 10.0}),
         "10 of 100 (10 %)", "--max-model-len",
@@ -180,7 +173,6 @@ TRAFFIC_CASES = (
         "queue", WARN, with_facts({(fact.REQUESTS_WAITING, ()): 11.0}), "11 requests wait",
         "add a replica",
     ),
-    AuditCase("--max-num-seqs", PASS, evidence(), "40 of 64 run now"),
     AuditCase(
         "--max-num-seqs", WARN,
         with_facts({(fact.REQUESTS_RUNNING, ()): 64.0, (fact.KV_CACHE_USAGE, ()): 0.2}),
@@ -195,13 +187,11 @@ TRAFFIC_CASES = (
     ),
     AuditCase("--max-num-seqs", UNKNOWN, NO_FLAGS, "the engine is not on this machine"),
     AuditCase("--max-num-seqs", UNKNOWN, FILE_FLAGS, "in a file (--config)"),
-    AuditCase("chunked prefill", PASS, evidence(), "not switched off"),
     AuditCase(
         "chunked prefill", WARN, evidence(command_line=command_line(no_enable_chunked_prefill="")),
         "off", "remove --no-enable-chunked-prefill",
     ),
     AuditCase("chunked prefill", UNKNOWN, FILE_FLAGS, "in a file (--config)"),
-    AuditCase("speculation depth", PASS, evidence(), "no speculative decoding"),
 )  # fmt: skip
 
 _DRAFTS = {
@@ -244,9 +234,7 @@ SPECULATION_CASES = (
 )  # fmt: skip
 
 WATCHING_CASES = (
-    AuditCase("statistics", PASS, evidence(), "facts of vllm"),
     AuditCase("statistics", FAIL, NO_EXPOSITION, "no series", "remove --disable-log-stats"),
-    AuditCase("expected series", PASS, evidence(), "all 26 of vllm"),
     AuditCase(
         "expected series", WARN, with_facts({(fact.OUTPUT_TOKENS, ()): None}),
         "1 of 26 absent: llm_engine_output_tokens", "renamed",
@@ -256,7 +244,6 @@ WATCHING_CASES = (
         with_facts({(fact.OUTPUT_TOKENS, ()): None, (fact.REQUESTS_FINISHED, ("stop",)): 0.0}),
         "some come with the first request", "send a request",
     ),
-    AuditCase("bucket edges", PASS, evidence(), "3 limits are edges"),
     AuditCase(
         "bucket edges", WARN, evidence(limits=LatencyLimits(ttft_s=(0.2,), e2e_s=(5.0,))),
         "ttft 0.2 s is between the edges 0.1 and 0.25",
@@ -272,7 +259,6 @@ WATCHING_CASES = (
         """--custom-histogram-buckets '{"inter_token_latency": [0.005, """,
     ),
     AuditCase("bucket edges", UNKNOWN, evidence(limits=LatencyLimits()), "no objective"),
-    AuditCase("spans", PASS, evidence(), "was there after 0.6 s"),
     AuditCase("spans", PASS, evidence(trial=None), "its 900 newest requests"),
     AuditCase(
         "spans", FAIL, evidence(trial=trial(span_lead_s=None, waited_s=20.0)),
@@ -299,7 +285,6 @@ WATCHING_CASES = (
         ),
         "no request was sent", "--send-request",
     ),
-    AuditCase("clocks", PASS, evidence(), "within 1 s by the span, HTTP's Date"),
     AuditCase(
         "clocks", WARN, evidence(trial=trial(span_lead_s=-3.0)), "3.0 s behind by the span",
         "chrony",
@@ -316,7 +301,6 @@ WATCHING_CASES = (
         "clocks", UNKNOWN, evidence(engine=engine(sample=None, date_lead_s=None), trial=None),
         "no span has arrived",
     ),
-    AuditCase("plugin", PASS, evidence(), "the agent hears of it"),
     AuditCase(
         "plugin", WARN, evidence(agent=AgentEvidence()),
         "has no plugin_socket", "pip install ./plugins/vllm",
@@ -328,7 +312,6 @@ WATCHING_CASES = (
 )  # fmt: skip
 
 SAFETY_CASES = (
-    AuditCase("security notices", PASS, evidence(), "0.33.0: none of the 12"),
     AuditCase(
         "security notices", WARN, with_engine(version="0.31.0"),
         "GHSA-542m-9234-8gvf (medium", "vLLM 0.32.0 or newer; https://github.com/vllm-project/",
@@ -338,7 +321,6 @@ SAFETY_CASES = (
         "GHSA-94f4-hr76-p5j6 (critical", "vLLM 0.32.0 or newer",
     ),
     AuditCase("security notices", UNKNOWN, with_engine(version=None), "version"),
-    AuditCase("access", PASS, evidence(), "a key is needed"),
     AuditCase(
         "access", PASS,
         evidence(engine=engine(needs_key=False), addresses=frozenset({"127.0.0.1", "::1"})),
@@ -361,10 +343,8 @@ SAFETY_CASES = (
         "we reach it from another machine",
         "--api-key",
     ),
-    AuditCase("health", PASS, evidence(), "/health gives 200"),
     AuditCase("health", FAIL, with_engine(health=503), "/health gives 503", "restart"),
     AuditCase("health", FAIL, with_engine(health=None), "does not answer", "restart"),
-    AuditCase("graceful stop", PASS, evidence(), "--shutdown-timeout 30"),
     AuditCase(
         "graceful stop", WARN, evidence(command_line=command_line(shutdown_timeout="0")),
         "0 s: running requests are aborted", "--shutdown-timeout 30",
@@ -377,7 +357,6 @@ SAFETY_CASES = (
 )  # fmt: skip
 
 TIME_OUT_CASES = (
-    AuditCase("client time-outs", PASS, evidence(), "clients left 0 of 900 (0 %)"),
     AuditCase(
         "client time-outs", PASS, evidence(agent=watched(1.5, 2.9, 7.0, 7.1, 12.0, 30.0, 55.0)),
         "clients left 7 of 900 (0.778 %), and no time-out shows",
@@ -391,7 +370,6 @@ TIME_OUT_CASES = (
     AuditCase("client time-outs", UNKNOWN, evidence(agent=None), "agent"),
     AuditCase("warm-up", UNKNOWN, evidence(agent=None), "agent"),
     AuditCase("warm-up", UNKNOWN, evidence(agent=AgentEvidence()), "has no request"),
-    AuditCase("warm-up", PASS, evidence(), "no request since the engine's start missed"),
     AuditCase(
         "warm-up", WARN, evidence(agent=AgentEvidence(requests=900, cold=12)),
         "12 requests missed because the engine had just started", "before the engine gets traffic",

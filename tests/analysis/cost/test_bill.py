@@ -11,7 +11,6 @@ from agent.analysis.cost.bill import (
     Bill,
     BillParts,
     GroupSpending,
-    Spending,
     bill,
     electricity_usd,
     energy_joules,
@@ -38,11 +37,6 @@ def gpus_usd(
 ) -> float | None:
     found = bill(PriceList(prices=prices), window, engine="chat-0", gpus=gpus)
     return None if found is None else found.gpus_usd
-
-
-def test_every_gpu_costs_its_price_for_the_whole_minute() -> None:
-    minute = TimeRange(10.0, 70.0)
-    assert gpus_usd(price(3.0, gpu=H100), window=minute, gpus=(H100,) * 4) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("name", ["H100-SXM", "h100-sxm", H100, "H100 80GB HBM3"])
@@ -76,34 +70,38 @@ def test_every_gpu_needs_a_price_of_its_own_or_of_its_engine(
     assert gpus_usd(*prices, gpus=gpus) == usd
 
 
-def test_a_minute_with_a_price_change_uses_each_price_for_its_time() -> None:
-    before, after = price(2.0, gpu=H100, until=900.0), price(4.0, gpu=H100, from_at=900.0)
-    assert gpus_usd(before, after) == pytest.approx(2.0 / 4 + 4.0 * 3 / 4)
-
-
-def test_a_window_with_an_unpriced_part_has_no_bill() -> None:
-    assert gpus_usd(price(2.0, gpu=H100, until=3599.0)) is None
-
-
-def test_a_price_includes_its_start_and_excludes_its_end() -> None:
-    day = price(2.0, gpu=H100, from_at=0.0, until=3600.0)
-    assert gpus_usd(day) == 2.0
-    assert gpus_usd(day, window=TimeRange(3600.0, 3601.0)) is None
-
-
-def test_electricity_includes_the_pue() -> None:
-    # 700 W for an hour and 30 % more for cooling, at 20 cents.
-    power = Electricity(usd_per_kwh=0.2, pue=1.3)
-    assert electricity_usd(power, 700 * 3600) == pytest.approx(0.7 * 1.3 * 0.2)
+@pytest.mark.parametrize(
+    ("prices", "window", "usd"),
+    [
+        ([_OF_H100], TimeRange(10.0, 70.0), 2.5 / 60),
+        # Each price counts for its time, from its start to before its end.
+        (
+            [price(2.0, gpu=H100, until=900.0), price(4.0, gpu=H100, from_at=900.0)],
+            HOUR,
+            2.0 / 4 + 4.0 * 3 / 4,
+        ),
+        ([price(2.0, gpu=H100, from_at=0.0, until=3600.0)], HOUR, 2.0),
+        ([price(2.0, gpu=H100, from_at=0.0, until=3600.0)], TimeRange(3600.0, 3601.0), None),
+        # A window with an unpriced part has no bill.
+        ([price(2.0, gpu=H100, until=3599.0)], HOUR, None),
+    ],
+)
+def test_a_price_counts_for_its_time(
+    prices: list[Price], window: TimeRange, usd: float | None
+) -> None:
+    assert gpus_usd(*prices, window=window) == (usd and pytest.approx(usd))
 
 
 def test_unmeasured_electricity_is_none_and_not_in_the_bill() -> None:
-    prices = PriceList(prices=(price(2.0, gpu=H100),), electricity=Electricity(usd_per_kwh=0.2))
+    # 700 W for an hour and 30 % more for cooling, at 20 cents.
+    power = Electricity(usd_per_kwh=0.2, pue=1.3)
+    assert electricity_usd(power, 700 * 3600) == pytest.approx(0.7 * 1.3 * 0.2)
+    prices = PriceList(prices=(_OF_H100,), electricity=power)
     unmeasured = bill(prices, HOUR, engine="chat-0", gpus=(H100,))
-    assert unmeasured == Bill(gpus_usd=2.0, electricity_usd=None)
+    assert unmeasured == Bill(gpus_usd=2.5, electricity_usd=None)
     measured = bill(prices, HOUR, engine="chat-0", gpus=(H100,), joules=3.6e6)
     assert measured is not None
-    assert measured.usd == pytest.approx(2.2)
+    assert measured.usd == pytest.approx(2.5 + 0.26)
 
 
 MINUTE = TimeRange(0.0, 60.0)
@@ -116,47 +114,38 @@ def gpu_sample(gpu: str, at: float, joules: float | None) -> GpuSample:
     return GpuSample(gpu=gpu, index=0, name="NVIDIA H100 80GB HBM3", at=at, facts=facts)
 
 
-def test_energy_is_interpolated_between_two_samples() -> None:
-    samples = [gpu_sample("a", -30, 0), gpu_sample("a", 30, 600), gpu_sample("a", 90, 1800)]
-    assert energy_joules(samples, ["a"], MINUTE) == pytest.approx(300 + 600)
-
-
-def test_a_counter_reset_counts_from_zero() -> None:
-    samples = [gpu_sample("a", 0, 5000), gpu_sample("a", 30, 6000), gpu_sample("a", 60, 400)]
-    assert energy_joules(samples, ["a"], MINUTE) == 1400
-
-
-def test_a_sample_without_energy_is_skipped() -> None:
-    samples = [gpu_sample("a", 0, 0), gpu_sample("a", 30, None), gpu_sample("a", 60, 900)]
-    assert energy_joules(samples, ["a"], MINUTE) == 900
-
-
 @pytest.mark.parametrize(
-    ("samples", "gpus"),
+    ("samples", "gpus", "joules"),
     [
-        ([], ["a"]),
-        ([("a", 0, 0), ("a", 59, 9)], ["a"]),
-        ([("a", 1, 0), ("a", 60, 9)], ["a"]),
-        ([("a", 0, None), ("a", 60, None)], ["a"]),
-        ([("a", 0, 0), ("a", 60, 9)], ["a", "b"]),
-        ([("a", 0, 0), ("a", 60, 9)], []),
+        # Interpolated between two samples.
+        ([("a", -30, 0), ("a", 30, 600), ("a", 90, 1800)], ["a"], 900),
+        # Reset.
+        ([("a", 0, 5000), ("a", 30, 6000), ("a", 60, 400)], ["a"], 1400),
+        # A sample without energy is skipped.
+        ([("a", 0, 0), ("a", 30, None), ("a", 60, 900)], ["a"], 900),
+        # The engine's GPUs add up, and others are left out.
+        (
+            [
+                *(("a", 0, 100), ("b", 0, 0), ("c", 0, 0)),
+                *(("a", 60, 20_100), ("b", 60, 7000), ("c", 60, 1000)),
+            ],
+            ["a", "b"],
+            27_000,
+        ),
+        # Unknown unless every GPU has samples for the whole minute.
+        ([], ["a"], None),
+        ([("a", 0, 0), ("a", 59, 9)], ["a"], None),
+        ([("a", 1, 0), ("a", 60, 9)], ["a"], None),
+        ([("a", 0, None), ("a", 60, None)], ["a"], None),
+        ([("a", 0, 0), ("a", 60, 9)], ["a", "b"], None),
+        ([("a", 0, 0), ("a", 60, 9)], [], None),
     ],
 )
-def test_energy_is_unknown_unless_every_gpu_has_samples_for_the_whole_minute(
-    samples: list[tuple[str, float, float | None]], gpus: list[str]
+def test_the_energy_of_a_minute(
+    samples: list[tuple[str, float, float | None]], gpus: list[str], joules: float | None
 ) -> None:
-    assert energy_joules([gpu_sample(*values) for values in samples], gpus, MINUTE) is None
-
-
-def test_the_engines_gpus_add_up_and_others_are_left_out() -> None:
-    ends = {"a": (100, 20_100), "b": (0, 7000), "of another engine": (0, 1000)}
-    samples = [
-        gpu_sample(gpu, 60.0 * end, joules)
-        for end in (0, 1)
-        for gpu, counts in ends.items()
-        for joules in (counts[end],)
-    ]
-    assert energy_joules(samples, ["a", "b"], MINUTE) == 27_000
+    found = energy_joules([gpu_sample(*values) for values in samples], gpus, MINUTE)
+    assert found == (joules and pytest.approx(joules))
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=2, max_size=8), st.floats(1, 59))
@@ -175,29 +164,20 @@ def test_the_energy_of_two_parts_is_the_energy_of_the_minute(
     assert both >= 0
 
 
-def spent(*minutes: MinuteRow) -> Spending:
-    return spending(minutes)
-
-
 def test_unpriced_minutes_are_counted_and_the_others_have_their_cost() -> None:
-    found = spent(minute(0), minute(1, **UNKNOWN), minute(2))
-    assert found.bill_usd == 2.0
-    assert (found.priced_s, found.unpriced_s) == (120, 60)
-
-
-def test_requests_and_tokens_of_an_unpriced_minute_do_not_change_the_ratios() -> None:
-    with_unpriced, priced = spent(minute(0), minute(1, **UNKNOWN)).ratios, spent(minute(0)).ratios
-    assert with_unpriced == priced is not None
-
-
-def test_without_any_price_there_is_no_cost() -> None:
-    found = spent(minute(0, **UNKNOWN))
+    found = spending([minute(0), minute(1, **UNKNOWN), minute(2)])
+    assert (found.bill_usd, found.priced_s, found.unpriced_s) == (2, 120, 60)
+    assert found.ratios is not None
+    assert found.ratios == spending([minute(0), minute(2)]).ratios
+    # Of a dollar, 70 cents belong to the requests and 5 cents are unseen.
+    assert found.ratios.overhead == pytest.approx(1 / 0.7)
+    found = spending([minute(0, **UNKNOWN)])
     assert (found.cost, found.ratios, found.priced_s, found.unpriced_s) == (None, None, 0, 60)
 
 
 def test_gpus_that_cost_nothing_have_a_price_and_a_bill_of_zero() -> None:
     free = {name: 0.0 for name in UNKNOWN if name.endswith("_usd")}
-    found = spent(minute(0, **free))
+    found = spending([minute(0, **free)])
     assert found.ratios is not None
     assert (found.bill_usd, found.priced_s, found.unpriced_s) == (0, 60, 0)
     assert (found.ratios.per_request, found.ratios.per_million_output) == (0, 0)
@@ -221,13 +201,6 @@ def test_joules_per_token_are_of_all_tokens_that_the_engine_counted(
     found = spending(minutes)
     assert found.joules_per_output_token == (joules and pytest.approx(joules))
     assert (found.joules is None) is any(each.joules is None for each in minutes)
-
-
-def test_unseen_and_idle_time_are_overhead_of_the_requests() -> None:
-    """Of a dollar, 70 cents belong to the requests and 5 cents are unseen."""
-    ratios = spent(minute(0)).ratios
-    assert ratios is not None
-    assert ratios.overhead == pytest.approx(1 / 0.7)
 
 
 # Cents of three requests, of unseen work and of idle time, which make a bill of 6 cents.

@@ -36,44 +36,33 @@ KEY_2 = (f"{2:032x}", f"{2:016x}")
 ONE = [request(1, 10.0)]
 
 
-def test_the_cost_of_a_busy_minute_goes_to_its_only_request() -> None:
+def test_the_cost_of_a_busy_minute_goes_to_its_request_and_of_an_idle_one_to_none() -> None:
     long = request(1, 0.0, decode_s=59.0)._replace(ended_at=60.0)
     found = cost(samples_of(long), [long], serving=LLAMA_ON_H100)
     assert found.requests == {KEY_1: pytest.approx(60)}
-    assert (found.cost.idle, found.cost.unknown, found.cost.unseen) == pytest.approx(
-        (0, 0, 0), abs=1e-9
-    )
-
-
-def test_the_cost_of_an_idle_minute_goes_to_no_request() -> None:
-    still = [engine_sample(at, running=0.0, steps=5.0, output=9.0) for at in (0.0, 10.0, 20.0)]
-    still += [
-        engine_sample(at, running=0.0, steps=5.0, output=9.0) for at in (30.0, 40.0, 50.0, 60.0)
-    ]
-    found = cost(still)
-    assert (found.cost.idle, found.requests) == (60, {})
+    outside = (found.cost.idle, found.cost.unknown, found.cost.unseen)
+    assert outside == pytest.approx((0, 0, 0), abs=1e-9)
+    still = cost([engine_sample(at, running=0.0, output=9.0) for at in range(0, 61, 10)])
+    assert (still.cost.idle, still.requests) == (60, {})
 
 
 def test_a_request_without_engine_samples_has_a_cost() -> None:
-    found = cost([], ONE)
+    found = cost([], ONE, serving=Serving(model=LLAMA_ON_H100.model))
     assert found.requests == {KEY_1: pytest.approx(5)}
     assert found.cost.unknown == pytest.approx(55)
+    # Without known peaks tokens are the weights.
+    assert found.method is Method.TOKENS
 
 
-def test_counted_tokens_without_a_row_are_unseen() -> None:
-    found = cost(samples_of(*ONE, request(2, 10.0)), ONE)
-    assert found.cost.unseen == pytest.approx(2.5, rel=0.1)
-    assert found.requests[KEY_1] == pytest.approx(2.5, rel=0.1)
-    assert (found.cost.aborted, found.cost.idle) == (0, 55)
-
-
-def test_a_late_row_gets_the_unseen_cost() -> None:
+def test_counted_tokens_without_a_row_are_unseen_until_a_late_row_gets_them() -> None:
     second = request(2, 10.0)
     samples = samples_of(*ONE, second)
     early, late = cost(samples, ONE), cost(samples, [*ONE, second])
+    assert early.cost.unseen == pytest.approx(2.5, rel=0.1)
+    assert early.requests[KEY_1] == pytest.approx(2.5, rel=0.1)
+    assert (early.cost.aborted, early.cost.idle) == (0, 55)
     assert late.cost.unseen == pytest.approx(0, abs=1e-9)
     assert late.requests == {KEY_1: pytest.approx(2.5), KEY_2: pytest.approx(2.5)}
-    assert late.requests[KEY_2] == pytest.approx(early.cost.unseen, rel=0.1)
 
 
 @pytest.mark.parametrize("ends", [{"output": 21, "input": 100}, {"output": 0, "steps": 0}])
@@ -85,19 +74,19 @@ def test_busy_time_without_any_row_is_unseen_and_without_token_counts_unknown(
     assert cost(busy_samples(steps=10.0), [without_tokens]).cost.unknown == pytest.approx(60)
 
 
-@pytest.mark.parametrize("status", [Status.CANCELLED, Status.TIMEOUT, Status.ERROR])
-def test_a_failed_request_costs_like_any_other_and_is_aborted(status: Status) -> None:
-    rows = [*ONE, request(2, 20.0, status=status)]
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"status": each} for each in (Status.CANCELLED, Status.TIMEOUT, Status.ERROR)),
+        {"finish_reason": "abort"},
+    ],
+)
+def test_a_failed_request_costs_like_any_other_and_is_aborted(given: dict[str, Any]) -> None:
+    rows = [*ONE, request(2, 20.0, **given)]
     found = cost(samples_of(*rows), rows)
     assert found.requests == {KEY_1: pytest.approx(5), KEY_2: pytest.approx(5)}
     assert found.cost.aborted == found.requests[KEY_2]
-    assert found.cost.unseen + found.cost.aborted == pytest.approx(5)
     assert whole(found) == pytest.approx(60)
-
-
-def test_a_request_aborted_by_the_engine_is_aborted_cost() -> None:
-    found = cost(samples_of(*ONE), [request(1, 10.0, finish_reason="abort")])
-    assert found.cost.aborted == pytest.approx(5)
 
 
 def test_a_request_outside_the_minute_has_no_cost() -> None:
@@ -131,25 +120,17 @@ def test_prompt_tokens_that_were_not_computed_are_cached() -> None:
 @pytest.mark.parametrize(("role", "phase"), [(Role.PREFILL, "prefill"), (Role.DECODE, "decode")])
 def test_an_engine_of_one_phase_has_only_the_cost_of_that_phase(role: Role, phase: str) -> None:
     serving = Serving(model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, role=role)
-    found = cost(samples_of(*ONE), ONE, serving=serving)
+    # Prompt tokens counted by a decode engine are not its work.
+    counted = request(1, 10.0, input_tokens=5000) if role is Role.DECODE else ONE[0]
+    found = cost(samples_of(counted), ONE, serving=serving)
     of_phase = {"prefill": found.cost.prefill, "decode": found.cost.decode}
     assert of_phase[phase] == pytest.approx(5)
     assert found.cost.unseen == pytest.approx(0, abs=1e-9)
 
 
-def test_without_known_peaks_tokens_are_the_weights() -> None:
-    assert cost([], ONE, serving=Serving(model=LLAMA_ON_H100.model)).method is Method.TOKENS
-
-
 def test_two_rows_with_one_key_are_one_request() -> None:
     once, twice = cost(busy_samples(), ONE), cost(busy_samples(), ONE * 2)
     assert twice.requests == {KEY_1: pytest.approx(once.requests[KEY_1])}
-
-
-def test_prompt_tokens_counted_by_a_decode_engine_are_not_its_work() -> None:
-    serving = Serving(model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, role=Role.DECODE)
-    samples = samples_of(request(1, 10.0, input_tokens=5000))
-    assert cost(samples, ONE, serving=serving).cost.unseen == pytest.approx(0, abs=1e-9)
 
 
 def test_cached_tokens_have_no_weight_with_the_token_method() -> None:
@@ -280,13 +261,15 @@ def test_a_lone_stream_pays_its_time_and_a_burst_after_it_its_own(serving: Servi
     assert charged_s(engine, burst, serving) == pytest.approx(true_s(burst), rel=0.02)
 
 
+def cached_but_for_a_token() -> list[Job]:
+    return [Job(number=100 + n, at=10.0 + n, prompt=8192, cached=8191, output=1) for n in range(40)]
+
+
 @both_methods
 def test_prompts_share_their_steps_with_a_stream(serving: Serving) -> None:
     """A prompt that is cached but for a token computes as many in its step as the stream."""
     stream = jobs(1, 1, 0.2, 100, 12_000)
-    cached = [
-        Job(number=100 + n, at=10.0 + n, prompt=8192, cached=8191, output=1) for n in range(40)
-    ]
+    cached = cached_but_for_a_token()
     engine = served(stream, cached)
     # They are a fifth of a second at work.
     assert true_s(cached) == pytest.approx(0.102, abs=0.001)
@@ -343,14 +326,10 @@ def test_a_request_that_begins_and_ends_while_a_sample_is_read_pays_its_time(
 
 def unseen_beside_cached() -> tuple[SteppedEngine, list[Job]]:
     """An engine with 40 prompts that are cached but for a token, and 40 that have no row."""
-    stream = jobs(1, 1, 0.2, 100, 12_500)
-    cached = [
-        Job(number=100 + n, at=10.0 + n, prompt=8192, cached=8191, output=1) for n in range(40)
-    ]
     gone = [
         Job(number=200 + n, at=10.5 + n, prompt=500, output=1, has_row=False) for n in range(40)
     ]
-    return served(stream, cached, gone), gone
+    return served(jobs(1, 1, 0.2, 100, 12_500), cached_but_for_a_token(), gone), gone
 
 
 # One request of 100 input and 21 output tokens, busy for 5 of 60 s; a sample each 5 s.
@@ -380,18 +359,11 @@ def ratios(*rows: MinuteRow) -> CostRatios:
 
 
 def test_active_prices_use_busy_time_and_overhead_scales_them_to_the_bill() -> None:
-    found = ratios(*minutes())
-    assert found.per_request == pytest.approx(5)
-    assert found.overhead == pytest.approx(24)
-    assert found.allocated_per_request == pytest.approx(120)
-    assert found.per_million_output is not None
-    assert found.per_million_input is not None
-    in_and_out = found.per_million_input * 100 + found.per_million_output * 21
-    assert in_and_out == pytest.approx(5e6)
-
-
-def test_the_price_of_good_tokens_includes_the_whole_bill() -> None:
     found = ratios(*minutes(good_tokens=10))
+    assert (found.per_request, found.overhead) == pytest.approx((5, 24))
+    assert found.allocated_per_request == pytest.approx(120)
+    in_and_out = (found.per_million_input or 0) * 100 + (found.per_million_output or 0) * 21
+    assert in_and_out == pytest.approx(5e6)
     assert found.allocated_per_million_good_tokens == pytest.approx(120 / 10 * 1e6)
 
 

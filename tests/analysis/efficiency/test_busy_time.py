@@ -1,5 +1,6 @@
 """Busy, idle and unknown time of an engine."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
 from agent.analysis.efficiency.engine_observation import IntervalState, minute_start_near
-from agent.analysis.efficiency.request_activity import Activities, TimeRange, TimeRanges, covered_s
+from agent.analysis.efficiency.request_activity import TimeRange, TimeRanges, covered_s
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord, Status
 from tests.analysis.cost.engine_days import engine_sample, observation, request
@@ -125,45 +126,37 @@ def test_a_minute_gets_its_share_of_the_intervals_around_it() -> None:
     assert observation(samples, TEN).increase.output_tokens == pytest.approx(50 + 20)
 
 
-def test_a_minute_starts_at_the_nearest_sample() -> None:
-    times = [57.0, 62.0, 67.0]
-    assert minute_start_near(60.0, times, max_gap_s=15) == 62.0
-    assert minute_start_near(90.0, times, max_gap_s=15) == 90.0
-
-
 def test_intervals_reach_to_the_samples_around_the_minute() -> None:
     samples = [engine_sample(at, running=0) for at in (-9.0, -3.0, 4.0, 11.0, 14.0)]
     intervals = observation(samples, TEN).intervals
     assert (intervals[0].time.from_at, intervals[-1].time.until) == (-3.0, 11.0)
+    times = [57.0, 62.0, 67.0]
+    assert [minute_start_near(at, times, max_gap_s=15) for at in (60.0, 90.0)] == [62.0, 90.0]
+
+
+FULL = {"kv": 0.99, "waiting": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("counts", "full"),
+    ("times", "counts", "full_s"),
     [
-        ({"kv": 0.99, "waiting": 2}, True),
-        ({"kv": 0.99, "waiting": 0}, False),
-        ({"kv": 0.5, "waiting": 2}, False),
+        ((0.0, 5.0, 10.0), {5.0: FULL}, 5.0),
+        ((0.0, 5.0, 10.0), {5.0: FULL | {"waiting": 0.0}}, 0.0),
+        ((0.0, 5.0, 10.0), {5.0: FULL | {"kv": 0.5}}, 0.0),
+        # Preemptions mean that it was full.
+        ((0.0, 4.0, 6.0, 10.0), {6.0: {"preemptions": 1.0}, 10.0: {"preemptions": 1.0}}, 2.0),
+        # It could not be read for long.
+        ((0.0, 40.0), {0.0: FULL, 40.0: FULL | {"preemptions": 9.0}}, 0.0),
     ],
 )
-def test_a_cache_is_full_when_requests_wait(counts: dict[str, float], full: bool) -> None:
+def test_a_cache_is_full_when_requests_wait_for_it(
+    times: Sequence[float], counts: Mapping[float, dict[str, float]], full_s: float
+) -> None:
     samples = [
-        engine_sample(0.0, running=1),
-        engine_sample(5.0, running=1, **counts),
-        engine_sample(10.0, running=1),
+        engine_sample(at, **{"running": 1.0, "preemptions": 0.0, **counts.get(at, {})})
+        for at in times
     ]
-    assert observation(samples, TEN).cache_full_s == (5.0 if full else 0.0)
-
-
-def test_preemptions_mean_that_the_cache_was_full() -> None:
-    samples = [
-        engine_sample(at, running=1, preemptions=float(at > 4)) for at in (0.0, 4.0, 6.0, 10.0)
-    ]
-    assert observation(samples, TEN).cache_full_s == 2
-
-
-def test_an_unread_cache_is_not_counted_as_full() -> None:
-    gap = [engine_sample(at, running=1, preemptions=at, kv=0.99, waiting=3) for at in (0.0, 40.0)]
-    assert observation(gap, TEN).cache_full_s == 0
+    assert observation(samples, TEN).cache_full_s == full_s
 
 
 TWENTY = TimeRange(0.0, 20.0)
@@ -227,34 +220,28 @@ def test_without_any_row_the_pace_is_unknown_and_the_interval_busy() -> None:
 WITHOUT_PHASES = dict.fromkeys(("queue_s", "prefill_s", "decode_s"))
 
 
-def activity(**given: Any) -> Activities:
-    return active([request(1, 100.0, **given)])
-
-
-def phases(**given: Any) -> tuple[TimeRange, TimeRange]:
-    found = activity(**given)
-    return one(found.prefill), one(found.decode)
-
-
 def one(ranges: TimeRanges) -> TimeRange:
     (time,) = zip(*ranges, strict=True)
     return TimeRange(*time)
 
 
-def test_prefill_follows_the_queue_and_decode_the_prefill() -> None:
-    assert phases(queue_s=2.0, prefill_s=1.0, decode_s=4.0) == ((102, 103), (103, 107))
-
-
-def test_a_row_of_the_proxy_alone_has_phases_from_its_first_token_and_its_end() -> None:
-    assert phases(**WITHOUT_PHASES, ttft_s=1.5) == ((100, 101.5), (101.5, 105))
-
-
-def test_without_a_first_token_the_prefill_has_no_length() -> None:
-    assert phases(**WITHOUT_PHASES, ttft_s=None) == ((100, 100), (100, 105))
-
-
-def test_one_output_token_takes_no_decode() -> None:
-    assert one(activity(output_tokens=1, decode_s=None).decode) == (101, 101)
+@pytest.mark.parametrize(
+    ("values", "prefill", "decode"),
+    [
+        ({"queue_s": 2.0, "prefill_s": 1.0, "decode_s": 4.0}, (102, 103), (103, 107)),
+        # A row of the proxy alone.
+        ({**WITHOUT_PHASES, "ttft_s": 1.5}, (100, 101.5), (101.5, 105)),
+        ({**WITHOUT_PHASES, "ttft_s": None}, (100, 100), (100, 105)),
+        ({"output_tokens": 1, "decode_s": None}, (100, 101), (101, 101)),
+        ({"queue_s": -5.0, "prefill_s": -1.0, "decode_s": -2.0}, (100, 100), (100, 100)),
+    ],
+    ids=["all phases", "a first token", "no first token", "one token", "negative times"],
+)
+def test_prefill_follows_the_queue_and_decode_the_prefill(
+    values: dict[str, Any], prefill: tuple[float, float], decode: tuple[float, float]
+) -> None:
+    found = active([request(1, 100.0, **values)])
+    assert (one(found.prefill), one(found.decode)) == (prefill, decode)
 
 
 @pytest.mark.parametrize("status", [Status.THROTTLED, Status.CANCELLED, Status.TIMEOUT])
@@ -271,7 +258,7 @@ def test_a_cancelled_request_with_a_known_phase_was_active(known: dict[str, Any]
 
 
 def test_the_first_token_ends_the_prefill_and_the_others_follow_evenly() -> None:
-    found = activity(prefill_s=1.0, decode_s=4.0, output_tokens=21)
+    found = active([request(1, 100.0)])
     assert found.output_in(TimeRange(100.0, 101.0)) == 0
     assert found.output_in(TimeRange(101.0, 103.0)) == pytest.approx(11)
     assert found.input_counted_in(TimeRange(100.0, 101.0)) == 0
@@ -288,10 +275,6 @@ def test_the_engine_s_cached_share_is_for_rows_without_cached_tokens() -> None:
     assert found.cached_tokens.tolist() == [25, 0, 100]
 
 
-def test_a_negative_time_counts_as_zero() -> None:
-    assert phases(queue_s=-5.0, prefill_s=-1.0, decode_s=-2.0) == ((100, 100), (100, 100))
-
-
 TIMES = st.floats(-1e3, 1e3)
 INTERVALS = st.tuples(TIMES, st.floats(0, 100)).map(lambda pair: TimeRange(pair[0], sum(pair)))
 WINDOW = TimeRange(0.0, 60.0)
@@ -301,17 +284,11 @@ def covered(ranges: list[TimeRange], time: TimeRange = WINDOW) -> float:
     return covered_s(TimeRanges.of(ranges), time)
 
 
-def test_time_in_two_intervals_is_counted_once() -> None:
+def test_time_in_two_intervals_is_counted_once_and_only_in_the_range() -> None:
     assert covered([TimeRange(5, 20), TimeRange(10, 15), TimeRange(15, 30)]) == 25
-
-
-def test_only_time_in_the_range_counts() -> None:
     assert covered([TimeRange(-10, 5), TimeRange(50, 90), TimeRange(70, 80)]) == 15
-
-
-def test_an_empty_range_lies_in_the_range_that_starts_there() -> None:
-    assert TimeRange(0, 0).share_in(WINDOW) == 1
-    assert TimeRange(60, 60).share_in(WINDOW) == 0
+    # An empty range lies in the range that starts there.
+    assert (TimeRange(0, 0).share_in(WINDOW), TimeRange(60, 60).share_in(WINDOW)) == (1, 0)
 
 
 @given(INTERVALS, st.floats(0, 60))

@@ -16,7 +16,7 @@ from tests.analysis.cost.engine_days import (
     minute_row,
     request,
 )
-from tests.analysis.efficiency.test_minute_efficiency import SINGLE, efficiency_of, minute
+from tests.analysis.efficiency.test_minute_efficiency import efficiency_of, minute
 
 
 def counters_of(
@@ -44,14 +44,6 @@ def test_counters_alone_say_what_requests_of_one_length_say() -> None:
     assert mbu == pytest.approx(by_rows.mbu, rel=0.1)
 
 
-def test_seven_billion_weights_are_two_flops_a_token_by_counters() -> None:
-    """14e9 FLOPs of each of 60 x 1,000 prompt tokens, on a GPU of 312 TFLOP/s, for a minute."""
-    mfu, _ = counters_of(
-        busy_samples(input=60_000, cached=0, output=60, first=60, steps=60), serving=SINGLE
-    )
-    assert mfu == pytest.approx(60_000 * 14e9 / (60 * 312e12), rel=0.02)
-
-
 def test_by_counters_an_idle_engine_has_a_utilisation_of_zero() -> None:
     still = engine_sample(0.0, running=0.0, input=7.0, output=7.0, first=1.0)
     assert counters_of([replace(still, at=float(at)) for at in range(0, 61, 5)]) == (0.0, 0.0)
@@ -63,8 +55,9 @@ def test_by_counters_an_idle_engine_has_a_utilisation_of_zero() -> None:
         {"output": 600.0, "input": 0.0, "first": 0.0},
         {"output": 600.0},
         {"output": 600.0, "input": 1000.0},
+        {"output": 600.0, "input": 0.0, "cached": 0.0, "first": 0.0, "finished": 5.0},
     ],
-    ids=["all began before", "no prompts counted", "no requests counted"],
+    ids=["all began before", "no prompts counted", "no requests counted", "requests only end"],
 )
 def test_without_lengths_counters_say_nothing(counts: dict[str, float]) -> None:
     assert counters_of(busy_samples(**counts)) == (None, None)
@@ -98,11 +91,6 @@ def replace_first(sample: EngineSample, first: float, prompt_tokens: float) -> E
         (INPUT_TOKENS.name, ()): prompt_tokens * share,
     }
     return replace(sample, facts={**sample.facts, **counts})
-
-
-def test_a_minute_in_which_requests_only_end_says_nothing() -> None:
-    counts = {"input": 0.0, "cached": 0.0, "output": 600.0, "first": 0.0, "finished": 5.0}
-    assert counters_of(busy_samples(**counts)) == (None, None)
 
 
 def test_minutes_without_a_row_do_not_lower_the_use_by_requests() -> None:

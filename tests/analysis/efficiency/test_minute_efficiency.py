@@ -127,15 +127,6 @@ def test_seven_billion_weights_at_100_tokens_a_second_use_70_percent_of_2_tb(
     assert computed.steps == {"counted" if samples is STREAM_SAMPLES else "estimated"}
 
 
-def test_weights_of_half_the_bits_use_half_the_bandwidth() -> None:
-    (group,) = SEVEN_BILLION.groups
-    (block,) = group.blocks
-    fp8 = replace(block, format=WeightFormat(8, Precision.BF16))
-    model = replace(SEVEN_BILLION, groups=(replace(group, blocks=(fp8,)),))
-    efficiency = efficiency_of(STREAM_SAMPLES, STREAM, Serving(model=model, gpu=TWO_TB_PER_S))
-    assert efficiency.requests.mbu == pytest.approx(0.7 * 7.1 / 14, rel=0.001)
-
-
 # Prompts of 4,000 tokens one after another, half a second each, with one output token each.
 PROMPTS = [
     request(number, number * 0.5, prefill_s=0.5, input_tokens=4000, output_tokens=1)
@@ -144,26 +135,21 @@ PROMPTS = [
 PROMPT_SAMPLES = busy_samples(output=120, steps=120, input=480_000, cached=0)
 
 
-def test_prefill_is_compute_bound_and_has_the_flops_of_its_prompts() -> None:
-    computed = window_of(minute_row(PROMPT_SAMPLES, PROMPTS, LLAMA_ON_H100))
-    assert computed.decode is None
-    assert computed.prefill is not None
-    # 4,000 tokens of 13.96 GFLOP, and 4 x 32 x 128 x 32 FLOPs for each of 8 million pairs.
-    assert computed.prefill.mfu == pytest.approx(120 * (55.8e12 + 4.2e12) / 60 / 989.4e12, rel=0.01)
-    assert computed.prefill.bound is Bound.COMPUTE
-    assert computed.prefill.position is not None
-    assert computed.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
-
-
-def test_a_phase_is_measured_over_its_own_time_and_the_total_over_the_minute() -> None:
+def test_prefill_is_measured_over_its_own_time_and_the_total_over_the_minute() -> None:
     half = [row for row in PROMPTS if row.started_at < 30]
     samples = busy_samples(output=60, steps=60, input=240_000, cached=0)
     row = minute_row(samples, half, LLAMA_ON_H100)
     assert row.work.prefill_s == pytest.approx(30)
-    prefill = window_of(row).prefill
-    assert prefill is not None
-    assert prefill.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
-    assert efficiency_of(samples, half).requests.mfu == pytest.approx((prefill.mfu or 0) / 2)
+    computed = window_of(row)
+    assert computed.decode is None
+    assert computed.prefill is not None
+    # 4,000 tokens of 13.96 GFLOP, and 4 x 32 x 128 x 32 FLOPs for each of 8 million pairs.
+    mfu = computed.prefill.mfu or 0
+    assert mfu == pytest.approx(2 * (55.8e12 + 4.2e12) / 989.4e12, rel=0.01)
+    assert computed.prefill.bound is Bound.COMPUTE
+    assert computed.prefill.position is not None
+    assert computed.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
+    assert efficiency_of(samples, half).requests.mfu == pytest.approx(mfu / 2)
 
 
 def test_cached_tokens_are_no_work_of_prefill() -> None:
@@ -175,23 +161,16 @@ def test_cached_tokens_are_no_work_of_prefill() -> None:
     assert part.requests.mfu < whole * 0.3
 
 
-def test_the_engine_s_counters_are_per_gpu_of_a_rank() -> None:
+def test_the_engines_counters_are_per_gpu_of_a_rank_and_over_the_time_with_samples() -> None:
     samples = busy_samples(flops=2 * 60 * 98.94e12, read=2 * 60 * 1e12, written=0)
-    samples = [
-        replace(sample, facts={**sample.facts, ("llm_engine_data_parallel_ranks", ()): 2.0})
-        for sample in samples
-    ]
+    ranks = ("llm_engine_data_parallel_ranks", ())
+    samples = [replace(each, facts={**each.facts, ranks: 2.0}) for each in samples]
     spread = replace(LLAMA_ON_H100, parallelism=Parallelism(tensor=4, data=2))
     engine = efficiency_of(samples, [], spread).engine
-    assert engine.mfu == pytest.approx(0.1)
-    assert engine.mbu == pytest.approx(1 / 3.35)
-
-
-def test_the_engine_s_counters_are_over_the_time_with_samples() -> None:
-    half = busy_samples(flops=60 * 98.94e12)[:7]
-    engine = efficiency_of(half, []).engine
-    assert engine.mfu == pytest.approx(0.1)
-    assert engine.mbu is None
+    assert (engine.mfu, engine.mbu) == pytest.approx((0.1, 1 / 3.35))
+    half = efficiency_of(busy_samples(flops=60 * 98.94e12)[:7], []).engine
+    assert half.mfu == pytest.approx(0.1)
+    assert half.mbu is None
 
 
 def test_the_hardware_s_activity_is_scaled_by_its_clock_and_averaged_over_gpus() -> None:
@@ -223,17 +202,6 @@ def test_unknown_figures_are_none() -> None:
     for view in (efficiency.requests, efficiency.engine, efficiency.hardware):
         assert (view.mfu, view.mbu) == (None, None)
     assert efficiency.disagreements == ()
-
-
-def test_a_gpu_without_a_peak_for_the_model_still_has_a_bandwidth() -> None:
-    no_peak = replace(TWO_TB_PER_S, peak_flops_per_s={})
-    serving = Serving(model=SEVEN_BILLION, gpu=no_peak)
-    efficiency = efficiency_of(STREAM_SAMPLES, STREAM, serving)
-    assert efficiency.requests.mfu is None
-    assert efficiency.requests.mbu == pytest.approx(0.7, rel=0.001)
-    decode = window_of(minute_row(STREAM_SAMPLES, STREAM, serving)).decode
-    assert decode is not None
-    assert decode.bound is None
 
 
 def minute(running: float, times: Iterable[float] = range(0, 61, 5)) -> list[EngineSample]:
@@ -306,13 +274,21 @@ def test_the_work_of_two_parts_is_the_work_of_the_minute(cut: float) -> None:
     assert one + two == pytest.approx(both)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0])
-def test_no_time_is_no_utilisation(seconds: float) -> None:
-    assert LLAMA_ON_H100.utilisation(Work(1e12, 1e12), seconds) == (None, None)
-
-
-def test_without_a_model_only_the_bandwidth_is_known() -> None:
-    assert Serving(gpu=LLAMA_ON_H100.gpu).utilisation(Work(1e12, 3.35e12), 1.0) == (None, 1.0)
+@pytest.mark.parametrize(
+    ("serving", "seconds", "expected"),
+    [
+        (LLAMA_ON_H100, 0.0, (None, None)),
+        (LLAMA_ON_H100, -1.0, (None, None)),
+        # Without a model, or a peak for it, only the bandwidth is known.
+        (Serving(gpu=LLAMA_ON_H100.gpu), 1.0, (None, 1.0)),
+        (Serving(model=SEVEN_BILLION, gpu=replace(TWO_TB_PER_S, peak_flops_per_s={})), 1.0,
+         (None, 3.35 / 2)),
+    ],
+)  # fmt: skip
+def test_utilisation_without_a_time_or_a_peak_is_unknown(
+    serving: Serving, seconds: float, expected: tuple[float | None, float | None]
+) -> None:
+    assert serving.utilisation(Work(1e12, 3.35e12), seconds) == expected
 
 
 # Work and time of each phase when rows cover only a part of the engine's work
@@ -473,24 +449,18 @@ def test_prompts_of_unknown_duration_make_the_prefill_time_unknown() -> None:
 
 
 def test_each_choice_of_a_request_starts_from_its_prompt() -> None:
-    """Eight choices of 500 tokens need the work of eight requests, not of one with 4,000 tokens."""
-    several = request(1, 10.0, input_tokens=100, output_tokens=4000, proxied=ProxyView(choices=8))
+    """Three choices of 11 tokens together need the work of three requests."""
+    several = request(1, 10.0, decode_s=1.0, output_tokens=11, proxied=ProxyView(choices=3))
     activity = active([several])
-    single = active([several._replace(output_tokens=500, proxied=None)])
-    each = decode_work(single, LLAMA_ON_H100)
+    apart = [LLAMA_ON_H100.decode(100, tokens) for tokens in (4, 4, 3)]
     together = decode_work(activity, LLAMA_ON_H100)
-    assert together.kv_bytes == 8 * each.kv_bytes
-    assert together.flops == 8 * each.flops
-    assert activity.decoded_tokens == 8 * single.decoded_tokens
-
-
-def test_tokens_of_choices_of_unequal_length_add_up() -> None:
-    several = request(1, 10.0, output_tokens=11, proxied=ProxyView(choices=3))
-    activity = active([several])
-    lengths = [LLAMA_ON_H100.decode(100, tokens).flops for tokens in (4, 4, 3)]
-    assert decode_work(activity, LLAMA_ON_H100).flops == sum(lengths)
+    assert together.flops == sum(each.flops for each in apart)
+    assert together.kv_bytes == sum(each.bytes_moved for each in apart)
     assert activity.decoded_tokens == 8
     assert activity.output_in(TimeRange(10.0, 15.0)) == 11
+    # The joined span is the one of the choice that ended first; decode ends with the longest.
+    begin_at, end_at = (each.item() for each in activity.decode)
+    assert (begin_at, end_at) == (several.started_at + 1.0, several.ended_at)
 
 
 def test_all_choices_of_a_request_are_counted() -> None:
@@ -498,14 +468,6 @@ def test_all_choices_of_a_request_are_counted() -> None:
     rows = [request(1, 10.0, output_tokens=44, proxied=ProxyView(choices=4))]
     assert cost(samples_of(*rows), rows).cost.unseen == pytest.approx(0.0, abs=1e-9)
     assert work(samples_of(*rows), rows).output_tokens == pytest.approx(44)
-
-
-def test_decode_ends_with_the_longest_choice() -> None:
-    """The joined span is the one of the choice that ended first."""
-    several = request(1, 10.0, decode_s=1.0, output_tokens=40, proxied=ProxyView(choices=4))
-    activity = active([several])
-    begin_at, end_at = (each.item() for each in activity.decode)
-    assert (begin_at, end_at) == (several.started_at + 1.0, several.ended_at)
 
 
 def test_a_counter_that_falls_alone_is_no_reset_of_the_others() -> None:

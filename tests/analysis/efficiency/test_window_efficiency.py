@@ -8,23 +8,15 @@ from agent.analysis.efficiency.engine_observation import BatchUse
 from agent.analysis.efficiency.request_activity import TimeRange
 from agent.analysis.efficiency.window_efficiency import (
     BatchFill,
-    WindowEfficiency,
     batch_fill,
     prefix_cache,
     speculation,
-    window_efficiency,
 )
 from agent.analysis.physics import Bound
 from agent.records.engine import EngineSample
 from agent.records.minute import MinuteRow
-from tests.analysis.cost.engine_days import MINUTE, engine_sample, observation
+from tests.analysis.cost.engine_days import MINUTE, engine_sample, observation, window_of
 from tests.records.minutes import UNKNOWN, minute
-
-
-def window_of(*minutes: MinuteRow) -> WindowEfficiency:
-    found = window_efficiency(minutes)
-    assert found is not None
-    return found
 
 
 def test_a_source_weights_engines_by_their_peaks() -> None:
@@ -116,36 +108,22 @@ _CACHE_MINUTES = [
 ]
 
 
-def test_acceptance_is_that_of_vllms_own_log() -> None:
-    found = speculation(_DRAFT_MINUTES)
-    assert found is not None
-    assert (found.drafts, found.draft_tokens, found.accepted_tokens) == (7, 20, 9)
-    assert found.mean_accepted_length == pytest.approx(2.29, abs=0.005)
-    assert found.acceptance_rate == pytest.approx(0.45, abs=0.0005)
-
-
-def test_the_hit_ratio_in_tokens_is_that_of_vllms_own_log() -> None:
-    found = prefix_cache(_CACHE_MINUTES)
-    assert found is not None
-    assert found.hit_ratio == pytest.approx(0.579, abs=0.0005)
-
-
-def test_minutes_without_one_of_the_counters_are_left_out() -> None:
+def test_acceptance_and_the_hit_ratio_are_those_of_vllms_own_log() -> None:
     half = minute(9, prefix_query_tokens=10_000.0, draft_tokens=1000.0)
-    assert prefix_cache([*_CACHE_MINUTES, half]) == prefix_cache(_CACHE_MINUTES)
-    assert speculation([*_DRAFT_MINUTES, half]) == speculation(_DRAFT_MINUTES)
+    # A minute without one of the counters is left out.
+    drafts, cache = speculation([*_DRAFT_MINUTES, half]), prefix_cache([*_CACHE_MINUTES, half])
+    assert drafts is not None
+    assert (drafts.drafts, drafts.draft_tokens, drafts.accepted_tokens) == (7, 20, 9)
+    assert drafts.mean_accepted_length == pytest.approx(2.29, abs=0.005)
+    assert drafts.acceptance_rate == pytest.approx(0.45, abs=0.0005)
+    assert cache is not None
+    assert cache.hit_ratio == pytest.approx(0.579, abs=0.0005)
     assert (prefix_cache([half]), speculation([half]), prefix_cache([])) == (None, None, None)
 
 
 def test_ratios_without_a_draft_or_a_lookup_are_unknown() -> None:
-    idle = minute(
-        0,
-        drafts=0.0,
-        draft_tokens=0.0,
-        accepted_draft_tokens=0.0,
-        prefix_query_tokens=0.0,
-        prefix_hit_tokens=0.0,
-    )
+    counts = ("drafts", "draft_tokens", "accepted_draft_tokens")
+    idle = minute(0, **dict.fromkeys((*counts, "prefix_query_tokens", "prefix_hit_tokens"), 0.0))
     drafts, cache = speculation([idle]), prefix_cache([idle])
     assert drafts is not None
     assert cache is not None

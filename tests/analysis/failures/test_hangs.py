@@ -131,10 +131,6 @@ HANGS: Scenarios = {
         dying(host([FRONT]), times=28),
     ],
     "a hang line of an engine that computes": [works(host(ALL, log=logged(HANG_LINE)))],
-    "a hang logged by the engine while its facts do not change": [
-        works(),
-        works(host(ALL, log=logged(HANG_LINE)), stalled=True), "HANG certain",
-    ],
     "a hang logged by an idle engine": [
         works(None, IDLE),
         works(host(ALL, log=logged(HANG_LINE)), IDLE, stalled=True), "HANG certain",
@@ -203,26 +199,18 @@ PAUSES: Scenarios = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("parts", HANGS.values(), ids=HANGS)
-def test_hangs(parts: Sequence[Part]) -> None:
-    check(parts, working_engine)
+EVERY = {**HANGS, **PAUSES}
 
 
-@pytest.mark.parametrize("parts", PAUSES.values(), ids=PAUSES)
-def test_pauses(parts: Sequence[Part]) -> None:
+@pytest.mark.parametrize("parts", EVERY.values(), ids=EVERY)
+def test_hangs_and_pauses(parts: Sequence[Part]) -> None:
     check(parts, working_engine)
 
 
 @pytest.mark.parametrize("facts", [IDLE, ASLEEP])
-def test_an_engine_that_is_idle_or_asleep_does_not_hang(facts: Facts) -> None:
+def test_an_engine_that_is_idle_or_asleep_does_not_hang_and_starts_anew(facts: Facts) -> None:
     engine = working_engine()
     assert "HANG" not in kinds(stall(engine, 100, facts))
-
-
-@pytest.mark.parametrize("facts", [IDLE, ASLEEP])
-def test_the_time_until_a_hang_starts_when_idle_time_or_sleep_ends(facts: Facts) -> None:
-    engine = working_engine()
-    stall(engine, 100, facts)
     assert stall(engine, 6) == []
 
 
@@ -253,27 +241,25 @@ def test_a_clock_set_back_neither_hides_nor_causes_a_hang(back_s: float) -> None
     assert kinds(stall(engine, 4)) == ["HANG"]
 
 
-def test_a_front_that_does_not_respond_while_its_core_computes_is_only_unreachable() -> None:
+@pytest.mark.parametrize(
+    ("cpu_s", "polls", "expected"),
+    [
+        # Its core computes.
+        (4.0, 20, [("UNREACHABLE", "certain")]),
+        (5.0, 700, [("UNREACHABLE", "certain"), ("HANG", "suspected")]),
+        # Its core waits.
+        (0.02, 8, [("UNREACHABLE", "certain"), ("HANG", "probable")]),
+    ],
+)
+def test_a_front_that_does_not_respond_hangs_if_its_core_waits_or_after_minutes(
+    cpu_s: float, polls: int, expected: list[tuple[str, str]]
+) -> None:
     engine = working_engine()
-    samples = [host([FRONT, replace(CORE, cpu_s=4.0 * poll)]) for poll in range(1, 21)]
-    assert kinds([e for sample in samples for e in engine.fails("timeout", host=sample)]) == [
-        "UNREACHABLE"
-    ]
-
-
-def test_a_front_that_does_not_respond_for_minutes_is_suspected_to_hang() -> None:
-    engine = working_engine()
-    samples = [host([FRONT, replace(CORE, cpu_s=5.0 * poll)]) for poll in range(1, 700)]
+    samples = [host([FRONT, replace(CORE, cpu_s=1.0 + cpu_s * poll)]) for poll in range(polls)]
     events = [e for sample in samples for e in engine.fails("timeout", host=sample)]
-    assert verdicts(events) == [("UNREACHABLE", "certain"), ("HANG", "suspected")]
-    assert events[1].at - events[0].at > 120
-
-
-def test_a_front_hangs_although_its_waiting_core_uses_little_cpu() -> None:
-    engine = working_engine()
-    samples = [host([FRONT, replace(CORE, cpu_s=1.0 + 0.02 * poll)]) for poll in range(8)]
-    events = [e for sample in samples for e in engine.fails("timeout", host=sample)]
-    assert kinds(events) == ["UNREACHABLE", "HANG"]
+    assert verdicts(events) == expected
+    if expected[-1] == ("HANG", "suspected"):
+        assert events[1].at - events[0].at > 120
 
 
 CORES = [replace(process(ProcessRole.CORE, 30 + n), name=f"VLLM::EngineCore_DP{n}") for n in (0, 1)]
@@ -311,21 +297,17 @@ def test_a_removed_rank_with_constant_facts_does_not_hang() -> None:
     assert events == []
 
 
-def test_a_rank_removed_before_a_restart_can_hang() -> None:
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_removed_rank_can_hang_after_a_restart_or_when_it_was_added_again(
+    restarts: bool,
+) -> None:
     """After the restart there is one process, and its title names no rank."""
     engine = working_engine()
     for cores in (CORES, CORES[:1]):
         engine.works(ranks=ranks_at(1, 1), host=host([FRONT, *cores]))
-    engine.restarts()
-    events = [e for step in range(20) for e in engine.works(ranks=ranks_at(step, 4))]
-    assert kinds(events) == ["HANG"]
-
-
-def test_a_rank_that_was_removed_and_added_again_can_hang() -> None:
-    engine = PolledEngine()
-    for cores in (CORES, CORES[:1], CORES):
-        engine.works(ranks=ranks_at(1, 1), host=host([FRONT, *cores]))
-    sample = host([FRONT, *CORES])
+    if restarts:
+        engine.restarts()
+    sample = None if restarts else host([FRONT, *CORES])
     events = [e for step in range(20) for e in engine.works(ranks=ranks_at(step, 4), host=sample)]
     assert kinds(events) == ["HANG"]
 
@@ -363,13 +345,6 @@ def test_a_rank_without_work_does_not_hang() -> None:
     for step in range(30):
         ranks = ranks_at(100 + step) | {"1": ranks_at(7, 7, running=0.0)["1"]}
         assert engine.works(ranks=ranks) == ()
-
-
-def test_a_rank_can_hang_again() -> None:
-    engine = PolledEngine()
-    steps = [(step, 7 if step < 20 or step > 22 else step) for step in range(45)]
-    events = [e for each in steps for e in engine.works(ranks=ranks_at(*each))]
-    assert kinds(events) == ["HANG", "HANG"]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.1, 60)), min_size=1, max_size=60))

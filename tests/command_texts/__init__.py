@@ -1,1 +1,0 @@
-"""What the commands print on a terminal, at two widths."""
