@@ -66,15 +66,6 @@ def test_a_dead_engine_keeps_its_gpus() -> None:
     assert taken(known, "chat") == (A,)
 
 
-def test_an_engine_that_moved_has_only_its_new_gpus() -> None:
-    known = inventory(chat=())
-    known.read(sample(A, 0, {10: 5}))
-    known.take("chat", [10])
-    known.read(sample(A, 0, {}))
-    known.read(sample(B, 1, {30: 5}))
-    assert taken(known, "chat", 30) == (B,)
-
-
 def test_an_engine_on_a_mig_instance_gets_events_of_the_whole_gpu() -> None:
     for known in (inventory(chat=()), inventory(chat=("MIG-1",))):
         known.read(divided(instance(1, {10: 5})))
@@ -196,14 +187,6 @@ def test_an_index_is_resolved_once_and_to_the_gpu_that_was_meant(
     for samples in reads:
         known.read(*samples)
     assert gpus_of(known, "first", "second", "third") == expected
-
-
-def test_a_new_gpu_with_the_index_of_a_lost_one_has_no_engine_until_a_restart() -> None:
-    known, new = inventory(chat=(0,)), "GPU-dddd"
-    for at in (2.0, 3.0):
-        known.read(sample(A, 0, problem="gpu_missing", at=at), sample(new, 0, at=at))
-    assert gpus_of(known, "chat") == [(A,)]
-    assert known.take_unclaimed().memory["gpu_0_memory_used_bytes"] == 60.0
 
 
 def test_the_uuid_of_each_configured_gpu_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -364,6 +347,8 @@ def test_every_remembered_gpu_is_lost_when_a_working_source_finds_none() -> None
     assert gpus.read(failures=["no_gpu"]) == ["no_gpu", "gpu_missing"]
     assert gpus.take("chat", ()).problems == {B: "gpu_missing"}
     assert gpus.take_unclaimed().problems == {A: "gpu_missing"}
+    assert gpus.read(sample(A, 0), sample(B, 1)) == []
+    assert gpus.take_unclaimed().problems == {}
 
 
 def test_a_lost_gpu_has_its_name_and_no_facts_and_is_logged_once(
@@ -377,13 +362,6 @@ def test_a_lost_gpu_has_its_name_and_no_facts_and_is_logged_once(
         assert (lost.at, lost.problem) == (now, "gpu_missing")
         assert (lost.facts, lost.processes) == ({("gpu_up", ()): 0.0}, None)
     assert caplog.messages == ["GPU GPU-3 (index 3) was there and is gone"]
-
-
-def test_a_gpu_that_comes_back_is_no_longer_lost() -> None:
-    gpus = remembering(sample(A, 0))
-    gpus.read(failures=["no_gpu"])
-    assert gpus.read(sample(A, 0)) == []
-    assert gpus.take_unclaimed().problems == {}
 
 
 def test_a_lost_gpu_is_no_longer_missing_once_others_are_present(

@@ -114,21 +114,21 @@ def test_an_aborted_request_is_wasted_and_part_of_the_sum(database: Engine) -> N
     assert adds_up(minutes, windows)
 
 
-def test_without_a_price_there_is_time_and_no_cost(database: Engine) -> None:
-    minutes = Minutes(database)
+@pytest.mark.parametrize(
+    ("prices", "deployed"),
+    [([], {}), ([PRICE], {"parallelism": None})],
+    ids=["no price", "unknown number of GPUs"],
+)
+def test_without_a_price_or_a_number_of_gpus_there_is_time_and_no_cost(
+    database: Engine, prices: list[Price], deployed: dict[str, None]
+) -> None:
+    minutes = Minutes(database, *prices, **deployed)
     one_request(minutes)
     minutes.take(timed_request(1, 20.0, 10.0))
     (window,) = minutes.computed(91.0)
     assert window.work.busy_s == pytest.approx(10.0)
     assert (window.bill_usd, window.cost) == (None, None)
     assert minutes.costs() == [None]
-
-
-def test_without_a_number_of_gpus_there_is_no_cost(database: Engine) -> None:
-    minutes = Minutes(database, PRICE, parallelism=None)
-    one_request(minutes)
-    (window,) = minutes.computed(91.0)
-    assert (window.gpus, window.bill_usd) == (None, None)
 
 
 def test_a_price_applies_from_its_date(database: Engine) -> None:

@@ -24,7 +24,7 @@ from agent.pipeline.monitors import (
     UnclaimedGpuMonitor,
 )
 from agent.records.engine import EngineProcess, EngineSample, HostSample, ProcessRole
-from agent.records.event import Confidence, Event, EventKind
+from agent.records.event import Event, EventKind
 from agent.records.gpu import GpuSample, XidError
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
@@ -33,6 +33,7 @@ from agent.store.tables import engine_samples, events
 from tests.analysis.failures.polled_engine import ALL, CORE, FRONT, GPU, cgroup
 from tests.pipeline.kit import Inventory, stored, without
 from tests.records.making import NOON
+from tests.store.making import engine_sample, restart
 
 IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}
 
@@ -289,18 +290,8 @@ AT = 1_790_000_000.0
 WITHIN_S = 10.0
 
 
-def sample(at: float) -> EngineSample:
-    return EngineSample(engine="chat-0", at=at, dialect="vllm", model="llama", facts={})
-
-
 def event(number: int) -> Event:
-    return Event(
-        at=AT + number,
-        engine="chat-0",
-        kind=EventKind.RESTART,
-        confidence=Confidence.CERTAIN,
-        evidence={"number": number},
-    )
+    return restart(AT + number, evidence={"number": number})
 
 
 @pytest.fixture
@@ -338,9 +329,9 @@ def test_samples_and_events_are_published_before_they_are_stored(
     database: Engine, meter: Meter
 ) -> None:
     pipeline = EnginePipeline(ObservationStore(database, "tester"), meter)
-    pipeline.sample(sample(AT))
+    pipeline.sample(engine_sample(AT))
     pipeline.event(event(1))
-    assert meter.snapshot().samples["chat-0"] == sample(AT)
+    assert meter.snapshot().samples["chat-0"] == engine_sample(AT)
     assert meter.snapshot().counters[m.ENGINE_EVENTS]["chat-0", EventKind.RESTART] == 1
     assert (stored(database, engine_samples.c.at), event_times(database)) == ([], [])
     pipeline.store()
@@ -355,7 +346,7 @@ def test_a_scrape_is_published_with_its_faults_its_model_and_the_known_limits(
     publisher = ScrapePublisher(
         "chat-0", engine, meter, directory, EngineLimits({MAX_RUNNING_REQUESTS.name: 8})
     )
-    publisher.publish(ScrapeResult(sample(AT), faults=("value_not_finite",)))
+    publisher.publish(ScrapeResult(engine_sample(AT), faults=("value_not_finite",)))
     shown = meter.snapshot()
     assert shown.counters[m.SCRAPES]["chat-0", "ok"] == 1
     assert shown.counters[m.SCRAPES]["chat-0", "value_not_finite"] == 1
@@ -373,10 +364,10 @@ def test_a_sample_that_cannot_be_stored_is_published_counted_and_dropped(
     engine: EnginePipeline, database: Engine, meter: Meter
 ) -> None:
     with without(database, "engine_samples"):
-        engine.sample(sample(AT))
-    assert meter.snapshot().samples["chat-0"] == sample(AT)
+        engine.sample(engine_sample(AT))
+    assert meter.snapshot().samples["chat-0"] == engine_sample(AT)
     assert failures(meter) == {"engine_samples": 1}
-    engine.sample(sample(AT + 5))
+    engine.sample(engine_sample(AT + 5))
     assert stored(database, engine_samples.c.at) == [AT + 5]
 
 
@@ -388,14 +379,14 @@ def test_events_wait_for_the_database_and_are_stored_once_in_order(
     with without(database, "events"):
         for number in (2, 3, 4):
             engine.event(event(number))
-        engine.sample(sample(AT))
+        engine.sample(engine_sample(AT))
         assert stored(database, engine_samples.c.at) == [AT]
     assert event_times(database) == [1]
     for number in (5, 6):
         if next_is_event:
             engine.event(event(number))
         else:
-            engine.sample(sample(AT + number))
+            engine.sample(engine_sample(AT + number))
     assert event_times(database) == [1, 2, 3, 4, *([5, 6] if next_is_event else [])]
     assert failures(meter) == {"events": 4}
     counted = meter.snapshot().counters[m.ENGINE_EVENTS]["chat-0", EventKind.RESTART]
@@ -409,7 +400,7 @@ def test_of_too_many_waiting_events_the_newest_are_dropped_and_counted(
     with without(database, "events"):
         for number in range(5):
             engine.event(event(number))
-    engine.sample(sample(AT))
+    engine.sample(engine_sample(AT))
     engine.event(event(5))
     assert event_times(database) == [0, 1, 2, 5]
     assert failures(meter) == {"events": 5, "events_dropped": 2}
@@ -437,13 +428,7 @@ LIMITED_FRONT = EngineProcess(
 
 
 def facts_with(limits: EngineLimits, **facts: float) -> dict[str, float]:
-    sample = EngineSample(
-        engine="chat-0",
-        at=NOON,
-        dialect="vllm",
-        model="llama",
-        facts={(name, ()): value for name, value in facts.items()},
-    )
+    sample = engine_sample(NOON, facts={(name, ()): value for name, value in facts.items()})
     return {name: value for (name, _), value in limits.added_to(sample).facts.items()}
 
 

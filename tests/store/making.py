@@ -13,6 +13,8 @@ from sqlalchemy import Engine, select
 from agent.analysis.quantiles import bin_of
 from agent.analysis.tally import MEASURES, Tally, VerdictCounts
 from agent.catalog.definitions import Verdict
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
@@ -71,6 +73,22 @@ def gpu_sample(at: float, gpu: str = "GPU-1", **given: Any) -> GpuSample:
     """A sample of a GPU without facts; `given` replaces its values."""
     facts: dict[str, Any] = {"index": 0, "name": "NVIDIA H200", "facts": {}}
     return GpuSample(gpu=gpu, at=at, **(facts | given))
+
+
+def engine_sample(at: float, **given: Any) -> EngineSample:
+    """A sample of `chat-0` without facts; `given` replaces its values."""
+    values: dict[str, Any] = {"engine": "chat-0", "dialect": "vllm", "model": "llama", "facts": {}}
+    return EngineSample(at=at, **(values | given))
+
+
+def restart(at: float, **given: Any) -> Event:
+    """A restart of `chat-0`; `given` replaces its values."""
+    values: dict[str, Any] = {
+        "engine": "chat-0",
+        "kind": EventKind.RESTART,
+        "confidence": Confidence.CERTAIN,
+    }
+    return Event(at=at, **(values | given))
 
 
 def key_of(item: JudgedRequest) -> Key:

@@ -14,8 +14,6 @@ from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import OperationalError
 
 from agent.errors import SettingsInvalid, StoreUnavailable
-from agent.records.engine import EngineSample
-from agent.records.event import Confidence, Event, EventKind
 from agent.store import connection as connections
 from agent.store import sqlite_connection
 from agent.store.claim import NameClaim, own_instance
@@ -27,8 +25,10 @@ from agent.store.stored_queries import database_bytes
 from agent.store.tables import requests
 from tests.store.making import (
     NOON,
+    engine_sample,
     gpu_sample,
     request,
+    restart,
     some,
     store,
 )
@@ -120,11 +120,9 @@ def test_each_name_of_postgresql_in_a_url_is_accepted(
 
 
 def writes_of_polls(observations: ObservationStore) -> list[Callable[[], None]]:
-    sample = EngineSample(engine="chat", at=NOON, dialect="vllm", model=None, facts={})
-    hang = Event(at=NOON, engine="chat", kind=EventKind.HANG, confidence=Confidence.CERTAIN)
     return [
-        lambda: observations.write_engine_sample(sample),
-        lambda: observations.write_event(hang),
+        lambda: observations.write_engine_sample(engine_sample(NOON)),
+        lambda: observations.write_event(restart(NOON)),
         lambda: observations.write_gpu_samples([gpu_sample(NOON)]),
     ]
 

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, select, update
 from agent.analysis.engine_counts import total_counts
 from agent.catalog import engine_facts as fact
 from agent.catalog.time_units import DAY_S, HOUR_S
-from agent.records.engine import EngineSample, HistogramSnapshot
+from agent.records.engine import HistogramSnapshot
 from agent.records.engine_counts import EngineCounts, GaugeSum
 from agent.records.queries import Selection, Window
 from agent.store.connection import for_writing
@@ -17,7 +17,7 @@ from agent.store.engine_counts import EngineCountQueries
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
 from agent.store.tables import engine_counts
-from tests.store.making import NOON, publish_file
+from tests.store.making import NOON, engine_sample, publish_file
 
 TTFT = fact.TIME_TO_FIRST_TOKEN.name
 OUTPUT = (fact.OUTPUT_TOKENS.name, ())
@@ -32,15 +32,11 @@ COUNTS = EngineCounts(
 )
 
 
-def sample(at: float, engine: str = "chat-0", model: str = "llama") -> EngineSample:
-    return EngineSample(engine=engine, at=at, dialect="vllm", model=model, facts={})
-
-
 def count(database: Engine, *times: float, agent: str = "agent-0", **given: str) -> None:
     """Store samples at these times, each with COUNTS."""
     store = ObservationStore(database, agent)
     for at in times:
-        store.write_engine_sample(sample(at, **given), COUNTS)
+        store.write_engine_sample(engine_sample(at, **given), COUNTS)
 
 
 def total(database: Engine, from_s: int, until: float, **chosen: str) -> EngineCounts | None:

@@ -12,7 +12,6 @@ from agent.analysis.cost.bill import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
 from agent.catalog.definitions import Verdict
 from agent.outputs.api.efficiency_routes import ledger_of
-from agent.records.engine import EngineSample
 from agent.records.minute import Ledger, MinuteRow, RequestCost
 from agent.records.queries import Selection, Window
 from agent.records.request import ProxyView, Status, Vantage
@@ -25,7 +24,7 @@ from agent.store.tables import engine_minutes
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.records.columns import minute_requests
 from tests.records.minutes import UNKNOWN, minute
-from tests.store.making import NOON, judgement, request, store
+from tests.store.making import NOON, engine_sample, judgement, request, store
 from tests.store.test_retention import commits_of
 
 
@@ -65,21 +64,19 @@ def test_the_newest_sample_is_that_of_the_engine_and_the_agent(sqlite: Engine) -
         ("b", "chat", 4.0),
     ):
         ObservationStore(sqlite, agent).write_engine_sample(
-            EngineSample(engine=engine, at=NOON + at, dialect="vllm", model="m", facts=facts)
+            engine_sample(NOON + at, engine=engine, facts=facts)
         )
     newest = MinuteStore(sqlite, "a").newest_sample("chat", NOON + 60)
     assert newest is not None
     found = (newest.at, newest.dialect, newest.model, newest.facts)
-    assert found == (NOON + 2.0, "vllm", "m", facts)
+    assert found == (NOON + 2.0, "vllm", "llama", facts)
     assert newest.process_started_at == 500.0
     assert MinuteStore(sqlite, "c").newest_sample("chat", NOON + 60) is None
 
 
 def test_a_sample_of_a_clock_that_was_ahead_is_not_the_newest(sqlite: Engine) -> None:
     for at in (NOON, NOON + 3600):
-        ObservationStore(sqlite, "a").write_engine_sample(
-            EngineSample(engine="chat", at=at, dialect="vllm", model=None, facts={})
-        )
+        ObservationStore(sqlite, "a").write_engine_sample(engine_sample(at, engine="chat"))
     newest = MinuteStore(sqlite, "a").newest_sample("chat", NOON + 60)
     assert newest is not None
     assert newest.at == NOON

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.catalog.definitions import Verdict
-from agent.records.event import Confidence, Event, EventKind
+from agent.records.event import Confidence, EventKind
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.queries import PageOf, RequestFilter, Selection
 from agent.records.request import Status
@@ -17,6 +17,7 @@ from tests.store.making import (
     key_of,
     keys_of,
     request,
+    restart,
     some,
     store_in,
 )
@@ -179,15 +180,10 @@ def test_every_span_of_a_request_id_is_found_newest_first(
     assert queries.request("twic%") == []
 
 
-def restart(at: float, engine: str | None = "chat-0", **given: Any) -> Event:
-    facts = {"kind": EventKind.RESTART, "confidence": Confidence.CERTAIN} | given
-    return Event(at=at, engine=engine, **facts)
-
-
 def test_an_event_is_read_as_it_was_written(database: Engine, queries: StoreQueries) -> None:
     evidence = {"process_started_at": NOON - 0.5, "größe": "🦙\0", "unknown": None}
     ObservationStore(database, "agent-0").write_event(
-        restart(NOON + 0.123456, None, gpu="GPU-1", evidence=evidence)
+        restart(NOON + 0.123456, engine=None, gpu="GPU-1", evidence=evidence)
     )
     (row,) = queries.events(None, 10).items
     assert {name: row[name] for name in row if name not in ("id", "changed")} == {
@@ -207,7 +203,7 @@ def test_events_are_chosen_by_engine_and_kind_and_come_in_pages(
     observations = ObservationStore(database, "agent-0")
     for n in range(6):
         observations.write_event(restart(NOON + n // 2, evidence={"n": n}))
-    observations.write_event(restart(NOON, "chat-1"))
+    observations.write_event(restart(NOON, engine="chat-1"))
     observations.write_event(restart(NOON, kind=EventKind.UNREACHABLE))
     read: list[Any] = []
     page = queries.events(None, 2, engine="chat-0", kind="RESTART")
@@ -239,9 +235,9 @@ def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
     fault, suspected = EventKind.GPU_FAULT, Confidence.SUSPECTED
     for event_ in (
         restart(NOON + 1),
-        restart(NOON + 2, "chat-1", gpu="GPU-1", confidence=suspected),
-        restart(NOON + 3, None, gpu="GPU-1", kind=fault),
-        restart(NOON + 4, "chat-1", gpu="GPU-2", kind=fault),
+        restart(NOON + 2, engine="chat-1", gpu="GPU-1", confidence=suspected),
+        restart(NOON + 3, engine=None, gpu="GPU-1", kind=fault),
+        restart(NOON + 4, engine="chat-1", gpu="GPU-2", kind=fault),
     ):
         observations.write_event(event_)
     for given, seconds in EVENT_FILTERS:

@@ -10,8 +10,6 @@ import pytest
 from sqlalchemy import Engine, event, func, inspect, select, text
 
 from agent.errors import StoreUnavailable
-from agent.records.engine import EngineSample
-from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest
 from agent.store import retention
 from agent.store.connection import open_engine
@@ -27,11 +25,13 @@ from tests.store.making import (
     WITHIN_S,
     counted_rollups,
     counted_rows,
+    engine_sample,
     fold,
     gpu_sample,
     keys_of,
     publish,
     request,
+    restart,
     rollup_bytes,
     some,
     store,
@@ -42,14 +42,6 @@ from tests.store.migrated import migrated
 from tests.store.views import DUE, JoiningAgent, engine_view, proxy_view
 
 DAY_S = 86400
-
-
-def sample(at: float) -> EngineSample:
-    return EngineSample(engine="chat-0", at=at, dialect="vllm", model=None, facts={})
-
-
-def restart(at: float) -> Event:
-    return Event(at=at, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
 
 
 def counts(engine: Engine) -> dict[str, int]:
@@ -88,7 +80,7 @@ def test_old_rows_expire_and_young_ones_stay(database: Engine) -> None:
     times = (limit - 1000, limit - 1e-6, limit, limit + 1e-6, NOON)
     store_in(database, [request(n, started_at=at) for n, at in enumerate(times)])
     for at in times:
-        ObservationStore(database, "agent-0").write_engine_sample(sample(at))
+        ObservationStore(database, "agent-0").write_engine_sample(engine_sample(at))
     ObservationStore(database, "agent-0").write_gpu_samples([gpu_sample(at) for at in times])
     deleted = Retention(database).expire(
         requests_before=limit, rollups_before=limit - 1e9, now=NOON
@@ -103,7 +95,7 @@ def test_nothing_else_expires(sqlite: Engine) -> None:
     objectives.write_in_force([objective("chat")], NOON - 500 * DAY_S)
     objectives.write_in_force([objective("chat", ttft_s=1.0)], NOON - 450 * DAY_S)
     store_in(sqlite, some(range(3), started_at=NOON, ended_at=NOON))
-    ObservationStore(sqlite, "agent-0").write_engine_sample(sample(NOON))
+    ObservationStore(sqlite, "agent-0").write_engine_sample(engine_sample(NOON))
     ObservationStore(sqlite, "agent-0").write_gpu_samples([gpu_sample(NOON)])
     ObservationStore(sqlite, "agent-0").write_event(restart(NOON))
     before = counts(sqlite)

@@ -12,7 +12,7 @@ from agent.store.connection import open_engine
 from agent.store.rows import judged_from, sqlite_timestamp
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests
-from tests.store.making import NOON, judgement, only_row, request, store, store_in
+from tests.store.making import judgement, only_row, request, store, store_in
 
 # Nanoseconds of a span times 1e-9, as the OTLP reader converts times.
 TIMES = st.integers(1, 4_102_444_800_000_000_000).map(lambda ns: ns * 1e-9)
@@ -179,37 +179,3 @@ def test_known_values_are_read_as_written(sqlite: Engine) -> None:
     assert read_back.record == stored.record
     assert read_back.judgement.verdict is judged.verdict
     assert read_back.judgement.by_objective == judged.by_objective
-
-
-TEXTS = ("größe", "模型-7b", "🦙", "\ufeff", "quo'te", '"', "back\\slash", "{}", "a\nb", "%s", ":x")
-
-
-def test_text_of_any_script_is_read_as_written(sqlite: Engine) -> None:
-    columns = ("request_id", "model", "tenant", "engine")
-    store(
-        sqlite,
-        [
-            request(n, request_id=content, model=content, tenant=content, engine=content)
-            for n, content in enumerate(TEXTS)
-        ],
-    )
-    for content in TEXTS:
-        (row,) = StoreQueries(sqlite).request(content)
-        assert {row[column] for column in columns} == {content}
-
-
-def test_whole_seconds_and_fractions_are_read_alike(sqlite: Engine) -> None:
-    store(sqlite, [request(1, e2e_s=1), request(2, e2e_s=1.5), request(3, e2e_s=None)])
-    values = [StoreQueries(sqlite).request(f"request-{n}")[0]["e2e_s"] for n in (1, 2, 3)]
-    assert values == [1.0, 1.5, None]
-
-
-def test_every_verdict_status_and_vantage_is_stored_by_its_value(sqlite: Engine) -> None:
-    kinds = [(v, s) for v in Vantage for s in Status]
-    store(
-        sqlite,
-        [request(n, vantage=v, status=s, request_id="all") for n, (v, s) in enumerate(kinds)],
-    )
-    rows = StoreQueries(sqlite).request("all")
-    assert {(row["vantage"], row["status"]) for row in rows} == {(str(v), str(s)) for v, s in kinds}
-    assert all(row["started_at"] == NOON + 0.25 for row in rows)

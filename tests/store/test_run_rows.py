@@ -12,14 +12,14 @@ from agent.analysis.comparison.run_columns import RunColumns, split_runs
 from agent.analysis.cost.bill import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
 from agent.catalog.definitions import Verdict
-from agent.records.event import Confidence, Event, EventKind
+from agent.records.event import EventKind
 from agent.records.queries import Selection, Window
 from agent.records.request import Status
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.run_rows import NO_CAUSE, RunEmpty, read_run, whole_window
 from tests.records.minutes import UNKNOWN, minute
-from tests.store.making import NOON, judgement, request, store_in
+from tests.store.making import NOON, judgement, request, restart, store_in
 
 HOUR = Window(from_s=NOON, until=NOON + 3600.0)
 MISSED = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.MISSED)
@@ -125,17 +125,14 @@ def test_use_and_cost_are_those_of_the_api(stored: Engine) -> None:
 
 
 def test_events_are_counted(stored: Engine) -> None:
-    events = [
-        Event(at=NOON + seconds, engine=engine, kind=kind, confidence=Confidence.CERTAIN)
-        for seconds, engine, kind in (
-            (30.0, "chat-0", EventKind.CUDA_OOM),
-            (40.0, "chat-0", EventKind.CUDA_OOM),
-            (40.0, "chat-1", EventKind.HANG),
-            (3600.0, "chat-0", EventKind.CUDA_OOM),
-        )
-    ]
-    for event in events:
-        ObservationStore(stored, "agent-0").write_event(event)
+    observations, oom = ObservationStore(stored, "agent-0"), EventKind.CUDA_OOM
+    for event in (
+        restart(NOON + 30.0, kind=oom),
+        restart(NOON + 40.0, kind=oom),
+        restart(NOON + 40.0, engine="chat-1", kind=EventKind.HANG),
+        restart(NOON + 3600.0, kind=oom),
+    ):
+        observations.write_event(event)
     run = read(stored)
     assert run.events is not None
     assert {kind: times.tolist() for kind, times in run.events.items()} == {

@@ -228,7 +228,7 @@ def test_a_failure_between_commits_does_not_end_the_writer(shelf: Shelf) -> None
 def test_each_sender_gets_its_own_new_requests(shelf: Shelf, writer: RequestWriter) -> None:
     writer.submit(some([1, 2])).result(WITHIN_S)
     shelf.hold_up(writer)
-    sent = ([1], [2, 3], [4, 4], [], [5, 1, 3])
+    sent: Sequence[Sequence[int]] = ([1], [2, 3], [4, 4], [], [5, 1, 3])
     submitted = [writer.submit(some(numbers)) for numbers in sent]
     shelf.goes_on.set()
     found = new_keys(submitted)

@@ -31,6 +31,7 @@ from tests.store.explaining import explain, explained, missed, share
 from tests.store.making import (
     NOON,
     WITHIN_S,
+    restart,
     rollup_bytes,
     some,
     store,
@@ -39,7 +40,6 @@ from tests.store.making import (
 from tests.store.publishing.published import (
     Publishing,
     copied,
-    event,
     publishing,
     restored,
     same_in_both,
@@ -113,7 +113,7 @@ def test_a_batch_whose_response_was_lost_is_stored_once(
     database = clickhouse_url.rpartition("/")[2]
     late = missed(9)
     store(file, [*some(range(5)), late])
-    ObservationStore(file, "agent-0").write_event(event(0))
+    ObservationStore(file, "agent-0").write_event(restart(NOON))
     explain(file, explained(late, share(Cause.BURST, 0.5)))
     with lossy_way(clickhouse_server.http) as (way, port):
         way.status = None if sends_again == "the driver" else 500

@@ -13,8 +13,6 @@ from typing import Any
 from sqlalchemy import Engine, Table, select
 
 from agent.errors import StoreUnavailable
-from agent.records.engine import EngineSample
-from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
 from agent.store.connection import for_writing, without_number
 from agent.store.minutes import MinuteStore
@@ -44,9 +42,11 @@ from tests.store.making import (
     RollupPlace,
     counted_rollups,
     counted_rows,
+    engine_sample,
     fold,
     gpu_sample,
     request,
+    restart,
     rollup_bytes,
     some,
     store,
@@ -112,21 +112,13 @@ def same_in_both(file: Engine, shared: Engine) -> None:
     assert summed_causes(shared) == summed_causes(file)
 
 
-def event(second: int) -> Event:
-    """A restart at this second."""
-    return Event(
-        at=NOON + second, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN
-    )
-
-
 def store_every_kind(file: Engine, **given: Any) -> list[int]:
     """Store rows of every kind; returns how many of each."""
     store(file, some(range(20), **given))
     observations = ObservationStore(file, "agent-0")
-    sample = EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={})
-    observations.write_engine_sample(sample)
+    observations.write_engine_sample(engine_sample(NOON))
     observations.write_gpu_samples([gpu_sample(NOON), gpu_sample(NOON + 1)])
-    observations.write_event(event(0))
+    observations.write_event(restart(NOON))
     MinuteStore(file, "agent-0").write([minute()], (), NOON)
     return [20, 1, 2, 1, 1]
 

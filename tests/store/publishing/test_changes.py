@@ -8,9 +8,7 @@ import pytest
 from sqlalchemy import Engine, select
 
 from agent.catalog.causes import Cause
-from agent.records.engine import EngineSample
 from agent.records.engine_counts import EngineCounts
-from agent.records.event import Confidence, Event, EventKind
 from agent.records.minute import RequestCost
 from agent.records.objective import JudgedRequest
 from agent.store.connection import for_writing, without_number
@@ -31,7 +29,7 @@ from agent.store.tables import deleted_requests, requests
 from agent.store.transactions import request_amend
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share
-from tests.store.making import NOON, fold, gpu_sample, some, store
+from tests.store.making import NOON, engine_sample, fold, gpu_sample, restart, some, store
 from tests.store.test_settling import ENDED, spoil
 from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view
 
@@ -80,9 +78,9 @@ SETTLED = [proxy_view(1), engine_view(2), engine_view(3), engine_view(3, 1), pro
 WAITING = [proxy_view(5), engine_view(6), proxy_view(7)]
 EXPLAINED, MISSED = missed(10), missed(11)
 UNREADABLE, UNREADABLE_WAITING = missed(12), proxy_view(8)
-SAMPLE = EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={})
+SAMPLE = engine_sample(NOON)
 COUNTS = EngineCounts(covered_s=5.0)
-RESTART = Event(at=NOON, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
+RESTART = restart(NOON)
 COST = RequestCost(row=1, vantage="engine", complete=True, cost_usd=0.5)
 
 

@@ -30,13 +30,13 @@ from tests.store.making import (
     counted_rollups,
     counted_rows,
     fold,
+    restart,
     some,
     store,
     stored_keys,
 )
 from tests.store.publishing.published import (
     Publishing,
-    event,
     publishing,
     running_fleet,
     same_in_both,
@@ -137,13 +137,13 @@ def test_a_batch_whose_commit_got_no_response_is_stored_once(
 ) -> None:
     """The agent was killed after the commit there, before it was noted here."""
     store(file, some(range(5)))
-    ObservationStore(file, "agent-0").write_event(event(0))
+    ObservationStore(file, "agent-0").write_event(restart(NOON))
     with publishing(file, emptied_postgres_url):
         pass
     with for_writing(file).begin() as connection:
         connection.execute(text("UPDATE publishing SET published = 0"))
     store(file, some(range(5, 8)))
-    ObservationStore(file, "agent-0").write_event(event(1))
+    ObservationStore(file, "agent-0").write_event(restart(NOON + 1))
     with publishing(file, emptied_postgres_url):
         pass
     same_in_both(file, postgres)
@@ -240,7 +240,7 @@ def test_what_is_stored_in_an_outage_is_published_in_order_after_it(
         with outage(postgres_server, emptied_postgres_url):
             for second in range(30):
                 store(file, some(range(10 * second + 10, 10 * second + 20)))
-                observations.write_event(event(second))
+                observations.write_event(restart(NOON + second))
             eventually(
                 lambda: running.publisher.problem() is not None,
                 within_s=WITHIN_S,
