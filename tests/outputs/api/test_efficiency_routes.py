@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from agent.records.minute import Ledger
-from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import unix
-from tests.records.making import NOON, objective, record
+from tests.records.making import objective, record
 from tests.records.minutes import UNKNOWN, minute
 
 
@@ -24,7 +23,9 @@ def summary(api: Api, **parameters: str) -> dict[str, Any]:
 
 
 def test_minutes_add_up_to_the_efficiency_of_the_window(api: Api) -> None:
-    store_at_end(api, minute(0), minute(1))
+    pair = {"figure": "mfu", "higher": "requests", "lower": "hardware"}
+    found = {**pair, "times": None, "cause": "slow_clock", "causes": ["the clock was low"]}
+    store_at_end(api, minute(0), minute(1, disagreements=(found,)))
     response = summary(api)
     assert response["mfu"] == pytest.approx(650 / 5500), "without the 5 s of each that are unknown"
     assert response["mbu"] == pytest.approx(160 / 550)
@@ -43,29 +44,22 @@ def test_minutes_add_up_to_the_efficiency_of_the_window(api: Api) -> None:
     assert (efficiency["rejected_draft_share"], efficiency["preemptions"]) == (None, None)
     unknown = ("prefix_cache", "speculation", "batch_fill")
     assert {efficiency[name] for name in unknown} == {None}
+    assert efficiency["disagreements"] == [found]
 
 
-def test_caches_and_drafts_are_shown_when_the_engine_counts_them(api: Api) -> None:
+def test_what_an_engine_counts_of_its_cache_drafts_and_batches_is_shown(api: Api) -> None:
     drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_draft_tokens": 100.0}
-    drafts["preemptions"] = 3.0
-    cache = {"prefix_query_tokens": 1000.0, "prefix_hit_tokens": 250.0}
-    store_at_end(api, minute(0, **drafts, **cache), minute(1))
+    cache = {"prefix_query_tokens": 1000.0, "prefix_hit_tokens": 250.0, "preemptions": 3.0}
+    batches = {"running_request_s": 90.0, "place_s": 360.0}
+    store_at_end(api, minute(0, **drafts, **cache, **batches), minute(1))
     efficiency = summary(api)["efficiency"]
-    assert efficiency["prefix_cache"] == {
-        "query_tokens": 1000.0,
-        "hit_tokens": 250.0,
-        "hit_ratio": 0.25,
-    }
-    speculation = efficiency["speculation"]
-    assert speculation["acceptance_rate"] == pytest.approx(100 / 150)
-    assert speculation["mean_accepted_length"] == 3.0
+    hits = {"query_tokens": 1000.0, "hit_tokens": 250.0, "hit_ratio": 0.25}
+    assert efficiency["prefix_cache"] == hits
+    assert efficiency["speculation"]["acceptance_rate"] == pytest.approx(100 / 150)
+    assert efficiency["speculation"]["mean_accepted_length"] == 3.0
     assert efficiency["rejected_draft_share"] == pytest.approx(50 / 250)
     assert efficiency["preemptions"] == 3
-
-
-def test_the_fill_of_batches_is_shown_where_limits_are_known(api: Api) -> None:
-    store_at_end(api, minute(0, running_request_s=90.0, place_s=360.0), minute(1))
-    assert summary(api)["efficiency"]["batch_fill"] == {"requests": 0.25, "tokens": None}
+    assert efficiency["batch_fill"] == {"requests": 0.25, "tokens": None}
 
 
 def test_costs_are_split_and_add_up_to_the_bill(api: Api) -> None:
@@ -98,31 +92,9 @@ def test_cost_per_token_is_given_for_each_objective(api: Api) -> None:
     assert cost_per_token == {"chat": pytest.approx(5000), "batch": pytest.approx(40000)}
 
 
-def test_a_disagreement_is_shown_with_its_causes(api: Api) -> None:
-    pair = {"figure": "mfu", "higher": "requests", "lower": "hardware"}
-    found = {**pair, "times": None, "cause": "slow_clock", "causes": ["the clock was low"]}
-    store_at_end(api, minute(0, disagreements=(found,)))
-    assert summary(api)["efficiency"]["disagreements"] == [found]
-
-
 def test_cost_per_hour_adds_the_rates_of_the_engines(api: Api) -> None:
     store_at_end(api, minute(0), minute(1), minute(1, engine="chat-1", gpus_usd=3.9))
     assert summary(api)["cost"]["usd_per_hour"] == pytest.approx(60 * 1 + 60 * 4)
-
-
-def test_minutes_without_a_price_are_left_out_and_counted(api: Api) -> None:
-    store_at_end(api, minute(0), minute(1, **UNKNOWN))
-    response = summary(api)
-    cost = response["cost"]
-    assert (cost["priced_s"], cost["unpriced_s"]) == (60, 60)
-    assert cost["bill_usd"] == 1.0
-    assert cost["electricity_usd"] == pytest.approx(0.1)
-    assert cost["usd_per_hour"] == pytest.approx(60)
-    assert cost["usd_per_request"] == pytest.approx(0.07)
-    assert cost["usd_per_million_tokens_within_objective"] == pytest.approx(10000)
-    assert cost["joules_per_output_token"] == pytest.approx(30)
-    assert (cost["joules"], cost["gpu_hours"]) == (None, None)
-    assert response["mfu"] == pytest.approx(650 / 5500), "of the minutes whose model is known"
 
 
 def test_unknown_efficiency_and_cost_are_null(api: Api) -> None:
@@ -137,6 +109,7 @@ def test_a_tenant_an_objective_and_an_unknown_engine_have_no_efficiency(api: Api
     for parameters in ({"tenant": "a"}, {"objective": "chat"}, {"engine": "other"}):
         response = summary(api, **parameters)
         assert (response["mfu"], response["cost"], response["efficiency"]) == (None, None, None)
+        assert api.query("efficiency", window="10m", **parameters)["items"] == []
     assert summary(api, engine="chat-0", model="llama")["cost"]["bill_usd"] == 1.0
 
 
@@ -150,27 +123,6 @@ def test_a_step_has_the_figures_of_its_minutes(api: Api) -> None:
     assert alone["efficiency"] == items[1]["efficiency"]
     assert alone["cost"] == items[1]["cost"]
     assert (alone["mfu"], alone["mbu"]) == (items[1]["mfu"], items[1]["mbu"])
-
-
-def test_wide_steps_add_their_minutes_up(api: Api) -> None:
-    rows = [minute(number) for number in range(10)]
-    api.store_minutes(*rows)
-    api.agent.now = rows[0].starts_at + 600.0
-    items = api.query("efficiency", window="10m", step="5m")["items"]
-    bills = {unix(item["at"]): item["cost"]["bill_usd"] for item in items}
-    expected = {
-        at: sum(row.bill_usd or 0.0 for row in rows if at <= row.starts_at < at + 300)
-        for at in bills
-    }
-    assert bills == pytest.approx(expected)
-    assert 1 < len(bills) < len(rows)
-
-
-def test_a_part_of_the_requests_has_no_efficiency(api: Api) -> None:
-    api.store_minutes(minute(0))
-    api.agent.now = minute(0).starts_at + 100.0
-    for part in ("tenant", "objective"):
-        assert api.query("efficiency", window="10m", **{part: "any"})["items"] == []
 
 
 def test_a_step_shorter_than_a_minute_is_refused(api: Api) -> None:
@@ -225,63 +177,31 @@ def test_what_no_engine_counts_is_unknown(api: Api) -> None:
     assert summary(api, tenant="acme")["ledger"] is None
 
 
-def test_while_all_minutes_are_open_nothing_is_unaccounted(api: Api) -> None:
+def test_an_open_minute_has_nothing_that_is_unaccounted(api: Api) -> None:
     store_at_end(api, closed(0, ledger_closed=False))
     ledger = summary(api)["ledger"]
     assert (ledger["counted_from"], ledger["counted"]) == (None, side(0, 0, 0))
     assert (ledger["unaccounted"], ledger["open"]) == (side(0, 0, 0), side(300, 50, 5))
 
 
-DAY_S = 86400
-MONTH = {"window": "30d"}
-CHAT = objective("chat", ttft_s=0.2)
-
-# One request every nine hours; each third one is slow.
-AGES_S = [600.0 + number * 9 * 3600 for number in range(90)]
-
-
-def at_age(number: int, age_s: float, now: float) -> RequestRecord:
-    ended_at = now - age_s
-    return record(
-        number,
-        started_at=ended_at - 0.5,
-        ended_at=ended_at,
-        received_at=ended_at + 0.1,
-        ttft_s=0.5 if number % 3 == 0 else 0.1,
-        tenant=("acme", "umbrella")[number % 2],
+def test_a_month_counts_every_request_also_those_whose_rows_are_expired(api: Api) -> None:
+    """One request every nine hours; each third one is slow."""
+    chat, now = objective("chat", ttft_s=0.2), api.agent.now
+    ages_s = [600.0 + number * 9 * 3600 for number in range(90)]
+    api.store(
+        [
+            record(number, ended_at=now - age_s, ttft_s=0.1 if number % 3 else 0.5)
+            for number, age_s in enumerate(ages_s)
+        ],
+        [chat],
     )
-
-
-@pytest.fixture
-def month(api: Api) -> Api:
-    """An API with a month of traffic, whose older requests are expired."""
-    api.agent.now = NOON + 333.75
-    now = api.agent.now
-    records = [at_age(number, age_s, now) for number, age_s in enumerate(AGES_S)]
-    api.store(records, [CHAT])
-    api.set_objectives([CHAT])
+    api.set_objectives([chat])
     api.fold_and_expire()
-    return api
-
-
-def within(response: dict[str, Any], month: Api) -> list[int]:
-    """Return the numbers of the requests in the window that a response states."""
-    length_s = response["window_s"]
-    assert length_s == pytest.approx(30 * DAY_S, abs=DAY_S / 2)
-    return [number for number, age_s in enumerate(AGES_S) if age_s <= length_s]
-
-
-def test_a_summary_of_a_month_counts_every_request_up_to_now(month: Api) -> None:
-    summary = month.query("summary", **MONTH)
-    numbers = within(summary, month)
-    assert summary["requests"] == len(numbers)
-    assert summary["missed"] == sum(number % 3 == 0 for number in numbers)
-    assert summary["ttft_ms"]["p50"] == pytest.approx(100, rel=0.01)
-    assert summary["ttft_ms"]["p99"] == pytest.approx(500, rel=0.01)
-
-
-def test_an_objective_of_a_month_is_judged_over_the_month(month: Api) -> None:
-    (item,) = month.query("objectives", **MONTH)["items"]
-    numbers = within(item, month)
-    missed = sum(number % 3 == 0 for number in numbers)
-    assert item["attainment"] == pytest.approx(1 - missed / len(numbers))
+    month = api.query("summary", window="30d")
+    assert month["window_s"] == pytest.approx(30 * 86400, abs=43200)
+    count = sum(age_s <= month["window_s"] for age_s in ages_s)
+    assert (month["requests"], month["missed"]) == (count, -(-count // 3))
+    assert month["ttft_ms"]["p50"] == pytest.approx(100, rel=0.01)
+    assert month["ttft_ms"]["p99"] == pytest.approx(500, rel=0.01)
+    (item,) = api.query("objectives", window="30d")["items"]
+    assert item["attainment"] == pytest.approx(1 - month["missed"] / count)

@@ -72,15 +72,26 @@ def test_an_engine_that_nobody_traces_has_rates_tokens_and_percentiles(
     assert ttft["p95"]["lower"] == 500.0
     assert ttft["p95"]["upper"] == 1000.0
     assert "tpot" not in counted["latencies_ms"]
+    for selection in ({"tenant": "acme"}, {"objective": "chat"}, {"engine": "chat-1"}):
+        assert summary(api, **selection)["engine_counts"] is None
 
 
-def test_rates_of_requests_are_unknown_and_not_zero_while_nobody_shows_them(
+def test_rates_of_requests_are_unknown_until_rows_show_them_and_attainment_has_bounds(
     api: Api, now: float
 ) -> None:
+    api.set_objectives([CHAT])
     api.store_engine_sample("chat-0", now, counts())
     found = summary(api)
     assert [found[name] for name in RATES] == [None] * len(RATES)
     assert found["engine_counts"]["rows_ratio"] == 0.0
+    # 18 of 20 had their first token in time; of 15, 6 surely and perhaps all ended in time.
+    (attained,) = found["engine_counts"]["attainment"]
+    assert attained["lower"] == pytest.approx(0.9 + 6 / 15 - 1)
+    assert (attained["objective"], attained["upper"]) == ("chat", pytest.approx(0.9))
+    api.store([record(n, ended_at=now - 2.0) for n in range(1, 16)], [CHAT])
+    found = summary(api)
+    assert found["throughput_rps"] > 0
+    assert found["engine_counts"]["rows_ratio"] == pytest.approx(0.75)
 
 
 def test_rates_of_an_idle_engine_are_zero(api: Api, now: float) -> None:
@@ -89,33 +100,6 @@ def test_rates_of_an_idle_engine_are_zero(api: Api, now: float) -> None:
     found = summary(api)
     assert [found[name] for name in RATES] == [0.0] * len(RATES)
     assert found["engine_counts"]["latencies_ms"] == {}
-
-
-def test_requests_with_a_row_have_exact_figures_beside_the_share_that_they_are(
-    api: Api, now: float
-) -> None:
-    api.store([record(n, ended_at=now - 2.0) for n in range(1, 16)], [CHAT])
-    api.store_engine_sample("chat-0", now, counts())
-    found = summary(api)
-    assert found["throughput_rps"] > 0
-    assert found["engine_counts"]["rows_ratio"] == pytest.approx(0.75)
-
-
-def test_attainment_has_bounds(api: Api, now: float) -> None:
-    api.set_objectives([CHAT])
-    api.store_engine_sample("chat-0", now, counts())
-    (attained,) = summary(api)["engine_counts"]["attainment"]
-    # 18 of 20 had their first token in time; of 15, 6 surely and perhaps all ended in time.
-    assert attained["objective"] == "chat"
-    assert attained["lower"] == pytest.approx(0.9 + 6 / 15 - 1)
-    assert attained["upper"] == pytest.approx(0.9)
-
-
-def test_engines_count_no_tenant_and_no_objective(api: Api, now: float) -> None:
-    api.store_engine_sample("chat-0", now, counts())
-    assert summary(api, tenant="acme")["engine_counts"] is None
-    assert summary(api, objective="chat")["engine_counts"] is None
-    assert summary(api, engine="chat-1")["engine_counts"] is None
 
 
 def test_steps_of_whole_minutes_have_counts_of_their_own(api: Api, now: float) -> None:

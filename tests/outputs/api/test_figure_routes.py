@@ -1,13 +1,10 @@
 """The summary and the time series of a window."""
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.analysis.summary import Summary
-from agent.records.objective import Match
 from agent.records.request import RequestRecord, Status, Vantage
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import (
@@ -29,11 +26,8 @@ WINDOWS = {
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 SELECTIONS: list[dict[str, str]] = [
     {},
-    {"engine": "chat-0"},
-    {"model": "qwen"},
     {"tenant": "acme"},
     {"objective": "chat"},
-    {"objective": "long"},
     {"engine": "chat-1", "model": "llama", "tenant": "acme", "objective": "long"},
 ]
 
@@ -70,7 +64,7 @@ def test_a_window_ends_now_and_is_rounded_to_the_grid(busy: Api, window: str) ->
     assert abs(summary["window_s"] - WINDOWS[window]) <= grid_s / 2
 
 
-@pytest.mark.parametrize("window", ["10s", "5m", "2h", "30d"])
+@pytest.mark.parametrize("window", ["10s", "5m", "30d"])
 @each_selection
 def test_counts_and_rates_are_exact_for_the_stated_window(
     busy: Api, records: list[RequestRecord], window: str, selection: dict[str, str]
@@ -109,21 +103,9 @@ def test_percentiles_are_within_the_stated_error_of_the_exact_ones(
             assert summary[name][f"p{q}"] == (None if expected is None else near), (name, q)
 
 
-def test_a_response_has_every_figure_of_the_analysis(api: Api, busy: Api) -> None:
-    for summary in (api.query("summary"), busy.query("summary", window="2h")):
-        assert {field.name for field in fields(Summary)} < summary.keys()
-        for name in LATENCIES:
-            assert list(summary[name]) == ["p50", "p95", "p99"]
-        assert summary["simulated"] is True
-
-
-def test_the_default_window_is_five_minutes(busy: Api) -> None:
-    assert busy.query("summary") == busy.query("summary", window="5m")
-
-
 def test_empty_parameters_are_ignored(busy: Api) -> None:
     summary = busy.query("summary", window="5m", engine="", model="", tenant="", objective="")
-    assert summary == busy.query("summary", window="5m")
+    assert summary == busy.query("summary") == busy.query("summary", window="5m")
 
 
 @pytest.mark.parametrize("parameter", ["engine", "model", "tenant", "objective"])
@@ -132,58 +114,13 @@ def test_an_unknown_name_selects_nothing(busy: Api, parameter: str) -> None:
         assert busy.query("summary", window="2h", **{parameter: name})["requests"] == 0, name
 
 
-def test_the_summary_of_an_empty_database_is_null(api: Api) -> None:
-    summary = api.query("summary")
-    assert summary["requests"] == 0
-    unknown = ("attainment", "error_ratio", "mfu", "mbu", "cost", "causes")
-    assert [summary[name] for name in unknown] == [None] * len(unknown)
-    assert all(summary[name] == {"p50": None, "p95": None, "p99": None} for name in LATENCIES)
-
-
-def test_the_error_ratio_is_null_where_errors_cannot_be_seen(api: Api) -> None:
-    ended_at = api.agent.now - 1
-    api.store(
-        [record(n, status=s, vantage=Vantage.PROXY, ended_at=ended_at, engine="seen")
-         for n, s in enumerate(("ok", "ok", "ok", "error"))]
-        + [record(9, ended_at=ended_at, engine="unseen")],
-        [objective()],
-    )  # fmt: skip
-    ratio = {name: api.query("summary", engine=name)["error_ratio"] for name in ("seen", "unseen")}
-    assert ratio == {"seen": 0.25, "unseen": None}
-    assert api.query("summary")["error_ratio"] is None
-
-
-def test_an_objective_counts_only_the_requests_that_it_covers(api: Api) -> None:
-    ended_at = api.agent.now - 1
-    objectives = [objective("all"), objective("qwen", match=Match(model="qwen"), ttft_s=0.05)]
-    records = [
-        record(n, model=model, ended_at=ended_at) for n, model in enumerate(["qwen", "llama"])
-    ]
-    api.store(records, objectives)
-    summary = {name: api.query("summary", objective=name) for name in ("all", "qwen")}
-    assert [(summary[n]["requests"], summary[n]["attainment"]) for n in summary] == [
-        (2, 1.0),
-        (1, 0.0),
-    ]
-    # Without an objective, the worst verdict of a request counts and attainment is null.
-    both = api.query("summary")
-    assert (both["met"], both["missed"], both["attainment"]) == (1, 1, None)
-    assert {each["objective"]: each["attainment"] for each in both["by_objective"]} == {
-        "all": 1.0,
-        "qwen": 0.0,
-    }
-
-
 @pytest.mark.parametrize(
     ("window", "reason"),
     [
         ("9s", "window: 9s is not between 10s and 400d"),
-        ("0s", "window: 0s is not between"),
         ("401d", "window: 401d is not between 10s and 400d"),
-        ("9999999999999w", "window: 9999999999999w is not between"),
         ("9" * 400 + "d", "is not between"),
         ("", "window: '' is not a duration; write a number and s, m, h, d or w, as in 30d"),
-        ("5", "window: '5' is not a duration"),
         ("-5m", "window: '-5m' is not a duration"),
         ("5m;DROP TABLE requests", "is not a duration"),
         ("nan", "is not a duration"),
@@ -249,7 +186,9 @@ def test_without_any_data_its_begin_and_all_rates_are_unknown(api: Api, engine: 
         api.store([record(engine="chat-0", ended_at=api.agent.now - 5)], [objective()])
     summary = api.query("summary", window="1h", engine=engine)
     assert (summary["data_from"], summary["covered_s"], summary["requests"]) == (None, 0, 0)
-    assert {summary[rate] for rate in RATES} == {None}
+    unknown = ("attainment", "error_ratio", "mfu", "mbu", "cost", "causes", *RATES)
+    assert [summary[name] for name in unknown] == [None] * len(unknown)
+    assert all(summary[name] == {"p50": None, "p95": None, "p99": None} for name in LATENCIES)
 
 
 # Failures by vantage
@@ -279,36 +218,17 @@ def test_failures_are_stated_by_vantage(api: Api) -> None:
 
 
 STEPS = [
-    ("1m", "10s", 10),
-    ("5m", "1m", 60),
     ("5m", "90s", 90),
     ("5m", "5m", 300),
     ("2h", "7m", 420),
-    ("1d", "10m", 600),
-    ("7d", "1h", 3600),
     ("7d", "7d", 604800),
-    ("30d", "1d", 86400),
     ("400d", "1d", 86400),
 ]
-COUNTED = ("requests", "met", "missed", "undetermined")
-
-each_step = pytest.mark.parametrize(("window", "step", "step_s"), STEPS)
 
 
-@each_step
-def test_steps_follow_each_other_up_to_now(busy: Api, window: str, step: str, step_s: int) -> None:
-    items = busy.query("timeseries", window=window, step=step)["items"]
-    starts = [unix(item["at"]) for item in items]
-    assert starts == [starts[0] + index * step_s for index in range(len(starts))]
-    assert starts[0] % step_s == 0
-    assert starts[-1] <= NOW < starts[-1] + step_s
-    assert [item["window_s"] for item in items[:-1]] == [step_s] * (len(items) - 1)
-    assert items[-1]["window_s"] == NOW - starts[-1]
-
-
-@each_step
+@pytest.mark.parametrize(("window", "step", "step_s"), STEPS)
 @pytest.mark.parametrize("selection", [{}, {"engine": "chat-0", "objective": "long"}])
-def test_each_step_counts_the_requests_that_ended_in_it(
+def test_steps_follow_each_other_up_to_now_and_count_what_ended_in_them(
     busy: Api,
     records: list[RequestRecord],
     window: str,
@@ -316,17 +236,22 @@ def test_each_step_counts_the_requests_that_ended_in_it(
     step_s: int,
     selection: dict[str, Any],
 ) -> None:
+    items = busy.query("timeseries", window=window, step=step, **selection)["items"]
+    starts = [unix(item["at"]) for item in items]
+    assert starts == [starts[0] + index * step_s for index in range(len(starts))]
+    assert starts[0] % step_s == 0
+    assert starts[-1] <= NOW < starts[-1] + step_s
     members = chosen(records, **selection)
     of_engine = chosen(records, **{k: v for k, v in selection.items() if k == "engine"})
     # The data begins with the ten seconds in which the first request ended.
     begins = min(item.ended_at for item in of_engine) // 10 * 10
-    for item in busy.query("timeseries", window=window, step=step, **selection)["items"]:
-        start = unix(item["at"])
-        counted = counts(
-            ended_within(members, start, start + step_s), selection.get("objective", "")
-        )
-        assert {name: item[name] for name in COUNTED} == counted
-        covered_s = max(min(start + step_s, NOW) - max(start, begins), 0)
+    for item, start in zip(items, starts, strict=True):
+        until = min(start + step_s, NOW)
+        assert item["window_s"] == until - start
+        ended = ended_within(members, start, start + step_s)
+        counted = counts(ended, selection.get("objective", ""))
+        assert {name: item[name] for name in counted} == counted
+        covered_s = max(until - max(start, begins), 0)
         rate = pytest.approx(counted["met"] / covered_s) if covered_s else None
         assert (item["covered_s"], item["goodput_rps"]) == (covered_s, rate)
 
@@ -352,34 +277,18 @@ def test_rates_of_steps_before_the_data_are_unknown(api: Api) -> None:
     assert [step["throughput_rps"] for step in both] == [0, 0.5, 1, 1, 1]
 
 
-def test_a_step_without_requests_is_listed_with_unknown_latencies(api: Api) -> None:
-    items = api.query("timeseries", window="1m", step="10s")["items"]
-    assert [item["requests"] for item in items] == [0] * len(items)
-    assert {item["attainment"] for item in items} == {None}
-    assert items[0]["ttft_ms"] == {"p50": None, "p95": None, "p99": None}
-
-
-def test_the_default_is_an_hour_in_minutes(busy: Api) -> None:
-    assert busy.query("timeseries") == busy.query("timeseries", window="1h", step="1m")
-
-
 @pytest.mark.parametrize(
     ("window", "step", "reason"),
     [
-        ("5m", "0s", "step: 0s is not a multiple of 10s, the grid of this window"),
+        ("5m", "0s", "step: 0s is not a multiple of 10s"),
         ("5m", "7s", "step: 7s is not a multiple of 10s, the grid of this window"),
         ("5m", "0.5s", "step: 0.5s is not a multiple of 10s"),
-        ("1d", "10s", "step: 10s is not a multiple of 60s, the grid of this window"),
-        ("7d", "90s", "step: 90s is not a multiple of 3600s"),
         ("60d", "1h", "step: 1h is not a multiple of 86400s"),
         ("5m", "6m", "step: 6m is longer than the window"),
-        ("5m", "365000d", "step: 365000d is longer than the window"),
         ("5m", "9" * 400 + "d", "step: "),
         ("3h", "10s", "step: 10s makes more than 1000 steps of this window"),
         ("5m", "", "step: '' is not a duration"),
-        ("5m", "1", "step: '1' is not a duration"),
         ("1y", "1m", "window: '1y' is not a duration"),
-        ("401d", "1d", "window: 401d is not between 10s and 400d"),
     ],
 )
 def test_invalid_steps_are_refused_with_a_sentence(

@@ -58,7 +58,10 @@ def joining(api: Api) -> Api:
 
 
 def test_a_joined_request_has_both_views(joining: Api) -> None:
-    joining.store([proxy_record(), engine_record()], OBJECTIVES)
+    """The limit and the status are those of the client; other choices are parts of it."""
+    joining.store(
+        [proxy_record(status=Status.TIMEOUT), engine_record(), engine_record(1)], OBJECTIVES
+    )
     item = joining.query("requests/mine")
     assert item["others"] == []
     assert (item["vantage"], item["counted"], item["part"]) == ("joined", True, False)
@@ -66,7 +69,7 @@ def test_a_joined_request_has_both_views(joining: Api) -> None:
         "proxy": {
             "request_id": "mine",
             "span_id": PROXY_SPAN,
-            "status": "ok",
+            "status": "timeout",
             "ttft_s": 0.35,
             "tpot_s": 0.02,
             "e2e_s": 0.75,
@@ -82,9 +85,14 @@ def test_a_joined_request_has_both_views(joining: Api) -> None:
     }
     assert item["holdback_s"] == pytest.approx(0.25)
     assert (item["ttft_s"], item["engine_ttft_s"]) == (0.35, 0.1)
-    # The limit is that of the client.
     assert (item["ttft_limit_s"], item["verdict"]) == (0.3, "missed")
+    assert (item["status"], item["engine_status"]) == ("timeout", "ok")
     assert joining.query("requests/chatcmpl-mine-0")["request_id"] == "mine"
+    part = joining.query("requests/chatcmpl-mine-1")
+    assert (part["vantage"], part["part"], part["counted"]) == ("engine", True, False)
+    assert (part["views"]["proxy"], part["views"]["engine"]["span_id"]) == (None, f"{1:016x}")
+    summary = joining.query("summary", window="10m")
+    assert (summary["requests"], summary["missed"], summary["error_ratio"]) == (1, 1, 1.0)
 
 
 def test_a_request_has_the_fields_of_the_proxy_and_a_summary_of_gaps(joining: Api) -> None:
@@ -99,21 +107,6 @@ def test_a_request_has_the_fields_of_the_proxy_and_a_summary_of_gaps(joining: Ap
     assert {name: item[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("stored", "own", "other"),
-    [(proxy_record(), "proxy", "engine"), (engine_record(), "engine", "proxy")],
-)
-def test_a_request_with_one_view_has_no_other_one(
-    joining: Api, stored: RequestRecord, own: str, other: str
-) -> None:
-    joining.store([stored], OBJECTIVES)
-    item = joining.query(f"requests/{stored.request_id}")
-    assert item["views"][other] is None
-    assert item["views"][own] == {
-        name: getattr(stored, name) for name in ("request_id", "span_id", "ttft_s", "tpot_s")
-    } | {"status": stored.status, "e2e_s": stored.e2e_s}
-
-
 def test_a_waiting_request_is_listed_and_not_counted(joining: Api) -> None:
     joining.store([proxy_record(), record(9)], OBJECTIVES)
     items = {item["request_id"]: item for item in joining.query("requests")["items"]}
@@ -125,24 +118,3 @@ def test_a_waiting_request_is_listed_and_not_counted(joining: Api) -> None:
     item = joining.query("requests/mine")
     assert (item["counted"], item["settles_at"]) == (True, None)
     assert joining.query("summary", window="10m")["requests"] == 2
-
-
-def test_spans_of_several_choices_are_listed_as_parts_and_counted_as_one(joining: Api) -> None:
-    joining.store(
-        [engine_record(0), proxy_record(), engine_record(1), engine_record(2)], OBJECTIVES
-    )
-    items = joining.query("requests")["items"]
-    assert sorted((item["vantage"], item["part"], item["counted"]) for item in items) == [
-        ("engine", True, False),
-        ("engine", True, False),
-        ("joined", False, True),
-    ]
-    summary = joining.query("summary", window="10m")
-    assert (summary["requests"], summary["missed"]) == (1, 1)
-
-
-def test_the_status_that_the_proxy_saw_is_counted(joining: Api) -> None:
-    joining.store([proxy_record(status=Status.TIMEOUT), engine_record()], OBJECTIVES)
-    item = joining.query("requests/mine")
-    assert (item["status"], item["engine_status"]) == ("timeout", "ok")
-    assert joining.query("summary", window="10m")["error_ratio"] == 1.0
