@@ -33,7 +33,9 @@ def trace(number: int) -> str:
 
 
 @given(batches)
-def test_each_bucket_counts_values_up_to_its_bound(observed: list[list[float]]) -> None:
+def test_each_bucket_counts_values_up_to_its_bound_and_has_an_exemplar_of_its_own(
+    observed: list[list[float]],
+) -> None:
     histogram = BucketHistogram(BOUNDS)
     for values in observed:
         histogram.observe(values, [(trace(0), 1.0)] * len(values))
@@ -43,6 +45,10 @@ def test_each_bucket_counts_values_up_to_its_bound(observed: list[list[float]]) 
         bound_text(bound): sum(value <= bound for value in everything) for bound in (*BOUNDS, inf)
     }
     assert histogram.sum == pytest.approx(sum(everything))
+    low = -inf
+    for (_, _, exemplar), high in zip(histogram.buckets(), (*BOUNDS, inf), strict=True):
+        assert exemplar is None or low < exemplar.value <= high
+        low = high
 
 
 def shown(histogram: BucketHistogram) -> dict[str, tuple[str, float, float] | None]:
@@ -64,15 +70,10 @@ def test_the_newest_trace_of_each_bucket_is_its_exemplar() -> None:
         "1.0": None,
         "+Inf": (trace(5), 5.0, 201.0),
     }
-
-
-def test_an_exemplar_is_never_replaced_by_an_older_one() -> None:
-    histogram = BucketHistogram(BOUNDS)
-    histogram.observe([0.05], [(trace(1), 100.0)])
-    histogram.observe([0.06, 0.3], [(trace(2), 99.0), (trace(3), 99.5)])
-    assert shown(histogram)["0.1"] == (trace(1), 0.05, 100.0)
-    assert shown(histogram)["0.5"] == (trace(3), 0.3, 99.5)
-    assert [count for _, count, _ in histogram.buckets()] == [2, 3, 3, 3]
+    # An older one replaces none.
+    histogram.observe([0.07, 0.8], [(trace(6), 99.0), (trace(7), 99.5)])
+    assert shown(histogram)["0.1"] == (trace(3), 0.06, 101.0)
+    assert shown(histogram)["1.0"] == (trace(7), 0.8, 99.5)
 
 
 scrapes = st.lists(
@@ -104,25 +105,6 @@ def test_prometheus_takes_the_exemplar_of_every_scrape(
             stored = int(exemplar[2] * 1000), exemplar[1]
             assert stored >= held.get(text, stored)
             held[text] = stored
-
-
-@given(batches)
-def test_an_exemplar_is_in_the_range_of_its_bucket(observed: list[list[float]]) -> None:
-    histogram = BucketHistogram(BOUNDS)
-    for values in observed:
-        histogram.observe(values, [(trace(0), 1.0)] * len(values))
-    low = -inf
-    for (_, _, exemplar), high in zip(histogram.buckets(), (*BOUNDS, inf), strict=True):
-        assert exemplar is None or low < exemplar.value <= high
-        low = high
-
-
-@pytest.mark.parametrize(
-    ("bound", "text"), [(1, "1.0"), (0.1, "0.1"), (0.0025, "0.0025"), (160.0, "160.0")]
-)
-def test_a_bound_is_written_as_prometheus_writes_floats(bound: float, text: str) -> None:
-    assert bound_text(bound) == text
-    assert bound_text(inf) == "+Inf"
 
 
 AT_ENGINE = ("chat-0", "llama", "engine")
