@@ -75,17 +75,14 @@ STEP = SetupStep(
 DONE = SetupStep(name=StepName.METRICS, state="done", shows="load")
 
 
-def test_lines_to_paste_are_not_broken() -> None:
+def test_only_lines_to_paste_are_wider_than_the_terminal() -> None:
     of, file = badly_started(), StringIO()
+    assert max(map(len, printed_audit(of, 80).splitlines())) <= 80
     print_audit(of, audit(of), Console(file=file, width=80, highlight=False), (DONE, STEP))
     printed = file.getvalue().splitlines()
     assert f"    {STEP.actions[0].lines[0]}" in printed
     assert printed[printed.index("Setup") + 1] == "done: metrics"
     assert printed[-1].endswith(" unknown")
-
-
-def test_no_line_is_wider_than_the_terminal() -> None:
-    assert max(map(len, printed_audit(badly_started(), 80).splitlines())) <= 80
 
 
 def test_an_engine_cannot_steer_the_printed_audit() -> None:
@@ -98,23 +95,13 @@ def test_an_engine_cannot_steer_the_printed_audit() -> None:
 def test_the_json_has_every_line() -> None:
     of = badly_started()
     found = json.loads(audit_json(of, audit(of), [STEP]))
-    assert found["setup"] == [
-        {
-            "name": "spans",
-            "state": "missing",
-            "shows": STEP.shows,
-            "actions": [{"where": "restart vLLM with", "lines": [*STEP.actions[0].lines]}],
-        }
-    ]
+    (step,) = found["setup"]
+    assert (step["name"], step["state"], step["shows"]) == ("spans", "missing", STEP.shows)
+    (action,) = step["actions"]
+    assert action == {"where": "restart vLLM with", "lines": [*STEP.actions[0].lines]}
     assert [line["check"] for line in found["lines"]] == [check.name for check in CHECKS]
     assert sum(found["counts"].values()) == len(CHECKS)
     (first,) = (line for line in found["lines"] if line["check"] == "prefix caching")
-    assert first == {
-        "area": "KV cache",
-        "check": "prefix caching",
-        "finding": "fail",
-        "seen": "off",
-        "why": CHECKS[0].why,
-        "change": "remove --no-enable-prefix-caching",
-    }
+    assert (first["area"], first["finding"], first["seen"]) == ("KV cache", "fail", "off")
+    assert (first["why"], first["change"]) == (CHECKS[0].why, "remove --no-enable-prefix-caching")
     assert found["engine"] == "http://127.0.0.1:8000"

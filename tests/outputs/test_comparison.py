@@ -83,19 +83,13 @@ def test_the_terminal_and_the_markdown_have_the_verdict_the_runs_every_cell_and_
         assert "sequence_cap 0.00 50.00 " in text
 
 
-def test_no_line_is_wider_than_the_terminal() -> None:
-    assert max(map(len, printed_comparison(worse(), 80).splitlines())) <= 80
-
-
-def test_the_markdown_is_one_table_with_its_verdict_first() -> None:
+def test_each_format_has_its_shape() -> None:
     lines = markdown(worse()).splitlines()
     assert lines[0] == "### :x: Worse than before"
     rows = [line for line in lines if line.startswith("|")]
     # A bar in a name would be another column.
     assert {row.replace("\\|", "").count("|") for row in rows} <= {4, 6}
     assert "more \\| requests" in markdown(other_load())
-
-
-def test_the_json_is_json() -> None:
+    assert max(map(len, printed_comparison(worse(), 80).splitlines())) <= 80
     for comparison in (worse(), other_load()):
         assert json.loads(json_text(comparison))["verdict"] == comparison.outcome

