@@ -10,59 +10,34 @@ import pytest
 from agent.records.objective import Objective
 from agent.render.dashboards import render_dashboards
 from agent.settings.settings_model import ObjectiveSettings
-from tests.render.dashboards.reading import Json, dashboards, on_prometheus, panels
+from tests.render.dashboards.reading import Json, dashboards, panels
 
 ALL = {dashboard["uid"]: dashboard for dashboard in dashboards()}
 BY_TITLE = {panel["title"]: panel for dashboard in ALL.values() for panel in panels(dashboard)}
-LATENCIES = {
-    "Time to first token": "ttft",
-    "Time per output token": "tpot",
-    "End-to-end time": "e2e",
-}
-
-
-def test_a_description_is_written_for_readers() -> None:
-    """A name of the program in it is one that was meant to be filled in, or replaced."""
-    for title in BY_TITLE:
-        assert not re.search(r"_[A-Z]|\b[A-Z]+_[A-Z]|[{}]", BY_TITLE[title]["description"])
-
-
-# Single requests on graphs
-
-
-def test_traces_are_queried_from_buckets_over_time() -> None:
-    """Prometheus stores exemplars of buckets, and Grafana queries them over a range only."""
-    traced = [
-        question
-        for dashboard in ALL.values()
-        for question in on_prometheus(dashboard)
-        if question.target["exemplar"]
-    ]
-    assert len(traced) >= 4
-    for question in traced:
-        assert "_bucket{" in question.expression
-        assert question.target["range"] is True
 
 
 # Limits and targets
 
 
-@pytest.mark.parametrize("title", LATENCIES)
-def test_the_limit_of_each_objective_is_drawn_as_a_dashed_line(title: str) -> None:
+@pytest.mark.parametrize(
+    ("title", "drawn", "selected"),
+    [
+        ("Time to first token", "limit", 'measure="ttft"'),
+        ("Time per output token", "limit", 'measure="tpot"'),
+        ("End-to-end time", "limit", 'measure="e2e"'),
+        ("Attainment over time", "target", "objective=~"),
+        ("Requests within each limit", "target", "objective=~"),
+    ],
+)
+def test_limits_and_targets_of_objectives_are_drawn_as_dashed_lines(
+    title: str, drawn: str, selected: str
+) -> None:
     panel = BY_TITLE[title]
-    (limit,) = (t for t in panel["targets"] if t["legendFormat"] == "{{objective}} limit")
-    assert "llm_slo_limit_seconds{" in limit["expr"]
-    assert f'measure="{LATENCIES[title]}"' in limit["expr"]
-    assert properties(panel, "chat limit")["custom.lineStyle"]["fill"] == "dash"
+    (line,) = (t for t in panel["targets"] if t["legendFormat"] == f"{{{{objective}}}} {drawn}")
+    assert f"llm_slo_{drawn}_" in line["expr"]
+    assert selected in line["expr"]
+    assert properties(panel, f"chat {drawn}")["custom.lineStyle"]["fill"] == "dash"
     assert properties(panel, "proxy p99") == {}
-
-
-@pytest.mark.parametrize("title", ["Attainment over time", "Requests within each limit"])
-def test_the_target_of_each_objective_is_drawn_as_a_dashed_line(title: str) -> None:
-    panel = BY_TITLE[title]
-    (target,) = (t for t in panel["targets"] if t["legendFormat"] == "{{objective}} target")
-    assert "llm_slo_target_ratio{" in target["expr"]
-    assert properties(panel, "chat target")["custom.lineStyle"]["fill"] == "dash"
 
 
 def properties(panel: Json, series: str) -> Mapping[str, Any]:
@@ -98,10 +73,7 @@ def test_attainment_is_green_from_the_objective_s_own_target_on() -> None:
     assert colour(0.96, thresholds["lax"]) == "green"
     assert colour(0.96, thresholds["strict"]) == "red"
     assert colour(0.999, thresholds["strict"]) == "green"
-
-
-def test_attainment_of_an_objective_that_came_later_is_not_green_too_early() -> None:
-    panel = attainment(objective("lax", 0.9), objective("strict", 0.999))
+    # One that came later is not green too early.
     assert properties(panel, "later") == {}
     assert colour(0.96, panel["fieldConfig"]["defaults"]["thresholds"]) == "red"
 
@@ -149,33 +121,10 @@ def test_a_cell_has_its_colour_by_the_target_of_the_chosen_objective(
     assert not re.search(options["applyTo"]["options"].strip("/"), "judged")
 
 
-# What is marked
-
-
-def marks(uid: str) -> dict[str, Json]:
-    return {mark["name"]: mark for mark in ALL[uid]["annotations"]["list"] if mark["enable"]}
-
-
 @pytest.mark.parametrize("uid", [uid for uid in ALL if uid != "goodput-requests"])
 def test_events_alerts_and_xids_are_marked(uid: str) -> None:
-    assert marks(uid).keys() >= {"Events", "Alerts", "Xids"}
-    xids = marks(uid)["Xids"]
+    marks = {mark["name"]: mark for mark in ALL[uid]["annotations"]["list"] if mark["enable"]}
+    assert marks.keys() >= {"Events", "Alerts", "Xids"}
     # Milliseconds, as Grafana takes a value for a time.
-    assert xids["useValueForTime"] is True
-    assert "1000 * " in xids["expr"]
-    assert "gpu_xid_last_seen_timestamp_seconds{" in xids["expr"]
-    assert xids["titleFormat"] == "Xid {{xid}} on {{gpu}}"
-
-
-# Choices and causes
-
-
-def test_a_choice_is_offered_where_something_has_its_label() -> None:
-    """No metric of a GPU or of its use has an objective, and no metric at all has a tenant."""
-    offered = {
-        uid: {item["name"] for item in dashboard["templating"]["list"]}
-        for uid, dashboard in ALL.items()
-    }
-    assert {uid for uid, names in offered.items() if "objective" not in names} == {"goodput-gpus"}
-    assert {uid for uid, names in offered.items() if "tenant" in names} == {"goodput-requests"}
-    assert all({"engine", "model"} <= names for names in offered.values())
+    assert marks["Xids"]["useValueForTime"] is True
+    assert "1000 * " in marks["Xids"]["expr"]

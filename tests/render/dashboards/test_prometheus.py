@@ -29,56 +29,37 @@ from tests.render.dashboards.answering import (
     every_question,
     never_answered,
 )
-from tests.render.dashboards.reading import SERIES, Asked, Json, dashboards, filled, selectors
+from tests.render.dashboards.reading import SERIES, dashboards, filled, selectors
 from tests.simulated import MODEL, Simulator
 from tests.sources.nvml.fake_driver import build
 from tests.test_app_gpu_jobs import DriverPipe
 
-ALL = {dashboard["uid"]: dashboard for dashboard in dashboards()}
 QUESTIONS = every_question()
 
 
-def variable_selectors(dashboard: Json) -> list[str]:
-    """The series of a dashboard's variables."""
-    return [
-        re.sub(r"^label_values\((.+), \w+\)$", r"\1", variable["query"]["query"])
-        for variable in dashboard["templating"]["list"]
-        if variable["type"] == "query" and variable["datasource"]["type"] == "prometheus"
-    ]
-
-
-def marks(dashboard: Json) -> list[str]:
-    """The expressions of annotations on graphs."""
-    return [mark["expr"] for mark in dashboard["annotations"]["list"] if "expr" in mark]
-
-
 def everything() -> list[str]:
+    """Every expression of a panel, a variable or a mark on graphs."""
     found = [question.expression for question in QUESTIONS]
-    for dashboard in ALL.values():
-        found += [*variable_selectors(dashboard), *marks(dashboard)]
+    for dashboard in dashboards():
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query" and variable["datasource"]["type"] == "prometheus":
+                query = variable["query"]["query"]
+                found.append(re.sub(r"^label_values\((.+), \w+\)$", r"\1", query))
+        found += [mark["expr"] for mark in dashboard["annotations"]["list"] if "expr" in mark]
     return found
 
 
-def promtool(expressions: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """promtool's complaints about the expressions."""
-    path = folder / "expressions.yml"
+def test_prometheus_accepts_every_expression(tmp_path: Path) -> None:
     rules = [
         {"record": f"question:{number}", "expr": filled(expression, {**GRAFANA, **EVERYTHING})}
-        for number, expression in enumerate(expressions)
+        for number, expression in enumerate(everything())
     ]
+    path = tmp_path / "expressions.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "questions", "rules": rules}]}))
-    return subprocess.run(
-        [program("promtool"), "check", "rules", "--lint=none", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_prometheus_accepts_every_expression(tmp_path: Path) -> None:
-    checked = promtool(everything(), tmp_path)
+    command = [program("promtool"), "check", "rules", "--lint=none", path]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert f"{len(everything())} rules found" in checked.stdout
+    assert f"{len(rules)} rules found" in checked.stdout
 
 
 def test_every_series_and_label_is_published() -> None:
@@ -90,16 +71,6 @@ def test_every_series_and_label_is_published() -> None:
                 assert name in SERIES, f"{name} in {expression}"
                 assert {label for label, _, _ in matchers} <= SERIES[name], expression
     assert len(seen) > 100
-
-
-def test_no_name_escapes_the_reader_of_selectors() -> None:
-    """A series without conditions would not be read as one."""
-    published = {name for name in SERIES if "_" in name}
-    for expression in (question.expression for question in QUESTIONS):
-        plain = re.sub(r'"[^"]*"', "", expression)
-        assert published & set(re.findall(r"[a-zA-Z_:][\w:]*", plain)) <= {
-            name for name, _ in selectors(expression)
-        }, expression
 
 
 def test_aggregations_and_legends_keep_labels_that_the_series_have() -> None:
@@ -125,89 +96,22 @@ ANSWERED_WITHIN_S = 240.0
 SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "500"}
 PUBLISHED = Path(__file__).parents[2] / "data" / "model_configs" / "llama-3.1-8b.json"
 
-NO_DRAFTS = {
-    "Draft tokens accepted / {{engine}} {{model}}",
-    "Accepted tokens per draft / {{engine}} {{model}}",
-    "Tokens drafted and accepted / {{engine}} {{model}} drafted",
-    "Tokens drafted and accepted / {{engine}} {{model}} accepted",
-}
-# An engine like vLLM tells no limits and no type that it chose itself, and counts none given up.
-NOT_TOLD = {
-    "Batch fill / {{engine}} {{model}} requests",
-    "Batch fill / {{engine}} {{model}} tokens",
-    "Batch in use / {{engine}} {{model}}",
-    "Blocks of the KV cache / {{engine}} {{model}} bytes of a value",
-    "Blocks of the KV cache / {{engine}} {{model}} tokens of a request",
-    "Requests running and waiting / {{engine}} {{model}} maximum",
-    "Requests that failed in the engine / given up",
-}
-NO_ESTIMATE = {
-    "FLOP/s of a GPU, estimated by the engine / {{engine}} {{model}}",
-    "Memory traffic of a GPU, estimated by the engine / {{engine}} {{model}} read",
-    "Memory traffic of a GPU, estimated by the engine / {{engine}} {{model}} written",
-    "Roofline by the engine's estimate / FLOP/s",
-    "Roofline by the engine's estimate / intensity",
-}
-# The engine has no connector, and no fact of it was renamed.
-NO_TRANSFERS = {
-    *(
-        f"{panel} / {{{{engine}}}} {share}"
-        for panel in ("Time of a KV transfer", "Time to fetch offloaded KV values")
-        for share in ("p50", "p95", "p99")
-    ),
-    "KV values transferred / {{engine}} {{model}}",
-    "KV transfers that failed / {{engine}} {{model}}",
-    "Tokens in the memory for offloaded KV values / {{engine}} {{model}}",
-    "Memory for offloaded KV values / {{engine}} {{model}}",
-    "Facts that are gone / {{engine}} {{fact}}",
-}
-# Pages are retired before Ampere only; the scripted GPU is a Hopper.
-NEWER_GPU = {
-    "Memory replaced / {{gpu}} {{cause}} pages",
-    "Memory waiting to be replaced, or not replaceable / {{gpu}} page pending",
-}
-# The agent publishes nothing.
-NOT_PUBLISHED = {
-    "Age of what waits to be published / oldest",
-    "Publishing / dropped: {{reason}}",
-    "Publishing / taken",
-    "Size of published files / bytes",
-    "Waiting to be stored / rows to publish",
-}
-# It runs in no cluster.
-NO_PODS = {
-    "Age of what is known of pods / {{instance}} {{namespace}}",
-    "Engines found in pods / {{instance}} {{namespace}}",
-    "Failed lists and watches of pods / {{call}} {{reason}}",
-}
-# Its proxy has one engine.
-NO_ROTATION = {
-    "Ejections and retries / {{engine}} retried",
-    "Ejections and retries / {{engine}} {{reason}}",
-    "Ejections and retries / no engine left",
-    "Rotation of the proxy / {{engine}}",
-}
-# The settings have objectives.
-NO_PRESET = {"Attainment over time / {{objective}} target of the preset, without alerts"}
+# Prefixes of series that need not exist here.
 NOT_HERE = (
-    NO_PRESET
-    | NO_ROTATION
-    | NO_PODS
-    | NO_DRAFTS
-    | NO_TRANSFERS
-    | NOT_TOLD
-    | NO_ESTIMATE
-    | NEWER_GPU
-    | NOT_PUBLISHED
+    # An engine like vLLM tells no limits and no type that it chose itself, counts none given up,
+    # and drafts, transfers and estimates nothing; no fact of it was renamed.
+    *("llm_engine_max_", "llm_engine_kv_value_bytes", "llm_engine_requests_aborted_total"),
+    *("llm_engine_spec_decode_", "llm_engine_kv_transfer", "llm_engine_kv_offload_"),
+    *("llm_engine_estimated_", "llm_engine_fact_missing"),
+    # Pages are retired before Ampere only; the scripted GPU is a Hopper.
+    *("gpu_page_retirement_pending", "gpu_retired_pages"),
+    # The agent publishes nothing, runs in no cluster, has objectives, and a proxy of one engine.
+    *("llm_agent_unpublished_", "llm_agent_publish", "llm_agent_file_", "llm_agent_lost_"),
+    *("llm_agent_discover", "llm_slo_configured", "llm_proxy_engine_", "llm_proxy_requests_"),
+    # What hangs on the machine of the test: whether its kernel tells the memory of a control
+    # group, and whether it is so slow that a request misses.
+    *("llm_engine_memory_", "llm_engine_oom_kills_total", "llm_slo_missed_seconds_total"),
 )
-# What hangs on the machine of the test: whether its kernel tells the memory of a control group, and
-# whether it is so slow that a request misses.
-BY_MACHINE = {
-    "Causes of misses over time / {{cause}}",
-    "Host memory of the engine / {{engine}}",
-    "Host memory of the engine / {{engine}} limit",
-    "Processes killed as memory ran out / {{engine}}",
-}
 
 # An engine that is away with a GPU that is not there; the destination of spans and metrics is none.
 SETTINGS = """
@@ -303,27 +207,36 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> None:
+    questions = every_question(load(watched.settings, {}).all_objectives())
+    not_here = {
+        question.name
+        for question in questions
+        if any(name.startswith(NOT_HERE) for name, _ in selectors(question.expression))
+    }
     never = never_answered(
         watched.prometheus,
-        every_question(load(watched.settings, {}).all_objectives()),
-        silent=NOT_HERE | BY_MACHINE,
+        questions,
+        silent=not_here,
         meanwhile=watched.ask,
         within_s=ANSWERED_WITHIN_S,
     )
-    assert sorted(never - BY_MACHINE) == sorted(NOT_HERE)
+    assert sorted(never - not_here) == []
+    assert len(not_here) < len(questions) / 5
 
 
-TRACED = [question for question in every_question() if question.target["exemplar"]]
-
-
-@pytest.mark.parametrize("question", TRACED, ids=[question.name for question in TRACED])
-def test_a_graph_with_traces_gets_trace_ids(watched: Watched, question: Asked) -> None:
+def test_graphs_with_traces_get_trace_ids(watched: Watched) -> None:
     """Queried like Grafana: with the whole expression; Prometheus selects its series."""
-    expression = filled(question.expression, {**GRAFANA, **EVERYTHING})
-    eventually(
-        lambda: bool(watched.prometheus.exemplars(expression)),
-        within_s=ANSWERED_WITHIN_S,
-        what="a trace",
-    )
-    for exemplar in watched.prometheus.exemplars(expression):
-        assert re.fullmatch("[0-9a-f]{32}", exemplar["labels"]["trace_id"])
+    traced = [question for question in every_question() if question.target["exemplar"]]
+    assert len(traced) >= 4
+    for question in traced:
+        # Prometheus stores exemplars of buckets, and Grafana queries them over a range only.
+        assert "_bucket{" in question.expression
+        assert question.target["range"] is True
+        expression = filled(question.expression, {**GRAFANA, **EVERYTHING})
+        found = eventually(
+            lambda asked=expression: watched.prometheus.exemplars(asked),
+            within_s=ANSWERED_WITHIN_S,
+            what="a trace",
+        )
+        for exemplar in found:
+            assert re.fullmatch("[0-9a-f]{32}", exemplar["labels"]["trace_id"])
