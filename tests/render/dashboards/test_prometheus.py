@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,12 @@ def test_prometheus_accepts_every_expression(tmp_path: Path) -> None:
     ]
     path = tmp_path / "expressions.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "questions", "rules": rules}]}))
-    command = [program("promtool"), "check", "rules", "--lint=none", path]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [program("promtool"), "check", "rules", "--lint=none", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(rules)} rules found" in checked.stdout
 
@@ -233,10 +238,6 @@ def test_graphs_with_traces_get_trace_ids(watched: Watched) -> None:
         assert "_bucket{" in question.expression
         assert question.target["range"] is True
         expression = filled(question.expression, {**GRAFANA, **EVERYTHING})
-        found = eventually(
-            lambda asked=expression: watched.prometheus.exemplars(asked),
-            within_s=ANSWERED_WITHIN_S,
-            what="a trace",
-        )
-        for exemplar in found:
+        ask = partial(watched.prometheus.exemplars, expression)
+        for exemplar in eventually(ask, within_s=ANSWERED_WITHIN_S, what="a trace"):
             assert re.fullmatch("[0-9a-f]{32}", exemplar["labels"]["trace_id"])
