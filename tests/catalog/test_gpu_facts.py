@@ -7,7 +7,6 @@ from pathlib import Path
 from agent.catalog import gpu_problems
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.gpu_problems import (
-    COUNTED_XIDS,
     EXPORTER_STALE,
     HELD,
     LOST,
@@ -39,11 +38,6 @@ def test_faults_of_the_gpu_are_critical_and_those_of_programs_are_not() -> None:
         assert XIDS[hardware_fault].grade is XidGrade.CRITICAL
     for program_fault in (13, 31, 43):
         assert XIDS[program_fault].grade is XidGrade.APPLICATION
-
-
-def test_faults_of_gpus_and_programs_are_counted_and_information_is_not() -> None:
-    assert {48, 79, 95, 13, 31, 43} <= set(COUNTED_XIDS)
-    assert not {45, 92, 154} & set(COUNTED_XIDS)
 
 
 def test_every_problem_of_a_source_is_in_a_group() -> None:

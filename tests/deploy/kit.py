@@ -1,5 +1,6 @@
 """The files of deployment as their tools read them: compose files, charts and the Dockerfile."""
 
+import hashlib
 import json
 import os
 import re
@@ -228,6 +229,14 @@ def copied() -> Iterator[str]:
                 yield from instruction.words()[:-1]
 
 
+def _kept_wheels() -> Path:
+    """The folder that keeps the wheels of the image's lock file: an index takes half a minute."""
+    lock = (ROOT / "requirements-image.lock").read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "goodput-agent"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / f"image-wheels-{hashlib.sha256(lock).hexdigest()[:16]}"
+
+
 class Replay:
     """Stages run with this machine's Python, each in an empty root that holds absolute paths.
 
@@ -317,4 +326,13 @@ class Replay:
             command = re.sub(r"--(owner|group) \d+", "", command)
         tools = {"PATH": f"{Path(sys.executable).parent}:{self.environment['PATH']}"}
         environment = {**self._outer_environment, **self.environment, **tools, **_FASTER}
+        wheels = _kept_wheels()
+        downloads = " pip download " in command
+        if downloads and wheels.is_dir():
+            # Their hashes are checked again.
+            environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
         subprocess.run(command, shell=True, cwd=self.workdir, env=environment, check=True)
+        if downloads and not wheels.is_dir():
+            with tempfile.TemporaryDirectory(dir=wheels.parent) as folder:
+                copy = shutil.copytree(self.environment["WHEELS"], Path(folder) / "wheels")
+                copy.rename(wheels)

@@ -1,6 +1,5 @@
 """docker-compose.yml and what it mounts, without a container engine."""
 
-import json
 import re
 import shutil
 import stat
@@ -60,17 +59,6 @@ def test_a_service_has_a_pinned_image_no_privileges_and_ports_on_this_machine_on
     assert name in ENGINES or "no-new-privileges:true" in service["security_opt"]
 
 
-def test_no_two_services_of_a_profile_publish_the_same_port() -> None:
-    for profile in ("cpu", "gpu"):
-        ports = [
-            port.split(":")[1]
-            for service in services().values()
-            if profile in service.get("profiles", [profile])
-            for port in service.get("ports", [])
-        ]
-        assert len(ports) == len(set(ports)) > 5
-
-
 @each_service
 def test_a_service_waits_only_for_services_that_have_a_health_check(name: str) -> None:
     waits = services()[name].get("depends_on", {})
@@ -79,22 +67,6 @@ def test_a_service_waits_only_for_services_that_have_a_health_check(name: str) -
         assert wait == {"condition": "service_healthy"}
         assert "healthcheck" in services()[other]
         assert "profiles" not in services()[other]
-
-
-@each_agent
-def test_the_agent_is_of_this_version_and_writes_nothing_outside_its_volume(name: str) -> None:
-    service = services()[name]
-    assert service["image"] == f"goodput-agent:{agent.__version__}"
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-
-
-@each_agent
-def test_the_agents_file_outlives_its_container(name: str) -> None:
-    (volume,) = (mount for mount in mounts() if mount[:2] == (name, "agent"))
-    working_folder = f"WORKDIR {volume.target}\n"
-    assert working_folder in (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert not Path(agent_settings(name).storage.file).is_absolute()
 
 
 # Secrets
@@ -193,12 +165,24 @@ def agent_settings(name: str, *, on_host: bool = False) -> Any:
 
 
 @each_agent
-def test_the_agent_accepts_its_settings(name: str) -> None:
-    settings = agent_settings(name)
+def test_the_agent_accepts_its_settings_and_finds_what_they_name(name: str) -> None:
+    service, settings = services()[name], agent_settings(name)
     assert settings.storage.publish_to == "postgresql://goodput:secret@postgres:5432/goodput"
     assert settings.otlp.forward_to == "grpc://tempo:4317"
     assert settings.reads_nvml is (name == "agent-gpu")
     assert settings.engines[0].gpus == ((0,) if name == "agent-gpu" else ())
+    # Only with access to the host does it find the engine's processes.
+    assert settings.engines[0].same_machine is None
+    assert agent_settings(name, on_host=True).engines[0].same_machine is True
+    inner = {port.split(":")[2] for port in service["ports"]}
+    assert inner == {str(settings.listen.port), settings.proxy.listen.partition(":")[2]}
+    assert settings.listen.host == "0.0.0.0"
+    # Its file is in the volume, which is the folder in which it starts.
+    (volume,) = (mount for mount in mounts() if mount[:2] == (name, "agent"))
+    assert f"WORKDIR {volume.target}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert not Path(settings.storage.file).is_absolute()
+    assert service["image"] == f"goodput-agent:{agent.__version__}"
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
 
 
 def test_the_page_of_all_agents_reads_the_database_as_a_role_that_cannot_write() -> None:
@@ -220,20 +204,6 @@ def test_the_page_of_all_agents_reads_the_database_as_a_role_that_cannot_write()
     assert settings.security.read_tokens == Path("/run/tokens/read")
     assert mounted("serve", "/run/tokens") == mounted("agent-cpu", "/run/tokens")
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
-
-
-@each_agent
-def test_with_access_to_the_host_the_agent_finds_the_engine_there(name: str) -> None:
-    assert agent_settings(name).engines[0].same_machine is None
-    assert agent_settings(name, on_host=True).engines[0].same_machine is True
-
-
-@each_agent
-def test_published_ports_are_those_on_which_the_agent_listens(name: str) -> None:
-    settings = agent_settings(name)
-    inner = {port.split(":")[2] for port in services()[name]["ports"]}
-    assert inner == {str(settings.listen.port), settings.proxy.listen.partition(":")[2]}
-    assert settings.listen.host == "0.0.0.0"
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -320,12 +290,6 @@ def test_prometheus_accepts_its_configuration_with_the_rules(tmp_path: Path) -> 
     assert int(rules[1]) > 30
 
 
-def test_prometheus_scrapes_at_the_interval_of_the_rules() -> None:
-    settings = yaml.safe_load(prometheus_text())
-    assert settings["global"] == {"scrape_interval": "15s", "evaluation_interval": "30s"}
-    assert {job["job_name"] for job in settings["scrape_configs"]} >= {"goodput-agent", "vllm"}
-
-
 def test_links_in_alerts_use_the_published_ports_of_the_agent_and_grafana() -> None:
     rules = mounted("prometheus", "/etc/prometheus/rules/goodput-agent.yml")
     text = rules.read_text(encoding="utf-8")
@@ -369,27 +333,6 @@ def provisioned(kind: str) -> dict[str, Any]:
 def datasources() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = provisioned("datasources")["datasources"]
     return found
-
-
-def dashboards() -> list[dict[str, Any]]:
-    (provider,) = provisioned("dashboards")["providers"]
-    folder = mounted("grafana", provider["options"]["path"])
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-
-
-def test_grafana_has_every_kind_of_datasource_that_a_dashboard_uses() -> None:
-    used = {
-        variable["query"]
-        for dashboard in dashboards()
-        for variable in dashboard["templating"]["list"]
-        if variable["type"] == "datasource"
-    }
-    assert len(dashboards()) >= 3
-    kinds = {source["type"] for source in datasources()}
-    # Grafana also finds the plugin by its former name.
-    kinds |= {"postgres"} if "grafana-postgresql-datasource" in kinds else set()
-    trace_stores = {"tempo", "jaeger"}
-    assert used - kinds < trace_stores
 
 
 def test_grafana_links_an_exemplar_to_its_trace() -> None:

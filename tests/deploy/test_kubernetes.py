@@ -66,20 +66,7 @@ def test_the_pod_mounts_the_settings_of_the_folder(built: dict[tuple[str, str], 
     assert mounted == {settings["metadata"]["name"]}
 
 
-def test_the_dashboards_are_whole(built: dict[tuple[str, str], Any]) -> None:
-    made = built["ConfigMap", "goodput-agent-dashboards"]
-    files: list[Path] = sorted((ROOT / "dashboards").glob("*.json"))
-    assert made["data"] == {path.name: path.read_text(encoding="utf-8") for path in files}
-    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert sum(path.stat().st_size for path in files) < 2**20
-
-
 # The pod
-
-
-def test_the_agents_image_is_named_after_its_version_in_both_places() -> None:
-    assert CONTAINERS["agent"]["image"] == f"goodput-agent:{agent.__version__}"
-    assert KUSTOMIZATION["images"] == [{"name": "goodput-agent", "newTag": agent.__version__}]
 
 
 @each_container
@@ -110,16 +97,6 @@ def test_the_pod_does_not_run_as_root_and_shows_the_agent_the_engines_processes(
     assert not any("runAsUser" in found["securityContext"] for found in CONTAINERS.values())
 
 
-def test_the_agent_has_half_an_hour_to_migrate_a_large_database() -> None:
-    probe = CONTAINERS["agent"]["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
-
-
-def test_the_agents_store_does_not_affect_the_readiness_of_the_pod() -> None:
-    assert CONTAINERS["vllm"]["readinessProbe"]["httpGet"] == {"path": "/health", "port": "engine"}
-    assert "readinessProbe" not in CONTAINERS["agent"]
-
-
 @each_container
 def test_every_mounted_volume_is_declared(name: str) -> None:
     volumes = {volume["name"]: volume for volume in POD["spec"]["volumes"]}
@@ -143,58 +120,40 @@ def test_secrets_come_by_reference_and_may_be_absent(name: str) -> None:
 # The agent's settings
 
 
-def settings_file() -> tuple[str, Path]:
-    """The name in the pod, and the file of this folder."""
+def test_the_agents_image_is_of_its_version_and_it_has_half_an_hour_to_migrate() -> None:
+    container = CONTAINERS["agent"]
+    assert container["image"] == f"goodput-agent:{agent.__version__}"
+    assert KUSTOMIZATION["images"] == [{"name": "goodput-agent", "newTag": agent.__version__}]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
+    # Its store does not affect whether the pod is ready.
+    assert "readinessProbe" not in container
+    assert CONTAINERS["vllm"]["readinessProbe"]["httpGet"] == {"path": "/health", "port": "engine"}
+
+
+def test_the_agent_accepts_its_settings_which_fit_the_pod() -> None:
     (entry,) = KUSTOMIZATION["configMapGenerator"][0]["files"]
     name, _, source = entry.partition("=")
-    return name, FOLDER / source
-
-
-def test_the_settings_are_mounted_at_the_path_of_the_image() -> None:
-    name, _ = settings_file()
-    (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "settings")
-    assert f"{mount['mountPath']}/{name}" == instruction_of(stages()[-1], "CMD").words()[-1]
-
-
-def test_the_agent_accepts_its_settings() -> None:
-    _, path = settings_file()
-    settings = load(path, {})
-    ports = {port["name"]: port["containerPort"] for port in CONTAINERS["agent"]["ports"]}
+    container, engine = CONTAINERS["agent"], CONTAINERS["vllm"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert f"{mounts['settings']}/{name}" == instruction_of(stages()[-1], "CMD").words()[-1]
+    (url,) = (each["name"] for each in container["env"] if each["name"].startswith("GOODPUT_"))
+    settings = load(FOLDER / source, {url: "postgresql://goodput:p@db/goodput"})
+    assert settings.storage.publish_to == "postgresql://goodput:p@db/goodput"
+    assert Path(settings.storage.file).parent == Path(mounts["data"])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["agent"] == settings.listen.port
     assert f"0.0.0.0:{ports['proxy']}" == settings.proxy.listen
-    (engine,) = CONTAINERS["vllm"]["ports"]
-    assert settings.engines[0].url == f"http://127.0.0.1:{engine['containerPort']}"
-    spans = f"--otlp-traces-endpoint=http://{settings.otlp.grpc}"
-    assert spans in CONTAINERS["vllm"]["args"]
-    named = {"name": "OTEL_SERVICE_NAME", "value": settings.engines[0].name}
-    assert named in CONTAINERS["vllm"]["env"]
-
-
-def test_the_agents_file_is_on_the_volume() -> None:
-    _, path = settings_file()
-    (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "data")
-    assert Path(load(path, {}).storage.file).parent == Path(mount["mountPath"])
-
-
-def test_the_agent_publishes_to_a_database_from_the_secret() -> None:
-    _, path = settings_file()
-    (name,) = (v["name"] for v in CONTAINERS["agent"]["env"] if v["name"].startswith("GOODPUT_"))
-    url = "postgresql://goodput:p@db/goodput"
-    assert load(path, {name: url}).storage.publish_to == url
-
-
-def test_the_tokens_of_the_secret_open_the_agents_port_to_prometheus() -> None:
-    _, path = settings_file()
-    tokens = load(path, {}).security.read_tokens
-    (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "tokens")
-    (volume,) = (v for v in POD["spec"]["volumes"] if v["name"] == "tokens")
-    (endpoint,) = (
-        found
-        for found in document("PodMonitor")["spec"]["podMetricsEndpoints"]
-        if found["port"] == "agent"
-    )
+    (port,) = engine["ports"]
+    assert settings.engines[0].url == f"http://127.0.0.1:{port['containerPort']}"
+    assert f"--otlp-traces-endpoint=http://{settings.otlp.grpc}" in engine["args"]
+    assert {"name": "OTEL_SERVICE_NAME", "value": settings.engines[0].name} in engine["env"]
+    # Prometheus reads with the token of the same secret.
+    endpoints = document("PodMonitor")["spec"]["podMetricsEndpoints"]
+    (endpoint,) = (found for found in endpoints if found["port"] == "agent")
     key = endpoint["authorization"]["credentials"]
-    assert str(tokens) == f"{mount['mountPath']}/{key['key']}"
+    assert str(settings.security.read_tokens) == f"{mounts['tokens']}/{key['key']}"
+    (volume,) = (v for v in POD["spec"]["volumes"] if v["name"] == "tokens")
     assert volume["secret"]["secretName"] == key["name"]
 
 

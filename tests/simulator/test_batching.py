@@ -1,7 +1,6 @@
 """The batch: queueing, prefill, decode and preemption."""
 
 import math
-from dataclasses import astuple
 
 import pytest
 from hypothesis import given, settings
@@ -18,90 +17,43 @@ def _changed(**changes: object) -> Scenario:
     return Scenario.model_validate({**PLAIN.model_dump(), **changes})
 
 
-def test_a_lone_request_is_prefilled_at_once_and_then_decoded_token_by_token() -> None:
-    request = engine_request(prompt_tokens=200, output_tokens=4, arrived_s=1.0)
-    (done,) = finished(steps(Batch(PLAIN, [request])))
-    assert done.queue_s == 0
-    assert done.prefill_s == pytest.approx(0.2)
-    assert done.ttft_s == pytest.approx(0.2)
-    assert done.decode_s == pytest.approx(3 * IDLE_DECODE_S)
-    assert done.inference_s == done.e2e_s == pytest.approx(0.2 + 3 * IDLE_DECODE_S)
-    assert done.tpot_s == pytest.approx(IDLE_DECODE_S)
-
-
-def test_a_short_prompt_takes_no_less_than_the_floor() -> None:
-    (done,) = finished(steps(Batch(PLAIN, [engine_request(prompt_tokens=1, output_tokens=1)])))
-    assert done.e2e_s == pytest.approx(0.05)
-    assert done.tpot_s == 0
-
-
-def test_a_prompt_over_the_token_budget_is_prefilled_in_chunks() -> None:
-    run = list(steps(Batch(PLAIN, [engine_request(prompt_tokens=700, output_tokens=1)])))
-    assert [len(step.tokens) for step in run] == [0, 1]
-    (done,) = finished(run)
-    assert done.prefill_s == pytest.approx(0.7)
-
-
-def test_tokens_are_slower_in_a_larger_batch() -> None:
-    run = list(
-        steps(Batch(PLAIN, [engine_request(prompt_tokens=1, output_tokens=3) for _ in range(8)]))
-    )
-    assert [len(step.tokens) for step in run] == [8, 8, 8]
-    for token in run[2].tokens:
-        assert token.waited_s == pytest.approx(0.01 + 8 * 0.001)
-
-
-def test_prompts_share_the_token_budget_of_a_step() -> None:
-    first, second = engine_request(300, 1), engine_request(300, 1)
-    run = list(steps(Batch(PLAIN, [first, second])))
-    assert [[token.request for token in step.tokens] for step in run] == [[first], [second]]
-    # 400 tokens in the first step, the other 200 in the second.
-    assert [done.e2e_s for done in finished(run)] == pytest.approx([0.4, 0.6])
-
-
-def test_a_new_prompt_delays_decoding_requests() -> None:
-    early = engine_request(prompt_tokens=100, output_tokens=3)
-    late = engine_request(prompt_tokens=300, output_tokens=1, arrived_s=0.01)
-    gaps = [
-        token.waited_s
-        for step in steps(Batch(PLAIN, [early, late]))
-        for token in step.tokens
-        if token.request is early
-    ]
-    assert gaps == pytest.approx([0.1, 0.3 + IDLE_DECODE_S, IDLE_DECODE_S])
-
-
-def test_a_request_waits_in_the_queue_while_the_batch_is_full() -> None:
-    one_at_a_time = _changed(max_num_seqs=1)
-    first, second, third = (
-        engine_request(output_tokens=1, arrived_s=at_s) for at_s in (0.0, 0.01, 0.02)
-    )
-    run = list(steps(Batch(one_at_a_time, [first, second, third])))
-    assert [done.request for done in finished(run)] == [first, second, third]
-    assert [done.queue_s for done in finished(run)] == pytest.approx([0.0, 0.09, 0.18])
-    assert [(step.load.running, step.load.waiting) for step in run] == [(0, 0), (0, 1), (0, 0)]
-
-
-def test_a_request_that_arrives_during_a_step_waits_for_the_next() -> None:
-    batch = Batch(PLAIN)
-    batch.submit(engine_request(output_tokens=1))
-    batch.submit(engine_request(output_tokens=1, arrived_s=0.05))
-    first = batch.end(batch.begin(0.0))
-    assert [done.request.arrived_s for done in first.finished] == [0.0]
-    assert batch.next_start_s() == pytest.approx(0.1)
-    (second,) = batch.end(batch.begin(batch.next_start_s())).finished
-    assert second.queue_s == pytest.approx(0.05)
-
-
-def test_an_idle_engine_starts_with_the_next_arrival() -> None:
-    batch = Batch(PLAIN, [engine_request(arrived_s=3.0)])
-    assert batch.next_start_s() == 3.0
-    batch.submit(engine_request(arrived_s=2.0))
-    assert batch.next_start_s() == 2.0
-
-
-def test_an_engine_without_requests_has_no_next_step() -> None:
-    assert Batch(PLAIN).next_start_s() == float("inf")
+@pytest.mark.parametrize(
+    ("lengths", "times", "max_num_seqs"),
+    [
+        # Each request's tokens of prompt and response and its arrival; then its times in the queue,
+        # in prefill and in decode.
+        ([(200, 4, 1.0)], [(0, 0.2, 3 * IDLE_DECODE_S)], 8),
+        ([(1, 1, 0.0)], [(0, 0.05, 0)], 8),
+        ([(700, 1, 0.0)], [(0, 0.7, 0)], 8),
+        ([(1, 3, 0.0)] * 8, [(0, 0.05, 2 * (0.01 + 8 * 0.001))] * 8, 8),
+        # 400 tokens in the first step, the other 200 in the second.
+        ([(300, 1, 0.0)] * 2, [(0, 0.4, 0), (0, 0.6, 0)], 8),
+        (
+            [(100, 3, 0.0), (300, 1, 0.01)],
+            [(0, 0.1, 0.3 + 2 * IDLE_DECODE_S), (0.09, 0.3 + IDLE_DECODE_S, 0)],
+            8,
+        ),
+        (
+            [(100, 1, 0.0), (100, 1, 0.01), (100, 1, 0.02)],
+            [(0, 0.1, 0), (0.09, 0.1, 0), (0.18, 0.1, 0)],
+            1,
+        ),
+    ],
+    ids=["alone", "floor", "chunks", "batch", "budget", "delayed by a prompt", "full batch"],
+)
+def test_times_follow_from_the_lengths_the_batch_and_the_budget_of_a_step(
+    lengths: list[tuple[int, int, float]],
+    times: list[tuple[float, float, float]],
+    max_num_seqs: int,
+) -> None:
+    requests = [engine_request(*counts, arrived_s=arrived_s) for *counts, arrived_s in lengths]
+    run = finished(steps(Batch(_changed(max_num_seqs=max_num_seqs), requests)))
+    done = {each.request: each for each in run}
+    found = [(done[each].queue_s, done[each].prefill_s, done[each].decode_s) for each in requests]
+    assert found == [pytest.approx(expected) for expected in times]
+    for each in run:
+        assert each.e2e_s == pytest.approx(each.queue_s + each.inference_s)
+        assert each.tpot_s == pytest.approx(each.decode_s / max(1, each.request.output_tokens - 1))
 
 
 def test_kv_usage_is_the_share_of_blocks_in_use() -> None:
@@ -138,25 +90,6 @@ def test_an_aborted_request_frees_its_blocks_and_never_finishes() -> None:
     step = batch.end(work)
     assert (step.tokens, step.finished) == ((), ())
     assert (step.load.running, step.load.waiting, step.load.kv_usage) == (0, 0, 0.0)
-
-
-def test_a_request_whose_client_leaves_never_finishes() -> None:
-    run = list(steps(Batch(PLAIN, [engine_request(output_tokens=10, leaves_after_tokens=4)])))
-    assert sum(len(step.tokens) for step in run) == 4
-    assert finished(run) == []
-    assert run[-1].load.kv_usage == 0
-
-
-def _timeline(scenario: Scenario) -> list[tuple[object, ...]]:
-    run = steps(Batch(scenario, numbered_requests(scenario)), until_s=30.0)
-    return [astuple(done) for done in finished(run)]
-
-
-def test_the_same_seed_gives_the_same_latencies() -> None:
-    again = _timeline(PLAIN)
-    assert len(again) > 50
-    assert _timeline(PLAIN) == again
-    assert _timeline(_changed(seed=8)) != again
 
 
 @settings(max_examples=15, deadline=None)

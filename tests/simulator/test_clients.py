@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -64,6 +63,8 @@ def test_each_copy_of_a_surge_is_sent_and_none_of_the_past() -> None:
 
     asyncio.run(run())
     assert lengths(proxy) == [12, 13, 14]
+    wanted = {(body["max_tokens"], body["ignore_eos"], body["stream"]) for body in proxy.bodies}
+    assert wanted == {(5, True, True)}
 
 
 class OwnClock(Clock):
@@ -94,17 +95,3 @@ def test_requests_that_arrive_before_the_proxy_listens_are_not_sent_all_at_once_
 
     asyncio.run(run())
     assert lengths(proxy) == [12]
-
-
-def test_a_long_response_is_asked_for_whole() -> None:
-    proxy, clock = Proxy(), OwnClock(0.0)
-    long = replace(engine_request(20, 1500, arrived_s=1.0), tenant="search")
-
-    async def run() -> None:
-        runner = await proxy.listen()
-        await sent([long], clock, proxy)
-        await runner.cleanup()
-
-    asyncio.run(run())
-    (body,) = proxy.bodies
-    assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (1500, True, True)

@@ -8,7 +8,7 @@ from itertools import takewhile
 import aiohttp
 import pytest
 
-from agent.simulator.batching import Batch
+from agent.simulator.batching import Batch, EngineRequest
 from agent.simulator.scenario import Decode, Fault, Faults, Scenario, ScriptedFault
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.traffic import cached_tokens
@@ -18,7 +18,6 @@ from tests.simulator.kit import (
     families,
     finished,
     grpc_receiver,
-    labelled,
     numbered_requests,
     running,
     steps,
@@ -42,6 +41,12 @@ def _scripted(**fault: float | bool) -> Scenario:
     return PLAIN.model_copy(update={"faults": (script,)})
 
 
+def test_the_time_scale_applies_to_a_script() -> None:
+    scenario = _scripted(defer_s=1.0, every_s=50).model_copy(update={"time_scale": 10.0})
+    (fault,) = scenario.in_real_time().faults
+    assert (fault.after_s, fault.for_s, fault.defer_s, fault.every_s) == (1.0, 1.0, 0.1, 5.0)
+
+
 def test_a_fault_that_is_set_replaces_the_script() -> None:
     faults = Faults(_scripted(surge=5).faults)
     assert [faults.at(at_s).surge for at_s in (9.9, 10.0, 19.9, 20.0)] == [1, 5, 5, 1]
@@ -49,11 +54,44 @@ def test_a_fault_that_is_set_replaces_the_script() -> None:
     assert [faults.at(at_s).surge for at_s in (0.0, 15.0)] == [3, 3]
 
 
-def test_the_time_scale_applies_to_a_script() -> None:
-    scenario = _scripted(defer_s=1.0, every_s=50).model_copy(update={"time_scale": 10.0})
-    (fault,) = scenario.in_real_time().faults
-    assert (fault.after_s, fault.for_s, fault.defer_s, fault.every_s) == (1.0, 1.0, 0.1, 5.0)
-    assert _scripted().faults[0].faster(10.0).every_s is None
+def _arriving(scenario: Scenario) -> tuple[list[EngineRequest], list[EngineRequest]]:
+    """The requests before the scripted fault and during it."""
+    until = list(takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario)))
+    early = [request for request in until if request.arrived_s < 10]
+    return early, until[len(early) :]
+
+
+def test_a_surge_multiplies_requests_and_does_not_change_earlier_ones() -> None:
+    (early, late), (same, surging) = _arriving(PLAIN), _arriving(_scripted(surge=4))
+    assert [each.arrived_s for each in same] == [each.arrived_s for each in early]
+    assert len(surging) == 4 * len(late)
+
+
+@pytest.mark.parametrize(
+    ("fault", "struck", "share"),
+    [
+        ({"error_ratio": 1.0}, {"fails": True}, 1),
+        ({"error_ratio": 0.5}, {"fails": True}, 0.5),
+        ({"defer_ratio": 0.25, "defer_s": 1.0}, {"deferred_s": 1.0}, 0.25),
+        ({"long_ratio": 0.25, "long_tokens": 900}, {"prompt_tokens": 900}, 0.25),
+        (
+            {"long_output_ratio": 0.5, "long_output_tokens": 700},
+            {"output_tokens": 700, "finish_reason": "length"},
+            0.5,
+        ),
+        ({"front_s": 0.5}, {"front_s": 0.5}, 1),
+    ],
+)
+def test_a_fault_strikes_its_share_of_the_requests_of_its_time(
+    fault: dict[str, float], struck: dict[str, object], share: float
+) -> None:
+    early, late = _arriving(_scripted(**fault))
+
+    def affected(request: EngineRequest) -> bool:
+        return all(getattr(request, name) == value for name, value in struck.items())
+
+    assert not any(map(affected, early))
+    assert sum(map(affected, late)) == pytest.approx(share * len(late), abs=1)
 
 
 def test_a_fault_comes_again_and_again() -> None:
@@ -71,18 +109,6 @@ def test_the_time_of_a_throttled_gpu_is_that_of_the_fault() -> None:
     assert faults.throttled_s(0.0, 15.0) == 5.0
     assert faults.throttled_s(15.0, 115.0) == 10.0
     assert Faults(_scripted(step_slowdown=2).faults).throttled_s(0.0, 30.0) == 0.0
-
-
-def test_a_surge_multiplies_requests_and_does_not_change_earlier_ones() -> None:
-    def arrivals(scenario: Scenario) -> list[float]:
-        arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
-        return [request.arrived_s for request in arriving]
-
-    plain, surging = arrivals(PLAIN), arrivals(_scripted(surge=4))
-    assert [at_s for at_s in surging if at_s < 10] == [at_s for at_s in plain if at_s < 10]
-    assert len([at_s for at_s in surging if at_s >= 10]) == 4 * len(
-        [at_s for at_s in plain if at_s >= 10]
-    )
 
 
 @pytest.mark.parametrize(
@@ -105,30 +131,12 @@ def test_what_is_slow_slows_nothing_else(fault: Fault, prefill: float, decode: f
 def test_a_deferred_request_waits_while_others_run() -> None:
     deferred = replace(engine_request(100, 1), deferred_s=2.0)
     passing = engine_request(100, 1, arrived_s=0.5)
-    first, second = finished(steps(Batch(PLAIN, [deferred, passing])))
+    run = list(steps(Batch(PLAIN, [deferred, passing])))
+    assert (run[0].load.waiting, run[0].load.deferred) == (1, 1)
+    first, second = finished(run)
     assert (first.request, first.queue_s) == (passing, 0)
     assert second.queue_s == pytest.approx(2.0)
     assert second.ttft_s == pytest.approx(2.1)
-
-
-def test_only_planned_requests_by_the_ratio_are_deferred_or_fail() -> None:
-    fault = _scripted(defer_ratio=0.25, defer_s=1.0, error_ratio=0.5)
-    arriving = list(takewhile(lambda request: request.arrived_s < 20, numbered_requests(fault)))
-    for request in arriving:
-        assert request.arrived_s >= 10 or (request.deferred_s, request.fails) == (0, False)
-    affected = [request for request in arriving if request.arrived_s >= 10]
-    assert sum(request.fails for request in affected) == pytest.approx(0.5 * len(affected), abs=1)
-    deferred = sum(request.deferred_s == 1.0 for request in affected)
-    assert deferred == pytest.approx(0.25 * len(affected), abs=1)
-
-
-def test_a_ratio_of_one_affects_every_request() -> None:
-    arriving = takewhile(
-        lambda request: request.arrived_s < 20, numbered_requests(_scripted(error_ratio=1.0))
-    )
-    affected = [request for request in arriving if request.arrived_s >= 10]
-    assert affected
-    assert all(request.fails for request in affected)
 
 
 def test_failing_requests_are_counted_and_take_no_blocks() -> None:
@@ -196,7 +204,7 @@ def test_a_hanging_engine_shows_its_requests_and_continues_afterwards() -> None:
             before = None
             while (now := await _exposition(session, url)) != before:
                 before = now
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.2)
             assert now["vllm:num_requests_running"] > 0
             assert await _put_fault(session, url) == 204
             while await _exposition(session, url) == now:
@@ -215,39 +223,6 @@ def test_clients_get_errors_and_an_invalid_fault_is_refused() -> None:
                 return refused, response.status, body["error"]["type"]
 
     assert asyncio.run(asyncio.wait_for(scenario(), 30)) == (400, 500, "InternalServerError")
-
-
-def test_a_front_delays_the_queue_and_is_no_part_of_it() -> None:
-    scenario = _scripted(front_s=0.5)
-    arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
-    request = replace(
-        next(request for request in arriving if request.arrived_s >= 10), leaves_after_tokens=None
-    )
-    (done,) = finished(steps(Batch(PLAIN, [request])))
-    assert done.ttft_s == pytest.approx(0.5 + done.queue_s + done.prefill_s)
-    assert done.queue_s == pytest.approx(0.0)
-
-
-def test_fewer_places_let_fewer_run() -> None:
-    requests = [engine_request(100, 20) for _ in range(6)]
-    batch = Batch(PLAIN, requests, _faults(Fault(max_num_seqs=2)))
-    assert max(step.load.running for step in steps(batch)) == 2
-
-
-def test_long_prompts_replace_a_share_of_the_prompts() -> None:
-    scenario = _scripted(long_ratio=0.25, long_tokens=900)
-    arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
-    lengths = [request.prompt_tokens for request in arriving if request.arrived_s >= 10]
-    assert lengths.count(900) == pytest.approx(len(lengths) / 4, abs=1)
-
-
-def test_long_responses_replace_a_share_of_the_responses() -> None:
-    scenario = _scripted(long_output_ratio=0.5, long_output_tokens=700)
-    arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
-    late = [request for request in arriving if request.arrived_s >= 10]
-    long = [request for request in late if request.output_tokens == 700]
-    assert len(long) == pytest.approx(len(late) / 2, abs=1)
-    assert {request.finish_reason for request in long} == {"length"}
 
 
 def test_the_prefix_cache_has_nothing_of_a_prompt_beyond_those_of_the_scenario() -> None:
@@ -311,20 +286,8 @@ def test_the_prefix_cache_saves_prefill_until_it_is_lost() -> None:
     scenario = PLAIN.model_copy(update={"cached_ratio": 0.8})
     lost = scenario.model_copy(update={"faults": _scripted(cache_lost=True).faults})
     for each, cached in ((scenario, True), (lost, False)):
-        arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(each))
-        late = [request for request in arriving if request.arrived_s >= 10]
-        assert any(request.cached_tokens for request in late) is cached
+        assert any(request.cached_tokens for request in _arriving(each)[1]) is cached
     request = replace(engine_request(100, 2), cached_tokens=80)
     (done,) = finished(steps(Batch(PLAIN, [request])))
     # The floor of a step; 100 tokens take twice as long.
     assert done.prefill_s == pytest.approx(0.05)
-
-
-def test_deferred_requests_are_told_apart_in_the_exposition() -> None:
-    page = MetricsPage(PLAIN)
-    deferred = replace(engine_request(100, 2), deferred_s=5.0)
-    first, *_ = steps(Batch(PLAIN, [engine_request(100, 20), deferred]))
-    page.observe(first)
-    name = "vllm:num_requests_waiting_by_reason"
-    waiting = labelled(page.render().decode(), name, "reason")
-    assert waiting == {"capacity": 0, "deferred": 1}

@@ -1,9 +1,8 @@
 """The simulated engine in real time."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from itertools import islice
 
 import pytest
@@ -49,31 +48,6 @@ async def _all_tokens(engine: Engine, request: EngineRequest) -> list[Token]:
     return [token async for token in engine.generate(request)]
 
 
-def test_a_request_gets_its_tokens_in_order_and_the_last_one_has_the_reason() -> None:
-    async def tokens() -> list[Token]:
-        engine = _engine([])
-        async with _running(engine):
-            request = engine_request(output_tokens=4, arrived_s=engine.now_s())
-            return await _all_tokens(engine, request)
-
-    received = asyncio.run(tokens())
-    assert [token.position for token in received] == [1, 2, 3, 4]
-    assert [token.finish_reason for token in received] == [None, None, None, "stop"]
-
-
-def test_requests_share_the_batch() -> None:
-    observed: list[Step] = []
-
-    async def generate_together() -> None:
-        engine = _engine(observed)
-        requests = [engine_request(output_tokens=50, arrived_s=engine.now_s()) for _ in range(5)]
-        async with _running(engine):
-            await asyncio.gather(*(_all_tokens(engine, request) for request in requests))
-
-    asyncio.run(generate_together())
-    assert max(len(step.tokens) for step in observed) == 5
-
-
 def test_a_request_wakes_an_idle_engine_before_its_next_planned_one() -> None:
     async def generated() -> list[Token]:
         engine = _engine([], engine_request(arrived_s=3600.0))
@@ -83,22 +57,6 @@ def test_a_request_wakes_an_idle_engine_before_its_next_planned_one() -> None:
                 return await _all_tokens(engine, engine_request(arrived_s=engine.now_s()))
 
     assert len(asyncio.run(generated())) == 5
-
-
-def test_a_client_that_stops_reading_aborts_its_request() -> None:
-    observed: list[Step] = []
-
-    async def read_two_tokens() -> None:
-        engine = _engine(observed)
-        request = engine_request(output_tokens=100, arrived_s=engine.now_s())
-        async with _running(engine), aclosing(engine.generate(request)) as tokens:
-            await anext(tokens)
-            await anext(tokens)
-
-    asyncio.run(read_two_tokens())
-    assert finished(observed) == []
-    # The load after the abort is observed, although no step follows.
-    assert (observed[-1].load.running, observed[-1].load.kv_usage) == (0, 0.0)
 
 
 def test_late_wake_ups_do_not_change_latencies() -> None:
@@ -119,12 +77,6 @@ def test_late_wake_ups_do_not_change_latencies() -> None:
 
     asyncio.run(run_late())
     assert finished(observed) == planned
-
-
-def test_the_clock_converts_its_seconds_to_unix_time() -> None:
-    clock = Clock()
-    assert clock.unix_ns(2.5) - clock.unix_ns(0.0) == 2_500_000_000
-    assert math.floor(clock.unix_ns(0.0) / 1e18) == 1
 
 
 def test_an_error_in_an_observer_stops_the_engine() -> None:

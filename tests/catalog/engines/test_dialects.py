@@ -13,10 +13,6 @@ from agent.catalog.engines import DIALECTS, Dialect
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda d: d.engine)
 
 
-def test_the_engines_are_the_ones_of_the_settings() -> None:
-    assert list(DIALECTS) == ["vllm", "sglang", "tgi", "trtllm"]
-
-
 def test_every_fact_has_a_spelling_in_some_engine() -> None:
     facts = {metric for dialect in DIALECTS.values() for metric in dialect.facts}
     # The source counts the ranks in the exposition, and the facts that are gone from it.
@@ -26,21 +22,6 @@ def test_every_fact_has_a_spelling_in_some_engine() -> None:
 def test_engines_share_no_prefix() -> None:
     prefixes = [prefix for dialect in DIALECTS.values() for prefix in dialect.prefixes]
     assert len(set(prefixes)) == len(prefixes)
-
-
-@every_dialect
-def test_a_fact_has_one_or_more_different_spellings(dialect: Dialect) -> None:
-    for spellings in dialect.facts.values():
-        series = [spelling.series for spelling in spellings]
-        assert series
-        assert len(set(series)) == len(series)
-
-
-@every_dialect
-def test_only_labels_of_the_fact_are_renamed(dialect: Dialect) -> None:
-    for metric, spellings in dialect.facts.items():
-        for spelling in spellings:
-            assert set(spelling.labels) <= set(metric.labels)
 
 
 @every_dialect
