@@ -122,25 +122,12 @@ def test_a_sample_holds_each_rank_of_several(reads: Reads) -> None:
         assert (rank.engine, rank.histograms, rank.ranks) == ("chat", {}, {})
 
 
-@pytest.mark.parametrize(
-    ("page", "reason"),
-    [
-        (b"<html></html>\n", "html"),
-        (b"", "empty"),
-        (body("router-production-stack"), "no_known_series"),
-    ],
-)
-def test_a_broken_page_is_counted_by_reason_and_ends_nothing(
-    reads: Reads, page: bytes, reason: str
+def test_a_failed_read_is_counted_by_the_reason_of_the_first_path_and_ends_nothing(
+    reads: Reads,
 ) -> None:
-    reads.read(body("vllm-0.32.0"))
-    reads.read(page)
-    reads.read(body("vllm-0.32.0"))
-    assert reads.reasons == [reason]
-    assert len(reads.samples) == 2
-
-
-def test_a_read_returns_its_sample_or_the_reason_of_its_failure(reads: Reads) -> None:
+    reads.read(b"<html>\n")
+    assert reads.reasons == ["html"]
+    assert reads.engine.asked == ["/metrics", "/prometheus/metrics"]
     assert reads.read(body("vllm-0.32.0")) == ScrapeResult(sample=reads.samples[0])
     reads.engine.stop()
     assert reads.read() == reads.read() == ScrapeResult(failure="connection")
@@ -217,22 +204,6 @@ def test_a_kind_that_is_set_asks_its_own_path_only(reads: Reads) -> None:
     assert reads.engine.asked == ["/prometheus/metrics"]
 
 
-def test_where_no_path_has_a_page_the_first_failure_is_counted(reads: Reads) -> None:
-    reads.read(b"<html>\n")
-    assert reads.reasons == ["html"]
-    assert reads.engine.asked == ["/metrics", "/prometheus/metrics"]
-
-
-def test_the_log_says_what_each_path_answered(
-    reads: Reads, caplog: pytest.LogCaptureFixture
-) -> None:
-    reads.engine.answers("/metrics", b'[{"iterLatencyMS": 1}]')
-    reads.read(b"python_info 1\n", "/prometheus/metrics")
-    (said,) = caplog.messages
-    assert "at /metrics: the response is JSON" in said
-    assert "at /prometheus/metrics: the exposition has no series of vllm, sglang" in said
-
-
 @pytest.mark.parametrize(
     ("sent", "reasons", "tokens"),
     [
@@ -289,45 +260,35 @@ def test_a_path_in_the_url_comes_before_the_engines_own(reads: Reads, path: str)
     assert len(reads.samples) == 1
 
 
-def model_in(*entries: object) -> str | None:
-    return read_model("/v1/models", json.dumps({"object": "list", "data": entries}).encode())
-
-
+OTHER_SHAPES = ["{}", "[]", "null", '{"data": 3}', '{"data": {"id": "a"}}']
 BASE = {"id": "chat", "root": "/models/llama", "parent": None}
 
 
+def listed(*entries: object) -> bytes:
+    return json.dumps({"object": "list", "data": entries}).encode()
+
+
 @pytest.mark.parametrize(
-    ("entries", "model"),
+    ("answer", "model"),
     [
-        pytest.param([BASE], "chat", id="only"),
-        pytest.param([{**BASE, "id": "sql", "parent": "chat"}, BASE], "chat", id="adapter"),
-        pytest.param([BASE, {**BASE, "id": "llama"}], "chat", id="aliases of one root"),
-        pytest.param([{"id": "a"}, {"id": "b"}], None, id="two models"),
-        pytest.param([{"id": "a", "root": "x"}, {"id": "b", "root": "y"}], None, id="two roots"),
-        pytest.param([], None, id="none"),
-        pytest.param(["a", None, 3], None, id="no objects"),
-        pytest.param([{"root": "x"}], None, id="no id"),
-        pytest.param([{"id": 7}], None, id="id is no text"),
-        pytest.param([{"id": ""}], None, id="id is empty"),
+        pytest.param(listed(BASE), "chat", id="only"),
+        pytest.param(listed({**BASE, "id": "sql", "parent": "chat"}, BASE), "chat", id="adapter"),
+        pytest.param(listed(BASE, {**BASE, "id": "llama"}), "chat", id="aliases of one root"),
+        pytest.param(listed({"id": "a"}, {"id": "b"}), None, id="two models"),
+        pytest.param(listed({"id": "a", "root": "x"}, {"id": "b", "root": "y"}), None, id="roots"),
+        *((listed(*wrong), None) for wrong in ((), ("a", None, 3), ({"root": "x"},))),
+        *((listed({"id": name}), None) for name in (7, "")),
+        *((shape.encode(), None) for shape in OTHER_SHAPES),
     ],
 )
-def test_the_model_is_the_only_one_that_is_listed(entries: list[object], model: str | None) -> None:
-    assert model_in(*entries) == model
+def test_the_model_is_the_only_one_that_is_listed(answer: bytes, model: str | None) -> None:
+    assert read_model("/v1/models", answer) == model
 
 
-@pytest.mark.parametrize("answer", ["{}", "[]", "null", '{"data": 3}', '{"data": {"id": "a"}}'])
-def test_an_answer_of_another_shape_is_none(answer: str) -> None:
-    assert read_model("/v1/models", answer.encode()) is None
-
-
-def test_text_generation_inference_names_its_model_elsewhere() -> None:
-    assert read_model("/info", b'{"model_id": "org/model", "sha": null}') == "org/model"
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_is_refused(body: bytes) -> None:
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_is_refused(answer: bytes) -> None:
     with pytest.raises(ExpositionUnreadable) as caught:
-        read_model("/v1/models", body)
+        read_model("/v1/models", answer)
     assert caught.value.reason == "json_malformed"
 
 
@@ -374,62 +335,46 @@ def directory() -> EngineDirectory:
     return directory
 
 
+CHAT, CODE = ("chat-0", "org/chat"), ("code-0", None)
+
+
 @pytest.mark.parametrize(
-    ("attributes", "engine"),
+    ("attributes", "identity"),
     [
-        ({"service.name": "chat-0"}, "chat-0"),
-        ({"service.name": "vllm", "service.instance.id": "chat-0"}, "chat-0"),
-        ({"service.name": "vllm", "service.instance.id": "10.0.0.1:8000"}, "chat-0"),
-        ({"service.instance.id": "10.0.0.1:8000"}, "chat-0"),
+        ({"service.name": "chat-0"}, CHAT),
+        ({"service.name": "vllm", "service.instance.id": "chat-0"}, CHAT),
+        ({"service.name": "vllm", "service.instance.id": "10.0.0.1:8000"}, CHAT),
+        ({"service.instance.id": "10.0.0.1:8000"}, CHAT),
         # The port of its scheme.
-        ({"service.instance.id": "CODE.example:443"}, "code-0"),
-        ({"service.instance.id": "[::1]:8001"}, "six-0"),
+        ({"service.instance.id": "CODE.example:443"}, CODE),
+        ({"service.instance.id": "[::1]:8001"}, ("six-0", None)),
         # The name of the service outranks its instance.
-        ({"service.name": "code-0", "service.instance.id": "10.0.0.1:8000"}, "code-0"),
+        ({"service.name": "code-0", "service.instance.id": "10.0.0.1:8000"}, CODE),
+        # Of several engines an unknown sender is none.
+        ({"service.name": "unknown_service"}, (None, None)),
+        ({}, (None, None)),
+        # The model that the sender names stands.
+        ({"service.name": "chat-0", "gen_ai.request.model": "lora"}, ("chat-0", "lora")),
+        ({"service.name": "chat-0", "model_name": "lora"}, ("chat-0", "lora")),
+        ({"model_name": "lora"}, (None, "lora")),
+        # What is no text is passed over.
+        *(
+            ({"service.name": "chat-0", "gen_ai.request.model": value}, CHAT)
+            for value in ("", 7, None, ["a"])
+        ),
+        *(({"service.name": value}, (None, None)) for value in ("", 7, None, ["a"])),
     ],
 )
 def test_a_sender_is_known_by_name_or_address(
-    directory: EngineDirectory, attributes: dict[str, object], engine: str
+    directory: EngineDirectory,
+    attributes: dict[str, object],
+    identity: tuple[str | None, str | None],
 ) -> None:
-    model = "org/chat" if engine == "chat-0" else None
+    engine, model = identity
     assert directory.identify(attributes) == EngineIdentity(engine=engine, model=model)
 
 
-def test_a_stranger_among_several_engines_is_unknown(directory: EngineDirectory) -> None:
-    unknown = EngineIdentity(engine=None, model=None)
-    assert directory.identify({"service.name": "unknown_service"}) == unknown
-    assert directory.identify({}) == unknown
-
-
-def test_an_address_shared_by_two_engines_tells_neither() -> None:
-    shared = EngineDirectory([("a", "http://gate:80/a"), ("b", "http://gate:80/b")])
-    assert shared.identify({"service.instance.id": "gate:80"}).engine is None
-    assert shared.identify({"service.instance.id": "b"}).engine == "b"
-
-
-@pytest.mark.parametrize("key", ["gen_ai.request.model", "model_name"])
-def test_the_model_that_the_sender_names_stands(directory: EngineDirectory, key: str) -> None:
-    assert directory.identify({"service.name": "chat-0", key: "lora"}).model == "lora"
-    assert directory.identify({key: "lora"}) == EngineIdentity(engine=None, model="lora")
-
-
-@pytest.mark.parametrize("value", ["", 7, None, ["a"]])
-def test_an_attribute_that_is_no_text_is_passed_over(
-    directory: EngineDirectory, value: object
-) -> None:
-    attributes = {"service.name": "chat-0", "gen_ai.request.model": value}
-    assert directory.identify(attributes).model == "org/chat"
-    assert directory.identify({"service.name": value}).engine is None
-
-
-def test_what_an_engine_serves_can_change_and_be_forgotten(directory: EngineDirectory) -> None:
-    directory.learn_model("chat-0", "org/chat-2")
-    assert directory.identify({"service.name": "chat-0"}).model == "org/chat-2"
-    directory.learn_model("chat-0", None)
-    assert directory.identify({"service.name": "chat-0"}).model is None
-
-
-def test_the_last_known_names_of_models_stay_while_an_engine_does_not_answer(
+def test_what_an_engine_serves_can_change_and_is_kept_while_it_does_not_answer(
     directory: EngineDirectory,
 ) -> None:
     assert directory.served_by("code-0") is None
@@ -439,14 +384,19 @@ def test_the_last_known_names_of_models_stay_while_an_engine_does_not_answer(
     directory.learn_served("code-0", frozenset({"code"}))
     assert directory.served_by("code-0") == frozenset({"code"})
     assert [directory.is_served(name) for name in ("code", "sql")] == [True, False]
-
-
-def test_the_model_of_an_exposition_is_served_beside_the_listed_ones(
-    directory: EngineDirectory,
-) -> None:
+    # The model of the exposition is served beside the listed ones.
     assert directory.served_by("chat-0") == frozenset({"org/chat"})
     directory.learn_served("chat-0", frozenset({"chat"}))
     assert directory.served_by("chat-0") == frozenset({"chat", "org/chat"})
+    for model in ("org/chat-2", None):
+        directory.learn_model("chat-0", model)
+        assert directory.identify({"service.name": "chat-0"}).model == model
+
+
+def test_an_address_shared_by_two_engines_tells_neither() -> None:
+    shared = EngineDirectory([("a", "http://gate:80/a"), ("b", "http://gate:80/b")])
+    assert shared.identify({"service.instance.id": "gate:80"}).engine is None
+    assert shared.identify({"service.instance.id": "b"}).engine == "b"
 
 
 def test_an_unknown_sender_is_the_only_engine_unless_more_may_come() -> None:

@@ -29,8 +29,6 @@ from agent.sources.engines.translate import (
 from tests.sources.engines.fixture_pages import PAGES, body, translated_page
 from tests.sources.engines.fixture_pages import body as body_of
 
-A_TAIL = b"b 2\n"
-
 
 def numbers(page: Exposition, name: str) -> list[tuple[Mapping[str, str], float]]:
     return [(dict(sample.labels), sample.value) for sample in page.series.get(name, ())]
@@ -56,53 +54,32 @@ def test_what_is_no_whole_metrics_page_is_refused_by_name(body: bytes, reason: s
     assert caught.value.reason == reason
 
 
-def test_only_what_was_asked_for_is_read() -> None:
-    page = read_exposition(b"# TYPE a gauge\na 1\na_created 1.7e9\nab 3\n" + A_TAIL, {"a", "b"})
-    assert sorted(page.series) == ["a", "b"]
-
-
-def test_a_page_that_ends_in_the_end_mark_is_whole() -> None:
-    assert numbers(read_exposition(b"a 1\n# EOF", {"a"}), "a") == [({}, 1.0)]
-
-
-def test_timestamps_exemplars_spaces_and_carriage_returns_are_no_part_of_a_value() -> None:
-    body = b'a{x="1"} 1 1700000000000\r\na{x="2"}\t2 # {trace_id="t"} 0.5 1.7\na{x="3",} 3e0  \n'
-    body += b'a{x="4"} 4 1700000000.123 # {trace_id="t"} 0.5\na {x="5"} 5\n'
-    assert numbers(read_exposition(body, {"a"}), "a") == [
-        ({"x": "1"}, 1.0),
-        ({"x": "2"}, 2.0),
-        ({"x": "3"}, 3.0),
-        ({"x": "4"}, 4.0),
-        ({"x": "5"}, 5.0),
-    ]
-
-
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "inf"])
-def test_a_number_that_is_not_finite_is_dropped_and_counted(value: str) -> None:
-    page = read_exposition(f"a {value}\n".encode() + A_TAIL, {"a", "b"})
-    assert "a" not in page.series
-    assert numbers(page, "b") == [({}, 2.0)]
-    assert page.dropped == {"value_not_finite": 1}
+# Lines that are no part of a series, or broken; the good ones beside them are read.
+BROKEN = ("a", "a ", "a x", "a 1_000", 'a{x="1} 1', "a{x=1} 1", 'a{x="1",x="2"} 1', "a 1 2 3")
 
 
 @pytest.mark.parametrize(
-    "line", ["a", "a ", "a x", "a 1_000", 'a{x="1} 1', "a{x=1} 1", 'a{x="1",x="2"} 1', "a 1 2 3"]
+    ("lines", "values", "dropped"),
+    [
+        ("# TYPE a gauge\na 1\na_created 1.7e9\nab 3\nother x", {"": 1}, {}),
+        # Timestamps, exemplars, spaces and carriage returns.
+        ('a{x="1"} 1 1700000000000\r', {"1": 1}, {}),
+        ('a{x="2"}\t2 # {trace_id="t"} 0.5 1.7', {"2": 2}, {}),
+        ('a{x="3",} 3e0  ', {"3": 3}, {}),
+        ('a{x="4"} 4 1700000000.123 # {trace_id="t"} 0.5\na {x="5"} 5', {"4": 4, "5": 5}, {}),
+        *((f"a {value}", {}, {"value_not_finite": 1}) for value in ("NaN", "+Inf", "-Inf", "inf")),
+        *((line, {}, {"line_malformed": 1} if line != "a" else {}) for line in BROKEN),
+        ('a{x="1"} 1\na{x="1"} 2', {"1": 2}, {"series_repeated": 1}),
+    ],
 )
-def test_a_broken_line_does_not_take_good_ones_with_it(line: str) -> None:
-    page = read_exposition(f"{line}\n".encode() + A_TAIL, {"a", "b"})
-    assert "a" not in page.series
+def test_lines_give_the_values_that_were_asked_for(
+    lines: str, values: dict[str, float], dropped: dict[str, int]
+) -> None:
+    page = read_exposition(f"{lines}\nb 2\n# EOF".encode(), {"a", "b"})
+    found = {labels.get("x", ""): value for labels, value in numbers(page, "a")}
+    assert (found, page.dropped) == (values, dropped)
     assert numbers(page, "b") == [({}, 2.0)]
-
-
-def test_a_broken_line_is_counted_only_where_somebody_asked_for_it() -> None:
-    body = b"a x\nb y\nb 2\n"
-    assert read_exposition(body, {"b"}).dropped == {"line_malformed": 1}
-
-
-def test_of_a_repeated_series_the_last_value_stays() -> None:
-    page = read_exposition(b'a{x="1"} 1\na{x="1"} 2\n', {"a"})
-    assert numbers(page, "a") == [({"x": "1"}, 2.0)]
-    assert page.dropped == {"series_repeated": 1}
+    assert page.series.keys() <= {"a", "b"}
 
 
 @given(
@@ -281,7 +258,7 @@ def test_every_spelling_stands_on_some_page(engine: str) -> None:
 
 SGLANG = DIALECTS["sglang"]
 DURATIONS = {fact.REQUEST_DURATION.name: HistogramSnapshot((1.0, float("inf")), (1, 2), 3.0)}
-USAGE = fact.KV_CACHE_USAGE.name
+USAGE, OUTPUT = fact.KV_CACHE_USAGE.name, fact.OUTPUT_TOKENS.name
 
 
 def sample(
@@ -306,13 +283,41 @@ def sample(
     )
 
 
-def test_a_restarted_engine_without_requests_has_not_lost_what_it_creates_at_first_use() -> None:
+WORKED = sample({USAGE: 0.5}, finished=3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "gone"),
+    [
+        # A restarted engine without requests has not lost what it creates at first use, nor has
+        # one whose first request has begun.
+        ([sample({USAGE: 0.5}, finished=3, durations=True), sample({USAGE: 0.0})], set()),
+        (
+            [
+                sample({USAGE: 0.5}, finished=3, durations=True),
+                sample({USAGE: 0.1, OUTPUT: 9.0, fact.REQUESTS_RUNNING.name: 1.0}),
+            ],
+            set(),
+        ),
+        # Whatever is left shows that requests have finished.
+        ([WORKED, sample(finished=1.0)], {USAGE}),
+        ([WORKED, sample(durations=True)], {USAGE}),
+        ([WORKED, sample({OUTPUT: 9.0, fact.REQUESTS_RUNNING.name: 0.0})], {USAGE}),
+        # It stays gone over a restart until it is back.
+        ([WORKED, sample(finished=4), sample()], {USAGE}),
+        ([WORKED, sample(finished=4), sample(), sample({USAGE: 0.0})], set()),
+        # Facts that depend on settings and requests are not expected.
+        ([sample({fact.REQUESTS_ABORTED.name: 1.0}, finished=3), sample(finished=4)], set()),
+    ],
+)
+def test_facts_that_a_working_engine_no_longer_gives_are_gone(
+    steps: list[EngineSample], gone: set[str]
+) -> None:
     drift = NameDrift("chat")
-    assert drift.gone(sample({USAGE: 0.5}, finished=3, durations=True), SGLANG) == set()
-    assert drift.gone(sample({USAGE: 0.0}), SGLANG) == set()
-    # Its first request has begun, and none has finished.
-    running = {USAGE: 0.1, fact.OUTPUT_TOKENS.name: 9.0, fact.REQUESTS_RUNNING.name: 1.0}
-    assert drift.gone(sample(running), SGLANG) == set()
+    *before, last = steps
+    for each in before:
+        drift.gone(each, SGLANG)
+    assert drift.gone(last, SGLANG) & {USAGE, fact.REQUESTS_ABORTED.name} == gone
 
 
 def test_what_an_earlier_run_of_the_agent_saw_is_missed_and_logged_once(
@@ -330,40 +335,6 @@ def test_what_an_earlier_run_of_the_agent_saw_is_missed_and_logged_once(
     assert len(caplog.records) == 1
     # Another kind of engine at this address.
     assert NameDrift("chat", marked).gone(worked, DIALECTS["vllm"]) == set()
-
-
-@pytest.mark.parametrize(
-    "worked",
-    [
-        sample(finished=1.0),
-        sample(durations=True),
-        sample({fact.OUTPUT_TOKENS.name: 9.0, fact.REQUESTS_RUNNING.name: 0.0}),
-    ],
-)
-def test_whatever_is_left_shows_that_requests_have_finished(worked: EngineSample) -> None:
-    drift = NameDrift("chat")
-    drift.gone(sample({USAGE: 0.5}, finished=3, durations=True), SGLANG)
-    assert USAGE in drift.gone(worked, SGLANG)
-
-
-def test_what_was_gone_stays_gone_over_a_restart_until_it_is_back() -> None:
-    drift = NameDrift("chat")
-    drift.gone(sample({USAGE: 0.5}, finished=3), SGLANG)
-    assert drift.gone(sample(finished=4), SGLANG) == {USAGE}
-    assert drift.gone(sample(), SGLANG) == {USAGE}
-    assert drift.gone(sample({USAGE: 0.0}), SGLANG) == set()
-
-
-def test_facts_that_depend_on_settings_and_requests_are_not_expected() -> None:
-    drift = NameDrift("chat")
-    drift.gone(sample({fact.REQUESTS_ABORTED.name: 1.0}, finished=3), SGLANG)
-    assert drift.gone(sample(finished=4), SGLANG) == set()
-
-
-def test_another_engine_under_the_same_name_lost_nothing() -> None:
-    drift = NameDrift("chat")
-    drift.gone(sample({USAGE: 0.5}, finished=3), SGLANG)
-    assert drift.gone(sample(finished=4), DIALECTS["vllm"]) == set()
 
 
 @pytest.mark.parametrize(

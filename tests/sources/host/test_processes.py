@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -63,12 +64,33 @@ def test_a_real_engine_is_found_by_its_port(engine: StandIn) -> None:
     assert roles(elsewhere.read(0.0)) == roles(seen)
 
 
-def test_the_tree_below_the_holder_of_the_port_is_the_engine(machine: PaperMachine) -> None:
-    runs_vllm(machine)
-    runs_vllm(machine, 50, socket=OTHER_SOCKET)
-    machine.listens({SOCKET: 8000, OTHER_SOCKET: 8001})
-    seen = finder(machine).read(0.0)
-    assert roles(seen) == VLLM_ROLES
+@pytest.mark.parametrize(
+    ("socket", "url", "here", "left"),
+    [
+        (SOCKET, URL, None, VLLM_ROLES),
+        # A port that another program maps, and one of a shared PID namespace: by the titles.
+        (999, URL, None, VLLM_ROLES),
+        (999, "http://engine:8000", True, VLLM_ROLES),
+        # What a killed front left behind.
+        (None, URL, None, {11: "core", 12: "worker"}),
+    ],
+    ids=["port", "mapped port", "shared namespace", "killed front"],
+)
+def test_the_tree_of_the_engine_is_found_by_its_port_or_by_its_titles(
+    machine: PaperMachine, socket: int | None, url: str, here: bool | None, left: dict[int, str]
+) -> None:
+    runs_vllm(machine, socket=socket or 999)
+    if socket is None:
+        machine.ends(10)
+        machine.runs(11, "VLLM::EngineCor", parent=1, title="VLLM::EngineCore")
+        machine.listens({})
+    elif socket == SOCKET:
+        runs_vllm(machine, 50, socket=OTHER_SOCKET)
+        machine.listens({SOCKET: 8000, OTHER_SOCKET: 8001})
+    else:
+        machine.runs(70, "docker-proxy", sockets=(SOCKET,))
+    seen = finder(machine, url, here=here).read(0.0)
+    assert roles(seen) == left
     assert not [process.name for process in seen if "secret" in process.name]
 
 
@@ -112,13 +134,6 @@ def test_an_engine_that_is_not_certain_is_not_taken(
         finder(machine, url).read(0.0)
 
 
-def test_titles_find_an_engine_whose_port_is_mapped(machine: PaperMachine) -> None:
-    runs_vllm(machine, socket=999)
-    machine.runs(70, "docker-proxy", sockets=(SOCKET,))
-    machine.listens({SOCKET: 8000})
-    assert roles(finder(machine).read(0.0)) == VLLM_ROLES
-
-
 def test_a_stranger_is_not_taken_up_when_the_own_engine_is_gone(machine: PaperMachine) -> None:
     runs_vllm(machine)
     runs_vllm(machine, 50, socket=OTHER_SOCKET)
@@ -131,62 +146,44 @@ def test_a_stranger_is_not_taken_up_when_the_own_engine_is_gone(machine: PaperMa
     assert follows.read(5.0) == ()
 
 
-def test_what_a_killed_front_left_behind_is_found_by_its_titles(machine: PaperMachine) -> None:
-    runs_vllm(machine)
-    machine.ends(10)
-    machine.runs(11, "VLLM::EngineCor", parent=1, title="VLLM::EngineCore")
-    assert roles(finder(machine).read(0.0)) == {11: "core", 12: "worker"}
-
-
-def test_an_engine_in_a_shared_pid_namespace_is_found_by_its_titles(machine: PaperMachine) -> None:
-    runs_vllm(machine, socket=999)
-    assert roles(finder(machine, "http://engine:8000", here=True).read(0.0)) == VLLM_ROLES
-
-
-def test_a_process_that_got_the_pid_of_another_is_another(machine: PaperMachine) -> None:
-    runs_vllm(machine)
-    machine.listens({SOCKET: 8000})
-    follows = finder(machine)
-    before = follows.read(0.0)
-    machine.runs(11, "cat", parent=1, started_s=99.0)
-    after = follows.read(5.0)
-    assert {p.identity for p in before} - {p.identity for p in after} == {(11, 10.0)}
-    assert 11 not in roles(after)
-
-
-def test_a_given_pid_that_another_program_got_is_not_the_engine(machine: PaperMachine) -> None:
-    machine.runs(10, "vllm")
+@pytest.mark.parametrize(
+    ("first", "then", "found"),
+    [
+        # Another program, which got the PID; the engine anew; a core that takes its title late.
+        ({"comm": "vllm"}, {"comm": "cron", "started_s": 99.0}, {}),
+        ({"comm": "vllm"}, {"comm": "vllm", "started_s": 99.0}, {10: "front"}),
+        ({}, {"comm": "VLLM::EngineCor", "title": "VLLM::EngineCore"}, {10: "core"}),
+    ],
+)
+def test_a_given_pid_is_the_engine_while_its_program_is(
+    machine: PaperMachine, first: dict[str, Any], then: dict[str, Any], found: dict[int, str]
+) -> None:
+    machine.runs(10, **first)
     follows = finder(machine, pids=[10])
-    assert roles(follows.read(0.0)) == {10: "front"}
-    machine.runs(10, "cron", started_s=99.0)
-    assert follows.read(5.0) == ()
+    (before,) = follows.read(0.0)
+    assert roles([before]) == {10: "front"}
+    machine.runs(10, **then)
+    after = follows.read(60.0)
+    assert roles(after) == found
+    assert (before.identity in {each.identity for each in after}) is ("started_s" not in then)
 
 
-def test_a_given_pid_that_the_engine_got_again_is_the_engine(machine: PaperMachine) -> None:
-    machine.runs(10, "vllm")
-    follows = finder(machine, pids=[10])
-    (first,) = follows.read(0.0)
-    machine.runs(10, "vllm", started_s=99.0)
-    (second,) = follows.read(5.0)
-    assert first.identity != second.identity
-
-
-def test_a_given_core_may_take_its_title_late(machine: PaperMachine) -> None:
-    machine.runs(10, "python3")
-    follows = finder(machine, pids=[10])
-    follows.read(0.0)
-    machine.runs(10, "VLLM::EngineCor", title="VLLM::EngineCore")
-    assert roles(follows.read(60.0)) == {10: "core"}
-
-
-def test_a_process_may_take_its_title_after_it_was_found(machine: PaperMachine) -> None:
+def test_changes_below_a_front_are_seen_at_the_next_read(machine: PaperMachine) -> None:
     runs_vllm(machine)
     machine.runs(12, "python3", parent=11)
-    machine.listens({SOCKET: 8000})
     follows = finder(machine)
-    assert roles(follows.read(0.0))[12] == "other"
+    before = follows.read(0.0)
+    assert roles(before)[12] == "other"
+    # A title that comes late, a process in the place of another, a PID that another program got.
     machine.runs(12, "VLLM::Worker_TP", parent=11, title="VLLM::Worker_TP0")
     assert roles(follows.read(1.0))[12] == "worker"
+    machine.ends(12)
+    machine.runs(15, "VLLM::Worker_TP", parent=11, title="VLLM::Worker_TP0")
+    assert roles(follows.read(2.0))[15] == "worker"
+    machine.runs(11, "cat", parent=1, started_s=99.0)
+    after = follows.read(7.0)
+    assert {p.identity for p in before} - {p.identity for p in after} == {(11, 10.0), (12, 10.0)}
+    assert 11 not in roles(after)
 
 
 def test_a_new_engine_is_found_as_soon_as_the_old_front_is_gone(machine: PaperMachine) -> None:
@@ -211,23 +208,6 @@ def test_children_that_come_later_are_found_in_time_also_when_the_clock_goes_bac
     assert roles(follows.read(first_s)) == {10: "front"}
     runs_vllm(machine)
     assert roles(follows.read(later_s)) == VLLM_ROLES
-
-
-def test_a_process_that_took_the_place_of_another_is_found_at_once(machine: PaperMachine) -> None:
-    runs_vllm(machine)
-    machine.listens({SOCKET: 8000})
-    follows = finder(machine)
-    follows.read(0.0)
-    machine.ends(12)
-    machine.runs(15, "VLLM::Worker_TP", parent=11, title="VLLM::Worker_TP0")
-    assert roles(follows.read(1.0))[15] == "worker"
-
-
-def test_times_are_in_seconds(machine: PaperMachine) -> None:
-    machine.runs(10, sockets=(SOCKET,), started_s=12.5, cpu_s=3.25, state="R")
-    machine.listens({SOCKET: 8000})
-    (front,) = finder(machine).read(0.0)
-    assert (front.started_after_boot_s, front.cpu_s, front.state) == (12.5, 3.25, "R")
 
 
 HERE = ProcessLocator(port=8000)
@@ -270,6 +250,7 @@ def test_the_front_is_read_before_the_script_that_started_it(machine: PaperMachi
     machine.runs(42, parent=41, title="VLLM::EngineCore")
     found = read_processes(HERE, 0.0, proc=machine.proc)
     assert found.pids == {41, 42}
+    assert "secret" not in str(found)
     assert found.command_line is not None
     assert found.command_line.flags == {"--shutdown-timeout": "9"}
     assert found.addresses == frozenset({"127.0.0.1"})
@@ -284,11 +265,6 @@ def test_the_flags_of_another_program_say_nothing(
     found = read_processes(HERE, 0.0, proc=machine.proc)
     assert found.command_line is None
     assert "shows vLLM's command line" in (found.problem or "")
-
-
-def test_secrets_are_not_kept(machine: PaperMachine) -> None:
-    machine.runs(41, sockets=(SOCKET,), flags=("-m", "vllm"))
-    assert "secret" not in str(read_processes(HERE, 0.0, proc=machine.proc))
 
 
 @pytest.mark.parametrize(
@@ -306,10 +282,6 @@ def test_an_engine_that_cannot_be_seen_has_a_reason(
     assert found.command_line is None
     assert found.addresses is None
     assert problem in (found.problem or "")
-
-
-def test_without_a_proc_folder_there_is_a_reason(tmp_path: Path) -> None:
-    assert "No such file" in (read_processes(HERE, 0.0, proc=tmp_path / "none").problem or "")
 
 
 # Limits
@@ -331,30 +303,20 @@ CONTEXT = fact.MAX_CONTEXT_TOKENS.name
         ("vllm serve m --max-num-seqs 64 --max-num-seqs 32", {RUNNING: 32}),
         ("vllm serve m --max-num-seqs 64 --max-num-active-seqs 16", {RUNNING: 16}),
         ("vllm serve m --max-num-scheduled-tokens 99 --max-num-batched-tokens 100", {STEP: 99}),
+        ("", {}),
+        ("vllm serve m --max-model-len auto", {}),
+        ("vllm serve m --max-model-len -1", {}),
+        ("vllm serve m --max-num-seqs", {}),
+        ("vllm serve m --max-num-seqs --api-key", {}),
+        ("vllm serve m --max-num-seqs= 64", {}),
+        ("vllm serve m --max-num-seqs 0", {}),
+        ("vllm serve m --max-model-len 1.5K", {}),
+        ("vllm serve m --max-num-seqs-of-others 64", {}),
+        ("vllm serve m --no-max-num-seqs 64", {}),
     ],
 )
-def test_a_limit_that_was_given_is_known(line: str, limits: dict[str, int]) -> None:
+def test_a_limit_that_was_given_as_a_number_is_known(line: str, limits: dict[str, int]) -> None:
     assert limits_given(line.split()) == limits
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "vllm serve m",
-        "vllm serve m --max-model-len auto",
-        "vllm serve m --max-model-len -1",
-        "vllm serve m --max-num-seqs",
-        "vllm serve m --max-num-seqs --api-key",
-        "vllm serve m --max-num-seqs= 64",
-        "vllm serve m --max-num-seqs 0",
-        "vllm serve m --max-model-len 1.5K",
-        "vllm serve m --max-num-seqs-of-others 64",
-        "vllm serve m --no-max-num-seqs 64",
-    ],
-)
-def test_what_was_not_given_as_a_number_is_not_guessed(line: str) -> None:
-    assert limits_given(line.split()) == {}
 
 
 @given(st.lists(st.text() | st.sampled_from(["--max-num-seqs", "--max-model-len=", "5k"])))
