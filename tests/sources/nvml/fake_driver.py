@@ -131,8 +131,8 @@ def poll(*script: str, after_s: float = 1.0, times: int = 1) -> Poll:
 
 
 # Facts by name, `gpu_up`, with labels, `gpu_clock_hertz/sm`, and of another GPU, `gpu_up@1`; also
-# `problem`, `processes`, `failures`, whether one is among them, `fails gpu_lost`, and how often a
-# function was called, `calls nvmlInit`.
+# `problem`, `processes`, `instances` by UUID, `failures`, whether one is among them, `fails
+# gpu_lost`, and how often a function was called, `calls nvmlInit`.
 Seen = Mapping[str, object]
 Scenarios = Mapping[str, Sequence[Poll | Seen]]
 
@@ -161,6 +161,8 @@ def check(nvml: ScriptedNvml, parts: Sequence[Poll | Seen]) -> None:
 
 
 def _seen(nvml: ScriptedNvml, key: str) -> object:
+    if key == "instances":
+        return [instance.uuid for instance in nvml.of().mig_instances]
     if key == "failures":
         return nvml.failures
     if key.startswith("calls "):

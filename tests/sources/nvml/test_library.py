@@ -137,19 +137,6 @@ def test_a_call_that_can_never_answer_is_asked_once(asked: Asked, code: int) -> 
     assert not asked.failures
 
 
-def test_a_call_without_data_yet_is_made_again(asked: Asked) -> None:
-    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {NO_DATA}")
-    assert asked.power() is None
-    asked.driver.do("answer 0 nvmlDeviceGetPowerUsage 0")
-    assert asked.power() == 78000
-    assert not asked.failures
-
-
-def test_a_call_that_the_binding_does_not_have_is_not_made(asked: Asked) -> None:
-    assert asked.calls.ask("nvmlDeviceGetSomethingThatLeft", asked.handle) is None
-    assert not asked.failures
-
-
 @pytest.mark.parametrize("code", [UNKNOWN, INVALID_ARGUMENT])
 def test_a_call_that_fails_is_counted_and_rests(asked: Asked, code: int) -> None:
     asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {code}")
@@ -161,6 +148,9 @@ def test_a_call_that_fails_is_counted_and_rests(asked: Asked, code: int) -> None
     asked.clock.at += 2
     assert asked.power() == 78000
     assert asked.failures == ["call_failed"]
+    # It is not silent when nothing is due.
+    asked.calls.begin()
+    assert not asked.calls.silent
 
 
 def test_a_call_that_never_knew_its_argument_is_left_out(asked: Asked) -> None:
@@ -192,26 +182,13 @@ def test_a_slow_call_answers_and_then_rests_for_many_times_its_length(
     asked.clock.at += 9
     assert asked.power() is None
     assert asked.asked == 1
+    # For half a minute at most.
     asked.clock.at += 2
-    assert asked.power() == 78000
-
-
-def test_the_longest_rest_is_half_a_minute(asked: Asked) -> None:
     asked.clock.step_s = 60
-    asked.power()
+    assert asked.power() == 78000
     asked.clock.step_s = 0
     asked.clock.at += 31
     assert asked.power() == 78000
-
-
-def test_a_gpu_that_recovered_is_not_silent_when_nothing_is_due(asked: Asked) -> None:
-    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {UNKNOWN}")
-    asked.power()
-    asked.driver.do("answer 0 nvmlDeviceGetPowerUsage 0")
-    asked.clock.at += 11
-    assert asked.power() == 78000
-    asked.calls.begin()
-    assert not asked.calls.silent
 
 
 def test_a_gpu_is_not_silent_when_one_call_fails_while_slow_ones_rest(asked: Asked) -> None:
@@ -237,6 +214,8 @@ def test_nothing_is_in_doubt_while_a_call_fails_or_rests_and_not_when_it_says_no
     asked.driver.do(f"answer 0 {call} {NO_DATA}")
     assert asked.power() is None
     assert not asked.calls.in_doubt(call)
+    assert asked.calls.ask("nvmlDeviceGetSomethingThatLeft", asked.handle) is None
+    assert asked.failures == ["call_failed"]
     asked.driver.do(f"answer 0 {call} 0")
     asked.clock.step_s = 0.5
     asked.power()

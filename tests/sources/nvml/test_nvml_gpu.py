@@ -1,6 +1,7 @@
 """MIG instances of a GPU, and its Xid errors."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
@@ -8,13 +9,25 @@ import pytest
 
 from agent.catalog.gpu_problems import COUNTED_XIDS
 from agent.sources.nvml.xid_events import XidErrors
-from tests.sources.nvml.fake_driver import MIB, ScriptedNvml, gpu_uuid, mig_uuid
+from tests.sources.nvml.fake_driver import (
+    MIB,
+    Poll,
+    Scenarios,
+    ScriptedNvml,
+    Seen,
+    check,
+    gpu_uuid,
+    mig_uuid,
+    poll,
+)
 
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, GPU_NOT_FOUND, UNKNOWN = 2, 3, 4, 28, 999
 
 
 def test_each_instance_has_its_share(nvml: ScriptedNvml) -> None:
-    nvml.poll("mig 0 3", f"set 0 memory_used {800 * MIB}", "process 0 compute 7 100")
+    nvml.driver.do("mig 0 3", f"set 0 memory_used {800 * MIB}", "activity 0 5 40")
+    nvml.poll("process 0 compute 7 100")
+    nvml.poll()
     instances = nvml.of(0).mig_instances
     assert [instance.uuid for instance in instances] == [mig_uuid(0, place) for place in range(3)]
     first = instances[0]
@@ -22,80 +35,77 @@ def test_each_instance_has_its_share(nvml: ScriptedNvml) -> None:
     assert first.name == "NVIDIA H200 MIG 1g.18gb"
     assert first.facts["gpu_memory_used_bytes", ()] == 100 * MIB
     assert first.processes == {7: 100}
+    assert [each.facts["gpu_tensor_active_ratio", ()] for each in instances] == [0.4] * 3
 
 
-def test_an_instance_has_its_own_activity(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("mig 0 2", "activity 0 5 40")
-    nvml.poll()
-    nvml.poll()
-    for instance in nvml.of(0).mig_instances:
-        assert instance.facts["gpu_tensor_active_ratio", ()] == 0.4
+MODE, REGISTER = "nvmlDeviceGetMigMode", "nvmlDeviceRegisterEvents"
+CREATE, TYPES = "nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes"
+FIRST, SECOND, THIRD = (mig_uuid(0, place) for place in range(3))
 
-
-def test_facts_of_the_whole_gpu_are_not_an_instances(nvml: ScriptedNvml) -> None:
-    nvml.poll("mig 0 1")
-    assert nvml.fact("gpu_power_watts") == 78
-    assert nvml.fact("gpu_utilization_ratio") is None
-    assert not nvml.failures
-
-
-def test_a_gpu_that_cannot_have_mig_is_asked_once(nvml: ScriptedNvml) -> None:
-    nvml.driver.do(f"answer 0 nvmlDeviceGetMigMode {NOT_SUPPORTED}")
-    for _ in range(30):
-        nvml.poll()
-    assert nvml.of(0).mig_instances == ()
-    assert nvml.driver.calls("nvmlDeviceGetMigMode") == 1
-
-
-def test_instances_that_come_and_go_are_noticed(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.poll("mig 0 2", after_s=10)
-    assert len(nvml.of(0).mig_instances) == 2
-    nvml.poll("mig 0 1", after_s=10)
-    assert [instance.uuid for instance in nvml.of(0).mig_instances] == [mig_uuid(0, 0)]
-    nvml.poll("mig 0 0", after_s=10)
-    assert nvml.of(0).mig_instances == ()
-    nvml.source.close()
-    assert nvml.driver.calls("nvmlGpmSampleFree") == nvml.driver.calls("nvmlGpmSampleAlloc")
-
-
-@pytest.mark.parametrize("after_s", [1.0, 10.0], ids=["between look-ups", "during a look-up"])
-def test_an_instance_that_is_taken_away_does_not_cost_the_gpu(
-    nvml: ScriptedNvml, after_s: float
-) -> None:
-    nvml.poll("mig 0 2")
-    nvml.poll(f"loseinstance 0 0 {GPU_NOT_FOUND}", after_s=after_s)
-    assert nvml.fact("gpu_up") == 1
-    assert [instance.uuid for instance in nvml.of(0).mig_instances] == [mig_uuid(0, 1)]
-    nvml.poll("loseinstance 0 0 0", after_s=10)
-    assert len(nvml.of(0).mig_instances) == 2
-    nvml.source.close()
-    assert nvml.driver.calls("nvmlGpmSampleFree") == nvml.driver.calls("nvmlGpmSampleAlloc")
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        "nvmlDeviceGetMigMode",
-        "nvmlDeviceGetMaxMigDeviceCount",
-        "nvmlDeviceGetMigDeviceHandleByIndex",
-        "nvmlDeviceGetComputeInstanceId",
+SCENARIOS: Scenarios = {
+    "facts of the whole GPU are not an instance's": [
+        poll("mig 0 1"),
+        {"gpu_power_watts": 78, "gpu_utilization_ratio": None, "failures": []},
     ],
-)
-def test_instances_stay_while_a_look_up_fails(nvml: ScriptedNvml, function: str) -> None:
-    nvml.poll("mig 0 3")
-    nvml.poll(f"answer 0 {function} {UNKNOWN}", after_s=10)
-    assert [instance.compute_instance for instance in nvml.of(0).mig_instances] == [0] * 3
-    assert nvml.fact("gpu_up") == 1
-    nvml.poll(f"answer 0 {function} 0", "mig 0 2", after_s=10)
-    assert len(nvml.of(0).mig_instances) == 2
+    "a GPU that cannot have MIG is asked once": [
+        poll(f"answer 0 {MODE} {NOT_SUPPORTED}", times=30), {"instances": [], f"calls {MODE}": 1},
+    ],
+    "instances that come and go are noticed": [
+        poll(), poll("mig 0 2", after_s=10), {"instances": [FIRST, SECOND]},
+        poll("mig 0 1", after_s=10), {"instances": [FIRST]},
+        poll("mig 0 0", after_s=10), {"instances": []},
+    ],
+    **{
+        f"an instance that is taken away {when} does not cost the GPU": [
+            poll("mig 0 2"), poll(f"loseinstance 0 0 {GPU_NOT_FOUND}", after_s=after_s),
+            {"gpu_up": 1, "instances": [SECOND]},
+            poll("loseinstance 0 0 0", after_s=10), {"instances": [SECOND, FIRST]},
+        ]
+        for when, after_s in (("between look-ups", 1), ("during a look-up", 10))
+    },
+    **{
+        f"instances stay while {function} fails": [
+            poll("mig 0 3"), poll(f"answer 0 {function} {UNKNOWN}", after_s=10),
+            {"instances": [FIRST, SECOND, THIRD], "gpu_up": 1},
+            poll(f"answer 0 {function} 0", "mig 0 2", after_s=10), {"instances": [FIRST, SECOND]},
+        ]
+        for function in (
+            MODE, "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
+            "nvmlDeviceGetComputeInstanceId",
+        )
+    },
+    "an instance without ids is read once they are known": [
+        poll("mig 0 1", f"answer 0 nvmlDeviceGetGpuInstanceId {UNKNOWN}"), {"instances": []},
+        poll("answer 0 nvmlDeviceGetGpuInstanceId 0", after_s=10), {"instances": [FIRST]},
+    ],
+    **{
+        f"Xids that are not supported are not counted, the rest is read: {script}": [
+            poll(script), poll(),
+            {f"gpu_xid_errors/{xid}": None for xid in COUNTED_XIDS},
+            {"gpu_memory_used_bytes": 0, "failures": []},
+        ]
+        for script in (
+            "set 0 events 0", f"answer -1 {CREATE} {NOT_SUPPORTED}",
+            f"answer 0 {REGISTER} {NOT_SUPPORTED}", f"answer 0 {TYPES} {NOT_SUPPORTED}",
+        )
+    },
+    **{
+        f"a driver that does not know the event is not initialised again for {function}": [
+            poll(f"answer -1 {function} {INVALID_ARGUMENT}", times=10),
+            {"failures": [], "calls nvmlInitWithFlags": 1},
+        ]
+        for function in (REGISTER, CREATE, TYPES)
+    },
+}  # fmt: skip
 
 
-def test_an_instance_without_ids_is_read_once_they_are_known(nvml: ScriptedNvml) -> None:
-    nvml.poll("mig 0 1", f"answer 0 nvmlDeviceGetGpuInstanceId {UNKNOWN}")
-    assert nvml.of(0).mig_instances == ()
-    nvml.poll("answer 0 nvmlDeviceGetGpuInstanceId 0", after_s=10)
-    assert [instance.gpu_instance for instance in nvml.of(0).mig_instances] == [7]
+@pytest.mark.parametrize("parts", SCENARIOS.values(), ids=SCENARIOS)
+def test_instances_and_events_are_found_and_lost(
+    nvml: ScriptedNvml, parts: Sequence[Poll | Seen]
+) -> None:
+    check(nvml, parts)
+    nvml.source.close()
+    assert nvml.driver.calls("nvmlGpmSampleFree") == nvml.driver.calls("nvmlGpmSampleAlloc")
 
 
 def test_an_instance_that_cannot_be_looked_up_does_not_hide_the_others(
@@ -182,6 +192,9 @@ def test_an_xid_between_two_reads_is_returned_by_the_next(nvml: ScriptedNvml) ->
     assert (seen.gpu_instance, seen.compute_instance) == (None, None)
     nvml.poll()
     assert not nvml.xids
+    # It is known by its GPU even when that is lost.
+    nvml.driver.do("xid 1 79 -1 -1", "lose 1 15")
+    assert ((seen := nvml.next_xid()).gpu, seen.xid) == (gpu_uuid(1), 79)
 
 
 def test_each_xid_is_counted_for_its_gpu_with_the_time_of_the_last(nvml: ScriptedNvml) -> None:
@@ -203,34 +216,6 @@ def test_an_xid_of_a_slice_names_the_slice(nvml: ScriptedNvml) -> None:
     assert (seen.gpu_instance, seen.compute_instance) == (8, 0)
 
 
-def test_an_xid_is_known_by_its_gpu_even_when_that_is_lost(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    nvml.driver.do("xid 1 79 -1 -1", "lose 1 15")
-    assert (seen := nvml.next_xid()).gpu == gpu_uuid(1)
-    assert seen.xid == 79
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        ("set 0 events 0",),
-        (f"answer -1 nvmlEventSetCreate {NOT_SUPPORTED}",),
-        (f"answer 0 nvmlDeviceRegisterEvents {NOT_SUPPORTED}",),
-        (f"answer 0 nvmlDeviceGetSupportedEventTypes {NOT_SUPPORTED}",),
-    ],
-    ids=lambda script: script[0],
-)
-def test_where_xids_are_not_supported_their_count_is_unknown_and_the_rest_is_read(
-    nvml: ScriptedNvml, script: tuple[str, ...]
-) -> None:
-    nvml.poll(*script)
-    nvml.poll()
-    assert all(nvml.fact("gpu_xid_errors", str(xid)) is None for xid in COUNTED_XIDS)
-    assert nvml.fact("gpu_memory_used_bytes") == 0
-    assert not nvml.failures
-
-
 @pytest.mark.parametrize(
     "function",
     ["nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes"],
@@ -245,20 +230,6 @@ def test_a_gpu_whose_events_failed_is_reported_and_registered_soon(
     assert not nvml.failures
     nvml.driver.do("xid 0 79 -1 -1")
     assert nvml.next_xid().xid == 79
-
-
-@pytest.mark.parametrize(
-    "function",
-    ["nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes"],
-)
-def test_a_driver_that_does_not_know_the_event_is_not_initialised_again_for_it(
-    nvml: ScriptedNvml, function: str
-) -> None:
-    nvml.driver.do(f"answer -1 {function} {INVALID_ARGUMENT}")
-    for _ in range(10):
-        nvml.poll()
-    assert not nvml.failures
-    assert nvml.driver.calls("nvmlInitWithFlags") == 1
 
 
 def test_an_xid_that_cannot_be_counted_does_not_end_the_listening(
@@ -281,18 +252,14 @@ def test_an_xid_that_cannot_be_counted_does_not_end_the_listening(
 # Counts
 
 
-def test_facts_that_were_read_do_not_change_under_the_reader() -> None:
+def test_of_a_burst_the_newest_errors_wait_for_the_next_read() -> None:
     errors = XidErrors(lambda: 5.0)
     errors.count(["GPU-0"])
     before = errors.facts("GPU-0")
-    errors.add("GPU-0", 79, None, None)
-    assert before["gpu_xid_errors", ("79",)] == 0
-
-
-def test_of_a_burst_the_newest_errors_wait_for_the_next_read() -> None:
-    errors = XidErrors(lambda: 5.0)
     for _ in range(1500):
         errors.add("GPU-0", 79, None, None)
+    # What was read does not change under the reader.
+    assert before["gpu_xid_errors", ("79",)] == 0
     assert [xid.count for xid in errors.take()] == list(range(501, 1501))
 
 

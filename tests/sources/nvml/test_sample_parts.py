@@ -18,7 +18,8 @@ from tests.sources.nvml.fake_driver import (
     poll,
 )
 
-NOT_SUPPORTED, NO_PERMISSION, NO_DATA, GPU_IS_LOST, UNKNOWN = 3, 4, 21, 15, 999
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 2, 3, 4
+NO_DATA, GPU_IS_LOST, UNKNOWN = 21, 15, 999
 HEAT_AND_BRAKE = ("sw_thermal", "hw_thermal", "hw_power_brake")
 
 MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
@@ -36,6 +37,14 @@ PARTS: Scenarios = {
         poll(f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NOT_SUPPORTED}"),
         {"gpu_memory_total_bytes": 143771 * MIB, "gpu_memory_free_bytes": (143771 - 614) * MIB,
          "gpu_memory_used_bytes": None},
+    ],
+    "ratios and clocks are in base units": [
+        poll("set 0 utilization 87", "set 0 memory_busy 12", "set 0 sm_clock 1755"),
+        {"gpu_utilization_ratio": 0.87, "gpu_memory_busy_ratio": 0.12,
+         "gpu_clock_hertz/sm": 1.755e9, "gpu_clock_hertz/memory": 3.201e9,
+         "gpu_clock_max_hertz/sm": 1.98e9, "gpu_clock_max_hertz/memory": 3.201e9},
+        poll("set 0 persistence 0", after_s=10), {"gpu_persistence_mode": 0},
+        poll("set 0 persistence 1", after_s=10), {"gpu_persistence_mode": 1},
     ],
     "memory that is forbidden is unknown and not zero": [
         poll(f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NO_PERMISSION}",
@@ -72,6 +81,18 @@ PARTS: Scenarios = {
         poll(after_s=10),
         {"gpu_throttled_seconds/hw_thermal": KNOWN, "gpu_throttled_seconds/sw_power_cap": KNOWN},
     ],
+    "reasons that a GPU does not support are unknown": [
+        poll(f"set 0 throttle_known {0x4 | 0x40}"),
+        {"gpu_throttle_active/sw_power_cap": 0, "gpu_throttle_active/hw_thermal": 0,
+         "gpu_throttle_active/idle": None, "gpu_throttle_active/sw_thermal": None},
+    ],
+    **{
+        f"a field that a GPU has not is left out of its batch alone, by code {code}": [
+            poll("gpus 2", f"nofield 0 94 {code}"), poll("field -1 94 5"),
+            {f"{REPLAYS}@0": None, f"{REPLAYS}@1": 5, "gpu_energy_joules": KNOWN, "failures": []},
+        ]
+        for code in (INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION)
+    },
     "a field of an unknown type is left out alone": [
         poll("odd 0 94 7", times=2),
         {REPLAYS: None, "gpu_energy_joules": KNOWN, "failures": []},
@@ -141,6 +162,17 @@ PARTS: Scenarios = {
         poll(after_s=120), {ACTIVE: 0.5}, poll(after_s=200), {ACTIVE: 0.5},
         poll(after_s=600), {ACTIVE: None},
     ],
+    **{
+        f"an activity that a GPU has not is left out, by code {code}": [
+            poll(f"noactivity 0 2 {code}", "activity 0 5 30", "activity 0 10 40", times=3),
+            {ACTIVE: None, "gpu_tensor_active_ratio": 0.3, "gpu_dram_active_ratio": 0.4},
+        ]
+        for code in (NOT_SUPPORTED, NO_PERMISSION)
+    },
+    "a GPU before Hopper is not asked for activity": [
+        poll("set 0 gpm 0", times=2),
+        {ACTIVE: None, "gpu_dram_active_ratio": None, "calls nvmlGpmSampleGet": 0, "failures": []},
+    ],
     "what is no number is unknown and costs the others nothing": [
         poll(), poll("activity 0 10 nan"), {"gpu_dram_active_ratio": None, ACTIVE: 0},
         poll("activity 0 10 inf"), {"gpu_dram_active_ratio": None, ACTIVE: 0},
@@ -148,6 +180,36 @@ PARTS: Scenarios = {
     "samples of a lost GPU are given back": [
         poll("gpus 2"), poll("lose 1 15"), {"calls nvmlGpmSampleFree": 2},
     ],
+    "no process has memory": [poll(), {"processes": {}}],
+    "each process has its memory, if that is known": [
+        poll("process 0 compute 7 -1", "process 0 compute 8 5"), {"processes": {7: None, 8: 5}},
+    ],
+    "a process in several slices has the memory of all": [
+        poll("process 0 compute 7 10", "process 0 compute 7 20"), {"processes": {7: 30}},
+    ],
+    "processes of MPS are listed with the others": [
+        poll("process 0 compute 7 10", "process 0 mps 8 20", "process 0 mps 7 10"),
+        {"processes": {7: 10, 8: 20}},
+    ],
+    "a driver without MPS has one list": [
+        poll("process 0 compute 7 10", f"answer 0 {MPS_LIST} {NOT_SUPPORTED}"),
+        {"processes": {7: 10}},
+    ],
+    "a long list is read to its end": [
+        poll(*(f"process 0 compute {pid} {pid}" for pid in range(100, 120))),
+        {"processes": {pid: pid for pid in range(100, 120)}},
+    ],
+    **{
+        f"processes are unknown if a list may hold more: {', '.join(script)}": [
+            poll(*script), {"processes": None},
+        ]
+        for script in (
+            (f"answer 0 {COMPUTE_LIST} {NO_PERMISSION}",),
+            (f"answer 0 {COMPUTE_LIST} {NO_PERMISSION}", f"answer 0 {MPS_LIST} {NOT_SUPPORTED}"),
+            (f"answer 0 {COMPUTE_LIST} {UNKNOWN}",),
+            (f"answer 0 {MPS_LIST} {UNKNOWN}",),
+        )
+    },
     "a list that always fails does not hide the other": [
         poll("process 0 compute 7 10", f"answer 0 {MPS_LIST} {UNKNOWN}"), {"processes": {7: 10}},
         poll(times=29), {"processes": {7: 10}},
@@ -171,26 +233,6 @@ def test_the_parts_of_a_sample(nvml: ScriptedNvml, parts: Sequence[Poll | Seen])
     check(nvml, parts)
 
 
-@pytest.mark.parametrize(
-    ("line", "name", "labels", "value"),
-    [
-        ("set 0 utilization 87", "gpu_utilization_ratio", (), 0.87),
-        ("set 0 memory_busy 12", "gpu_memory_busy_ratio", (), 0.12),
-        ("set 0 sm_clock 1755", "gpu_clock_hertz", ("sm",), 1.755e9),
-        ("set 0 sm_clock 1755", "gpu_clock_hertz", ("memory",), 3.201e9),
-        ("set 0 sm_clock 1755", "gpu_clock_max_hertz", ("sm",), 1.98e9),
-        ("set 0 sm_clock 1755", "gpu_clock_max_hertz", ("memory",), 3.201e9),
-        ("set 0 persistence 0", "gpu_persistence_mode", (), 0),
-        ("set 0 persistence 1", "gpu_persistence_mode", (), 1),
-    ],
-)
-def test_facts_are_ratios_and_base_units(
-    nvml: ScriptedNvml, line: str, name: str, labels: tuple[str, ...], value: float
-) -> None:
-    nvml.poll(line)
-    assert nvml.fact(name, *labels) == value
-
-
 @pytest.mark.parametrize(("bit", "reason"), THROTTLE_REASONS.items())
 def test_each_reason_for_throttling_has_its_own_bit(
     nvml: ScriptedNvml, bit: int, reason: str
@@ -201,12 +243,6 @@ def test_each_reason_for_throttling_has_its_own_bit(
         for labelled in THROTTLE_REASONS.values()
     }
     assert active == {labelled: float(labelled == reason) for labelled in THROTTLE_REASONS.values()}
-
-
-def test_reasons_that_a_gpu_does_not_support_are_unknown(nvml: ScriptedNvml) -> None:
-    nvml.poll(f"set 0 throttle_known {0x4 | 0x40}")
-    labelled = {labels for name, labels in nvml.of(0).facts if name == "gpu_throttle_active"}
-    assert labelled == {("sw_power_cap",), ("hw_thermal",)}
 
 
 @pytest.mark.parametrize(
@@ -294,19 +330,6 @@ def test_times_of_heat_and_power_brake_are_unknown_where_their_numbers_are_in_do
     assert nvml.fact("gpu_throttled_seconds", "sw_power_cap") == 0
 
 
-@pytest.mark.parametrize("code", [2, NOT_SUPPORTED, NO_PERMISSION])
-def test_a_field_that_a_gpu_has_not_is_left_out_of_its_batch_alone(
-    nvml: ScriptedNvml, code: int
-) -> None:
-    nvml.driver.do("gpus 2", f"nofield 0 94 {code}")
-    nvml.poll()
-    nvml.poll("field -1 94 5")
-    assert nvml.fact("gpu_pcie_replays", index=0) is None
-    assert nvml.fact("gpu_pcie_replays", index=1) == 5
-    assert nvml.fact("gpu_energy_joules", index=0) is not None
-    assert not nvml.failures
-
-
 RATIOS = [fact.name for _, fact in ACTIVITIES]
 
 
@@ -322,59 +345,3 @@ def test_each_activity_is_the_mean_since_the_last_poll_as_a_ratio(
     assert ratios == {name: 0.4 if name == getattr(fact, "name", "") else 0 for name in RATIOS}
     nvml.poll()
     assert nvml.fact(getattr(fact, "name", "")) == 0.6
-
-
-@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
-def test_an_activity_that_a_gpu_has_not_is_left_out(nvml: ScriptedNvml, code: int) -> None:
-    nvml.driver.do(f"noactivity 0 2 {code}", "activity 0 5 30", "activity 0 10 40")
-    for _ in range(3):
-        nvml.poll()
-    assert nvml.fact("gpu_sm_active_ratio") is None
-    assert nvml.fact("gpu_tensor_active_ratio") == 0.3
-    assert nvml.fact("gpu_dram_active_ratio") == 0.4
-
-
-def test_a_gpu_before_hopper_is_not_asked(nvml: ScriptedNvml) -> None:
-    nvml.poll("set 0 gpm 0")
-    nvml.poll()
-    assert all(nvml.fact(name) is None for name in RATIOS)
-    assert nvml.driver.calls("nvmlGpmSampleGet") == 0
-    assert not nvml.failures
-
-
-@pytest.mark.parametrize(
-    ("script", "memory"),
-    [
-        ((), {}),
-        (("process 0 compute 7 -1", "process 0 compute 8 5"), {7: None, 8: 5}),
-        # In several slices.
-        (("process 0 compute 7 10", "process 0 compute 7 20"), {7: 30}),
-        (("process 0 compute 7 10", "process 0 mps 8 20", "process 0 mps 7 10"), {7: 10, 8: 20}),
-        (("process 0 compute 7 10", f"answer 0 {MPS_LIST} {NOT_SUPPORTED}"), {7: 10}),
-        (
-            [f"process 0 compute {pid} {pid}" for pid in range(100, 120)],
-            {pid: pid for pid in range(100, 120)},
-        ),
-    ],
-)
-def test_each_process_has_its_memory(
-    nvml: ScriptedNvml, script: Sequence[str], memory: dict[int, int | None]
-) -> None:
-    nvml.poll(*script)
-    assert nvml.of(0).processes == memory
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        (f"answer 0 {COMPUTE_LIST} {NO_PERMISSION}",),
-        (f"answer 0 {COMPUTE_LIST} {NO_PERMISSION}", f"answer 0 {MPS_LIST} {NOT_SUPPORTED}"),
-        (f"answer 0 {COMPUTE_LIST} {UNKNOWN}",),
-        (f"answer 0 {MPS_LIST} {UNKNOWN}",),
-    ],
-)
-def test_processes_are_unknown_where_a_list_may_hold_more_and_not_none(
-    nvml: ScriptedNvml, script: tuple[str, ...]
-) -> None:
-    nvml.poll(*script)
-    assert nvml.of(0).processes is None

@@ -15,7 +15,6 @@ from agent.sources.nvml.source import LONGEST_WAIT_S, Lifecycle
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import (
     ARRIVES_WITHIN_S,
-    MIB,
     Poll,
     Scenarios,
     ScriptedNvml,
@@ -45,14 +44,6 @@ def test_every_fact_of_the_catalogue_can_be_read(nvml: ScriptedNvml) -> None:
     nvml.poll()
     labels = {fact.name: len(fact.labels) for fact in GPU_FACTS}
     assert {name: len(values) for name, values in nvml.of(0).facts} == labels
-
-
-def test_eight_gpus_have_samples_by_uuid(nvml: ScriptedNvml) -> None:
-    nvml.driver.do("gpus 8")
-    nvml.poll(*(f"set {index} memory_used {(index + 1) * MIB}" for index in range(8)))
-    assert [sample.gpu for sample in nvml.samples] == [gpu_uuid(index) for index in range(8)]
-    for index in range(8):
-        assert nvml.fact("gpu_memory_used_bytes", index=index) == (index + 1) * MIB
 
 
 def test_no_visible_gpu_is_a_failure_and_no_sample(
