@@ -1,23 +1,17 @@
 """Computed minutes: their ledgers, GPU time of requests, and tokens that count at the end."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import fsum
 
 import pytest
 from sqlalchemy import Engine
 
-from agent.analysis.ledger import LONGEST_OPEN_S
-from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import Verdict
 from agent.records.minute import Ledger, MinuteRow
 from agent.records.prices import Price
-from agent.store.observations import ObservationStore
-from tests.analysis.cost.engine_days import engine_sample
 from tests.pipeline.minutes import PRICE, Minutes, every_5_s, timed_request
 from tests.records.minutes import cost_of
-from tests.sources.model_config.published import published
-from tests.store.making import NOON, judgement
+from tests.store.making import judgement
 
 STREAM_S = 170.0
 END_S = 300.0
@@ -93,18 +87,6 @@ def test_a_late_row_changes_a_closed_ledger(database: Engine) -> None:
     assert output(first) == pytest.approx(10, abs=1.01)
 
 
-def test_a_request_that_stays_without_a_row_is_open_for_a_quarter_of_an_hour(
-    database: Engine,
-) -> None:
-    minutes = Minutes(database, PRICE)
-    for at in range(0, int(LONGEST_OPEN_S) + 200, 5):
-        minutes.read_one(float(at), running=1.0, output=float(at), input=100.0, first=1.0)
-    assert not any(closed(minutes.computed(LONGEST_OPEN_S + 60)))
-    first, second, *_ = minutes.computed(LONGEST_OPEN_S + 121)
-    assert (first.ledger_closed, second.ledger_closed) == (True, True)
-    assert output(first) == pytest.approx(60)
-
-
 def test_minutes_without_samples_have_no_ledger(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     minutes.read_one(0.0, running=0.0, output=0.0, input=0.0)
@@ -133,7 +115,6 @@ def test_a_rank_that_comes_or_leaves_with_its_counts_leaves_no_work_behind(
 
 
 MET, MISSED = Verdict.MET, Verdict.MISSED
-LAYERS, KV_VALUES = 32, 2 * 8 * 128
 
 
 def busy_minute(minutes: Minutes) -> None:
@@ -168,26 +149,6 @@ def test_tokens_are_counted_by_each_objective_that_was_met(database: Engine) -> 
     (window,) = minutes.computed(91.0)
     assert window.good_tokens == 26
     assert window.good_tokens_by_objective == {"chat": 26, "long": 52}
-
-
-@pytest.mark.parametrize(
-    ("reported", "configured", "width"), [(None, False, 2), (1.0, False, 1), (1.0, True, 2)]
-)
-def test_kv_bytes_use_the_width_that_the_engine_reports(
-    database: Engine, reported: float | None, configured: bool, width: int
-) -> None:
-    """A configured width overrides it."""
-    minutes = Minutes(database, model=published("llama-3.1-8b"), cache_configured=configured)
-    busy_minute(minutes)
-    if reported is not None:
-        sample = engine_sample(NOON + 57.0, running=0.0, input=200.0, output=52.0)
-        facts = {**sample.facts, (fact.KV_VALUE_BYTES.name, ()): reported}
-        ObservationStore(database, "agent-0").write_engine_sample(replace(sample, facts=facts))
-    minutes.compute(91.0)
-    row = minutes.rows()[0]
-    # Written for each token of the prompt, and read once in a prefill of one chunk.
-    tokens = 100 + 100
-    assert row["prefill_kv_bytes"] == pytest.approx(tokens * LAYERS * KV_VALUES * width)
 
 
 # Begin, length and output tokens of a request with 100 prompt tokens.

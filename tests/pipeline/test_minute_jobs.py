@@ -10,7 +10,6 @@ from sqlalchemy import Engine
 
 from agent.analysis.efficiency.work import Role
 from agent.catalog import gpu_facts
-from agent.catalog.definitions import Verdict
 from agent.pipeline import minute_jobs
 from agent.records.columns import MinuteRequests
 from agent.records.gpu import GpuSample
@@ -29,7 +28,6 @@ from tests.pipeline.minutes import (
 from tests.records.minutes import cost_of
 from tests.sources.model_config.published import published
 from tests.store.making import NOON
-from tests.store.making import judgement as judged_as
 
 
 def one_request(minutes: Minutes) -> None:
@@ -102,18 +100,6 @@ def test_a_shared_minute_lowers_the_stored_cost_of_an_earlier_request(database: 
     assert adds_up(minutes, windows)
 
 
-def test_an_aborted_request_is_wasted_and_part_of_the_sum(database: Engine) -> None:
-    minutes = Minutes(database, PRICE)
-    one_request(minutes)
-    missed = judged_as(Verdict.MISSED)
-    minutes.take(timed_request(1, 20.0, 10.0, status=Status.CANCELLED, judged=missed))
-    windows = minutes.computed(91.0)
-    assert cost_of(windows[0]).aborted == pytest.approx(10 * A_SECOND_USD)
-    assert cost_of(windows[0]).aborted_prefill == pytest.approx(2 * A_SECOND_USD)
-    assert windows[0].good_tokens == 0
-    assert adds_up(minutes, windows)
-
-
 @pytest.mark.parametrize(
     ("prices", "deployed"),
     [([], {}), ([PRICE], {"parallelism": None})],
@@ -129,15 +115,6 @@ def test_without_a_price_or_a_number_of_gpus_there_is_time_and_no_cost(
     assert window.work.busy_s == pytest.approx(10.0)
     assert (window.bill_usd, window.cost) == (None, None)
     assert minutes.costs() == [None]
-
-
-def test_a_price_applies_from_its_date(database: Engine) -> None:
-    cheap = Price(setting="a", engine="chat-0", gpu_hour_usd=3.6, until=NOON + 90.0)
-    dear = Price(setting="b", engine="chat-0", gpu_hour_usd=7.2, from_at=NOON + 90.0)
-    minutes = Minutes(database, cheap, dear)
-    minutes.read(every_5_s(210), steps=0.0)
-    bills_usd = [window.bill_usd for window in minutes.computed(211.0)]
-    assert bills_usd == pytest.approx([0.06, 0.03 + 0.06, 0.12])
 
 
 def test_computed_minutes_keep_their_price(database: Engine) -> None:
@@ -189,18 +166,6 @@ def test_energy_is_read_from_the_counters_and_its_price_is_in_the_bill(database:
     assert window.joules == pytest.approx(36000.0)
     assert window.electricity_usd == pytest.approx(0.01 * 0.5 * 1.2)
     assert window.bill_usd == pytest.approx(0.06 + 0.006)
-
-
-def test_a_gpu_of_unknown_peak_is_reported_and_its_time_is_priced(database: Engine) -> None:
-    minutes = Minutes(database, PRICE)
-    minutes.gpu_samples = [gpu(0.0, 0.0, name="NVIDIA Tomorrow")]
-    one_request(minutes)
-    (window,) = minutes.computed(91.0)
-    assert window.peak_flops_per_s is None
-    assert window.bill_usd == pytest.approx(0.06)
-    ((reason, why),) = minutes.missing
-    assert reason == "gpu_unknown"
-    assert "no peak of its GPU 'NVIDIA Tomorrow' is known" in why
 
 
 def test_an_unreachable_database_is_reported_and_the_minute_is_computed_later(
@@ -393,24 +358,6 @@ def test_an_engine_with_few_samples_has_each_minute_once(database: Engine, every
     assert adds_up(minutes, windows)
 
 
-def test_an_outage_during_a_minute_is_unknown_time(
-    database: Engine,
-) -> None:
-    """Its counters are reset, and no tokens are counted twice."""
-    minutes = Minutes(database, PRICE)
-    for at in every_5_s(20):
-        minutes.read_one(at, running=1.0, steps=1000 + at, output=1000 + at, input=0.0)
-    for at in every_5_s(90, after=40.0):
-        minutes.read_one(at, running=1.0, steps=at - 35, output=at - 35, input=0.0)
-    minutes.take(timed_request(1, 0.0, 20.0, prefill_s=0.0, decode_s=20.0, output_tokens=21))
-    minutes.take(timed_request(2, 35.0, 25.0, prefill_s=0.0, decode_s=25.0, output_tokens=26))
-    windows = minutes.computed(91.0)
-    assert windows[0].work.unknown_s == pytest.approx(15.0)
-    assert fsum((windows[0].work.busy_s, windows[0].work.unknown_s)) == pytest.approx(60.0)
-    assert cost_of(windows[0]).unseen == pytest.approx(0.0, abs=1e-9)
-    assert adds_up(minutes, windows)
-
-
 def busy(minutes: Minutes, until: float, after: float = 0.0) -> None:
     for at in every_5_s(until, after=after):
         minutes.read_one(at, running=1.0, steps=at, output=at, input=at)
@@ -449,22 +396,6 @@ def test_a_request_that_ran_when_the_agent_stopped_has_all_its_minutes(
     assert adds_up(restarted, windows)
 
 
-def test_a_row_of_unknown_cached_tokens_has_the_engines_cached_share(
-    database: Engine,
-) -> None:
-    """Its FLOPs are those of its minutes, not those of the whole prompt."""
-    minutes = Minutes(database, PRICE, model=published("llama-3.1-8b"))
-    for at in every_5_s(90):
-        done = float(at > 20)
-        minutes.read_one(at, output=26 * done, input=1000 * done, cached=800 * done)
-    tokens = {"input_tokens": 1000, "output_tokens": 26}
-    minutes.take(timed_request(1, 20.0, 10.0, **tokens, cached_tokens=None))
-    (window,) = minutes.computed(91.0)
-    (row,) = minutes.rows()
-    assert row["prefill_flops"] == pytest.approx(window.work.prefill_flops)
-    assert row["prefill_flops"] == pytest.approx(200 * 14e9, rel=0.05)
-
-
 @pytest.mark.parametrize("role", Role)
 def test_an_engine_of_one_phase_has_no_work_of_the_other(database: Engine, role: Role) -> None:
     """Otherwise both engines of a request would count the same work."""
@@ -481,23 +412,6 @@ def test_an_engine_of_one_phase_has_no_work_of_the_other(database: Engine, role:
         row["prefill_flops"] > 0,
         row["decode_flops"] > 0,
     )
-
-
-def test_refused_requests_have_no_share_of_the_bill(database: Engine) -> None:
-    """Each of the ten served requests costs the same as without them."""
-    minutes = Minutes(database, PRICE)
-    busy(minutes, 90)
-    refused = dict.fromkeys(("queue_s", "prefill_s", "decode_s", "ttft_s", "output_tokens"))
-    minutes.take(*[timed_request(number, 20.0, 10.0) for number in range(10)])
-    minutes.take(
-        *[
-            timed_request(number, 20.0, 0.001, status=Status.THROTTLED, **refused)
-            for number in range(10, 110)
-        ]
-    )
-    windows = minutes.computed(91.0)
-    assert windows[0].requests == 10
-    assert adds_up(minutes, windows)
 
 
 def test_a_minute_stores_the_engines_counts_beyond_its_rows(database: Engine) -> None:
@@ -529,23 +443,6 @@ def test_tokens_of_an_engine_without_token_counters_are_those_of_its_rows(databa
     (window,) = minutes.computed(91.0)
     assert window.work.counted_output_tokens == pytest.approx(26)
     assert (window.work.draft_tokens, window.work.preemptions) == (None, None)
-
-
-def test_a_late_row_that_began_while_a_minute_s_last_sample_was_read_leaves_it_idle(
-    database: Engine,
-) -> None:
-    minutes = Minutes(database, PRICE)
-    for at in every_5_s(150):
-        done = {"steps": 26.0, "output": 26.0, "input": 100.0} if at > 60 else {}
-        nothing = dict.fromkeys(("steps", "output", "input"), 0.0)
-        minutes.read_one(at, running=float(at == 60), **(nothing | done))
-    (before,) = minutes.computed(91.0)
-    assert cost_of(before).unseen == pytest.approx(0.005)
-    minutes.take(timed_request(1, 60.2, 1.0))
-    after, _ = minutes.computed(151.0)
-    assert cost_of(after).unseen == 0.0
-    assert cost_of(after).idle == pytest.approx(0.06)
-    assert minutes.costs() == [pytest.approx(0.001)]
 
 
 def test_after_the_clock_was_set_back_no_minute_is_computed_twice_and_late_requests_are_added(

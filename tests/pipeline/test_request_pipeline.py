@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from agent.analysis.joined_record import joined
 from agent.analysis.verdicts import Judge
 from agent.catalog import metrics as m
 from agent.catalog.definitions import GOODPUT, Verdict
@@ -306,14 +305,6 @@ def test_an_engine_that_keeps_its_list_to_itself_shows_its_models_by_answering()
     # One that lists its models is not believed more than its list.
     assert labelling.model("gpt-4", engine="chat-1") is None
     assert labelling.model("x", engine=None) is None
-
-
-def test_an_engines_span_has_the_model_that_served_a_wrong_name(listing: Labelling) -> None:
-    """Some engines answer to every name."""
-    labelled = listing.labels.labelled(proxied("gpt-4"))
-    row = joined(labelled, record(2, model="llama"))
-    assert row.model == "llama"
-    assert row.proxied == ProxyView(requested_model="gpt-4")
 
 
 def test_a_span_is_left_as_it_is(listing: Labelling) -> None:

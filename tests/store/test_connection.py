@@ -5,7 +5,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -27,7 +27,6 @@ from tests.store.making import (
     NOON,
     engine_sample,
     gpu_sample,
-    request,
     restart,
     some,
     store,
@@ -188,33 +187,6 @@ def test_the_folder_of_the_file_may_have_any_name(tmp_path: Path) -> None:
         connection.execute(text("SELECT 1"))
     engine.dispose()
     assert (folder / "goodput.db").exists()
-
-
-def test_a_transaction_that_reads_before_it_writes_waits_for_another_writer(
-    sqlite: Engine,
-) -> None:
-    """With a transaction that starts as a reader, SQLite would refuse one of the two."""
-    store(sqlite, [request(1)])
-    both_have_read = threading.Barrier(2, timeout=0.2)
-    failures: list[Exception] = []
-
-    def read_then_write(number: int) -> None:
-        try:
-            with for_writing(sqlite).begin() as connection:
-                connection.execute(text("SELECT count(*) FROM events")).scalar_one()
-                # The barrier breaks when the other thread waits for the lock, as it should.
-                with suppress(threading.BrokenBarrierError):
-                    both_have_read.wait()
-                connection.execute(text(f"UPDATE requests SET http_status = {number}"))
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=read_then_write, args=(n,)) for n in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
 
 
 def test_writers_of_one_program_never_wait_for_the_lock_of_sqlite(sqlite: Engine) -> None:

@@ -106,30 +106,6 @@ def test_the_first_cause_and_all_shares_are_stored_in_the_row(sqlite: Engine) ->
     }
 
 
-def test_the_sums_of_one_request_are_in_rollups_of_every_width(sqlite: Engine) -> None:
-    store(sqlite, [missed(1, tenant="acme")])
-    worse = [share(LONG, 4.0, "e2e", "long"), share(BURST, 2.0, "ttft", "long")]
-    explain(
-        sqlite,
-        explained(missed(1, tenant="acme"), share(KV, 1.5), share(BURST, 0.5), *worse, top=LONG),
-    )
-    starts = {10: NOON, 60: NOON, 3600: NOON // 3600 * 3600, DAY_S: NOON // DAY_S * DAY_S}
-    # Of all objectives together, the one that was exceeded most counts.
-    of_a_width = {
-        ("chat", "ttft", "kv_pressure"): [1, 1, 1.5],
-        ("chat", "ttft", "burst"): [1, 0, 0.5],
-        ("long", "e2e", "long_prompt"): [1, 1, 4.0],
-        ("long", "ttft", "burst"): [1, 0, 2.0],
-        ("", "e2e", "long_prompt"): [1, 1, 4.0],
-        ("", "ttft", "burst"): [1, 0, 2.0],
-    }
-    assert summed_causes(sqlite) == {
-        (width_s, start, "acme", *place): sums
-        for width_s, start in starts.items()
-        for place, sums in of_a_width.items()
-    }
-
-
 def test_the_same_explanation_counts_once(sqlite: Engine) -> None:
     store(sqlite, [missed(1), missed(2)])
     item, other = explained(missed(1), share(KV, 0.1)), explained(missed(2), share(KV, 0.2))

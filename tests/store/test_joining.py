@@ -255,18 +255,6 @@ def test_views_of_other_traces_and_other_parents_are_not_joined(
     assert [vantage for vantage, _, _ in states(sqlite)] == [ENGINE] * 2 + [PROXY] * 2
 
 
-def test_the_status_is_the_proxys_where_the_views_differ(
-    sqlite: Engine, agent: JoiningAgent
-) -> None:
-    gone = proxy_view(1, status=Status.CANCELLED, output_tokens=None, http_status=None)
-    agent.take(engine_view(1, status=Status.ERROR), gone)
-    agent.take(proxy_view(2, status=Status.TIMEOUT), engine_view(2))
-    cancelled, timed_out = rows(sqlite)
-    assert (cancelled["status"], cancelled["engine_status"]) == ("cancelled", "error")
-    assert cancelled["output_tokens"] == 21
-    assert (timed_out["status"], timed_out["engine_status"]) == ("timeout", "ok")
-
-
 class Broken(SQLAlchemyError):
     """Stops a transaction in the middle."""
 

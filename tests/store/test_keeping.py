@@ -217,25 +217,6 @@ def test_a_file_whose_folder_is_made_later_is_opened_and_nobody_learns_where_it_
             assert connection.execute(running).scalar_one() == 0
 
 
-def test_a_second_agent_has_the_file_when_the_first_one_has_released_it(tmp_path: Path) -> None:
-    """Also if they have different names."""
-    file = tmp_path / "goodput.db"
-    with (
-        kept(file) as (first, engine, _),
-        kept(file, "batch") as (second, of_second, health),
-    ):
-        assert "another agent writes to goodput.db" in str(health.problem())
-        with pytest.raises(StoreUnavailable, match=r"a `storage\.file` of its own"):
-            write(of_second)
-        write(engine)
-        first.close()
-        engine.dispose()
-        first.release()
-        eventually(lambda: health.problem() is None, within_s=WITHIN_S, what="an open database")
-        second.verify()
-        write(of_second)
-
-
 @pytest.mark.parametrize("gone", [("-wal",), ("-wal", "-shm"), ("", "-wal", "-shm")])
 def test_a_file_is_opened_anew_when_the_last_user_of_the_old_one_has_ended(
     tmp_path: Path, gone: Sequence[str]

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +37,6 @@ from tests.store.making import (
     stored_keys,
 )
 from tests.store.views import proxy_view
-from tests.store.write_until_killed import BATCH
 
 
 @pytest.mark.parametrize(
@@ -436,30 +433,3 @@ def test_without_the_table_no_row_is_refused(sqlite: Engine) -> None:
 def until_none_waits(writer: RequestWriter) -> None:
     """Returns when everything is committed; results arrive shortly before the count is zero."""
     eventually(lambda: not writer.waiting_rows, within_s=WITHIN_S, what="no rows wait")
-
-
-ACKNOWLEDGED_BEFORE_THE_END = 200
-
-
-def test_requests_that_a_killed_process_acknowledged_are_stored(sqlite: Engine) -> None:
-    command = [sys.executable, "-m", "tests.store.write_until_killed", str(sqlite.url)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            reported = [process.stdout.readline() for _ in range(ACKNOWLEDGED_BEFORE_THE_END)]
-        finally:
-            process.kill()
-        reported += process.stdout.readlines()
-    acknowledged = {_key(line) for line in reported if line.endswith("\n")}
-    assert len(acknowledged) >= ACKNOWLEDGED_BEFORE_THE_END
-    stored = stored_keys(sqlite)
-    assert acknowledged <= set(stored)
-    # A commit is atomic, rollups included.
-    assert len(stored) % BATCH == 0
-    assert counted_rollups(sqlite) == counted_rows(sqlite)
-    assert len(store(sqlite, some(range(-5, 0)))) == 5
-
-
-def _key(line: str) -> Key:
-    trace_id, span_id = line.split()
-    return trace_id, span_id

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, select, text
 
 from agent import __version__
 from agent.store.claim import NameClaim
@@ -20,7 +19,6 @@ from agent.store.publishing.postgres import PostgresUpkeep
 from agent.store.tables import (
     agents,
     events,
-    requests,
 )
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
@@ -29,7 +27,6 @@ from tests.store.making import (
     WITHIN_S,
     counted_rollups,
     counted_rows,
-    fold,
     restart,
     some,
     store,
@@ -38,7 +35,6 @@ from tests.store.making import (
 from tests.store.publishing.published import (
     Publishing,
     publishing,
-    running_fleet,
     same_in_both,
     stored,
 )
@@ -260,39 +256,6 @@ def test_what_is_stored_in_an_outage_is_published_in_order_after_it(
     with postgres.connect() as connection:
         times = connection.execute(select(events.c.at).order_by(events.c.id)).scalars().all()
     assert times == [NOON + second for second in range(30)]
-
-
-AGENTS, PER_S = 8, 5
-# A sixth of the time PostgreSQL is away.
-OUTAGE_S, BACK_S, END_S = 4, 7, 18
-
-
-@pytest.mark.slow
-def test_an_outage_of_a_sixth_of_the_time_loses_no_row_of_many_agents(
-    postgres: Engine, emptied_postgres_url: str, postgres_server: PostgresServer, tmp_path: Path
-) -> None:
-    with running_fleet(tmp_path, emptied_postgres_url, agents=AGENTS, per_s=PER_S) as fleet:
-        fleet.work(0, OUTAGE_S)
-        fleet.all_published()
-        postgres_server.stop()
-        try:
-            fleet.work(OUTAGE_S, BACK_S)
-            assert fleet.waiting() >= AGENTS * PER_S * (BACK_S - OUTAGE_S)
-        finally:
-            postgres_server.restart()
-        # New rows keep coming while all agents catch up.
-        fleet.work(BACK_S, END_S)
-        for file in fleet.files:
-            fold(file)
-    assert [each.refused for each in fleet.publishing] == [0] * AGENTS
-    with postgres.connect() as connection:
-        by_agent = connection.execute(
-            select(requests.c.agent, func.count()).group_by(requests.c.agent)
-        ).all()
-    assert dict(map(tuple, by_agent)) == {
-        f"agent-{number}": PER_S * END_S for number in range(AGENTS)
-    }
-    assert counted_rollups(postgres) == counted_rows(postgres)
 
 
 # Upkeep
