@@ -8,23 +8,13 @@ import pytest
 from agent.catalog.reasons import PluginDropped
 from agent.pipeline import ended_requests
 from agent.pipeline.ended_requests import EARLY_S, OWN_ROW_AFTER_S, EndedRequests
-from agent.records.engine import EndedRequest
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
-
-AT = 1_790_000_000.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.store.making import NOON, Clock, ended_request, request
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture
@@ -40,45 +30,13 @@ def held(clock: Clock, dropped: Counter[tuple[str, PluginDropped]]) -> EndedRequ
     return EndedRequests(["chat-0", "chat-1"], count, clock)
 
 
-def ended(**given: Any) -> EndedRequest:
-    values: dict[str, Any] = {
-        "engine": "chat-0",
-        "request_id": "chatcmpl-1",
-        "ended_at": AT,
-        "finish_reason": "length",
-        "input_tokens": 100,
-        "output_tokens": 11,
-        "cached_tokens": 32,
-        "preemptions": 2,
-        "queue_s": 0.25,
-        "prefill_s": 0.5,
-        "decode_s": 1.0,
-        "e2e_s": 2.0,
-        "ttft_s": 0.9,
-    }
-    return EndedRequest(**{**values, **given})
-
-
 def span(number: int = 1, **given: Any) -> RequestRecord:
     values: dict[str, Any] = {
-        "trace_id": f"{number:032x}",
-        "span_id": f"{number:016x}",
-        "vantage": Vantage.ENGINE,
-        "status": Status.OK,
-        "started_at": AT - 2,
-        "ended_at": AT,
-        "received_at": AT + 5,
-        "request_id": "chatcmpl-1",
-        "engine": "chat-0",
-        "ttft_s": 0.9,
-        "e2e_s": 2.0,
-        "queue_s": 0.25,
-        "prefill_s": 0.5,
-        "decode_s": 1.0,
-        "input_tokens": 100,
-        "output_tokens": 11,
+        **{"request_id": "chatcmpl-1", "model": None, "agent": None},
+        **{"queue_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0, "ttft_s": 0.9, "e2e_s": 2.0},
+        **{"input_tokens": 100, "output_tokens": 11},
     }
-    return RequestRecord(**{**values, **given})
+    return request(number, **(values | given)).record
 
 
 def proxied(number: int = 1, **given: Any) -> RequestRecord:
@@ -91,7 +49,7 @@ def proxied(number: int = 1, **given: Any) -> RequestRecord:
         "proxied": ProxyView(**view),
         "ttft_s": 1.0,
         "e2e_s": 2.2,
-        "ended_at": AT + 0.1,
+        "ended_at": NOON + 1.35,
         **dict.fromkeys(("queue_s", "prefill_s", "decode_s", "input_tokens", "output_tokens")),
     }
     return span(number, **{**values, **given})
@@ -104,26 +62,26 @@ def own(held: EndedRequests, clock: Clock) -> list[str]:
 
 
 def test_a_span_gets_what_only_the_plugin_knows(held: EndedRequests, clock: Clock) -> None:
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     record = held.with_figures(span())
     assert record == span(preemptions=2, cached_tokens=32, finish_reason="length")
     assert own(held, clock) == []
 
 
 def test_a_retried_span_gets_the_same_again(held: EndedRequests) -> None:
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     assert held.with_figures(span()) == held.with_figures(span())
     # Another span with this id is another request.
     assert held.with_figures(span(2)).preemptions is None
 
 
 def test_an_error_of_the_engine_is_the_status_of_its_row(held: EndedRequests) -> None:
-    held.on_ended(ended(finish_reason="error"))
+    held.on_ended(ended_request(finish_reason="error"))
     assert held.with_figures(span()).status is Status.ERROR
 
 
 def test_a_proxied_record_gets_the_engines_view(held: EndedRequests, clock: Clock) -> None:
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     record = held.with_figures(proxied())
     # The user's latencies stay.
     assert (record.ttft_s, record.e2e_s) == (1.0, 2.2)
@@ -139,7 +97,7 @@ def test_a_proxied_record_gets_the_engines_view(held: EndedRequests, clock: Cloc
 
 
 def test_values_of_the_response_stay(held: EndedRequests) -> None:
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     record = held.with_figures(
         proxied(input_tokens=99, output_tokens=10, finish_reason="tool_calls")
     )
@@ -148,7 +106,7 @@ def test_values_of_the_response_stay(held: EndedRequests) -> None:
 
 
 def test_both_views_of_one_request_get_the_figures(held: EndedRequests, clock: Clock) -> None:
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     assert held.with_figures(proxied(1)).preemptions == 2
     assert held.with_figures(span(2)).preemptions == 2
     assert own(held, clock) == []
@@ -167,16 +125,16 @@ def test_both_views_of_one_request_get_the_figures(held: EndedRequests, clock: C
 def test_the_proxys_ids_find_those_of_the_engine(
     held: EndedRequests, request_id: str, given: dict[str, Any]
 ) -> None:
-    held.on_ended(ended(request_id=request_id))
+    held.on_ended(ended_request(request_id=request_id))
     assert held.with_figures(proxied(**given)).preemptions == 2
 
 
 def test_requests_with_a_repeated_id_are_distinguished_by_their_figures(
     held: EndedRequests,
 ) -> None:
-    held.on_ended(ended(preemptions=1, e2e_s=2.0))
-    held.on_ended(ended(preemptions=2, e2e_s=3.0))
-    held.on_ended(ended(preemptions=3, e2e_s=3.0, output_tokens=12))
+    held.on_ended(ended_request(preemptions=1, e2e_s=2.0))
+    held.on_ended(ended_request(preemptions=2, e2e_s=3.0))
+    held.on_ended(ended_request(preemptions=3, e2e_s=3.0, output_tokens=12))
     assert held.with_figures(span(1, e2e_s=3.0004)).preemptions == 2
     assert held.with_figures(span(2, e2e_s=3.0, output_tokens=12)).preemptions == 3
     assert held.with_figures(span(3, e2e_s=9.0)).preemptions is None
@@ -187,7 +145,7 @@ def test_choices_of_one_request_are_distinguished_by_their_phases(
     held: EndedRequests, clock: Clock
 ) -> None:
     for number in range(3):
-        held.on_ended(ended(preemptions=number, queue_s=0.1 * number))
+        held.on_ended(ended_request(preemptions=number, queue_s=0.1 * number))
     found = [held.with_figures(span(n, queue_s=0.1 * n)).preemptions for n in (2, 0, 1)]
     assert found == [2, 0, 1]
     assert own(held, clock) == []
@@ -197,7 +155,7 @@ def test_a_proxied_request_of_several_choices_gets_their_sums(
     held: EndedRequests, clock: Clock
 ) -> None:
     for number in range(3):
-        held.on_ended(ended(preemptions=number))
+        held.on_ended(ended_request(preemptions=number))
     record = held.with_figures(proxied(choices=3))
     assert (record.preemptions, record.output_tokens) == (3, 33)
     # The times of one choice are not the request's.
@@ -207,7 +165,7 @@ def test_a_proxied_request_of_several_choices_gets_their_sums(
 
 
 def test_another_engines_request_is_another_one(held: EndedRequests, clock: Clock) -> None:
-    held.on_ended(ended(engine="chat-1"))
+    held.on_ended(ended_request(engine="chat-1"))
     assert held.with_figures(span()).preemptions is None
     assert own(held, clock) == ["chatcmpl-1"]
 
@@ -216,9 +174,11 @@ def test_a_record_that_comes_first_gets_its_figures_later(
     held: EndedRequests, clock: Clock
 ) -> None:
     assert held.with_figures(span()) == span()
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     late, superseded = held.take_late()
-    assert [(each.key, each.ended) for each in late] == [((f"{1:032x}", f"{1:016x}"), ended())]
+    assert [(each.key, each.ended) for each in late] == [
+        ((f"{1:032x}", f"{1:016x}"), ended_request())
+    ]
     assert superseded == []
     assert held.take_late() == ([], [])
     assert own(held, clock) == []
@@ -228,12 +188,12 @@ def test_a_record_does_not_wait_for_ever_for_figures(held: EndedRequests, clock:
     held.with_figures(span())
     clock.now += EARLY_S
     held.with_figures(span(2, request_id="another"))
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     assert held.take_late() == ([], [])
 
 
 def test_a_request_without_any_record_gets_a_row_once(held: EndedRequests, clock: Clock) -> None:
-    held.on_ended(ended(finish_reason="abort"))
+    held.on_ended(ended_request(finish_reason="abort"))
     assert held.due() == []
     clock.now += OWN_ROW_AFTER_S
     (due,) = held.due()
@@ -247,7 +207,7 @@ def test_a_request_without_any_record_gets_a_row_once(held: EndedRequests, clock
 def test_a_record_that_comes_after_the_own_row_replaces_it(
     held: EndedRequests, clock: Clock
 ) -> None:
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     clock.now += OWN_ROW_AFTER_S
     held.stored({each: ("own", each.request_id) for each in held.due()})
     assert held.with_figures(span()).preemptions == 2
@@ -257,7 +217,7 @@ def test_a_record_that_comes_after_the_own_row_replaces_it(
 def test_a_record_that_comes_while_the_own_row_is_written_replaces_it(
     held: EndedRequests, clock: Clock
 ) -> None:
-    held.on_ended(ended())
+    held.on_ended(ended_request())
     clock.now += OWN_ROW_AFTER_S
     due = held.due()
     held.with_figures(span())
@@ -266,8 +226,8 @@ def test_a_record_that_comes_while_the_own_row_is_written_replaces_it(
 
 
 def test_at_the_end_of_the_agent_only_what_clients_left_is_due(held: EndedRequests) -> None:
-    held.on_ended(ended())
-    held.on_ended(ended(request_id="left", finish_reason="abort"))
+    held.on_ended(ended_request())
+    held.on_ended(ended_request(request_id="left", finish_reason="abort"))
     held.hurry()
     assert [each.request_id for each in held.due()] == ["left"]
 
@@ -281,7 +241,7 @@ def test_memory_has_bounds(
     for name in ("MAX_WAITING", "MAX_OWN_ROWS", "MAX_EARLY"):
         monkeypatch.setattr(ended_requests, name, 10)
     for number in range(30):
-        held.on_ended(ended(request_id=f"chatcmpl-{number}"))
+        held.on_ended(ended_request(request_id=f"chatcmpl-{number}"))
         held.with_figures(span(number, request_id=f"other-{number}"))
     assert held.held == 10
     assert dropped == {("chat-0", PluginDropped.TOO_MANY_WAIT): 20}
@@ -289,7 +249,7 @@ def test_memory_has_bounds(
         clock.now += OWN_ROW_AFTER_S
         held.stored({each: ("own", each.request_id) for each in held.due()})
         for number in range(9):
-            held.on_ended(ended(request_id=f"turn-{turn}-{number}"))
+            held.on_ended(ended_request(request_id=f"turn-{turn}-{number}"))
     held.due()
     assert held.held <= 20
     clock.now += ended_requests.OWN_ROW_KEPT_S
@@ -300,7 +260,7 @@ def test_memory_has_bounds(
 def test_one_id_for_all_requests_is_no_burden(held: EndedRequests, clock: Clock) -> None:
     """Each look-up is of a few of them; all get their rows."""
     for number in range(5000):
-        held.on_ended(ended(preemptions=number, e2e_s=float(number)))
+        held.on_ended(ended_request(preemptions=number, e2e_s=float(number)))
         assert held.with_figures(span(number, e2e_s=float(number))).preemptions == number
     assert own(held, clock) == []
     assert held.held == 0

@@ -1,6 +1,7 @@
 """When missed requests are explained, and what becomes of those that cannot be stored."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,10 @@ from agent.pipeline.explaining import (
     REQUESTS_PER_TURN,
     MissedRequests,
 )
-from agent.records.engine import EndedRequest, EngineSample
 from agent.records.objective import ExplainedRequest, JudgedRequest, Objective
-from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.records.request import ProxyView
 from agent.store.explanations import ExplanationStore
+from tests.store.making import ended_request, engine_sample, request
 
 AT = 1_800_000_000.0
 OBJECTIVE = Objective(name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2)
@@ -27,26 +28,12 @@ JUDGE = Judge([OBJECTIVE])
 
 
 def judged(number: int, *, ttft_s: float = 1.0, ended_at: float = AT) -> JudgedRequest:
-    record = RequestRecord(
-        trace_id=f"{number:032x}",
-        span_id=f"{number:016x}",
-        vantage=Vantage.ENGINE,
-        status=Status.OK,
-        started_at=ended_at - 2.0,
-        ended_at=ended_at,
-        received_at=ended_at,
-        request_id=f"r-{number}",
-        engine="chat-0",
-        model="m",
-        ttft_s=ttft_s,
-        queue_s=0.9 * ttft_s,
-        prefill_s=0.1 * ttft_s,
-        decode_s=1.0,
-        e2e_s=2.0,
-        input_tokens=100,
-        output_tokens=10,
-    )
-    return JUDGE.judged(record)
+    facts: dict[str, Any] = {
+        **{"started_at": ended_at - 2.0, "ended_at": ended_at, "request_id": f"r-{number}"},
+        **{"ttft_s": ttft_s, "queue_s": 0.9 * ttft_s, "prefill_s": 0.1 * ttft_s},
+        **{"decode_s": 1.0, "e2e_s": 2.0, "input_tokens": 100, "output_tokens": 10},
+    }
+    return JUDGE.judged(request(number, **facts).record)
 
 
 class Keeper(ExplanationStore):
@@ -86,13 +73,9 @@ def missed_requests(
     )
 
 
-def sample(at: float) -> EngineSample:
-    return EngineSample(engine="chat-0", at=at, dialect="vllm", model="m", facts={})
-
-
 def sampled(missed: MissedRequests, until: float) -> None:
-    missed.on_sample(sample(until - 1.0))
-    missed.on_sample(sample(until))
+    missed.on_sample(engine_sample(until - 1.0))
+    missed.on_sample(engine_sample(until))
 
 
 def test_a_request_waits_for_spans_and_for_a_sample_after_its_end() -> None:
@@ -149,7 +132,7 @@ def test_only_missed_requests_are_explained() -> None:
 def test_the_plugins_report_of_a_request_is_found_by_its_id() -> None:
     keeper = Keeper()
     missed = missed_requests(keeper)
-    missed.on_ended(EndedRequest("chat-0", "r-1", AT, "stop", 100, 10, 0, 0, 0.9, 0.1, 1.0, 2.0))
+    missed.on_ended(ended_request(request_id="r-1", ended_at=AT))
     missed.counted([judged(1), judged(2)])
     missed.run(AT + 2 * LONGEST_WAIT_S)
     sources = {item.judged.record.request_id: item.explanation.sources for item in keeper.explained}

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from agent.analysis.verdicts import Judge
 from agent.catalog import metrics as m
-from agent.catalog.definitions import GOODPUT, Verdict
+from agent.catalog.definitions import Verdict
 from agent.catalog.reasons import StoreWrite
 from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
@@ -23,7 +23,7 @@ from agent.pipeline.request_pipeline import (
     RequestPipeline,
     TenantLabels,
 )
-from agent.records.objective import JudgedRequest, Objective, WriteResult
+from agent.records.objective import JudgedRequest, WriteResult
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.engines.directory import EngineDirectory
 from agent.store.tables import requests
@@ -32,21 +32,7 @@ from agent.store.writing import RequestWriter
 from tests.pipeline.kit import stored, without
 from tests.records.making import NOON, objective, record
 
-AT = 1_790_000_000.0
-CHAT = Objective(name="chat", definition=GOODPUT, target=0.95, window_s=86400.0, ttft_s=0.2)
-
-
-def request(number: int, ttft_s: float = 0.1) -> RequestRecord:
-    return RequestRecord(
-        trace_id=f"{number:032x}",
-        span_id=f"{number:016x}",
-        vantage=Vantage.ENGINE,
-        status=Status.OK,
-        started_at=AT,
-        ended_at=AT + 1,
-        received_at=AT + 2,
-        ttft_s=ttft_s,
-    )
+CHAT = objective("chat", ttft_s=0.2)
 
 
 class RecordingMeter(Meter):
@@ -85,21 +71,21 @@ def test_requests_are_acknowledged_and_counted_after_their_commit() -> None:
     async def accept() -> None:
         writer, meter = HeldWriter(), RecordingMeter()
         accepting = asyncio.create_task(
-            RequestPipeline(Judge([CHAT]), writer, meter).accept([request(1), request(2)])
+            RequestPipeline(Judge([CHAT]), writer, meter).accept([record(1), record(2)])
         )
         await asyncio.sleep(0)
         (judged,) = writer.submitted
         assert (accepting.done(), meter.calls) == (False, [])
         writer.result.set_result(WriteResult([judged[1]], [judged[1]]))
         await accepting
-        assert meter.calls == [("stored", [request(2).span_id], 2, 1)]
+        assert meter.calls == [("stored", [record(2).span_id], 2, 1)]
 
     asyncio.run(accept())
 
 
 def test_records_are_completed_before_they_are_judged_and_counted_ones_are_passed_on() -> None:
     writer, counted = HeldWriter(), list[JudgedRequest]()
-    judged = Judge([CHAT]).judged(request(1))
+    judged = Judge([CHAT]).judged(record(1))
     writer.result.set_result(WriteResult([judged], [judged]))
     pipeline = RequestPipeline(
         Judge([CHAT]),
@@ -108,7 +94,7 @@ def test_records_are_completed_before_they_are_judged_and_counted_ones_are_passe
         counted.extend,
         complete=lambda record: record._replace(ttft_s=0.3),
     )
-    asyncio.run(pipeline.accept([request(1)]))
+    asyncio.run(pipeline.accept([record(1)]))
     assert [item.judgement.verdict for item in writer.submitted[0]] == [Verdict.MISSED]
     assert counted == [judged]
 
@@ -123,17 +109,17 @@ def test_requests_that_were_not_stored_can_be_sent_again_and_are_counted_once(
     database: Engine,
 ) -> None:
     async def accept() -> None:
-        records = [request(1), request(2)]
+        records = [record(1), record(2)]
         with without(database, "requests"), pytest.raises(StoreUnavailable):
             await accepting.accept(records)
         await accepting.accept(records)
-        await accepting.accept([*records, request(3)])
+        await accepting.accept([*records, record(3)])
 
     meter, writer = RecordingMeter(), RequestWriter(request_write(database))
     accepting = RequestPipeline(Judge([]), writer, meter)
     asyncio.run(accept())
     writer.close()
-    ids = [request(number).span_id for number in (1, 2, 3)]
+    ids = [record(number).span_id for number in (1, 2, 3)]
     assert stored(database, requests.c.span_id) == ids
     assert meter.calls == [
         ("store_failed", "requests"),
@@ -144,7 +130,6 @@ def test_requests_that_were_not_stored_can_be_sent_again_and_are_counted_once(
 
 WAIT_S = 10.0
 DUE = NOON + 0.6 + WAIT_S
-JOINED_CHAT = objective("chat", ttft_s=0.2)
 PROXY_SPAN = "a" * 16
 
 
@@ -162,12 +147,12 @@ def engine_view(number: int, **values: Any) -> RequestRecord:
 
 @pytest.fixture
 def meter() -> Meter:
-    return Meter([JOINED_CHAT], ["chat-0"])
+    return Meter([CHAT], ["chat-0"])
 
 
 @pytest.fixture
 def pipeline(database: Engine, meter: Meter) -> Iterator[RequestPipeline]:
-    judge = Judge([JOINED_CHAT])
+    judge = Judge([CHAT])
     joining = Joining(judge=judge, wait_s=WAIT_S)
     writer = RequestWriter(request_write(database, joining), request_settle(database, joining))
     yield RequestPipeline(judge, writer, meter)

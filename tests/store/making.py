@@ -13,7 +13,7 @@ from sqlalchemy import Engine, select
 from agent.analysis.quantiles import bin_of
 from agent.analysis.tally import MEASURES, Tally, VerdictCounts
 from agent.catalog.definitions import Verdict
-from agent.records.engine import EngineSample
+from agent.records.engine import EndedRequest, EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
@@ -89,6 +89,17 @@ def restart(at: float, **given: Any) -> Event:
         "confidence": Confidence.CERTAIN,
     }
     return Event(at=at, **(values | given))
+
+
+def ended_request(**given: Any) -> EndedRequest:
+    """What an engine's plugin tells of a request of 2 s; `given` replaces its values."""
+    values: dict[str, Any] = {
+        **{"engine": "chat-0", "request_id": "chatcmpl-1", "ended_at": NOON + 1.25},
+        **{"input_tokens": 100, "cached_tokens": 32, "output_tokens": 11, "preemptions": 2},
+        **{"queue_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0, "ttft_s": 0.9, "e2e_s": 2.0},
+        "finish_reason": "length",
+    }
+    return EndedRequest(**(values | given))
 
 
 def key_of(item: JudgedRequest) -> Key:

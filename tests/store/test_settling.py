@@ -6,11 +6,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from agent.errors import StoreUnavailable
-from agent.records.engine import EndedRequest
 from agent.records.request import ProxyView, Status
 from agent.store.connection import open_engine
 from agent.store.transactions import Joining, request_amend, request_settle
-from tests.store.making import NOON, counted_rollups, counted_rows, stored_keys
+from tests.store.making import counted_rollups, counted_rows, ended_request, stored_keys
 from tests.store.views import (
     DUE,
     JUDGE,
@@ -93,21 +92,7 @@ def test_without_a_database_nothing_is_set_aside(sqlite: Engine) -> None:
     assert settle(sqlite) == (1, [])
 
 
-ENDED = EndedRequest(
-    engine="chat-0",
-    request_id="chatcmpl-1-0",
-    ended_at=NOON + 1.2,
-    finish_reason="length",
-    input_tokens=100,
-    output_tokens=21,
-    cached_tokens=64,
-    preemptions=3,
-    queue_s=0.06,
-    prefill_s=0.05,
-    decode_s=0.9,
-    e2e_s=1.0,
-    ttft_s=0.1,
-)
+ENDED = ended_request(request_id="chatcmpl-1-0", preemptions=3, cached_tokens=64, ttft_s=0.1)
 
 
 @pytest.fixture
@@ -133,7 +118,7 @@ def test_a_counted_row_gets_figures_and_is_counted_anew(
     before = counted_rollups(sqlite)
     amend(sqlite, view)
     (row,) = rows(sqlite)
-    assert (row["preemptions"], row["cached_tokens"], row["queue_s"]) == (3, 64, 0.06)
+    assert (row["preemptions"], row["cached_tokens"], row["queue_s"]) == (3, 64, 0.25)
     assert (row["finish_reason"], row["counted"], row["settles_at"]) == ("length", True, None)
     # The queue time is in rollups.
     assert counted_rollups(sqlite) == counted_rows(sqlite) != before
