@@ -11,6 +11,5 @@ from tests.store.migrated import migrated_in
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
-    """A new SQLite database."""
     with migrated_in(tmp_path) as engine:
         yield engine

@@ -23,7 +23,6 @@ class Inventory(GpuInventory):
         return self.update(GpuSamples(samples, (), tuple(failures)), now)
 
     def xid(self, error: XidError) -> None:
-        """Update with one Xid."""
         self.update(GpuSamples(xids=(error,)), NOW)
 
 
@@ -69,7 +68,6 @@ def remembering(*remembered: GpuSample, **configured: tuple[int | str, ...]) -> 
 
 
 def taken(gpus: Inventory, engine: str, *pids: int) -> tuple[str, ...]:
-    """The GPUs of an engine after its monitor took a report with these processes."""
     gpus.take(engine, pids)
     return tuple(sample.gpu for sample in gpus.samples_of(engine))
 
@@ -89,7 +87,6 @@ def without(database: Engine, table: str) -> Iterator[None]:
 
 
 def rename(database: Engine, table: str, name: str) -> None:
-    """Rename a table."""
     with database.begin() as connection:
         connection.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
 

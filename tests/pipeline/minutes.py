@@ -73,13 +73,11 @@ class Minutes:
             observations.write_engine_sample(engine_sample(NOON + at, **facts))
 
     def read_one(self, at: float, model: str = "llama", /, **values: float) -> None:
-        """Store one sample."""
         sample = engine_sample(NOON + at, **values)
         sample = replace(sample, model=model, dialect=self._dialect)
         ObservationStore(self.database, "agent-0").write_engine_sample(sample)
 
     def take(self, *judged: JudgedRequest) -> None:
-        """Store requests."""
         store(self.database, judged)
 
     def computed(self, at: float) -> list[MinuteRow]:
@@ -88,17 +86,14 @@ class Minutes:
         return self.store.between("chat-0", NOON - 86400, NOON + 86400)
 
     def compute(self, at: float) -> None:
-        """Book at this second."""
         self._job.compute(NOON + at)
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """The stored requests, in the order in which they came."""
         with self.database.connect() as connection:
             found = connection.execute(select(requests).order_by(requests.c.id)).mappings()
             return [{str(name): value for name, value in row.items()} for row in found]
 
     def costs(self) -> list[float | None]:
-        """The cost of each stored request."""
         return [row["cost_usd"] for row in self.rows()]
 
 

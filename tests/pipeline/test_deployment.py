@@ -22,8 +22,6 @@ BF16, FP8 = 989.4e12, 1978.9e12
 
 
 class Deployed:
-    """An engine's deployment, and the reasons why its figures are missing."""
-
     def __init__(self, **given: Any) -> None:
         self.missing: list[tuple[str, str]] = []
         self.engine = EngineDeployment(
@@ -36,7 +34,6 @@ class Deployed:
 
     @property
     def reasons(self) -> list[str]:
-        """The reported reasons, without details."""
         return [reason for reason, _ in self.missing]
 
 
@@ -50,7 +47,6 @@ def gpus(count: int, name: str = H100, memory_gib: float | None = 79.6) -> list[
 
 
 def engine_samples(*widths: float | None) -> list[EngineSample]:
-    """Engine samples with these bytes for each value in the KV cache; None is unknown."""
     facts_by_sample: Sequence[dict[Any, float]] = [
         {} if each is None else {(fact.KV_VALUE_BYTES.name, ()): each} for each in widths
     ]

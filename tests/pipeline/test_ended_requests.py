@@ -56,7 +56,6 @@ def proxied(number: int = 1, **given: Any) -> RequestRecord:
 
 
 def own(held: EndedRequests, clock: Clock) -> list[str]:
-    """The ids of those that get rows of their own now."""
     clock.now += OWN_ROW_AFTER_S
     return [each.request_id for each in held.due()]
 

@@ -37,8 +37,6 @@ def judged(number: int, *, ttft_s: float = 1.0, ended_at: float = AT) -> JudgedR
 
 
 class Keeper(ExplanationStore):
-    """Keeps explanations in memory, and may be away."""
-
     def __init__(self) -> None:
         self.away = False
         self.explained: list[ExplainedRequest] = []

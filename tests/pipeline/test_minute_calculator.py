@@ -42,7 +42,6 @@ def ledger(found: MinuteRow) -> Ledger:
 
 
 def output(found: MinuteRow) -> float:
-    """Output tokens without a row."""
     return (ledger(found).output_tokens or 0.0) - ledger(found).row_output_tokens
 
 
@@ -118,7 +117,6 @@ MET, MISSED = Verdict.MET, Verdict.MISSED
 
 
 def busy_minute(minutes: Minutes) -> None:
-    """A request of 30 s, then one of 15 s, then 15 s idle."""
     minutes.take(
         timed_request(1, 0.0, 30.0, judged=judgement(MET, chat=MET, long=MET)),
         timed_request(2, 30.0, 15.0, judged=judgement(MISSED, chat=MISSED, long=MET)),
@@ -165,7 +163,6 @@ at_end = pytest.mark.parametrize("dialect", ["sglang", "tgi", "trtllm"])
 def computed(
     database: Engine, dialect: str, streams: Sequence[Stream], without_row: Sequence[Stream] = ()
 ) -> list[MinuteRow]:
-    """Three minutes of an engine with these requests."""
     minutes = Minutes(database, PRICE, dialect=dialect)
     every = (*streams, *without_row)
     for at in every_5_s(210):

@@ -157,7 +157,6 @@ def gpu(at: float, joules: float, name: str = "NVIDIA H200") -> GpuSample:
 
 
 def test_energy_is_read_from_the_counters_and_its_price_is_in_the_bill(database: Engine) -> None:
-    """36 kJ are 0.01 kWh."""
     electricity = Electricity(usd_per_kwh=0.5, pue=1.2)
     minutes = Minutes(database, PRICE, electricity=electricity)
     minutes.gpu_samples = [gpu(-1.0, 1000.0), gpu(0.0, 1000.0), gpu(60.0, 37000.0), gpu(61.0, 9e9)]
@@ -200,7 +199,6 @@ def minutes(database: Engine, monkeypatch: pytest.MonkeyPatch) -> Minutes:
 
 
 def crowd(minutes: Minutes) -> None:
-    """Stores and books five requests in each of eight minutes."""
     for minute in range(8):
         minutes.take(*[timed_request(10 * minute + n, 60 * minute + 5 * n, 4.0) for n in range(5)])
         minutes.compute(60 * minute + 91.0)
@@ -267,7 +265,6 @@ def _ok(*timings: tuple[float, float, int]) -> list[tuple[float, float, int, int
 
 @pytest.fixture
 def sampled_database(database: Engine) -> Engine:
-    """A database with the samples of an engine that is busy for ten minutes."""
     minutes = Minutes(database, PRICE)
     for at in every_5_s(780)[::3]:
         minutes.read_one(at, running=float(at < 600), steps=at, output=3 * at, input=9 * at)

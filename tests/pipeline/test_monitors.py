@@ -300,8 +300,6 @@ def meter() -> Meter:
 
 
 class StoringAtOnce(EnginePipeline):
-    """A pipeline that stores after each sample and event."""
-
     def sample(self, sample: EngineSample) -> None:
         super().sample(sample)
         self.store()
@@ -321,7 +319,6 @@ def failures(meter: Meter) -> dict[str, float]:
 
 
 def event_times(database: Engine) -> list[float]:
-    """Times of the stored events in seconds after `AT`, in the order of their rows."""
     return [at - AT for at in stored(database, events.c.at)]
 
 

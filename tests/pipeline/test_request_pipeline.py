@@ -36,8 +36,6 @@ CHAT = objective("chat", ttft_s=0.2)
 
 
 class RecordingMeter(Meter):
-    """A meter that records the order of its calls."""
-
     def __init__(self) -> None:
         super().__init__((), ())
         self.calls: list[tuple[Any, ...]] = []
@@ -208,8 +206,6 @@ def proxied(model: str | None = "llama", tenant: str | None = None, **given: Any
 
 @dataclass
 class Labelling:
-    """Labels over a directory of two engines, with the fields that were replaced."""
-
     known: Iterable[str] = ()
     places: int = 3
     replaced: Counter[str] = field(default_factory=Counter)
@@ -227,11 +223,9 @@ class Labelling:
         self.replaced[label] += 1
 
     def model(self, name: str, **given: Any) -> str | None:
-        """The model of a request for this one."""
         return self.labels.labelled(proxied(name, **given)).model
 
     def tenant(self, name: str, **given: Any) -> str | None:
-        """The tenant of a request of this one."""
         return self.labels.labelled(proxied("llama", name, **given)).tenant
 
 

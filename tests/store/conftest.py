@@ -46,7 +46,6 @@ def new_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def empty_database(new_url: str) -> Iterator[Engine]:
-    """A database without tables."""
     engine = open_engine(new_url)
     yield engine
     engine.dispose()
@@ -90,13 +89,11 @@ def postgres(emptied_postgres_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def queries(database: Engine) -> StoreQueries:
-    """The queries of the database."""
     return StoreQueries(database)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Engine]:
-    """A new file of an agent that publishes it."""
     with file_in(tmp_path) as engine:
         yield engine
 

@@ -115,12 +115,10 @@ DAY_S = 86400.0
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent is overdue later than a test may take."""
     monkeypatch.setattr(store_queries, "OVERDUE_AFTER_S", OVERDUE_AFTER_S)
 
 
 def lag(_connection: Connection) -> Lag:
-    """A file in which a hundred rows wait."""
     return Lag(100, 12.5)
 
 
@@ -217,7 +215,6 @@ _NOW = {
 
 
 def in_force(queries: StoreQueries) -> dict[tuple[str, str], float]:
-    """The time from which each agent's objectives are in force."""
     rows = queries.objectives_in_force()
     return {(row["agent"], row["name"]): row["in_force_from"] for row in rows}
 

@@ -71,7 +71,6 @@ def test_a_write_has_room_for_all_its_pages_and_gives_it_back(sqlite: Engine) ->
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """Another program that writes to a file that is not in WAL mode yet."""
     other = sqlite3.connect(tmp_path / "goodput.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     yield other
@@ -244,7 +243,6 @@ def test_a_writer_that_lost_its_connection_keeps_no_other_waiting(
 
 
 def rows_without_log(engine: Engine, folder: Path) -> int:
-    """How many requests the database's file holds without its log."""
     shutil.copy(str(engine.url.database), folder / "file-alone.db")
     with closing(sqlite3.connect(folder / "file-alone.db")) as alone:
         (rows,) = alone.execute("SELECT count(*) FROM requests").fetchone()

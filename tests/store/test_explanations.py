@@ -43,7 +43,6 @@ KV, BURST, LONG = Cause.KV_PRESSURE, Cause.BURST, Cause.LONG_PROMPT
 
 
 def unexplained(engine: Engine, until: float = NOON + 600, **given: Any) -> list[JudgedRequest]:
-    """The missed requests of agent-0 without an explanation, since an hour before noon."""
     return ExplanationStore(engine, "agent-0").unexplained(NOON - 3600, until, **given)
 
 

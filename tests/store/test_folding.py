@@ -44,7 +44,6 @@ def rows_in(engine: Engine, table: Any) -> int:
 
 
 def rebuild(engine: Engine, agent: str = "agent-0", days: int = 1) -> None:
-    """Rebuild the rollups up to the end of today."""
     with for_writing(engine).begin() as connection:
         rebuild_rollups(connection, agent, TODAY - (days - 1) * DAY_S, TODAY + DAY_S)
 
@@ -208,7 +207,6 @@ TODAY_UNTIL_NOW = Window(from_s=int(NOON) // 86400 * 86400, until=NOON + 3600, e
 
 
 def named(names: Sequence[str], first: int = 0) -> list[JudgedRequest]:
-    """One request of each of these models."""
     return [request(first + n, model=name) for n, name in enumerate(names)]
 
 
@@ -230,7 +228,6 @@ def by_model(sqlite: Engine, **selection: str) -> dict[str | None, int]:
 
 
 def sizes(sqlite: Engine) -> tuple[int, int]:
-    """How many series and rollups there are."""
     with sqlite.connect() as connection:
         counts = (select(func.count()).select_from(table) for table in (rollup_series, rollups))
         series, held = (connection.execute(count).scalar_one() for count in counts)

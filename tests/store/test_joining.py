@@ -256,8 +256,6 @@ def test_views_of_other_traces_and_other_parents_are_not_joined(
 
 
 class Broken(SQLAlchemyError):
-    """Stops a transaction in the middle."""
-
 
 def break_at(sqlite: Engine, statement: int) -> Callable[[], None]:
     """Make the statement with this number fail; the result is a function that ends this."""
@@ -324,8 +322,6 @@ def test_a_transaction_that_fails_at_any_statement_changes_nothing_and_can_be_re
 
 
 class HeldAgent:
-    """An agent whose writes wait until a test sets `goes_on`."""
-
     def __init__(self, agent: JoiningAgent) -> None:
         self._agent = agent
         self.busy = threading.Event()
@@ -333,7 +329,6 @@ class HeldAgent:
         self.batches: list[int] = []
 
     def write(self, judged: Sequence[JudgedRequest]) -> WriteResult:
-        """The writer calls this for each commit."""
         self.busy.set()
         self.goes_on.wait(WITHIN_S)
         self.batches.append(len(judged))

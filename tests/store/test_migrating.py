@@ -106,7 +106,6 @@ def fill(engine: Engine) -> Rows:
 
 
 def rows_of(engine: Engine) -> Rows:
-    """The rows of each table, with the values that the driver returns."""
     rows_by_table: Rows = {}
     with engine.connect() as connection:
         for table in table_names(engine) - {"alembic_version"}:

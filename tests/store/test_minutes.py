@@ -48,7 +48,6 @@ def test_a_minute_that_is_written_again_replaces_the_old_one(sqlite: Engine) -> 
 
 
 def test_old_minutes_are_deleted(database: Engine) -> None:
-    """Also in a shared database."""
     minute_store = MinuteStore(database, "agent-0")
     minute_store.write([minute(0), minute(1)], (), NOON)
     assert minute_store.expire(minute(1).starts_at) == 1
@@ -210,7 +209,6 @@ def rows_in(engine: Engine) -> int:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every figure by its path."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from flat(each, f"{name}.{key}")

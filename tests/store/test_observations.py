@@ -72,7 +72,6 @@ def observations(sqlite: Engine) -> ObservationStore:
 
 
 def store_samples(database: Engine, samples: Sequence[GpuSample], agent: str = "agent-0") -> None:
-    """Store samples of an agent in a database of either kind."""
     publish(database, lambda file: ObservationStore(file, agent).write_gpu_samples(samples))
 
 

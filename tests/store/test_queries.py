@@ -30,7 +30,6 @@ def ids(page: PageOf[Row]) -> list[str]:
 
 
 def found(queries: StoreQueries, **given: Any) -> set[str]:
-    """The request ids of the rows that a filter selects."""
     selection = {
         name: given.pop(name)
         for name in ("engine", "model", "tenant", "objective")
@@ -169,7 +168,6 @@ def test_pages_contain_every_row_once_while_others_are_stored(
 def test_every_span_of_a_request_id_is_found_newest_first(
     database: Engine, queries: StoreQueries
 ) -> None:
-    """For example of a request with n > 1, or of clients that repeat ids."""
     store_in(
         database,
         [request(n, request_id="twice", started_at=NOON + at) for n, at in enumerate((1, 3, 2))],

@@ -53,8 +53,6 @@ def counts(engine: Engine) -> dict[str, int]:
 
 
 def store_folded(engine: Engine, judged: Sequence[JudgedRequest]) -> None:
-    """Store these in a database of either kind, also in its rollups."""
-
     def write(file: Engine) -> None:
         store(file, judged)
         fold(file)
@@ -64,7 +62,6 @@ def store_folded(engine: Engine, judged: Sequence[JudgedRequest]) -> None:
 
 @contextmanager
 def commits_of(engine: Engine) -> Iterator[list[str]]:
-    """Collects one entry for each transaction that is committed inside."""
     seen: list[str] = []
 
     def listen(_connection: object) -> None:
@@ -227,14 +224,12 @@ def day(at: float) -> str:
 
 
 def rows_by_partition(engine: Engine, table: str = "requests") -> dict[str, int]:
-    """How many rows the partitions of a table have that have any."""
     counted = text(f"SELECT tableoid::regclass::text, count(*) FROM {table} GROUP BY 1")
     with engine.connect() as connection:
         return {name.removeprefix(f"{table}_"): rows for name, rows in connection.execute(counted)}
 
 
 def days_of(engine: Engine, table: str) -> list[str]:
-    """The days of a table that have a partition."""
     found = inspect(engine).get_table_names()
     names = (name.removeprefix(f"{table}_") for name in found if name.startswith(f"{table}_"))
     return sorted(name for name in names if name.isdecimal())

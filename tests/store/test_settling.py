@@ -35,7 +35,6 @@ def spoil(sqlite: Engine, change: str, span_id: str | None) -> None:
 
 
 def settle(sqlite: Engine) -> tuple[int, list[int]]:
-    """How many were settled, and the rows that were set aside."""
     set_aside: list[int] = []
     joining = Joining(judge=JUDGE, wait_s=WAIT_S)
     return len(request_settle(sqlite, joining, set_aside.append)(DUE)), set_aside

@@ -126,7 +126,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def limited_queries(url: str) -> Iterator[Engine]:
-    """An engine whose queries may take a twentieth of a second."""
     engine = open_query_engine(url, 0.05)
     yield engine
     engine.dispose()

@@ -21,7 +21,6 @@ COUNTS = st.one_of(
 
 
 def near(start: int) -> st.SearchStrategy[dict[int, int]]:
-    """Sparse numbers at neighbouring indexes."""
     last = min(start + 40, LENGTH - 1)
     return st.dictionaries(st.integers(start, last), COUNTS, min_size=1, max_size=40)
 
@@ -30,7 +29,6 @@ NUMBERS = st.dictionaries(PLACES, COUNTS, min_size=1, max_size=20) | PLACES.flat
 
 
 def vector(numbers: Mapping[int, int]) -> Vector:
-    """A vector with these numbers at their indexes, and zeros elsewhere."""
     made = np.zeros(LENGTH, dtype=np.int64)
     for place, number in numbers.items():
         made[place] = number

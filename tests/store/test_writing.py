@@ -144,7 +144,6 @@ class Shelf:
         self.goes_on.set()
 
     def write(self, judged: Sequence[JudgedRequest]) -> WriteResult:
-        """The writer calls this for each commit."""
         self.writes.append(list(judged))
         self.busy.set()
         self.goes_on.wait()
@@ -155,7 +154,6 @@ class Shelf:
         return WriteResult(list(new.values()), list(new.values()))
 
     def hold_up(self, writer: RequestWriter) -> "Future[WriteResult]":
-        """Keep the writer busy with one request, until `goes_on` is set."""
         self.goes_on.clear()
         self.busy.clear()
         held = writer.submit([request(-1)])
@@ -177,7 +175,6 @@ def writer(shelf: Shelf) -> Iterator[RequestWriter]:
 
 
 def new_keys(submitted: Sequence["Future[WriteResult]"]) -> list[list[Key]]:
-    """The keys that each submission got as new."""
     return [keys_of(future.result(WITHIN_S).new) for future in submitted]
 
 

@@ -18,7 +18,6 @@ def a_silent_publisher_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shared(clickhouse_url: str) -> Iterator[Engine]:
-    """A migrated database."""
     engine = open_engine(clickhouse_url)
     upgrade(engine)
     yield engine

@@ -79,7 +79,6 @@ def _proxied(seeded: random.Random) -> dict[str, Any]:
 
 
 def fill(file: Engine, api: Api) -> None:
-    """Store some hundred requests, and of everything else a little."""
     seeded = random.Random(5)
     judge = Judge(OBJECTIVES)
     records = [*_requests(1, 150, 3600.0, seeded), *_requests(151, 150, 3 * DAY_S, seeded)]
@@ -110,7 +109,6 @@ def _explained(item: JudgedRequest, seeded: random.Random) -> Any:
 
 
 def _join(file: Engine) -> None:
-    """Two joined in time, one late, one of the proxy alone."""
     agent = JoiningAgent(file)
     numbers = range(1001, 1005)
     times: dict[str, Any] = {
@@ -151,8 +149,6 @@ def _minute(number: int) -> MinuteRow:
 
 
 class Both(NamedTuple):
-    """The API over the agent's file, and over ClickHouse."""
-
     own: Api
     shared: Api
 

@@ -44,7 +44,6 @@ from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view,
 
 @pytest.fixture(params=["postgresql", "clickhouse"])
 def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """A migrated shared database of each kind, without rows."""
     # A publisher that could not give the name back has ended.
     monkeypatch.setattr(claim, "DEAD_AFTER_S", 0.0)
     is_postgres = request.param == "postgresql"
@@ -56,7 +55,6 @@ def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def url_of(shared: Engine) -> str:
-    """The URL of a database, with its password."""
     return shared.url.render_as_string(hide_password=False)
 
 
