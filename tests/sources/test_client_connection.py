@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +14,6 @@ from agent.app.listeners import API, OTLP_GRPC, OTLP_HTTP, PROXY, connections
 from agent.sources import listening
 from agent.sources.client_connection import ClientLimits, SocketClients
 from agent.sources.listening import AsgiServer, open_socket
-from tests.sources.proxy.wire import in_loop
 
 GET = b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n"
 MIB = 1024 * 1024
@@ -50,6 +49,13 @@ class Guarded:
         client.settimeout(10)
         client.connect(("127.0.0.1", self.port))
         client.setblocking(False)
+        return client
+
+    async def asking(self) -> socket.socket:
+        """A client whose response has begun."""
+        client = self.connect(4096)
+        client.send(GET)
+        assert await receive(client, 12) == b"HTTP/1.1 200"
         return client
 
     def sweep(self, later_s: float) -> None:
@@ -93,27 +99,16 @@ async def take(client: socket.socket, size_bytes: int) -> None:
         left_bytes -= len(part)
 
 
-async def later() -> None:
-    """Return when the loop's clock has gone on."""
-    now_s = asyncio.get_running_loop().time
-    called_s = now_s()
-    await until(lambda: now_s() > called_s)
-
-
 async def until(condition: Any) -> None:
     while not condition():
         await asyncio.sleep(0)
 
 
-@in_loop
 async def test_a_response_above_the_limit_for_slow_clients_reaches_the_clients_that_read() -> None:
     limits = replace(LIMITS, unread_bytes=MIB, send_buffer_bytes=128 * 1024)
     async with guarded(limits, 4 * MIB) as served:
         with ExitStack() as stack:
-            clients = [stack.enter_context(served.connect(4096)) for _ in range(3)]
-            for client in clients:
-                client.send(GET)
-            assert [await receive(client, 12) for client in clients] == [b"HTTP/1.1 200"] * 3
+            clients = [stack.enter_context(await served.asking()) for _ in range(3)]
             # The first one does not read, though its kernel may take a last part after some sweeps.
             # The others take something between any two sweeps.
             for step in range(6):
@@ -126,15 +121,12 @@ async def test_a_response_above_the_limit_for_slow_clients_reaches_the_clients_t
             assert served.cut == {"responses_wait": 1}
 
 
-@in_loop
 async def test_clients_that_do_not_read_are_cut_until_the_rest_is_within_the_limit() -> None:
     limits = replace(LIMITS, unread_s=100.0, unread_bytes=8 * MIB, send_buffer_bytes=128 * 1024)
     async with guarded(limits, 2 * MIB) as served:
         with ExitStack() as stack:
-            clients = [stack.enter_context(served.connect(4096)) for _ in range(12)]
-            for client in clients:
-                client.send(GET)
-            assert [await receive(client, 12) for client in clients] == [b"HTTP/1.1 200"] * 12
+            for _ in range(12):
+                stack.enter_context(await served.asking())
             served.sweep(0.0)
             assert served.cut == {}
             served.sweep(1.0)
@@ -149,36 +141,32 @@ async def test_clients_that_do_not_read_are_cut_until_the_rest_is_within_the_lim
             await until(lambda: served.waiting_bytes == 0)
 
 
-@in_loop
-async def test_clients_that_always_take_a_little_do_not_keep_the_memory() -> None:
-    limits = replace(LIMITS, unread_bytes=MIB, slow_s=10.0)
+@pytest.mark.parametrize(
+    ("limits", "times_s", "cut"),
+    [
+        pytest.param(ClientLimits(head_s=1000.0, unread_s=10.0), range(0, 220, 11), {}, id="one"),
+        # Together they may not keep the memory.
+        pytest.param(
+            replace(LIMITS, unread_bytes=MIB, slow_s=10.0),
+            (0.0, 0.9, 1.8, 9.9),
+            {"responses_wait": 1},
+            id="above the limit",
+        ),
+    ],
+)
+async def test_a_client_that_always_takes_a_little_is_not_cut_unless_too_much_waits(
+    limits: ClientLimits, times_s: Sequence[float], cut: dict[str, int]
+) -> None:
     async with guarded(limits, 16 * MIB) as served:
-        with served.connect(4096) as client:
-            client.send(GET)
-            await receive(client)
-            for later_s in (0.0, 0.9, 1.8, 9.9):
+        with await served.asking() as client:
+            for later_s in times_s:
                 served.sweep(later_s)
                 assert served.cut == {}
                 # More than a receive buffer, so that its kernel takes more.
                 for _ in range(4):
                     await receive(client)
-            served.sweep(10.1)
-            assert served.cut == {"responses_wait": 1}
-
-
-@in_loop
-async def test_a_client_that_reads_slowly_is_not_cut() -> None:
-    async with guarded(ClientLimits(head_s=1000.0, unread_s=10.0), 4 * MIB) as served:
-        with served.connect(4096) as client:
-            client.send(GET)
-            taken = len(await receive(client))
-            for step in range(20):
-                served.sweep(11.0 * step)
-                # A little more than a receive buffer, so that its kernel takes more.
-                for _ in range(4):
-                    taken += len(await receive(client))
-            assert taken < MIB
-        assert served.cut == {}
+            served.sweep(times_s[-1] + 0.2)
+            assert served.cut == cut
 
 
 @pytest.mark.parametrize(
@@ -191,7 +179,6 @@ async def test_a_client_that_reads_slowly_is_not_cut() -> None:
         (GET + b"\r\n", "head_too_slow"),
     ],
 )
-@in_loop
 async def test_a_request_that_never_ends_is_cut(sent: bytes, reason: str) -> None:
     async with guarded(ClientLimits(head_s=20.0, body_s=20.0)) as served:
         with served.connect() as client:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +61,24 @@ def test_a_datagram_of_something_else_is_not_read(data: bytes) -> None:
     assert read_datagram(data, "chat-0", READ_AT) is None
 
 
-def test_another_format_is_counted_and_not_guessed() -> None:
-    data = bytearray(datagram(step_record(STEP)))
-    data[4] = 2
-    content = read(bytes(data))
-    assert content.steps == []
-    assert content.refused == {PluginDropped.OTHER_FORMAT: 1}
+WHOLE = datagram(step_record(STEP), request_record(REQUEST))
 
 
-def test_a_cut_datagram_gives_its_whole_records() -> None:
-    content = read(datagram(step_record(STEP), request_record(REQUEST))[:-1])
-    assert (len(content.steps), content.ended) == (1, [])
-    assert content.refused == {PluginDropped.MALFORMED: 1}
-
-
-def test_records_that_are_not_there_are_counted() -> None:
-    content = read(datagram(step_record(STEP), count=65_535))
-    assert content.refused == {PluginDropped.MALFORMED: 65_534}
+@pytest.mark.parametrize(
+    ("data", "steps", "reason", "count"),
+    [
+        (WHOLE[:4] + b"\2" + WHOLE[5:], 0, PluginDropped.OTHER_FORMAT, 2),
+        (WHOLE[:-1], 1, PluginDropped.MALFORMED, 1),
+        (datagram(step_record(STEP), count=65_535), 1, PluginDropped.MALFORMED, 65_534),
+    ],
+    ids=["another format", "cut", "without the records of its header"],
+)
+def test_a_datagram_gives_its_whole_records_and_counts_the_others(
+    data: bytes, steps: int, reason: PluginDropped, count: int
+) -> None:
+    content = read(data)
+    assert (len(content.steps), content.ended) == (steps, [])
+    assert content.refused == {reason: count}
 
 
 @pytest.mark.parametrize(
@@ -109,29 +111,24 @@ def test_impossible_values_are_refused(changed: dict[str, Any], reason: PluginDr
             assert content.refused == {reason: 1}
 
 
-def test_unknown_values_are_none() -> None:
-    unknown: dict[str, Any] = dict.fromkeys(
+def test_unknown_and_impossible_times_and_counts_are_none() -> None:
+    nan: dict[str, Any] = dict.fromkeys(
         ("queue_s", "prefill_s", "decode_s", "e2e_s", "ttft_s"), math.nan
     )
-    record = request_record(REQUEST._replace(cached_tokens=-1, **unknown))
-    (ended,) = read(datagram(record)).ended
+    (ended,) = read(datagram(request_record(REQUEST._replace(cached_tokens=-1, **nan)))).ended
     assert ended.cached_tokens is ended.queue_s is ended.prefill_s is None
     assert ended.decode_s is ended.e2e_s is ended.ttft_s is None
     (step,) = read(datagram(step_record(STEP._replace(duration_s=math.nan)))).steps
     assert step.duration_s is None
-
-
-def test_a_phase_longer_than_the_request_is_unknown() -> None:
-    record = request_record(REQUEST._replace(prefill_s=50_000.0, cached_tokens=101))
-    (ended,) = read(datagram(record)).ended
+    longer_than_the_request = REQUEST._replace(prefill_s=50_000.0, cached_tokens=101)
+    (ended,) = read(datagram(request_record(longer_than_the_request))).ended
     assert (ended.prefill_s, ended.cached_tokens, ended.queue_s) == (None, None, 0.25)
 
 
-def test_the_longest_id_is_read() -> None:
-    for text in ("x" * 256, "ä" * 160):
-        record = request_record(REQUEST._replace(request_id=text))
-        (ended,) = read(datagram(record)).ended
-        assert ended.request_id == text
+@pytest.mark.parametrize("text", ["x" * 256, "ä" * 160])
+def test_the_longest_id_is_read(text: str) -> None:
+    (ended,) = read(datagram(request_record(REQUEST._replace(request_id=text)))).ended
+    assert ended.request_id == text
 
 
 @given(st.binary(max_size=600), st.integers(0, 3))
@@ -156,13 +153,16 @@ def test_bits_that_flip_raise_nothing() -> None:
 WITHIN_S = 60.0
 
 
+@dataclass
 class Consumer:
-    def __init__(self) -> None:
-        self.steps: list[EngineStep] = []
-        self.ended: list[EndedRequest] = []
-        self.threads: set[str] = set()
+    steps: list[EngineStep] = field(default_factory=list)
+    ended: list[EndedRequest] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    fails: bool = False
 
     def on_step(self, step: EngineStep) -> None:
+        if self.fails:
+            raise ValueError("a consumer that fails")
         self.threads.add(threading.current_thread().name)
         self.steps.append(step)
 
@@ -170,15 +170,10 @@ class Consumer:
         self.ended.append(ended)
 
 
-class Broken(Consumer):
-    def on_step(self, step: EngineStep) -> None:
-        raise ValueError("a consumer that fails")
-
-
+@dataclass
 class Counts:
-    def __init__(self) -> None:
-        self.received = Counter[str]()
-        self.dropped = Counter[tuple[str, PluginDropped]]()
+    received: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[tuple[str, PluginDropped]] = field(default_factory=Counter)
 
     def plugin_received(self, engine: str, steps: int, requests: int) -> None:
         self.received.update({f"{engine} steps": steps, f"{engine} requests": requests})
@@ -204,7 +199,7 @@ def receiver(folder: Path, counts: Counts, *consumers: Consumer) -> PluginReceiv
 
 @pytest.fixture
 def listening(tmp_path: Path, counts: Counts, consumer: Consumer) -> Iterator[PluginReceiver]:
-    with closing(receiver(tmp_path, counts, Broken(), consumer)) as opened:
+    with closing(receiver(tmp_path, counts, Consumer(fails=True), consumer)) as opened:
         opened.start()
         yield opened
 
@@ -327,8 +322,9 @@ def test_the_stop_removes_only_the_file_that_the_start_made(
     tmp_path: Path, listening: PluginReceiver
 ) -> None:
     path = tmp_path / "sockets" / "chat-0.sock"
-    path.rename(tmp_path / "moved")
-    path.write_text("a log of another program")
+    (tmp_path / "log").write_text("a log of another program")
+    # In one step: the receiver makes a deleted socket again.
+    (tmp_path / "log").rename(path)
     eventually(lambda: listening.problem("chat-0"), within_s=WITHIN_S, what="the problem")
     listening.close()
     assert path.read_text() == "a log of another program"

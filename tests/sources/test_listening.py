@@ -18,7 +18,6 @@ from agent.errors import SettingsInvalid
 from agent.sources.client_connection import ClientLimits, SocketClients
 from agent.sources.listening import AsgiServer, TlsFiles, open_socket
 from tests.real_parts.certificates import Certificate, make_certificate
-from tests.sources.proxy.wire import in_loop
 
 WITHIN_S = 30.0
 POST = b"POST / HTTP/1.1\r\nHost: agent\r\n"
@@ -69,10 +68,9 @@ async def running() -> AsyncIterator[Served]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_port_zero_takes_a_free_one(host: str) -> None:
     with open_socket("listen", host, 0) as first, open_socket("listen", host, 0) as second:
-        ports = {first.getsockname()[1], second.getsockname()[1]}
-        assert len(ports) == 2
-        assert 0 not in ports
-        socket.create_connection((host, first.getsockname()[1]), timeout=WITHIN_S).close()
+        port = first.getsockname()[1]
+        assert 0 != port != second.getsockname()[1] != 0
+        socket.create_connection((host, port), timeout=WITHIN_S).close()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,6 @@ def test_an_unusable_address_is_a_settings_error(host: str, reason: str) -> None
     assert problem.endswith("; choose another address")
 
 
-@in_loop
 async def test_an_application_is_served_until_stop_without_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGTERM)
     async with running() as served:
@@ -104,7 +101,6 @@ async def test_an_application_is_served_until_stop_without_signal_handlers() -> 
 
 
 @pytest.mark.slow
-@in_loop
 async def test_a_sender_may_be_idle_for_longer_than_the_five_seconds_of_exporters() -> None:
     get = b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n"
     async with running() as served:
@@ -135,7 +131,6 @@ def send_without_end(port: int, first: bytes, again: bytes) -> None:
         pytest.param(CHUNKED + b"1;x=", b"x" * 1000, id="chunk extension"),
     ],
 )
-@in_loop
 async def test_an_endless_head_is_refused(first: bytes, again: bytes) -> None:
     async with running() as served:
         with pytest.raises(ConnectionError):
@@ -143,7 +138,6 @@ async def test_an_endless_head_is_refused(first: bytes, again: bytes) -> None:
         assert await served.get() == "there"
 
 
-@in_loop
 async def test_a_long_head_and_a_longer_body_pass() -> None:
     async with running() as served:
         response = await asyncio.to_thread(
@@ -157,7 +151,6 @@ async def test_a_long_head_and_a_longer_body_pass() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-@in_loop
 async def test_a_wait_for_open_requests_can_be_given_up_for_a_shorter_one(ends: bool) -> None:
     async with running() as served:
         response = asyncio.create_task(served.get("/slow"))
@@ -176,19 +169,16 @@ async def test_a_wait_for_open_requests_can_be_given_up_for_a_shorter_one(ends: 
                 await response
 
 
-@in_loop
 async def test_a_stop_cuts_off_the_clients_that_are_left(caplog: pytest.LogCaptureFixture) -> None:
     async with running() as served:
         reader, writer = await served.send(b"GET /slow HTTP/1.1\r\nHost: agent\r\n\r\n")
         await served.server.stop(within_s=0.1)
         with contextlib.closing(writer), contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
-    assert [record.message for record in caplog.records if record.levelno > logging.INFO] == [
-        "listen: 1 clients were cut off after 0.1 s"
-    ]
+    (line,) = [record.message for record in caplog.records if record.levelno > logging.INFO]
+    assert line == "listen: 1 clients were cut off after 0.1 s"
 
 
-@in_loop
 async def test_the_limits_hold_for_clients_that_a_stop_waits_for() -> None:
     cut = asyncio.Event()
     served = Served(SocketClients("listen", ClientLimits(body_s=0.1), lambda *_: cut.set()))
@@ -200,7 +190,6 @@ async def test_the_limits_hold_for_clients_that_a_stop_waits_for() -> None:
     assert cut.is_set()
 
 
-@in_loop
 async def test_a_server_that_never_started_can_be_stopped() -> None:
     with open_socket("listen", "127.0.0.1", 0) as listening:
         await AsgiServer(None, listening).stop()
@@ -226,20 +215,19 @@ async def application(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 def test_files_that_cannot_be_used_are_a_problem_of_the_settings(used: Certificate) -> None:
-    used.key.write_text("no key")
-    with pytest.raises(SettingsInvalid, match=r"security\.tls_certificate: .*used\.key"):
-        TlsFiles(used.certificate, used.key)
-    with pytest.raises(SettingsInvalid, match="No such file"):
-        TlsFiles(used.certificate.with_name("absent"), used.key)
-
-
-def test_a_pipe_or_a_key_with_a_password_is_no_file_to_wait_for(used: Certificate) -> None:
-    used.key.unlink()
-    os.mkfifo(used.key)
-    with pytest.raises(SettingsInvalid, match=r"used\.key: Is a named pipe; name a regular file"):
-        TlsFiles(used.certificate, used.key)
-    locked = used.key.with_name("locked.key")
+    absent, pipe = used.certificate.with_name("absent"), used.key.with_name("pipe.key")
+    os.mkfifo(pipe)
+    locked, text = used.key.with_name("locked.key"), used.key.with_name("text.key")
+    text.write_text("no key")
     make = ["openssl", "genrsa", "-aes128", "-passout", "pass:secret", "-out", str(locked), "2048"]
     subprocess.run(make, check=True, capture_output=True)
-    with pytest.raises(SettingsInvalid, match=r"security\.tls_certificate: "):
-        TlsFiles(used.certificate, locked)
+    for certificate, key, problem in (
+        (used.certificate, text, r"security\.tls_certificate: .*text\.key"),
+        (absent, used.key, "No such file"),
+        # It is not waited for.
+        (used.certificate, pipe, r"pipe\.key: Is a named pipe; name a regular file"),
+        # Nobody is asked for its password.
+        (used.certificate, locked, r"security\.tls_certificate: "),
+    ):
+        with pytest.raises(SettingsInvalid, match=problem):
+            TlsFiles(certificate, key)

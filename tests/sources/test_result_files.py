@@ -28,14 +28,19 @@ AIPERF = FOLDER / "aiperf-0.13.0" / "profile_export.jsonl.gz"
 AIPERF_FIGURES = FOLDER / "aiperf-0.13.0" / "profile_export_aiperf.json.gz"
 GUIDELLM = FOLDER / "guidellm-0.8.1.json.gz"
 # What vLLM 0.32 leaves out without --save-detailed (vllm/benchmarks/serve.py).
-DETAILS = (
-    *("input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors"),
-)
+DETAILS = ["input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors"]
 
 
 def content(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     return found
+
+
+def written(folder: Path, content: object) -> Path:
+    """A new file with this content."""
+    file = folder / "file.json"
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return file
 
 
 def requests_of(path: Path) -> BenchedRun:
@@ -69,10 +74,8 @@ def test_the_requests_of_vllm_give_its_own_figures() -> None:
 
 
 def test_vllms_file_without_details_has_only_figures(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
     kept = {name: each for name, each in content(VLLM).items() if name not in DETAILS}
-    file.write_text(json.dumps(kept))
-    found = read_result_file(file)
+    found = read_result_file(written(tmp_path, kept))
     assert isinstance(found, BenchedFigures)
     assert found.figures["TTFT p50"] * 1000 == pytest.approx(kept["median_ttft_ms"])
     assert found.figures["TPOT p99"] * 1000 == pytest.approx(kept["p99_tpot_ms"])
@@ -110,7 +113,6 @@ def test_aiperfs_figures_are_those_of_its_requests() -> None:
 def test_the_requests_of_guidellm_give_its_own_figures() -> None:
     run = columns_of(GUIDELLM)
     metrics = content(GUIDELLM)["benchmarks"][0]["metrics"]
-
     for metric, values in (
         ("time_to_first_token_ms", run.ttft_s * 1000),
         ("inter_token_latency_ms", run.tpot_s * 1000),
@@ -128,13 +130,14 @@ def test_a_sample_of_guidellms_requests_is_not_taken_for_all(tmp_path: Path) -> 
     whole = content(GUIDELLM)
     requests = whole["benchmarks"][0]["requests"]
     requests["successful"] = requests["successful"][:5]
-    file = tmp_path / "guidellm.json"
-    file.write_text(json.dumps(whole))
-    found = read_result_file(file)
+    found = read_result_file(written(tmp_path, whole))
     assert isinstance(found, BenchedFigures)
     run = columns_of(GUIDELLM)
     assert found.requests == 20
-    lines = compare_figures(run, _figures_as_run(found)).lines
+    as_run = RunFigures(
+        name="figures", requests=found.requests, length_s=found.length_s, figures=found.figures
+    )
+    lines = compare_figures(run, as_run).lines
     changes = {line.measure.name: line.change for line in lines if line.change is not None}
     # Its percentiles are of the same definition, and its rates leave out the ends of the run.
     assert changes["TTFT p50"] == pytest.approx(0, abs=0.05)
@@ -143,17 +146,10 @@ def test_a_sample_of_guidellms_requests_is_not_taken_for_all(tmp_path: Path) -> 
     assert changes["error ratio"] == 0
 
 
-def _figures_as_run(found: BenchedFigures) -> RunFigures:
-    return RunFigures(
-        name="figures", requests=found.requests, length_s=found.length_s, figures=found.figures
-    )
-
-
 def test_one_of_several_benchmarks_is_named(tmp_path: Path) -> None:
     whole = content(GUIDELLM)
     whole["benchmarks"] *= 2
-    file = tmp_path / "sweep.json"
-    file.write_text(json.dumps(whole))
+    file = written(tmp_path, whole)
     with pytest.raises(ResultFileInvalid, match=r"has 2 benchmarks; name one: .*#0 to #1"):
         read_result_file(file)
     assert read_result_file(file, 1) == read_result_file(file, 0)
@@ -165,20 +161,17 @@ def test_how_requests_ended(tmp_path: Path) -> None:
     whole = content(GUIDELLM)
     requests = whole["benchmarks"][0]["requests"]
     requests["errored"], requests["incomplete"] = ([requests["successful"].pop()] for _ in range(2))
-    file = tmp_path / "guidellm.json"
-    file.write_text(json.dumps(whole))
-    statuses = [record.status for record in requests_of(file).records]
+    records = requests_of(written(tmp_path, whole)).records
+    statuses = [record.status for record in records]
     assert statuses == [Status.OK] * 18 + [Status.ERROR, Status.CANCELLED]
     # What a request took that did not end well says nothing of the others.
-    assert requests_of(file).records[18].e2e_s is None
+    assert records[18].e2e_s is None
 
 
 def test_a_failed_request_of_vllm(tmp_path: Path) -> None:
     whole = content(VLLM)
     whole["errors"][3] = "Traceback: connection refused"
-    file = tmp_path / "vllm.json"
-    file.write_text(json.dumps(whole))
-    run = columns_of(file, ttft_s=9e9)
+    run = columns_of(written(tmp_path, whole), ttft_s=9e9)
     assert (run.failed.sum(), run.met[3]) == (1, 0)
     assert np.isnan(run.ttft_s[3])
 
@@ -202,10 +195,8 @@ BROKEN: Mapping[str, bytes] = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_what_is_no_result_file_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "file.json"
-    file.write_bytes(BROKEN[kind])
     with pytest.raises(ResultFileInvalid, match=r"file\.json"):
-        read_result_file(file)
+        read_result_file(written(tmp_path, BROKEN[kind]))
 
 
 HUGE = {"400 digits": "9" * 400, "inf": "1e999", "-inf": "-1e999", "1e308": "1e308"}
@@ -243,8 +234,7 @@ def _with_number(file: Path, path: str, number: str) -> bytes:
 def test_a_number_that_no_figure_can_hold_is_refused_or_not_used(
     tmp_path: Path, file: Path, path: str, number: str
 ) -> None:
-    changed = tmp_path / "file.json"
-    changed.write_bytes(_with_number(file, path, HUGE[number]))
+    changed = written(tmp_path, _with_number(file, path, HUGE[number]))
     said = ""
     try:
         check_numbers(read_result_file(changed))
@@ -254,28 +244,24 @@ def test_a_number_that_no_figure_can_hold_is_refused_or_not_used(
     assert len(said) < 400
 
 
-def test_a_file_that_grows_beyond_the_limit_is_refused_while_it_is_decompressed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (gzip.compress(b"{}" + b" " * 10_000), "more than 10,000 bytes after decompression"),
+        (b"{}" + b" " * 10_000, "it has more than 10,000 bytes"),
+        *(
+            (values, "it has more than 1,000 values")
+            for values in (b"[0" + b",0" * 1000 + b"]", b"{}" + b"\n" * 1000, b"[" * 1001)
+        ),
+    ],
+)
+def test_a_file_beyond_the_limits_is_refused_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, reason: str
 ) -> None:
     monkeypatch.setattr("agent.sources.result_files.MAX_BYTES", 10_000)
-    file = tmp_path / "file.json"
-    file.write_bytes(gzip.compress(b"{}" + b" " * 10_000))
-    with pytest.raises(ResultFileInvalid, match="more than 10,000 bytes after decompression"):
-        read_result_file(file)
-    file.write_bytes(b"{}" + b" " * 10_000)
-    with pytest.raises(ResultFileInvalid, match="it has more than 10,000 bytes"):
-        read_result_file(file)
-
-
-def test_a_file_of_too_many_values_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("agent.sources.result_files._MAX_VALUES", 1000)
-    file = tmp_path / "file.json"
-    for content in (b"[0" + b",0" * 1000 + b"]", b"{}" + b"\n" * 1000, b"[" * 1001):
-        file.write_bytes(content)
-        with pytest.raises(ResultFileInvalid, match="it has more than 1,000 values"):
-            read_result_file(file)
+    with pytest.raises(ResultFileInvalid, match=reason):
+        read_result_file(written(tmp_path, content))
 
 
 def test_a_folder_without_aiperfs_requests_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -40,6 +39,7 @@ from agent.sources.otlp.limits import SMALL_BYTES
 from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import Accept, ExportCounter, Receiver
 from agent.sources.otlp.span_reader import ExportContent, Identify, SpanReader
+from tests.real_parts.waiting import eventually
 
 Result = TypeVar("Result")
 
@@ -89,21 +89,16 @@ class ExportCounts:
 
     contents: list[ExportContent] = field(default_factory=list)
     refused_bodies: Counter[str] = field(default_factory=Counter)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def exported(self, content: ExportContent) -> None:
         """An export was read and stored; what it lost has one of the words that there are."""
         assert content.screened.keys() <= set(VALUES_DROPPED)
         assert content.rejected.keys() <= set(SpanRejected)
-        with self._changed:
-            self.contents.append(content)
-            self._changed.notify_all()
+        self.contents.append(content)
 
     def refused(self, reason: ExportRefused) -> None:
         """A body was refused."""
-        with self._changed:
-            self.refused_bodies[reason] += 1
-            self._changed.notify_all()
+        self.refused_bodies[reason] += 1
 
     def forget(self) -> None:
         """Be as new."""
@@ -112,8 +107,7 @@ class ExportCounts:
 
     def wait(self, seen: Callable[[Self], object]) -> None:
         """Return when `seen` is true of what was reported."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: seen(self), WITHIN_S), self
+        eventually(lambda: seen(self), within_s=WITHIN_S, what="a report of the receiver")
 
 
 class Accepted:
@@ -218,23 +212,20 @@ async def serving(
 def in_hand(loop: LoopThread, served: Serving, size_bytes: int) -> Iterator[None]:
     """Small bodies of other senders, of so many bytes together."""
 
-    async def others() -> None:
-        with ExitStack() as stack:
-            for left_bytes in range(size_bytes, 0, -SMALL_BYTES):
-                memory = stack.enter_context(served.receiver.reserve())
-                memory.add(min(left_bytes, SMALL_BYTES))
-            taken.set()
-            await leaving.wait()
+    stack = ExitStack()
 
-    taken, leaving = threading.Event(), asyncio.Event()
-    with ThreadPoolExecutor() as threads:
-        staying = threads.submit(loop.run, others())
-        assert taken.wait(WITHIN_S)
-        try:
-            yield
-        finally:
-            loop.call(leaving.set)
-            staying.result()
+    async def take() -> None:
+        for left_bytes in range(size_bytes, 0, -SMALL_BYTES):
+            stack.enter_context(served.receiver.reserve()).add(min(left_bytes, SMALL_BYTES))
+
+    async def give_back() -> None:
+        stack.close()
+
+    loop.run(take())
+    try:
+        yield
+    finally:
+        loop.run(give_back())
 
 
 UNSTORABLE = "unstorable"

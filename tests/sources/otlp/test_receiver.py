@@ -51,13 +51,12 @@ from tests.sources.otlp.transports import (
     UNAVAILABLE,
     Transport,
     Wire,
+    at_every_transport,
+    at_protobuf_transports,
     post,
 )
 
 GOOD = export(vllm_span())
-at_every_transport = pytest.mark.parametrize(
-    "transport", TRANSPORTS, ids=lambda transport: transport.name
-)
 
 
 @at_every_transport
@@ -342,7 +341,7 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
     assert set(stored) == {span.span_id.hex() for span in sent}
 
 
-@pytest.mark.parametrize("transport", PROTOBUF_TRANSPORTS, ids=lambda transport: transport.name)
+@at_protobuf_transports
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -31,21 +31,13 @@ from tests.sources.otlp.transports import (
     INVALID_ARGUMENT,
     JSON,
     PROTOBUF,
-    PROTOBUF_TRANSPORTS,
     RESOURCE_EXHAUSTED,
-    TRANSPORTS,
     UNAVAILABLE,
     Transport,
+    at_every_transport,
     call,
     post,
     read_reply,
-)
-
-at_every_transport = pytest.mark.parametrize(
-    "transport", TRANSPORTS, ids=lambda transport: transport.name
-)
-at_protobuf_transports = pytest.mark.parametrize(
-    "transport", PROTOBUF_TRANSPORTS, ids=lambda transport: transport.name
 )
 
 

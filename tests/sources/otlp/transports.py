@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 import grpc
+import pytest
 import requests
 from google.protobuf.json_format import Parse
 from google.rpc.error_details_pb2 import RetryInfo
@@ -180,3 +181,10 @@ TRANSPORTS = (
 
 # Those that take a protobuf body: what is wrong with one is wrong at each of them.
 PROTOBUF_TRANSPORTS = tuple(transport for transport in TRANSPORTS if transport.encode is _protobuf)
+
+at_every_transport = pytest.mark.parametrize(
+    "transport", TRANSPORTS, ids=lambda transport: transport.name
+)
+at_protobuf_transports = pytest.mark.parametrize(
+    "transport", PROTOBUF_TRANSPORTS, ids=lambda transport: transport.name
+)

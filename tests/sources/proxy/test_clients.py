@@ -20,7 +20,6 @@ from tests.sources.proxy.wire import (
     Recorder,
     Visit,
     chunk,
-    in_loop,
     post,
     proxying,
     read_chunk,
@@ -60,7 +59,6 @@ class Watched:
         pytest.param(OK.replace(b"h: 2", b"h: 99"), id="in a whole response"),
     ],
 )
-@in_loop
 async def test_the_engine_is_freed_when_the_client_leaves(said: bytes, half: bool) -> None:
     watched, recorder = Watched(said), Recorder()
     async with serving(watched, measuring=recorder) as (_, proxied):
@@ -77,7 +75,6 @@ async def test_the_engine_is_freed_when_the_client_leaves(said: bytes, half: boo
     assert recorder.made[0].ending is Ending.CLIENT_GONE
 
 
-@in_loop
 async def test_a_client_that_leaves_while_sending_ends_the_request() -> None:
     async def script(visit: Visit) -> None:
         await read_head(visit.reader)
@@ -95,7 +92,6 @@ async def test_a_client_that_leaves_while_sending_ends_the_request() -> None:
         await nothing_left(proxied)
 
 
-@in_loop
 async def test_a_client_that_leaves_while_the_proxy_connects_frees_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,7 +117,6 @@ async def test_a_client_that_leaves_while_the_proxy_connects_frees_the_engine(
     assert recorder.made[0].ending is Ending.CLIENT_GONE
 
 
-@in_loop
 async def test_a_response_before_the_end_of_the_request_is_relayed() -> None:
     refusal = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno"
 
@@ -181,7 +176,6 @@ async def stalled(count: Callable[[], int], elsewhere: Proxied) -> int:
     return before
 
 
-@in_loop
 async def test_a_client_that_does_not_read_pauses_its_engine_and_loses_nothing() -> None:
     pusher = Pusher()
     async with (
@@ -202,7 +196,6 @@ async def test_a_client_that_does_not_read_pauses_its_engine_and_loses_nothing()
         assert (got == b"".join(map(numbered, range(PIECES)))) is True
 
 
-@in_loop
 async def test_an_engine_that_does_not_read_pauses_its_client() -> None:
     async def script(visit: Visit) -> None:
         visit.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -251,7 +244,6 @@ async def streaming(visit: Visit) -> None:
         await visit.send(LAST_CHUNK)
 
 
-@in_loop
 async def test_hundreds_of_clients_that_leave_at_random_leave_nothing_behind() -> None:
     seeded, recorder = random.Random(7), Recorder()
 
@@ -287,7 +279,6 @@ async def test_hundreds_of_clients_that_leave_at_random_leave_nothing_behind() -
     assert all(exchange.names.count("ended") == 1 for exchange in recorder.made)
 
 
-@in_loop
 async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> None:
     streaming, silent = Watched(CHUNKED + chunk(b"one")), Watched(b"")
     recorder = Recorder()
@@ -312,7 +303,6 @@ async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> Non
     assert [exchange.ending for exchange in recorder.made] == [Ending.REFUSED] * 2
 
 
-@in_loop
 async def test_a_client_whose_head_is_not_complete_at_a_stop_gets_its_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
 from agent.sources.proxy.exchange import Ending
+from agent.sources.proxy.relay_context import ProxyLimits
 from tests.real_parts.certificates import Certificate, make_certificate
 from tests.sources.proxy.wire import (
     CHUNKED,
@@ -23,7 +24,6 @@ from tests.sources.proxy.wire import (
     Visit,
     chunk,
     closing_after,
-    in_loop,
     post,
     proxying,
     read_message,
@@ -44,7 +44,6 @@ async def broken(response: bytes) -> tuple[Message, Ending | None]:
     return message, recorder.made[0].ending
 
 
-@in_loop
 async def test_no_piece_overtakes_one_that_was_declined() -> None:
     connection = EngineConnection(asyncio.get_running_loop(), lambda: 0.0)
     connection.connection_made(Transport())
@@ -75,7 +74,6 @@ async def test_no_piece_overtakes_one_that_was_declined() -> None:
     assert await connection.read(None) == [(b"four", 0.0)]
 
 
-@in_loop
 async def test_a_response_may_be_split_at_every_byte() -> None:
     response = (
         b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -117,7 +115,6 @@ async def test_a_response_may_be_split_at_every_byte() -> None:
         pytest.param(CHUNKED + chunk(b"ok") + b"0\r\nX-Sum: 1\r\nY: 2\r\n\r\n", id="trailers"),
     ],
 )
-@in_loop
 async def test_an_unusual_response_is_relayed(response: bytes) -> None:
     async with serving(responding(response)) as (_, proxied):
         message = await proxied.ask(ASK)
@@ -127,7 +124,6 @@ async def test_an_unusual_response_is_relayed(response: bytes) -> None:
     assert names <= {"content-length", "content-type", "transfer-encoding"}
 
 
-@in_loop
 async def test_a_body_without_a_length_ends_with_the_connection() -> None:
     message, ending = await broken(b"HTTP/1.1 200 OK\r\n\r\nabc")
     assert message.complete
@@ -143,7 +139,6 @@ async def test_a_body_without_a_length_ends_with_the_connection() -> None:
         pytest.param(OK.replace(b"1.1", b"1.0"), id="old"),
     ],
 )
-@in_loop
 async def test_a_connection_with_leftover_bytes_is_not_reused(response: bytes) -> None:
     async with served(responding(response)) as (engine, _, client):
         for visits in (1, 2, 3):
@@ -164,7 +159,6 @@ async def test_a_connection_with_leftover_bytes_is_not_reused(response: bytes) -
         ),
     ],
 )
-@in_loop
 async def test_a_client_sees_that_a_response_broke_off(response: bytes, body: bytes) -> None:
     message, ending = await broken(response)
     assert message.status == 200
@@ -173,7 +167,6 @@ async def test_a_client_sees_that_a_response_broke_off(response: bytes, body: by
     assert ending is Ending.ENGINE_GONE
 
 
-@in_loop
 async def test_faults_of_engines_are_not_logged_and_those_of_clients_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -209,7 +202,6 @@ async def test_faults_of_engines_are_not_logged_and_those_of_clients_once(
         pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1_000_000, "exceeds", id="endless"),
     ],
 )
-@in_loop
 async def test_an_unreadable_response_becomes_a_502(response: bytes, reason: str) -> None:
     message, ending = await broken(response)
     assert message.status == 502
@@ -234,14 +226,16 @@ async def stalling(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "limit", "status", "body"),
-    [(silent, "answer_s", 504, None), (stalling, "gap_s", 200, b"data: {}\n\n")],
+    ("script", "limits", "status", "body"),
+    [
+        (silent, replace(LIMITS, answer_s=0.05), 504, None),
+        (stalling, replace(LIMITS, gap_s=0.05), 200, b"data: {}\n\n"),
+    ],
 )
-@in_loop
 async def test_a_response_that_does_not_begin_or_go_on_in_time_is_ended(
-    script: Script, limit: str, status: int, body: bytes | None
+    script: Script, limits: ProxyLimits, status: int, body: bytes | None
 ) -> None:
-    recorder, limits = Recorder(), replace(LIMITS, **{limit: 0.05})
+    recorder = Recorder()
     async with serving(script, measuring=recorder, limits=limits) as (engine, proxied):
         message = await proxied.ask(ASK)
         await engine.closed.wait()
@@ -251,7 +245,6 @@ async def test_a_response_that_does_not_begin_or_go_on_in_time_is_ended(
     assert recorder.made[0].ending is Ending.TIMEOUT
 
 
-@in_loop
 async def test_an_idle_connection_is_closed_before_the_engine_closes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -263,7 +256,6 @@ async def test_an_idle_connection_is_closed_before_the_engine_closes_it(
         assert engine.visits == 2
 
 
-@in_loop
 async def test_unrequested_bytes_close_an_idle_connection() -> None:
     async def script(visit: Visit) -> None:
         await visit.request()
@@ -309,7 +301,6 @@ def used_connection() -> tuple[EngineConnection, Transport]:
     return connection, transport
 
 
-@in_loop
 async def test_the_connection_used_last_is_taken_first_and_old_ones_are_closed() -> None:
     now_s = 0.0
     pool = ConnectionPool("http://engine", lambda: now_s, 5.0)
@@ -338,18 +329,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_an_engine_gets_requests_over_tls_if_its_certificate_is_trusted(
+async def test_an_engine_gets_requests_over_tls_if_its_certificate_is_trusted(
     certificate: Certificate, trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate.certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.certificate, certificate.key)
-    asked_over_tls(context, trusted)
-
-
-@in_loop
-async def asked_over_tls(context: ssl.SSLContext, trusted: bool) -> None:
     async with serving(responding(STREAM), tls=context) as (engine, proxied):
         for _ in range(2):
             message = await proxied.ask(ASK)

@@ -36,7 +36,6 @@ from tests.sources.proxy.wire import (
     Visit,
     chunk,
     closing_after,
-    in_loop,
     post,
     proxying,
     responding,
@@ -178,7 +177,6 @@ def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
     assert not attempts.outliers.ejections
 
 
-@in_loop
 async def test_the_measured_model_chooses_the_engine() -> None:
     lookup = EngineLookup(
         models=lambda name: frozenset({"x" if name == "chat-0" else "y"}), healthy=lambda _: True
@@ -201,7 +199,6 @@ def unreachable(name: str) -> ProxiedEngine:
         return ProxiedEngine(name, f"http://127.0.0.1:{listening.getsockname()[1]}")
 
 
-@in_loop
 async def test_a_request_goes_to_the_next_engine_if_the_first_is_unreachable() -> None:
     recorder = Recorder()
     async with (
@@ -215,7 +212,6 @@ async def test_a_request_goes_to_the_next_engine_if_the_first_is_unreachable() -
     assert tried == {(("routed", "here"),), (("routed", "gone"), ("routed", "here"))}
 
 
-@in_loop
 async def test_if_no_engine_is_reachable_the_client_gets_a_502_with_the_reason() -> None:
     recorder, engines = Recorder(), [unreachable(name) for name in "abc"]
     async with proxying(*engines, measuring=recorder) as proxied:
@@ -242,7 +238,6 @@ def deaf() -> Iterator[ProxiedEngine]:
         yield ProxiedEngine("deaf", f"http://127.0.0.1:{listening.getsockname()[1]}")
 
 
-@in_loop
 async def test_the_connect_timeout_becomes_a_504() -> None:
     recorder = Recorder()
     limits = replace(LIMITS, connect_s=0.05)
@@ -263,7 +258,6 @@ def _fail(_: str) -> Any:
 @pytest.mark.parametrize(
     "lookup", [EngineLookup(_fail, lambda _: True), EngineLookup(lambda _: None, _fail)]
 )
-@in_loop
 async def test_a_broken_lookup_is_counted_and_any_engine_is_used(lookup: EngineLookup) -> None:
     async with (
         Engine(responding(OK)) as one,
@@ -378,7 +372,6 @@ async def hanging(visit: Visit) -> None:
         pytest.param(hanging, EjectionReason.TIMEOUT, 504, id="timeout"),
     ],
 )
-@in_loop
 async def test_three_failures_of_any_kind_eject_an_engine(
     script: Script, reason: EjectionReason, status: int
 ) -> None:
@@ -403,7 +396,6 @@ async def test_three_failures_of_any_kind_eject_an_engine(
         (503, EjectionReason.UNAVAILABLE),
     ],
 )
-@in_loop
 async def test_an_error_inside_a_response_is_judged_by_the_status_that_it_stands_for(
     error_status: int, reason: EjectionReason | None
 ) -> None:
@@ -415,7 +407,6 @@ async def test_an_error_inside_a_response_is_judged_by_the_status_that_it_stands
 
 
 @pytest.mark.parametrize("script", [responding(failing(500)), closing_after(b"")])
-@in_loop
 async def test_a_probe_that_fails_is_answered_by_another_engine(script: Script) -> None:
     async with pair(script) as engines:
         while engines.reason is None:
@@ -431,7 +422,6 @@ async def test_a_probe_that_fails_is_answered_by_another_engine(script: Script) 
 LISTS_M = EngineLookup(models=lambda _: frozenset("m"), healthy=lambda _: True)
 
 
-@in_loop
 async def test_a_404_for_a_model_that_the_engine_lists_is_a_failure_and_is_tried_again() -> None:
     recorder = Recorder(model="m")
     async with pair(responding(failing(404)), recorder=recorder, lookup=LISTS_M) as engines:
@@ -447,7 +437,6 @@ async def test_a_404_for_a_model_that_the_engine_lists_is_a_failure_and_is_tried
     ("model", "path"),
     [("unknown", "/v1/completions"), (None, "/v1/completions"), ("m", "/v1/responses")],
 )
-@in_loop
 async def test_any_other_404_is_the_clients_and_says_nothing_of_the_engine(
     model: str | None, path: str
 ) -> None:
@@ -458,7 +447,6 @@ async def test_any_other_404_is_the_clients_and_says_nothing_of_the_engine(
         assert engines.got == {"bad": 10, "good": 10}
 
 
-@in_loop
 async def test_a_503_is_answered_by_another_engine_and_its_retry_after_is_honoured() -> None:
     async with pair(responding(failing(503, "Retry-After: 7\r\n"))) as engines:
         assert await engines.ask(20) == [200] * 20
@@ -474,7 +462,6 @@ async def test_a_503_is_answered_by_another_engine_and_its_retry_after_is_honour
         assert engines.proxied.proxy.balancer.retried == {"bad": 2}
 
 
-@in_loop
 async def test_a_503_goes_to_the_client_if_no_other_engine_takes_the_request() -> None:
     async with pair(responding(failing(503)), responding(failing(503))) as engines:
         assert await engines.ask() == [503]
@@ -484,7 +471,6 @@ async def test_a_503_goes_to_the_client_if_no_other_engine_takes_the_request() -
         assert sorted(await engines.ask(2)) == [200, 503]
 
 
-@in_loop
 async def test_a_429_goes_to_the_client_and_pauses_the_engine() -> None:
     async with pair(responding(failing(429, "Retry-After: 7\r\n"))) as engines:
         assert (await engines.ask(20)).count(429) == 1 == engines.got["bad"]
@@ -492,7 +478,6 @@ async def test_a_429_goes_to_the_client_and_pauses_the_engine() -> None:
         assert 429 in await engines.ask(2)
 
 
-@in_loop
 async def test_a_request_on_an_idle_connection_that_the_engine_closes_goes_to_another() -> None:
     async def closing(visit: Visit) -> None:
         await visit.request()
@@ -505,7 +490,6 @@ async def test_a_request_on_an_idle_connection_that_the_engine_closes_goes_to_an
         assert engines.reason is None, "it is no failure of the engine"
 
 
-@in_loop
 async def test_mistakes_of_clients_and_lists_of_models_say_nothing_of_an_engine() -> None:
     async with pair(responding(failing(400)), responding(failing(501))) as engines:
         await engines.ask(40)
@@ -515,7 +499,6 @@ async def test_mistakes_of_clients_and_lists_of_models_say_nothing_of_an_engine(
         assert engines.reason is None
 
 
-@in_loop
 async def test_if_all_engines_answer_404_for_their_model_all_are_used() -> None:
     wrong, recorder = responding(failing(404)), Recorder(model="m")
     async with pair(wrong, wrong, recorder=recorder, lookup=LISTS_M) as engines:

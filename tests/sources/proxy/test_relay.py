@@ -22,7 +22,6 @@ from tests.sources.proxy.wire import (
     Visit,
     chunk,
     closing_after,
-    in_loop,
     post,
     proxying,
     read_chunk,
@@ -40,7 +39,6 @@ async def relayed(request: bytes) -> Message:
     return engine.requests[0]
 
 
-@in_loop
 async def test_a_request_is_relayed_with_the_bytes_of_its_client() -> None:
     body = bytes(range(256)) * 10
     odd = "A: 1\r\nB: caf\xe9 \xc3\xa9\r\nA: 2\r\n"
@@ -54,7 +52,6 @@ async def test_a_request_is_relayed_with_the_bytes_of_its_client() -> None:
     assert (await relayed(b"OPTIONS /x HTTP/1.1\r\nHost: h\r\n\r\n")).all("content-length") == []
 
 
-@in_loop
 async def test_hop_by_hop_headers_are_not_relayed() -> None:
     request = await relayed(
         b"POST / HTTP/1.1\r\nHost: proxy\r\nConnection: keep-alive, X-Mine\r\nX-Mine: 1\r\n"
@@ -68,7 +65,6 @@ async def test_hop_by_hop_headers_are_not_relayed() -> None:
     assert request.body == b"hi"
 
 
-@in_loop
 async def test_the_engine_gets_its_own_host_and_x_forwarded_headers() -> None:
     async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         await proxied.ask(GET)
@@ -83,7 +79,6 @@ async def test_the_engine_gets_its_own_host_and_x_forwarded_headers() -> None:
     assert second.all("x-forwarded-proto") == ["https"]
 
 
-@in_loop
 async def test_expect_100_continue_is_answered_by_the_proxy() -> None:
     async with served(responding(OK)) as (engine, _, client):
         head, body = post(b"hello", headers="Expect: 100-continue\r\n").split(b"\r\n\r\n")
@@ -110,7 +105,6 @@ async def client_response(
     return message
 
 
-@in_loop
 async def test_the_response_has_the_engines_headers_and_no_others() -> None:
     message = await client_response(
         b"HTTP/1.1 418 I'm a teapot\r\nDate: then\r\nServer: engine\r\nSet-Cookie: a=1\r\n"
@@ -139,7 +133,6 @@ async def test_the_response_has_the_engines_headers_and_no_others() -> None:
         (b"HEAD", b"HTTP/1.1 200 OK\r\nX: 1\r\nContent-Length: 500\r\n\r\n", ["500"]),
     ],
 )
-@in_loop
 async def test_a_response_without_a_body_ends_with_its_head(
     method: bytes, response: bytes, lengths: list[str]
 ) -> None:
@@ -148,7 +141,6 @@ async def test_a_response_without_a_body_ends_with_its_head(
     assert message.all("content-length") == lengths
 
 
-@in_loop
 async def test_the_path_of_the_engines_url_is_a_prefix() -> None:
     async with Engine(responding(OK)) as engine:
         with_path = type(engine.proxied)("chat-0", f"{engine.proxied.url}/llm/")
@@ -158,7 +150,6 @@ async def test_the_path_of_the_engines_url_is_a_prefix() -> None:
 
 
 @pytest.mark.parametrize(("size", "status"), [(60_000, 200), (70_000, 431), (300_000, 431)])
-@in_loop
 async def test_a_head_above_the_limit_is_refused(size: int, status: int) -> None:
     async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         long = GET.replace(b"proxy", b"proxy\r\nX: " + b"x" * size)
@@ -167,7 +158,6 @@ async def test_a_head_above_the_limit_is_refused(size: int, status: int) -> None
         assert passed == ([size] if status == 200 else [])
 
 
-@in_loop
 async def test_a_websocket_is_refused_with_a_reason() -> None:
     upgrade = b"proxy\r\nConnection: Upgrade\r\nUpgrade: websocket"
     async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
@@ -214,7 +204,6 @@ def test_greedy_bodies_leave_room_for_a_small_one(greedy: int) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-@in_loop
 async def test_a_body_without_room_passes_as_it_arrives(declared: bool) -> None:
     recorder = Recorder()
     limits = replace(LIMITS, body_memory_bytes=100_000)
@@ -239,7 +228,6 @@ async def measured(recorder: Recorder, request: bytes) -> tuple[Message, Message
     return engine.requests[0], message
 
 
-@in_loop
 async def test_the_calls_of_an_exchange_are_in_order() -> None:
     recorder = Recorder()
     await measured(recorder, post(b'{"model": "m"}', "/v1/x?y=1", "X-Mine: 1\r\n"))
@@ -257,7 +245,6 @@ async def test_the_calls_of_an_exchange_are_in_order() -> None:
     assert [arrival.at_s, *exchange.times_s] == sorted([arrival.at_s, *exchange.times_s])
 
 
-@in_loop
 async def test_a_piece_keeps_the_time_of_its_read_when_the_client_is_slow() -> None:
     """Two reads that are relayed together keep their own times."""
 
@@ -282,7 +269,6 @@ async def test_a_piece_keeps_the_time_of_its_read_when_the_client_is_slow() -> N
     ("framing", "limit_bytes"), [("Content-Length: 6", 5), ("Transfer-Encoding: chunked", 2)]
 )
 @pytest.mark.parametrize("measured", ["not", "whole", "until a fault"])
-@in_loop
 async def test_a_body_that_is_not_measured_is_relayed_while_it_arrives_and_counted(
     framing: str, limit_bytes: int, measured: str
 ) -> None:
@@ -315,7 +301,6 @@ async def test_a_body_that_is_not_measured_is_relayed_while_it_arrives_and_count
         assert sum(sent) == 6 if measured == "whole" else len(sent) == 1
 
 
-@in_loop
 async def test_engine_and_client_get_the_headers_and_bytes_of_measuring() -> None:
     recorder = Recorder(
         body=b"longer than before",
@@ -336,7 +321,6 @@ async def test_engine_and_client_get_the_headers_and_bytes_of_measuring() -> Non
     assert message.body == b"one[end]"
 
 
-@in_loop
 async def test_the_proxys_own_response_has_the_added_headers() -> None:
     recorder = Recorder(added_headers=((b"x-request-id", b"mine"),))
     async with serving(closing_after(b""), measuring=recorder) as (_, proxied):
@@ -344,7 +328,6 @@ async def test_the_proxys_own_response_has_the_added_headers() -> None:
     assert (message.status, message.all("x-request-id")) == (502, ["mine"])
 
 
-@in_loop
 async def test_held_bytes_are_sent_when_the_engine_dies() -> None:
     recorder = Recorder(change=lambda _: b"", last=b"held")
     async with serving(closing_after(CHUNKED + chunk(b"data")), measuring=recorder) as (_, proxied):
@@ -354,7 +337,6 @@ async def test_held_bytes_are_sent_when_the_engine_dies() -> None:
 
 
 @pytest.mark.parametrize("call", ["routed", "answered", "chunk", "catch_up", "ended"])
-@in_loop
 async def test_after_a_fault_in_measuring_the_response_is_unchanged(call: str) -> None:
     recorder = Recorder(fails_at=call, last=b"held")
     async with serving(responding(STREAM), measuring=recorder) as (_, proxied):
@@ -404,7 +386,6 @@ class Faulty(Recorder):
 @pytest.mark.parametrize(
     ("at", "reason"), [("wants", "wants"), ("begin", "begin"), ("headers", "begin")]
 )
-@in_loop
 async def test_a_request_whose_measurement_cannot_start_is_relayed(at: str, reason: str) -> None:
     async with serving(responding(STREAM), measuring=Faulty(at)) as (_, proxied):
         assert (await proxied.ask(post(b"{}"))).body == b"onetwo"
@@ -418,7 +399,6 @@ async def test_a_request_whose_measurement_cannot_start_is_relayed(at: str, reas
         pytest.param({"body": "text"}, 500, id="a body that is no bytes"),
     ],
 )
-@in_loop
 async def test_a_fault_of_the_proxy_cuts_its_response_or_becomes_a_500(
     wrong: dict[str, Any], status: int
 ) -> None:

@@ -1,7 +1,6 @@
 """Scripted engines and clients on plain sockets, and the proxy with its recorded calls."""
 
 import asyncio
-import functools
 import socket
 import ssl
 import time
@@ -10,8 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
-
-import uvloop
 
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange, Measuring, RawHeaders
@@ -378,19 +375,3 @@ class Recorder:
         exchange = Recorded(arrival, **self._fields)
         self.made.append(exchange)
         return exchange
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test in the agent's kind of event loop."""
-
-    @functools.wraps(test)
-    def run(*arguments: object, **named: object) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_in_time(test(*arguments, **named)))
-
-    return run
-
-
-async def _in_time(work: Awaitable[None]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        await work

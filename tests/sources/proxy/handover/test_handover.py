@@ -19,7 +19,7 @@ from agent.sources.proxy.handover.messages import EngineState, HandoverAddress, 
 from agent.sources.proxy.handover.receiving import HandoverReceiver
 from agent.sources.proxy.handover.sending import SLOT_BYTES, HandoverSender, LeftSlots, RequestSlots
 from tests.records.making import NOON, record
-from tests.sources.proxy.wire import WITHIN_S, in_loop
+from tests.sources.proxy.wire import WITHIN_S
 
 
 @pytest.mark.parametrize("later_run", [False, True])
@@ -196,7 +196,6 @@ def address(tmp_path: Path) -> HandoverAddress:
     return HandoverAddress(tmp_path / "handover.sock", "this run")
 
 
-@in_loop
 async def test_records_are_stored_in_order_and_in_batches(address: HandoverAddress) -> None:
     async with working(address) as worker:
         trace_ids = worker.take(*range(700))
@@ -207,7 +206,6 @@ async def test_records_are_stored_in_order_and_in_batches(address: HandoverAddre
 
 
 @pytest.mark.parametrize("iterations", range(20))
-@in_loop
 async def test_a_worker_that_stops_while_its_agent_goes_away_stops(
     address: HandoverAddress, iterations: int
 ) -> None:
@@ -220,7 +218,6 @@ async def test_a_worker_that_stops_while_its_agent_goes_away_stops(
             await asyncio.sleep(0)
 
 
-@in_loop
 async def test_while_the_store_is_away_counts_are_known_and_records_wait(
     address: HandoverAddress,
 ) -> None:
@@ -244,7 +241,6 @@ def opened(number: int) -> RequestRecord:
     return record(number, status=Status.ERROR, ended_at=NOON, proxied=error)
 
 
-@in_loop
 async def test_a_worker_takes_over_what_a_killed_one_left(address: HandoverAddress) -> None:
     slots = RequestSlots(8)
     killed = WorkerSide(address, slots=slots)
@@ -265,7 +261,6 @@ async def test_a_worker_takes_over_what_a_killed_one_left(address: HandoverAddre
     assert agent.failures == {"worker_died": 3}
 
 
-@in_loop
 async def test_records_without_a_readable_slot_are_lost_with_their_worker_and_counted(
     address: HandoverAddress,
 ) -> None:
@@ -281,7 +276,6 @@ async def test_records_without_a_readable_slot_are_lost_with_their_worker_and_co
         await until(lambda: agent.failures == {"worker_died": 2, "record_refused": 1})
 
 
-@in_loop
 async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
     address: HandoverAddress,
 ) -> None:
@@ -294,7 +288,6 @@ async def test_slots_are_free_again_when_the_agent_has_stored_their_records(
     assert slots.begin() == LeftSlots({}, 0)
 
 
-@in_loop
 async def test_a_worker_that_ends_hands_over_its_last_counts_and_spans(
     address: HandoverAddress,
 ) -> None:
@@ -308,7 +301,6 @@ async def test_a_worker_that_ends_hands_over_its_last_counts_and_spans(
         await until(lambda: agent.spans == [b"spans"])
 
 
-@in_loop
 async def test_a_record_goes_to_the_agent_at_once_if_none_went_a_moment_ago(
     address: HandoverAddress,
 ) -> None:
@@ -318,7 +310,6 @@ async def test_a_record_goes_to_the_agent_at_once_if_none_went_a_moment_ago(
         await until(lambda: agent.stored == first)
 
 
-@in_loop
 async def test_waiting_records_are_bounded_by_number_and_by_size(address: HandoverAddress) -> None:
     for kept, model in ((8, "m"), (2, "m" * 3000)):
         worker = WorkerSide(address, most=8)
@@ -327,7 +318,6 @@ async def test_waiting_records_are_bounded_by_number_and_by_size(address: Handov
         assert await worker.sender.flush(0.0) == kept
 
 
-@in_loop
 async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
     address: HandoverAddress,
 ) -> None:
@@ -342,7 +332,6 @@ async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
         assert agent.failures == {"record_refused": 2}
 
 
-@in_loop
 async def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
     address: HandoverAddress,
 ) -> None:
@@ -354,7 +343,6 @@ async def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
             assert agent.stored == trace_ids[:3]
 
 
-@in_loop
 async def test_a_worker_knows_what_the_agent_knows_of_the_engines(address: HandoverAddress) -> None:
     async with working(address) as worker, listening(address) as agent:
         await until(lambda: worker.engines == UP)
@@ -362,7 +350,6 @@ async def test_a_worker_knows_what_the_agent_knows_of_the_engines(address: Hando
         await until(lambda: worker.engines == DOWN)
 
 
-@in_loop
 async def test_a_worker_of_an_earlier_run_is_told_to_retire_and_loses_no_record(
     address: HandoverAddress,
 ) -> None:
@@ -374,7 +361,6 @@ async def test_a_worker_of_an_earlier_run_is_told_to_retire_and_loses_no_record(
             assert agent.stored == trace_ids
 
 
-@in_loop
 async def test_records_of_another_version_are_refused_and_counted(
     address: HandoverAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,7 +371,6 @@ async def test_records_of_another_version_are_refused_and_counted(
         assert (agent.stored, agent.failures) == ([], {"record_refused": 2})
 
 
-@in_loop
 async def test_a_message_over_the_limit_ends_the_connection_and_no_other(
     address: HandoverAddress,
 ) -> None:

@@ -238,6 +238,9 @@ def whole(metrics: Any, n: int = 1, tokens: int = 24) -> tuple[Any, list[str]]:
     return played.record, setup.failures
 
 
+NO_TIMES: list[Any] = [None, {}, [], 7, "x", {"spec": {"drafts": 3}}, {"queue_time_ms": "1"}]
+
+
 @pytest.mark.parametrize(
     ("metrics", "n", "known", "view"),
     [
@@ -245,10 +248,7 @@ def whole(metrics: Any, n: int = 1, tokens: int = 24) -> tuple[Any, list[str]]:
         ({"time_to_first_token_ms": 750.0}, 1, (None, 0.75, None), EngineView(status=Status.OK)),
         # Those of one of several choices are not the request's.
         ({"queue_time_ms": 1.0, "time_to_first_token_ms": 2.0}, 2, UNKNOWN, None),
-        *(
-            (none, 1, UNKNOWN, None)
-            for none in (None, {}, [], 7, "x", {"spec": {"drafts": 3}}, {"queue_time_ms": "1"})
-        ),
+        *((nothing, 1, UNKNOWN, None) for nothing in NO_TIMES),
     ],
 )
 def test_what_metrics_leave_out_is_unknown(metrics: Any, n: int, known: Any, view: Any) -> None:
