@@ -256,6 +256,8 @@ def test_views_of_other_traces_and_other_parents_are_not_joined(
 
 
 class Broken(SQLAlchemyError):
+    """Stops a transaction in the middle."""
+
 
 def break_at(sqlite: Engine, statement: int) -> Callable[[], None]:
     """Make the statement with this number fail; the result is a function that ends this."""
