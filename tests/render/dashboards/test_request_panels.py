@@ -5,13 +5,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
-import yaml
 from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
@@ -59,7 +57,6 @@ VARIABLES = {
 }
 READER = "grafana_reader"
 KV, BURST = Cause.KV_PRESSURE, Cause.BURST
-PROVISIONED = Path(__file__).parents[3] / "deploy/compose/grafana/provisioning/datasources"
 
 TOLD: dict[str, Any] = {
     "ttft_s": 0.2, "tpot_s": 0.02, "e2e_s": 1.0, "queue_s": 0.05, "prefill_s": 0.15,
@@ -90,40 +87,31 @@ def some_requests() -> list[JudgedRequest]:
     ]
 
 
-def explain_the_slow_one(engine: Engine) -> None:
-    """Two causes of the miss, and one of another objective."""
+def store_all(engine: Engine) -> None:
+    """The requests, two causes of a miss and one of another objective, and events."""
+    store(engine, some_requests())
     shares = (share(KV, 2.1), share(BURST, 0.7), share(BURST, 9.0, objective="answers"))
     explain(engine, explained(some_requests()[1], *shares))
-
-
-def store_all(engine: Engine) -> None:
-    store(engine, some_requests())
-    explain_the_slow_one(engine)
-    store_waiting(engine)
-    for event in some_events():
-        ObservationStore(engine, "agent-0").write_event(event)
-
-
-def store_waiting(engine: Engine) -> None:
-    """A view that waits for the other one of its request and is not counted yet."""
+    # A view that waits for the other one of its request is not counted yet.
     joining = Joining(judge=Judge(OBJECTIVES), wait_s=60.0)
     waiting = request(8, MISSED, **TOLD | {"vantage": Vantage.PROXY, "e2e_s": 99.0})
     request_write(engine, joining)([waiting])
-
-
-def some_events() -> list[Event]:
-    """An event of a chosen engine, one of an engine without requests, one of a GPU."""
+    # Events of a chosen engine, of one without requests, and of a GPU.
     hang = partial(Event, kind=EventKind.HANG, confidence=Confidence.PROBABLE)
     fault = partial(Event, kind=EventKind.GPU_FAULT, confidence=Confidence.CERTAIN)
-    return [
+    for event in (
         hang(at=NOON, engine="chat-0", evidence={"stuck_s": 12.5}),
         hang(at=NOON + 1, engine="chat-9"),
         fault(at=NOON + 2, engine=None, gpu="GPU-a"),
-    ]
+    ):
+        ObservationStore(engine, "agent-0").write_event(event)
+
+
+Reader = psycopg.Connection[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def reader(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+def reader(postgres_server: PostgresServer) -> Iterator[Reader]:
     """A read-only connection to a database that the agent's own store filled."""
     with postgres_server.new_database() as url:
         engine = open_engine(url)
@@ -157,9 +145,7 @@ CHOSEN = {
 }
 
 
-def answer(
-    reader: psycopg.Connection[dict[str, Any]], statement: str, **chosen: Sequence[str]
-) -> Rows:
+def answer(reader: Reader, statement: str, **chosen: Sequence[str]) -> Rows:
     values: Mapping[str, Sequence[str]] = {**CHOSEN, **chosen}
     plain = written_out(statement, values, (NOON - 600, NOON + 600), 60)
     rows = reader.execute(plain.encode()).fetchall()
@@ -172,9 +158,7 @@ def panel(name: str) -> str:
 
 
 @pytest.mark.parametrize("question", ASKED.values(), ids=ASKED)
-def test_every_panel_returns_rows(
-    reader: psycopg.Connection[dict[str, Any]], question: Asked
-) -> None:
+def test_every_panel_returns_rows(reader: Reader, question: Asked) -> None:
     rows = answer(reader, question.expression)
     assert rows
     # A column that a panel formats must be one that its first question gets.
@@ -196,33 +180,19 @@ def test_every_panel_returns_rows(
         ("tenant", ["acme", "o'neill", "unknown"]),
     ],
 )
-def test_a_variable_offers_the_stored_values(
-    reader: psycopg.Connection[dict[str, Any]], name: str, values: list[str]
-) -> None:
+def test_a_variable_offers_the_stored_values(reader: Reader, name: str, values: list[str]) -> None:
     rows = answer(reader, VARIABLES[name])
     assert sorted(next(iter(row.values())) for row in rows) == values
 
 
-def test_the_role_can_write_nothing(reader: psycopg.Connection[dict[str, Any]]) -> None:
-    reader.read_only = False
-    with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        reader.execute("DELETE FROM requests")
-    reader.rollback()
-    reader.read_only = True
-
-
 @pytest.mark.parametrize(("by", "worst"), [("e2e", "request-2"), ("max gap", "request-6")])
-def test_the_worst_comes_first(
-    reader: psycopg.Connection[dict[str, Any]], by: str, worst: str
-) -> None:
+def test_the_worst_comes_first(reader: Reader, by: str, worst: str) -> None:
     rows = answer(reader, panel("Worst requests"), worst_by=[by])
     assert rows[0]["request"] == worst
     assert len(rows) == 6
 
 
-def test_without_values_to_choose_a_panel_is_empty_without_an_error(
-    reader: psycopg.Connection[dict[str, Any]],
-) -> None:
+def test_without_values_to_choose_a_panel_is_empty_without_an_error(reader: Reader) -> None:
     nothing: Mapping[str, Sequence[str]] = {"engine": (), "model": (), "tenant": ()}
     for question in ASKED.values():
         answer(reader, question.expression, **nothing)
@@ -231,9 +201,6 @@ def test_without_values_to_choose_a_panel_is_empty_without_an_error(
 
 
 # Where a click leads
-
-LINKED = ("Worst requests", "The request and its trace")
-both = pytest.mark.parametrize("title", LINKED)
 
 
 def link(title: str, column: str, name: str) -> str:
@@ -245,36 +212,21 @@ def link(title: str, column: str, name: str) -> str:
     return str(url)
 
 
-def provisioned() -> dict[str, list[str]]:
-    """What Grafana chooses of docker-compose's trace stores: the first of a kind, or nothing."""
-    (path,) = PROVISIONED.iterdir()
-    sources = yaml.safe_load(path.read_text(encoding="utf-8"))["datasources"]
-    found = {kind: [s["uid"] for s in sources if s["type"] == kind] for kind in ("tempo", "jaeger")}
-    assert any(found.values())
-    return {f"{kind}_datasource": uids[:1] or [""] for kind, uids in found.items()}
+both = pytest.mark.parametrize("title", ["Worst requests", "The request and its trace"])
 
 
 @both
 @pytest.mark.parametrize(
-    ("stores", "source", "query_type"),
-    [
-        ({"tempo_datasource": ["t"], "jaeger_datasource": [""]}, "t", "traceql"),
-        ({"tempo_datasource": [""], "jaeger_datasource": ["j"]}, "j", ""),
-        ({"tempo_datasource": ["t"], "jaeger_datasource": ["j"]}, "t", "traceql"),
-        (provisioned(), "tempo", "traceql"),
-    ],
-    ids=["tempo", "jaeger", "both", "docker-compose"],
+    ("tempo", "jaeger", "source", "query_type"),
+    [("t", "", "t", "traceql"), ("", "j", "j", ""), ("t", "j", "t", "traceql")],
+    ids=["tempo", "jaeger", "both"],
 )
 def test_a_link_on_a_trace_opens_it_in_the_configured_store(
-    reader: psycopg.Connection[dict[str, Any]],
-    title: str,
-    stores: Mapping[str, Sequence[str]],
-    source: str,
-    query_type: str,
+    reader: Reader, title: str, tempo: str, jaeger: str, source: str, query_type: str
 ) -> None:
-    row = next(
-        row for row in answer(reader, panel(title), **stores) if row["request"] == "request-4"
-    )
+    stores = {"tempo_datasource": [tempo], "jaeger_datasource": [jaeger]}
+    rows = answer(reader, panel(title), **stores)
+    row = next(row for row in rows if row["request"] == "request-4")
     url = urlsplit(clicked(link(title, "trace", "The trace"), row, "trace", {}))
     assert url.path == "/explore"
     shown = json.loads(parse_qs(url.query)["panes"][0])["trace"]
@@ -287,7 +239,7 @@ def test_a_link_on_a_trace_opens_it_in_the_configured_store(
 
 @both
 def test_a_link_on_an_engine_opens_the_minutes_around_the_request(
-    reader: psycopg.Connection[dict[str, Any]], title: str
+    reader: Reader, title: str
 ) -> None:
     """Not the time shown, in which the request may be a point or not be at all."""
     row = answer(reader, panel(title), request=["request-2"], worst_by=["e2e"])[0]
@@ -300,17 +252,6 @@ def test_a_link_on_an_engine_opens_the_minutes_around_the_request(
     assert float(parameters["to"]) - began_ms == pytest.approx(304_000, abs=2)
 
 
-@both
-def test_columns_for_links_alone_are_hidden(title: str) -> None:
-    hidden = {
-        override["matcher"]["options"]
-        for override in ASKED[title].panel["fieldConfig"]["overrides"]
-        for item in override["properties"]
-        if item == {"id": "custom.hidden", "value": True}
-    }
-    assert hidden == {"shown_from", "shown_until", "trace_source", "trace_query"}
-
-
 # Events
 
 
@@ -320,9 +261,7 @@ def marked() -> str:
     return str(mark["target"]["rawSql"])
 
 
-def test_events_of_the_chosen_engines_and_of_gpus_are_marked(
-    reader: psycopg.Connection[dict[str, Any]],
-) -> None:
+def test_events_of_the_chosen_engines_and_of_gpus_are_marked(reader: Reader) -> None:
     rows = answer(reader, marked())
     assert [(row["time"].timestamp(), row["title"], row["tags"]) for row in rows] == [
         (NOON, "HANG on chat-0", "HANG,probable,chat-0"),
@@ -334,18 +273,14 @@ def test_events_of_the_chosen_engines_and_of_gpus_are_marked(
 # Figures
 
 
-def test_the_colours_of_attainment_use_the_objective_in_force(
-    reader: psycopg.Connection[dict[str, Any]],
-) -> None:
+def test_the_colours_of_attainment_use_the_objective_in_force(reader: Reader) -> None:
     (question,) = {question.expression for name, question in ASKED.items() if name.endswith("/ B")}
     for promised in OBJECTIVES:
         (row,) = answer(reader, question, objective=[promised.name])
         assert row == {"unknown": -1, "below": 0, "target": promised.target}
 
 
-def test_attainment_is_by_input_and_output_length(
-    reader: psycopg.Connection[dict[str, Any]],
-) -> None:
+def test_attainment_is_by_input_and_output_length(reader: Reader) -> None:
     rows = {
         row["input"]: row for row in answer(reader, panel("Attainment by input and output length"))
     }
@@ -355,13 +290,7 @@ def test_attainment_is_by_input_and_output_length(
     assert (rows["4k-16k"]["out 0-64"], rows["4k-16k"]["out 4k+"]) == (0.0, None)
 
 
-def test_tenants_are_sorted_worst_first(reader: psycopg.Connection[dict[str, Any]]) -> None:
-    rows = answer(reader, panel("Attainment by tenant"))
-    tenants = [(row["tenant"], row["judged"], row["attainment"]) for row in rows]
-    assert tenants == [("o'neill", 1, 0.0), ("acme", 3, pytest.approx(2 / 3)), ("unknown", 0, None)]
-
-
-def test_misses_are_grouped_by_cause(reader: psycopg.Connection[dict[str, Any]]) -> None:
+def test_misses_are_grouped_by_cause_and_tenant_and_times_by_phase(reader: Reader) -> None:
     rows = answer(reader, panel("Causes of misses"))
     assert [(row["cause"], row["missed"], row["excess"]) for row in rows] == [
         ("kv_pressure", 1, 2.1),
@@ -369,17 +298,16 @@ def test_misses_are_grouped_by_cause(reader: psycopg.Connection[dict[str, Any]])
         ("error", 1, None),
     ]
     assert [row["share"] for row in rows] == [pytest.approx(0.75), pytest.approx(0.25), None]
+    rows = answer(reader, panel("Attainment by tenant"))
+    tenants = [(row["tenant"], row["judged"], row["attainment"]) for row in rows]
+    assert tenants == [("o'neill", 1, 0.0), ("acme", 3, pytest.approx(2 / 3)), ("unknown", 0, None)]
+    rows = answer(reader, panel("Time by phase and verdict"))
+    by_verdict = {row["verdict"]: row for row in rows}
+    assert by_verdict["met"]["decode"] == pytest.approx(0.8)
+    assert by_verdict["missed"]["queue"] > by_verdict["met"]["queue"]
 
 
-def test_phases_are_shares_of_the_time(reader: psycopg.Connection[dict[str, Any]]) -> None:
-    rows = {row["verdict"]: row for row in answer(reader, panel("Time by phase and verdict"))}
-    assert rows["met"]["decode"] == pytest.approx(0.8)
-    assert rows["missed"]["queue"] > rows["met"]["queue"]
-
-
-def test_one_request_is_found_by_any_of_its_ids_or_its_trace(
-    reader: psycopg.Connection[dict[str, Any]],
-) -> None:
+def test_one_request_is_found_by_any_of_its_ids_or_its_trace(reader: Reader) -> None:
     by_id = answer(reader, panel("Phases of the request"))
     assert [row["phase"] for row in by_id] == ["front", "queue", "prefill", "decode", "in all"]
     for other in ("resp_4", "chatcmpl-4-0", f"{4:032x}"):
@@ -390,13 +318,6 @@ def test_one_request_is_found_by_any_of_its_ids_or_its_trace(
     }
     assert (figures["holdback_s"], figures["tenant"]) == ("0.01", "acme")
     assert "cause" not in figures
-
-
-def test_a_request_before_the_selected_time_is_found_too(
-    reader: psycopg.Connection[dict[str, Any]],
-) -> None:
+    # Also before the time shown; input of a user stays a quoted value.
     assert answer(reader, panel("Phases of the request"), request=["request-7"])
-
-
-def test_input_of_a_user_stays_a_quoted_value(reader: psycopg.Connection[dict[str, Any]]) -> None:
     assert answer(reader, panel("Phases of the request"), request=["' OR true --"]) == []
