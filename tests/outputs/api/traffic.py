@@ -6,6 +6,9 @@ from math import ceil
 from random import Random
 from typing import Any
 
+import pytest
+
+from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.verdicts import Judge
 from agent.records.objective import Match
 from agent.records.request import RequestRecord, Status
@@ -92,10 +95,14 @@ def latencies_s(records: Sequence[RequestRecord], figure: str) -> list[float | N
     return [getattr(item, name) for item in records if item.status is not Status.INVALID]
 
 
-def exact(values_s: Sequence[float | None], q: float) -> float | None:
-    """Return the exact quantile in milliseconds, at rank ceil(q*n)."""
+def quantile_of(values_s: Sequence[float | None], q: float) -> Any:
+    """The exact quantile in milliseconds, at rank ceil(q*n), within the stated error."""
     known = sorted(value for value in values_s if value is not None)
-    return 1000 * known[max(1, ceil(round(q * len(known), 9))) - 1] if known else None
+    if not known:
+        return None
+    exact = 1000 * known[max(1, ceil(round(q * len(known), 9))) - 1]
+    # Values below a microsecond share one bin.
+    return pytest.approx(exact, rel=RELATIVE_ERROR * (1 + 1e-9), abs=0.0011)
 
 
 def unix(timestamp: Any) -> float:
