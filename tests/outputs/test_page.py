@@ -9,7 +9,6 @@ from playwright.sync_api import Browser
 from agent import __version__
 from agent.catalog.causes import Cause
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.minute import MinuteRow
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from agent.records.request import Status, Vantage
 from tests.outputs.api.serving import Api, open_api
@@ -40,6 +39,12 @@ UNKNOWN_IN = {
 }
 
 
+DISAGREE = {
+    **{"figure": "mfu", "higher": "hardware", "lower": "requests", "times": 2.5},
+    **{"cause": "preemptions", "causes": ["requests were computed again", "another"]},
+}
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with browsing() as running:
@@ -62,7 +67,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
             ],
             [objective()],
         )
-        running.store_minutes(minute(2), minute(3, output_tokens=2e6, gpus_usd=99))
+        running.store_minutes(minute(2), minute(3, output_tokens=2e6, disagreements=(DISAGREE,)))
         running.store_events(
             Event(
                 engine=HOSTILE,
@@ -98,6 +103,27 @@ def test_a_view_shows_its_figures_and_everybody_can_use_it(
     assert "SIMULATED: " in page
 
 
+@pytest.mark.parametrize(
+    ("view", "texts"),
+    [
+        ("requests", ("TTFT (no first token was seen)", "e2e (the request's end was not seen)")),
+        (
+            "request?id=request-4",
+            (
+                "No waterfall: neither the proxy nor a span tells how long",
+                "neither the request nor a span names it",
+            ),
+        ),
+        ("efficiency", ("MFU", "hardware", "2.5", "requests were computed again")),
+    ],
+)
+def test_a_view_names_the_reasons_of_what_is_unknown_and_differs(
+    there: Opened, api: Api, view: str, texts: tuple[str, ...]
+) -> None:
+    page = at(there, api.url, view)
+    assert [text for text in texts if text not in page] == []
+
+
 def test_figures_of_another_window_stay_readable_until_the_new_ones_come(
     browser: Browser, api: Api
 ) -> None:
@@ -111,15 +137,6 @@ def test_figures_of_another_window_stay_readable_until_the_new_ones_come(
         assert "Per 1M output tokens" in there.page.content()
 
 
-def test_unknown_values_of_a_request_have_a_reason(there: Opened, api: Api) -> None:
-    page = at(there, api.url, "requests")
-    for reason in ("TTFT (no first token was seen)", "e2e (the request's end was not seen)"):
-        assert reason in page
-    page = at(there, api.url, "request?id=request-4")
-    assert "No waterfall: neither the proxy nor a span tells how long" in page
-    assert "neither the request nor a span names it" in page
-
-
 def test_the_figures_of_now_are_those_of_the_summary(there: Opened, api: Api) -> None:
     summary = api.get("/api/v1/summary?window=5m").json()
     page = at(there, api.url, "now")
@@ -131,17 +148,12 @@ def test_the_figures_of_now_are_those_of_the_summary(there: Opened, api: Api) ->
     assert f"{summary['ttft_ms']['p50']:,.0f} ms" in page
 
 
-def test_agents_are_shown_with_when_they_were_last_seen(there: Opened, api: Api) -> None:
-    api.beat("agent-of-the-test")
-    page = at(there, api.url, "now")
-    row = there.page.get_by_role("row").filter(has_text="agent-of-the-test")
-    row.get_by_text(__version__).wait_for()
-    assert "Agents that write to this database" in page
-
-
 def test_one_agent_of_several_is_chosen_for_every_view(there: Opened, api: Api) -> None:
     api.beat("agent-0")
     api.beat("agent-of-the-test")
+    at(there, api.url, "now")
+    row = there.page.get_by_role("row").filter(has_text="agent-of-the-test")
+    row.get_by_text(__version__).wait_for()
     at(there, api.url, "requests")
     there.page.get_by_role("combobox", name="Agent").select_option("agent-of-the-test")
     there.page.get_by_text("No request that the agent saw").wait_for()
@@ -180,33 +192,30 @@ def test_a_share_below_one_is_not_rounded_to_all(
     assert found == [percent, share]
 
 
-def test_a_budget_says_of_how_much_of_its_window_it_is(browser: Browser, tmp_path: Path) -> None:
-    with open_api(tmp_path) as api:
-        api.set_objectives([objective()])
-        api.store([record(1, ended_at=api.agent.now - 100)], [objective()])
-        with opened_in(browser, api.url) as there:
-            page = at(there, api.url, "now")
-    assert "of the last 30 days, of which 2 minutes are stored" in page
-
-
-def test_all_causes_are_shown_and_of_how_many_misses_they_are(
+def test_causes_are_shown_with_how_many_misses_they_are_of_and_first_on_their_request(
     browser: Browser, tmp_path: Path
 ) -> None:
-    causes = list(Cause)[:8]
+    others = [cause for cause in Cause if cause is not Cause.KV_PRESSURE][:7]
+    seconds = {Cause.KV_PRESSURE: 21.0, **dict.fromkeys(others, 1.0)}
     with open_api(tmp_path) as api:
-        slow = [record(n, ttft_s=9.0, ended_at=api.agent.now - 1) for n in (1, 2)]
-        api.store(slow, [objective()])
-        shares = tuple(CauseShare("chat", "ttft", each, 1.0, ("seen",)) for each in causes)
+        now = api.agent.now
+        slow = [record(n, request_id=f"r-{n}", ttft_s=9.0, ended_at=now - 1) for n in (1, 2)]
+        api.set_objectives([objective()])
+        api.store([record(3, ended_at=now - 100), *slow], [objective()])
+        shares = [CauseShare("chat", "ttft", *each, ("seen",)) for each in seconds.items()]
         (first, _) = judged(slow, [objective()])
-        why = Explanation(slow[0].trace_id, slow[0].span_id, causes[0], shares, ("span",))
-        api.explain(ExplainedRequest(first, why))
+        why = (slow[0].trace_id, slow[0].span_id, Cause.KV_PRESSURE, tuple(shares), ("span",))
+        api.explain(ExplainedRequest(first, Explanation(*why)))
         with opened_in(browser, api.url) as there:
-            page = at(there, api.url, "now")
-            for each in causes:
-                there.page.get_by_role(
-                    "rowheader", name=each.replace("_", " "), exact=True
-                ).wait_for()
-    assert "of 1 explained requests of 2 that missed" in page
+            now_page = at(there, api.url, "now")
+            for each in seconds:
+                name = each.replace("_", " ")
+                there.page.get_by_role("rowheader", name=name, exact=True).wait_for()
+            page = at(there, api.url, "request?id=r-1")
+    assert "of 1 explained requests of 2 that missed" in now_page
+    assert "of the last 30 days, of which 2 minutes are stored" in now_page
+    mostly = "mostly because of <strong>kv pressure</strong>: 75 % of the excess seconds."
+    assert 0 < page.index(f"It missed, {mostly}") < page.index("Why it missed")
 
 
 def test_the_parts_of_a_request_add_up_on_its_page(there: Opened, api: Api) -> None:
@@ -297,25 +306,6 @@ def test_a_request_that_is_not_stored_is_no_old_figure(browser: Browser, api: Ap
     assert "are old" not in page
 
 
-def test_a_missed_request_begins_with_its_cause(browser: Browser, tmp_path: Path) -> None:
-    missed = record(1, request_id="slow", ttft_s=9.0)
-    with open_api(tmp_path) as api:
-        missed = missed._replace(ended_at=api.agent.now - 1)
-        api.store([missed], [objective()])
-        shares = (
-            CauseShare("chat", "ttft", Cause.BURST, 2.0, ("many came",)),
-            CauseShare("chat", "ttft", Cause.KV_PRESSURE, 6.0, ("the KV cache was full",)),
-        )
-        (slow,) = judged([missed], [objective()])
-        why = Explanation(missed.trace_id, missed.span_id, Cause.KV_PRESSURE, shares, ("span",))
-        api.explain(ExplainedRequest(slow, why))
-        with opened_in(browser, api.url) as there:
-            page = at(there, api.url, "request?id=slow")
-    first = "It missed, mostly because of <strong>kv pressure</strong>: 75 % of the excess seconds."
-    assert first in page
-    assert page.index(first) < page.index("Why it missed")
-
-
 def test_new_requests_are_shown_without_loading_the_page_again(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -355,18 +345,6 @@ def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: 
             there.html(reason)
 
 
-def test_a_chart_without_figures_has_its_reason_below_its_name(
-    browser: Browser, tmp_path: Path
-) -> None:
-    with open_api(tmp_path) as api, opened_in(browser, f"{api.url}/#efficiency") as there:
-        api.store_minutes(minute(3, **UNKNOWN))
-        there.html("MFU by minute, last hour")
-        mfu, why_mfu, mbu, why_mbu = there.page.locator(".two p").evaluate_all(
-            "lines => lines.map((line) => line.getBoundingClientRect().left)"
-        )
-        assert mfu == why_mfu < mbu == why_mbu
-
-
 def test_an_engine_that_nobody_traces_is_shown_by_its_own_counters(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -383,19 +361,6 @@ def test_an_engine_that_nobody_traces_is_shown_by_its_own_counters(
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
     assert "500 ms \N{EN DASH} 1 s" in page
     assert "unknown: nothing counted the" not in page
-
-
-def test_disagreements_are_shown_with_their_causes(browser: Browser, tmp_path: Path) -> None:
-    pair = {"figure": "mfu", "higher": "hardware", "lower": "requests", "times": 2.5}
-    causes = ["requests were computed again", "another"]
-    disagreements = ({**pair, "cause": "preemptions", "causes": causes},)
-    rows: tuple[MinuteRow, ...] = (minute(3, disagreements=disagreements),)
-    with open_api(tmp_path) as api:
-        api.store_minutes(*rows)
-        with opened_in(browser, f"{api.url}/#efficiency") as there:
-            page = there.html(VIEWS["efficiency"])
-    for text in ("MFU", "hardware", "2.5", "requests were computed again"):
-        assert text in page
 
 
 def test_the_page_says_that_it_has_no_figures(browser: Browser, tmp_path: Path) -> None:
