@@ -196,7 +196,7 @@ def test_causes_are_shown_with_how_many_misses_they_are_of_and_first_on_their_re
     browser: Browser, tmp_path: Path
 ) -> None:
     others = [cause for cause in Cause if cause is not Cause.KV_PRESSURE][:7]
-    seconds = {Cause.KV_PRESSURE: 21.0, **dict.fromkeys(others, 1.0)}
+    seconds = {Cause.KV_PRESSURE: 21.0} | dict.fromkeys(others, 1.0)
     with open_api(tmp_path) as api:
         now = api.agent.now
         slow = [record(n, request_id=f"r-{n}", ttft_s=9.0, ended_at=now - 1) for n in (1, 2)]

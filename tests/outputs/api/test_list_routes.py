@@ -5,7 +5,6 @@ from urllib.parse import quote
 
 import pytest
 
-from agent.analysis.setup_steps import SetupAction, SetupStep, StepName
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import GpuSample
 from agent.records.objective import Match
@@ -95,32 +94,21 @@ def test_an_objective_is_listed_as_it_is_judged_now(api: Api) -> None:
     assert api.query("objectives") == EMPTY
 
 
-LOAD: dict[str, float | None] = {"running": 3.0, "waiting": 1.0, "kv_cache_usage": 0.25}
-UNLOADED = dict.fromkeys(LOAD)
-
-
 def test_engines_are_listed_as_they_were_read(api: Api) -> None:
-    unknown = dict.fromkeys(("model", "dialect", "read_at"))
-    unknown |= {"name": "b", "agent": "agent-1", "up": False}
+    load = {"running": 3.0, "waiting": 1.0, "kv_cache_usage": 0.25}
+    read = {"name": "a", "agent": "agent-0", "up": True, "model": "llama", "dialect": "vllm"}
+    unknown = dict.fromkeys(("model", "dialect", *load))
+    away = {"name": "b", "agent": "agent-1", "up": False, **unknown}
+    at = NOON + 0.25
     api.agent.engines += [
-        {
-            "name": "a",
-            "agent": "agent-0",
-            "up": True,
-            "model": "llama",
-            "dialect": "vllm",
-            "read_at": NOON + 0.25,
-        }
-        | LOAD,
-        unknown | UNLOADED,
+        {**read, **load, "read_at": at, "stale_after_s": 15.0},
+        {**away, "read_at": None},
     ]
     one, other = api.query("engines")["items"]
-    assert unix(one.pop("read_at")) == NOON + 0.25
-    named = {"name": "a", "agent": "agent-0", "problem": None, "ejected": None}
-    assert one.pop("age_s") == api.agent.now - NOON - 0.25
-    assert one.pop("stale_after_s") is other.pop("stale_after_s") is other.pop("age_s") is None
-    assert one == {**named, "up": True, "model": "llama", "dialect": "vllm"} | LOAD
-    assert other == {**unknown, "problem": None, "ejected": None} | UNLOADED
+    assert unix(one.pop("read_at")) == at
+    none = {"problem": None, "ejected": None}
+    assert one == {**read, **load, **none, "age_s": api.agent.now - at, "stale_after_s": 15.0}
+    assert other == {**away, **none, "read_at": None, "age_s": None, "stale_after_s": None}
     assert [item["name"] for item in api.query("engines", agent="agent-1")["items"]] == ["b"]
 
 
@@ -169,26 +157,19 @@ def test_a_response_has_everything_of_a_sample(api: Api) -> None:
         ("gpu_clock_hertz", ("sm",)): float("nan"),
         ("gpu_ecc_errors", ("corrected", "lifetime")): 0.0,
     }
-    read = sample(
-        api.agent.now - 2.5,
-        index=3,
-        facts=facts,
-        processes={17: 5_000_000_000, 18: None},
-        mig_instances=(MIG_INSTANCE,),
-    )
-    api.store_gpus(read)
-    response = api.query("gpus")
-    assert response["next"] is None
-    (item,) = response["items"]
+    parts: dict[str, Any] = {
+        "processes": {17: 5_000_000_000, 18: None},
+        "mig_instances": (MIG_INSTANCE,),
+    }
+    api.store_gpus(sample(api.agent.now - 2.5, index=3, facts=facts, **parts))
+    (item,) = api.query("gpus")["items"]
     (in_history,) = api.query("gpus/GPU-1")["items"]
     assert in_history == {**item, "age_s": None, "stale_after_s": None}
-    assert unix(item.pop("at")) == read.at
+    assert unix(item.pop("at")) == api.agent.now - 2.5
+    known = ("gpu", "index", "name", "agent", "problem", "age_s", "stale_after_s")
+    values = ("GPU-1", 3, "NVIDIA H200", "agent-0", None, 2.5, 180.0)
+    assert tuple(item.pop(name) for name in known) == values
     assert item == {
-        "gpu": "GPU-1",
-        "index": 3,
-        "name": "NVIDIA H200",
-        "agent": "agent-0",
-        "problem": None,
         "facts": {
             "gpu_power_watts": 312.5,
             "gpu_clock_hertz{sm}": None,
@@ -199,8 +180,6 @@ def test_a_response_has_everything_of_a_sample(api: Api) -> None:
             {"pid": 18, "memory_bytes": None},
         ],
         "mig_instances": [MIG_INSTANCE_ROW],
-        "age_s": 2.5,
-        "stale_after_s": 180.0,
     }
 
 
@@ -221,32 +200,6 @@ def test_gpus_of_an_agent_that_has_ended_are_stale_at_once(api: Api) -> None:
     assert [item["stale_after_s"] for item in api.query("gpus")["items"]] == [180.0]
     api.execute("UPDATE agents SET stopped_at = seen_at")
     assert [item["stale_after_s"] for item in api.query("gpus")["items"]] == [0.0]
-
-
-def test_the_steps_of_a_setup_are_those_of_the_agent(api: Api) -> None:
-    row = {"agent": "agent-0", "dialect": "vllm", "version": "0.32.0", "model": "llama"}
-    step = SetupStep(
-        name=StepName.SPANS,
-        state="missing",
-        shows="rows",
-        actions=(SetupAction("restart vLLM with", ("vllm serve llama",)),),
-    )
-    api.agent.setups = [
-        {**row, "engine": "chat-0", "steps": (step,)},
-        {**row, "engine": "chat-1", "steps": ()},
-    ]
-    items = api.query("setup")["items"]
-    assert [item["engine"] for item in items] == ["chat-0", "chat-1"]
-    assert items[0]["steps"] == [
-        {
-            "name": "spans",
-            "state": "missing",
-            "shows": "rows",
-            "actions": [{"where": "restart vLLM with", "lines": ["vllm serve llama"]}],
-        }
-    ]
-    assert api.query("setup", engine="chat-1")["items"] == items[1:]
-    assert api.query("setup", agent="another")["items"] == []
 
 
 def test_samples_of_a_gpu_are_listed_newest_first_in_pages(api: Api) -> None:
