@@ -68,11 +68,11 @@ _HISTOGRAMS = {
 
 
 def sample(changed: Mapping[Any, float | None] | None = None) -> EngineSample:
-    """A sample of a vLLM at work; None removes a fact."""
+    """A sample of a vLLM at work; None removes a fact. A key is a metric, or has its labels."""
     facts: dict[Any, float | None] = {
         **{(m, ("some",) * len(m.labels)): 1.0 for m in DIALECTS["vllm"].facts if _is_plain(m)},
         **_FACTS,
-        **(changed or {}),
+        **{k if isinstance(k, tuple) else (k, ()): v for k, v in (changed or {}).items()},
     }
     return EngineSample(
         engine="audited",

@@ -42,33 +42,57 @@ def row(at: float = AT, **values: object) -> RequestRecord:
     return RequestRecord(**fields)  # type: ignore[arg-type]
 
 
+FACTS = {
+    "steps": fact.STEPS,
+    "step_tokens": fact.STEP_TOKENS,
+    "output": fact.OUTPUT_TOKENS,
+    "finished": fact.REQUESTS_FINISHED,
+    "running": fact.REQUESTS_RUNNING,
+    "waiting": fact.REQUESTS_WAITING,
+    "kv": fact.KV_CACHE_USAGE,
+    "places": fact.MAX_RUNNING_REQUESTS,
+    "preempted": fact.PREEMPTIONS,
+    "looked_up": fact.PREFIX_CACHE_QUERY_TOKENS,
+    "hits": fact.PREFIX_CACHE_HIT_TOKENS,
+    "drafts": fact.SPEC_DECODE_DRAFTS,
+    "accepted": fact.SPEC_DECODE_ACCEPTED_TOKENS,
+}
+
+
 def sample(at: float, **facts: float) -> EngineSample:
     """A sample of an engine that serves four requests a second, one at a time."""
     seconds = at - AT + 1000
+    per_s = {"steps": 40, "step_tokens": 1640, "output": 40, "finished": 4}
     values = {
-        fact.STEPS.name: 40 * seconds,
-        fact.STEP_TOKENS.name: 1640 * seconds,
-        fact.OUTPUT_TOKENS.name: 40 * seconds,
-        fact.REQUESTS_FINISHED.name: 4 * seconds,
-        fact.REQUESTS_RUNNING.name: 1.0,
-        fact.REQUESTS_WAITING.name: 0.0,
-        fact.KV_CACHE_USAGE.name: 0.2,
-        fact.MAX_RUNNING_REQUESTS.name: 16.0,
+        **{name: each * seconds for name, each in per_s.items()},
+        **{"running": 1.0, "waiting": 0.0, "kv": 0.2, "places": 16.0},
         **facts,
     }
     keys: dict[tuple[str, tuple[str, ...]], float] = {
-        (name, ()): value for name, value in values.items()
+        (FACTS[name].name, ()): value for name, value in values.items()
     }
     return EngineSample(engine="chat-0", at=at, dialect="vllm", model="m", facts=keys)
 
 
-def usual() -> EngineTimeline:
+def sample_each_second(timeline: EngineTimeline, seconds: range, **facts: float) -> None:
+    """Samples of these seconds after AT, with these facts."""
+    for second in seconds:
+        timeline.sample(sample(AT + second, **facts))
+
+
+def queued(at: float, queue_s: float, **values: object) -> RequestRecord:
+    """A request that is quick after its time in the queue."""
+    times = {"queue_s": queue_s, "ttft_s": queue_s + 0.05, "e2e_s": queue_s + 0.15}
+    return row(at, **times, **values)
+
+
+def usual(**values: object) -> EngineTimeline:
     """An engine that served 240 quick requests in the last minute."""
     timeline = EngineTimeline()
     for second in range(-60, 1):
         timeline.sample(sample(AT + second))
         for quarter in range(4):
-            timeline.request(row(AT + second + quarter / 4))
+            timeline.request(row(AT + second + quarter / 4, **values))
     return timeline
 
 

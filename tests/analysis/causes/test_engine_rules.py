@@ -11,12 +11,19 @@ from agent.analysis.causes.activity import StepCosts
 from agent.analysis.causes.baselines import RequestBaselines
 from agent.analysis.causes.engine_rules import prompts_text
 from agent.analysis.causes.periods import Prompt, PromptLog
-from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
-from agent.catalog.metric import Metric
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
-from tests.analysis.causes.making import AT, OBJECTIVE, row, sample, starve, usual
+from tests.analysis.causes.making import (
+    AT,
+    OBJECTIVE,
+    queued,
+    row,
+    sample,
+    sample_each_second,
+    starve,
+    usual,
+)
 from tests.analysis.causes.making import step as made_step
 
 # A step while a request waits.
@@ -46,21 +53,15 @@ def test_a_waiting_core_loses_no_more_than_its_steps_are_longer(slow: int) -> No
 def test_places_hold_a_queue_though_nobody_knows_what_is_usual() -> None:
     timeline = EngineTimeline()
     starve(timeline, 0, 9)
-    full = {fact.REQUESTS_WAITING.name: 20.0, fact.REQUESTS_RUNNING.name: 16.0}
-    for second in range(9):
-        timeline.sample(sample(AT + second, **full))
-    found = explain(row(AT + 2, ttft_s=4.05, queue_s=4.0, e2e_s=4.15), [OBJECTIVE], timeline)
+    sample_each_second(timeline, range(9), waiting=20.0, running=16.0)
+    found = explain(queued(AT + 2, 4.0), [OBJECTIVE], timeline)
     assert found.top is Cause.SEQUENCE_CAP
 
 
 @pytest.mark.parametrize("cached", [0, 260])
 def test_prompts_that_the_cache_lost_hold_the_queue(cached: int) -> None:
     """It usually has 360 of 400 tokens; a quarter less of that is chance."""
-    timeline = EngineTimeline()
-    for second in range(-60, 1):
-        timeline.sample(sample(AT + second))
-        for quarter in range(4):
-            timeline.request(row(AT + second + quarter / 4, cached_tokens=360))
+    timeline = usual(cached_tokens=360)
     for number in range(50):
         timeline.step(step(AT - 20 + 0.01 * number, 0.01))
         timeline.step(step(AT - 10 + 0.05 * number, 0.05, 400))
@@ -68,10 +69,9 @@ def test_prompts_that_the_cache_lost_hold_the_queue(cached: int) -> None:
     for number in range(40):
         timeline.step(step(AT + 1.05 + number * 0.05, 0.05, 400))
         timeline.request(row(AT + 1.0 + number * 0.05, cached_tokens=cached, ttft_s=0.06))
-    waits = row(AT + 1, ttft_s=2.0, queue_s=1.95, e2e_s=2.1, cached_tokens=cached)
+    waits = queued(AT + 1, 1.95, cached_tokens=cached)
     timeline.request(waits)
-    for second in range(2, 8):
-        timeline.sample(sample(AT + second))
+    sample_each_second(timeline, range(2, 8))
     found = explain(waits, [OBJECTIVE], timeline)
     assert (found.top is Cause.CACHE_MISS) is (cached == 0), found.shares
 
@@ -86,17 +86,17 @@ def test_by_samples_alone_new_long_prompts_are_no_lost_hits(length: int, cause: 
         new = 8000 * max(0, second)
         asked = 1600 * min(60, second + 60) + new
         facts = {
-            fact.PREFIX_CACHE_QUERY_TOKENS.name: float(asked),
-            fact.PREFIX_CACHE_HIT_TOKENS.name: 0.9 * (asked - new),
-            fact.STEP_TOKENS.name: 40.0 * (second + 60) + 160 * min(60, second + 60) + new,
-            fact.REQUESTS_WAITING.name: 5.0 if second > 0 else 0.0,
+            "looked_up": float(asked),
+            "hits": 0.9 * (asked - new),
+            "step_tokens": 40.0 * (second + 60) + 160 * min(60, second + 60) + new,
+            "waiting": 5.0 if second > 0 else 0.0,
         }
         timeline.sample(sample(AT + second, **facts))
         for number in range(4 if second <= 0 else 8000 // length):
             tokens = 400 if second <= 0 else length
             times = {"prefill_s": tokens / 10_000, "ttft_s": 0.02 + tokens / 10_000, "e2e_s": 0.6}
             timeline.request(row(AT + second + number / 20, input_tokens=tokens, **times))
-    waits = row(AT + 1.3, ttft_s=4.05, queue_s=4.0, e2e_s=4.15)
+    waits = queued(AT + 1.3, 4.0)
     found = explain(waits, [OBJECTIVE], timeline)
     assert found.top is cause, found.shares
 
@@ -108,16 +108,16 @@ def test_more_requests_of_the_usual_length_are_no_long_prompts(each: int, cause:
     for second in range(-60, 8):
         more = max(0, second)
         facts = {
-            fact.STEP_TOKENS.name: 1640.0 * (second + 1000) + 2000 * more,
-            fact.REQUESTS_FINISHED.name: 4.0 * (second + 1000) + (4 / each) * more,
-            fact.REQUESTS_WAITING.name: 2.0 if second > 0 else 0.0,
-            fact.REQUESTS_RUNNING.name: 2.0,
-            fact.MAX_RUNNING_REQUESTS.name: 2.0,
+            "step_tokens": 1640.0 * (second + 1000) + 2000 * more,
+            "finished": 4.0 * (second + 1000) + (4 / each) * more,
+            "waiting": 2.0 if second > 0 else 0.0,
+            "running": 2.0,
+            "places": 2.0,
         }
         timeline.sample(sample(AT + second, **facts))
         for number in range(4):
             timeline.request(row(AT + second + number / 4, prefill_s=0.09, ttft_s=0.11))
-    found = explain(row(AT + 0.5, ttft_s=2.05, queue_s=2.0, e2e_s=2.15), [OBJECTIVE], timeline)
+    found = explain(queued(AT + 0.5, 2.0), [OBJECTIVE], timeline)
     assert found.top is cause, found.shares
 
 
@@ -129,26 +129,26 @@ def test_a_batch_after_its_release_does_not_hide_that_places_were_short() -> Non
         timeline.gpu_slowness.add(AT + second - 1, AT + second, (0.6,))
         short = second < 4
         facts = {
-            fact.REQUESTS_WAITING.name: 7.0 if short else 0.0,
-            fact.REQUESTS_RUNNING.name: 1.0 if short else 8.0,
-            fact.MAX_RUNNING_REQUESTS.name: 1.0 if short else 16.0,
+            "waiting": 7.0 if short else 0.0,
+            "running": 1.0 if short else 8.0,
+            "places": 1.0 if short else 16.0,
         }
         timeline.sample(sample(AT + second, **facts))
-    waits = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
+    waits = queued(AT + 0.5, 3.4)
     found = explain(waits, [OBJECTIVE], timeline)
     assert found.top is Cause.SEQUENCE_CAP, found.shares
 
 
-@pytest.mark.parametrize("full", [fact.MAX_RUNNING_REQUESTS, fact.KV_CACHE_USAGE])
-def test_a_slow_engine_that_fills_its_batch_lacks_no_room(full: Metric) -> None:
+@pytest.mark.parametrize("full", ["places", "kv"])
+def test_a_slow_engine_that_fills_its_batch_lacks_no_room(full: str) -> None:
     """Two run where one usually does: places or memory are short by the throttled GPU alone."""
     timeline = usual()
     timeline.gpu_slowness.add(AT - 60, AT, (0.0,))
     for second in range(1, 9):
         timeline.gpu_slowness.add(AT + second - 1, AT + second, (0.6,))
-        facts = {fact.REQUESTS_WAITING.name: 2.0, fact.REQUESTS_RUNNING.name: 2.0, full.name: 2.0}
+        facts = {"waiting": 2.0, "running": 2.0, full: 2.0}
         timeline.sample(sample(AT + second, **facts))
-    waits = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
+    waits = queued(AT + 0.5, 3.4)
     found = explain(waits, [OBJECTIVE], timeline)
     assert found.top is Cause.GPU_THROTTLED, found.shares
 
@@ -168,13 +168,11 @@ def test_a_cold_start_counts_from_the_begin_of_the_queue(
     timeline = usual()
     for number in range(1000):
         timeline.step(step(AT - 30 + number / 100, 0.01))
-    waits = {fact.REQUESTS_WAITING.name: 5.0, fact.MAX_RUNNING_REQUESTS.name: places}
-    for second in range(1, 20):
-        timeline.sample(sample(AT + second, **waits))
+    sample_each_second(timeline, range(1, 20), waiting=5.0, places=places)
     timeline.ready_at = ready_at
     for number in range(150):
         timeline.step(step(AT + (number + 1) / 10, 0.1))
-    found = explain(row(AT + 10, ttft_s=3.05, queue_s=3.0, e2e_s=3.15), [OBJECTIVE], timeline)
+    found = explain(queued(AT + 10, 3.0), [OBJECTIVE], timeline)
     assert found.top is cause, found.shares
 
 
@@ -183,20 +181,14 @@ def crowded(slow: int) -> EngineTimeline:
     timeline = usual()
     for number in range(300):
         timeline.step(step(AT - 10 + number / 30, 1 / 30))
-    for second in range(1, 9):
-        facts = {
-            fact.REQUESTS_WAITING.name: 2.0,
-            fact.REQUESTS_RUNNING.name: 2.0,
-            fact.MAX_RUNNING_REQUESTS.name: 2.0,
-        }
-        timeline.sample(sample(AT + second, **facts))
+    sample_each_second(timeline, range(1, 9), waiting=2.0, running=2.0, places=2.0)
     for number in range(240 // slow):
         full = step(AT + slow * number / 30, slow / 30)
         timeline.step(full._replace(running=2, waiting_capacity=2))
     return timeline
 
 
-WAITS = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
+WAITS = queued(AT + 0.5, 3.4)
 
 
 @pytest.mark.parametrize(("slow", "cause"), [(1, Cause.SEQUENCE_CAP), (4, Cause.UNEXPLAINED)])
@@ -275,10 +267,10 @@ def _engine(
 
 
 def _sample(second: int, usual_per_s: float, *, hits: bool) -> EngineSample:
-    facts = {fact.STEP_TOKENS.name: (40 + usual_per_s) * (second + 1000)}
+    facts = {"step_tokens": (40 + usual_per_s) * (second + 1000)}
     if hits:
-        facts[fact.PREFIX_CACHE_QUERY_TOKENS.name] = 2000.0 * (second + 1000)
-        facts[fact.PREFIX_CACHE_HIT_TOKENS.name] = 1600.0 * (min(second, -3) + 1000)
+        facts["looked_up"] = 2000.0 * (second + 1000)
+        facts["hits"] = 1600.0 * (min(second, -3) + 1000)
     return sample(AT + second, **facts)
 
 
@@ -321,8 +313,7 @@ def test_prompts_that_are_computed_again_are_no_prompts_of_others() -> None:
 def test_steps_take_no_longer_than_the_decoding_that_they_delay() -> None:
     """Ten prompts of 4,000 tokens would take 3.5 s by what a token of a prompt usually takes."""
     timeline = usual()
-    for second in range(1, 5):
-        timeline.sample(sample(AT + second))
+    sample_each_second(timeline, range(1, 5))
     for number in range(10):
         others = row(AT + 1.1 + number / 10, input_tokens=4000, span_id=f"{number}")
         timeline.request(others)

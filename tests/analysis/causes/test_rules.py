@@ -16,15 +16,24 @@ from agent.catalog.causes import Cause
 from agent.catalog.reasons import ProxyFailure
 from agent.records.engine import EndedRequest
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
-from tests.analysis.causes.making import AT, OBJECTIVE, STRICT, row, sample, starve, step, usual
+from tests.analysis.causes.making import (
+    AT,
+    OBJECTIVE,
+    STRICT,
+    queued,
+    row,
+    sample,
+    sample_each_second,
+    starve,
+    step,
+    usual,
+)
 
 
 def test_a_full_kv_cache_holds_the_queue() -> None:
     timeline = usual()
-    for second in range(1, 8):
-        full = {fact.REQUESTS_WAITING.name: 5.0, fact.KV_CACHE_USAGE.name: 0.99}
-        timeline.sample(sample(AT + second, **full))
-    found = explain(row(AT + 1, ttft_s=4.05, queue_s=4.0, e2e_s=4.15), [OBJECTIVE], timeline)
+    sample_each_second(timeline, range(1, 8), waiting=5.0, kv=0.99)
+    found = explain(queued(AT + 1, 4.0), [OBJECTIVE], timeline)
     assert found.top is Cause.KV_PRESSURE
     assert found.sources == ("span", "samples")
     (share,) = [share for share in found.shares if share.cause is Cause.KV_PRESSURE]
@@ -205,10 +214,10 @@ def _busy(plugin: bool) -> EngineTimeline:
             sample(
                 AT + second,
                 **{
-                    fact.REQUESTS_WAITING.name: second % 7,
-                    fact.REQUESTS_RUNNING.name: 4.0 * (second % 5),
-                    fact.KV_CACHE_USAGE.name: (second % 10) / 9,
-                    fact.PREEMPTIONS.name: second // 6,
+                    "waiting": second % 7,
+                    "running": 4.0 * (second % 5),
+                    "kv": (second % 10) / 9,
+                    "preempted": second // 6,
                 },
             )
         )
@@ -258,8 +267,8 @@ def test_refused_drafts_are_charged_the_tokens_that_they_cost(plugin: bool) -> N
         drafts = 10.0 * (second + 60)
         accepted = 20.0 * (min(second, 0) + 60) + 2.0 * max(second, 0)
         facts = {
-            fact.SPEC_DECODE_DRAFTS.name: drafts,
-            fact.SPEC_DECODE_ACCEPTED_TOKENS.name: accepted,
+            "drafts": drafts,
+            "accepted": accepted,
         }
         timeline.sample(sample(AT + second, **facts))
         timeline.request(row(AT + second - 1))
@@ -276,12 +285,12 @@ def test_refused_drafts_are_charged_the_tokens_that_they_cost(plugin: bool) -> N
 def test_a_gauge_that_no_step_renewed_is_no_empty_queue() -> None:
     """One step takes three seconds, in which 12 requests come, as always."""
     timeline = usual()
-    base = {name: 40_000.0 for name in (fact.STEPS.name, fact.OUTPUT_TOKENS.name)}
-    done = base | {fact.REQUESTS_FINISHED.name: 4000.0, fact.STEP_TOKENS.name: 1_640_000.0}
+    base = {name: 40_000.0 for name in ("steps", "output")}
+    done = base | {"finished": 4000.0, "step_tokens": 1_640_000.0}
     for second in range(1, 5):
         steps = {name: base[name] + (second >= 3) for name in base}
         waiting = 12.0 if second >= 3 else 0.0
-        facts = done | steps | {fact.REQUESTS_WAITING.name: waiting}
+        facts = done | steps | {"waiting": waiting}
         timeline.sample(sample(AT + second, **facts))
     change = timeline.sampled.change(AT + 2.6, AT + 4)
     assert change is not None

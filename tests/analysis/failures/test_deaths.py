@@ -131,10 +131,6 @@ DEATHS: Scenarios = {
         fails(host([], node=1, log=SILENCE)), "HOST_OOM probable, UNREACHABLE certain",
         fails(host([], node=1, log=SILENCE)),
     ],
-    "CUDA ran out of memory": [
-        fails(host([], kills=0, log=logged(FATAL_LINE, OOM_LINE, CORE_LOST_LINE))),
-        "CUDA_OOM certain, UNREACHABLE certain",
-    ],
     "the line of CUDA comes in the next poll": [
         dying(host(ALL, kills=0, log=logged(FATAL_LINE))),
         fails(host([], kills=0, log=logged(OOM_LINE))), "CUDA_OOM certain, UNREACHABLE certain",
@@ -146,10 +142,6 @@ DEATHS: Scenarios = {
     "a signal killed its core, without a log": [
         dying(host([FRONT], kills=0, node=0)),
         dying(host([FRONT], kills=0, node=0)), "ENGINE_DEAD certain",
-    ],
-    "a signal killed its front": [
-        fails(host([CORE], kills=0, node=0, log=SILENCE)), "UNREACHABLE certain",
-        fails(host([CORE], kills=0, node=0, log=SILENCE)), "ENGINE_DEAD certain",
     ],
     "a signal killed its core and left a worker behind": [
         fails(host([WORKER], kills=0, node=0)), "UNREACHABLE certain",
@@ -212,10 +204,6 @@ DEATHS: Scenarios = {
         dying(health=None),
         dying(host([FRONT]), health=None, times=3),
     ],
-    "a stop line one poll after a death belongs to the death": [
-        fails(host([], kills=0, log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
-        fails(host([], kills=0, log=logged(STOP_LINE, FRONT_ENDED_LINE))), "ENGINE_DEAD certain",
-    ],
     "events of one poll are reported worst first": [
         works(None, {fact.AWAKE: 0, fact.PREEMPTIONS: 3}, xids=[xid(79)]),
         "GPU_FAULT certain, KV_PRESSURE certain, SLEEP certain",
@@ -253,19 +241,6 @@ STARTS: Scenarios = {
         New(), fails(host([FRONT], kills=0, log=logged(START_FAILED_LINE))),
         fails(host([], kills=0, log=SILENCE)), "ENGINE_DEAD certain", {"exit_code": 1},
     ],
-    "a start that fails after a stop has its reason": [
-        works(host(ALL, kills=0, log=logged(STOP_LINE))),
-        dying(host([FRONT], kills=0, log=SILENCE)),
-        fails(host([], kills=0, log=logged(FRONT_ENDED_LINE))), "UNREACHABLE certain",
-        fails(host(NEXT, kills=0, log=logged(START_FAILED_LINE))),
-        fails(host(NEXT, kills=0, log=logged(SIZING_LINE))), "SIZING_ERROR certain",
-    ],
-    "each start that fails is reported": [
-        New(), fails(host([FRONT], log=logged(SIZING_LINE, START_FAILED_LINE)), after_s=60),
-        "SIZING_ERROR certain",
-        fails(host([FRONT], log=logged(SIZING_LINE, START_FAILED_LINE)), after_s=60),
-        "SIZING_ERROR certain",
-    ],
 }  # fmt: skip
 
 GPU_FAULTS: Scenarios = {
@@ -302,21 +277,12 @@ GPU_FAULTS: Scenarios = {
         fails(host([], kills=0, log=logged(FATAL_LINE))), "GPU_FAULT probable, UNREACHABLE certain",
         {"cause_line": f"{GPU}: Xid 74, NVLink error"},
     ],
-    "a lost GPU is reported once though its problem changes": [
-        works(problems={GPU: "gpu_lost"}), "GPU_FAULT certain", {"problem": "gpu_lost"},
-        works(problems={GPU: "gpu_missing"}),
-        works(problems={GPU: "no_gpu"}),
-    ],
     "a driver that blocks its calls is suspected and explains no death": [
         works(problems={GPU: "not_answering"}, times=6),
         works(problems={GPU: "not_answering"}), "GPU_FAULT suspected",
         works(problems={GPU: "not_answering"}, times=10),
         fails(host([], kills=0, log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
         fails(host([], kills=0)), "ENGINE_DEAD certain",
-    ],
-    "a GPU that is lost after its driver hung is reported": [
-        works(problems={GPU: "not_answering"}, times=8), "GPU_FAULT suspected",
-        works(problems={GPU: "gpu_lost"}), "GPU_FAULT certain",
     ],
 }  # fmt: skip
 
@@ -349,11 +315,6 @@ STOPS: Scenarios = {
         fails(host([FRONT], kills=0, log=logged(FRONT_ENDED_LINE))), "UNREACHABLE certain",
         fails(host([], kills=0, log=SILENCE)),
     ],
-    "it stopped between two polls": [
-        fails(host([], kills=0, log=logged(STOP_LINE, CORE_LOST_LINE, FRONT_ENDED_LINE))),
-        "UNREACHABLE certain",
-        fails(host([], kills=0, log=SILENCE)),
-    ],
     "it stopped slowly with its core gone first": [
         works(host([FRONT], kills=0, log=logged(STOP_LINE)), stalled=True),
         dying(host([FRONT], kills=0, log=CHATTER)),
@@ -378,10 +339,6 @@ STOPS: Scenarios = {
 STOPS_WITHOUT_LOG: Scenarios = {
     "it is gone without an error": [
         fails(host([], kills=0, node=0)), "UNREACHABLE certain",
-        fails(host([], kills=0, node=0)),
-    ],
-    "it is gone and its worker one poll later": [
-        fails(host([WORKER], kills=0, node=0)), "UNREACHABLE certain",
         fails(host([], kills=0, node=0)),
     ],
     "the network cuts it off": [

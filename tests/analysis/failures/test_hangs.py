@@ -108,12 +108,6 @@ HANGS: Scenarios = {
         works(STOPPED, IDLE),
         works(STOPPED, IDLE), "HANG certain",
     ],
-    "a process that is never stopped for two polls": [
-        works(STOPPED, IDLE),
-        works(host(ALL), IDLE),
-        works(STOPPED, IDLE),
-        works(host(ALL), IDLE),
-    ],
     "a stopped process of a sleeping engine": [
         works(None, ASLEEP), "SLEEP certain",
         works(STOPPED, ASLEEP, stalled=True, times=5),
@@ -147,11 +141,6 @@ HANGS: Scenarios = {
         works(host(ALL, log=logged(FATAL_LINE)), stalled=True), "HANG probable",
         works(host(ALL, log=logged(FATAL_LINE)), stalled=True, times=93),
     ],
-    "a restart ends a hang": [
-        works(stalled=True, times=5),
-        restarts(), "RESTART certain",
-        works(stalled=True, times=6),
-    ],
 }  # fmt: skip
 
 PAUSES: Scenarios = {
@@ -176,14 +165,6 @@ PAUSES: Scenarios = {
         works(host(ALL, log=logged(PAUSE_LINE))),
         works(None, {fact.PREEMPTIONS: 1}, times=4),
         works(None, {fact.PREEMPTIONS: 2}), "KV_PRESSURE certain", {"paused_at": 1015.0},
-    ],
-    "an engine that stalls after its pause hangs": [
-        works(host(ALL, log=logged(PAUSE_LINE)), stalled=True),
-        works(stalled=True, times=20),
-        works(host(ALL, log=logged(RESUME_LINE)), stalled=True),
-        works(stalled=True, times=6),
-        works(stalled=True), "HANG probable",
-        works(stalled=True),
     ],
     "a pause that ended does not hide pressure on the cache": [
         works(host(ALL, log=logged(PAUSE_LINE, RESUME_LINE))),

@@ -69,9 +69,6 @@ OUTAGES: Scenarios = {
         fails(after_s=2),
         restarts(), "RESTART certain", {"gone_s": 42, "output_tokens": 800},
     ],
-    "a restart between two polls lasted at most their interval": [
-        restarts(), "RESTART certain", {"gone_s": 5},
-    ],
     "new PIDs make a restart certain without a start time": [
         New(), hides_start_time,
         works(host(ALL)),
@@ -85,10 +82,6 @@ OUTAGES: Scenarios = {
     "a death between two polls is reported with the restart": [
         restarts(host(NEXT, kills=0, log=logged(CORE_LOST_LINE, FRONT_ENDED_LINE))),
         "ENGINE_DEAD certain, RESTART certain",
-    ],
-    "a restart after a stop has its stop line": [
-        fails(host([], kills=0, log=logged(STOP_LINE))), "UNREACHABLE certain",
-        restarts(host(NEXT, kills=0)), "RESTART certain", {"stop_line": STOP_LINE},
     ],
     "an exposition that cannot be parsed is not unreachable": [fails(None, "not_text")],
     "an engine that was never reached has no outage": [New(), fails()],
@@ -108,12 +101,6 @@ OUTAGES: Scenarios = {
         fails(None, "http_status", health=503, times=4),
         restarts(health=503), "RESTART certain",
         works(health=503, times=4),
-    ],
-    "an engine that came back from a stop can die": [
-        fails(host(log=logged(STOP_LINE))), "UNREACHABLE certain",
-        works(host(log=CHATTER)),
-        fails(host(log=logged(CORE_LOST_LINE))), "UNREACHABLE certain",
-        fails(host()), "ENGINE_DEAD certain",
     ],
     "a wrapper first taken for the front is no restart": [
         New(), works(host([process(ProcessRole.FRONT, 9), CORE])),
