@@ -1,11 +1,14 @@
 """Makes requests, steps and samples of an engine, and the timeline of a usual one."""
 
+from typing import Any
+
 from agent.analysis.causes import EngineTimeline
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import GOODPUT
 from agent.records.engine import EngineProcess, EngineSample, EngineStep, HostSample, ProcessRole
 from agent.records.objective import Objective
-from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.request import RequestRecord
+from tests.records.making import record
 
 AT = 1_800_000_000.0
 
@@ -18,28 +21,14 @@ STRICT = Objective(
 )
 
 
-def row(at: float = AT, **values: object) -> RequestRecord:
+def row(at: float = AT, **values: Any) -> RequestRecord:
     """A quick request: 50 ms to the first token, then 10 ms each for ten."""
-    fields: dict[str, object] = {
-        "trace_id": "a" * 32,
-        "span_id": f"{round(1000 * at) % 10**9:016x}",
-        "vantage": Vantage.ENGINE,
-        "status": Status.OK,
-        "started_at": at,
-        "engine": "chat-0",
-        "model": "m",
-        "ttft_s": 0.05,
-        "tpot_s": 0.01,
-        "queue_s": 0.01,
-        "prefill_s": 0.035,
-        "decode_s": 0.1,
-        "e2e_s": 0.15,
-        "input_tokens": 400,
-        "output_tokens": 11,
-        **values,
-    }
-    fields |= {"ended_at": at + fields["e2e_s"], "received_at": at + fields["e2e_s"]}  # type: ignore[operator]
-    return RequestRecord(**fields)  # type: ignore[arg-type]
+    times = {"ttft_s": 0.05, "tpot_s": 0.01, "prefill_s": 0.035, "decode_s": 0.1, "e2e_s": 0.15}
+    tokens = {"input_tokens": 400, "output_tokens": 11}
+    ids = {"span_id": f"{round(1000 * at) % 10**9:016x}", "request_id": None, "agent": None}
+    facts = {**times, **tokens, **ids, "model": "m", **values}
+    ended_at = at + facts["e2e_s"]
+    return record(1, started_at=at, ended_at=ended_at, received_at=ended_at, **facts)
 
 
 FACTS = {
@@ -80,13 +69,13 @@ def sample_each_second(timeline: EngineTimeline, seconds: range, **facts: float)
         timeline.sample(sample(AT + second, **facts))
 
 
-def queued(at: float, queue_s: float, **values: object) -> RequestRecord:
+def queued(at: float, queue_s: float, **values: Any) -> RequestRecord:
     """A request that is quick after its time in the queue."""
     times = {"queue_s": queue_s, "ttft_s": queue_s + 0.05, "e2e_s": queue_s + 0.15}
     return row(at, **times, **values)
 
 
-def usual(**values: object) -> EngineTimeline:
+def usual(**values: Any) -> EngineTimeline:
     """An engine that served 240 quick requests in the last minute."""
     timeline = EngineTimeline()
     for second in range(-60, 1):

@@ -14,10 +14,11 @@ from agent.analysis.efficiency.request_activity import TimeRange
 from agent.analysis.efficiency.window_efficiency import Utilisation
 from agent.analysis.efficiency.work import Serving, decode_work
 from agent.analysis.physics import Bound, step_weight_bytes
+from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
 from agent.catalog.hardware import GpuModel, Precision
 from agent.records.engine import EngineSample
-from agent.records.gpu import GpuSample
+from agent.records.gpu import Facts, GpuSample
 from agent.records.minute import EngineWork
 from agent.records.model import (
     Attention,
@@ -212,6 +213,9 @@ def minute(running: float, times: Iterable[float] = range(0, 61, 5)) -> list[Eng
 def test_an_idle_minute_has_a_utilisation_of_zero() -> None:
     requests = efficiency_of(minute(0.0), []).requests
     assert (requests.mfu, requests.mbu) == (0, 0)
+    still = engine_sample(0.0, running=0.0, input=7.0, output=7.0, first=1.0)
+    counters = counters_of([replace(still, at=float(at)) for at in range(0, 61, 5)])
+    assert counters == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -365,33 +369,17 @@ def test_a_prompt_without_output_yet_reads_the_weights_once() -> None:
     assert prefill(samples, [long]).bound is Bound.BANDWIDTH
 
 
-def full_for(*times: float) -> list[EngineSample]:
-    """Samples of an engine that decodes; its cache is full at these times."""
-    return [
-        replace(
-            sample,
-            facts={
-                **sample.facts,
-                key(COUNTS["kv"]): 0.99 if sample.at in times else 0.5,
-                key(COUNTS["waiting"]): 3.0,
-            },
-        )
-        for sample in busy_samples(output=6001, steps=6000, input=64, cached=0)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("times", "bound"),
-    [
-        ((30.0,), Bound.BANDWIDTH),
-        (tuple(range(30, 61, 5)), Bound.CAPACITY),
-        (tuple(range(35, 61, 5)), Bound.BANDWIDTH),
-    ],
-)
+@pytest.mark.parametrize(("since", "bound"), [(30, Bound.CAPACITY), (35, Bound.BANDWIDTH)])
 def test_decode_is_bound_by_capacity_when_the_cache_is_full_most_of_the_time(
-    times: tuple[float, ...], bound: Bound
+    since: float, bound: Bound
 ) -> None:
-    window = window_of(minute_row(full_for(*times), STREAMS[:1], LLAMA_ON_H100))
+    samples = [
+        replace(each, facts={**each.facts, key(COUNTS["kv"]): 0.99, key(COUNTS["waiting"]): 3.0})
+        if each.at >= since
+        else each
+        for each in busy_samples(output=6001, steps=6000, input=64, cached=0)
+    ]
+    window = window_of(minute_row(samples, STREAMS[:1], LLAMA_ON_H100))
     assert window.decode is not None
     assert window.busy is not None
     assert window.decode.bound is window.busy.bound is bound
@@ -520,3 +508,85 @@ def test_the_minute_of_the_efficiency_page() -> None:
     ):
         assert phase is not None
         assert (phase.mfu, phase.mbu) == pytest.approx((mfu, mbu), abs=0.0006)
+
+
+# By an engine's token counters alone
+
+
+def counters_of(samples: list[EngineSample]) -> tuple[float | None, float | None]:
+    return efficiency_of(samples, []).counters
+
+
+def test_counters_alone_say_what_requests_of_one_length_say() -> None:
+    """120 requests with 1,000 new tokens, 500 cached ones and 50 output tokens, in 600 steps."""
+    rows = [
+        request(
+            *(number, number * 0.4),
+            input_tokens=1500,
+            cached_tokens=500,
+            output_tokens=50,
+        )
+        for number in range(120)
+    ]
+    counts = {"input": 180_000, "cached": 60_000, "output": 6000, "first": 120, "steps": 600}
+    samples = busy_samples(**counts)
+    by_rows = efficiency_of(samples, rows).requests
+    mfu, mbu = counters_of(samples)
+    assert mfu == pytest.approx(by_rows.mfu, rel=0.01)
+    assert mbu == pytest.approx(by_rows.mbu, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"output": 600.0, "input": 0.0, "first": 0.0},
+        {"output": 600.0},
+        {"output": 600.0, "input": 1000.0},
+        {"output": 600.0, "input": 0.0, "cached": 0.0, "first": 0.0, "finished": 5.0},
+    ],
+    ids=["all began before", "no prompts counted", "no requests counted", "requests only end"],
+)
+def test_without_lengths_counters_say_nothing(counts: dict[str, float]) -> None:
+    assert counters_of(busy_samples(**counts)) == (None, None)
+
+
+def test_without_a_row_a_busy_window_has_no_utilisation_by_requests() -> None:
+    busy = minute_row(busy_samples(input=60_000, cached=0, output=600, first=60, steps=60), ())
+    idle = minute_row(minute(0.0), (), LLAMA_ON_H100)
+    found = window_of(idle, replace(busy, peak_flops_per_s=1e15, counters_mfu=0.3))
+    assert (found.mfu, found.counters[0]) == (None, 0.3)
+
+
+def test_in_a_burst_that_drains_output_is_shared_by_all_that_run() -> None:
+    """One request begins while 60 others, which began before, give 90,000 tokens."""
+    counts = {"input": 1000.0, "cached": 0.0, "output": 90_000.0, "first": 1.0, "steps": 1500.0}
+    alone = busy_samples(**counts)
+    together = [
+        replace(each, facts={**each.facts, (fact.REQUESTS_RUNNING.name, ()): 60.0})
+        for each in alone
+    ]
+    _, mbu = counters_of(together)
+    _, steady = counters_of([replace_first(each, 60.0, 60_000.0) for each in together])
+    assert mbu == pytest.approx(steady, rel=0.3)
+
+
+def replace_first(sample: EngineSample, first: float, prompt_tokens: float) -> EngineSample:
+    """The same with as many requests begun by the minute's end, and their prompts."""
+    share = sample.at / 60
+    counts: Facts = {
+        (fact.FIRST_TOKENS, ()): first * share,
+        (fact.INPUT_TOKENS.name, ()): prompt_tokens * share,
+    }
+    return replace(sample, facts={**sample.facts, **counts})
+
+
+def test_minutes_without_a_row_do_not_lower_the_use_by_requests() -> None:
+    rows = [
+        request(number, number * 0.4, input_tokens=1500, output_tokens=50) for number in range(120)
+    ]
+    counts = {"input": 180_000, "cached": 0, "output": 6000, "first": 120, "steps": 600}
+    traced = minute_row(busy_samples(**counts), rows, LLAMA_ON_H100)
+    plain = minute_row(
+        busy_samples(input=60_000, cached=0, output=2000, first=60, steps=60), (), LLAMA_ON_H100
+    )
+    assert window_of(traced, *5 * [plain]).mfu == window_of(traced).mfu

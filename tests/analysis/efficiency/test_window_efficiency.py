@@ -14,7 +14,6 @@ from agent.analysis.efficiency.window_efficiency import (
 )
 from agent.analysis.physics import Bound
 from agent.records.engine import EngineSample
-from agent.records.minute import MinuteRow
 from tests.analysis.cost.engine_days import MINUTE, engine_sample, observation, window_of
 from tests.records.minutes import UNKNOWN, minute
 
@@ -46,26 +45,24 @@ def test_unknown_time_is_not_idle() -> None:
     assert window_of(at_work, unread).mfu == pytest.approx(650 / 6000)
 
 
-def test_weights_read_by_both_phases_are_counted_once() -> None:
-    found = window_of(minute(0, shared_bytes=8.0))
-    assert found.mbu == pytest.approx((160 - 8) / 550)
-    assert found.busy is not None
-    assert found.busy.achieved_bytes_per_s == pytest.approx(152 / 40)
-    assert found.decode is not None
-    assert found.decode.achieved_bytes_per_s == pytest.approx(150 / 30)
-
-
-def test_a_window_is_bound_by_capacity_when_the_cache_is_full_most_of_the_decode() -> None:
-    full, free = minute(0, cache_full_s=30.0), minute(1)
-    assert [bound_of(full), bound_of(full, free)] == [Bound.CAPACITY, Bound.BANDWIDTH]
-    assert bound_of(full, free, minute(2, cache_full_s=10.0)) is Bound.BANDWIDTH
-    assert bound_of(full, free, minute(2, cache_full_s=20.0)) is Bound.CAPACITY
-    assert bound_of(minute(0, cache_full_s=60.0), *map(minute, range(1, 60))) is Bound.BANDWIDTH
-
-
-def bound_of(*minutes: MinuteRow) -> Bound | None:
-    use = window_of(*minutes).decode
-    return None if use is None else use.bound
+@pytest.mark.parametrize(
+    ("cache_full_s", "bound"),
+    [
+        # Of 30 s of decoding in each minute.
+        ([30.0], Bound.CAPACITY),
+        ([30.0, 0.0], Bound.BANDWIDTH),
+        ([30.0, 0.0, 10.0], Bound.BANDWIDTH),
+        ([30.0, 0.0, 20.0], Bound.CAPACITY),
+        ([60.0, *[0.0] * 59], Bound.BANDWIDTH),
+    ],
+)
+def test_a_window_is_bound_by_capacity_when_the_cache_is_full_most_of_the_decode(
+    cache_full_s: list[float], bound: Bound
+) -> None:
+    minutes = [minute(n, cache_full_s=full_s) for n, full_s in enumerate(cache_full_s)]
+    decode = window_of(*minutes).decode
+    assert decode is not None
+    assert decode.bound is bound
 
 
 def test_rejected_drafts_are_a_share_of_the_computed_tokens() -> None:

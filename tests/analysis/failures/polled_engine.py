@@ -136,61 +136,27 @@ class PolledEngine:
         facts: Facts | None = None,
         *,
         stalled: bool = False,
-        health: int | None = 200,
-        host: HostSample | None = None,
-        xids: Iterable[XidError] = (),
-        problems: Mapping[str, str] | None = None,
-        recovery_actions: Mapping[str, float] | None = None,
         ranks: Mapping[str, Facts] | None = None,
+        problems: Mapping[str, str] | None = None,
         after_s: float = POLL_EVERY_S,
+        **poll: Any,
     ) -> tuple[Event, ...]:
         """A poll with a sample; `stalled` if the engine computed nothing since the last poll."""
         sample = self._sample(facts or {}, ranks or {}, stalled=stalled)
-        poll = Poll(
-            engine="chat",
-            at=self.now,
-            clock_s=self.clock_s,
-            sample=sample,
-            health=health,
-            host=host,
-            xids=tuple(xids),
-            gpu_problems=problems or {},
-            recovery_actions=recovery_actions or {},
-        )
-        return self._observe(poll, after_s)
+        known = {"sample": sample, "health": 200, "gpu_problems": problems or {}}
+        return self._observe(after_s, **(known | poll))
 
     def fails(
-        self,
-        reason: str = "connection",
-        *,
-        health: int | None = None,
-        host: HostSample | None = None,
-        xids: Iterable[XidError] = (),
-        after_s: float = POLL_EVERY_S,
+        self, reason: str = "connection", *, after_s: float = POLL_EVERY_S, **poll: Any
     ) -> tuple[Event, ...]:
         """A poll without a sample."""
-        poll = Poll(
-            engine="chat",
-            at=self.now,
-            clock_s=self.clock_s,
-            failure=reason,
-            health=health,
-            host=host,
-            xids=tuple(xids),
-        )
-        return self._observe(poll, after_s)
+        return self._observe(after_s, failure=reason, **poll)
 
-    def restarts(
-        self,
-        facts: Facts | None = None,
-        *,
-        health: int | None = 200,
-        host: HostSample | None = None,
-    ) -> tuple[Event, ...]:
+    def restarts(self, facts: Facts | None = None, **poll: Any) -> tuple[Event, ...]:
         """A poll after the engine was restarted: a new process, and all counters start at zero."""
         self._tokens = 0.0
         self._started = self.now
-        return self.works(facts, health=health, host=host)
+        return self.works(facts, **poll)
 
     def hide_start_time(self) -> None:
         """Makes the start time of the process unknown in later polls."""
@@ -215,11 +181,11 @@ class PolledEngine:
         by_rank = {rank: replace(sample, facts=_by_key(own)) for rank, own in ranks.items()}
         return replace(sample, ranks=by_rank)
 
-    def _observe(self, poll: Poll, after_s: float) -> tuple[Event, ...]:
-        events = self._detection.observe(poll)
+    def _observe(self, after_s: float, **poll: Any) -> tuple[Event, ...]:
+        found = Poll(engine="chat", at=self.now, clock_s=self.clock_s, **poll)
         self.now += after_s
         self.clock_s += after_s
-        return events
+        return self._detection.observe(found)
 
 
 def _by_key(facts: Facts) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -293,11 +259,9 @@ def fails(
     ]
 
 
-def restarts(
-    sample: HostSample | None = None, facts: Facts | None = None, *, health: int | None = 200
-) -> Part:
+def restarts(sample: HostSample | None = None, facts: Facts | None = None, **poll: Any) -> Part:
     """A poll after a restart."""
-    return lambda engine: engine.restarts(facts, health=health, host=sample)
+    return lambda engine: engine.restarts(facts, host=sample, **poll)
 
 
 def hides_start_time(engine: PolledEngine) -> Sequence[Event]:
