@@ -63,7 +63,6 @@ class Guarded:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits in the agent for all clients."""
         return sum(client.unsent_bytes() for client in self.clients._clients)
 
 

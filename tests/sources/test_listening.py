@@ -56,7 +56,6 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[Served]:
-    """The application, served until the end of the test."""
     served = Served()
     served.server.start()
     try:

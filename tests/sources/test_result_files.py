@@ -37,7 +37,6 @@ def content(path: Path) -> dict[str, Any]:
 
 
 def written(folder: Path, content: object) -> Path:
-    """A new file with this content."""
     file = folder / "file.json"
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return file

@@ -56,7 +56,6 @@ def any_value(value: object) -> AnyValue:
 
 
 def pairs(attributes: Attributes) -> list[KeyValue]:
-    """Attributes as OTLP has them."""
     return [KeyValue(key=key, value=any_value(value)) for key, value in attributes.items()]
 
 
@@ -87,7 +86,6 @@ def span(
 
 
 def export(*spans: Span, resource: Attributes | None = None) -> ExportTraceServiceRequest:
-    """One export of one resource."""
     request = ExportTraceServiceRequest()
     resource_spans = request.resource_spans.add()
     resource_spans.resource.attributes.extend(pairs(resource or {"service.name": "chat-0"}))
@@ -105,7 +103,6 @@ def in_json(request: ExportTraceServiceRequest) -> dict[str, Any]:
 
 
 def json_spans(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The spans of an export in JSON, to be changed in place."""
     return [
         json_span
         for resource_spans in content.get("resourceSpans", [])
@@ -115,7 +112,6 @@ def json_spans(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def json_bytes(content: object) -> bytes:
-    """JSON as most senders write it."""
     return json.dumps(content).encode()
 
 
@@ -125,7 +121,6 @@ def gzip_bomb(size_bytes: int, members: int = 1) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
     written = b""
     while number > 0x7F:
         written += bytes([number & 0x7F | 0x80])

@@ -62,7 +62,6 @@ class LoopThread:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What a coroutine returns in the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WITHIN_S)
 
     def call(self, act: Callable[[], object]) -> None:
@@ -71,7 +70,6 @@ class LoopThread:
 
     @contextmanager
     def entered(self, context: AbstractAsyncContextManager[Result]) -> Iterator[Result]:
-        """What a context of the loop gives, for as long as this one lasts."""
         value = self.run(_coroutine(context.__aenter__()))
         try:
             yield value
@@ -97,11 +95,9 @@ class ExportCounts:
         self.contents.append(content)
 
     def refused(self, reason: ExportRefused) -> None:
-        """A body was refused."""
         self.refused_bodies[reason] += 1
 
     def forget(self) -> None:
-        """Be as new."""
         self.contents.clear()
         self.refused_bodies.clear()
 
@@ -117,7 +113,6 @@ class Accepted:
         self.forget()
 
     def forget(self) -> None:
-        """Be as new."""
         self.records: list[RequestRecord] = []
         self.failure: Exception | None = None
         self.unstorable = 0
@@ -125,7 +120,6 @@ class Accepted:
         self.entered = threading.Event()
 
     async def __call__(self, records: Sequence[RequestRecord]) -> int:
-        """Keep the records."""
         self.entered.set()
         if self.gate is not None:
             await self.gate.wait()
@@ -136,7 +130,6 @@ class Accepted:
 
     @property
     def record(self) -> RequestRecord:
-        """The only record."""
         (record,) = self.records
         return record
 
@@ -160,12 +153,10 @@ class Serving:
 
     @property
     def grpc_url(self) -> str:
-        """Where exports over gRPC go."""
         return f"http://127.0.0.1:{self.grpc_port}"
 
     @property
     def traces_url(self) -> str:
-        """Where exports over HTTP go."""
         return f"http://127.0.0.1:{self.http_port}/v1/traces"
 
     def forget(self) -> None:

@@ -195,12 +195,10 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def put(key: str, value: object) -> Change:
-    """A change of one field of a span."""
     return lambda span: span.__setitem__(key, value)
 
 
 def put_value(value: object) -> Change:
-    """A change of the value of the first attribute of a span."""
     return lambda span: span["attributes"][0].__setitem__("value", value)
 
 
@@ -270,7 +268,6 @@ def test_a_bad_span_in_json_is_refused_and_its_neighbours_are_kept(
 
 
 def nested(depth: int, inner: object, wrap: Callable[[object], object]) -> object:
-    """A value wrapped so many times."""
     for _ in range(depth):
         inner = wrap(inner)
     return inner

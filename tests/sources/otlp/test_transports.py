@@ -42,7 +42,7 @@ from tests.sources.otlp.transports import (
 
 
 @at_every_transport
-def test_a_good_export_is_taken_and_nothing_more_is_said(
+def test_a_good_export_is_taken_and_forwarded_as_it_came(
     served: Serving, transport: Transport
 ) -> None:
     span = vllm_span()
@@ -51,6 +51,12 @@ def test_a_good_export_is_taken_and_nothing_more_is_said(
     assert (record.trace_id, record.span_id) == (span.trace_id.hex(), span.span_id.hex())
     assert (record.ttft_s, record.output_tokens, record.engine) == (0.2, 11, "chat-0")
     assert not served.counts.refused_bodies
+    (body,) = served.forwarded
+    assert body.content_type == (JSON if "json" in transport.name else PROTOBUF)
+    # gRPC unpacks by itself, so that there is nothing to say about compression any more.
+    assert body.gzipped == (transport.name in ("http-gzip", "http-json-gzip"))
+    content = gzip.decompress(body.content) if body.gzipped else body.content
+    assert content == transport.encode(export(span))
 
 
 @at_every_transport
@@ -114,18 +120,6 @@ def test_nothing_is_acknowledged_before_it_is_stored(
         loop.call(served.accepted.gate.set)
         assert answer.result().is_full_success
     assert len(served.accepted.records) == 1
-
-
-@at_every_transport
-def test_what_is_forwarded_is_what_came(served: Serving, transport: Transport) -> None:
-    request = export(vllm_span())
-    transport.send(served, request)
-    (body,) = served.forwarded
-    assert body.content_type == (JSON if "json" in transport.name else PROTOBUF)
-    # gRPC unpacks by itself, so that there is nothing to say about compression any more.
-    assert body.gzipped == (transport.name in ("http-gzip", "http-json-gzip"))
-    content = gzip.decompress(body.content) if body.gzipped else body.content
-    assert content == transport.encode(request)
 
 
 _GZIP, _DEFLATE = HttpCompression.Gzip, HttpCompression.Deflate
@@ -233,7 +227,9 @@ def test_a_call_without_a_message_is_bad_data_and_gives_way(served: Serving, lea
 
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         export_of = channel.stream_unary(f"{SERVICE}/Export")
-        calls = [export_of.future(no_message(), timeout=WITHIN_S) for _ in range(9)]
+        calls = [
+            export_of.future(no_message(), timeout=WITHIN_S) for _ in range(9 if leaves else 1)
+        ]
         for sending in calls:
             if leaves:
                 sending.cancel()
@@ -269,19 +265,18 @@ in_each_format = pytest.mark.parametrize("content_type", [PROTOBUF, JSON])
 @pytest.mark.parametrize(
     ("content_type", "encoding"),
     [
-        ("application/x-protobuf; charset=utf-8", None),
-        ("Application/X-Protobuf ;charset=utf-8", "identity"),
-        ("application/x-protobuf", ""),
+        ("application/%s; charset=utf-8", None),
+        ("Application/%s ;charset=utf-8", "identity"),
+        ("application/%s", ""),
     ],
 )
 def test_a_content_type_may_have_parameters_and_any_case(
     served: Serving, content_type: str, encoding: str | None
 ) -> None:
-    body = GOOD.SerializeToString()
-    assert post(served, body, content_type=content_type, encoding=encoding).is_full_success
-    json_body = json_bytes(in_json(GOOD))
-    json_type = content_type.lower().replace("x-protobuf", "json")
-    assert post(served, json_body, content_type=json_type, encoding=encoding).is_full_success
+    bodies = {"X-Protobuf": GOOD.SerializeToString(), "json": json_bytes(in_json(GOOD))}
+    for name, body in bodies.items():
+        reply = post(served, body, content_type=content_type % name, encoding=encoding)
+        assert reply.is_full_success
     assert len(served.accepted.records) == 2
 
 

@@ -65,7 +65,6 @@ class Reply:
 
     @property
     def message(self) -> str:
-        """The sentence for the sender's log."""
         if isinstance(self.content, ExportTraceServiceResponse):
             return self.content.partial_success.error_message
         return str(self.content.message)
@@ -80,7 +79,6 @@ def post(
     method: str = "POST",
     path: str = "/v1/traces",
 ) -> Reply:
-    """Send a body over HTTP as it is."""
     headers = {"Content-Type": content_type, "Content-Encoding": encoding}
     answer = requests.request(
         method,
@@ -112,7 +110,6 @@ def read_reply(answer: requests.Response) -> Reply:
 
 
 def call(served: Wire, content: bytes, *, compression: Any = None) -> Reply:
-    """Send a message over gRPC as it is."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}", options) as channel:
         export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
@@ -146,14 +143,11 @@ def _json(request: ExportTraceServiceRequest) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """One transport, encoding and compression."""
-
     name: str
     encode: Callable[[ExportTraceServiceRequest], bytes] = _protobuf
     send_bytes: Callable[[Wire, bytes], Reply]
 
     def send(self, served: Wire, request: ExportTraceServiceRequest) -> Reply:
-        """Send an export."""
         return self.send_bytes(served, self.encode(request))
 
 

@@ -213,7 +213,6 @@ async def test_an_unreadable_response_becomes_a_502(response: bytes, reason: str
 
 
 async def silent(visit: Visit) -> None:
-    """Read a request and send nothing."""
     await visit.request()
     await visit.reader.read()
 
@@ -283,7 +282,7 @@ class Transport(asyncio.Transport):
     closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Drop the bytes."""
+        pass
 
     def is_closing(self) -> bool:
         return self.closed
@@ -293,7 +292,6 @@ class Transport(asyncio.Transport):
 
 
 def used_connection() -> tuple[EngineConnection, Transport]:
-    """A connection after one complete response."""
     connection, transport = EngineConnection(asyncio.get_running_loop(), lambda: 0.0), Transport()
     connection.connection_made(transport)
     connection.send_request(b"GET / HTTP/1.1\r\n\r\n", bodyless=False)

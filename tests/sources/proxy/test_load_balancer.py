@@ -50,8 +50,6 @@ A, B, C = (ProxiedEngine(name, f"http://{name}") for name in "abc")
 def balancing(
     models: dict[str, set[str] | None] | None = None, unhealthy: str = ""
 ) -> tuple[LoadBalancer, OpenRequests]:
-    """A load balancer for a, b and c, and its open requests."""
-
     def models_of(name: str) -> frozenset[str] | None:
         known = (models or {}).get(name)
         return None if known is None else frozenset(known)
@@ -98,31 +96,21 @@ class Attempts:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.outliers = OutlierDetection("ab", OutlierLimits())
-        lookup = EngineLookup(lambda _: None, lambda _: True)
-        self.balancer = LoadBalancer((A, B), lookup, None, self.outliers, lambda: self.now_s)
+        self.balancer = LoadBalancer((A, B), ALL_HEALTHY, None, self.outliers, lambda: self.now_s)
 
     def send(self, engine: ProxiedEngine, times: int = 1) -> Any:
-        """Send requests without a response yet; returns the connection of the last."""
         for _ in range(times):
             connection: Any = SimpleNamespace(status=None, head_at_s=0.0, read_at_s=0.0)
             Attempt(self.balancer, engine, counts=True).sent(connection)
         return connection
 
-    def complete(self, engine: ProxiedEngine, times: int) -> None:
-        """Send requests that get their responses."""
+    def end(self, engine: ProxiedEngine, times: int, status: int = 200) -> None:
+        """Send requests that get their responses at once."""
         for _ in range(times):
             attempt = Attempt(self.balancer, engine, counts=True)
-            attempt.sent(SimpleNamespace(status=200))  # type: ignore[arg-type]
-            attempt.completed(200)
-            attempt.close()
-
-    def refuse(self, engine: ProxiedEngine, times: int) -> None:
-        """Send requests that get a 400 at once."""
-        for _ in range(times):
-            attempt = Attempt(self.balancer, engine, counts=True)
-            attempt.sent(SimpleNamespace(status=400))  # type: ignore[arg-type]
-            attempt.answered(400, None)
-            attempt.completed(400)
+            attempt.sent(SimpleNamespace(status=status))  # type: ignore[arg-type]
+            attempt.answered(status, None)
+            attempt.completed(status)
             attempt.close()
 
     def later(self, by_s: float) -> str:
@@ -134,7 +122,7 @@ class Attempts:
 def test_a_hanging_engine_gets_no_more_requests_and_then_probes_alone() -> None:
     attempts, limits = Attempts(), OutlierLimits()
     attempts.send(A, 3)
-    attempts.complete(B, 3)
+    attempts.end(B, 3)
     assert attempts.later(limits.hold_s) == "b"
     assert not attempts.outliers.ejections
     assert attempts.later(limits.silent_s) == "b"
@@ -149,15 +137,15 @@ def test_a_hanging_engine_gets_no_more_requests_and_then_probes_alone() -> None:
 
 def test_refusals_are_no_silence_and_do_not_hide_it() -> None:
     attempts, limits = Attempts(), OutlierLimits()
-    attempts.refuse(A, 9)
-    attempts.complete(B, 9)
+    attempts.end(A, 9, status=400)
+    attempts.end(B, 9)
     assert set(attempts.later(limits.silent_s)) == {"a", "b"}
     attempts.send(A, 3)
-    attempts.refuse(A, 9)
-    attempts.complete(B, 9)
+    attempts.end(A, 9, status=400)
+    attempts.end(B, 9)
     assert attempts.later(limits.hold_s) == "b"
     assert not attempts.outliers.ejections
-    attempts.refuse(A, 9)
+    attempts.end(A, 9, status=400)
     assert attempts.later(limits.silent_s) == "b"
     assert attempts.outliers.ejections["a"].reason is EjectionReason.SILENT
 
@@ -169,7 +157,7 @@ def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
     stream.status, stream.head_at_s = 200, attempts.now_s
     for _ in range(6):
         attempts.send(A)
-        attempts.complete(B, 3)
+        attempts.end(B, 3)
         stream.read_at_s = attempts.now_s + limits.silent_s - 1
         attempts.later(limits.silent_s - 1)
         assert attempts.outliers.is_in("a", attempts.now_s)
@@ -177,24 +165,7 @@ def test_an_engine_that_streams_is_not_silent_while_new_requests_wait() -> None:
     assert not attempts.outliers.ejections
 
 
-async def test_the_measured_model_chooses_the_engine() -> None:
-    lookup = EngineLookup(
-        models=lambda name: frozenset({"x" if name == "chat-0" else "y"}), healthy=lambda _: True
-    )
-    recorder = Recorder(model="y")
-    async with (
-        Engine(responding(OK)) as one,
-        Engine(responding(OK), "chat-1") as other,
-        proxying(one.proxied, other.proxied, measuring=recorder, lookup=lookup) as proxied,
-    ):
-        for _ in range(3):
-            await proxied.ask(ASK)
-        assert (one.visits, other.visits) == (0, 1)
-    assert [exchange.calls[0] for exchange in recorder.made] == [("routed", "chat-1")] * 3
-
-
 def unreachable(name: str) -> ProxiedEngine:
-    """An engine at a port without a listener."""
     with open_socket("engine", "127.0.0.1", 0) as listening:
         return ProxiedEngine(name, f"http://127.0.0.1:{listening.getsockname()[1]}")
 
@@ -295,7 +266,6 @@ ASK_M = post(b'{"model": "m"}')
 
 
 def failing(status: int, headers: str = "") -> bytes:
-    """A response with an error status."""
     return f"HTTP/1.1 {status} Wrong\r\n{headers}Content-Length: 2\r\n\r\nno".encode()
 
 
@@ -311,12 +281,10 @@ class Pair:
     proxied: Proxied = field(init=False)
 
     async def ask(self, times: int = 1, request: bytes = ASK_M) -> list[int]:
-        """Send requests one after the other; returns the statuses that clients get."""
         return [(await self.proxied.ask(request)).status for _ in range(times)]
 
     @property
     def got(self) -> dict[str, int]:
-        """The number of requests that each engine read."""
         return {engine.name: len(engine.requests) for engine in (self.bad, self.good)}
 
     @property
@@ -327,7 +295,6 @@ class Pair:
 
     @property
     def routed(self) -> list[list[str]]:
-        """The engines that each request was sent to."""
         return [[c[1] for c in each.calls if c[0] == "routed"] for each in self.recorder.made]
 
 
@@ -339,7 +306,6 @@ async def pair(
     recorder: Recorder | None = None,
     lookup: EngineLookup = ALL_HEALTHY,
 ) -> AsyncIterator[Pair]:
-    """Serve both engines behind a proxy."""
     outliers = OutlierDetection(["bad", "good"], OUTLIERS)
     async with Engine(bad, "bad") as one, Engine(good or responding(OK), "good") as other:
         engines = Pair(one, other, outliers, recorder or Recorder())
@@ -417,6 +383,13 @@ async def test_a_probe_that_fails_is_answered_by_another_engine(script: Script) 
             assert await engines.ask(20) == [200] * 20
             assert engines.got["bad"] == before + 1
         assert ["bad", "good"] in engines.routed
+
+
+async def test_the_measured_model_chooses_the_engine() -> None:
+    own_name = EngineLookup(models=lambda name: frozenset({name}), healthy=lambda _: True)
+    async with pair(responding(OK), recorder=Recorder(model="good"), lookup=own_name) as engines:
+        await engines.ask(3)
+        assert engines.routed == [["good"]] * 3
 
 
 LISTS_M = EngineLookup(models=lambda _: frozenset("m"), healthy=lambda _: True)

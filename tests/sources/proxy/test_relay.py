@@ -33,7 +33,6 @@ from tests.sources.proxy.wire import (
 
 
 async def relayed(request: bytes) -> Message:
-    """Return the request as the engine gets it."""
     async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         assert (await proxied.ask(request)).body == b"ok"
     return engine.requests[0]

@@ -35,8 +35,6 @@ UNSAMPLED = [(b"traceparent", f"00-{TRACE}-{PARENT}-00".encode()), STATE]
 
 
 class Traced:
-    """A tracing and its exported spans."""
-
     def __init__(
         self, *, ratio: float = 1.0, slow: bool = False, client_sampling: bool = True
     ) -> None:
@@ -75,7 +73,6 @@ def traced() -> Iterator[Traced]:
 
 
 def proxied_record(**fields: Any) -> RequestRecord:
-    """A record of the proxy."""
     usual = {"vantage": Vantage.PROXY, "route": "/v1/chat/completions", "model": "llama"}
     return record(1, **{**usual, **fields})
 

@@ -20,8 +20,6 @@ from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
 # A test that hangs fails after this time.
 WITHIN_S = 60.0
 
-Headers = list[tuple[str, str]]
-
 GET = b"GET /v1/models HTTP/1.1\r\nHost: proxy\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = (
@@ -31,12 +29,10 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 def chunk(data: bytes) -> bytes:
-    """One piece of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def post(body: bytes, path: str = "/v1/chat/completions", headers: str = "") -> bytes:
-    """A request with a body."""
     head = f"POST {path} HTTP/1.1\r\nHost: proxy\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -46,22 +42,19 @@ class Message:
     """A request or a response; `complete` is False if its body broke off."""
 
     first_line: str
-    headers: Headers
+    headers: list[tuple[str, str]]
     body: bytes = b""
     complete: bool = True
 
     @property
     def status(self) -> int:
-        """The status of a response."""
         return int(self.first_line.split()[1])
 
     def all(self, name: str) -> list[str]:
-        """The values of all lines of one name."""
         return [value for one, value in self.headers if one.lower() == name]
 
     @property
     def length(self) -> int | None:
-        """The value of content-length."""
         return int(self.all("content-length")[0]) if self.all("content-length") else None
 
 
@@ -106,20 +99,16 @@ async def until_gone(reader: asyncio.StreamReader) -> bytes:
 
 @dataclass(slots=True)
 class Visit:
-    """One connection to an engine."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     requests: list[Message]
 
     async def request(self) -> Message:
-        """The next request."""
         message = await read_message(self.reader)
         self.requests.append(message)
         return message
 
     async def send(self, data: bytes) -> None:
-        """Write, and wait until the buffer is below its limit."""
         self.writer.write(data)
         await self.writer.drain()
 
@@ -127,24 +116,22 @@ class Visit:
 Script = Callable[[Visit], Awaitable[None]]
 
 
+@dataclass
 class Engine:
     """An engine that runs a script on each connection and then closes it; keeps the requests."""
 
-    def __init__(
-        self, script: Script, name: str = "chat-0", *, tls: ssl.SSLContext | None = None
-    ) -> None:
-        self.script = script
-        self._tls = tls
-        self.name = name
-        self.requests: list[Message] = []
-        self.visits = 0
-        self.open = 0
-        self.closed = asyncio.Event()
-        self.failures: list[Exception] = []
+    script: Script
+    name: str = "chat-0"
+    tls: ssl.SSLContext | None = None
+    requests: list[Message] = field(default_factory=list)
+    visits: int = 0
+    open: int = 0
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    failures: list[Exception] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
-            self._visit, "127.0.0.1", 0, backlog=512, ssl=self._tls
+            self._visit, "127.0.0.1", 0, backlog=512, ssl=self.tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -155,8 +142,7 @@ class Engine:
 
     @property
     def proxied(self) -> ProxiedEngine:
-        """The engine as configured in the proxy."""
-        scheme = "http" if self._tls is None else "https"
+        scheme = "http" if self.tls is None else "https"
         return ProxiedEngine(self.name, f"{scheme}://127.0.0.1:{self.port}")
 
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -180,44 +166,38 @@ def responding(*responses: bytes) -> Script:
 
     async def script(visit: Visit) -> None:
         while True:
-            for response in responses:
-                await visit.request()
-                await visit.send(response)
+            await once(visit)
 
+    once = closing_after(*responses)
     return script
 
 
-def closing_after(response: bytes) -> Script:
-    """A script that reads a request, sends bytes and closes the connection."""
+def closing_after(*responses: bytes) -> Script:
+    """A script that sends these responses in turn and closes the connection."""
 
     async def script(visit: Visit) -> None:
-        await visit.request()
-        await visit.send(response)
+        for response in responses:
+            await visit.request()
+            await visit.send(response)
 
     return script
 
 
 @dataclass(slots=True)
 class Client:
-    """One connection to the proxy."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def ask(self, request: bytes, *, bodyless: bool = False) -> Message:
-        """Send a request and read its response."""
         self.writer.write(request)
         return await read_message(self.reader, bodyless=bodyless)
 
     def leave(self) -> None:
-        """Close the connection at once."""
         self.writer.transport.abort()
 
 
 @dataclass(slots=True)
 class Proxied:
-    """A proxy that is being served."""
-
     proxy: ReverseProxy
     server: AsgiServer
     port: int
@@ -225,12 +205,10 @@ class Proxied:
 
     @property
     def open_requests(self) -> Mapping[str, int]:
-        """The number of open requests of each engine, by its name."""
         return self.proxy._context.balancer.open_requests
 
     @asynccontextmanager
     async def client(self, receive_bytes: int | None = None) -> AsyncIterator[Client]:
-        """A client's connection."""
         connecting = socket.socket()
         if receive_bytes is not None:
             connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -243,7 +221,6 @@ class Proxied:
             writer.close()
 
     async def ask(self, request: bytes, *, bodyless: bool = False) -> Message:
-        """Return the response to a request on a new connection."""
         async with self.client() as client:
             return await client.ask(request, bodyless=bodyless)
 
@@ -313,7 +290,6 @@ class Recorded:
     error_status: int | None = None
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
     fails_at: str | None = None
     change: Callable[[bytes], bytes] = bytes
     last: bytes = b""
@@ -321,7 +297,6 @@ class Recorded:
 
     @property
     def names(self) -> list[str]:
-        """The names of the calls, in order."""
         return [call[0] for call in self.calls]
 
     @property
@@ -351,7 +326,6 @@ class Recorded:
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
         self.times_s.append(at_s)
-        self.over.set()
         self._record("ended", ending)
         return self.last
 

@@ -92,7 +92,6 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition on what tasks of this loop change."""
     async with asyncio.timeout(WITHIN_S):
         while not condition():
             await asyncio.sleep(0)
@@ -136,8 +135,6 @@ class AgentSide:
 
 
 class WorkerSide:
-    """A sender, and what it received from the agent."""
-
     def __init__(
         self, address: HandoverAddress, most: int = 1000, slots: RequestSlots | None = None
     ) -> None:
@@ -236,7 +233,6 @@ async def test_while_the_store_is_away_counts_are_known_and_records_wait(
 
 
 def opened(number: int) -> RequestRecord:
-    """What is known of an open request."""
     error = ProxyView(error=ProxyFailure.WORKER_DIED)
     return record(number, status=Status.ERROR, ended_at=NOON, proxied=error)
 

@@ -27,17 +27,14 @@ _RESPONSE_ID = re.compile(rb'"id": ?"((?:chatcmpl|cmpl|resp)-?_?(?!tool)[0-9a-z]
 
 
 def recorded(name: str) -> bytes:
-    """A recorded stream."""
     return (STREAMS / f"{VERSION}{name}.sse").read_bytes()
 
 
 def recorded_whole(name: str) -> bytes:
-    """A recorded response of one JSON object."""
     return (STREAMS / f"{VERSION}{name}.json").read_bytes()
 
 
 def route(name: str) -> str:
-    """The route of a recording."""
     protocol = name.replace(".", "-").partition("-")[0]
     return "/v1/chat/completions" if protocol == "chat" else f"/v1/{protocol}"
 
@@ -53,8 +50,6 @@ def ids_in(response: bytes) -> set[str]:
 
 
 class Span:
-    """A span with fixed ids that keeps its record."""
-
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     span_id = "b7ad6b7169203331"
     headers: RawHeaders = ((b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad-01"),)
@@ -64,27 +59,21 @@ class Span:
         self.response_models: list[str | None] = []
 
     def end(self, record: RequestRecord, response_model: str | None) -> None:
-        """Keep the record."""
         self.records.append(record)
         self.response_models.append(response_model)
 
 
 class Tracing:
-    """Gives each request a span."""
-
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
     def begin(self, headers: RawHeaders) -> Span:
-        """A new span."""
         self.spans.append(Span())
         return self.spans[-1]
 
 
 @dataclass
 class Setup:
-    """A measuring, with its records and failures."""
-
     options: MeasuringOptions = field(default_factory=MeasuringOptions)
     sink: Callable[[RequestRecord], None] | None = None
     records: list[RequestRecord] = field(default_factory=list)
@@ -101,7 +90,6 @@ class Setup:
         )
 
     def begin(self, path: str, body: bytes | None, headers: RawHeaders = ()) -> Exchange:
-        """A request arrives."""
         return self.measuring.begin(
             Arrival(
                 method="POST",
@@ -141,8 +129,6 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The results of an exchange."""
-
     exchange: Exchange
     client_bytes: bytes
     client_pieces: tuple[bytes, ...]
@@ -151,7 +137,6 @@ class Played:
 
     @property
     def view(self) -> ProxyView:
-        """The proxy's view in the record."""
         assert self.record.proxied is not None
         return self.record.proxied
 

@@ -224,7 +224,6 @@ def test_a_whole_response_has_token_counts_and_no_token_times(
 
 
 def whole(name: str, response: Any, setup: Setup | None = None) -> Played:
-    """Play a whole response."""
     sent = [json.dumps(response).encode()]
     return (setup or Setup()).play(route(name), {}, sent, head=JSON_HEAD)
 
@@ -251,7 +250,6 @@ def test_an_unreadable_whole_response_is_relayed_and_counted(body: bytes, reason
 
 
 def choices(*reasons: object) -> dict[str, Any]:
-    """A whole response of chat completions, each choice with a finish reason."""
     return {"choices": [{"finish_reason": reason} for reason in reasons]}
 
 

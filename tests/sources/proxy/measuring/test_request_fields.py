@@ -357,7 +357,6 @@ def test_trusted_headers_name_the_user_the_workload_and_the_session() -> None:
 
 
 def view_of(body: Any, path: str = CHAT, headers: Any = ()) -> ProxyView:
-    """The proxy's view of a request with this body."""
     setup = Setup()
     played = setup.play(path, body, [b"{}"], head=JSON_HEAD, headers=headers)
     assert setup.failures == []
@@ -378,7 +377,6 @@ def image(url: Any) -> dict[str, Any]:
 
 
 def messages(*parts: Any) -> dict[str, Any]:
-    """A body whose only message has these parts."""
     return {"messages": [{"role": "user", "content": list(parts)}]}
 
 

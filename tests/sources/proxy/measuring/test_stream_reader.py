@@ -197,7 +197,6 @@ REASONS = {"chat-eos.": "stop", "messages-tools": "tool_calls"}
 
 
 def outcome(name: str) -> tuple[Status, str | None, str | None]:
-    """The status, the finish reason and the error of a recorded stream."""
     if name.endswith("-died"):
         code = "internal_error" if name.startswith("messages") else "InternalServerError"
         return Status.ERROR, None, code

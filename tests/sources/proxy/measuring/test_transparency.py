@@ -60,19 +60,6 @@ def pieces_of(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in pairwise(places)]
 
 
-@every_response
-def test_added_usage_is_stripped_byte_for_byte(
-    pair: str, kind: str, options: MeasuringOptions
-) -> None:
-    setup = Setup(options)
-    played = played_with_usage(pair, kind, events(recorded(f"{pair}.{kind}")), setup)
-    alone = recorded(f"{pair}.plain")
-    assert VARYING.sub(b"", played.client_bytes) == VARYING.sub(b"", alone)
-    assert played.record.output_tokens == play(f"{pair}.{kind}").record.output_tokens
-    # All events come at once, in less time than the engine says that it took.
-    assert setup.failures == (["engine_times"] if "metrics" in pair else [])
-
-
 @pytest.mark.parametrize("pair", SEVERAL)
 @pytest.mark.parametrize("options", [FINAL, EACH])
 def test_streams_of_several_choices_get_no_usage_and_pass_unchanged(
@@ -88,16 +75,19 @@ def test_streams_of_several_choices_get_no_usage_and_pass_unchanged(
 @every_response
 @settings(max_examples=8)
 @given(st.data())
-def test_the_record_and_the_bytes_do_not_depend_on_the_cuts(
+def test_added_usage_is_stripped_byte_for_byte_wherever_the_response_is_cut(
     pair: str, kind: str, options: MeasuringOptions, data: st.DataObject
 ) -> None:
-    sent = recorded(f"{pair}.{kind}")
+    sent, setup = recorded(f"{pair}.{kind}"), Setup(options)
+    whole = played_with_usage(pair, kind, events(sent), setup)
+    assert VARYING.sub(b"", whole.client_bytes) == VARYING.sub(b"", recorded(f"{pair}.plain"))
+    assert whole.record.output_tokens == play(f"{pair}.{kind}").record.output_tokens
+    # All events come at once, in less time than the engine says that it took.
+    assert setup.failures == (["engine_times"] if "metrics" in pair else [])
     ends = list(accumulate(map(len, events(sent))))
     cuts = data.draw(st.lists(st.sampled_from(ends) | st.integers(0, len(sent)), max_size=40))
-    whole = played_with_usage(pair, kind, events(sent), Setup(options))
     cut = played_with_usage(pair, kind, pieces_of(sent, cuts), Setup(options))
-    assert cut.record == whole.record
-    assert cut.client_bytes == whole.client_bytes
+    assert (cut.record, cut.client_bytes) == (whole.record, whole.client_bytes)
 
 
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"], ids=["LF", "CR LF", "CR"])
@@ -194,20 +184,23 @@ def test_no_byte_is_held_back_when_a_stream_stops(ending: Ending) -> None:
         assert played.client_bytes == sent[:length]
 
 
-@pytest.mark.parametrize(("kind", "tokens"), [("plain", None), ("continuous", 24)])
-def test_a_stream_with_other_usage_than_was_added_is_unchanged(
-    kind: str, tokens: int | None
+PLAIN = events(recorded("chat.plain"))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [
+        (PLAIN, None),
+        (events(recorded("chat.continuous")), 24),
+        # An event after the finish reason keeps its place.
+        ([*PLAIN[:5], PLAIN[-2], PLAIN[5], PLAIN[-1]], None),
+    ],
+)
+def test_a_stream_without_the_usage_that_was_added_is_unchanged(
+    pieces: list[bytes], tokens: int | None
 ) -> None:
-    sent = recorded(f"chat.{kind}")
-    played = played_with_usage("chat", kind, events(sent), Setup(FINAL))
-    assert (played.client_bytes, played.record.output_tokens) == (sent, tokens)
-
-
-def test_an_event_after_the_finish_reason_keeps_its_place() -> None:
-    sent = events(recorded("chat.plain"))
-    late = [*sent[:5], sent[-2], sent[5], sent[-1]]
-    played = played_with_usage("chat", "plain", late, Setup(FINAL))
-    assert played.client_bytes == b"".join(late)
+    played = played_with_usage("chat", "plain", pieces, Setup(FINAL))
+    assert (played.client_bytes, played.record.output_tokens) == (b"".join(pieces), tokens)
 
 
 def test_a_repeated_count_is_stripped() -> None:
@@ -223,8 +216,6 @@ def test_a_null_usage_is_kept() -> None:
     played = played_with_usage("chat", "usage", events(sent), Setup(FINAL))
     assert played.client_bytes.count(b'"usage":null') == sent.count(b'"usage":null') > 0
 
-
-# Garbage
 
 FRAGMENTS = (
     b"data: ",
@@ -253,23 +244,17 @@ garbage = st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=20), max_size
 
 
 @pytest.mark.parametrize("name", ["chat.usage", "completions.usage", "responses", "messages"])
-@given(before=garbage, between=garbage)
-def test_garbage_passes_unchanged(name: str, before: list[bytes], between: list[bytes]) -> None:
-    sent = [*before, *events(recorded(name))[:6], *between, *events(recorded(name))[6:9]]
-    setup = Setup()
-    played = play(name, sent, setup=setup)
-    assert played.client_bytes == b"".join(sent)
-    assert "measuring" not in setup.failures
-    assert "record" not in setup.failures
-
-
 @given(before=garbage, between=garbage, options=st.sampled_from([FINAL, EACH]))
-def test_garbage_in_a_stream_with_added_usage_never_raises(
-    before: list[bytes], between: list[bytes], options: MeasuringOptions
+def test_garbage_passes_unchanged_and_never_raises(
+    name: str, before: list[bytes], between: list[bytes], options: MeasuringOptions
 ) -> None:
-    sent = [*before, *events(recorded("chat.continuous"))[:6], *between]
+    sent = [*before, *events(recorded(name))[:6], *between, *events(recorded(name))[6:9]]
     setup = Setup(options)
-    played_with_usage("chat", "continuous", sent, setup)
+    assert play(name, sent, setup=Setup()).client_bytes == b"".join(sent)
+    play(name, sent, setup=setup)
+    if name == "chat.usage":
+        sent = [*before, *events(recorded("chat.continuous"))[:6], *between]
+        played_with_usage("chat", "continuous", sent, setup)
     assert "measuring" not in setup.failures
     assert "record" not in setup.failures
 
