@@ -221,7 +221,7 @@ def test_the_cause_of_each_fault_is_found_and_it_came_when_the_demo_says(
 
 def test_every_fault_of_the_demo_has_a_name_a_cause_and_a_time_of_its_own() -> None:
     coming = coming_faults()
-    assert len(coming) == 7
+    assert len(coming) == 8
     gaps = [later.after_s - earlier.after_s for earlier, later in pairwise(coming)]
     # Every three to four minutes, also from the last to the first.
     gaps.append(coming[0].after_s + ROUND_S - coming[-1].after_s)

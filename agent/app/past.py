@@ -220,7 +220,7 @@ class PastAgent:
         await Agent(self._parts).stop()
 
     def _record(self, engine: str, seen: ProxiedRequest) -> RequestRecord:
-        ended_at, first_s = seen.started_at + seen.ended_s, seen.first_s
+        ended_at, first_s = seen.ended_at, seen.first_s
         later = seen.output_tokens - 1
         return RequestRecord(
             trace_id=seen.trace_id,

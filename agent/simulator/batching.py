@@ -22,6 +22,7 @@ class EngineRequest:
     """One request with its planned output length; equal only to itself.
 
     `leaves_after_tokens` is the token after which its client leaves; None for a client that stays.
+    Its client reads nothing for `client_pause_s` after the first bytes of the response.
     It joins the queue after `front_s` and is not scheduled before it has waited `deferred_s` there.
     The prefix cache has `cached_tokens` of its prompt. If it `fails`, it gets an error. `tenant` is
     whom it is for.
@@ -33,6 +34,7 @@ class EngineRequest:
     output_tokens: int
     max_tokens: int
     leaves_after_tokens: int | None = None
+    client_pause_s: float = 0.0
     temperature: float = 1.0
     top_p: float = 1.0
     trace_headers: Mapping[str, str] = field(default_factory=dict)
@@ -258,6 +260,11 @@ class KvBlocks:
         """The share of blocks in use."""
         return min(1.0, 1 - (self._free - self._taken) / self._size.blocks)
 
+    @property
+    def held_tokens(self) -> int:
+        """The tokens in the blocks of sequences, which a step reads."""
+        return (self._size.blocks - self._free) * self._size.block_tokens
+
     def take(self, share: float) -> None:
         """Reserve this share of all blocks for a fault."""
         self._taken = math.floor(share * self._size.blocks)
@@ -421,12 +428,11 @@ class Batch:
         gpu = self._scenario.gpu
         if gpu is None:
             return {}
-        cache = self._scenario.kv_cache
-        cached_tokens = self._kv.usage * cache.blocks * cache.block_tokens
         computed = prefilled + decoded
+        read_bytes = gpu.weight_bytes + gpu.kv_bytes_per_token * self._kv.held_tokens
         return {
             "flops": 2 * gpu.parameters * computed * times,
-            "read_bytes": (gpu.weight_bytes + gpu.kv_bytes_per_token * cached_tokens) * times,
+            "read_bytes": read_bytes * times,
             "written_bytes": gpu.kv_bytes_per_token * computed * times,
         }
 

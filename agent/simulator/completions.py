@@ -59,6 +59,10 @@ class CompletionRequest(BaseModel):
         """The client's limit on output tokens; None for no limit."""
         return self.max_tokens
 
+    def alternatives(self) -> int:
+        """How many logprobs each token has; only chats have some."""
+        return 0
+
 
 class TextRequest(CompletionRequest):
     """The body of `/v1/completions`: one prompt, as text or as token ids."""
@@ -90,6 +94,8 @@ class ChatRequest(CompletionRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=0, ge=0, le=20)
 
     def prompt_tokens(self) -> int:
         """An estimate over all messages."""
@@ -98,6 +104,10 @@ class ChatRequest(CompletionRequest):
     def token_limit(self) -> int | None:
         """`max_completion_tokens` wins over the older `max_tokens`, as in vLLM."""
         return self.max_completion_tokens or self.max_tokens
+
+    def alternatives(self) -> int:
+        """How many logprobs each token has."""
+        return (self.top_logprobs or 0) if self.logprobs else 0
 
 
 RequestT = TypeVar("RequestT", bound=CompletionRequest)
@@ -179,7 +189,10 @@ def model_card(model: str, max_model_len: int, created: int) -> Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion(ABC):
-    """One response. `include_usage` and `continuous_usage` are the stream options of the client."""
+    """One response. `include_usage` and `continuous_usage` are the stream options of the client.
+
+    Each token of a stream has logprobs of so many `alternatives`.
+    """
 
     id_prefix: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -193,6 +206,7 @@ class Completion(ABC):
     prompt_tokens: int
     include_usage: bool = False
     continuous_usage: bool = False
+    alternatives: int = 0
 
     @property
     def engine_id(self) -> str:
@@ -265,6 +279,17 @@ class Completion(ABC):
         }
 
 
+def _logprobs(text: str, alternatives: int) -> Body | None:
+    """Logprobs of a token in the format of chats; no model computed them."""
+    if alternatives == 0:
+        return None
+    top = [
+        {"token": text, "logprob": -float(rank), "bytes": list(text.encode())}
+        for rank in range(1, alternatives + 1)
+    ]
+    return {"content": [{**top[0], "top_logprobs": top}]}
+
+
 class TextCompletion(Completion):
     """Responses of `/v1/completions`."""
 
@@ -314,7 +339,7 @@ class ChatCompletion(Completion):
         return {
             "index": 0,
             "delta": {"content": text},
-            "logprobs": None,
+            "logprobs": _logprobs(text, self.alternatives),
             "finish_reason": finish_reason,
             **stopped,
             "token_ids": None,

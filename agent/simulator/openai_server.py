@@ -165,6 +165,7 @@ class OpenAiRoutes:
             prompt_tokens=body.prompt_tokens(),
             include_usage=include_usage,
             continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
+            alternatives=body.alternatives(),
         )
 
     def _engine_request(

@@ -53,6 +53,11 @@ class ProxiedRequest:
     finish_reason: str | None
     waits: tuple[tuple[float, int], ...] = ()
 
+    @property
+    def ended_at(self) -> float:
+        """When its client had all of the response, in Unix time."""
+        return self.started_at + self.ended_s
+
 
 _PROXIED = tuple(each.name for each in fields(ProxiedRequest))
 
@@ -257,11 +262,13 @@ class PastEngine:
         spans = self._spans.get_finished_spans()
         self._spans.clear()
         encoded = b64encode(encode_spans(spans).SerializeToString()).decode() if spans else None
-        proxied, self._proxied = tuple(self._proxied), []
+        at = self._unix(self._at_s)
+        proxied = tuple(each for each in self._proxied if each.ended_at <= at)
+        self._proxied = [each for each in self._proxied if each.ended_at > at]
         steps, self._steps = tuple(self._steps), []
         ended, self._ended = tuple(self._ended), []
         return Frame(
-            at=self._unix(self._at_s),
+            at=at,
             exposition=None if self._dead else self.render().decode(),
             gpu=self.gpu(self._at_s),
             spans=encoded,
@@ -275,7 +282,9 @@ class PastEngine:
 
     def _done(self, done: Finished) -> ProxiedRequest:
         request = done.request
-        failed = self._failed(request, done.last_token_s)
+        # What the client did not read yet comes as soon as it reads again.
+        paused_until_s = request.arrived_s + (done.ttft_s or 0.0) + request.client_pause_s
+        failed = self._failed(request, max(done.last_token_s, paused_until_s))
         return replace(
             failed,
             first_s=done.ttft_s,

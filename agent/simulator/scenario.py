@@ -96,7 +96,9 @@ class Fault(_Part):
     its grammar or its LoRA. The front takes `front_s` more before the queue. An `error_ratio` of
     all requests gets a 500. `kv_taken` is a share of the KV cache that no request can use, and
     `max_num_seqs` fewer slots than the scenario's. A `long_ratio` of the planned requests has
-    prompts of `long_tokens`, and a `long_output_ratio` responses of `long_output_tokens`. With
+    prompts of `long_tokens`, and a `long_output_ratio` responses of `long_output_tokens`. A
+    `slow_client_ratio` of the clients reads nothing for `client_pause_s` after the first bytes of
+    the response, which has all logprobs and so is larger than the buffers on its way. With
     `cache_lost` the prefix cache has nothing. With `hang` the engine stops its steps, and its
     exposition stays as it is. An engine that is `dead` loses its requests, refuses connections,
     and starts anew when the fault ends.
@@ -117,6 +119,8 @@ class Fault(_Part):
     long_tokens: Count = 1
     long_output_ratio: Ratio = 0.0
     long_output_tokens: Count = 1
+    slow_client_ratio: Ratio = 0.0
+    client_pause_s: NotNegative = 0.0
     cache_lost: bool = False
     hang: bool = False
     dead: bool = False

@@ -5,11 +5,13 @@ and the lengths change the arrivals: another abort ratio changes which clients l
 requests arrive."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 from random import Random
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -28,7 +30,7 @@ def planned_requests(
     # Separate, so that tenants change no other figure. The first are the largest.
     whom = Random(f"{scenario.seed}: tenants")
     weights = [1 / (index + 1) for index in range(len(scenario.tenants))]
-    deferring, failing, lengthening, answering = (EvenShare() for _ in range(4))
+    deferring, failing, lengthening, answering, pausing = (EvenShare() for _ in range(5))
     faults = faults or Faults(scenario.faults)
     for arrived_s in _arrivals_s(scenario.phases, random):
         fault = faults.at(arrived_s)
@@ -38,6 +40,8 @@ def planned_requests(
         if answering.strikes(fault.long_output_ratio):
             tokens = fault.long_output_tokens
             planned = replace(planned, output_tokens=tokens, max_tokens=tokens)
+        if pausing.strikes(fault.slow_client_ratio):
+            planned = replace(planned, client_pause_s=fault.client_pause_s)
         cached = cached_tokens(scenario, fault, planned.prompt_tokens)
         for _ in range(fault.surge):
             yield replace(
@@ -112,6 +116,19 @@ _RETRY_S = 0.2
 TENANT_HEADER = "X-Tenant"
 # The completions' estimate: four characters are a token.
 _TOKEN = "word"
+# Kernels keep megabytes between two processes of one machine, unless the segments and the
+# receiver's buffer are small. As many alternatives for each token as OpenAI's API allows make a
+# response larger than what is left.
+_SLOW_SEGMENT_BYTES, _SLOW_BUFFER_BYTES, _ALTERNATIVES = 1400, 4096, 20
+
+
+def _slow_socket(place: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = place
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SLOW_SEGMENT_BYTES)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
+    return made
 
 
 class Clients:
@@ -158,12 +175,30 @@ class Clients:
             "stream": True,
         }
         headers = {TENANT_HEADER: request.tenant or ""}
-        try:
+        # The engine died, or the proxy is stopping.
+        with suppress(aiohttp.ClientError):
+            if request.client_pause_s > 0:
+                await self._send_slowly(body, headers, request)
+                return
             async with session.post(self._url, json=body, headers=headers) as response:
                 await self._read(response, request.leaves_after_tokens)
-        except aiohttp.ClientError:
-            # The engine died, or the proxy is stopping.
-            return
+
+    async def _send_slowly(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], request: EngineRequest
+    ) -> None:
+        body = {**body, "logprobs": True, "top_logprobs": _ALTERNATIVES}
+        connections = aiohttp.TCPConnector(socket_factory=_slow_socket)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with (
+            aiohttp.ClientSession(
+                timeout=timeout, connector=connections, read_bufsize=_SLOW_BUFFER_BYTES
+            ) as session,
+            session.post(self._url, json=body, headers=headers) as response,
+        ):
+            await response.content.readany()
+            await asyncio.sleep(request.client_pause_s)
+            async for _ in response.content.iter_any():
+                pass
 
     async def _read(self, response: aiohttp.ClientResponse, tokens: int | None) -> None:
         """Read the stream to its end, or leave after `tokens`."""

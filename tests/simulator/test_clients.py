@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -14,10 +16,12 @@ from tests.simulator.kit import engine_request
 
 
 class Proxy:
-    """Answers each request with an empty stream, and keeps its body."""
+    """Answers each request with a stream, an empty one without `chunks`, and keeps its body."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.chunks: int | None = None
+        self.written_at: list[float] = []
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
@@ -30,9 +34,16 @@ class Proxy:
         await web.TCPSite(runner, "127.0.0.1", self.port).start()
         return runner
 
-    async def _take(self, request: web.Request) -> web.Response:
+    async def _take(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
-        return web.Response(text="data: [DONE]\n\n")
+        if self.chunks is None:
+            return web.Response(text="data: [DONE]\n\n")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(self.chunks):
+            await response.write(b"data: " + 1500 * b" " + b"\n\n")
+            self.written_at.append(time.monotonic())
+        return response
 
 
 def arriving(*at_s: float) -> list[EngineRequest]:
@@ -95,3 +106,23 @@ def test_requests_that_arrive_before_the_proxy_listens_are_not_sent_all_at_once_
 
     asyncio.run(run())
     assert lengths(proxy) == [12]
+
+
+PAUSE_S = 0.5
+
+
+def test_a_client_that_pauses_keeps_the_proxy_waiting_with_a_response_of_250_tokens() -> None:
+    proxy, clock = Proxy(), OwnClock(0.0)
+    proxy.chunks = 250
+    slow = replace(engine_request(20, 250, arrived_s=1.0), client_pause_s=PAUSE_S)
+
+    async def run() -> None:
+        runner = await proxy.listen()
+        await sent([slow], clock, proxy)
+        await runner.cleanup()
+
+    asyncio.run(run())
+    assert len(proxy.written_at) == proxy.chunks
+    assert proxy.written_at[-1] - proxy.written_at[0] >= 0.9 * PAUSE_S
+    (body,) = proxy.bodies
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 20)

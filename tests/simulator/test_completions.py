@@ -1,6 +1,7 @@
 """Bodies of completions."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +120,15 @@ def test_a_chat_stream_opens_with_the_role_and_ends_with_the_reason() -> None:
         f'{_CHAT}{{"index":0,"delta":{{"content":" answer"}},"logprobs":null,'
         f'"finish_reason":"length","stop_reason":null,"token_ids":null}}],{_FINGERPRINT}}}',
     ]
+
+
+def test_each_token_of_a_chat_has_the_logprobs_that_were_asked_for() -> None:
+    asked = _chat("hi", logprobs=True, top_logprobs=2)
+    completion = replace(_completion(ChatCompletion), alternatives=asked.alternatives())
+    _, *tokens = map(json.loads, _chunks(completion))
+    for token in tokens:
+        (logprobs,) = token["choices"][0]["logprobs"]["content"]
+        assert len(logprobs["top_logprobs"]) == 2
 
 
 def test_usage_is_in_a_separate_chunk_without_choices() -> None:

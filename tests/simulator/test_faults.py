@@ -79,6 +79,7 @@ def test_a_surge_multiplies_requests_and_does_not_change_earlier_ones() -> None:
             {"output_tokens": 700, "finish_reason": "length"},
             0.5,
         ),
+        ({"slow_client_ratio": 0.5, "client_pause_s": 20}, {"client_pause_s": 20}, 0.5),
         ({"front_s": 0.5}, {"front_s": 0.5}, 1),
     ],
 )

@@ -11,8 +11,8 @@ from agent.simulator.past_engine import FRAME_S, Frame, PastEngine, frame_of
 from agent.simulator.scenario import load_scenario
 from tests.simulator.kit import steps
 
-# The second engine of the demo is dead from 930 s to 975 s of each round of 1440 s.
-BEFORE_S, DIES_S, RETURNS_S, AFTER_S = 5180.0, 5250.0, 5295.0, 5335.0
+# The second engine of the demo is dead from 810 s to 855 s of each round of 1440 s.
+BEFORE_S, DIES_S, RETURNS_S, AFTER_S = 5060.0, 5130.0, 5175.0, 5215.0
 
 
 def unix_ns(at_s: float) -> int:
@@ -83,6 +83,21 @@ def test_a_frame_has_the_span_of_each_request_that_its_proxy_saw_end() -> None:
     )
 
 
+def test_a_slow_client_has_its_response_when_it_reads_again() -> None:
+    past = frames(1140.0, 1260.0)
+    slow = [each for frame in past for each in frame.proxied if each.ended_s > 20]
+    assert len(slow) > 10
+    assert {each.output_tokens for each in slow} == {250}
+    assert all(each.ended_at <= frame.at for frame in past for each in frame.proxied)
+
+
+def test_the_gpu_works_no_more_than_it_can() -> None:
+    for frame in frames(0.0, 300.0, place=0):
+        assert 0 < frame.gpu["dram"] < 1
+        assert 0 < frame.gpu["tensor"] < 1
+        assert frame.gpu["watts"] < frame.gpu["limit_watts"]
+
+
 def test_no_request_is_cut_where_the_past_ends() -> None:
     engine = past_engine(0)
     assert all(each.first_s is not None for frame in engine.frames(60.0) for each in frame.proxied)
@@ -95,8 +110,8 @@ def test_no_request_is_cut_where_the_past_ends() -> None:
 
 
 def test_a_throttled_gpu_has_a_low_clock_and_the_time_of_it() -> None:
-    # From 720 s to 795 s.
-    before, *_, during = frames(700.0, 760.0)
+    # From 600 s to 675 s.
+    before, *_, during = frames(580.0, 640.0)
     assert during.gpu["clock_hertz"] == pytest.approx(during.gpu["clock_max_hertz"] / 3)
     assert before.gpu["clock_hertz"] == before.gpu["clock_max_hertz"]
     assert during.gpu["throttled_s"] == pytest.approx(40.0)
