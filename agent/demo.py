@@ -54,6 +54,7 @@ SCRAPE_EVERY = "15s"
 # Those of the scenarios; like vLLM, a simulator does not publish them.
 LIMITS = {"running_requests": 8, "step_tokens": 2048}
 _PAST = "/simulator/past"
+_DRAIN_S = 1.0
 _LIVE_WITHIN_S = 10.0
 _PAST_WITHIN_S = 60.0
 _READ_BYTES = 1 << 20
@@ -229,7 +230,12 @@ def _demo_settings(given: Settings, sockets: Path) -> Settings:
         for index, name in enumerate(ENGINES)
     )
     listen = given.proxy.listen or f"127.0.0.1:{_free_port()}"
-    proxy = {"listen": listen, "tenant_header": given.proxy.tenant_header or TENANT_HEADER}
+    # Nobody misses the end of a simulated response.
+    proxy = {
+        "listen": listen,
+        "tenant_header": given.proxy.tenant_header or TENANT_HEADER,
+        "drain": _DRAIN_S,
+    }
     return given.model_copy(
         update={
             "engines": engines,

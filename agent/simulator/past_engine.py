@@ -5,6 +5,7 @@ The engine goes on in real time from its end, with the same batch and the same c
 
 import asyncio
 import json
+import math
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
@@ -145,7 +146,9 @@ class GpuFigures:
         busy = min(1.0, (now.busy_s - before.busy_s) / passed_s)
         load = min(1.0, 0.25 * busy + 0.45 * dram + 0.3 * tensor)
         watts = gpu.idle_watts + load * (gpu.limit_watts - gpu.idle_watts)
-        slowdown = self._faults.at(at_s).gpu_slowdown
+        # At both ends of this time: a fault may have begun or ended in it.
+        moments = before.at_s, math.nextafter(at_s, 0.0)
+        slowdown = max(self._faults.at(each).gpu_slowdown for each in moments)
         celsius = _IDLE_CELSIUS + load * (_HOT_CELSIUS - _IDLE_CELSIUS)
         self._joules += watts * passed_s
         self._throttled_s += self._faults.throttled_s(before.at_s, at_s)
