@@ -277,15 +277,6 @@ def test_processes_link_an_engine_to_its_gpus() -> None:
     assert engine.polls(1) == [EventKind.GPU_FAULT]
 
 
-def test_the_action_that_the_driver_of_an_engines_gpu_recommends_is_reported() -> None:
-    engine = PolledChat()
-    sample = gpu(70.0)
-    wanted = {**sample.facts, ("gpu_recovery_action", ()): 1.0}
-    engine.gpus.read(replace(sample, facts=wanted))
-    assert engine.polls(3) == [EventKind.GPU_FAULT]
-    assert engine.events[0].evidence["recovery_action"] == "reset"
-
-
 AT = 1_790_000_000.0
 WITHIN_S = 10.0
 

@@ -122,25 +122,6 @@ def test_views_that_an_earlier_run_left_waiting_are_joined_or_settled(sqlite: En
     assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-@pytest.mark.parametrize("view", [proxy_view(1), engine_view(1)], ids=["proxy", "engine"])
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_view_that_is_sent_again_is_not_new(
-    sqlite: Engine,
-    agent: JoiningAgent,
-    order: list[list[JudgedRequest]],
-    view: JudgedRequest,
-) -> None:
-    for batch in order:
-        agent.take(*batch)
-        if view in batch:
-            assert agent.take(view) == WriteResult([], [])
-    before = rows(sqlite), rollup_bytes(sqlite)
-    assert agent.take(view, view) == WriteResult([], [])
-    assert agent.settle(DUE + 1) == []
-    assert (rows(sqlite), rollup_bytes(sqlite)) == before
-    assert states(sqlite) == [(JOINED, True, False)]
-
-
 def several(**given: Any) -> JudgedRequest:
     """The proxy's view of a stream of three choices without usage: it has no token counts."""
     view = ProxyView(choices=3, streamed=True)

@@ -50,6 +50,8 @@ JUDGEMENTS = (
     judgement(Verdict.MISSED, chat=Verdict.MISSED),
     judgement(Verdict.UNDETERMINED, chat=Verdict.MET, batch=Verdict.UNDETERMINED),
     judgement(Verdict.MISSED, batch=Verdict.MET, chat=Verdict.MISSED),
+    # No objective matches.
+    Judgement(Verdict.UNDETERMINED, ()),
 )
 LATENCIES_S = st.none() | st.floats(0, 2e5)
 TOKENS = st.none() | st.integers(0, 10**9)
@@ -327,19 +329,6 @@ def test_figures_of_an_objective_are_of_the_requests_that_it_matches(
     assert counts == {name: 1 + (name == "chat") for name in OBJECTIVES}
     for name in ("c%", "%", "_hat", "cha", "hat", "", ",", "b", '"', "[", "chat,first"):
         assert count(queries, NOON, NOON + 60, objective=name) == 0, name
-
-
-def test_a_request_that_no_objective_matches_is_counted_without_one(
-    database: Engine, queries: StoreQueries
-) -> None:
-    store_in(database, [request(1, Judgement(Verdict.UNDETERMINED, ())), request(2)])
-    tally = queries.tally(Window(from_s=NOON, until=NOON + 60), Selection())
-    assert tally.requests == 2
-    assert {key: counts.requests for key, counts in tally.verdicts.items()} == {
-        ("", "undetermined"): 1,
-        ("", "met"): 1,
-        ("chat", "met"): 1,
-    }
 
 
 MINUTE_UNTIL_NOW = Window(from_s=int(NOON), until=NOON + 60, ends_now=True)

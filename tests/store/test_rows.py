@@ -1,5 +1,6 @@
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -91,84 +92,34 @@ def test_unknown_values_are_read_as_none(sqlite: Engine) -> None:
     assert row["counted"] is True
 
 
-EVERYTHING: dict[str, Any] = {
-    "request_id": "request-1",
-    "agent": "agent-0",
-    "engine": "chat-0",
-    "model": "meta-llama/Llama-3",
-    "service_name": "vllm",
-    "tenant": "acme",
-    "route": "/v1/chat/completions",
-    "ttft_s": 0.1,
-    "tpot_s": 1e-9,
-    "e2e_s": 12345.678901234567,
-    "queue_s": 0.0,
-    "prefill_s": 0.3,
-    "decode_s": 1 / 3,
-    "max_gap_s": 2.5e-5,
-    "input_tokens": 2**40,
-    "cached_tokens": 0,
-    "output_tokens": 7,
-    "reasoning_tokens": 3,
-    "finish_reason": "stop",
-    "http_status": 503,
-    "clock_skew_s": -4000.5,
-    "cause": "kv_pressure",
-    "cost_usd": 0.000123,
-    "parent_span_id": "00f067aa0ba902b7",
-    "proxy_span_id": "00f067aa0ba902b7",
-    "preemptions": 4,
-}
+def known(kind: type, names: Iterable[str]) -> dict[str, Any]:
+    """A value of its own for each field."""
+    hints = get_type_hints(kind)
+    return {name: _known(hints[name], place) for place, name in enumerate(names)}
 
-PROXY_VIEW: dict[str, Any] = {
-    "first_byte_s": 0.01,
-    "first_visible_s": 1 / 3,
-    "gaps": {-320: 3, 0: 1, 12: 2**40},
-    "gap_tokens": 4,
-    "input_bytes": 2**40,
-    "output_bytes": 0,
-    "error": "client_gone",
-    "choices": 2,
-    "streamed": False,
-    "ttft_limit_s": 0.2,
-    "tpot_limit_s": 0.05,
-    "requested_model": "lama größer",
-    "requested_tenant": "nobody's",
-    "response_id": "chatcmpl-größe",
-    "reasoning_s": 0.75,
-    "media_parts": 3,
-    "media_bytes": 2**40,
-    "priority": -7,
-    "end_user": "quo'te",
-    "workload": "größe",
-    "session": "s-1",
-}
-ENGINE_VIEW: dict[str, Any] = {
-    "request_id": "chatcmpl-größe",
-    "status": Status.ERROR,
-    "ttft_s": 0.07,
-    "tpot_s": 1e-9,
-    "e2e_s": 2.5,
-    "holdback_s": -0.001,
-}
+
+def _known(hint: Any, place: int) -> Any:
+    kind, *_ = get_args(hint) or (hint,)
+    numbers = {int: 2**40 + place, float: place + 1 / 3, bool: False}
+    texts = {str: f"größe {place}", Status: Status.ERROR}
+    return {**numbers, **texts}.get(kind, {-320: 3, 0: 1, 12: 2**40})
 
 
 def test_known_values_are_read_as_written(sqlite: Engine) -> None:
-    assert set(EVERYTHING) == set(UNKNOWN_AT_FIRST)
-    assert (set(PROXY_VIEW), set(ENGINE_VIEW)) == (set(ProxyView._fields), set(EngineView._fields))
+    everything = known(RequestRecord, UNKNOWN_AT_FIRST) | {"request_id": "request-1"}
+    proxied = known(ProxyView, ProxyView._fields)
+    seen = known(EngineView, EngineView._fields)
     judged = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.UNDETERMINED)
     values: dict[str, Any] = {"vantage": Vantage.JOINED, "status": Status.THROTTLED}
-    values["proxied"] = ProxyView(**PROXY_VIEW)
-    values["engine_view"] = EngineView(**ENGINE_VIEW)
-    stored = request(1, judged, **EVERYTHING, **values)
+    values["proxied"] = ProxyView(**proxied)
+    values["engine_view"] = EngineView(**seen)
+    stored = request(1, judged, **everything, **values)
     store(sqlite, [stored])
     row = only_row(sqlite)
-    assert {name: row[name] for name in EVERYTHING} == EVERYTHING
-    assert {name: row[name] for name in PROXY_VIEW} == PROXY_VIEW
-    engine_view = {
-        name: row[name if name == "holdback_s" else f"engine_{name}"] for name in ENGINE_VIEW
-    }
-    assert engine_view == ENGINE_VIEW
+    assert {name: row[name] for name in everything} == everything
+    assert {name: row[name] for name in VIEW_COLUMNS} == dict(
+        zip(VIEW_COLUMNS, (*proxied.values(), *seen.values()), strict=True)
+    )
     assert (row["vantage"], row["status"], row["verdict"]) == ("joined", "throttled", "missed")
     assert row["verdicts"] == {"chat": "met", "batch": "undetermined"}
     assert (row["trace_id"], row["span_id"]) == (f"{1:032x}", f"{1:016x}")

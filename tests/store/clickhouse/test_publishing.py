@@ -48,7 +48,7 @@ from tests.store.publishing.published import (
 )
 
 
-def test_vectors_are_the_same_bytes(file: Engine, shared: Engine, clickhouse_url: str) -> None:
+def test_vectors_are_the_same_bytes(file: Engine, shared: Engine) -> None:
     everything = bytes(range(256))
     row: dict[str, Any] = {"width_s": 86400, "series": 1, "starts_at": 0, "counts": everything}
     row |= {"ttft_s": everything[::-1], "tpot_s": b"\xff\x00", "e2e_s": b"", "queue_s": None}
@@ -57,7 +57,7 @@ def test_vectors_are_the_same_bytes(file: Engine, shared: Engine, clickhouse_url
         series = {"id": 1, **dict.fromkeys(names, ""), "judged_by": "[]"}
         connection.execute(insert(rollup_series), series)
         connection.execute(insert(rollups), row)
-    with publishing(file, clickhouse_url):
+    with publishing(file, shared):
         pass
     columns = [each for each in rollups.c if isinstance(each.type, LargeBinary)]
     with shared.connect() as connection:
@@ -66,12 +66,12 @@ def test_vectors_are_the_same_bytes(file: Engine, shared: Engine, clickhouse_url
 
 
 def test_a_row_that_is_refused_for_its_content_is_left_out_and_counted(
-    file: Engine, shared: Engine, clickhouse_url: str
+    file: Engine, shared: Engine
 ) -> None:
     store(file, some(range(30)))
     with for_writing(file).begin() as connection:
         connection.execute(text("UPDATE requests SET ttft_s = 'soon' WHERE id = 7"))
-    with publishing(file, clickhouse_url) as running:
+    with publishing(file, shared) as running:
         pass
     assert len(stored_keys(shared)) == 29
     assert running.refused == 1
@@ -79,12 +79,12 @@ def test_a_row_that_is_refused_for_its_content_is_left_out_and_counted(
 
 
 def test_requests_of_more_months_than_a_block_may_have_are_taken(
-    file: Engine, shared: Engine, clickhouse_url: str
+    file: Engine, shared: Engine
 ) -> None:
     """A sender's clock is wrong in ever other ways."""
     months = [(number, NOON - number * 31 * 86400) for number in range(110)]
     store(file, [each for n, at in months for each in some([n], started_at=at, ended_at=at + 1)])
-    with publishing(file, clickhouse_url):
+    with publishing(file, shared):
         pass
     same_in_both(file, shared)
 
@@ -128,27 +128,27 @@ def test_a_batch_whose_response_was_lost_is_stored_once(
         finally:
             running.publisher.close(WITHIN_S)
     store(file, some(range(5, 8)))
-    with publishing(file, clickhouse_url):
+    with publishing(file, shared):
         pass
     same_in_both(file, shared)
     assert len(stored(shared, events)) == 1
 
 
 def test_what_a_restored_file_stored_while_clickhouse_was_away_is_published(
-    file: Engine, shared: Engine, clickhouse_url: str
+    file: Engine, shared: Engine
 ) -> None:
     store(file, some(range(5)))
-    with publishing(file, clickhouse_url):
+    with publishing(file, shared):
         pass
     backup = copied(file)
     store(file, some(range(5, 10)))
-    with publishing(file, clickhouse_url):
+    with publishing(file, shared):
         pass
     restored(file, backup)
     # These are more transactions than those that are lost.
     for number in range(10, 20):
         store(file, some([number]))
-    with publishing(file, clickhouse_url):
+    with publishing(file, shared):
         pass
     assert len(stored_keys(shared)) == len(stored_keys(file)) == 20
 
@@ -161,7 +161,7 @@ def test_a_restored_file_goes_on_after_a_batch_that_was_written_in_part(
 ) -> None:
     """Else the rows of the part would stay, because their numbers are higher."""
     minutes = MinuteStore(file, "agent-0")
-    with publishing(file, clickhouse_url):
+    with publishing(file, shared):
         minutes.write([minute()], (), NOON)
     backup = copied(file)
     for requests_seen in range(2, 30):
@@ -174,7 +174,7 @@ def test_a_restored_file_goes_on_after_a_batch_that_was_written_in_part(
         eventually(lambda: way.lost > 0, within_s=WITHIN_S, what="a part of a batch")
         running.publisher.close(WITHIN_S)
     restored(file, backup)
-    with publishing(file, clickhouse_url) as running:
+    with publishing(file, shared) as running:
         assert running.publisher.is_complete(WITHIN_S)
         minutes.write([minute(requests=99)], (), NOON)
     assert [row["requests"] for row in stored(shared, engine_minutes)] == [99]
@@ -184,9 +184,9 @@ def test_a_restored_file_goes_on_after_a_batch_that_was_written_in_part(
 
 
 def test_a_server_that_is_killed_and_comes_back_gets_everything(
-    file: Engine, shared: Engine, clickhouse_url: str, clickhouse_server: ClickHouseServer
+    file: Engine, shared: Engine, clickhouse_server: ClickHouseServer
 ) -> None:
-    with publishing(file, clickhouse_url) as running:
+    with publishing(file, shared) as running:
         store(file, some(range(5)))
         running.all_published()
         clickhouse_server.kill()
@@ -214,13 +214,11 @@ def test_a_server_that_is_frozen_is_not_waited_for_long(
         monkeypatch.undo()
 
 
-def test_unknown_seconds_of_a_cause_are_null(
-    file: Engine, shared: Engine, clickhouse_url: str
-) -> None:
+def test_unknown_seconds_of_a_cause_are_null(file: Engine, shared: Engine) -> None:
     """One request had known seconds of it, until it was explained anew."""
     one, other = missed(1), missed(2)
     store(file, [one, other])
-    with publishing(file, clickhouse_url) as running:
+    with publishing(file, shared) as running:
         explain(file, explained(one, share(Cause.BURST, 0.5)))
         running.all_published()
         explain(file, explained(one, share(Cause.KV_PRESSURE, 0.5)))
@@ -237,11 +235,11 @@ def test_unknown_seconds_of_a_cause_are_null(
 
 
 def test_old_minutes_are_merged_there_as_in_the_other_databases(
-    file: Engine, shared: Engine, clickhouse_url: str
+    file: Engine, shared: Engine
 ) -> None:
     minutes = [minute(-number, requests=number) for number in range(300)]
     MinuteStore(file, "agent-0").write(minutes, (), NOON)
-    with publishing(file, clickhouse_url):
+    with publishing(file, shared):
         pass
     later = NOON + MERGED[0][1]
     assert merge_minutes_there(shared, "agent-0", later) > 0

@@ -142,12 +142,17 @@ def restored(file: Engine, backup: Path) -> None:
     opened(file)
 
 
+def url_of(shared: Engine | str) -> str:
+    """The URL of a database, with its password."""
+    return shared if isinstance(shared, str) else shared.url.render_as_string(hide_password=False)
+
+
 @dataclass
 class Publishing:
     """A publisher of a file, and what its callbacks got."""
 
     file: Engine
-    url: str
+    shared: Engine | str
     agent: str = "agent-0"
     rows_per_batch: int = ROWS_PER_BATCH
     cut_off_s: float = CUT_OFF_S
@@ -161,7 +166,7 @@ class Publishing:
         self.publisher = Publisher(
             self.file,
             SharedDatabase(
-                url=self.url,
+                url=url_of(self.shared),
                 agent=self.agent,
                 instance=f"elsewhere:1:{id(self)}",
                 objectives=self.objectives,
@@ -195,9 +200,9 @@ class Publishing:
 
 
 @contextmanager
-def publishing(file: Engine, url: str, **given: Any) -> Iterator[Publishing]:
+def publishing(file: Engine, shared: Engine | str, **given: Any) -> Iterator[Publishing]:
     """A running publisher; at the end everything is published."""
-    made = Publishing(file, url, **given)
+    made = Publishing(file, shared, **given)
     made.publisher.start()
     try:
         yield made

@@ -54,12 +54,8 @@ def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     engine.dispose()
 
 
-def url_of(shared: Engine) -> str:
-    return shared.url.render_as_string(hide_password=False)
-
-
 def test_every_kind_of_row_is_published_as_it_is(file: Engine, shared: Engine) -> None:
-    with publishing(file, url_of(shared)):
+    with publishing(file, shared):
         numbers = store_every_kind(file, model="o'neil \\ %s \N{SNOWMAN}")
     assert [len(stored(shared, table)) for table in PUBLISHED] == numbers
     same_in_both(file, shared)
@@ -72,8 +68,8 @@ def test_agents_and_their_sums_stand_side_by_side(
         store(file, some(range(5)))
         store(other, some(range(5, 9), agent="agent-1"))
         with (
-            publishing(file, url_of(shared), rows_per_batch=3),
-            publishing(other, url_of(shared), agent="agent-1"),
+            publishing(file, shared, rows_per_batch=3),
+            publishing(other, shared, agent="agent-1"),
         ):
             pass
         assert summed(shared) == rollup_bytes(file) | rollup_bytes(other)
@@ -86,7 +82,7 @@ def test_what_changes_after_it_was_published_is_published_again(
     file: Engine, shared: Engine
 ) -> None:
     agent, minutes = JoiningAgent(file), MinuteStore(file, "agent-0")
-    with publishing(file, url_of(shared)) as running:
+    with publishing(file, shared) as running:
         agent.take(proxy_view(1), proxy_view(2), proxy_view(3), engine_view(4))
         running.all_published()
         assert stored_keys(shared) == []
@@ -119,16 +115,16 @@ def test_a_file_that_was_restored_from_a_backup_gets_back_what_was_published_sin
     agent, late = JoiningAgent(file), missed(20)
     store(file, some(range(5)))
     agent.take(proxy_view(7))
-    with publishing(file, url_of(shared)):
+    with publishing(file, shared):
         pass
     backup = copied(file)
-    with publishing(file, url_of(shared)):
+    with publishing(file, shared):
         agent.take(engine_view(7))
         store(file, [*some(range(5, 10)), late])
         explain(file, explained(late, share(Cause.BURST, 0.5)))
         MinuteStore(file, "agent-0").write([minute()], (), NOON)
     restored(file, backup)
-    with publishing(file, url_of(shared)) as running:
+    with publishing(file, shared) as running:
         assert running.publisher.is_complete(WITHIN_S)
         # Its senders send some of them again.
         store(file, some(range(3, 12)))
@@ -141,11 +137,11 @@ def test_a_file_that_was_restored_from_a_backup_gets_back_what_was_published_sin
 def test_a_new_file_of_the_same_agent_adds_to_the_sums_of_the_lost_one(
     file: Engine, shared: Engine, tmp_path: Path
 ) -> None:
-    with publishing(file, url_of(shared)):
+    with publishing(file, shared):
         for number in range(5):
             store(file, some([number]))
             MinuteStore(file, "agent-0").write([minute(requests=number)], (), NOON)
-    with file_in(tmp_path, "next.db") as following, publishing(following, url_of(shared)) as to:
+    with file_in(tmp_path, "next.db") as following, publishing(following, shared) as to:
         to.all_published()
         assert to.publisher.is_complete(WITHIN_S)
         store(following, some(range(5, 9)))

@@ -9,7 +9,6 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, select, text
 
-from agent import __version__
 from agent.store.claim import NameClaim
 from agent.store.connection import for_writing, without_number
 from agent.store.observations import ObservationStore
@@ -17,7 +16,6 @@ from agent.store.publishing import publisher
 from agent.store.publishing.changes import file_state
 from agent.store.publishing.postgres import PostgresUpkeep
 from agent.store.tables import (
-    agents,
     events,
 )
 from tests.real_parts.postgres import PostgresServer
@@ -33,7 +31,6 @@ from tests.store.making import (
     stored_keys,
 )
 from tests.store.publishing.published import (
-    Publishing,
     publishing,
     same_in_both,
     stored,
@@ -43,11 +40,9 @@ from tests.store.views import DUE, JoiningAgent, engine_view, proxy_view, states
 DAY_S = 86400.0
 
 
-def test_batches_may_end_anywhere(
-    file: Engine, postgres: Engine, emptied_postgres_url: str
-) -> None:
+def test_batches_may_end_anywhere(file: Engine, postgres: Engine) -> None:
     agent = JoiningAgent(file)
-    with publishing(file, emptied_postgres_url, rows_per_batch=3) as to:
+    with publishing(file, postgres, rows_per_batch=3) as to:
         for number in range(4):
             agent.take(proxy_view(number))
         agent.settle(DUE)
@@ -61,42 +56,14 @@ def test_batches_may_end_anywhere(
     assert states(postgres).count(("joined", True, False)) == 4
 
 
-def test_each_beat_writes_what_waits(
-    file: Engine,
-    postgres: Engine,
-    emptied_postgres_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(publisher, "BEAT_EVERY_S", 0.0)
-    store(file, some(range(20)))
-
-    def waiting_rows() -> int | None:
-        rows: list[int | None] = [row["waiting_rows"] for row in stored(postgres, agents)]
-        return rows[0] if rows else None
-
-    with postgres.begin() as connection:
-        connection.execute(text("LOCK TABLE requests"))
-        running = Publishing(file, emptied_postgres_url)
-        waiting = running.waiting()
-        running.publisher.start()
-        eventually(lambda: waiting_rows() == waiting == 20, within_s=WITHIN_S, what="the lag")
-    eventually(lambda: waiting_rows() == 0, within_s=WITHIN_S, what="a lag of nothing")
-    (row,) = stored(postgres, agents)
-    assert (row["lag_s"], row["version"]) == (0.0, __version__)
-    running.publisher.close(WITHIN_S)
-    (row,) = stored(postgres, agents)
-    assert row["stopped_at"] is not None
-
-
 def test_a_row_waits_since_it_came_and_not_since_the_row_before_it(
     file: Engine,
     postgres: Engine,
-    emptied_postgres_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publisher, "BEAT_EVERY_S", 0.0)
     store(file, some([1]))
-    with publishing(file, emptied_postgres_url) as running:
+    with publishing(file, postgres) as running:
         running.all_published()
         with without_number(for_writing(file)).begin() as connection:
             connection.execute(text("UPDATE publishing SET complete_at = '2020-01-01 00:00:00'"))
@@ -109,12 +76,12 @@ def test_a_row_waits_since_it_came_and_not_since_the_row_before_it(
 
 
 def test_nothing_is_published_while_another_agent_has_the_name(
-    file: Engine, postgres: Engine, emptied_postgres_url: str
+    file: Engine, postgres: Engine
 ) -> None:
     taken = NameClaim("agent-0", "elsewhere:1:other")
     taken.take(postgres)
     store(file, some([1]))
-    with publishing(file, emptied_postgres_url) as running:
+    with publishing(file, postgres) as running:
         eventually(
             lambda: "another agent" in str(running.publisher.problem()),
             within_s=WITHIN_S,
@@ -129,18 +96,18 @@ def test_nothing_is_published_while_another_agent_has_the_name(
 
 
 def test_a_batch_whose_commit_got_no_response_is_stored_once(
-    file: Engine, postgres: Engine, emptied_postgres_url: str
+    file: Engine, postgres: Engine
 ) -> None:
     """The agent was killed after the commit there, before it was noted here."""
     store(file, some(range(5)))
     ObservationStore(file, "agent-0").write_event(restart(NOON))
-    with publishing(file, emptied_postgres_url):
+    with publishing(file, postgres):
         pass
     with for_writing(file).begin() as connection:
         connection.execute(text("UPDATE publishing SET published = 0"))
     store(file, some(range(5, 8)))
     ObservationStore(file, "agent-0").write_event(restart(NOON + 1))
-    with publishing(file, emptied_postgres_url):
+    with publishing(file, postgres):
         pass
     same_in_both(file, postgres)
     assert len(stored_keys(postgres)) == 8
@@ -148,12 +115,12 @@ def test_a_batch_whose_commit_got_no_response_is_stored_once(
 
 
 def test_a_row_that_the_shared_database_refuses_is_left_out_and_counted(
-    file: Engine, postgres: Engine, emptied_postgres_url: str
+    file: Engine, postgres: Engine
 ) -> None:
     store(file, some(range(30)))
     store(file, some([30], model="m" * 5000))
     store(file, some(range(31, 60)))
-    with publishing(file, emptied_postgres_url) as running:
+    with publishing(file, postgres) as running:
         pass
     assert len(stored_keys(postgres)) == 59
     # Its row, its series and the rollups of this series.
@@ -162,7 +129,7 @@ def test_a_row_that_the_shared_database_refuses_is_left_out_and_counted(
 
 
 def test_a_database_that_is_too_slow_for_a_batch_gets_smaller_ones(
-    file: Engine, postgres: Engine, emptied_postgres_url: str
+    file: Engine, postgres: Engine
 ) -> None:
     # Two seconds for the 40 rows.
     slow = "BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END"
@@ -175,7 +142,7 @@ def test_a_database_that_is_too_slow_for_a_batch_gets_smaller_ones(
     for number in range(0, 40, 4):
         store(file, some(range(number, number + 4)))
     try:
-        with publishing(file, emptied_postgres_url, rows_per_batch=200, cut_off_s=1.3):
+        with publishing(file, postgres, rows_per_batch=200, cut_off_s=1.3):
             pass
     finally:
         with postgres.begin() as connection:
@@ -230,7 +197,7 @@ def test_what_is_stored_in_an_outage_is_published_in_order_after_it(
     outage: Any,
 ) -> None:
     observations = ObservationStore(file, "agent-0")
-    with publishing(file, emptied_postgres_url) as running:
+    with publishing(file, postgres) as running:
         store(file, some(range(10)))
         running.all_published()
         with outage(postgres_server, emptied_postgres_url):
