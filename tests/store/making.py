@@ -17,6 +17,7 @@ from agent.records.engine import EndedRequest, EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
+from agent.records.queries import Cursor, PageOf
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.connection import for_writing, without_number
 from agent.store.folding import RollupStore
@@ -144,6 +145,15 @@ def publish_file(file: Engine, shared: Engine) -> None:
 def store_in(engine: Engine, judged: Sequence[JudgedRequest]) -> None:
     """Store these in a database of either kind."""
     publish(engine, lambda file: store(file, judged))
+
+
+def pages(page_after: Callable[[Cursor | None], PageOf[Any]]) -> Iterator[PageOf[Any]]:
+    """Every page of a list."""
+    page = page_after(None)
+    yield page
+    while page.next is not None:
+        page = page_after(page.next)
+        yield page
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Engine, event, func, select, text
+from sqlalchemy import Engine, func, select, text
 
+from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Selection, Window
 from agent.store import folding, rollup_queries
@@ -28,6 +30,7 @@ from tests.store.making import (
     some,
     store,
 )
+from tests.store.test_joining import break_at
 from tests.store.test_retention import commits_of
 from tests.store.test_rollups import SEEN, _empty, on_a_database
 from tests.store.views import JoiningAgent, cut, engine_view, proxy_view
@@ -154,35 +157,24 @@ def test_many_changes_are_folded_in_slices_so_that_the_writer_can_commit_between
     assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
-class Broken(Exception):
-    """The process ends here."""
-
-
 def test_a_fold_that_fails_at_any_statement_is_done_by_the_next(sqlite: Engine) -> None:
     queries = StoreQueries(sqlite)
     store(sqlite, [request(n, ended_at=NOON + 20 * n) for n in range(5)])
     fold(sqlite)
     store(sqlite, [request(n, ended_at=NOON + 20 * n) for n in range(3, 9)])
     window = Window(from_s=NOON, until=NOON + 300)
-    for place in range(100):
-        left = [place]
-
-        def fail(*_arguments: object, left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Broken
-
-        event.listen(sqlite, "before_cursor_execute", fail)
+    for broken in count():
+        repair = break_at(sqlite, broken)
         try:
-            RollupStore(sqlite, "agent-0").fold()
-        except Broken:
+            fold(sqlite)
+        except StoreUnavailable:
             pass
         else:
             break
         finally:
-            event.remove(sqlite, "before_cursor_execute", fail)
+            repair()
         assert queries.tally(window, Selection()).requests == 9
-    assert place >= 5
+    assert broken >= 5
     assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 

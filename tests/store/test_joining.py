@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,6 +22,7 @@ from tests.store.making import (
     keys_of,
     rollup_bytes,
 )
+from tests.store.test_rollups import on_a_database
 from tests.store.views import (
     DUE,
     RECEIVED_AT,
@@ -392,9 +393,7 @@ def without_choice(sqlite: Engine) -> list[list[Any]]:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@on_a_database
 @given(data=st.data())
 def test_views_in_any_order_and_batches_give_the_same_rows_and_rollups(
     sqlite: Engine, data: st.DataObject

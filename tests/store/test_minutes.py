@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine
 
 from agent.analysis.cost.bill import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
@@ -25,6 +25,7 @@ from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.records.columns import minute_requests
 from tests.records.minutes import UNKNOWN, minute
 from tests.store.making import NOON, engine_sample, judgement, request, store
+from tests.store.test_folding import rows_in
 from tests.store.test_retention import commits_of
 
 
@@ -201,13 +202,6 @@ def store_minutes(engine: Engine, windows: Sequence[MinuteRow], agent: str = "ag
     MinuteStore(engine, agent).write(windows, (), NOON)
 
 
-def rows_in(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(
-            connection.execute(select(func.count()).select_from(engine_minutes)).scalar_one()
-        )
-
-
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, each in value.items():
@@ -289,10 +283,10 @@ def sum_of(windows: Sequence[MinuteRow], *names: str) -> dict[str, float]:
 def test_old_minutes_become_hours_with_the_same_figures(database: Engine) -> None:
     stored = mixed(600)
     store_minutes(database, stored)
-    before = rows_in(database)
+    before = rows_in(database, engine_minutes)
     hours = merge_minutes(database, "agent-0", NOON + 5 * 3600 + MINUTES_KEPT_S)
     assert hours >= 8
-    assert rows_in(database) < before * 0.75
+    assert rows_in(database, engine_minutes) < before * 0.75
     assert_close(figures(MinuteQueries(database).minutes(ALL, Selection())), figures(stored))
     assert merge_minutes(database, "agent-0", NOON + 5 * 3600 + MINUTES_KEPT_S) == 0
 
@@ -301,7 +295,7 @@ def test_old_hours_become_days_with_the_same_figures(sqlite: Engine) -> None:
     stored = [minute(60 * hour, **KINDS[hour // 24 % 3]) for hour in range(24 * 8)]
     store_minutes(sqlite, stored)
     merge_minutes(sqlite, "agent-0", NOON + 5 * 86400 + HOURS_KEPT_S)
-    assert rows_in(sqlite) < 24 * 4 + 10
+    assert rows_in(sqlite, engine_minutes) < 24 * 4 + 10
     assert_close(figures(MinuteQueries(sqlite).minutes(ALL, Selection())), figures(stored))
 
 
@@ -309,7 +303,7 @@ def test_young_minutes_and_minutes_of_other_agents_stay(sqlite: Engine) -> None:
     store_minutes(sqlite, [minute(number) for number in range(120)])
     store_minutes(sqlite, [minute(number) for number in range(120)], "agent-1")
     merge_minutes(sqlite, "agent-0", NOON + 100 * 60 + MINUTES_KEPT_S - 7200)
-    assert rows_in(sqlite) == 240
+    assert rows_in(sqlite, engine_minutes) == 240
 
 
 def test_old_minutes_that_a_late_request_may_change_stay(sqlite: Engine) -> None:
@@ -321,7 +315,7 @@ def test_old_minutes_that_a_late_request_may_change_stay(sqlite: Engine) -> None
     left = MinuteStore(sqlite, "agent-0").between("chat-0", minute(61).starts_at, 4e9)
     minutes = [each for each in left if each.starts_at > minute(61).starts_at]
     assert len(minutes) == 240 - 62
-    assert rows_in(sqlite) < 240
+    assert rows_in(sqlite, engine_minutes) < 240
 
 
 def test_minutes_are_merged_in_slices_so_that_others_can_commit_between(

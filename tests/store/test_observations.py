@@ -1,7 +1,7 @@
 """Samples and events: what an agent stores of them, and the queries of samples of GPUs."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,14 +11,13 @@ from sqlalchemy import Engine, select
 
 from agent.errors import StoreUnavailable
 from agent.records.gpu import Facts, GpuSample
-from agent.records.queries import PageOf
 from agent.store.facts import facts_by_text, facts_from, facts_json
 from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
-from agent.store.store_queries import Row, StoreQueries
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_samples
 from tests.records.making import MIG_INSTANCE, MIG_INSTANCE_ROW
-from tests.store.making import NOON, engine_sample, gpu_sample, publish, restart
+from tests.store.making import NOON, engine_sample, gpu_sample, pages, publish, restart
 
 
 def test_a_number_that_json_cannot_hold_is_unknown(sqlite: Engine) -> None:
@@ -160,14 +159,6 @@ def test_of_samples_of_one_time_the_last_stored_is_the_newest(
     assert [row["gpu_index"] for row in queries.newest_gpu_samples(NOON + 60)] == [6]
 
 
-def pages(queries: StoreQueries, since: float, limit: int) -> Iterator[PageOf[Row]]:
-    page = queries.gpu_samples("GPU-1", since, None, limit)
-    yield page
-    while page.next is not None:
-        page = queries.gpu_samples("GPU-1", since, page.next, limit)
-        yield page
-
-
 @pytest.mark.parametrize("limit", [1, 4, 6, 7, 100])
 def test_the_samples_of_a_gpu_come_newest_first_page_by_page(
     database: Engine, queries: StoreQueries, limit: int
@@ -177,7 +168,7 @@ def test_the_samples_of_a_gpu_come_newest_first_page_by_page(
         store_samples(
             database, [gpu_sample(NOON + at, gpu) for gpu in ("GPU-0", "GPU-1", "GPU-10")]
         )
-    read = list(pages(queries, NOON, limit))
+    read = list(pages(lambda cursor: queries.gpu_samples("GPU-1", NOON, cursor, limit)))
     rows = [row for page in read for row in page.items]
     assert [row["at"] - NOON for row in rows] == [4.0, 3.0, 2.0, 1.0, 1.0, 0.0]
     assert {row["gpu"] for row in rows} == {"GPU-1"}

@@ -16,6 +16,7 @@ from tests.store.making import (
     judgement,
     key_of,
     keys_of,
+    pages,
     request,
     restart,
     some,
@@ -126,12 +127,8 @@ def test_a_filter_by_verdict_without_an_objective_uses_the_requests_verdict(
     assert found(queries, objective="batch", verdict="met") == set()
 
 
-def pages(queries: StoreQueries, limit: int) -> Iterator[PageOf[Row]]:
-    page = queries.requests(RequestFilter(), None, limit)
-    yield page
-    while page.next is not None:
-        page = queries.requests(RequestFilter(), page.next, limit)
-        yield page
+def pages_of(queries: StoreQueries, limit: int) -> Iterator[PageOf[Row]]:
+    return pages(lambda cursor: queries.requests(RequestFilter(), cursor, limit))
 
 
 @pytest.mark.parametrize("limit", [1, 4, 20, 21, 100])
@@ -140,11 +137,11 @@ def test_pages_contain_every_row_once_also_with_equal_start_times(
 ) -> None:
     times = [NOON, NOON + MICROSECOND, NOON + 1.5]
     store_in(database, [request(n, started_at=times[n % 3]) for n in range(20)])
-    read = [row for page in pages(queries, limit) for row in page.items]
+    read = [row for page in pages_of(queries, limit) for row in page.items]
     assert sorted((row["trace_id"], row["span_id"]) for row in read) == keys_of(some(range(20)))
     places = [(row["started_at"], row["id"]) for row in read]
     assert places == sorted(places, reverse=True)
-    assert len(list(pages(queries, limit))) == -(-20 // limit)
+    assert len(list(pages_of(queries, limit))) == -(-20 // limit)
 
 
 def test_pages_contain_every_row_once_while_others_are_stored(
@@ -152,7 +149,7 @@ def test_pages_contain_every_row_once_while_others_are_stored(
 ) -> None:
     store_in(database, [request(n, started_at=NOON + n // 4) for n in range(20)])
     read: list[str] = []
-    for number, page in enumerate(pages(queries, 3)):
+    for number, page in enumerate(pages_of(queries, 3)):
         read += [row["trace_id"] for row in page.items]
         if number < 6:
             latest = page.items[-1]["started_at"]
@@ -203,13 +200,8 @@ def test_events_are_chosen_by_engine_and_kind_and_come_in_pages(
         observations.write_event(restart(NOON + n // 2, evidence={"n": n}))
     observations.write_event(restart(NOON, engine="chat-1"))
     observations.write_event(restart(NOON, kind=EventKind.UNREACHABLE))
-    read: list[Any] = []
-    page = queries.events(None, 2, engine="chat-0", kind="RESTART")
-    while True:
-        read += [row["evidence"]["n"] for row in page.items]
-        if page.next is None:
-            break
-        page = queries.events(page.next, 2, engine="chat-0", kind="RESTART")
+    found = pages(lambda cursor: queries.events(cursor, 2, engine="chat-0", kind="RESTART"))
+    read = [row["evidence"]["n"] for page in found for row in page.items]
     assert read == [5, 4, 3, 2, 1, 0]
     assert len(queries.events(None, 10).items) == 8
 

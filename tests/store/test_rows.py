@@ -2,7 +2,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, get_args, get_type_hints
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, select, text
 
@@ -14,6 +14,7 @@ from agent.store.rows import judged_from, sqlite_timestamp
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests
 from tests.store.making import judgement, only_row, request, store, store_in
+from tests.store.test_rollups import on_a_database
 
 # Nanoseconds of a span times 1e-9, as the OTLP reader converts times.
 TIMES = st.integers(1, 4_102_444_800_000_000_000).map(lambda ns: ns * 1e-9)
@@ -43,9 +44,7 @@ def test_the_file_and_every_query_round_a_time_alike(at: float) -> None:
     assert stored_text == datetime.fromtimestamp(at, UTC)
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@on_a_database
 @given(at=st.one_of(TIMES, NEAR_A_MICROSECOND))
 def test_a_time_is_read_to_the_microsecond_and_found_by_its_own_value(
     sqlite: Engine, at: float

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -116,17 +115,9 @@ ENDLESS = text(
 )
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'goodput.db'}"
-    address: str = request.getfixturevalue("postgres_url")
-    return address
-
-
 @pytest.fixture
-def limited_queries(url: str) -> Iterator[Engine]:
-    engine = open_query_engine(url, 0.05)
+def limited_queries(new_url: str) -> Iterator[Engine]:
+    engine = open_query_engine(new_url, 0.05)
     yield engine
     engine.dispose()
 
@@ -151,8 +142,8 @@ def test_a_query_of_many_statements_has_one_limit(limited_queries: Engine) -> No
         query_for_ever()
 
 
-def test_a_query_that_gets_no_connection_is_refused(url: str) -> None:
-    engine = open_query_engine(url, 0.05)
+def test_a_query_that_gets_no_connection_is_refused(new_url: str) -> None:
+    engine = open_query_engine(new_url, 0.05)
     others = [engine.connect() for _ in range(18)]
     with pytest.raises(StoreUnavailable, match="does not answer"), reading(engine):
         pass
