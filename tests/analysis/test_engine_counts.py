@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from agent.catalog.metric import Kind
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.engine_counts import EngineCounts
 from agent.records.objective import Match, Objective
+from tests.analysis.cost.engine_days import engine_sample
 from tests.records.making import NOON, objective
 from tests.render.alerts.promtool import complaints
 from tests.sources.engines.fixture_pages import body, translated_page
@@ -202,30 +202,12 @@ def test_an_objective_for_some_requests_has_no_bounds_and_leaves_goodput_unknown
     assert (alone.attainment, alone.goodput_rps, both.goodput_rps) == ([], None, None)
 
 
-@dataclass
-class Scraped:
-    """An engine whose counters stand at these values."""
-
-    at: float
-    output: float
-    values: Sequence[float] = ()
-    started_at: float = NOON - 3600
-    running: float = 0.0
-
-    def sample(self) -> EngineSample:
-        facts: dict[Any, float] = {
-            (fact.OUTPUT_TOKENS.name, ()): self.output,
-            (fact.REQUESTS_RUNNING.name, ()): self.running,
-        }
-        return EngineSample(
-            engine="chat-0",
-            at=self.at,
-            dialect="vllm",
-            model="llama",
-            facts=facts,
-            histograms={fact.TIME_TO_FIRST_TOKEN.name: observed(self.values)},
-            process_started_at=self.started_at,
-        )
+def scraped(
+    at: float, output: float, values: Sequence[float] = (), started: float = -3600, **more: float
+) -> EngineSample:
+    """An engine whose counters stand at these values, so many seconds after noon."""
+    sample = engine_sample(NOON + at, NOON + started, output=output, **more)
+    return replace(sample, histograms={fact.TIME_TO_FIRST_TOKEN.name: observed(values)})
 
 
 OUTPUT = (fact.OUTPUT_TOKENS.name, ())
@@ -233,9 +215,7 @@ OUTPUT = (fact.OUTPUT_TOKENS.name, ())
 
 def test_parts_of_a_time_add_up_to_what_was_counted_from_end_to_end() -> None:
     values = [0.02, 0.2, 0.3, 2.0, 7.0]
-    scrapes = [
-        Scraped(NOON + 5.0 * n, 10.0 * n, values[:n], running=float(n)).sample() for n in range(5)
-    ]
+    scrapes = [scraped(5.0 * n, 10.0 * n, values[:n], running=float(n)) for n in range(5)]
     parts = [counts_between(*pair) for pair in pairwise(scrapes)]
     total = total_counts(each for each in parts if each is not None)
     assert total is not None
@@ -245,18 +225,12 @@ def test_parts_of_a_time_add_up_to_what_was_counted_from_end_to_end() -> None:
     assert (running.mean, running.maximum) == (2.0, 4.0)
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        Scraped(NOON + 5, 1200.0, [0.3], started_at=NOON + 1),
-        # Its counter fell though nothing says so.
-        Scraped(NOON + 5, 20.0, [0.3]),
-    ],
-)
-def test_a_restarted_engine_counts_from_zero(after: Scraped) -> None:
-    counts = counts_between(Scraped(NOON, 1000.0, [0.02] * 9).sample(), after.sample())
+# The second fell though nothing says so.
+@pytest.mark.parametrize(("output", "started"), [(1200.0, 1), (20.0, -3600)])
+def test_a_restarted_engine_counts_from_zero(output: float, started: float) -> None:
+    counts = counts_between(scraped(0, 1000.0, [0.02] * 9), scraped(5, output, [0.3], started))
     assert counts is not None
-    assert counts.counters[OUTPUT] == after.output
+    assert counts.counters[OUTPUT] == output
     assert counts.histograms[fact.TIME_TO_FIRST_TOKEN.name] == observed([0.3])
 
 
@@ -265,18 +239,17 @@ def test_the_whole_count_of_a_rank_that_comes_or_leaves_is_no_increase(
     before: int, after: int
 ) -> None:
     def of_ranks(at: float, ranks: int) -> EngineSample:
-        one, all_of_them = (Scraped(at, 1e9 * number).sample() for number in (1, ranks))
-        facts = {**all_of_them.facts, (fact.DATA_PARALLEL_RANKS.name, ()): float(ranks)}
-        known = {str(rank): one for rank in range(ranks)} if ranks > 1 else {}
-        return replace(all_of_them, facts=facts, ranks=known)
+        known = {str(rank): scraped(at, 1e9) for rank in range(ranks)} if ranks > 1 else {}
+        return replace(scraped(at, 1e9 * ranks, ranks=ranks), ranks=known)
 
-    assert counts_between(of_ranks(NOON, before), of_ranks(NOON + 5, after)) is None
+    assert counts_between(of_ranks(0, before), of_ranks(5, after)) is None
 
 
-def test_what_came_while_the_engine_could_not_be_read_for_long_belongs_to_no_minute() -> None:
-    before = Scraped(NOON, 0.0).sample()
-    assert counts_between(before, Scraped(NOON + LONGEST_BETWEEN_S + 1, 9.0).sample()) is None
-    assert counts_between(before, Scraped(NOON - 5, 9.0).sample()) is None
+@pytest.mark.parametrize("at", [LONGEST_BETWEEN_S + 1, -5])
+def test_what_came_while_the_engine_could_not_be_read_for_long_belongs_to_no_minute(
+    at: float,
+) -> None:
+    assert counts_between(scraped(0, 0.0), scraped(at, 9.0)) is None
 
 
 def test_histograms_with_other_buckets_add_up_at_the_bounds_that_both_have() -> None:

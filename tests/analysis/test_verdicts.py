@@ -331,20 +331,13 @@ def test_a_stream_is_judged_by_all_limits() -> None:
     assert judge(both, objective("chat", ttft_s=9.0, e2e_s=2.0)) is UNDETERMINED
 
 
-OBJECTIVE = Objective(
-    name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2, tpot_s=0.05, e2e_s=2.0
-)
-RECORD = RequestRecord(
-    trace_id="a" * 32,
-    span_id="b" * 16,
+OBJECTIVE = objective(ttft_s=0.2, tpot_s=0.05, e2e_s=2.0)
+RECORD = record(
     vantage=Vantage.PROXY,
-    status=Status.OK,
-    started_at=100.0,
-    ended_at=103.0,
-    received_at=103.0,
     ttft_s=0.5,
     tpot_s=0.1,
     e2e_s=3.0,
+    decode_s=None,
     output_tokens=11,
     proxied=ProxyView(streamed=True, choices=1),
 )
@@ -385,31 +378,23 @@ _latency = st.one_of(st.none(), st.floats(0.001, 10.0))
 
 @given(
     st.sampled_from(list(DEFINITIONS.values())),
-    st.tuples(_latency, _latency, _latency),
-    st.tuples(_latency, _latency, _latency),
+    st.fixed_dictionaries(dict.fromkeys(MEASURES, _latency)),
+    st.fixed_dictionaries(dict.fromkeys(MEASURES, _latency)),
     st.sampled_from([Status.OK, Status.CANCELLED]),
     st.sampled_from([None, 0, 1, 9]),
 )
 def test_a_missed_request_has_an_excess_and_only_a_missed_one(
     definition: Definition,
-    values: tuple[float | None, ...],
-    limits: tuple[float | None, ...],
+    values: dict[str, Any],
+    limits: dict[str, Any],
     status: Status,
     output_tokens: int | None,
 ) -> None:
     """The verdict is the oracle: a request without any broken limit is not missed by limits."""
-    objective = replace(
-        OBJECTIVE, definition=definition, ttft_s=limits[0], tpot_s=limits[1], e2e_s=limits[2]
-    )
-    record = RECORD._replace(
-        status=status,
-        ttft_s=values[0],
-        tpot_s=values[1],
-        e2e_s=values[2],
-        output_tokens=output_tokens,
-    )
-    seconds = [each.seconds for each in excesses(record, objective)]
-    if judge(record, objective) is not Verdict.MISSED:
+    judged_by = replace(OBJECTIVE, definition=definition, **limits)
+    request = RECORD._replace(status=status, output_tokens=output_tokens, **values)
+    seconds = [each.seconds for each in excesses(request, judged_by)]
+    if judge(request, judged_by) is not MISSED:
         assert definition is not GOODPUT or seconds == [None]
     elif definition is GOODPUT:
         assert all(value is not None and value > 0 for value in seconds)

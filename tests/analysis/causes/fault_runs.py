@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
+from math import prod
 from typing import NamedTuple
 
 from agent.catalog import engine_facts as fact
@@ -377,9 +378,7 @@ def _count(counts: defaultdict[str, float], step: Step, accepted: float | None) 
 
 def _hosts(steps: Sequence[Step], faults: Sequence[InjectedFault]) -> list[HostSample]:
     """The core's run delay: one part in a hundred, and what a starved core waits in its steps."""
-    slowdown = 1.0
-    for each in faults:
-        slowdown *= each.cpu_slowdown
+    slowdown = prod(each.cpu_slowdown for each in faults)
     ends = [step.ended_s for step in steps]
     samples, wait_s, run_s, before_s = [], 0.0, 0.0, 0.0
     for second in range(int(UNTIL_S) + 60):
@@ -406,9 +405,7 @@ def _hosts(steps: Sequence[Step], faults: Sequence[InjectedFault]) -> list[HostS
 
 def _gpus(faults: Sequence[InjectedFault]) -> list[GpuSample]:
     """One GPU, whose clock falls while it throttles."""
-    slowdown = 1.0
-    for each in faults:
-        slowdown *= each.gpu_slowdown
+    slowdown = prod(each.gpu_slowdown for each in faults)
     samples, throttled_s = [], 0.0
     for second in range(int(UNTIL_S) + 60):
         at_s = second * SAMPLED_EVERY_S

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.catalog.causes import Cause
-from agent.catalog.definitions import GOODPUT
 from agent.records.objective import Objective
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
 from tests.analysis.causes.fault_runs import MODEL, SCENARIO, InjectedFault
+from tests.records.making import objective
 
 
 class FaultKind(NamedTuple):
@@ -146,14 +146,10 @@ class Setting(NamedTuple):
         return hash(self.name)
 
 
-def _objective(ttft_s: float, tpot_s: float) -> Objective:
-    return Objective(
-        name="chat", definition=GOODPUT, target=0.9, window_s=3600.0, ttft_s=ttft_s, tpot_s=tpot_s
-    )
-
-
 # The rules were written with this one.
-TUNED = Setting("tuned", SCENARIO, _objective(0.25, 0.022), fault_kinds(Strengths()), (1, 2))
+TUNED = Setting(
+    "tuned", SCENARIO, objective(ttft_s=0.25, tpot_s=0.022), fault_kinds(Strengths()), (1, 2)
+)
 
 # No rule was written or changed for these.
 HELD_OUT = (
@@ -172,7 +168,7 @@ HELD_OUT = (
             cached_ratio=0.5,
             abort_ratio=0.0,
         ),
-        _objective(0.15, 0.014),
+        objective(ttft_s=0.15, tpot_s=0.014),
         fault_kinds(
             Strengths(
                 surge=5,
@@ -210,7 +206,7 @@ HELD_OUT = (
             cached_ratio=0.7,
             abort_ratio=0.0,
         ),
-        _objective(0.9, 0.05),
+        objective(ttft_s=0.9, tpot_s=0.05),
         fault_kinds(
             Strengths(
                 surge=8,
@@ -249,7 +245,7 @@ HELD_OUT = (
             cached_ratio=0.6,
             abort_ratio=0.0,
         ),
-        _objective(0.8, 0.05),
+        objective(ttft_s=0.8, tpot_s=0.05),
         fault_kinds(
             Strengths(
                 surge=6,

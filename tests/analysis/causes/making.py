@@ -3,22 +3,15 @@
 from typing import Any
 
 from agent.analysis.causes import EngineTimeline
-from agent.catalog import engine_facts as fact
-from agent.catalog.definitions import GOODPUT
 from agent.records.engine import EngineProcess, EngineSample, EngineStep, HostSample, ProcessRole
-from agent.records.objective import Objective
 from agent.records.request import RequestRecord
-from tests.records.making import record
+from tests.analysis.cost.engine_days import engine_sample
+from tests.records.making import objective, record
 
 AT = 1_800_000_000.0
 
-OBJECTIVE = Objective(
-    name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2, tpot_s=0.05
-)
-
-STRICT = Objective(
-    name="strict", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.1, e2e_s=1.0
-)
+OBJECTIVE = objective(ttft_s=0.2, tpot_s=0.05)
+STRICT = objective("strict", ttft_s=0.1, e2e_s=1.0)
 
 
 def row(at: float = AT, **values: Any) -> RequestRecord:
@@ -31,42 +24,18 @@ def row(at: float = AT, **values: Any) -> RequestRecord:
     return record(1, started_at=at, ended_at=ended_at, received_at=ended_at, **facts)
 
 
-FACTS = {
-    "steps": fact.STEPS,
-    "step_tokens": fact.STEP_TOKENS,
-    "output": fact.OUTPUT_TOKENS,
-    "finished": fact.REQUESTS_FINISHED,
-    "running": fact.REQUESTS_RUNNING,
-    "waiting": fact.REQUESTS_WAITING,
-    "kv": fact.KV_CACHE_USAGE,
-    "places": fact.MAX_RUNNING_REQUESTS,
-    "preempted": fact.PREEMPTIONS,
-    "looked_up": fact.PREFIX_CACHE_QUERY_TOKENS,
-    "hits": fact.PREFIX_CACHE_HIT_TOKENS,
-    "drafts": fact.SPEC_DECODE_DRAFTS,
-    "accepted": fact.SPEC_DECODE_ACCEPTED_TOKENS,
-}
-
-
-def sample(at: float, **facts: float) -> EngineSample:
+def sample(at: float, **counts: float) -> EngineSample:
     """A sample of an engine that serves four requests a second, one at a time."""
-    seconds = at - AT + 1000
     per_s = {"steps": 40, "step_tokens": 1640, "output": 40, "finished": 4}
-    values = {
-        **{name: each * seconds for name, each in per_s.items()},
-        **{"running": 1.0, "waiting": 0.0, "kv": 0.2, "places": 16.0},
-        **facts,
-    }
-    keys: dict[tuple[str, tuple[str, ...]], float] = {
-        (FACTS[name].name, ()): value for name, value in values.items()
-    }
-    return EngineSample(engine="chat-0", at=at, dialect="vllm", model="m", facts=keys)
+    known = {name: each * (at - AT + 1000) for name, each in per_s.items()}
+    gauges = {"running": 1.0, "waiting": 0.0, "kv": 0.2, "places": 16.0}
+    return engine_sample(at, **(known | gauges | counts))
 
 
-def sample_each_second(timeline: EngineTimeline, seconds: range, **facts: float) -> None:
-    """Samples of these seconds after AT, with these facts."""
+def sample_each_second(timeline: EngineTimeline, seconds: range, **counts: float) -> None:
+    """Samples of these seconds after AT, with these counts."""
     for second in seconds:
-        timeline.sample(sample(AT + second, **facts))
+        timeline.sample(sample(AT + second, **counts))
 
 
 def queued(at: float, queue_s: float, **values: Any) -> RequestRecord:

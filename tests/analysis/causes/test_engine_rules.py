@@ -86,8 +86,8 @@ def test_by_samples_alone_new_long_prompts_are_no_lost_hits(length: int, cause: 
         new = 8000 * max(0, second)
         asked = 1600 * min(60, second + 60) + new
         facts = {
-            "looked_up": float(asked),
-            "hits": 0.9 * (asked - new),
+            "prefix_queries": float(asked),
+            "prefix_hits": 0.9 * (asked - new),
             "step_tokens": 40.0 * (second + 60) + 160 * min(60, second + 60) + new,
             "waiting": 5.0 if second > 0 else 0.0,
         }
@@ -269,8 +269,8 @@ def _engine(
 def _sample(second: int, usual_per_s: float, *, hits: bool) -> EngineSample:
     facts = {"step_tokens": (40 + usual_per_s) * (second + 1000)}
     if hits:
-        facts["looked_up"] = 2000.0 * (second + 1000)
-        facts["hits"] = 1600.0 * (min(second, -3) + 1000)
+        facts["prefix_queries"] = 2000.0 * (second + 1000)
+        facts["prefix_hits"] = 1600.0 * (min(second, -3) + 1000)
     return sample(AT + second, **facts)
 
 

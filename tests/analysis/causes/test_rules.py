@@ -217,7 +217,7 @@ def _busy(plugin: bool) -> EngineTimeline:
                     "waiting": second % 7,
                     "running": 4.0 * (second % 5),
                     "kv": (second % 10) / 9,
-                    "preempted": second // 6,
+                    "preemptions": second // 6,
                 },
             )
         )
@@ -267,7 +267,7 @@ def test_refused_drafts_are_charged_the_tokens_that_they_cost(plugin: bool) -> N
         drafts = 10.0 * (second + 60)
         accepted = 20.0 * (min(second, 0) + 60) + 2.0 * max(second, 0)
         facts = {
-            "drafts": drafts,
+            "draft_runs": drafts,
             "accepted": accepted,
         }
         timeline.sample(sample(AT + second, **facts))

@@ -30,11 +30,10 @@ from agent.analysis.comparison.run_columns import (
     RunFigures,
     run_of,
 )
-from agent.catalog.definitions import GOODPUT
 from agent.records.columns import Array
-from agent.records.objective import Objective
 from agent.sources.result_files import BenchedRun, read_result_file
 from tests.analysis.comparison.queue_runs import QueuedRun
+from tests.records.making import objective
 
 BEFORE = QueuedRun(seed=1).run()
 
@@ -180,9 +179,7 @@ def test_figures_without_requests_are_shown_and_not_judged() -> None:
 
 PAIRS = 20
 FOLDER = Path(__file__).parents[2] / "data" / "comparison"
-OBJECTIVE = Objective(
-    name="recorded", definition=GOODPUT, target=1.0, window_s=1.0, ttft_s=1.0, tpot_s=0.1
-)
+OBJECTIVE = objective(ttft_s=1.0, tpot_s=0.1)
 
 
 def recorded(name: str) -> RunColumns:
