@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from agent.analysis.causes import EngineTimeline
+from agent.analysis.causes import EngineTimeline, explain
+from agent.catalog.causes import Cause
 from agent.records.engine import EngineProcess, EngineSample, EngineStep, HostSample, ProcessRole
 from agent.records.request import RequestRecord
 from tests.analysis.cost.engine_days import engine_sample
@@ -87,3 +88,8 @@ def starve(timeline: EngineTimeline, since: int, until: int) -> None:
             cpu_run_s=0.1 * second,
         )
         timeline.host(HostSample(at=AT + second, processes=(core,)))
+
+
+def top_cause(request: RequestRecord, timeline: EngineTimeline) -> Cause:
+    """The cause that is named for a request that missed OBJECTIVE."""
+    return explain(request, [OBJECTIVE], timeline).top

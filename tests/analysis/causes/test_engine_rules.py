@@ -22,6 +22,7 @@ from tests.analysis.causes.making import (
     sample,
     sample_each_second,
     starve,
+    top_cause,
     usual,
 )
 from tests.analysis.causes.making import step as made_step
@@ -48,14 +49,6 @@ def test_a_waiting_core_loses_no_more_than_its_steps_are_longer(slow: int) -> No
     found = explain(request, [OBJECTIVE], with_steps(slow))
     causes = {share.cause for share in found.shares}
     assert (Cause.CPU_STARVED in causes) is (slow > 1)
-
-
-def test_places_hold_a_queue_though_nobody_knows_what_is_usual() -> None:
-    timeline = EngineTimeline()
-    starve(timeline, 0, 9)
-    sample_each_second(timeline, range(9), waiting=20.0, running=16.0)
-    found = explain(queued(AT + 2, 4.0), [OBJECTIVE], timeline)
-    assert found.top is Cause.SEQUENCE_CAP
 
 
 @pytest.mark.parametrize("cached", [0, 260])
@@ -96,9 +89,7 @@ def test_by_samples_alone_new_long_prompts_are_no_lost_hits(length: int, cause: 
             tokens = 400 if second <= 0 else length
             times = {"prefill_s": tokens / 10_000, "ttft_s": 0.02 + tokens / 10_000, "e2e_s": 0.6}
             timeline.request(row(AT + second + number / 20, input_tokens=tokens, **times))
-    waits = queued(AT + 1.3, 4.0)
-    found = explain(waits, [OBJECTIVE], timeline)
-    assert found.top is cause, found.shares
+    assert top_cause(queued(AT + 1.3, 4.0), timeline) is cause
 
 
 @pytest.mark.parametrize(("each", "cause"), [(1, Cause.SEQUENCE_CAP), (4, Cause.PREFILL_BACKLOG)])
@@ -117,8 +108,7 @@ def test_more_requests_of_the_usual_length_are_no_long_prompts(each: int, cause:
         timeline.sample(sample(AT + second, **facts))
         for number in range(4):
             timeline.request(row(AT + second + number / 4, prefill_s=0.09, ttft_s=0.11))
-    found = explain(queued(AT + 0.5, 2.0), [OBJECTIVE], timeline)
-    assert found.top is cause, found.shares
+    assert top_cause(queued(AT + 0.5, 2.0), timeline) is cause
 
 
 def test_a_batch_after_its_release_does_not_hide_that_places_were_short() -> None:
@@ -134,9 +124,7 @@ def test_a_batch_after_its_release_does_not_hide_that_places_were_short() -> Non
             "places": 1.0 if short else 16.0,
         }
         timeline.sample(sample(AT + second, **facts))
-    waits = queued(AT + 0.5, 3.4)
-    found = explain(waits, [OBJECTIVE], timeline)
-    assert found.top is Cause.SEQUENCE_CAP, found.shares
+    assert top_cause(queued(AT + 0.5, 3.4), timeline) is Cause.SEQUENCE_CAP
 
 
 @pytest.mark.parametrize("full", ["places", "kv"])
@@ -148,9 +136,7 @@ def test_a_slow_engine_that_fills_its_batch_lacks_no_room(full: str) -> None:
         timeline.gpu_slowness.add(AT + second - 1, AT + second, (0.6,))
         facts = {"waiting": 2.0, "running": 2.0, full: 2.0}
         timeline.sample(sample(AT + second, **facts))
-    waits = queued(AT + 0.5, 3.4)
-    found = explain(waits, [OBJECTIVE], timeline)
-    assert found.top is Cause.GPU_THROTTLED, found.shares
+    assert top_cause(queued(AT + 0.5, 3.4), timeline) is Cause.GPU_THROTTLED
 
 
 @pytest.mark.parametrize(
@@ -172,8 +158,7 @@ def test_a_cold_start_counts_from_the_begin_of_the_queue(
     timeline.ready_at = ready_at
     for number in range(150):
         timeline.step(step(AT + (number + 1) / 10, 0.1))
-    found = explain(queued(AT + 10, 3.0), [OBJECTIVE], timeline)
-    assert found.top is cause, found.shares
+    assert top_cause(queued(AT + 10, 3.0), timeline) is cause
 
 
 def crowded(slow: int) -> EngineTimeline:

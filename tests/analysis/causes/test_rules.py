@@ -26,6 +26,7 @@ from tests.analysis.causes.making import (
     sample_each_second,
     starve,
     step,
+    top_cause,
     usual,
 )
 
@@ -125,7 +126,7 @@ def test_reasoning_that_is_not_streamed_is_held_back_by_no_parser(
         proxied=ProxyView(first_byte_s=0.051, first_visible_s=2.0, streamed=True, choices=1),
         engine_view=EngineView(status=Status.OK, ttft_s=0.05, tpot_s=0.01, e2e_s=2.1),
     )
-    assert explain(late, [OBJECTIVE], usual()).top is top
+    assert top_cause(late, usual()) is top
 
 
 def test_a_request_that_ran_when_its_engine_died_is_a_failure_of_the_engine() -> None:
@@ -152,7 +153,7 @@ def test_an_error_of_the_response_is_the_engines_unless_a_worker_of_the_proxy_di
     broken = row(AT + 1, status=Status.ERROR, http_status=http_status)._replace(
         proxied=ProxyView(error=error)
     )
-    assert explain(broken, [OBJECTIVE], usual()).top is top
+    assert top_cause(broken, usual()) is top
 
 
 _seconds = st.floats(0.0, 20.0)

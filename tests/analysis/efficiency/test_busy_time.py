@@ -117,15 +117,6 @@ def test_two_samples_with_different_requests_may_have_idle_time_between(
     assert parts(samples, rows).busy_s == pytest.approx(3)
 
 
-def test_a_minute_gets_its_share_of_the_intervals_around_it() -> None:
-    samples = [
-        engine_sample(-5.0, output=0),
-        engine_sample(5.0, output=100),
-        engine_sample(15.0, output=140),
-    ]
-    assert observation(samples, TEN).increase.output_tokens == pytest.approx(50 + 20)
-
-
 def test_intervals_reach_to_the_samples_around_the_minute() -> None:
     samples = [engine_sample(at, running=0) for at in (-9.0, -3.0, 4.0, 11.0, 14.0)]
     intervals = observation(samples, TEN).intervals
@@ -208,11 +199,6 @@ def test_work_without_a_row_takes_time(
     at_10: dict[str, float], at_20: dict[str, float], both: dict[str, float], expected_s: float
 ) -> None:
     assert busy_s(at_10, at_20, **both) == pytest.approx(expected_s, abs=0.02)
-
-
-def test_without_any_row_the_pace_is_unknown_and_the_interval_busy() -> None:
-    samples = [engine_sample(10.0 * n, **each) for n, each in enumerate((NOTHING, OF_ROW))]
-    assert time_parts(observation(samples, TimeRange(0.0, 10.0)), active([])).busy_s == 10.0
 
 
 # When a request was active, from its row

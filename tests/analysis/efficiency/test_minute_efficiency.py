@@ -153,15 +153,6 @@ def test_prefill_is_measured_over_its_own_time_and_the_total_over_the_minute() -
     assert efficiency_of(samples, half).requests.mfu == pytest.approx(mfu / 2)
 
 
-def test_cached_tokens_are_no_work_of_prefill() -> None:
-    cached = [row._replace(cached_tokens=3000) for row in PROMPTS]
-    whole = efficiency_of(PROMPT_SAMPLES, PROMPTS).requests.mfu
-    part = efficiency_of(busy_samples(output=120, steps=120, input=480_000, cached=360_000), cached)
-    assert whole is not None
-    assert part.requests.mfu is not None
-    assert part.requests.mfu < whole * 0.3
-
-
 def test_the_engines_counters_are_per_gpu_of_a_rank_and_over_the_time_with_samples() -> None:
     samples = busy_samples(flops=2 * 60 * 98.94e12, read=2 * 60 * 1e12, written=0)
     ranks = ("llm_engine_data_parallel_ranks", ())
