@@ -4,113 +4,109 @@ import pytest
 
 from agent.catalog.failure_lines import FAILURE_LINES, LineMeaning, meaning_of
 
-# Lines of vLLM 0.8 to 0.33, PyTorch 2 and uvicorn.
-LINES_WITH_A_MEANING = [
+# Lines of vLLM 0.8 to 0.33, PyTorch 2 and uvicorn, some without their end.
+LINES = {
+    LineMeaning.CUDA_OOM: """
+(EngineCore pid=9) ERROR [core.py:1512] torch.OutOfMemoryError: CUDA out of memory. Tried
+torch.cuda.OutOfMemoryError: CUDA out of memory.
+torch.OutOfMemoryError: HIP out of memory. Tried to allocate
+RuntimeError: CUDA error: out of memory
+Worker failed with error 'CUDA out of memory. Tried to allocate 20 MiB', please check the
+Failed to load model - not enough GPU memory. Try lowering (original error: CUDA out of
+RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests
+CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62
+RuntimeError: CUDA driver error: out of memory
+RuntimeError: Triton Error [CUDA]: out of memory
+ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'
+""",
+    LineMeaning.SIZING_ERROR: """
+ValueError: No available memory for the cache blocks. Try
+ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB
+ValueError: To serve at least one request with the models's max seq len (204800), (48.44
+ValueError: The model's max seq len (131072) is larger than the maximum number of tokens
+""",
+    LineMeaning.PAUSED: """
+INFO [scheduler.py:2756] setting pause state to PAUSED_ALL
+vllm.v1.core.sched.scheduler INFO setting pause state to PAUSED_ALL
+""",
+    LineMeaning.RESUMED: """
+INFO [scheduler.py:2756] setting pause state to PAUSED_NEW
+INFO [scheduler.py:2756] setting pause state to UNPAUSED
+""",
+    LineMeaning.GPU_FAULT: """
+CUDA Error: an illegal memory access was encountered at /w/csrc/cumem_allocator.cpp:62
+RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered
+RuntimeError: CUDA driver error: unspecified launch failure
+NCCL WARN Cuda failure 'unspecified launch failure'
+NCCL WARN Cuda failure 719 'unspecified launch failure'
+RuntimeError: CUDA error: unspecified launch failure
+RuntimeError: CUDA error: an illegal memory access was enc
+torch.AcceleratorError: CUDA error: uncorrectable ECC error
+RuntimeError: HIP error: unspecified launch failure
+""",
+    LineMeaning.START_FAILED: """
+ERROR [core.py:1510] EngineCore failed to start.
+RuntimeError: Engine process failed to start. See stack trace for the root cause.
+""",
+    LineMeaning.HANG: """
+TimeoutError: RPC call to execute_model timed out.
+""",
+    LineMeaning.DEAD: """
+ERROR [core.py:1512] EngineCore encountered a fatal error.
+[shutdown] MPClient: engine core exited unexpectedly; starting
+Engine core proc EngineCore_0 died unexpectedly, shutting down client.
+ERROR [core.py:387] EngineCore hit an exception: Traceback (most
+CRITICAL [core_client.py:361] Got fatal signal from worker processes, shutting down. See
+ERROR [async_llm.py:906] AsyncLLM output_handler failed.
+vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace
+""",
+    LineMeaning.STOPPING: """
+INFO [launcher.py:254] [shutdown] API server: shutdown triggered
+INFO [launcher.py:60] Shutting down FastAPI HTTP server.
+INFO 11-21 04:34:41 [launcher.py:304] [shutdown] API server: shutting down FastAPI HTTP server
+{"levelname":"INFO","message":"[shutdown] API server: shutdown triggered"}
+vllm.entrypoints.launchers.launcher INFO [shutdown] API server: shutdown triggered
+2026-11-21 04:34:41,123 [launcher.py:254] INFO: Shutting down FastAPI HTTP server.
+04:34:41 [launcher.py:254] [shutdown] API server: shutdown triggered
+""",
+    LineMeaning.FRONT_ENDED: """
+INFO:     Waiting for application shutdown.
+INFO:     Application shutdown complete.
+""",
+    LineMeaning.LAST_STATS: """
+ERROR Dumping scheduler stats: SchedulerStats(num_running
+""",
+}
+# Longer ones.
+LONG_LINES = [
     (
-        "(EngineCore pid=9) ERROR [core.py:1512] torch.OutOfMemoryError: CUDA out of memory. "
-        "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB",
-        LineMeaning.CUDA_OOM,
-    ),
-    ("torch.cuda.OutOfMemoryError: CUDA out of memory.", LineMeaning.CUDA_OOM),
-    ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate", LineMeaning.CUDA_OOM),
-    ("RuntimeError: CUDA error: out of memory", LineMeaning.CUDA_OOM),
-    (
-        "Worker failed with error 'CUDA out of memory. Tried to allocate 20 MiB', please check "
-        "the stack trace above for the root cause",
-        LineMeaning.CUDA_OOM,
-    ),
-    (
-        "Failed to load model - not enough GPU memory. Try lowering (original error: CUDA out of "
-        "memory. Tried to allocate",
-        LineMeaning.CUDA_OOM,
-    ),
-    (
-        "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests",
-        LineMeaning.CUDA_OOM,
-    ),
-    (
-        "ValueError: Free memory on device cuda:0 (10.1/79.2 GiB) on startup is less than desired "
-        "GPU memory utilization (0.9, 71.2 GiB). Decrease",
+        "ValueError: Free memory on device cuda:0 (10.1/79.2 GiB) on startup is less than "
+        "desired GPU memory utilization (0.9, 71.2 GiB). Decrease",
         LineMeaning.SIZING_ERROR,
     ),
     (
-        "ValueError: Available memory on node 0 (3.1/23.2 GiB) on startup is less than desired "
-        "CPU memory utilization (0.9, 20 GiB).",
-        LineMeaning.SIZING_ERROR,
-    ),
-    ("ValueError: No available memory for the cache blocks. Try", LineMeaning.SIZING_ERROR),
-    (
-        "ValueError: To serve at least one request with the model's max seq len (131072), (16.0 "
-        "GiB KV cache is needed, which is larger than the available KV cache memory (2.1 GiB).",
+        "ValueError: Available memory on node 0 (3.1/23.2 GiB) on startup is less than "
+        "desired CPU memory utilization (0.9, 20 GiB).",
         LineMeaning.SIZING_ERROR,
     ),
     (
-        # To 0.31.
-        "ValueError: To serve at least one request with the models's max seq len (204800), (48.44 "
-        "GiB KV cache is needed, which is larger than the available KV cache memory (24.85 GiB).",
-        LineMeaning.SIZING_ERROR,
-    ),
-    (
-        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens "
-        "that can be stored in KV cache (22256). Try increasing `gpu_memory_utilization`",
-        LineMeaning.SIZING_ERROR,
-    ),
-    (
-        "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
-        LineMeaning.CUDA_OOM,
-    ),
-    ("RuntimeError: CUDA driver error: out of memory", LineMeaning.CUDA_OOM),
-    ("INFO [scheduler.py:2756] setting pause state to PAUSED_ALL", LineMeaning.PAUSED),
-    ("INFO [scheduler.py:2756] setting pause state to PAUSED_NEW", LineMeaning.RESUMED),
-    ("INFO [scheduler.py:2756] setting pause state to UNPAUSED", LineMeaning.RESUMED),
-    ("RuntimeError: Triton Error [CUDA]: out of memory", LineMeaning.CUDA_OOM),
-    ("ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'", LineMeaning.CUDA_OOM),
-    (
-        "CUDA Error: an illegal memory access was encountered at /w/csrc/cumem_allocator.cpp:62",
-        LineMeaning.GPU_FAULT,
-    ),
-    (
-        "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
-        LineMeaning.GPU_FAULT,
-    ),
-    ("RuntimeError: CUDA driver error: unspecified launch failure", LineMeaning.GPU_FAULT),
-    ("NCCL WARN Cuda failure 'unspecified launch failure'", LineMeaning.GPU_FAULT),
-    ("NCCL WARN Cuda failure 719 'unspecified launch failure'", LineMeaning.GPU_FAULT),
-    ("RuntimeError: CUDA error: unspecified launch failure", LineMeaning.GPU_FAULT),
-    ("RuntimeError: CUDA error: an illegal memory access was enc", LineMeaning.GPU_FAULT),
-    ("torch.AcceleratorError: CUDA error: uncorrectable ECC error", LineMeaning.GPU_FAULT),
-    ("RuntimeError: HIP error: unspecified launch failure", LineMeaning.GPU_FAULT),
-    ("ERROR [core.py:1510] EngineCore failed to start.", LineMeaning.START_FAILED),
-    (
-        "RuntimeError: Engine process failed to start. See stack trace for the root cause.",
-        LineMeaning.START_FAILED,
-    ),
-    ("TimeoutError: RPC call to execute_model timed out.", LineMeaning.HANG),
-    ("ERROR [core.py:1512] EngineCore encountered a fatal error.", LineMeaning.DEAD),
-    ("[shutdown] MPClient: engine core exited unexpectedly; starting", LineMeaning.DEAD),
-    ("Engine core proc EngineCore_0 died unexpectedly, shutting down client.", LineMeaning.DEAD),
-    ("ERROR [core.py:387] EngineCore hit an exception: Traceback (most", LineMeaning.DEAD),
-    (
-        "CRITICAL [core_client.py:361] Got fatal signal from worker processes, shutting down. See "
-        "stack trace above for root cause issue.",
-        LineMeaning.DEAD,
+        "(EngineCore pid=9) INFO 11-21 15:58:01 [v1/core/sched/scheduler.py:2756] setting "
+        "pause state to PAUSED_ALL",
+        LineMeaning.PAUSED,
     ),
     (
         "CRITICAL [multiproc_executor.py:49] MulitprocExecutor got fatal signal from worker "
         "processes, shutting down. See stack trace above for root cause issue.",
         LineMeaning.DEAD,
     ),
-    ("ERROR [async_llm.py:906] AsyncLLM output_handler failed.", LineMeaning.DEAD),
     (
-        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack "
-        "trace (above) for the root cause.",
+        "ERROR [replica.py:12] (EngineCore pid=9) ERROR 11-21 [core.py:710] EngineCore "
+        "encountered a fatal error.",
         LineMeaning.DEAD,
     ),
-    ("INFO [launcher.py:254] [shutdown] API server: shutdown triggered", LineMeaning.STOPPING),
-    ("INFO [launcher.py:60] Shutting down FastAPI HTTP server.", LineMeaning.STOPPING),
     (
-        "(APIServer pid=9) INFO 11-21 04:34:41 [entrypoints/launchers/launcher.py:254] [shutdown] "
-        "API server: shutdown triggered",
+        "(APIServer pid=9) INFO 11-21 04:34:41 [entrypoints/launchers/launcher.py:254] "
+        "[shutdown] API server: shutdown triggered",
         LineMeaning.STOPPING,
     ),
     (
@@ -119,44 +115,14 @@ LINES_WITH_A_MEANING = [
         LineMeaning.STOPPING,
     ),
     (
-        "INFO 11-21 04:34:41 [launcher.py:304] [shutdown] API server: shutting down FastAPI HTTP "
-        "server",
+        "INFO [replica.py:12] (APIServer pid=9) INFO 11-21 04:34:41 [launcher.py:254] "
+        "[shutdown] API server: shutdown triggered",
         LineMeaning.STOPPING,
     ),
-    (
-        # As JSON without spaces, and in formats that an operator configured.
-        '{"levelname":"INFO","message":"[shutdown] API server: shutdown triggered"}',
-        LineMeaning.STOPPING,
-    ),
-    (
-        "vllm.entrypoints.launchers.launcher INFO [shutdown] API server: shutdown triggered",
-        LineMeaning.STOPPING,
-    ),
-    (
-        "2026-11-21 04:34:41,123 [launcher.py:254] INFO: Shutting down FastAPI HTTP server.",
-        LineMeaning.STOPPING,
-    ),
-    ("04:34:41 [launcher.py:254] [shutdown] API server: shutdown triggered", LineMeaning.STOPPING),
-    ("vllm.v1.core.sched.scheduler INFO setting pause state to PAUSED_ALL", LineMeaning.PAUSED),
-    (
-        # Logged again by a program that runs the engine.
-        "ERROR [replica.py:12] (EngineCore pid=9) ERROR 11-21 [core.py:710] EngineCore encountered "
-        "a fatal error.",
-        LineMeaning.DEAD,
-    ),
-    (
-        "INFO [replica.py:12] (APIServer pid=9) INFO 11-21 04:34:41 [launcher.py:254] [shutdown] "
-        "API server: shutdown triggered",
-        LineMeaning.STOPPING,
-    ),
-    (
-        "(EngineCore pid=9) INFO 11-21 15:58:01 [v1/core/sched/scheduler.py:2756] setting pause "
-        "state to PAUSED_ALL",
-        LineMeaning.PAUSED,
-    ),
-    ("INFO:     Waiting for application shutdown.", LineMeaning.FRONT_ENDED),
-    ("INFO:     Application shutdown complete.", LineMeaning.FRONT_ENDED),
-    ("ERROR Dumping scheduler stats: SchedulerStats(num_running", LineMeaning.LAST_STATS),
+]
+LINES_WITH_A_MEANING = [
+    *((line, meaning) for meaning, text in LINES.items() for line in text.strip().splitlines()),
+    *LONG_LINES,
 ]
 
 # Lines of a healthy engine, and lines with the text of users about failures.

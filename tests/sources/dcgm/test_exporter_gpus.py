@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -74,10 +75,6 @@ def test_the_newest_names_give_every_fact_of_the_table() -> None:
     assert gpu.facts["gpu_ecc_errors", ("uncorrected", "lifetime")] == 4
     assert gpu.facts["gpu_nvlink_errors", ("replay",)] == 13
     assert gpu.facts["gpu_recovery_action", ()] == 2
-
-
-def test_each_flag_of_the_clocks_is_a_fact() -> None:
-    gpu = gpu_of(body("dcgm-4.6-names"))
     active = {labels for (fact, labels), on in gpu.facts.items() if "active" in fact and on == 1}
     assert active == {("idle",), ("sw_power_cap",)}
     assert gpu.facts["gpu_throttle_active", ("hw_thermal",)] == 0
@@ -126,26 +123,24 @@ def test_no_blank_becomes_a_fact_whatever_the_series(blanks: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reserved", "total"),
+    ("parts", "total"),
     [
-        ((), 300),
-        ((row("DCGM_FI_DEV_FB_RESERVED", 9223372036854775794),), 300),
-        ((row("DCGM_FI_DEV_FB_RESERVED", 7),), 307),
-        ((row("DCGM_FI_DEV_FB_RESERVED", 7), row("DCGM_FI_DEV_FB_TOTAL", 310)), 310),
+        ({"USED": 100, "FREE": 200}, 300),
+        ({"USED": 100, "FREE": 200, "RESERVED": 9223372036854775794}, 300),
+        ({"USED": 100, "FREE": 200, "RESERVED": 7}, 307),
+        ({"USED": 100, "FREE": 200, "RESERVED": 7, "TOTAL": 310}, 310),
+        # Of one part no total is made.
+        ({"USED": 100}, None),
+        ({"FREE": 200}, None),
     ],
 )
 def test_used_memory_needs_no_reserved_and_the_total_is_summed(
-    reserved: tuple[str, ...], total: int
+    parts: dict[str, int], total: int | None
 ) -> None:
-    used, free = row("DCGM_FI_DEV_FB_USED", 100), row("DCGM_FI_DEV_FB_FREE", 200)
-    gpu = gpu_of(page_of(used, free, *reserved))
-    assert gpu.facts["gpu_memory_used_bytes", ()] == 100 * MIB
-    assert gpu.facts["gpu_memory_total_bytes", ()] == total * MIB
-
-
-@pytest.mark.parametrize("part", ["DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"])
-def test_of_one_part_no_total_is_made(part: str) -> None:
-    assert ("gpu_memory_total_bytes", ()) not in gpu_of(page_of(row(part, 100))).facts
+    gpu = gpu_of(page_of(*(row(f"DCGM_FI_DEV_FB_{part}", mib) for part, mib in parts.items())))
+    used, known = (gpu.facts.get((f"gpu_memory_{part}_bytes", ())) for part in ("used", "total"))
+    assert used == (100 * MIB if "USED" in parts else None)
+    assert known == (None if total is None else total * MIB)
 
 
 @pytest.mark.parametrize("page", ["dcgm-2.4-t4", "dcgm-3.1-pods"])
@@ -232,28 +227,14 @@ def test_rows_for_each_pod_count_once_and_a_pods_part_is_not_the_gpus() -> None:
     assert found.dropped == {"pods_disagree": 1}
 
 
-def test_of_two_exporters_that_show_one_gpu_the_highest_value_counts() -> None:
-    found = gpus_of(
-        page_of(row("DCGM_FI_DEV_GPU_TEMP", 30, job="a"), row("DCGM_FI_DEV_GPU_TEMP", 31, job="b"))
-    )
-    assert found.gpus[0].facts == {("gpu_temperature_celsius", ("gpu",)): 31}
-    assert found.dropped == {}
-
-
 def test_gpus_of_several_hosts_are_separate_by_uuid() -> None:
-    found = gpus_of(page_of(*(row("DCGM_FI_DEV_GPU_TEMP", 30 + n, n, gpu="0") for n in range(3))))
+    rows = [row("DCGM_FI_DEV_GPU_TEMP", 30 + n, n, gpu="0") for n in range(3)]
+    # Of two exporters that show one GPU the highest value counts.
+    found = gpus_of(page_of(*rows, row("DCGM_FI_DEV_GPU_TEMP", 9, gpu="0", job="b")))
+    assert found.gpus[0].facts == {("gpu_temperature_celsius", ("gpu",)): 30}
+    assert found.dropped == {}
     assert [gpu.gpu for gpu in found.gpus] == [uuid_of(n) for n in range(3)]
     assert [gpu.index for gpu in found.gpus] == [0, 0, 0]
-
-
-def test_spellings_of_one_uuid_on_one_page_are_one_gpu() -> None:
-    (gpu,) = gpus_of(
-        page_of(
-            row("DCGM_FI_DEV_GPU_TEMP", 30),
-            row("DCGM_FI_DEV_POWER_USAGE", 80, UUID=uuid_of(0).upper()),
-        )
-    ).gpus
-    assert gpu.facts.keys() == {("gpu_temperature_celsius", ("gpu",)), ("gpu_power_watts", ())}
 
 
 @pytest.mark.parametrize(
@@ -294,26 +275,24 @@ def test_a_page_of_too_many_gpus_keeps_those_that_are_known() -> None:
 # Labels of a row
 
 GPU = "GPU-1f2e3d4c-aaaa-bbbb-cccc-0123456789ab"
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        GPU.upper(),
-        GPU.lower(),
-        GPU.removeprefix("GPU-"),
-        GPU.replace("-", "").replace("GPU", "GPU-"),
-        GPU.removeprefix("GPU-").replace("-", "").upper(),
-        f" {GPU} ",
-    ],
-)
-def test_a_uuid_is_spelled_as_nvml_spells_it(spelling: str) -> None:
-    assert entity_of({"UUID": spelling}).gpu == GPU
+NAME_CHARACTERS: int = cast("String", gpu_samples.c.name.type).length or 0
 
 
 @pytest.mark.parametrize(
     ("labels", "entity"),
     [
+        # Spelled as NVML spells it, by the label names of all releases.
+        *(
+            ({"UUID": spelling}, Entity(GPU))
+            for spelling in (
+                GPU.upper(),
+                GPU.lower(),
+                GPU.removeprefix("GPU-"),
+                GPU.replace("-", "").replace("GPU", "GPU-"),
+                GPU.removeprefix("GPU-").replace("-", "").upper(),
+                f" {GPU} ",
+            )
+        ),
         *(({"gpu": "0", label: GPU}, Entity(GPU)) for label in ("UUID", "uuid", "gpu_uuid")),
         # A UUID of another form is kept as it is.
         ({"UUID": "GPU-simulated-0"}, Entity("GPU-simulated-0")),
@@ -321,9 +300,7 @@ def test_a_uuid_is_spelled_as_nvml_spells_it(spelling: str) -> None:
         ({"UUID": GPU, "GPU_I_PROFILE": "", "GPU_I_ID": ""}, Entity(GPU)),
     ],
 )
-def test_the_labels_of_all_releases_name_the_gpu_and_its_instance(
-    labels: dict[str, str], entity: Entity
-) -> None:
+def test_labels_name_the_gpu_and_its_instance(labels: dict[str, str], entity: Entity) -> None:
     assert entity_of(labels) == entity
 
 
@@ -367,15 +344,20 @@ def test_the_index_is_in_the_labels_or_unknown(labels: dict[str, str], index: in
     assert index_of(labels) == index
 
 
-def test_the_model_has_the_label_names_of_all_releases() -> None:
-    assert name_of({"modelName": "NVIDIA H200"}) == name_of({"model_name": "NVIDIA H200"})
-    assert name_of({}) == ""
-
-
-def test_a_name_is_cut_to_what_the_database_takes() -> None:
-    name = gpu_samples.c.name.type
-    assert isinstance(name, String)
-    assert len(name_of({"modelName": "x" * 5000})) == name.length
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        ({"modelName": "NVIDIA H200"}, "NVIDIA H200"),
+        ({"model_name": "NVIDIA H200"}, "NVIDIA H200"),
+        ({}, ""),
+        # Cut to what the database takes.
+        ({"modelName": "x" * 5000}, "x" * NAME_CHARACTERS),
+    ],
+)
+def test_the_name_of_the_model_has_the_labels_of_all_releases(
+    labels: dict[str, str], name: str
+) -> None:
+    assert name_of(labels) == name
 
 
 ONE_GPU = "ONE_GPU-0"
@@ -452,65 +434,44 @@ def test_a_total_counts_as_much_as_it_grew(grown: list[int]) -> None:
     assert max([page.get(31, 0) for page in found]) == sum(grown[1:])
 
 
-def test_gpus_are_counted_apart() -> None:
+def test_gpus_are_counted_apart_from_zero_where_there_are_series_about_xids() -> None:
     counts = XidCounts()
+    zeros = {(f.XID_ERRORS.name, (str(xid),)): 0 for xid in COUNTED_XIDS}
     for gpu in ("a", "b"):
         counts.read(gpu, last(0), 1.0)
+        assert counts.facts(gpu) == zeros
     assert counts.read("a", last(79), 2.0) == {79: 1}
     assert counts.read("b", last(0), 2.0) == {}
-    assert counts.facts("b")[f.XID_ERRORS.name, ("79",)] == 0
-
-
-def test_counts_start_at_zero_where_there_are_series_about_xids() -> None:
-    counts = XidCounts()
-    counts.read(ONE_GPU, last(0), 1.0)
-    assert counts.facts(ONE_GPU) == {(f.XID_ERRORS.name, (str(xid),)): 0 for xid in COUNTED_XIDS}
-
-
-def test_without_series_about_xids_there_are_no_zeros() -> None:
-    counts = XidCounts()
-    counts.read(ONE_GPU, {}, 1.0)
-    assert counts.facts(ONE_GPU) == {}
-    assert counts.facts("never seen") == {}
+    assert counts.facts("b") == zeros
+    counts.read("no series", {}, 1.0)
+    assert counts.facts("no series") == counts.facts("never seen") == {}
 
 
 @pytest.mark.parametrize(
-    ("source", "rows", "found"),
+    ("source", "rows", "found", "malformed"),
     [
-        (LAST, [({}, 0.0)], {}),
-        (LAST, [({}, 79.0), ({"pod": "a"}, 79.0)], {79: 1}),
-        (LAST, [({}, 2.0**63)], {}),
-        (WINDOW, [({"window_size_in_ms": "300000"}, 0.0)], {}),
-        (WINDOW, [({"xid": "0"}, 3.0)], {}),
-        (WINDOW, [({"xid": "31"}, 2.0), ({"xid": "31", "GPU_I_ID": "1"}, 2.0)], {31: 2}),
-        (TOTAL, [({"xid": "31"}, 4.0), ({"xid": "48"}, 1.0)], {31: 4, 48: 1}),
+        (LAST, [({}, 0.0)], {}, 0),
+        (LAST, [({}, 79.0), ({"pod": "a"}, 79.0)], {79: 1}, 0),
+        (LAST, [({}, 2.0**63)], {}, 0),
+        (WINDOW, [({"window_size_in_ms": "300000"}, 0.0)], {}, 0),
+        (WINDOW, [({"xid": "0"}, 3.0)], {}, 0),
+        (WINDOW, [({"xid": "31"}, 2.0), ({"xid": "31", "GPU_I_ID": "1"}, 2.0)], {31: 2}, 0),
+        (TOTAL, [({"xid": "31"}, 4.0), ({"xid": "48"}, 1.0)], {31: 4, 48: 1}, 0),
+        # A row without a usable number is counted, and the others are used.
+        *((LAST, [({}, value), ({}, 48.0)], {48: 1}, 1) for value in (79.5, -1.0, 1e9)),
+        *(
+            (TOTAL, [({"xid": xid}, 1.0), ({"xid": "48"}, 48.0)], {48: 48}, 1)
+            for xid in ("many", "nan", "-3", "9" * 5000)
+        ),
+        (WINDOW, [({"xid": "31"}, -2.0), ({"xid": "48"}, 48.0)], {48: 48}, 1),
     ],
 )
 def test_rows_become_counts_by_xid(
-    source: XidSeries, rows: list[tuple[Mapping[str, str], float]], found: Levels
+    source: XidSeries,
+    rows: list[tuple[Mapping[str, str], float]],
+    found: Levels,
+    malformed: int,
 ) -> None:
     dropped: Counter[str] = Counter()
     assert levels(source, rows, dropped) == found
-    assert not dropped
-
-
-@pytest.mark.parametrize(
-    ("source", "labels", "value"),
-    [
-        (LAST, {}, 79.5),
-        (LAST, {}, -1.0),
-        (LAST, {}, 1e9),
-        (TOTAL, {"xid": "many"}, 1.0),
-        (TOTAL, {"xid": "nan"}, 1.0),
-        (TOTAL, {"xid": "-3"}, 1.0),
-        (TOTAL, {"xid": "9" * 5000}, 1.0),
-        (WINDOW, {"xid": "31"}, -2.0),
-    ],
-)
-def test_a_row_without_a_usable_number_is_counted_and_the_others_are_used(
-    source: XidSeries, labels: Mapping[str, str], value: float
-) -> None:
-    good = ({"xid": "48"}, 48.0)
-    dropped: Counter[str] = Counter()
-    assert set(levels(source, [(labels, value), good], dropped)) == {48}
-    assert dropped == {"xid_malformed": 1}
+    assert dropped["xid_malformed"] == dropped.total() == malformed

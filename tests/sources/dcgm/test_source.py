@@ -44,11 +44,6 @@ def test_a_poll_gives_a_sample_of_each_gpu(dcgm: ScriptedExporter) -> None:
     assert (dcgm.xids, dcgm.failures) == ([], [])
 
 
-def test_mig_instances_are_in_the_sample(dcgm: ScriptedExporter) -> None:
-    dcgm.poll(page=body("mig"))
-    assert [instance.gpu_instance for instance in dcgm.of().mig_instances] == [1, 9]
-
-
 def test_an_operators_field_is_read_before_those_built_in(exporter: EngineServer) -> None:
     mine = DcgmField(series="MY_CLOCK", fact="gpu_clock_hertz", labels=("sm",), scale=1e6)
     dcgm = ScriptedExporter(exporter, extra_fields=(mine,))
@@ -88,9 +83,14 @@ def test_a_gpu_that_disappears_is_missing_while_the_others_are_read(dcgm: Script
 
 def test_a_gpu_whose_values_are_all_blank_is_lost(dcgm: ScriptedExporter) -> None:
     dcgm.poll(page=body("mig"))
+    assert [instance.gpu_instance for instance in dcgm.of().mig_instances] == [1, 9]
     dcgm.poll(temperature(value=9223372036854775794))
     assert (dcgm.of(0).problem, dcgm.failures) == ("gpu_silent", ["gpu_silent"])
     assert dcgm.of(0).mig_instances == ()
+    # One that was never read is no sample.
+    dcgm.poll(temperature(0), temperature(1, 9223372036854775794))
+    assert [sample.gpu for sample in dcgm.samples] == [uuid_of(0)]
+    assert dcgm.failures == ["gpu_silent"]
 
 
 def test_a_lost_gpu_keeps_its_counts_of_xids_and_reports_the_last(dcgm: ScriptedExporter) -> None:
@@ -102,12 +102,6 @@ def test_a_lost_gpu_keeps_its_counts_of_xids_and_reports_the_last(dcgm: Scripted
     dcgm.poll(temperature(1))
     assert dcgm.fact("gpu_xid_errors", "79") == 1
     assert dcgm.fact(f.XID_LAST_SEEN.name, "79") == 1020.0
-
-
-def test_a_gpu_that_was_never_read_is_no_sample(dcgm: ScriptedExporter) -> None:
-    dcgm.poll(temperature(0), temperature(1, 9223372036854775794))
-    assert [sample.gpu for sample in dcgm.samples] == [uuid_of(0)]
-    assert dcgm.failures == ["gpu_silent"]
 
 
 # Exporters that go
@@ -122,26 +116,25 @@ def test_an_exporter_that_goes_takes_every_gpu_with_it(dcgm: ScriptedExporter) -
     assert dcgm.failures == ["exporter_connection"]
 
 
-def test_an_exporter_that_comes_back_is_read_again(dcgm: ScriptedExporter) -> None:
-    dcgm.poll(temperature())
-    dcgm.poll(temperature(), status=503)
-    assert (dcgm.of().problem, dcgm.failures) == ("exporter_http_status", ["exporter_http_status"])
-    dcgm.poll(temperature(value=31))
-    assert (dcgm.of().problem, dcgm.fact(*TEMPERATURE)) == (None, 31)
-
-
 @pytest.mark.parametrize(
-    ("page", "reason"),
-    [(b"<html></html>\n", "exporter_html"), (b"go_goroutines 9\n", "exporter_no_known_series")],
+    ("page", "status", "reason"),
+    [
+        (page_of(temperature()), 503, "exporter_http_status"),
+        (b"<html></html>\n", 200, "exporter_html"),
+        (b"go_goroutines 9\n", 200, "exporter_no_known_series"),
+    ],
 )
-def test_what_is_no_page_of_an_exporter_is_counted_by_reason(
-    dcgm: ScriptedExporter, page: bytes, reason: str
+def test_a_failure_of_the_exporter_is_named_until_it_is_read_again(
+    dcgm: ScriptedExporter, page: bytes, status: int, reason: str
 ) -> None:
     dcgm.poll(temperature())
-    dcgm.poll(page=page)
+    dcgm.poll(page=page, status=status)
     assert (dcgm.of().problem, dcgm.failures) == (reason, [reason])
-    dcgm.poll(temperature())
-    assert dcgm.of().problem is None
+    # What was dropped is counted once a poll.
+    unread = (row("DCGM_FI_DEV_POWER_USAGE", "NaN", number) for number in range(3))
+    dcgm.poll(temperature(value=31), *unread)
+    assert (dcgm.of().problem, dcgm.fact(*TEMPERATURE)) == (None, 31)
+    assert dcgm.failures == ["value_not_finite"]
 
 
 def test_a_page_of_rows_about_no_gpu_is_a_failure(dcgm: ScriptedExporter) -> None:
@@ -159,24 +152,14 @@ def test_an_exporter_that_repeats_its_values_for_minutes_is_stale(dcgm: Scripted
     """The energy counter of a GPU that works moves, also while the GPU is idle."""
     for minute in range(12):
         for _ in range(6):
-            dcgm.poll(energy(7, 0), temperature(0), energy(minute, 1), temperature(1))
+            # The third has no such counter.
+            moving = (energy(minute, 1), temperature(1), temperature(2))
+            dcgm.poll(energy(7, 0), temperature(0), *moving)
         assert dcgm.of(0).problem == (None if minute < 10 else "exporter_stale")
-        assert dcgm.of(1).problem is None
+        assert dcgm.of(1).problem is dcgm.of(2).problem is None
     assert dcgm.failures == ["exporter_stale"]
-    dcgm.poll(energy(8, 0), temperature(0), energy(11, 1))
+    dcgm.poll(energy(8, 0), temperature(0), energy(11, 1), temperature(2))
     assert (dcgm.of(0).problem, dcgm.failures) == (None, [])
-
-
-def test_a_gpu_without_an_energy_counter_is_never_stale(dcgm: ScriptedExporter) -> None:
-    for _ in range(70):
-        dcgm.poll(temperature(0), energy(0, 1), temperature(1))
-    assert [sample.problem for sample in dcgm.samples] == [None, None]
-
-
-def test_what_was_dropped_is_counted_once_a_poll_beside_the_sample(dcgm: ScriptedExporter) -> None:
-    dcgm.poll(temperature(), *(row("DCGM_FI_DEV_POWER_USAGE", "NaN", n) for n in range(3)))
-    assert dcgm.failures == ["value_not_finite"]
-    assert dcgm.fact(*TEMPERATURE) == 30
 
 
 def test_a_page_of_too_many_gpus_does_not_push_out_those_that_are_read(
