@@ -66,22 +66,16 @@ def test_a_step_has_the_counts_of_vllm(listening: socket.socket, reporter: Repor
     assert step.tokens_of_step is False
 
 
-def test_the_first_step_after_idleness_has_no_known_duration(
+def test_a_step_has_the_time_since_the_last_of_its_rank_unless_that_was_idle(
     listening: socket.socket, reporter: Reporter
 ) -> None:
     idle = scheduler(num_running_reqs=0, num_waiting_reqs=0)
     reporter.step(idle, iteration(at=NOW - 9), 0)
-    reporter.step(scheduler(), iteration(at=NOW - 2), 0)
-    reporter.step(scheduler(), None, 0)
-    durations = [step.duration_s for content in received(listening) for step in content.steps]
-    assert durations == [None, None, 2.0]
-
-
-def test_ranks_have_steps_of_their_own(listening: socket.socket, reporter: Reporter) -> None:
     for rank, at in ((0, NOW - 4), (1, NOW - 3), (0, NOW - 2), (1, NOW)):
         reporter.step(scheduler(), iteration(at=at), rank)
+    reporter.step(scheduler(), None, 0)
     durations = [step.duration_s for content in received(listening) for step in content.steps]
-    assert durations == [None, None, 2.0, 3.0]
+    assert durations == [None, None, None, 2.0, 3.0, 2.0]
 
 
 def test_vllms_own_measure_of_a_step_is_better(
@@ -226,6 +220,10 @@ def test_the_time_to_the_first_token_is_added(listening: socket.socket, reporter
 def test_errors_stay_inside_and_switch_it_off(
     listening: socket.socket, reporter: Reporter, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # No agent is no error.
+    with closing(Sender(f"{listening.getsockname()}.nobody", pause_s=0.0)) as alone:
+        for _ in range(3 * MAX_ERRORS):
+            Reporter(alone, now=lambda: NOW).step(scheduler(), iteration(), 0)
     for _ in range(MAX_ERRORS):
         assert OFF not in caplog.text
         reporter.step(SimpleNamespace(), iteration(), 0)
@@ -233,14 +231,6 @@ def test_errors_stay_inside_and_switch_it_off(
     reporter.step(scheduler(), iteration(), 0)
     reporter.hello()
     assert received(listening) == []
-
-
-def test_no_agent_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Sender(str(tmp_path / "nobody.sock"), pause_s=0.0)) as sender:
-        reporter = Reporter(sender, now=lambda: NOW)
-        for _ in range(3 * MAX_ERRORS):
-            reporter.step(scheduler(), iteration(), 0)
-        assert OFF not in caplog.text
 
 
 def test_what_waits_is_sent_though_the_engine_makes_no_step(listening: socket.socket) -> None:

@@ -83,27 +83,26 @@ def test_the_engines_follow_the_pods(server: FakeApiServer, account: Path) -> No
     assert (server.lists(), server.watches()) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("namespace", "path", "expected"),
+    [
+        ("llm", "/api/v1/namespaces/llm/pods", ["chat-0"]),
+        # Without a namespace pods of all are read.
+        (None, "/api/v1/pods", ["chat-0", "foreign"]),
+    ],
+)
 def test_only_pods_of_the_selector_the_namespace_and_the_node_are_asked_for(
-    server: FakeApiServer, account: Path
+    server: FakeApiServer, account: Path, namespace: str | None, path: str, expected: list[str]
 ) -> None:
     server.put(pod("other", labels={"app": "other"}))
     server.put(pod("elsewhere", node="node-b"))
     server.put(pod("foreign", namespace="test"))
     server.put(pod("chat-0"))
-    with following(server, account) as watch:
-        assert names(watch) == ["chat-0"]
-    (path, listed), (_, watched) = server.requests
-    assert path == "/api/v1/namespaces/llm/pods"
-    assert listed == CHOSEN
+    with following(server, account, namespace) as watch:
+        assert names(watch) == expected
+    (asked, listed), (_, watched) = server.requests
+    assert (asked, listed) == (path, CHOSEN)
     assert watched.items() >= {**CHOSEN, "allowWatchBookmarks": "true"}.items()
-
-
-def test_without_a_namespace_pods_of_all_are_read(server: FakeApiServer, account: Path) -> None:
-    server.put(pod("chat-0"))
-    server.put(pod("chat-1", namespace="test"))
-    with following(server, account, namespace=None) as watch:
-        assert names(watch) == ["chat-0", "chat-1"]
-    assert server.requests[0][0] == "/api/v1/pods"
 
 
 def test_a_watch_that_was_cut_goes_on_where_it_was(server: FakeApiServer, account: Path) -> None:
@@ -261,22 +260,16 @@ def test_a_pipe_in_the_account_is_not_waited_for(
         ApiServer(server.url, account).list("/api/v1/pods", {})
 
 
-def found(given: dict[str, Any], port: int | str = 8000) -> FoundEngine | None:
-    return engine_of(given, port, with_namespace=False)
-
-
-def test_an_engine_has_the_name_and_the_address_of_its_pod() -> None:
-    assert found(pod("chat-0")) == ("chat-0", "http://10.0.0.1:8000")
-    assert engine_of(pod("chat-0"), 8000, with_namespace=True) == (
-        "llm/chat-0",
-        "http://10.0.0.1:8000",
-    )
-    assert found(pod("chat-0", ip="fd00::1")) == ("chat-0", "http://[fd00::1]:8000")
-
-
-def test_a_port_may_be_named_by_any_container() -> None:
-    assert found(pod("chat-0"), "http") == ("chat-0", "http://10.0.0.1:8001")
-    assert found(pod("chat-0"), "metrics") is None
+def test_an_engine_has_the_name_the_address_and_the_port_of_its_pod() -> None:
+    assert READ(pod("chat-0")) == ("chat-0", "http://10.0.0.1:8000")
+    assert READ(pod("chat-0", ip="fd00::1")) == ("chat-0", "http://[fd00::1]:8000")
+    assert READ(pod("chat-0"), with_namespace=True) == ("llm/chat-0", "http://10.0.0.1:8000")
+    # A port may be named by any container.
+    assert READ(pod("chat-0"), port="http") == ("chat-0", "http://10.0.0.1:8001")
+    assert READ(pod("chat-0"), port="metrics") is None
+    without_status = pod("chat-0")
+    del without_status["status"]
+    assert READ(without_status) is None
 
 
 @pytest.mark.parametrize(
@@ -294,13 +287,7 @@ def test_a_port_may_be_named_by_any_container() -> None:
 def test_a_pod_is_watched_from_ready_to_its_end(
     why: str, state: dict[str, Any], watched: bool
 ) -> None:
-    assert (found(pod("chat-0", **state)) is not None) is watched, why
-
-
-def test_a_pod_without_a_status_is_not_watched() -> None:
-    given = pod("chat-0")
-    del given["status"]
-    assert found(given) is None
+    assert (READ(pod("chat-0", **state)) is not None) is watched, why
 
 
 RECORDED = Path(__file__).parent / "recorded"
