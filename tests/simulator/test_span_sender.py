@@ -71,12 +71,22 @@ def test_a_span_has_exactly_the_attributes_of_vllm() -> None:
 
 @pytest.mark.parametrize("protocol", RECEIVERS)
 def test_spans_arrive_over_either_protocol(protocol: str) -> None:
-    received = asyncio.run(
-        _sent([engine_request(prompt_tokens=30), engine_request(arrived_s=0.2)], protocol)
-    )
+    # As in vLLM, a trace that is not sampled gets no span.
+    unsampled = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}
+    requests = [
+        engine_request(prompt_tokens=30),
+        engine_request(arrived_s=0.2),
+        replace(engine_request(), trace_headers=unsampled),
+    ]
+    received = asyncio.run(_sent(requests, protocol))
     assert [span.name for span in received.spans()] == ["llm_request"] * 2
     assert {span.kind for span in received.spans()} == {Span.SPAN_KIND_SERVER}
     assert values(received.spans()[0].attributes)["gen_ai.usage.prompt_tokens"] == 30
+    resource = received.resources()[0]
+    assert (resource["service.name"], resource["goodput.simulated"]) == ("sim-0", True)
+    assert resource["vllm.instrumenting_module_name"] == "vllm.llm_engine"
+    assert resource["vllm.process_id"].isdigit()
+    assert received.scopes() == {"vllm.tracing.otel"}
 
 
 def test_a_span_reaches_from_the_arrival_to_the_last_token() -> None:
@@ -88,21 +98,6 @@ def test_a_span_reaches_from_the_arrival_to_the_last_token() -> None:
     assert span.start_time_unix_nano == ORIGIN_UNIX_NS + 1_040_000_000
     took_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     assert took_s == pytest.approx(sent["gen_ai.latency.e2e"])
-
-
-def test_the_resource_has_the_service_name_and_is_marked_as_simulated() -> None:
-    received = asyncio.run(_sent([engine_request()]))
-    (resource,) = received.resources()
-    assert resource["service.name"] == "sim-0"
-    assert resource["goodput.simulated"] is True
-    assert resource["vllm.instrumenting_module_name"] == "vllm.llm_engine"
-    assert resource["vllm.process_id"].isdigit()
-    assert received.scopes() == {"vllm.tracing.otel"}
-
-
-def test_a_trace_that_is_not_sampled_gets_no_span_as_in_vllm() -> None:
-    headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}
-    assert asyncio.run(_sent([replace(engine_request(), trace_headers=headers)])).spans() == []
 
 
 def test_spans_and_counters_agree() -> None:

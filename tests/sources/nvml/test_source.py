@@ -25,16 +25,6 @@ from tests.sources.nvml.fake_driver import (
 )
 
 
-def test_a_sample_has_the_names_of_its_gpu_and_its_time(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    sample = nvml.of(0)
-    assert (sample.gpu, sample.index, sample.name) == (gpu_uuid(0), 0, "NVIDIA H200")
-    assert sample.at == nvml.now
-    assert sample.problem is None
-    assert sample.fact("gpu_up") == 1
-    assert not nvml.failures
-
-
 def test_every_fact_of_the_catalogue_can_be_read(nvml: ScriptedNvml) -> None:
     nvml.driver.do("field 0 29 1", "field 0 30 2", "field 0 31 1")
     nvml.poll()
@@ -191,6 +181,13 @@ LOSSES: Scenarios = {
         poll("gpus 2"), poll("driver 0"), poll("gpus 1"),
         {"problem@1": "gpu_missing", "failures": ["gpu_missing"]},
     ],
+    "a driver that unloads takes every GPU and comes back": [
+        poll("gpus 2"), poll("driver 0", times=5),
+        {"gpu_up@0": 0, "gpu_up@1": 0, "problem@0": "no_driver", "problem@1": "no_driver",
+         "failures": ["no_driver"]},
+        poll("driver 1", after_s=LONGEST_WAIT_S),
+        {"gpu_up@0": 1, "gpu_up@1": 1, "problem@0": None, "failures": []},
+    ],
     "what was read before the driver went is kept": [
         poll("gpus 2"), poll("answer 1 nvmlDeviceGetFieldValues 9"),
         {"gpu_up@0": 1, "problem@1": "no_driver"},
@@ -201,6 +198,25 @@ LOSSES: Scenarios = {
 @pytest.mark.parametrize("parts", LOSSES.values(), ids=LOSSES)
 def test_what_is_read_and_lost(nvml: ScriptedNvml, parts: Sequence[Poll | Seen]) -> None:
     check(nvml, parts)
+
+
+def test_a_library_that_was_shut_down_is_initialised_again(
+    nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.poll()
+    sample = nvml.of()
+    assert (sample.gpu, sample.index, sample.name) == (gpu_uuid(0), 0, "NVIDIA H200")
+    assert (sample.at, sample.problem) == (nvml.now, None)
+    nvml.driver.library.nvmlShutdown()
+    nvml.poll()
+    assert nvml.of(0).problem == "driver_lost"
+    nvml.poll()
+    assert nvml.fact("gpu_up") == 1
+    # What lasts is logged once.
+    caplog.clear()
+    for _ in range(5):
+        nvml.poll("driver 0")
+    assert caplog.text.count("no GPU is read") == 1
 
 
 def _up(nvml: ScriptedNvml) -> list[float | None]:
@@ -240,6 +256,14 @@ def test_a_new_initialisation_comes_after_waits_that_double(
     assert begun == ended + kept
 
 
+def _wait_for_lost_events(nvml: ScriptedNvml) -> None:
+    def loses_events() -> bool:
+        nvml.poll(after_s=0)
+        return "events_lost" in nvml.failures
+
+    eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
+
+
 def _in_a_long_wait(nvml: ScriptedNvml, *script: str) -> None:
     """Three GPUs, of which the first has been lost for long, some polls after a new session."""
     nvml.driver.do("gpus 3", *script)
@@ -265,12 +289,7 @@ def test_a_driver_that_goes_during_a_long_wait_is_tried_at_once(nvml: ScriptedNv
 def test_a_second_loss_during_a_long_wait_loses_no_xids_for_long(nvml: ScriptedNvml) -> None:
     _in_a_long_wait(nvml)
     nvml.driver.do(f"lose 1 {GPU_IS_LOST}")
-
-    def loses_events() -> bool:
-        nvml.poll(after_s=0)
-        return "events_lost" in nvml.failures
-
-    eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
+    _wait_for_lost_events(nvml)
     nvml.poll(after_s=2)
     nvml.driver.do("xid 2 79 -1 -1")
     assert nvml.next_xid().gpu == gpu_uuid(2)
@@ -311,31 +330,6 @@ def test_a_code_that_all_gpus_return_is_about_the_driver(
     )
     assert reason in nvml.failures
     assert set(nvml.failures) <= {reason}
-
-
-def test_a_driver_that_unloads_takes_every_gpu_and_comes_back(
-    nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
-) -> None:
-    nvml.driver.do("gpus 2")
-    nvml.poll()
-    for _ in range(5):
-        nvml.poll("driver 0")
-        assert _up(nvml) == [0, 0]
-        assert {sample.problem for sample in nvml.samples} == {"no_driver"}
-        assert nvml.failures == ["no_driver"]
-    assert caplog.text.count("no GPU is read") == 1
-    nvml.poll("driver 1", after_s=LONGEST_WAIT_S)
-    assert _up(nvml) == [1, 1]
-    assert not nvml.failures
-
-
-def test_a_library_that_was_shut_down_is_initialised_again(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.driver.library.nvmlShutdown()
-    nvml.poll()
-    assert nvml.of(0).problem == "driver_lost"
-    nvml.poll()
-    assert nvml.fact("gpu_up") == 1
 
 
 @pytest.mark.parametrize(
@@ -387,15 +381,17 @@ def test_counts_of_xids_outlive_the_gpu_and_its_session(nvml: ScriptedNvml) -> N
     assert nvml.fact("gpu_xid_errors", "79", index=1) == 1
 
 
-def test_lost_events_are_reported_until_the_next_initialisation(nvml: ScriptedNvml) -> None:
-    nvml.poll()
-    nvml.driver.do(f"answer -1 nvmlEventSetWait_v2 {UNKNOWN}")
-
-    def loses_events() -> bool:
-        nvml.poll(after_s=0)
-        return "events_lost" in nvml.failures
-
-    eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
+@pytest.mark.parametrize("odd", [False, True], ids=["error", "odd answer"])
+def test_lost_events_are_reported_until_the_next_initialisation(
+    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, odd: bool
+) -> None:
+    with monkeypatch.context() as broken:
+        if odd:
+            broken.setattr(pynvml, "nvmlEventSetWait_v2", _odd)
+        else:
+            nvml.poll()
+            nvml.driver.do(f"answer -1 nvmlEventSetWait_v2 {UNKNOWN}")
+        _wait_for_lost_events(nvml)
     assert nvml.fact("gpu_up") == 1
     nvml.poll("answer -1 nvmlEventSetWait_v2 0", after_s=2)
     nvml.driver.do("xid 0 31 -1 -1")
@@ -432,17 +428,6 @@ def test_a_first_session_that_fails_oddly_is_counted_and_tried_again(
     nvml.poll(after_s=60)
     assert nvml.fact("gpu_up") == 1
     assert not nvml.failures
-
-
-def test_gpus_whose_new_session_fails_oddly_are_unknown_and_not_missing(
-    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvml.poll()
-    nvml.poll("driver 0")
-    monkeypatch.setattr(pynvml, "nvmlInit", _odd)
-    for _ in range(2):
-        nvml.poll("driver 1")
-        assert (nvml.of(0).problem, nvml.fact("gpu_up")) == ("internal", 0)
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetName", "nvmlGpmQueryDeviceSupport"])
@@ -507,31 +492,20 @@ def test_a_gpu_whose_events_fail_oddly_costs_no_other(
     assert nvml.next_xid().gpu == gpu_uuid(0)
 
 
-def test_a_wait_for_xids_that_ends_oddly_is_reported_and_starts_again(
-    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def loses_events() -> bool:
-        nvml.poll(after_s=0)
-        return "events_lost" in nvml.failures
-
-    with monkeypatch.context() as broken:
-        broken.setattr(pynvml, "nvmlEventSetWait_v2", _odd)
-        eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
-    nvml.poll(after_s=2)
-    nvml.driver.do("xid 0 31 -1 -1")
-    assert nvml.next_xid().xid == 31
-
-
-def test_gpus_are_unknown_while_the_poll_itself_fails(
-    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("owner", [Lifecycle, pynvml], ids=["poll", "new session"])
+def test_gpus_are_unknown_and_not_missing_while_the_whole_poll_fails(
+    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, owner: Any
 ) -> None:
     nvml.driver.do("gpus 2")
     nvml.poll()
+    if owner is pynvml:
+        nvml.poll("driver 0")
     with monkeypatch.context() as broken:
-        broken.setattr(Lifecycle, "read", _odd)
-        nvml.poll()
-    assert [sample.problem for sample in nvml.samples] == ["internal"] * 2
-    assert [sample.at for sample in nvml.samples] == [nvml.now] * 2
-    assert nvml.failures == ["internal"]
-    nvml.poll()
+        broken.setattr(owner, "read" if owner is Lifecycle else "nvmlInit", _odd)
+        for _ in range(2):
+            nvml.poll("driver 1")
+            assert [sample.problem for sample in nvml.samples] == ["internal"] * 2
+            assert [sample.at for sample in nvml.samples] == [nvml.now] * 2
+            assert nvml.failures == ["internal"]
+    nvml.poll(after_s=60)
     assert [sample.problem for sample in nvml.samples] == [None] * 2
