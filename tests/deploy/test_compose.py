@@ -59,6 +59,17 @@ def test_a_service_has_a_pinned_image_no_privileges_and_ports_on_this_machine_on
     assert name in ENGINES or "no-new-privileges:true" in service["security_opt"]
 
 
+def test_no_two_services_of_a_profile_publish_the_same_port() -> None:
+    for profile in ("cpu", "gpu"):
+        ports = [
+            port.split(":")[1]
+            for service in services().values()
+            if profile in service.get("profiles", [profile])
+            for port in service.get("ports", [])
+        ]
+        assert len(ports) == len(set(ports)) > 5
+
+
 @each_service
 def test_a_service_waits_only_for_services_that_have_a_health_check(name: str) -> None:
     waits = services()[name].get("depends_on", {})

@@ -130,6 +130,11 @@ def test_the_agent_loads_the_settings_of_a_rendering(name: str, tmp_path: Path) 
     assert found or not accounts & {each["kind"] for each in objects(name)}
 
 
+def test_the_chart_takes_the_url_of_clickhouse() -> None:
+    url = URL.replace("postgresql", "clickhousedb")
+    assert url in rendered(CHART, "--values", VALUES["vllm"], "--set", f"database.url={url}")
+
+
 def test_values_win_over_the_settings_of_the_chart(tmp_path: Path) -> None:
     settings = settings_of("sidecar", tmp_path)
     assert (settings.storage.file, settings.storage.publish_to) == ("/data/goodput.db", None)
@@ -385,6 +390,14 @@ def test_the_rules_are_the_agents_with_links_that_lead_somewhere(shared: str) ->
         assert placeholder in text
         text = text.replace(placeholder, link)
     assert found["spec"] == yaml.safe_load(text)["spec"]
+
+
+def test_rules_of_other_objectives_come_from_a_file(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yml"
+    rules.write_text("# Mine.\ngroups:\n- {name: mine, rules: []}\n", encoding="utf-8")
+    made = rendered(CHART, "--set", "alerts.enabled=true", "--set-file", f"alerts.rules={rules}")
+    (found,) = (each for each in documents(made) if each["kind"] == "PrometheusRule")
+    assert found["spec"] == {"groups": [{"name": "mine", "rules": []}]}
 
 
 def test_a_release_fits_into_the_secret_in_which_helm_keeps_it(shared: str) -> None:

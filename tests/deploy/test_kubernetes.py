@@ -69,6 +69,14 @@ def test_the_pod_mounts_the_settings_of_the_folder(built: dict[tuple[str, str], 
 # The pod
 
 
+def test_the_dashboards_are_whole(built: dict[tuple[str, str], Any]) -> None:
+    made = built["ConfigMap", "goodput-agent-dashboards"]
+    files: list[Path] = sorted((ROOT / "dashboards").glob("*.json"))
+    assert made["data"] == {path.name: path.read_text(encoding="utf-8") for path in files}
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert sum(path.stat().st_size for path in files) < 2**20
+
+
 @each_container
 def test_a_container_has_a_pinned_image_resources_probes_and_no_rights(name: str) -> None:
     container = CONTAINERS[name]

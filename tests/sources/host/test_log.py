@@ -205,6 +205,17 @@ def test_of_a_log_that_grew_too_much_the_end_is_read(
     assert meanings(follower.read()) == ["dead"]
 
 
+def test_a_link_is_followed_to_where_it_leads_now(path: Path, follower: LogFollower) -> None:
+    first, second = path.with_name("0.log"), path.with_name("1.log")
+    write(first, b"x\n")
+    path.symlink_to(first)
+    follower.read()
+    write(second, OOM)
+    path.unlink()
+    path.symlink_to(second)
+    assert meanings(follower.read()) == ["cuda_oom"]
+
+
 def test_what_is_no_log_is_named(path: Path, follower: LogFollower) -> None:
     path.mkdir()
     with pytest.raises(HostUnreadable, match="configure a log file or a named pipe"):
