@@ -41,29 +41,25 @@ def _exposition(*batches: Batch, scenario: Scenario = PLAIN) -> str:
     return metrics.render().decode()
 
 
-def _core(parsed: list[Metric]) -> list[Metric]:
-    return [family for family in parsed if family.name.startswith("vllm:")]
+def test_the_core_series_have_the_texts_labels_and_buckets_of_a_real_vllm() -> None:
+    # Of labels that differ between engines, only the names are compared.
+    differing = {"model_name"}
 
-
-def test_the_exposition_has_the_core_series_of_a_real_vllm() -> None:
-    simulated = _core(families(_exposition(scenario=LIKE_RECORDED)))
-    assert {(family.name, family.type, family.documentation) for family in simulated} == {
-        (family.name, family.type, family.documentation) for family in _core(_recorded())
-    }
-
-
-def test_the_series_have_the_labels_and_bucket_bounds_of_a_real_vllm() -> None:
-    def shapes(parsed: list[Metric]) -> set[tuple[str, frozenset[tuple[str, str]]]]:
-        # Of labels that differ between engines, only the names are compared.
-        differing = {"model_name"}
+    def shapes(parsed: list[Metric]) -> dict[tuple[str, ...], set[tuple[str, frozenset[str]]]]:
         return {
-            (
-                sample.name,
-                frozenset((k, "" if k in differing else v) for k, v in sample.labels.items()),
-            )
-            for family in _core(parsed)
-            for sample in family.samples
-            if family.name != "vllm:cache_config_info"
+            (family.name, family.type, family.documentation): {
+                (
+                    sample.name,
+                    frozenset(
+                        key if key in differing else f"{key}={value}"
+                        for key, value in sample.labels.items()
+                    ),
+                )
+                for sample in family.samples
+                if family.name != "vllm:cache_config_info"
+            }
+            for family in parsed
+            if family.name.startswith("vllm:")
         }
 
     assert shapes(families(_exposition(scenario=LIKE_RECORDED))) == shapes(_recorded())
