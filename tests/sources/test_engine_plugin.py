@@ -84,17 +84,16 @@ def test_a_datagram_gives_its_whole_records_and_counts_the_others(
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"ended_at": math.inf}, PluginDropped.TIME),
-        ({"ended_at": math.nan}, PluginDropped.TIME),
-        ({"ended_at": READ_AT + 3600}, PluginDropped.TIME),
-        ({"ended_at": 0.0}, PluginDropped.TIME),
-        ({"kv_usage": 1.5}, PluginDropped.VALUE),
-        ({"kv_usage": math.nan}, PluginDropped.VALUE),
-        ({"prefill_tokens": 4_000_000_000}, PluginDropped.VALUE),
-        ({"preempted": 4_000_000_000}, PluginDropped.VALUE),
-        ({"input_tokens": 4_000_000_000}, PluginDropped.VALUE),
-        ({"finish_reason": "<script>"}, PluginDropped.VALUE),
-        ({"finish_reason": ""}, PluginDropped.VALUE),
+        *(
+            ({"ended_at": at}, PluginDropped.TIME)
+            for at in (math.inf, math.nan, READ_AT + 3600, 0.0)
+        ),
+        *(({"kv_usage": share}, PluginDropped.VALUE) for share in (1.5, math.nan)),
+        *(
+            ({count: 4_000_000_000}, PluginDropped.VALUE)
+            for count in ("prefill_tokens", "preempted", "input_tokens")
+        ),
+        *(({"finish_reason": reason}, PluginDropped.VALUE) for reason in ("<script>", "")),
         *(
             ({"request_id": text}, PluginDropped.REQUEST_ID)
             for text in ("", "x" * 257, "x" * 5000, "a\0b", "a\nb")

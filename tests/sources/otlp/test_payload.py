@@ -203,46 +203,31 @@ def put_value(value: object) -> Change:
 
 
 SURROGATE = "\ud800"
+SPACED = "5b 8e ff f7 98 03 81 03 d2 69 b6 33 81 3f c6"
+BASE64 = "W47/95gDgQPSabYzgT/GDA=="
 WRONG_IDS = [
-    put("traceId", "W47/95gDgQPSabYzgT/GDA=="),
+    *(put("traceId", i) for i in (BASE64, "00", SPACED, "g" * 32, 12, None, SURROGATE * 32)),
     put("spanId", "7uGbfsPBsXQ="),
-    put("traceId", "00"),
-    put("traceId", "5b 8e ff f7 98 03 81 03 d2 69 b6 33 81 3f c6"),
-    put("traceId", "g" * 32),
-    put("traceId", 12),
-    put("traceId", None),
-    put("traceId", SURROGATE * 32),
     lambda span: span.pop("spanId"),
 ]
+WRONG_TIMES = ["now", -1, 2**64, 1e300, float("inf"), 0.5, "9" * 5000, [1]]
+WRONG_VALUES: list[object] = [
+    SURROGATE,
+    {"stringValue": SURROGATE},
+    {SURROGATE: 1},
+    *({"doubleValue": value} for value in (float("nan"), float("inf"))),
+    *({"intValue": value} for value in ("x", 2**63, 0.5)),
+    {"boolValue": "yes"},
+    {"stringValue": "a", "intValue": 1},
+    {"bytesValue": 7},
+    {"arrayValue": [1]},
+]
 UNREADABLE = [
-    put("attributes", {"gen_ai.latency.e2e": 1.0}),
-    put("attributes", "x"),
-    put("attributes", [1, 2]),
-    put("attributes", [None]),
-    put("name", SURROGATE),
-    put("name", 5),
-    put("startTimeUnixNano", "now"),
-    put("startTimeUnixNano", -1),
-    put("startTimeUnixNano", 2**64),
-    put("startTimeUnixNano", 1e300),
-    put("startTimeUnixNano", float("inf")),
-    put("startTimeUnixNano", 0.5),
-    put("startTimeUnixNano", "9" * 5000),
-    put("startTimeUnixNano", [1]),
-    put("status", [1]),
-    put("status", SURROGATE),
-    put_value(SURROGATE),
-    put_value({"stringValue": SURROGATE}),
-    put_value({SURROGATE: 1}),
-    put_value({"doubleValue": float("nan")}),
-    put_value({"doubleValue": float("inf")}),
-    put_value({"intValue": "x"}),
-    put_value({"intValue": 2**63}),
-    put_value({"intValue": 0.5}),
-    put_value({"boolValue": "yes"}),
-    put_value({"stringValue": "a", "intValue": 1}),
-    put_value({"bytesValue": 7}),
-    put_value({"arrayValue": [1]}),
+    *(put("attributes", a) for a in ({"gen_ai.latency.e2e": 1.0}, "x", [1, 2], [None])),
+    *(put("name", name) for name in (SURROGATE, 5)),
+    *(put("startTimeUnixNano", time) for time in WRONG_TIMES),
+    *(put("status", status) for status in ([1], SURROGATE)),
+    *map(put_value, WRONG_VALUES),
 ]
 
 

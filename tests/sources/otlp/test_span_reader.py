@@ -93,11 +93,7 @@ def test_the_extras_of_sglang_are_kept(served: Serving) -> None:
     assert known == (200, "Qwen/Qwen3-8B", "stop")
 
 
-PHASE = {
-    "gen_ai.latency.time_in_queue": 0.5,
-    "gen_ai.latency.e2e": 1.0,
-    "gen_ai.request.id": "x",
-}
+PHASE = {"gen_ai.latency.time_in_queue": 0.5, "gen_ai.latency.e2e": 1.0, "gen_ai.request.id": "x"}
 CLIENT = {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 3, "gen_ai.request.id": "x"}
 
 
@@ -170,13 +166,8 @@ def test_without_a_second_token_there_is_no_time_per_token(
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"trace_id": b""}, "id_length"),
-        ({"trace_id": b"x" * 15}, "id_length"),
-        ({"trace_id": b"x" * 17}, "id_length"),
-        ({"trace_id": b"x" * 32}, "id_length"),
-        ({"span_id": b""}, "id_length"),
-        ({"span_id": b"x" * 7}, "id_length"),
-        ({"span_id": b"x" * 16}, "id_length"),
+        *(({"trace_id": b"x" * length}, "id_length") for length in (0, 15, 17, 32)),
+        *(({"span_id": b"x" * length}, "id_length") for length in (0, 7, 16)),
         # All spans of a sender that sets no ids would pass for one.
         ({"trace_id": bytes(16)}, "id_zero"),
         ({"span_id": bytes(8)}, "id_zero"),
@@ -372,39 +363,21 @@ for _ in range(40):
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        (SECONDS_KEY, "0.5", "wrong_type"),
-        (SECONDS_KEY, True, "wrong_type"),
-        (SECONDS_KEY, b"1", "wrong_type"),
-        (SECONDS_KEY, [0.5], "wrong_type"),
-        (SECONDS_KEY, None, "wrong_type"),
-        (SECONDS_KEY, MAP, "wrong_type"),
-        (SECONDS_KEY, math.nan, "not_finite"),
-        (SECONDS_KEY, math.inf, "not_finite"),
-        (SECONDS_KEY, -math.inf, "not_finite"),
-        (SECONDS_KEY, -0.5, "negative"),
-        (SECONDS_KEY, -(2**63), "negative"),
-        (SECONDS_KEY, 1.3, "longer_than_request"),
-        (SECONDS_KEY, 1e308, "longer_than_request"),
+        *((SECONDS_KEY, value, "wrong_type") for value in ("0.5", True, b"1", [0.5], None, MAP)),
+        *((SECONDS_KEY, value, "not_finite") for value in (math.nan, math.inf, -math.inf)),
+        *((SECONDS_KEY, value, "negative") for value in (-0.5, -(2**63))),
+        *((SECONDS_KEY, value, "longer_than_request") for value in (1.3, 1e308)),
         ("gen_ai.latency.e2e", math.nan, "not_finite"),
         ("gen_ai.latency.e2e", 1e300, "longer_than_request"),
-        (COUNT_KEY, "300", "wrong_type"),
-        (COUNT_KEY, 11.5, "wrong_type"),
-        (COUNT_KEY, math.nan, "wrong_type"),
-        (COUNT_KEY, math.inf, "wrong_type"),
+        *((COUNT_KEY, value, "wrong_type") for value in ("300", 11.5, math.nan, math.inf)),
         (COUNT_KEY, -1, "negative"),
-        (COUNT_KEY, 2**63 - 1, "too_large"),
-        (COUNT_KEY, 1e300, "too_large"),
-        ("gen_ai.usage.cached_tokens", 301, "more_than_whole"),
+        *((COUNT_KEY, value, "too_large") for value in (2**63 - 1, 1e300)),
         ("gen_ai.usage.cached_tokens", -1, "negative"),
-        ("gen_ai.usage.cached_tokens", 1e300, "more_than_whole"),
+        *(("gen_ai.usage.cached_tokens", value, "more_than_whole") for value in (301, 1e300)),
         ("gen_ai.usage.reasoning.output_tokens", 12, "more_than_whole"),
-        (TEXT_KEY, 7, "wrong_type"),
-        (TEXT_KEY, b"id", "wrong_type"),
-        (TEXT_KEY, ["a", "b"], "wrong_type"),
-        (TEXT_KEY, [], "wrong_type"),
+        *((TEXT_KEY, value, "wrong_type") for value in (7, b"id", ["a", "b"], [])),
+        *((TEXT_KEY, "x" * length, "too_long") for length in (257, MEGABYTE)),
         (TEXT_KEY, "a\0b", "control_character"),
-        (TEXT_KEY, "x" * 257, "too_long"),
-        (TEXT_KEY, "x" * MEGABYTE, "too_long"),
         ("gen_ai.response.model", "m\0", "control_character"),
         ("gen_ai.response.finish_reasons", "x" * 65, "too_long"),
     ],

@@ -36,10 +36,10 @@ from tests.sources.proxy.wire import (
     Visit,
     chunk,
     closing_after,
+    hanging_after,
     post,
     proxying,
     responding,
-    until_gone,
 )
 
 ASK = post(b"{}")
@@ -322,10 +322,7 @@ async def pair(
             assert engines.proxied.failures == {}
 
 
-async def hanging(visit: Visit) -> None:
-    """Read a request and send no response."""
-    await visit.request()
-    await until_gone(visit.reader)
+HANGING = hanging_after(b"")
 
 
 # Both engines hang where a limit is tested, so that a slow machine is no failure of the other.
@@ -335,13 +332,13 @@ async def hanging(visit: Visit) -> None:
         pytest.param(responding(failing(500)), EjectionReason.ERROR, 500, id="status"),
         pytest.param(closing_after(b""), EjectionReason.RESET, 502, id="reset"),
         pytest.param(closing_after(CHUNKED + chunk(b"1")), EjectionReason.RESET, 200, id="cut"),
-        pytest.param(hanging, EjectionReason.TIMEOUT, 504, id="timeout"),
+        pytest.param(HANGING, EjectionReason.TIMEOUT, 504, id="timeout"),
     ],
 )
 async def test_three_failures_of_any_kind_eject_an_engine(
     script: Script, reason: EjectionReason, status: int
 ) -> None:
-    times_out = script is hanging
+    times_out = script is HANGING
     limits = replace(LIMITS, answer_s=0.05) if times_out else LIMITS
     async with pair(script, script if times_out else None, limits) as engines:
         statuses = []

@@ -183,6 +183,17 @@ def closing_after(*responses: bytes) -> Script:
     return script
 
 
+def hanging_after(response: bytes) -> Script:
+    """A script that reads a request, sends bytes and then nothing until the proxy closes."""
+
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(response)
+        await until_gone(visit.reader)
+
+    return script
+
+
 @dataclass(slots=True)
 class Client:
     reader: asyncio.StreamReader

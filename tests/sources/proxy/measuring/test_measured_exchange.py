@@ -306,29 +306,20 @@ def test_input_tokens_include_cache_reads_and_writes_and_invalid_counts_are_unkn
 
 
 @pytest.mark.parametrize(
-    ("name", "response", "streamed", "reason"),
+    ("name", "response", "reason"),
     [
-        ("chat", choices("abort"), False, "abort"),
-        ("chat", choices("error"), False, "error"),
-        ("completions", choices("stop", "abort"), False, "abort"),
-        ("responses", {"status": "cancelled"}, False, "abort"),
-        ("chat", {"choices": [{"delta": {}, "finish_reason": "abort"}]}, True, "abort"),
-        (
-            "responses",
-            {"type": "response.completed", "response": {"status": "cancelled"}},
-            True,
-            "abort",
-        ),
+        ("chat", choices("abort"), "abort"),
+        ("chat", choices("error"), "error"),
+        ("completions", choices("stop", "abort"), "abort"),
+        ("responses", {"status": "cancelled"}, "abort"),
     ],
 )
-def test_a_request_that_the_engine_gave_up_failed(
-    name: str, response: Any, streamed: bool, reason: str
-) -> None:
-    if streamed:
-        event = f"data: {json.dumps(response)}\n\ndata: [DONE]\n\n".encode()
-        played = Setup().play(route(name), {"stream": True}, [event])
-    else:
-        played = whole(name, response)
+def test_a_request_that_the_engine_gave_up_failed(name: str, response: Any, reason: str) -> None:
+    played = whole(name, response)
+    assert (played.record.status, played.view.error) == (Status.ERROR, reason)
+    last = {"type": "response.completed", "response": response, **response}
+    event = f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n".encode()
+    played = Setup().play(route(name), {"stream": True}, [event])
     assert (played.record.status, played.view.error) == (Status.ERROR, reason)
 
 
