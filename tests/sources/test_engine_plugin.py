@@ -191,21 +191,26 @@ def counts() -> Counts:
     return Counts()
 
 
-def receiver(folder: Path, counts: Counts, *consumers: Consumer) -> PluginReceiver:
-    paths = {name: folder / "sockets" / f"{name}.sock" for name in ("chat-0", "chat-1")}
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sockets" / "chat-0.sock"
+
+
+def receiver(path: Path, counts: Counts, *consumers: Consumer) -> PluginReceiver:
+    paths = {"chat-0": path, "chat-1": path.with_stem("chat-1")}
     return PluginReceiver(paths, consumers, counts, now=lambda: NOW)
 
 
 @pytest.fixture
-def listening(tmp_path: Path, counts: Counts, consumer: Consumer) -> Iterator[PluginReceiver]:
-    with closing(receiver(tmp_path, counts, Consumer(fails=True), consumer)) as opened:
+def listening(path: Path, counts: Counts, consumer: Consumer) -> Iterator[PluginReceiver]:
+    with closing(receiver(path, counts, Consumer(fails=True), consumer)) as opened:
         opened.start()
         yield opened
 
 
 @pytest.fixture
-def sender(tmp_path: Path, listening: PluginReceiver) -> Iterator[Sender]:
-    with closing(Sender(str(tmp_path / "sockets" / "chat-0.sock"), pause_s=0.0)) as opened:
+def sender(path: Path, listening: PluginReceiver) -> Iterator[Sender]:
+    with closing(Sender(str(path), pause_s=0.0)) as opened:
         yield opened
 
 
@@ -226,14 +231,13 @@ def test_each_consumer_gets_all_records_of_the_sockets_engine(
 
 
 def test_what_did_not_arrive_is_counted_by_who_dropped_it(
-    tmp_path: Path, listening: PluginReceiver, counts: Counts
+    path: Path, listening: PluginReceiver, counts: Counts
 ) -> None:
     # Numbers 0 to 3 arrive, the plugin drops three, and four are lost on the way.
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as plugin:
         for first, dropped in ((0, 0), (4 + 3 + 4, 3), (15 + 2, 5)):
             records = b"\x01\0\0\0" * 4
-            path = str(tmp_path / "sockets" / "chat-1.sock")
-            plugin.sendto(header(77, 4, first, dropped) + records, path)
+            plugin.sendto(header(77, 4, first, dropped) + records, str(path.with_stem("chat-1")))
         eventually(
             lambda: counts.dropped["chat-1", PluginDropped.AGENT_BEHIND] == 5,
             within_s=WITHIN_S,
@@ -244,17 +248,17 @@ def test_what_did_not_arrive_is_counted_by_who_dropped_it(
 
 
 def test_a_plugin_goes_on_with_the_next_agent(
-    tmp_path: Path, counts: Counts, consumer: Consumer
+    path: Path, counts: Counts, consumer: Consumer
 ) -> None:
-    first = receiver(tmp_path, counts)
+    first = receiver(path, counts)
     first.start()
-    with closing(Sender(str(tmp_path / "sockets" / "chat-0.sock"), pause_s=0.0)) as sender:
+    with closing(Sender(str(path), pause_s=0.0)) as sender:
         reporter = Reporter(sender, now=lambda: NOW)
         reporter.step(scheduler(), iteration(), 0)
         eventually(lambda: counts.received["chat-0 steps"] == 1, within_s=WITHIN_S, what="a step")
         first.close()
         reporter.step(scheduler(), iteration(finished()), 0)
-        with closing(receiver(tmp_path, counts, consumer)) as second:
+        with closing(receiver(path, counts, consumer)) as second:
             second.start()
 
             def arrived() -> bool:
@@ -265,32 +269,32 @@ def test_a_plugin_goes_on_with_the_next_agent(
     assert counts.dropped.total() == 0
 
 
-def test_the_socket_is_for_its_user_and_group(tmp_path: Path, listening: PluginReceiver) -> None:
-    mode = (tmp_path / "sockets" / "chat-0.sock").stat().st_mode
+def test_the_socket_is_for_its_user_and_group(path: Path, listening: PluginReceiver) -> None:
+    mode = path.stat().st_mode
     assert stat.S_ISSOCK(mode)
     assert stat.S_IMODE(mode) == 0o660
     listening.close()
-    assert list((tmp_path / "sockets").iterdir()) == []
+    assert list(path.parent.iterdir()) == []
 
 
-def test_a_socket_that_nobody_reads_is_replaced(tmp_path: Path, counts: Counts) -> None:
-    (tmp_path / "sockets").mkdir()
+def test_a_socket_that_nobody_reads_is_replaced(path: Path, counts: Counts) -> None:
+    path.parent.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
-        left.bind(str(tmp_path / "sockets" / "chat-0.sock"))
-    with closing(receiver(tmp_path, counts)) as opened:
+        left.bind(str(path))
+    with closing(receiver(path, counts)) as opened:
         opened.start()
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_a_file_or_a_link_is_not_replaced(tmp_path: Path, counts: Counts, link: bool) -> None:
-    path = tmp_path / "sockets" / "chat-0.sock"
+def test_a_file_or_a_link_is_not_replaced(path: Path, counts: Counts, link: bool) -> None:
     path.parent.mkdir()
-    (tmp_path / "file").write_text("a log")
+    file = path.with_name("file")
+    file.write_text("a log")
     if link:
-        path.symlink_to(tmp_path / "file")
+        path.symlink_to(file)
     else:
         path.write_text("a log")
-    with closing(receiver(tmp_path, counts)) as opened, pytest.raises(SettingsInvalid) as refused:
+    with closing(receiver(path, counts)) as opened, pytest.raises(SettingsInvalid) as refused:
         opened.start()
     assert "no socket; choose another path" in refused.value.problems[0]
     assert (path.is_symlink(), path.read_text()) == (link, "a log")
@@ -298,16 +302,15 @@ def test_a_file_or_a_link_is_not_replaced(tmp_path: Path, counts: Counts, link: 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM])
 def test_the_socket_of_another_program_is_left_to_it(
-    tmp_path: Path, counts: Counts, kind: socket.SocketKind
+    path: Path, counts: Counts, kind: socket.SocketKind
 ) -> None:
-    (tmp_path / "sockets").mkdir()
-    path = tmp_path / "sockets" / "chat-0.sock"
+    path.parent.mkdir()
     with socket.socket(socket.AF_UNIX, kind) as other:
         other.bind(str(path))
         if kind != socket.SOCK_DGRAM:
             other.listen()
         with (
-            closing(receiver(tmp_path, counts)) as opened,
+            closing(receiver(path, counts)) as opened,
             pytest.raises(
                 SettingsInvalid, match=f"plugin_socket of engine chat-0: {path} is the socket of"
             ),
@@ -318,13 +321,13 @@ def test_the_socket_of_another_program_is_left_to_it(
 
 
 def test_the_stop_removes_only_the_file_that_the_start_made(
-    tmp_path: Path, listening: PluginReceiver
+    path: Path, listening: PluginReceiver
 ) -> None:
-    path = tmp_path / "sockets" / "chat-0.sock"
-    (tmp_path / "log").write_text("a log of another program")
+    log = path.with_name("log")
+    log.write_text("a log of another program")
     # In one step: the receiver makes a deleted socket again.
-    (tmp_path / "log").rename(path)
+    log.rename(path)
     eventually(lambda: listening.problem("chat-0"), within_s=WITHIN_S, what="the problem")
     listening.close()
     assert path.read_text() == "a log of another program"
-    assert not (tmp_path / "sockets" / "chat-1.sock").exists()
+    assert not path.with_stem("chat-1").exists()

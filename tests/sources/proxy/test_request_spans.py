@@ -85,19 +85,15 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def test_the_span_is_a_child_of_the_clients_span(traced: Traced) -> None:
-    begun = traced.tracing.begin(CLIENT)
+    begun = traced.tracing.begin([*CLIENT, (b"tracestate", b"other=y")])
     begun.end(proxied_record(), None)
     span = traced.span()
+    assert dict(begun.headers)[b"tracestate"] == b"vendor=x,other=y", "several lines are one list"
     assert begun.trace_id == span.trace_id.hex() == TRACE
     assert begun.span_id == span.span_id.hex()
     assert dict(begun.headers)[b"traceparent"].decode() == f"00-{TRACE}-{begun.span_id}-01"
     assert span.parent_span_id.hex() == PARENT
     assert span.kind == Span.SPAN_KIND_SERVER
-
-
-def test_several_lines_of_trace_state_are_one_list(traced: Traced) -> None:
-    headers = [*CLIENT, (b"tracestate", b"other=y")]
-    assert dict(traced.tracing.begin(headers).headers)[b"tracestate"] == b"vendor=x,other=y"
 
 
 @pytest.mark.parametrize("parent", [b"garbage", b"\xff", f"ff-{TRACE}-{PARENT}-01".encode(), None])

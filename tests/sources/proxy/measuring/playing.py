@@ -104,7 +104,7 @@ class Setup:
     def play(
         self,
         path: str,
-        request: object,
+        request: Any,
         pieces: Iterable[bytes],
         *,
         headers: RawHeaders = (),
@@ -113,8 +113,12 @@ class Setup:
         ending: Ending = Ending.COMPLETE,
         every_s: float = 1.0,
     ) -> "Played":
-        """A whole exchange; a piece arrives every `every_s` seconds."""
-        exchange = self.begin(path, json.dumps(request).encode(), headers)
+        """A whole exchange; a piece arrives every `every_s` seconds.
+
+        The request is a body or its JSON, or None if its body is not kept.
+        """
+        whole = request is None or isinstance(request, bytes)
+        exchange = self.begin(path, request if whole else json.dumps(request).encode(), headers)
         exchange.routed("chat-0")
         exchange.catch_up()
         got_head = exchange.answered(status, head, ARRIVED_AT_S)

@@ -386,13 +386,7 @@ def test_an_unbuffered_body_is_counted_and_its_response_is_measured() -> None:
 
 
 def test_several_choices_are_recognised_by_their_finish_reasons() -> None:
-    setup = Setup()
-    exchange = setup.begin(CHAT, None)
-    exchange.answered(200, STREAM_HEAD, ARRIVED_AT_S)
-    for place, event in enumerate(events(recorded("chat-n2.usage")), 1):
-        exchange.chunk(event, ARRIVED_AT_S + place)
-    exchange.ended(Ending.COMPLETE, ARRIVED_AT_S + 60)
-    (record,) = setup.records
+    record = Setup().play(CHAT, None, events(recorded("chat-n2.usage"))).record
     assert (record.ttft_s, record.tpot_s, record.max_gap_s) == (3, None, None)
 
 
