@@ -96,11 +96,21 @@ def test_the_span_is_a_child_of_the_clients_span(traced: Traced) -> None:
     assert span.kind == Span.SPAN_KIND_SERVER
 
 
-@pytest.mark.parametrize("parent", [b"garbage", b"\xff", f"ff-{TRACE}-{PARENT}-01".encode(), None])
+OTHER_VERSION = (b"traceparent", f"ff-{TRACE}-{PARENT}-01".encode())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [STATE],
+        [OTHER_VERSION, STATE],
+        *([(b"traceparent", garbage)] for garbage in (b"garbage", b"\xff")),
+    ],
+)
 def test_without_a_client_trace_a_new_trace_begins_with_no_state_of_another(
-    traced: Traced, parent: bytes | None
+    traced: Traced, headers: list[tuple[bytes, bytes]]
 ) -> None:
-    headers = [STATE] if parent is None else [(b"traceparent", parent), STATE]
     one, other = traced.tracing.begin(headers), traced.tracing.begin(headers)
     assert len({one.trace_id, other.trace_id, TRACE}) == 3
     assert dict(one.headers)[b"traceparent"].decode().startswith(f"00-{one.trace_id}-{one.span_id}")
