@@ -47,7 +47,6 @@ def badly_started() -> AuditEvidence:
 
 
 def printed_audit(of: AuditEvidence, width: int) -> str:
-    """An audit on a terminal of this width."""
     file = StringIO()
     print_audit(of, audit(of), Console(file=file, width=width, highlight=False))
     return file.getvalue()

@@ -41,19 +41,16 @@ def _run(name: str, seed: int, servers: int) -> RunColumns:
 
 @cache
 def worse() -> Comparison:
-    """Half as many servers."""
     return compare(_run("2026-11-20T10:00/20m", 1, 8), _run("2026-11-21T10:00/20m", 2, 4))
 
 
 @cache
 def other_load() -> Comparison:
-    """More requests."""
     after = QueuedRun(seed=2, rate=6.0).run()
     return compare(QueuedRun(seed=1).run(), replace(after, name="more | requests"))
 
 
 def printed_comparison(comparison: Comparison, width: int) -> str:
-    """A comparison on a terminal of this width."""
     file = StringIO()
     print_comparison(comparison, Console(file=file, width=width, highlight=False))
     return file.getvalue()

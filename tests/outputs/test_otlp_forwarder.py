@@ -204,7 +204,6 @@ BUSY = SendResult("http_503", retry=True)
 
 
 def pauses(monkeypatch: pytest.MonkeyPatch, *results: SendResult) -> list[float | None]:
-    """Return the pauses of a forwarder whose first delay is one second."""
     recorded = Pauses()
     to = Scripted(*results)
     with forwarding(to, first_delay_s=1.0) as (forwarder, counts):
@@ -234,7 +233,6 @@ def test_a_retry_delay_is_honoured_up_to_a_limit(
 
 @contextmanager
 def hanging() -> Iterator[tuple[Destination, Forwarder, ForwardCounts]]:
-    """A forwarder whose destination received the first body and does not respond."""
     with http_destination() as to:
         to.open_gate.clear()
         with forwarding(destination(to.url)) as (forwarder, counts):

@@ -92,12 +92,10 @@ def request_of(
 
 
 def requests_of_agent(max_buckets: int = 160) -> ExportRequests:
-    """The requests of an agent that began to count at STARTED_AT."""
     return ExportRequests(RESOURCE, "1.2.3", STARTED_AT, max_buckets)
 
 
 def points_of(request: ExportMetricsServiceRequest) -> Sequence[Pushed]:
-    """All points."""
     return list(_points(request))
 
 
@@ -113,7 +111,6 @@ def _points(request: ExportMetricsServiceRequest) -> Iterator[Pushed]:
 
 
 def point(request: ExportMetricsServiceRequest, name: str, **labels: str) -> Pushed:
-    """The only point of this name with these labels."""
     (found,) = [
         pushed
         for pushed in points_of(request)
@@ -127,7 +124,6 @@ TTFT = m.TTFT.name
 
 
 def meter_with(*ttfts_s: float) -> Meter:
-    """A meter that counts in bins, after requests with these TTFTs."""
     meter = Meter((), ["chat-0"], with_bins=True)
     count(meter, *(record(number, ttft_s=ttft_s) for number, ttft_s in enumerate(ttfts_s)))
     return meter
@@ -331,7 +327,6 @@ class PushCounts(ForwardCounts):
 
 @contextmanager
 def pushing(url: str, **settings: Any) -> Iterator[tuple[MetricsPush, PushCounts]]:
-    """A push of a new meter's metrics."""
     meter, counts = Meter((), ["chat-0"]), PushCounts()
     exposition = AgentExposition(meter, INFO)
 
@@ -348,7 +343,6 @@ def pushing(url: str, **settings: Any) -> Iterator[tuple[MetricsPush, PushCounts
 
 
 def push_to(to: Destination, times: int = 1, **settings: Any) -> PushCounts:
-    """Push so often, each export after the one before it."""
     with pushing(to.url, **settings) as (push, counts):
         for number in range(times):
             push.push(NOON + number)

@@ -56,7 +56,6 @@ def text(overview: Overview, *, styled: bool = False) -> str:
 
 
 def cells(overview: Overview, first: str) -> list[str]:
-    """The words of the line that begins with this one."""
     (line,) = (line for line in text(overview).splitlines() if line.startswith(first))
     return line.removeprefix(first).split()
 

@@ -88,7 +88,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def there(browser: Browser, api: Api) -> Iterator[Opened]:
-    """One page, which goes from view to view."""
     with opened_in(browser, api.url) as page:
         yield page
 

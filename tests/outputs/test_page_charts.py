@@ -15,7 +15,6 @@ from tests.records.minutes import minute
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A request, two minutes of an hour, and an event of this moment."""
     with open_api(tmp_path_factory.mktemp("charts")) as running:
         now = running.agent.now
         running.store([record(1, ended_at=now - 1)], [objective()])
@@ -28,7 +27,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def there(api: Api) -> Iterator[Opened]:
-    """One page, which goes from view to view."""
     with browsing() as browser, opened_in(browser, api.url) as page:
         yield page
 

@@ -35,7 +35,6 @@ _BAR = re.compile(r"(?<!\\)\|")
 
 
 def committed(name: str) -> str:
-    """The text of one committed page."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
@@ -113,7 +112,6 @@ def schema_paths(schema: Json, node: Json, path: str = "") -> Iterator[str]:
 
 
 def _section(schema: Json, node: Json) -> Json | None:
-    """The object that a node refers to."""
     found: Json = schema["$defs"].get(node.get("$ref", "").rpartition("/")[2], {})
     return found if found.get("type") == "object" else None
 

@@ -15,7 +15,6 @@ __all__ = ["emptied_postgres_url", "one_postgres_url"]
 
 @pytest.fixture(scope="package")
 def records() -> list[RequestRecord]:
-    """Return the requests in the database of the busy API."""
     return mixed()
 
 
@@ -30,7 +29,6 @@ def busy(tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord])
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
-    """An API over an empty database."""
     with open_api(tmp_path) as opened:
         yield opened
 

@@ -35,7 +35,6 @@ SELECTIONS: list[dict[str, str]] = [
 
 
 def groups(response: dict[str, Any]) -> dict[str | None, dict[str, Any]]:
-    """Return the groups of a response by name."""
     named = {group["group"]: group for group in response["groups"]}
     assert len(named) == len(response["groups"])
     return named
@@ -43,7 +42,6 @@ def groups(response: dict[str, Any]) -> dict[str | None, dict[str, Any]]:
 
 @pytest.fixture
 def proxied(api_of_each: Api) -> list[RequestRecord]:
-    """Return stored requests whose clients said who they are."""
     sent = [
         item._replace(
             vantage=Vantage.PROXY,
@@ -61,7 +59,6 @@ def proxied(api_of_each: Api) -> list[RequestRecord]:
 
 
 def members_of(records: list[RequestRecord], by: Dimension) -> dict[Any, list[RequestRecord]]:
-    """The requests of each group."""
     found: dict[Any, list[RequestRecord]] = {}
     for item in records:
         said = getattr(item.proxied, "end_user" if by == "user" else by, None)
@@ -101,20 +98,6 @@ def test_a_group_has_the_values_of_its_own_summary(busy: Api, by: Dimension) -> 
         summary = busy.query("summary", window="2h", **{by: name})
         own = {"group": name, "histograms": None}
         assert group == own | {key: summary[key] for key in group.keys() - own.keys()}
-
-
-def test_the_busiest_groups_come_first_and_omitted_ones_are_counted(api: Api) -> None:
-    tenants = ("calm", "busy", "busy", "busy", "fair", "fair")
-    ended_at = api.agent.now - 1
-    api.store(
-        [record(n, tenant=tenant, ended_at=ended_at) for n, tenant in enumerate(tenants)],
-        [objective()],
-    )
-    response = api.query("breakdown", by="tenant")
-    assert [group["group"] for group in response["groups"]] == ["busy", "fair", "calm"]
-    assert response["left_out"] == 0
-    response = api.query("breakdown", by="tenant", limit="1")
-    assert ([group["group"] for group in response["groups"]], response["left_out"]) == (["busy"], 2)
 
 
 def test_histograms_of_agents_add_up_to_the_percentiles_of_all(
@@ -216,7 +199,6 @@ def test_the_cost_of_a_group_is_that_of_its_requests(api: Api) -> None:
 
 
 def usd(item: RequestRecord) -> float:
-    """Return the cost of a request, by its number."""
     return int(item.trace_id, 16) / 8
 
 

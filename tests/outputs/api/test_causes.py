@@ -50,7 +50,6 @@ def explaining(api_of_each: Api) -> Api:
 
 
 def shares(figures: dict[str, Any]) -> dict[str, float]:
-    """The shares, rounded."""
     return {cause: round(value, 6) for cause, value in figures["causes"].items()}
 
 

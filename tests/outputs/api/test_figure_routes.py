@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import (
     NOW,
@@ -39,7 +39,6 @@ each_selection = pytest.mark.parametrize(
 def requests_in(
     records: list[RequestRecord], summary: dict[str, Any], selection: dict[str, str]
 ) -> list[RequestRecord]:
-    """Return the requests in the window that a response states."""
     window = unix(summary["window_from"]), unix(summary["window_until"])
     return ended_within(chosen(records, **selection), *window)
 
@@ -105,12 +104,6 @@ def test_empty_parameters_are_ignored(busy: Api) -> None:
     assert summary == busy.query("summary") == busy.query("summary", window="5m")
 
 
-@pytest.mark.parametrize("parameter", ["engine", "model", "tenant", "objective"])
-def test_an_unknown_name_selects_nothing(busy: Api, parameter: str) -> None:
-    for name in ("no-such-thing", "%", "_hat", "chat-", "CHAT", "hat", ","):
-        assert busy.query("summary", window="2h", **{parameter: name})["requests"] == 0, name
-
-
 @pytest.mark.parametrize(
     ("window", "reason"),
     [
@@ -149,25 +142,6 @@ def test_rates_are_over_the_time_since_the_data_begins(api: Api) -> None:
     assert [group["throughput_rps"] for group in by_engine] == [pytest.approx(1.0, rel=0.01)]
 
 
-def test_the_data_of_an_engine_that_was_added_later_begins_later(api: Api) -> None:
-    now = api.agent.now
-    api.store(
-        [
-            *[record(n, engine="old", ended_at=now - 86400 * n) for n in range(20)],
-            *[record(100 + n, engine="new", ended_at=now - n) for n in range(1000)],
-        ],
-        [objective()],
-    )
-    api.fold_and_expire()
-    rates = {name: api.query("summary", window="7d", engine=name) for name in ("old", "new")}
-    assert rates["new"]["throughput_rps"] == pytest.approx(1.0, rel=0.02)
-    assert rates["old"]["covered_s"] == rates["old"]["window_s"]
-    groups = api.query("breakdown", by="engine", window="7d")["groups"]
-    assert {group["group"]: group["covered_s"] for group in groups} == {
-        name: summary["covered_s"] for name, summary in rates.items()
-    }
-
-
 def test_an_agent_that_waits_for_its_first_request_has_data(api: Api) -> None:
     now = api.agent.now
     api.store_engine_sample("chat-0", now - 1000)
@@ -186,32 +160,6 @@ def test_without_any_data_its_begin_and_all_rates_are_unknown(api: Api, engine: 
     unknown = ("attainment", "error_ratio", "mfu", "mbu", "cost", "causes", *RATES)
     assert [summary[name] for name in unknown] == [None] * len(unknown)
     assert all(summary[name] == {"p50": None, "p95": None, "p99": None} for name in LATENCIES)
-
-
-# Failures by vantage
-
-
-def test_failures_are_stated_by_vantage(api: Api) -> None:
-    ended_at = api.agent.now - 1
-    seen = ("ok", "ok", "ok", "error", "cancelled")
-    api.store(
-        [
-            *[record(n, status=Status(s), vantage=Vantage.PROXY, ended_at=ended_at)
-              for n, s in enumerate(seen)],
-            *[record(10 + n, status=Status(s), ended_at=ended_at)
-              for n, s in enumerate(("ok", "error", "ok"))],
-        ],
-        [objective()],
-    )  # fmt: skip
-    for fold in (False, True):
-        if fold:
-            api.fold_and_expire()
-        summary = api.query("summary")
-        assert summary["error_ratio"] is None
-        assert summary["failures"] == {
-            "proxy": {"requests": 5, "failed": 1, "error_ratio": 0.25},
-            "engine": {"requests": 3, "failed": 1, "error_ratio": None},
-        }
 
 
 STEPS = [

@@ -50,7 +50,6 @@ def _one(number: int, random: Random) -> RequestRecord:
 
 
 def mixed(count: int = 600) -> list[RequestRecord]:
-    """Return the same random requests at each call."""
     random = Random("mixed traffic")
     return [_one(number, random) for number in range(count)]
 
@@ -64,7 +63,6 @@ def verdicts_of(item: RequestRecord) -> dict[str, str]:
 def chosen(
     records: Sequence[RequestRecord], objective: str | None = None, **values: str
 ) -> list[RequestRecord]:
-    """Return the requests of a selection."""
     return [
         item
         for item in records
@@ -76,7 +74,6 @@ def chosen(
 def ended_within(
     records: Sequence[RequestRecord], from_s: float, until: float
 ) -> list[RequestRecord]:
-    """Return the requests that ended in a window."""
     return [item for item in records if from_s <= item.ended_at < until]
 
 
@@ -90,7 +87,6 @@ def counts(records: Sequence[RequestRecord], objective: str = "") -> dict[str, i
 
 
 def latencies_s(records: Sequence[RequestRecord], figure: str) -> list[float | None]:
-    """Return the values behind a figure such as `ttft_ms`; refused requests have none."""
     name = figure.replace("_ms", "_s")
     return [getattr(item, name) for item in records if item.status is not Status.INVALID]
 

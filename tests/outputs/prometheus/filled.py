@@ -150,7 +150,6 @@ def count(meter: Meter, *records: RequestRecord, sent: int | None = None) -> Non
 
 
 def exposition_of(meter: Meter, accept: str = TEXT) -> str:
-    """Return the exposition of this meter."""
     hosts = HostBoard()
     hosts.sample("chat-0", HOST_SAMPLE)
     body, _ = AgentExposition(meter, INFO, hosts=hosts).render(accept)

@@ -60,7 +60,6 @@ each_format = pytest.mark.parametrize("accept", READERS, ids=["text", "openmetri
 
 
 def samples(meter: Meter, name: str, accept: str = TEXT) -> list[tuple[dict[str, str], float]]:
-    """Return the labels and the value of each sample with this name."""
     return [
         (sample.labels, sample.value)
         for family in READERS[accept](exposition_of(meter, accept))
@@ -214,7 +213,6 @@ def test_the_agent_publishes_its_name_version_and_simulation() -> None:
 
 
 def engine_facts_of(meter: Meter) -> set[tuple[str, str]]:
-    """Return each published fact with its engine."""
     names = {fact.name for fact in facts.ENGINE_FACTS}
     return {
         (family.name, sample.labels["engine"])
@@ -418,7 +416,6 @@ def test_unknown_values_are_absent() -> None:
 
 
 def shares(of: EfficiencyBoard) -> dict[str, float]:
-    """The dollars of each share."""
     return {name[1]: usd for name, usd in series(of).items() if name[0] == "llm_cost_usd_total"}
 
 
@@ -485,7 +482,6 @@ def test_a_row_that_comes_late_holds_the_counter_of_vanished_tokens_back() -> No
 
 
 def models(of: EfficiencyBoard) -> set[str]:
-    """The models with counters."""
     return {
         sample.labels["model"]
         for family in of.families()

@@ -112,7 +112,6 @@ AT_PROXY = ("chat-0", "llama", "proxy")
 
 
 def joined(number: int, **given: object) -> RequestRecord:
-    """Return a request that proxy and engine saw."""
     view = ProxyView(first_visible_s=0.15, gaps={bin_of(0.01): 3, bin_of(0.2): 1})
     values: dict[str, object] = {
         "vantage": Vantage.JOINED,

@@ -1,26 +1,35 @@
 """Counters of the meter, also before the first event."""
 
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from agent.catalog import metrics as m
+from agent.catalog import own_health as own
 from agent.catalog.causes import Cause
-from agent.catalog.metric import Metric
+from agent.catalog.gpu_facts import XID_ERRORS
+from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import OTHER, UNKNOWN
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
+    PUSHES_DROPPED,
     SCRAPES_FAILED,
     VALUES_DROPPED,
     ExportRefused,
     FiguresMissing,
+    LostRows,
     ProxyFailure,
     SpanRejected,
     StoreWrite,
 )
+from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import (
     FORGOTTEN_AFTER_S,
     FULL_FORGOTTEN_AFTER_S,
@@ -29,11 +38,16 @@ from agent.outputs.prometheus.meter import (
     Meter,
     MeterSnapshot,
 )
+from agent.records.engine import EngineSample
 from agent.records.event import EventKind
+from agent.records.gpu import Facts, GpuSample
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation, Match
 from agent.records.request import Status
-from tests.outputs.prometheus.filled import SAMPLE, count
-from tests.records.making import judged, objective, record
+from agent.sources.dcgm.exporter_gpus import XidCounts, XidSeries
+from agent.sources.nvml.xid_events import XidErrors
+from tests.outputs.prometheus.filled import INFO, OBJECTIVES, SAMPLE, count
+from tests.records.making import NOON, judged, objective, record
+from tests.render.alerts.cases import expressions, selects, series_of
 
 VERDICTS = ("met", "missed", "undetermined")
 AT_ENGINE = ("chat-0", "llama", "engine")
@@ -42,7 +56,6 @@ LONG = objective("long", ttft_s=1.0, match=Match(min_input_tokens=1000))
 
 
 def slo(snapshot: MeterSnapshot, name: str = "chat") -> Mapping[str, float]:
-    """Return requests by verdict, over all engines and models."""
     counted = dict.fromkeys(VERDICTS, 0.0)
     for (of, _, _, verdict), requests in snapshot.counters[m.SLO_REQUESTS].items():
         counted[verdict] += requests if of == name else 0
@@ -194,8 +207,6 @@ def test_invented_model_names_do_not_grow_the_exposition_without_limit() -> None
 
 @dataclass
 class Clock:
-    """A clock in seconds that tests advance."""
-
     at_s: float = 0.0
 
     def __call__(self) -> float:
@@ -203,7 +214,6 @@ class Clock:
 
 
 def models_of(meter: Meter, metric: Metric = m.REQUESTS) -> set[tuple[str, str]]:
-    """The pairs of engine and model with series, without those of unknown and other models."""
     place = metric.labels.index("engine")
     pairs = {labels[place : place + 2] for labels in meter.snapshot().counters[metric]}
     return {(engine, model) for engine, model in pairs if model not in (UNKNOWN, OTHER)}
@@ -283,3 +293,81 @@ def test_counts_are_exact_under_many_threads_and_each_snapshot_is_consistent() -
     assert inconsistent == []
     assert slo(meter.snapshot()) == {"met": half, "missed": half, "undetermined": 0}
     assert meter.snapshot().counters[m.SPANS]["duplicate",] == threads * batches
+
+
+RULES = Path(__file__).parents[3] / "alerts" / "goodput-agent.yml"
+GPU = "GPU-0"
+
+_COUNTED = re.compile(r"\b(?:increase|rate)\(([\w:]+(?:\{(?:[^}\"]|\"[^\"]*\")*\})?)\[")
+# Counters of the agent itself, not copied from an engine or a driver.
+OWN = {f"{metric.name}_total" for metric in m.AGENT_METRICS if metric.kind is Kind.COUNTER}
+OWN |= {f"{XID_ERRORS.name}_total"}
+# An alert only names the cause with the most seconds: 48 zeros of each model are not worth its
+# first increment.
+OWN -= {f"{m.SLO_MISSED_SECONDS.name}_total"}
+# As an engine's histograms, from which it comes, it begins when the engine has them.
+OWN -= {f"{m.SLO_ENGINE_REQUESTS.name}_total"}
+
+
+def counted() -> set[str]:
+    selectors = {
+        selector
+        for expression in expressions(yaml.safe_load(RULES.read_text()))
+        for inside in _COUNTED.findall(expression)
+        for selector in series_of(inside)
+    }
+    return {selector for selector in selectors if selector.partition("{")[0] in OWN}
+
+
+def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield each counter after the first scrape of an engine, of an agent with it and one GPU."""
+    gpu = GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=NOON, facts=xids)
+    meter = Meter(OBJECTIVES, ["chat-0"])
+    for reason in LostRows:
+        # As an agent that publishes begins.
+        meter.count(m.LOST_ROWS, reason, by=0)
+    for dropped in PUSHES_DROPPED:
+        # As one begins that pushes its metrics.
+        meter.count(own.PUSH_DROPPED, dropped, by=0)
+    # As one begins with a proxy before several engines.
+    meter.count(m.PROXY_FORCED, by=0)
+    for failure in product(own.DiscoveryCall, own.DiscoveryFailure):
+        # As one begins that finds its engines in a cluster: see tests/test_app_discovery.py.
+        meter.gauge(own.DISCOVERY_FAILURES, lambda: 0, "llm", *failure)
+    meter.sample(EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={}))
+    body, _ = AgentExposition(meter, INFO, lambda: [gpu]).render("text/plain")
+    for family in read_text(body.decode()):
+        for sample in family.samples:
+            if family.type == "counter":
+                yield sample.name, sample.labels, sample.value
+
+
+def counted_by_nvml() -> Facts:
+    errors = XidErrors(lambda: NOON)
+    errors.count([GPU])
+    return errors.facts(GPU)
+
+
+def counted_from_dcgm() -> Facts:
+    counts = XidCounts()
+    counts.read(GPU, {XidSeries.LAST: {}}, NOON)
+    return counts.facts(GPU)
+
+
+@pytest.mark.parametrize("xids", [counted_by_nvml, counted_from_dcgm])
+def test_every_counter_of_an_alert_starts_at_zero(xids: Callable[[], Facts]) -> None:
+    counters = list(at_start(xids()))
+    assert {name for name, _, value in counters if value} == {f"{m.SCRAPES.name}_total"}
+    missing = {
+        selector
+        for selector in counted()
+        if not any(selects(selector, name, labels) for name, labels, _ in counters)
+    }
+    assert missing == set()
+    assert len(counted()) > 15
+
+
+@pytest.mark.parametrize("xids", [counted_by_nvml, counted_from_dcgm])
+def test_each_xid_of_an_alert_is_published_from_the_start(xids: Callable[[], Facts]) -> None:
+    shown = {labels["xid"] for name, labels, _ in at_start(xids()) if name.startswith("gpu_xid")}
+    assert {"13", "31", "43", "48", "79"} <= shown

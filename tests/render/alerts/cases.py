@@ -60,7 +60,6 @@ def selects(selector: str, name: str, labels: Mapping[str, str]) -> bool:
 
 
 def templates(rule: dict[str, Any]) -> Iterator[str]:
-    """The expressions inside a rule's annotations."""
     for text in rule.get("annotations", {}).values():
         yield from re.findall(r"`(.*?)`", text)
         yield from re.findall(r'query "(.*?)"', text)
@@ -74,12 +73,10 @@ def rule_groups(text: str) -> list[dict[str, Any]]:
 
 
 def alert_rules(text: str) -> list[dict[str, Any]]:
-    """The alerts of a rule file."""
     return [rule for group in rule_groups(text) for rule in group["rules"] if "alert" in rule]
 
 
 def expressions(document: dict[str, Any]) -> Iterator[str]:
-    """Every expression of a rule file."""
     for group in document["groups"]:
         for rule in group["rules"]:
             yield rule["expr"]
@@ -218,12 +215,10 @@ def incident(case: Case, where: str = "") -> Scene:
 
 
 def renamed(series: Series, old: str, new: str) -> Series:
-    """The same series, with another value of a label."""
     return {name.replace(old, new): values for name, values in series.items()}
 
 
 def alerts_of(case: Case) -> set[str]:
-    """The alerts that an incident brings."""
     return {case.alert, *case.also, *case.left}
 
 

@@ -44,7 +44,6 @@ def complaints(
 
 
 def complaints_about_rules(path: Path) -> str:
-    """Complaints of `promtool check rules` about a file; empty when it passes."""
     finished = subprocess.run(
         [program("promtool"), "check", "rules", "--lint=all", "--lint-fatal", path],
         capture_output=True,

@@ -97,7 +97,6 @@ def test_every_series_and_label_is_in_the_catalogue() -> None:
 
 @cache
 def exposed(page: str) -> list[Sample]:
-    """The samples of an exposition of the real vLLM."""
     text = (PAGES / page).read_text(encoding="utf-8")
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 

@@ -300,7 +300,6 @@ EVERYONE = Receivers(**CHOICES, secrets="/s")
 
 
 def kinds_by_receiver(receivers: Receivers) -> dict[str, set[str]]:
-    """The kinds of integrations by receiver."""
     return {
         receiver["name"]: {key.removesuffix("_configs") for key in receiver.keys() - {"name"}}
         for receiver in receivers.configured()

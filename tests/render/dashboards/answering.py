@@ -17,7 +17,6 @@ EVERYTHING = dict.fromkeys(("job", "instance", "engine", "model", "objective", "
 
 
 def every_question(objectives: Sequence[Objective] = OBJECTIVES) -> list[Asked]:
-    """Every Prometheus query of the dashboards for these objectives."""
     return [
         question for dashboard in dashboards(objectives) for question in on_prometheus(dashboard)
     ]

@@ -64,12 +64,10 @@ def asked(dashboard: Json, datasource: str) -> Iterator[Asked]:
 
 
 def on_prometheus(dashboard: Json) -> list[Asked]:
-    """The questions of a dashboard to Prometheus."""
     return list(asked(dashboard, "prometheus"))
 
 
 def on_postgres(dashboard: Json) -> list[Asked]:
-    """The questions of a dashboard to PostgreSQL."""
     return list(asked(dashboard, "grafana-postgresql-datasource"))
 
 

@@ -39,7 +39,6 @@ QUESTIONS = every_question()
 
 
 def everything() -> list[str]:
-    """Every expression of a panel, a variable or a mark on graphs."""
     found = [question.expression for question in QUESTIONS]
     for dashboard in dashboards():
         for variable in dashboard["templating"]["list"]:

@@ -67,7 +67,6 @@ MET = judgement(Verdict.MET, chat=Verdict.MET)
 
 
 def some_requests() -> list[JudgedRequest]:
-    """Good ones and bad ones, long and short, of two tenants, one with nothing known of it."""
     slow = {"ttft_s": 3.0, "queue_s": 2.5, "e2e_s": 4.0, "input_tokens": 5_000}
     joined = {
         "vantage": Vantage.JOINED,
@@ -112,7 +111,6 @@ Reader = psycopg.Connection[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def reader(postgres_server: PostgresServer) -> Iterator[Reader]:
-    """A read-only connection to a database that the agent's own store filled."""
     with postgres_server.new_database() as url:
         engine = open_engine(url)
         upgrade(engine)
@@ -204,7 +202,6 @@ def test_without_values_to_choose_a_panel_is_empty_without_an_error(reader: Read
 
 
 def link(title: str, column: str, name: str) -> str:
-    """The URL of a link on a column."""
     for override in ASKED[title].panel["fieldConfig"]["overrides"]:
         if override["matcher"]["options"] == column:
             properties = {item["id"]: item["value"] for item in override["properties"]}
@@ -256,7 +253,6 @@ def test_a_link_on_an_engine_opens_the_minutes_around_the_request(
 
 
 def marked() -> str:
-    """The statement of annotations on graphs."""
     (mark,) = (mark for mark in DASHBOARD["annotations"]["list"] if "target" in mark)
     return str(mark["target"]["rawSql"])
 
