@@ -1,12 +1,12 @@
 """Latency histograms: batches, exemplars, vantages, and limits of objectives as bucket edges."""
 
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.quantiles import bin_of
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.outputs.prometheus.latency_histograms import (
@@ -16,8 +16,8 @@ from agent.outputs.prometheus.latency_histograms import (
     bounds_for,
 )
 from agent.outputs.prometheus.meter import Meter
-from agent.records.request import EngineView, ProxyView, RequestRecord, Vantage
-from tests.outputs.prometheus.filled import count
+from agent.records.request import RequestRecord, Vantage
+from tests.outputs.prometheus.filled import JOINED, count
 from tests.records.making import NOON, objective, record
 
 BOUNDS = (0.1, 0.5, 1.0)
@@ -28,7 +28,7 @@ batches = st.lists(
 )
 
 
-def trace(number: int) -> str:
+def trace_id(number: int) -> str:
     return f"{number:032x}"
 
 
@@ -38,7 +38,7 @@ def test_each_bucket_counts_values_up_to_its_bound_and_has_an_exemplar_of_its_ow
 ) -> None:
     histogram = BucketHistogram(BOUNDS)
     for values in observed:
-        histogram.observe(values, [(trace(0), 1.0)] * len(values))
+        histogram.observe(values, [(trace_id(0), 1.0)] * len(values))
     everything = [value for values in observed for value in values]
     counted = {text: count for text, count, _ in histogram.buckets()}
     assert counted == {
@@ -62,18 +62,20 @@ def shown(histogram: BucketHistogram) -> dict[str, tuple[str, float, float] | No
 
 def test_the_newest_trace_of_each_bucket_is_its_exemplar() -> None:
     histogram = BucketHistogram(BOUNDS)
-    histogram.observe([0.05, 0.3, 0.06], [(trace(1), 100.0), (trace(2), 100.5), (trace(3), 101.0)])
-    histogram.observe([0.4, 5.0], [(trace(4), 200.0), (trace(5), 201.0)])
+    histogram.observe(
+        [0.05, 0.3, 0.06], [(trace_id(1), 100.0), (trace_id(2), 100.5), (trace_id(3), 101.0)]
+    )
+    histogram.observe([0.4, 5.0], [(trace_id(4), 200.0), (trace_id(5), 201.0)])
     assert shown(histogram) == {
-        "0.1": (trace(3), 0.06, 101.0),
-        "0.5": (trace(4), 0.4, 200.0),
+        "0.1": (trace_id(3), 0.06, 101.0),
+        "0.5": (trace_id(4), 0.4, 200.0),
         "1.0": None,
-        "+Inf": (trace(5), 5.0, 201.0),
+        "+Inf": (trace_id(5), 5.0, 201.0),
     }
     # An older one replaces none.
-    histogram.observe([0.07, 0.8], [(trace(6), 99.0), (trace(7), 99.5)])
-    assert shown(histogram)["0.1"] == (trace(3), 0.06, 101.0)
-    assert shown(histogram)["1.0"] == (trace(7), 0.8, 99.5)
+    histogram.observe([0.07, 0.8], [(trace_id(6), 99.0), (trace_id(7), 99.5)])
+    assert shown(histogram)["0.1"] == (trace_id(3), 0.06, 101.0)
+    assert shown(histogram)["1.0"] == (trace_id(7), 0.8, 99.5)
 
 
 scrapes = st.lists(
@@ -95,7 +97,7 @@ def test_prometheus_takes_the_exemplar_of_every_scrape(
         in_order = sorted(batch, key=lambda item: item[1])
         histogram.observe(
             [value for value, _ in in_order],
-            [(trace(0), begin + later) for _, later in in_order],
+            [(trace_id(0), begin + later) for _, later in in_order],
         )
         for text, exemplar in shown(histogram).items():
             if exemplar is None:
@@ -111,15 +113,10 @@ AT_ENGINE = ("chat-0", "llama", "engine")
 AT_PROXY = ("chat-0", "llama", "proxy")
 
 
-def joined(number: int, **given: object) -> RequestRecord:
-    view = ProxyView(first_visible_s=0.15, gaps={bin_of(0.01): 3, bin_of(0.2): 1})
-    values: dict[str, object] = {
-        "vantage": Vantage.JOINED,
-        "max_gap_s": 0.2,
-        "proxied": view,
-        "engine_view": EngineView(holdback_s=0.004),
-    }
-    return record(number, **(values | given))
+def joined(number: int, **given: Any) -> RequestRecord:
+    """A request that proxy and engine saw."""
+    trace = {"trace_id": trace_id(number), "span_id": f"{number:016x}"}
+    return JOINED._replace(**(trace | given))
 
 
 @pytest.mark.parametrize("histogram", LATENCIES, ids=lambda metric: metric.name)
