@@ -69,48 +69,30 @@ def samples(meter: Meter, name: str, accept: str = TEXT) -> list[tuple[dict[str,
 
 
 @each_format
-def test_values_of_other_parts_are_published_under_their_names_and_labels(accept: str) -> None:
-    shown = {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in READERS[accept](exposition_of(filled_meter(), accept))
-        for sample in family.samples
-    }
-    for metric, labels, value in (*GAUGES, *COUNTERS):
-        ending = "_total" if metric.kind is Kind.COUNTER else ""
-        named = zip(metric.labels, labels, strict=True)
-        assert shown[(f"{metric.name}{ending}", *sorted(named))] == value, metric.name
-
-
-@each_format
-def test_the_parser_of_prometheus_reads_the_exposition(accept: str) -> None:
+def test_every_series_is_as_it_is_declared(accept: str) -> None:
     families = {
         family.name: family for family in READERS[accept](exposition_of(filled_meter(), accept))
     }
     declared = {metric.name: metric for metric in METRICS}
     assert families.keys() <= declared.keys()
-    for name, family in families.items():
-        assert family.type == declared[name].kind
-        assert family.documentation == declared[name].help
     # The fixed state leaves out most engine facts, GPUs and whole minutes.
-    missing = declared.keys() - families.keys()
     omitted = (*facts.ENGINE_FACTS, *GPU_FACTS, *EFFICIENCY_METRICS)
-    assert missing <= {fact.name for fact in omitted}
-
-
-@each_format
-def test_a_series_has_exactly_the_declared_labels(accept: str) -> None:
-    engine_facts = {fact.name for fact in facts.ENGINE_FACTS}
-    declared = {
-        metric.name: {*metric.labels, *(("engine", "model") if metric.name in engine_facts else ())}
-        for metric in METRICS
-    }
-    for family in READERS[accept](exposition_of(filled_meter(), accept)):
-        seen = set()
+    assert declared.keys() - families.keys() <= {fact.name for fact in omitted}
+    of_engines = {fact.name for fact in facts.ENGINE_FACTS}
+    shown: dict[tuple[Any, ...], float] = {}
+    for name, family in families.items():
+        metric = declared[name]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        labels = {*metric.labels, *(("engine", "model") if name in of_engines else ())}
         for sample in family.samples:
-            assert sample.labels.keys() - {"le"} == declared[family.name]
+            assert sample.labels.keys() - {"le"} == labels
             key = (sample.name, *sorted(sample.labels.items()))
-            assert key not in seen
-            seen.add(key)
+            assert key not in shown
+            shown[key] = sample.value
+    for metric, values, value in (*GAUGES, *COUNTERS):
+        ending = "_total" if metric.kind is Kind.COUNTER else ""
+        named = zip(metric.labels, values, strict=True)
+        assert shown[(f"{metric.name}{ending}", *sorted(named))] == value, metric.name
 
 
 def test_openmetrics_has_trace_ids_and_text_has_none() -> None:
@@ -198,15 +180,13 @@ def test_an_engine_s_histograms_bound_how_many_requests_were_within_each_limit()
     }
 
 
-def test_an_objective_of_the_settings_is_told_from_the_preset() -> None:
+def test_an_objective_of_the_settings_is_told_from_the_preset_and_the_agent_has_its_name() -> None:
     preset, own = Settings().all_objectives(), OBJECTIVES
     assert samples(Meter(preset, []), "llm_slo_configured") == [({"objective": "chat"}, 0.0)]
     assert [value for _, value in samples(Meter(own, []), "llm_slo_configured")] == [1.0, 1.0]
-
-
-def test_the_agent_publishes_its_name_version_and_simulation() -> None:
-    exposition = AgentExposition(Meter((), []), ("agent-7", "9.9", "true")).render(TEXT)[0].decode()
-    assert 'llm_agent_info{agent="agent-7",simulated="true",version="9.9"} 1.0' in exposition
+    agent, version, simulated = INFO
+    named = {"agent": agent, "version": version, "simulated": simulated}
+    assert samples(Meter((), []), "llm_agent_info") == [(named, 1.0)]
 
 
 # Engines
