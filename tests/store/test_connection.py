@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -34,22 +35,20 @@ from tests.store.making import (
 from tests.store.migrated import migrated
 
 
-def test_every_sqlite_connection_uses_wal_and_full_sync(sqlite: Engine) -> None:
-    with sqlite.connect() as first, sqlite.connect() as second:
-        for connection in (first, second):
-            assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
-            full = 2
-            assert connection.execute(text("PRAGMA synchronous")).scalar_one() == full
+def test_commits_to_a_log_wait_for_the_disk_unless_they_need_not(sqlite: Engine) -> None:
+    def modes() -> list[tuple[Any, ...]]:
+        with sqlite.connect() as first, sqlite.connect() as second:
+            return [
+                tuple(
+                    each.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous")
+                )
+                for each in (first, second)
+            ]
 
-
-def test_commits_wait_for_the_disk_unless_they_need_not(sqlite: Engine) -> None:
-    with sqlite.connect() as before:
-        before.execute(text("PRAGMA synchronous"))
+    normal, full = 1, 2
+    assert modes() == [("wal", full)] * 2
     without_disk_waits(sqlite)
-    with sqlite.connect() as connection:
-        normal = 1
-        assert connection.execute(text("PRAGMA synchronous")).scalar_one() == normal
-        assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
+    assert modes() == [("wal", normal)] * 2
 
 
 def test_a_write_has_room_for_all_its_pages_and_gives_it_back(sqlite: Engine) -> None:
