@@ -203,25 +203,19 @@ def test_a_request_without_any_record_gets_a_row_once(held: EndedRequests, clock
     assert held.take_late() == ([], [])
 
 
-def test_a_record_that_comes_after_the_own_row_replaces_it(
-    held: EndedRequests, clock: Clock
+@pytest.mark.parametrize("while_written", [True, False])
+def test_a_record_that_comes_after_the_own_row_or_while_it_is_written_replaces_it(
+    held: EndedRequests, clock: Clock, while_written: bool
 ) -> None:
     held.on_ended(ended_request())
     clock.now += OWN_ROW_AFTER_S
-    held.stored({each: ("own", each.request_id) for each in held.due()})
-    assert held.with_figures(span()).preemptions == 2
-    assert held.take_late() == ([], [("own", "chatcmpl-1")])
-
-
-def test_a_record_that_comes_while_the_own_row_is_written_replaces_it(
-    held: EndedRequests, clock: Clock
-) -> None:
-    held.on_ended(ended_request())
-    clock.now += OWN_ROW_AFTER_S
-    due = held.due()
-    held.with_figures(span())
-    held.stored({each: ("own", each.request_id) for each in due})
-    assert held.take_late() == ([], [("own", "chatcmpl-1")])
+    (due,) = held.due()
+    if while_written:
+        held.with_figures(span())
+    held.stored({due: ("own", "row")})
+    if not while_written:
+        assert held.with_figures(span()).preemptions == 2
+    assert held.take_late() == ([], [("own", "row")])
 
 
 def test_at_the_end_of_the_agent_only_what_clients_left_is_due(held: EndedRequests) -> None:

@@ -30,7 +30,7 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
 from agent.store.observations import ObservationStore
 from agent.store.tables import engine_samples, events
-from tests.analysis.failures.polled_engine import ALL, CORE, FRONT, GPU, cgroup
+from tests.analysis.failures.polled_engine import ALL, GPU, cgroup
 from tests.pipeline.kit import Inventory, stored, without
 from tests.records.making import NOON
 from tests.store.making import engine_sample, restart
@@ -232,14 +232,6 @@ def test_a_kill_by_the_kernel_has_the_gpu_memory_before_it() -> None:
     assert (engine.events[0].engine, engine.events[0].at) == ("chat", 1015.0)
 
 
-def test_a_health_of_503_is_a_lost_core() -> None:
-    engine = PolledChat()
-    engine.polls(1)
-    engine.status = 503
-    engine.host_sample = HostSample(at=0.0, processes=(FRONT,))
-    assert engine.polls(2) == [EventKind.ENGINE_DEAD]
-
-
 def test_the_configured_limits_are_used() -> None:
     def events_of_a_hang(hang_s: float) -> list[EventKind]:
         limits = DetectionLimits(hang_s=hang_s)
@@ -265,16 +257,6 @@ def test_a_fault_and_a_loss_of_a_gpu_without_an_engine_are_each_reported_once() 
     fault, loss = events
     assert (fault.kind, fault.engine, fault.gpu) == (EventKind.GPU_FAULT, None, GPU)
     assert (loss.gpu, loss.evidence["problem"]) == (GPU, "gpu_lost")
-
-
-def test_processes_link_an_engine_to_its_gpus() -> None:
-    engine = PolledChat(gpus=Inventory({"chat": ()}))
-    engine.gpus.read(
-        GpuSample(gpu=GPU, index=0, name="H", at=1.0, facts={}, processes={CORE.pid: 1})
-    )
-    engine.polls(1)
-    engine.gpus.xid(XidError(gpu=GPU, xid=79, at=1.0, count=1))
-    assert engine.polls(1) == [EventKind.GPU_FAULT]
 
 
 AT = 1_790_000_000.0
