@@ -9,7 +9,7 @@ from sqlalchemy import Engine, select, text
 from agent.analysis.verdicts import Judge
 from agent.catalog.definitions import GOODPUT
 from agent.records.objective import JudgedRequest, Objective, WriteResult
-from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.records.request import ProxyView, RequestRecord, Vantage
 from agent.store.tables import requests
 from agent.store.transactions import Joining, request_settle, request_write
 from tests.store.making import NOON, request
@@ -100,11 +100,6 @@ def empty(engine: Engine) -> None:
     with engine.begin() as connection:
         for table in ("requests", "rollups", "rollup_series", "rollup_changes", "cause_rollups"):
             connection.execute(text(f"DELETE FROM {table}"))
-
-
-def ended(records: Iterable[JudgedRequest]) -> list[tuple[Vantage, Status]]:
-    """Vantage and status of each request."""
-    return sorted((item.record.vantage, item.record.status) for item in records)
 
 
 def cut(views: Sequence[JudgedRequest], places: Iterable[int]) -> Iterator[Sequence[JudgedRequest]]:
