@@ -91,20 +91,13 @@ def test_the_agent_is_ready_and_shows_the_engine(watched: AgentProcess) -> None:
     assert (engine["name"], engine["up"], engine["model"]) == ("engine-0", True, MODEL)
     assert engine["dialect"] == "vllm"
     assert None not in (engine["running"], engine["waiting"], engine["kv_cache_usage"])
-
-
-def test_the_default_objective_is_the_preset_for_chat(watched: AgentProcess) -> None:
-    (objective,) = get(watched, "/api/v1/objectives").json()["items"]
-    assert objective["name"] == "chat"
-    limits = {name: objective["definition"][name] for name in ("ttft_s", "tpot_s", "e2e_s")}
-    assert limits == {"ttft_s": 0.2, "tpot_s": 0.12, "e2e_s": None}
-    assert objective["definition"]["is_preset"]
-    assert 'llm_slo_configured{objective="chat"} 0.0' in watched.api.exposition()
-
-
-def test_a_watched_engine_is_no_simulation(watched: AgentProcess) -> None:
     assert watched.api.summary()["simulated"] is False
-    assert 'simulated="false"' in watched.api.exposition()
+    (objective,) = get(watched, "/api/v1/objectives").json()["items"]
+    assert (objective["name"], objective["definition"]["is_preset"]) == ("chat", True)
+    page = watched.api.exposition()
+    assert 'simulated="false"' in page
+    # Nothing pages about a promise that nobody made.
+    assert 'llm_slo_configured{objective="chat"} 0.0' in page
 
 
 # Engines that come and go

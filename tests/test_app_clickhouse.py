@@ -53,9 +53,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     database = ClickHouseServer(folder / "clickhouse")
     database.execute("CREATE DATABASE goodput")
     url, port = database.url("goodput"), free_port()
-    made = upgrade(opened := open_engine(url))
+    upgrade(opened := open_engine(url))
     opened.dispose()
-    assert made == (None, "clickhouse-2")
     config = folder / "serve.yml"
     config.write_text(yaml.safe_dump({"listen": {"port": port}, "storage": {"publish_to": url}}))
     with (

@@ -214,14 +214,6 @@ def test_engines_that_are_found_have_no_proxy(tmp_path: Path) -> None:
         )
 
 
-def test_the_node_comes_from_the_environment(tmp_path: Path) -> None:
-    file = tmp_path / "settings.yml"
-    file.write_text("engines_from: {kubernetes: {selector: app=vllm}}", encoding="utf-8")
-    settings = load(file, {"GOODPUT_ENGINES_FROM__KUBERNETES__NODE": "node-a"})
-    assert settings.engines_from.kubernetes is not None
-    assert settings.engines_from.kubernetes.node == "node-a"
-
-
 def test_outside_of_a_cluster_the_address_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,17 @@ H200_FLOPS, H200_BYTES = 989.4e12, 4.8e12
 PROMPT, DECODED, DECODE_S = 1000, 5000, 50.0
 A_SECOND_USD = 0.001
 
+# Of the request, by hand.
+ATTENDED = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
+DECODE_FLOPS = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * ATTENDED
+PREFILL_FLOPS = 2 * (LINEAR * PROMPT + D * V) + 4 * Q * HEAD * L * PROMPT * (PROMPT + 1) // 2
+
+
+def moved_bytes(steps: int, weight_bytes: int = 2, cache_bytes: int = 2) -> float:
+    """Each step reads the weights; the words keep their width."""
+    weights = steps * (LINEAR * weight_bytes + D * V * 2)
+    return weights + KV_BYTES / 2 * cache_bytes * (ATTENDED + DECODED)
+
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -184,17 +195,13 @@ def missed(tmp_path_factory: pytest.TempPathFactory, driver: Path) -> Counted:
 
 def test_missed_minutes_are_computed_at_the_start_as_computed_by_hand(missed: Counted) -> None:
     summary, row = missed.summaries["chat"], missed.rows["chat"]
-    attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
-    flops = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
-    moved = DECODED * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
     decode = summary["efficiency"]["decode"]
-    assert decode["mfu"] == pytest.approx(flops / DECODE_S / H200_FLOPS)
-    assert decode["mbu"] == pytest.approx(moved / DECODE_S / H200_BYTES, rel=0.001)
+    assert decode["mfu"] == pytest.approx(DECODE_FLOPS / DECODE_S / H200_FLOPS)
+    assert decode["mbu"] == pytest.approx(moved_bytes(DECODED) / DECODE_S / H200_BYTES, rel=0.001)
     assert decode["bound"] == "bandwidth-bound"
-    prefill = 2 * (LINEAR * PROMPT + D * V) + 4 * Q * HEAD * L * PROMPT * (PROMPT + 1) // 2
-    assert summary["efficiency"]["prefill"]["mfu"] == pytest.approx(prefill / H200_FLOPS)
-    assert row["decode_flops"] == pytest.approx(flops)
-    assert row["prefill_flops"] == pytest.approx(prefill)
+    assert summary["efficiency"]["prefill"]["mfu"] == pytest.approx(PREFILL_FLOPS / H200_FLOPS)
+    assert row["decode_flops"] == pytest.approx(DECODE_FLOPS)
+    assert row["prefill_flops"] == pytest.approx(PREFILL_FLOPS)
     assert row["cost_usd"] == pytest.approx(51 * A_SECOND_USD, rel=0.001)
     costs_add_up(summary["cost"], row["cost_usd"])
     published = total(missed.page, "llm_cost_usd_total", engine="chat")
@@ -215,11 +222,8 @@ def test_configured_figures_of_model_and_gpu_are_used(
     bandwidth: float,
 ) -> None:
     decode = missed.summaries[engine]["efficiency"]["decode"]
-    attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
-    flops = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
-    weights = DECODED * (LINEAR * weight_bytes + D * V * 2)
-    moved = weights + KV_BYTES / 2 * cache_bytes * (attended + DECODED)
-    assert decode["mfu"] == pytest.approx(flops / DECODE_S / peak)
+    moved = moved_bytes(DECODED, weight_bytes, cache_bytes)
+    assert decode["mfu"] == pytest.approx(DECODE_FLOPS / DECODE_S / peak)
     assert decode["mbu"] == pytest.approx(moved / DECODE_S / bandwidth, rel=0.001)
 
 
@@ -230,21 +234,26 @@ def test_a_price_of_a_gpu_product_applies_to_an_engine_without_one(missed: Count
     assert summary["mfu"] is None
 
 
-def test_an_engine_without_any_row_has_its_use_and_its_cost_by_what_it_counted(
+def test_an_engine_without_any_row_has_its_use_cost_and_ledger_by_what_it_counted(
     missed: Counted,
 ) -> None:
     untraced = missed.summaries["untraced"]
     sources = untraced["efficiency"]["sources"]
     assert sources["requests"]["mfu"] is None
-    attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
-    decode = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
-    prefill = 2 * (LINEAR * PROMPT + D * V) + 4 * Q * HEAD * L * PROMPT * (PROMPT + 1) // 2
     assert untraced["mfu"] == sources["counters"]["mfu"]
-    assert untraced["mfu"] * H200_FLOPS * 120 == pytest.approx(decode + prefill, rel=0.01)
-    moved = (DECODED + 1) * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
+    flops = DECODE_FLOPS + PREFILL_FLOPS
+    assert untraced["mfu"] * H200_FLOPS * 120 == pytest.approx(flops, rel=0.01)
+    moved = moved_bytes(DECODED + 1)
     assert untraced["mbu"] * H200_BYTES * 120 == pytest.approx(moved, rel=0.01)
     cost = untraced["cost"]
     assert cost["usd_per_million_output_tokens"] is None
+    ledger = untraced["ledger"]
+    vanished = {"input_tokens": PROMPT, "output_tokens": DECODED + 1, "requests": None}
+    assert ledger["counted"] == ledger["unaccounted"] == vanished
+    assert ledger["unaccounted_usd"] == cost["unseen_usd"]
+    for name in ("input_tokens", "output_tokens"):
+        published = total(missed.page, f"llm_unaccounted_{name}_total", engine="untraced")
+        assert published == vanished[name]
     dollars = cost["allocated_usd_per_million_output_tokens"]
     assert dollars == pytest.approx(cost["bill_usd"] / (DECODED + 1) * 1e6)
 
@@ -300,8 +309,7 @@ def test_disagreements_of_three_sources_are_reported_with_their_cause_also_witho
     assert "llm_cost_usd" not in page
     found = summary["efficiency"]
     sources = found["sources"]
-    attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
-    moved = (DECODED + 1) * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
+    moved = moved_bytes(DECODED + 1)
     assert sources["requests"]["mbu"] == pytest.approx(moved / 60 / H200_BYTES, rel=0.001)
     engine = sources["engine"]
     assert engine["mfu"] == pytest.approx(ENGINE_FLOPS / 60 / H200_FLOPS, rel=0.001)

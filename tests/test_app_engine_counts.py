@@ -11,34 +11,19 @@ from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.waiting import eventually
-from tests.simulated import Simulator
+from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
 
 pytestmark = pytest.mark.slow
 
-WITHIN_S = 120.0
 ENOUGH = 10
+PORTS = AgentPorts.free()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("untraced")
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[Simulator]:
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Simulator]:
     """A busy engine whose spans go nowhere."""
-    with Simulator(folder, grpc=free_port(), rate=8) as engine:
+    with Simulator(tmp_path, grpc=free_port(), rate=8) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def agent(folder: Path, engine: Simulator) -> Iterator[AgentProcess]:
-    settings = {
-        "name": "agent-0",
-        "engines": [{"name": "chat-0", "url": engine.url, "scrape_interval": "1s"}],
-    }
-    with AgentProcess.with_settings(folder, AgentPorts.free(), settings) as agent:
-        yield agent
 
 
 def counted(agent: AgentProcess, at_least: float = ENOUGH) -> dict[str, Any]:
@@ -51,26 +36,54 @@ def counted(agent: AgentProcess, at_least: float = ENOUGH) -> dict[str, Any]:
     return eventually(read, within_s=WITHIN_S, what=f"{at_least} counted requests")
 
 
-def test_everything_that_the_engine_counts_is_shown_and_nothing_is_zero_that_is_unknown(
-    agent: AgentProcess, engine: Simulator
+def test_everything_that_the_engine_counts_is_shown_and_stays_when_the_agent_starts_again(
+    engine: Simulator, tmp_path: Path
 ) -> None:
-    found = counted(agent)
-    now = requests.get(f"{engine.url}/metrics", timeout=10).text
-    assert found["requests"] <= total(now, "vllm:request_success_total")
-    assert found["output_tokens_per_s"] > 0
-    for name in ("ttft", "tpot", "itl", "e2e", "queue", "prefill", "decode"):
-        p95 = found["latencies_ms"][name]["p95"]
-        assert 0 <= p95["lower"] <= p95["estimate"] <= (p95["upper"] or p95["estimate"])
-    summary = agent.api.summary()
-    assert summary["requests"] == 0
-    assert summary["throughput_rps"] is None
-    (attained,) = found["attainment"]
-    assert 0 <= attained["lower"] <= attained["upper"] <= 1
+    engines = [{"name": "engine-0", "url": engine.url, "scrape_interval": "1s"}]
+    with AgentProcess.with_settings(tmp_path, PORTS, {"engines": engines}) as agent:
+        found = counted(agent)
+        now = requests.get(f"{engine.url}/metrics", timeout=10).text
+        assert found["requests"] <= total(now, "vllm:request_success_total")
+        assert found["output_tokens_per_s"] > 0
+        for name in ("ttft", "tpot", "itl", "e2e", "queue", "prefill", "decode"):
+            p95 = found["latencies_ms"][name]["p95"]
+            assert 0 <= p95["lower"] <= p95["estimate"] <= (p95["upper"] or p95["estimate"])
+        # Nothing is zero that is unknown.
+        summary = agent.api.summary()
+        assert summary["requests"] == 0
+        assert summary["throughput_rps"] is None
+        (attained,) = found["attainment"]
+        assert 0 <= attained["lower"] <= attained["upper"] <= 1
+        spans_are_asked_for_until_the_first_one_comes(agent, tmp_path)
+        agent.stop()
+        agent.start()
+        assert counted(agent, 0)["requests"] >= found["requests"]
+        assert counted(agent, found["requests"] + ENOUGH)
+        line = "engine engine-0: metrics, spans; for plugin"
+        eventually(lambda: line in agent.log(), within_s=WITHIN_S, what="the line in the log")
+        assert steps(agent)["spans"]["state"] == "done"
 
 
-def test_what_was_counted_stays_when_the_agent_starts_again(agent: AgentProcess) -> None:
-    before = counted(agent)["requests"]
-    agent.stop()
-    agent.start()
-    assert counted(agent, 0)["requests"] >= before
-    assert counted(agent, before + ENOUGH)["requests"] >= before + ENOUGH
+def spans_are_asked_for_until_the_first_one_comes(agent: AgentProcess, folder: Path) -> None:
+    """In the steps of the engine's setup, in the log and on /readyz."""
+    command = (
+        f"OTEL_SERVICE_NAME=engine-0 OTEL_TRACES_SAMPLER=always_on vllm serve {MODEL} "
+        f"--otlp-traces-endpoint http://127.0.0.1:{PORTS.grpc}"
+    )
+    assert steps(agent)["metrics"]["state"] == "done"
+    (action,) = steps(agent)["spans"]["actions"]
+    assert action["lines"] == [command]
+    line = f"engine engine-0: metrics; for single requests restart vLLM with: {command}"
+    eventually(lambda: line in agent.log(), within_s=WITHIN_S, what="the line in the log")
+    parts = requests.get(f"{agent.url}/readyz", timeout=30).json()["parts"]
+    assert parts["setup"] == "1 of 1 engines could show more: see /api/v1/setup"
+    (sender := folder / "sender").mkdir()
+    with Simulator(sender, grpc=PORTS.grpc, service="engine-0"):
+        rows_in(agent, 1)
+    assert steps(agent)["spans"]["state"] == "done"
+
+
+def steps(agent: AgentProcess) -> dict[str, dict[str, Any]]:
+    """The steps of the only engine by name."""
+    (engine,) = requests.get(f"{agent.url}/api/v1/setup", timeout=30).json()["items"]
+    return {step["name"]: step for step in engine["steps"]}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, update
 
+from agent.app.engine_setup import VersionReader
 from agent.app.engines import EngineMonitors, GpuJobs, limits_of
 from agent.outputs.prometheus.agent_exposition import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -69,11 +70,6 @@ def test_a_lasting_failure_is_reported_once_also_with_rare_polls() -> None:
     assert kinds(lost) == ["GPU_FAULT"]
 
 
-def test_the_default_interval_gives_the_default_limits() -> None:
-    limits = limits_of(EngineSettings(name="chat", url="http://127.0.0.1:8000"))
-    assert (limits.clue_s, limits.quiet_s) == (30.0, 60.0)
-
-
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
     with migrated_in(tmp_path) as engine:
@@ -111,27 +107,15 @@ def test_an_engine_that_is_not_up_yet_has_not_failed(database: Engine, ago_s: fl
 
 
 @pytest.mark.parametrize("facts", ["{cut of", "[1]", '{"x": "y"}', '{"x": [1]}'])
-def test_a_damaged_last_sample_is_logged_and_the_agent_starts(
-    database: Engine, facts: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("ago_s", "logged"), [(300.0, True), (-3600.0, False)])
+def test_a_damaged_last_sample_is_logged_if_it_is_not_from_the_future_and_the_agent_starts(
+    database: Engine, facts: str, ago_s: float, logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    read(database, ago_s=300.0)
-    damage(database, facts)
-    assert events_of_a_run(database) == []
-    assert "its last sample cannot be parsed" in caplog.text
-
-
-def damage(database: Engine, facts: str) -> None:
+    read(database, ago_s)
     with database.begin() as connection:
         connection.execute(update(engine_samples).values(facts=facts))
-
-
-def test_a_sample_from_the_future_is_not_the_last_one(
-    database: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    read(database, ago_s=-3600.0)
-    damage(database, "{cut of")
     assert events_of_a_run(database) == []
-    assert "its last reading there" not in caplog.text
+    assert ("its last sample cannot be parsed" in caplog.text) is logged
 
 
 def test_a_restart_of_the_engine_while_the_agent_was_stopped_is_reported(
@@ -144,3 +128,16 @@ def test_a_restart_of_the_engine_while_the_agent_was_stopped_is_reported(
         started = re.compile(rb"^process_start_time_seconds \S+", re.MULTILINE)
         engine.answers("/metrics", started.sub(b"process_start_time_seconds 1.9e9", page))
         assert events_of_a_run(database, engine.url) == ["RESTART"]
+
+
+def test_a_version_that_could_not_be_read_is_read_at_the_next_look_and_then_kept() -> None:
+    versions = VersionReader(None)
+    with EngineServer() as server:
+        engine = EngineSettings(name="chat-0", url=server.url)
+        versions.read(engine, 1.0)
+        assert versions.of("chat-0") is None
+        server.answers("/version", b'{"version": "0.32.0"}')
+        for _ in range(2):
+            versions.read(engine, 1.0)
+            assert versions.of("chat-0") == "0.32.0"
+        assert len(server.asked) == 2

@@ -15,10 +15,13 @@ from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
-from tests.simulated import WITHIN_S, Simulator
-from tests.sources.dcgm.exporter_pages import body, page_of, row, uuid_of
+from tests.simulated import WITHIN_S
+from tests.sources.dcgm.exporter_pages import body, uuid_of
+from tests.sources.engines.fixture_pages import body as engine_body
 from tests.sources.engines.wire import EngineServer
 from tests.sources.nvml.fake_driver import build, gpu_uuid
+
+ENGINE = engine_body("vllm-0.32.0")
 
 
 class DriverPipe:
@@ -104,11 +107,14 @@ def with_gpus(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield agent
 
 
-def test_gpus_are_in_the_exposition_by_uuid(with_gpus: AgentProcess) -> None:
+def test_gpus_are_in_the_exposition_and_on_the_api_by_uuid(with_gpus: AgentProcess) -> None:
     page = exposition_with(with_gpus, "gpu_memory_used_bytes")
     for index in (0, 1):
         assert total(page, "gpu_up", gpu=gpu_uuid(index)) == 1
         assert total(page, "gpu_memory_total_bytes", gpu=gpu_uuid(index)) > 0
+    items = stored_gpus(with_gpus)
+    assert [item["gpu"] for item in items] == [gpu_uuid(0), gpu_uuid(1)]
+    assert items[0]["facts"]["gpu_memory_total_bytes"] > 0
 
 
 def test_a_missing_configured_gpu_is_named_at_the_start(
@@ -122,25 +128,6 @@ def test_a_missing_configured_gpu_is_named_at_the_start(
     assert f"{gpu_uuid(0)} (index 0)" in log
 
 
-def test_gpus_are_stored_and_on_the_api(with_gpus: AgentProcess) -> None:
-    items = stored_gpus(with_gpus)
-    assert [item["gpu"] for item in items] == [gpu_uuid(0), gpu_uuid(1)]
-    assert items[0]["facts"]["gpu_memory_total_bytes"] > 0
-
-
-def test_listed_gpus_are_those_of_the_last_poll_and_not_of_the_last_row(
-    with_gpus: AgentProcess,
-) -> None:
-    stored_gpus(with_gpus)
-
-    def is_newer() -> bool:
-        listed = requests.get(f"{with_gpus.url}/api/v1/gpus").json()["items"][0]
-        rows = requests.get(f"{with_gpus.url}/api/v1/gpus/{listed['gpu']}").json()["items"]
-        return bool(listed["at"] > rows[0]["at"] and listed["age_s"] < listed["stale_after_s"])
-
-    eventually(is_newer, within_s=WITHIN_S, what="a sample that is not stored yet")
-
-
 def test_without_nvml_the_agent_keeps_running_and_logs_the_reason(tmp_path: Path) -> None:
     with agent_in(tmp_path, AgentPorts.free()) as agent:
         page = exposition_with_failure(agent)
@@ -148,16 +135,14 @@ def test_without_nvml_the_agent_keeps_running_and_logs_the_reason(tmp_path: Path
     assert "NVML" in agent.log()
 
 
-def wait_for_polls(agent: AgentProcess) -> None:
+def wait_for_polls(agent: AgentProcess, engine: str) -> None:
     """Wait for a few more polls of the engine."""
-    before = total(agent.api.exposition(), "llm_agent_scrapes_total", engine="chat")
-    eventually(
-        lambda: (
-            total(agent.api.exposition(), "llm_agent_scrapes_total", engine="chat") > before + 2
-        ),
-        within_s=WITHIN_S,
-        what="scrapes of the engine",
-    )
+
+    def scrapes() -> float:
+        return total(agent.api.exposition(), "llm_agent_scrapes_total", engine=engine)
+
+    before = scrapes()
+    eventually(lambda: scrapes() > before + 2, within_s=WITHIN_S, what="scrapes of the engine")
 
 
 def failures_and_scrapes(agent: AgentProcess) -> tuple[float, float]:
@@ -185,20 +170,44 @@ def scripted(driver: Path, pipe: DriverPipe) -> dict[str, str]:
     }
 
 
-def test_a_fault_of_a_gpu_is_one_of_the_engine_that_owns_it(tmp_path: Path, driver: Path) -> None:
+def test_a_fault_of_a_gpu_is_one_of_the_engine_that_is_configured_with_it_or_runs_on_it(
+    tmp_path: Path, driver: Path
+) -> None:
     pipe = DriverPipe(tmp_path)
-    with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
-        pipe.do("xid 1 79 -1 -1")
-        xid = fault_of(agent, gpu_uuid(1))
-        page = exposition_with(agent, "gpu_xid_errors_total")
-        pipe.do("lose 0 15")
-        lost = fault_of(agent, gpu_uuid(0))
+    works = [sys.executable, "-c", "sum(range(10_000_000)); input()", "--max-num-seqs", "64"]
+    with EngineServer() as engine, subprocess.Popen(works, stdin=subprocess.PIPE) as front:
+        engine.answers("/metrics", ENGINE)
+        every = {"url": engine.url, "scrape_interval": "0.5s"}
+        settings = {
+            "engines": [
+                {"name": "chat", "gpus": [1], "pids": [os.getpid()], **every},
+                {"name": "batch", "pids": [front.pid], "limits": {"step_tokens": 2048}, **every},
+            ],
+            "nvml": {"poll_interval": "0.2s"},
+        }
+        held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings, held) as agent:
+            pipe.do(f"process 0 compute {front.pid} 1000000")
+            pipe.do("release")
+            exposition_with(agent, "gpu_up")
+            wait_for_polls(agent, "batch")
+            pipe.do("xid 1 79 -1 -1")
+            xid = fault_of(agent, gpu_uuid(1))
+            page = exposition_with(agent, "gpu_xid_errors_total")
+            # A lost GPU lists no processes.
+            pipe.do("lose 0 15")
+            lost = fault_of(agent, gpu_uuid(0))
+        front.kill()
     assert f"engine chat: GPU 1 is {gpu_uuid(1)}" in " ".join(agent.log().split())
     assert (xid["engine"], xid["confidence"], xid["evidence"]["xid"]) == ("chat", "certain", 79)
     assert total(page, "llm_engine_events_total", engine="chat", kind="GPU_FAULT") == 1
+    assert lost["engine"] == "batch"
     # It first falls off the bus; then the driver no longer lists it.
-    assert lost["engine"] is None
     assert lost["evidence"]["problem"] in ("gpu_lost", "gpu_missing")
+    assert total(page, "llm_engine_cpu_seconds_total", engine="batch", role="front") > 0
+    assert total(page, "llm_engine_max_running_requests", engine="batch") == 64
+    assert total(page, "llm_engine_max_step_tokens", engine="batch") == 2048
+    assert "llm_engine_max_context_tokens" not in page
 
 
 def test_a_lost_gpu_is_reported_also_after_a_restart(tmp_path: Path, driver: Path) -> None:
@@ -213,180 +222,46 @@ def test_a_lost_gpu_is_reported_also_after_a_restart(tmp_path: Path, driver: Pat
         assert total(page, "llm_agent_gpu_failures_total", reason="gpu_missing") > 0
     assert (event["engine"], event["evidence"]["problem"]) == ("chat", "gpu_missing")
     assert f"GPU {gpu_uuid(1)} (index 1) was there and is gone" in agent.log()
-    with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
-        assert total(exposition_with(agent, "gpu_memory_used_bytes"), "gpu_up") == 2
 
 
-def test_a_slow_driver_loses_no_gpu_and_settings_are_checked_once_it_answers(
+def test_gpus_are_read_from_a_dcgm_exporter_alone_and_one_that_hangs_delays_nothing(
     tmp_path: Path, driver: Path
 ) -> None:
-    """Without persistence mode the first call takes seconds."""
-    ports, gpus = AgentPorts.free(), f"[0, {gpu_uuid(1)}, GPU-typo]"
-    library = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": "2"}
-    with agent_in(tmp_path, ports, gpus=gpus, **library) as agent:
-        stored_gpus(agent)
-    pipe = DriverPipe(tmp_path)
-    held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
-    with agent_in(tmp_path, ports, gpus=gpus, **held) as agent:
-        page = exposition_with(agent, 'reason="not_answering"')
-        assert "gpu_up" not in page
-        assert 'reason="not_there"' not in page
-        pipe.do("release")
-        page = exposition_with(agent, 'reason="not_there"')
-        assert total(page, "llm_agent_gpu_failures_total", reason="not_there") == 1
-        assert total(exposition_with(agent, "gpu_up"), "gpu_up") == 2
-        assert agent.api.events(kind="GPU_FAULT") == []
-    # Once in each run.
-    assert agent.log().count("is not there;") == 2
-    assert "is gone" not in agent.log()
-
-
-def test_an_exporter_that_starts_late_loses_no_gpu_and_an_engine_gets_no_other_one(
-    tmp_path: Path,
-) -> None:
-    """The driver renumbers the GPUs after the lost one."""
-    ports = AgentPorts.free()
     with EngineServer() as exporter:
+        exporter.answers("/metrics", body("dcgm-4.5-default"))
         settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
-        exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
-        with agent_in(tmp_path, ports, **settings) as agent:
-            stored_gpus(agent)
-        exporter.answers("/metrics", b"", status=503)
-        with agent_in(tmp_path, ports, gpus="[0]", **settings) as agent:
-            page = exposition_with(agent, "gpu_up")
-            assert [f'gpu_up{{gpu="{uuid_of(at)}"}} 0.0' in page for at in (0, 1)] == [True, True]
-            assert total(page, "llm_agent_gpu_failures_total", reason="exporter_http_status") > 0
-            assert agent.api.events(kind="GPU_FAULT") == []
-            exporter.answers("/metrics", page_of(*energy(1, 1, gpu="0")))
-            fault = fault_of(agent, uuid_of(0))
-            assert (fault["engine"], fault["evidence"]["problem"]) == ("chat", "gpu_missing")
-            assert f'gpu_up{{gpu="{uuid_of(0)}"}} 0.0' in agent.api.exposition()
-
-
-def test_an_index_that_gpus_of_several_hosts_have_is_named_and_a_hanging_exporter_delays_nothing(
-    tmp_path: Path,
-) -> None:
-    with EngineServer() as exporter:
-        exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1, gpu="0")))
-        settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
-        with agent_in(tmp_path, AgentPorts.free(), gpus="[0]", **settings) as agent:
-            page = exposition_with_failure(agent, reason="index_shared")
+        library = {"LD_LIBRARY_PATH": str(driver)}
+        with agent_in(tmp_path, AgentPorts.free(), **settings, **library) as agent:
+            page = exposition_with(agent, "gpu_memory_used_bytes")
             exporter.drips("/metrics", b"")
             exposition_with_failure(agent, reason="exporter_timeout")
             failed, scraped = failures_and_scrapes(agent)
             eventually(
-                lambda: failures_and_scrapes(agent)[0] > failed,
+                lambda: failures_and_scrapes(agent)[1] >= scraped + 4,
                 within_s=WITHIN_S,
-                what="another poll of the exporter",
+                what="further scrapes",
             )
-            # A poll takes 4 s; if scrapes waited for it, there would be one by now.
-            assert failures_and_scrapes(agent)[1] >= scraped + 2
-    assert total(page, "llm_agent_gpu_failures_total", reason="index_shared") == 1
-    assert 'reason="not_there"' not in page
-    assert "GPUs of several hosts have the index 0" in agent.log()
-
-
-def energy(index: int, joules: int, **labels: str) -> list[str]:
-    """The samples of a working GPU."""
-    return [row("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000 * joules, index, **labels)]
-
-
-def test_an_engine_without_configured_gpus_has_those_of_its_processes(
-    tmp_path: Path, driver: Path
-) -> None:
-    """Also when one of them is lost and lists no processes."""
-    pipe, given = DriverPipe(tmp_path), [sys.executable, "-c", "input()"]
-    with (
-        EngineServer() as engine,
-        subprocess.Popen(given, stdin=subprocess.PIPE) as front,
-    ):
-        chat = {"name": "chat", "url": engine.url, "scrape_interval": "0.5s", "pids": [front.pid]}
-        settings = {"engines": [chat], "nvml": {"poll_interval": "0.2s"}}
-        held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
-        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings, held) as agent:
-            for index in (0, 1):
-                pipe.do(f"process {index} compute {front.pid} 1000000")
-            pipe.do("release")
-            exposition_with(agent, "gpu_up")
-            wait_for_polls(agent)
-            pipe.do("xid 0 79 -1 -1")
-            first = fault_of(agent, gpu_uuid(0))
-            pipe.do("lose 1 15")
-            lost = fault_of(agent, gpu_uuid(1))
-        front.kill()
-    assert (first["engine"], lost["engine"]) == ("chat", "chat")
-
-
-def test_gpus_can_be_read_from_a_dcgm_exporter(tmp_path: Path, driver: Path) -> None:
-    """Its exposition is then the only source, also with a driver."""
-    with EngineServer() as exporter:
-        exporter.answers("/metrics", body("dcgm-4.5-default"))
-        environment = {"GOODPUT_DCGM__URL": exporter.url, "LD_LIBRARY_PATH": str(driver)}
-        with agent_in(tmp_path, AgentPorts.free(), **environment) as agent:
-            page = exposition_with(agent, "gpu_memory_used_bytes")
+            # A poll takes 4 s; if scrapes waited for it, there would be one for each.
+            assert failures_and_scrapes(agent)[0] <= failed + 2
     assert total(page, "gpu_up", gpu=uuid_of(0)) == 1
     assert gpu_uuid(0) not in page
 
 
 def test_a_driver_that_hangs_delays_no_scrape_and_no_span(tmp_path: Path, driver: Path) -> None:
     pipe, ports = DriverPipe(tmp_path), AgentPorts.free()
-    with agent_in(tmp_path, ports, **scripted(driver, pipe)) as agent:
+    held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
+    with agent_in(tmp_path, ports, **held) as agent:
+        # Without persistence mode the first call takes seconds.
+        exposition_with(agent, 'reason="not_answering"')
+        pipe.do("release")
         exposition_with(agent, "gpu_memory_used_bytes")
         pipe.do("hold nvmlDeviceGetFieldValues")
         exposition_with(agent, 'reason="not_answering"')
         sender = SpanSender(ports.grpc)
         assert sender.export([request_span(f"request-{number}") for number in range(100)])
-        wait_for_polls(agent)
+        wait_for_polls(agent, "chat")
         assert total(agent.api.exposition(), "gpu_up") == 0
         pipe.do("release")
         eventually(
             lambda: total(agent.api.exposition(), "gpu_up") == 2, within_s=WITHIN_S, what="the GPUs"
         )
-
-
-def test_flags_of_the_engine_are_published(tmp_path: Path) -> None:
-    given = [sys.executable, "-c", "input()", "--max-num-seqs", "64"]
-    with (
-        Simulator(tmp_path, grpc=free_port()) as engine,
-        subprocess.Popen(given, stdin=subprocess.PIPE) as front,
-    ):
-        chat = {"name": "chat", "url": engine.url, "scrape_interval": "0.5s", "pids": [front.pid]}
-        settings = {"engines": [{**chat, "limits": {"step_tokens": 2048}}]}
-        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
-            page = exposition_with(agent, "llm_engine_max_running_requests")
-        front.kill()
-    assert total(page, "llm_engine_max_running_requests", engine="chat") == 64
-    assert total(page, "llm_engine_max_step_tokens", engine="chat") == 2048
-    assert "llm_engine_max_context_tokens" not in page
-
-
-def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
-    tmp_path: Path,
-) -> None:
-    """Traffic at thirty times the speed, with a cache for half of it."""
-    overfull = {
-        "max_model_len": 1000,
-        "arrival_rate": 2.0,
-        "input_tokens": {"median": 60, "sigma": 0.6, "min": 10, "max": 600},
-        "output_tokens": {"median": 120, "sigma": 0.4, "min": 20, "max": 300},
-        "prefill": {"tokens_per_s": 2000.0, "floor_s": 0.1},
-        "decode": {"base_s": 0.25, "per_running_s": 0.01},
-        "max_num_seqs": 16,
-        "max_num_batched_tokens": 800,
-        "kv_cache": {"blocks": 100, "block_tokens": 10},
-        "abort_ratio": 0.1,
-    }
-    with Simulator(tmp_path, grpc=free_port(), scenario=overfull) as engine:
-        settings = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
-        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
-            exposition_with(agent, "llm_engine_preemptions_total")
-            eventually(
-                lambda: total(agent.api.exposition(), "llm_engine_preemptions_total") > 40,
-                within_s=120,
-                what="forty preemptions",
-            )
-            events = eventually(agent.api.events, within_s=120, what="an event")
-            kinds = {event["kind"] for event in events}
-            page = exposition_with(agent, "llm_engine_cpu_seconds_total")
-    assert kinds == {"KV_PRESSURE"}
-    assert total(page, "llm_engine_cpu_seconds_total", engine="chat", role="front") > 0

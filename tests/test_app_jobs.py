@@ -265,26 +265,17 @@ class _Job(threading.Thread):
         self.goes_on.set()
 
 
-def test_without_a_sender_a_job_goes_on_at_once(no_limit: None) -> None:
-    assert _Job(Precedence()).goes_on.wait(WITHIN_S / 2)
-
-
 def test_a_job_goes_on_when_the_last_sender_has_its_answer(no_limit: None) -> None:
     senders = Precedence()
+    assert _Job(senders).goes_on.wait(WITHIN_S / 2)
+    with pytest.raises(PayloadInvalid), senders:
+        raise PayloadInvalid("not a protobuf message")
+    assert _Job(senders).goes_on.wait(WITHIN_S / 2)
     with senders:
         with senders:
             job = _Job(senders)
         assert not job.goes_on.wait(LONG_ENOUGH_S)
     assert job.goes_on.wait(WITHIN_S / 2)
-
-
-def test_the_sender_after_a_failed_one_waits_for_no_job(no_limit: None) -> None:
-    senders = Precedence()
-    with pytest.raises(PayloadInvalid), senders:
-        raise PayloadInvalid("not a protobuf message")
-    assert _Job(senders).goes_on.wait(WITHIN_S / 2)
-    with senders:
-        assert not _Job(senders).goes_on.wait(LONG_ENOUGH_S)
 
 
 def test_senders_that_never_cease_do_not_stop_a_job() -> None:

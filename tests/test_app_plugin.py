@@ -5,7 +5,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +48,13 @@ class Watched:
         self.spans = spans
         self.path = path
         self.plugin = Reporter(sender)
+        # Before anything came from the plugin.
+        self.at_first = (self.metric("llm_engine_plugin_up", engine="chat-0"), self.status())
+
+    def status(self) -> str:
+        """What /readyz says of the plugins."""
+        response = requests.get(f"{self.agent.url}/readyz", timeout=WITHIN_S)
+        return str(response.json()["parts"]["plugins"])
 
     def end(self, request_id: str, **values: Any) -> None:
         """One step, in which this request ends."""
@@ -72,15 +79,12 @@ class Watched:
         return row
 
 
-@contextmanager
-def watching(folder: Path) -> Iterator[Watched]:
-    ports = AgentPorts.free()
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder, ports = tmp_path_factory.mktemp("agent"), AgentPorts.free()
     path = folder / "plugin" / "vllm.sock"
-    engine = {
-        "name": "chat-0",
-        "url": f"http://127.0.0.1:{free_port()}",
-        "plugin_socket": str(path),
-    }
+    url = f"http://127.0.0.1:{free_port()}"
+    engine = {"name": "chat-0", "url": url, "plugin_socket": str(path)}
     with (
         AgentProcess.with_settings(folder, ports, {"engines": [engine]}) as agent,
         closing(Sender(str(path), pause_s=0.0)) as sender,
@@ -88,38 +92,18 @@ def watching(folder: Path) -> Iterator[Watched]:
         yield Watched(agent, SpanSender(ports.grpc), sender, path)
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with watching(tmp_path_factory.mktemp("agent")) as watched:
-        yield watched
-
-
-@pytest.fixture
-def silent(tmp_path: Path) -> Iterator[Watched]:
-    """An agent that has heard nothing of its plugin."""
-    with watching(tmp_path) as silent:
-        yield silent
-
-
-def test_an_agent_says_that_the_plugin_is_silent(silent: Watched) -> None:
-    assert silent.metric("llm_engine_plugin_up", engine="chat-0") == 0
-    parts = requests.get(f"{silent.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
-    assert parts["plugins"].startswith("nothing has come from the plugin of chat-0 yet: ")
-    silent.plugin.hello()
+def test_an_agent_says_that_the_plugin_is_silent(watched: Watched) -> None:
+    up, parts = watched.at_first
+    assert up == 0
+    assert parts.startswith("nothing has come from the plugin of chat-0 yet: ")
+    watched.plugin.step(scheduler(), iteration(at=time.time()), 0)
     eventually(
-        lambda: silent.metric("llm_engine_plugin_up", engine="chat-0") == 1,
-        within_s=WITHIN_S,
-        what="a plugin that is heard of",
-    )
-    assert "llm_engine_plugin_last_step_timestamp_seconds" not in silent.agent.api.exposition()
-    silent.plugin.step(scheduler(), iteration(at=time.time()), 0)
-    eventually(
-        lambda: silent.metric("llm_engine_plugin_last_step_timestamp_seconds", engine="chat-0"),
+        lambda: watched.metric("llm_engine_plugin_last_step_timestamp_seconds", engine="chat-0"),
         within_s=WITHIN_S,
         what="a step",
     )
-    parts = requests.get(f"{silent.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
-    assert parts["plugins"] == "ok"
+    assert watched.metric("llm_engine_plugin_up", engine="chat-0") == 1
+    assert watched.status() == "ok"
 
 
 @pytest.mark.parametrize("first", ["plugin", "span"])
@@ -146,13 +130,9 @@ def test_a_spans_row_has_the_plugins_figures_in_either_order(watched: Watched, f
 def test_a_deleted_socket_is_made_again_and_one_of_another_program_is_named(
     watched: Watched,
 ) -> None:
-    def status() -> str:
-        response = requests.get(f"{watched.agent.url}/readyz", timeout=WITHIN_S)
-        return str(response.json()["parts"]["plugins"])
-
     def heard_again() -> bool:
         watched.plugin.hello()
-        return status() == "ok"
+        return watched.status() == "ok"
 
     watched.path.unlink()
     eventually(watched.path.is_socket, within_s=WITHIN_S, what="the socket")
@@ -160,9 +140,9 @@ def test_a_deleted_socket_is_made_again_and_one_of_another_program_is_named(
     watched.path.unlink()
     watched.path.mkdir()
     named = f"plugin_socket of engine chat-0: {watched.path} is a file and no socket"
-    eventually(lambda: status().startswith(named), within_s=WITHIN_S, what="the status")
+    eventually(lambda: watched.status().startswith(named), within_s=WITHIN_S, what="the status")
     watched.path.rmdir()
-    eventually(lambda: status() == "ok", within_s=WITHIN_S, what="the socket")
+    eventually(lambda: watched.status() == "ok", within_s=WITHIN_S, what="the socket")
 
 
 def test_hostile_datagrams_hurt_nothing(watched: Watched) -> None:
@@ -226,19 +206,18 @@ def test_a_request_that_its_client_left_has_a_row_of_its_own(watched: Watched) -
     assert row["e2e_s"] == pytest.approx(1.0, abs=0.5)
 
 
-@pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Proxied, Reporter]]:
+@pytest.fixture
+def proxied(tmp_path: Path) -> Iterator[tuple[Proxied, Reporter]]:
     """A proxy before an engine that sends no spans, and the engine's plugin."""
-    folder, ports, port = tmp_path_factory.mktemp("proxied"), AgentPorts.free(), free_port()
-    path = folder / "vllm.sock"
-    with Simulator(folder, grpc=free_port(), service="chat-0", scenario=QUIET) as engine:
+    path, port = tmp_path / "vllm.sock", free_port()
+    with Simulator(tmp_path, grpc=free_port(), service="chat-0", scenario=QUIET) as engine:
         settings = {
             "engines": [{"name": "chat-0", "url": engine.url, "plugin_socket": str(path)}],
             "proxy": {"listen": f"127.0.0.1:{port}", "join_wait": "1s"},
         }
-        agent = AgentProcess.with_settings(folder, ports, settings)
+        agent = AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings)
         with agent, closing(Sender(str(path), pause_s=0.0)) as sender:
-            yield Proxied(agent, f"http://127.0.0.1:{port}", folder), Reporter(sender)
+            yield Proxied(agent, f"http://127.0.0.1:{port}", tmp_path), Reporter(sender)
 
 
 def test_the_proxys_row_has_the_engines_view_of_its_plugin(
@@ -250,7 +229,12 @@ def test_the_proxys_row_has_the_engines_view_of_its_plugin(
     assert before["preemptions"] is before["engine_ttft_s"] is before["queue_s"] is None
     ended = finished(request_id=before["response_id"], **SPANS, goodput_ttft_s=0.1)
     plugin.step(scheduler(), iteration(ended, at=time.time()), 0)
-    row = _amended(proxy, "asked")
+
+    def amended() -> dict[str, Any]:
+        row = proxy.row("asked")
+        return row if row["preemptions"] is not None else {}
+
+    row = eventually(amended, within_s=WITHIN_S, what="the plugin's figures")
     assert (row["vantage"], row["status"], row["preemptions"]) == ("proxy", "ok", 1)
     assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (0.01, 0.09, 0.4)
     assert (row["engine_ttft_s"], row["engine_e2e_s"], row["engine_tpot_s"]) == (0.1, 0.5, 0.04)
@@ -258,31 +242,6 @@ def test_the_proxys_row_has_the_engines_view_of_its_plugin(
     # What the user had, and what the response told, stays.
     same = ("ttft_s", "tpot_s", "e2e_s", "input_tokens", "output_tokens", "finish_reason")
     assert {name: row[name] for name in same} == {name: before[name] for name in same}
-
-
-def test_a_stream_that_its_client_left_gets_its_tokens(proxied: tuple[Proxied, Reporter]) -> None:
-    proxy, plugin = proxied
-    with proxy.post(8000, {"X-Request-Id": "left"}, ignore_eos=True) as response:
-        next(response.iter_content(1))
-    before = proxy.row("left")
-    assert (before["status"], before["input_tokens"]) == ("cancelled", None)
-    ended = finished(request_id=before["response_id"], **{**SPANS, "finish_reason": "abort"})
-    plugin.step(scheduler(), iteration(ended, at=time.time()), 0)
-    row = _amended(proxy, "left")
-    assert (row["status"], row["input_tokens"], row["cached_tokens"]) == ("cancelled", 20, 16)
-    assert (row["output_tokens"], row["engine_status"]) == (11, "cancelled")
-
-
-def _amended(proxy: Proxied, request_id: str) -> dict[str, Any]:
-    """The row, once it has the plugin's figures."""
-
-    def read() -> dict[str, Any] | None:
-        row = proxy.row(request_id)
-        return row if row["preemptions"] is not None else None
-
-    row = eventually(read, within_s=WITHIN_S, what=f"figures of {request_id}")
-    assert row is not None
-    return row
 
 
 def _datagrams(watched: Watched) -> bytes:

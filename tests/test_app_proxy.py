@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,9 +23,7 @@ from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
 # Without traffic of the simulated engines: these tests count their own requests.
 QUIET = {"arrival_rate": 0.001, "time_scale": 1.0}
 ANSWER_WITHIN_S = 60.0
-INVENTED = 1040
-# Groups of rows with figures of their own; the rest is `other`, and what is unknown null.
-MOST_GROUPS = 1000
+INVENTED = 200
 
 
 @dataclass
@@ -142,26 +139,24 @@ def test_requests_at_once_go_to_both_engines(pair: Proxied) -> None:
     assert sorted(row["engine"] for row in rows) == ["engine-0"] * 4 + ["engine-1"] * 4
 
 
-def test_a_request_has_its_tenant_and_its_tokens(pair: Proxied) -> None:
-    response = pair.chat("of-a-team", tokens=7, headers={"X-Team": "search"})
-    events = [line for line in response.content.split(b"\n\n") if line.startswith(b"data: {")]
-    assert all(b'"usage"' not in event for event in events)
-    row = pair.row("of-a-team")
-    assert (row["tenant"], row["output_tokens"], row["finish_reason"]) == ("search", 7, "length")
-    assert row["http_status"] == 200
-    assert pair.agent.api.summary(tenant="search")["requests"] == 1
-
-
-def test_a_request_has_what_its_client_says_of_it(pair: Proxied) -> None:
-    names = {"X-User": "ann", "X-Job": "nightly", "X-Session-ID": "s-1"}
+def test_a_request_has_its_tokens_and_what_its_client_says_of_it(pair: Proxied) -> None:
+    names = {"X-Team": "search", "X-User": "ann", "X-Job": "nightly", "X-Session-ID": "s-1"}
     url = f"data:image/png;base64,{'A' * 400}"
     content = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": url}}]
     messages = [{"role": "user", "content": content}]
-    pair.chat("of-ann", headers=names, priority=-3, messages=messages)
+    response = pair.chat("of-ann", tokens=7, headers=names, priority=-3, messages=messages)
+    # The client did not ask for its usage.
+    assert all(b'"usage"' not in event for event in events_of(response))
     row = pair.row("of-ann")
-    assert row["vantage"] == "joined"
+    assert (row["vantage"], row["http_status"], row["tenant"]) == ("joined", 200, "search")
+    assert (row["output_tokens"], row["finish_reason"]) == (7, "length")
     assert (row["end_user"], row["workload"], row["session"]) == ("ann", "nightly", "s-1")
     assert (row["priority"], row["media_parts"], row["media_bytes"]) == (-3, 1, 300)
+    assert pair.agent.api.summary(tenant="search")["requests"] == 1
+
+
+def events_of(response: requests.Response) -> list[bytes]:
+    return [line for line in response.content.split(b"\n\n") if line.startswith(b"data: {")]
 
 
 def test_a_key_is_stored_as_its_digest_alone(pair: Proxied) -> None:
@@ -179,19 +174,6 @@ def test_a_request_is_judged_by_its_own_limit(pair: Proxied) -> None:
     assert pair.row("with-time")["verdict"] == "met"
 
 
-def test_a_request_that_the_engine_refuses_has_a_row(pair: Proxied) -> None:
-    response = requests.post(
-        f"{pair.url}/v1/chat/completions",
-        json={"model": "unknown", "messages": []},
-        headers={"X-Request-Id": "refused"},
-        timeout=ANSWER_WITHIN_S,
-    )
-    row = pair.row("refused")
-    assert response.status_code == row["http_status"] >= 400
-    assert (row["status"], row["error"]) == ("invalid", f"http_{response.status_code}")
-    assert (row["vantage"], row["verdict"], row["verdicts"]) == ("proxy", "undetermined", {})
-
-
 def test_a_number_that_no_table_can_hold_delays_no_other_row(pair: Proxied) -> None:
     pair.chat("absurd", n=2**63 - 1)
     pair.chat("after-the-absurd")
@@ -201,9 +183,8 @@ def test_a_number_that_no_table_can_hold_delays_no_other_row(pair: Proxied) -> N
 
 def test_a_request_is_found_by_the_id_that_its_client_got(pair: Proxied) -> None:
     response = pair.post(4, {})
-    answer = response.content
+    (response_id,) = {json.loads(event[6:])["id"] for event in events_of(response)}
     sent_id = response.headers["X-Request-Id"]
-    (response_id,) = {json.loads(event[6:])["id"] for event in _events(answer)}
     row = pair.row(sent_id)
     assert (row["vantage"], row["response_id"]) == ("joined", response_id)
     for request_id in (sent_id, response_id, row["engine_request_id"]):
@@ -236,15 +217,6 @@ def test_a_response_that_is_not_streamed_is_judged_by_the_engines_times(pair: Pr
     assert all(row["ttft_s"] is None and row["engine_ttft_s"] > 0 for row in rows)
 
 
-def _events(answer: bytes) -> list[bytes]:
-    return [line for line in answer.split(b"\n\n") if line.startswith(b"data: {")]
-
-
-def test_requests_that_are_not_measured_pass(pair: Proxied) -> None:
-    response = requests.get(f"{pair.url}/v1/models", timeout=ANSWER_WITHIN_S)
-    assert response.json()["data"][0]["id"] == MODEL
-
-
 def test_the_trace_context_passes_to_the_engine_and_what_is_not_sampled_is_not_forwarded(
     pair: Proxied, collector: Collector
 ) -> None:
@@ -272,22 +244,6 @@ def _both(collector: Collector, trace: str) -> dict[str, Span]:
     return spans if len(spans) == 2 else {}
 
 
-def test_requests_to_an_engine_that_is_gone_are_its_failures(tmp_path: Path) -> None:
-    ports = AgentPorts.free()
-    with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
-        proxied = proxied_by(tmp_path, ports, [engine])
-        with proxied.agent:
-            proxied.chat("before")
-            proxied.row("before")
-            engine.process.kill()
-            assert proxied.chat("after").status_code == 502
-            row = proxied.row("after")
-            failures = proxied.agent.api.summary(engine="engine-0")["failures"]["proxy"]
-            counted = proxied.metric("llm_requests_total", engine="engine-0", status="error")
-    assert (row["engine"], row["error"]) == ("engine-0", "unreachable")
-    assert (failures["requests"], failures["failed"], counted) == (2, 1, 1)
-
-
 def test_an_unusable_store_affects_no_client(pair: Proxied) -> None:
     _rename(pair.folder, "requests", "elsewhere")
     assert pair.chat("unstored").status_code == 200
@@ -310,38 +266,6 @@ def _rename(folder: Path, table: str, other: str) -> None:
         database.execute(f"ALTER TABLE {table} RENAME TO {other}")
 
 
-def test_a_stop_completes_streams_and_refuses_new_requests(tmp_path: Path) -> None:
-    ports = AgentPorts.free()
-    with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
-        proxied = proxied_by(tmp_path, ports, [engine])
-        proxied.agent.start()
-        with proxied.post(600, {"X-Request-Id": "last"}, ignore_eos=True) as stream:
-            events = stream.iter_lines()
-            assert next(events).startswith(b"data:")
-            stopping = threading.Thread(target=proxied.agent.stop)
-            stopping.start()
-            refused = eventually(
-                lambda: _refused(proxied.url), within_s=WITHIN_S, what="a refusal"
-            )[0]
-            # By each worker, also by the one that has no stream.
-            assert all(_refused(proxied.url) for _ in range(10))
-            last = [line for line in events if line][-1]
-        stopping.join()
-    assert refused.headers["Retry-After"]
-    assert json.loads(refused.content)["error"]["message"]
-    assert last == b"data: [DONE]"
-    with closing(sqlite3.connect(tmp_path / "goodput.db")) as database:
-        stored = database.execute("SELECT status FROM requests WHERE request_id = 'last'")
-        assert stored.fetchall() == [("ok",)]
-
-
-def _refused(url: str) -> list[requests.Response]:
-    # A `Response` with an error status is false in a condition.
-    response = requests.get(f"{url}/v1/models", timeout=ANSWER_WITHIN_S)
-    return [response] if response.status_code == 503 else []
-
-
-# Last, as it leaves more than a thousand rows that other tests would search.
 def test_names_that_clients_invent_make_no_labels_and_no_groups(pair: Proxied) -> None:
     pair.chat("before-inventions")
     pair.row("before-inventions")
@@ -367,20 +291,9 @@ def test_names_that_clients_invent_make_no_labels_and_no_groups(pair: Proxied) -
     exposition = pair.agent.api.exposition()
     assert len(exposition.splitlines()) - lines < INVENTED
     assert "made-up" not in exposition
-    groups = pair.agent.api.breakdown(by="model", window="1h")["groups"]
-    assert {group["group"] for group in groups} == {MODEL, None}
-    for by in ("user", "workload", "session"):
-        assert_bounded(pair, by)
 
+    def groups() -> set[str | None]:
+        found = pair.agent.api.breakdown(by="model", window="1h")["groups"]
+        return {group["group"] for group in found}
 
-def assert_bounded(pair: Proxied, by: str) -> None:
-    """Once the rows are settled, the invented names beyond the bound are one group."""
-
-    def settled() -> dict[str, Any]:
-        response = pair.agent.api.breakdown(by=by, window="1h", limit="1000")
-        of_rest = [each for each in response["groups"] if each["group"] == "other"]
-        beyond = sum(each["requests"] for each in of_rest)
-        return response if beyond >= INVENTED - MOST_GROUPS else {}
-
-    response = eventually(settled, within_s=WITHIN_S, what=f"{INVENTED} settled rows by {by}")
-    assert len(response["groups"]) + response["left_out"] <= MOST_GROUPS + 2
+    eventually(lambda: groups() == {MODEL, None}, within_s=WITHIN_S, what="two groups")

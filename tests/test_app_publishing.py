@@ -94,34 +94,6 @@ def publishing(tmp_path: Path, postgres_url: str) -> Iterator[PublishingAgent]:
         yield made
 
 
-def test_losses_and_the_size_of_the_shared_database_are_published_and_its_old_rows_go(
-    publishing: PublishingAgent,
-) -> None:
-    page = publishing.agent.api.exposition()
-    dropped = "llm_agent_lost_rows_total"
-    assert {total(page, dropped, reason=reason) for reason in LostRows} == {0.0}
-    name = "llm_agent_database_bytes"
-    eventually(
-        lambda: f"\n{name} " in publishing.agent.api.exposition(), within_s=WITHIN_S, what=name
-    )
-    with psycopg.connect(publishing.url.replace("+psycopg", ""), autocommit=True) as connection:
-        found = connection.execute("SELECT pg_database_size(current_database())").fetchone()
-        # It had no tables yet when it was measured. An empty file has less than a tenth of it.
-        assert found is not None
-        assert 0.6 * found[0] < publishing.metric(name) <= found[0]
-        publishing.acknowledged()
-        publishing.whole_and_once()
-        publishing.agent.kill()
-        connection.execute("INSERT INTO published_files VALUES ('gone', 'old', 1, '2020-01-01')")
-        publishing.agent.start()
-        old = "SELECT count(*) FROM published_files WHERE file = 'old'"
-        eventually(
-            lambda: connection.execute(old).fetchone() == (0,),
-            within_s=WITHIN_S,
-            what="the end of an old row",
-        )
-
-
 def test_no_outage_of_the_shared_database_is_felt_and_nothing_is_lost(
     publishing: PublishingAgent, postgres_server: PostgresServer
 ) -> None:

@@ -20,7 +20,6 @@ from agent.settings import load
 from agent.store.claim import AgentState, NameClaim
 from agent.store.migrating import upgrade
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
-from tests.real_parts.chromium import broken, browsing, opened_in
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
@@ -208,18 +207,11 @@ def test_engines_are_those_of_every_agent_and_unknown_without_it(fleet: Fleet) -
     assert re.fullmatch(r"its agent was last seen \d{4} s ago", gone["problem"])
 
 
-def test_the_page_is_that_of_an_agent(fleet: Fleet) -> None:
-    with browsing() as browser, opened_in(browser, fleet.server.url) as there:
-        assert broken(there, fleet.server.url, "now") == []
-        page = there.html("Agents that write to this database")
-    assert "code-0 (gone)" in page
-    assert "unknown: its agent was last seen" in page
-    assert "SIMULATED" not in page
-
-
-def test_it_has_no_metrics_of_its_own(fleet: Fleet) -> None:
-    assert fleet.server.api.exposition().startswith("# ")
-    assert not [line for line in fleet.server.api.exposition().splitlines() if line[0] != "#"]
+def test_it_has_the_page_of_an_agent_and_no_metrics_of_its_own(fleet: Fleet) -> None:
+    page = requests.get(fleet.server.url, timeout=WITHIN_S)
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert page.text == requests.get(fleet.agent.url, timeout=WITHIN_S).text
+    assert all(line.startswith("# ") for line in fleet.server.api.exposition().splitlines())
 
 
 def test_it_is_ready_while_the_database_answers(

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -136,28 +136,22 @@ def test_a_part_that_is_killed_is_started_again_and_the_others_go_on(tmp_path: P
         assert supervised.status_after(signal.SIGTERM) == 0
 
 
-def test_a_group_is_stopped_when_the_groups_before_it_have_ended(tmp_path: Path) -> None:
-    with supervising(tmp_path, "[part('a'), part('b')]", "[part('last')]") as supervised:
+# Ctrl-C comes to each process of a terminal, and systemd's SIGTERM to each of a service.
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGTERM), (os.killpg, signal.SIGINT)],
+)
+def test_a_group_is_stopped_when_the_groups_before_it_have_ended(
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals
+) -> None:
+    groups = "[part('a'), part('b')]", "[part('last', stop=signal.SIGUSR1)]"
+    with supervising(tmp_path, *groups) as supervised:
         for name in ("a", "b", "last"):
             supervised.pid(name)
-        assert supervised.status_after(signal.SIGTERM) == 0
+        send(supervised.process.pid, number)
+        assert supervised.process.wait(WITHIN_S) == 0
         *first, last = [line for line in supervised.lines() if line.endswith("stops")]
         assert (sorted(first), last) == (["a stops", "b stops"], "last stops")
-
-
-# Ctrl-C comes to each process of a terminal, and systemd's SIGTERM to each of a service.
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_all_processes_stops_the_groups_in_their_order_too(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    last = "[part('last', stop=signal.SIGUSR1)]"
-    with supervising(tmp_path, "[part('early')]", last) as supervised:
-        for name in ("early", "last"):
-            supervised.pid(name)
-        os.killpg(supervised.process.pid, number)
-        assert supervised.process.wait(WITHIN_S) == 0
-        stops = [line for line in supervised.lines() if line.endswith("stops")]
-        assert stops == ["early stops", "last stops"]
 
 
 def test_a_part_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:
@@ -228,17 +222,6 @@ def test_the_work_of_an_earlier_process_that_is_killed_is_done_until_it_succeeds
         assert supervised.lines().count("again stops") == 1
 
 
-def test_a_reload_that_returns_changes_nothing(tmp_path: Path) -> None:
-    with supervising(tmp_path, "[part('early')]", "[part('last')]") as supervised:
-        supervised.pid("early")
-        supervised.process.send_signal(signal.SIGHUP)
-        reloads = "reload now with 7"
-        eventually(lambda: reloads in supervised.lines(), within_s=WITHIN_S, what="the reload")
-        assert supervised.status_after(signal.SIGTERM) == 0
-        starts = [line for line in supervised.lines() if line.startswith("early")]
-        assert len(starts) == 2
-
-
 FAILURES = {
     "raise RuntimeError('half upgraded')": (
         'RuntimeError: half upgraded (File "<string>", line 1, in <module>)'
@@ -293,6 +276,10 @@ def test_the_last_of_several_reloads_counts(tmp_path: Path) -> None:
             eventually(trial, within_s=WITHIN_S, what=f"trial {begun}")
         reloads = "reload now with 7"
         eventually(lambda: reloads in supervised.lines(), within_s=WITHIN_S, what="the reload")
+        # One that returns changes nothing.
+        assert supervised.status_after(signal.SIGTERM) == 0
+        starts = [line for line in supervised.lines() if line.startswith("early")]
+        assert len(starts) == 2
 
 
 def has_begun(supervised: Supervised, trials: int) -> bool:

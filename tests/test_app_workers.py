@@ -27,7 +27,7 @@ from agent.errors import SettingsInvalid
 from agent.settings import Settings
 from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.ports import free_port
-from tests.real_parts.processes import ServerProcess
+from tests.real_parts.processes import ServerProcess, answers
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S, Simulator, rows_in
 from tests.test_app_proxy import QUIET, Proxied, proxied_by
@@ -38,9 +38,9 @@ WORKER = "proxy worker 1"
 
 
 @contextmanager
-def two_workers(folder: Path, time_scale: float = 1.0, **proxy: str) -> Iterator[Proxied]:
-    """An agent whose proxy has two workers, before an engine that is so many times as fast."""
-    ports, scenario = AgentPorts.free(), {**QUIET, "time_scale": time_scale}
+def two_workers(folder: Path, **proxy: str) -> Iterator[Proxied]:
+    """An agent whose proxy has two workers, before a slow engine."""
+    ports, scenario = AgentPorts.free(), {**QUIET, "time_scale": 0.5}
     with Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=scenario) as engine:
         proxied = proxied_by(folder, ports, [engine], **proxy)
         with proxied.agent:
@@ -50,13 +50,6 @@ def two_workers(folder: Path, time_scale: float = 1.0, **proxy: str) -> Iterator
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     with two_workers(tmp_path_factory.mktemp("workers")) as proxied:
-        yield proxied
-
-
-@pytest.fixture
-def slow(tmp_path: Path) -> Iterator[Proxied]:
-    """Its streams of many tokens are open for minutes."""
-    with two_workers(tmp_path, 0.1) as proxied:
         yield proxied
 
 
@@ -102,16 +95,16 @@ class Streams:
             reader.join()
 
 
-def settled_rows(proxied: Proxied, wanted: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The settled rows of these requests by id, once each has one."""
+def settled_rows(proxied: Proxied, prefix: str, wanted: Collection[str]) -> list[dict[str, Any]]:
+    """The settled rows whose id begins so, once each of the wanted ids has one."""
 
-    def read() -> dict[str, dict[str, Any]]:
-        rows = {
-            row["request_id"]: row
+    def read() -> list[dict[str, Any]]:
+        rows = [
+            row
             for row in rows_in(proxied.agent, 1)
-            if row["request_id"] in wanted and row["counted"]
-        }
-        return rows if len(rows) == len(wanted) else {}
+            if row["request_id"].startswith(prefix) and row["counted"]
+        ]
+        return rows if {row["request_id"] for row in rows} >= set(wanted) else []
 
     return eventually(read, within_s=WITHIN_S, what=f"the rows of {len(wanted)} requests")
 
@@ -131,11 +124,13 @@ def is_back(proxied: Proxied, name: str, killed: int) -> bool:
         return False
 
 
-def _answers(proxied: Proxied) -> bool:
-    try:
-        return requests.get(f"{proxied.agent.url}/readyz", timeout=5).ok
-    except requests.RequestException:
-        return False
+def answers_again(proxied: Proxied, killed: int) -> None:
+    """Return when the API of the next agent answers."""
+
+    def answers_now() -> bool:
+        return is_back(proxied, "agent", killed) and answers(f"{proxied.agent.url}/readyz")
+
+    eventually(answers_now, within_s=WITHIN_S, what="the API of the next agent")
 
 
 class Clients:
@@ -179,20 +174,6 @@ class Clients:
         if got:
             ended.add(request_id)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The settled rows of their requests, once there is one of each that got something."""
-
-        def read() -> list[dict[str, Any]]:
-            rows = [
-                row
-                for row in rows_in(self._proxied.agent, 1)
-                if row["request_id"].startswith(self._name) and row["counted"]
-            ]
-            ids = {row["request_id"] for row in rows}
-            return rows if ids >= self.complete | self.cut else []
-
-        return eventually(read, within_s=WITHIN_S, what="a row of each request")
-
 
 def test_each_request_has_one_row_whenever_a_worker_or_the_agent_is_killed(
     proxied: Proxied,
@@ -201,11 +182,9 @@ def test_each_request_has_one_row_whenever_a_worker_or_the_agent_is_killed(
     with Clients(proxied, "any-moment") as clients:
         for name in (WORKER, "agent", WORKER, "proxy worker 0"):
             threading.Event().wait(moments.random())
-            killed = kill(proxied, name)
-            back = partial(is_back, proxied, name, killed)
+            back = partial(is_back, proxied, name, kill(proxied, name))
             eventually(back, within_s=WITHIN_S, what=f"the next {name}")
-    eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
-    rows = clients.rows()
+    rows = settled_rows(proxied, "any-moment", clients.complete | clients.cut)
     status_of = {row["request_id"]: row["status"] for row in rows}
     assert len(rows) == len(status_of)
     assert {status_of[request_id] for request_id in clients.complete} == {"ok"}
@@ -219,66 +198,67 @@ def test_a_reload_under_load_refuses_no_request_and_cuts_no_stream(proxied: Prox
     before = proxied.agent.process("agent").pid
     proxied.agent.send_signal(signal.SIGHUP)
     names: list[str] = []
-    while not is_back(proxied, "agent", before) or not _answers(proxied):
+    while not is_back(proxied, "agent", before) or not answers(f"{proxied.agent.url}/readyz"):
         names.append(f"reload-new-{len(names)}")
         assert proxied.chat(names[-1]).status_code == 200
         threading.Event().wait(0.05)
     streams.end()
     assert (streams.cut, len(streams.complete)) == ([], STREAMS)
-    rows = settled_rows(proxied, {*names, *streams.complete})
-    assert {row["status"] for row in rows.values()} == {"ok"}
-    eventually(lambda: _workers(proxied) == 2, within_s=WITHIN_S, what="the end of the earlier")
+    rows = settled_rows(proxied, "reload", {*names, *streams.complete})
+    assert {row["status"] for row in rows} == {"ok"}
+    eventually(lambda: workers(proxied) == 2, within_s=WITHIN_S, what="the end of the earlier")
+
+
+def workers(proxied: Proxied) -> int:
+    return sum(child.name().startswith("proxy worker") for child in proxied.agent.children())
 
 
 def test_the_streams_of_earlier_workers_that_are_killed_get_rows_from_the_next_run(
-    slow: Proxied,
+    proxied: Proxied,
 ) -> None:
-    streams = Streams(slow, "earlier", tokens=5000)
+    # They would be open for minutes.
+    streams = Streams(proxied, "earlier", tokens=8000)
     streams.begin()
-    earlier = [slow.agent.process(f"proxy worker {number}") for number in range(2)]
-    slow.agent.send_signal(signal.SIGHUP)
-    # They take no new connections.
+    earlier = [proxied.agent.process(f"proxy worker {number}") for number in range(2)]
+    retired, died = proxied.agent.log().count("streams go on"), len(deaths(proxied))
+    proxied.agent.send_signal(signal.SIGHUP)
     eventually(
-        lambda: slow.agent.log().count("streams go on") == 2, within_s=WITHIN_S, what="two retire"
+        lambda: proxied.agent.log().count("streams go on") == retired + 2,
+        within_s=WITHIN_S,
+        what="two workers that take no new connections",
     )
-    assert slow.chat("of-the-next-run").status_code == 200
+    assert proxied.chat("of-the-next-run").status_code == 200
     for each in earlier:
         each.send_signal(signal.SIGKILL)
     streams.end()
     assert (streams.complete, len(streams.cut)) == ([], STREAMS)
-    rows = settled_rows(slow, streams.cut)
-    assert {(row["status"], row["error"]) for row in rows.values()} == {("error", "worker_died")}
-
-    def died() -> list[dict[str, Any]]:
-        events = [e for e in slow.agent.api.events() if e["kind"] == "PROXY_WORKER_DIED"]
-        return events if len(events) >= len(earlier) else []
-
-    evidence = [each["evidence"] for each in eventually(died, within_s=WITHIN_S, what="events")]
+    rows = settled_rows(proxied, "earlier", streams.cut)
+    assert {(row["status"], row["error"]) for row in rows} == {("error", "worker_died")}
+    eventually(lambda: len(deaths(proxied)) >= died + 2, within_s=WITHIN_S, what="events")
+    # The newest come first.
+    evidence = [each["evidence"] for each in deaths(proxied)[: -died or None]]
     assert sorted(each["worker"] for each in evidence) == [0, 1]
     assert sum(each["requests_cut"] for each in evidence) == STREAMS
     assert sum(each["rows"] for each in evidence) == STREAMS
-    eventually(lambda: _cut(slow) == STREAMS, within_s=WITHIN_S, what="the count of cut requests")
+    cut = partial(proxied.metric, "llm_agent_proxy_failures_total", reason="worker_died")
+    eventually(lambda: cut() == STREAMS, within_s=WITHIN_S, what="the count of cut requests")
     # The processes that made the rows end, and the workers of this run go on.
-    eventually(lambda: len(slow.agent.children()) == 3, within_s=WITHIN_S, what="their end")
-    assert slow.chat("after-them").status_code == 200
+    eventually(lambda: len(proxied.agent.children()) == 3, within_s=WITHIN_S, what="their end")
+    assert proxied.chat("after-them").status_code == 200
 
 
-def _cut(proxied: Proxied) -> float:
-    return proxied.metric("llm_agent_proxy_failures_total", reason="worker_died")
+def deaths(proxied: Proxied) -> list[dict[str, Any]]:
+    return proxied.agent.api.events(kind="PROXY_WORKER_DIED")
 
 
-def _workers(proxied: Proxied) -> int:
-    return sum(child.name().startswith("proxy worker") for child in proxied.agent.children())
-
-
-def test_fewer_workers_of_the_last_of_three_reloads_take_all_connections(tmp_path: Path) -> None:
+def test_fewer_workers_of_the_last_of_two_reloads_take_all_connections(tmp_path: Path) -> None:
     with two_workers(tmp_path, drain="0.1s") as own:
         before = own.agent.process("agent").pid
-        for count in (2, 2, 1):
-            # The later ones come while the program starts anew.
-            _reload_with(own, count)
-            eventually(lambda: not _runs(own, before), within_s=WITHIN_S, what="the agent's end")
-        eventually(lambda: _workers(own) == 1, within_s=WITHIN_S, what="one worker")
+        for count in (2, 1):
+            reload_with(own, count)
+            # The second comes while the program starts anew.
+            eventually(lambda: not runs(own, before), within_s=WITHIN_S, what="the agent's end")
+        eventually(lambda: workers(own) == 1, within_s=WITHIN_S, what="one worker")
         listening = [
             each.status
             for each in own.agent.process("proxy worker 0").net_connections()
@@ -286,24 +266,24 @@ def test_fewer_workers_of_the_last_of_three_reloads_take_all_connections(tmp_pat
         ]
         # A listening socket that is closed resets the clients that wait in it.
         assert len(listening) == 2
-        eventually(lambda: _answers(own), within_s=WITHIN_S, what="the API of the next agent")
+        answers_again(own, before)
         assert own.chat("fewer-workers").status_code == 200
-        _stop_while_clients_keep_connections(own)
+        stop_while_clients_keep_connections(own)
 
 
-def _reload_with(proxied: Proxied, workers: int) -> None:
+def reload_with(proxied: Proxied, count: int) -> None:
     file = proxied.folder / "agent.yml"
     settings = yaml.safe_load(file.read_text())
-    settings["proxy"]["workers"] = workers
+    settings["proxy"]["workers"] = count
     file.write_text(yaml.safe_dump(settings))
     proxied.agent.send_signal(signal.SIGHUP)
 
 
-def _runs(proxied: Proxied, pid: int) -> bool:
+def runs(proxied: Proxied, pid: int) -> bool:
     return pid in [child.pid for child in proxied.agent.children()]
 
 
-def _stop_while_clients_keep_connections(proxied: Proxied) -> None:
+def stop_while_clients_keep_connections(proxied: Proxied) -> None:
     """No worker must be killed for them."""
     address = ("127.0.0.1", int(proxied.url.rpartition(":")[2]))
     with ExitStack() as stack:
@@ -319,29 +299,40 @@ def test_an_agent_comes_back_though_somebody_removed_its_folder(proxied: Proxied
     unix = proxied.agent.process("agent").net_connections("unix")
     (socket_file,) = {str(each.laddr) for each in unix if "handover.sock" in str(each.laddr)}
     shutil.rmtree(Path(socket_file).parent)
-    killed = kill(proxied, "agent")
-    eventually(lambda: is_back(proxied, "agent", killed), within_s=WITHIN_S, what="the next agent")
-    eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
+    answers_again(proxied, kill(proxied, "agent"))
     assert proxied.chat("folder-removed").status_code == 200
     assert proxied.row("folder-removed")["status"] == "ok"
 
 
-@pytest.mark.slow
-def test_a_sigterm_to_all_processes_lets_streams_end_and_stores_their_rows(tmp_path: Path) -> None:
-    with two_workers(tmp_path) as proxied:
-        streams = Streams(proxied, "stopped")
-        streams.begin()
-        supervisor = psutil.Process(proxied.agent.pid).parent()
-        assert supervisor is not None
-        os.killpg(os.getpgid(supervisor.pid), signal.SIGTERM)
-        streams.end()
-        assert (streams.cut, len(streams.complete)) == ([], STREAMS)
-        eventually(lambda: not supervisor.is_running(), within_s=WITHIN_S, what="its end")
-        proxied.agent.stop()
+def test_a_sigterm_to_all_processes_lets_streams_end_stores_their_rows_and_refuses_new_requests(
+    proxied: Proxied,
+) -> None:
+    streams = Streams(proxied, "stopped", tokens=200)
+    streams.begin()
+    supervisor = psutil.Process(proxied.agent.pid).parent()
+    assert supervisor is not None
+    os.killpg(os.getpgid(supervisor.pid), signal.SIGTERM)
+    refused = eventually(lambda: refusal(proxied), within_s=WITHIN_S, what="a refusal")[0]
+    assert refused.headers["Retry-After"]
+    assert refused.json()["error"]["message"]
+    # By each worker, also by one that has no stream.
+    assert all(refusal(proxied) for _ in range(10))
+    streams.end()
+    assert (streams.cut, len(streams.complete)) == ([], STREAMS)
+    eventually(lambda: not supervisor.is_running(), within_s=WITHIN_S, what="its end")
+    proxied.agent.stop()
     assert "Traceback" not in proxied.agent.log()
-    with closing(sqlite3.connect(tmp_path / "goodput.db")) as database:
-        stored = database.execute("SELECT request_id, status FROM requests").fetchall()
+    with closing(sqlite3.connect(proxied.folder / "goodput.db")) as database:
+        query = "SELECT request_id, status FROM requests WHERE request_id LIKE 'stopped-%'"
+        stored = database.execute(query).fetchall()
     assert sorted(stored) == sorted((request_id, "ok") for request_id in streams.complete)
+    proxied.agent.start()
+
+
+def refusal(proxied: Proxied) -> list[requests.Response]:
+    # A `Response` with an error status is false in a condition.
+    response = requests.get(f"{proxied.url}/v1/models", timeout=WITHIN_S)
+    return [response] if response.status_code == 503 else []
 
 
 def test_a_taken_port_leaves_nothing_behind(
@@ -444,16 +435,12 @@ def test_what_another_version_left_of_a_worker_ends_nothing(
     tmp_path: Path, command: Callable[[str], ServerProcess]
 ) -> None:
     agent, log = command(OF_ANOTHER_VERSION), tmp_path / "agent.log"
-    for said in ("of a version that leaves nothing", "earlier worker: ended with status 0"):
-        agent.wait_until(partial(_is_in, said, log), within_s=WITHIN_S)
+    said = ("of a version that leaves nothing", "earlier worker: ended with status 0")
+    agent.wait_until(lambda: all(each in log.read_text() for each in said), within_s=WITHIN_S)
     names = [each.name() for each in psutil.Process(agent.pid).children()]
     assert sorted(names) == ["agent", "proxy worker 0"]
     psutil.Process(agent.pid).terminate()
     assert agent.wait(within_s=WITHIN_S) == 0
-
-
-def _is_in(text: str, file: Path) -> bool:
-    return text in file.read_text()
 
 
 def _no_trial() -> Trial:

@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 import pytest
@@ -163,27 +164,26 @@ def test_the_proxy_is_missing_until_the_agent_has_a_request_through_it(
     assert steps_of(vllm, api=api)["proxy"].state == "done"
 
 
-def test_the_steps_that_the_agent_knows_come_first(api: Api) -> None:
-    known = SetupStep(name=StepName.PROXY, state="missing", shows="users", actions=())
+def test_the_steps_that_the_agent_knows_are_those_of_the_engines_name_or_of_its_only_engine(
+    api: Api,
+) -> None:
     row = {"agent": "a", "dialect": "vllm", "version": None, "model": None}
-    api.agent.setups = [{**row, "engine": "engine-0", "steps": (known,)}]
-    with open_agent(api.url, None, None) as asked:
-        assert steps_of_agent(asked, "chat-0") == [known]
-    api.agent.setups = []
-    with open_agent(api.url, None, None) as asked:
-        assert steps_of_agent(asked, "chat-0") == ()
-
-
-def test_the_steps_of_one_of_several_engines_are_those_of_its_name(api: Api) -> None:
-    row = {"agent": "a", "dialect": "vllm", "version": None, "model": None}
-    known = {
-        name: SetupStep(name=step, state="missing", shows="users", actions=())
-        for name, step in (("chat-0", StepName.PROXY), ("chat-1", StepName.GPU))
-    }
-    api.agent.setups = [{**row, "engine": name, "steps": (step,)} for name, step in known.items()]
-    with open_agent(api.url, None, None) as asked:
-        assert steps_of_agent(asked, "chat-1") == [known["chat-1"]]
-        assert steps_of_agent(asked, "engine-0") == ()
+    chat_0, chat_1 = (
+        SetupStep(name=step, state="missing", shows="users", actions=())
+        for step in (StepName.PROXY, StepName.GPU)
+    )
+    first = {**row, "engine": "chat-0", "steps": (chat_0,)}
+    second = {**row, "engine": "chat-1", "steps": (chat_1,)}
+    cases: list[tuple[list[Mapping[str, Any]], str, Sequence[SetupStep]]] = [
+        ([], "chat-0", ()),
+        ([first], "engine-0", [chat_0]),
+        ([first, second], "chat-1", [chat_1]),
+        ([first, second], "engine-0", ()),
+    ]
+    for setups, engine, steps in cases:
+        api.agent.setups = setups
+        with open_agent(api.url, None, None) as asked:
+            assert steps_of_agent(asked, engine) == steps
 
 
 def test_an_agent_of_other_engines_says_nothing_of_this_one(vllm: EngineServer, api: Api) -> None:
@@ -210,10 +210,16 @@ def test_an_agent_that_does_not_run_is_unknown_unless_it_was_named(vllm: EngineS
 def test_the_proxy_tells_after_how_long_clients_left(
     vllm: EngineServer, api: Api, vantage: Vantage
 ) -> None:
+    # Spans alone do not.
+    api.store([record(7)], [objective()])
+    spans = gathered(vllm, api)
+    assert spans.agent is not None
+    assert spans.agent.left_after_s is None
+    assert finding(spans, "client time-outs") == "unknown"
     left = [
         record(number, vantage=vantage, status=Status.CANCELLED, e2e_s=30.0) for number in range(5)
     ]
-    api.store([*left, record(8, vantage=vantage), record(9, engine="other-0")], [objective()])
+    api.store([*left, record(9, engine="other-0")], [objective()])
     found = gathered(vllm, api)
     assert found.agent is not None
     assert found.agent.requests == 6
@@ -221,36 +227,21 @@ def test_the_proxy_tells_after_how_long_clients_left(
     assert finding(found, "client time-outs") == "warn"
 
 
-def test_spans_alone_do_not_tell_whether_clients_left(vllm: EngineServer, api: Api) -> None:
-    api.store([record(1)], [objective()])
-    found = gathered(vllm, api)
-    assert found.agent is not None
-    assert found.agent.left_after_s is None
-    assert finding(found, "client time-outs") == "unknown"
-
-
-def test_the_format_of_weights_is_that_of_the_configured_model(
+def test_the_format_of_weights_is_that_of_the_configured_model_or_unknown_with_the_reason(
     vllm: EngineServer, tmp_path: Path
 ) -> None:
+    without = gathered(vllm, None).unread[EvidencePart.WEIGHTS]
+    assert without == "the settings name no config.json of the model"
     path = tmp_path / "config.json"
+    path.write_text("{")
+    unread = gathered(vllm, None, model_config=str(path)).unread
+    assert "cannot be read as JSON" in unread[EvidencePart.WEIGHTS]
     path.write_text(json.dumps(PUBLISHED["llama-3.1-8b"]["config"]))
     plain = gathered(vllm, None, model_config=str(path)).model
     narrow = gathered(vllm, None, model_config=str(path), dtype="fp8").model
     assert plain is not None
     assert narrow is not None
     assert (plain.compute, narrow.compute) == (Precision.BF16, Precision.FP8)
-
-
-def test_weights_are_unknown_for_the_reason_that_is_given(
-    vllm: EngineServer, tmp_path: Path
-) -> None:
-    assert gathered(vllm, None).unread[EvidencePart.WEIGHTS] == (
-        "the settings name no config.json of the model"
-    )
-    path = tmp_path / "config.json"
-    path.write_text("{")
-    unread = gathered(vllm, None, model_config=str(path)).unread
-    assert "cannot be read as JSON" in unread[EvidencePart.WEIGHTS]
 
 
 def completes(vllm: EngineServer, api: Api, lead_s: float) -> None:

@@ -1,6 +1,5 @@
 """What the scripts of `.ci` do, and that the sdist is whole."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -21,22 +20,16 @@ def stages(*commands: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STAGES, *commands], capture_output=True, text=True, check=False)
 
 
-def test_stages_that_succeed_are_a_success() -> None:
-    run = stages("a", "echo one", "b", "echo two >&2")
-    assert run.returncode == 0
-    assert {"a: one", "b: two"} <= set(run.stdout.splitlines())
-
-
 def test_one_stage_that_fails_fails_the_run_and_ends_no_other() -> None:
-    run = stages("a", "exit 3", "b", "echo two")
-    assert run.returncode == 1
-    assert "a: exit code 3 after " in run.stdout
-    assert "b: two" in run.stdout.splitlines()
-
-
-def test_the_output_ends_with_the_last_lines_of_what_failed() -> None:
-    run = stages("a", "echo the reason; exit 3", "b", "sleep 0.2; seq 500")
-    assert run.stdout.splitlines()[-2:] == ["a failed; its last lines:", "a: the reason"]
+    passed = stages("a", "echo one", "b", "echo two >&2")
+    assert passed.returncode == 0
+    assert {"a: one", "b: two"} <= set(passed.stdout.splitlines())
+    failed = stages("a", "echo the reason; exit 3", "b", "sleep 0.2; seq 500")
+    assert failed.returncode == 1
+    lines = failed.stdout.splitlines()
+    assert "a: exit code 3 after " in failed.stdout
+    assert "b: 500" in lines
+    assert lines[-2:] == ["a failed; its last lines:", "a: the reason"]
 
 
 # A release
@@ -105,8 +98,11 @@ class Machine:
         program.write_text(f"#!{shutil.which('bash')}\n{script}\n")
         program.chmod(0o755)
 
-    def add_engine(self) -> None:
-        """Make folders that look like the parts that have installers of their own."""
+    def add_all_but(self, missing: str) -> None:
+        """Add all parts, also folders that look like those with installers of their own."""
+        for part in PARTS:
+            if part != missing:
+                self.add(part)
         for home in (
             self._where("install-engine").parents[1],
             self._where("install-load-generators"),
@@ -136,6 +132,14 @@ class Machine:
             [SCRIPT], env=self._environment, capture_output=True, text=True, check=False
         )
 
+    def missing(self) -> set[str]:
+        """The missing parts that the script prints with their commands when it fails."""
+        installed = self.install()
+        assert installed.returncode == 1
+        lines = installed.stderr.splitlines()
+        assert lines[-1] == "make test-fast needs none of them."
+        return {line.strip() for line in lines if line.startswith("  ")}
+
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
@@ -156,34 +160,21 @@ def test_elsewhere_each_missing_part_is_printed_with_its_command(
 ) -> None:
     if manager is not None:
         machine.add(manager)
-    installed = machine.install()
-    assert installed.returncode == 1
-    lines = {line.strip() for line in installed.stderr.splitlines()}
+    lines = machine.missing()
     assert commands <= lines
     assert any(line.startswith("vLLM for CPU, expected at ") for line in lines)
-    assert any(line.endswith(": bash .ci/install-engine") for line in lines)
-    assert any(line.endswith(": bash .ci/install-load-generators") for line in lines)
-    assert any(line.endswith(": bash .ci/install-helm") for line in lines)
-    assert any(line.endswith(": bash .ci/install-victoriametrics") for line in lines)
+    for installer in ("engine", "load-generators", "helm", "victoriametrics"):
+        assert any(line.endswith(f": bash .ci/install-{installer}") for line in lines)
 
 
 def test_only_missing_parts_are_printed(machine: Machine) -> None:
-    for part in PARTS:
-        machine.add(part)
-    (machine.programs / "chromium").unlink()
-    machine.add_engine()
-    installed = machine.install()
-    assert installed.returncode == 1
-    named = [line for line in installed.stderr.splitlines() if line.startswith("  ")]
-    assert named == ["  Chromium: sudo apt-get install chromium"]
+    machine.add_all_but("chromium")
+    assert machine.missing() == {"Chromium: sudo apt-get install chromium"}
 
 
 @pytest.mark.parametrize("user", ["root", "with sudo"])
 def test_on_debian_missing_parts_are_installed_and_printed(machine: Machine, user: str) -> None:
-    for part in PARTS:
-        machine.add(part)
-    (machine.programs / "chromium").unlink()
-    machine.add_engine()
+    machine.add_all_but("chromium")
     machine.add("id", f"echo {0 if user == 'root' else 1000}")
     if user == "with sudo":
         machine.add("sudo", '[ "$1" = -n ] || exec "$@"')
@@ -200,7 +191,4 @@ def test_on_debian_without_root_or_sudo_the_command_is_printed(machine: Machine)
     machine.add("apt-get", "exit 1")
     machine.add("sudo", "exit 1")
     machine.add("id", "echo 1000")
-    installed = machine.install()
-    assert installed.returncode == 1
-    assert "Prometheus: sudo apt-get install prometheus" in installed.stderr
-    assert os.linesep + "make test-fast needs none of them." in installed.stderr
+    assert "Prometheus: sudo apt-get install prometheus" in machine.missing()

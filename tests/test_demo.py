@@ -3,7 +3,7 @@
 import re
 import signal
 import sys
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from agent.catalog.causes import Cause
-from agent.demo import ENGINES, ComingFault, coming_faults
+from agent.demo import ENGINES, coming_faults
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import shown
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.waiting import eventually
-from tests.simulated import WITHIN_S, demo, rows_in
+from tests.simulated import WITHIN_S, Row, rows_in
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,27 +34,21 @@ def simulators(folder: Path) -> list[int]:
     ]
 
 
-def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+def test_a_demo_that_ends_leaves_no_simulator(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     environment = {"GOODPUT_STORAGE__FILE": f"{tmp_path}/goodput.db"}
     command = [sys.executable, "-m", "agent", "demo", "--past", "30s"]
     process = ServerProcess(command, tmp_path / "log", environment=environment)
     try:
         process.wait_until(lambda: bool(simulators(tmp_path)), within_s=WITHIN_S)
-        psutil.Process(process.pid).terminate()
-        assert process.wait(within_s=WITHIN_S) == 0
-        assert simulators(tmp_path) == []
+        # The demo alone, not its group.
+        psutil.Process(process.pid).send_signal(number)
+        assert process.wait(within_s=WITHIN_S) == status
+        eventually(lambda: not simulators(tmp_path), within_s=WITHIN_S, what="their end")
     finally:
         process.kill()
-
-
-def test_a_demo_that_is_killed_leaves_no_simulator(tmp_path: Path) -> None:
-    with demo(tmp_path) as agent:
-        assert rows_in(agent, 1)
-        assert len(simulators(tmp_path)) == 2
-        # The demo alone, not its group.
-        agent.send_signal(signal.SIGKILL)
-        eventually(lambda: not simulators(tmp_path), within_s=WITHIN_S, what="their end")
-        agent.kill()
 
 
 # Everything that the page shows
@@ -106,15 +100,19 @@ def test_the_demo_labels_its_simulation_everywhere(guarded: Guarded) -> None:
     assert {path.name for path in guarded.folder.glob("*.db")} == {"goodput-demo.db"}
 
 
-def test_the_demo_sends_its_spans_without_grpc_and_with_a_token(full: AgentProcess) -> None:
+def test_the_demo_goes_on_where_its_past_ends_and_sends_spans_without_grpc_and_with_a_token(
+    full: AgentProcess,
+) -> None:
     started = datetime.now(UTC).isoformat()
 
     def joined() -> bool:
-        newest = full.api.json("/api/v1/requests", {"limit": "200"})["items"]
+        newest = full.api.json("/api/v1/requests", {"limit": "200", "tenant": "search"})["items"]
         live = [row for row in newest if row["started_at"] > started]
         return any(row["vantage"] == "joined" for row in live)
 
     eventually(joined, within_s=WITHIN_S, what="a live request with its span")
+    restarts = full.api.events(window=WINDOW, kind="RESTART", engine="simulator-0")
+    assert restarts == []
 
 
 WINDOW = "30m"
@@ -190,33 +188,27 @@ def told_times(log: str) -> dict[str, float]:
     return times
 
 
-def causes_found(agent: AgentProcess, from_s: float, until_s: float) -> dict[str, float]:
-    """The excess of requests that came in a time and missed, by cause. Failures count a second."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for row in agent.api.requests(verdict="missed", limit="1000"):
-        if from_s <= datetime.fromisoformat(row["started_at"]).timestamp() < until_s:
-            shares = agent.api.request(row["request_id"])["explanation"]["shares"]
-            for share in shares:
-                found[share["cause"]] += share["excess_s"] or 1.0
-    return found
-
-
-@pytest.mark.parametrize("coming", coming_faults(), ids=lambda coming: coming.fault.name)
 def test_the_cause_of_each_fault_is_found_and_it_came_when_the_demo_says(
-    full: AgentProcess, coming: ComingFault
+    full: AgentProcess,
 ) -> None:
-    name, causes = coming.fault.name, coming.fault.causes
-    began_at = told_times(full.log())[name] - ROUND_S
+    def explained() -> list[Row]:
+        missed = full.api.requests(verdict="missed", limit="1000")
+        return missed if all(row["explained_at"] is not None for row in missed) else []
 
-    def explained() -> bool:
-        waiting = full.api.requests(verdict="missed", limit="1000")
-        return all(row["explained_at"] is not None for row in waiting)
+    missed = eventually(explained, within_s=WITHIN_S, what="the explanations")
+    times = told_times(full.log())
+    for coming in coming_faults():
+        begin = times[coming.fault.name] - ROUND_S
+        end = begin + coming.fault.for_s + QUEUE_S
+        found = Counter(row["cause"] for row in missed if begin <= started_s(row) < end)
+        assert found, f"{coming.fault.name}: nothing missed"
+        (first, _), *_ = found.most_common(1)
+        assert first in coming.fault.causes, (coming.fault.name, found)
+        assert found[Cause.UNEXPLAINED] < 0.1 * found.total(), (coming.fault.name, found)
 
-    eventually(explained, within_s=WITHIN_S, what="the explanations")
-    found = causes_found(full, began_at, began_at + coming.fault.for_s + QUEUE_S)
-    assert found, "nothing missed"
-    assert max(found, key=found.__getitem__) in causes, found
-    assert found.get(Cause.UNEXPLAINED, 0.0) < 0.1 * sum(found.values()), found
+
+def started_s(row: Row) -> float:
+    return datetime.fromisoformat(row["started_at"]).timestamp()
 
 
 def test_every_fault_of_the_demo_has_a_name_a_cause_and_a_time_of_its_own() -> None:
@@ -229,19 +221,3 @@ def test_every_fault_of_the_demo_has_a_name_a_cause_and_a_time_of_its_own() -> N
     for each in coming:
         assert each.fault.every_s == ROUND_S
         assert each.fault.causes
-
-
-def test_the_demo_goes_on_where_its_past_ends(full: AgentProcess) -> None:
-    started = datetime.now(UTC).isoformat()
-
-    def live() -> bool:
-        began = [row["started_at"] for row in full.api.requests(tenant="search")]
-        return bool(max(began) > started)
-
-    eventually(live, within_s=WITHIN_S, what="a request through the proxy")
-    restarts = [
-        event
-        for event in full.api.events(window=WINDOW)
-        if event["kind"] == "RESTART" and event["engine"] == "simulator-0"
-    ]
-    assert restarts == []

@@ -217,22 +217,15 @@ def test_a_token_budget_of_the_settings_is_in_the_rules(
     settings: Path, tmp_path: Path, made: tuple[Path, str]
 ) -> None:
     assert budgets(made[0]) == {""}
-    priced = f"{SETTINGS}prices: [{{gpu: L4, gpu_hour_usd: 1}}]\n"
-    settings.write_text(
-        f"{priced}token_budget: {{usd_per_million_output_tokens: 2.5}}", encoding="utf-8"
-    )
-    output = run("--config", settings, "--into", tmp_path)
-    assert budgets(tmp_path) == {"2.5"}
-    assert "LlmTokenCostOverBudget" not in output
-    run("--config", settings, "--into", tmp_path, "--token-budget", "4")
-    assert budgets(tmp_path) == {"4"}
-
-
-def test_a_token_budget_without_a_price_prints_that_the_alert_cannot_fire(
-    settings: Path, tmp_path: Path
-) -> None:
     output = run("--config", settings, "--into", tmp_path, "--token-budget", "4")
-    assert "LlmTokenCostOverBudget can never fire: no GPU has a price." in output
+    assert budgets(tmp_path) == {"4"}
+    never = "LlmTokenCostOverBudget can never fire: no GPU has a price."
+    assert never in output
+    priced = f"{SETTINGS}prices: [{{gpu: L4, gpu_hour_usd: 1}}]\n"
+    budget = "token_budget: {usd_per_million_output_tokens: 2.5}"
+    settings.write_text(f"{priced}{budget}", encoding="utf-8")
+    assert never not in run("--config", settings, "--into", tmp_path)
+    assert budgets(tmp_path) == {"2.5"}
 
 
 def test_a_trial_has_the_given_speed(settings: Path, tmp_path: Path) -> None:

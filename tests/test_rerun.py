@@ -52,38 +52,30 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_test_of_real_parts_that_passes_alone_is_unsteady_and_fails_no_run(
+def test_tests_of_real_parts_that_fail_run_again_and_those_that_pass_alone_are_unsteady(
     tmp_path: Path,
 ) -> None:
-    module(tmp_path, "parts", WITH_PARTS, without="test_always")
-    whole = run(tmp_path, "--failed-parts", "cache/failed", "-n", "2")
-    assert "1 failed, 1 passed" in whole.stdout.splitlines()[-1]
-    assert whole.returncode == 0
-    assert (tmp_path / "cache/failed").read_text() == "test_parts.py::test_once\n"
-    alone = run(tmp_path, "--alone", "@cache/failed")
-    assert "unsteady: test_parts.py::test_once" in alone.stdout.splitlines()
-    assert "1 passed" in alone.stdout.splitlines()[-1]
-    assert alone.returncode == 0
-
-
-def test_a_test_of_real_parts_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     module(tmp_path, "parts", WITH_PARTS)
-    assert run(tmp_path, "--failed-parts", "failed").returncode == 0
-    alone = run(tmp_path, "--alone", "@failed")
+    whole = run(tmp_path, "--failed-parts", "cache/failed", "-n", "2")
+    assert "2 failed, 1 passed" in whole.stdout.splitlines()[-1]
+    assert whole.returncode == 0
+    once, always = "test_parts.py::test_once", "test_parts.py::test_always"
+    # Two processes end in any order.
+    assert {*(tmp_path / "cache/failed").read_text().splitlines()} == {once, always}
+    alone = run(tmp_path, "--alone", "@cache/failed")
     assert alone.returncode == 1
     unsteady = [line for line in alone.stdout.splitlines() if line.startswith("unsteady")]
-    assert unsteady == ["unsteady: test_parts.py::test_once"]
+    assert unsteady == [f"unsteady: {once}"]
+    assert run(tmp_path, "--alone", once).returncode == 0
 
 
-def test_a_failure_without_real_parts_fails_the_run_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", [False, True], ids=["failure", "import"])
+def test_what_fails_without_real_parts_fails_the_run_at_once(tmp_path: Path, broken: bool) -> None:
     module(tmp_path, "parts", WITH_PARTS, without="test_always")
-    module(tmp_path, "pure", without="test_always")
-    assert run(tmp_path, "--failed-parts", "failed").returncode == 1
+    if broken:
+        (tmp_path / "test_broken.py").write_text(f"{WITH_PARTS}\nimport nothing_of_this_name\n")
+    else:
+        module(tmp_path, "pure", without="test_always")
+    options = ("--failed-parts", "failed", "--continue-on-collection-errors")
+    assert run(tmp_path, *options).returncode != 0
     assert (tmp_path / "failed").read_text() == "test_parts.py::test_once\n"
-
-
-def test_a_module_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
-    module(tmp_path, "parts", WITH_PARTS, without="test_always")
-    (tmp_path / "test_broken.py").write_text(f"{WITH_PARTS}\nimport nothing_of_this_name\n")
-    options = ["--continue-on-collection-errors", "-n", "2"]
-    assert run(tmp_path, "--failed-parts", "failed", *options).returncode != 0

@@ -32,10 +32,12 @@ def test_sometimes():
     assert len(runs.read_text()) % 2
 """
 PURE = "def test_pure():\n    raise AssertionError('it is not selected')\n"
+BROKEN = "import nothing_of_this_name\n"
 
 
-def shaken(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def shaken(folder: Path, *arguments: str) -> tuple[int, list[str]]:
+    """The exit status and the lines of a run."""
+    run = subprocess.run(
         [sys.executable, "-m", "tests.shaken", *arguments, "-p", "tests.conftest"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -43,31 +45,23 @@ def shaken(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+    return run.returncode, run.stdout.splitlines()
 
 
-def test_it_says_how_often_each_test_failed_and_a_seed_repeats_an_order(tmp_path: Path) -> None:
+def test_it_says_how_often_what_failed_and_a_seed_repeats_an_order(tmp_path: Path) -> None:
     (tmp_path / "test_timed.py").write_text(TIMED)
     (tmp_path / "test_pure.py").write_text(PURE)
-    run = shaken(tmp_path, "--rounds", "2", "--seed", "7")
-    assert run.returncode == 1
-    *_, last = run.stdout.splitlines()
-    assert last == "failed in 1 of 2 rounds: test_timed.py::test_sometimes"
-    assert re.findall(r"round \d of 2: --seed (\d)", run.stdout) == ["7", "8"]
-    shaken(tmp_path, "--rounds", "1", "--seed", "8")
+    status, lines = shaken(tmp_path, "--rounds", "2", "--seed", "7")
+    assert status == 1
+    assert lines[-1] == "failed in 1 of 2 rounds: test_timed.py::test_sometimes"
+    assert re.findall(r"round \d of 2: --seed (\d)", "\n".join(lines)) == ["7", "8"]
+    status, lines = shaken(tmp_path, "--rounds", "1", "--seed", "8")
+    assert (status, lines[-1]) == (0, "nothing failed in 1 rounds")
     orders = re.findall(r"\d{9}", (tmp_path / "order").read_text())
     assert len(orders) == 3
     assert orders[0] != orders[1] == orders[2]
-
-
-def test_nothing_that_fails_is_a_success(tmp_path: Path) -> None:
-    (tmp_path / "test_timed.py").write_text(TIMED)
-    run = shaken(tmp_path, "--rounds", "1")
-    assert run.returncode == 0
-    assert run.stdout.splitlines()[-1] == "nothing failed in 1 rounds"
-
-
-def test_a_round_that_comes_to_no_end_is_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name\n")
-    run = shaken(tmp_path, "--rounds", "1", "--seed", "7")
-    assert run.returncode == 1
-    assert run.stdout.splitlines()[-1].startswith("failed in 1 of 1 rounds: ")
+    # A round that does not come to its end.
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    status, lines = shaken(tmp_path, "--rounds", "1", "--seed", "7", "test_broken.py")
+    assert status == 1
+    assert lines[-1].startswith("failed in 1 of 1 rounds: ")

@@ -95,38 +95,35 @@ def test_a_database_needs_no_agent_and_figures_can_be_read_by_a_program(
     assert short["limits"][0]["seen_ms"]["p95"] == pytest.approx(190.0)
 
 
+@pytest.mark.parametrize(
+    ("asked", "failed", "target", "said"),
+    [
+        ("0.95", 0.0, 0.95, "p95 up to 1000, p99 up to 1000 ms; at least 99 % kept it"),
+        (
+            "0.95",
+            100.0,
+            0.742,
+            "target: 0.742  # at least 74.2 % of 400 requests met it, 100 failed; 0.95, as asked "
+            "for, was not kept",
+        ),
+        # No target is proposed above the share that was seen.
+        ("0.9999", 0.0, 0.99, "# at least 99 % of 300 requests met it; 0.9999, as asked for, was"),
+    ],
+)
 def test_an_engine_that_nobody_traces_has_proposals_of_its_histograms(
-    api: Api, tmp_path: Path
-) -> None:
-    api.store_engine_sample("chat-0", api.agent.now - 2.0, counts(requests=400.0))
-    result = suggested("--url", api.url)
-    (only,) = settings_of(result, tmp_path)
-    assert (only.ttft_s, only.match.model) == (1.0, "*")
-    assert "From the engines' histograms" in result.stdout
-    assert "p95 up to 1000, p99 up to 1000 ms; at least 99 % kept it" in result.stdout
-
-
-def test_failed_requests_lower_the_share_that_engines_histograms_give(
-    api: Api, tmp_path: Path
+    api: Api, tmp_path: Path, asked: str, failed: float, target: float, said: str
 ) -> None:
     counted = counts(requests=400.0)
-    counters = {**counted.counters, (fact.REQUESTS_FINISHED.name, ("error",)): 100.0}
-    api.store_engine_sample("chat-0", api.agent.now - 2.0, replace(counted, counters=counters))
-    result = suggested("--url", api.url)
+    counters = dict(counted.counters)
+    if failed:
+        counters[fact.REQUESTS_FINISHED.name, ("error",)] = failed
+    counted = replace(counted, counters=counters)
+    api.store_engine_sample("chat-0", api.agent.now - 2.0, counted)
+    result = suggested("--url", api.url, "--target", asked)
     (only,) = settings_of(result, tmp_path)
-    assert only.target == 0.742
-    assert (
-        "target: 0.742  # at least 74.2 % of 400 requests met it, 100 failed; 0.95, as asked for, "
-        "was not kept" in result.stdout
-    )
-
-
-def test_no_target_is_proposed_above_the_share_that_was_seen(api: Api, tmp_path: Path) -> None:
-    api.store_engine_sample("chat-0", api.agent.now - 2.0, counts(requests=400.0))
-    result = suggested("--url", api.url, "--target", "0.9999")
-    (only,) = settings_of(result, tmp_path)
-    assert only.target == 0.99
-    assert "# at least 99 % of 300 requests met it; 0.9999, as asked for, was" in result.stdout
+    assert (only.ttft_s, only.target, only.match.model) == (1.0, target, "*")
+    assert "From the engines' histograms" in result.stdout
+    assert said in result.stdout
 
 
 def test_a_target_that_was_kept_is_proposed_however_high_it_is(api: Api, tmp_path: Path) -> None:
