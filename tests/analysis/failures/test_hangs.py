@@ -1,6 +1,6 @@
 """When an engine hangs, and cases that only look similar."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
-from agent.records.engine import ProcessRole
+from agent.records.engine import EngineProcess, ProcessRole
 from agent.records.event import Event
 from tests.analysis.failures.polled_engine import (
     ALL,
@@ -254,78 +254,69 @@ def ranks_at(*steps: float, running: float = 4.0) -> dict[str, Facts]:
     }
 
 
-@pytest.mark.parametrize(("cores_known", "confidence"), [(True, "probable"), (False, "suspected")])
-def test_a_stalled_rank_beside_a_working_one_is_a_hang_of_the_engine(
-    cores_known: bool, confidence: str
-) -> None:
-    """If its core is unknown, the rank may have been removed."""
-    engine = PolledEngine()
-    sample = host([FRONT, *CORES]) if cores_known else None
-    events = [
-        e for step in range(120) for e in engine.works(ranks=ranks_at(100 + step, 7), host=sample)
+def ranks(
+    polls: int,
+    steps: Callable[[int], Sequence[float]],
+    cores: Sequence[EngineProcess] | None = None,
+) -> Part:
+    """Polls in which the ranks have these step counts, by the number of the poll."""
+    sample = None if cores is None else host([FRONT, *cores])
+    return lambda engine: [
+        e for n in range(polls) for e in engine.works(ranks=ranks_at(*steps(n)), host=sample)
     ]
-    (event,) = events
-    assert verdicts([event]) == [("HANG", confidence)]
-    assert (event.evidence["ranks_standing"], event.evidence["stalled_s"]) == ("1", 35)
 
 
-def test_a_removed_rank_with_constant_facts_does_not_hang() -> None:
-    engine = PolledEngine()
-    for step in range(5):
-        engine.works(ranks=ranks_at(step, step), host=host([FRONT, *CORES]))
-    smaller = host([FRONT, CORES[0]])
-    events = [e for step in range(120) for e in engine.works(ranks=ranks_at(step, 4), host=smaller)]
-    assert events == []
+RANKS: Scenarios = {
+    "a stalled rank beside a working one is a hang of the engine": [
+        New(), ranks(120, lambda n: (100 + n, 7), CORES), "HANG probable",
+        {"ranks_standing": "1", "stalled_s": 35},
+    ],
+    "a rank whose core is unknown may have been removed": [
+        New(), ranks(120, lambda n: (100 + n, 7)), "HANG suspected",
+    ],
+    "a removed rank with constant facts does not hang": [
+        New(), ranks(5, lambda n: (n, n), CORES),
+        ranks(120, lambda n: (n, 4), CORES[:1]),
+    ],
+    "a rank that was removed before a restart can hang, though then no title names a rank": [
+        New(), ranks(1, lambda _: (1, 1), CORES),
+        ranks(1, lambda _: (1, 1), CORES[:1]),
+        restarts(), "RESTART certain",
+        ranks(20, lambda n: (n, 4)), "HANG suspected",
+    ],
+    "a rank that was removed and added again can hang": [
+        New(), ranks(1, lambda _: (1, 1), CORES),
+        ranks(1, lambda _: (1, 1), CORES[:1]),
+        ranks(20, lambda n: (n, 4), CORES), "HANG probable",
+    ],
+    "a rank can hang again while in each interval one of the two makes no step": [
+        New(), ranks(20, lambda n: (n // 2, (n + 1) // 2)),
+        ranks(80, lambda n: (10 + n // 2, 10)), "HANG suspected", {"ranks_standing": "1"},
+        ranks(100, lambda n: (50 + n // 2, 10 + (n + 1) // 2)),
+        ranks(100, lambda n: (100 + n // 2, 60)), "HANG suspected", {"ranks_standing": "1"},
+    ],
+    "a second rank that hangs later is reported": [
+        New(), ranks(30, lambda n: (n, min(n, 5))), "HANG suspected", {"ranks_standing": "1"},
+        ranks(70, lambda _: (30, 5)), "HANG probable", {"ranks_standing": "0, 1"},
+    ],
+    "ranks that stall shortly after each other are one hang": [
+        New(), ranks(60, lambda n: (min(n, 20), min(n, 22)), CORES), "HANG probable",
+        New(), ranks(60, lambda n: (min(n, 20), min(n, 22))), "HANG probable",
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("restarts", [True, False])
-def test_a_removed_rank_can_hang_after_a_restart_or_when_it_was_added_again(
-    restarts: bool,
-) -> None:
-    """After the restart there is one process, and its title names no rank."""
-    engine = working_engine()
-    for cores in (CORES, CORES[:1]):
-        engine.works(ranks=ranks_at(1, 1), host=host([FRONT, *cores]))
-    if restarts:
-        engine.restarts()
-    sample = None if restarts else host([FRONT, *CORES])
-    events = [e for step in range(20) for e in engine.works(ranks=ranks_at(step, 4), host=sample)]
-    assert kinds(events) == ["HANG"]
-
-
-def test_a_rank_can_hang_again_while_another_is_slow() -> None:
-    """In each interval one of the two ranks makes no step."""
-    engine = PolledEngine()
-    steps, events = [0, 0], list[Event]()
-    for poll in range(300):
-        steps[0] += poll % 2
-        steps[1] += (poll + 1) % 2 if poll < 20 or 100 < poll < 200 else 0
-        events += engine.works(ranks=ranks_at(*steps))
-    assert [event.evidence["ranks_standing"] for event in events] == ["1", "1"]
-
-
-def test_a_second_rank_that_hangs_later_is_reported() -> None:
-    engine = PolledEngine()
-    steps = [(min(step, 30), min(step, 5)) for step in range(100)]
-    events = [e for each in steps for e in engine.works(ranks=ranks_at(*each))]
-    assert [event.evidence["ranks_standing"] for event in events] == ["1", "0, 1"]
-
-
-@pytest.mark.parametrize("cores_known", [True, False])
-def test_ranks_that_stall_shortly_after_each_other_are_one_hang(cores_known: bool) -> None:
-    """All ranks wait for one of them. No rank was removed."""
-    engine = PolledEngine()
-    sample = host([FRONT, *CORES]) if cores_known else None
-    steps = [(min(step, 20), min(step, 22)) for step in range(60)]
-    events = [e for each in steps for e in engine.works(ranks=ranks_at(*each), host=sample)]
-    assert verdicts(events) == [("HANG", "probable")]
+@pytest.mark.parametrize("parts", RANKS.values(), ids=RANKS)
+def test_hangs_of_ranks(parts: Sequence[Part]) -> None:
+    check(parts, working_engine)
 
 
 def test_a_rank_without_work_does_not_hang() -> None:
     engine = PolledEngine()
     for step in range(30):
-        ranks = ranks_at(100 + step) | {"1": ranks_at(7, 7, running=0.0)["1"]}
-        assert engine.works(ranks=ranks) == ()
+        assert (
+            engine.works(ranks={**ranks_at(100 + step), "1": ranks_at(7, running=0.0)["0"]}) == ()
+        )
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.1, 60)), min_size=1, max_size=60))
