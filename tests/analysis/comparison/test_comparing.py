@@ -272,9 +272,9 @@ def test_equal_runs_are_rarely_apart(blocks: int, correlation: float) -> None:
 
 
 def test_correlated_blocks_vary_as_the_theory_says() -> None:
-    series = autoregressive(np.random.default_rng(6), 4000, 0.6)
+    series = autoregressive(np.random.default_rng(6), 1500, 0.6)
     # The variance of the mean of an AR(1) process is (1 + r) / (1 - r) times as large.
-    assert variation(mean_of(series), 4000, 0.0).spread == pytest.approx(
+    assert variation(mean_of(series), 1500, 0.0).spread == pytest.approx(
         np.sqrt(1.6 / 0.4), rel=0.05
     )
 
