@@ -363,6 +363,8 @@ STRICT = ProxyView(streamed=True, choices=1, ttft_limit_s=0.1)
         # been counted: of 1,001 most came before the first event.
         ({"output_tokens": 1001, "reasoning_tokens": 970}, {TTFT: 0.3, TPOT: 1.25, E2E: 1.0}),
         ({"output_tokens": None}, {TTFT: 0.3, TPOT: 1.25, E2E: 1.0}),
+        # A client that left without a token waited for one until then.
+        ({**CANCELLED, **NO_TOKEN, "e2e_s": 1.0}, {TTFT: 0.8}),
         *(({"status": status}, {FAILURE: None}) for status in FAILURES),
     ],
 )
