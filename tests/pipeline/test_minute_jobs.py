@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from agent.analysis.efficiency.work import Role
+from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
 from agent.pipeline import minute_jobs
 from agent.records.columns import MinuteRequests
-from agent.records.gpu import GpuSample
+from agent.records.gpu import Facts, GpuSample
 from agent.records.prices import Electricity, Price
 from agent.records.request import Status
+from agent.store.observations import ObservationStore
 from tests.pipeline.minutes import (
     A_SECOND_USD,
     PRICE,
@@ -27,7 +29,7 @@ from tests.pipeline.minutes import (
 )
 from tests.records.minutes import cost_of
 from tests.sources.model_config.published import published
-from tests.store.making import NOON
+from tests.store.making import NOON, engine_sample
 
 
 def one_request(minutes: Minutes) -> None:
@@ -439,3 +441,48 @@ def test_after_the_clock_was_set_back_no_minute_is_computed_twice_and_late_reque
     assert [each.starts_at for each in after] == [NOON + 60 * number for number in range(6)]
     assert [each.requests for each in after] == [0, 0, 1, 0, 0, 0]
     assert adds_up(minutes, after)
+
+
+def test_a_row_of_unknown_cached_tokens_has_the_engines_cached_share(
+    database: Engine,
+) -> None:
+    """Its FLOPs are those of its minutes, not those of the whole prompt."""
+    minutes = Minutes(database, PRICE, model=published("llama-3.1-8b"))
+    for at in every_5_s(90):
+        done = float(at > 20)
+        minutes.read_one(at, output=26 * done, input=1000 * done, cached=800 * done)
+    tokens = {"input_tokens": 1000, "output_tokens": 26}
+    minutes.take(timed_request(1, 20.0, 10.0, **tokens, cached_tokens=None))
+    (window,) = minutes.computed(91.0)
+    (row,) = minutes.rows()
+    assert row["prefill_flops"] == pytest.approx(window.work.prefill_flops)
+    assert row["prefill_flops"] == pytest.approx(200 * 14e9, rel=0.05)
+
+
+def test_a_late_row_that_began_while_a_minute_s_last_sample_was_read_leaves_it_idle(
+    database: Engine,
+) -> None:
+    minutes = Minutes(database, PRICE)
+    for at in every_5_s(150):
+        done = {"steps": 26.0, "output": 26.0, "input": 100.0} if at > 60 else {}
+        nothing = dict.fromkeys(("steps", "output", "input"), 0.0)
+        minutes.read_one(at, running=float(at == 60), **(nothing | done))
+    (before,) = minutes.computed(91.0)
+    assert cost_of(before).unseen == pytest.approx(0.005)
+    minutes.take(timed_request(1, 60.2, 1.0))
+    after, _ = minutes.computed(151.0)
+    assert cost_of(after).unseen == 0.0
+    assert cost_of(after).idle == pytest.approx(0.06)
+    assert minutes.costs() == [pytest.approx(0.001)]
+
+
+def test_kv_bytes_use_the_width_that_the_engine_reports(database: Engine) -> None:
+    minutes = Minutes(database, PRICE, model=published("llama-3.1-8b"))
+    busy(minutes, 90)
+    width: Facts = {(fact.KV_VALUE_BYTES.name, ()): 1.0}
+    ObservationStore(database, "agent-0").write_engine_sample(engine_sample(NOON + 57, facts=width))
+    minutes.take(timed_request(1, 20.0, 10.0))
+    minutes.compute(91.0)
+    # 100 tokens are written, and read once in a prefill of one chunk; of 32 layers with 8 heads.
+    (row,) = minutes.rows()
+    assert row["prefill_kv_bytes"] == pytest.approx(2 * 100 * 32 * 2 * 8 * 128)

@@ -30,7 +30,7 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
 from agent.store.observations import ObservationStore
 from agent.store.tables import engine_samples, events
-from tests.analysis.failures.polled_engine import ALL, GPU, cgroup
+from tests.analysis.failures.polled_engine import ALL, CORE, FRONT, GPU, cgroup
 from tests.pipeline.kit import Inventory, stored, without
 from tests.records.making import NOON
 from tests.store.making import engine_sample, restart
@@ -230,6 +230,33 @@ def test_a_kill_by_the_kernel_has_the_gpu_memory_before_it() -> None:
     assert engine.polls(2)[0] is EventKind.HOST_OOM
     assert engine.events[0].evidence["gpu_0_memory_used_bytes"] == 70.0
     assert (engine.events[0].engine, engine.events[0].at) == ("chat", 1015.0)
+
+
+def test_a_health_of_503_is_a_lost_core() -> None:
+    engine = PolledChat()
+    engine.polls(1)
+    engine.status = 503
+    engine.host_sample = HostSample(at=0.0, processes=(FRONT,))
+    assert engine.polls(2) == [EventKind.ENGINE_DEAD]
+
+
+def test_processes_link_an_engine_to_its_gpus() -> None:
+    engine = PolledChat(gpus=Inventory({"chat": ()}))
+    engine.gpus.read(
+        GpuSample(gpu=GPU, index=0, name="H", at=1.0, facts={}, processes={CORE.pid: 1})
+    )
+    engine.polls(1)
+    engine.gpus.xid(XidError(gpu=GPU, xid=79, at=1.0, count=1))
+    assert engine.polls(1) == [EventKind.GPU_FAULT]
+
+
+def test_the_action_that_the_driver_of_an_engines_gpu_recommends_is_reported() -> None:
+    engine = PolledChat()
+    sample = gpu(70.0)
+    wanted = {**sample.facts, ("gpu_recovery_action", ()): 1.0}
+    engine.gpus.read(replace(sample, facts=wanted))
+    assert engine.polls(3) == [EventKind.GPU_FAULT]
+    assert engine.events[0].evidence["recovery_action"] == "reset"
 
 
 def test_the_configured_limits_are_used() -> None:
