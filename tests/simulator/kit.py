@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.simulator.batching import Batch, EngineRequest, Finished, Step
 from agent.simulator.openai_server import run_simulator
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
+from agent.simulator.simulated_engine import Clock
 from agent.simulator.span_sender import SpanProtocol, SpanTarget
 from agent.simulator.traffic import planned_requests
 
@@ -50,6 +51,22 @@ async def running(
         simulator.cancel()
         with suppress(asyncio.CancelledError):
             await simulator
+
+
+class SetClock(Clock):
+    """Wakes its sleepers at once, as if it were later by `late_s` than they asked for."""
+
+    def __init__(self, now_s: float = 0.0, *, late_s: float = 0.0) -> None:
+        super().__init__()
+        self._now_s = now_s
+        self._late_s = late_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    async def sleep_until(self, at_s: float) -> None:
+        self._now_s = max(self._now_s, at_s + self._late_s)
+        await asyncio.sleep(0)
 
 
 # Round figures, so that times can be computed by hand.

@@ -12,7 +12,7 @@ from aiohttp import web
 from agent.simulator.batching import EngineRequest
 from agent.simulator.simulated_engine import Clock
 from agent.simulator.traffic import Clients
-from tests.simulator.kit import engine_request
+from tests.simulator.kit import SetClock, engine_request
 
 
 class Proxy:
@@ -78,23 +78,8 @@ def test_each_copy_of_a_surge_is_sent_and_none_of_the_past() -> None:
     assert wanted == {(5, True, True)}
 
 
-class OwnClock(Clock):
-    """Its sleepers wake at once."""
-
-    def __init__(self, now_s: float) -> None:
-        super().__init__()
-        self._now_s = now_s
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    async def sleep_until(self, at_s: float) -> None:
-        self._now_s = max(self._now_s, at_s)
-        await asyncio.sleep(0)
-
-
 def test_requests_that_arrive_before_the_proxy_listens_are_not_sent_all_at_once_then() -> None:
-    proxy, clock = Proxy(), OwnClock(100.0)
+    proxy, clock = Proxy(), SetClock(100.0)
 
     async def run() -> None:
         sending = asyncio.create_task(sent(arriving(101.0, 102.0, 201.0), clock, proxy))
@@ -112,7 +97,7 @@ PAUSE_S = 0.5
 
 
 def test_a_client_that_pauses_keeps_the_proxy_waiting_with_a_response_of_250_tokens() -> None:
-    proxy, clock = Proxy(), OwnClock(0.0)
+    proxy, clock = Proxy(), SetClock(0.0)
     proxy.chunks = 250
     slow = replace(engine_request(20, 250, arrived_s=1.0), client_pause_s=PAUSE_S)
 

@@ -9,24 +9,9 @@ import pytest
 
 from agent.simulator.batching import Batch, EngineRequest, Step, Token
 from agent.simulator.simulated_engine import Clock, Engine
-from tests.simulator.kit import PLAIN, engine_request, finished, numbered_requests, steps
+from tests.simulator.kit import PLAIN, SetClock, engine_request, finished, numbered_requests, steps
 
 FAST = PLAIN.model_copy(update={"time_scale": 200.0}).in_real_time()
-
-
-class _LateClock(Clock):
-    """A clock that always wakes its sleepers one second late."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now_s = 0.0
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    async def sleep_until(self, at_s: float) -> None:
-        self._now_s = max(self._now_s, at_s + 1.0)
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -72,7 +57,7 @@ def test_late_wake_ups_do_not_change_latencies() -> None:
             if len(finished(observed)) == len(planned):
                 all_done.set()
 
-        async with _running(Engine(Batch(FAST, requests), _LateClock(), [watch])):
+        async with _running(Engine(Batch(FAST, requests), SetClock(late_s=1.0), [watch])):
             await all_done.wait()
 
     asyncio.run(run_late())

@@ -28,10 +28,6 @@ def temperature(index: int = 0, value: object = 30) -> str:
     return row("DCGM_FI_DEV_GPU_TEMP", value, index)
 
 
-def xid_total(count: int, index: int = 0) -> str:
-    return row("DCGM_EXP_XID_ERRORS_TOTAL", count, index, xid="79")
-
-
 def test_a_poll_gives_a_sample_of_each_gpu(dcgm: ScriptedExporter) -> None:
     dcgm.poll(page=body("dcgm-4.5-default"))
     assert [sample.gpu for sample in dcgm.samples] == [uuid_of(0), uuid_of(1)]
@@ -96,12 +92,19 @@ def test_a_gpu_whose_values_are_all_blank_is_lost(dcgm: ScriptedExporter) -> Non
 def test_a_lost_gpu_keeps_its_counts_of_xids_and_reports_the_last(dcgm: ScriptedExporter) -> None:
     dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 0))
     dcgm.poll(temperature(value=9223372036854775794), row("DCGM_FI_DEV_XID_ERRORS", 79))
-    assert [(seen.gpu, seen.xid, seen.at) for seen in dcgm.xids] == [(uuid_of(0), 79, 1020.0)]
+    (seen,) = dcgm.xids
+    assert (seen.gpu, seen.xid, seen.at, seen.count) == (uuid_of(0), 79, 1020.0, 1)
+    assert (seen.gpu_instance, seen.compute_instance) == (None, None)
     assert dcgm.of().problem == "gpu_silent"
     assert dcgm.fact("gpu_xid_errors", "79") == 1
     dcgm.poll(temperature(1))
+    assert dcgm.xids == []
     assert dcgm.fact("gpu_xid_errors", "79") == 1
     assert dcgm.fact(f.XID_LAST_SEEN.name, "79") == 1020.0
+    # An exporter that restarts makes none new.
+    dcgm.poll(page=b"", status=503)
+    dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 79))
+    assert dcgm.xids == []
 
 
 # Exporters that go
@@ -172,28 +175,6 @@ def test_a_page_of_too_many_gpus_does_not_push_out_those_that_are_read(
 
 
 # Xids
-
-
-def test_an_xid_that_changes_is_returned_once(dcgm: ScriptedExporter) -> None:
-    dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 0))
-    dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 79))
-    (seen,) = dcgm.xids
-    assert (seen.gpu, seen.xid, seen.at, seen.count) == (uuid_of(0), 79, 1020.0, 1)
-    assert (seen.gpu_instance, seen.compute_instance) == (None, None)
-    assert dcgm.fact("gpu_xid_errors", "79") == 1
-    dcgm.poll()
-    assert dcgm.xids == []
-    assert dcgm.fact("gpu_xid_errors", "79") == 1
-
-
-def test_an_exporter_that_restarts_makes_no_xids_new(dcgm: ScriptedExporter) -> None:
-    last = row("DCGM_FI_DEV_XID_ERRORS", 79)
-    dcgm.poll(temperature(), last, xid_total(3))
-    dcgm.poll(page=b"", status=503)
-    dcgm.poll(temperature(), last)
-    assert dcgm.xids == []
-    dcgm.poll(temperature(), last, xid_total(1))
-    assert [seen.count for seen in dcgm.xids] == [1]
 
 
 # The source itself

@@ -158,12 +158,6 @@ def test_pods_are_listed_anew_when_their_changes_are_gone(
     assert server.lists() == 2
 
 
-def test_status_410_to_a_list_is_a_failure(server: FakeApiServer, account: Path) -> None:
-    server.refuse(410, "too old resource version")
-    with pytest.raises(DiscoveryFailed, match="410"):
-        PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ).list()
-
-
 @pytest.mark.parametrize(
     ("status", "reason", "message"),
     [
@@ -204,6 +198,9 @@ def test_a_server_that_is_away_is_named_and_nothing_is_lost(account: Path) -> No
         server.put(pod("chat-0"))
         watch = PodWatch(ApiServer(server.url, account), "llm", CHOSEN, READ)
         watch.list()
+        server.refuse(410, "too old resource version")
+        with pytest.raises(DiscoveryFailed, match="410"):
+            watch.list()
     with pytest.raises(DiscoveryFailed, match="the API server cannot be read") as failed:
         watch.list()
     assert failed.value.reason == "unreachable"
