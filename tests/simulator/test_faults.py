@@ -277,8 +277,8 @@ def test_faults_of_a_request_in_the_engine_reach_those_of_http_clients() -> None
             plain, front, deferred = map(values, (each.attributes for each in received.spans()))
             queue, ttft = (f"gen_ai.latency.{name}" for name in ("time_in_queue", _TTFT))
             assert totals(page)["vllm:prefix_cache_hits_total"] == 3 * 200
-            assert plain[ttft] < 0.2 <= front[ttft]
-            assert front[queue] < 0.2 <= deferred[queue]
+            assert plain[ttft] < 0.19 < front[ttft]
+            assert front[queue] < 0.19 < deferred[queue]
 
     asyncio.run(_in_time(scenario()))
 
