@@ -80,12 +80,13 @@ def test_the_newest_request_is_preempted_when_the_kv_cache_is_full() -> None:
 
 def test_an_aborted_request_frees_its_blocks_and_never_finishes() -> None:
     batch = Batch(PLAIN)
-    running, waiting = engine_request(), engine_request(arrived_s=0.01)
-    batch.submit(running)
-    batch.submit(waiting)
+    running, first, second = (engine_request(arrived_s=at_s) for at_s in (0.0, 0.01, 0.02))
+    for request in (running, first, second):
+        batch.submit(request)
     work = batch.begin(0.0)
     assert batch.abort(running)
-    assert batch.abort(waiting)
+    assert batch.abort(second)
+    assert batch.abort(first)
     assert not batch.abort(running)
     step = batch.end(work)
     assert (step.tokens, step.finished) == ((), ())

@@ -27,8 +27,10 @@ def _problems(tmp_path: Path, text: str) -> tuple[str, ...]:
     return raised.value.problems
 
 
-def test_the_packaged_file_has_the_defaults() -> None:
+def test_the_packaged_file_has_the_defaults_and_a_missing_one_is_reported(tmp_path: Path) -> None:
     assert load_scenario() == Scenario()
+    with pytest.raises(SettingsInvalid, match=r"absent.yaml: cannot be read: No such file"):
+        load_scenario(tmp_path / "absent.yaml")
 
 
 def test_every_problem_of_a_file_is_reported_with_its_value(tmp_path: Path) -> None:
