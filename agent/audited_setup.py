@@ -16,6 +16,7 @@ from agent.analysis.setup_steps import (
 from agent.app.engine_setup import proxy_url, target_of
 from agent.errors import SettingsInvalid
 from agent.records.audit import AuditEvidence
+from agent.records.gpu import GpuSample
 from agent.settings import EngineSettings, Settings
 
 _KNOWN = frozenset(StepName)
@@ -50,6 +51,7 @@ def steps_of_evidence(
     engine, config = evidence.engine, configured.model_config_path
     line, log, plugin = evidence.command_line, configured.log, configured.plugin_socket
     kind = None if configured.kind == "auto" else configured.kind
+    priced = _is_priced(evidence, settings, configured)
     return setup_steps(
         SetupFacts(
             engine=configured.name,
@@ -58,7 +60,7 @@ def steps_of_evidence(
             version=engine.version,
             model=next(iter(engine.models), None),
             seen=frozenset(_seen(evidence, settings, configured)),
-            impossible=frozenset(_left_out(evidence)),
+            impossible=frozenset(_left_out(evidence, priced=priced)),
             statistics_off=line is not None and "--disable-log-stats" in line.flags,
             remote=evidence.remote,
             spans=target_of(settings, same_machine=not evidence.remote),
@@ -67,24 +69,36 @@ def steps_of_evidence(
             gpus=tuple(sorted(gpu.index for gpu in evidence.gpus or ())),
             log=None if log is None else str(log),
             model_config=None if config is None else str(config),
+            priced=priced,
         )
     )
 
 
-def _left_out(evidence: AuditEvidence) -> Iterator[StepName]:
+def _engine_gpus(evidence: AuditEvidence, configured: EngineSettings) -> list[GpuSample]:
+    gpus = evidence.gpus or ()
+    return [gpu for gpu in gpus if configured.gpus or gpu.pids() & evidence.pids]
+
+
+def _is_priced(evidence: AuditEvidence, settings: Settings, configured: EngineSettings) -> bool:
+    names = [gpu.name for gpu in _engine_gpus(evidence, configured)]
+    return settings.price_list().has_prices(configured.name, names, time.time())
+
+
+def _left_out(evidence: AuditEvidence, *, priced: bool) -> Iterator[StepName]:
     if evidence.agent is None:
         # Only the agent knows whether requests come through its proxy.
         yield StepName.PROXY
     if evidence.gpus is not None and not evidence.gpus:
-        yield from (StepName.GPU, StepName.PRICE)
+        yield StepName.GPU
+        if not priced:
+            yield StepName.PRICE
 
 
 def _seen(
     evidence: AuditEvidence, settings: Settings, configured: EngineSettings
 ) -> Iterator[StepName]:
     agent, trial = evidence.agent, evidence.trial
-    gpus = [gpu for gpu in evidence.gpus or () if configured.gpus or gpu.pids() & evidence.pids]
-    names, prices = [gpu.name for gpu in gpus], settings.price_list()
+    gpus = _engine_gpus(evidence, configured)
     sees = {
         StepName.METRICS: evidence.engine.sample is not None,
         StepName.SPANS: (trial is not None and trial.span_lead_s is not None)
@@ -92,7 +106,8 @@ def _seen(
         StepName.PLUGIN: agent is not None and bool(agent.plugin),
         StepName.PROXY: agent is not None and agent.proxy_views > 0,
         StepName.GPU: bool(gpus),
-        StepName.PRICE: prices.has_prices(configured.name, names, time.time()),
+        StepName.PRICE: _is_priced(evidence, settings, configured)
+        and bool(gpus or configured.parallelism),
         StepName.MODEL_CONFIG: evidence.model is not None,
         StepName.LOG: configured.log is not None and os.access(configured.log, os.R_OK),
     }

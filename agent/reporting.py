@@ -177,7 +177,10 @@ def _notes(summary: Json, groups: Json) -> Iterator[str]:
     """What a reader must know before paying."""
     cost = summary["cost"]
     if cost is None:
-        yield "no minute of this window has a price, so there is no bill; see docs/cost.md"
+        yield (
+            "no minute of this window has both a price and a known number of GPUs, so there is no "
+            "bill; see docs/cost.md"
+        )
     else:
         counted = f"{moment(cost['counted_from'])} to {moment(cost['counted_until'])} UTC"
         yield f"the bill is of the minutes from {counted}"

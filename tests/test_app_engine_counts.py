@@ -39,7 +39,9 @@ def counted(agent: AgentProcess, at_least: float = ENOUGH) -> dict[str, Any]:
 def test_everything_that_the_engine_counts_is_shown_and_stays_when_the_agent_starts_again(
     engine: Simulator, tmp_path: Path
 ) -> None:
-    engines = [{"name": "engine-0", "url": engine.url, "scrape_interval": "1s"}]
+    engines = [
+        {"name": "engine-0", "url": engine.url, "scrape_interval": "1s", "gpu_hour_usd": 2.5}
+    ]
     with AgentProcess.with_settings(tmp_path, PORTS, {"engines": engines}) as agent:
         found = counted(agent)
         now = requests.get(f"{engine.url}/metrics", timeout=10).text
@@ -71,6 +73,9 @@ def spans_are_asked_for_until_the_first_one_comes(agent: AgentProcess, folder: P
         f"--otlp-traces-endpoint http://127.0.0.1:{PORTS.grpc}"
     )
     assert steps(agent)["metrics"]["state"] == "done"
+    # Nobody knows how many GPUs the price is for.
+    (action,) = steps(agent)["price"]["actions"]
+    assert action["lines"][-1].strip() == 'parallelism: {"tensor": 1}'
     (action,) = steps(agent)["spans"]["actions"]
     assert action["lines"] == [command]
     line = f"engine engine-0: metrics; for single requests restart vLLM with: {command}"

@@ -46,6 +46,7 @@ class SetupFacts:
     figures now, `impossible` those that it cannot have here. `failure` is why its metrics cannot be
     read. A `remote` engine is on another machine. `proxy_url` is the proxy's own address. `gpus`
     are the indexes of the GPUs that the agent reads, None if its settings have no source of GPUs.
+    An engine can be `priced` without a cost: while the number of its GPUs is unknown.
     """
 
     engine: str
@@ -65,6 +66,7 @@ class SetupFacts:
     gpus: tuple[int, ...] | None = ()
     log: str | None = None
     model_config: str | None = None
+    priced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,9 @@ def _host_of(url: str) -> str:
 
 
 def _price(facts: SetupFacts) -> Actions:
+    if facts.priced:
+        count = _setting(facts, "parallelism", {"tensor": 1})
+        return (SetupAction(f"{count.where}, as the number of its GPUs is unknown", count.lines),)
     price = _setting(facts, "gpu_hour_usd", 2.5)
     return (SetupAction(f"{price.where}, with your price of one GPU for an hour", price.lines),)
 

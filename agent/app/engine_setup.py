@@ -197,6 +197,7 @@ class EngineSetups:
             gpus=self._indexes(),
             log=None if log is None else str(log),
             model_config=None if config is None else str(config),
+            priced=self._has_price(engine.name),
         )
 
     def _seen(
@@ -210,7 +211,8 @@ class EngineSetups:
             StepName.PLUGIN: self._plugins.is_there(name),
             StepName.PROXY: self._views.was_proxied(name),
             StepName.GPU: bool(self._gpus.inventory.samples_of(name)),
-            StepName.PRICE: self._has_price(name),
+            StepName.PRICE: self._has_price(name)
+            and (engine.parallelism is not None or bool(self._gpus.inventory.samples_of(name))),
             StepName.MODEL_CONFIG: self._efficiency.has_model(name),
             StepName.LOG: engine.log is not None and host is not None and host.log is not None,
         }
@@ -226,7 +228,9 @@ class EngineSetups:
             yield StepName.PROXY
         if same_machine and settings.reads_nvml and not self._indexes():
             # A machine without a GPU.
-            yield from (StepName.GPU, StepName.PRICE)
+            yield StepName.GPU
+            if not self._has_price(engine.name):
+                yield StepName.PRICE
 
     def _indexes(self) -> tuple[int, ...] | None:
         if not self._settings.reads_nvml and self._settings.dcgm.url is None:

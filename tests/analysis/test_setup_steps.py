@@ -193,6 +193,12 @@ def test_a_step_that_an_engine_cannot_have_is_left_out_until_it_is_seen() -> Non
     assert names(seen, "done") == ["metrics", "GPU"]
 
 
+def test_a_price_without_a_number_of_gpus_asks_for_the_number() -> None:
+    assert [line.strip() for line in lines(PLAIN, StepName.PRICE)][-1] == "gpu_hour_usd: 2.5"
+    priced = [line.strip() for line in lines(replace(PLAIN, priced=True), StepName.PRICE)]
+    assert priced == ["engines:", '- name: "chat-0"', 'parallelism: {"tensor": 1}']
+
+
 # Where spans go
 
 

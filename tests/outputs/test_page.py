@@ -35,7 +35,7 @@ BLIND = {
 # Why a view of an engine that reports little is empty.
 UNKNOWN_IN = {
     "efficiency": "MFU by minute, last hour",
-    "cost": "no minute of this window has a price",
+    "cost": "no minute of this window has both a price",
     "events": "Nothing broke in this time.",
     "lengths": "no request of these lengths was judged",
 }
@@ -160,7 +160,7 @@ def test_one_agent_of_several_is_chosen_for_every_view(there: Opened, api: Api) 
     there.page.get_by_text("No request that the agent saw").wait_for()
     assert there.page.url.endswith("#requests?agent=agent-of-the-test")
     there.page.get_by_role("link", name="Cost", exact=True).click()
-    there.page.get_by_text("no minute of this window has a price").first.wait_for()
+    there.page.get_by_text("no minute of this window has both a price").first.wait_for()
     assert there.page.url.endswith("#cost?agent=agent-of-the-test")
     there.page.get_by_role("combobox", name="Agent").select_option("")
     there.page.get_by_text("Per 1M output tokens").first.wait_for()
@@ -336,7 +336,7 @@ def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: 
         for reason in (
             "unknown: no stream was seen token by token",
             "unknown: only the proxy sees every request",
-            "unknown: no minute of this window has a price",
+            "unknown: no minute has a price and a number of GPUs",
             "queue (only the engine's spans have it, and none arrived)",
             "No GPU was read: ",
         ):
@@ -362,6 +362,8 @@ def test_an_engine_that_nobody_traces_is_shown_by_its_own_counters(
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
     assert "500 ms \N{EN DASH} 1 s" in page
     assert "unknown: nothing counted the" not in page
+    assert "No single request is seen: causes need spans or the proxy." in page
+    assert "Percentiles are within" not in page
 
 
 def test_the_page_says_that_it_has_no_figures(browser: Browser, tmp_path: Path) -> None:

@@ -206,6 +206,8 @@ FAILURES: tuple[Rule, ...] = (
 
 # A delay below this share of the excess is noise of clocks.
 _NOISE_SHARE = 0.01
+# Less is what is left of differences of floats.
+_LEAST_S = 1e-6
 # A prompt or a response is long if it needs at least this share of all needed time.
 _LONG_SHARE = 0.5
 
@@ -313,7 +315,7 @@ def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
     claims: list[_Claimed] = []
     for cause, rule in rules_of(phase.phase, case.signs):
         claim = rule(case, left_s)
-        if claim is None or claim.seconds <= 0:
+        if claim is None or claim.seconds < _LEAST_S:
             continue
         claimed_s = min(left_s, claim.seconds)
         left_s -= claimed_s

@@ -52,8 +52,9 @@ const idle = ({cost}) => (cost?.bill_usd ? cost.usd_per_hour * cost.idle_usd / c
 function Show({data: {summary, tenants, steps, step, step_s}}) {
   const {cost} = summary;
   const over = last(summary.window_s);
-  if (!cost) return html`<h2>Cost, ${over}</h2><p>Unknown: no minute of this window has a price.
-    Set <code>prices</code> in the settings, or wait until the first minute is over.</p>`;
+  if (!cost) return html`<h2>Cost, ${over}</h2><p>Unknown: no minute of this window has both a price and
+    a known number of GPUs. Set <code>gpu_hour_usd</code> of the engine, and <code>parallelism</code> if none of its GPUs is
+    read; then wait until a minute is over.</p>`;
   return html`
     <h2>Cost, ${over}</h2>
     <${Figures} label="Prices" of=${prices(summary)} />

@@ -104,7 +104,7 @@ function headline(summary, objectives) {
         : failed !== null ? `at least, ${BY_ENGINE}` : "unknown: only the proxy sees every request"],
     ["MFU / MBU", `${share(summary.mfu)} / ${share(summary.mbu)}`, why_no_use(summary)],
     ["Cost per hour", dollars(summary.cost?.usd_per_hour),
-      summary.cost ? "of all engines together" : "unknown: no minute of this window has a price"],
+      summary.cost ? "of all engines together" : "unknown: no minute has a price and a number of GPUs"],
   ];
 }
 
@@ -219,6 +219,9 @@ const cause = ({cause: name, share: part, requests, advice}) => [
 // Misses that are not explained yet have no share.
 const explained = ({explained: known, missed}) => (known < missed ? `, of ${number(known)} explained requests of ${number(missed)} that missed` : "");
 
+const no_cause = ({missed, requests}) => (missed > 0 ? "No missed request of this window is explained yet."
+  : requests > 0 ? "No request of this window missed." : "No single request is seen: causes need spans or the proxy.");
+
 function Show({data, live: pushed, address}) {
   const live = pushed ?? data.live;
   const {objectives, engines, gpus, agents, summary: counted} = live;
@@ -240,7 +243,7 @@ function Show({data, live: pushed, address}) {
     <${Table} label=${`Causes of misses by their share of the excess seconds${explained(summary)}`}
       head=${["cause", "share", "main cause of", "meaning", "what to change"]} words=${["meaning", "what to change"]}
       rows=${summary.cause_details.map(cause)}
-      empty="No missed request of this window is explained yet." />
+      empty=${no_cause(summary)} />
     ${summary.missed > 0 && html`<p><a href=${address("requests", {verdict: "missed", worst: "e2e"})}>
       The worst missed requests</a></p>`}
     <h2>Engines</h2>
@@ -259,7 +262,7 @@ function Show({data, live: pushed, address}) {
       head=${["agent", "state", "version", "started", "last seen", "waiting to be published", "lag"]}
       words=${["state", "version"]} pairs empty="No agent has written to this database." />
     <${Reasons} of=${unpublished(agents)} />
-    <${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`;
+    ${summary.requests > 0 && html`<${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`}`;
 }
 
 export const now = {title: "Now", load, Show};
