@@ -245,3 +245,22 @@ def test_a_file_is_opened_anew_when_the_last_user_of_the_old_one_has_ended(
         with closing(sqlite3.connect(file, timeout=30)) as database:
             assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert database.execute("SELECT version FROM agents").fetchall() == [("new",)]
+
+
+def test_a_second_agent_has_the_file_when_the_first_one_has_released_it(tmp_path: Path) -> None:
+    """Also if they have different names."""
+    file = tmp_path / "goodput.db"
+    with (
+        kept(file) as (first, engine, _),
+        kept(file, "batch") as (second, of_second, health),
+    ):
+        assert "another agent writes to goodput.db" in str(health.problem())
+        with pytest.raises(StoreUnavailable, match=r"a `storage\.file` of its own"):
+            write(of_second)
+        write(engine)
+        first.close()
+        engine.dispose()
+        first.release()
+        eventually(lambda: health.problem() is None, within_s=WITHIN_S, what="an open database")
+        second.verify()
+        write(of_second)

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, select, text
 
+from agent import __version__
 from agent.store.claim import NameClaim
 from agent.store.connection import for_writing, without_number
 from agent.store.observations import ObservationStore
@@ -16,6 +17,7 @@ from agent.store.publishing import publisher
 from agent.store.publishing.changes import file_state
 from agent.store.publishing.postgres import PostgresUpkeep
 from agent.store.tables import (
+    agents,
     events,
 )
 from tests.real_parts.postgres import PostgresServer
@@ -31,6 +33,7 @@ from tests.store.making import (
     stored_keys,
 )
 from tests.store.publishing.published import (
+    Publishing,
     publishing,
     same_in_both,
     stored,
@@ -54,6 +57,27 @@ def test_batches_may_end_anywhere(file: Engine, postgres: Engine) -> None:
     assert to.given_way >= 10 / 3
     same_in_both(file, postgres)
     assert states(postgres).count(("joined", True, False)) == 4
+
+
+def test_each_beat_writes_what_waits(
+    file: Engine, postgres: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "BEAT_EVERY_S", 0.0)
+    store(file, some(range(20)))
+    running = Publishing(file, postgres)
+
+    def waits(rows: int) -> bool:
+        return [row["waiting_rows"] for row in stored(postgres, agents)] == [rows]
+
+    with postgres.begin() as connection:
+        connection.execute(text("LOCK TABLE requests"))
+        running.publisher.start()
+        eventually(lambda: waits(20), within_s=WITHIN_S, what="the lag")
+    eventually(lambda: waits(0), within_s=WITHIN_S, what="a lag of nothing")
+    running.publisher.close(WITHIN_S)
+    (row,) = stored(postgres, agents)
+    assert (row["lag_s"], row["version"]) == (0.0, __version__)
+    assert row["stopped_at"] is not None
 
 
 def test_a_row_waits_since_it_came_and_not_since_the_row_before_it(
