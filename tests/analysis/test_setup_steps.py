@@ -233,6 +233,11 @@ def test_spans_over_http_and_with_a_token_have_their_variables() -> None:
     assert "OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20TOKEN" in line
 
 
+def test_without_a_receiver_the_settings_come_first() -> None:
+    target = spans_target(grpc=None, http=None, encrypted=False, needs_token=False, host=None)
+    assert lines(replace(PLAIN, spans=target), StepName.SPANS) == ['otlp: {grpc: "127.0.0.1:4317"}']
+
+
 # In one line
 
 

@@ -51,6 +51,13 @@ def test_a_waiting_core_loses_no_more_than_its_steps_are_longer(slow: int) -> No
     assert (Cause.CPU_STARVED in causes) is (slow > 1)
 
 
+def test_places_hold_a_queue_though_nobody_knows_what_is_usual() -> None:
+    timeline = EngineTimeline()
+    starve(timeline, 0, 9)
+    sample_each_second(timeline, range(9), waiting=20.0, running=16.0)
+    assert top_cause(queued(AT + 2, 4.0), timeline) is Cause.SEQUENCE_CAP
+
+
 @pytest.mark.parametrize("cached", [0, 260])
 def test_prompts_that_the_cache_lost_hold_the_queue(cached: int) -> None:
     """It usually has 360 of 400 tokens; a quarter less of that is chance."""

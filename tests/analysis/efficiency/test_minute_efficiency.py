@@ -196,6 +196,14 @@ def test_unknown_figures_are_none() -> None:
     assert efficiency.disagreements == ()
 
 
+def test_a_gpu_without_a_peak_for_the_model_has_a_bandwidth_and_no_bound() -> None:
+    no_peak = Serving(model=SEVEN_BILLION, gpu=replace(TWO_TB_PER_S, peak_flops_per_s={}))
+    decode = window_of(minute_row(STREAM_SAMPLES, STREAM, no_peak)).decode
+    assert decode is not None
+    assert (decode.mfu, decode.bound) == (None, None)
+    assert decode.mbu == pytest.approx(0.7, rel=0.001)
+
+
 def minute(running: float, times: Iterable[float] = range(0, 61, 5)) -> list[EngineSample]:
     """Samples with constant counters."""
     return [engine_sample(at, running=running, output=7.0, steps=7.0) for at in times]
@@ -274,12 +282,10 @@ def test_the_work_of_two_parts_is_the_work_of_the_minute(cut: float) -> None:
     [
         (LLAMA_ON_H100, 0.0, (None, None)),
         (LLAMA_ON_H100, -1.0, (None, None)),
-        # Without a model, or a peak for it, only the bandwidth is known.
+        # Without a model only the bandwidth is known.
         (Serving(gpu=LLAMA_ON_H100.gpu), 1.0, (None, 1.0)),
-        (Serving(model=SEVEN_BILLION, gpu=replace(TWO_TB_PER_S, peak_flops_per_s={})), 1.0,
-         (None, 3.35 / 2)),
     ],
-)  # fmt: skip
+)
 def test_utilisation_without_a_time_or_a_peak_is_unknown(
     serving: Serving, seconds: float, expected: tuple[float | None, float | None]
 ) -> None:

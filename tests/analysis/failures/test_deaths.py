@@ -69,6 +69,10 @@ KILLS: Scenarios = {
         New(), works(host(ALL, kills=5, node=9), times=2),
     ],
     "a new cgroup starts its own count": [works(host(ALL, kills=3, inode=8), times=2)],
+    "several kills of one death are one event": [
+        dying(host([FRONT], kills=1)), "HOST_OOM certain",
+        fails(host([], kills=2), times=2), "UNREACHABLE certain",
+    ],
     "a kill after a restart is another event": [
         fails(host([], kills=1)), "HOST_OOM certain, UNREACHABLE certain",
         restarts(host(NEXT, kills=1)), "RESTART certain",
@@ -236,6 +240,12 @@ STARTS: Scenarios = {
     "a reason may be logged one poll after the failed start": [
         New(), fails(host([FRONT], kills=0, log=logged(START_FAILED_LINE))),
         fails(host([FRONT], kills=0, log=logged(SIZING_LINE))), "SIZING_ERROR certain",
+    ],
+    "a start that fails after a death is another event": [
+        fails(host([], kills=0, log=logged(FATAL_LINE, OOM_LINE)), after_s=60),
+        "CUDA_OOM certain, UNREACHABLE certain",
+        fails(host([FRONT], kills=0, log=logged(SIZING_LINE, START_FAILED_LINE))),
+        "SIZING_ERROR certain",
     ],
     "without a reason it is a death": [
         New(), fails(host([FRONT], kills=0, log=logged(START_FAILED_LINE))),
