@@ -2,6 +2,7 @@
 
 from tests.render.alerts.cases import AGENT, ENGINE, MODEL, ON_ENGINE, ON_MODEL, Case, Series
 
+OTHER_MODEL = f'{ENGINE},model="qwen"'
 PAGE = {"severity": "page"}
 TICKET = {"severity": "ticket"}
 
@@ -108,9 +109,13 @@ REQUESTS = (
             f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "0+90x60",
             **_requests(ok="0+90x60"),
         },
+        # Few errors of few requests, and few of many.
         lookalike={
             f'llm_engine_requests_failed_total{{{MODEL},reason="5xx"}}': "0x5 4x60",
             f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "0x60",
+            f'llm_engine_requests_failed_total{{{OTHER_MODEL},reason="5xx"}}': "0+4x60",
+            f'llm_engine_requests_finished_total{{{OTHER_MODEL},finish_reason="stop"}}': "0+96x60",
+            **_requests(ok="0+96x60"),
         },
         minutes=(1, 15, 40),
         labels={**ON_MODEL, **PAGE},
@@ -141,7 +146,8 @@ REQUESTS = (
             **_requests(ok="0+75x60"),
         },
         lookalike={
-            f'llm_engine_admission_rejections_total{{{MODEL},reason="queue"}}': "700x10 0x50",
+            # An engine that starts anew, and hardly rejects any.
+            f'llm_engine_admission_rejections_total{{{MODEL},reason="queue"}}': "700x10 0+0.5x50",
             f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "0+75x60",
             **_requests(ok="0+75x60"),
         },
@@ -262,9 +268,11 @@ _STATE = (
             requests_waiting="0x60",
             preemptions_total="0x5 0+2x20 40x20",
         ),
-        # A full cache is what a busy engine has.
+        # A full cache is what a busy engine has, and a queue what one has without a full cache.
         lookalike=_facts(
-            kv_cache_usage_ratio="0.99x60", requests_waiting="0x60", preemptions_total="7x60"
+            kv_cache_usage_ratio="0.99x30 0.9x30",
+            requests_waiting="0x30 3x30",
+            preemptions_total="7x30 7+1x30",
         ),
         minutes=(7, 20, 35),
         labels={**ON_MODEL, **TICKET},

@@ -168,8 +168,11 @@ CASES = (
     Case(
         alert="GpuThrottled",
         incident=_gpu("throttled_seconds_total", "0+30x20 600x40", reason="hw_thermal"),
-        # A power cap at full load is how a GPU works.
-        lookalike=_gpu("throttled_seconds_total", "0+60x60", reason="sw_power_cap"),
+        # A power cap at full load is how a GPU works, and now and then it is hot.
+        lookalike={
+            **_gpu("throttled_seconds_total", "0+60x60", reason="sw_power_cap"),
+            **_gpu("throttled_seconds_total", "0+5x60", reason="hw_thermal"),
+        },
         minutes=(2, 18, 45),
         labels={**ON_GPU, **TICKET, "reason": "hw_thermal"},
         figures=("50%",),

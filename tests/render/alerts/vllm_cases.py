@@ -142,8 +142,10 @@ _STATE = (
             f'http_requests_total{{{ON_VLLM},status="5xx"}}': "0+10x20 200x40",
             f'http_requests_total{{{ON_VLLM},status="2xx"}}': "0+90x60",
         },
-        # Another program's errors, under a name that many use.
+        # Another program's errors, under a name that many use, and few of its own.
         lookalike={
+            f'http_requests_total{{{ON_VLLM},status="5xx"}}': "0+4x60",
+            f'http_requests_total{{{ON_VLLM},status="2xx"}}': "0+96x60",
             'http_requests_total{job="web",instance="w:80",status="5xx"}': "0+10x60",
             'http_requests_total{job="web",instance="w:80",status="2xx"}': "0+90x60",
         },
@@ -170,9 +172,9 @@ _STATE = (
             num_preemptions_total="0x5 0+2x20 40x20",
         ),
         lookalike=_own(
-            kv_cache_usage_perc="0.99x60",
-            num_requests_waiting="0x60",
-            num_preemptions_total="7x60",
+            kv_cache_usage_perc="0.99x30 0.9x30",
+            num_requests_waiting="0x30 3x30",
+            num_preemptions_total="7x30 7+1x30",
         ),
         minutes=(7, 20, 35),
         labels={**_ON_MODEL, **TICKET, "engine": "0"},
