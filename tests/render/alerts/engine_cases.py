@@ -269,11 +269,14 @@ _STATE = (
             preemptions_total="0x5 0+2x20 40x20",
         ),
         # A full cache is what a busy engine has, and a queue what one has without a full cache.
-        lookalike=_facts(
-            kv_cache_usage_ratio="0.99x30 0.9x30",
-            requests_waiting="0x30 3x30",
-            preemptions_total="7x30 7+1x30",
-        ),
+        lookalike={
+            **_facts(
+                kv_cache_usage_ratio="0.99x60", requests_waiting="0x60", preemptions_total="7x60"
+            ),
+            f"llm_engine_kv_cache_usage_ratio{{{OTHER_MODEL}}}": "0.9x60",
+            f"llm_engine_requests_waiting{{{OTHER_MODEL}}}": "3x60",
+            f"llm_engine_preemptions_total{{{OTHER_MODEL}}}": "0+1x60",
+        },
         minutes=(7, 20, 35),
         labels={**ON_MODEL, **TICKET},
         figures=("99%",),

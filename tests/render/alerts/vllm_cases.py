@@ -1,6 +1,6 @@
 """Cases of alerts for vLLM without an agent."""
 
-from tests.render.alerts.cases import Case, Series
+from tests.render.alerts.cases import Case, Series, renamed
 from tests.render.alerts.engine_cases import PAGE, TICKET
 from tests.render.alerts.objective_cases import histogram
 
@@ -171,11 +171,16 @@ _STATE = (
             num_requests_waiting="0x60",
             num_preemptions_total="0x5 0+2x20 40x20",
         ),
-        lookalike=_own(
-            kv_cache_usage_perc="0.99x30 0.9x30",
-            num_requests_waiting="0x30 3x30",
-            num_preemptions_total="7x30 7+1x30",
-        ),
+        lookalike={
+            **_own(
+                kv_cache_usage_perc="0.99x60",
+                num_requests_waiting="0x60",
+                num_preemptions_total="7x60",
+            ),
+            **renamed(
+                _own(kv_cache_usage_perc="0.9x60", num_requests_waiting="3x60"), "llama", "qwen"
+            ),
+        },
         minutes=(7, 20, 35),
         labels={**_ON_MODEL, **TICKET, "engine": "0"},
         figures=("99%",),
