@@ -114,6 +114,7 @@ class Accepted:
 
     def forget(self) -> None:
         self.records: list[RequestRecord] = []
+        self.batches: list[int] = []
         self.failure: Exception | None = None
         self.unstorable = 0
         self.gate: asyncio.Event | None = None
@@ -126,6 +127,7 @@ class Accepted:
         if self.failure is not None:
             raise self.failure
         self.records.extend(records)
+        self.batches.append(len(records))
         return self.unstorable
 
     @property

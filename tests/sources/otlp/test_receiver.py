@@ -291,29 +291,21 @@ def short_spans() -> list[Span]:
 
 @at_each_format
 def test_all_spans_are_stored_in_batches_and_counted_once(
-    loop: LoopThread, transport: Transport
+    served: Serving, transport: Transport
 ) -> None:
-    sizes: list[int] = []
-    records: list[RequestRecord] = []
-
-    async def accept(batch: Sequence[RequestRecord]) -> int:
-        sizes.append(len(batch))
-        records.extend(batch)
-        return 1
-
+    served.accepted.unstorable = 1
     sent, bad = short_spans(), [vllm_span(trace_id=b"short"), vllm_span(start_time_unix_nano=0)]
-    request = export(bad[0], *sent, bad[1], resource={"service.name": 7})
-    with loop.entered(serving(accept)) as served:
-        reply = transport.send(served, request)
-        (counted,) = served.counts.contents
-        assert len(served.forwarded) == 1
-    batches = len(sizes)
+    reply = transport.send(served, export(bad[0], *sent, bad[1], resource={"service.name": 7}))
+    (counted,) = served.counts.contents
+    batches = len(served.accepted.batches)
     assert batches >= 3
-    assert max(sizes) <= BATCH_SPANS
-    assert [record.span_id for record in records] == [span.span_id.hex() for span in sent]
+    assert max(served.accepted.batches) <= BATCH_SPANS
+    stored = [record.span_id for record in served.accepted.records]
+    assert stored == [span.span_id.hex() for span in sent]
     assert counted.rejected == {"id_length": 1, "span_times": 1, "unstorable": batches}
     assert counted.screened["service_name", "wrong_type"] == 1
     assert reply.rejected_spans == 2 + batches
+    assert len(served.forwarded) == 1
 
 
 @at_each_format

@@ -96,7 +96,7 @@ def test_an_engine_that_is_ejected_again_soon_is_out_for_twice_as_long() -> None
     assert play.ejection().until_s - play.now_s == BASE_S, "it was good for long enough"
 
 
-def test_requests_from_before_an_ejection_decide_nothing() -> None:
+def test_only_a_good_request_since_an_ejection_ends_it() -> None:
     play = Play()
     sent_s = play.now_s
     play.now_s += 1
@@ -106,12 +106,6 @@ def test_requests_from_before_an_ejection_decide_nothing() -> None:
     play.fail(5)
     play.outliers.succeeded("a", sent_s, play.now_s)
     assert play.ejection().until_s == until_s
-
-
-def test_a_request_that_went_to_an_ejected_engine_all_the_same_brings_it_back() -> None:
-    play = Play()
-    play.fail(3)
-    play.now_s += 1
     play.succeed()
     assert play.is_in()
 
