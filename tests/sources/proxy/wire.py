@@ -74,18 +74,19 @@ async def read_chunk(reader: asyncio.StreamReader) -> bytes:
 
 async def read_message(reader: asyncio.StreamReader, *, bodyless: bool = False) -> Message:
     """Read a request or response, up to where its body breaks off."""
-    message = await read_head(reader)
+    message, body = await read_head(reader), bytearray()
     if bodyless:
         return message
     try:
         if message.all("transfer-encoding") == ["chunked"]:
             while piece := await read_chunk(reader):
-                message.body += piece
+                body += piece
         elif message.length:
-            message.body = await reader.readexactly(message.length)
+            body += await reader.readexactly(message.length)
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         message.complete = False
-        message.body += getattr(error, "partial", b"")
+        body += getattr(error, "partial", b"")
+    message.body = bytes(body)
     return message
 
 
