@@ -24,7 +24,7 @@ from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
-from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_BYTES_HELD
+from agent.sources.otlp.limits import MAX_BODY_BYTES, MAX_BYTES_HELD, MAX_GRPC_READING
 from tests.sources.otlp.exports import VLLM, export, gzip_bomb, in_json, json_bytes, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand
 from tests.sources.otlp.transports import (
@@ -228,7 +228,8 @@ def test_a_call_without_a_message_is_bad_data_and_gives_way(served: Serving, lea
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         export_of = channel.stream_unary(f"{SERVICE}/Export")
         calls = [
-            export_of.future(no_message(), timeout=WITHIN_S) for _ in range(9 if leaves else 1)
+            export_of.future(no_message(), timeout=WITHIN_S)
+            for _ in range(2 * MAX_GRPC_READING if leaves else 1)
         ]
         for sending in calls:
             if leaves:

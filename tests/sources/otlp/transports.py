@@ -125,6 +125,10 @@ def _failed_call(error: Any) -> Reply:
     trailers = {item.key: item.value for item in error.trailing_metadata()}
     status, info = Status.FromString(trailers.get("grpc-status-details-bin", b"")), RetryInfo()
     found = any(detail.Unpack(info) for detail in status.details)
+    if found:
+        assert (status.code, status.message) == (code, error.details())
+    else:
+        assert "grpc-status-details-bin" not in trailers
     return Reply(
         code=code,
         content=Status(code=code, message=error.details()),
