@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import grpc
 import pytest
@@ -216,28 +216,43 @@ def test_a_sender_that_leaves_while_its_rows_are_stored_is_counted_once(
     assert len(served.accepted.records) == len(served.counts.contents) == len(served.forwarded) == 1
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_call_without_a_message_is_bad_data_and_gives_way(served: Serving, leaves: bool) -> None:
+@contextmanager
+def stalled(port: int, senders: int) -> Iterator[list[grpc.Future]]:
+    """Calls whose message does not come, each on a connection of its own."""
     never = threading.Event()
 
-    def no_message() -> Iterator[bytes]:
-        if leaves:
-            never.wait(WITHIN_S)
+    def message() -> Iterator[bytes]:
+        never.wait(WITHIN_S)
         yield from ()
 
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with ExitStack() as stack:
+        calls = []
+        for _ in range(senders):
+            channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options))
+            calls.append(
+                channel.stream_unary(f"{SERVICE}/Export").future(message(), timeout=WITHIN_S)
+            )
+        try:
+            yield calls
+        finally:
+            for begun in calls:
+                begun.cancel()
+            never.set()
+
+
+def test_a_call_without_a_message_is_bad_data(served: Serving) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
-        export_of = channel.stream_unary(f"{SERVICE}/Export")
-        calls = [
-            export_of.future(no_message(), timeout=WITHIN_S)
-            for _ in range(2 * MAX_GRPC_READING if leaves else 1)
-        ]
-        for sending in calls:
-            if leaves:
+        failure = channel.stream_unary(f"{SERVICE}/Export").future(iter(())).exception()
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert failure.details() == "the call holds no message"
+
+
+def test_senders_that_leave_before_their_message_give_way(served: Serving) -> None:
+    for _ in range(3):
+        with stalled(served.grpc_port, MAX_GRPC_READING) as calls:
+            for sending in calls:
                 sending.cancel()
-            else:
-                assert sending.exception().code() is grpc.StatusCode.INVALID_ARGUMENT
-                assert sending.exception().details() == "the call holds no message"
-        never.set()
     assert call(served, BODY).is_full_success
 
 
