@@ -122,6 +122,7 @@ def test_samples_are_stored_together_or_not_at_all(
     bad: Any = gpu_sample(NOON, "GPU-2", name=None)
     with pytest.raises(StoreUnavailable):
         observations.write_gpu_samples([gpu_sample(NOON, "GPU-1"), bad])
+    observations.write_gpu_samples([])
     assert StoreQueries(sqlite).newest_gpu_samples(NOON + 60) == []
     observations.write_gpu_samples([gpu_sample(NOON, f"GPU-{n}") for n in range(8)])
     assert len(StoreQueries(sqlite).newest_gpu_samples(NOON + 60)) == 8

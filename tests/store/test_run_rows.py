@@ -77,11 +77,12 @@ def test_requests_become_columns(stored: Engine) -> None:
     assert run.causes == {"burst": 1, NO_CAUSE: 1}
 
 
-def test_one_objective_or_one_engine_is_read(stored: Engine) -> None:
+def test_one_objective_one_engine_or_one_model_is_read(stored: Engine) -> None:
     chat, batch = (read(stored, objective=name) for name in ("chat", "batch"))
     assert (float(np.nansum(chat.met)), chat.requests) == (4.0, 6)
     assert (batch.met.tolist(), batch.requests) == ([0], 1)
     assert read(stored, engine="chat-1").requests == 1
+    assert read(stored, model="llama").requests == 6
 
 
 def test_a_run_begins_with_its_data(stored: Engine) -> None:

@@ -117,7 +117,7 @@ ENDLESS = text(
 
 @pytest.fixture
 def limited_queries(new_url: str) -> Iterator[Engine]:
-    engine = open_query_engine(new_url, 0.05)
+    engine = open_query_engine(new_url, 0.2)
     yield engine
     engine.dispose()
 

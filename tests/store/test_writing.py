@@ -229,6 +229,7 @@ def test_each_sender_gets_its_own_new_requests(shelf: Shelf, writer: RequestWrit
     assert (found[0], found[2:4]) == ([], [keys_of(some([4])), []])
     # Of two senders of a request one gets it.
     assert sorted(key for new in found for key in new) == keys_of(some([3, 4, 5]))
+    assert new_keys([writer.submit(some([1]))]) == [[]]
 
 
 def test_a_commit_ends_when_it_is_full(shelf: Shelf, writer: RequestWriter) -> None:
