@@ -166,14 +166,9 @@ def test_health_is_the_status_of_the_answer(engine: EngineServer) -> None:
         engine.answers("/health", b"", status=code)
         assert status(engine) == code
     assert engine.asked == ["/health"] * 3
-
-
-def test_an_answer_that_never_ends_has_a_status(engine: EngineServer) -> None:
+    # Also of one that never ends.
     engine.drips("/health", b"HTTP/1.1 200 OK\r\n\r\n", b"x")
     assert status(engine) == 200
-
-
-def test_an_engine_that_gives_no_status_has_no_health(engine: EngineServer) -> None:
     engine.drips("/health", b"HTTP/1.1", b"1")
     assert status(engine, timeout_s=0.3) is None
     engine.answers("/health", b"")
@@ -203,7 +198,7 @@ def live(vllm: EngineServer) -> Iterator[LiveEngine]:
     live.close()
 
 
-def test_everything_of_a_recorded_vllm_is_read(live: LiveEngine) -> None:
+def test_everything_of_a_recorded_vllm_is_read(live: LiveEngine, vllm: EngineServer) -> None:
     read = live.read()
     found = read.evidence
     assert read.unread == {}
@@ -222,9 +217,7 @@ def test_everything_of_a_recorded_vllm_is_read(live: LiveEngine) -> None:
     assert (
         found.expected <= {name for name, _ in found.sample.facts} | found.sample.histograms.keys()
     )
-
-
-def test_a_clock_ahead_is_seen_in_the_date(live: LiveEngine, vllm: EngineServer) -> None:
+    # A clock ahead is seen in the date.
     vllm.answers("/health", b"", headers=(f"Date: {formatdate(NOW + 30, usegmt=True)}",))
     assert live.read().evidence.date_lead_s == pytest.approx(29.75)
 

@@ -317,29 +317,21 @@ def recorded_server(tmp_path: Path) -> Iterator[ApiServer]:
             thread.join()
 
 
-def watch(recorded_server: ApiServer, port: int | str) -> PodWatch:
-    read = partial(engine_of, port=port, with_namespace=False)
-    return PodWatch(recorded_server, "kube-system", {}, read)
-
-
-def test_a_recorded_list_has_the_engine_of_each_ready_pod(recorded_server: ApiServer) -> None:
-    found = watch(recorded_server, "metrics")
+def test_recorded_lists_and_events_have_the_engine_of_each_ready_pod(
+    recorded_server: ApiServer,
+) -> None:
+    found = PodWatch(recorded_server, "kube-system", {}, partial(READ, port="metrics"))
     found.list()
-    assert found.engines() == {CORE_DNS}
-    assert found.problem is None
-
-
-def test_recorded_events_of_a_watch_are_read(recorded_server: ApiServer) -> None:
-    found = watch(recorded_server, 9153)
+    assert (found.engines(), found.problem) == ({CORE_DNS}, None)
     assert [event["type"] for event in recorded_server.watch("/api/v1/pods", {}, "0")] == ["ADDED"]
-    stop, changes = threading.Event(), []
     # As when the list was empty: what is found then comes from the watch.
+    found = PodWatch(recorded_server, "kube-system", {}, partial(READ, port=9153))
     found._version = "479"
+    stop, changes = threading.Event(), []
 
     def changed() -> None:
         changes.append(found.engines())
         stop.set()
 
     found.follow(changed, stop)
-    assert changes == [{CORE_DNS}]
-    assert found.problem is None
+    assert (changes, found.problem) == ([{CORE_DNS}], None)
