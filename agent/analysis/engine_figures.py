@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import fsum
+from math import fsum, inf
 from typing import NamedTuple
 
 from agent.analysis.engine_counts import added_histograms, total_counts
@@ -55,7 +55,8 @@ class AttainmentBounds:
 class EngineFigures:
     """What engines counted in a window. Rates are per second; what no engine counts is None.
 
-    `covered_s` are the seconds between samples of the engine that was seen longest.
+    `covered_s` are the seconds in which any engine was seen: rates and means are over these, so
+    that an engine and the one that replaced it are not added up.
     `requests` ended, whatever their outcome; `completed` and `failed` are parts of them by the
     engine's words. `cached_ratio` is the share of prompt tokens that a cache served.
     """
@@ -107,32 +108,39 @@ class CountedEngine:
 
 
 def engine_figures(
-    engines: Sequence[CountedEngine], objectives: Sequence[Objective]
+    engines: Sequence[CountedEngine],
+    objectives: Sequence[Objective],
+    covered_s: float | None = None,
 ) -> EngineFigures | None:
-    """The figures of these engines together; None without any count."""
+    """The figures of these engines together; None without any count.
+
+    Without `covered_s` they were seen side by side.
+    """
     if not engines:
         return None
+    if covered_s is None:
+        covered_s = max(engine.counts.covered_s for engine in engines)
     outcomes = [*map(_outcomes, engines)]
     bounds = [each for each in (_attainment(one, engines) for one in objectives) if each]
     return EngineFigures(
-        covered_s=max(engine.counts.covered_s for engine in engines),
+        covered_s=covered_s,
         requests=_total(each.requests for each in outcomes),
         completed=_total(each.completed for each in outcomes),
         failed=_total(each.failed for each in outcomes),
         aborted=_total(each.aborted for each in outcomes),
-        throughput_rps=_rate(engines, _completed),
-        input_tokens_per_s=_rate(engines, lambda one: one.counter(fact.INPUT_TOKENS)),
-        output_tokens_per_s=_rate(engines, lambda one: one.counter(fact.OUTPUT_TOKENS)),
+        throughput_rps=_rate(engines, _completed, covered_s),
+        input_tokens_per_s=_rate(engines, _counter_of(fact.INPUT_TOKENS), covered_s),
+        output_tokens_per_s=_rate(engines, _counter_of(fact.OUTPUT_TOKENS), covered_s),
         cached_ratio=_cached_ratio(engines),
         preemptions=_total(one.counter(fact.PREEMPTIONS) for one in engines),
-        running=_total(one.mean(fact.REQUESTS_RUNNING) for one in engines),
-        waiting=_total(one.mean(fact.REQUESTS_WAITING) for one in engines),
+        running=_mean(engines, fact.REQUESTS_RUNNING, covered_s),
+        waiting=_mean(engines, fact.REQUESTS_WAITING, covered_s),
         kv_cache_usage=_highest(one.mean(fact.KV_CACHE_USAGE) for one in engines),
         kv_cache_usage_max=_highest(map(_fullest, engines)),
         batch_fill=_batch_fill(engines),
         latencies=_latencies(engines),
         attainment=bounds,
-        goodput_rps=_goodput(objectives, engines, bounds),
+        goodput_rps=_goodput(objectives, engines, bounds, covered_s),
     )
 
 
@@ -140,7 +148,16 @@ def figures_of_rows(
     rows: Sequence[CountsRow], objectives: Sequence[tuple[str, Objective]]
 ) -> EngineFigures | None:
     """The figures of stored counts by the objectives of their agents; None without any count."""
-    return engine_figures(_engines(rows), _of_all_agents(rows, objectives))
+    return engine_figures(_engines(rows), _of_all_agents(rows, objectives), _covered_s(rows))
+
+
+def _covered_s(rows: Iterable[CountsRow]) -> float:
+    """The seconds in which at least one engine was seen."""
+    covered_s, seen_until = 0.0, -inf
+    for from_at, until in sorted((row.until - row.counts.covered_s, row.until) for row in rows):
+        covered_s += max(until - max(from_at, seen_until), 0.0)
+        seen_until = max(until, seen_until)
+    return covered_s
 
 
 def _engines(rows: Iterable[CountsRow]) -> list[CountedEngine]:
@@ -213,12 +230,22 @@ def _highest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _rate(
-    engines: Sequence[CountedEngine], count: Callable[[CountedEngine], float | None]
-) -> float | None:
-    """The sum of the engines' own rates: each was seen for its own time."""
-    counts = [(count(one), one.counts.covered_s) for one in engines]
-    return _total(None if found is None else found / seconds for found, seconds in counts)
+Count = Callable[[CountedEngine], float | None]
+
+
+def _counter_of(metric: Metric) -> Count:
+    return lambda engine: engine.counter(metric)
+
+
+def _rate(engines: Sequence[CountedEngine], count: Count, covered_s: float) -> float | None:
+    total = _total(map(count, engines))
+    return None if total is None else total / covered_s
+
+
+def _mean(engines: Sequence[CountedEngine], metric: Metric, covered_s: float) -> float | None:
+    """The sum of a gauge over all engines, as a mean over the covered time."""
+    means = [(one.mean(metric), min(one.counts.covered_s / covered_s, 1.0)) for one in engines]
+    return _total(None if mean is None else mean * part for mean, part in means)
 
 
 def _cached_ratio(engines: Sequence[CountedEngine]) -> float | None:
@@ -311,12 +338,13 @@ def _goodput(
     objectives: Sequence[Objective],
     engines: Sequence[CountedEngine],
     bounds: Sequence[AttainmentBounds],
+    covered_s: float,
 ) -> Bounds | None:
     """Requests per second that met the only objective; None unless it covers all engines."""
-    completed = _rate(engines, _completed)
+    completed = _rate(engines, _completed, covered_s)
     if completed is None or len(objectives) != 1 or not bounds:
         return None
     if not all(objectives[0].match.covers_model(one.model) for one in engines):
         return None
-    judged = completed + (_rate(engines, _failed) or 0.0)
+    judged = completed + (_rate(engines, _failed, covered_s) or 0.0)
     return Bounds(bounds[0].lower * judged, bounds[0].upper * judged)

@@ -16,12 +16,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from agent.analysis.engine_counts import LONGEST_BETWEEN_S, counts_between, total_counts
-from agent.analysis.engine_figures import CountedEngine, EngineFigures, engine_figures
+from agent.analysis.engine_figures import (
+    CountedEngine,
+    EngineFigures,
+    engine_figures,
+    figures_of_rows,
+)
 from agent.analysis.histogram_bounds import Bounds, all_within, quantile_bounds, share_bounds
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Kind
 from agent.records.engine import EngineSample, HistogramSnapshot
-from agent.records.engine_counts import EngineCounts
+from agent.records.engine_counts import CountsRow, EngineCounts, GaugeSum
 from agent.records.objective import Match, Objective
 from tests.analysis.cost.engine_days import engine_sample
 from tests.records.making import NOON, objective
@@ -270,14 +275,32 @@ def test_what_no_engine_counts_is_unknown_and_not_zero() -> None:
     assert engine_figures([], []) is None
 
 
-def test_rates_of_engines_that_were_seen_for_different_times_add_up() -> None:
-    def one(covered_s: float, tokens: float) -> CountedEngine:
-        counts = EngineCounts(covered_s=covered_s, counters={OUTPUT: tokens})
-        return CountedEngine(model="llama", counts=counts)
+@pytest.mark.parametrize(
+    ("second", "rate", "running"),
+    [
+        pytest.param((0.0, 100.0), 20.0, 8.0, id="side by side"),
+        pytest.param((100.0, 200.0), 10.0, 4.0, id="one replaced the other"),
+        pytest.param((50.0, 150.0), 2000 / 150, 8 * 100 / 150, id="for half of the time together"),
+        pytest.param((200.0, 300.0), 10.0, 4.0, id="with a time in which nobody was seen"),
+    ],
+)
+def test_rates_and_means_are_over_the_time_in_which_any_engine_was_seen(
+    second: tuple[float, float], rate: float, running: float
+) -> None:
+    def row(engine: str, from_s: float, until_s: float) -> CountsRow:
+        length_s = until_s - from_s
+        running = GaugeSum(4.0 * length_s, length_s, 4.0)
+        counts = EngineCounts(
+            covered_s=length_s,
+            counters={OUTPUT: 1000.0},
+            gauges={(fact.REQUESTS_RUNNING.name, ()): running},
+        )
+        return CountsRow("agent-0", engine, "llama", 60, 0, until_s, counts)
 
-    found = engine_figures([one(100.0, 1000.0), one(50.0, 1000.0)], [])
+    found = figures_of_rows([row("chat-0", 0.0, 100.0), row("chat-1", *second)], [])
     assert found is not None
-    assert found.output_tokens_per_s == pytest.approx(30.0)
+    assert found.output_tokens_per_s == pytest.approx(rate)
+    assert found.running == pytest.approx(running)
 
 
 # What recorded pages of each engine say, against the pages as prometheus_client reads them

@@ -59,7 +59,7 @@ class EngineCountsResponse(BaseResponse):
 
     counted_from: datetime = Field(description="the window in whole minutes")
     counted_until: datetime = Field(description="the newest sample in it")
-    covered_s: float = Field(description="seconds of the engine that was seen longest")
+    covered_s: float = Field(description="seconds in which any engine was seen")
     requests: float | None = Field(description="ended, whatever their outcome")
     completed: float | None
     failed: float | None = Field(description="by the engine's finish reasons and statuses")
