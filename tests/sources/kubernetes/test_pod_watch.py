@@ -322,7 +322,8 @@ def test_recorded_lists_and_events_have_the_engine_of_each_ready_pod(
 ) -> None:
     found = PodWatch(recorded_server, "kube-system", {}, partial(READ, port="metrics"))
     found.list()
-    assert (found.engines(), found.problem) == ({CORE_DNS}, None)
+    assert found.engines() == {CORE_DNS}
+    assert found.problem is None
     assert [event["type"] for event in recorded_server.watch("/api/v1/pods", {}, "0")] == ["ADDED"]
     # As when the list was empty: what is found then comes from the watch.
     found = PodWatch(recorded_server, "kube-system", {}, partial(READ, port=9153))
@@ -334,4 +335,5 @@ def test_recorded_lists_and_events_have_the_engine_of_each_ready_pod(
         stop.set()
 
     found.follow(changed, stop)
-    assert (changes, found.problem) == ([{CORE_DNS}], None)
+    assert changes == [{CORE_DNS}]
+    assert found.problem is None
