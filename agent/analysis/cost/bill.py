@@ -314,4 +314,5 @@ def _group_line(by: str, group: GroupSpending) -> StatementLine:
 
 
 def _rounded(usd: float) -> Decimal:
-    return Decimal(str(usd)).quantize(_CENT_PARTS)
+    # A sum has no zero with a sign.
+    return Decimal(str(usd)).quantize(_CENT_PARTS) + 0

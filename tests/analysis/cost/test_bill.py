@@ -261,6 +261,11 @@ def test_lines_add_up_as_they_are_printed() -> None:
     assert sum(usd or 0 for name, usd in found.items() if name != "bill") == found["bill"]
 
 
+def test_a_rest_below_a_millionth_has_no_sign() -> None:
+    rest = cents(groups(acme=0.0424300001))["other requests"]
+    assert str(rest) == "0.000000"
+
+
 def test_without_a_price_there_are_only_the_groups() -> None:
     lines = statement("tenant", groups(acme=None), None)
     assert [(line.line, line.group, line.cost_usd) for line in lines] == [("tenant", "acme", None)]
