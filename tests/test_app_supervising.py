@@ -33,7 +33,7 @@ def note(text):
 def noted(name):
     return log.exists() and f"{name} " in log.read_text()
 
-def part(name, status=0, stubborn=False, later=0, after=None, stop=signal.SIGTERM):
+def part(name, status=0, stubborn=False, later=0, after=None, stop=signal.SIGTERM, ends_s=0):
     def work():
         # Before the note: who read it may send the signal at once.
         if stubborn:
@@ -49,6 +49,7 @@ def part(name, status=0, stubborn=False, later=0, after=None, stop=signal.SIGTER
         if status_now:
             return status_now
         signal.sigwait({stop})
+        time.sleep(ends_s)
         note(f"{name} stops")
         return 0
     return ProcessPart(name, work, stops_within_s=1.0, stop_signal=stop)
@@ -144,7 +145,7 @@ def test_a_part_that_is_killed_is_started_again_and_the_others_go_on(tmp_path: P
 def test_a_group_is_stopped_when_the_groups_before_it_have_ended(
     tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals
 ) -> None:
-    groups = "[part('a'), part('b')]", "[part('last', stop=signal.SIGUSR1)]"
+    groups = "[part('a', ends_s=0.2), part('b')]", "[part('last', stop=signal.SIGUSR1)]"
     with supervising(tmp_path, *groups) as supervised:
         for name in ("a", "b", "last"):
             supervised.pid(name)
