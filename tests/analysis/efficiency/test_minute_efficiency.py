@@ -149,7 +149,8 @@ def test_prefill_is_measured_over_its_own_time_and_the_total_over_the_minute() -
     assert mfu == pytest.approx(2 * (55.8e12 + 4.2e12) / 989.4e12, rel=0.01)
     assert computed.prefill.bound is Bound.COMPUTE
     assert computed.prefill.position is not None
-    assert computed.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
+    for found in (computed.prefill, computed.prefill.position):
+        assert found.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
     assert efficiency_of(samples, half).requests.mfu == pytest.approx(mfu / 2)
 
 
@@ -531,6 +532,13 @@ def test_counters_alone_say_what_requests_of_one_length_say() -> None:
     mfu, mbu = counters_of(samples)
     assert mfu == pytest.approx(by_rows.mfu, rel=0.01)
     assert mbu == pytest.approx(by_rows.mbu, rel=0.1)
+
+
+def test_seven_billion_weights_are_two_flops_a_token_by_counters() -> None:
+    """14e9 FLOPs of each of 60 x 1,000 prompt tokens, on a GPU of 312 TFLOP/s, for a minute."""
+    counts = {"input": 60_000, "cached": 0, "output": 60, "first": 60, "steps": 60}
+    mfu, _ = efficiency_of(busy_samples(**counts), [], SINGLE).counters
+    assert mfu == pytest.approx(60_000 * 14e9 / (60 * 312e12), rel=0.02)
 
 
 @pytest.mark.parametrize(
