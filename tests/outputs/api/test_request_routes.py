@@ -26,10 +26,6 @@ def listed(api: Api, **filters: Any) -> list[str]:
     return [item["trace_id"] for page in api.pages("requests", **filters) for item in page]
 
 
-def iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()
-
-
 @pytest.mark.parametrize("limit", [7, 600])
 def test_pages_hold_every_request_once_and_the_newest_first(
     busy: Api, records: list[RequestRecord], limit: int
