@@ -34,15 +34,21 @@ def simulators(folder: Path) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+# While it starts, and when its simulators listen.
+@pytest.mark.parametrize(
+    ("said", "number", "status"),
+    [("", signal.SIGTERM, 0), ("SIMULATED: storing", signal.SIGKILL, -9)],
+)
 def test_a_demo_that_ends_leaves_no_simulator(
-    tmp_path: Path, number: signal.Signals, status: int
+    tmp_path: Path, said: str, number: signal.Signals, status: int
 ) -> None:
-    environment = {"GOODPUT_STORAGE__FILE": f"{tmp_path}/goodput.db"}
+    log, environment = tmp_path / "log", {"GOODPUT_STORAGE__FILE": f"{tmp_path}/goodput.db"}
     command = [sys.executable, "-m", "agent", "demo", "--past", "30s"]
-    process = ServerProcess(command, tmp_path / "log", environment=environment)
+    process = ServerProcess(command, log, environment=environment)
     try:
-        process.wait_until(lambda: bool(simulators(tmp_path)), within_s=WITHIN_S)
+        process.wait_until(
+            lambda: bool(simulators(tmp_path)) and said in log.read_text(), within_s=WITHIN_S
+        )
         # The demo alone, not its group.
         psutil.Process(process.pid).send_signal(number)
         assert process.wait(within_s=WITHIN_S) == status
