@@ -62,6 +62,23 @@ def shown_without_card(there: Opened, url: str) -> None:
     assert card(there).count() == 0
 
 
+@pytest.mark.parametrize(
+    ("wanted", "engines"),
+    [
+        ({}, ["chat-0", "chat-1"]),
+        ({"engine": "chat-1"}, ["chat-1"]),
+        ({"agent": "agent-0"}, ["chat-0", "chat-1"]),
+        ({"agent": "agent-1"}, []),
+    ],
+)
+def test_the_setup_of_one_engine_or_agent_can_be_asked_for(
+    api: Api, wanted: dict[str, str], engines: list[str]
+) -> None:
+    api.agent.setups = [setup(), setup(engine="chat-1")]
+    items = api.get("/api/v1/setup", **wanted).json()["items"]
+    assert [each["engine"] for each in items] == engines
+
+
 def test_the_next_step_is_shown_with_its_command_until_everything_is_seen(
     browser: Browser, api: Api
 ) -> None:
