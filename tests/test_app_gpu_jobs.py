@@ -249,11 +249,7 @@ def test_gpus_are_read_from_a_dcgm_exporter_alone_and_one_that_hangs_delays_noth
 
 def test_a_driver_that_hangs_delays_no_scrape_and_no_span(tmp_path: Path, driver: Path) -> None:
     pipe, ports = DriverPipe(tmp_path), AgentPorts.free()
-    held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
-    with agent_in(tmp_path, ports, **held) as agent:
-        # Without persistence mode the first call takes seconds.
-        exposition_with(agent, 'reason="not_answering"')
-        pipe.do("release")
+    with agent_in(tmp_path, ports, **scripted(driver, pipe)) as agent:
         exposition_with(agent, "gpu_memory_used_bytes")
         pipe.do("hold nvmlDeviceGetFieldValues")
         exposition_with(agent, 'reason="not_answering"')
