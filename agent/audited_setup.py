@@ -59,7 +59,7 @@ def steps_of_evidence(
             program=kind if engine.sample is None else engine.sample.dialect,
             version=engine.version,
             model=next(iter(engine.models), None),
-            seen=frozenset(_seen(evidence, settings, configured)),
+            seen=frozenset(_seen(evidence, configured, priced=priced)),
             impossible=frozenset(_left_out(evidence, priced=priced)),
             statistics_off=line is not None and "--disable-log-stats" in line.flags,
             remote=evidence.remote,
@@ -95,7 +95,7 @@ def _left_out(evidence: AuditEvidence, *, priced: bool) -> Iterator[StepName]:
 
 
 def _seen(
-    evidence: AuditEvidence, settings: Settings, configured: EngineSettings
+    evidence: AuditEvidence, configured: EngineSettings, *, priced: bool
 ) -> Iterator[StepName]:
     agent, trial = evidence.agent, evidence.trial
     gpus = _engine_gpus(evidence, configured)
@@ -106,8 +106,7 @@ def _seen(
         StepName.PLUGIN: agent is not None and bool(agent.plugin),
         StepName.PROXY: agent is not None and agent.proxy_views > 0,
         StepName.GPU: bool(gpus),
-        StepName.PRICE: _is_priced(evidence, settings, configured)
-        and bool(gpus or configured.parallelism),
+        StepName.PRICE: priced and bool(gpus or configured.gpus or configured.parallelism),
         StepName.MODEL_CONFIG: evidence.model is not None,
         StepName.LOG: configured.log is not None and os.access(configured.log, os.R_OK),
     }

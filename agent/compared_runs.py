@@ -136,20 +136,20 @@ def _run_in(engine: Engine, name: str, over: Window | None, options: RunOptions)
         everything = Window(from_s=0, until=options.now.timestamp())
         found = _counted_run(engine, name, over or everything, options.chosen)
         if found is None:
-            close = _close_names(engine, over or everything, options.chosen)
+            close = _close_names(engine, everything, options.chosen)
             raise RunEmpty(f"{error}{close}") from error
         return found
 
 
 def _close_names(engine: Engine, over: Window, chosen: Selection) -> str:
-    """The names in a window that a chosen one is like, as the end of an error."""
+    """The names of a database that an unknown one is like, as the end of an error."""
     queries = StoreQueries(engine)
     found = []
     for dimension in _NAMED:
         given: str | None = getattr(chosen, dimension)
         if given is not None:
-            known = queries.tallies_by(dimension, over, Selection())
-            found.append(did_you_mean(given, sorted(name for name in known if name)))
+            known = {name for name in queries.tallies_by(dimension, over, Selection()) if name}
+            found += [] if given in known else [did_you_mean(given, sorted(known))]
     return "".join(found)
 
 

@@ -230,12 +230,11 @@ def _demo_settings(given: Settings, sockets: Path) -> Settings:
         for index, name in enumerate(ENGINES)
     )
     listen = given.proxy.listen or f"127.0.0.1:{_free_port()}"
-    # Nobody misses the end of a simulated response.
-    proxy = {
-        "listen": listen,
-        "tenant_header": given.proxy.tenant_header or TENANT_HEADER,
-        "drain": _DRAIN_S,
-    }
+    tenant_header = given.proxy.tenant_header or TENANT_HEADER
+    proxy: dict[str, object] = {"listen": listen, "tenant_header": tenant_header}
+    if "drain" not in given.proxy.model_fields_set:
+        # A cut simulated response costs nothing.
+        proxy["drain"] = _DRAIN_S
     return given.model_copy(
         update={
             "engines": engines,

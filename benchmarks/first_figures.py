@@ -1,4 +1,4 @@
-"""Seconds from the agent's start to the first right figure, at each step of the ladder.
+"""Seconds from the agent's start to the first right figure, at each step of the setup.
 
 The engine is the real vLLM, and a client asks it all the time. Each step's agent is started as a
 user starts it, with a new database and what the earlier steps added. The GPU is a stand-in.
@@ -162,8 +162,8 @@ def _asked(engine: Vllm, url: str) -> Iterator[None]:
     def ask() -> None:
         body = {"model": engine.model, "prompt": PROMPT, "max_tokens": _TOKENS, "stream": True}
         while not ended.wait(_PAUSE_S):
-            # A proxy listens only while its agent runs.
-            with suppress(requests.ConnectionError):
+            # A proxy listens only while its agent runs, and cuts its streams then.
+            with suppress(requests.RequestException):
                 requests.post(f"{url}/v1/completions", json=body, timeout=_WITHIN_S)
 
     thread = threading.Thread(target=ask, name="client")

@@ -152,12 +152,18 @@ def figures_of_rows(
 
 
 def _covered_s(rows: Iterable[CountsRow]) -> float:
-    """The seconds in which at least one engine was seen."""
+    """The seconds in which at least one engine was seen.
+
+    A row is taken as seen without a gap until its newest sample. Rows of hours and days may have
+    gaps, but no engine was seen for longer than all together.
+    """
     covered_s, seen_until = 0.0, -inf
-    for from_at, until in sorted((row.until - row.counts.covered_s, row.until) for row in rows):
-        covered_s += max(until - max(from_at, seen_until), 0.0)
-        seen_until = max(until, seen_until)
-    return covered_s
+    of_engine: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for row in sorted(rows, key=lambda row: row.until - row.counts.covered_s):
+        of_engine[row.agent, row.engine] += row.counts.covered_s
+        covered_s += max(row.until - max(row.until - row.counts.covered_s, seen_until), 0.0)
+        seen_until = max(row.until, seen_until)
+    return max([covered_s, *of_engine.values()])
 
 
 def _engines(rows: Iterable[CountsRow]) -> list[CountedEngine]:
@@ -244,7 +250,7 @@ def _rate(engines: Sequence[CountedEngine], count: Count, covered_s: float) -> f
 
 def _mean(engines: Sequence[CountedEngine], metric: Metric, covered_s: float) -> float | None:
     """The sum of a gauge over all engines, as a mean over the covered time."""
-    means = [(one.mean(metric), min(one.counts.covered_s / covered_s, 1.0)) for one in engines]
+    means = [(one.mean(metric), one.counts.covered_s / covered_s) for one in engines]
     return _total(None if mean is None else mean * part for mean, part in means)
 
 
@@ -262,12 +268,14 @@ def _fullest(engine: CountedEngine) -> float | None:
 
 def _batch_fill(engines: Sequence[CountedEngine]) -> float | None:
     """Running requests over the most that may run."""
-    pairs = [
-        (one.mean(fact.REQUESTS_RUNNING), one.mean(fact.MAX_RUNNING_REQUESTS)) for one in engines
+    means = [
+        (one.mean(fact.REQUESTS_RUNNING), one.mean(fact.MAX_RUNNING_REQUESTS), one.counts.covered_s)
+        for one in engines
     ]
-    known = [(running, most) for running, most in pairs if running is not None and most]
-    most_running = fsum(most for _, most in known)
-    return fsum(running for running, _ in known) / most_running if most_running else None
+    known = [(running, most, s) for running, most, s in means if running is not None and most]
+    most_running_s = fsum(most * seconds for _, most, seconds in known)
+    running_s = fsum(running * seconds for running, _, seconds in known)
+    return running_s / most_running_s if most_running_s else None
 
 
 def _histogram(engines: Iterable[CountedEngine], metric: Metric) -> HistogramSnapshot | None:

@@ -212,7 +212,7 @@ class EngineSetups:
             StepName.PROXY: self._views.was_proxied(name),
             StepName.GPU: bool(self._gpus.inventory.samples_of(name)),
             StepName.PRICE: self._has_price(name)
-            and (engine.parallelism is not None or bool(self._gpus.inventory.samples_of(name))),
+            and bool(engine.parallelism or engine.gpus or self._gpus.inventory.samples_of(name)),
             StepName.MODEL_CONFIG: self._efficiency.has_model(name),
             StepName.LOG: engine.log is not None and host is not None and host.log is not None,
         }

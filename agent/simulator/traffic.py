@@ -118,17 +118,17 @@ TENANT_HEADER = "X-Tenant"
 _TOKEN = "word"
 # Kernels keep megabytes between two processes of one machine, unless the segments and the
 # receiver's buffer are small. As many alternatives for each token as OpenAI's API allows make a
-# response larger than what is left.
+# response larger than these buffers.
 _SLOW_SEGMENT_BYTES, _SLOW_BUFFER_BYTES, _ALTERNATIVES = 1400, 4096, 20
 
 
-def _slow_socket(place: aiohttp.AddrInfoType) -> socket.socket:
-    family, kind, protocol, *_ = place
-    made = socket.socket(family, kind, protocol)
-    made.setblocking(False)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SLOW_SEGMENT_BYTES)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
-    return made
+def _slow_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    created = socket.socket(family, kind, protocol)
+    created.setblocking(False)
+    created.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SLOW_SEGMENT_BYTES)
+    created.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
+    return created
 
 
 class Clients:
@@ -196,7 +196,8 @@ class Clients:
             session.post(self._url, json=body, headers=headers) as response,
         ):
             await response.content.readany()
-            await asyncio.sleep(request.client_pause_s)
+            if response.ok:
+                await asyncio.sleep(request.client_pause_s)
             async for _ in response.content.iter_any():
                 pass
 

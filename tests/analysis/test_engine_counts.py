@@ -27,6 +27,7 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Kind
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.engine_counts import CountsRow, EngineCounts, GaugeSum
+from agent.records.gpu import FactKey
 from agent.records.objective import Match, Objective
 from tests.analysis.cost.engine_days import engine_sample
 from tests.records.making import NOON, objective
@@ -281,7 +282,7 @@ def test_what_no_engine_counts_is_unknown_and_not_zero() -> None:
         pytest.param((0.0, 100.0), 20.0, 8.0, id="side by side"),
         pytest.param((100.0, 200.0), 10.0, 4.0, id="one replaced the other"),
         pytest.param((50.0, 150.0), 2000 / 150, 8 * 100 / 150, id="for half of the time together"),
-        pytest.param((200.0, 300.0), 10.0, 4.0, id="with a time in which nobody was seen"),
+        pytest.param((200.0, 300.0), 10.0, 4.0, id="with a time in which none was seen"),
     ],
 )
 def test_rates_and_means_are_over_the_time_in_which_any_engine_was_seen(
@@ -301,6 +302,27 @@ def test_rates_and_means_are_over_the_time_in_which_any_engine_was_seen(
     assert found is not None
     assert found.output_tokens_per_s == pytest.approx(rate)
     assert found.running == pytest.approx(running)
+
+
+def test_no_engine_was_seen_for_longer_than_all_together() -> None:
+    """As after the clock was set back: an hour holds two."""
+    row = CountsRow("agent-0", "chat-0", "llama", 3600, 0, 3600.0, EngineCounts(covered_s=7200.0))
+    found = figures_of_rows([row, row._replace(starts_at=3600, until=3600.0)], [])
+    assert found is not None
+    assert found.covered_s == 14400.0
+
+
+def test_the_fill_of_the_batch_is_over_the_time_of_each_engine() -> None:
+    def one(covered_s: float, running: float) -> CountedEngine:
+        gauges: dict[FactKey, GaugeSum] = {
+            (fact.REQUESTS_RUNNING.name, ()): GaugeSum(running * covered_s, covered_s, running),
+            (fact.MAX_RUNNING_REQUESTS.name, ()): GaugeSum(8.0 * covered_s, covered_s, 8.0),
+        }
+        return CountedEngine(model=None, counts=EngineCounts(covered_s=covered_s, gauges=gauges))
+
+    found = engine_figures([one(300.0, 8.0), one(100.0, 0.0)], [])
+    assert found is not None
+    assert found.batch_fill == pytest.approx(0.75)
 
 
 # What recorded pages of each engine say, against the pages as prometheus_client reads them

@@ -206,7 +206,7 @@ FAILURES: tuple[Rule, ...] = (
 
 # A delay below this share of the excess is noise of clocks.
 _NOISE_SHARE = 0.01
-# Less is what is left of differences of floats.
+# Smaller claims are rounding errors.
 _LEAST_S = 1e-6
 # A prompt or a response is long if it needs at least this share of all needed time.
 _LONG_SHARE = 0.5
