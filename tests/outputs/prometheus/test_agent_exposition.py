@@ -49,7 +49,6 @@ from tests.outputs.prometheus.filled import (
     filled_meter,
 )
 from tests.published_metrics import METRICS
-from tests.real_parts.prometheus import complaints_about
 from tests.records.making import NOON, record
 from tests.records.minutes import UNKNOWN, minute
 
@@ -475,18 +474,3 @@ def test_an_engine_keeps_the_counters_of_its_last_models_of_a_day() -> None:
     assert models(changing) == {f"name-{number}" for number in range(604 - MODELS_KEPT, 604)}
     changing.add(minute(604 + 24 * 60), None)
     assert models(changing) == {"llama"}
-
-
-def meter_with_every_engine_fact() -> Meter:
-    meter = Meter((), ["chat-0"])
-    meter.sample(FULL_SAMPLE)
-    return meter
-
-
-@pytest.mark.parametrize(
-    "meter",
-    [Meter(OBJECTIVES, ["chat-0"]), filled_meter(), meter_with_every_engine_fact()],
-    ids=["at start", "after requests", "with every engine fact"],
-)
-def test_promtool_accepts_the_exposition(meter: Meter) -> None:
-    assert complaints_about(exposition_of(meter)) == []
