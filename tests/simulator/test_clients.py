@@ -96,10 +96,10 @@ def test_requests_that_arrive_before_the_proxy_listens_are_not_sent_all_at_once_
 PAUSE_S = 0.5
 
 
-def test_a_client_that_pauses_keeps_the_proxy_waiting_with_a_response_of_150_tokens() -> None:
+def test_a_client_that_pauses_keeps_the_proxy_waiting_with_a_response_of_250_tokens() -> None:
     proxy, clock = Proxy(), SetClock(0.0)
-    proxy.chunks = 150
-    slow = replace(engine_request(20, 150, arrived_s=1.0), client_pause_s=PAUSE_S)
+    proxy.chunks = 250
+    slow = replace(engine_request(20, 250, arrived_s=1.0), client_pause_s=PAUSE_S)
 
     async def run() -> None:
         runner = await proxy.listen()
