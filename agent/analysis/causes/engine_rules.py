@@ -19,16 +19,18 @@ def source_text(period: Period) -> str:
     return _SOURCES[period.source]
 
 
-def prompts_text(prompts: Prompts) -> str:
-    """How many prompts of other requests were prefilled, with how many tokens."""
+def prompts_texts(prompts: Prompts) -> tuple[str, ...]:
+    """How many prompts of other requests were prefilled, with how many tokens; empty if none."""
     largest = np.sort(prompts.sizes)[-_NAMED - 1 :].tolist()
     if prompts.own in largest:
         largest.remove(prompts.own)
     named = ", ".join([f"{size:,}" for size in largest[: -_NAMED - 1 : -1]])
+    if prompts.many == 0 or not named:
+        return ()
     many = f"{prompts.many} prompts" if prompts.many > 1 else "1 prompt"
     return (
         f"{many} of other requests with {prompts.tokens:,} computed tokens were prefilled "
-        f"meanwhile, the largest of {named} tokens (by their rows)"
+        f"meanwhile, the largest of {named} tokens (by their rows)",
     )
 
 

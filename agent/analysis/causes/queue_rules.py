@@ -8,7 +8,7 @@ from agent.analysis.causes.engine_rules import (
     gpu_slowed,
     in_queue,
     lost_prompts,
-    prompts_text,
+    prompts_texts,
     seconds,
     source_text,
 )
@@ -96,7 +96,7 @@ def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
             f"{change.prefill_tokens:,.0f} prompt tokens were computed in "
             f"{seconds(change.seconds)}, and {change.usual_prefill_tokens:,.0f} usually are in "
             "that time (by the engine's samples)",
-            prompts_text(case.prompts(case.backlog)),
+            *prompts_texts(case.prompts(case.backlog)),
         ),
     )
 
@@ -151,7 +151,7 @@ def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
         f"prompts of others took {seconds(min(claimed_s, left_s))} of the steps while the request "
         f"waited ({source_text(case.queue)})"
     )
-    return Claim(claimed_s, (text, prompts_text(prompts)))
+    return Claim(claimed_s, (text, *prompts_texts(prompts)))
 
 
 def _lacks_capacity(case: MissedCase) -> bool:

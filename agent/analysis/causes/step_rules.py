@@ -5,7 +5,7 @@ from agent.analysis.causes.engine_rules import (
     missed_by_others,
     missed_share,
     missed_text,
-    prompts_text,
+    prompts_texts,
     seconds,
     source_text,
 )
@@ -59,7 +59,7 @@ def contention(case: MissedCase, left_s: float) -> Claim | None:
     text = (
         f"{tokens:,.0f} prompt tokens of others at {seconds(1000 * case.prefill_token_s)} a 1,000"
     )
-    return Claim(claimed_s, (f"{text} ({source_text(case.prefill)})", prompts_text(prompts)))
+    return Claim(claimed_s, (f"{text} ({source_text(case.prefill)})", *prompts_texts(prompts)))
 
 
 def prefill_batch_load(case: MissedCase, left_s: float) -> Claim | None:
@@ -146,7 +146,7 @@ def interference(case: MissedCase, left_s: float) -> Claim | None:
         f"steps with {done.prefill_tokens:,.0f} prompt tokens of others took {seconds(took_s)} of "
         f"the {seconds(decode_s)} of decoding ({source_text(case.decode)})"
     )
-    return Claim(claimed_s, (text, prompts_text(prompts)) if prompts.many else (text,))
+    return Claim(claimed_s, (text, *prompts_texts(prompts)))
 
 
 def decode_batch_load(case: MissedCase, left_s: float) -> Claim | None:

@@ -9,8 +9,8 @@ import pytest
 from agent.analysis.causes import EngineTimeline, explain
 from agent.analysis.causes.activity import StepCosts
 from agent.analysis.causes.baselines import RequestBaselines
-from agent.analysis.causes.engine_rules import prompts_text
-from agent.analysis.causes.periods import Prompt, PromptLog
+from agent.analysis.causes.engine_rules import prompts_texts
+from agent.analysis.causes.periods import Prompt, PromptLog, Prompts
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
@@ -330,7 +330,13 @@ def test_the_own_prompt_of_a_request_is_none_of_the_others(others: int) -> None:
     assert found.many == others
     assert found.tokens == 9000 + sum(range(100, last + 1))
     assert found.missing_share == pytest.approx(10 * (others - 1) / found.tokens)
-    assert f"the largest of 9,000, {last}, {last - 1} tokens" in prompts_text(found)
+    (text,) = prompts_texts(found)
+    assert f"the largest of 9,000, {last}, {last - 1} tokens" in text
+
+
+@pytest.mark.parametrize("none", [Prompts(), Prompts(many=1, sizes=(700,), own=700)])
+def test_without_another_prompt_there_is_no_evidence_of_one(none: Prompts) -> None:
+    assert prompts_texts(none) == ()
 
 
 @pytest.mark.parametrize("seed", range(5))
