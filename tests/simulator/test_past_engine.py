@@ -115,7 +115,9 @@ def test_a_throttled_gpu_has_a_low_clock_and_the_time_of_it() -> None:
     assert during.gpu["clock_hertz"] == pytest.approx(during.gpu["clock_max_hertz"] / 3)
     assert before.gpu["clock_hertz"] == before.gpu["clock_max_hertz"]
     assert during.gpu["throttled_s"] == pytest.approx(40.0)
-    # The whole time of these frames was throttled, and not one moment more.
+    # The whole time of these frames was throttled, and not one moment before or after.
+    (until_it,) = frames(585.0, 600.0)
+    assert until_it.gpu["clock_hertz"] == until_it.gpu["clock_max_hertz"]
     *_, last, after = frames(600.0, 690.0)
     assert last.gpu["clock_hertz"] == pytest.approx(last.gpu["clock_max_hertz"] / 3)
     assert after.gpu["clock_hertz"] == after.gpu["clock_max_hertz"]

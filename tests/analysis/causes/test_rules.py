@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.causes import EngineTimeline, explain
+from agent.analysis.causes import EngineTimeline, explain, rules
+from agent.analysis.causes.missed_case import Claim
 from agent.analysis.causes.rolling import SLOT_S, SLOTS, RollingQuantile, RunningSums
 from agent.analysis.verdicts import excesses
 from agent.catalog import engine_facts as fact
@@ -49,6 +50,17 @@ def test_without_samples_a_queue_is_unexplained_and_names_sources_that_would_hel
     text = " ".join(sentence for share in found.shares for sentence in share.evidence)
     assert "samples of the engine" in text
     assert "plugin" in text
+
+
+def test_a_rounding_error_is_not_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def claims(claimed_s: float) -> set[Cause]:
+        rule = Cause.NETWORK, lambda *_: Claim(claimed_s, ("late",))
+        monkeypatch.setattr(rules, "rules_of", lambda *_: (rule,))
+        found = explain(row(ttft_s=4.05, queue_s=4.0, e2e_s=4.15), [OBJECTIVE], EngineTimeline())
+        return {Cause(share.cause) for share in found.shares}
+
+    assert Cause.NETWORK in claims(0.5)
+    assert Cause.NETWORK not in claims(1e-16)
 
 
 def test_a_prompt_longer_than_any_before_needs_their_time_for_each_token() -> None:
