@@ -37,9 +37,9 @@ from agent.store.publishing.destination import (
     BatchSize,
     Published,
     SharedDatabase,
-    log_refusal,
     shared_ids,
     with_shared_series,
+    write_all_but_refused,
 )
 from agent.store.publishing.restoring import restore
 from agent.store.rollups import Series
@@ -218,20 +218,12 @@ class _Rows:
         insert_rows(self._client, requests.name, [*_GONE_TYPES], [*_GONE_TYPES.values()], gone)
 
     def _write(self, target: "_Target", rows: Sequence[Row]) -> int:
-        """Write rows; halves of them if one is refused, until it is alone. Returns how many are."""
-        if not rows:
-            return 0
-        try:
-            target.insert(self._client, rows, self._bits)
-            return 0
-        except Exception as error:
-            if not refuses_content(error):
-                raise
-            if len(rows) == 1:
-                log_refusal(target.name, rows[0], error)
-                return 1
-        half = len(rows) // 2
-        return sum(self._write(target, part) for part in (rows[:half], rows[half:]))
+        """Write rows, each but those that are refused. Returns how many are."""
+
+        def insert(part: Sequence[Row]) -> None:
+            target.insert(self._client, part, self._bits)
+
+        return len(write_all_but_refused(target.name, rows, insert, refuses_content))
 
 
 class _Target:

@@ -105,10 +105,30 @@ class Published(NamedTuple):
     refused: int
 
 
-def log_refusal(table: str, row: Row, error: Exception) -> None:
-    """Log why the shared database refuses a row."""
-    why = driver_message(error)
-    _LOG.warning("the shared database refuses a row of %s: %s: %.200r", table, why, row[:4])
+def write_all_but_refused(
+    table: str,
+    rows: Sequence[Row],
+    write: Callable[[Sequence[Row]], None],
+    is_refusal: Callable[[Exception], bool],
+) -> list[Row]:
+    """Write rows; if one is refused, halves of them until it is alone. Returns the refused."""
+    if not rows:
+        return []
+    try:
+        write(rows)
+        return []
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        if len(rows) == 1:
+            why = driver_message(error)
+            _LOG.warning(
+                "the shared database refuses a row of %s: %s: %.200r", table, why, rows[0][:4]
+            )
+            return [*rows]
+    half = len(rows) // 2
+    parts = (rows[:half], rows[half:])
+    return [row for part in parts for row in write_all_but_refused(table, part, write, is_refusal)]
 
 
 def shared_ids(file: str, series: Mapping[int, Series]) -> dict[int, int]:

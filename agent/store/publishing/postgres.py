@@ -26,9 +26,9 @@ from agent.store.publishing.destination import (
     BatchSize,
     Published,
     SharedDatabase,
-    log_refusal,
     shared_ids,
     with_shared_series,
+    write_all_but_refused,
 )
 from agent.store.publishing.restoring import restore
 from agent.store.retention import Retention
@@ -237,22 +237,16 @@ class PostgresRows:
     def _write(
         self, shared: Connection, table: Table, rows: Sequence[Row], write: _Write
     ) -> list[Row]:
-        """Write rows; if one is refused, halves of them until it is alone. Returns the refused."""
-        if not rows:
-            return []
-        try:
+        """Write rows, each but those that are refused. Returns the refused."""
+
+        def write_in_savepoint(part: Sequence[Row]) -> None:
             with shared.begin_nested():
-                write(shared, table, rows)
-            return []
-        except Exception as error:
-            if not isinstance(getattr(error, "orig", error), self._refusals):
-                raise
-            if len(rows) == 1:
-                log_refusal(table.name, rows[0], error)
-                return [*rows]
-        half = len(rows) // 2
-        parts = (self._write(shared, table, part, write) for part in (rows[:half], rows[half:]))
-        return [row for part in parts for row in part]
+                write(shared, table, part)
+
+        return write_all_but_refused(table.name, rows, write_in_savepoint, self._is_refusal)
+
+    def _is_refusal(self, error: Exception) -> bool:
+        return isinstance(getattr(error, "orig", error), self._refusals)
 
 
 def _columns(table: Table) -> tuple[str, ...]:
