@@ -1,10 +1,11 @@
 """Readers of response bodies, the findings of a reader, and the token times of a stream."""
 
 from collections.abc import Sequence
+from operator import sub
 from typing import Protocol
 
 from agent.analysis.latency import tpot_s
-from agent.analysis.quantiles import LOWEST_BIN, bin_of
+from agent.analysis.quantiles import LOWEST_BIN, bins_of
 from agent.catalog.reasons import ProxyFailure
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.parsed_event import (
@@ -81,6 +82,17 @@ class TokenTiming:
         self.chunk_tokens = max(self.chunk_tokens or 0, tokens - self._tokens)
         self._tokens = tokens
 
+    def visible_token(self, at_s: float) -> None:
+        """Add an event with visible text that is not counted."""
+        if self.first_s is None or self.visible_s is None:
+            self.token(at_s, visible=True)
+            return
+        uncounted = self._uncounted
+        uncounted.append(at_s)
+        if len(uncounted) >= _MAX_UNCOUNTED:
+            self._count_gaps()
+        self._tokens = self.chunk_tokens = None
+
     def visible_tokens(self, pieces_s: Sequence[float], number: int) -> None:
         """Add events with visible text, of which none is counted, that arrived in several pieces.
 
@@ -120,14 +132,12 @@ class TokenTiming:
 
     def _count_gaps(self) -> None:
         last_s, gaps, largest_s = self._last_s, self._gaps, self._max_gap_s
-        for at_s in self._uncounted:
-            gap_s = at_s - last_s
-            last_s = at_s
-            if largest_s is None or gap_s > largest_s:
-                largest_s = gap_s
-            number = bin_of(gap_s)
-            gaps[number] = gaps.get(number, 0) + 1
-        self._uncounted.clear()
+        if times_s := self._uncounted:
+            new_s = list(map(sub, times_s, (last_s, *times_s)))
+            last_s, largest_s = times_s[-1], max(largest_s or 0.0, *new_s)
+            for number, count in bins_of(new_s).items():
+                gaps[number] = gaps.get(number, 0) + count
+            times_s.clear()
         if self._together:
             gaps[LOWEST_BIN] = gaps.get(LOWEST_BIN, 0) + self._together
             largest_s = largest_s or 0.0

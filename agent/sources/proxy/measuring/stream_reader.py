@@ -12,6 +12,7 @@ key `usage`. No event gets `"usage":null`: engines that write it do so without b
 
 import json
 import re
+from collections.abc import Sequence
 
 from agent.catalog.reasons import ProxyFailure
 from agent.sources.proxy.exchange import Reads
@@ -188,6 +189,72 @@ def _with_key_removed(event: bytes) -> bytes:
     return event.replace(data, remove_key(text, json_keys(text), "usage").encode())
 
 
+# A stream whose tokens differ in more than their text is read whole from then on.
+_MAX_LESSONS = 16
+_LESSONS_AT_ONCE = 2
+
+
+def _common_begin(one: bytes, other: bytes) -> bytes:
+    size = min(len(one), len(other))
+    # A long integer has the first bytes on top, and zeros where both are alike.
+    differ = int.from_bytes(one[:size]) ^ int.from_bytes(other[:size])
+    return one[: size - _bytes_in(differ)]
+
+
+def _common_end(one: bytes, other: bytes) -> bytes:
+    size = min(len(one), len(other))
+    differ = int.from_bytes(one[-size:], "little") ^ int.from_bytes(other[-size:], "little")
+    return one[len(one) - size + _bytes_in(differ) :]
+
+
+def _bytes_in(number: int) -> int:
+    return (number.bit_length() + 7) // 8
+
+
+class TokenPattern:
+    """Recognises the events of one stream that are a visible token and nothing else.
+
+    An engine writes each of them alike but for the text. What lies before and after the text is
+    learned from events that were read, up to the quotes around it. Another event with the same
+    begin and end has the same keys, because every key has quotes; a text with a quote is left to
+    the JSON parser.
+    """
+
+    __slots__ = ("_begin", "_begin_bytes", "_end", "_end_bytes", "_lessons")
+
+    def __init__(self) -> None:
+        self._begin = b""
+        # Longer than any piece, so that nothing matches before two lessons.
+        self._begin_bytes = MAX_EVENT_BYTES
+        self._end = b""
+        self._end_bytes = 0
+        self._lessons = 0
+
+    def learn(self, event: bytes) -> None:
+        """Take a whole event that is a visible token and nothing else."""
+        if self._lessons >= _MAX_LESSONS:
+            return
+        self._lessons += 1
+        if self._lessons == 1:
+            self._begin = self._end = event
+            return
+        begin, end = _common_begin(self._begin, event), _common_end(self._end, event)
+        self._begin = begin[: begin.rfind(b'"') + 1]
+        self._end = end[end.find(b'"') :]
+        self._begin_bytes, self._end_bytes = len(self._begin), len(self._end)
+
+    def matches(self, piece: bytes) -> bool:
+        """Whether a piece of the stream is such an event; False if that is not certain."""
+        begin_bytes = self._begin_bytes
+        end_at = piece.find(b'"', begin_bytes)
+        return (
+            end_at > begin_bytes
+            and end_at == len(piece) - self._end_bytes
+            and piece.startswith(self._begin)
+            and piece.endswith(self._end)
+        )
+
+
 _DONE = b"[DONE]"
 _DONE_EVENT = ParsedEvent(done=True)
 _END = b"\n\n"
@@ -207,10 +274,12 @@ class StreamReader:
     __slots__ = (
         "_deferred",
         "_deferred_bytes",
+        "_pattern",
         "_protocol",
         "_several_choices",
         "_splitter",
         "_stripper",
+        "_timing",
         "findings",
         "unsent",
     )
@@ -223,13 +292,20 @@ class StreamReader:
         self._protocol = protocol
         self._stripper = stripper
         self._several_choices = choices > 1
+        self._timing = self.findings.timing
         self._splitter = EventSplitter()
+        self._pattern = TokenPattern()
         self._deferred: list[tuple[bytes, float]] = []
         self._deferred_bytes = 0
 
     def take(self, data: bytes, at_s: float) -> bytes:
         """Read a piece of the stream; return the bytes to send to the client now."""
         stripper = self._stripper
+        if self._pattern.matches(data) and self._passes(stripper):
+            if self._deferred:
+                self.catch_up()
+            self._timing.visible_token(at_s)
+            return data
         if stripper is not None and self._may_change(stripper, data):
             self.catch_up()
             return self._stripped(stripper, data, at_s)
@@ -239,6 +315,12 @@ class StreamReader:
         if len(deferred) >= MAX_DEFERRED_PIECES or self._deferred_bytes >= MAX_DEFERRED_BYTES:
             self.catch_up()
         return data
+
+    def _passes(self, stripper: UsageStripper | None) -> bool:
+        """Whether an event that is a token and nothing else goes to the client as it is."""
+        if self._splitter.waiting or self._several_choices:
+            return False
+        return stripper is None or not (stripper.each or stripper.held)
 
     def catch_up(self) -> None:
         """Read the deferred pieces, which the client has already."""
@@ -274,6 +356,8 @@ class StreamReader:
         if protocol.count_tokens(lines) == number:
             times_s = [at_s for data, at_s in pieces if data != _LAST_EVENT]
             self.findings.timing.visible_tokens(times_s, number)
+            if len(times_s) == number:
+                self._learn(pieces, [VISIBLE_TOKEN] * number)
             return True
         parsed = protocol.read_events(lines)
         if parsed is None or len(parsed) != number:
@@ -281,7 +365,16 @@ class StreamReader:
         times_s = [at_s for data, at_s in pieces for _ in range(data.count(_END))]
         for event, at_s in zip(parsed, times_s, strict=False):
             self._note(event, at_s)
+        if len(pieces) == number:
+            self._learn(pieces, parsed)
         return True
+
+    def _learn(self, pieces: Reads, parsed: Sequence[ParsedEvent]) -> None:
+        """Learn from the first pieces, each of one event, that are visible tokens."""
+        read = zip(pieces, parsed, strict=False)
+        tokens = [data for (data, _), event in read if event is VISIBLE_TOKEN]
+        for data in tokens[:_LESSONS_AT_ONCE]:
+            self._pattern.learn(data)
 
     def _identified(self, lines: bytes) -> bool:
         """Whether the response's id is known, mostly from the first event."""
@@ -342,7 +435,7 @@ class StreamReader:
         return parsed
 
     def _note(self, parsed: ParsedEvent, at_s: float) -> None:
-        timing = self.findings.timing
+        timing = self._timing
         if parsed is VISIBLE_TOKEN:
             timing.token(at_s, visible=True)
             return

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -334,3 +335,69 @@ def test_text_passes_before_it_is_read_also_where_usage_is_stripped(null: bytes)
     assert reader.findings.timing.first_s is None
     reader.catch_up()
     assert reader.findings.timing.first_s == 1.0
+
+
+def _chat_event(delta: dict[str, object], rest: dict[str, object]) -> bytes:
+    """An event as vLLM spells it."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    return b"data: %b\n\n" % json.dumps(
+        {"id": "chatcmpl-1", "created": 1, "model": "m", "choices": [choice], **rest},
+        separators=(",", ":"),
+        ensure_ascii=False,
+    ).encode("utf-8", "surrogatepass")
+
+
+_TEXTS = st.sampled_from(["", " the", " then", "\n", '"', "\\", 'a"b', "null", "日本"]) | st.text(
+    max_size=3
+)
+_CHAT_EVENTS = st.builds(
+    _chat_event,
+    st.builds(lambda text: {"content": text}, _TEXTS)
+    | st.builds(lambda text: {"reasoning_content": text}, _TEXTS)
+    | st.just({"role": "assistant", "content": ""}),
+    st.just({})
+    | st.just({"usage": None})
+    | st.just({"created": 2})
+    | st.builds(lambda tokens: {"usage": {"completion_tokens": tokens}}, st.integers(0, 99)),
+)
+
+
+def _read(pieces: list[tuple[bytes, float]]) -> tuple[object, ...]:
+    reader = StreamReader(PROTOCOLS["/v1/chat/completions"], None, choices=1)
+    for data, at_s in pieces:
+        reader.take(data, at_s)
+    reader.finish(1000.0)
+    found = reader.findings
+    timing = found.timing
+    return (
+        timing.first_s, timing.visible_s, timing.gaps, timing.max_gap_s, timing.chunk_tokens,
+        timing.reasoning_s, timing.tpot_s(50), found.usage, found.response_id, found.missed,
+    )  # fmt: skip
+
+
+@given(st.lists(_CHAT_EVENTS, min_size=1, max_size=60))
+def test_tokens_that_are_recognised_by_their_bytes_count_as_those_that_are_parsed(
+    sent: list[bytes],
+) -> None:
+    whole = [(event, at * 0.25) for at, event in enumerate(sent)]
+    # No event in two pieces is recognised.
+    cut = [piece for data, at_s in whole for piece in ((data[:9], at_s), (data[9:], at_s))]
+    assert _read(whole) == _read(cut)
+
+
+def test_most_tokens_of_a_stream_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    protocol = PROTOCOLS["/v1/chat/completions"]
+    count = protocol.count_tokens
+    assert count is not None
+
+    def counted(lines: bytes) -> int:
+        parsed.extend(lines.splitlines())
+        return count(lines)
+
+    reader = StreamReader(replace(protocol, count_tokens=counted), None, choices=1)
+    for number in range(100):
+        reader.take(_chat_event({"content": f" w{number}"}, {}), number * 1.0)
+    reader.finish(100.0)
+    assert len(parsed) == MAX_DEFERRED_PIECES
+    assert sum(reader.findings.timing.gaps.values()) == 99
