@@ -130,7 +130,8 @@ class PluginDropped(StrEnum):
     """Why records of an engine's plugin were dropped.
 
     `agent_behind`: by the plugin, because the agent did not read. `lost`: on the way, as at the end
-    of an agent. `too_many_wait`: requests that wait for their rows.
+    of an agent. `unreadable`: a file of open requests. `too_many_wait`: requests that wait for
+    their rows.
     """
 
     AGENT_BEHIND = "agent_behind"
@@ -141,6 +142,7 @@ class PluginDropped(StrEnum):
     TIME = "time"
     VALUE = "value"
     REQUEST_ID = "request_id"
+    UNREADABLE = "unreadable"
     TOO_MANY_WAIT = "too_many_wait"
 
 
