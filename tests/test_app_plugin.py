@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import requests
 from goodput_agent_vllm.datagrams import HEADER
+from goodput_agent_vllm.open_requests import OpenRequests
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
 
+from agent.sources.open_requests import STALLED_AFTER_S
 from tests.plugins.vllm_counts import finished, header, iteration, scheduler
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
@@ -125,6 +127,32 @@ def test_a_spans_row_has_the_plugins_figures_in_either_order(watched: Watched, f
     row = watched.row(request_id, with_preemptions=1)
     assert (row["cached_tokens"], row["finish_reason"], row["ttft_s"]) == (16, "stop", 0.1)
     assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (0.01, 0.09, 0.4)
+
+
+def test_open_requests_are_metrics_while_a_front_keeps_them(watched: Watched) -> None:
+    def series() -> set[tuple[str, float]]:
+        page = watched.agent.api.exposition().splitlines()
+        samples = [line.rsplit(" ", 1) for line in page if line.startswith(names)]
+        return {(name.partition("{")[0], float(value)) for name, value in samples}
+
+    def becomes(*expected: tuple[str, float]) -> None:
+        eventually(lambda: series() == set(expected), within_s=WITHIN_S, what=f"{expected}")
+
+    names = opened, stalled = "llm_engine_open_requests", "llm_engine_stalled_requests"
+    assert series() == set()
+    front = OpenRequests.beside(str(watched.path))
+    assert front is not None
+    becomes((opened, 0), (stalled, 0))
+    waiting = front.open(b"", time.time(), time.monotonic())
+    streaming = front.open(b"", time.time(), time.monotonic() - STALLED_AFTER_S)
+    assert waiting is not None
+    assert streaming is not None
+    streaming.event(time.monotonic() - STALLED_AFTER_S)
+    becomes((opened, 2), (stalled, 1))
+    waiting.close()
+    streaming.close()
+    front.close()
+    becomes()
 
 
 def test_a_deleted_socket_is_made_again_and_one_of_another_program_is_named(

@@ -46,6 +46,7 @@ from agent.sources.engines.fetch import HealthProbe, open_session
 from agent.sources.host.source import HostSource
 from agent.sources.model_config import read_model
 from agent.sources.nvml.source import NvmlSource
+from agent.sources.open_requests import EndedFrontConsumer, OpenRequestsWatch
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import shown_gpu
@@ -152,10 +153,11 @@ def gpu_source(settings: Settings) -> GpuSource | None:
 
 # vLLM calls its stat loggers every 10 s when it is idle.
 HEARD_WITHIN_S = 30.0
+OPEN_REQUESTS_EVERY_S = 1.0
 
 
 class EnginePlugins:
-    """Receives what the plugins of all engines with a `plugin_socket` send."""
+    """Receives what the plugins of all engines with a `plugin_socket` send and keep."""
 
     def __init__(
         self,
@@ -163,8 +165,13 @@ class EnginePlugins:
         meter: Meter,
         consumers: Sequence[StepConsumer],
         now: Callable[[], float],
+        *,
+        of_ended_fronts: Sequence[EndedFrontConsumer] = (),
     ) -> None:
-        """Each of the `consumers` gets every step and every ended request, in one thread."""
+        """Each of the `consumers` gets every step and every ended request, in one thread.
+
+        Those `of_ended_fronts` get the requests that were open when a front ended, in a job.
+        """
         paths = {
             engine.name: engine.plugin_socket
             for engine in settings.engines
@@ -173,9 +180,12 @@ class EnginePlugins:
         self._paths = paths
         self._now = now
         self._receiver = PluginReceiver(paths, consumers, meter, now) if paths else None
+        self.open_requests = OpenRequestsWatch(paths, of_ended_fronts, meter)
         for engine in paths:
             meter.gauge(m.PLUGIN_UP, partial(self._up, engine), engine)
             meter.gauge(m.PLUGIN_LAST_STEP, partial(self._step_at, engine), engine)
+            meter.gauge(m.OPEN_REQUESTS, partial(self._open, engine), engine)
+            meter.gauge(m.STALLED_REQUESTS, partial(self._stalled, engine), engine)
 
     def is_there(self, engine: str) -> bool:
         """Whether the plugin of an engine was heard of a moment ago."""
@@ -189,6 +199,14 @@ class EnginePlugins:
 
     def _step_at(self, engine: str) -> float | None:
         return None if self._receiver is None else self._receiver.step_at(engine)
+
+    def _open(self, engine: str) -> float | None:
+        live = self.open_requests.live(engine)
+        return None if live is None else live.open
+
+    def _stalled(self, engine: str) -> float | None:
+        live = self.open_requests.live(engine)
+        return None if live is None else live.stalled
 
     def status_text(self) -> str:
         """Which plugins are not there."""
@@ -214,6 +232,15 @@ class EnginePlugins:
         """Listen. Raises SettingsInvalid for a socket that cannot be made."""
         if self._receiver is not None:
             self._receiver.start()
+
+    def schedule(self, jobs: Jobs) -> None:
+        """Read the open requests from now on."""
+        if self._paths:
+            name = "read open requests"
+            jobs.every(OPEN_REQUESTS_EVERY_S, name, self._read_open_requests, first_in_s=0.0)
+
+    def _read_open_requests(self, _now: float) -> None:
+        self.open_requests.check()
 
     def close(self) -> None:
         """Stop listening."""

@@ -121,6 +121,7 @@ class Agent:
             )
         self._engines.gpus.schedule(self._jobs)
         self._engines.efficiency.schedule(self._jobs)
+        self._requests.plugins.schedule(self._jobs)
         if self._requests.proxying is not None:
             self._requests.proxying.schedule(self._jobs)
         self._jobs.every(UNCLAIMED_EVERY_S, "poll GPUs of no engine", self._engines.unclaimed.poll)

@@ -179,6 +179,19 @@ PLUGIN_LAST_STEP = gauge(
     merge=Merge.MAX,
     absent="without plugin_socket, and until the first step",
 )
+_NO_OPEN_REQUESTS = "without plugin_socket, and while no live front has a file"
+OPEN_REQUESTS = gauge(
+    "llm_engine_open_requests",
+    "Open requests of the engine's fronts, as its plugin keeps them in a file.",
+    "engine",
+    absent=_NO_OPEN_REQUESTS,
+)
+STALLED_REQUESTS = gauge(
+    "llm_engine_stalled_requests",
+    "Open requests whose response began, and has had no event for 10 s.",
+    "engine",
+    absent=_NO_OPEN_REQUESTS,
+)
 PLUGIN_RECORDS = counter(
     "llm_engine_plugin_records",
     "Records that came from the engine's plugin, by kind: step or request.",

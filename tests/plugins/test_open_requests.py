@@ -153,7 +153,7 @@ def test_only_its_user_may_write_the_file_and_its_group_may_read_it(opened: Open
 
 
 def test_a_folder_that_comes_later_is_tried_again_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 1.0
     monkeypatch.setattr("goodput_agent_vllm.open_requests.time.monotonic", lambda: now_s)
@@ -164,9 +164,12 @@ def test_a_folder_that_comes_later_is_tried_again_after_a_while(
     assert OpenRequests.beside(str(path)) is None
     now_s = 11.1
     made(path).close()
+    assert caplog.messages == []
 
 
-def test_a_file_system_without_room_has_no_file(socket_path: Path) -> None:
+def test_a_file_system_without_room_has_no_file_and_a_warning(
+    socket_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES - 1, before[1]))
     try:
@@ -174,6 +177,7 @@ def test_a_file_system_without_room_has_no_file(socket_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert files(socket_path) == []
+    assert caplog.messages == ["open requests are not kept: [Errno 27] File too large"]
 
 
 def test_a_deleted_file_is_made_again_with_all_that_is_open(

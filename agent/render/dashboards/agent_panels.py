@@ -99,6 +99,16 @@ AGENT_ROW = PanelRow(
             (Query(by(("engine",), gauge(m.PLUGIN_UP), "max"), "{{engine}}"),),
         ),
         Panel(
+            "Open requests of engines' fronts",
+            "Requests that arrived and have not ended, and those of them whose response began and "
+            "has had no event for 10 s. An engine whose plugin keeps none is not shown.",
+            PanelUnit.NUMBER,
+            (
+                Query(by(("engine",), gauge(m.OPEN_REQUESTS)), "{{engine}} open"),
+                Query(by(("engine",), gauge(m.STALLED_REQUESTS)), "{{engine}} stalled"),
+            ),
+        ),
+        Panel(
             "Time since the last step",
             "Since a step of the engine came from its plugin; it grows while the engine is idle.",
             PanelUnit.SECONDS,

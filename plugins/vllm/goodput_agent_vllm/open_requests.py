@@ -47,6 +47,8 @@ _RETRY_S = 10.0
 
 # By path of the agent's socket: when its file may be tried again.
 _retry_at_s: "dict[str, float]" = {}
+# Paths of the agent's socket whose file cannot be made, and that were logged.
+_warned: "set[str]" = set()
 _in_use: "set[OpenRequests]" = set()
 
 
@@ -114,9 +116,11 @@ class OpenRequests:
             )
             return cls(path, lock, content)
         except Exception as error:
-            # Such as no folder yet: the agent makes it.
             _retry_at_s[socket_path] = now_s + _RETRY_S
-            _LOG.debug("open requests are not kept in %s: %s", path, error)
+            # Without a folder there is no agent yet, which makes it.
+            if socket_path not in _warned and not isinstance(error, FileNotFoundError):
+                _warned.add(socket_path)
+                _LOG.warning("open requests are not kept: %s", error)
             return None
 
     def open(self, record: bytes, arrived_at: float, arrived_s: float) -> "Slot | None":

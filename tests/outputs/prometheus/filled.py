@@ -103,6 +103,8 @@ Given = tuple[Metric, tuple[str, ...], float]
 GAUGES: tuple[Given, ...] = (
     (m.PLUGIN_UP, ("chat-0",), 1),
     (m.PLUGIN_LAST_STEP, ("chat-0",), 1_790_000_000.5),
+    (m.OPEN_REQUESTS, ("chat-0",), 12),
+    (m.STALLED_REQUESTS, ("chat-0",), 2),
     (m.PROXY_OPEN, (), 3),
     (m.PROXY_WAITING, (), 0),
     (m.PROXY_IN_ROTATION, ("chat-0",), 0.5),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import requests
 import yaml
+from goodput_agent_vllm.open_requests import OpenRequests
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
 
@@ -205,6 +206,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             Prometheus(folder, scrape_of("goodput-agent", agent.url)) as prometheus,
             closing(Sender(str(folder / "plugin.sock"), pause_s=0.0)) as sender,
         ):
+            front = OpenRequests.beside(str(folder / "plugin.sock"))
+            assert front is not None
+            front.open(b"a request", time.time(), time.monotonic())
             pipe.do("xid 0 13 -1 -1")
             send_odd_spans(ports)
             yield Watched(prometheus, f"http://127.0.0.1:{proxy}", settings, Reporter(sender))
