@@ -29,9 +29,11 @@ else
 	$(BIN)/goodput-agent demo
 endif
 
-# Tests of a site and of an engine wait most of the time, so they run beside the others, and after each other:
-# a busy site misses its polls, and a busy engine sends its tokens in bursts.
-WATCHING := tests/end_to_end tests/real_engine
+# Tests of a site and of an engine wait most of the time, so they run beside the others, which get the
+# processor time that these leave: a busy site misses its polls, and a busy engine sends its tokens in bursts.
+SITE := tests/end_to_end
+ENGINE_TESTS := tests/real_engine
+WATCHING := $(SITE) $(ENGINE_TESTS)
 # What else runs would be a cause as well, so these run last and alone.
 CAUSES := tests/real_engine/test_causes.py
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
@@ -44,7 +46,8 @@ FAILED := .pytest_cache/failed-parts
 test: parts install
 	@rm -f $(FAILED)
 	bash .ci/stages lint "nice make --no-print-directory lint" \
-		engine "$(PYTEST) --failed-parts $(FAILED) $(WATCHING) --ignore=$(CAUSES)" \
+		site "$(PYTEST) --failed-parts $(FAILED) $(SITE)" \
+		engine "$(PYTEST) --failed-parts $(FAILED) $(ENGINE_TESTS) --ignore=$(CAUSES)" \
 		tests "nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))"
 	bash .ci/stages causes "$(PYTEST) --failed-parts $(FAILED) $(CAUSES)"

@@ -6,6 +6,7 @@ tests/end_to_end has the alerts on them. The engines end here, so no other modul
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,42 @@ def agents(
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """What an agent says of an engine that cannot start."""
+
+    event: dict[str, Any]
+    deaths: list[str]
+
+
+def start_with_too_little_cache(folder: Path) -> FailedStart:
+    """The CPU engine takes no smaller cache than its smallest, so the length asked for is huge."""
+    ports = AgentPorts.free()
+    engine = Vllm(
+        folder,
+        port=free_port(),
+        spans=SpanExport.grpc(ports.grpc),
+        extra=("--max-model-len", "4000000"),
+        environment={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
+    )
+    engine.log.touch()
+    sees = {"name": ENGINE, "url": engine.url, "log": str(engine.log)}
+    with watching(folder, ports, sees) as agent:
+        watched = Watched(agent.api)
+        engine.start_in_vain()
+        return FailedStart(watched.event_within_two_polls("SIZING_ERROR"), watched.deaths())
+
+
+@pytest.fixture(scope="module")
+def failed_start(
+    agents: Agents, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["Future[FailedStart]"]:
+    """It happens while another engine restarts."""
+    with ThreadPoolExecutor(1) as starting:
+        yield starting.submit(start_with_too_little_cache, tmp_path_factory.mktemp("sizing"))
+
+
+@pytest.mark.usefixtures("failed_start")
 def test_a_killed_front_is_one_death_and_one_restart(
     engine: Vllm, agents: Agents, ports: AgentPorts
 ) -> None:
@@ -208,23 +245,10 @@ def test_a_normal_stop_is_no_failure(bad_engine: Vllm, agents: Agents) -> None:
         assert "certain" not in {event["confidence"] for event in doubtful}
 
 
-def test_a_start_with_too_little_cache_is_a_sizing_error(tmp_path: Path) -> None:
-    """The CPU engine takes no smaller cache than its smallest, so the length asked for is huge."""
-    ports = AgentPorts.free()
-    engine = Vllm(
-        tmp_path,
-        port=free_port(),
-        spans=SpanExport.grpc(ports.grpc),
-        extra=("--max-model-len", "4000000"),
-        environment={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
-    )
-    engine.log.touch()
-    sees = {"name": ENGINE, "url": engine.url, "log": str(engine.log)}
-    with watching(tmp_path, ports, sees) as agent:
-        watched = Watched(agent.api)
-        engine.start_in_vain()
-        event = watched.event_within_two_polls("SIZING_ERROR")
-        deaths = watched.deaths()
-    assert event["confidence"] == "certain"
-    assert "KV cache" in str(event["evidence"])
-    assert deaths == ["SIZING_ERROR"]
+def test_a_start_with_too_little_cache_is_a_sizing_error(
+    failed_start: "Future[FailedStart]",
+) -> None:
+    failed = failed_start.result()
+    assert failed.event["confidence"] == "certain"
+    assert "KV cache" in str(failed.event["evidence"])
+    assert failed.deaths == ["SIZING_ERROR"]

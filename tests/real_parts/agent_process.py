@@ -273,7 +273,7 @@ class AgentOfUser(AgentProcess):
 
 
 class HastyAgent(AgentProcess):
-    """An agent whose minutes have ten seconds."""
+    """An agent whose minutes have five seconds."""
 
     module = "tests.real_parts.agent_in_haste"
 
