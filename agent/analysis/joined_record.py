@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.analysis.latency import tpot_s
-from agent.records.engine import EndedRequest
+from agent.records.engine import EndedRequest, ServedRequest
 from agent.records.record_fields import Join, Mark, RecordField, fields_of
 from agent.records.request import EngineView, RequestRecord, Status, Vantage
 
@@ -209,6 +209,28 @@ def own_record(
         output_tokens=ended.output_tokens,
         finish_reason=ended.finish_reason,
         preemptions=ended.preemptions,
+    )
+
+
+def served_row(served: ServedRequest) -> RequestRecord:
+    """The record of a request that the middleware in its engine's front saw.
+
+    With the engine's figures it is joined: both views are of one request, since one process sent
+    them. No span of the engine is needed, so the engine's span id is made up.
+    """
+    record = served.record
+    if not served.choices:
+        return record
+    first = served.choices[0]
+    whole = with_figures(record, served.choices)
+    identity = f"{record.span_id}\0{first.request_id}"
+    view = EngineView(request_id=first.request_id, status=_status(first))
+    return whole._replace(
+        vantage=Vantage.JOINED,
+        span_id=hashlib.blake2b(identity.encode(), digest_size=8).hexdigest(),
+        proxy_span_id=record.span_id,
+        parent_span_id=record.parent_span_id or record.span_id,
+        engine_view=whole.engine_view or view,
     )
 
 

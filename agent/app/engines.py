@@ -166,7 +166,7 @@ class EnginePlugins:
         consumers: Sequence[StepConsumer],
         now: Callable[[], float],
         *,
-        of_ended_fronts: Sequence[EndedFrontConsumer] = (),
+        of_ended_fronts: Sequence[EndedFrontConsumer],
     ) -> None:
         """Each of the `consumers` gets every step and every ended request, in one thread.
 

@@ -32,7 +32,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.ended_requests import EndedRows
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
-from agent.pipeline.request_pipeline import RequestPipeline
+from agent.pipeline.request_pipeline import ClientLabels, RequestPipeline, TenantLabels
 from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
@@ -212,8 +212,9 @@ def _intake_parts(
 ) -> IntakeParts:
     judge, on_counted = Judge(base.settings.all_objectives()), engines.missed.counted
     writer = base.store.writer(judge)
-    ended_rows = base.store.ended_rows(judge, writer, base.directory.model_of, on_counted)
-    complete = ended_rows.ended.with_figures
+    labels = _labels(base)
+    ended_rows = base.store.ended_rows(judge, writer, base.directory.model_of, on_counted, labels)
+    complete = ended_rows.ended.complete
     views = SeenViews()
 
     def on_viewed(requests: Sequence[JudgedRequest]) -> None:
@@ -232,9 +233,25 @@ def _intake_parts(
         forwarder=forwarder,
         proxying=None
         if handover is None
-        else _proxying(base, engines, pipeline, forwarder, handover),
-        plugins=EnginePlugins(base.settings, base.meter, consumers, base.now),
+        else _proxying(base, engines, pipeline, forwarder, handover, labels=labels),
+        plugins=EnginePlugins(
+            base.settings,
+            base.meter,
+            consumers,
+            base.now,
+            of_ended_fronts=(ended_rows.ended,),
+        ),
         views=views,
+    )
+
+
+def _labels(base: BaseParts) -> ClientLabels:
+    settings, directory = base.settings, base.directory
+    return ClientLabels(
+        answered=directory.learn_answered,
+        is_served=directory.is_served,
+        tenants=TenantLabels(settings.known_tenants(), settings.proxy.max_tenants),
+        on_replaced=base.meter.label_replaced,
     )
 
 
@@ -261,6 +278,8 @@ def _proxying(
     pipeline: RequestPipeline,
     forwarder: Forwarder | None,
     handover: HandoverAddress,
+    *,
+    labels: ClientLabels,
 ) -> Proxying:
     return Proxying(
         base.settings,
@@ -272,6 +291,7 @@ def _proxying(
         now=base.now,
         export=None if forwarder is None else lambda body: forwarder.forward(Body(body)),
         news=engines.news,
+        labels=labels,
     )
 
 

@@ -9,7 +9,7 @@ from agent.app.proxy_rotation import EngineNews, ProxyRotation
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.monitors import EnginePipeline
-from agent.pipeline.request_pipeline import ClientLabels, RequestPipeline, TenantLabels
+from agent.pipeline.request_pipeline import ClientLabels, RequestPipeline
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.request import RequestRecord
 from agent.settings import EngineSettings, Settings
@@ -40,6 +40,7 @@ class Proxying:
         now: Callable[[], float],
         export: Callable[[bytes], None] | None,
         news: EngineNews,
+        labels: ClientLabels,
     ) -> None:
         """`events` takes the events of the workers and of the rotation, `export` OTLP bodies of the
         proxy's spans."""
@@ -50,12 +51,7 @@ class Proxying:
         self._now = now
         self._directory = directory
         self._news = news
-        self._labels = ClientLabels(
-            answered=directory.learn_answered,
-            is_served=directory.is_served,
-            tenants=TenantLabels(settings.known_tenants(), proxy.max_tenants),
-            on_replaced=meter.label_replaced,
-        )
+        self._labels = labels
         engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
         session = partial(open_session, settings.tls.ca)
         self._served = [ServedModels(engine.name, engine.url, session()) for engine in engines]

@@ -18,7 +18,7 @@ from agent.errors import QueryTooSlow, StoreUnavailable
 from agent.outputs.api.api_context import Answer, ApiQueries
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.ended_requests import EndedRequests, EndedRows
-from agent.pipeline.request_pipeline import OnCounted
+from agent.pipeline.request_pipeline import ClientLabels, OnCounted
 from agent.records.objective import Objective
 from agent.settings import Settings
 from agent.settings.settings_model import StorageSettings
@@ -354,12 +354,17 @@ class AgentStore:
         writer: RequestWriter,
         model_of: Callable[[str], str | None],
         on_counted: OnCounted,
+        labels: ClientLabels,
     ) -> EndedRows:
         """What stores the figures of engines' plugins."""
         amend = request_amend(self.database, judge)
         engines = [each.name for each in self._settings.engines if each.plugin_socket is not None]
         return EndedRows(
-            EndedRequests(engines, self._meter.plugin_dropped),
+            EndedRequests(
+                engines,
+                self._meter.plugin_dropped,
+                has_proxy=self._settings.proxy.listen is not None,
+            ),
             self._meter,
             agent=self._settings.name,
             judge=judge,
@@ -367,6 +372,7 @@ class AgentStore:
             amend=amend,
             model_of=model_of,
             on_counted=on_counted,
+            labels=labels,
         )
 
     def _set_aside(self, _row: int) -> None:

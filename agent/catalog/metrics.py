@@ -204,6 +204,13 @@ PLUGIN_DROPPED = counter(
     "engine",
     "reason",
 )
+ENGINE_RESPONSES = counter(
+    "llm_engine_responses",
+    "Responses of the engine's front on routes without rows, as embeddings, by class of status.",
+    "engine",
+    "route",
+    "status",
+)
 ENGINE_EVENTS = counter("llm_engine_events", "Events of an engine by kind.", "engine", "kind")
 AGENT_INFO = gauge(
     "llm_agent_info",

@@ -17,10 +17,11 @@ PHASE_SPAN_PREFIX = "vllm_"
 # Engines put these keys on the request span, whatever its name; client libraries do not.
 ENGINE_KEY_PREFIX = "gen_ai.latency."
 
-# The member of `tracestate` by which the proxy marks requests that the client does not sample. The
-# engine's span inherits it: the agent reads the span and does not forward it.
-UNSAMPLED_KEY, UNSAMPLED_VALUE = "goodput", "unsampled"
-UNSAMPLED = f"{UNSAMPLED_KEY}={UNSAMPLED_VALUE}"
+# The member of `tracestate` by which the proxy marks its requests, for the middleware in an engine.
+# Those that the client does not sample are marked apart. The engine's span inherits the member: the
+# agent reads the span of an unsampled request and does not forward it.
+PROXY_KEY, PROXIED_VALUE, UNSAMPLED_VALUE = "goodput", "proxied", "unsampled"
+UNSAMPLED = f"{PROXY_KEY}={UNSAMPLED_VALUE}"
 
 
 class ValueType(Enum):

@@ -1,4 +1,8 @@
-"""Ended requests of engines' plugins: held for their records, else stored as rows of their own."""
+"""Requests that engines' plugins report.
+
+Those that the engine ended are held for their records, else stored as rows of their own. Those that
+the middleware saw are stored, and their spans left out.
+"""
 
 import threading
 import time
@@ -8,14 +12,23 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from agent.analysis.joined_record import difference, engine_ids, is_same, own_record, with_figures
+from agent.analysis.joined_record import (
+    difference,
+    engine_ids,
+    is_same,
+    own_record,
+    served_row,
+    with_figures,
+)
 from agent.analysis.verdicts import Judge
-from agent.catalog.reasons import PluginDropped, StoreWrite
+from agent.catalog.reasons import PluginDropped, ProxyFailure, StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.request_pipeline import OnCounted
-from agent.records.engine import EndedRequest, EngineStep
+from agent.pipeline.request_pipeline import ClientLabels, OnCounted
+from agent.records.engine import EndedRequest, EngineStep, ServedRequest
 from agent.records.request import RequestRecord, Vantage
+from agent.sources.open_requests import OpenRequest
+from agent.sources.plugin_records import open_request
 from agent.store.transactions import Amend
 from agent.store.writing import RequestWriter
 
@@ -42,6 +55,7 @@ Key = tuple[str, str]
 class _Held:
     """An ended request, the keys of the rows that have its figures, and the key of its own row.
 
+    It is `served` if the middleware saw it: then its row needs no span.
     `at` is the time of its arrival by the monotonic clock.
     """
 
@@ -49,6 +63,7 @@ class _Held:
     at: float
     rows: dict[Vantage, Key] = field(default_factory=dict)
     own_row: Key | None = None
+    served: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +95,12 @@ class EndedRequests:
         engines: Collection[str],
         on_dropped: Callable[[str, PluginDropped, int], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        has_proxy: bool = False,
     ) -> None:
-        """`engines` are those that may have a plugin."""
+        """`engines` are those that may have a plugin. An agent that `has_proxy` takes its records
+        of requests that came through it."""
+        self._has_proxy = has_proxy
         self._engines = frozenset(engines)
         self._on_dropped = on_dropped
         self._clock = clock
@@ -94,6 +113,7 @@ class EndedRequests:
         self._own_rows: deque[_Held] = deque()
         self._early_by_id: dict[str, deque[_Early]] = {}
         self._early: deque[_Early] = deque()
+        self._served: deque[ServedRequest] = deque()
         self._late: list[LateFigures] = []
         self._superseded: list[Key] = []
 
@@ -119,6 +139,60 @@ class EndedRequests:
                 self._late.append(LateFigures(key, ended))
             self._by_id.setdefault(ended.request_id, deque()).append(held)
             self._waiting.append(held)
+
+    def on_served(self, served: ServedRequest) -> None:
+        """Keep a request that the middleware saw until it is stored. A span of it that came before
+        loses its row."""
+        if served.proxied and self._has_proxy:
+            for ended in served.choices:
+                self.on_ended(ended)
+            return
+        with self._lock:
+            if len(self._served) >= MAX_WAITING:
+                engine = served.record.engine or ""
+                self._on_dropped(engine, PluginDropped.TOO_MANY_WAIT, 1)
+                return
+            self._served.append(served)
+            for ended in served.choices:
+                early = self._take_early(ended)
+                if early is not None:
+                    self._superseded.append(_key(early.record))
+                rows = {Vantage.PROXY: _key(served.record)}
+                held = _Held(ended, self._clock(), rows, served=True)
+                self._by_id.setdefault(ended.request_id, deque()).append(held)
+                self._own_rows.append(held)
+
+    def on_front_ended(self, engine: str, requests: Sequence[OpenRequest]) -> None:
+        """Keep the requests that ended with their front, as failed ones, until they are stored."""
+        for each in requests:
+            heard_s = each.arrived_s if each.last_s is None else each.last_s
+            heard_at = each.arrived_at + heard_s - each.arrived_s
+            found = open_request(each.record, engine, heard_at)
+            if isinstance(found, PluginDropped):
+                self._on_dropped(engine, found, 1)
+            else:
+                self.on_served(found)
+
+    def take_served(self) -> list[ServedRequest]:
+        """Requests that the middleware saw, _MAX_DUE at most."""
+        with self._lock:
+            return [self._served.popleft() for _ in range(min(len(self._served), _MAX_DUE))]
+
+    def give_back_served(self, served: Sequence[ServedRequest]) -> None:
+        """Keep them for the next call: the database is away."""
+        with self._lock:
+            self._served.extendleft(reversed(served))
+
+    def complete(self, record: RequestRecord) -> RequestRecord | None:
+        """The record with the figures of its ended request, if this has come; None of a span whose
+        request the middleware saw."""
+        if record.vantage is Vantage.ENGINE and record.engine in self._engines:
+            with self._lock:
+                found = self._found(record, engine_ids(record))
+                if found and found[0].served:
+                    found[0].rows[record.vantage] = _key(record)
+                    return None
+        return self.with_figures(record)
 
     def with_figures(self, record: RequestRecord) -> RequestRecord:
         """The record with the figures of its ended request, if this has come."""
@@ -268,8 +342,11 @@ class EndedRows:
         amend: Amend,
         model_of: Callable[[str], str | None],
         on_counted: OnCounted,
+        labels: ClientLabels,
     ) -> None:
-        """`model_of` returns the model that an engine serves now."""
+        """`model_of` returns the model that an engine serves now, `labels` bounds what clients
+        wrote."""
+        self._labels = labels
         self._on_counted = on_counted
         self.ended = ended
         self._meter = meter
@@ -282,6 +359,7 @@ class EndedRows:
     def store(self, now: float) -> None:
         """Store own rows that are due, and late figures; `now` is Unix time."""
         try:
+            self._store_served()
             self._store_own_rows(now)
             self._store_late()
         except StoreUnavailable:
@@ -291,6 +369,20 @@ class EndedRows:
         """The same at the end of the agent, also for requests that no record can follow."""
         self.ended.hurry()
         self.store(now)
+
+    def _store_served(self) -> None:
+        while served := self.ended.take_served():
+            rows = [served_row(each)._replace(agent=self._agent) for each in served]
+            judged = [self._judge.judged(self._labels.labelled(row)) for row in rows]
+            try:
+                result = self._writer.submit(judged).result()
+            except StoreUnavailable:
+                self.ended.give_back_served(served)
+                raise
+            for _ in result.refused:
+                self._meter.proxy_failed(ProxyFailure.RECORD_REFUSED)
+            self._meter.stored(result.counted, sent=0, new=0)
+            self._on_counted(result.counted)
 
     def _store_own_rows(self, now: float) -> None:
         due = self.ended.due()

@@ -11,7 +11,7 @@ from agent.analysis.causes import EngineTimeline, explain
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
-from agent.records.engine import EndedRequest, EngineSample, EngineStep, HostSample
+from agent.records.engine import EndedRequest, EngineSample, EngineStep, HostSample, ServedRequest
 from agent.records.event import Event, EventKind
 from agent.records.gpu import GpuSample
 from agent.records.objective import ExplainedRequest, Explanation, JudgedRequest, Objective
@@ -174,6 +174,11 @@ class MissedRequests:
     def on_ended(self, ended: EndedRequest) -> None:
         """Queue an ended request of an engine's plugin."""
         self._inboxes[ended.engine].ended.append(ended)
+
+    def on_served(self, served: ServedRequest) -> None:
+        """Queue the engine's figures of a request that a middleware saw."""
+        for ended in served.choices:
+            self.on_ended(ended)
 
     def run(self, now: float) -> None:
         """Explain and store requests that are due at a Unix time, MOST_AT_ONCE at most."""

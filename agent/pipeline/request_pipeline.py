@@ -1,6 +1,7 @@
 """Every request: its labels are bounded, it is judged, stored, then counted and acknowledged."""
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,7 +22,8 @@ _IDLE_S = float(DAY_S)
 
 
 class TenantLabels:
-    """The tenants that may be a label; the others are counted as OTHER_TENANT. For one thread.
+    """The tenants that may be a label; the others are counted as OTHER_TENANT. For one thread at a
+    time.
 
     A known tenant always is one. Of others, `limit` may be labels at a time. Then a new tenant
     replaces the oldest one that was not seen for a day.
@@ -72,12 +74,15 @@ class ClientLabels:
         self._is_served = is_served
         self._tenants = tenants
         self._on_replaced = on_replaced
+        # The proxy's records come on one thread, and those of middlewares on another.
+        self._lock = threading.Lock()
 
     def labelled(self, record: RequestRecord) -> RequestRecord:
         """The record; a replaced value is kept in the proxy's view as the client wrote it."""
         if record.proxied is None:
             return record
-        model, tenant = self._model(record), self._tenant(record)
+        with self._lock:
+            model, tenant = self._model(record), self._tenant(record)
         if model == record.model and tenant == record.tenant:
             return record
         return self._replaced(record, record.proxied, {"model": model, "tenant": tenant})
@@ -122,11 +127,12 @@ class RequestPipeline:
         meter: Meter,
         on_counted: OnCounted | None = None,
         *,
-        complete: Callable[[RequestRecord], RequestRecord] | None = None,
+        complete: Callable[[RequestRecord], RequestRecord | None] | None = None,
     ) -> None:
         """`on_counted` gets the requests that were counted, and must not wait.
 
-        `complete` adds the figures of an engine's plugin to a record.
+        `complete` adds the figures of an engine's plugin to a record; it returns None of a span
+        that has no row, since the row of its request needs none.
         """
         self._complete = complete
         self._judge = judge
@@ -143,7 +149,10 @@ class RequestPipeline:
         if not records:
             return 0
         if self._complete is not None:
-            records = [self._complete(record) for record in records]
+            completed = [self._complete(record) for record in records]
+            records = [record for record in completed if record is not None]
+            known = len(completed) - len(records)
+            self._meter.stored((), sent=known, new=known)
         judged = [self._judge.judged(record) for record in records]
         try:
             result = await asyncio.wrap_future(self._writer.submit(judged))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.gpu import Facts
+from agent.records.request import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,18 @@ class EndedRequest(NamedTuple):
     decode_s: float | None
     e2e_s: float | None
     ttft_s: float | None = None
+
+
+class ServedRequest(NamedTuple):
+    """A request as the middleware in its engine's front saw it, with the engine's own figures.
+
+    `record` is that of a proxy. `choices` are the engine's figures of its choices, as far as there
+    are any. `proxied` says that it came through the agent's proxy, which has a record of it, too.
+    """
+
+    record: RequestRecord
+    choices: tuple[EndedRequest, ...] = ()
+    proxied: bool = False
 
 
 class ProcessRole(StrEnum):

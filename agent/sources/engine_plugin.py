@@ -1,186 +1,25 @@
-"""Receives what `goodput-agent-vllm`, a plugin of vLLM, sends of steps and ended requests.
+"""Receives what `goodput-agent-vllm`, a plugin of vLLM, sends of steps and requests.
 
-`plugins/vllm/goodput_agent_vllm/datagrams.py` describes the format. One thread listens on the
-sockets that the plugins write to, and refuses datagrams of other programs.
+One thread listens on the sockets that the plugins write to, and refuses datagrams of other
+programs.
 """
 
 import logging
-import math
 import os
-import re
 import selectors
 import socket
 import stat
-import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent.analysis.latency import MAX_TOKENS, ReportedPhases, screen
 from agent.catalog.reasons import PluginDropped
 from agent.errors import SettingsInvalid
-from agent.records.engine import EndedRequest, EngineStep
-
-_MAGIC = b"GPAV"
-_FORMAT = 1
-_HEADER = struct.Struct("<4sBBHQQQ")
-_HELLO, _STEP, _REQUEST = 1, 2, 3
-_STEP_RECORD = struct.Struct("<BBHdd6IfI")
-_REQUEST_RECORD = struct.Struct("<BBHdIIiI5d16s320s")
-_SIZES = {_HELLO: struct.calcsize("<BBH"), _STEP: _STEP_RECORD.size, _REQUEST: _REQUEST_RECORD.size}
-_TOKENS_OF_STEP = 1
-
-# A plugin keeps its newest records while the agent is away, so they may come late.
-_OLDEST_S = 86_400.0
-_MAX_LEAD_S = 60.0
-_LONGEST_STEP_S = 86_400.0
-# The length of the column `request_id`.
-_ID_CHARACTERS = 256
-_REASON = re.compile(rb"[a-z_]{1,16}")
-
-
-@dataclass(slots=True)
-class PluginRecords:
-    """The records of one datagram, and how many of them were refused by reason.
-
-    The header's fields: `run` is a random number of one run of the engine's front, `first` the
-    sequence number of the first record, `records` how many records the datagram has, `dropped` how
-    many records this run of the front has dropped so far.
-    """
-
-    run: int = 0
-    first: int = 0
-    records: int = 0
-    dropped: int = 0
-    steps: list[EngineStep] = field(default_factory=list)
-    ended: list[EndedRequest] = field(default_factory=list)
-    refused: Counter[PluginDropped] = field(default_factory=Counter)
-
-
-def read_datagram(datagram: bytes, engine: str, received_at: float) -> PluginRecords | None:
-    """The records of a datagram that arrived at a Unix time; None if no plugin wrote it."""
-    if len(datagram) < _HEADER.size:
-        return None
-    magic, version, _, count, run, first, dropped = _HEADER.unpack_from(datagram)
-    if magic != _MAGIC:
-        return None
-    content = PluginRecords(run, first, count, dropped)
-    if version != _FORMAT:
-        content.refused[PluginDropped.OTHER_FORMAT] += count
-        return content
-    at = _HEADER.size
-    for read in range(count):
-        size = _SIZES.get(datagram[at], 0) if at < len(datagram) else 0
-        if not size or at + size > len(datagram):
-            content.refused[PluginDropped.MALFORMED] += count - read
-            break
-        _add_record(datagram, at, engine, received_at, content)
-        at += size
-    return content
-
-
-def _add_record(
-    datagram: bytes, at: int, engine: str, received_at: float, content: PluginRecords
-) -> None:
-    """Add the record at byte `at` to the content, or its reason to the refused ones."""
-    kind = datagram[at]
-    if kind == _HELLO:
-        return
-    found: EngineStep | EndedRequest | PluginDropped
-    if kind == _STEP:
-        found = _step(datagram, at, engine, received_at)
-    else:
-        found = _request(datagram, at, engine, received_at)
-    if isinstance(found, EngineStep):
-        content.steps.append(found)
-    elif isinstance(found, EndedRequest):
-        content.ended.append(found)
-    else:
-        content.refused[found] += 1
-
-
-def _step(datagram: bytes, at: int, engine: str, received_at: float) -> EngineStep | PluginDropped:
-    _, flags, rank, ended_at, duration_s, *counts, kv_usage, preempted = _STEP_RECORD.unpack_from(
-        datagram, at
-    )
-    if not _is_recent(ended_at, received_at):
-        return PluginDropped.TIME
-    if not 0.0 <= kv_usage <= 1.0 or max(*counts, preempted) > MAX_TOKENS:
-        return PluginDropped.VALUE
-    prefill, decode, running, capacity, deferred, kv_transfer = counts
-    return EngineStep(
-        engine=engine,
-        ended_at=ended_at,
-        duration_s=duration_s if 0.0 <= duration_s <= _LONGEST_STEP_S else None,
-        prefill_tokens=prefill,
-        decode_tokens=decode,
-        running=running,
-        waiting_capacity=capacity,
-        waiting_deferred=deferred,
-        kv_usage=kv_usage,
-        preempted=preempted,
-        waiting_kv_transfer=kv_transfer,
-        rank=rank,
-        tokens_of_step=bool(flags & _TOKENS_OF_STEP),
-    )
-
-
-def _request(
-    datagram: bytes, at: int, engine: str, received_at: float
-) -> EndedRequest | PluginDropped:
-    values = _REQUEST_RECORD.unpack_from(datagram, at)
-    _, _, id_bytes, ended_at, input_tokens, output_tokens, cached, preemptions = values[:8]
-    queue_s, prefill_s, decode_s, e2e_s, ttft_s = map(_known, values[8:13])
-    finish_reason, request_id = values[13].rstrip(b"\0"), _id(values[14], id_bytes)
-    if not _is_recent(ended_at, received_at):
-        return PluginDropped.TIME
-    if request_id is None:
-        return PluginDropped.REQUEST_ID
-    counts = (input_tokens, output_tokens, cached, preemptions)
-    if max(counts) > MAX_TOKENS or not _REASON.fullmatch(finish_reason):
-        return PluginDropped.VALUE
-    reported = (e2e_s, ttft_s, queue_s, prefill_s, decode_s, input_tokens, output_tokens)
-    phases = screen(ReportedPhases(*reported)).phases
-    return EndedRequest(
-        engine=engine,
-        request_id=request_id,
-        ended_at=ended_at,
-        finish_reason=finish_reason.decode(),
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=cached if 0 <= cached <= input_tokens else None,
-        preemptions=preemptions,
-        queue_s=phases.queue_s,
-        prefill_s=phases.prefill_s,
-        decode_s=phases.decode_s,
-        e2e_s=phases.e2e_s,
-        ttft_s=phases.ttft_s,
-    )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _is_recent(ended_at: float, received_at: float) -> bool:
-    """Whether a record may have ended at this time; false also for NaN."""
-    return received_at - _OLDEST_S <= ended_at <= received_at + _MAX_LEAD_S
-
-
-def _id(field_bytes: bytes, id_bytes: int) -> str | None:
-    """The request id; None if it was cut, is not UTF-8, or is too long or unprintable."""
-    if not 0 < id_bytes <= len(field_bytes):
-        return None
-    try:
-        text = field_bytes[:id_bytes].decode()
-    except UnicodeDecodeError:
-        return None
-    return text if len(text) <= _ID_CHARACTERS and text.isprintable() else None
-
+from agent.records.engine import EndedRequest, EngineStep, ServedRequest
+from agent.sources.plugin_records import MAX_COUNT, PluginCount, PluginRecords, read_datagram
 
 _LOG = logging.getLogger(__name__)
 
@@ -205,6 +44,9 @@ class StepConsumer(Protocol):
     def on_ended(self, ended: EndedRequest) -> None:
         """Handle a request that ended."""
 
+    def on_served(self, served: ServedRequest) -> None:
+        """Handle a request whose HTTP request ended."""
+
 
 class PluginCounts(Protocol):
     """Counts received and dropped records."""
@@ -214,6 +56,9 @@ class PluginCounts(Protocol):
 
     def plugin_dropped(self, engine: str, reason: PluginDropped, count: int) -> None:
         """Count records that were dropped."""
+
+    def plugin_counted(self, engine: str, name: str, status_class: int, count: int) -> None:
+        """Add to what a front counts: see PluginCount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,18 +73,21 @@ class _Stream:
     """The state of the datagrams of one engine.
 
     `heard_at` is the Unix time of the last datagram, `step_at` of the last one with a step. `runs`
-    has, for each run of a front, its next sequence number and how many records it dropped so far.
-    An engine may have several fronts; of all runs, ended ones included, the newest are kept.
+    has, for each run of a front, its next sequence number and how many records it dropped so far,
+    and `counts` what each counted. An engine may have several fronts; of all runs, ended ones
+    included, the newest are kept.
     """
 
     def __init__(self) -> None:
         self.heard_at: float | None = None
         self.step_at: float | None = None
         self.runs: dict[int, tuple[int, int]] = {}
+        self.counts: dict[tuple[int, str, int], int] = {}
 
 
 _MAX_RUNS = 256
-_MAX_MISSING = 1 << 32
+# A front counts the routes of its own application, which are fewer.
+_MAX_COUNTS = 4096
 
 
 class PluginReceiver:
@@ -376,8 +224,7 @@ class PluginReceiver:
     def _take(self, engine: str, datagram: bytes) -> None:
         now = self._now()
         content = read_datagram(datagram, engine, now)
-        records = 0 if content is None else len(content.steps) + len(content.ended)
-        self._count_second(1 + records)
+        self._count_second(1 + (0 if content is None else content.records))
         if content is None:
             self._counts.plugin_dropped(engine, PluginDropped.NOT_OURS, 1)
             return
@@ -395,7 +242,10 @@ class PluginReceiver:
         self._read_in_second = (second, records + (read if counted_in == second else 0))
 
     def _count(self, engine: str, stream: _Stream, content: PluginRecords) -> None:
-        self._counts.plugin_received(engine, len(content.steps), len(content.ended))
+        requests = len(content.ended) + len(content.served)
+        self._counts.plugin_received(engine, len(content.steps), requests)
+        for counted in content.counts:
+            self._add_count(engine, stream, content.run, counted)
         for reason, count in content.refused.items():
             self._counts.plugin_dropped(engine, reason, count)
         expected, dropped = stream.runs.pop(content.run, (content.first, content.dropped))
@@ -404,11 +254,22 @@ class PluginReceiver:
             stream.runs.pop(next(iter(stream.runs)))
         by_sender = max(0, content.dropped - dropped)
         missing = max(0, content.first - expected - by_sender)
-        if 0 < by_sender < _MAX_MISSING:
+        if 0 < by_sender < MAX_COUNT:
             self._counts.plugin_dropped(engine, PluginDropped.AGENT_BEHIND, by_sender)
         # A plugin's gap is smaller: a larger number is forged.
-        if 0 < missing < _MAX_MISSING:
+        if 0 < missing < MAX_COUNT:
             self._counts.plugin_dropped(engine, PluginDropped.LOST, missing)
+
+    def _add_count(self, engine: str, stream: _Stream, run: int, counted: PluginCount) -> None:
+        """Count what came to a front's count since its last record."""
+        place = (run, counted.name, counted.status_class)
+        before = stream.counts.pop(place, 0)
+        stream.counts[place] = max(before, counted.count)
+        if len(stream.counts) > _MAX_COUNTS:
+            stream.counts.pop(next(iter(stream.counts)))
+        if counted.count > before:
+            new = counted.count - before
+            self._counts.plugin_counted(engine, counted.name, counted.status_class, new)
 
 
 def _hand_over(consumer: StepConsumer, content: PluginRecords) -> None:
@@ -418,6 +279,8 @@ def _hand_over(consumer: StepConsumer, content: PluginRecords) -> None:
             consumer.on_step(step)
         for ended in content.ended:
             consumer.on_ended(ended)
+        for served in content.served:
+            consumer.on_served(served)
     except Exception:
         _LOG.exception("records of an engine's plugin were not taken")
 

@@ -1,6 +1,7 @@
 """Ended requests and records of the same requests, in every order and with ids that repeat."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ import pytest
 from agent.catalog.reasons import PluginDropped
 from agent.pipeline import ended_requests
 from agent.pipeline.ended_requests import EARLY_S, OWN_ROW_AFTER_S, EndedRequests
+from agent.records.engine import EndedRequest, ServedRequest
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.sources.open_requests import OpenRequest
+from agent.sources.proxy.measuring.served_request import record_bytes
 from tests.store.making import NOON, Clock, ended_request, request
 
 
@@ -257,3 +261,86 @@ def test_one_id_for_all_requests_is_no_burden(held: EndedRequests, clock: Clock)
         assert held.with_figures(span(number, e2e_s=float(number))).preemptions == number
     assert own(held, clock) == []
     assert held.held == 0
+
+
+# Requests that the middleware saw
+
+
+def served(number: int = 1, *choices: EndedRequest, **given: Any) -> ServedRequest:
+    return ServedRequest(proxied(number, **given), choices or (ended_request(),))
+
+
+def test_a_request_that_the_middleware_saw_is_stored_without_waiting(
+    held: EndedRequests, clock: Clock
+) -> None:
+    held.on_served(served())
+    assert held.take_served() == [served()]
+    assert held.take_served() == []
+    assert own(held, clock) == [], "its figures have no row of their own"
+
+
+def test_a_span_of_a_request_that_the_middleware_saw_has_no_row(held: EndedRequests) -> None:
+    held.on_served(served())
+    # In the client's trace the span is no child of the row's span.
+    assert held.complete(span(7, parent_span_id="c" * 16)) is None
+    assert held.complete(span(7, parent_span_id="c" * 16)) is None, "its export may be repeated"
+    other = span(8)
+    assert held.complete(other) == other, "the next request with this id"
+
+
+def test_a_span_that_came_first_loses_its_row(held: EndedRequests) -> None:
+    early = span(7)
+    assert held.complete(early) == early
+    held.on_served(served())
+    assert held.take_late() == ([], [(early.trace_id, early.span_id)])
+
+
+def test_each_choice_of_a_served_request_has_a_span(held: EndedRequests) -> None:
+    two = (ended_request(queue_s=0.25), ended_request(queue_s=0.35))
+    held.on_served(served(1, *two, choices=2))
+    assert held.complete(span(7, queue_s=0.25)) is None
+    assert held.complete(span(8, queue_s=0.35)) is None
+    assert held.complete(span(9)) is not None
+
+
+def test_what_came_through_the_proxy_of_this_agent_is_the_proxys_row(clock: Clock) -> None:
+    both = EndedRequests(["chat-0"], lambda *_: None, clock, has_proxy=True)
+    both.on_served(served()._replace(proxied=True))
+    assert both.take_served() == []
+    assert both.with_figures(proxied()).preemptions == 2
+    both.on_served(served(2))
+    assert len(both.take_served()) == 1, "a client that goes past the proxy"
+
+
+def test_without_a_proxy_of_this_agent_the_middleware_has_the_row(held: EndedRequests) -> None:
+    held.on_served(served()._replace(proxied=True))
+    assert len(held.take_served()) == 1
+
+
+def test_served_requests_wait_while_the_database_is_away(
+    held: EndedRequests,
+    dropped: Counter[tuple[str, PluginDropped]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ended_requests, "MAX_WAITING", 2)
+    for number in (1, 2, 3):
+        held.on_served(served(number))
+    assert dropped == {("chat-0", PluginDropped.TOO_MANY_WAIT): 1}
+    taken = held.take_served()
+    held.on_served(served(4))
+    held.give_back_served(taken)
+    assert held.take_served() == [served(1), served(2), served(4)]
+
+
+def test_requests_that_were_open_when_their_front_died_have_failed(
+    held: EndedRequests, dropped: Counter[tuple[str, PluginDropped]]
+) -> None:
+    record = proxied(status=Status.ERROR, ttft_s=None, e2e_s=None, ended_at=NOON)
+    sent = b"\0" + record_bytes(record._replace(engine=None))
+    silent = OpenRequest(NOON, 50.0, None, None, 0, sent)
+    streamed = OpenRequest(NOON, 50.0, 51.0, 53.5, 9, sent)
+    held.on_front_ended("chat-1", [silent, streamed, replace(silent, record=b"\0garbage")])
+    rows = [each.record for each in held.take_served()]
+    assert [row.ended_at for row in rows] == [NOON, NOON + 3.5], "when it was heard last"
+    assert {(row.status, row.engine) for row in rows} == {(Status.ERROR, "chat-1")}
+    assert dropped == {("chat-1", PluginDropped.MALFORMED): 1}

@@ -15,7 +15,7 @@ from goodput_agent_vllm.datagrams import HEADER
 from goodput_agent_vllm.reporting import MAX_ERRORS, Reporter
 from goodput_agent_vllm.sending import DATAGRAM_BYTES, WAITING_DATAGRAMS, Sender
 
-from agent.sources.engine_plugin import PluginRecords, read_datagram
+from agent.sources.plugin_records import PluginRecords, read_datagram
 from tests.plugins.vllm_counts import NOW, aborted_state, finished, iteration, scheduler
 
 # What the plugin logs when it switches itself off.

@@ -77,7 +77,7 @@ def engine(
         spans=SpanExport.grpc(ports.grpc),
         service=ENGINE,
         extra=ENGINE_OPTIONS,
-        environment=plugin_environment(folder / "plugin", plugin_socket),
+        environment=plugin_environment(folder / "plugin", plugin_socket, middleware=False),
     ) as running:
         yield running
 

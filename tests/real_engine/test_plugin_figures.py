@@ -12,7 +12,7 @@ import requests
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.catalog.reasons import PluginDropped
-from agent.records.engine import EndedRequest, EngineStep
+from agent.records.engine import EndedRequest, EngineStep, ServedRequest
 from agent.sources.engine_plugin import PluginReceiver
 from tests.real_engine.watching import ENGINE, SPANS_ARRIVE_WITHIN_S
 from tests.real_parts.agent_process import AgentPorts
@@ -44,6 +44,7 @@ class Recorder:
     def __init__(self) -> None:
         self.steps: list[EngineStep] = []
         self.ended: list[EndedRequest] = []
+        self.served: list[ServedRequest] = []
         self.dropped: list[tuple[str, PluginDropped, int]] = []
 
     def on_step(self, step: EngineStep) -> None:
@@ -52,11 +53,18 @@ class Recorder:
     def on_ended(self, ended: EndedRequest) -> None:
         self.ended.append(ended)
 
+    def on_served(self, served: ServedRequest) -> None:
+        self.served.append(served)
+        self.ended += served.choices
+
     def plugin_received(self, engine: str, steps: int, requests: int) -> None:
         """Count nothing."""
 
     def plugin_dropped(self, engine: str, reason: PluginDropped, count: int) -> None:
         self.dropped.append((engine, reason, count))
+
+    def plugin_counted(self, engine: str, name: str, status_class: int, count: int) -> None:
+        """Count nothing."""
 
 
 def counters(engine: Vllm) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import psutil
 import requests
+from vendoring import PACKAGE, vendored
 
 from tests.real_parts.processes import ServerProcess, answers
 from tests.real_parts.tiny_model import engine_python, tiny_model
@@ -21,17 +22,29 @@ PLUGIN = Path(__file__).parents[2] / "plugins" / "vllm"
 FORKS = Path(__file__).with_name("engine_forks.py")
 
 
-def plugin_environment(folder: Path, socket: Path) -> dict[str, str]:
+def plugin_environment(folder: Path, socket: Path, *, middleware: bool = True) -> dict[str, str]:
     """The environment of an engine with the repository's plugin, which sends to this socket.
 
+    With the `middleware` requests need no spans: those that the agent gets are left out.
     `folder` gets the plugin's metadata, as an installation writes them.
     """
     project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
     _write_metadata(folder, project["name"], project["entry-points"])
+    install_package(folder)
     return {
-        "PYTHONPATH": _paths(str(folder), str(PLUGIN), os.environ.get("PYTHONPATH", "")),
+        "PYTHONPATH": _paths(str(folder), os.environ.get("PYTHONPATH", "")),
         "GOODPUT_AGENT_SOCKET": str(socket),
+        "GOODPUT_AGENT_MIDDLEWARE": "on" if middleware else "off",
     }
+
+
+def install_package(folder: Path) -> None:
+    """Copy the plugin's package into a folder, with what its wheel has of the agent."""
+    package = folder / PACKAGE
+    shutil.copytree(PLUGIN / PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, content in vendored(PLUGIN.parents[1]).items():
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_text(content)
 
 
 def switched_environment(
@@ -43,10 +56,11 @@ def switched_environment(
     """
     folder.mkdir(exist_ok=True)
     shutil.copy(logger, folder)
+    install_package(folder)
     points = {"vllm.stat_logger_plugins": {"switched": f"{logger.stem}:{class_name}"}}
     _write_metadata(folder, logger.stem, points)
     # The plugin itself can be imported, but its own entry point is not found.
-    return {**environment, "PYTHONPATH": _paths(str(folder), str(PLUGIN))}
+    return {**environment, "PYTHONPATH": str(folder)}
 
 
 def forking_environment(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:

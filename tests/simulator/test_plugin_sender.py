@@ -10,7 +10,7 @@ import pytest
 
 from agent.simulator.batching import Batch
 from agent.simulator.plugin_sender import PATH_VARIABLE, PluginSender
-from agent.sources.engine_plugin import PluginRecords, read_datagram
+from agent.sources.plugin_records import PluginRecords, read_datagram
 from tests.simulator.kit import PLAIN, engine_request, steps
 
 AT = 1_800_000_000.0

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from goodput_agent_vllm.datagrams import (
     HEADER,
     RequestFigures,
     StepFigures,
+    count_record,
     hello_record,
     request_record,
+    served_record,
     step_record,
 )
 from goodput_agent_vllm.reporting import Reporter
@@ -29,10 +32,14 @@ from hypothesis import strategies as st
 
 from agent.catalog.reasons import PluginDropped
 from agent.errors import SettingsInvalid
-from agent.records.engine import EndedRequest, EngineStep
-from agent.sources.engine_plugin import PluginReceiver, PluginRecords, read_datagram
+from agent.records.engine import EndedRequest, EngineStep, ServedRequest
+from agent.records.request import ProxyView, RequestRecord, Vantage
+from agent.sources.engine_plugin import PluginReceiver
+from agent.sources.plugin_records import PluginRecords, read_datagram
+from agent.sources.proxy.measuring.served_request import record_bytes, record_from
 from tests.plugins.vllm_counts import NOW, finished, header, iteration, scheduler
 from tests.real_parts.waiting import eventually
+from tests.records.making import record as request_of
 
 READ_AT = 1_790_000_000.0
 STEP = StepFigures(0, READ_AT, 0.02, 10, 20, 3, 4, 5, 1, 0.5, 0, False)
@@ -156,6 +163,7 @@ WITHIN_S = 60.0
 class Consumer:
     steps: list[EngineStep] = field(default_factory=list)
     ended: list[EndedRequest] = field(default_factory=list)
+    served: list[ServedRequest] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     fails: bool = False
 
@@ -168,17 +176,24 @@ class Consumer:
     def on_ended(self, ended: EndedRequest) -> None:
         self.ended.append(ended)
 
+    def on_served(self, served: ServedRequest) -> None:
+        self.served.append(served)
+
 
 @dataclass
 class Counts:
     received: Counter[str] = field(default_factory=Counter)
     dropped: Counter[tuple[str, PluginDropped]] = field(default_factory=Counter)
+    counted: Counter[tuple[str, str, int]] = field(default_factory=Counter)
 
     def plugin_received(self, engine: str, steps: int, requests: int) -> None:
         self.received.update({f"{engine} steps": steps, f"{engine} requests": requests})
 
     def plugin_dropped(self, engine: str, reason: PluginDropped, count: int) -> None:
         self.dropped[engine, reason] += count
+
+    def plugin_counted(self, engine: str, name: str, status_class: int, count: int) -> None:
+        self.counted[engine, name, status_class] += count
 
 
 @pytest.fixture
@@ -331,3 +346,74 @@ def test_the_stop_removes_only_the_file_that_the_start_made(
     listening.close()
     assert path.read_text() == "a log of another program"
     assert not path.with_stem("chat-1").exists()
+
+
+def proxy_record(**given: Any) -> RequestRecord:
+    values: dict[str, Any] = {
+        "vantage": Vantage.PROXY,
+        "ended_at": NOW,
+        "proxied": ProxyView(gaps={-3: 4}, streamed=True, choices=2),
+    }
+    return request_of(**{**values, **given})
+
+
+def test_a_request_of_the_middleware_comes_with_the_figures_of_its_choices(
+    sender: Sender, consumer: Consumer, counts: Counts
+) -> None:
+    sent = proxy_record()
+    figures = [request_record(REQUEST), request_record(REQUEST._replace(request_id="other"))]
+    sender.add(served_record(record_bytes(sent), figures, proxied=True))
+    sender.add(hello_record())
+    sender.flush()
+    eventually(lambda: consumer.served, within_s=WITHIN_S, what="the request")
+    (found,) = consumer.served
+    assert found.record == sent._replace(engine="chat-0", received_at=NOW)
+    assert [each.request_id for each in found.choices] == [REQUEST.request_id, "other"]
+    assert found.proxied
+    assert counts.received["chat-0 requests"] == 1
+    assert counts.dropped.total() == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", PluginDropped.MALFORMED),
+        (b"\x81\xa8trace_id\x01", PluginDropped.MALFORMED),
+        (record_bytes(proxy_record(trace_id="x" * 32)), PluginDropped.VALUE),
+        (record_bytes(proxy_record(span_id="")), PluginDropped.VALUE),
+        (record_bytes(proxy_record(vantage=Vantage.ENGINE)), PluginDropped.VALUE),
+        (record_bytes(proxy_record(proxied=None)), PluginDropped.VALUE),
+        (record_bytes(proxy_record(ended_at=NOW + 3600)), PluginDropped.TIME),
+        (record_bytes(proxy_record(ended_at=float("nan"))), PluginDropped.TIME),
+    ],
+)
+def test_a_request_that_cannot_be_true_is_refused_and_the_others_stay(
+    sent: bytes, reason: PluginDropped
+) -> None:
+    good = served_record(record_bytes(proxy_record()), (), proxied=False)
+    bad = served_record(sent, (), proxied=False)
+    content = read_datagram(header(1, 3, 0, 0) + good + bad + good, "chat-0", NOW)
+    assert content is not None
+    assert len(content.served) == 2
+    assert content.refused == {reason: 1}
+
+
+def test_fields_of_another_version_are_left_out() -> None:
+    known = msgspec.msgpack.decode(record_bytes(proxy_record()))
+    newer = {**known, "invented": [1, {"deep": True}], "proxied": {**known["proxied"], "new": 1}}
+    assert record_from(msgspec.msgpack.encode(newer)) == proxy_record()
+
+
+def test_what_a_front_counts_is_added_by_its_growth(
+    path: Path, listening: PluginReceiver, counts: Counts
+) -> None:
+    with closing(Sender(str(path), pause_s=0.0)) as one, closing(Sender(str(path))) as other:
+        for sender, seen in ((one, 2), (one, 5), (other, 3), (one, 4), (one, 6)):
+            sender.add(count_record("/tokenize", 2, seen))
+            sender.flush()
+        one.add(count_record("body_unreadable", 0, 1))
+        one.flush()
+        eventually(
+            lambda: counts.counted["chat-0", "body_unreadable", 0], within_s=WITHIN_S, what="it"
+        )
+    assert counts.counted["chat-0", "/tokenize", 2] == 6 + 3

@@ -46,6 +46,9 @@ FULL_FORGOTTEN_AFTER_S = float(HOUR_S)
 
 _WILDCARDS = frozenset("*?[")
 
+_MAX_ROUTES = 128
+_PROXY_FAILURES = frozenset(ProxyFailure)
+
 _READ, _STEP, _REQUEST = "ok", "step", "request"
 
 # All labels of the counters; for counters of an engine, the label behind the engine's name.
@@ -153,6 +156,8 @@ class Meter:
         self._is_served = is_served
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        # The routes of each engine that are a label.
+        self._routes: defaultdict[str, set[str]] = defaultdict(set)
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
             metric: defaultdict(float) for metric in m.AGENT_METRICS
         }
@@ -333,6 +338,18 @@ class Meter:
         """Count records of an engine's plugin that were dropped."""
         with self._lock:
             self._add(m.PLUGIN_DROPPED, (engine, reason), count)
+
+    def plugin_counted(self, engine: str, name: str, status_class: int, count: int) -> None:
+        """Count responses of a route of a front; without a class, failures of its measuring."""
+        if status_class:
+            with self._lock:
+                routes = self._routes[engine]
+                if name not in routes and len(routes) >= _MAX_ROUTES:
+                    name = OTHER
+                routes.add(name)
+                self._add(m.ENGINE_RESPONSES, (engine, name, f"{status_class}xx"), count)
+        elif name in _PROXY_FAILURES:
+            self.count(m.PROXY_FAILURES, name, by=count)
 
     def store_failed(self, what: StoreWrite) -> None:
         """Count a write that the database did not take."""

@@ -28,7 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.span import TraceState
 
 from agent import __version__
-from agent.catalog.spans import UNSAMPLED_KEY, UNSAMPLED_VALUE
+from agent.catalog.spans import PROXIED_VALUE, PROXY_KEY, UNSAMPLED_VALUE
 from agent.records.request import FAILED, RequestRecord, Status
 from agent.sources.proxy.exchange import RawHeaders
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
@@ -154,6 +154,7 @@ def _reasons(finish_reason: str | None) -> tuple[str, ...] | None:
 
 _W3C = TraceContextTextMapPropagator()
 _RANDOM = RandomIdGenerator()
+_NEW_STATE = (b"tracestate", f"{PROXY_KEY}={PROXIED_VALUE}".encode())
 _CONTEXT_HEADERS = frozenset((b"traceparent", b"tracestate"))
 _NANOSECONDS_PER_S = 1_000_000_000
 _TRACE_ID_LOW_BITS = (1 << 64) - 1
@@ -220,9 +221,8 @@ class ProxyTracing:
         elif client.is_valid:
             span = self._continued(client, context)
         else:
-            span = self._new_trace()
             # The client's state is that of a trace which ends here.
-            span.headers = (*span.headers, (b"tracestate", b""))
+            span = self._new_trace()
         span.request_headers = headers
         return span
 
@@ -230,11 +230,9 @@ class ProxyTracing:
         span = ExchangeSpan(self, client.trace_id, _RANDOM.generate_span_id(), context)
         state = client.trace_state
         if self._client_sampling:
-            span.sampled = client.trace_flags.sampled and state.get(UNSAMPLED_KEY) != (
-                UNSAMPLED_VALUE
-            )
-            state = state if span.sampled else _unsampled(state)
-        span.headers = (*span.headers, (b"tracestate", state.to_header().encode()))
+            span.sampled = client.trace_flags.sampled and state.get(PROXY_KEY) != UNSAMPLED_VALUE
+        marked = _marked(state, UNSAMPLED_VALUE if span.sampled is False else PROXIED_VALUE)
+        span.headers = (span.headers[0], (b"tracestate", marked.to_header().encode()))
         return span
 
     def _new_trace(self) -> "ExchangeSpan":
@@ -302,7 +300,7 @@ class ExchangeSpan:
         self.trace_id = format_trace_id(trace_id)
         self.span_id = format_span_id(span_id)
         parent = f"00-{self.trace_id}-{self.span_id}-01"
-        self.headers: RawHeaders = ((b"traceparent", parent.encode()),)
+        self.headers: RawHeaders = ((b"traceparent", parent.encode()), _NEW_STATE)
         self.number = trace_id
         self.context = context
         self.request_headers: RawHeaders = ()
@@ -353,10 +351,10 @@ def _client_context(headers: RawHeaders) -> Context | None:
     return _W3C.extract(carrier, Context())
 
 
-def _unsampled(state: TraceState) -> TraceState:
-    """The client's trace state, marked for the engine's span."""
-    others = [member for member in state.items() if member[0] != UNSAMPLED_KEY]
-    return TraceState([(UNSAMPLED_KEY, UNSAMPLED_VALUE), *others][:_MAX_STATE_MEMBERS])
+def _marked(state: TraceState, value: str) -> TraceState:
+    """The client's trace state, marked for the engine."""
+    others = [member for member in state.items() if member[0] != PROXY_KEY]
+    return TraceState([(PROXY_KEY, value), *others][:_MAX_STATE_MEMBERS])
 
 
 def _ns(at: float) -> int:

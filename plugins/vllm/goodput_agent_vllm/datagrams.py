@@ -1,9 +1,10 @@
 """The format of the datagrams: a header and records of fixed sizes, little-endian, without text
 but the request id and the finish reason. The agent's reader has the same sizes
-(`agent/sources/engine_plugin.py`).
+(`agent/sources/plugin_records.py`).
 """
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MAGIC = b"GPAV"
@@ -13,7 +14,7 @@ FORMAT = 1
 # sequence number of the first record, and the records that this run has dropped so far.
 HEADER = struct.Struct("<4sBBHQQQ")
 
-HELLO, STEP, REQUEST = 1, 2, 3
+HELLO, STEP, REQUEST, SERVED, COUNT = 1, 2, 3, 4, 5
 
 # Kind, 0, 0: the plugin is there, though the engine is idle.
 HELLO_RECORD = struct.Struct("<BBH")
@@ -27,6 +28,18 @@ STEP_RECORD = struct.Struct("<BBHdd6IfI")
 # preemptions; seconds of queue, prefill, decode, the whole request, and to the first token; finish
 # reason and request id.
 REQUEST_RECORD = struct.Struct("<BBHdIIiI5d16s320s")
+
+# Kind, flags, number of figures, bytes of the record. Then the figures, each a REQUEST_RECORD, and
+# the record in msgpack: see agent/sources/proxy/measuring/served_request.py.
+SERVED_RECORD = struct.Struct("<BBHH")
+# A flag: the request came through the agent's proxy, which measured it, too.
+PROXIED = 1
+# What must fit into a datagram.
+MAX_FIGURES = 32
+
+# Kind, class of the status (2 of 200), bytes of the name, how many there were since the front's
+# begin, and the route. Without a class it counts failures of the measuring by their reason.
+COUNT_RECORD = struct.Struct("<BBHQ96s")
 
 # A flag of a step: its tokens are those of this step alone. Otherwise the tokens of a prefill are
 # counted in the step that ended it.
@@ -88,6 +101,24 @@ def request_record(request: RequestFigures) -> bytes:
     id_bytes = min(len(encoded), 0xFFFF)
     # The format `s` cuts what is longer.
     return REQUEST_RECORD.pack(REQUEST, 0, id_bytes, *figures, reason.encode(), encoded)
+
+
+def served_record(record: bytes, figures: Sequence[bytes], *, proxied: bool) -> bytes:
+    """The record of an HTTP request, with the figures of its choices."""
+    sent = figures[:MAX_FIGURES]
+    head = SERVED_RECORD.pack(SERVED, PROXIED if proxied else 0, len(sent), len(record))
+    return b"".join((head, *sent, record))
+
+
+def open_record(record: bytes, *, proxied: bool) -> bytes:
+    """What is kept of an open request: a byte with the flags, and the record if it never ends."""
+    return bytes((PROXIED if proxied else 0,)) + record
+
+
+def count_record(name: str, status_class: int, count: int) -> bytes:
+    """The record of how often there was a response of this route, or a failure."""
+    encoded = name.encode("utf-8", "replace")
+    return COUNT_RECORD.pack(COUNT, status_class, min(len(encoded), 0xFFFF), count, encoded)
 
 
 def hello_record() -> bytes:

@@ -17,6 +17,7 @@ _FINISHED = (
     "self", "finish_reason", "request_id", "num_prompt_tokens", "max_tokens_param", "req_stats",
     "num_cached_tokens",
 )  # fmt: skip
+_MIDDLEWARE = ("args", "app", "supported_tasks")
 _MARK = "goodput_agent_wraps"
 
 
@@ -62,6 +63,26 @@ def watch_first_tokens(statistics: type, reporter: Reporter) -> bool:
     statistics.update_from_finished_request = (  # type: ignore[attr-defined]
         update_from_finished_request
     )
+    return True
+
+
+def add_middleware(launcher: Any, middleware: type) -> bool:
+    """Add a middleware outside of all others when vLLM makes its application.
+
+    `launcher` is vLLM's module that makes it. Returns False for an unknown function.
+    """
+    original: Any = getattr(launcher, "init_entrypoints_middleware", None)
+    if not _has_parameters(original, _MIDDLEWARE):
+        return False
+
+    @functools.wraps(original)
+    def init_entrypoints_middleware(args: Any, app: Any, *others: Any, **named: Any) -> Any:
+        returned = original(args, app, *others, **named)
+        app.add_middleware(middleware)
+        return returned
+
+    setattr(init_entrypoints_middleware, _MARK, True)
+    launcher.init_entrypoints_middleware = init_entrypoints_middleware
     return True
 
 

@@ -7,28 +7,24 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase  # type: ignore[import-not-found]
 
 from goodput_agent_vllm import hooks
-from goodput_agent_vllm.reporting import Reporter
-from goodput_agent_vllm.sending import Sender
+from goodput_agent_vllm.middleware import GoodputMiddleware
+from goodput_agent_vllm.reporting import Reporter, shared_reporter
 
 _LOG = logging.getLogger("vllm.goodput_agent")
 
 # With `off`, no method of vLLM is wrapped: see hooks.py.
 HOOKS_VARIABLE = "GOODPUT_AGENT_HOOKS"
 
-# One reporter for all ranks of a process: an abort belongs to no rank.
-_reporter: Reporter | None = None
+# With `off`, no middleware is added: see middleware.py.
+MIDDLEWARE_VARIABLE = "GOODPUT_AGENT_MIDDLEWARE"
 
 
-def _shared_reporter() -> Reporter:
-    global _reporter
-    if _reporter is None:
-        _reporter = Reporter(Sender())
-        if os.environ.get(HOOKS_VARIABLE, "on") != "off":
-            _wrap_methods(_reporter)
-    return _reporter
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "on") != "off"
 
 
 def _wrap_methods(reporter: Reporter) -> None:
+    """Wrap the methods of vLLM that were not wrapped before."""
     try:
         from vllm.v1.engine.output_processor import OutputProcessor  # type: ignore[import-not-found]
         from vllm.v1.metrics.stats import IterationStats  # type: ignore[import-not-found]
@@ -41,6 +37,37 @@ def _wrap_methods(reporter: Reporter) -> None:
         reporter.failed()
 
 
+def _add_middleware(reporter: Reporter) -> None:
+    """Have vLLM add the middleware when it makes its HTTP application, after this."""
+    try:
+        from vllm.entrypoints.launchers import app  # type: ignore[import-not-found]
+
+        if not hooks.add_middleware(app, GoodputMiddleware):
+            _LOG.warning(
+                "goodput-agent-vllm does not know this vLLM: for errors, clients that leave and "
+                "tenants, start vLLM with --middleware %s.%s",
+                GoodputMiddleware.__module__,
+                GoodputMiddleware.__qualname__,
+            )
+    except Exception:
+        reporter.failed()
+
+
+_hooked = False
+
+
+def _hooked_reporter() -> Reporter:
+    global _hooked
+    reporter = shared_reporter()
+    if not _hooked:
+        _hooked = True
+        if _is_on(HOOKS_VARIABLE):
+            _wrap_methods(reporter)
+        if _is_on(MIDDLEWARE_VARIABLE):
+            _add_middleware(reporter)
+    return reporter
+
+
 class GoodputStatLogger(StatLoggerBase):  # type: ignore[misc]
     """Reports the steps of one rank. vLLM makes one for each, and calls `record` at each step."""
 
@@ -48,7 +75,7 @@ class GoodputStatLogger(StatLoggerBase):  # type: ignore[misc]
         self._rank = engine_index
         self._reporter: Reporter | None = None
         try:
-            self._reporter = _shared_reporter()
+            self._reporter = _hooked_reporter()
             # With several API servers, each gets the counts of some steps only.
             servers = getattr(vllm_config.parallel_config, "_api_process_count", 1)
             self._reporter.whole_steps = servers == 1

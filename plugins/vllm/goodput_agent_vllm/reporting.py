@@ -33,6 +33,9 @@ class Reporter:
 
     def __init__(self, sender: Sender, now: Callable[[], float] = time.time) -> None:
         self.whole_steps = True
+        # Gets the engine's id and the record of each ended request in place of the agent: the
+        # front joins it with the HTTP request.
+        self.take_figures: Callable[[str, bytes], None] | None = None
         self._sender = sender
         self._now = now
         self._errors = 0
@@ -50,7 +53,8 @@ class Reporter:
                 self._sender.add(step_record(self._figures(scheduler, iteration, rank)))
             if iteration is not None:
                 for finished in iteration.finished_requests:
-                    self._sender.add(_finished(finished, iteration.iteration_timestamp))
+                    record = _finished(finished, iteration.iteration_timestamp)
+                    self._add_request(finished.request_id or "", record)
             self._send()
         except Exception:
             self.failed()
@@ -60,10 +64,32 @@ class Reporter:
         if self._off:
             return
         try:
-            self._sender.add(_aborted(state, self._now()))
+            self._add_request(state.external_req_id, _aborted(state, self._now()))
             self._send()
         except Exception:
             self.failed()
+
+    def _add_request(self, engine_id: str, record: bytes) -> None:
+        if self.take_figures is None:
+            self._sender.add(record)
+        else:
+            self.take_figures(engine_id, record)
+
+    @property
+    def path(self) -> str:
+        """Where the agent's socket is."""
+        return self._sender.path
+
+    def add(self, record: bytes) -> None:
+        """Send a record soon."""
+        if not self._off:
+            self._sender.add(record)
+            self._send()
+
+    def flush(self) -> None:
+        """Send all records now."""
+        if not self._off:
+            self._send(self._sender.flush)
 
     def hello(self) -> None:
         """Report that the plugin is there."""
@@ -75,9 +101,9 @@ class Reporter:
         except Exception:
             self.failed()
 
-    def _send(self) -> None:
+    def _send(self, send: Callable[[], float | None] | None = None) -> None:
         """Send the waiting records; plan another attempt for the rest, as no step may follow."""
-        again_s = self._sender.send()
+        again_s = (send or self._sender.send)()
         if again_s is None or self._planned:
             return
         try:
@@ -193,3 +219,14 @@ def _aborted(state: Any, ended_at: float) -> bytes:
 def _between(start: float, end: float) -> float:
     """Seconds between two events; UNKNOWN where one of them did not happen."""
     return end - start if start and end and math.isfinite(end - start) else UNKNOWN
+
+
+_reporter: Reporter | None = None
+
+
+def shared_reporter() -> Reporter:
+    """The reporter of this process: an abort and an HTTP request belong to no rank."""
+    global _reporter
+    if _reporter is None:
+        _reporter = Reporter(Sender())
+    return _reporter

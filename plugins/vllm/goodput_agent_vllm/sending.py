@@ -45,7 +45,7 @@ class Sender:
     def __init__(self, path: str | None = None, pause_s: float = PAUSE_S) -> None:
         """`path` is the agent's socket; None takes it from the environment, or DEFAULT_PATH."""
         self._pause_s = pause_s
-        self._path = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+        self.path = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._sendto = self._socket.sendto
         self._run = int.from_bytes(os.urandom(8), "little")
@@ -86,6 +86,11 @@ class Sender:
         self._next_at = now + pause_s
         return pause_s if waiting else None
 
+    def flush(self) -> float | None:
+        """Send waiting datagrams now: something happened that must not be lost."""
+        self._next_at = 0.0
+        return self.send()
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
@@ -95,7 +100,7 @@ class Sender:
         body = datagram.body
         write_header(body, self._run, datagram.records, datagram.first, self.dropped)
         try:
-            self._sendto(body, self._path)
+            self._sendto(body, self.path)
         except BlockingIOError:
             return _FULL_S
         except OSError:

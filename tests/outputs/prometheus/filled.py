@@ -188,6 +188,7 @@ def filled_meter() -> Meter:
         Event(at=NOON, engine="chat-1", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
     )
     meter.proxy_failed("store_behind")
+    meter.plugin_counted("chat-0", "/v1/embeddings", 2, 7)
     meter.figures_missing("chat-0", FiguresMissing.GPU_UNKNOWN)
     for gauge, labels, value in GAUGES:
         meter.gauge(gauge, partial(float, value), *labels)

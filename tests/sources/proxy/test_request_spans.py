@@ -88,7 +88,8 @@ def test_the_span_is_a_child_of_the_clients_span(traced: Traced) -> None:
     begun = traced.tracing.begin([*CLIENT, (b"tracestate", b"other=y")])
     begun.end(proxied_record(), None)
     span = traced.span()
-    assert dict(begun.headers)[b"tracestate"] == b"vendor=x,other=y", "several lines are one list"
+    # Several lines are one list.
+    assert dict(begun.headers)[b"tracestate"] == b"goodput=proxied,vendor=x,other=y"
     assert begun.trace_id == span.trace_id.hex() == TRACE
     assert begun.span_id == span.span_id.hex()
     assert dict(begun.headers)[b"traceparent"].decode() == f"00-{TRACE}-{begun.span_id}-01"
@@ -115,7 +116,10 @@ def test_without_a_client_trace_a_new_trace_begins_with_no_state_of_another(
     assert len({one.trace_id, other.trace_id, TRACE}) == 3
     assert dict(one.headers)[b"traceparent"].decode().startswith(f"00-{one.trace_id}-{one.span_id}")
     to_engine = RequestHead(headers).for_engine(one.headers, None, "http")
-    assert {name for name, _ in to_engine} == {b"traceparent", b"x-forwarded-proto"}
+    assert {name for name, _ in to_engine} == {
+        b"traceparent", b"tracestate", b"x-forwarded-proto"
+    }  # fmt: skip
+    assert dict(to_engine)[b"tracestate"] == b"goodput=proxied"
     one.end(proxied_record(), None)
     assert traced.span().parent_span_id == b""
 
@@ -300,7 +304,8 @@ def state_of(headers: RawHeaders) -> str | None:
     return span.get_span_context().trace_state.to_header()
 
 
-PLAIN, MARKED = "vendor=x", "goodput=unsampled,vendor=x"
+NEW, PLAIN = "goodput=proxied", "goodput=proxied,vendor=x"
+MARKED = "goodput=unsampled,vendor=x"
 
 
 @pytest.mark.parametrize(
@@ -319,15 +324,15 @@ PLAIN, MARKED = "vendor=x", "goodput=unsampled,vendor=x"
         ),
         # Failed and slow requests are exported at any ratio.
         *(
-            ([], {"ratio": 0.0, "status": s}, 1, None)
+            ([], {"ratio": 0.0, "status": s}, 1, NEW)
             for s in (Status.ERROR, Status.TIMEOUT, Status.THROTTLED)
         ),
-        ([], {"ratio": 0.0, "slow": True}, 1, None),
-        ([], {"ratio": 0.0}, 0, None),
+        ([], {"ratio": 0.0, "slow": True}, 1, NEW),
+        ([], {"ratio": 0.0}, 0, NEW),
     ],
 )
 def test_which_requests_are_exported(
-    client: RawHeaders, fields: dict[str, Any], exported: int, state: str | None
+    client: RawHeaders, fields: dict[str, Any], exported: int, state: str
 ) -> None:
     options = dict(fields)
     status = options.pop("status", Status.OK)
@@ -335,7 +340,7 @@ def test_which_requests_are_exported(
     begun = traced.tracing.begin(client)
     begun.end(proxied_record(status=status), None)
     assert len(traced.spans()) == exported
-    assert state_of(begun.headers) == (state or "")
+    assert state_of(begun.headers) == state
 
 
 def test_a_full_trace_state_loses_its_last_member_also_through_a_second_proxy() -> None:

@@ -15,7 +15,7 @@ from agent.sources.proxy.exchange import (
     Tracing,
 )
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS, ApiProtocol
-from agent.sources.proxy.measuring.parsed_event import with_engine_times
+from agent.sources.proxy.measuring.parsed_event import TokenUsage, with_engine_times
 from agent.sources.proxy.measuring.request_fields import (
     REQUEST_ID,
     UNKNOWN,
@@ -126,7 +126,8 @@ class MeasuringContext(NamedTuple):
     agent: str
     names_in: ClientHeaders
     returns_request_id: bool
-    sink: Callable[[RequestRecord], None]
+    # Gets each record from `ended`; None where the caller asks for it by `record`.
+    sink: Callable[[RequestRecord], None] | None
     # Gets the record of a request that was sent to an engine, as it is stored if this process dies.
     opened: Callable[[RequestRecord], None] | None
     # Gets the span id of a request that ended without a record.
@@ -223,30 +224,51 @@ class MeasuredExchange:
         """Keep what is known of the request, prepare the reader of the response, unless it has
         begun, and read the media."""
         if self._context.opened is not None and not self._ended:
-            self._context.opened(self._open_record())
+            self._context.opened(self.open_record())
         if self._http_status is None and self._streamed:
             self._prepared = self._stream_reader()
         self._media.read()
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the response has begun."""
+        return self._http_status is not None
+
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """Make the record and end the span; return the last bytes for the client."""
-        self._ended = True
+        kept = self.finish(at_s)
         try:
-            kept = self._reader.finish(at_s)
-        except Exception:
-            kept = self._stop_reading()
-        self._output_bytes += len(kept)
-        try:
-            record = self._with_engine_times(self._record(ending, at_s))
+            record = self.record(ending, at_s)
             self._span.end(record, self._reader.findings.model)
-            self._context.sink(record)
+            if self._context.sink is not None:
+                self._context.sink(record)
         except Exception:
             if self._context.lost is not None:
                 self._context.lost(self._span.span_id)
             self._context.on_failure(ProxyFailure.RECORD)
         return kept
 
-    def _open_record(self) -> RequestRecord:
+    def finish(self, at_s: float) -> bytes:
+        """Read the end of the response; return the last bytes for the client."""
+        self._ended = True
+        try:
+            kept = self._reader.finish(at_s)
+        except Exception:
+            kept = self._stop_reading()
+        self._output_bytes += len(kept)
+        return kept
+
+    def counted(self, usage: TokenUsage) -> None:
+        """Take counts that the engine did not send to the client; those of the response win."""
+        if self._reader is not _PASS_THROUGH:
+            findings = self._reader.findings
+            findings.usage = usage.updated(findings.usage)
+
+    def record(self, ending: Ending, at_s: float) -> RequestRecord:
+        """Return the record of the exchange, which has ended."""
+        return self._with_engine_times(self._record(ending, at_s))
+
+    def open_record(self) -> RequestRecord:
         """Return the record that the request has if this process dies."""
         fields, headers, names_in = self._fields, self._client_headers, self._context.names_in
         return RequestRecord(
@@ -423,16 +445,19 @@ class RequestMeasuring:
     def __init__(
         self,
         agent: str,
-        tracing: Tracing,
-        sink: Callable[[RequestRecord], None],
+        tracing: Tracing | None,
+        sink: Callable[[RequestRecord], None] | None,
         on_failure: OnFailure,
         options: MeasuringOptions = MeasuringOptions(),
         *,
         opened: Callable[[RequestRecord], None] | None = None,
         lost: Callable[[str], None] | None = None,
     ) -> None:
-        """`opened` gets a record of each request that was sent to an engine, for the case that this
-        process dies, and `lost` the span id of a request whose record `sink` will not get."""
+        """Without `tracing`, each request comes with its span.
+
+        `opened` gets a record of each request that was sent to an engine, for the case that this
+        process dies, and `lost` the span id of a request whose record `sink` will not get.
+        """
         self._tracing = tracing
         self._context = MeasuringContext(
             agent,
@@ -454,16 +479,20 @@ class RequestMeasuring:
         """Return whether a request is measured: a POST to one of the routes."""
         return method == "POST" and path in PROTOCOLS
 
-    def begin(self, arrival: Arrival) -> MeasuredExchange:
-        """Start the measurement of a request."""
+    def begin(self, arrival: Arrival, span: RequestSpan | None = None) -> MeasuredExchange:
+        """Start the measurement of a request, and its span unless this has begun."""
         protocol = PROTOCOLS[arrival.path]
         return MeasuredExchange(
             context=self._context,
             arrival=arrival,
             protocol=protocol,
             fields=self._fields(arrival, protocol),
-            span=self._tracing.begin(arrival.headers),
+            span=span or self._span(arrival),
         )
+
+    def _span(self, arrival: Arrival) -> RequestSpan:
+        assert self._tracing is not None, "without tracing each request has its span"
+        return self._tracing.begin(arrival.headers)
 
     def _fields(self, arrival: Arrival, protocol: ApiProtocol) -> RequestFields:
         if arrival.body is None:

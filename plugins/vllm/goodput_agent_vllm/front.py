@@ -1,0 +1,250 @@
+"""vLLM's front: its open requests, what it reports of each that ended, and its other routes."""
+
+import logging
+import os
+import time
+from asyncio import AbstractEventLoop, get_running_loop
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from goodput_agent_vllm.core import (
+    PROTOCOLS,
+    Arrival,
+    Ending,
+    MeasuredExchange,
+    MeasuringOptions,
+    RequestMeasuring,
+    RequestRecord,
+    TokenUsage,
+    record_bytes,
+)
+from goodput_agent_vllm.datagrams import count_record, open_record, served_record
+from goodput_agent_vllm.held_figures import WAIT_S, HeldFigures, Waiting
+from goodput_agent_vllm.middleware import App, Message, Receive, Scope, Send
+from goodput_agent_vllm.open_requests import OpenRequests, Slot
+from goodput_agent_vllm.reporting import MAX_ERRORS, Reporter, shared_reporter
+from goodput_agent_vllm.watched_request import (
+    WATCHED,
+    Trace,
+    WatchedRequest,
+    counted_send,
+    path_of,
+)
+
+_LOG = logging.getLogger("vllm.goodput_agent")
+
+# Headers that say whom a request is for, as the settings of the agent's proxy name them.
+HEADER_VARIABLES = {
+    "tenant_header": "GOODPUT_AGENT_TENANT_HEADER",
+    "user_header": "GOODPUT_AGENT_USER_HEADER",
+    "workload_header": "GOODPUT_AGENT_WORKLOAD_HEADER",
+    "session_header": "GOODPUT_AGENT_SESSION_HEADER",
+}
+
+# What a row says whose front died before the request ended.
+_FRONT_DIED = "front_died"
+_OTHER_ROUTE = "other"
+# Mounted applications have no route.
+_MOUNTED = frozenset(("/metrics", "/docs", "/redoc", "/openapi.json"))
+# A scanner's methods and paths make no routes of their own, so there are not many.
+_MAX_ROUTES = 256
+_COUNTS_EVERY_S = 1.0
+
+Serve = Callable[[App], Awaitable[None]]
+
+
+class Front:
+    """Watches the requests of this process. For the thread of its event loop."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._errors = 0
+        self._held = HeldFigures()
+        self._open: set[WatchedRequest] = set()
+        self._open_requests: OpenRequests | None = None
+        self._planned = False
+        # Responses by route and class of status, and failures of measuring by reason, which have
+        # no class: all since the start, and those that changed since they were sent.
+        self._counts: dict[tuple[str, int], int] = {}
+        self._changed: set[tuple[str, int]] = set()
+        headers: dict[str, Any] = {
+            option: os.environ.get(name) or None for option, name in HEADER_VARIABLES.items()
+        }
+        options = MeasuringOptions(count_tokens=False, return_request_id=False, **headers)
+        self._measuring = RequestMeasuring("", None, None, self._count_failure, options)
+        reporter.take_figures = self._take_figures
+
+    def serving(self, scope: Scope, receive: Receive, send: Send) -> Serve | None:
+        """How to serve a call; None where the application serves it as if this was not there."""
+        if scope["type"] == "lifespan":
+            return partial(_serve, scope, receive, self._until_shutdown(send))
+        if scope["type"] != "http" or self._errors >= MAX_ERRORS or WATCHED in scope:
+            return None
+        if scope["method"] == "POST" and path_of(scope) in PROTOCOLS:
+            watched = WatchedRequest(self, scope, receive, send)
+            self._open.add(watched)
+            return watched.run
+        scope[WATCHED] = True
+        return partial(_serve, scope, receive, counted_send(scope, send, self._count_response))
+
+    def failed(self) -> None:
+        """Count an error of the measuring itself; after too many, nothing is measured."""
+        self._errors += 1
+        if self._errors <= MAX_ERRORS:
+            _LOG.exception("goodput-agent-vllm: a request could not be measured")
+        if self._errors == MAX_ERRORS:
+            _LOG.error("goodput-agent-vllm: %d errors; requests are measured no more", MAX_ERRORS)
+
+    def begin(self, arrival: Arrival, trace: Trace) -> MeasuredExchange:
+        """Begin to measure a request."""
+        return self._measuring.begin(arrival, trace)
+
+    def opened(
+        self, exchange: MeasuredExchange, trace: Trace, at: float, at_s: float
+    ) -> Slot | None:
+        """Keep an open request where it outlives this process; None where that cannot be."""
+        if self._open_requests is None:
+            self._open_requests = OpenRequests.beside(self._reporter.path)
+        if self._open_requests is None:
+            return None
+        record = exchange.open_record()
+        proxied = record.proxied and record.proxied._replace(error=_FRONT_DIED)
+        sent = record_bytes(record._replace(proxied=proxied, parent_span_id=trace.parent_span_id))
+        return self._open_requests.open(open_record(sent, proxied=trace.proxied), at, at_s)
+
+    def ended(
+        self, request: WatchedRequest, exchange: MeasuredExchange, ending: Ending, at_s: float
+    ) -> None:
+        """Report a request that ended, as soon as the engine's figures of it have come."""
+        self._open.discard(request)
+        metadata = request.scope.get("state", {}).get("request_metadata")
+        usage = getattr(metadata, "final_usage_info", None)
+        if usage is not None:
+            exchange.counted(_counts_in(usage))
+        engine_id = getattr(metadata, "request_id", None)
+        record = exchange.record(ending, at_s)
+        if record.request_id == request.trace.span_id:
+            record = record._replace(request_id=engine_id)
+        record = record._replace(parent_span_id=request.trace.parent_span_id)
+        served = partial(self._send, record, proxied=request.trace.proxied)
+        # Only a response 200, or one whose client left, is of a request that the engine got.
+        if engine_id is None or record.http_status not in (None, 200):
+            served(())
+        else:
+            choices = (record.proxied and record.proxied.choices) or 1
+            until_s = time.monotonic() + WAIT_S
+            self._held.wait(Waiting(engine_id, choices, until_s, served))
+            self.check()
+        if ending is not Ending.COMPLETE or (record.proxied and record.proxied.error):
+            self._reporter.flush()
+
+    def _send(self, record: RequestRecord, figures: Any, *, proxied: bool) -> None:
+        self._reporter.add(served_record(record_bytes(record), figures, proxied=proxied))
+
+    def _take_figures(self, engine_id: str, figures: bytes) -> None:
+        """Keep the engine's figures of a request that ended, for its HTTP request."""
+        self._held.hold(engine_id, figures, time.monotonic())
+        self.check()
+
+    def check(self) -> None:
+        """Send what has waited for long enough, and plan the next look at the rest."""
+        now_s = time.monotonic()
+        for waiting in self._held.due(now_s):
+            waiting.request(waiting.figures)
+        for figures in self._held.overdue(now_s, self._is_open):
+            self._reporter.add(figures)
+        for place in self._changed:
+            route, status_class = place
+            self._reporter.add(count_record(route, status_class, self._counts[place]))
+        self._changed.clear()
+        self._plan()
+
+    def _plan(self) -> None:
+        if not self._planned and self._held.waits:
+            self._plan_in(WAIT_S, get_running_loop())
+
+    def _plan_in(self, delay_s: float, loop: AbstractEventLoop) -> None:
+        self._planned = True
+        loop.call_later(delay_s, self._check_again)
+
+    def _check_again(self) -> None:
+        self._planned = False
+        try:
+            self.check()
+        except Exception:
+            self.failed()
+
+    def _is_open(self, engine_id: str) -> bool:
+        ids = {
+            getattr(each.scope.get("state", {}).get("request_metadata"), "request_id", None)
+            for each in self._open
+        }
+        without_number = (engine_id.rpartition(joint)[0] for joint in "-_")
+        return engine_id in ids or any(each in ids for each in without_number)
+
+    # Counts
+
+    def _count_failure(self, reason: str) -> None:
+        self._count(str(reason), 0)
+
+    def _count_response(self, scope: Scope, status: int) -> None:
+        route = getattr(scope.get("route"), "path", None)
+        if route is None:
+            path = path_of(scope)
+            route = path if path in _MOUNTED else _OTHER_ROUTE
+        self._count(route, status // 100)
+
+    def _count(self, name: str, status_class: int) -> None:
+        place = (name, status_class)
+        if place not in self._counts and len(self._counts) >= _MAX_ROUTES:
+            place = (_OTHER_ROUTE, status_class)
+        self._counts[place] = self._counts.get(place, 0) + 1
+        self._changed.add(place)
+        if not self._planned:
+            self._plan_in(_COUNTS_EVERY_S, get_running_loop())
+
+    # The end
+
+    def _until_shutdown(self, send: Send) -> Send:
+        def sending(message: Message) -> Awaitable[None]:
+            if message["type"] == "lifespan.shutdown.complete":
+                self.close()
+            return send(message)
+
+        return sending
+
+    def close(self) -> None:
+        """Send everything, at the end of the process."""
+        try:
+            self.check()
+            self._reporter.flush()
+            if self._open_requests is not None and not self._open:
+                self._open_requests.close()
+        except Exception:
+            self.failed()
+
+
+def _serve(scope: Scope, receive: Receive, send: Send, app: App) -> Awaitable[None]:
+    return app(scope, receive, send)
+
+
+def _counts_in(usage: Any) -> TokenUsage:
+    """The counts that vLLM keeps of a request whose client did not ask for them."""
+    details = getattr(usage, "prompt_tokens_details", None)
+    return TokenUsage(
+        input_tokens=getattr(usage, "prompt_tokens", None),
+        cached_tokens=getattr(details, "cached_tokens", None),
+        output_tokens=getattr(usage, "completion_tokens", None),
+    )
+
+
+_front: Front | None = None
+
+
+def shared_front() -> Front:
+    """The front of this process."""
+    global _front
+    if _front is None:
+        _front = Front(shared_reporter())
+    return _front

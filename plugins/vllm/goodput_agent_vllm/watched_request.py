@@ -1,0 +1,250 @@
+"""One HTTP request while vLLM's front serves it, measured by what passes its ASGI calls."""
+
+import os
+import re
+import socket
+import struct
+import time
+from asyncio import get_running_loop
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from goodput_agent_vllm.core import Arrival, Ending, MeasuredExchange, RawHeaders, RequestRecord
+from goodput_agent_vllm.middleware import App, Message, Receive, Scope, Send
+from goodput_agent_vllm.open_requests import Slot
+
+if TYPE_CHECKING:
+    from goodput_agent_vllm.front import Front
+
+# The key of a scope that another instance of the middleware has seen.
+WATCHED = "goodput_agent_vllm"
+
+# A longer body is not read for the model and the other fields.
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+# `struct tcp_info` of Linux: milliseconds since the last data arrived.
+_TCP_INFO, _TCP_INFO_BYTES, _LAST_DATA_RECEIVED = 11, 104, 52
+# A connection that was open before may have been idle for long: its last data is this request.
+_LONGEST_WAIT_S = 60.0
+
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+_NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
+
+
+class Trace:
+    """The trace of a request, and a span id for its row.
+
+    `headers` are those to add for vLLM: its span becomes the child of the row's, unless the client
+    sent a trace of its own. `parent_span_id` is the client's.
+    """
+
+    __slots__ = ("headers", "parent_span_id", "proxied", "span_id", "trace_id")
+
+    def __init__(self, sent: RawHeaders) -> None:
+        self.span_id = os.urandom(8).hex()
+        self.headers: RawHeaders = ()
+        self.parent_span_id: str | None = None
+        state = b",".join([value for name, value in sent if name == b"tracestate"])
+        # The agent's own proxy says so: see agent/catalog/spans.py.
+        self.proxied = b"goodput=" in state
+        parent = next((value for name, value in sent if name == b"traceparent"), None)
+        found = None if parent is None else _TRACEPARENT.fullmatch(parent)
+        if found and found[1] != _NO_TRACE and found[2] != _NO_SPAN:
+            self.trace_id, self.parent_span_id = found[1].decode(), found[2].decode()
+            return
+        self.trace_id = os.urandom(16).hex()
+        if parent is None:
+            value = f"00-{self.trace_id}-{self.span_id}-01"
+            self.headers = ((b"traceparent", value.encode()),)
+
+    def end(self, record: RequestRecord, response_model: str | None) -> None:
+        """Do nothing: the agent makes a row of the record."""
+
+
+def kernel_wait_s(receive: Receive) -> float:
+    """How long the request's bytes waited for the front to read them; 0 if that is unknown.
+
+    The step is that of the kernel's clock, up to 4 ms. uvicorn's objects are undocumented, so
+    anything may be missing.
+    """
+    transport = getattr(getattr(receive, "__self__", None), "transport", None)
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0.0
+    info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
+    waited_s: float = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)[0] / 1000
+    return waited_s if waited_s <= _LONGEST_WAIT_S else 0.0
+
+
+class WatchedRequest:
+    """Measures one request. `run` serves it; no error of the measuring reaches the application."""
+
+    __slots__ = (
+        "_at",
+        "_at_s",
+        "_body",
+        "_body_bytes",
+        "_body_complete",
+        "_ended_s",
+        "_exchange",
+        "_front",
+        "_gone_s",
+        "_receive",
+        "_send",
+        "_slot",
+        "scope",
+        "trace",
+    )
+
+    def __init__(self, front: "Front", scope: Scope, receive: Receive, send: Send) -> None:
+        waited_s = kernel_wait_s(receive)
+        self._at = time.time() - waited_s
+        self._at_s = time.monotonic() - waited_s
+        self._front = front
+        self._receive = receive
+        self._send = send
+        self.trace = Trace(scope["headers"])
+        headers = [*scope["headers"], *self.trace.headers]
+        self.scope: Scope = {**scope, "headers": headers, WATCHED: True}
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._body_complete = False
+        self._exchange: MeasuredExchange | None = None
+        self._slot: Slot | None = None
+        self._gone_s: float | None = None
+        self._ended_s: float | None = None
+
+    async def run(self, app: App) -> None:
+        """Serve the request, then report it."""
+        failed = True
+        try:
+            await app(self.scope, self.receive, self.send)
+            failed = False
+        finally:
+            try:
+                self._end(failed=failed)
+            except Exception:
+                self._front.failed()
+
+    # What the application receives
+
+    async def receive(self) -> Message:
+        """Return the next message of the server."""
+        message = await self._receive()
+        try:
+            self._received(message)
+        except Exception:
+            self._front.failed()
+        return message
+
+    def _received(self, message: Message) -> None:
+        if message["type"] == "http.disconnect":
+            if self._gone_s is None and self._ended_s is None:
+                self._gone_s = time.monotonic()
+            return
+        piece = message.get("body", b"")
+        self._body_bytes += len(piece)
+        if self._body_bytes <= MAX_BODY_BYTES:
+            self._body.append(piece)
+        if not message.get("more_body", False):
+            self._body_complete = True
+            # After the application went on: nothing delays the first token.
+            get_running_loop().call_soon(self._begin_guarded)
+
+    # What the application sends
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send a message of the application to the server."""
+        try:
+            self._sent(message)
+        except Exception:
+            self._front.failed()
+        return self._send(message)
+
+    def _sent(self, message: Message) -> None:
+        if self._gone_s is not None or self._ended_s is not None:
+            # What follows after the client left is not its response.
+            return
+        now_s = time.monotonic()
+        body = message.get("body")
+        if body is None:
+            if message["type"] == "http.response.start":
+                self._begin().answered(message["status"], message.get("headers", ()), now_s)
+            return
+        if body:
+            assert self._exchange is not None, "the head comes first"
+            self._exchange.chunk(body, now_s)
+            if self._slot is not None:
+                self._slot.event(now_s)
+        if not message.get("more_body", False):
+            self._ended_s = now_s
+
+    # Measuring
+
+    def _begin_guarded(self) -> None:
+        try:
+            self._begin()
+        except Exception:
+            self._front.failed()
+
+    def _begin(self) -> MeasuredExchange:
+        """Begin to measure, unless that has begun; return the measurement."""
+        if self._exchange is None:
+            whole = self._body_complete and self._body_bytes <= MAX_BODY_BYTES
+            body = b"".join(self._body) if whole else None
+            self._body = []
+            self._exchange = self._front.begin(
+                Arrival(
+                    method=self.scope["method"],
+                    path=path_of(self.scope),
+                    headers=self.scope["headers"],
+                    body=body,
+                    at=self._at,
+                    at_s=self._at_s,
+                    # Of a request that is refused by its head, the body is not read.
+                    client_left=not self._body_complete,
+                ),
+                self.trace,
+            )
+            self._exchange.catch_up()
+            self._slot = self._front.opened(self._exchange, self.trace, self._at, self._at_s)
+        return self._exchange
+
+    def _end(self, *, failed: bool) -> None:
+        exchange = self._begin()
+        if self._slot is not None:
+            self._slot.close()
+        ending, at_s = self._ending(exchange, failed=failed)
+        exchange.finish(at_s)
+        self._front.ended(self, exchange, ending, at_s)
+
+    def _ending(self, exchange: MeasuredExchange, *, failed: bool) -> tuple[Ending, float]:
+        """How it ended, and when."""
+        if self._ended_s is not None:
+            return Ending.COMPLETE, self._ended_s
+        if self._gone_s is not None:
+            return Ending.CLIENT_GONE, self._gone_s
+        now_s = time.monotonic()
+        if failed and not exchange.has_head:
+            # The server outside of all middlewares turns the error into a response.
+            exchange.answered(500, (), now_s)
+            return Ending.COMPLETE, now_s
+        return Ending.ENGINE_GONE, now_s
+
+
+def path_of(scope: Scope) -> str:
+    """The path of a request, without the prefix under which the server is reached."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def counted_send(scope: Scope, send: Send, count: Callable[[Scope, int], None]) -> Send:
+    """A `send` that also counts the status of the response."""
+
+    def counting(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            count(scope, message["status"])
+        return send(message)
+
+    return counting
