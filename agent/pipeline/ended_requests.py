@@ -42,6 +42,8 @@ EARLY_S = 30.0
 
 # 30 s of 2,000 requests/s.
 MAX_WAITING = 65_536
+# Each takes 4 KB until it is stored.
+MAX_SERVED = 16_384
 MAX_OWN_ROWS = 32_768
 MAX_EARLY = 8_192
 _MAX_DUE = 4_096
@@ -148,7 +150,7 @@ class EndedRequests:
                 self.on_ended(ended)
             return
         with self._lock:
-            if len(self._served) >= MAX_WAITING:
+            if len(self._served) >= MAX_SERVED:
                 engine = served.record.engine or ""
                 self._on_dropped(engine, PluginDropped.TOO_MANY_WAIT, 1)
                 return

@@ -322,7 +322,7 @@ def test_served_requests_wait_while_the_database_is_away(
     dropped: Counter[tuple[str, PluginDropped]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ended_requests, "MAX_WAITING", 2)
+    monkeypatch.setattr(ended_requests, "MAX_SERVED", 2)
     for number in (1, 2, 3):
         held.on_served(served(number))
     assert dropped == {("chat-0", PluginDropped.TOO_MANY_WAIT): 1}
