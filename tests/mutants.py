@@ -200,7 +200,8 @@ class Copy:
         command, out = [*self.command, *arguments], subprocess.PIPE
         run = subprocess.run(command, cwd=self.root, env=environment, stdout=out, check=False)
         lines = run.stdout.decode(errors="replace")
-        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", lines, re.MULTILINE)
+        # Not the errors in the log of a failed test, which has several spaces after the level.
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", lines, re.MULTILINE)
         return failed[0] if failed else arguments[0] if run.returncode not in (0, 5) else None
 
 
