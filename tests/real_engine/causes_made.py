@@ -103,7 +103,7 @@ def _pin(pids: Sequence[int], processors: set[int]) -> None:
 _IDS = range(100, 1900)
 # Of a usual prompt the prefix cache has nearly all: seven blocks of 128 tokens.
 _PREFIX = [Random(0).choice(_IDS) for _ in range(900)]
-USUAL_PROMPT, USUAL_OUTPUT = 1000, 12
+USUAL_PROMPT, USUAL_OUTPUT, CLIENTS = 1000, 12, 6
 # Prompts of a middle length show what a prompt token takes.
 _NEW, _NEW_PROMPT = 0.15, 400
 _PAUSE_S = 0.3
@@ -232,7 +232,12 @@ def for_a_while(
 
 
 def usual(
-    traffic: Traffic, for_s: float, name: str = "usual", *, clients: int = 4, at_least: int = 1
+    traffic: Traffic,
+    for_s: float,
+    name: str = "usual",
+    *,
+    clients: int = CLIENTS,
+    at_least: int = 1,
 ) -> list[Asked]:
     """Prompts that the prefix cache has, with a few tokens of output; some prompts are new."""
 
@@ -245,7 +250,12 @@ def usual(
 
 
 def short(
-    traffic: Traffic, for_s: float, name: str = "usual", *, clients: int = 4, longer: float = 0.0
+    traffic: Traffic,
+    for_s: float,
+    name: str = "usual",
+    *,
+    clients: int = CLIENTS,
+    longer: float = 0.0,
 ) -> list[Asked]:
     """Short prompts, which no cache has, with a few tokens of output; some are longer."""
 
@@ -259,6 +269,7 @@ def short(
 # As many are made of each fault at least, if the machine is slow.
 AT_LEAST = 24
 LONG_PROMPT, PACK = 1900, 6
+LOST = 30
 WORDS = 2500
 SURGE = 60
 STALLED = 20
@@ -286,7 +297,7 @@ def long_prompts(scene: Scene) -> None:
 
     def client(number: int) -> None:
         if number:
-            short(traffic, 5.0, "between", clients=6, longer=0.15)
+            short(traffic, 5.0, "between", longer=0.15)
         else:
             for_a_while(5.0, 1, pack, pause_s=0.7)
 
@@ -294,13 +305,17 @@ def long_prompts(scene: Scene) -> None:
 
 
 def cache_misses(scene: Scene) -> None:
-    """Prompts as long as the usual ones, of which the cache has nothing."""
+    """Prompts as long as the usual ones, of which the cache has nothing.
+
+    Clients and responses are the usual ones, so that nothing else is another cause. So few are
+    asked that what the cache usually has of a prompt stays what it was.
+    """
     traffic = scene.traffic
 
     def ask() -> Asked:
-        return traffic.ask("cache", traffic.new_prompt(USUAL_PROMPT), 2)
+        return traffic.ask("cache", traffic.new_prompt(USUAL_PROMPT), USUAL_OUTPUT)
 
-    for_a_while(3.0, 8, ask, pause_s=0.15, at_least=AT_LEAST)
+    for_a_while(0.0, CLIENTS * scene.times, ask, at_least=LOST, apart_s=0.1)
 
 
 def slow_grammar(scene: Scene) -> None:

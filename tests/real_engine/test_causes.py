@@ -22,6 +22,7 @@ from agent.catalog.causes import Cause
 from tests.real_engine.causes_made import (
     FEW_PLACES,
     LONG_PROMPTS,
+    LOST,
     OTHERS,
     SLOW_CLIENTS,
     TINY_KV,
@@ -312,18 +313,19 @@ def large(place: Place, folder: Path) -> Iterator[Watch]:
     direct = Traffic(engine.url, engine.model)
     # The first request with log probabilities compiles code.
     direct.ask("first", direct.usual_prompt(), 2, logprobs=200)
-    with watched(folder, place, partial(usual, for_s=3.0, name="before", clients=6)) as watch:
+    with watched(folder, place, partial(usual, for_s=3.0, name="before")) as watch:
         traffic = watch.scene.traffic
         # What a client does not read is no cold start, so that this may come first.
-        usual(traffic, 2.0, clients=6)
+        usual(traffic, 2.0)
         watch.make(SLOW_CLIENTS)
         age_s = time.time() - psutil.Process(engine.front_pid).create_time()
-        short(traffic, max(6.0, WARM_S - age_s), clients=6, longer=0.15)
+        short(traffic, max(6.0, WARM_S - age_s), longer=0.15)
         watch.make(LONG_PROMPTS)
-        usual(traffic, 4.0, clients=6)
+        # More than lose the cache next: what it has of most prompts is usual.
+        usual(traffic, 4.0, at_least=2 * LOST)
         for fault in OTHERS:
             watch.make(fault)
-            usual(traffic, 2.0, clients=6)
+            usual(traffic, 2.0)
         yield watch
 
 
