@@ -1,8 +1,8 @@
 """The running agent that publishes its file, while the shared database or the file fails."""
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,10 @@ class PublishingAgent:
         assert response.status_code == 200, response.text
         said: str = response.json()["parts"]["shared database"]
         return said
+
+    def says(self, sentence: str) -> None:
+        """Wait until /readyz says this of the shared database."""
+        eventually(lambda: sentence in self.part(), within_s=WITHIN_S, what=sentence)
 
     def shared(self) -> list[str]:
         """The trace ids of the shared database, each as often as it is there."""
@@ -134,6 +138,48 @@ def test_no_outage_of_the_shared_database_is_felt_and_nothing_is_lost(
         within_s=WITHIN_S,
         what="nothing that waits",
     )
+
+
+@contextmanager
+def user_of(url: str, name: str) -> Iterator[tuple[str, Callable[[str], object]]]:
+    """The URL of a new user who may make tables, and what runs a statement as the owner."""
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as owner:
+
+        def run(statement: str) -> object:
+            return owner.execute(statement.encode())
+
+        run(f"CREATE ROLE {name} LOGIN")
+        run(f"GRANT ALL ON SCHEMA public TO {name}")
+        yield url.replace("//postgres@", f"//{name}@"), run
+        run(f"DROP OWNED BY {name}")
+        run(f"DROP ROLE {name}")
+
+
+def test_a_user_who_may_only_read_is_said_and_nothing_is_lost(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    with user_of(postgres_url, "publisher") as (url, as_owner):
+        publishing = PublishingAgent(tmp_path, url)
+        with publishing.agent:
+            publishing.acknowledged(2)
+            publishing.whole_and_once()
+            writes = "INSERT, UPDATE, DELETE ON requests"
+            as_owner(f"REVOKE {writes} FROM publisher")
+            publishing.acknowledged(2)
+            publishing.says("the agent's user lacks a privilege")
+            assert "permission denied for table requests" in publishing.agent.log()
+            as_owner(f"GRANT {writes} TO publisher")
+            publishing.whole_and_once()
+            publishing.agent.kill()
+            as_owner("ALTER ROLE publisher SET default_transaction_read_only = on")
+            publishing.agent.start()
+            publishing.acknowledged(2)
+            publishing.says("the database is read-only")
+            as_owner("ALTER ROLE publisher RESET default_transaction_read_only")
+            publishing.whole_and_once()
+            eventually(lambda: publishing.part() == "ok", within_s=WITHIN_S, what="publishing")
+            page = publishing.agent.api.exposition()
+    assert total(page, "llm_agent_lost_rows_total") == 0
 
 
 def _damage(file: Path) -> None:
