@@ -14,8 +14,12 @@ REQUEST_SPAN_NAME = "llm_request"
 # vllm_async_kv_transfer (its pull request 44402). A phase is not a request.
 PHASE_SPAN_PREFIX = "vllm_"
 
-# Engines put these keys on the request span, whatever its name; client libraries do not.
+# Engines put these keys on the request span, whatever its name. Proxies may do so, too.
 ENGINE_KEY_PREFIX = "gen_ai.latency."
+
+# How the scopes of engines' tracers begin: vLLM's is the module that makes the span, SGLang's
+# "sglang server" (`srt/observability/trace.py`, 0.5.23).
+ENGINE_SCOPES = ("vllm", "sglang")
 
 # The member of `tracestate` by which the proxy marks its requests, for the middleware in an engine.
 # Those that the client does not sample are marked apart. The engine's span inherits the member: the

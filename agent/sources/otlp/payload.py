@@ -15,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.catalog.spans import UNSAMPLED
 from agent.errors import PayloadInvalid, PayloadTooLarge
@@ -173,8 +174,11 @@ class _JsonExport:
             resource = self._message.resource_spans.add().resource
             if not _fill(resource, resource_spans.get("resource") or {}):
                 self._unreadable_resources += 1
-            into = self._message.resource_spans[-1].scope_spans.add()
             for scope_spans in self._objects(resource_spans, "scopeSpans"):
+                into = self._message.resource_spans[-1].scope_spans.add()
+                scope = scope_spans.get("scope")
+                if isinstance(scope, dict) and isinstance(scope.get("name"), str):
+                    into.scope.name = scope["name"]
                 for span in self._objects(scope_spans, "spans"):
                     self._add_span(into.spans, span)
         return Parsed(self._message, self._unreadable_spans, self._unreadable_resources)
@@ -210,12 +214,16 @@ def _fill(message: Any, content: object) -> bool:
     return True
 
 
+# OTLP has numbers, and protobuf's own JSON names.
+_KINDS = (*Span.SpanKind.values(), *Span.SpanKind.keys())
+
+
 def _readable(span: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a span that are read, with ids in base64 as protobuf wants them; OTLP has hex.
 
     Empty for ids of a wrong length, so that the span is refused.
     """
-    ids = {}
+    ids: dict[str, Any] = {}
     for key, length in _HEX_IDS:
         binary = _from_hex(span.get(key))
         if binary is None or len(binary) != length:
@@ -224,6 +232,9 @@ def _readable(span: Mapping[str, Any]) -> dict[str, Any]:
     if (parent := span.get(_PARENT)) is not None:
         binary = _from_hex(parent)
         ids[_PARENT] = _base64(_NO_ID if binary is None else binary)
+    kind = span.get("kind")
+    if kind in _KINDS:
+        ids["kind"] = kind
     return ids | {key: span[key] for key in _READ if key in span}
 
 

@@ -15,6 +15,7 @@ from agent.analysis.latency import ReportedPhases, screen, tpot_s
 from agent.catalog.reasons import SpanRejected, ValueDropped
 from agent.catalog.spans import (
     ENGINE_KEY_PREFIX,
+    ENGINE_SCOPES,
     PHASE_SPAN_PREFIX,
     REQUEST_ATTRIBUTES,
     REQUEST_SPAN_NAME,
@@ -84,13 +85,14 @@ class SpanReader:
         for resource_spans in request.resource_spans:
             origin: _Origin | None = None
             for scope_spans in resource_spans.scope_spans:
+                scope = scope_spans.scope.name
                 for span in scope_spans.spans:
                     trace_id, span_id = span.trace_id, span.span_id
                     if len(trace_id) != 16 or len(span_id) != 8:
                         content.rejected[SpanRejected.ID_LENGTH] += 1
                     elif trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
                         content.rejected[SpanRejected.ID_ZERO] += 1
-                    elif not _is_engine_request(span):
+                    elif not _is_engine_request(scope, span):
                         content.passed += 1
                     else:
                         if origin is None:
@@ -120,12 +122,20 @@ def _name(field_name: str, text: object, refused: Findings) -> str | None:
     return name
 
 
-def _is_engine_request(span: Span) -> bool:
-    if span.name == REQUEST_SPAN_NAME:
-        return True
-    return not span.name.startswith(PHASE_SPAN_PREFIX) and any(
-        pair.key.startswith(ENGINE_KEY_PREFIX) for pair in span.attributes
-    )
+def _is_engine_request(scope: str, span: Span) -> bool:
+    """Whether an engine sent this span of a request; `scope` names the library that made it.
+
+    Clients use the name of vLLM's span, too, and proxies its keys. What another library made must
+    have all that an engine's span has, as TensorRT-LLM's does.
+    """
+    if span.name.startswith(PHASE_SPAN_PREFIX):
+        return False
+    named = span.name == REQUEST_SPAN_NAME
+    measured = any(pair.key.startswith(ENGINE_KEY_PREFIX) for pair in span.attributes)
+    if scope.startswith(ENGINE_SCOPES):
+        return named or measured
+    serves = span.kind == Span.SPAN_KIND_SERVER
+    return named and (measured and serves if scope else measured or serves)
 
 
 def _take(

@@ -85,11 +85,15 @@ def span(
     return Span(**{**plain, **fields}, attributes=pairs(attributes))
 
 
-def export(*spans: Span, resource: Attributes | None = None) -> ExportTraceServiceRequest:
+def export(
+    *spans: Span, resource: Attributes | None = None, scope: str = ""
+) -> ExportTraceServiceRequest:
     request = ExportTraceServiceRequest()
     resource_spans = request.resource_spans.add()
     resource_spans.resource.attributes.extend(pairs(resource or {"service.name": "chat-0"}))
-    resource_spans.scope_spans.add().spans.extend(spans)
+    scope_spans = resource_spans.scope_spans.add()
+    scope_spans.scope.name = scope
+    scope_spans.spans.extend(spans)
     return request
 
 

@@ -1,21 +1,38 @@
 """The span reader: which spans are requests, and their times and attributes."""
 
+import json
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.catalog.spans import REQUEST_ATTRIBUTES, ValueType
+from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord, Status, Vantage
-from agent.sources.otlp.span_reader import ExportContent
-from tests.sources.otlp.exports import VLLM, any_value, export, pairs, span, vllm_span
+from agent.sources.otlp.payload import parse_json
+from agent.sources.otlp.span_reader import ExportContent, SpanReader
+from tests.sources.otlp.exports import (
+    VLLM,
+    any_value,
+    export,
+    json_bytes,
+    json_spans,
+    pairs,
+    span,
+    vllm_span,
+)
 from tests.sources.otlp.serving import Serving
 from tests.sources.otlp.transports import post
 
+# What strangers sent.
+DATA = Path(__file__).parents[2] / "data" / "foreign"
 DAY_S = 86400.0
 UPTIME_S = 2.6e6
 
@@ -33,18 +50,19 @@ NEVER_STARTED = {
 
 
 def send(
-    served: Serving, *spans: Span, resource: Mapping[str, object] | None = None
+    served: Serving, *spans: Span, resource: Mapping[str, object] | None = None, scope: str = ""
 ) -> ExportContent:
     """What the receiver made of an export that it took whole."""
-    reply = post(served, export(*spans, resource=resource).SerializeToString())
+    sent = export(*spans, resource=resource, scope=scope)
+    reply = post(served, sent.SerializeToString())
     assert reply.is_full_success, reply
     (content,) = served.counts.contents
     return content
 
 
-def send_one(served: Serving, sent: Span) -> tuple[RequestRecord, ExportContent]:
+def send_one(served: Serving, sent: Span, scope: str = "") -> tuple[RequestRecord, ExportContent]:
     """The record of a span, and what was noted of it."""
-    content = send(served, sent)
+    content = send(served, sent, scope=scope)
     (record,) = content.records
     return record, content
 
@@ -88,7 +106,7 @@ def test_the_extras_of_sglang_are_kept(served: Serving) -> None:
         "gen_ai.response.finish_reasons": ["stop"],
         "gen_ai.request.top_k": 20,
     }
-    record, _ = send_one(served, vllm_span(extras, name="Req 5f1e"))
+    record, _ = send_one(served, vllm_span(extras, name="Req 5f1e"), "sglang server")
     known = (record.cached_tokens, record.model, record.finish_reason)
     assert known == (200, "Qwen/Qwen3-8B", "stop")
 
@@ -117,9 +135,66 @@ def test_spans_of_start_up_phases_and_clients_are_no_requests(
     assert (len(content.records), content.passed, content.rejected) == (1, 1, {})
 
 
-def test_a_latency_of_an_engine_makes_any_span_a_request(served: Serving) -> None:
-    record, _ = send_one(served, span({"gen_ai.latency.e2e": 2.0}, name="anything"))
+def test_a_latency_makes_any_span_of_an_engines_library_a_request(served: Serving) -> None:
+    sent = span({"gen_ai.latency.e2e": 2.0}, name="anything", kind=Span.SPAN_KIND_INTERNAL)
+    record, _ = send_one(served, sent, "vllm.llm_engine")
     assert record.e2e_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("attributes", "fields", "scope"),
+    [
+        # Through a collector that drops scopes, and from an engine's copy of vLLM's tracing.
+        ({"gen_ai.latency.e2e": 2.0}, {"kind": Span.SPAN_KIND_UNSPECIFIED}, ""),
+        ({}, {}, ""),
+        ({"gen_ai.latency.e2e": 2.0}, {}, "trt.llm"),
+        # Of a request that was refused.
+        ({}, {"kind": Span.SPAN_KIND_INTERNAL}, "vllm.v1.engine"),
+    ],
+)
+def test_a_span_with_the_name_and_a_sign_of_an_engine_is_a_request(
+    served: Serving, attributes: dict[str, object], fields: dict[str, Any], scope: str
+) -> None:
+    assert len(send(served, span(attributes, **fields), scope=scope).records) == 1
+
+
+def test_a_clients_call_of_another_provider_is_no_request(served: Serving) -> None:
+    """A span of LiveKit Agents 1.8.9, which has the name of vLLM's."""
+    content = json.loads((DATA / "64-livekit-llm_request.otlp.json").read_text())
+    (sent,) = json_spans(content)
+    sent["startTimeUnixNano"] = str(time.time_ns() - 4_000_000_000)
+    sent["endTimeUnixNano"] = str(time.time_ns())
+    for body, kind in (
+        (json_bytes(content), "application/json"),
+        (parse_json(json_bytes(content)).message.SerializeToString(), "application/x-protobuf"),
+    ):
+        assert post(served, body, content_type=kind).is_full_success
+    assert [(each.records, each.passed) for each in served.counts.contents] == [([], 1)] * 2
+
+
+OTHER_SCOPES = st.text(min_size=1, max_size=12).filter(
+    lambda name: not name.startswith(("vllm", "sglang"))
+)
+KEYS = st.sets(st.sampled_from([*VLLM, "gen_ai.latency.anything", "gen_ai.request.model"]))
+
+
+@given(
+    OTHER_SCOPES,
+    st.sampled_from(["llm_request", "chat m", "POST /v1/chat/completions", "Req 1", "vllm_queue"]),
+    st.sampled_from(sorted(Span.SpanKind.values())),
+    KEYS,
+)
+def test_no_span_of_another_system_is_a_request(
+    scope: str, name: str, kind: int, keys: set[str]
+) -> None:
+    attributes = {key: VLLM.get(key, 1.0) for key in keys}
+    measured = any(key.startswith("gen_ai.latency.") for key in keys)
+    assume(not (name == "llm_request" and measured and kind == Span.SPAN_KIND_SERVER))
+    sent = export(span(attributes, name=name, kind=kind), scope=scope)
+    content = SpanReader(lambda _: EngineIdentity(engine="chat-0", model="m"), "tester").read(
+        sent, time.time()
+    )
+    assert (content.records, content.passed) == ([], 1)
 
 
 def test_a_request_of_four_sequences_is_four_records(served: Serving) -> None:
