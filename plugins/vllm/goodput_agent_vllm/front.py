@@ -25,6 +25,7 @@ from goodput_agent_vllm.middleware import App, Message, Receive, Scope, Send
 from goodput_agent_vllm.open_requests import OpenRequests, Slot
 from goodput_agent_vllm.reporting import MAX_ERRORS, Reporter, shared_reporter
 from goodput_agent_vllm.watched_request import (
+    ENGINE_REQUEST,
     WATCHED,
     Trace,
     WatchedRequest,
@@ -118,11 +119,9 @@ class Front:
     ) -> None:
         """Report a request that ended, as soon as the engine's figures of it have come."""
         self._open.discard(request)
-        metadata = request.scope.get("state", {}).get("request_metadata")
-        usage = getattr(metadata, "final_usage_info", None)
+        engine_id, usage = _engine_request(request.scope)
         if usage is not None:
-            exchange.counted(_counts_in(usage))
-        engine_id = getattr(metadata, "request_id", None)
+            exchange.counted(usage)
         record = exchange.record(ending, at_s)
         if record.request_id == request.trace.span_id:
             record = record._replace(request_id=engine_id)
@@ -176,10 +175,7 @@ class Front:
             self.failed()
 
     def _is_open(self, engine_id: str) -> bool:
-        ids = {
-            getattr(each.scope.get("state", {}).get("request_metadata"), "request_id", None)
-            for each in self._open
-        }
+        ids = {_engine_request(each.scope)[0] for each in self._open}
         without_number = (engine_id.rpartition(joint)[0] for joint in "-_")
         return engine_id in ids or any(each in ids for each in without_number)
 
@@ -229,8 +225,18 @@ def _serve(scope: Scope, receive: Receive, send: Send, app: App) -> Awaitable[No
     return app(scope, receive, send)
 
 
+def _engine_request(scope: Scope) -> tuple[str | None, TokenUsage | None]:
+    """The engine's id of a request, and the counts that its client did not ask for."""
+    noted = scope[ENGINE_REQUEST]
+    if noted is not None:
+        return noted.request_id, noted.usage
+    # vLLM keeps them by itself.
+    metadata = scope.get("state", {}).get("request_metadata")
+    usage = getattr(metadata, "final_usage_info", None)
+    return getattr(metadata, "request_id", None), usage and _counts_in(usage)
+
+
 def _counts_in(usage: Any) -> TokenUsage:
-    """The counts that vLLM keeps of a request whose client did not ask for them."""
     details = getattr(usage, "prompt_tokens_details", None)
     return TokenUsage(
         input_tokens=getattr(usage, "prompt_tokens", None),

@@ -7,6 +7,7 @@ import struct
 import time
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from goodput_agent_vllm.core import Arrival, Ending, MeasuredExchange, RawHeaders, RequestRecord
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 # The key of a scope that another instance of the middleware has seen.
 WATCHED = "goodput_agent_vllm"
+# The key of a measured request's scope for what hooks of its engine note there: an object with
+# `request_id`, the engine's, and `usage`, None before the end.
+ENGINE_REQUEST = "goodput_agent_engine_request"
 
 # A longer body is not read for the model and the other fields.
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -76,6 +80,11 @@ def kernel_wait_s(receive: Receive) -> float:
     return waited_s if waited_s <= _LONGEST_WAIT_S else 0.0
 
 
+def _client_left(receive: Receive) -> bool:
+    """Whether uvicorn knows that the client left: applications may ask for the body alone."""
+    return getattr(getattr(receive, "__self__", None), "disconnected", False) is True
+
+
 class WatchedRequest:
     """Measures one request. `run` serves it; no error of the measuring reaches the application."""
 
@@ -90,6 +99,7 @@ class WatchedRequest:
         "_front",
         "_gone_s",
         "_receive",
+        "_reported",
         "_send",
         "_slot",
         "scope",
@@ -105,7 +115,7 @@ class WatchedRequest:
         self._send = send
         self.trace = Trace(scope["headers"])
         headers = [*scope["headers"], *self.trace.headers]
-        self.scope: Scope = {**scope, "headers": headers, WATCHED: True}
+        self.scope: Scope = {**scope, "headers": headers, WATCHED: True, ENGINE_REQUEST: None}
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._body_complete = False
@@ -113,6 +123,7 @@ class WatchedRequest:
         self._slot: Slot | None = None
         self._gone_s: float | None = None
         self._ended_s: float | None = None
+        self._reported = False
 
     async def run(self, app: App) -> None:
         """Serve the request, then report it."""
@@ -121,10 +132,7 @@ class WatchedRequest:
             await app(self.scope, self.receive, self.send)
             failed = False
         finally:
-            try:
-                self._end(failed=failed)
-            except Exception:
-                self._front.failed()
+            self._end_guarded(failed=failed)
 
     # What the application receives
 
@@ -169,6 +177,9 @@ class WatchedRequest:
         body = message.get("body")
         if body is None:
             if message["type"] == "http.response.start":
+                if _client_left(self._receive):
+                    self._gone_s = now_s
+                    return
                 self._begin().answered(message["status"], message.get("headers", ()), now_s)
             return
         if body:
@@ -178,6 +189,8 @@ class WatchedRequest:
                 self._slot.event(now_s)
         if not message.get("more_body", False):
             self._ended_s = now_s
+            # SGLang's application goes on for 2 s. After the body is sent: nothing delays it.
+            get_running_loop().call_soon(partial(self._end_guarded, failed=False))
 
     # Measuring
 
@@ -209,6 +222,16 @@ class WatchedRequest:
             self._exchange.catch_up()
             self._slot = self._front.opened(self._exchange, self.trace, self._at, self._at_s)
         return self._exchange
+
+    def _end_guarded(self, *, failed: bool) -> None:
+        """End the request, unless it has ended."""
+        if self._reported:
+            return
+        self._reported = True
+        try:
+            self._end(failed=failed)
+        except Exception:
+            self._front.failed()
 
     def _end(self, *, failed: bool) -> None:
         exchange = self._begin()
