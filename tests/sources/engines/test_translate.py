@@ -1,6 +1,7 @@
 """Facts of recorded expositions, and histograms that are merged."""
 
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ from agent.sources.engines.translate import (
     merged_histogram,
 )
 from tests.sources.engines.fixture_pages import body, translated_body, translated_page
+
+# What strangers sent.
+FOREIGN = Path(__file__).parents[2] / "data" / "foreign"
 
 
 def fact_of(translated: TranslatedExposition, metric: Metric, *labels: str) -> float | None:
@@ -484,7 +488,7 @@ def test_an_incomplete_histogram_is_none(
 
 def test_what_an_engine_counts_below_zero_is_absent_and_counted() -> None:
     """SGLang's issue 39706: inter-token latencies that were counted backwards."""
-    negative = translated_page("sglang-0.5.23-negative")
+    negative = translated_body((FOREIGN / "67-sglang-pd-negative-itl.prom").read_bytes())
     assert fact.INTER_TOKEN_LATENCY.name not in negative.histograms
     assert negative.dropped == {ExpositionFault.VALUE_NEGATIVE: 1}
     assert fact_of(negative, fact.REQUESTS_RUNNING) == 3
