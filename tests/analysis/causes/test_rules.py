@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from agent.analysis.causes import EngineTimeline, explain, rules
 from agent.analysis.causes.missed_case import Claim
 from agent.analysis.causes.rolling import SLOT_S, SLOTS, RollingQuantile, RunningSums
+from agent.analysis.joined_record import served_row
 from agent.analysis.verdicts import excesses
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.reasons import ProxyFailure
-from agent.records.engine import EndedRequest
+from agent.records.engine import EndedRequest, ProcessRole, ServedRequest
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.analysis.causes.making import (
     AT,
@@ -386,3 +388,42 @@ def test_it_is_the_quantile_of_the_last_hour(q: float) -> None:
     assert rolling.count == 1
     assert rolling.value() == pytest.approx(5.0, rel=0.01)
     assert rolling.value(at_least=2) is None
+
+
+def front_row(**values: Any) -> RequestRecord:
+    """The row of the middleware in the engine's front; the engine itself was quick."""
+    of = row(AT + 1, **values)
+    view = ProxyView(first_byte_s=of.ttft_s, streamed=True, choices=1)
+    record = of._replace(vantage=Vantage.PROXY, proxied=view, parent_span_id=None)
+    return served_row(ServedRequest(record, (QUICK,)))
+
+
+QUICK = EndedRequest(
+    "chat-0", "r", AT + 1.15, "stop", 400, 11, 0, 0, 0.0, 0.035, 0.1, 0.15, 0.05
+)  # fmt: skip
+
+
+def test_a_stream_that_was_late_in_the_front_is_no_slow_client() -> None:
+    found = explain(front_row(tpot_s=0.3, e2e_s=3.05), [OBJECTIVE], usual(), QUICK)
+    assert (found.top, found.sources) == (Cause.UNEXPLAINED, ("plugin",))
+    assert "of delay in the engine's front" in found.shares[0].evidence[0]
+
+
+def test_a_first_byte_that_was_late_in_the_front_is_no_network() -> None:
+    late = {"ttft_s": 2.0, "e2e_s": 2.1}
+    assert explain(front_row(**late), [OBJECTIVE], usual()).top is Cause.UNEXPLAINED
+    proxied = row(AT + 1, **late)._replace(
+        vantage=Vantage.JOINED,
+        proxied=ProxyView(first_byte_s=2.0, streamed=True, choices=1),
+        engine_view=EngineView(status=Status.OK, ttft_s=0.05, tpot_s=0.01, e2e_s=0.15),
+    )
+    timeline = usual(proxied=ProxyView(first_byte_s=0.05), engine_view=EngineView(ttft_s=0.05))
+    assert explain(proxied, [OBJECTIVE], timeline).top is Cause.NETWORK
+    assert explain(front_row(**late), [OBJECTIVE], timeline).top is Cause.UNEXPLAINED
+
+
+def test_a_front_without_a_processor_delays_the_stream_that_is_measured_in_it() -> None:
+    timeline = usual()
+    starve(timeline, -5, 6, ProcessRole.FRONT)
+    slow = front_row(tpot_s=0.3, e2e_s=3.05)
+    assert explain(slow, [OBJECTIVE], timeline, QUICK).top is Cause.CPU_STARVED
