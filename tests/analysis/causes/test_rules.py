@@ -119,6 +119,35 @@ def test_a_starved_core_is_charged_what_it_waited() -> None:
     assert found.shares[0].excess_s == pytest.approx(1.5 * 1.8 / 1.9, rel=0.1)
 
 
+def test_a_front_that_is_slower_than_usual_is_charged_unless_that_is_noise() -> None:
+    """It usually takes 15 ms."""
+
+    def causes(front_s: float) -> set[Cause]:
+        times = {"queue_s": 4.0, "ttft_s": 4.035 + front_s, "e2e_s": 4.135 + front_s}
+        found = explain(row(AT + 1, **times), [OBJECTIVE], usual(queue_s=0.0))
+        return {Cause(share.cause) for share in found.shares}
+
+    assert Cause.TOKENISING in causes(0.3)
+    assert Cause.TOKENISING not in causes(0.02)
+
+
+def through_proxy(at: float, first_byte_s: float) -> RequestRecord:
+    """A request that the engine served quickly."""
+    return row(at, ttft_s=first_byte_s, e2e_s=first_byte_s + 0.1)._replace(
+        vantage=Vantage.JOINED,
+        proxied=ProxyView(first_byte_s=first_byte_s, streamed=True, choices=1),
+        engine_view=EngineView(status=Status.OK, ttft_s=0.05, tpot_s=0.01, e2e_s=0.15),
+    )
+
+
+def test_a_late_first_byte_is_the_networks_if_it_is_known_when_it_usually_comes() -> None:
+    timeline, late = usual(), through_proxy(AT + 9, 0.9)
+    assert top_cause(late, timeline) is Cause.UNEXPLAINED
+    for number in range(8):
+        timeline.request(through_proxy(AT + number, 0.052))
+    assert top_cause(late, timeline) is Cause.NETWORK
+
+
 def test_a_client_that_reads_slowly_is_no_fault_of_the_engine() -> None:
     slow = row(AT + 1, tpot_s=0.3, e2e_s=3.1)._replace(
         vantage=Vantage.JOINED,
