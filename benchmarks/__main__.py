@@ -16,6 +16,8 @@ from benchmarks import (
     ingest,
     long_mix,
     long_run,
+    middleware,
+    middleware_cost,
     minutes,
     nvml,
     page,
@@ -29,6 +31,7 @@ from benchmarks import (
     report,
     rollups,
     scrape,
+    stops,
 )
 
 BENCHMARKS = {
@@ -52,6 +55,9 @@ BENCHMARKS = {
     "clickhouse": clickhouse.run,
     "postgres_rows": postgres_rows.run,
     "plugin": plugin.run,
+    "middleware": middleware.run,
+    "middleware_cost": middleware_cost.run,
+    "stops": stops.run,
     "proxy_measuring": proxy_measuring.run,
     "proxy": proxy.run,
     "proxy_times": proxy_times.run,

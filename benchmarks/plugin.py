@@ -1,6 +1,5 @@
 """The plugin of vLLM: its time in a step, its socket under load, and the engine's throughput."""
 
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, closing
@@ -11,9 +10,6 @@ from typing import Any
 
 import psutil
 import requests
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "vllm"))
-
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import PAUSE_S, Sender
 

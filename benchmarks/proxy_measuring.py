@@ -52,22 +52,25 @@ class _Tracing:
         return _Span()
 
 
-def _stream(name: str, mark: bytes) -> list[bytes]:
+def stream_of(name: str, mark: bytes, tokens: int = TOKENS) -> list[bytes]:
+    """Return the events of a recorded stream that is this long."""
     sent = (STREAMS / f"{VERSION}{name}.sse").read_bytes()
     events = [event + b"\n\n" for event in sent.split(b"\n\n") if event]
     text = [event for event in events if mark in event and b'"finish_reason":"' not in event]
     place = events.index(text[-1])
-    return [*events[:place], *(text * TOKENS)[:TOKENS], *events[place:]]
+    return [*events[:place], *(text * tokens)[:tokens], *events[place:]]
 
 
-def _body(name: str) -> bytes:
+def body_of(name: str) -> bytes:
+    """Return the body of a recorded stream's request."""
     request: dict[str, Any] = json.loads((STREAMS / "requests.json").read_bytes())[name]
     # The client asks for no usage, so that the proxy adds and strips it.
     request.pop("stream_options", None)
     return json.dumps(request).encode()
 
 
-def _path(name: str) -> str:
+def path_of(name: str) -> str:
+    """Return the route of a recorded stream."""
     protocol = name.replace(".", "-").partition("-")[0]
     return "/v1/chat/completions" if protocol == "chat" else f"/v1/{protocol}"
 
@@ -101,12 +104,12 @@ def _ratio(name: str, mark: bytes, options: MeasuringOptions) -> float:
     failures: list[str] = []
     measuring = RequestMeasuring("bench", _Tracing(), lambda _: None, failures.append, options)
     arrival = Arrival(
-        method="POST", path=_path(name), headers=HEADERS, body=_body(name), at=0.0, at_s=0.0
+        method="POST", path=path_of(name), headers=HEADERS, body=body_of(name), at=0.0, at_s=0.0
     )
-    events = _stream(name, mark)
+    events = stream_of(name, mark)
     rounds = [_round(measuring, arrival, events) for _ in range(ROUNDS)]
     per_event_ns = min(spent for spent, _ in rounds) / len(events)
-    chat = _stream(*CASES[0])
+    chat = stream_of(*CASES[0])
     parsing_ns = min(_parsing_ns(chat) for _ in range(ROUNDS))
     print(
         f"proxy measuring, {name}: {per_event_ns:.0f} ns per event of {len(events)} events, "

@@ -15,7 +15,7 @@ import psutil
 import requests
 from vendoring import PACKAGE, vendored
 
-from tests.real_parts.processes import ServerProcess, answers
+from tests.real_parts.processes import PartFailed, ServerProcess, answers
 from tests.real_parts.tiny_model import engine_python, tiny_model
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "vllm"
@@ -153,7 +153,7 @@ class Vllm:
         self.service = service
         self.log = folder / "vllm.log"
         self._folder = folder
-        self._port = port
+        self.port = port
         self._spans = spans
         self._extra = tuple(extra)
         self._environment = dict(environment or {})
@@ -196,6 +196,14 @@ class Vllm:
         if self._process is not None:
             self._process.stop()
             self._process = None
+
+    def terminated(self, *, within_s: float) -> int | None:
+        """Send SIGTERM to the front; return its exit code, None if it is still there then."""
+        os.kill(self.front_pid, signal.SIGTERM)
+        try:
+            return self._running().wait(within_s=within_s)
+        except PartFailed:
+            return None
 
     def kill(self) -> None:
         """Kill it like a crash: requests in flight and unsent spans are lost."""
@@ -286,7 +294,7 @@ class Vllm:
             *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "2048"),
             # The defaults, passed as flags because the agent reads only flags.
             *("--max-num-seqs", "128", "--max-num-batched-tokens", "2048"),
-            *("--host", "127.0.0.1", "--port", str(self._port)),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
             *(("--otlp-traces-endpoint", self._spans.endpoint) if self._spans else ()),
             *self._extra,
         ]

@@ -1,0 +1,150 @@
+"""Processor time of the plugin's middleware, around an application that does nothing.
+
+The streams are recorded from vLLM 0.32 and made longer by repeating their events with text. The
+requests have a real connection, and the engine's figures come before their end.
+"""
+
+import asyncio
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+from goodput_agent_vllm.datagrams import RequestFigures, request_record
+from goodput_agent_vllm.front import shared_front
+from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
+from goodput_agent_vllm.reporting import shared_reporter
+from goodput_agent_vllm.sending import PATH_VARIABLE
+
+from benchmarks.proxy_measuring import CASES, HEAD, HEADERS, body_of, path_of, stream_of
+
+TARGET_EVENT_US, TARGET_REQUEST_US = 0.6, 25.0
+# The fastest round counts: other load on the machine only makes a round slower.
+ROUNDS, IN_ROUND = 60, 10
+_SHORT, _LONG = 64, 1088
+_ENGINE_ID = "chatcmpl-1"
+
+
+def run() -> bool:
+    """Print the costs; return whether the targets are met."""
+    with tempfile.TemporaryDirectory() as folder, closing(_reader(folder)) as reader:
+        with _Connection() as connection:
+            met = [asyncio.run(_is_cheap(reader, connection, *case)) for case in CASES]
+        errors = shared_front()._errors
+    print(f"middleware, errors while it measured: {errors} (target 0)")
+    # Only streams of chat have targets.
+    return met[0] and not errors
+
+
+def _reader(folder: str) -> socket.socket:
+    """The agent's end of the plugin's socket."""
+    path = os.environ[PATH_VARIABLE] = str(Path(folder, "vllm.sock"))
+    reader = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    reader.bind(path)
+    return reader
+
+
+class _Connection:
+    """What uvicorn has of a request: its connection, and a message with its body."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self._client = socket.create_connection(listening.getsockname())
+            self._server = listening.accept()[0]
+        self.transport = SimpleNamespace(get_extra_info=lambda _: self._server)
+        self.body = b""
+
+    async def receive(self) -> Message:
+        """Return the whole request."""
+        return {"type": "http.request", "body": self.body, "more_body": False}
+
+    def __enter__(self) -> "_Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._server.close()
+
+
+async def _sent(message: Message) -> None:
+    """Do nothing, as the client is not there."""
+
+
+def _app(events: Sequence[bytes], ended: Callable[[], None]) -> App:
+    start = {"type": "http.response.start", "status": 200, "headers": HEAD}
+    bodies = [{"type": "http.response.body", "body": event, "more_body": True} for event in events]
+    end = {"type": "http.response.body", "body": b"", "more_body": False}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        # vLLM waits for its engine here.
+        await asyncio.sleep(0)
+        await send(start)
+        for body in bodies:
+            await send(body)
+        await send(end)
+        ended()
+
+    return app
+
+
+_FIGURES = request_record(
+    RequestFigures(0.0, 9, 9, 0, 0, 0.1, 0.1, 0.1, 0.3, 0.2, "length", _ENGINE_ID)
+)
+
+
+def _take_figures() -> None:
+    take = shared_reporter().take_figures
+    assert take is not None, "the front takes the engine's figures"
+    take(_ENGINE_ID, _FIGURES)
+
+
+def _scope(path: str) -> Scope:
+    return {
+        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"},
+        **{"path": path, "root_path": "", "query_string": b"", "headers": list(HEADERS)},
+        "state": {"request_metadata": SimpleNamespace(request_id=_ENGINE_ID)},
+    }
+
+
+async def _is_cheap(reader: socket.socket, connection: _Connection, name: str, mark: bytes) -> bool:
+    connection.body = body_of(name)
+    costs_us: dict[int, float] = {}
+    for tokens in (_SHORT, _LONG):
+        events = stream_of(name, mark, tokens)
+        alone, watched = _app(events, lambda: None), GoodputMiddleware(_app(events, _take_figures))
+        times_us: dict[App, list[float]] = {alone: [], watched: []}
+        for _ in range(ROUNDS):
+            for app, of_app in times_us.items():
+                of_app.append(await _round_us(app, connection, path_of(name)))
+            _drain(reader)
+        without_us, with_us = (min(of_app) for of_app in times_us.values())
+        costs_us[tokens] = with_us - without_us
+    event_us = (costs_us[_LONG] - costs_us[_SHORT]) / (_LONG - _SHORT)
+    request_us = costs_us[_SHORT] - _SHORT * event_us
+    print(
+        f"middleware, {name}: {event_us:.2f} us an event (target at most {TARGET_EVENT_US}), "
+        f"{request_us:.1f} us a request (target at most {TARGET_REQUEST_US:.0f})"
+    )
+    return event_us <= TARGET_EVENT_US and request_us <= TARGET_REQUEST_US
+
+
+async def _round_us(app: App, connection: _Connection, path: str) -> float:
+    """Processor time of a request, the mean of some."""
+    scopes = [_scope(path) for _ in range(IN_ROUND)]
+    before_s = time.thread_time()
+    for scope in scopes:
+        await app(scope, connection.receive, _sent)
+    return 1e6 * (time.thread_time() - before_s) / IN_ROUND
+
+
+def _drain(reader: socket.socket) -> None:
+    try:
+        while reader.recv(1 << 20):
+            pass
+    except BlockingIOError:
+        pass
