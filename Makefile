@@ -36,6 +36,8 @@ ENGINE_TESTS := tests/real_engine
 WATCHING := $(SITE) $(ENGINE_TESTS)
 # What else runs would be a cause as well, so these run last and alone.
 CAUSES := tests/real_engine/test_causes.py
+# A second engine, whose start is half a minute of work: beside the others.
+SGLANG := tests/real_engine/test_sglang.py
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
 # Tests wait for disks and servers, so twice as many processes as processors are soonest done.
 BESIDE := --numprocesses $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))) --dist loadfile
@@ -47,7 +49,8 @@ test: parts install
 	@rm -f $(FAILED)
 	bash .ci/stages lint "nice make --no-print-directory lint" \
 		site "$(PYTEST) --failed-parts $(FAILED) $(SITE)" \
-		engine "$(PYTEST) --failed-parts $(FAILED) $(ENGINE_TESTS) --ignore=$(CAUSES)" \
+		engine "$(PYTEST) --failed-parts $(FAILED) $(ENGINE_TESTS) --ignore=$(CAUSES) --ignore=$(SGLANG)" \
+		sglang "nice $(PYTEST) --failed-parts $(FAILED) $(SGLANG)" \
 		tests "nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))"
 	bash .ci/stages causes "$(PYTEST) --failed-parts $(FAILED) $(CAUSES)"

@@ -106,6 +106,7 @@ class Machine:
         for home in (
             self._where("install-engine").parents[1],
             self._where("install-load-generators"),
+            self._where("install-sglang"),
             self._where("install-helm"),
             self._where("install-victoriametrics").parents[2],
         ):
@@ -163,7 +164,7 @@ def test_elsewhere_each_missing_part_is_printed_with_its_command(
     lines = machine.missing()
     assert commands <= lines
     assert any(line.startswith("vLLM for CPU, expected at ") for line in lines)
-    for installer in ("engine", "load-generators", "helm", "victoriametrics"):
+    for installer in ("engine", "load-generators", "sglang", "helm", "victoriametrics"):
         assert any(line.endswith(f": bash .ci/install-{installer}") for line in lines)
 
 
