@@ -47,7 +47,7 @@ AgentToAsk = Annotated[
 ]
 Send = Annotated[
     bool,
-    typer.Option("--send-request", help="Send the engine one tiny request and wait for its row."),
+    typer.Option("--send-request", help="Send the engine one tiny request and wait for its span."),
 ]
 KeyFile = Annotated[
     Path | None,

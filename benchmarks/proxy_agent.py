@@ -15,7 +15,7 @@ from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.measuring.measured_exchange import RequestMeasuring
 from agent.sources.proxy.relay_context import Clocks, ProxyLimits
 from agent.sources.proxy.request_spans import ProxyTracing
-from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
+from agent.sources.proxy.reverse_proxy import ProxyServer, ReverseProxy
 from benchmarks.garbage import collect_like_the_agent
 
 
@@ -39,7 +39,7 @@ async def _serve(port: int, engine_url: str, *, measured: bool) -> None:
     )
     limits = ConnectionLimits(raise_descriptors(), lambda *_: None)
     listening = open_socket(PROXY, "127.0.0.1", port, limits.backlog(PROXY))
-    proxy_server(proxy, listening, limits.clients(PROXY)).start()
+    ProxyServer(proxy, listening, limits.clients(PROXY)).start()
     collect_like_the_agent()
     await asyncio.Event().wait()
 

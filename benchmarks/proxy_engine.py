@@ -2,15 +2,17 @@
 
 It responds to a chat completion with a prepared stream of 64 events, in bursts of eight. Words in
 the prompt change that. "prefilled": the first event comes 1 ms after the head, as vLLM sends the
-head when it accepts a request. "paced": one event every 2 ms. "decoded": one every 20 ms, 192 in
-all. "held": two events, then nothing. "brief": one event and the end. "loose": a space after each
-colon and comma of the events' JSON, as most JSON writers put it.
+head when it accepts a request. "apart": so it does, and the others come 2 ms later. "paced": one
+event every 2 ms. "decoded": one every 20 ms, 192 in all. "held": two events, then nothing. "brief":
+one event and the end. "loose": a space after each colon and comma of the events' JSON, as most JSON
+writers put it.
 """
 
 import asyncio
 import json
 import sys
 import time
+from typing import Any
 
 import uvloop
 
@@ -21,15 +23,21 @@ DECODE_S = 0.02
 DECODED_EVENTS = 192
 _PREFILL_S = 0.001
 
-_CHUNK = {
-    "id": "chatcmpl-0123456789abcdef",
-    "object": "chat.completion.chunk",
-    "created": 1760000000,
-    "model": "m",
-    "choices": [
-        {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}
-    ],
-}
+# The tokens of a stream differ; these have 5 bytes on average.
+_WORDS = (" a", " is", " the", " word", " which", " people", " through")
+
+
+def _fields(word: str) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": word}, "logprobs": None, "finish_reason": None}
+    return {
+        "id": "chatcmpl-0123456789abcdef",
+        "object": "chat.completion.chunk",
+        "created": 1760000000,
+        "model": "m",
+        "choices": [choice],
+    }
+
+
 _HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Mon, 09 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\n"
     b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -40,11 +48,14 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _event(separators: tuple[str, str]) -> bytes:
-    return b"data: %b\n\n" % json.dumps(_CHUNK, separators=separators).encode()
+def _events(separators: tuple[str, str]) -> list[bytes]:
+    """The events of the longest stream, each a chunk."""
+    words = [_WORDS[number % len(_WORDS)] for number in range(DECODED_EVENTS)]
+    texts = [json.dumps(_fields(word), separators=separators) for word in words]
+    return [_chunk(b"data: %b\n\n" % text.encode()) for text in texts]
 
 
-_COMPACT, _LOOSE = _chunk(_event((",", ":"))), _chunk(_event((", ", ": ")))
+_COMPACT, _LOOSE = _events((",", ":")), _events((", ", ": "))
 _LAST = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -85,7 +96,7 @@ class _EngineConnection(asyncio.Protocol):
         self._received = b""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._piece = _COMPACT
+        self._events = _COMPACT
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -104,28 +115,30 @@ class _EngineConnection(asyncio.Protocol):
         if not head.startswith(b"POST"):
             self._write(_page(head))
             return
-        self._piece = _LOOSE if b"loose" in body else _COMPACT
+        self._events = _LOOSE if b"loose" in body else _COMPACT
         self._write(_HEAD)
-        if b"prefilled" in body:
+        if b"prefilled" in body or b"apart" in body:
             # A timer of the event loop is not exact enough; only one client is connected.
             time.sleep(_PREFILL_S)
-        self._write(self._piece)
+        self._write(self._events[0])
         if b"held" in body:
-            self._write(self._piece)
+            self._write(self._events[1])
         elif b"brief" in body:
             self._write(_LAST)
+        elif b"apart" in body:
+            self._loop.call_later(_PACE_S, self._burst, 1)
         elif b"paced" in body:
             self._pace(self._loop.time(), _PACE_S, EVENTS - 1)
         elif b"decoded" in body:
             self._pace(self._loop.time(), DECODE_S, DECODED_EVENTS - 1)
         else:
-            self._burst(EVENTS - 1)
+            self._burst(1)
 
-    def _burst(self, left: int) -> None:
-        now = min(left, _BURST)
-        self._write(self._piece * now)
-        if left > now:
-            self._loop.call_soon(self._burst, left - now)
+    def _burst(self, begin: int) -> None:
+        end = min(begin + _BURST, EVENTS)
+        self._write(b"".join(self._events[begin:end]))
+        if end < EVENTS:
+            self._loop.call_soon(self._burst, end)
         else:
             self._write(_LAST)
 
@@ -134,7 +147,7 @@ class _EngineConnection(asyncio.Protocol):
         self._loop.call_at(last_s + pace_s, self._paced, last_s + pace_s, pace_s, left)
 
     def _paced(self, now_s: float, pace_s: float, left: int) -> None:
-        self._write(self._piece if left else _LAST)
+        self._write(self._events[left] if left else _LAST)
         if left:
             self._pace(now_s, pace_s, left - 1)
 

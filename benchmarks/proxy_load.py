@@ -105,14 +105,19 @@ async def connections(port: int, number: int) -> AsyncIterator[list[LoadConnecti
 
 
 async def run_load(
-    port: int, prompt: str, *, at_once: int, requests: int
+    port: int, prompt: str, *, at_once: int, requests: int, pause_s: float = 0.0
 ) -> tuple[float, list[float]]:
-    """Return the seconds for all requests, and the time to first event of each."""
+    """Return the seconds for all requests, and the time to first event of each.
+
+    Each connection sends its next request `pause_s` after the end of a response.
+    """
     request, ttfts_s = chat(port, prompt), list[float]()
 
     async def sequence(connection: LoadConnection) -> None:
         for _ in range(requests // at_once):
             ttfts_s.append(await connection.ttft_s(request))
+            if pause_s:
+                await asyncio.sleep(pause_s)
 
     async with connections(port, at_once) as opened:
         began = time.perf_counter()

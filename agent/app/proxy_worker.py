@@ -13,20 +13,20 @@ from typing import Any
 import uvloop
 
 from agent.analysis.verdicts import Judge
-from agent.app.listeners import ConnectionLimits, raise_descriptors, tls_options
+from agent.app.listeners import ConnectionLimits, raise_descriptors
 from agent.app.proxy_rotation import WorkerRotation, outlier_detection
 from agent.app.supervising import WORKER_FLUSHES_WITHIN_S, supervisor_gone
 from agent.http_client import client_tls
 from agent.settings import Settings
 from agent.settings.settings_model import ProxySettings
-from agent.sources.listening import AsgiServer, TlsFiles
+from agent.sources.listening import TlsFiles
 from agent.sources.proxy.handover.messages import HandoverAddress
 from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender, RequestSlots
 from agent.sources.proxy.load_balancer import EngineLookup, OpenRequests, ProxiedEngine
 from agent.sources.proxy.measuring.measured_exchange import MeasuringOptions, RequestMeasuring
 from agent.sources.proxy.relay_context import KEPT_MEMORY_BYTES, Clocks, ProxyLimits
 from agent.sources.proxy.request_spans import ProxyTracing
-from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
+from agent.sources.proxy.reverse_proxy import ProxyServer, ReverseProxy
 
 _LOG = logging.getLogger(__name__)
 
@@ -152,9 +152,8 @@ class ProxyWorker:
         config = self._config
         if config.tls is not None:
             config.tls.follow()
-        server = proxy_server(
-            self._proxy, config.listening, limits.proxied(config.workers), **tls_options(config.tls)
-        )
+        clients = limits.proxied(config.workers)
+        server = ProxyServer(self._proxy, config.listening, clients, config.tls)
         server.start()
         await self._stop_or(self._retiring.wait())
         if not self._stopping.is_set():
@@ -181,14 +180,14 @@ class ProxyWorker:
         for work in left:
             work.cancel()
 
-    async def _retire(self, server: AsgiServer) -> None:
+    async def _retire(self, server: ProxyServer) -> None:
         """Let all open streams end, and hand all records over, however long it takes; new ones go
         to the next run."""
         _LOG.info("proxy worker %d: %d streams go on", self._config.number, self._proxy.live)
         await self._stop_or(server.stop(within_s=None))
         await self._stop_or(self._sender.flush(None))
 
-    async def _end(self, server: AsgiServer) -> None:
+    async def _end(self, server: ProxyServer) -> None:
         deadline = time.monotonic() + self._drain_s
         cut = await self._proxy.drain(self._drain_s)
         if cut:

@@ -7,14 +7,15 @@ import select
 import struct
 import termios
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE as STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agent.catalog.reasons import ClientCut
 
@@ -29,6 +30,7 @@ _LINE_BYTES = 160
 
 # vLLM's exporter gives up after 10 s in all, so a long delay would lose the batch.
 RETRY_AFTER_S = 1
+_MALFORMED = 400
 # Lines of a request that offers another protocol.
 _UPGRADE_LINES = (b"upgrade", b"http2-settings")
 
@@ -73,10 +75,20 @@ class SocketClients:
         # What the clients' requests take now, without the bodies that are read.
         self.held_bytes = 0
         self._on_cut = on_cut
-        self._clients: set[BoundedProtocol] = set()
+        self._clients: set[BoundedClient] = set()
         self._logged: set[ClientCut] = set()
+        self._empty = asyncio.Event()
 
-    def enter(self, client: "BoundedProtocol") -> None:
+    def __iter__(self) -> Iterator["BoundedClient"]:
+        return iter(list(self._clients))
+
+    async def all_left(self) -> None:
+        """Wait until no client is left."""
+        while self._clients:
+            self._empty.clear()
+            await self._empty.wait()
+
+    def enter(self, client: "BoundedClient") -> None:
         """Take a new client. If there are too many, the one that is idle longest leaves.
 
         The new client leaves if no other is idle.
@@ -87,13 +99,15 @@ class SocketClients:
             idle = [one for one in self._clients if one.idle_since_s is not None]
             self._cut(min(idle, key=lambda one: one.idle_since_s or 0.0), ClientCut.TOO_MANY)
 
-    def leave(self, client: "BoundedProtocol") -> None:
+    def leave(self, client: "BoundedClient") -> None:
         """Forget a client whose connection is closed."""
         self._clients.discard(client)
+        if not self._clients:
+            self._empty.set()
 
     def sweep(self, now_s: float) -> None:
         """Cut off the clients that exceed a limit, and those that left unnoticed."""
-        for client in list(self._clients):
+        for client in self:
             if (reason := client.overdue(now_s)) is not None:
                 self._cut(client, reason)
         for client in _gone(self._clients):
@@ -129,14 +143,14 @@ class SocketClients:
         if self._on_cut is not None:
             self._on_cut(self.name, reason)
 
-    def _cut(self, client: "BoundedProtocol", reason: ClientCut) -> None:
+    def _cut(self, client: "BoundedClient", reason: ClientCut) -> None:
         client.cut(reason)
         self.count(reason)
 
 
-def _gone(clients: Iterable["BoundedProtocol"]) -> list["BoundedProtocol"]:
+def _gone(clients: Iterable["BoundedClient"]) -> list["BoundedClient"]:
     """Return the clients that left while nothing is read from their connections."""
-    paused = {client.descriptor(): client for client in clients if client.flow.read_paused}
+    paused = {client.descriptor(): client for client in clients if client.reading_paused}
     poll = select.poll()
     for descriptor in paused:
         if descriptor is not None:
@@ -162,21 +176,31 @@ class _Awaited(Enum):
     NOTHING = auto()
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with the limits of a socket, and a size limit on heads and trailers.
+class BoundedClient(asyncio.Protocol):
+    """A client's connection with the limits of a socket, and a size limit on heads and trailers.
 
     A client holds the memory of its requests from their first byte until they are answered.
     A request for another protocol is served as HTTP/1.1, with its body, as RFC 9110 7.8 allows. A
     client that closes its sending side counts as gone.
+
+    A subclass has the parsed lines in `headers` and `url`, and serves the requests.
     """
 
-    _head_bytes = 0
+    transport: asyncio.Transport
+    headers: list[tuple[bytes, bytes]]
+    url: bytes
+    # Longer than most clients are idle, and than the 60 s for which most load balancers keep a
+    # connection: none sends a request into one that is being closed.
+    idle_s: float = 75
 
-    def __init__(self, *arguments: Any, clients: SocketClients, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, clients: SocketClients, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.parser: Any = _new_parser(self)
+        self.headers = []
+        self.url = b""
         self._clients = clients
-        self._running: Any = None
         self._awaited = _Awaited.HEAD
+        self._head_bytes = 0
         self._head_due_s = 0.0
         self._read_at_s = 0.0
         self._unread_bytes = 0
@@ -187,42 +211,68 @@ class BoundedProtocol(HttpToolsProtocol):
         self._requests_bytes: deque[int] = deque()
         self.idle_since_s: float | None = None
 
-    # The connection
+    # What a subclass does
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
-        super().connection_made(transport)
-        self._await_head(idle_s=0.0)
-        self._clients.enter(self)
+    @property
+    def reading_paused(self) -> bool:
+        """Whether nothing is read from the client now."""
+        raise NotImplementedError
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the request that is served. uvicorn ends only the last one that it read."""
-        self._clients.leave(self)
-        self._requests_bytes.clear()
-        self._hold(-self._held_bytes)
-        self.pipeline.clear()
-        running = self._running
-        if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
-        super().connection_lost(exc)
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._running = cycle
-        self.idle_since_s = None
-        super()._start_asgi_task(cycle, app)
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        if self._requests_bytes:
-            self._hold(-self._requests_bytes.popleft())
-        super().on_response_complete()
-        if self._awaited is _Awaited.NOTHING and self._answered:
-            self._await_head(idle_s=self.timeout_keep_alive)
+    @property
+    def writing_paused(self) -> bool:
+        """Whether a response waits until the client takes it."""
+        raise NotImplementedError
 
     @property
     def _answered(self) -> bool:
-        return self._running is None or self._running.response_complete
+        """Whether no request is served now."""
+        raise NotImplementedError
+
+    @property
+    def _response_started(self) -> bool:
+        """Whether the request that is served has a part of its response."""
+        raise NotImplementedError
+
+    def refuses_upgrade(self, upgrade: bytes) -> bool:
+        """Whether a request that offers these protocols is refused."""
+        return False
+
+    def _begin_request(self) -> None:
+        """Note the first byte of a request."""
+        raise NotImplementedError
+
+    def _take_head(self) -> None:
+        """Take the complete head; a request before it may not be answered yet."""
+        raise NotImplementedError
+
+    def _take_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        raise NotImplementedError
+
+    def _end_request(self) -> None:
+        """Note the end of the body."""
+        raise NotImplementedError
+
+    # The connection
+
+    def _enter(self) -> None:
+        """Wait for the first request."""
+        self._await_head(idle_s=0.0)
+        self._clients.enter(self)
+
+    def _leave(self) -> None:
+        self._clients.leave(self)
+        self._requests_bytes.clear()
+        self._hold(-self._held_bytes)
+
+    def _finish_answered(self) -> bool:
+        """Free the memory of an answered request; returns whether the client is idle now."""
+        if self._requests_bytes:
+            self._hold(-self._requests_bytes.popleft())
+        idle = self._awaited is _Awaited.NOTHING and self._answered
+        if idle:
+            self._await_head(idle_s=self.idle_s)
+        return idle
 
     def _await_head(self, idle_s: float) -> None:
         self._awaited = _Awaited.HEAD
@@ -233,15 +283,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of a request; refuse a head above the limit."""
-        self._unset_keepalive_if_required()
         self._read_at_s = self.loop.time()
         self._head_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            self._refuse_malformed()
         self._hold_unfinished()
-        too_much = self._head_bytes > MAX_HEAD_BYTES or self._holds_too_much
+        # What is held for a single request with a complete head was checked with the head.
+        holds = self._head_bytes or len(self._requests_bytes) > 1
+        too_much = self._head_bytes > MAX_HEAD_BYTES or (holds and self._holds_too_much)
         if too_much and not self.transport.is_closing():
             self._refuse_large()
 
@@ -251,6 +302,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _hold_unfinished(self) -> None:
         """Hold the head that is not complete, or nothing."""
+        if not (self._head_bytes or self._unfinished_bytes):
+            return
         lines = self.headers if self._head_bytes and self._awaited is _Awaited.HEAD else ()
         unfinished_bytes = self._head_bytes + _LINE_BYTES * len(lines)
         self._hold(unfinished_bytes - self._unfinished_bytes)
@@ -276,24 +329,26 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ignores_upgrade = False
         lines = [b"%b: %b\r\n" % line for line in self.headers if line[0] not in _UPGRADE_LINES]
         first = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser = _new_parser(self)
         return b"%b %b HTTP/%b\r\n%b\r\n" % (*first, b"".join(lines))
 
-    def send_400_response(self, msg: str) -> None:
+    def _refuse_malformed(self) -> None:
         """Refuse a malformed request, or a head above the limit."""
         if self._head_bytes > MAX_HEAD_BYTES or self._holds_too_much:
             self._refuse_large()
+            return
+        self._clients.count(ClientCut.MALFORMED)
+        if self._response_started:
+            # A refusal would come into the middle of a response.
+            self.transport.abort()
         else:
-            self._clients.count(ClientCut.MALFORMED)
-            super().send_400_response(msg)
+            self._refuse(_MALFORMED, b"Invalid HTTP request received.")
 
     def _refuse_large(self) -> None:
         """Refuse a head above the limit, or requests for which there is no room."""
         head_too_large = self._head_bytes > MAX_HEAD_BYTES
         self._clients.count(ClientCut.HEAD_TOO_LARGE if head_too_large else ClientCut.TOO_MANY)
         if not self._answered:
-            # A refusal would come into the middle of a response.
             self.transport.abort()
         elif head_too_large:
             self._refuse(431, b"send a head of at most %d bytes" % MAX_HEAD_BYTES)
@@ -301,16 +356,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(503, b"the heads of all requests together are too large; try again")
 
     def _refuse(self, status: int, body: bytes) -> None:
+        retry = b"" if status == _MALFORMED else b"retry-after: %d\r\n" % RETRY_AFTER_S
         self.transport.write(
             STATUS_LINE[status]
-            + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
-            + b"content-length: %d\r\nretry-after: %d\r\n\r\n%b" % (len(body), RETRY_AFTER_S, body)
+            + b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n" % len(body)
+            + b"connection: close\r\n%b\r\n%b" % (retry, body)
         )
         self.transport.close()
 
     def on_message_begin(self) -> None:
         """Give the client a limited time for the rest of the head."""
-        super().on_message_begin()
+        self._begin_request()
         if self._awaited is _Awaited.NOTHING or self._answered:
             self._awaited = _Awaited.HEAD
             self._head_due_s = self.loop.time() + self._clients.limits.head_s
@@ -325,7 +381,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._hold_unfinished()
         if self.parser.should_upgrade():
-            upgrade = self._get_upgrade()
+            upgrade = _upgrade(self.headers)
             self._ignores_upgrade = upgrade is not None and not self.refuses_upgrade(upgrade)
             if self._ignores_upgrade:
                 return
@@ -336,19 +392,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._holds_too_much:
             raise ValueError("the requests are too large")
         self._awaited = _Awaited.BODY
-        super().on_headers_complete()
-
-    def refuses_upgrade(self, upgrade: bytes) -> bool:
-        """Whether the application refuses a request that offers these protocols."""
-        return False
+        self._take_head()
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body, which has no limit here unless it waits for its turn."""
         self._head_bytes = 0
-        if self.pipeline:
+        if len(self._requests_bytes) > 1:
             self._requests_bytes[-1] += len(body)
             self._hold(len(body))
-        super().on_body(body)
+        self._take_body(body)
 
     def on_message_complete(self) -> None:
         """Reset the count at the end of the request."""
@@ -356,25 +408,25 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._ignores_upgrade:
             return
         self._awaited = _Awaited.NOTHING
-        super().on_message_complete()
+        self._end_request()
         if self._answered:
-            self._await_head(idle_s=self.timeout_keep_alive)
+            self._await_head(idle_s=self.idle_s)
 
     # The limits
 
     def overdue(self, now_s: float) -> ClientCut | None:
         """Return the limit that the client exceeds."""
         limits = self._clients.limits
-        if self.flow.write_paused or self.transport.is_closing():
+        if self.writing_paused or self.transport.is_closing():
             return self._unread(now_s)
         self._unread_since_s = self._waits_since_s = None
-        if self.flow.read_paused:
+        if self.reading_paused:
             self._read_at_s = now_s
         elif self._awaited is _Awaited.HEAD:
             if self._answered and now_s > self._head_due_s:
                 return ClientCut.HEAD_TOO_SLOW
         elif self._awaited is _Awaited.BODY and now_s > self._read_at_s + limits.body_s:
-            begun = not self._answered and self._running.response_started
+            begun = not self._answered and self._response_started
             return None if begun else ClientCut.BODY_TOO_SLOW
         return None
 
@@ -401,7 +453,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def cut(self, reason: ClientCut) -> None:
         """Close the connection, with a response that says why, if one can be sent."""
         self.idle_since_s = None
-        if reason is ClientCut.BODY_TOO_SLOW and not self._running.response_started:
+        unanswered = not (self._answered or self._response_started)
+        if reason is ClientCut.BODY_TOO_SLOW and unanswered:
             self._refuse(408, b"no byte of the body came for %g s" % self._clients.limits.body_s)
         elif reason is ClientCut.TOO_MANY and not self._read_at_s:
             self._refuse(503, b"all connections are in use; try again")
@@ -417,3 +470,91 @@ class BoundedProtocol(HttpToolsProtocol):
         socket = self.transport.get_extra_info("socket")
         descriptor = -1 if socket is None else socket.fileno()
         return None if descriptor < 0 else int(descriptor)
+
+
+def _new_parser(client: asyncio.Protocol) -> Any:
+    parser = httptools.HttpRequestParser(client)
+    # For a response to the first of several requests that were sent together.
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def _upgrade(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the protocols that a request offers to switch to, in lower case."""
+    upgrade, connection = None, b""
+    for name, value in headers:
+        if name == b"upgrade":
+            upgrade = value.lower()
+        elif name == b"connection":
+            connection = value.lower()
+    return upgrade if b"upgrade" in [each.strip() for each in connection.split(b",")] else None
+
+
+class BoundedProtocol(BoundedClient, HttpToolsProtocol):
+    """uvicorn's HTTP protocol with these limits."""
+
+    def __init__(self, *arguments: Any, clients: SocketClients, **options: Any) -> None:
+        HttpToolsProtocol.__init__(self, *arguments, **options)
+        BoundedClient.__init__(self, clients, self.loop)
+        self.idle_s = self.timeout_keep_alive
+        self._running: Any = None
+
+    @property
+    def reading_paused(self) -> bool:
+        """Whether nothing is read from the client now."""
+        return self.flow.read_paused
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether a response waits until the client takes it."""
+        return self.flow.write_paused
+
+    @property
+    def _answered(self) -> bool:
+        return self._running is None or self._running.response_complete
+
+    @property
+    def _response_started(self) -> bool:
+        return self._running is not None and bool(self._running.response_started)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        HttpToolsProtocol.connection_made(self, transport)
+        self._enter()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the request that is served. uvicorn ends only the last one that it read."""
+        self._leave()
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        HttpToolsProtocol.connection_lost(self, exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes of a request."""
+        self._unset_keepalive_if_required()
+        BoundedClient.data_received(self, data)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        self.idle_since_s = None
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._finish_answered()
+
+    def _begin_request(self) -> None:
+        HttpToolsProtocol.on_message_begin(self)
+
+    def _take_head(self) -> None:
+        HttpToolsProtocol.on_headers_complete(self)
+
+    def _take_body(self, body: bytes) -> None:
+        HttpToolsProtocol.on_body(self, body)
+
+    def _end_request(self) -> None:
+        HttpToolsProtocol.on_message_complete(self)

@@ -140,6 +140,13 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+async def sweep_regularly(clients: SocketClients) -> None:
+    """Apply the limits for clients until cancelled."""
+    while True:
+        clients.sweep(asyncio.get_running_loop().time())
+        await asyncio.sleep(_SWEEP_EVERY_S)
+
+
 class _EmbeddedServer(uvicorn.Server):
     """uvicorn without its signal handling: the agent stops all its servers together."""
 
@@ -149,16 +156,11 @@ class _EmbeddedServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until the last client has left; the limits hold for those that are left, too."""
-        sweeping = asyncio.create_task(self._sweep())
+        sweeping = asyncio.create_task(sweep_regularly(self._clients))
         try:
             await super().serve(sockets)
         finally:
             sweeping.cancel()
-
-    async def _sweep(self) -> None:
-        while True:
-            self._clients.sweep(asyncio.get_running_loop().time())
-            await asyncio.sleep(_SWEEP_EVERY_S)
 
     async def cut_off(self) -> None:
         """Close the connections of all clients, then end what is done for them."""
@@ -187,8 +189,6 @@ class AsgiServer:
         application: Any,
         listening: socket.socket | Sequence[socket.socket],
         clients: SocketClients | None = None,
-        *,
-        http: type[BoundedProtocol] = BoundedProtocol,
         **options: Any,
     ) -> None:
         clients = clients or SocketClients("listen")
@@ -196,7 +196,7 @@ class AsgiServer:
         if (send_buffer_bytes := clients.limits.send_buffer_bytes) is not None:
             for each in self._sockets:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        protocol: Any = functools.partial(http, clients=clients)
+        protocol: Any = functools.partial(BoundedProtocol, clients=clients)
         self._application, self._name = application, clients.name
         config = uvicorn.Config(self._serve, http=protocol, **_OPTIONS | options)
         self._server = _EmbeddedServer(config, clients)

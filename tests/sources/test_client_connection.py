@@ -3,8 +3,8 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from agent.app.listeners import API, OTLP_GRPC, OTLP_HTTP, PROXY, connections
 from agent.sources import listening
 from agent.sources.client_connection import ClientLimits, SocketClients
 from agent.sources.listening import AsgiServer, open_socket
+from tests.sources.proxy.wire import responding, serving
 
 GET = b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n"
 MIB = 1024 * 1024
@@ -66,8 +67,12 @@ class Guarded:
         return sum(client.unsent_bytes() for client in self.clients._clients)
 
 
+Serving = Callable[..., AbstractAsyncContextManager[Guarded]]
+
+
 @asynccontextmanager
 async def guarded(limits: ClientLimits, size_bytes: int = 0) -> AsyncIterator[Guarded]:
+    """An ASGI application with these limits."""
     cut: Counter[str] = Counter()
     clients = SocketClients("listen", limits, lambda _, reason: cut.update([reason]))
     served = Guarded(clients, size_bytes, cut=cut)
@@ -77,9 +82,29 @@ async def guarded(limits: ClientLimits, size_bytes: int = 0) -> AsyncIterator[Gu
     try:
         yield served
     finally:
-        for client in list(clients._clients):
+        for client in clients:
             client.transport.abort()
         await server.stop()
+
+
+@asynccontextmanager
+async def guarded_proxy(limits: ClientLimits, size_bytes: int = 0) -> AsyncIterator[Guarded]:
+    """A proxy with these limits, in front of an engine."""
+    cut: Counter[str] = Counter()
+    clients = SocketClients("listen", limits, lambda _, reason: cut.update([reason]))
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size_bytes
+    engine = responding(head + bytes(size_bytes))
+    async with serving(engine, clients=clients) as (_, proxied):
+        yield Guarded(clients, size_bytes, proxied.port, cut)
+        for client in clients:
+            client.transport.abort()
+
+
+@pytest.fixture(params=[guarded, guarded_proxy], ids=["application", "proxy"])
+def served_by(request: pytest.FixtureRequest) -> Serving:
+    """Both kinds of servers with clients' connections of the agent's own."""
+    server: Serving = request.param
+    return server
 
 
 async def receive(client: socket.socket, size_bytes: int = 4096) -> bytes:
@@ -178,8 +203,10 @@ async def test_a_client_that_always_takes_a_little_is_not_cut_unless_too_much_wa
         (GET + b"\r\n", "head_too_slow"),
     ],
 )
-async def test_a_request_that_never_ends_is_cut(sent: bytes, reason: str) -> None:
-    async with guarded(ClientLimits(head_s=20.0, body_s=20.0)) as served:
+async def test_a_request_that_never_ends_is_cut(
+    served_by: Serving, sent: bytes, reason: str
+) -> None:
+    async with served_by(ClientLimits(head_s=20.0, body_s=20.0)) as served:
         with served.connect() as client:
             client.send(sent)
             if sent.startswith(GET):
@@ -191,9 +218,40 @@ async def test_a_request_that_never_ends_is_cut(sent: bytes, reason: str) -> Non
             served.sweep(15.0)
             assert served.cut == {}
             served.sweep(130.0)
-            assert served.cut == {reason: 1}
+            # A line end that came with the request before begins no head: the client is idle.
+            idle = served_by is guarded_proxy and sent == GET + b"\r\n"
+            assert served.cut == ({} if idle else {reason: 1})
             last = await receive(client)
             assert last.startswith(b"HTTP/1.1 408") if reason == "body_too_slow" else last == b""
+
+
+async def test_a_client_that_takes_nothing_of_its_response_is_cut(served_by: Serving) -> None:
+    async with served_by(replace(LIMITS, unread_s=10.0), 16 * MIB) as served:
+        with await served.asking():
+            await until(lambda: served.waiting_bytes)
+            for later_s in (0.0, 5.0, 9.0):
+                served.sweep(later_s)
+                assert served.cut == {}
+            # Its kernel may have taken a part until now.
+            later_s = 20.0
+            while not served.cut:
+                served.sweep(later_s)
+                later_s += 11.0
+            assert served.cut == {"response_unread": 1}
+            assert later_s < 50.0
+
+
+async def test_an_idle_client_of_the_proxy_is_not_cut_but_its_connection_is_closed() -> None:
+    async with guarded_proxy(ClientLimits(head_s=20.0)) as served:
+        with await served.asking() as client:
+            await take(client, len(b" OK\r\ncontent-length: 0\r\n\r\n"))
+            served.sweep(74.0)
+            await asyncio.sleep(0)
+            (connection,) = served.clients
+            assert not connection.transport.is_closing()
+            served.sweep(76.0)
+            assert await receive(client) == b""
+            assert served.cut == {}
 
 
 @pytest.mark.parametrize("descriptors", [64, 256, 1024, 4096, 16_384])

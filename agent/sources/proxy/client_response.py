@@ -1,17 +1,16 @@
 """The response to one client, and the error responses of the proxy itself.
 
-Pieces of a stream go past the server. Errors have the JSON shape that OpenAI clients parse.
+Errors have the JSON shape that OpenAI clients parse.
 """
 
+import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from agent.sources.client_connection import RETRY_AFTER_S
+from agent.sources.client_connection import RETRY_AFTER_S, STATUS_LINE
+from agent.sources.proxy.engine_request import ClientRequest
 from agent.sources.proxy.exchange import RawHeaders
-from agent.sources.proxy.headers import HeaderLines, with_added
-from agent.sources.proxy.relay_context import Scope, Send
+from agent.sources.proxy.headers import HeaderLines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,63 +78,82 @@ def timed_out(engine: str, step: str, limit_s: float) -> ErrorResponse:
     )
 
 
-# The ASGI extension with the client's connection.
-CLIENT = "goodput.client"
-
-
-class ProxyClient(Protocol):
-    """The connection of the client whose request is served.
-
-    `when_gone` is called if the client leaves before the end of the response.
-    """
-
-    when_gone: Callable[[], None] | None
-
-    @property
-    def gone(self) -> bool:
-        """Whether the client has left."""
-
-    def takes_now(self) -> bool:
-        """Whether a piece of the response can be written now."""
-
-    def write(self, piece: bytes) -> None:
-        """Write a piece of the response."""
+_BODYLESS = (204, 304)
 
 
 class ClientResponse:
-    """Sends the response. `client` is the connection, for pieces that need not wait for it.
+    """Writes the response of one request; the head is written with the first piece of the body.
 
-    `added_headers` are sent if the response has none of their names.
+    The request says whether the connection is kept open after it.
     """
 
-    __slots__ = ("_begun", "_send", "added_headers", "client")
+    __slots__ = (
+        "_bodyless",
+        "_chunked",
+        "_head",
+        "_left_bytes",
+        "_transport",
+    )
 
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self.client: ProxyClient = scope["extensions"][CLIENT]
-        self._send = send
-        self._begun = False
-        self.added_headers: RawHeaders = ()
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        request: ClientRequest,
+        status: int,
+        headers: RawHeaders,
+    ) -> None:
+        self._transport = transport
+        self._left_bytes: int | None = None
+        parts, closes = [STATUS_LINE[status]], False
+        for name, value in headers:
+            if name == b"content-length":
+                self._left_bytes = int(value)
+            elif name == b"connection":
+                closes = True
+            parts += (name, b": ", value, b"\r\n")
+        self._bodyless = request.method == "HEAD" or status in _BODYLESS
+        # A client of HTTP/1.0 knows no chunks: its connection ends the body.
+        unframed = self._left_bytes is None and not self._bodyless
+        self._chunked = unframed and request.version != "1.0"
+        if closes:
+            request.keeps_alive = False
+        elif not request.keeps_alive:
+            parts.append(b"connection: close\r\n")
+        if self._chunked:
+            parts.append(b"transfer-encoding: chunked\r\n")
+        parts.append(b"\r\n")
+        self._head = b"".join(parts)
 
-    async def begin(self, status: int, headers: RawHeaders) -> None:
-        """Send the head."""
-        self._begun = True
-        lines = with_added(headers, self.added_headers)
-        await self._send({"type": "http.response.start", "status": status, "headers": lines})
+    def flush(self) -> None:
+        """Write the head, if it was not written."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
 
-    async def send(self, data: bytes, *, more: bool) -> None:
-        """Send a piece of the body when the client takes it."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def fail(self, error: ErrorResponse) -> None:
-        """Send a response of the proxy's own; does nothing if a response has begun."""
-        if self._begun:
+    def send(self, data: bytes) -> None:
+        """Write a piece of the body."""
+        if not data or self._bodyless:
             return
-        body = error.body
-        await self.begin(error.status, error.headers(len(body)))
-        await self.send(body, more=False)
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        elif self._left_bytes is not None:
+            self._left_bytes -= len(data)
+            if self._left_bytes < 0:
+                raise RuntimeError("the response is longer than its content-length")
+        self._write(data)
 
-    def watch(self, when_gone: Callable[[], None]) -> None:
-        """Call when the client leaves, or now if it has left."""
-        self.client.when_gone = when_gone
-        if self.client.gone:
-            when_gone()
+    def end(self, data: bytes) -> None:
+        """Write the last piece of the body, which may be empty."""
+        if self._chunked:
+            piece = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            self._write(piece + b"0\r\n\r\n")
+            return
+        self.send(data)
+        self.flush()
+        if self._left_bytes and not self._bodyless:
+            raise RuntimeError("the response is shorter than its content-length")
+
+    def _write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._transport.write(data)

@@ -8,61 +8,76 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from ssl import SSLContext
-from typing import cast
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
 from agent.sources.proxy.headers import HeaderLines
 
-# Above this the connection pauses reading until the relay took the pieces.
-_MAX_HELD_BYTES = 64 * 1024
 # Limit of a head, and of the lines between two pieces of a body.
 _MAX_HEAD_BYTES = 256 * 1024
 
 
+class ResponseHandler(Protocol):
+    """Takes the response on a connection, in the moment in which its bytes arrive.
+
+    `take_head` comes once, with `alone` if no part of the body was read with the head. Then come
+    pieces; `ended` marks the last one, which may be empty. Or `lose` comes instead of any of them,
+    with a sentence about why there is no response, or why it broke off.
+    """
+
+    def take_head(self, *, alone: bool) -> None:
+        """Take the status and headers of the connection."""
+
+    def take_piece(self, data: bytes, at_s: float, *, ended: bool) -> None:
+        """Take bytes of the body that were read at this time."""
+
+    def lose(self, failure: str) -> None:
+        """Take the news that no more of the response comes."""
+
+    def engine_takes(self, *, more: bool) -> None:
+        """Take the news of whether the engine reads what is written."""
+
+    def fault(self) -> None:
+        """End the exchange after an exception of one of these calls."""
+
+
 class EngineConnection(asyncio.Protocol):
-    """Carries one request and its response at a time; every piece keeps the time of its read.
+    """Carries one request and its response at a time.
 
     `status` is None until the head of the response arrived. `read_at_s` is the time of the last
-    read. `failure` is a sentence about why there is no response, or why it broke off. `pass_on`
-    takes a piece in the moment in which it arrives, or declines it; `read` has the others.
+    read. `writing_paused` is true while the engine reads slower than its client sends.
     """
 
     __slots__ = (
         "_bodyless",
-        "_drained",
         "_ended",
         "_ends_with_connection",
+        "_failure",
+        "_handler",
         "_head_bytes",
-        "_held_bytes",
         "_keeps_alive",
-        "_loop",
         "_monotonic",
         "_parser",
-        "_paused",
         "_pieces",
-        "_reads",
+        "_reading_paused",
         "_transport",
-        "_waiter",
-        "failure",
         "head_at_s",
         "headers",
         "idle_since_s",
-        "pass_on",
         "read_at_s",
         "status",
+        "writing_paused",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, monotonic: Callable[[], float]) -> None:
-        self._loop = loop
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
         self._parser: httptools.HttpResponseParser | None = None
-        self.failure: str | None = None
+        self._handler: ResponseHandler | None = None
         self.idle_since_s = 0.0
+        self.writing_paused = self._reading_paused = False
         self._reset(bodyless=False)
 
     def _reset(self, *, bodyless: bool) -> None:
@@ -74,15 +89,13 @@ class EngineConnection(asyncio.Protocol):
         self._ends_with_connection = False
         self._keeps_alive = False
         self._ended = False
+        self._failure: str | None = None
         self._pieces: list[bytes] = []
-        self._reads: list[tuple[bytes, float]] = []
-        self._held_bytes = self._head_bytes = 0
-        self._paused = False
-        self.pass_on: Callable[[bytes, float], bool] | None = None
+        self._head_bytes = 0
 
-    # To the engine
+    # The exchange
 
-    def send_request(self, data: bytes, *, bodyless: bool) -> None:
+    def send_request(self, handler: ResponseHandler, data: bytes, *, bodyless: bool) -> None:
         """Write a request, or its beginning; `bodyless` if the response has no body: HEAD."""
         if self._parser is None:
             self._parser = httptools.HttpResponseParser(self)
@@ -91,6 +104,7 @@ class EngineConnection(asyncio.Protocol):
                 lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
             )
         self._reset(bodyless=bodyless)
+        self._handler = handler
         self.write(data)
 
     def write(self, data: bytes) -> None:
@@ -98,80 +112,38 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
-    async def drain(self) -> None:
-        """Wait until the engine took most of the written bytes, or closed the connection."""
-        if self._drained is not None:
-            await self._drained
-
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Call when the engine took most of the written bytes, or closed the connection."""
-        if self._drained is None:
-            call()
+    def pause_reading(self, paused: bool) -> None:
+        """Read nothing from the engine, or go on."""
+        transport = self._transport
+        if transport is None or paused is self._reading_paused or transport.is_closing():
+            return
+        self._reading_paused = paused
+        if paused:
+            transport.pause_reading()
         else:
-            self._drained.add_done_callback(lambda _: call())
+            transport.resume_reading()
+
+    def release(self) -> None:
+        """Forget the handler: its exchange is over."""
+        self._handler = None
+        self.pause_reading(False)
 
     def abort(self) -> None:
         """Close at once, so that the engine stops working on the request."""
+        self._handler = None
         if self._transport is not None:
             self._transport.abort()
 
-    # From the engine
-
-    @property
-    def complete(self) -> bool:
-        """Whether the response has ended and all of it was read."""
-        return self._ended and not self._reads
-
     @property
     def reusable(self) -> bool:
-        """Whether the connection can carry another request."""
+        """Whether the response has ended and the connection can carry another request."""
         return (
-            self.complete
+            self._ended
             and self._keeps_alive
+            and not self.writing_paused
             and self._transport is not None
             and not self._transport.is_closing()
         )
-
-    async def wait_for_head(self, limit_s: float | None) -> None:
-        """Wait for the head of the response. Raises ConnectionError or TimeoutError."""
-        while self.status is None:
-            await self._progress(limit_s)
-
-    async def read(self, limit_s: float | None) -> list[tuple[bytes, float]]:
-        """Return the pieces since the last call, each with the time of its read; none at the end.
-
-        Raises ConnectionError if the response broke off, and TimeoutError.
-        """
-        while not self._reads and not self._ended:
-            await self._progress(limit_s)
-        reads, self._reads = self._reads, []
-        self._held_bytes = 0
-        if self._paused and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
-        return reads
-
-    async def _progress(self, limit_s: float | None) -> None:
-        if self.failure is not None:
-            raise ConnectionError(self.failure)
-        self._waiter = self._loop.create_future()
-        try:
-            if limit_s is None:
-                await self._waiter
-            else:
-                async with asyncio.timeout(limit_s):
-                    await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _fail(self, failure: str) -> None:
-        if self.failure is None:
-            self.failure = failure
-        self.abort()
 
     # asyncio.Protocol
 
@@ -181,70 +153,83 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of a response."""
-        self.read_at_s = self._monotonic()
-        if self._parser is None or self._ended:
-            self._fail("it sent data that belongs to no request")
+        """Parse bytes of a response, and hand them on."""
+        handler = self._handler
+        if handler is None or self._parser is None:
+            # It sent data that belongs to no request.
+            self.abort()
             return
+        self.read_at_s = self._monotonic()
         self._head_bytes += len(data)
+        headless = self.status is None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._not_http("it switched to another protocol")
         except httptools.HttpParserError as error:
             self._not_http(error)
-        if self._pieces:
+        if self._head_bytes > _MAX_HEAD_BYTES and not (self._pieces or self._ended):
+            self._fail(f"the head of its response exceeds {_MAX_HEAD_BYTES} bytes")
+        try:
+            self._hand_on(handler, headless)
+        except Exception:
+            handler.fault()
+
+    def _hand_on(self, handler: ResponseHandler, headless: bool) -> None:
+        """Hand on what was read. The handler may end its exchange at each step."""
+        if headless and self.status is not None:
+            handler.take_head(alone=not (self._pieces or self._ended))
+            if self._handler is not handler:
+                return
+        if self._pieces or (self._ended and self._failure is None):
             pieces, self._pieces = self._pieces, []
             piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            if self._passes(piece):
-                return
-            self._keep(piece)
-        elif self._head_bytes > _MAX_HEAD_BYTES and not self._ended:
-            self._fail(f"the head of its response exceeds {_MAX_HEAD_BYTES} bytes")
-        self._wake()
+            handler.take_piece(piece, self.read_at_s, ended=self._ended)
+        if self._failure is not None and self._handler is handler:
+            self._lose(handler, self._failure)
+
+    def _lose(self, handler: ResponseHandler, failure: str) -> None:
+        self.abort()
+        handler.lose(failure)
 
     def _not_http(self, error: object) -> None:
         self._keeps_alive = False
-        if not self._ended:
-            self._fail(f"its response is not HTTP: {error}")
+        self._fail(f"its response is not HTTP: {error}")
 
-    def _passes(self, piece: bytes) -> bool:
-        """Whether a piece was passed on: the relay has all before it and waits for this one."""
-        waiter = self._waiter
-        if self.pass_on is None or waiter is None or waiter.done():
-            return False
-        return not self._ended and self.failure is None and self.pass_on(piece, self.read_at_s)
-
-    def _keep(self, data: bytes) -> None:
-        self._reads.append((data, self.read_at_s))
-        self._held_bytes += len(data)
-        if self._held_bytes > _MAX_HELD_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+    def _fail(self, failure: str) -> None:
+        if not self._ended and self._failure is None:
+            self._failure = failure
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note the end of the connection, which may also be the end of the response."""
+        """Hand on the end of the connection, which may also be the end of the response."""
         self._transport = None
         # The parser holds bound methods of this object: break the cycle.
         self._parser = None
-        if error is None and self.status is not None and self._ends_with_connection:
-            self._ended = True
-        elif self.failure is None:
-            self.failure = (
-                f"the connection was lost: {error}" if error else "it closed the connection"
-            )
-        self.resume_writing()
-        self._wake()
+        handler = self._handler
+        if handler is None:
+            return
+        try:
+            if error is None and self.status is not None and self._ends_with_connection:
+                self._ended = True
+                handler.take_piece(b"", self.read_at_s, ended=True)
+            else:
+                lost = f"the connection was lost: {error}" if error else "it closed the connection"
+                self._lose(handler, lost)
+        except Exception:
+            handler.fault()
 
     def pause_writing(self) -> None:
-        """Make `drain` wait: the engine reads slower than the client sends."""
-        self._drained = self._loop.create_future()
+        """Note that the engine reads slower than the client sends."""
+        self._note_paused(True)
 
     def resume_writing(self) -> None:
-        """Let `drain` return: the engine took most of the written bytes."""
-        if self._drained is not None:
-            self._drained.set_result(None)
-            self._drained = None
+        """Note that the engine took most of the written bytes."""
+        self._note_paused(False)
+
+    def _note_paused(self, paused: bool) -> None:
+        self.writing_paused = paused
+        if self._handler is not None:
+            self._handler.engine_takes(more=not paused)
 
     # httptools
 
@@ -271,11 +256,15 @@ class EngineConnection(asyncio.Protocol):
         self._accept_head(status)
 
     def _accept_head(self, status: int) -> None:
-        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        codings, has_length = [], False
+        for name, value in self.headers:
+            if name == b"transfer-encoding":
+                codings.append(value.lower())
+            elif name == b"content-length":
+                has_length = True
         if codings not in ([], [b"chunked"]):
             self._fail(f"its response has the transfer coding {codings}; only chunked is supported")
             return
-        has_length = any(name == b"content-length" for name, _ in self.headers)
         self._ends_with_connection = not codings and not has_length
         self.status, self.head_at_s = status, self.read_at_s
         if self._bodyless:
@@ -285,7 +274,7 @@ class EngineConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body."""
         self._head_bytes = 0
-        if not self._ended:
+        if not self._ended and self._failure is None:
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
@@ -344,7 +333,7 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_s):
             _, connection = await loop.create_connection(
-                lambda: EngineConnection(loop, self._monotonic),
+                lambda: EngineConnection(self._monotonic),
                 self._host,
                 self._port,
                 ssl=self._tls,
@@ -353,6 +342,7 @@ class ConnectionPool:
 
     def give_back(self, connection: EngineConnection) -> None:
         """Keep a connection whose exchange is over; close it if it cannot be reused."""
+        connection.release()
         if not connection.reusable:
             connection.abort()
             return

@@ -1,131 +1,137 @@
-"""A client's request on its way to an engine: the head as bytes, and the body."""
+"""A client's request on its way to an engine: as it is parsed, its buffered body, its head."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
+from urllib.parse import unquote
 
-from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
+import httptools
+
+from agent.sources.proxy.engine_connection import ConnectionPool
 from agent.sources.proxy.exchange import RawHeaders
-from agent.sources.proxy.headers import HeaderLines, RequestHead
-from agent.sources.proxy.relay_context import BodyMemory, ProxyLimits, Receive, Scope
+from agent.sources.proxy.relay_context import BodyMemory, ProxyLimits
 
 
-class RequestBody:
-    """The body of a request, read up to a limit.
+class ClientRequest:
+    """A request as it is read from its client.
 
-    `unread` while there is more to read; `client_left` if the client left before.
+    `body` is what came of the body and nobody took; `whole` is true once the body has ended.
+    `keeps_alive` is false if the connection must be closed after the response.
     """
 
     __slots__ = (
-        "_chunked",
-        "_held_bytes",
-        "_memory",
-        "_receive",
-        "client_left",
-        "declared_bytes",
-        "unread",
+        "_dropped",
+        "body",
+        "headers",
+        "keeps_alive",
+        "method",
+        "path",
+        "target",
+        "version",
+        "whole",
     )
 
-    def __init__(self, receive: Receive, declared_bytes: int | None, memory: BodyMemory) -> None:
-        self._receive = receive
+    def __init__(
+        self, method: bytes, url: bytes, version: str, headers: RawHeaders, *, keeps_alive: bool
+    ) -> None:
+        """Raises an exception for a URL that is none."""
+        parts = httptools.parse_url(url)
+        path = parts.path.decode("ascii")
+        self.method = method.decode("ascii")
+        self.path = unquote(path) if "%" in path else path
+        self.target: bytes = parts.path + b"?" + parts.query if parts.query else parts.path
+        self.version = version
+        self.headers = headers
+        self.keeps_alive = keeps_alive
+        self.body = bytearray()
+        self.whole = False
+        self._dropped = False
+
+    def add_body(self, data: bytes) -> None:
+        """Add a part of the body."""
+        if not self._dropped:
+            self.body += data
+
+    def take_body(self) -> bytes:
+        """Return what came of the body since the last call."""
+        data = bytes(self.body)
+        self.body.clear()
+        return data
+
+    def drop_body(self) -> None:
+        """Forget the body and what comes of it: the request has its response."""
+        self._dropped = True
+        self.body.clear()
+
+
+class BodyBuffer:
+    """Decides how long a body is buffered, and counts its memory."""
+
+    __slots__ = ("_held_bytes", "_limits", "_memory")
+
+    def __init__(self, limits: ProxyLimits, memory: BodyMemory) -> None:
+        self._limits = limits
         self._memory = memory
         self._held_bytes = 0
-        self._chunked = False
-        self.declared_bytes = declared_bytes
-        self.unread = True
-        self.client_left = False
 
-    async def read(self, limits: ProxyLimits) -> bytes:
-        """Read until the end, or what the limits and the memory for all bodies allow."""
-        first = await self.read_piece()
-        declared_bytes = max(self.declared_bytes or 0, len(first))
-        if self.unread and not self.client_left and declared_bytes <= limits.measured_body_bytes:
-            return await self._read_rest(first, limits)
-        return first
+    def waits_for_more(self, size_bytes: int, declared_bytes: int | None) -> bool:
+        """Whether the rest of a body is waited for, of which `size_bytes` came.
 
-    async def _read_rest(self, first: bytes, limits: ProxyLimits) -> bytes:
-        pieces = [first]
-        if not self._memory.has(self.declared_bytes or 0) or not self._hold(len(first)):
-            return first
-        try:
-            async with asyncio.timeout(limits.body_s):
-                while self.unread and self._held_bytes <= limits.measured_body_bytes:
-                    pieces.append(await self.read_piece())
-                    if self.client_left or not self._hold(len(pieces[-1])):
-                        break
-        except TimeoutError:
-            # So slow a client must not keep the memory: the rest passes as it arrives.
-            pass
-        return b"".join(pieces)
-
-    async def read_piece(self) -> bytes:
-        """Read what has arrived."""
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.client_left = True
-            return b""
-        self.unread = message["more_body"]
-        body: bytes = message["body"]
-        return body
-
-    def _hold(self, more_bytes: int) -> bool:
-        held = self._memory.take(self._held_bytes, more_bytes)
-        self._held_bytes += more_bytes * held
-        return held
+        `declared_bytes` is its length, None if the client declares none.
+        """
+        limit_bytes = self._limits.measured_body_bytes
+        if not self._held_bytes:
+            if max(declared_bytes or 0, size_bytes) > limit_bytes:
+                return False
+            if not self._memory.has(declared_bytes or 0):
+                return False
+        more_bytes = size_bytes - self._held_bytes
+        if not self._memory.take(self._held_bytes, more_bytes):
+            return False
+        self._held_bytes = size_bytes
+        return size_bytes <= limit_bytes
 
     def free(self) -> None:
         """Give the memory back: the bytes that were read went to the engine, or nowhere."""
         self._memory.give_back(self._held_bytes)
         self._held_bytes = 0
 
-    def framing(self, size_bytes: int) -> HeaderLines:
-        """Return the header line for the body's length, of which `size_bytes` were read."""
-        length_bytes = self.declared_bytes if self.unread else size_bytes
-        if length_bytes is None:
-            self._chunked = True
-            return [(b"transfer-encoding", b"chunked")]
-        if length_bytes or self.declared_bytes is not None:
-            return [(b"content-length", b"%d" % length_bytes)]
-        return []
 
-    def framed(self, data: bytes) -> bytes:
+class BodyFraming:
+    """How a body is framed on its way to the engine."""
+
+    __slots__ = ("_chunked", "line")
+
+    def __init__(self, size_bytes: int, declared_bytes: int | None, *, whole: bool) -> None:
+        """`size_bytes` are there to be sent, all of the body if it is `whole`."""
+        length_bytes = size_bytes if whole else declared_bytes
+        self._chunked = length_bytes is None
+        # The header line.
+        self.line = b""
+        if length_bytes is None:
+            self.line = b"transfer-encoding: chunked\r\n"
+        elif length_bytes or declared_bytes is not None:
+            self.line = b"content-length: %d\r\n" % length_bytes
+
+    def framed(self, data: bytes, *, last: bool) -> bytes:
         """Return a piece of the body as sent over the wire, with the end mark after the last."""
         if not self._chunked:
             return data
         piece = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        return piece if self.unread else piece + b"0\r\n\r\n"
-
-    async def relay(self, connection: EngineConnection, sent: Callable[[int], None] | None) -> None:
-        """Relay the unread rest; returns when the client left or has its whole response."""
-        while (message := await self._receive())["type"] == "http.request":
-            self.unread = message["more_body"]
-            connection.write(self.framed(message["body"]))
-            if sent is not None:
-                sent(len(message["body"]))
-            await connection.drain()
+        return piece + b"0\r\n\r\n" if last else piece
 
 
 def engine_head(
-    scope: Scope,
-    head: RequestHead,
-    pool: ConnectionPool,
-    replacements: RawHeaders,
-    framing: HeaderLines,
-) -> bytes:
-    """Return the head of a request as the engine gets it."""
-    client, query = scope["client"], scope["query_string"]
-    pieces: list[bytes] = [
-        scope["method"].encode(),
+    request: ClientRequest, lines: Sequence[bytes], pool: ConnectionPool, framing: BodyFraming
+) -> Sequence[bytes]:
+    """Return the head of a request as the engine gets it, in parts."""
+    return (
+        request.method.encode(),
         b" ",
         pool.path,
-        scope["raw_path"],
-        b"?" + query if query else b"",
+        request.target,
         b" HTTP/1.1\r\nhost: ",
         pool.authority,
         b"\r\n",
-    ]
-    for name, value in head.for_engine(replacements, client and client[0], scope["scheme"]):
-        pieces += (name, b": ", value, b"\r\n")
-    for name, value in framing:
-        pieces += (name, b": ", value, b"\r\n")
-    pieces.append(b"\r\n")
-    return b"".join(pieces)
+        *lines,
+        framing.line,
+        b"\r\n",
+    )

@@ -18,11 +18,6 @@ Reads = Sequence[tuple[bytes, float]]
 OnFailure = Callable[[ProxyFailure], None]
 
 
-def joined(reads: Reads) -> bytes:
-    """Return the bytes of the pieces."""
-    return reads[0][0] if len(reads) == 1 else b"".join([data for data, _ in reads])
-
-
 class Ending(StrEnum):
     """How an exchange ended, as the relay saw it."""
 
@@ -85,6 +80,12 @@ class Exchange(Protocol):
 
     def chunk(self, data: bytes, at_s: float) -> bytes:
         """Read a piece of the response's body; return the bytes to send to the client now."""
+
+    def passes(self, data: bytes) -> bool:
+        """Whether the client gets these bytes unchanged, and no others if they are the last.
+
+        Then they may be sent before `chunk` reads them, and the last ones before `ended`.
+        """
 
     def catch_up(self) -> None:
         """Do the work that was deferred until the request was sent."""
@@ -173,20 +174,27 @@ class GuardedExchange:
             headers,
         )
 
-    def chunks(self, reads: Reads) -> bytes:
-        """Return the bytes of these pieces that go to the client now."""
-        # Runs for every piece of a stream, so it avoids the calls through `_guarded`.
-        if len(reads) == 1 and not self._broken:
-            data, at_s = reads[0]
-            try:
-                return self._exchange.chunk(data, at_s)
-            except Exception:
-                self._fail(ProxyFailure.CHUNK)
-                return data
-        return b"".join([self._chunk(data, at_s) for data, at_s in reads])
+    # The next two run for every piece of a stream, so they avoid the calls through `_guarded`.
 
-    def _chunk(self, data: bytes, at_s: float) -> bytes:
-        return self._guarded(ProxyFailure.CHUNK, lambda: self._exchange.chunk(data, at_s), data)
+    def chunk(self, data: bytes, at_s: float) -> bytes:
+        """Return the bytes that go to the client now."""
+        if self._broken:
+            return data
+        try:
+            return self._exchange.chunk(data, at_s)
+        except Exception:
+            self._fail(ProxyFailure.CHUNK)
+            return data
+
+    def passes(self, data: bytes) -> bool:
+        """Whether the client gets these bytes unchanged."""
+        if self._broken:
+            return True
+        try:
+            return self._exchange.passes(data)
+        except Exception:
+            self._fail(ProxyFailure.CHUNK)
+            return True
 
     def catch_up(self) -> None:
         """Do the deferred work."""

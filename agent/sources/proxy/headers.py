@@ -36,13 +36,16 @@ _READ_BY_PROXY = _HOP_BY_HOP | {
 
 def for_client(status: int, headers: RawHeaders) -> HeaderLines:
     """Return the lines of an engine's response that the client gets."""
-    dropped = _HOP_BY_HOP
-    if connection := [value for name, value in headers if name == b"connection"]:
-        dropped = dropped.union(_tokens(connection))
+    kept, dropped = [], set[bytes]()
+    for line in headers:
+        if line[0] not in _HOP_BY_HOP:
+            kept.append(line)
+        elif line[0] == b"connection":
+            dropped.update(_tokens([line[1]]))
     if status in (204, 304):
-        # These responses have no body; the server would wait for one of the declared length.
-        dropped |= {b"content-length"}
-    return [line for line in headers if line[0] not in dropped]
+        # These responses have no body; the client would wait for one of the declared length.
+        dropped.add(b"content-length")
+    return [line for line in kept if line[0] not in dropped] if dropped else kept
 
 
 def with_added(lines: RawHeaders, added: RawHeaders) -> RawHeaders:
@@ -123,27 +126,35 @@ class RequestHead:
             if name.startswith(b"x-forwarded-"):
                 self._read.pop(name, None)
 
-    def for_engine(self, replacements: RawHeaders, client: str | None, scheme: str) -> HeaderLines:
-        """Return the lines for the engine, without the host and the body's framing.
+    @property
+    def awaits_continue(self) -> bool:
+        """Whether the client sends the body only after a 100 Continue."""
+        return any(value.lower() == b"100-continue" for value in self._read.get(b"expect", ()))
+
+    def for_engine(self, replacements: RawHeaders, client: str | None, scheme: str) -> list[bytes]:
+        """Return the lines for the engine in parts, without the host and the body's framing.
 
         `replacements` replace the lines of their names, those without a value by none. The client's
         address is appended to `x-forwarded-for`; a scheme and a host set by an earlier proxy are
         kept.
         """
-        lines = self._end_to_end
-        if replacements:
-            replaced = {name for name, _ in replacements}
-            lines = [line for line in lines if line[0] not in replaced]
+        parts: list[bytes] = []
+        replaced = [name for name, _ in replacements]
+        for name, value in self._end_to_end:
+            if name not in replaced:
+                parts += (name, b": ", value, b"\r\n")
+        for name, value in replacements:
+            if value:
+                parts += (name, b": ", value, b"\r\n")
         read = self._read
         chain = read.get(b"x-forwarded-for", [])
         if client is not None:
             chain = [*chain, client.encode()]
-        hosts = read.get(b"x-forwarded-host") or read.get(b"host") or ()
         schemes = read.get(b"x-forwarded-proto") or (scheme.encode(),)
-        set_by_proxy = (
-            *replacements,
-            (b"x-forwarded-for", b", ".join(chain)),
-            (b"x-forwarded-proto", b", ".join(schemes)),
-            (b"x-forwarded-host", b", ".join(hosts)),
-        )
-        return [*lines, *(line for line in set_by_proxy if line[1])]
+        hosts = read.get(b"x-forwarded-host") or read.get(b"host") or ()
+        if for_ := b", ".join(chain):
+            parts += (b"x-forwarded-for: ", for_, b"\r\n")
+        parts += (b"x-forwarded-proto: ", b", ".join(schemes), b"\r\n")
+        if host := b", ".join(hosts):
+            parts += (b"x-forwarded-host: ", host, b"\r\n")
+        return parts

@@ -1,11 +1,13 @@
 """Relays one request to an engine and the response to the client."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from agent.catalog.reasons import EjectionReason, ProxyFailure
 from agent.sources.proxy.client_response import (
     NO_WEBSOCKET,
+    PROXY_FAILED,
     STOPPING,
     ClientResponse,
     ErrorResponse,
@@ -13,11 +15,17 @@ from agent.sources.proxy.client_response import (
     unreachable,
 )
 from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
-from agent.sources.proxy.engine_request import RequestBody, engine_head
-from agent.sources.proxy.exchange import Arrival, Ending, GuardedExchange, RawHeaders, Reads, joined
-from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy, retry_after
+from agent.sources.proxy.engine_request import BodyBuffer, BodyFraming, ClientRequest, engine_head
+from agent.sources.proxy.exchange import Arrival, Ending, GuardedExchange, RawHeaders
+from agent.sources.proxy.headers import (
+    RequestHead,
+    for_client,
+    redirect_to_proxy,
+    retry_after,
+    with_added,
+)
 from agent.sources.proxy.load_balancer import FAILED, THROTTLING, Attempt, ProxiedEngine
-from agent.sources.proxy.relay_context import Receive, RelayContext, Scope, Send
+from agent.sources.proxy.relay_context import RelayContext
 
 # Engines that are tried for one request, as long as no engine got any of it.
 _ENGINES_TRIED = 2
@@ -26,196 +34,382 @@ _NOT_TAKEN = 503
 _NOT_FOUND = 404
 # A 404 of this path may mean an earlier response that the request names.
 _RESPONSES = "/v1/responses"
-_Failed = tuple[Ending, ErrorResponse]
 # RFC 9110 10.2.2: statuses with a meaning for `location`.
 _LOCATED = frozenset((201, *range(300, 400)))
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class RelayClient(Protocol):
+    """The connection of the client whose request is relayed."""
+
+    transport: asyncio.Transport
+    address: str | None
+    scheme: str
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether the client takes its response slowly."""
+
+    def hold(self, held: bool) -> None:
+        """Read nothing more of the request's body, or go on."""
+
+    def finish(self, request: ClientRequest) -> None:
+        """Go on after the whole response."""
 
 
 class Relay:
-    """One exchange. `run` relays it to its end; `interrupt` ends it from outside."""
+    """One exchange. Its client and its engine's connection call it when something came.
+
+    It tells the context when the exchange is over. `ending` is None until then. `response` is None
+    until the client gets one.
+    """
 
     __slots__ = (
+        "_arrived",
         "_attempt",
         "_body",
+        "_buffer",
+        "_buffered",
+        "_client",
+        "_connecting",
         "_connection",
         "_context",
-        "_ending",
         "_exchange",
+        "_first_passed",
+        "_framing",
         "_head",
         "_kept",
-        "_response",
+        "_last",
+        "_pool",
+        "_recorded",
+        "_resumed_s",
+        "_retried",
         "_reused",
-        "_scope",
-        "_task",
+        "_started",
+        "_status",
+        "_timer",
         "_unsent",
-        "_watcher",
+        "ending",
+        "request",
+        "response",
     )
 
-    def __init__(self, context: RelayContext, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, context: RelayContext, client: RelayClient, request: ClientRequest) -> None:
         self._context = context
-        self._scope = scope
-        self._response = ClientResponse(scope, send)
-        self._head = RequestHead(scope["headers"])
-        self._body = RequestBody(receive, self._head.declared_bytes, context.body_memory)
-        self._unsent = b""
-        self._task: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._exchange: GuardedExchange | None = None
-        self._attempt: Attempt | None = None
+        self._client = client
+        self.request = request
+        self.response: ClientResponse | None = None
+        self._head = RequestHead(request.headers)
+        self._buffer: BodyBuffer | None = None
+        self._framing: BodyFraming | None = None
+        # When the request came, if it is measured.
+        self._arrived: tuple[float, float] | None = None
+        self._started = False
+        # Whether all of the body was there before the request was sent, and whether the engine
+        # has yet to get a part of it.
+        self._buffered = False
+        self._unsent = True
+        self._body = b""
         # The body, while the request may have to be sent again.
         self._kept: bytes | None = None
-        self._reused = False
+        self._exchange: GuardedExchange | None = None
+        self._attempt: Attempt | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._pool: ConnectionPool | None = None
         self._connection: EngineConnection | None = None
-        self._ending: Ending | None = None
+        self._reused = self._retried = self._first_passed = self._recorded = False
+        self._status = 0
+        self._resumed_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        # The last piece and its time, if it was not measured before it was sent.
+        self._last: tuple[bytes, float] = (b"", 0.0)
+        self.ending: Ending | None = None
 
-    async def run(self) -> None:
-        """Relay to the end. A client that already has the head is cut off on failure."""
-        self._task = asyncio.current_task()
-        try:
-            await self._relay()
-        except asyncio.CancelledError:
-            if self._ending is None or self._task is None:
-                raise
-            self._task.uncancel()
-        finally:
-            self._leave()
-        if self._ending is Ending.REFUSED:
-            await self._response.fail(STOPPING)
+    # From the client
+
+    def begin(self) -> None:
+        """Take the head of the request, and what came of its body."""
+        context, request = self._context, self.request
+        if b"websocket" in self._head.upgrades:
+            self._refuse(Ending.REFUSED, NO_WEBSOCKET)
+            return
+        if self._head.awaits_continue:
+            self._client.transport.write(_CONTINUE)
+        measuring = context.measuring
+        if measuring is not None and measuring.wants(request.method, request.path):
+            self._arrived = context.clocks.now(), context.clocks.monotonic()
+        self.take_body()
+
+    def take_body(self) -> None:
+        """Take more of the body, or its end."""
+        request = self.request
+        if self.ending is not None:
+            return
+        if self._started:
+            self._send_more()
+        elif request.whole or not self._waits_for_body():
+            self._start()
+
+    def leave(self) -> None:
+        """End the exchange of a client that left."""
+        if self.ending is not None:
+            return
+        if not self._started and self._arrived is not None:
+            self._measure(client_left=True)
+            if self._exchange is not None:
+                self._exchange.sent(len(self._body))
+        self.interrupt(Ending.CLIENT_GONE)
+
+    def client_takes(self, *, more: bool) -> None:
+        """Read from the engine as fast as the client takes the response."""
+        if self._connection is not None:
+            self._resumed_s = self._context.clocks.monotonic()
+            self._connection.pause_reading(not more)
 
     def interrupt(self, ending: Ending) -> None:
         """End the exchange now; does nothing if it is over."""
-        if self._ending is None and self._task is not None:
-            self._end(ending)
-            self._task.cancel()
+        if self.ending is not None:
+            return
+        self._end(ending)
+        if ending is Ending.REFUSED:
+            self._refuse(ending, STOPPING)
 
-    async def respond(self, error: ErrorResponse) -> None:
-        """Send a response of the proxy's own; does nothing if a response has begun."""
-        await self._response.fail(error)
+    def refuse(self, error: ErrorResponse) -> None:
+        """Respond without an engine."""
+        self._refuse(Ending.REFUSED, error)
 
-    def _leave(self) -> None:
-        self._end(Ending.REFUSED)
-        self._release()
-        self._body.free()
-        self._forget_body()
-        self._response.client.when_gone = None
-        # After a complete response the watcher ends without a cancel.
-        if self._watcher is not None and self._ending is not Ending.COMPLETE:
-            self._watcher.cancel()
+    def fault(self) -> None:
+        """End the exchange after an exception, which is being handled."""
+        self._context.on_failure(ProxyFailure.RELAY)
+        self._refuse(Ending.REFUSED, PROXY_FAILED)
+
+    # The end
 
     def _end(self, ending: Ending, at_s: float | None = None) -> bytes:
         """End the exchange unless it has ended; return the last bytes for the client."""
-        if self._ending is not None:
+        if self.ending is not None:
             return b""
-        self._ending = ending
-        if self._exchange is None:
+        rest = self._end_measuring(ending, at_s)
+        self._leave(ending)
+        return rest
+
+    def _end_measuring(self, ending: Ending, at_s: float | None) -> bytes:
+        if self._exchange is None or self._recorded:
             return b""
-        return self._exchange.ended(
-            ending, self._context.clocks.monotonic() if at_s is None else at_s
-        )
+        self._recorded = True
+        now_s = self._context.clocks.monotonic() if at_s is None else at_s
+        return self._exchange.ended(ending, now_s)
+
+    def _leave(self, ending: Ending) -> None:
+        """Free everything that the exchange has."""
+        self.ending = ending
+        self._cancel_timer()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._release()
+        self._free_buffer()
+        self._forget_body()
+        self.request.drop_body()
+        self._client.hold(False)
+        self._context.ended(self)
+
+    def _free_buffer(self) -> None:
+        """Give the memory of the body back: it went to the engine, or nowhere."""
+        if self._buffer is not None:
+            self._buffer.free()
 
     def _release(self) -> None:
         """Give the connection back to the pool, or close it if it cannot be reused."""
-        if self._attempt is None:
+        connection, self._connection = self._connection, None
+        if connection is not None and self._pool is not None:
+            if self._unsent:
+                connection.abort()
+            self._pool.give_back(connection)
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.close()
+
+    def _refuse(self, ending: Ending, error: ErrorResponse) -> None:
+        """End the exchange; the client gets an error, or sees that its response broke off."""
+        self._end(ending)
+        if self.response is not None:
+            self._cut()
             return
-        if self._connection is not None:
-            if self._body.unread:
-                self._connection.abort()
-            self._pool.give_back(self._connection)
-            self._connection = None
-        self._attempt.close()
-        self._attempt = None
+        body = error.body
+        self._begin_response(error.status, error.headers(len(body))).end(body)
+        self._client.finish(self.request)
+
+    def _begin_response(self, status: int, lines: RawHeaders) -> ClientResponse:
+        if self._exchange is not None:
+            lines = with_added(lines, self._exchange.added_headers)
+        self.response = ClientResponse(self._client.transport, self.request, status, lines)
+        return self.response
+
+    def _cut(self, rest: bytes = b"") -> None:
+        """Close the client's connection, so that it sees that its response broke off."""
+        if self.response is not None:
+            self.response.send(rest)
+            self.response.flush()
+        self._client.transport.close()
+
+    def _set_timer(self, after_s: float, call: Callable[[], None]) -> None:
+        self._cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._guarded, call)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            self.fault()
 
     # The request
 
-    async def _relay(self) -> None:
-        if b"websocket" in self._head.upgrades:
-            await self._end_with(Ending.REFUSED, NO_WEBSOCKET)
-            return
-        await self._read_request()
-        if self._body.client_left:
-            if self._exchange is not None:
-                self._exchange.sent(len(self._unsent))
-            self._end(Ending.CLIENT_GONE)
-            return
-        connection = await self._connect(self._candidates()[:_ENGINES_TRIED])
-        if connection is not None:
-            # A large body must not stay in memory while its response passes.
-            body, self._unsent = self._unsent, b""
-            self._keep(body)
-            self._send_request(connection, body)
-            self._watch(connection)
-            if self._exchange is not None:
-                # In the next turn of the event loop, because the request leaves at the end of this.
-                asyncio.get_running_loop().call_soon(self._exchange.catch_up)
-            await self._relay_response(connection)
+    def _waits_for_body(self) -> bool:
+        size_bytes = len(self.request.body)
+        if self._arrived is None or not size_bytes:
+            return not size_bytes
+        if self._buffer is None:
+            self._buffer = BodyBuffer(self._context.limits, self._context.body_memory)
+        if not self._buffer.waits_for_more(size_bytes, self._head.declared_bytes):
+            return False
+        if self._timer is None:
+            # So slow a client must not keep the memory: the rest passes as it arrives.
+            self._set_timer(self._context.limits.body_s, self._start)
+        return True
 
-    async def _read_request(self) -> None:
-        """Read the body or its beginning, and start measuring."""
-        scope, clocks, measuring = self._scope, self._context.clocks, self._context.measuring
-        if measuring is None or not measuring.wants(scope["method"], scope["path"]):
-            self._unsent = await self._body.read_piece()
-            return
-        at, at_s = clocks.now(), clocks.monotonic()
-        self._unsent = await self._body.read(self._context.limits)
-        self._exchange = measuring.begin(
+    def _start(self) -> None:
+        """Send the request to an engine."""
+        self._started = True
+        self._buffered = self.request.whole
+        self._cancel_timer()
+        if self._arrived is None:
+            self._body = self.request.take_body()
+        else:
+            self._measure(client_left=False)
+        self._connect(self._candidates()[:_ENGINES_TRIED])
+
+    def _measure(self, *, client_left: bool) -> None:
+        """Start measuring."""
+        request, measuring = self.request, self._context.measuring
+        assert measuring is not None
+        assert self._arrived is not None
+        self._body = request.take_body()
+        self._exchange = exchange = measuring.begin(
             Arrival(
-                method=scope["method"],
-                path=scope["path"],
-                headers=scope["headers"],
-                body=None if self._body.unread else self._unsent,
-                at=at,
-                at_s=at_s,
-                client_left=self._body.client_left,
+                method=request.method,
+                path=request.path,
+                headers=request.headers,
+                body=self._body if self._buffered else None,
+                at=self._arrived[0],
+                at_s=self._arrived[1],
+                client_left=client_left,
             )
         )
-        if self._exchange is not None:
-            self._response.added_headers = self._exchange.added_headers
-            self._unsent = self._exchange.take_body() or self._unsent
+        if exchange is not None:
+            self._body = exchange.take_body() or self._body
 
-    async def _connect(self, engines: Sequence[ProxiedEngine]) -> EngineConnection | None:
-        """Connect to the first reachable engine; None after an error response to the client."""
+    def _candidates(self, but: ProxiedEngine | None = None) -> Sequence[ProxiedEngine]:
+        balancer = self._context.balancer
+        if len(balancer.engines) > 1:
+            # The choice takes into account how all earlier requests ended.
+            self._context.deferred.finish()
+        model = None if self._exchange is None else self._exchange.model
+        try:
+            return balancer.candidates(model, probes=self._counts, but=but)
+        except Exception:
+            self._context.on_failure(ProxyFailure.CHOOSE)
+            return () if but else balancer.engines
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the response says something of the engine."""
+        return self.request.method == "POST"
+
+    def _connect(self, engines: Sequence[ProxiedEngine]) -> None:
+        """Send the request to the first engine, over an idle connection if there is one."""
+        connection = self._context.pools[engines[0].name].take()
+        self._reused = connection is not None
+        if connection is not None:
+            self._send(engines[0], connection)
+            return
+        self._client.hold(not self.request.whole)
+        self._connecting = asyncio.get_running_loop().create_task(self._open_guarded(engines))
+
+    async def _open_guarded(self, engines: Sequence[ProxiedEngine]) -> None:
+        try:
+            await self._open(engines)
+        except Exception:
+            self.fault()
+
+    async def _open(self, engines: Sequence[ProxiedEngine]) -> None:
+        """Send the request to the first engine that can be reached, over a new connection."""
         failed, limit_s = None, self._context.limits.connect_s
         for engine in engines:
-            counts = self._scope["method"] == "POST"
-            self._attempt = attempt = Attempt(self._context.balancer, engine, counts=counts)
-            if self._exchange is not None:
-                self._exchange.routed(engine.name)
+            pool = self._context.pools[engine.name]
+            attempt = self._begin_attempt(engine)
             try:
-                self._connection = self._pool.take()
-                self._reused = self._connection is not None
-                self._connection = self._connection or await self._pool.connect()
+                # The first engine had no idle connection.
+                connection = None if engine is engines[0] else pool.take()
+                self._reused = connection is not None
+                connection = connection or await pool.connect()
             except TimeoutError:
                 failed = Ending.TIMEOUT, timed_out(engine.name, "accept a connection", limit_s)
             except OSError as error:
                 gone = unreachable(engine.name, error.strerror or str(error))
                 failed = Ending.UNREACHABLE, gone
             else:
-                return self._connection
+                self._connecting = None
+                self._send(engine, connection)
+                return
             attempt.failed(EjectionReason.UNREACHABLE)
             self._release()
+        self._connecting = None
         assert failed is not None
-        await self._end_with(*failed)
-        return None
+        self._refuse(*failed)
 
-    @property
-    def _pool(self) -> ConnectionPool:
-        assert self._attempt is not None, "an engine was chosen"
-        return self._context.pools[self._attempt.engine.name]
+    def _begin_attempt(self, engine: ProxiedEngine) -> Attempt:
+        self._attempt = attempt = Attempt(self._context.balancer, engine, counts=self._counts)
+        if self._exchange is not None:
+            self._exchange.routed(engine.name)
+        return attempt
 
-    def _candidates(self, but: ProxiedEngine | None = None) -> Sequence[ProxiedEngine]:
-        balancer = self._context.balancer
-        model = None if self._exchange is None else self._exchange.model
-        try:
-            return balancer.candidates(model, probes=self._scope["method"] == "POST", but=but)
-        except Exception:
-            self._context.on_failure(ProxyFailure.CHOOSE)
-            return () if but else balancer.engines
+    def _send(self, engine: ProxiedEngine, connection: EngineConnection) -> None:
+        """Write the request, then do what the engine need not wait for."""
+        request, exchange, body = self.request, self._exchange, self._body
+        self._pool, self._connection = self._context.pools[engine.name], connection
+        whole = request.whole and not request.body
+        self._framing = BodyFraming(len(body), self._head.declared_bytes, whole=whole)
+        replacements: RawHeaders = () if exchange is None else exchange.headers
+        lines = self._head.for_engine(replacements, self._client.address, self._client.scheme)
+        head = engine_head(request, lines, self._pool, self._framing)
+        data = b"".join((*head, self._framing.framed(body, last=whole)))
+        connection.send_request(self, data, bodyless=request.method == "HEAD")
+        self._unsent = not whole
+        attempt = self._attempt or self._begin_attempt(engine)
+        attempt.sent(connection)
+        self._keep(body)
+        # A large body must not stay in memory while its response passes.
+        self._body = b""
+        if self._context.limits.answer_s is not None:
+            self._set_timer(self._context.limits.answer_s, self._answers_late)
+        if exchange is not None:
+            if not self._buffered:
+                exchange.sent(len(body))
+            exchange.catch_up()
+        if not connection.writing_paused:
+            self.engine_takes(more=True)
+        self._send_more()
 
     def _keep(self, body: bytes) -> None:
         """Keep the body of a generation request for another engine, if there is memory."""
         several = len(self._context.balancer.engines) > 1
-        known = several and self._exchange is not None and not self._body.unread
-        if known and self._context.kept_memory.take(0, len(body)):
+        known = several and self._exchange is not None and self._buffered
+        if known and self._kept is None and self._context.kept_memory.take(0, len(body)):
             self._kept = body
 
     def _forget_body(self) -> None:
@@ -223,173 +417,182 @@ class Relay:
             self._context.kept_memory.give_back(len(self._kept))
             self._kept = None
 
-    def _send_request(self, connection: EngineConnection, body: bytes) -> None:
-        assert self._attempt is not None, "an engine was chosen"
-        replacements: RawHeaders = ()
-        if self._exchange is not None:
-            replacements = self._exchange.headers
-            if self._body.unread:
-                self._exchange.sent(len(body))
-        framing = self._body.framing(len(body))
-        head = engine_head(self._scope, self._head, self._pool, replacements, framing)
-        bodyless = self._scope["method"] == "HEAD"
-        connection.send_request(head + self._body.framed(body), bodyless=bodyless)
-        connection.when_drained(self._body.free)
-        self._attempt.sent(connection)
-
-    def _watch(self, connection: EngineConnection) -> None:
-        """End the exchange when the client leaves, and relay the unread body meanwhile."""
-        self._response.watch(lambda: self.interrupt(Ending.CLIENT_GONE))
-        if self._body.unread:
-            sent = None if self._exchange is None else self._exchange.sent
-            self._watcher = asyncio.create_task(self._body.relay(connection, sent))
-
-    # The response
-
-    async def _relay_response(self, connection: EngineConnection) -> None:
-        assert self._attempt is not None
-        probe = self._attempt.probe
-        failed = await self._wait_for_head(connection)
-        status = connection.status
-        if self._kept is not None and self._may_retry(failed, status, probe=probe):
-            engines = self._candidates(but=self._attempt.engine)[:1]
-            if engines:
-                again = await self._retry(engines, self._kept)
-                if again is None:
-                    return
-                connection, failed = again, await self._wait_for_head(again)
-        self._forget_body()
-        if failed is not None:
-            await self._end_with(*failed)
+    def _send_more(self) -> None:
+        """Relay what came of the body after the request was sent."""
+        connection, request = self._connection, self.request
+        if connection is None or self._framing is None or not self._unsent:
             return
-        await self._send_engine_head(connection)
-        await self._relay_body(connection)
+        data, self._unsent = request.take_body(), not request.whole
+        connection.write(self._framing.framed(data, last=not self._unsent))
+        if self._exchange is not None and data:
+            self._exchange.sent(len(data))
 
-    async def _wait_for_head(self, connection: EngineConnection) -> _Failed | None:
-        """Wait for the head of the response; returns why there is none."""
-        assert self._attempt is not None
-        attempt, limit_s = self._attempt, self._context.limits.answer_s
-        name = attempt.engine.name
-        try:
-            await connection.wait_for_head(limit_s)
-        except TimeoutError:
-            attempt.failed(EjectionReason.TIMEOUT)
-            return Ending.TIMEOUT, timed_out(name, "start its response", limit_s or 0.0)
-        except ConnectionError as error:
-            if not self._reused:
-                # Otherwise the engine had closed the idle connection.
-                attempt.failed(EjectionReason.RESET)
-            return Ending.UNREACHABLE, unreachable(name, str(error))
-        status = connection.status or 0
-        retry_after_s = None
-        if status in THROTTLING:
-            retry_after_s = retry_after(connection.headers, self._context.clocks.now())
-        attempt.answered(status, retry_after_s)
-        if self._denies_its_model(status):
-            attempt.failed(EjectionReason.ERROR, str(status))
-        return None
+    def engine_takes(self, *, more: bool) -> None:
+        """Read from the client as fast as the engine takes the request."""
+        if more:
+            self._free_buffer()
+        self._client.hold(not (more or self.request.whole))
 
-    def _may_retry(self, failed: _Failed | None, status: int | None, *, probe: bool) -> bool:
-        """Whether another engine may get the request.
+    # The head of the response
 
-        If a new connection was lost, the request itself may have ended the engine. But an engine
-        that fails on a probe had failed before the request came.
-        """
-        if failed is not None:
-            return (self._reused or probe) and failed[0] is Ending.UNREACHABLE
-        if status == _NOT_TAKEN or self._denies_its_model(status):
+    def take_head(self, *, alone: bool) -> None:
+        """Send the head on, or the request to another engine."""
+        attempt, connection = self._attempt, self._connection
+        assert attempt is not None
+        assert connection is not None
+        self._cancel_timer()
+        status = self._status = connection.status or 0
+        probe = attempt.probe
+        if status >= 400:
+            retry_after_s = None
+            if status in THROTTLING:
+                retry_after_s = retry_after(connection.headers, self._context.clocks.now())
+            attempt.answered(status, retry_after_s)
+            if self._denies_its_model(attempt, status):
+                attempt.failed(EjectionReason.ERROR, str(status))
+            if self._retries(self._may_go_on(attempt, status, probe=probe)):
+                return
+        self._forget_body()
+        response = self._begin_response(status, self._lines_for_client(connection, status))
+        if self._client.writing_paused:
+            # It has not taken an earlier response yet.
+            connection.pause_reading(True)
+        if alone:
+            response.flush()
+        if self._context.limits.gap_s is not None:
+            self._set_timer(self._context.limits.gap_s, self._check_gap)
+
+    def _may_go_on(self, attempt: Attempt, status: int, *, probe: bool) -> bool:
+        """Whether another engine may get the request after a response with this status."""
+        if status == _NOT_TAKEN or self._denies_its_model(attempt, status):
             return True
         return probe and status in FAILED
 
-    def _denies_its_model(self, status: int | None) -> bool:
+    def _denies_its_model(self, attempt: Attempt, status: int) -> bool:
         """Whether the response is a 404 for a model that the engine lists.
 
         Then the engine lacks the route, as after a wrong deployment; other 404s blame the request.
         """
-        assert self._attempt is not None
-        if status != _NOT_FOUND or self._exchange is None or self._scope["path"] == _RESPONSES:
+        if status != _NOT_FOUND or self._exchange is None or self.request.path == _RESPONSES:
             return False
-        return self._context.balancer.lists(self._attempt.engine, self._exchange.model)
+        return self._context.balancer.lists(attempt.engine, self._exchange.model)
 
-    async def _retry(
-        self, engines: Sequence[ProxiedEngine], body: bytes
-    ) -> EngineConnection | None:
-        """Send the request to another engine; None after an error response to the client."""
-        assert self._attempt is not None
+    def _retries(self, may: bool) -> bool:
+        """Send the request to another engine, if it may be sent again and there is one."""
+        if self._kept is None or self._retried or not may or self._attempt is None:
+            return False
+        engines = self._candidates(but=self._attempt.engine)[:1]
+        if not engines:
+            return False
         self._context.balancer.retried[self._attempt.engine.name] += 1
         self._release()
-        connection = await self._connect(engines)
-        if connection is not None:
-            self._send_request(connection, body)
-        return connection
+        self._retried, self._body = True, self._kept
+        self._connect(engines)
+        return True
 
-    async def _end_with(self, ending: Ending, error: ErrorResponse) -> None:
-        """End the exchange and send the client an error response."""
-        self._end(ending)
-        self._release()
-        await self._response.fail(error)
-
-    async def _send_engine_head(self, connection: EngineConnection) -> None:
-        status = connection.status or 0
+    def _lines_for_client(self, connection: EngineConnection, status: int) -> RawHeaders:
         headers: RawHeaders = connection.headers
         if self._exchange is not None:
             headers = self._exchange.answered(status, headers, connection.head_at_s)
         lines = for_client(status, headers)
-        if status in _LOCATED and self._head.host is not None:
-            proxy = self._scope["scheme"].encode() + b"://" + self._head.host
+        if status in _LOCATED and self._head.host is not None and self._pool is not None:
+            proxy = self._client.scheme.encode() + b"://" + self._head.host
             lines = redirect_to_proxy(lines, self._pool.origin, proxy)
-        await self._response.begin(status, lines)
+        return lines
 
-    async def _relay_body(self, connection: EngineConnection) -> None:
-        """Relay the pieces as they arrive. A cut response stays unfinished for the client, too.
-
-        The server then closes the client's connection, so that the client sees the cut.
-        """
+    def _answers_late(self) -> None:
         assert self._attempt is not None
-        attempt = self._attempt
-        try:
-            last = await self._relay_pieces(connection)
-        except TimeoutError:
-            rest = self._end(Ending.TIMEOUT)
-            attempt.failed(EjectionReason.TIMEOUT)
-        except ConnectionError:
-            rest = self._end(Ending.ENGINE_GONE)
-            attempt.failed(EjectionReason.RESET)
+        name, limit_s = self._attempt.engine.name, self._context.limits.answer_s or 0.0
+        self._attempt.failed(EjectionReason.TIMEOUT)
+        self._refuse(Ending.TIMEOUT, timed_out(name, "start its response", limit_s))
+
+    # The body of the response
+
+    def take_piece(self, data: bytes, at_s: float, *, ended: bool) -> None:
+        """Send a piece on. The first one is measured after that, as it may hold many events."""
+        exchange, response = self._exchange, self.response
+        assert response is not None
+        if ended:
+            self._take_last(response, data, at_s)
+        elif exchange is None:
+            response.send(data)
+        elif not self._first_passed and exchange.passes(data):
+            self._first_passed = True
+            response.send(data)
+            exchange.chunk(data, at_s)
         else:
-            last += self._end(Ending.COMPLETE, connection.read_at_s)
-            error_status = None if self._exchange is None else self._exchange.error_status
-            if error_status is not None:
-                attempt.answered(error_status, None, "in the response")
-            attempt.completed(error_status or connection.status or 0)
-            self._release()
-            await self._response.send(last, more=False)
+            response.send(exchange.chunk(data, at_s))
+
+    def _take_last(self, response: ClientResponse, data: bytes, at_s: float) -> None:
+        """Send the last piece on, then make the record, which no client waits for."""
+        exchange, attempt = self._exchange, self._attempt
+        assert attempt is not None
+        if exchange is not None:
+            self._last = (data, at_s)
+            if not exchange.passes(data):
+                self._last = (b"", at_s)
+                data = exchange.chunk(data, at_s) if data else data
+                if not exchange.passes(b""):
+                    data += self._end_measuring(Ending.COMPLETE, at_s)
+        response.end(data)
+        # The result of a probe decides on the next request.
+        deferred = exchange is not None and not self._recorded and not attempt.probe
+        if not deferred:
+            self._finish_record(attempt)
+        self._leave(Ending.COMPLETE)
+        if deferred:
+            self._context.deferred.add(lambda: self._finish_record(attempt))
+        self._client.finish(self.request)
+
+    def _finish_record(self, attempt: Attempt) -> None:
+        """Measure what the client has already, make the record, and judge the engine."""
+        try:
+            data, at_s = self._last
+            if data and self._exchange is not None and not self._recorded:
+                self._exchange.chunk(data, at_s)
+            self._end_measuring(Ending.COMPLETE, at_s)
+            self._judge(attempt)
+        except Exception:
+            self._context.on_failure(ProxyFailure.RELAY)
+
+    def _judge(self, attempt: Attempt) -> None:
+        """Say of the engine how the complete response was."""
+        error_status = None if self._exchange is None else self._exchange.error_status
+        if error_status is not None:
+            attempt.answered(error_status, None, "in the response")
+        attempt.completed(error_status or self._status)
+
+    def _check_gap(self) -> None:
+        """End a response that did not go on in time, unless its client is slow."""
+        assert self._connection is not None
+        assert self._attempt is not None
+        gap_s = self._context.limits.gap_s or 0.0
+        if self._client.writing_paused:
+            self._set_timer(gap_s, self._check_gap)
             return
-        self._release()
-        if rest:
-            await self._response.send(rest, more=True)
+        since_s = max(self._connection.read_at_s, self._resumed_s)
+        left_s = since_s + gap_s - self._context.clocks.monotonic()
+        if left_s > 0:
+            self._set_timer(left_s, self._check_gap)
+            return
+        self._attempt.failed(EjectionReason.TIMEOUT)
+        self._cut(self._end(Ending.TIMEOUT))
 
-    async def _relay_pieces(self, connection: EngineConnection) -> bytes:
-        """Relay all but the last pieces; return those. Raises TimeoutError and ConnectionError."""
-        gap_s = self._context.limits.gap_s
-        if gap_s is None:
-            # A wait for the next piece with a time limit must see each piece.
-            connection.pass_on = self._pass_on
-        while True:
-            data = self._measured(await connection.read(gap_s))
-            if connection.complete:
-                return data
-            if data:
-                await self._response.send(data, more=True)
+    def lose(self, failure: str) -> None:
+        """Take the news that no more of the response comes.
 
-    def _measured(self, reads: Reads) -> bytes:
-        return joined(reads) if self._exchange is None else self._exchange.chunks(reads)
-
-    def _pass_on(self, data: bytes, at_s: float) -> bool:
-        """Send a piece now; False if it must wait for the client."""
-        client = self._response.client
-        if not client.takes_now():
-            return False
-        kept = self._measured(((data, at_s),))
-        if kept:
-            client.write(kept)
-        return True
+        A request that was sent on a connection which the engine had closed goes to another engine.
+        If a new connection was lost, the request itself may have ended the engine. But an engine
+        that fails on a probe had failed before the request came.
+        """
+        attempt = self._attempt
+        assert attempt is not None
+        if self.response is not None:
+            attempt.failed(EjectionReason.RESET)
+            self._cut(self._end(Ending.ENGINE_GONE))
+            return
+        probe = attempt.probe
+        if not self._reused:
+            attempt.failed(EjectionReason.RESET)
+        if not self._retries(self._reused or probe):
+            self._refuse(Ending.UNREACHABLE, unreachable(attempt.engine.name, failure))

@@ -1,6 +1,8 @@
-"""What every relay shares: ASGI types, clocks, limits, memory for bodies, and their context."""
+"""What every relay shares: clocks, limits, memory for bodies, deferred records."""
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +39,44 @@ class BodyMemory:
         self._free_bytes += held_bytes
 
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+# libuv runs a timer of less than 1 ms at once, where the next request of the client would meet it.
+_DEFERRED_S = 0.005
+_SLICE_S = 0.0002
+_MAX_DEFERRED = 64
+
+
+class DeferredWork:
+    """Work that no client waits for: it is done a little later, in slices.
+
+    If more waits than the limit allows, the oldest is done at once. The work raises nothing.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._planned = False
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Do this later."""
+        self._waiting.append(work)
+        if len(self._waiting) > _MAX_DEFERRED:
+            self._waiting.popleft()()
+        if not self._planned:
+            self._planned = True
+            asyncio.get_running_loop().call_later(_DEFERRED_S, self._do_slice)
+
+    def finish(self) -> None:
+        """Do all of it now."""
+        while self._waiting:
+            self._waiting.popleft()()
+
+    def _do_slice(self) -> None:
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + _SLICE_S
+        while self._waiting and loop.time() < ends_s:
+            self._waiting.popleft()()
+        self._planned = bool(self._waiting)
+        if self._planned:
+            loop.call_soon(self._do_slice)
 
 
 KEPT_MEMORY_BYTES = 16 * 1024 * 1024
@@ -82,4 +119,7 @@ class RelayContext:
     limits: ProxyLimits
     body_memory: BodyMemory
     kept_memory: BodyMemory
+    deferred: DeferredWork
+    # Gets each relay that has ended.
+    ended: Callable[[Any], None]
     on_failure: OnFailure

@@ -1,17 +1,19 @@
-"""The reverse proxy: an ASGI application in front of one or several engines."""
+"""The reverse proxy in front of one or several engines, its clients, and its server."""
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from ssl import SSLContext
-from typing import Any
+from typing import cast
 
-from agent.catalog.reasons import ProxyFailure
-from agent.sources.client_connection import BoundedProtocol, SocketClients
-from agent.sources.listening import AsgiServer
-from agent.sources.proxy.client_response import CLIENT, PROXY_FAILED, STOPPING
+from agent.catalog.reasons import ClientCut, ProxyFailure
+from agent.sources.client_connection import BoundedClient, SocketClients
+from agent.sources.listening import TlsFiles, sweep_regularly
+from agent.sources.proxy.client_response import STOPPING
 from agent.sources.proxy.engine_connection import ConnectionPool
+from agent.sources.proxy.engine_request import ClientRequest
 from agent.sources.proxy.exchange import Ending, GuardedMeasuring, Measuring, OnFailure
 from agent.sources.proxy.load_balancer import (
     EngineLookup,
@@ -20,15 +22,13 @@ from agent.sources.proxy.load_balancer import (
     ProxiedEngine,
 )
 from agent.sources.proxy.outlier_detection import OutlierDetection
-from agent.sources.proxy.relay import Relay
+from agent.sources.proxy.relay import Relay, RelayClient
 from agent.sources.proxy.relay_context import (
     BodyMemory,
     Clocks,
+    DeferredWork,
     ProxyLimits,
-    Receive,
     RelayContext,
-    Scope,
-    Send,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ class ReverseProxy:
             limits=limits,
             body_memory=BodyMemory(limits.body_memory_bytes),
             kept_memory=BodyMemory(limits.kept_memory_bytes),
+            deferred=DeferredWork(),
+            ended=self._ended,
             on_failure=self._failed,
         )
 
@@ -80,24 +82,25 @@ class ReverseProxy:
         """The number of exchanges under way with clients."""
         return len(self._live)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI call. Catches every exception except `CancelledError` at shutdown."""
-        if scope["type"] != "http":
-            return
-        relay = Relay(self._context, scope, receive, send)
-        if self._draining:
-            await relay.respond(STOPPING)
-            return
-        self._live.add(relay)
+    def relay(self, client: RelayClient, request: ClientRequest) -> Relay:
+        """Return the relay of a request, which may have come in part."""
+        return Relay(self._context, client, request)
+
+    def begin(self, relay: Relay) -> None:
+        """Begin relaying. Raises nothing."""
         try:
-            await relay.run()
+            if self._draining:
+                relay.refuse(STOPPING)
+            else:
+                self._live.add(relay)
+                relay.begin()
         except Exception:
-            self._failed(ProxyFailure.RELAY)
-            await relay.respond(PROXY_FAILED)
-        finally:
-            self._live.discard(relay)
-            if self._draining and not self._live:
-                self._drained.set()
+            relay.fault()
+
+    def _ended(self, relay: Relay) -> None:
+        self._live.discard(relay)
+        if self._draining and not self._live:
+            self._drained.set()
 
     async def drain(self, limit_s: float) -> int:
         """Refuse new requests and let open ones end; return how many were cut after the limit."""
@@ -116,8 +119,9 @@ class ReverseProxy:
         return len(cut)
 
     async def close(self) -> None:
-        """Cut open exchanges and close the connections to the engines."""
+        """Cut open exchanges, make the records that wait, and close the engines' connections."""
         await self.drain(0)
+        self._context.deferred.finish()
         for pool in self._context.pools.values():
             pool.close()
 
@@ -129,10 +133,6 @@ class ReverseProxy:
         self._on_failure(reason)
 
 
-# Longer than the 60 s for which most load balancers keep an idle connection, so that none sends
-# a request into a connection that is being closed.
-_IDLE_S = 75
-
 # A stream may be read slowly, and waits in little memory. A slow reader's kernel takes a part of
 # its buffer at a time, which is a minute of a stream or more.
 UNREAD_S = 300.0
@@ -141,96 +141,255 @@ UNREAD_S = 300.0
 _LAST_REQUEST_S = 1.0
 
 
-class RelayProtocol(BoundedProtocol):
-    """The HTTP protocol for an application that only relays."""
+class ProxyClient(BoundedClient):
+    """A client's connection. Its requests are relayed one after another."""
 
-    when_gone: Callable[[], None] | None = None
-    _stopping = False
+    def __init__(self, proxy: ReverseProxy, clients: SocketClients, *, scheme: str) -> None:
+        super().__init__(clients, asyncio.get_running_loop())
+        self.scheme = scheme
+        self.address: str | None = None
+        self._proxy = proxy
+        self._relay: Relay | None = None
+        # The request that is read, and those that are not relayed yet.
+        self._request: ClientRequest | None = None
+        self._queue: deque[ClientRequest] = deque()
+        self._stopping = self._held = False
+        # When the connection is closed if nothing comes after the last response.
+        self._closes_s: float | None = None
+        self._reading_paused = self._writing_paused = False
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        # uvicorn would log each unfinished response of an engine and each malformed request of a
-        # client. Neither is a fault of the agent, and the first is measured.
-        self.logger = _SILENT
-
-    def on_message_begin(self) -> None:
-        """Let the proxy write to the connection."""
-        super().on_message_begin()
-        extensions: Any = {CLIENT: self}
-        self.scope["extensions"] = extensions
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Signal the relay that its client left."""
-        super().connection_lost(exc)
-        if self.when_gone is not None:
-            self.when_gone()
+    # What limits are applied to
 
     @property
-    def gone(self) -> bool:
-        """Whether the client has left."""
-        return bool(self._running.disconnected)
+    def reading_paused(self) -> bool:
+        """Whether nothing is read from the client now."""
+        return self._reading_paused
 
-    def takes_now(self) -> bool:
-        """Whether a piece of a chunked response can be written now."""
-        running = self._running
-        return (
-            running.chunked_encoding
-            and running.response_started
-            and not running.disconnected
-            and not self.flow.write_paused
-        )
+    @property
+    def writing_paused(self) -> bool:
+        """Whether a response waits until the client takes it."""
+        return self._writing_paused
 
-    def write(self, piece: bytes) -> None:
-        """Write a piece of a chunked response."""
-        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    @property
+    def _answered(self) -> bool:
+        return self._relay is None and not self._queue
 
-    def on_headers_complete(self) -> None:
-        """Handle the complete head; drop later lines, which are trailers and not relayed."""
-        super().on_headers_complete()
-        if not self._ignores_upgrade:
-            self.headers = []
-            if self._stopping:
-                self.cycle.keep_alive = False
+    @property
+    def _response_started(self) -> bool:
+        return self._relay is not None and self._relay.response is not None
+
+    def refuses_upgrade(self, upgrade: bytes) -> bool:
+        """Whether the proxy refuses the request: it relays no WebSockets."""
+        return b"websocket" in upgrade
+
+    def overdue(self, now_s: float) -> ClientCut | None:
+        """Return the limit that the client exceeds; close its connection after a long pause."""
+        if self._closes_s is not None and now_s > self._closes_s:
+            self.transport.close()
+            return None
+        return super().overdue(now_s)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the first request."""
+        # uvloop's transports are not subclasses of asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) else None
+        self._enter()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the request that is relayed."""
+        self._leave()
+        self._queue.clear()
+        # The parser holds bound methods of this object: break the cycle.
+        self.parser = self._request = None
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.leave()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes of requests, and relay what came."""
+        self._closes_s = None
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        relay = self._relay
+        if relay is None:
+            self._relay_next()
+            return
+        try:
+            relay.take_body()
+        except Exception:
+            relay.fault()
+
+    def pause_writing(self) -> None:
+        """Read no more from the engine."""
+        self._take(more=False)
+
+    def resume_writing(self) -> None:
+        """Read from the engine again."""
+        self._take(more=True)
+
+    def _take(self, *, more: bool) -> None:
+        self._writing_paused = not more
+        if self._relay is not None:
+            self._relay.client_takes(more=more)
+
+    # Requests
+
+    def _begin_request(self) -> None:
+        self.headers, self.url = [], b""
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the URL."""
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a line of the head, or of the trailers, which are dropped."""
+        self.headers.append((name.lower(), value))
+
+    def _take_head(self) -> None:
+        version = self.parser.get_http_version()
+        keeps_alive = version != "1.0" and self.parser.should_keep_alive() and not self._stopping
+        method, headers = self.parser.get_method(), self.headers
+        self._request = ClientRequest(method, self.url, version, headers, keeps_alive=keeps_alive)
+        self._queue.append(self._request)
+        self.headers = []
+        self._pause_if_needed()
+
+    def _take_body(self, body: bytes) -> None:
+        if self._request is not None:
+            self._request.add_body(body)
+
+    def _end_request(self) -> None:
+        if self._request is not None:
+            self._request.whole = True
+
+    def _relay_next(self) -> None:
+        """Relay the next request, if it is its turn."""
+        while self._relay is None and self._queue and not self.transport.is_closing():
+            self.idle_since_s = None
+            self._relay = relay = self._proxy.relay(self, self._queue.popleft())
+            if self._queue or self._reading_paused:
+                self._pause_if_needed()
+            self._proxy.begin(relay)
+
+    def hold(self, held: bool) -> None:
+        """Read nothing more of the request's body, or go on."""
+        self._held = held
+        self._pause_if_needed()
+
+    def _pause_if_needed(self) -> None:
+        """Read nothing while a request waits for its turn, or for the engine."""
+        waits = self._held or (bool(self._queue) and self._relay is not None)
+        if waits is self._reading_paused or self.transport.is_closing():
+            return
+        self._reading_paused = waits
+        if waits:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def finish(self, request: ClientRequest) -> None:
+        """Go on with the next request after a whole response."""
+        self._relay = None
+        if not request.keeps_alive:
+            self.transport.close()
+        if self._finish_answered():
+            self._closes_s = self.loop.time() + self.idle_s
+        if self._queue:
+            self.loop.call_soon(self._relay_next)
+
+    # The end
 
     def shutdown(self) -> None:
         """Serve the request that is open or on its way, then close the connection."""
         self._stopping = True
         if self._answered:
             self.loop.call_later(_LAST_REQUEST_S, self._close_unused)
-        else:
-            super().shutdown()
+        elif self._queue:
+            self._queue[-1].keeps_alive = False
+        elif self._relay is not None:
+            self._relay.request.keeps_alive = False
 
     def _close_unused(self) -> None:
         if self._answered and not self._head_bytes:
             self.transport.close()
 
-    def refuses_upgrade(self, upgrade: bytes) -> bool:
-        """Whether the proxy refuses the request: it relays no WebSockets."""
-        return b"websocket" in upgrade
+
+# uvicorn's own.
+_BACKLOG = 2048
+_STOP_WITHIN_S = 5.0
 
 
-_SILENT = logging.Logger("proxy", level=logging.CRITICAL + 1)
+class ProxyServer:
+    """Serves a proxy on one socket, or on several of one address."""
 
+    def __init__(
+        self,
+        proxy: ReverseProxy,
+        listening: socket.socket | Sequence[socket.socket],
+        clients: SocketClients | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self._proxy = proxy
+        self._sockets = [listening] if isinstance(listening, socket.socket) else [*listening]
+        self._clients = clients or SocketClients("listen")
+        self._tls = tls
+        self._servers: list[asyncio.Server] = []
+        self._starting: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
-def proxy_server(
-    proxy: ReverseProxy,
-    listening: socket.socket | Sequence[socket.socket],
-    clients: SocketClients | None = None,
-    **options: Any,
-) -> AsgiServer:
-    """Return a server that adds no headers of its own to the engines' responses.
+    @property
+    def port(self) -> int:
+        """The port of the address."""
+        return int(self._sockets[0].getsockname()[1])
 
-    `options` are further ones of uvicorn, such as TLS.
-    """
-    return AsgiServer(
-        proxy,
-        listening,
-        clients,
-        http=RelayProtocol,
-        server_header=False,
-        date_header=False,
-        # Relay the address of the peer, not the one in its X-Forwarded-For.
-        proxy_headers=False,
-        timeout_keep_alive=_IDLE_S,
-        **options,
-    )
+    def start(self) -> None:
+        """Serve in the running event loop."""
+        self._starting = asyncio.create_task(self._start())
+        self._sweeping = asyncio.create_task(sweep_regularly(self._clients))
+
+    async def _start(self) -> None:
+        loop, tls = asyncio.get_running_loop(), self._tls
+        for each in self._sockets:
+            server = await loop.create_server(
+                self._client,
+                sock=each,
+                backlog=_BACKLOG,
+                ssl=None if tls is None else tls.context(),
+            )
+            self._servers.append(server)
+
+    def _client(self) -> ProxyClient:
+        scheme = "http" if self._tls is None else "https"
+        return ProxyClient(self._proxy, self._clients, scheme=scheme)
+
+    async def stop(self, *, within_s: float | None = _STOP_WITHIN_S) -> None:
+        """Accept no new clients, and wait until the open requests have ended or the limit is over.
+
+        Clients that are left then are cut off. A wait that is cancelled lets them go on, and a
+        later call can set a limit.
+        """
+        if self._starting is None or self._sweeping is None:
+            return
+        await self._starting
+        for server in self._servers:
+            server.close()
+        for each in self._sockets:
+            each.close()
+        for client in self._clients:
+            if isinstance(client, ProxyClient):
+                client.shutdown()
+        try:
+            async with asyncio.timeout(within_s):
+                await self._clients.all_left()
+        except TimeoutError:
+            name, left = self._clients.name, [*self._clients]
+            _LOG.warning("%s: %d clients were cut off after %g s", name, len(left), within_s)
+            for client in left:
+                client.transport.abort()
+            await self._clients.all_left()
+        self._sweeping.cancel()

@@ -4,17 +4,22 @@ import asyncio
 import contextlib
 import random
 import socket
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from agent.sources.listening import TlsFiles
 from agent.sources.proxy.engine_connection import ConnectionPool, EngineConnection
 from agent.sources.proxy.exchange import Ending
+from tests.real_parts.certificates import make_certificate
 from tests.sources.proxy.wire import (
     CHUNKED,
     GET,
     LAST_CHUNK,
     OK,
+    Client,
     Engine,
     Proxied,
     Recorder,
@@ -286,3 +291,74 @@ async def test_a_client_whose_head_is_not_complete_at_a_stop_gets_its_response(
         assert await unused.reader.read() == b""
         assert (await client.ask(GET[8:])).body == b"ok"
         await stopped
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_its_connection() -> None:
+    async with served(responding(CHUNKED + chunk(b"one") + LAST_CHUNK)) as (_, _, client):
+        client.writer.write(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        head = await read_head(client.reader)
+        assert head.all("transfer-encoding") == []
+        assert head.all("connection") == ["close"]
+        assert await client.reader.read() == b"one"
+
+
+async def test_clients_with_tls_are_served_and_free_the_engine_when_they_leave(
+    tmp_path: Path,
+) -> None:
+    files = make_certificate(tmp_path, "proxy")
+    trusting = ssl.create_default_context(cafile=str(files.certificate))
+    trusting.check_hostname = False
+    tls = TlsFiles(files.certificate, files.key)
+    watched = Watched(CHUNKED + chunk(b"one"))
+    async with (
+        Engine(responding(OK)) as engine,
+        proxying(engine.proxied, listening_tls=tls) as proxied,
+        proxied.client() as plain,
+    ):
+        plain.writer.write(GET)
+        assert await until_gone(plain.reader) == b""
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxied.port, ssl=trusting)
+        client = Client(reader, writer)
+        for _ in range(2):
+            assert (await client.ask(ASK)).body == b"ok"
+        assert engine.requests[0].all("x-forwarded-proto") == ["https"]
+        # The next connection to the engine meets the other script.
+        engine.script = watched
+        proxied.proxy._context.pools["chat-0"].close()
+        writer.write(ASK)
+        await watched.received.wait()
+        client.leave()
+        await watched.left.wait()
+        await nothing_left(proxied)
+
+
+async def test_pipelined_requests_are_relayed_one_after_another() -> None:
+    order: list[str] = []
+
+    async def script(visit: Visit) -> None:
+        while True:
+            request = await visit.request()
+            order.append(request.first_line.split()[1])
+            assert proxied.open_requests == {"chat-0": 1}
+            await visit.send(OK)
+
+    async with served(script) as (_, proxied, client):
+        client.writer.write(b"".join(GET.replace(b"models", b"%d" % n) for n in range(5)))
+        for _ in range(5):
+            assert (await read_message(client.reader)).body == b"ok"
+    assert order == [f"/v1/{number}" for number in range(5)]
+
+
+async def test_a_rest_of_a_body_after_its_response_is_no_next_request() -> None:
+    async def script(visit: Visit) -> None:
+        await read_head(visit.reader)
+        await visit.send(OK)
+        await until_gone(visit.reader)
+
+    body = GET.replace(b"models", b"smuggled")
+    async with served(script) as (engine, _, client):
+        client.writer.write(post(body + body)[: -len(body)])
+        assert (await read_message(client.reader)).body == b"ok"
+        engine.script = responding(OK)
+        assert (await client.ask(body + GET)).body == b"ok"
+    assert [each.first_line for each in engine.requests] == ["GET /v1/models HTTP/1.1"]

@@ -44,34 +44,32 @@ async def broken(response: bytes) -> tuple[Message, Ending | None]:
     return message, recorder.made[0].ending
 
 
-async def test_no_piece_overtakes_one_that_was_declined() -> None:
-    connection = EngineConnection(asyncio.get_running_loop(), lambda: 0.0)
-    connection.connection_made(Transport())
-    connection.send_request(b"", bodyless=False)
-    connection.data_received(CHUNKED)
-    passed: list[bytes] = []
-    takes = True
+class Taken:
+    """Keeps the calls of a connection."""
 
-    def pass_on(piece: bytes, _at_s: float) -> bool:
-        if takes:
-            passed.append(piece)
-        return takes
+    def __init__(self) -> None:
+        self.alone: list[bool] = []
+        self.pieces: list[tuple[bytes, float]] = []
+        self.ended = False
+        self.failures: list[str] = []
+        self.engine_reads: list[bool] = []
 
-    connection.pass_on = pass_on
-    reading = asyncio.create_task(connection.read(None))
-    await asyncio.sleep(0)
-    connection.data_received(chunk(b"one"))
-    takes = False
-    connection.data_received(chunk(b"two"))
-    takes = True
-    # The client takes pieces again before the relay has read the declined one.
-    connection.data_received(chunk(b"three"))
-    assert passed == [b"one"]
-    assert await reading == [(b"two", 0.0), (b"three", 0.0)]
-    # The relay may still wait for its client with them.
-    connection.data_received(chunk(b"four"))
-    assert passed == [b"one"]
-    assert await connection.read(None) == [(b"four", 0.0)]
+    def take_head(self, *, alone: bool) -> None:
+        self.alone.append(alone)
+
+    def take_piece(self, data: bytes, at_s: float, *, ended: bool) -> None:
+        assert not self.ended
+        self.pieces.append((data, at_s))
+        self.ended = ended
+
+    def lose(self, failure: str) -> None:
+        self.failures.append(failure)
+
+    def engine_takes(self, *, more: bool) -> None:
+        self.engine_reads.append(more)
+
+    def fault(self) -> None:
+        raise AssertionError("a call failed")
 
 
 async def test_a_response_may_be_split_at_every_byte() -> None:
@@ -82,21 +80,34 @@ async def test_a_response_may_be_split_at_every_byte() -> None:
         + chunk(b"data: [DONE]\n\n")
         + b"0\r\nX-Sum: 1\r\n\r\n"
     )
-    connection = EngineConnection(asyncio.get_running_loop(), iter(range(10**6)).__next__)
+    head_end = response.index(chunk(b"data: {}\n\n"))
+    connection = EngineConnection(iter(range(10**6)).__next__)
     connection.connection_made(Transport())
     for place in range(1, len(response)):
-        connection.send_request(ASK, bodyless=False)
+        taken = Taken()
+        connection.send_request(taken, ASK, bodyless=False)
         connection.data_received(response[:place])
+        assert not connection.reusable
         connection.data_received(response[place:])
-        await connection.wait_for_head(None)
         assert connection.status == 200
         assert [name for name, _ in connection.headers] == [b"content-type", b"transfer-encoding"]
-        assert not connection.reusable
-        reads = await connection.read(None)
-        assert b"".join(data for data, _ in reads) == b"data: {}\n\ndata: [DONE]\n\n"
-        assert sorted(at_s for _, at_s in reads) == [at_s for _, at_s in reads]
-        assert connection.complete
+        # Then nothing of the body was read with the head.
+        assert taken.alone == [head_end <= place <= response.index(b"data: {}")]
+        assert b"".join(data for data, _ in taken.pieces) == b"data: {}\n\ndata: [DONE]\n\n"
+        assert sorted(at_s for _, at_s in taken.pieces) == [at_s for _, at_s in taken.pieces]
+        assert taken.ended
         assert connection.reusable
+        assert taken.failures == []
+
+
+async def test_a_handler_that_has_ended_its_exchange_gets_no_more() -> None:
+    connection, taken = EngineConnection(lambda: 0.0), Taken()
+    connection.connection_made(Transport())
+    connection.send_request(taken, ASK, bodyless=False)
+    taken.take_head = lambda *, alone: connection.abort()  # type: ignore[method-assign]
+    connection.data_received(CHUNKED + chunk(b"one") + b"garbage")
+    connection.connection_lost(None)
+    assert (taken.pieces, taken.failures) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -287,9 +298,9 @@ class Transport(asyncio.Transport):
 
 
 def used_connection() -> tuple[EngineConnection, Transport]:
-    connection, transport = EngineConnection(asyncio.get_running_loop(), lambda: 0.0), Transport()
+    connection, transport = EngineConnection(lambda: 0.0), Transport()
     connection.connection_made(transport)
-    connection.send_request(b"GET / HTTP/1.1\r\n\r\n", bodyless=False)
+    connection.send_request(Taken(), b"GET / HTTP/1.1\r\n\r\n", bodyless=False)
     connection.data_received(OK)
     return connection, transport
 
@@ -298,13 +309,11 @@ async def test_the_connection_used_last_is_taken_first_and_old_ones_are_closed()
     now_s = 0.0
     pool = ConnectionPool("http://engine", lambda: now_s, 5.0)
     old, old_transport = used_connection()
-    await old.read(None)
     pool.give_back(old)
     now_s = 3.0
     one, _ = used_connection()
     other, _ = used_connection()
     for connection in (one, other):
-        await connection.read(None)
         pool.give_back(connection)
     assert pool.take() is other
     now_s = 4.5

@@ -441,6 +441,17 @@ async def test_a_503_goes_to_the_client_if_no_other_engine_takes_the_request() -
         assert sorted(await engines.ask(2)) == [200, 503]
 
 
+async def test_a_request_is_tried_at_two_engines_at_most() -> None:
+    busy = responding(failing(503))
+    async with Engine(busy, "a") as one, Engine(busy, "b") as two, Engine(busy, "c") as three:
+        engines = (one, two, three)
+        outliers = OutlierDetection([each.name for each in engines], OUTLIERS)
+        proxied_engines = [each.proxied for each in engines]
+        async with proxying(*proxied_engines, measuring=Recorder(), outliers=outliers) as proxied:
+            assert (await proxied.ask(ASK_M)).status == 503
+        assert sum(len(each.requests) for each in engines) == 2
+
+
 async def test_a_429_goes_to_the_client_and_pauses_the_engine() -> None:
     async with pair(responding(failing(429, "Retry-After: 7\r\n"))) as engines:
         assert (await engines.ask(20)).count(429) == 1 == engines.got["bad"]

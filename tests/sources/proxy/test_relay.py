@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agent.sources.proxy.engine_request import ClientRequest
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange, GuardedExchange
 from agent.sources.proxy.headers import redirect_to_proxy
 from agent.sources.proxy.relay_context import BodyMemory
@@ -202,6 +203,14 @@ def test_greedy_bodies_leave_room_for_a_small_one(greedy: int) -> None:
     assert not memory.has(501)
 
 
+def test_what_comes_of_a_body_after_the_response_takes_no_memory() -> None:
+    request = ClientRequest(b"POST", b"/", "1.1", (), keeps_alive=True)
+    request.add_body(b"before")
+    request.drop_body()
+    request.add_body(b"after")
+    assert request.take_body() == b""
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_body_without_room_passes_as_it_arrives(declared: bool) -> None:
     recorder = Recorder()
@@ -356,9 +365,8 @@ def test_pieces_after_a_fault_are_unchanged() -> None:
     failures: list[str] = []
     arrival = Arrival(method="POST", path="/", headers=(), body=b"", at=0.0, at_s=0.0)
     guarded = GuardedExchange(Recorded(arrival, change=change), failures.append)
-    reads = [(b"one", 1.0), (b"two", 1.0), (b"three", 2.0)]
-    assert guarded.chunks(reads) == b"ONEtwothree"
-    assert guarded.chunks([(b"four", 3.0)]) == b"four"
+    pieces = (b"one", b"two", b"three")
+    assert [guarded.chunk(each, 1.0) for each in pieces] == [b"ONE", b"two", b"three"]
     assert failures == ["chunk"]
 
 

@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.client_connection import SocketClients
+from agent.sources.listening import TlsFiles, open_socket
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange, Measuring, RawHeaders
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.outlier_detection import OutlierDetection
 from agent.sources.proxy.relay_context import Clocks, ProxyLimits
-from agent.sources.proxy.reverse_proxy import ReverseProxy, proxy_server
+from agent.sources.proxy.reverse_proxy import ProxyServer, ReverseProxy
 
 # A test that hangs fails after this time.
 WITHIN_S = 60.0
@@ -211,7 +212,7 @@ class Client:
 @dataclass(slots=True)
 class Proxied:
     proxy: ReverseProxy
-    server: AsgiServer
+    server: ProxyServer
     port: int
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -250,6 +251,8 @@ async def proxying(
     sockets: Mapping[int, int] | None = None,
     outliers: OutlierDetection | None = None,
     monotonic: Callable[[], float] = time.monotonic,
+    clients: SocketClients | None = None,
+    listening_tls: TlsFiles | None = None,
 ) -> AsyncIterator[Proxied]:
     """Serve a proxy for engines on a free port; `sockets` are socket options."""
     failures: Counter[str] = Counter()
@@ -265,7 +268,7 @@ async def proxying(
     listening = open_socket("proxy", "127.0.0.1", 0)
     for option, value in (sockets or {}).items():
         listening.setsockopt(socket.SOL_SOCKET, option, value)
-    server = proxy_server(proxy, listening)
+    server = ProxyServer(proxy, listening, clients, listening_tls)
     server.start()
     try:
         yield Proxied(proxy, server, server.port, failures)
@@ -331,6 +334,9 @@ class Recorded:
         self.times_s.append(at_s)
         self._record("chunk", data)
         return self.change(data)
+
+    def passes(self, data: bytes) -> bool:
+        return self.change is bytes and not self.last
 
     def catch_up(self) -> None:
         if self.fails_at == "catch_up":

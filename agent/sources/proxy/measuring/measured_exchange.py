@@ -220,6 +220,10 @@ class MeasuredExchange:
         self._output_bytes += len(kept)
         return kept
 
+    def passes(self, data: bytes) -> bool:
+        """Whether the client gets these bytes unchanged, and no others if they are the last."""
+        return not isinstance(self._reader, StreamReader) or self._reader.passes(data)
+
     def catch_up(self) -> None:
         """Keep what is known of the request, prepare the reader of the response, unless it has
         begun, and read the media."""

@@ -397,6 +397,15 @@ class StreamReader:
             return b""
         return stripper.stripped(rest, parsed) + stripper.take_held()
 
+    def passes(self, data: bytes) -> bool:
+        """Whether the client gets these bytes unchanged, and no others if they are the last."""
+        stripper = self._stripper
+        if stripper is None:
+            return True
+        if not data:
+            return not (stripper.held or self._splitter.waiting)
+        return not self._may_change(stripper, data)
+
     def _may_change(self, stripper: UsageStripper, data: bytes) -> bool:
         """Whether the client may get other bytes than these, or get them later."""
         return (
