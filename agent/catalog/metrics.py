@@ -22,7 +22,7 @@ DURATION_BOUNDS_S = (
 )  # fmt: skip
 
 _UNTIL_FIRST = "until a request with this time has ended"
-_UNTIL_FIRST_PROXIED = "until a proxied request with this time has ended"
+_UNTIL_FIRST_PROXIED = "until a request that the proxy or vLLM's plugin measured has ended"
 
 _ENGINE_MODEL = ("engine", "model")
 _ENGINE_MODEL_VANTAGE = (*_ENGINE_MODEL, "vantage")
@@ -65,27 +65,27 @@ DECODE = histogram(
 )
 FIRST_VISIBLE = histogram(
     "llm_request_first_visible_token_seconds",
-    "Arrival of a request at the proxy to the first token that is not reasoning.",
+    "Arrival of a request to the first token that is not reasoning, as its user sees it.",
     *_ENGINE_MODEL,
     absent=_UNTIL_FIRST_PROXIED,
 )
 CHUNK_GAP = histogram(
     "llm_chunk_gap_seconds",
-    "Times between chunks with tokens at the proxy, within 0.6 %; a chunk may hold several.",
+    "Times between chunks with tokens, as users see them, within 0.6 %; a chunk may hold several.",
     *_ENGINE_MODEL,
     absent=_UNTIL_FIRST_PROXIED,
 )
 MAX_GAP = histogram(
     "llm_request_max_gap_seconds",
-    "Longest time between two chunks with tokens of a request at the proxy.",
+    "Longest time between two chunks with tokens of a request, as its user sees it.",
     *_ENGINE_MODEL,
     absent=_UNTIL_FIRST_PROXIED,
 )
 HOLDBACK = histogram(
     "llm_request_holdback_seconds",
-    "Time from the engine's first token to the proxy's: front, parsers and network.",
+    "Time from the engine's first token to the user's: front, parsers and, by a proxy, network.",
     *_ENGINE_MODEL,
-    absent="until a request that proxy and engine saw has ended",
+    absent="until a request with both views has ended",
 )
 REQUESTS = counter(
     "llm_requests",
@@ -255,8 +255,8 @@ FORWARD_QUEUE = gauge(
 )
 PROXY_FAILURES = counter(
     "llm_agent_proxy_failures",
-    "Failures of the agent on proxied requests by reason; the requests themselves went on, but for "
-    "relay and worker_died.",
+    "Failures to measure or store requests of the proxy and of vLLM's plugin, by reason; the "
+    "requests themselves went on, but for relay and worker_died.",
     "reason",
 )
 CLIENTS_CUT = counter(

@@ -1,4 +1,7 @@
-"""The record of one request, as the engine, the proxy, or both saw it."""
+"""The record of one request: the user's view, the engine's, or both.
+
+The user's view is measured by the proxy, or by vLLM's plugin in the engine's front.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -18,7 +21,7 @@ class Vantage(StrEnum):
     __hash__ = str.__hash__
 
 
-# Requests that the engine saw, and those that the proxy saw.
+# Requests with the engine's view, and those with the user's.
 ENGINE_VIEWS = frozenset({Vantage.ENGINE, Vantage.JOINED})
 PROXY_VIEWS = frozenset({Vantage.PROXY, Vantage.JOINED})
 
@@ -55,7 +58,7 @@ _Preemptions = Annotated[int | None, Mark.SMALL, Mark.PER_CHOICE, Join.ENGINE_FI
 
 
 class ProxyView(NamedTuple):
-    """What only the proxy sees of a request. Times in seconds from arrival, unknown None."""
+    """What only the user's view has of a request. Times in seconds from arrival, unknown None."""
 
     first_byte_s: float | None = None
     """Arrival to the first byte of the response's body."""
@@ -94,11 +97,11 @@ class ProxyView(NamedTuple):
     priority: Annotated[int | None, Mark.SMALL] = None
     """vLLM's priority of the request."""
     end_user: _Name = None
-    """The user, by the header `proxy.user_header`."""
+    """The user, by the header `proxy.user_header`; of the plugin: by its variable."""
     workload: _Name = None
-    """The workload, by the header `proxy.workload_header`."""
+    """The workload, by the header `proxy.workload_header`; of the plugin: by its variable."""
     session: _Name = None
-    """The session, by the header `proxy.session_header`."""
+    """The session, by the header `proxy.session_header`; of the plugin: by its variable."""
 
 
 class EngineView(NamedTuple):
@@ -146,7 +149,7 @@ class RequestRecord(NamedTuple):
     span_id: Annotated[str, Length(16), Join.ENGINE]
     """Span id, in lower-case hex; the engine's if an engine's span is known."""
     vantage: Annotated[Vantage, Join.COMPUTED]
-    """Who saw the request: engine, proxy or joined."""
+    """Whose view: engine; proxy (the user's, by the proxy or vLLM's plugin); joined (both)."""
     status: Annotated[Status, Join.PROXY]
     """How the request ended: ok, error, timeout, cancelled, throttled or invalid."""
     started_at: Annotated[UtcSeconds, Join.PROXY]
@@ -166,9 +169,9 @@ class RequestRecord(NamedTuple):
     service_name: _Name = None
     """`service.name` of the engine's span."""
     tenant: _Name = None
-    """Whom the request was for, by the proxy."""
+    """Whom the request was for, by its headers."""
     route: _Name = None
-    """The path of the request, by the proxy."""
+    """The path of the request."""
     ttft_s: _OwnLatency = None
     """Arrival to the first token."""
     tpot_s: _OwnLatency = None
@@ -182,7 +185,7 @@ class RequestRecord(NamedTuple):
     decode_s: _EnginePhase = None
     """First to last token, by the engine."""
     max_gap_s: _OwnLatency = None
-    """Longest time between two token chunks, by the proxy."""
+    """Longest time between two token chunks, as the user got them."""
     input_tokens: _Tokens = None
     """Tokens of the prompt, cached ones included."""
     cached_tokens: Annotated[_Tokens, Join.ENGINE_FIRST] = None
@@ -194,7 +197,7 @@ class RequestRecord(NamedTuple):
     finish_reason: _Word = None
     """Why generation ended, in the engine's word."""
     http_status: Annotated[int | None, Mark.SMALL] = None
-    """HTTP status of the response, by the proxy."""
+    """HTTP status of the response."""
     clock_skew_s: Annotated[float | None, Join.PROXY] = None
     """How wrong the sender's clock is; `started_at` and `ended_at` are then estimates."""
     cause: Annotated[_Word, Join.COMPUTED] = None

@@ -37,7 +37,7 @@ _SAMPLE = {
 # By table and column; the table itself is ''.
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "requests": {
-        "": "One row for each request; [proxy.md](../proxy.md) says what each view gives.",
+        "": "One row for each request; [glossary.md](../glossary.md) has the views.",
         "id": "Number of the row.",
         "verdict": "Whether the request met all its objectives: met, missed or undetermined.",
         "verdicts": "JSON: the verdict of each objective by its name.",

@@ -111,8 +111,8 @@ def test_a_view_shows_its_figures_and_everybody_can_use_it(
         (
             "request?id=request-4",
             (
-                "No waterfall: neither the proxy nor a span tells how long",
-                "neither the request nor a span names it",
+                "No waterfall: no view tells how long",
+                "neither the request nor the engine names it",
             ),
         ),
         ("efficiency", ("MFU", "hardware", "2.5", "requests were computed again")),
@@ -316,13 +316,15 @@ def test_new_requests_are_shown_without_loading_the_page_again(
         assert "1 met, 0 missed" in there.html("1 met, 0 missed")
 
 
-def test_errors_are_of_the_requests_that_the_proxy_saw(browser: Browser, tmp_path: Path) -> None:
+def test_errors_are_of_the_requests_that_were_seen_as_users_got_them(
+    browser: Browser, tmp_path: Path
+) -> None:
     with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
         ended = {"ended_at": api.agent.now - 1}
         seen = [record(n, vantage=Vantage.PROXY, **ended) for n in (1, 2, 3)]
         failed = record(4, vantage=Vantage.PROXY, status=Status.ERROR, **ended)
         api.store([*seen, failed, record(5, **ended)], [objective()])
-        page = there.html("of the 4 of 5 requests that the proxy saw")
+        page = there.html("of the 4 of 5 requests that were seen as users got them")
     assert "25 %" in page
 
 
@@ -330,14 +332,14 @@ def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: 
     with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
         api.agent.engines.append(BLIND)
         api.store_minutes(minute(3, **UNKNOWN))
-        there.html("engines run requests, but no span of them")
+        there.html("engines run requests, but neither plugin")
         page = there.html("the model or the GPU's peak is unknown")
         assert "<dd>\N{EN DASH} / \N{EN DASH}</dd>" in page
         for reason in (
             "unknown: no stream was seen token by token",
-            "unknown: only the proxy sees every request",
+            "see every request",
             "unknown: no minute has a price and a number of GPUs",
-            "queue (only the engine's spans have it, and none arrived)",
+            "queue (only the engine's plugin and spans have it)",
             "No GPU was read: ",
         ):
             assert reason.lower() in page.lower(), reason
@@ -362,7 +364,7 @@ def test_an_engine_that_nobody_traces_is_shown_by_its_own_counters(
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
     assert "500 ms \N{EN DASH} 1 s" in page
     assert "unknown: nothing counted the" not in page
-    assert "No single request is seen: causes need spans or the proxy." in page
+    assert "No single request is seen: causes need the plugin, spans or the proxy." in page
     assert "Percentiles are within" not in page
 
 

@@ -78,10 +78,11 @@ class RequestFigures(BaseResponse):
     input_tokens_per_s: float | None
     output_tokens_per_s: float | None
     error_ratio: float | None = Field(
-        description="failed / all but cancelled and invalid; null unless the proxy saw them all"
+        description="failed / all but cancelled and invalid; null unless all have the user's view"
     )
     failures: Mapping[Literal["proxy", "engine"], Failures] = Field(
-        description="by who saw the requests: the proxy, or the engine alone"
+        description="by view: the user's (`proxy`: by the proxy or vLLM's plugin), or the engine's "
+        "alone"
     )
     explained: int = Field(description="missed requests of which the causes are stored so far")
     causes: Mapping[str, float] | None = Field(

@@ -34,7 +34,7 @@ from agent.records.queries import Cursor, Latency, RequestFilter
 
 
 class Gaps(BaseResponse):
-    """Seconds between chunks that held tokens, as the proxy saw them.
+    """Seconds between chunks that held tokens, as the user got them.
 
     p50 and p99 are within the `relative_error` of the summary.
     """
@@ -48,14 +48,17 @@ class Gaps(BaseResponse):
 class RequestResponse(BaseResponse):
     """One request.
 
-    A request that both the proxy and the engine saw has the vantage `joined`: its latencies, times
-    and status are the proxy's, and `engine_...` holds the engine's.
+    A request with the user's and the engine's view has the vantage `joined`: its latencies, times
+    and status are the user's, and `engine_...` holds the engine's. The user's view is that of the
+    proxy, or of vLLM's plugin in the engine's front; alone its vantage is `proxy`.
     """
 
     request_id: str | None
-    response_id: str | None = Field(description="the id in the response's body, as the proxy saw")
+    response_id: str | None = Field(description="the id in the response's body")
     trace_id: str
-    span_id: str = Field(description="the engine's span, or the proxy's if only that is known")
+    span_id: str = Field(
+        description="the engine's span, or that of the user's view; made up without any"
+    )
     parent_span_id: str | None
     proxy_span_id: str | None
     agent: str | None
@@ -113,9 +116,9 @@ class RequestResponse(BaseResponse):
     media_parts: int | None = Field(description="images, audio and video in the messages")
     media_bytes: int | None = Field(description="of the media that the request itself holds")
     priority: int | None = Field(description="vLLM's, of its header or the body")
-    end_user: str | None = Field(description="of `proxy.user_header`")
-    workload: str | None = Field(description="of `proxy.workload_header`")
-    session: str | None = Field(description="of `proxy.session_header`")
+    end_user: str | None = Field(description="by `proxy.user_header`, or the plugin's variable")
+    workload: str | None = Field(description="by `proxy.workload_header`, or the plugin's variable")
+    session: str | None = Field(description="by `proxy.session_header`, or the plugin's variable")
     engine_request_id: str | None
     engine_status: Status | None
     engine_ttft_s: float | None

@@ -310,8 +310,11 @@ def _traffic(summary: Json) -> ReportTable:
         ["output tokens/s", number_text(summary["output_tokens_per_s"])],
         ["input tokens/s", number_text(summary["input_tokens_per_s"])],
         ["error ratio", share(summary["error_ratio"])],
-        ["failed at the proxy", number_text(failures["proxy"]["failed"])],
-        ["failed at the engine, at least", number_text(failures["engine"]["failed"])],
+        ["failed, of those with the user's view", number_text(failures["proxy"]["failed"])],
+        [
+            "failed, of those with the engine's alone, at least",
+            number_text(failures["engine"]["failed"]),
+        ],
     ]
     return ReportTable(title="Traffic", columns=("figure", "value"), rows=rows)
 

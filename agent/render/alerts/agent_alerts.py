@@ -41,7 +41,12 @@ _LOSSES = (
     _Loss("LlmAgentForwardDropping", m.FORWARD_DROPPED, "reason", "does not forward OTLP bodies"),
     _Loss("LlmAgentPushDropping", own.PUSH_DROPPED, "reason", "does not push its metrics"),
     _Loss("LlmAgentDiscoveryFailing", own.DISCOVERY_FAILURES, "reason", "cannot find its engines"),
-    _Loss("LlmAgentProxyFailing", m.PROXY_FAILURES, "reason", "does not measure proxied requests"),
+    _Loss(
+        "LlmAgentProxyFailing",
+        m.PROXY_FAILURES,
+        "reason",
+        "does not measure requests of the proxy or the plugin",
+    ),
     _Loss("LlmAgentStoreFailing", m.STORE_FAILURES, "what", "cannot write to its database"),
     _Loss("LlmAgentRowsLost", m.LOST_ROWS, "reason", "loses rows that it should publish"),
 )

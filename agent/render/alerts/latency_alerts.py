@@ -136,8 +136,8 @@ def _over_limit(
         f"The {share} of {row.name} of {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} is over "
         f"the limit of objective {objective.name}",
         f"The {share} of {row.name} over {window} is about {{{{ $value | humanizeDuration }}}}, "
-        f"taken at the {{{{ $labels.vantage }}}}; {percent(objective.target)} of the requests must "
-        f"stay within {latency(limit_s)}.",
+        f"by vantage {{{{ $labels.vantage }}}} (proxy: what users got); "
+        f"{percent(objective.target)} of the requests must stay within {latency(limit_s)}.",
     )
 
 

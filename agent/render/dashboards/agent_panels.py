@@ -109,6 +109,13 @@ AGENT_ROW = PanelRow(
             ),
         ),
         Panel(
+            "Responses of other routes",
+            "Responses of engines' fronts that have no row, such as embeddings, by class of "
+            "status. Only an engine's plugin counts them.",
+            PanelUnit.PER_SECOND,
+            (sum_by(("engine", "route", "status"), m.ENGINE_RESPONSES),),
+        ),
+        Panel(
             "Time since the last step",
             "Since a step of the engine came from its plugin; it grows while the engine is idle.",
             PanelUnit.SECONDS,

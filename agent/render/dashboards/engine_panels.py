@@ -61,8 +61,9 @@ _LATENCY = (
     *(
         Panel(
             title,
-            f"{text} By vantage: the proxy measures what users get. The dashed line is the limit "
-            "of an objective, the points are traces of single requests.",
+            f"{text} By vantage: `proxy` is what users get, by the agent's proxy or vLLM's plugin. "
+            "The dashed line is the limit of an objective, the points are traces of single "
+            "requests.",
             PanelUnit.SECONDS,
             (
                 *percentiles(metric, ("vantage",), "{{vantage}} ", traces=True),
@@ -81,8 +82,8 @@ _LATENCY = (
     ),
     Panel(
         "Between tokens",
-        "Gaps between chunks with tokens, and the longest gap of each request. Only from the "
-        "proxy; a chunk may hold several tokens.",
+        "Gaps between chunks with tokens, and the longest gap of each request. Only by the "
+        "plugin or the proxy; a chunk may hold several tokens.",
         PanelUnit.SECONDS,
         (
             *percentiles(m.CHUNK_GAP, (), "gap "),
@@ -128,13 +129,13 @@ _PHASES = (
             (
                 "First token that is not reasoning",
                 m.FIRST_VISIBLE,
-                "The wait of a user who sees no reasoning. Only from the proxy.",
+                "The wait of a user who sees no reasoning. Only by the plugin or the proxy.",
             ),
             (
                 "What the front adds",
                 m.HOLDBACK,
-                "Time from the engine's first token to the proxy's: front, parsers and network. "
-                "Needs the proxy and the engine's spans.",
+                "Time from the engine's first token to the user's: front, parsers and, by a proxy, "
+                "network. Needs the plugin, or the proxy and the engine's spans.",
             ),
         )
     ),

@@ -171,7 +171,7 @@ _MEASURE = (*OBJECTIVE, "measure")
 _BOUNDS = Panel(
     "Attainment by the engines' own histograms",
     "Between these two lies the share of answered requests that met every limit, as far as the "
-    "buckets say. It needs no spans and no proxy.",
+    "buckets say. It needs no rows of single requests.",
     PanelUnit.SHARE,
     (
         Query(

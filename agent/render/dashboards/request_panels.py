@@ -128,7 +128,7 @@ _LOST = (
     ),
     Panel(
         "Attainment by tenant",
-        "Tenants are known if requests pass the proxy. Green starts at the objective's target.",
+        "Tenants are known by the plugin or the proxy. Green starts at the objective's target.",
         PanelUnit.SHARE,
         (Sql(sql.ATTAINMENT_BY_TENANT), Sql(sql.COLOURS)),
         style=TABLE,

@@ -57,7 +57,7 @@ const rate = (name, value, counted, of) => [name, perSecond(value ?? counted, "t
 const unseen_work = ({requests}, engines) => requests === 0 && engines.some(({running}) => running > 0);
 
 const NO_RATES = {goodput_rps: null, throughput_rps: null, input_tokens_per_s: null, output_tokens_per_s: null};
-const SEEN_BY = "unknown: engines run requests, but no span of them and no proxy shows them";
+const SEEN_BY = "unknown: engines run requests, but neither plugin, spans nor proxy show them";
 
 // Attainment by histograms, of objectives that judged no request with a row.
 const attained_between = ({objective, lower, upper}, target) => [
@@ -73,7 +73,7 @@ const stream_between = ({tpot}) => tpot && between({
 }, (value) => perSecond(value, "tok"));
 
 const of_proxied = ({requests}, proxied) => (proxied.requests < requests
-  ? `of the ${number(proxied.requests)} of ${number(requests)} requests that the proxy saw` : "of requests through the proxy");
+  ? `of the ${number(proxied.requests)} of ${number(requests)} requests that were seen as users got them` : "of all requests, as users got them");
 
 function headline(summary, objectives) {
   const of = (name) => objectives.find((each) => each.name === name);
@@ -101,7 +101,7 @@ function headline(summary, objectives) {
         : counted.latencies_ms.tpot ? `the median, ${BY_BUCKETS}` : "unknown: no stream was seen token by token"],
     ["Errors", share(summary.error_ratio ?? proxied.error_ratio ?? failed),
       (summary.error_ratio ?? proxied.error_ratio) !== null ? of_proxied(summary, proxied)
-        : failed !== null ? `at least, ${BY_ENGINE}` : "unknown: only the proxy sees every request"],
+        : failed !== null ? `at least, ${BY_ENGINE}` : "unknown: only vLLM's plugin and the proxy see every request"],
     ["MFU / MBU", `${share(summary.mfu)} / ${share(summary.mbu)}`, why_no_use(summary)],
     ["Cost per hour", dollars(summary.cost?.usd_per_hour),
       summary.cost ? "of all engines together" : "unknown: no minute has a price and a number of GPUs"],
@@ -147,7 +147,7 @@ const WHY_NOT = {
   ttft: "no first token was seen",
   tpot: "no stream was seen token by token",
   e2e: "no request ended",
-  queue: "only the engine's spans have it, and none arrived",
+  queue: "only the engine's plugin and spans have it",
 };
 
 const unseen = (summary) => Object.entries(LATENCIES)
@@ -220,7 +220,7 @@ const cause = ({cause: name, share: part, requests, advice}) => [
 const explained = ({explained: known, missed}) => (known < missed ? `, of ${number(known)} explained requests of ${number(missed)} that missed` : "");
 
 const no_cause = ({missed, requests}) => (missed > 0 ? "No missed request of this window is explained yet."
-  : requests > 0 ? "No request of this window missed." : "No single request is seen: causes need spans or the proxy.");
+  : requests > 0 ? "No request of this window missed." : "No single request is seen: causes need the plugin, spans or the proxy.");
 
 function Show({data, live: pushed, address}) {
   const live = pushed ?? data.live;

@@ -19,7 +19,7 @@ function engine_phases({vantage, views, queue_s, prefill_s, decode_s, e2e_s}) {
   return [["front", Math.max(front, 0)], ...inside];
 }
 
-function proxy_phases({views}) {
+function user_phases({views}) {
   const {ttft_s: ttft, e2e_s: whole} = views.proxy ?? {};
   if (whole == null) return [];
   return ttft == null ? [["whole", whole]] : [["first", ttft], ["stream", whole - ttft]];
@@ -34,22 +34,22 @@ const Bar = ({name, phases, longest}) => phases.length ? html`
   </div>` : null;
 
 const NOT_SEEN = {
-  proxy: "No view of the proxy: the request did not go through it.",
-  engine: "No view of the engine: no span of it arrived.",
+  user: "No view of the user: neither the proxy nor the plugin in the engine's front measured it.",
+  engine: "No view of the engine: neither a span nor figures of its plugin came.",
 };
 
 function Waterfall({request}) {
   const {max_gap_s: gap} = request;
-  const bars = {proxy: proxy_phases(request), engine: engine_phases(request)};
+  const bars = {user: user_phases(request), engine: engine_phases(request)};
   const longest = Math.max(...Object.values(bars).map((phases) => phases.reduce((sum, [, s]) => sum + s, 0)));
-  if (!(longest > 0)) return html`<p>No waterfall: neither the proxy nor a span tells how long the request took.</p>`;
+  if (!(longest > 0)) return html`<p>No waterfall: no view tells how long the request took.</p>`;
   return html`
     <div class="bars">${Object.entries(bars).map(([name, phases]) =>
       html`<${Bar} name=${name} phases=${phases} longest=${longest} />`)}</div>
-    <${Table} label="Phases, as the proxy and the engine saw them, each from the request's arrival there" head=${["phase", "seen by", "time"]} words=${["seen by"]} pairs
+    <${Table} label="Phases, as the user and the engine saw them, each from the request's arrival" head=${["phase", "seen by", "time"]} words=${["seen by"]} pairs
       rows=${Object.entries(bars).flatMap(([name, phases]) => phases.map(([phase, s]) => [
         html`<span class="key ${phase}"></span>${PHASES[phase]}`, name, seconds(s)]))
-        .concat(gap === null ? [] : [["the longest gap of its stream", "proxy", seconds(gap)]])} />
+        .concat(gap === null ? [] : [["the longest gap of its stream", "user", seconds(gap)]])} />
     ${Object.entries(NOT_SEEN).map(([name, why]) => !bars[name].length && html`<p class="quiet">${why}</p>`)}`;
 }
 
@@ -77,7 +77,7 @@ const Why = ({explanation}) => explanation === null ? null : html`
 
 const LIMITS = {ttft: "TTFT", tpot: "TPOT", e2e: "end to end"};
 
-const NO_PARTS = "only the engine's spans have queue, prefill and decode";
+const NO_PARTS = "only the engine's view has queue, prefill and decode";
 
 // A known value as it is shown, otherwise why it is unknown.
 const or = (value, why, show = (known) => known) =>
@@ -87,8 +87,8 @@ function facts(request) {
   const {gaps} = request;
   return [
     ["Trace", request.trace_id], ["Started", time(request.started_at)], 
-    ["Engine", or(request.engine, "neither the proxy nor a span names it")],
-    ["Model", or(request.model, "neither the request nor a span names it")],
+    ["Engine", or(request.engine, "no view of it names it")],
+    ["Model", or(request.model, "neither the request nor the engine names it")],
     ["Tenant", or(request.tenant, "the request named none")], ["Status", request.status],
     ["Verdict", Object.entries(request.verdicts).map(([name, verdict]) => `${name}: ${verdict}`).join(", ") || request.verdict],
     ["TTFT", or(request.ttft_s, "no first token was seen", seconds)],
@@ -96,10 +96,10 @@ function facts(request) {
     ["End to end", or(request.e2e_s, "the request's end was not seen", seconds)],
     ["Front", or(request.front_s, NO_PARTS, (s) => `${seconds(s)} before the first token, in neither queue nor prefill`)],
     ["Left over", or(request.rest_s, NO_PARTS, (s) => `${seconds(s)} beside queue, prefill, decode and front`)],
-    ["Input tokens", or(request.input_tokens, "neither a span nor the response counts them", number)],
+    ["Input tokens", or(request.input_tokens, "neither the engine nor the response counts them", number)],
     ["Cached of them", or(request.cached_tokens, "not given by the engine", number)],
-    ["Output tokens", or(request.output_tokens, "neither a span nor the response counts them", number)],
-    ["Gaps between chunks", or(gaps, "only the proxy sees them, of a stream", gaps_text)],
+    ["Output tokens", or(request.output_tokens, "neither the engine nor the response counts them", number)],
+    ["Gaps between chunks", or(gaps, "only of a stream, by the plugin or the proxy", gaps_text)],
     ["Finish reason", or(request.finish_reason, "no view has it")],
     ["Cost", or(request.cost_usd, "the engine has no price, or its minutes are not stored yet", dollars)],
   ];

@@ -18,12 +18,12 @@ const cause = (request) => (request.cause ? words(request.cause)
   : request.verdict !== "missed" ? "" : request.explained_at ? UNKNOWN : "not explained yet");
 
 const WHY_NOT = {
-  engine: "neither the proxy nor a span names it",
+  engine: "no view of it names it",
   model: "neither the request nor a span names it",
   tenant: "the request named none",
-  "tokens in": "neither a span nor the response counts them",
-  "tokens out": "neither a span nor the response counts them",
-  queue: "only the engine's span has it, and none arrived",
+  "tokens in": "neither the engine nor the response counts them",
+  "tokens out": "neither the engine nor the response counts them",
+  queue: "only the engine's view has it",
   TTFT: "no first token was seen",
   TPOT: "fewer than two tokens were seen",
   e2e: "the request's end was not seen",
@@ -75,7 +75,7 @@ function Show({data: {page, over, causes}, parameters, choose, address}) {
     <${Table} label=${`Requests that began in the ${over}`} rows=${page.items.map(row(address))} pairs
       head=${["started", "engine", "model", "tenant", "tokens in", "tokens out", "queue", "TTFT", "TPOT", "e2e",
         "status", "verdict", "cause"]} words=${["engine", "model", "tenant", "status", "verdict", "cause"]}
-      empty="No request that the agent saw in this window matches the filter. It sees requests by the engine's spans and through its proxy." />
+      empty="No request that the agent saw in this window matches the filter. It sees requests by vLLM's plugin, by the engine's spans and through its proxy." />
     <${Reasons} of=${without(page.items)} />
     <p>${parameters.cursor && html`<a href=${address("requests", {...parameters, cursor: ""})}>newest</a> `}
       ${page.next && html`<a href=${address("requests", {...parameters, cursor: page.next})}>older</a>`}</p>
