@@ -61,7 +61,9 @@ def steps_of_evidence(
             model=next(iter(engine.models), None),
             seen=frozenset(_seen(evidence, configured, priced=priced)),
             impossible=frozenset(_left_out(evidence, priced=priced)),
+            measured_in_front=_is_measured_in_front(evidence),
             statistics_off=line is not None and "--disable-log-stats" in line.flags,
+            rust_frontend=evidence.rust_frontend,
             remote=evidence.remote,
             spans=target_of(settings, same_machine=not evidence.remote),
             plugin_socket=None if plugin is None else str(plugin),
@@ -94,17 +96,31 @@ def _left_out(evidence: AuditEvidence, *, priced: bool) -> Iterator[StepName]:
             yield StepName.PRICE
 
 
+def _is_measured_in_front(evidence: AuditEvidence) -> bool | None:
+    agent, trial = evidence.agent, evidence.trial
+    if (agent is not None and agent.in_front) or (trial is not None and trial.in_front):
+        return True
+    return False if agent is not None and agent.engine_views else None
+
+
+def _has_spans(evidence: AuditEvidence) -> bool:
+    agent, trial = evidence.agent, evidence.trial
+    if trial is not None and trial.lead_s is not None and not trial.in_front:
+        return True
+    return agent is not None and agent.engine_views > agent.in_front
+
+
 def _seen(
     evidence: AuditEvidence, configured: EngineSettings, *, priced: bool
 ) -> Iterator[StepName]:
-    agent, trial = evidence.agent, evidence.trial
+    agent, in_front = evidence.agent, _is_measured_in_front(evidence)
     gpus = _engine_gpus(evidence, configured)
     sees = {
         StepName.METRICS: evidence.engine.sample is not None,
-        StepName.SPANS: (trial is not None and trial.span_lead_s is not None)
-        or (agent is not None and agent.engine_views > 0),
+        StepName.SPANS: _has_spans(evidence),
         StepName.PLUGIN: agent is not None and bool(agent.plugin),
-        StepName.PROXY: agent is not None and agent.proxy_views > 0,
+        # Of a row that the engine had no figures of, nothing says which of the two measured it.
+        StepName.PROXY: agent is not None and agent.proxy_views > 0 and not in_front,
         StepName.GPU: bool(gpus),
         StepName.PRICE: priced and bool(gpus or configured.gpus or configured.parallelism),
         StepName.MODEL_CONFIG: evidence.model is not None,

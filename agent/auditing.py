@@ -13,10 +13,12 @@ from typing import Any
 from agent.agent_api import AgentApi, open_agent, own_agent
 from agent.analysis.audit import audit, counts
 from agent.analysis.audit.checks import AuditFinding
+from agent.analysis.joined_record import is_from_front
 from agent.analysis.setup_steps import SetupStep
 from agent.app.engines import gpu_source
 from agent.audited_setup import steps_of_agent, steps_of_evidence
 from agent.catalog.causes import Cause
+from agent.catalog.engine_flags import TRACES_ENDPOINT
 from agent.catalog.gpu_problems import NO_GPU
 from agent.catalog.hardware import WeightDtype
 from agent.catalog.metrics import PLUGIN_UP
@@ -56,7 +58,7 @@ Unread = dict[EvidencePart, str]
 class AuditOptions:
     """What to audit. Without `agent_url` the agent is that of the settings, if it runs.
 
-    A request is sent only if `send` is true; its span has `wait_s` to arrive. `step` is called
+    A request is sent only if `send` is true; its row has `wait_s` to be there. `step` is called
     with what the audit does.
     """
 
@@ -86,7 +88,8 @@ def gather(options: AuditOptions) -> AuditEvidence:
         options.step("asking the agent")
         with open_agent(*_agent_of(options), ca) as api:
             agent = _agent(api, options, configured, engine, unread)
-            trial = _trial(api if agent else None, live, options, engine, processes)
+            awaits_row = agent is not None and _may_have_rows(agent, processes)
+            trial = _trial(api if awaits_row else None, live, options, engine)
     if trial is None:
         unread[EvidencePart.REQUEST] = "no request was sent"
     return AuditEvidence(
@@ -96,6 +99,7 @@ def gather(options: AuditOptions) -> AuditEvidence:
         command_line=processes.command_line,
         addresses=processes.addresses,
         remote=not _locator(options, configured).same_machine,
+        rust_frontend=processes.rust_frontend,
         pids=processes.pids,
         gpus=gpus,
         model=model,
@@ -216,6 +220,7 @@ def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
         ),
         engine_views=_count(rows, ENGINE_VIEWS),
         proxy_views=proxy_views,
+        in_front=sum(_is_from_front(row) for row in rows),
         left_after_s=_left_after_s(rows) if plugin or proxy_views else None,
         cold=len(cold),
         plugin=plugin,
@@ -224,6 +229,10 @@ def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
 
 def _count(rows: Sequence[Mapping[str, Any]], views: Set[str]) -> int:
     return sum(row["vantage"] in views for row in rows)
+
+
+def _is_from_front(row: Mapping[str, Any]) -> bool:
+    return is_from_front(row["span_id"], row["proxy_span_id"], row["engine_request_id"])
 
 
 def _left_after_s(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
@@ -248,27 +257,28 @@ def _since(started_at: float | None) -> Mapping[str, str]:
     return {"started_from": datetime.fromtimestamp(started_at, UTC).isoformat()}
 
 
+def _may_have_rows(agent: AgentEvidence, processes: EngineProcesses) -> bool:
+    """Whether a row of a request may come: by the plugin, or by a span unless none is sent."""
+    line = processes.command_line
+    no_spans = line is not None and line.whole and TRACES_ENDPOINT not in line.flags
+    return bool(agent.plugin) or not no_spans
+
+
 def _trial(
-    api: AgentApi | None,
-    live: LiveEngine,
-    options: AuditOptions,
-    engine: EngineEvidence,
-    processes: EngineProcesses,
+    api: AgentApi | None, live: LiveEngine, options: AuditOptions, engine: EngineEvidence
 ) -> TrialRequest | None:
-    """Send a request if that is allowed, and wait for its span if one may come."""
+    """Send a request if that is allowed, and wait for its row at the API of the agent, if any."""
     if not options.send or not engine.models:
         return None
     options.step("sending a request")
     trial, response_id = live.send(engine.models[0])
-    line = processes.command_line
-    silent = line is not None and line.whole and "--otlp-traces-endpoint" not in line.flags
-    if api is None or response_id is None or silent:
+    if api is None or response_id is None:
         return trial
-    options.step("waiting for its span")
-    return _with_span(api, trial, (f"{response_id}-0", response_id), options.wait_s)
+    options.step("waiting for its row")
+    return _with_row(api, trial, (f"{response_id}-0", response_id), options.wait_s)
 
 
-def _with_span(
+def _with_row(
     api: AgentApi, trial: TrialRequest, ids: Sequence[str], wait_s: float
 ) -> TrialRequest:
     begun = time.monotonic()
@@ -276,13 +286,14 @@ def _with_span(
         for request_id in ids:
             status, row = api.read(f"/api/v1/requests/{request_id}")
             if status == _FOUND and row["vantage"] in ENGINE_VIEWS:
-                return replace(trial, waited_s=waited_s, span_lead_s=_lead_s(trial, row))
+                lead_s, in_front = _lead_s(trial, row), _is_from_front(row)
+                return replace(trial, waited_s=waited_s, lead_s=lead_s, in_front=in_front)
         time.sleep(_ASK_EVERY_S)
     return replace(trial, waited_s=waited_s)
 
 
 def _lead_s(trial: TrialRequest, row: Mapping[str, Any]) -> float:
-    """How far a span's row lies outside the request; negative before it."""
+    """How far a row lies outside the request; negative before it."""
     if row["clock_skew_s"] is not None:
         # So far ahead that the agent has replaced its times.
         return float(row["clock_skew_s"])

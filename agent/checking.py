@@ -47,7 +47,7 @@ AgentToAsk = Annotated[
 ]
 Send = Annotated[
     bool,
-    typer.Option("--send-request", help="Send the engine one tiny request and wait for its span."),
+    typer.Option("--send-request", help="Send the engine one tiny request and wait for its row."),
 ]
 KeyFile = Annotated[
     Path | None,

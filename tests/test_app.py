@@ -220,7 +220,9 @@ def test_a_stop_ends_with_success_and_loses_no_acknowledged_span(tmp_path: Path)
         agent.stop()
         # Sent to a stopped agent, and so not acknowledged.
         eventually(lambda: sender.sent > sender.acknowledged, within_s=WITHIN_S, what="a refusal")
-    # The file alone has every row, without its write-ahead log.
+    # The file alone has every row, and no write-ahead log stays beside it.
+    log = tmp_path / "goodput.db-wal"
+    assert not log.exists() or log.stat().st_size == 0
     copy = shutil.copy(tmp_path / "goodput.db", tmp_path / "copied.db")
     with closing(sqlite3.connect(copy)) as database:
         stored = {trace_id for (trace_id,) in database.execute("SELECT trace_id FROM requests")}

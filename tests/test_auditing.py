@@ -10,18 +10,22 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
+from agent import auditing
 from agent.agent_api import open_agent
 from agent.analysis.audit import audit
+from agent.analysis.joined_record import served_row
 from agent.analysis.setup_steps import SetupStep, StepName
 from agent.audited_setup import steps_of_agent, steps_of_evidence
 from agent.auditing import AuditOptions, gather
 from agent.catalog.causes import Cause
 from agent.catalog.hardware import Precision
 from agent.errors import SettingsInvalid
-from agent.records.audit import AuditEvidence, EvidencePart
+from agent.records.audit import AuditEvidence, CommandLine, EvidencePart
+from agent.records.engine import ServedRequest
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation
-from agent.records.request import Status, Vantage
+from agent.records.request import ProxyView, Status, Vantage
 from agent.settings import Settings
+from agent.sources.host.processes import EngineProcesses
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.ports import free_port
 from tests.records.making import judged, objective, record
@@ -29,6 +33,7 @@ from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
 from tests.sources.model_config.published import PUBLISHED
 from tests.sources.nvml.fake_driver import FakeDriver, build
+from tests.store.making import ended_request
 
 MODELS = b'{"data": [{"id": "tiny-llama", "max_model_len": 2048}]}'
 
@@ -111,7 +116,7 @@ def test_the_agent_tells_lengths_and_views_of_the_engine(vllm: EngineServer, api
     assert sorted(found.agent.lengths) == [(100, 21), (2000, 48)]
     assert found.agent.engine_views == 2
     assert finding(found, "--max-model-len") == "fail"
-    assert finding(found, "spans") == "pass"
+    assert finding(found, "single requests") == "pass"
     assert vllm.posted == []
 
 
@@ -244,12 +249,16 @@ def test_the_format_of_weights_is_that_of_the_configured_model_or_unknown_with_t
     assert (plain.compute, narrow.compute) == (Precision.BF16, Precision.FP8)
 
 
-def completes(vllm: EngineServer, api: Api, lead_s: float) -> None:
-    """The engine completes a request, and its span comes with a clock that is ahead."""
+def completes(vllm: EngineServer, api: Api, lead_s: float = 0.0, *, in_front: bool = False) -> None:
+    """The engine completes a request, and its row comes with a clock that is ahead: that of its
+    span, or that of its front."""
 
     def complete(handler: BaseHTTPRequestHandler) -> None:
         now = time.time() + lead_s
         row = record(7, request_id="cmpl-7-0", started_at=now, ended_at=now)
+        if in_front:
+            seen = row._replace(vantage=Vantage.PROXY, proxied=ProxyView())
+            row = served_row(ServedRequest(seen, (ended_request(request_id="cmpl-7-0"),)))
         api.store([row], [objective()])
         vllm.answers("/completed", b'{"id": "cmpl-7"}')
         vllm.scripts["/completed"](handler)
@@ -264,12 +273,30 @@ def test_the_span_of_the_request_is_awaited_and_its_clock_compared(
     completes(vllm, api, lead_s)
     found = gathered(vllm, api, send=True)
     assert found.trial is not None
-    assert found.trial.span_lead_s is not None
+    assert found.trial.lead_s is not None
     # The request itself takes a while, and within that nobody can tell.
     took_s = found.trial.ended_at - found.trial.sent_at
-    assert abs(lead_s) - took_s <= abs(found.trial.span_lead_s) <= abs(lead_s)
-    assert found.trial.span_lead_s * lead_s >= 0
+    assert abs(lead_s) - took_s <= abs(found.trial.lead_s) <= abs(lead_s)
+    assert found.trial.lead_s * lead_s >= 0
     assert finding(found, "clocks") == ("pass" if lead_s == 0 else "fail")
+
+
+@pytest.mark.parametrize(("heard", "waits"), [(True, True), (False, False), (None, False)])
+def test_without_spans_the_row_of_a_plugin_that_is_heard_is_awaited(
+    vllm: EngineServer,
+    api: Api,
+    monkeypatch: pytest.MonkeyPatch,
+    heard: bool | None,
+    waits: bool,
+) -> None:
+    seen = EngineProcesses(command_line=CommandLine(flags={}, limits={}))
+    monkeypatch.setattr(auditing, "read_processes", lambda *_: seen)
+    monkeypatch.setattr(auditing, "_plugin", lambda *_: heard)
+    completes(vllm, api, in_front=True)
+    found = gathered(vllm, api, send=True)
+    assert found.trial is not None
+    assert found.trial.in_front is waits
+    assert finding(found, "single requests") == ("pass" if waits else "fail")
 
 
 def test_a_span_that_does_not_come_is_not_waited_for_for_ever(vllm: EngineServer, api: Api) -> None:
@@ -277,7 +304,7 @@ def test_a_span_that_does_not_come_is_not_waited_for_for_ever(vllm: EngineServer
     found = gathered(vllm, api, send=True, wait_s=0.3)
     assert found.trial is not None
     assert found.trial.waited_s >= 0.3
-    assert finding(found, "spans") == "fail"
+    assert finding(found, "single requests") == "fail"
 
 
 @pytest.mark.slow

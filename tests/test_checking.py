@@ -177,7 +177,7 @@ def test_a_live_engine_is_audited(vllm: EngineServer) -> None:
     assert findings["expected series"] == "pass"
     # The objective of the defaults, chat.
     assert findings["bucket edges"] == "warn"
-    assert findings["spans"] == "unknown"
+    assert findings["single requests"] == "unknown"
     assert findings["utilisation"] == "unknown"
     assert "fail" not in findings.values()
     assert result.exit_code == 0

@@ -223,15 +223,26 @@ def served_row(served: ServedRequest) -> RequestRecord:
         return record
     first = served.choices[0]
     whole = with_figures(record, served.choices)
-    identity = f"{record.span_id}\0{first.request_id}"
     view = EngineView(request_id=first.request_id, status=_status(first))
     return whole._replace(
         vantage=Vantage.JOINED,
-        span_id=hashlib.blake2b(identity.encode(), digest_size=8).hexdigest(),
+        span_id=_made_span_id(record.span_id, first.request_id),
         proxy_span_id=record.span_id,
         parent_span_id=record.parent_span_id or record.span_id,
         engine_view=whole.engine_view or view,
     )
+
+
+def is_from_front(span_id: str, proxy_span_id: str | None, engine_request_id: str | None) -> bool:
+    """Whether a row with these ids was made by `served_row`: no proxy and no span of it exist."""
+    if proxy_span_id is None or engine_request_id is None:
+        return False
+    return span_id == _made_span_id(proxy_span_id, engine_request_id)
+
+
+def _made_span_id(proxy_span_id: str, engine_request_id: str) -> str:
+    identity = f"{proxy_span_id}\0{engine_request_id}"
+    return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
 
 def _status(ended: EndedRequest) -> Status:

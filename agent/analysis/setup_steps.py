@@ -16,8 +16,8 @@ class StepName(StrEnum):
     """A source of figures of an engine, in the order in which they are added."""
 
     METRICS = "metrics"
-    SPANS = "spans"
     PLUGIN = "plugin"
+    SPANS = "spans"
     PROXY = "proxy"
     GPU = "GPU"
     PRICE = "price"
@@ -43,7 +43,9 @@ class SetupFacts:
     """What is known of one engine and of the agent's settings for it.
 
     `program` is the engine's dialect, None if it is unknown. `seen` are the sources that give
-    figures now, `impossible` those that it cannot have here. `failure` is why its metrics cannot be
+    figures now, `impossible` those that it cannot have here. `measured_in_front` is whether the
+    plugin measures requests in the engine's front, as their users see them, None if that is not
+    known yet. `failure` is why its metrics cannot be
     read. A `remote` engine is on another machine. `proxy_url` is the proxy's own address. `gpus`
     are the indexes of the GPUs that the agent reads, None if its settings have no source of GPUs.
     An engine can be `priced` without a cost: while the number of its GPUs is unknown.
@@ -56,6 +58,7 @@ class SetupFacts:
     model: str | None = None
     seen: frozenset[StepName] = frozenset()
     impossible: frozenset[StepName] = frozenset()
+    measured_in_front: bool | None = None
     failure: str | None = None
     statistics_off: bool = False
     rust_frontend: bool = False
@@ -167,6 +170,13 @@ def _spans(facts: SetupFacts) -> Actions:
 def _plugin(facts: SetupFacts) -> Actions:
     if facts.program is None:
         return (_UNKNOWN_PROGRAM,)
+    if facts.rust_frontend:
+        return (
+            SetupAction(
+                "vLLM's Rust frontend loads no plugins: "
+                "start vLLM without VLLM_USE_RUST_FRONTEND, or use the proxy"
+            ),
+        )
     setting = () if facts.plugin_socket else (_setting(facts, "plugin_socket", _SOCKET),)
     shared = (SetupAction(_SHARED),) if facts.remote else ()
     return (
@@ -254,14 +264,15 @@ class _Source:
 _SOURCES = (
     _Source(StepName.METRICS, "load, queue, KV cache, rates, and latency by histograms", _metrics),
     _Source(
+        StepName.PLUGIN,
+        "what users got, and why: a row for each request, also refused ones and those whose client "
+        "left; tenants, gaps between tokens, queue, prefill and decode, each step",
+        _plugin,
+    ),
+    _Source(
         StepName.SPANS,
         "a row for each finished request: its latency, its phases, why it missed an objective",
         _spans,
-    ),
-    _Source(
-        StepName.PLUGIN,
-        "requests whose client left, finish reasons, cached tokens, preemptions, each step",
-        _plugin,
     ),
     _Source(
         StepName.PROXY,
@@ -278,10 +289,18 @@ _OF_VLLM = frozenset({StepName.SPANS, StepName.PLUGIN})
 
 
 def setup_steps(facts: SetupFacts) -> tuple[SetupStep, ...]:
-    """The steps of one engine in order, without those that it cannot have."""
+    """The steps of one engine in order, without those that it cannot have or does not need."""
     others = frozenset() if facts.program in (None, _VLLM) else _OF_VLLM
-    left_out = (facts.impossible | others) - facts.seen
+    left_out = (facts.impossible | others | _needless(facts)) - facts.seen
     return tuple(_step(source, facts) for source in _SOURCES if source.name not in left_out)
+
+
+def _needless(facts: SetupFacts) -> frozenset[StepName]:
+    """The steps that show nothing more than the plugin, if that is there."""
+    if StepName.PLUGIN not in facts.seen:
+        return frozenset()
+    in_front = facts.measured_in_front is not False
+    return frozenset({StepName.SPANS, StepName.PROXY} if in_front else {StepName.SPANS})
 
 
 def _step(source: _Source, facts: SetupFacts) -> SetupStep:
@@ -303,14 +322,13 @@ def next_step_text(engine: str, steps: Collection[SetupStep]) -> str:
         action.where + (f": {_in_one(action.lines)}" if action.lines else "")
         for action in following.actions
     )
-    return f"{text}; for {_FOR.get(following.name, following.name)} {actions}"
+    shown = {step.name for step in steps if step.state == "done"}
+    first_rows = following.name in _OF_VLLM and not shown & _OF_VLLM
+    return f"{text}; for {'single requests' if first_rows else following.name} {actions}"
 
 
 def _in_one(lines: Iterable[str]) -> str:
     return " ".join(line.strip() for line in lines)
-
-
-_FOR: Mapping[StepName, str] = {StepName.SPANS: "single requests"}
 
 
 def spans_target(

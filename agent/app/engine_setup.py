@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from agent.analysis.joined_record import is_from_front
 from agent.analysis.setup_steps import (
     SetupFacts,
     SpansTarget,
@@ -32,6 +33,7 @@ from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import read_version
 from agent.sources.engines.fetch import open_session, shown_url
+from agent.sources.host.processes import has_rust_frontend
 from agent.sources.host.source import process_locator
 
 _LOG = logging.getLogger(__name__)
@@ -39,38 +41,83 @@ _LOG = logging.getLogger(__name__)
 REFRESH_EVERY_S = 60.0
 # Rows in which the views of an earlier run of the agent are looked for.
 _ROWS = 20
-_RUST_FRONTEND = "vllm-rs"
 
 
 class SeenViews:
-    """When the newest span and the newest proxied request of each engine ended, in Unix seconds."""
+    """When each engine's newest request of a kind ended, in Unix seconds: by a span, by the proxy,
+    as measured in the engine's front, and by its plugin alone."""
 
     def __init__(self) -> None:
         self._spans: dict[str, float] = {}
         self._proxied: dict[str, float] = {}
+        self._in_front: dict[str, float] = {}
+        self._plugin_alone: dict[str, float] = {}
 
     def counted(self, requests: Sequence[JudgedRequest]) -> None:
-        """Learn the views of counted requests, none of which the plugin alone saw; never waits."""
+        """Learn the views of requests of spans and of the proxy; never waits."""
         for item in requests:
             record = item.record
             if record.engine is not None:
                 self.learn(record.engine, record.vantage, record.ended_at)
 
+    def counted_of_plugin(self, requests: Sequence[JudgedRequest]) -> None:
+        """Learn the views of requests of engines' plugins; never waits."""
+        for item in requests:
+            record = item.record
+            if record.engine is not None:
+                in_front = record.vantage in PROXY_VIEWS
+                self.learn_plugin(record.engine, record.ended_at, in_front=in_front)
+
     def learn(self, engine: str, vantage: Vantage, ended_at: float) -> None:
-        """Learn the views of one request."""
+        """Learn the views of one request of a span or of the proxy."""
         if vantage in ENGINE_VIEWS:
-            self._spans[engine] = max(self._spans.get(engine, 0.0), ended_at)
+            _learn(self._spans, engine, ended_at)
         if vantage in PROXY_VIEWS:
-            self._proxied[engine] = max(self._proxied.get(engine, 0.0), ended_at)
+            _learn(self._proxied, engine, ended_at)
+
+    def learn_plugin(self, engine: str, ended_at: float, *, in_front: bool) -> None:
+        """Learn of one request of a plugin, which measured it in the engine's front or not."""
+        _learn(self._in_front if in_front else self._plugin_alone, engine, ended_at)
+
+    def learn_stored(
+        self, engine: str, rows: Sequence[Mapping[str, Any]], *, has_proxy: bool
+    ) -> None:
+        """Learn the views of stored rows of an engine, of an agent that `has_proxy`."""
+        for row in rows:
+            vantage, ended_at = Vantage(row["vantage"]), row["ended_at"]
+            if ended_at is None:
+                continue
+            if is_from_front(row["span_id"], row["proxy_span_id"], row["engine_request_id"]):
+                self.learn_plugin(engine, ended_at, in_front=True)
+            elif vantage is Vantage.ENGINE and row["service_name"] is None:
+                self.learn_plugin(engine, ended_at, in_front=False)
+            elif vantage is not Vantage.PROXY or has_proxy:
+                # Without a proxy it was measured in a front whose engine had no figures of it.
+                self.learn(engine, vantage, ended_at)
 
     def has_spans(self, engine: str, since: float | None) -> bool:
         """Whether a span came of a request that ended since the engine's start."""
-        newest = self._spans.get(engine)
-        return newest is not None and (since is None or newest >= since)
+        return _is_since(self._spans.get(engine), since)
+
+    def is_measured_in_front(self, engine: str, since: float | None) -> bool | None:
+        """Whether requests since the engine's start were measured in its front; None without any
+        that would be."""
+        if _is_since(self._in_front.get(engine), since):
+            return True
+        others = self._spans.get(engine), self._plugin_alone.get(engine)
+        return False if any(_is_since(newest, since) for newest in others) else None
 
     def was_proxied(self, engine: str) -> bool:
         """Whether a request came through the proxy."""
         return engine in self._proxied
+
+
+def _learn(newest: dict[str, float], engine: str, ended_at: float) -> None:
+    newest[engine] = max(newest.get(engine, 0.0), ended_at)
+
+
+def _is_since(newest: float | None, since: float | None) -> bool:
+    return newest is not None and (since is None or newest >= since)
 
 
 class VersionReader:
@@ -167,9 +214,11 @@ class EngineSetups:
         """Learn once what an earlier run of the agent saw."""
         if self._remembers:
             return
+        has_proxy = self._settings.proxy.listen is not None
         try:
             for engine in self._engines:
-                self._read(partial(_learn_stored, engine.name, self._views))
+                rows = self._read(partial(_stored, engine.name))
+                self._views.learn_stored(engine.name, rows, has_proxy=has_proxy)
         except StoreUnavailable as error:
             _LOG.debug("what the last run saw of engines is not known yet: %s", error)
         else:
@@ -188,8 +237,11 @@ class EngineSetups:
             model=self._directory.model_of(engine.name),
             seen=frozenset(self._seen(engine, sample, host)),
             impossible=frozenset(self._impossible(engine, same_machine=same_machine)),
+            measured_in_front=self._views.is_measured_in_front(
+                engine.name, None if sample is None else sample.process_started_at
+            ),
             failure=self._monitors.failure_of(engine.name),
-            rust_frontend=_has_rust_frontend(host),
+            rust_frontend=host is not None and has_rust_frontend(host.processes or ()),
             remote=not same_machine,
             spans=target_of(self._settings, same_machine=same_machine),
             plugin_socket=None if plugin is None else str(plugin),
@@ -238,19 +290,10 @@ class EngineSetups:
         return tuple(sorted(sample.index for sample in self._gpus.inventory.newest()))
 
 
-def _learn_stored(engine: str, views: SeenViews, queries: Any) -> None:
+def _stored(engine: str, queries: Any) -> Sequence[Mapping[str, Any]]:
     wanted = RequestFilter(selection=Selection(engine=engine))
-    for row in queries.requests(wanted, None, _ROWS).items:
-        vantage, ended_at = Vantage(row["vantage"]), row["ended_at"]
-        # A row that the plugin alone saw has no service name.
-        by_plugin = vantage is Vantage.ENGINE and row["service_name"] is None
-        if ended_at is not None and not by_plugin:
-            views.learn(engine, vantage, ended_at)
-
-
-def _has_rust_frontend(host: HostSample | None) -> bool:
-    processes = None if host is None else host.processes
-    return any(process.name.startswith(_RUST_FRONTEND) for process in processes or ())
+    rows: Sequence[Mapping[str, Any]] = queries.requests(wanted, None, _ROWS).items
+    return rows
 
 
 def target_of(settings: Settings, *, same_machine: bool) -> SpansTarget:

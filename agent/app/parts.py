@@ -32,7 +32,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.ended_requests import EndedRows
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
-from agent.pipeline.request_pipeline import ClientLabels, RequestPipeline, TenantLabels
+from agent.pipeline.request_pipeline import ClientLabels, OnCounted, RequestPipeline, TenantLabels
 from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
@@ -213,14 +213,11 @@ def _intake_parts(
     judge, on_counted = Judge(base.settings.all_objectives()), engines.missed.counted
     writer = base.store.writer(judge)
     labels = _labels(base)
-    ended_rows = base.store.ended_rows(judge, writer, base.directory.model_of, on_counted, labels)
-    complete = ended_rows.ended.complete
     views = SeenViews()
-
-    def on_viewed(requests: Sequence[JudgedRequest]) -> None:
-        on_counted(requests)
-        views.counted(requests)
-
+    of_plugin = _all_of(on_counted, views.counted_of_plugin)
+    ended_rows = base.store.ended_rows(judge, writer, base.directory.model_of, of_plugin, labels)
+    complete = ended_rows.ended.complete
+    on_viewed = _all_of(on_counted, views.counted)
     pipeline = RequestPipeline(judge, writer, base.meter, on_viewed, complete=complete)
     forwarder = _forwarder(base)
     # Each consumer gets every step and every ended request.
@@ -243,6 +240,14 @@ def _intake_parts(
         ),
         views=views,
     )
+
+
+def _all_of(*consumers: OnCounted) -> OnCounted:
+    def on_counted(requests: Sequence[JudgedRequest]) -> None:
+        for consumer in consumers:
+            consumer(requests)
+
+    return on_counted
 
 
 def _labels(base: BaseParts) -> ClientLabels:

@@ -42,7 +42,7 @@ from agent.store.publishing.changes import Lag, lag_of, prepare_file
 from agent.store.publishing.destination import SharedDatabase
 from agent.store.publishing.publisher import Publisher, upkeep_of
 from agent.store.retention import Retention
-from agent.store.sqlite_connection import checkpoints
+from agent.store.sqlite_connection import checkpoints, empty_log
 from agent.store.stored_queries import database_bytes, stored_queries
 from agent.store.time_limits import open_query_engine
 from agent.store.transactions import Joining, request_amend, request_settle, request_write
@@ -454,8 +454,8 @@ class AgentStore:
         if self.publishing is not None:
             self.publishing.close(PUBLISHED_WITHIN_S)
         self._keeper.close()
-        # So that a copy of the file alone has the rows, unless a query still reads them.
-        checkpoints(self.database)()
         self._query_database.dispose()
+        # So that a copy of the file alone has the rows, and no log stays beside it.
+        empty_log(self.database)
         self.database.dispose()
         self._keeper.release()

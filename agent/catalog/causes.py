@@ -230,7 +230,8 @@ CAUSES: Mapping[Cause, CauseFacts] = {
     Cause.UNEXPLAINED: CauseFacts(
         RequestPart.UNKNOWN,
         "No cause was found: the evidence names sources that would help.",
-        "Install the agent's engine plugin, send spans, and let requests go through the proxy.",
+        "Install the agent's engine plugin, or let requests go through the proxy where the engine "
+        "takes none.",
         None,
         None,
     ),

@@ -22,6 +22,7 @@ FLAG_ALIASES: Mapping[str, str] = {
     "-dp": "--data-parallel-size",
     "-sc": "--speculative-config",
 }
+TRACES_ENDPOINT = "--otlp-traces-endpoint"
 # The flags that an audit reads. None of their values is a secret.
 AUDITED_FLAGS = frozenset(
     {
@@ -30,7 +31,7 @@ AUDITED_FLAGS = frozenset(
         "--enforce-eager",
         "--no-enable-chunked-prefill",
         "--no-enable-prefix-caching",
-        "--otlp-traces-endpoint",
+        TRACES_ENDPOINT,
         "--quantization",
         "--shutdown-timeout",
     }

@@ -214,6 +214,7 @@ class ExpositionFault(StrEnum):
     NO_KNOWN_SERIES = "no_known_series"
     LINE_MALFORMED = "line_malformed"
     VALUE_NOT_FINITE = "value_not_finite"
+    VALUE_NEGATIVE = "value_negative"
     SERIES_REPEATED = "series_repeated"
     HISTOGRAM_INCOMPLETE = "histogram_incomplete"
 

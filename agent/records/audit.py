@@ -67,7 +67,8 @@ class AgentEvidence:
     """What a running agent knows of the engine.
 
     `lengths` are (input tokens, output tokens) of its newest `requests`, `engine_views` how many of
-    those are in the engine's view, `proxy_views` in the proxy's. `left_after_s` are the durations
+    those are in the engine's view, `proxy_views` in the user's; `in_front` of these were measured
+    in the engine's front by its plugin, the others by the proxy. `left_after_s` are the durations
     of those whose clients left; None if neither the engine's plugin nor the proxy would report
     them. `cold` are the requests since the engine's start that missed because it had just started,
     1,000 at most. `plugin` is whether that plugin sends, None if the agent has no socket for it.
@@ -77,6 +78,7 @@ class AgentEvidence:
     lengths: tuple[tuple[int, int], ...] = ()
     engine_views: int = 0
     proxy_views: int = 0
+    in_front: int = 0
     left_after_s: tuple[float, ...] | None = None
     cold: int = 0
     plugin: bool | None = None
@@ -86,8 +88,9 @@ class AgentEvidence:
 class TrialRequest:
     """The request that the audit sent, in Unix time by the clock of the audit.
 
-    `problem` is why it did not end well. `span_lead_s` is how far its span lies after the request,
-    or (negative) before it; None if none arrived within `waited_s`.
+    `problem` is why it did not end well. `lead_s` is how far its row lies after the request, or
+    (negative) before it; None if none was there within `waited_s`. Its row comes of its span, or
+    was measured `in_front`, by the plugin in the engine's front.
     """
 
     request_id: str
@@ -95,7 +98,8 @@ class TrialRequest:
     ended_at: float
     problem: str | None = None
     waited_s: float = 0.0
-    span_lead_s: float | None = None
+    lead_s: float | None = None
+    in_front: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +114,9 @@ class LatencyLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvidence:
     """All evidence. `unread` says of a part why it is missing, `pids` are the engine's processes,
-    `addresses` those that it listens on; `remote` is whether we reach it from another machine.
-    `model` has the format of its weights."""
+    `addresses` those that it listens on; `remote` is whether we reach it from another machine,
+    `rust_frontend` whether it is a vLLM with its Rust frontend. `model` has the format of its
+    weights."""
 
     at: float
     engine: EngineEvidence
@@ -119,6 +124,7 @@ class AuditEvidence:
     command_line: CommandLine | None = None
     addresses: frozenset[str] | None = None
     remote: bool = False
+    rust_frontend: bool = False
     pids: frozenset[int] = frozenset()
     gpus: tuple[GpuSample, ...] | None = None
     model: ModelShape | None = None

@@ -72,11 +72,11 @@ def in_words(error: BaseException) -> str | None:
         return "no connection is free"
     if (code := sqlite_code(error)) is not None:
         return _OF_SQLITE.get(code)
+    # Drivers are used without SQLAlchemy, too.
     by_driver = getattr(error, "orig", None)
-    state = getattr(by_driver, "sqlstate", None)
+    state = getattr(by_driver or error, "sqlstate", None)
     if state:
         return _OF_POSTGRES.get(state, _OF_POSTGRES.get(state[:2]))
-    # The driver of ClickHouse is used without SQLAlchemy, too.
     number = getattr(by_driver or error, "code", None)
     if isinstance(number, int):
         return _OF_CLICKHOUSE.get(number)

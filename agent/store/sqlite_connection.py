@@ -107,6 +107,19 @@ def checkpoints(engine: Engine) -> Callable[[], None]:
     return checkpoint
 
 
+def empty_log(engine: Engine) -> None:
+    """Write SQLite's log into its file and cut it to nothing, as far as no query still reads it."""
+    if engine.dialect.name != "sqlite":
+        return
+    try:
+        with closing(engine.raw_connection()) as connection:
+            connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+    except StoreUnavailable:
+        return  # The database is not open, and its keeper has logged why.
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        _LOG.warning("the log of the database was not written into its file: %s", error)
+
+
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Switch the file to write-ahead logging. SQLite's own time-out does not cover this pragma."""
     deadline = monotonic() + _WAIT_S

@@ -55,11 +55,43 @@ def names(facts: SetupFacts, state: str) -> list[str]:
 def test_what_is_seen_is_done_and_the_rest_is_missing_in_order() -> None:
     assert names(PLAIN, "done") == ["metrics"]
     assert names(PLAIN, "missing") == [
-        "spans", "plugin", "proxy", "GPU", "price", "model config", "log",
+        "plugin", "spans", "proxy", "GPU", "price", "model config", "log",
     ]  # fmt: skip
     everything = replace(PLAIN, seen=frozenset(StepName))
     assert names(everything, "missing") == []
     assert all(each.actions == () for each in setup_steps(everything))
+
+
+@pytest.mark.parametrize(
+    ("seen", "in_front", "needed"),
+    [
+        ({StepName.PLUGIN}, True, []),
+        # It was heard of, and no request has come yet.
+        ({StepName.PLUGIN}, None, []),
+        # GOODPUT_AGENT_MIDDLEWARE=off: only a proxy sees what users got.
+        ({StepName.PLUGIN}, False, ["proxy"]),
+        # The engine has lost its plugin.
+        (set(), True, ["plugin", "spans", "proxy"]),
+    ],
+)
+def test_an_engine_with_the_plugin_needs_no_spans_and_mostly_no_proxy(
+    seen: set[StepName], in_front: bool | None, needed: list[str]
+) -> None:
+    facts = replace(PLAIN, seen=PLAIN.seen | seen, measured_in_front=in_front)
+    assert names(facts, "missing") == [*needed, "GPU", "price", "model config", "log"]
+    assert names(facts, "done") == ["metrics", *seen]
+
+
+def test_spans_and_a_proxy_that_are_there_beside_the_plugin_are_shown() -> None:
+    all_three = frozenset({StepName.PLUGIN, StepName.SPANS, StepName.PROXY})
+    facts = replace(PLAIN, seen=all_three, measured_in_front=True)
+    assert names(facts, "done") == ["plugin", "spans", "proxy"]
+
+
+def test_a_rust_frontend_loads_no_plugin() -> None:
+    facts = replace(PLAIN, rust_frontend=True)
+    assert lines(facts, StepName.PLUGIN) == []
+    assert "Rust frontend loads no plugins" in texts(facts, StepName.PLUGIN)
 
 
 def test_spans_of_vllm_have_the_name_the_model_and_the_address_in_effect() -> None:
@@ -242,9 +274,15 @@ def test_without_a_receiver_the_settings_come_first() -> None:
 
 
 def test_the_log_names_what_is_seen_and_the_next_step_on_one_line() -> None:
-    assert next_step_text("chat-0", setup_steps(PLAIN)) == (
+    without = replace(PLAIN, impossible=frozenset({StepName.PLUGIN}))
+    assert next_step_text("chat-0", setup_steps(without)) == (
         f"engine chat-0: metrics; for single requests restart vLLM with: {SPANS_LINE}"
     )
+    text = next_step_text("chat-0", setup_steps(PLAIN))
+    assert text.startswith("engine chat-0: metrics; for single requests ")
+    assert "GOODPUT_AGENT_SOCKET=" in text
+    traced = replace(PLAIN, seen=frozenset({StepName.METRICS, StepName.SPANS}))
+    assert "metrics, spans; for plugin " in next_step_text("chat-0", setup_steps(traced))
     everything = replace(PLAIN, impossible=frozenset(StepName))
     assert next_step_text("chat-0", setup_steps(everything)) == "engine chat-0: metrics"
     one = replace(PLAIN, impossible=frozenset(StepName) - {StepName.GPU})

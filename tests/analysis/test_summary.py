@@ -15,8 +15,11 @@ from agent.analysis.summary import Failures, Summary, TrafficLimit, check_traffi
 from agent.analysis.tally import (
     ALL_OBJECTIVES,
     MEASURES,
+    CausePlace,
+    CauseSum,
     Tally,
     VerdictCounts,
+    figures_by_cause,
     input_length_of,
     tally_of,
 )
@@ -289,3 +292,16 @@ def test_an_input_length_includes_its_lower_edge_and_excludes_its_upper(
     tokens: int | None, expected: str | None
 ) -> None:
     assert input_length_of(tokens) == expected
+
+
+def test_causes_come_by_their_seconds_over_all_limits_then_by_their_requests() -> None:
+    sums = {
+        CausePlace("chat", "failure", "admission"): CauseSum(requests=1, top_requests=1),
+        CausePlace("chat", "failure", "engine_failure"): CauseSum(requests=3, top_requests=3),
+        CausePlace("chat", "ttft", "burst"): CauseSum(requests=1, top_requests=1, excess_s=4.0),
+        CausePlace("chat", "ttft", "network"): CauseSum(requests=1, top_requests=1, excess_s=3.0),
+        CausePlace("chat", "e2e", "network"): CauseSum(requests=1, excess_s=3.0),
+    }
+    found = figures_by_cause(sums)
+    assert [each.cause for each in found] == ["network", "burst", "engine_failure", "admission"]
+    assert [each.share for each in found] == [0.6, 0.4, None, None]

@@ -40,7 +40,7 @@ def badly_started() -> AuditEvidence:
         limits=LatencyLimits(ttft_s=(0.2,), tpot_s=(0.12,)),
         command_line=command_line(otlp_traces_endpoint="", enforce_eager=""),
         agent=AgentEvidence(),
-        trial=trial(span_lead_s=None),
+        trial=trial(lead_s=None),
         gpus=None,
         unread={EvidencePart.GPUS: "no GPU can be read: no_library"},
     )

@@ -108,7 +108,7 @@ def test_an_engine_that_was_started_well_passes(engine: Vllm, watch: Watch) -> N
     assert {name for name, finding in findings.items() if finding == UNKNOWN} == GPU_CHECKS
     assert {name for name, finding in findings.items() if finding == WARN} == {"graceful stop"}
     assert FAIL not in findings.values()
-    assert "was there after" in audited.lines["spans"]["seen"]
+    assert "was there after" in audited.lines["single requests"]["seen"]
     assert audited.exit_code == 0 or audited.findings()["refused requests"] == FAIL
 
 
@@ -129,7 +129,7 @@ def test_a_clock_that_is_wrong_in_the_spans_is_seen(
     # By about as much as the spans were shifted, less the time that the request took.
     seen_s = float(line["seen"].split()[0])
     assert -1 < abs(lead_s) - seen_s < 3 + abs(lead_s) / 10
-    assert audited.findings()["spans"] == PASS
+    assert audited.findings()["single requests"] == PASS
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_the_lines_of_an_engine_that_was_started_badly_turn(asked: Vllm, watch: 
         "size for the traffic",
         "preemptions",
         "--max-model-len",
-        "spans",
+        "single requests",
     }
     assert findings["refused requests"] == WARN
     # The agent hears the other engine's plugin.
@@ -177,5 +177,5 @@ def test_the_lines_of_an_engine_that_was_started_badly_turn(asked: Vllm, watch: 
         f"{BAD_LENGTH} tokens; requests have {BAD_LENGTH}"
     )
     assert "--num-gpu-blocks-override" in lines["size for the traffic"]["change"]
-    assert "--otlp-traces-endpoint" in lines["spans"]["change"]
+    assert "--otlp-traces-endpoint" in lines["single requests"]["change"]
     assert audited.exit_code == 1

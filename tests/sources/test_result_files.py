@@ -125,6 +125,15 @@ def test_the_requests_of_guidellm_give_its_own_figures() -> None:
     assert requests_of(GUIDELLM).load["concurrency"] == "4"
 
 
+def test_a_response_of_guidellm_has_a_tpot_from_two_tokens_on(tmp_path: Path) -> None:
+    whole = content(GUIDELLM)
+    requests = whole["benchmarks"][0]["requests"]["successful"]
+    for number, tokens in enumerate((1, 2)):
+        requests[number] |= {"output_tokens": tokens, "inter_token_latency_ms": 30.0}
+    found = requests_of(written(tmp_path, whole))
+    assert [each.tpot_s for each in found.records[:2]] == [None, 0.03]
+
+
 def test_a_sample_of_guidellms_requests_is_not_taken_for_all(tmp_path: Path) -> None:
     whole = content(GUIDELLM)
     requests = whole["benchmarks"][0]["requests"]

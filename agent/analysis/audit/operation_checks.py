@@ -23,6 +23,7 @@ from agent.analysis.audit.checks import (
     without_flags,
 )
 from agent.catalog import engine_facts as fact
+from agent.catalog.engine_flags import TRACES_ENDPOINT
 from agent.catalog.metric import Metric
 from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES, SecurityNotice
 from agent.records.audit import AuditEvidence, EvidencePart, LatencyLimits
@@ -129,7 +130,11 @@ _FAMILIES: tuple[tuple[Metric, str, str], ...] = (
 )
 _HAS_BUCKETS = "0.32.0"
 _VLLM = "vllm"
-_ENDPOINT = "--otlp-traces-endpoint"
+_NAMES = {"sglang": "SGLang", "tgi": "Text Generation Inference", "trtllm": "TensorRT-LLM"}
+_ROWS = (
+    "pip install ./plugins/vllm beside vLLM (docs/vllm-plugin.md); or "
+    f"{TRACES_ENDPOINT} http://AGENT:4317, and OTEL_TRACES_SAMPLER=always_on"
+)
 
 
 def statistics(evidence: AuditEvidence) -> CheckResult:
@@ -207,27 +212,54 @@ def _between(limit_s: float, bounds: list[float]) -> str:
     return f"{limit_s:g} s is between the edges {below:g} and {bounds[index]:g}"
 
 
-def spans(evidence: AuditEvidence) -> CheckResult:
-    """Whether the engine's span of a request arrives at the agent."""
-    switch = f"{_ENDPOINT} http://AGENT:4317, and OTEL_TRACES_SAMPLER=always_on"
+def single_requests(evidence: AuditEvidence) -> CheckResult:
+    """Whether the agent has a row of each request, with the engine's figures."""
     trial = evidence.trial
-    if trial is not None and trial.span_lead_s is not None:
-        return passed(f"the request's span was there after {trial.waited_s:.1f} s")
-    if flags_are_known(evidence) and not flag(evidence, _ENDPOINT):
-        return failed(f"the engine sends none: it has no {_ENDPOINT}", switch)
+    if trial is not None and trial.lead_s is not None:
+        by = "by the middleware in its front" if trial.in_front else "by its span"
+        return passed(f"the request's row was there after {trial.waited_s:.1f} s ({by})")
+    without = _without_rows(evidence)
+    if without is not None:
+        return _proxied_rows(evidence, without)
+    plugin_sends = evidence.agent is not None and evidence.agent.plugin
+    no_spans = flags_are_known(evidence) and not flag(evidence, TRACES_ENDPOINT)
+    if no_spans and not plugin_sends:
+        return failed(f"no plugin is heard of, and no span comes without {TRACES_ENDPOINT}", _ROWS)
     if trial is None:
-        return _earlier_spans(evidence)
+        return _earlier_rows(evidence)
     if trial.problem is not None:
         return unknown(f"the request failed: {trial.problem}")
     if evidence.agent is None:
         return unknown(evidence.why_unread(EvidencePart.AGENT), "start the agent, or give --agent")
-    return failed(f"none within {trial.waited_s:.0f} s of a request", switch)
+    none_came = f"none within {trial.waited_s:.0f} s of a request"
+    if plugin_sends:
+        look = "read vLLM's log for goodput-agent-vllm: docs/vllm-plugin.md"
+        return unknown(f"{none_came}, though its plugin is heard of", look)
+    return failed(none_came, _ROWS)
 
 
-def _earlier_spans(evidence: AuditEvidence) -> CheckResult:
+def _without_rows(evidence: AuditEvidence) -> str | None:
+    """Why the engine can report no single request; None if it can, or if it is unknown."""
+    sample = evidence.engine.sample
+    if sample is not None and sample.dialect != _VLLM:
+        name = _NAMES.get(sample.dialect, sample.dialect)
+        return f"{name} sends no spans that the agent reads, and loads no plugin"
+    if evidence.rust_frontend:
+        return "vLLM's Rust frontend sends no spans, and loads no plugin"
+    return None
+
+
+def _proxied_rows(evidence: AuditEvidence, without: str) -> CheckResult:
+    agent = evidence.agent
+    if agent is not None and agent.proxy_views:
+        return passed(f"{without}; {agent.proxy_views} newest requests came through the proxy")
+    return warned(without, "let its requests go through the agent's proxy: docs/proxy.md")
+
+
+def _earlier_rows(evidence: AuditEvidence) -> CheckResult:
     agent = evidence.agent
     if agent is not None and agent.engine_views:
-        return passed(f"the agent has those of its {agent.engine_views} newest requests")
+        return passed(f"the agent has rows of its {agent.engine_views} newest requests")
     reason = evidence.why_unread(EvidencePart.REQUEST if agent else EvidencePart.AGENT)
     return unknown(reason, "give --send-request, with the agent running")
 
@@ -238,13 +270,13 @@ def clocks(evidence: AuditEvidence) -> CheckResult:
     started_at = None if engine.sample is None else engine.sample.process_started_at
     ahead = None if started_at is None else max(0.0, started_at - evidence.at)
     leads = {
-        "the span": None if trial is None else trial.span_lead_s,
+        "the request's row": None if trial is None else trial.lead_s,
         "HTTP's Date": engine.date_lead_s,
         "the process' start": ahead,
     }
     known = {name: lead for name, lead in leads.items() if lead is not None}
     if not known:
-        return unknown("no response has a time, and no span has arrived")
+        return unknown("no response has a time, and no row of a request is there")
     worst = max(known, key=lambda name: abs(known[name]))
     off_s = abs(known[worst])
     if off_s <= _SAME_CLOCK_S:
@@ -261,7 +293,13 @@ def plugin(evidence: AuditEvidence) -> CheckResult:
     if agent is None:
         return unknown(evidence.why_unread(EvidencePart.AGENT))
     if agent.plugin:
-        return passed("the agent hears of it")
+        return passed(
+            "the agent hears of it"
+            + (f", and has its rows of {agent.in_front} newest requests" if agent.in_front else "")
+        )
+    without = _without_rows(evidence)
+    if without is not None:
+        return unknown(without)
     silent = "the agent hears nothing of it"
     return warned(
         "the agent has no plugin_socket for it" if agent.plugin is None else silent,
@@ -285,9 +323,9 @@ WATCHING_CHECKS = (
         bucket_edges,
     ),
     _WATCH_CHECK(
-        "spans",
-        "rows, causes and cost of single requests come from spans",
-        spans,
+        "single requests",
+        "attainment, causes and cost need a row of each request, by the plugin or by spans",
+        single_requests,
     ),
     _WATCH_CHECK(
         "clocks",
@@ -296,7 +334,7 @@ WATCHING_CHECKS = (
     ),
     _WATCH_CHECK(
         "plugin",
-        "only vLLM's plugin reports requests whose client left, of steps and of preemptions",
+        "it measures each request as its user sees it, also refused ones, and reports each step",
         plugin,
     ),
 )  # fmt: skip

@@ -86,6 +86,11 @@ def front_waited(case: MissedCase, left_s: float) -> Claim | None:
     return _waited(case, case.arrived_at, case.first_at, _FRONT)
 
 
+def front_waited_in_stream(case: MissedCase, left_s: float) -> Claim | None:
+    """The front waited for a processor while it sent the stream, as measured inside it."""
+    return _waited(case, case.first_at, case.record.ended_at, _FRONT) if case.in_front else None
+
+
 def _waited(case: MissedCase, start: float, end: float, process: int) -> Claim | None:
     waited_s = case.timeline.processor_waits.lost_s(start, end, process)
     if not waited_s or waited_s < STARVED_SHARE * (end - start):

@@ -16,9 +16,10 @@ from agent.analysis.causes.baselines import (
 )
 from agent.analysis.causes.engine_timeline import COLD_S, EngineTimeline
 from agent.analysis.causes.periods import Change, MissedHits, Period, Prompts
+from agent.analysis.joined_record import is_from_front
 from agent.analysis.verdicts import E2E, TPOT, Excess, later_tokens
 from agent.records.engine import EndedRequest
-from agent.records.request import RequestRecord
+from agent.records.request import RequestRecord, Vantage
 
 _Value = TypeVar("_Value")
 
@@ -57,8 +58,9 @@ class Phase(StrEnum):
     """A part of a request's time. Each phase has its own rules.
 
     OUTSIDE: on the way to the engine and back. FRONT: in the engine before its queue. STREAM: the
-    response after the engine had sent it. UNSPLIT: the time to the first token if its phases are
-    unknown, because only the proxy saw the request.
+    response after the engine had sent it. Where the user's view was measured in the engine's front,
+    OUTSIDE and STREAM are that front's own time. UNSPLIT: the time to the first token if its phases
+    are unknown, because only the proxy saw the request.
     """
 
     OUTSIDE = "outside"
@@ -152,6 +154,19 @@ class MissedCase:
             timeline.sampled.has_drafts,
         )
         return frozenset(compress(_SIGNS, there))
+
+    @computed_once
+    def in_front(self) -> bool:
+        """Whether the user's view was measured in the engine's front, so that neither a network nor
+        the client's reading is in it."""
+        record, view = self.record, self.record.engine_view
+        engine_id = None if view is None else view.request_id
+        return is_from_front(record.span_id, record.proxy_span_id, engine_id)
+
+    @computed_once
+    def has_span(self) -> bool:
+        """Whether the engine's figures came with a span, and not with the plugin alone."""
+        return self.split and self.record.vantage is not Vantage.PROXY and not self.in_front
 
     @computed_once
     def queue(self) -> Period:

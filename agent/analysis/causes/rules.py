@@ -16,6 +16,7 @@ from agent.analysis.causes.baselines import hold_back_of
 from agent.analysis.causes.engine_rules import (
     core_waited,
     front_waited,
+    front_waited_in_stream,
     gpu_slowed,
     request_cold,
     seconds,
@@ -45,7 +46,8 @@ def tokenising(case: MissedCase, left_s: float) -> Claim | None:
         return None
     front_s = case.queued_at - case.arrived_at
     text = (
-        f"the engine's front took {seconds(front_s)} (by the span), usually {seconds(usual_s)} "
+        f"the engine's front took {seconds(front_s)} ({_engine_source(case)}), usually "
+        f"{seconds(usual_s)} "
         "for prompts of this length"
     )
     return Claim(left_s, (text,))
@@ -56,9 +58,10 @@ def parser_holdback(case: MissedCase, left_s: float) -> Claim | None:
     held_s, usual_s = hold_back_of(case.record), case.usual.hold_back_s
     if held_s is None or held_s - (usual_s or 0.0) < _SHORTEST_S:
         return None
+    seen = "in the engine's front" if case.in_front else "by the proxy"
     text = (
-        f"the first token came {seconds(held_s)} after the first byte of the response (by the "
-        f"proxy), usually {seconds(usual_s or 0.0)}"
+        f"the first token came {seconds(held_s)} after the first byte of the response ({seen}), "
+        f"usually {seconds(usual_s or 0.0)}"
     )
     return Claim(held_s - (usual_s or 0.0), (text,))
 
@@ -67,6 +70,8 @@ def network(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had its first token, and the response's first byte came late."""
     proxied = case.record.proxied
     if proxied is None or proxied.first_byte_s is None or case.usual.outside_s is None:
+        return None
+    if case.in_front:
         return None
     engine_s = case.first_at - case.arrived_at
     late_s = proxied.first_byte_s - engine_s - case.usual.outside_s
@@ -81,13 +86,17 @@ def network(case: MissedCase, left_s: float) -> Claim | None:
 
 def slow_client(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had sent everything long before the client had read it."""
-    if case.record.proxied is None or case.record.decode_s is None:
+    if case.record.proxied is None or case.record.decode_s is None or case.in_front:
         return None
     text = (
-        f"the engine generated for {seconds(case.record.decode_s)} (by its span), and the client "
-        f"took {seconds(left_s)} longer to read the stream (by the proxy)"
+        f"the engine generated for {seconds(case.record.decode_s)} ({_engine_source(case)}), and "
+        f"the client took {seconds(left_s)} longer to read the stream (by the proxy)"
     )
     return Claim(left_s, (text,)) if left_s >= _SHORTEST_S else None
+
+
+def _engine_source(case: MissedCase) -> str:
+    return "by its span" if case.has_span else "by the engine's own figures"
 
 
 def admission(case: MissedCase, left_s: float) -> Claim | None:
@@ -155,7 +164,10 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
         Rule(Cause.CPU_STARVED, front_waited, Sign.CPU_WAITS),
         Rule(Cause.NETWORK, network),
     ),
-    Phase.STREAM: (Rule(Cause.SLOW_CLIENT, slow_client),),
+    Phase.STREAM: (
+        Rule(Cause.CPU_STARVED, front_waited_in_stream, Sign.CPU_WAITS),
+        Rule(Cause.SLOW_CLIENT, slow_client),
+    ),
     Phase.FRONT: (
         Rule(Cause.BURST, queue_rules.burst),
         Rule(Cause.CPU_STARVED, front_waited, Sign.CPU_WAITS),
@@ -264,8 +276,8 @@ def _top(shares: Sequence[CauseShare]) -> Cause:
 def _sources(case: MissedCase) -> tuple[str, ...]:
     there = (
         case.ended is not None or _has_steps(case),
-        case.split,
-        case.record.proxied is not None,
+        case.has_span,
+        case.record.proxied is not None and not case.in_front,
         case.timeline.sampled.until >= case.record.ended_at,
     )
     return tuple(compress(_SOURCES, there))
@@ -375,7 +387,13 @@ def _missing_evidence(case: MissedCase, phase: PhaseTime) -> tuple[str, ...]:
         not case.usual.requests,
     )
     delay_s = phase.seconds - phase.needed_s
-    return (f"{seconds(delay_s)} of delay in {phase.phase}; it would help to know {missing}",)
+    return (f"{seconds(delay_s)} of delay {_place(case, phase)}; it would help to know {missing}",)
+
+
+def _place(case: MissedCase, phase: PhaseTime) -> str:
+    if case.in_front and phase.phase in (Phase.OUTSIDE, Phase.STREAM):
+        return "in the engine's front, beside its core"
+    return f"in {phase.phase}"
 
 
 @cache

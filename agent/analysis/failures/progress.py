@@ -20,23 +20,37 @@ Progress = tuple[float | None, ...]
 
 _PROGRESS = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS, KV_CACHE_USAGE)
 # The facts that hang detection needs of each data-parallel rank.
-PROGRESS_FACTS = frozenset({*_PROGRESS, AWAKE, REQUESTS_RUNNING})
+PROGRESS_FACTS = frozenset({*_PROGRESS, AWAKE, REQUESTS_RUNNING, REQUESTS_WAITING})
 
 
 def progress_of(sample: EngineSample) -> Progress | None:
-    """Facts that change whenever the engine computes; None if it does not count its steps.
+    """Facts that change whenever the engine computes; None where it may compute without a change.
 
     Tokens alone are not enough: many engines count them when a request ends. A long prefill
-    outputs no token for many steps, but each step fills the KV cache.
+    outputs no token for many steps, but each step fills the KV cache. An engine that does not count
+    its steps must change something where requests only wait: none of them may be in a long step.
     """
-    if sample.fact(STEPS.name) is None:
+    if sample.fact(STEPS.name) is not None:
+        return tuple(sample.fact(fact.name) for fact in _PROGRESS)
+    if not _only_wait(sample):
         return None
-    return tuple(sample.fact(fact.name) for fact in _PROGRESS)
+    # More requests that wait are no progress.
+    others = {key: value for key, value in sample.facts.items() if key[0] != REQUESTS_WAITING.name}
+    return tuple(others[key] for key in sorted(others))
 
 
 def has_work(sample: EngineSample) -> bool:
-    """Whether the engine is awake and has requests in its batch."""
-    return not sleeps(sample) and (sample.fact(REQUESTS_RUNNING.name) or 0) > 0
+    """Whether the engine is awake and has requests in its batch, or does not count its steps and
+    has requests that only wait."""
+    running = (sample.fact(REQUESTS_RUNNING.name) or 0) > 0
+    waiting = sample.fact(STEPS.name) is None and _only_wait(sample)
+    return not sleeps(sample) and (running or waiting)
+
+
+def _only_wait(sample: EngineSample) -> bool:
+    """Whether requests wait and none runs."""
+    waiting = sample.fact(REQUESTS_WAITING.name) or 0
+    return waiting > 0 and sample.fact(REQUESTS_RUNNING.name) == 0
 
 
 def sleeps(sample: EngineSample) -> bool:

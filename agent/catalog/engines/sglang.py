@@ -7,11 +7,19 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
 
 _HITS = ("device_hit", "host_hit", "storage_hit")
+# Where prefill and decode are apart, requests also wait in these, for memory and for KV on its way.
+_APART_QUEUES = (
+    "sglang:num_prefill_bootstrap_queue_reqs",
+    "sglang:num_prefill_inflight_queue_reqs",
+    "sglang:num_decode_prealloc_queue_reqs",
+    "sglang:num_decode_transfer_queue_reqs",
+)
 _REALTIME_LOOKUPS = ("prefill_cache", "prefill_compute")
 
 SGLANG = Dialect(
     engine="sglang",
-    prefixes=("sglang:",),
+    # Ray Serve's collector writes its own prefix, and an underscore for each colon.
+    prefixes=("sglang:", "ray_sglang_"),
     model_label="model_name",
     merged_ranks=("dp_rank",),
     counted_at_end=frozenset({fact.INPUT_TOKENS, fact.OUTPUT_TOKENS}),
@@ -32,7 +40,7 @@ SGLANG = Dialect(
     },
     facts={
         fact.REQUESTS_RUNNING: (Spelling("sglang:num_running_reqs"),),
-        fact.REQUESTS_WAITING: (Spelling("sglang:num_queue_reqs"),),
+        fact.REQUESTS_WAITING: (Spelling("sglang:num_queue_reqs", also=_APART_QUEUES),),
         fact.KV_CACHE_USAGE: (Spelling("sglang:token_usage"),),
         fact.KV_BLOCKS: (Spelling("sglang:num_pages"),),
         fact.KV_BLOCK_TOKENS: (Spelling("sglang:page_size"),),

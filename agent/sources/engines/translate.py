@@ -198,7 +198,7 @@ class _DialectReader:
         return self._exposition.series.get(name, ())
 
     def translated(self) -> TranslatedExposition:
-        dropped = Counter(self._exposition.dropped)
+        dropped: Counter[str] = Counter(self._exposition.dropped)
         ranks = self._ranks()
         running = (REQUESTS_RUNNING.name, ())
         facts: dict[FactKey, float] = {}
@@ -206,12 +206,16 @@ class _DialectReader:
             facts[DATA_PARALLEL_RANKS.name, ()] = float(count)
         histograms: dict[str, HistogramSnapshot] = {}
         for metric, (spelling, series) in self._found.items():
-            if metric.kind is not Kind.HISTOGRAM:
-                facts.update(_scalars(metric, spelling, series))
-            elif merged := self._histogram(spelling, series):
-                histograms[metric.name] = merged
+            if metric.kind is Kind.HISTOGRAM:
+                merged = self._histogram(spelling, series)
+                if isinstance(merged, ExpositionFault):
+                    dropped[merged] += 1
+                else:
+                    histograms[metric.name] = merged
             else:
-                dropped[ExpositionFault.HISTOGRAM_INCOMPLETE] += 1
+                known = [each for each in series if each.value >= 0]
+                dropped[ExpositionFault.VALUE_NEGATIVE] += len(series) - len(known)
+                facts.update(_scalars(metric, spelling, known))
         return TranslatedExposition(
             dialect=self._dialect,
             model=self._model(),
@@ -219,13 +223,17 @@ class _DialectReader:
             ranks=ranks if len(ranks) > 1 else {},
             histograms=histograms,
             process_started_at=facts.get((PROCESS_START_TIME.name, ())),
-            dropped=dropped,
+            dropped=+dropped,
         )
 
     def _histogram(
         self, spelling: Spelling, buckets: list[SeriesValue]
-    ) -> HistogramSnapshot | None:
-        return merged_histogram(buckets, self._counted(spelling, "_sum"))
+    ) -> HistogramSnapshot | ExpositionFault:
+        sums = self._counted(spelling, "_sum")
+        # An engine that counts backwards, as SGLang did, has no right part either.
+        if any(each.value < 0 for each in (*buckets, *sums)):
+            return ExpositionFault.VALUE_NEGATIVE
+        return merged_histogram(buckets, sums) or ExpositionFault.HISTOGRAM_INCOMPLETE
 
     def _ranks(self) -> Mapping[str, Facts]:
         ranks: defaultdict[str, dict[FactKey, float]] = defaultdict(dict)

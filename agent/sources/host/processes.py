@@ -57,6 +57,8 @@ _TITLES: Sequence[tuple[re.Pattern[str], ProcessRole]] = (
 )
 _DEFAULT_PREFIX = "VLLM::"
 
+_RUST_FRONTEND = "vllm-rs"
+
 # They listen for a container; the engine's processes are others.
 _RELAYS = frozenset({"docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2"})
 
@@ -250,6 +252,12 @@ class EngineProcesses:
     command_line: CommandLine | None = None
     addresses: frozenset[str] | None = None
     problem: str | None = None
+    rust_frontend: bool = False
+
+
+def has_rust_frontend(processes: Iterable[EngineProcess]) -> bool:
+    """Whether these are processes of a vLLM with its Rust frontend."""
+    return any(process.name.startswith(_RUST_FRONTEND) for process in processes)
 
 
 def read_processes(
@@ -271,6 +279,7 @@ def read_processes(
         pids=frozenset(process.pid for process in found),
         command_line=None if words is None else command_line(words),
         addresses=addresses,
+        rust_frontend=has_rust_frontend(found),
         problem=None if words is not None else "no process at its port shows vLLM's command line",
     )
 

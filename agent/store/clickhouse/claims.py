@@ -1,5 +1,6 @@
 """An agent's name and objectives in ClickHouse, which has no transactions."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -61,9 +62,15 @@ class ClickHouseClaim(NameClaim):
     """
 
     def __init__(
-        self, agent: str, instance: str, *, state: AgentState, lag: Callable[[], Lag]
+        self,
+        agent: str,
+        instance: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        state: AgentState,
+        lag: Callable[[], Lag],
     ) -> None:
-        super().__init__(agent, instance, state=state)
+        super().__init__(agent, instance, monotonic, state=state)
         self._file_lag = lag
         self._started: dict[str, Any] = {}
 

@@ -1,6 +1,7 @@
 """vLLM's front: its open requests, what it reports of each that ended, and its other routes."""
 
 import logging
+import math
 import os
 import time
 from asyncio import AbstractEventLoop, get_running_loop
@@ -20,7 +21,7 @@ from goodput_agent_vllm.core import (
     record_bytes,
 )
 from goodput_agent_vllm.datagrams import count_record, open_record, served_record
-from goodput_agent_vllm.held_figures import WAIT_S, HeldFigures, Waiting
+from goodput_agent_vllm.held_figures import WAIT_S, Figures, HeldFigures, Key, Waiting, key_of
 from goodput_agent_vllm.middleware import App, Message, Receive, Scope, Send
 from goodput_agent_vllm.open_requests import OpenRequests, Slot
 from goodput_agent_vllm.reporting import MAX_ERRORS, Reporter, shared_reporter
@@ -29,7 +30,6 @@ from goodput_agent_vllm.watched_request import (
     WATCHED,
     Trace,
     WatchedRequest,
-    counted_send,
     path_of,
 )
 
@@ -87,7 +87,7 @@ class Front:
             self._open.add(watched)
             return watched.run
         scope[WATCHED] = True
-        return partial(_serve, scope, receive, counted_send(scope, send, self._count_response))
+        return partial(_serve, scope, receive, self._counted(scope, send))
 
     def failed(self) -> None:
         """Count an error of the measuring itself; after too many, nothing is measured."""
@@ -96,6 +96,8 @@ class Front:
             _LOG.exception("goodput-agent-vllm: a request could not be measured")
         if self._errors == MAX_ERRORS:
             _LOG.error("goodput-agent-vllm: %d errors; requests are measured no more", MAX_ERRORS)
+            # The agent gets the figures as if there was no middleware.
+            self._reporter.take_figures = None
 
     def begin(self, arrival: Arrival, trace: Trace) -> MeasuredExchange:
         """Begin to measure a request."""
@@ -114,11 +116,14 @@ class Front:
         sent = record_bytes(record._replace(proxied=proxied, parent_span_id=trace.parent_span_id))
         return self._open_requests.open(open_record(sent, proxied=trace.proxied), at, at_s)
 
+    def forget(self, request: WatchedRequest) -> None:
+        """The request is open no more, whether it could be measured or not."""
+        self._open.discard(request)
+
     def ended(
         self, request: WatchedRequest, exchange: MeasuredExchange, ending: Ending, at_s: float
     ) -> None:
         """Report a request that ended, as soon as the engine's figures of it have come."""
-        self._open.discard(request)
         engine_id, usage = _engine_request(request.scope)
         if usage is not None:
             exchange.counted(usage)
@@ -127,37 +132,63 @@ class Front:
             record = record._replace(request_id=engine_id)
         record = record._replace(parent_span_id=request.trace.parent_span_id)
         served = partial(self._send, record, proxied=request.trace.proxied)
-        # Only a response 200, or one whose client left, is of a request that the engine got.
-        if engine_id is None or record.http_status not in (None, 200):
-            served(())
+        # The engine got no request that was refused.
+        if engine_id is None or 400 <= (record.http_status or 0) < 500:
+            served([])
         else:
-            choices = (record.proxied and record.proxied.choices) or 1
-            until_s = time.monotonic() + WAIT_S
-            self._held.wait(Waiting(engine_id, choices, until_s, served))
-            self.check()
+            self._join(key_of(engine_id, record.route), record, served, ending)
         if ending is not Ending.COMPLETE or (record.proxied and record.proxied.error):
             self._reporter.flush()
 
-    def _send(self, record: RequestRecord, figures: Any, *, proxied: bool) -> None:
+    def _join(
+        self, key: Key, record: RequestRecord, served: Callable[[Figures], None], ending: Ending
+    ) -> None:
+        proxied = record.proxied
+        choices = (proxied and proxied.choices) or 1
+        waiting = Waiting(key, choices, record.started_at, record.ended_at, served)
+        self._held.take(waiting)
+        # The figures of a client that left follow. After an error this process may end soon.
+        failed = ending is not Ending.CLIENT_GONE and proxied is not None and proxied.error
+        if waiting.is_complete or failed:
+            served(waiting.figures)
+        else:
+            self._held.wait(waiting, time.monotonic())
+            self._plan()
+
+    def _send(self, record: RequestRecord, figures: Figures, *, proxied: bool) -> None:
         self._reporter.add(served_record(record_bytes(record), figures, proxied=proxied))
 
     def _take_figures(self, engine_id: str, figures: bytes) -> None:
         """Keep the engine's figures of a request that ended, for its HTTP request."""
-        self._held.hold(engine_id, figures, time.monotonic())
-        self.check()
+        try:
+            complete = self._held.hold(engine_id, figures, time.monotonic())
+            if complete is not None:
+                complete.served(complete.figures)
+            elif self._held.is_full:
+                self.check()
+            else:
+                self._plan()
+        except Exception:
+            self.failed()
 
     def check(self) -> None:
         """Send what has waited for long enough, and plan the next look at the rest."""
-        now_s = time.monotonic()
-        for waiting in self._held.due(now_s):
-            waiting.request(waiting.figures)
-        for figures in self._held.overdue(now_s, self._is_open):
-            self._reporter.add(figures)
+        self._send_held(time.monotonic())
         for place in self._changed:
             route, status_class = place
             self._reporter.add(count_record(route, status_class, self._counts[place]))
         self._changed.clear()
         self._plan()
+
+    def _send_held(self, now_s: float) -> None:
+        for waiting in self._held.due(now_s):
+            try:
+                waiting.served(waiting.figures)
+            except Exception:
+                # The others are sent all the same.
+                self.failed()
+        for figures in self._held.overdue(now_s, self._open_keys):
+            self._reporter.add(figures)
 
     def _plan(self) -> None:
         if not self._planned and self._held.waits:
@@ -174,15 +205,27 @@ class Front:
         except Exception:
             self.failed()
 
-    def _is_open(self, engine_id: str) -> bool:
-        ids = {_engine_request(each.scope)[0] for each in self._open}
-        without_number = (engine_id.rpartition(joint)[0] for joint in "-_")
-        return engine_id in ids or any(each in ids for each in without_number)
+    def _open_keys(self) -> set[Key]:
+        scopes = [(each.scope, _engine_request(each.scope)[0]) for each in self._open]
+        return {key_of(found, path_of(scope)) for scope, found in scopes if found is not None}
 
     # Counts
 
     def _count_failure(self, reason: str) -> None:
         self._count(str(reason), 0)
+
+    def _counted(self, scope: Scope, send: Send) -> Send:
+        """A `send` that also counts the status of the response."""
+
+        def counting(message: Message) -> Awaitable[None]:
+            try:
+                if message["type"] == "http.response.start":
+                    self._count_response(scope, message["status"])
+            except Exception:
+                self.failed()
+            return send(message)
+
+        return counting
 
     def _count_response(self, scope: Scope, status: int) -> None:
         route = getattr(scope.get("route"), "path", None)
@@ -214,6 +257,7 @@ class Front:
         """Send everything, at the end of the process."""
         try:
             self.check()
+            self._send_held(math.inf)
             self._reporter.flush()
             if self._open_requests is not None and not self._open:
                 self._open_requests.close()

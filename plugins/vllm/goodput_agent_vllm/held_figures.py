@@ -1,9 +1,10 @@
 """Joins the engine's figures of a request with its HTTP request, in the process that has both."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+
+from goodput_agent_vllm.datagrams import REQUEST_RECORD
 
 # An HTTP request that ended waits this long for figures of the engine; mostly they come first.
 WAIT_S = 1.0
@@ -11,91 +12,184 @@ WAIT_S = 1.0
 HELD_S = 2.0
 MAX_HELD = 16_384
 
+# The engine begins a request after its arrival. Both times are of one clock, but that may be set.
+_SLACK_S = 0.1
 
-@dataclass(eq=False)
+# The engine's id of a request, and what joins it with the number of a part.
+Key = tuple[str, str]
+
+# vLLM numbers the prompts of a completion, `cmpl-x-0`, and the turns of a response, `resp_x_0`.
+_JOINTS = {"/v1/completions": "-", "/v1/responses": "_"}
+
+Figures = list[bytes]
+
+
+def key_of(engine_id: str, route: str | None) -> Key:
+    """The key of an HTTP request that vLLM gave this id."""
+    return engine_id, _JOINTS.get(route or "", "")
+
+
+@dataclass(eq=False, slots=True)
 class Waiting:
-    """An ended HTTP request that waits for the figures of its choices; `request` is its own."""
+    """An ended HTTP request that waits for the figures of its choices.
 
-    engine_id: str
+    `began_at` and `ended_at` are Unix times. `served` gets the figures, once.
+    """
+
+    key: Key
     choices: int
-    until_s: float
-    request: Any
-    figures: list[bytes] = field(default_factory=list)
+    began_at: float
+    ended_at: float
+    served: Callable[[Figures], None]
+    until_s: float = 0.0
+    figures: Figures = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the figures of all choices have come."""
+        return len(self.figures) >= self.choices
+
+    def fits(self, began_at: float) -> bool:
+        """Whether the engine may have begun this request then: clients repeat ids."""
+        # An unknown time, NaN, is neither before nor after.
+        return not (began_at < self.began_at - _SLACK_S or began_at > self.ended_at + _SLACK_S)
+
+    def unlikeness(self, began_at: float) -> tuple[bool, float]:
+        """How unlikely it is that the engine began this request then, to choose among several."""
+        return began_at < self.began_at, abs(began_at - self.began_at)
+
+
+class _Held:
+    """The figures of a choice that ended, and the keys of the HTTP requests that they may be of."""
+
+    __slots__ = ("began_at", "keys", "record", "taken", "until_s")
+
+    def __init__(self, engine_id: str, record: bytes, until_s: float) -> None:
+        self.keys = _keys_of_part(engine_id)
+        self.record = record
+        self.until_s = until_s
+        self.taken = False
+        values = REQUEST_RECORD.unpack_from(record)
+        ended_at, e2e_s = values[3], values[11]
+        self.began_at: float = ended_at - e2e_s
+
+
+def _keys_of_part(engine_id: str) -> list[Key]:
+    keys = [(engine_id, "")]
+    for joint in _JOINTS.values():
+        owner, _, number = engine_id.rpartition(joint)
+        if owner and number.isdecimal():
+            keys.append((owner, joint))
+    return keys
 
 
 class HeldFigures:
-    """Figures of ended requests by the engine's id, until their HTTP request ends.
+    """Figures of ended requests until their HTTP request ends, and the other way round.
 
-    Clients repeat ids, so an id may have several; the oldest are of the request that ended first.
+    Clients repeat ids, so a key may have several: those that the engine began next after the
+    arrival of the HTTP request are its own.
     """
 
     def __init__(self) -> None:
-        self._by_id: dict[str, deque[bytes]] = {}
+        self._held: dict[Key, list[_Held]] = {}
+        self._waiting: dict[Key, list[Waiting]] = {}
         # In the order of arrival, with those that were taken since.
-        self._held: deque[tuple[float, str, bytes]] = deque()
-        self._waiting: deque[Waiting] = deque()
+        self._held_since: deque[_Held] = deque()
+        self._waiting_since: deque[Waiting] = deque()
 
     @property
     def waits(self) -> bool:
         """Whether anything waits for a time."""
-        return bool(self._waiting or self._by_id)
+        return bool(self._held_since or self._waiting_since)
 
-    def hold(self, engine_id: str, figures: bytes, now_s: float) -> None:
-        """Keep the figures of a choice that ended."""
-        self._by_id.setdefault(engine_id, deque()).append(figures)
-        self._held.append((now_s + HELD_S, engine_id, figures))
+    @property
+    def is_full(self) -> bool:
+        """Whether figures must be sent by themselves before their time."""
+        return len(self._held_since) > MAX_HELD
 
-    def take(self, engine_id: str, choices: int) -> list[bytes]:
-        """Take the figures of the choices of a request, as far as they have come.
+    def hold(self, engine_id: str, record: bytes, now_s: float) -> Waiting | None:
+        """Keep the figures of a choice that ended; returns the HTTP request that they complete."""
+        held = _Held(engine_id, record, now_s + HELD_S)
+        found = [
+            waiting
+            for key in held.keys
+            for waiting in self._waiting.get(key, ())
+            if waiting.fits(held.began_at)
+        ]
+        if not found:
+            self._held_since.append(held)
+            for key in held.keys:
+                self._held.setdefault(key, []).append(held)
+            return None
+        nearest = min(found, key=lambda waiting: waiting.unlikeness(held.began_at))
+        nearest.figures.append(record)
+        if not nearest.is_complete:
+            return None
+        self._forget_waiting(nearest)
+        return nearest
 
-        vLLM numbers the prompts of a completion, `cmpl-x-0`, and the turns of a response,
-        `resp_x_0`.
-        """
-        found = self._taken(engine_id, choices)
-        for joint in "-_":
-            number = 0
-            while len(found) < choices:
-                more = self._taken(f"{engine_id}{joint}{number}", choices - len(found))
-                if not more:
-                    break
-                found += more
-                number += 1
-        return found
+    def take(self, waiting: Waiting) -> None:
+        """Give an HTTP request the figures of its choices, as far as they have come."""
+        fitting = [each for each in self._held.get(waiting.key, ()) if waiting.fits(each.began_at)]
+        fitting.sort(key=lambda held: waiting.unlikeness(held.began_at))
+        taken = fitting[: waiting.choices - len(waiting.figures)]
+        waiting.figures += [held.record for held in taken]
+        self._drop(taken)
 
-    def _taken(self, engine_id: str, most: int) -> list[bytes]:
-        held = self._by_id.get(engine_id, deque())
-        found = [held.popleft() for _ in range(min(most, len(held)))]
-        if found and not held:
-            del self._by_id[engine_id]
-        return found
-
-    def wait(self, waiting: Waiting) -> None:
-        """Let an ended HTTP request wait for its figures."""
-        self._waiting.append(waiting)
+    def wait(self, waiting: Waiting, now_s: float) -> None:
+        """Let an ended HTTP request wait for figures that did not come yet."""
+        waiting.until_s = now_s + WAIT_S
+        self._waiting.setdefault(waiting.key, []).append(waiting)
+        self._waiting_since.append(waiting)
 
     def due(self, now_s: float) -> list[Waiting]:
-        """HTTP requests whose figures have come, or that have waited for long enough."""
+        """HTTP requests that have waited for long enough."""
         found: list[Waiting] = []
-        for _ in range(len(self._waiting)):
-            waiting = self._waiting.popleft()
-            waiting.figures += self.take(waiting.engine_id, waiting.choices - len(waiting.figures))
-            ends = len(waiting.figures) >= waiting.choices or now_s >= waiting.until_s
-            (found if ends else self._waiting).append(waiting)
+        while self._waiting_since:
+            oldest = self._waiting_since[0]
+            if not oldest.is_complete:
+                if now_s < oldest.until_s:
+                    break
+                self._forget_waiting(oldest)
+                found.append(oldest)
+            self._waiting_since.popleft()
         return found
 
-    def overdue(self, now_s: float, is_open: Callable[[str], bool]) -> list[bytes]:
-        """Figures to be sent by themselves, unless the HTTP request of their id is open."""
-        found: list[bytes] = []
-        for _ in range(len(self._held)):
-            until_s, engine_id, figures = self._held[0]
-            if now_s < until_s and len(self._held) <= MAX_HELD:
+    def overdue(self, now_s: float, open_keys: Callable[[], Collection[Key]]) -> Figures:
+        """Figures to be sent by themselves, unless an HTTP request with their key is open."""
+        found: list[_Held] = []
+        kept: Collection[Key] | None = None
+        for _ in range(len(self._held_since)):
+            oldest = self._held_since[0]
+            if not oldest.taken and now_s < oldest.until_s and not self.is_full:
                 break
-            self._held.popleft()
-            held = self._by_id.get(engine_id, ())
-            if not any(each is figures for each in held):
+            self._held_since.popleft()
+            if oldest.taken:
                 continue
-            if len(self._held) < MAX_HELD and is_open(engine_id):
-                self._held.append((now_s + HELD_S, engine_id, figures))
+            if kept is None:
+                kept = open_keys()
+            if len(self._held_since) < MAX_HELD and any(key in kept for key in oldest.keys):
+                oldest.until_s = now_s + HELD_S
+                self._held_since.append(oldest)
             else:
-                found += self._taken(engine_id, 1)
-        return found
+                found.append(oldest)
+        self._drop(found)
+        return [held.record for held in found]
+
+    def _drop(self, taken: Iterable[_Held]) -> None:
+        keys: set[Key] = set()
+        for held in taken:
+            held.taken = True
+            keys.update(held.keys)
+        for key in keys:
+            left = [held for held in self._held[key] if not held.taken]
+            if left:
+                self._held[key] = left
+            else:
+                del self._held[key]
+
+    def _forget_waiting(self, waiting: Waiting) -> None:
+        left = self._waiting[waiting.key]
+        left.remove(waiting)
+        if not left:
+            del self._waiting[waiting.key]

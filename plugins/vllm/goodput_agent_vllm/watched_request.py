@@ -1,5 +1,6 @@
 """One HTTP request while vLLM's front serves it, measured by what passes its ASGI calls."""
 
+import contextlib
 import os
 import re
 import socket
@@ -8,7 +9,7 @@ import time
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from goodput_agent_vllm.core import Arrival, Ending, MeasuredExchange, RawHeaders, RequestRecord
 from goodput_agent_vllm.middleware import App, Message, Receive, Scope, Send
@@ -71,12 +72,15 @@ def kernel_wait_s(receive: Receive) -> float:
     The step is that of the kernel's clock, up to 4 ms. uvicorn's objects are undocumented, so
     anything may be missing.
     """
-    transport = getattr(getattr(receive, "__self__", None), "transport", None)
-    connection = None if transport is None else transport.get_extra_info("socket")
-    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+    try:
+        connection = receive.__self__.transport.get_extra_info("socket")  # type: ignore[attr-defined]
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return 0.0
+        info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
+        waited_s: float = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)[0] / 1000
+    except Exception:
+        # Also of a client that has left: its socket is closed.
         return 0.0
-    info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
-    waited_s: float = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)[0] / 1000
     return waited_s if waited_s <= _LONGEST_WAIT_S else 0.0
 
 
@@ -94,6 +98,7 @@ class WatchedRequest:
         "_body",
         "_body_bytes",
         "_body_complete",
+        "_broken",
         "_ended_s",
         "_exchange",
         "_front",
@@ -119,6 +124,8 @@ class WatchedRequest:
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._body_complete = False
+        # After an error of the measuring the request passes unmeasured.
+        self._broken = False
         self._exchange: MeasuredExchange | None = None
         self._slot: Slot | None = None
         self._gone_s: float | None = None
@@ -132,17 +139,39 @@ class WatchedRequest:
             await app(self.scope, self.receive, self.send)
             failed = False
         finally:
-            self._end_guarded(failed=failed)
+            self._report(failed=failed)
+
+    def _report(self, *, failed: bool) -> None:
+        """Report the request, unless that is done."""
+        if self._reported:
+            return
+        self._reported = True
+        self._front.forget(self)
+        self._guarded(self._end, failed=failed)
+
+    def _guarded(self, hook: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        if self._broken:
+            return
+        try:
+            hook(*arguments, **named)
+        except Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        """One error of a request counts, however many would follow."""
+        self._broken = True
+        self._body = []
+        self._front.failed()
+        with contextlib.suppress(Exception):
+            if self._slot is not None:
+                self._slot.close()
 
     # What the application receives
 
     async def receive(self) -> Message:
         """Return the next message of the server."""
         message = await self._receive()
-        try:
-            self._received(message)
-        except Exception:
-            self._front.failed()
+        self._guarded(self._received, message)
         return message
 
     def _received(self, message: Message) -> None:
@@ -152,21 +181,24 @@ class WatchedRequest:
             return
         piece = message.get("body", b"")
         self._body_bytes += len(piece)
-        if self._body_bytes <= MAX_BODY_BYTES:
+        if self._body_bytes > MAX_BODY_BYTES:
+            self._body = []
+        elif self._exchange is None:
             self._body.append(piece)
         if not message.get("more_body", False):
             self._body_complete = True
             # After the application went on: nothing delays the first token.
-            get_running_loop().call_soon(self._begin_guarded)
+            get_running_loop().call_soon(self._guarded, self._begin)
 
     # What the application sends
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the application to the server."""
-        try:
-            self._sent(message)
-        except Exception:
-            self._front.failed()
+        if not self._broken:
+            try:
+                self._sent(message)
+            except Exception:
+                self._fail()
         return self._send(message)
 
     def _sent(self, message: Message) -> None:
@@ -174,31 +206,24 @@ class WatchedRequest:
             # What follows after the client left is not its response.
             return
         now_s = time.monotonic()
-        body = message.get("body")
-        if body is None:
-            if message["type"] == "http.response.start":
-                if _client_left(self._receive):
-                    self._gone_s = now_s
-                    return
-                self._begin().answered(message["status"], message.get("headers", ()), now_s)
-            return
-        if body:
-            assert self._exchange is not None, "the head comes first"
-            self._exchange.chunk(body, now_s)
-            if self._slot is not None:
-                self._slot.event(now_s)
-        if not message.get("more_body", False):
-            self._ended_s = now_s
-            # SGLang's application goes on for 2 s. After the body is sent: nothing delays it.
-            get_running_loop().call_soon(partial(self._end_guarded, failed=False))
+        if message["type"] == "http.response.start":
+            if _client_left(self._receive):
+                self._gone_s = now_s
+                return
+            self._begin().answered(message["status"], message.get("headers", ()), now_s)
+        elif message["type"] == "http.response.body":
+            body = message.get("body", b"")
+            if body:
+                assert self._exchange is not None, "the head comes first"
+                self._exchange.chunk(body, now_s)
+                if self._slot is not None:
+                    self._slot.event(now_s)
+            if not message.get("more_body", False):
+                self._ended_s = now_s
+                # SGLang's application goes on for 2 s. After the body is sent: nothing delays it.
+                get_running_loop().call_soon(partial(self._report, failed=False))
 
     # Measuring
-
-    def _begin_guarded(self) -> None:
-        try:
-            self._begin()
-        except Exception:
-            self._front.failed()
 
     def _begin(self) -> MeasuredExchange:
         """Begin to measure, unless that has begun; return the measurement."""
@@ -223,22 +248,14 @@ class WatchedRequest:
             self._slot = self._front.opened(self._exchange, self.trace, self._at, self._at_s)
         return self._exchange
 
-    def _end_guarded(self, *, failed: bool) -> None:
-        """End the request, unless it has ended."""
-        if self._reported:
-            return
-        self._reported = True
-        try:
-            self._end(failed=failed)
-        except Exception:
-            self._front.failed()
-
     def _end(self, *, failed: bool) -> None:
         exchange = self._begin()
         if self._slot is not None:
             self._slot.close()
         ending, at_s = self._ending(exchange, failed=failed)
         exchange.finish(at_s)
+        if self._body_bytes > MAX_BODY_BYTES:
+            exchange.sent(self._body_bytes)
         self._front.ended(self, exchange, ending, at_s)
 
     def _ending(self, exchange: MeasuredExchange, *, failed: bool) -> tuple[Ending, float]:
@@ -260,14 +277,3 @@ def path_of(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
-
-
-def counted_send(scope: Scope, send: Send, count: Callable[[Scope, int], None]) -> Send:
-    """A `send` that also counts the status of the response."""
-
-    def counting(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
-            count(scope, message["status"])
-        return send(message)
-
-    return counting

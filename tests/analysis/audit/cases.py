@@ -109,6 +109,8 @@ _RANKS = fact.DATA_PARALLEL_RANKS
 _SGLANG = replace(sample(), dialect="sglang")
 _WITHOUT_OUTPUT = replace(sample({fact.OUTPUT_TOKENS: None}), dialect="sglang")
 
+_WITHOUT_SPANS = command_line(otlp_traces_endpoint="")
+
 # By the names of the checks. That each passes with the good evidence is a test of its own.
 CASES: dict[str, list[AuditCase]] = {
     "prefix caching": [
@@ -317,20 +319,32 @@ CASES: dict[str, list[AuditCase]] = {
         ),
         unknown(evidence(limits=LatencyLimits()), "no objective"),
     ],
-    "spans": [
+    "single requests": [
+        passes(evidence(), "was there after 0.6 s (by its span)"),
+        passes(
+            evidence(trial=trial(in_front=True), command_line=_WITHOUT_SPANS),
+            "was there after 0.6 s (by the middleware in its front)",
+        ),
         passes(evidence(trial=None), "its 900 newest requests"),
+        # The plugin is heard of, so spans are not needed.
+        passes(evidence(trial=None, command_line=_WITHOUT_SPANS), "its 900 newest requests"),
+        unknown(
+            evidence(trial=trial(lead_s=None, waited_s=20.0), command_line=_WITHOUT_SPANS),
+            "none within 20 s of a request, though its plugin is heard of", "vLLM's log",
+        ),
         fails(
-            evidence(trial=trial(span_lead_s=None, waited_s=20.0)),
-            "none within 20 s of a request", "--otlp-traces-endpoint",
+            evidence(trial=trial(lead_s=None, waited_s=20.0), agent=AgentEvidence()),
+            "none within 20 s of a request", "pip install ./plugins/vllm",
         ),
         fails(
             evidence(
-                trial=trial(span_lead_s=None), command_line=command_line(otlp_traces_endpoint="")
+                trial=trial(lead_s=None), command_line=_WITHOUT_SPANS, agent=AgentEvidence()
             ),
-            "has no --otlp-traces-endpoint", "--otlp-traces-endpoint http://AGENT:4317",
+            "no plugin is heard of, and no span comes without --otlp-traces-endpoint",
+            "--otlp-traces-endpoint http://AGENT:4317",
         ),
-        unknown(evidence(trial=trial(span_lead_s=None, problem="HTTP 500")), "HTTP 500"),
-        unknown(evidence(trial=trial(span_lead_s=None), agent=None), "agent", "--agent"),
+        unknown(evidence(trial=trial(lead_s=None, problem="HTTP 500")), "HTTP 500"),
+        unknown(evidence(trial=trial(lead_s=None), agent=None), "agent", "--agent"),
         unknown(
             evidence(
                 trial=None,
@@ -339,17 +353,25 @@ CASES: dict[str, list[AuditCase]] = {
             ),
             "no request was sent", "--send-request",
         ),
+        warns(
+            evidence(trial=None, agent=AgentEvidence(), rust_frontend=True),
+            "Rust frontend sends no spans, and loads no plugin", "through the agent's proxy",
+        ),
+        passes(
+            evidence(trial=None, agent=AgentEvidence(proxy_views=7), rust_frontend=True),
+            "7 newest requests came through the proxy",
+        ),
     ],
     "clocks": [
-        warns(evidence(trial=trial(span_lead_s=-3.0)), "3.0 s behind by the span", "chrony"),
-        fails(evidence(trial=trial(span_lead_s=90.0)), "90.0 s ahead by the span", "chrony"),
+        warns(evidence(trial=trial(lead_s=-3.0)), "3.0 s behind by the request's row", "chrony"),
+        fails(evidence(trial=trial(lead_s=90.0)), "90.0 s ahead by the request's row", "chrony"),
         fails(
             evidence(engine=engine(date_lead_s=-7.5), trial=None),
             "7.5 s behind by HTTP's Date", "chrony",
         ),
         unknown(
             evidence(engine=engine(sample=None, date_lead_s=None), trial=None),
-            "no span has arrived",
+            "no row of a request",
         ),
     ],
     "plugin": [
@@ -358,7 +380,11 @@ CASES: dict[str, list[AuditCase]] = {
             "has no plugin_socket", "pip install ./plugins/vllm",
         ),
         warns(evidence(agent=AgentEvidence(plugin=False)), "hears nothing", "pip install"),
+        passes(
+            evidence(agent=AgentEvidence(plugin=True, in_front=9)), "its rows of 9 newest requests"
+        ),
         unknown(evidence(agent=None), "agent"),
+        unknown(evidence(agent=AgentEvidence(), rust_frontend=True), "loads no plugin"),
     ],
     "security notices": [
         warns(
@@ -534,5 +560,22 @@ OTHER_ENGINES: dict[str, list[AuditCase]] = {
     ],
     "speculation depth": [
         unknown(with_engine(sample=_SGLANG), "does not contain it"),
+    ],
+    "single requests": [
+        warns(
+            evidence(engine=engine(sample=replace(sample(), dialect=dialect)), trial=None),
+            f"{name} sends no spans that the agent reads, and loads no plugin",
+            "let its requests go through the agent's proxy",
+        )
+        for dialect, name in (
+            ("sglang", "SGLang"),
+            ("tgi", "Text Generation Inference"),
+            ("trtllm", "TensorRT-LLM"),
+        )
+    ],
+    "plugin": [
+        unknown(
+            evidence(engine=engine(sample=_SGLANG), agent=AgentEvidence()), "loads no plugin"
+        ),
     ],
 }  # fmt: skip

@@ -173,13 +173,13 @@ def command_line(
 
 
 def trial(**changed: Any) -> TrialRequest:
-    """A request whose span came."""
+    """A request whose row was there."""
     good: dict[str, Any] = {
         "request_id": "goodput-agent-check-1",
         "sent_at": NOW,
         "ended_at": NOW + 0.1,
         "waited_s": 0.6,
-        "span_lead_s": 0.0,
+        "lead_s": 0.0,
     }
     return TrialRequest(**{**good, **changed})
 

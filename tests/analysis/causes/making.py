@@ -74,14 +74,17 @@ def step(
     )
 
 
-def starve(timeline: EngineTimeline, since: int, until: int) -> None:
-    """A core that asks for work all the time: it waits for processors whenever it does not run."""
+def starve(
+    timeline: EngineTimeline, since: int, until: int, role: ProcessRole = ProcessRole.CORE
+) -> None:
+    """A process that asks for work all the time: it waits for processors whenever it does not
+    run."""
     for second in range(since, until):
         core = EngineProcess(
             pid=7,
             started_after_boot_s=1.0,
-            role=ProcessRole.CORE,
-            name="VLLM::EngineCore",
+            role=role,
+            name="VLLM",
             state="R",
             cpu_s=0.0,
             cpu_wait_s=0.9 * max(0, second),

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from agent.analysis.causes import EngineTimeline, explain, rules
 from agent.analysis.causes.missed_case import Claim
 from agent.analysis.causes.rolling import SLOT_S, SLOTS, RollingQuantile, RunningSums
+from agent.analysis.joined_record import served_row
 from agent.analysis.verdicts import excesses
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.reasons import ProxyFailure
-from agent.records.engine import EndedRequest
+from agent.records.engine import EndedRequest, ProcessRole, ServedRequest
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.analysis.causes.making import (
     AT,
@@ -115,6 +117,35 @@ def test_a_starved_core_is_charged_what_it_waited() -> None:
     assert found.top is Cause.CPU_STARVED
     # It waited 1.8 s of the 2 s, which are 1.5 s above the limit.
     assert found.shares[0].excess_s == pytest.approx(1.5 * 1.8 / 1.9, rel=0.1)
+
+
+def test_a_front_that_is_slower_than_usual_is_charged_unless_that_is_noise() -> None:
+    """It usually takes 15 ms."""
+
+    def causes(front_s: float) -> set[Cause]:
+        times = {"queue_s": 4.0, "ttft_s": 4.035 + front_s, "e2e_s": 4.135 + front_s}
+        found = explain(row(AT + 1, **times), [OBJECTIVE], usual(queue_s=0.0))
+        return {Cause(share.cause) for share in found.shares}
+
+    assert Cause.TOKENISING in causes(0.3)
+    assert Cause.TOKENISING not in causes(0.02)
+
+
+def through_proxy(at: float, first_byte_s: float) -> RequestRecord:
+    """A request that the engine served quickly."""
+    return row(at, ttft_s=first_byte_s, e2e_s=first_byte_s + 0.1)._replace(
+        vantage=Vantage.JOINED,
+        proxied=ProxyView(first_byte_s=first_byte_s, streamed=True, choices=1),
+        engine_view=EngineView(status=Status.OK, ttft_s=0.05, tpot_s=0.01, e2e_s=0.15),
+    )
+
+
+def test_a_late_first_byte_is_the_networks_if_it_is_known_when_it_usually_comes() -> None:
+    timeline, late = usual(), through_proxy(AT + 9, 0.9)
+    assert top_cause(late, timeline) is Cause.UNEXPLAINED
+    for number in range(8):
+        timeline.request(through_proxy(AT + number, 0.052))
+    assert top_cause(late, timeline) is Cause.NETWORK
 
 
 def test_a_client_that_reads_slowly_is_no_fault_of_the_engine() -> None:
@@ -386,3 +417,42 @@ def test_it_is_the_quantile_of_the_last_hour(q: float) -> None:
     assert rolling.count == 1
     assert rolling.value() == pytest.approx(5.0, rel=0.01)
     assert rolling.value(at_least=2) is None
+
+
+def front_row(**values: Any) -> RequestRecord:
+    """The row of the middleware in the engine's front; the engine itself was quick."""
+    of = row(AT + 1, **values)
+    view = ProxyView(first_byte_s=of.ttft_s, streamed=True, choices=1)
+    record = of._replace(vantage=Vantage.PROXY, proxied=view, parent_span_id=None)
+    return served_row(ServedRequest(record, (QUICK,)))
+
+
+QUICK = EndedRequest(
+    "chat-0", "r", AT + 1.15, "stop", 400, 11, 0, 0, 0.0, 0.035, 0.1, 0.15, 0.05
+)  # fmt: skip
+
+
+def test_a_stream_that_was_late_in_the_front_is_no_slow_client() -> None:
+    found = explain(front_row(tpot_s=0.3, e2e_s=3.05), [OBJECTIVE], usual(), QUICK)
+    assert (found.top, found.sources) == (Cause.UNEXPLAINED, ("plugin",))
+    assert "of delay in the engine's front" in found.shares[0].evidence[0]
+
+
+def test_a_first_byte_that_was_late_in_the_front_is_no_network() -> None:
+    late = {"ttft_s": 2.0, "e2e_s": 2.1}
+    assert explain(front_row(**late), [OBJECTIVE], usual()).top is Cause.UNEXPLAINED
+    proxied = row(AT + 1, **late)._replace(
+        vantage=Vantage.JOINED,
+        proxied=ProxyView(first_byte_s=2.0, streamed=True, choices=1),
+        engine_view=EngineView(status=Status.OK, ttft_s=0.05, tpot_s=0.01, e2e_s=0.15),
+    )
+    timeline = usual(proxied=ProxyView(first_byte_s=0.05), engine_view=EngineView(ttft_s=0.05))
+    assert explain(proxied, [OBJECTIVE], timeline).top is Cause.NETWORK
+    assert explain(front_row(**late), [OBJECTIVE], timeline).top is Cause.UNEXPLAINED
+
+
+def test_a_front_without_a_processor_delays_the_stream_that_is_measured_in_it() -> None:
+    timeline = usual()
+    starve(timeline, -5, 6, ProcessRole.FRONT)
+    slow = front_row(tpot_s=0.3, e2e_s=3.05)
+    assert explain(slow, [OBJECTIVE], timeline, QUICK).top is Cause.CPU_STARVED

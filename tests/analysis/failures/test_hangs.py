@@ -327,3 +327,49 @@ def test_an_engine_that_computes_in_every_second_poll_never_hangs(
     for number, (busy, after_s) in enumerate(polls):
         facts: Facts = {fact.REQUESTS_RUNNING: float(busy)}
         assert engine.works(facts, stalled=number % 2 == 0, after_s=after_s) == ()
+
+
+# An engine that does not count its steps, as SGLang, may be in a long step whenever requests run.
+WAITING: Facts = {
+    fact.STEPS: None,
+    fact.OUTPUT_TOKENS: 56_000,
+    fact.REQUESTS_RUNNING: 0,
+    fact.REQUESTS_WAITING: 212,
+}
+
+
+def test_requests_that_only_wait_hang_also_where_steps_are_not_counted() -> None:
+    engine = PolledEngine(dialect="sglang")
+    assert kinds(engine.works({**WAITING, fact.REQUESTS_WAITING: 0})) == []
+    events = stall(engine, 12, WAITING)
+    assert verdicts(events) == [("HANG", "probable")]
+    assert events[0].evidence["requests_waiting"] == 212
+
+
+@pytest.mark.parametrize(
+    "moving",
+    [
+        # Each of these may change at each step.
+        lambda poll: {fact.KV_CACHE_USAGE: poll / 100},
+        lambda poll: {fact.OUTPUT_TOKENS: 56_000 + poll},
+        lambda poll: {fact.REQUESTS_RUNNING: 1},
+        lambda poll: {fact.REQUESTS_WAITING: 0},
+        lambda poll: {fact.REQUESTS_RUNNING: None},
+    ],
+)
+def test_an_engine_that_does_not_count_its_steps_and_may_compute_is_no_hang(
+    moving: Callable[[int], Facts],
+) -> None:
+    engine = PolledEngine(dialect="sglang")
+    for poll in range(30):
+        assert engine.works({**WAITING, **moving(poll)}, stalled=True) == ()
+
+
+def test_requests_that_come_to_the_waiting_ones_are_no_progress() -> None:
+    engine = PolledEngine(dialect="sglang")
+    events = [
+        event
+        for poll in range(12)
+        for event in engine.works({**WAITING, fact.REQUESTS_WAITING: 200 + poll}, stalled=True)
+    ]
+    assert kinds(events) == ["HANG"]

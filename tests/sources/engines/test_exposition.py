@@ -193,7 +193,7 @@ def on_page(page: str, metric: Metric, spelling: Spelling) -> bool:
     suffix = "_bucket" if metric.kind is Kind.HISTOGRAM else ""
     name = re.escape(spelling.series) + suffix
     if page.endswith("-ray"):
-        name = name.replace("vllm:", "ray_vllm_")
+        name = re.sub("^(vllm|sglang):", r"ray_\1_", name)
     lines = re.findall(rf"^{name}([{{ ].*)$", body(page).decode(), re.MULTILINE)
     return any(shows(line, spelling) for line in lines)
 

@@ -1,6 +1,7 @@
 """Facts of recorded expositions, and histograms that are merged."""
 
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
+from agent.catalog.reasons import ExpositionFault
 from agent.errors import ExpositionUnreadable
 from agent.records.engine import HistogramSnapshot
 from agent.sources.engines.exposition import SeriesValue
@@ -20,6 +22,9 @@ from agent.sources.engines.translate import (
     merged_histogram,
 )
 from tests.sources.engines.fixture_pages import body, translated_body, translated_page
+
+# What strangers sent.
+FOREIGN = Path(__file__).parents[2] / "data" / "foreign"
 
 
 def fact_of(translated: TranslatedExposition, metric: Metric, *labels: str) -> float | None:
@@ -141,6 +146,14 @@ FACTS: dict[str, dict[tuple[Any, ...], Any]] = {
         # From one series.
         (fact.PREFIX_CACHE_HIT_TOKENS,): 200 + 50 + 50,
         (fact.PREFIX_CACHE_QUERY_TOKENS,): 700 + 200 + 50 + 50,
+    },
+    # Where prefill and decode are apart, requests wait for memory and for their KV, too.
+    "sglang-0.5.23-decode": {(fact.REQUESTS_RUNNING,): 0, (fact.REQUESTS_WAITING,): 200 + 12},
+    "sglang-0.5.23-ray": {
+        (fact.REQUESTS_RUNNING,): 7,
+        (fact.REQUESTS_WAITING,): 3,
+        (fact.KV_CACHE_USAGE,): 0.42,
+        (fact.REQUESTS_FINISHED, ""): 310,
     },
     "sglang-0.4.0": {(fact.OUTPUT_TOKENS,): 900},
     # A data rank whose lowest tensor rank is not 0.
@@ -471,3 +484,29 @@ def test_an_incomplete_histogram_is_none(
 ) -> None:
     broken = [SeriesValue(labels, 1.0) for labels in incomplete]
     assert merged_histogram(broken, [SeriesValue({}, value) for value in sums]) is None
+
+
+def test_what_an_engine_counts_below_zero_is_absent_and_counted() -> None:
+    """SGLang's issue 39706: inter-token latencies that were counted backwards."""
+    negative = translated_body((FOREIGN / "67-sglang-pd-negative-itl.prom").read_bytes())
+    assert fact.INTER_TOKEN_LATENCY.name not in negative.histograms
+    assert negative.dropped == {ExpositionFault.VALUE_NEGATIVE: 1}
+    assert fact_of(negative, fact.REQUESTS_RUNNING) == 3
+    assert fact_of(negative, fact.REQUESTS_WAITING) == 1
+    ttft = negative.histograms[fact.TIME_TO_FIRST_TOKEN.name]
+    assert ttft.sum / ttft.counts[-1] == pytest.approx(0.3)
+
+
+@given(st.sampled_from([-1.0, -1e-9, -60.0]), st.integers(0, 3))
+def test_a_negative_value_never_counts(value: float, place: int) -> None:
+    lines = [
+        "vllm:num_requests_running 3",
+        'vllm:time_to_first_token_seconds_bucket{le="0.1"} 1',
+        'vllm:time_to_first_token_seconds_bucket{le="+Inf"} 2',
+        "vllm:time_to_first_token_seconds_sum 0.5",
+    ]
+    lines[place] = f"{lines[place].rpartition(' ')[0]} {value}"
+    found = translated_body("\n".join([*lines, ""]).encode())
+    assert found.dropped == {ExpositionFault.VALUE_NEGATIVE: 1}
+    known = {name for name, _ in found.facts} | found.histograms.keys()
+    assert len(known) == 1

@@ -11,7 +11,8 @@ from sqlalchemy import Engine, LargeBinary, insert, select, text
 
 from agent.catalog.causes import Cause
 from agent.records.queries import Selection, Window
-from agent.store.claim import AgentState
+from agent.store import claim
+from agent.store.claim import DEAD_AFTER_S, AgentState, NameTaken
 from agent.store.clickhouse import claims, destination
 from agent.store.clickhouse.queries import ClickHouseQueries
 from agent.store.clickhouse.upkeep import ClickHouseUpkeep, merge_minutes_there
@@ -31,6 +32,7 @@ from tests.store.explaining import explain, explained, missed, share
 from tests.store.making import (
     NOON,
     WITHIN_S,
+    Clock,
     restart,
     rollup_bytes,
     some,
@@ -285,19 +287,44 @@ def test_an_agent_keeps_its_name_when_the_servers_clock_was_set_back(
 ) -> None:
     before = claims.server_now_us
 
-    def claim(instance: str) -> claims.ClickHouseClaim:
+    def claim_of(instance: str) -> claims.ClickHouseClaim:
         return claims.ClickHouseClaim(
             "agent-0", instance, state=AgentState(), lag=lambda: Lag(0, 0.0)
         )
 
     monkeypatch.setattr(claims, "server_now_us", lambda client: before(client) + 3_600_000_000)
-    first = claim("here:1:1")
+    first = claim_of("here:1:1")
     first.take(shared)
     first.release(shared)
     monkeypatch.setattr(claims, "server_now_us", before)
-    second = claim("here:2:2")
+    second = claim_of("here:2:2")
     second.take(shared)
     second.beat(shared)
+
+
+def test_a_name_is_taken_as_long_as_its_agent_counts_beats(
+    shared: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "DEAD_AFTER_S", DEAD_AFTER_S)
+    clock = Clock(5.0)
+    first, second = (
+        claims.ClickHouseClaim(
+            "agent-0", f"elsewhere:{number}:a", clock, state=AgentState(), lag=lambda: Lag(0, 0.0)
+        )
+        for number in (1, 2)
+    )
+    first.take(shared)
+    for _ in range(3):
+        with pytest.raises(NameTaken):
+            second.take(shared)
+        clock.now += DEAD_AFTER_S
+        first.beat(shared)
+    with pytest.raises(NameTaken):
+        second.take(shared)
+    clock.now += DEAD_AFTER_S
+    second.take(shared)
+    with pytest.raises(NameTaken, match="took over"):
+        first.beat(shared)
 
 
 def test_a_database_of_a_version_before_the_first_release_is_refused(clickhouse_url: str) -> None:
