@@ -119,6 +119,16 @@ def test_a_starved_core_is_charged_what_it_waited() -> None:
     assert found.shares[0].excess_s == pytest.approx(1.5 * 1.8 / 1.9, rel=0.1)
 
 
+def test_a_queue_is_charged_to_a_starved_core_as_far_as_that_waited_meanwhile() -> None:
+    timeline = usual()
+    starve(timeline, -5, 8)
+    sample_each_second(timeline, range(1, 8), waiting=5.0)
+    found = explain(queued(AT + 1, 4.0), [OBJECTIVE], timeline)
+    assert found.top is Cause.CPU_STARVED
+    # It waited nine tenths of the time in which 3.85 s more than the limit went by.
+    assert found.shares[0].excess_s == pytest.approx(0.9 * 3.85, rel=0.1)
+
+
 def test_a_front_that_is_slower_than_usual_is_charged_unless_that_is_noise() -> None:
     """It usually takes 15 ms."""
 
