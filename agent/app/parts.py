@@ -215,7 +215,14 @@ def _intake_parts(
     labels = _labels(base)
     views = SeenViews()
     of_plugin = _all_of(on_counted, views.counted_of_plugin)
-    ended_rows = base.store.ended_rows(judge, writer, base.directory.model_of, of_plugin, labels)
+    ended_rows = base.store.ended_rows(
+        judge,
+        writer,
+        base.directory.model_of,
+        on_counted=of_plugin,
+        labels=labels,
+        now=base.now,
+    )
     complete = ended_rows.ended.complete
     on_viewed = _all_of(on_counted, views.counted)
     pipeline = RequestPipeline(judge, writer, base.meter, on_viewed, complete=complete)
@@ -236,7 +243,7 @@ def _intake_parts(
             base.meter,
             consumers,
             base.now,
-            of_ended_fronts=(ended_rows.ended,),
+            of_ended_fronts=(ended_rows,),
         ),
         views=views,
     )

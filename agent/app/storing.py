@@ -338,11 +338,9 @@ class AgentStore:
 
     def writer(self, judge: Judge) -> RequestWriter:
         """The writer of requests."""
-        proxy = self._settings.proxy
-        joining = Joining(
-            judge=judge,
-            wait_s=None if proxy.listen is None else proxy.join_wait,
-        )
+        proxy, engines = self._settings.proxy, self._settings.engines
+        joins = proxy.listen is not None or any(each.plugin_socket for each in engines)
+        joining = Joining(judge=judge, wait_s=proxy.join_wait if joins else None)
         write = request_write(self.database, joining, self._keeper.verify)
         settle = request_settle(self.database, joining, self._set_aside)
         noted = self._noted("a write of requests", write)
@@ -353,8 +351,10 @@ class AgentStore:
         judge: Judge,
         writer: RequestWriter,
         model_of: Callable[[str], str | None],
+        *,
         on_counted: OnCounted,
         labels: ClientLabels,
+        now: Callable[[], float],
     ) -> EndedRows:
         """What stores the figures of engines' plugins."""
         amend = request_amend(self.database, judge)
@@ -373,6 +373,7 @@ class AgentStore:
             model_of=model_of,
             on_counted=on_counted,
             labels=labels,
+            now=now,
         )
 
     def _set_aside(self, _row: int) -> None:

@@ -37,13 +37,17 @@ OWN_ROW_AFTER_S = 30.0
 # The proxy's record of a slow client comes long after the engine ended the request; until then the
 # request has its own row.
 OWN_ROW_KEPT_S = 3600.0
-# A record that comes before its ended request, as of a client that left, is held this long.
-EARLY_S = 30.0
+# A record that comes before its ended request is held this long: a span comes before the end of its
+# HTTP request if the client reads slowly, or while other choices go on.
+EARLY_S = 300.0
 
 # 30 s of 2,000 requests/s.
 MAX_WAITING = 65_536
-# Each takes 4 KB until it is stored.
+# Each takes 4 KB until it is stored, and half of that for each choice after the first.
 MAX_SERVED = 16_384
+# A sender repeats spans for some minutes at most.
+WITH_ROW_KEPT_S = 300.0
+MAX_WITH_ROWS = 65_536
 MAX_OWN_ROWS = 32_768
 MAX_EARLY = 8_192
 _MAX_DUE = 4_096
@@ -102,7 +106,7 @@ class EndedRequests:
     ) -> None:
         """`engines` are those that may have a plugin. An agent that `has_proxy` takes its records
         of requests that came through it."""
-        self._has_proxy = has_proxy
+        self.has_proxy = has_proxy
         self._engines = frozenset(engines)
         self._on_dropped = on_dropped
         self._clock = clock
@@ -116,13 +120,16 @@ class EndedRequests:
         self._early_by_id: dict[str, deque[_Early]] = {}
         self._early: deque[_Early] = deque()
         self._served: deque[ServedRequest] = deque()
+        # The choices of requests that the middleware saw, for spans that come later.
+        self._with_rows: deque[_Held] = deque()
         self._late: list[LateFigures] = []
         self._superseded: list[Key] = []
 
     @property
     def held(self) -> int:
         """How many ended requests are held."""
-        return len(self._waiting) + len(self._due) + len(self._own_rows)
+        held = (self._waiting, self._due, self._own_rows, self._with_rows)
+        return sum(map(len, held))
 
     def on_step(self, step: EngineStep) -> None:
         """Do nothing: a step belongs to no single request."""
@@ -145,12 +152,12 @@ class EndedRequests:
     def on_served(self, served: ServedRequest) -> None:
         """Keep a request that the middleware saw until it is stored. A span of it that came before
         loses its row."""
-        if served.proxied and self._has_proxy:
+        if self.has_proxy and served.proxied:
             for ended in served.choices:
                 self.on_ended(ended)
             return
         with self._lock:
-            if len(self._served) >= MAX_SERVED:
+            if len(self._served) >= MAX_SERVED or len(self._with_rows) >= MAX_WITH_ROWS:
                 engine = served.record.engine or ""
                 self._on_dropped(engine, PluginDropped.TOO_MANY_WAIT, 1)
                 return
@@ -162,18 +169,7 @@ class EndedRequests:
                 rows = {Vantage.PROXY: _key(served.record)}
                 held = _Held(ended, self._clock(), rows, served=True)
                 self._by_id.setdefault(ended.request_id, deque()).append(held)
-                self._own_rows.append(held)
-
-    def on_front_ended(self, engine: str, requests: Sequence[OpenRequest]) -> None:
-        """Keep the requests that ended with their front, as failed ones, until they are stored."""
-        for each in requests:
-            heard_s = each.arrived_s if each.last_s is None else each.last_s
-            heard_at = each.arrived_at + heard_s - each.arrived_s
-            found = open_request(each.record, engine, heard_at)
-            if isinstance(found, PluginDropped):
-                self._on_dropped(engine, found, 1)
-            else:
-                self.on_served(found)
+                self._with_rows.append(held)
 
     def take_served(self) -> list[ServedRequest]:
         """Requests that the middleware saw, _MAX_DUE at most."""
@@ -227,6 +223,8 @@ class EndedRequests:
         with self._lock:
             while self._waiting and now - self._waiting[0].at >= OWN_ROW_AFTER_S:
                 self._due.append(self._waiting.popleft())
+            while self._with_rows and now - self._with_rows[0].at >= WITH_ROW_KEPT_S:
+                self._forget(self._with_rows.popleft())
             while self._own_rows and (
                 now - self._own_rows[0].at >= OWN_ROW_KEPT_S or len(self._own_rows) > MAX_OWN_ROWS
             ):
@@ -345,10 +343,12 @@ class EndedRows:
         model_of: Callable[[str], str | None],
         on_counted: OnCounted,
         labels: ClientLabels,
+        now: Callable[[], float],
     ) -> None:
         """`model_of` returns the model that an engine serves now, `labels` bounds what clients
         wrote."""
         self._labels = labels
+        self._now = now
         self._on_counted = on_counted
         self.ended = ended
         self._meter = meter
@@ -361,8 +361,8 @@ class EndedRows:
     def store(self, now: float) -> None:
         """Store own rows that are due, and late figures; `now` is Unix time."""
         try:
-            self._store_served()
             self._store_own_rows(now)
+            self._store_served()
             self._store_late()
         except StoreUnavailable:
             self._meter.store_failed(StoreWrite.PLUGIN_FIGURES)
@@ -372,19 +372,35 @@ class EndedRows:
         self.ended.hurry()
         self.store(now)
 
+    def on_front_ended(self, engine: str, requests: Sequence[OpenRequest]) -> None:
+        """Store the requests that ended with their front, as failed ones.
+
+        Raises StoreUnavailable; then they come again.
+        """
+        now = self._now()
+        found = [open_request(each.record, engine, each.heard_at, now) for each in requests]
+        for each in found:
+            if isinstance(each, PluginDropped):
+                self._meter.plugin_dropped(engine, each, 1)
+        served = [each for each in found if isinstance(each, ServedRequest)]
+        self._store([each for each in served if not (each.proxied and self.ended.has_proxy)])
+
     def _store_served(self) -> None:
         while served := self.ended.take_served():
-            rows = [served_row(each)._replace(agent=self._agent) for each in served]
-            judged = [self._judge.judged(self._labels.labelled(row)) for row in rows]
             try:
-                result = self._writer.submit(judged).result()
+                self._store(served)
             except StoreUnavailable:
                 self.ended.give_back_served(served)
                 raise
-            for _ in result.refused:
-                self._meter.proxy_failed(ProxyFailure.RECORD_REFUSED)
-            self._meter.stored(result.counted, sent=0, new=0)
-            self._on_counted(result.counted)
+
+    def _store(self, served: Sequence[ServedRequest]) -> None:
+        rows = [served_row(each)._replace(agent=self._agent) for each in served]
+        judged = [self._judge.judged(self._labels.labelled(row)) for row in rows]
+        result = self._writer.submit(judged).result()
+        for _ in result.refused:
+            self._meter.proxy_failed(ProxyFailure.RECORD_REFUSED)
+        self._meter.stored(result.counted, sent=0, new=0)
+        self._on_counted(result.counted)
 
     def _store_own_rows(self, now: float) -> None:
         due = self.ended.due()

@@ -151,8 +151,7 @@ class RequestPipeline:
         if self._complete is not None:
             completed = [self._complete(record) for record in records]
             records = [record for record in completed if record is not None]
-            known = len(completed) - len(records)
-            self._meter.stored((), sent=known, new=known)
+            self._meter.stored((), sent=len(completed) - len(records), new=0)
         judged = [self._judge.judged(record) for record in records]
         try:
             result = await asyncio.wrap_future(self._writer.submit(judged))

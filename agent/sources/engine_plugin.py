@@ -19,7 +19,7 @@ from typing import Protocol
 from agent.catalog.reasons import PluginDropped
 from agent.errors import SettingsInvalid
 from agent.records.engine import EndedRequest, EngineStep, ServedRequest
-from agent.sources.plugin_records import MAX_COUNT, PluginCount, PluginRecords, read_datagram
+from agent.sources.plugin_records import MAX_COUNT, PluginRecords, read_datagram
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,21 +73,17 @@ class _Stream:
     """The state of the datagrams of one engine.
 
     `heard_at` is the Unix time of the last datagram, `step_at` of the last one with a step. `runs`
-    has, for each run of a front, its next sequence number and how many records it dropped so far,
-    and `counts` what each counted. An engine may have several fronts; of all runs, ended ones
-    included, the newest are kept.
+    has, for each run of a front, its next sequence number and how many records it dropped so far.
+    An engine may have several fronts; of all runs, ended ones included, the newest are kept.
     """
 
     def __init__(self) -> None:
         self.heard_at: float | None = None
         self.step_at: float | None = None
         self.runs: dict[int, tuple[int, int]] = {}
-        self.counts: dict[tuple[int, str, int], int] = {}
 
 
 _MAX_RUNS = 256
-# A front counts the routes of its own application, which are fewer.
-_MAX_COUNTS = 4096
 
 
 class PluginReceiver:
@@ -245,7 +241,8 @@ class PluginReceiver:
         requests = len(content.ended) + len(content.served)
         self._counts.plugin_received(engine, len(content.steps), requests)
         for counted in content.counts:
-            self._add_count(engine, stream, content.run, counted)
+            name, status_class, count = counted.name, counted.status_class, counted.count
+            self._counts.plugin_counted(engine, name, status_class, count)
         for reason, count in content.refused.items():
             self._counts.plugin_dropped(engine, reason, count)
         expected, dropped = stream.runs.pop(content.run, (content.first, content.dropped))
@@ -259,17 +256,6 @@ class PluginReceiver:
         # A plugin's gap is smaller: a larger number is forged.
         if 0 < missing < MAX_COUNT:
             self._counts.plugin_dropped(engine, PluginDropped.LOST, missing)
-
-    def _add_count(self, engine: str, stream: _Stream, run: int, counted: PluginCount) -> None:
-        """Count what came to a front's count since its last record."""
-        place = (run, counted.name, counted.status_class)
-        before = stream.counts.pop(place, 0)
-        stream.counts[place] = max(before, counted.count)
-        if len(stream.counts) > _MAX_COUNTS:
-            stream.counts.pop(next(iter(stream.counts)))
-        if counted.count > before:
-            new = counted.count - before
-            self._counts.plugin_counted(engine, counted.name, counted.status_class, new)
 
 
 def _hand_over(consumer: StepConsumer, content: PluginRecords) -> None:

@@ -62,6 +62,11 @@ class OpenRequest:
     events: int
     record: bytes
 
+    @property
+    def heard_at(self) -> float:
+        """The Unix time of its last event, or of its arrival."""
+        return self.arrived_at + (self.last_s or self.arrived_s) - self.arrived_s
+
 
 @dataclass(frozen=True, slots=True)
 class OpenRequestsFile:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from agent.analysis.latency import MAX_TOKENS, ReportedPhases, screen
 from agent.catalog.reasons import PluginDropped
 from agent.records.engine import EndedRequest, EngineStep, ServedRequest
@@ -49,8 +51,11 @@ _TRACE_ID, _SPAN_ID = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class PluginCount:
-    """How often something happened in a front since it began: responses of a route, whose status
-    has this class (2 of 200), or failures of the measuring, which have the class 0."""
+    """How often something happened in a front since its last record of it.
+
+    It is responses of a route, whose status has this class (2 of 200), or failures of the
+    measuring, which have the class 0.
+    """
 
     name: str
     status_class: int
@@ -109,6 +114,11 @@ def _add_record(
         content.refused[found] += 1
     elif found is not None:
         getattr(content, into).append(found)
+    if isinstance(found, ServedRequest):
+        # A choice may be refused, and its request stays.
+        figures = int(_SERVED_RECORD.unpack_from(datagram, at)[2])
+        if figures > len(found.choices):
+            content.refused[PluginDropped.VALUE] += figures - len(found.choices)
 
 
 def _size(datagram: bytes, at: int) -> int:
@@ -204,12 +214,16 @@ def _served(
     return ServedRequest(record, choices, bool(flags & _PROXIED))
 
 
-def open_request(sent: bytes, engine: str, ended_at: float) -> ServedRequest | PluginDropped:
-    """The request that was open when a front ended, of which it was heard last at a Unix time."""
+def open_request(
+    sent: bytes, engine: str, ended_at: float, received_at: float
+) -> ServedRequest | PluginDropped:
+    """The request that was open when a front ended, of which it was heard last at `ended_at`."""
     record = served_record(sent[1:])
     if isinstance(record, PluginDropped):
         return record
-    record = record._replace(engine=engine, ended_at=ended_at, received_at=ended_at)
+    if not _is_recent(ended_at, received_at):
+        return PluginDropped.TIME
+    record = record._replace(engine=engine, ended_at=ended_at, received_at=received_at)
     return ServedRequest(record, proxied=bool(sent[0] & _PROXIED))
 
 
@@ -217,7 +231,9 @@ def served_record(sent: bytes) -> RequestRecord | PluginDropped:
     """The record of a request in these bytes, or why it is none."""
     try:
         record = record_from(sent)
-    except (ValueError, TypeError):
+    except msgspec.ValidationError:
+        return PluginDropped.VALUE
+    except ValueError:
         return PluginDropped.MALFORMED
     if not _TRACE_ID.fullmatch(record.trace_id) or not _SPAN_ID.fullmatch(record.span_id):
         return PluginDropped.VALUE

@@ -95,7 +95,7 @@ class _Changes:
 
 
 def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judge) -> Recount:
-    """Join these views, which were just stored as waiting, with stored views.
+    """Join these views, which were just stored, with stored views.
 
     A joined request counts in place of a view that was settled before the other view came. The
     caller updates the rollups.
@@ -186,7 +186,7 @@ SELECT e.id, p.id FROM wanted w
 UNION
 SELECT e.id, p.id FROM wanted w
     CROSS JOIN requests p
-        ON p.trace_id = w.trace_id AND p.span_id = w.span_id AND p.vantage = 'proxy'
+        ON p.trace_id = w.trace_id AND p.span_id = w.span_id AND p.vantage <> 'engine'
     CROSS JOIN requests e
         ON e.trace_id = p.trace_id AND e.parent_span_id = p.proxy_span_id AND e.vantage = 'engine'
 """).bindparams(bindparam("keys", type_=Text))

@@ -13,6 +13,7 @@ from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
 from agent.records.engine import EndedRequest
 from agent.records.objective import JudgedRequest, WriteResult
+from agent.records.request import Vantage
 from agent.store.connection import driver_message, for_writing, logged_unavailable
 from agent.store.explanations import subtract_causes
 from agent.store.inserting import Key, at_once, insert_new, key_of
@@ -26,7 +27,7 @@ from agent.store.joining import (
     waiting_for,
 )
 from agent.store.rollups import add_to_rollups
-from agent.store.rows import ALL_COLUMNS, checked_from, counted_values
+from agent.store.rows import ALL_COLUMNS, SettlesAt, checked_from, counted_values
 from agent.store.tables import requests
 from agent.store.unreadable import readable
 from agent.store.writing import Settle, Write
@@ -132,13 +133,19 @@ def _storing(joining: Joining | None) -> _StoreRows:
     def store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
         new = insert_new(connection, judged, settles_at)
         alone = [item for item in new if settles_at(item.record) is None]
-        waiting = [item for item in new if settles_at(item.record) is not None]
-        recount = join_new(connection, waiting, judge) if waiting else Recount()
+        views = [item for item in new if _may_have_another(item, settles_at)]
+        recount = join_new(connection, views, judge) if views else Recount()
         subtract_causes(connection, recount.unexplained)
         add_to_rollups(connection, alone + recount.counted, recount.uncounted)
         return WriteResult(new, alone + recount.first)
 
     return store
+
+
+def _may_have_another(item: JudgedRequest, settles_at: SettlesAt) -> bool:
+    """Whether another view may be stored: also the engine's span of a request that was joined where
+    it was measured."""
+    return item.record.vantage is Vantage.JOINED or settles_at(item.record) is not None
 
 
 def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:

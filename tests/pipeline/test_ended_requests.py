@@ -1,18 +1,26 @@
 """Ended requests and records of the same requests, in every order and with ids that repeat."""
 
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from agent.analysis.verdicts import Judge
 from agent.catalog.reasons import PluginDropped
+from agent.errors import StoreUnavailable
+from agent.outputs.prometheus.meter import Meter
 from agent.pipeline import ended_requests
-from agent.pipeline.ended_requests import EARLY_S, OWN_ROW_AFTER_S, EndedRequests
+from agent.pipeline.ended_requests import EARLY_S, OWN_ROW_AFTER_S, EndedRequests, EndedRows
+from agent.pipeline.request_pipeline import ClientLabels, TenantLabels
 from agent.records.engine import EndedRequest, ServedRequest
+from agent.records.objective import JudgedRequest, WriteResult
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.open_requests import OpenRequest
 from agent.sources.proxy.measuring.served_request import record_bytes
+from agent.store.writing import RequestWriter
 from tests.store.making import NOON, Clock, ended_request, request
 
 
@@ -332,15 +340,76 @@ def test_served_requests_wait_while_the_database_is_away(
     assert held.take_served() == [served(1), served(2), served(4)]
 
 
-def test_requests_that_were_open_when_their_front_died_have_failed(
-    held: EndedRequests, dropped: Counter[tuple[str, PluginDropped]]
+# Requests whose front died
+
+
+class Writer:
+    """Takes requests, or says that the database is away."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.stored: list[JudgedRequest] = []
+
+    def submit(self, judged: Sequence[JudgedRequest]) -> Future[WriteResult]:
+        result: Future[WriteResult] = Future()
+        if self.away:
+            result.set_exception(StoreUnavailable("the database is away"))
+        else:
+            self.stored += judged
+            result.set_result(WriteResult([*judged], [*judged]))
+        return result
+
+
+def ended_rows(held: EndedRequests, writer: Writer, meter: Meter) -> EndedRows:
+    labels = ClientLabels(
+        answered=lambda *_: None,
+        is_served=lambda _: True,
+        tenants=TenantLabels((), 10),
+        on_replaced=meter.label_replaced,
+    )
+    return EndedRows(
+        held,
+        meter,
+        agent="a0",
+        judge=Judge(()),
+        writer=cast(RequestWriter, writer),
+        amend=lambda *_: None,
+        model_of=lambda _: None,
+        on_counted=lambda _: None,
+        labels=labels,
+        now=lambda: NOON + 60,
+    )
+
+
+def test_requests_that_were_open_when_their_front_died_are_stored_as_failed(
+    held: EndedRequests,
 ) -> None:
     record = proxied(status=Status.ERROR, ttft_s=None, e2e_s=None, ended_at=NOON)
     sent = b"\0" + record_bytes(record._replace(engine=None))
     silent = OpenRequest(NOON, 50.0, None, None, 0, sent)
     streamed = OpenRequest(NOON, 50.0, 51.0, 53.5, 9, sent)
-    held.on_front_ended("chat-1", [silent, streamed, replace(silent, record=b"\0garbage")])
-    rows = [each.record for each in held.take_served()]
-    assert [row.ended_at for row in rows] == [NOON, NOON + 3.5], "when it was heard last"
-    assert {(row.status, row.engine) for row in rows} == {(Status.ERROR, "chat-1")}
-    assert dropped == {("chat-1", PluginDropped.MALFORMED): 1}
+    old = replace(silent, arrived_at=NOON - 100_000)
+    meter, writer = Meter((), ["chat-1"]), Writer()
+    rows = ended_rows(held, writer, meter)
+    requests = [silent, streamed, old, replace(silent, record=b"\0garbage")]
+    writer.away = True
+    with pytest.raises(StoreUnavailable):
+        rows.on_front_ended("chat-1", requests)
+    writer.away = False
+    rows.on_front_ended("chat-1", requests)
+    stored = [each.record for each in writer.stored]
+    assert [row.ended_at for row in stored] == [NOON, NOON + 3.5], "when it was heard last"
+    assert {(row.status, row.engine, row.agent) for row in stored} == {
+        (Status.ERROR, "chat-1", "a0")
+    }
+
+
+def test_what_the_proxy_of_this_agent_saw_needs_no_row_of_a_dead_front(clock: Clock) -> None:
+    both = EndedRequests(["chat-0"], lambda *_: None, clock, has_proxy=True)
+    sent = record_bytes(proxied(status=Status.ERROR, ended_at=NOON))
+    writer = Writer()
+    ended_rows(both, writer, Meter((), ["chat-0"])).on_front_ended(
+        "chat-0",
+        [OpenRequest(NOON, 50.0, None, None, 0, flag + sent) for flag in (b"\1", b"\0")],
+    )
+    assert len(writer.stored) == 1

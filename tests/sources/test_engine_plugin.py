@@ -378,13 +378,26 @@ def test_a_request_of_the_middleware_comes_with_the_figures_of_its_choices(
     ("sent", "reason"),
     [
         (b"", PluginDropped.MALFORMED),
-        (b"\x81\xa8trace_id\x01", PluginDropped.MALFORMED),
+        (b"\x81\xa8trace_id\x01", PluginDropped.VALUE),
         (record_bytes(proxy_record(trace_id="x" * 32)), PluginDropped.VALUE),
         (record_bytes(proxy_record(span_id="")), PluginDropped.VALUE),
         (record_bytes(proxy_record(vantage=Vantage.ENGINE)), PluginDropped.VALUE),
         (record_bytes(proxy_record(proxied=None)), PluginDropped.VALUE),
         (record_bytes(proxy_record(ended_at=NOW + 3600)), PluginDropped.TIME),
-        (record_bytes(proxy_record(ended_at=float("nan"))), PluginDropped.TIME),
+        (record_bytes(proxy_record(ended_at=float("nan"))), PluginDropped.VALUE),
+        *(
+            (record_bytes(proxy_record(**values)), PluginDropped.VALUE)
+            for values in (
+                {"ttft_s": -5.0},
+                {"e2e_s": math.inf},
+                {"output_tokens": -7},
+                {"http_status": 10**12},
+                {"request_id": "x" * 257},
+                {"proxied": ProxyView(gaps={10**9: 1})},
+                {"proxied": ProxyView(gaps={-3: -5})},
+                {"proxied": ProxyView(input_bytes=-1)},
+            )
+        ),
     ],
 )
 def test_a_request_that_cannot_be_true_is_refused_and_the_others_stay(
@@ -404,16 +417,28 @@ def test_fields_of_another_version_are_left_out() -> None:
     assert record_from(msgspec.msgpack.encode(newer)) == proxy_record()
 
 
-def test_what_a_front_counts_is_added_by_its_growth(
+def test_what_a_front_counts_is_added(
     path: Path, listening: PluginReceiver, counts: Counts
 ) -> None:
     with closing(Sender(str(path), pause_s=0.0)) as one, closing(Sender(str(path))) as other:
-        for sender, seen in ((one, 2), (one, 5), (other, 3), (one, 4), (one, 6)):
-            sender.add(count_record("/tokenize", 2, seen))
+        for sender, more in ((one, 2), (one, 5), (other, 3)):
+            sender.add(count_record("/tokenize", 2, more))
             sender.flush()
         one.add(count_record("body_unreadable", 0, 1))
         one.flush()
         eventually(
             lambda: counts.counted["chat-0", "body_unreadable", 0], within_s=WITHIN_S, what="it"
         )
-    assert counts.counted["chat-0", "/tokenize", 2] == 6 + 3
+    assert counts.counted["chat-0", "/tokenize", 2] == 2 + 5 + 3
+
+
+def test_a_choice_that_is_refused_is_counted_and_its_request_stays() -> None:
+    figures = [
+        request_record(REQUEST._replace(ended_at=NOW)),
+        request_record(REQUEST)[:-330] + b"\xff" * 330,
+    ]
+    sent = served_record(record_bytes(proxy_record()), figures, proxied=False)
+    content = read_datagram(header(1, 1, 0, 0) + sent, "chat-0", NOW)
+    assert content is not None
+    assert len(content.served[0].choices) == 1
+    assert content.refused == {PluginDropped.VALUE: 1}

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from agent.analysis.joined_record import served_row
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
+from agent.records.engine import ServedRequest
 from agent.records.objective import JudgedRequest, WriteResult
 from agent.records.request import ProxyView, Status, Vantage
 from agent.store.writing import RequestWriter
@@ -18,6 +20,7 @@ from tests.store.making import (
     WITHIN_S,
     counted_rollups,
     counted_rows,
+    ended_request,
     fold,
     keys_of,
     rollup_bytes,
@@ -31,6 +34,7 @@ from tests.store.views import (
     cut,
     empty,
     engine_view,
+    judged,
     proxy_view,
     rows,
     states,
@@ -416,3 +420,29 @@ def test_views_in_any_order_and_batches_give_the_same_rows_and_rollups(
         assert counted_rollups(sqlite) == counted_rows(sqlite)
     agent.settle(DUE)
     assert (without_choice(sqlite), rollup_bytes(sqlite)) == at_once
+
+
+MEASURED = {
+    "the span after": [[True], [False]],
+    "the span before": [[False], [True]],
+    "one batch": [[False, True]],
+}
+
+
+@pytest.mark.parametrize("order", MEASURED.values(), ids=MEASURED)
+def test_the_span_of_a_request_that_was_joined_where_it_was_measured_is_not_counted(
+    sqlite: Engine, agent: JoiningAgent, order: list[list[bool]]
+) -> None:
+    """The middleware in the engine's front sends both views; the engine's span is of the same."""
+    proxy, engine = proxy_view(1).record, engine_view(1).record
+    choice = ended_request(ended_at=proxy.ended_at)
+    measured = judged(served_row(ServedRequest(proxy, (choice,))))
+    for batch in order:
+        agent.take(*[measured if is_measured else engine_view(1) for is_measured in batch])
+    agent.settle(DUE)
+    counted = [row for row in rows(sqlite) if row["counted"]]
+    assert [row["vantage"] for row in counted] == [JOINED]
+    assert counted[0]["proxy_span_id"] == proxy.span_id
+    assert counted[0]["span_id"] != engine.span_id
+    fold(sqlite)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)

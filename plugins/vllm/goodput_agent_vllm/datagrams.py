@@ -37,8 +37,8 @@ PROXIED = 1
 # What must fit into a datagram.
 MAX_FIGURES = 32
 
-# Kind, class of the status (2 of 200), bytes of the name, how many there were since the front's
-# begin, and the route. Without a class it counts failures of the measuring by their reason.
+# Kind, class of the status (2 of 200), bytes of the name, how many there were since the last such
+# record, and the route. Without a class it counts failures of the measuring by their reason.
 COUNT_RECORD = struct.Struct("<BBHQ96s")
 
 # A flag of a step: its tokens are those of this step alone. Otherwise the tokens of a prefill are
@@ -116,7 +116,7 @@ def open_record(record: bytes, *, proxied: bool) -> bytes:
 
 
 def count_record(name: str, status_class: int, count: int) -> bytes:
-    """The record of how often there was a response of this route, or a failure."""
+    """The record of how many more responses of this route, or failures, there were."""
     encoded = name.encode("utf-8", "replace")
     return COUNT_RECORD.pack(COUNT, status_class, min(len(encoded), 0xFFFF), count, encoded)
 

@@ -66,9 +66,9 @@ class Front:
         self._open_requests: OpenRequests | None = None
         self._planned = False
         # Responses by route and class of status, and failures of measuring by reason, which have
-        # no class: all since the start, and those that changed since they were sent.
+        # no class, since they were sent; and all of these that there were.
         self._counts: dict[tuple[str, int], int] = {}
-        self._changed: set[tuple[str, int]] = set()
+        self._known: set[tuple[str, int]] = set()
         headers: dict[str, Any] = {
             option: os.environ.get(name) or None for option, name in HEADER_VARIABLES.items()
         }
@@ -174,10 +174,9 @@ class Front:
     def check(self) -> None:
         """Send what has waited for long enough, and plan the next look at the rest."""
         self._send_held(time.monotonic())
-        for place in self._changed:
-            route, status_class = place
-            self._reporter.add(count_record(route, status_class, self._counts[place]))
-        self._changed.clear()
+        counts, self._counts = self._counts, {}
+        for (name, status_class), count in counts.items():
+            self._reporter.add(count_record(name, status_class, count))
         self._plan()
 
     def _send_held(self, now_s: float) -> None:
@@ -236,10 +235,10 @@ class Front:
 
     def _count(self, name: str, status_class: int) -> None:
         place = (name, status_class)
-        if place not in self._counts and len(self._counts) >= _MAX_ROUTES:
+        if place not in self._known and len(self._known) >= _MAX_ROUTES:
             place = (_OTHER_ROUTE, status_class)
+        self._known.add(place)
         self._counts[place] = self._counts.get(place, 0) + 1
-        self._changed.add(place)
         if not self._planned:
             self._plan_in(_COUNTS_EVERY_S, get_running_loop())
 
