@@ -136,7 +136,7 @@ class Front:
         if engine_id is None or 400 <= (record.http_status or 0) < 500:
             served([])
         else:
-            self._join(key_of(engine_id, record.route), record, served, ending)
+            self._join(_key_of(request.scope, engine_id), record, served, ending)
         if ending is not Ending.COMPLETE or (record.proxied and record.proxied.error):
             self._reporter.flush()
 
@@ -206,7 +206,7 @@ class Front:
 
     def _open_keys(self) -> set[Key]:
         scopes = [(each.scope, _engine_request(each.scope)[0]) for each in self._open]
-        return {key_of(found, path_of(scope)) for scope, found in scopes if found is not None}
+        return {_key_of(scope, found) for scope, found in scopes if found is not None}
 
     # Counts
 
@@ -277,6 +277,11 @@ def _engine_request(scope: Scope) -> tuple[str | None, TokenUsage | None]:
     metadata = scope.get("state", {}).get("request_metadata")
     usage = getattr(metadata, "final_usage_info", None)
     return getattr(metadata, "request_id", None), usage and _counts_in(usage)
+
+
+def _key_of(scope: Scope, engine_id: str) -> Key:
+    # Hooks give the figures of all choices by the id that they noted.
+    return key_of(engine_id, path_of(scope) if scope[ENGINE_REQUEST] is None else None)
 
 
 def _counts_in(usage: Any) -> TokenUsage:
