@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Literal
 
 from agent.analysis.audit.checks import is_older
-from agent.catalog.engines import DIALECTS
+from agent.catalog.engines import DIALECTS, PLUGIN_HOSTS
 
 
 class StepName(StrEnum):
@@ -97,7 +97,6 @@ _SOCKET = "/run/goodput-agent/vllm.sock"
 _PROXY = "127.0.0.1:8080"
 _SETTINGS = "in the agent's settings"
 _RESTART = "restart vLLM with"
-_INSTALL = "in vLLM's environment, from a clone of goodput-agent"
 _SHARED = "its socket is a file: engine and agent must share a machine, or a volume of a pod"
 _UNKNOWN_PROGRAM = SetupAction("first let the agent read the engine's metrics")
 
@@ -182,9 +181,19 @@ def _plugin(facts: SetupFacts) -> Actions:
     return (
         *shared,
         *setting,
-        SetupAction(_INSTALL, ("pip install ./plugins/vllm",)),
-        SetupAction(_RESTART, (_serve(facts, StepName.PLUGIN),)),
+        SetupAction(
+            f"in {PLUGIN_HOSTS[facts.program]}'s environment, from a clone of goodput-agent",
+            ("pip install ./plugins/vllm",),
+        ),
+        _restart_with_plugin(facts),
     )
+
+
+def _restart_with_plugin(facts: SetupFacts) -> SetupAction:
+    if facts.program == _VLLM:
+        return SetupAction(_RESTART, (_serve(facts, StepName.PLUGIN),))
+    socket = f"GOODPUT_AGENT_SOCKET={shlex.quote(facts.plugin_socket or _SOCKET)}"
+    return SetupAction("restart SGLang with --enable-metrics and in its environment", (socket,))
 
 
 def _setting(facts: SetupFacts, key: str, value: object) -> SetupAction:
@@ -284,15 +293,21 @@ _SOURCES = (
     _Source(StepName.MODEL_CONFIG, "MFU, MBU and the roofline", _model_config),
     _Source(StepName.LOG, "why an engine died, such as a lack of memory", _log),
 )
-# Only vLLM has them.
-_OF_VLLM = frozenset({StepName.SPANS, StepName.PLUGIN})
+# They report single requests by themselves.
+_ROWS = frozenset({StepName.SPANS, StepName.PLUGIN})
 
 
 def setup_steps(facts: SetupFacts) -> tuple[SetupStep, ...]:
     """The steps of one engine in order, without those that it cannot have or does not need."""
-    others = frozenset() if facts.program in (None, _VLLM) else _OF_VLLM
-    left_out = (facts.impossible | others | _needless(facts)) - facts.seen
+    left_out = (facts.impossible | _unknown_to(facts.program) | _needless(facts)) - facts.seen
     return tuple(_step(source, facts) for source in _SOURCES if source.name not in left_out)
+
+
+def _unknown_to(program: str | None) -> frozenset[StepName]:
+    """The steps that an engine cannot have."""
+    if program in (None, _VLLM):
+        return frozenset()
+    return frozenset({StepName.SPANS}) if program in PLUGIN_HOSTS else _ROWS
 
 
 def _needless(facts: SetupFacts) -> frozenset[StepName]:
@@ -323,7 +338,7 @@ def next_step_text(engine: str, steps: Collection[SetupStep]) -> str:
         for action in following.actions
     )
     shown = {step.name for step in steps if step.state == "done"}
-    first_rows = following.name in _OF_VLLM and not shown & _OF_VLLM
+    first_rows = following.name in _ROWS and not shown & _ROWS
     return f"{text}; for {'single requests' if first_rows else following.name} {actions}"
 
 

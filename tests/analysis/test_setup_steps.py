@@ -126,7 +126,17 @@ def test_statistics_that_are_off_must_be_on_before_spans() -> None:
     assert "without --disable-log-stats" in texts(off, StepName.SPANS)
 
 
-@pytest.mark.parametrize("program", ["sglang", "tgi", "trtllm"])
+def test_sglang_loads_the_plugin_and_sends_no_spans() -> None:
+    other = replace(PLAIN, program="sglang", plugin_socket="/run/a.sock")
+    assert names(other, "missing") == ["plugin", "proxy", "GPU", "price", "model config", "log"]
+    assert lines(other, StepName.PLUGIN) == [
+        "pip install ./plugins/vllm", "GOODPUT_AGENT_SOCKET=/run/a.sock",
+    ]  # fmt: skip
+    assert "in SGLang's environment" in texts(other, StepName.PLUGIN)
+    assert "vLLM" not in texts(other, StepName.PLUGIN)
+
+
+@pytest.mark.parametrize("program", ["tgi", "trtllm"])
 def test_other_engines_have_neither_spans_nor_a_plugin(program: str) -> None:
     other = replace(PLAIN, program=program)
     assert names(other, "missing") == ["proxy", "GPU", "price", "model config", "log"]

@@ -24,6 +24,7 @@ from agent.analysis.audit.checks import (
 )
 from agent.catalog import engine_facts as fact
 from agent.catalog.engine_flags import TRACES_ENDPOINT
+from agent.catalog.engines import PLUGIN_HOSTS
 from agent.catalog.metric import Metric
 from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES, SecurityNotice
 from agent.records.audit import AuditEvidence, EvidencePart, LatencyLimits
@@ -130,11 +131,7 @@ _FAMILIES: tuple[tuple[Metric, str, str], ...] = (
 )
 _HAS_BUCKETS = "0.32.0"
 _VLLM = "vllm"
-_NAMES = {"sglang": "SGLang", "tgi": "Text Generation Inference", "trtllm": "TensorRT-LLM"}
-_ROWS = (
-    "pip install ./plugins/vllm beside vLLM (docs/vllm-plugin.md); or "
-    f"{TRACES_ENDPOINT} http://AGENT:4317, and OTEL_TRACES_SAMPLER=always_on"
-)
+_NAMES = {"tgi": "Text Generation Inference", "trtllm": "TensorRT-LLM"}
 
 
 def statistics(evidence: AuditEvidence) -> CheckResult:
@@ -224,7 +221,10 @@ def single_requests(evidence: AuditEvidence) -> CheckResult:
     plugin_sends = evidence.agent is not None and evidence.agent.plugin
     no_spans = flags_are_known(evidence) and not flag(evidence, TRACES_ENDPOINT)
     if no_spans and not plugin_sends:
-        return failed(f"no plugin is heard of, and no span comes without {TRACES_ENDPOINT}", _ROWS)
+        return failed(
+            f"no plugin is heard of, and no span comes without {TRACES_ENDPOINT}",
+            _for_rows(evidence),
+        )
     if trial is None:
         return _earlier_rows(evidence)
     if trial.problem is not None:
@@ -233,16 +233,30 @@ def single_requests(evidence: AuditEvidence) -> CheckResult:
         return unknown(evidence.why_unread(EvidencePart.AGENT), "start the agent, or give --agent")
     none_came = f"none within {trial.waited_s:.0f} s of a request"
     if plugin_sends:
-        look = "read vLLM's log for goodput-agent-vllm: docs/vllm-plugin.md"
+        look = "read the engine's log for goodput-agent-vllm: docs/vllm-plugin.md"
         return unknown(f"{none_came}, though its plugin is heard of", look)
-    return failed(none_came, _ROWS)
+    return failed(none_came, _for_rows(evidence))
+
+
+def _dialect(evidence: AuditEvidence) -> str:
+    sample = evidence.engine.sample
+    return _VLLM if sample is None else sample.dialect
+
+
+def _for_rows(evidence: AuditEvidence) -> str:
+    """What gives the agent rows of requests."""
+    dialect = _dialect(evidence)
+    install = f"pip install ./plugins/vllm beside {PLUGIN_HOSTS[dialect]} (docs/vllm-plugin.md)"
+    if dialect != _VLLM:
+        return install
+    return f"{install}; or {TRACES_ENDPOINT} http://AGENT:4317, and OTEL_TRACES_SAMPLER=always_on"
 
 
 def _without_rows(evidence: AuditEvidence) -> str | None:
     """Why the engine can report no single request; None if it can, or if it is unknown."""
-    sample = evidence.engine.sample
-    if sample is not None and sample.dialect != _VLLM:
-        name = _NAMES.get(sample.dialect, sample.dialect)
+    dialect = _dialect(evidence)
+    if dialect not in PLUGIN_HOSTS:
+        name = _NAMES.get(dialect, dialect)
         return f"{name} sends no spans that the agent reads, and loads no plugin"
     if evidence.rust_frontend:
         return "vLLM's Rust frontend sends no spans, and loads no plugin"
@@ -303,7 +317,8 @@ def plugin(evidence: AuditEvidence) -> CheckResult:
     silent = "the agent hears nothing of it"
     return warned(
         "the agent has no plugin_socket for it" if agent.plugin is None else silent,
-        "pip install ./plugins/vllm beside vLLM, and plugin_socket in the agent's settings",
+        f"pip install ./plugins/vllm beside {PLUGIN_HOSTS[_dialect(evidence)]}, and plugin_socket "
+        "in the agent's settings",
     )
 
 

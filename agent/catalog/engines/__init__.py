@@ -8,4 +8,7 @@ from agent.catalog.engines.vllm import VLLM
 
 DIALECTS: dict[str, Dialect] = {d.engine: d for d in (VLLM, SGLANG, TGI, TRTLLM)}
 
-__all__ = ["DIALECTS", "Dialect", "Spelling"]
+# The engines that load the agent's plugin, by dialect. Only vLLM sends spans that the agent reads.
+PLUGIN_HOSTS = {VLLM.engine: "vLLM", SGLANG.engine: "SGLang"}
+
+__all__ = ["DIALECTS", "PLUGIN_HOSTS", "Dialect", "Spelling"]

@@ -107,6 +107,7 @@ def _half_idle(tensor: str, pipeline: str, data: str, idle: int = 4) -> AuditEvi
 
 _RANKS = fact.DATA_PARALLEL_RANKS
 _SGLANG = replace(sample(), dialect="sglang")
+_TGI = replace(sample(), dialect="tgi")
 _WITHOUT_OUTPUT = replace(sample({fact.OUTPUT_TOKENS: None}), dialect="sglang")
 
 _WITHOUT_SPANS = command_line(otlp_traces_endpoint="")
@@ -330,7 +331,7 @@ CASES: dict[str, list[AuditCase]] = {
         passes(evidence(trial=None, command_line=_WITHOUT_SPANS), "its 900 newest requests"),
         unknown(
             evidence(trial=trial(lead_s=None, waited_s=20.0), command_line=_WITHOUT_SPANS),
-            "none within 20 s of a request, though its plugin is heard of", "vLLM's log",
+            "none within 20 s of a request, though its plugin is heard of", "the engine's log",
         ),
         fails(
             evidence(trial=trial(lead_s=None, waited_s=20.0), agent=AgentEvidence()),
@@ -562,20 +563,27 @@ OTHER_ENGINES: dict[str, list[AuditCase]] = {
         unknown(with_engine(sample=_SGLANG), "does not contain it"),
     ],
     "single requests": [
-        warns(
+        fails(
+            evidence(
+                engine=engine(sample=_SGLANG), agent=AgentEvidence(), trial=trial(lead_s=None)
+            ),
+            "none within", "pip install ./plugins/vllm beside SGLang",
+        ),
+        *[warns(
             evidence(engine=engine(sample=replace(sample(), dialect=dialect)), trial=None),
             f"{name} sends no spans that the agent reads, and loads no plugin",
             "let its requests go through the agent's proxy",
         )
         for dialect, name in (
-            ("sglang", "SGLang"),
             ("tgi", "Text Generation Inference"),
             ("trtllm", "TensorRT-LLM"),
-        )
+        )],
     ],
     "plugin": [
-        unknown(
-            evidence(engine=engine(sample=_SGLANG), agent=AgentEvidence()), "loads no plugin"
+        unknown(evidence(engine=engine(sample=_TGI), agent=AgentEvidence()), "loads no plugin"),
+        warns(
+            evidence(engine=engine(sample=_SGLANG), agent=AgentEvidence(plugin=False)),
+            "hears nothing", "pip install ./plugins/vllm beside SGLang",
         ),
     ],
 }  # fmt: skip
