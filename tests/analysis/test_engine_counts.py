@@ -304,6 +304,17 @@ def test_rates_and_means_are_over_the_time_in_which_any_engine_was_seen(
     assert found.running == pytest.approx(running)
 
 
+def test_a_time_in_which_another_engine_was_seen_longer_counts_once() -> None:
+    def row(engine: str, from_s: float, until_s: float) -> CountsRow:
+        counts = EngineCounts(covered_s=until_s - from_s)
+        return CountsRow("agent-0", engine, "llama", 60, 0, until_s, counts)
+
+    rows = [row("chat-0", 8.0, 9.0), row("chat-1", 20.0, 25.0), row("chat-2", 0.0, 10.0)]
+    found = figures_of_rows(rows, [])
+    assert found is not None
+    assert found.covered_s == 15.0
+
+
 def test_no_engine_was_seen_for_longer_than_all_together() -> None:
     """As after the clock was set back: an hour holds two."""
     row = CountsRow("agent-0", "chat-0", "llama", 3600, 0, 3600.0, EngineCounts(covered_s=7200.0))
