@@ -46,6 +46,19 @@ def test_a_full_kv_cache_holds_the_queue() -> None:
     assert "KV cache was full" in share.evidence[0]
 
 
+def test_the_plugin_is_a_source_if_it_reported_the_steps_of_that_time() -> None:
+    timeline = usual()
+    sample_each_second(timeline, range(1, 8), waiting=5.0, kv=0.99)
+
+    def sources(until: float) -> tuple[str, ...]:
+        for number in range(20):
+            timeline.step(step(until - 0.2 + number / 100, 0.01))
+        return explain(queued(AT + 1, 4.0), [OBJECTIVE], timeline).sources
+
+    assert sources(AT - 40) == ("span", "samples")
+    assert sources(AT + 5.2) == ("plugin", "span", "samples")
+
+
 def test_without_samples_a_queue_is_unexplained_and_names_sources_that_would_help() -> None:
     found = explain(row(ttft_s=4.05, queue_s=4.0, e2e_s=4.15), [OBJECTIVE], EngineTimeline())
     assert found.top is Cause.UNEXPLAINED
