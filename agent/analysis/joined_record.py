@@ -223,6 +223,11 @@ def served_row(served: ServedRequest) -> RequestRecord:
         return record
     first = served.choices[0]
     whole = with_figures(record, served.choices)
+    if len(served.choices) > _choices(record):
+        # The turns of a response: the phases are those of the first one.
+        whole = whole._replace(
+            decode_s=None, preemptions=sum(each.preemptions for each in served.choices)
+        )
     view = EngineView(request_id=first.request_id, status=_status(first))
     return whole._replace(
         vantage=Vantage.JOINED,

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from agent.analysis.joined_record import served_row
 from agent.analysis.verdicts import Judge
 from agent.catalog.reasons import PluginDropped
 from agent.errors import StoreUnavailable
@@ -413,3 +414,10 @@ def test_what_the_proxy_of_this_agent_saw_needs_no_row_of_a_dead_front(clock: Cl
         [OpenRequest(NOON, 50.0, None, None, 0, flag + sent) for flag in (b"\1", b"\0")],
     )
     assert len(writer.stored) == 1
+
+
+def test_a_response_of_several_turns_has_the_phases_of_its_first_one() -> None:
+    turns = tuple(ended_request(request_id=f"resp_1_{n}", preemptions=n + 1) for n in range(3))
+    row = served_row(ServedRequest(proxied(route="/v1/responses", response_id="resp_1"), turns))
+    assert (row.queue_s, row.prefill_s, row.decode_s) == (0.25, 0.5, None)
+    assert row.preemptions == 1 + 2 + 3

@@ -148,7 +148,8 @@ def test_a_body_beyond_the_limit_is_not_kept_and_not_read(
         await Call([b"x" * 60] * 5).through(app)
         assert engine.bodies == [b"x" * 300]
         served = await agent.only_served()
-        assert (served.record.model, served.record.status) == (None, Status.OK)
+        # The response has the model, too.
+        assert (served.record.model, served.record.status) == ("m", Status.OK)
         assert (view(served).choices, view(served).input_bytes) == (None, 300)
         await agent.until(lambda: agent.counts)
         assert agent.counts == {("body_not_read", 0): 1}
@@ -266,14 +267,18 @@ def test_a_client_may_leave_an_application_that_does_not_ask(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("sends", "status", "http_status", "error"),
+    ("raised", "sends", "status", "http_status", "error"),
     [
-        ((), Status.ERROR, 500, "http_500"),
-        ((START,), Status.ERROR, 200, "engine_gone"),
-        ((START, FIRST), Status.ERROR, 200, "engine_gone"),
+        # The server outside of all middlewares answers an error, and not a task that is cancelled.
+        (RuntimeError("no"), (), Status.ERROR, 500, "http_500"),
+        (asyncio.CancelledError(), (), Status.ERROR, None, "engine_gone"),
+        *(
+            (raised, sends, Status.ERROR, 200, "engine_gone")
+            for raised in (RuntimeError("no"), asyncio.CancelledError())
+            for sends in ((START,), (START, FIRST))
+        ),
     ],
 )
-@pytest.mark.parametrize("raised", [RuntimeError("no"), asyncio.CancelledError()])
 def test_an_application_may_raise_at_any_stage(
     tmp_path: Path,
     sends: tuple[Message, ...],

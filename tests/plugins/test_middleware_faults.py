@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from goodput_agent_vllm import front as fronts
-from goodput_agent_vllm import held_figures, watched_request
+from goodput_agent_vllm import held_figures, sending, watched_request
 from goodput_agent_vllm.core import record_bytes
 from goodput_agent_vllm.front import Front
 from goodput_agent_vllm.held_figures import HeldFigures
@@ -312,10 +312,11 @@ def test_without_an_agent_memory_is_bounded(
     async def called() -> None:
         engine = Engine(missing._reporter, body=(WHOLE_ANSWER,), kind="application/json")
         app = GoodputMiddleware(engine)
+        monkeypatch.setattr(sending, "WAITING_DATAGRAMS", 32)
         for number in range(3000):
             await Call(headers=[("x-request-id", f"{number}")]).through(app)
         sender = missing._reporter._sender
-        assert len(sender._waiting) == WAITING_DATAGRAMS
+        assert len(sender._waiting) == 32
         assert sender.dropped > 0
         assert not missing._open
         assert not missing._held.waits or len(missing._held._held_since) < 3000

@@ -300,3 +300,53 @@ def test_many_choices_of_a_request_are_looked_up_once() -> None:
     held.take(waiting)
     assert len(waiting.figures) == held_figures.MAX_HELD
     assert not held._held
+
+
+def test_an_id_of_any_length_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM makes the id of the client's header, which may have 64 KB."""
+    waits(monkeypatch, 0.0, 0.0)
+
+    async def long(agent: Agent, engine: Engine, app: App) -> None:
+        for number in range(12):
+            await watched(serving("chatcmpl-" + "x" * 70_000))
+            await agent.until_served(number + 1)
+        assert {each.record.request_id for each in agent.served} == {None}
+
+    assert play(tmp_path, long)._errors == 0
+
+
+def test_all_turns_of_a_response_are_of_its_request(tmp_path: Path) -> None:
+    turns = [f"resp_x_{number}" for number in range(3)]
+
+    async def asked(agent: Agent, engine: Engine, app: App) -> None:
+        async def several(scope: Scope, receive: Receive, send: Send) -> None:
+            await whole_body(receive)
+            named(scope, "resp_x")
+            for turn in turns:
+                engine.end(turn, time.time())
+            await respond(send, **JSON)
+
+        await watched(several, RESPONSES)
+        assert ids(await agent.only_served()) == turns
+
+    play(tmp_path, asked)
+
+
+@pytest.mark.parametrize(
+    ("state", "proxied"),
+    [
+        ("goodput=proxied,vendor=x", True),
+        ("vendor=x , goodput=unsampled", True),
+        ("mygoodput=proxied", False),
+        ("goodput=other", False),
+        ("vendor=goodput=proxied", False),
+    ],
+)
+def test_only_the_proxys_own_mark_says_that_it_has_the_request(
+    tmp_path: Path, state: str, proxied: bool
+) -> None:
+    async def marked(agent: Agent, engine: Engine, app: App) -> None:
+        await Call([body()], headers=[("tracestate", state)]).through(app)
+        assert (await agent.only_served()).proxied is proxied
+
+    play(tmp_path, marked, **JSON)

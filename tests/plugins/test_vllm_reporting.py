@@ -276,3 +276,31 @@ def test_what_an_agent_does_not_read_is_dropped_and_counted(
     got = sum(count for count, _ in headers)
     assert 0 < sender.dropped == records - got
     assert headers[-1][1] == sender.dropped
+
+
+def test_a_vllm_that_makes_its_application_in_another_way_is_left_alone() -> None:
+    class Launcher:
+        """Of another version."""
+
+        @staticmethod
+        def init_entrypoints_middleware(args: object, app: object) -> None:
+            """Have other parameters."""
+
+    with closing(Sender("/nowhere")) as sender:
+        assert not hooks.add_middleware(Launcher, object, Reporter(sender))
+        assert not hooks.add_middleware(object(), object, Reporter(sender))
+
+
+def test_an_application_that_takes_no_middleware_starts_all_the_same() -> None:
+    calls: list[tuple[object, ...]] = []
+
+    class Launcher:
+        @staticmethod
+        def init_entrypoints_middleware(args: object, app: object, supported_tasks: object) -> None:
+            """Note the call."""
+            calls.append((args, app, supported_tasks))
+
+    with closing(Sender("/nowhere")) as sender:
+        assert hooks.add_middleware(Launcher, object, Reporter(sender))
+    Launcher.init_entrypoints_middleware("args", "no application", ("generate",))
+    assert calls == [("args", "no application", ("generate",))]

@@ -7,12 +7,13 @@ need msgspec, which vLLM has, and Python 3.11.
 from agent.records.request import RequestRecord, Status
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
+from agent.sources.proxy.measuring.json_values import short_text
 from agent.sources.proxy.measuring.measured_exchange import (
     MeasuredExchange,
     MeasuringOptions,
     RequestMeasuring,
 )
-from agent.sources.proxy.measuring.parsed_event import TokenUsage, completions_usage
+from agent.sources.proxy.measuring.parsed_event import TokenUsage
 from agent.sources.proxy.measuring.served_request import record_bytes
 
 __all__ = [
@@ -26,6 +27,6 @@ __all__ = [
     "RequestRecord",
     "Status",
     "TokenUsage",
-    "completions_usage",
     "record_bytes",
+    "short_text",
 ]

@@ -17,8 +17,10 @@ from goodput_agent_vllm.core import (
     MeasuringOptions,
     RequestMeasuring,
     RequestRecord,
+    Status,
     TokenUsage,
     record_bytes,
+    short_text,
 )
 from goodput_agent_vllm.datagrams import count_record, open_record, served_record
 from goodput_agent_vllm.held_figures import WAIT_S, Figures, HeldFigures, Key, Waiting, key_of
@@ -42,6 +44,9 @@ HEADER_VARIABLES = {
     "workload_header": "GOODPUT_AGENT_WORKLOAD_HEADER",
     "session_header": "GOODPUT_AGENT_SESSION_HEADER",
 }
+
+# After these the process may end soon.
+_URGENT = frozenset((Status.ERROR, Status.TIMEOUT, Status.CANCELLED))
 
 # What a row says whose front died before the request ended.
 _FRONT_DIED = "front_died"
@@ -129,7 +134,7 @@ class Front:
             exchange.counted(usage)
         record = exchange.record(ending, at_s)
         if record.request_id == request.trace.span_id:
-            record = record._replace(request_id=engine_id)
+            record = record._replace(request_id=short_text(engine_id))
         record = record._replace(parent_span_id=request.trace.parent_span_id)
         served = partial(self._send, record, proxied=request.trace.proxied)
         # The engine got no request that was refused.
@@ -137,7 +142,7 @@ class Front:
             served([])
         else:
             self._join(_key_of(request.scope, engine_id), record, served, ending)
-        if ending is not Ending.COMPLETE or (record.proxied and record.proxied.error):
+        if record.status in _URGENT:
             self._reporter.flush()
 
     def _join(
@@ -285,11 +290,13 @@ def _key_of(scope: Scope, engine_id: str) -> Key:
 
 
 def _counts_in(usage: Any) -> TokenUsage:
-    details = getattr(usage, "prompt_tokens_details", None)
+    of_input = getattr(usage, "prompt_tokens_details", None)
+    of_output = getattr(usage, "completion_tokens_details", None)
     return TokenUsage(
         input_tokens=getattr(usage, "prompt_tokens", None),
-        cached_tokens=getattr(details, "cached_tokens", None),
+        cached_tokens=getattr(of_input, "cached_tokens", None),
         output_tokens=getattr(usage, "completion_tokens", None),
+        reasoning_tokens=getattr(of_output, "reasoning_tokens", None),
     )
 
 

@@ -18,8 +18,10 @@ _SLACK_S = 0.1
 # The engine's id of a request, and what joins it with the number of a part.
 Key = tuple[str, str]
 
-# vLLM numbers the prompts of a completion, `cmpl-x-0`, and the turns of a response, `resp_x_0`.
-_JOINTS = {"/v1/completions": "-", "/v1/responses": "_"}
+# vLLM numbers the prompts of a completion, `cmpl-x-0`, and the turns of a response, `resp_x_0`: it
+# asks the engine again after each call of a tool of its own.
+_TURNS = "_"
+_JOINTS = {"/v1/completions": "-", "/v1/responses": _TURNS}
 
 Figures = list[bytes]
 
@@ -43,6 +45,11 @@ class Waiting:
     served: Callable[[Figures], None]
     until_s: float = 0.0
     figures: Figures = field(default_factory=list)
+
+    @property
+    def wanted(self) -> int | None:
+        """How many figures are missing; None of a response, of which any turn may be one."""
+        return None if self.key[1] == _TURNS else self.choices - len(self.figures)
 
     @property
     def is_complete(self) -> bool:
@@ -132,7 +139,7 @@ class HeldFigures:
         """Give an HTTP request the figures of its choices, as far as they have come."""
         fitting = [each for each in self._held.get(waiting.key, ()) if waiting.fits(each.began_at)]
         fitting.sort(key=lambda held: waiting.unlikeness(held.began_at))
-        taken = fitting[: waiting.choices - len(waiting.figures)]
+        taken = fitting[: waiting.wanted]
         waiting.figures += [held.record for held in taken]
         self._drop(taken)
 

@@ -66,7 +66,7 @@ def watch_first_tokens(statistics: type, reporter: Reporter) -> bool:
     return True
 
 
-def add_middleware(launcher: Any, middleware: type) -> bool:
+def add_middleware(launcher: Any, middleware: type, reporter: Reporter) -> bool:
     """Add a middleware outside of all others when vLLM makes its application.
 
     `launcher` is vLLM's module that makes it. Returns False for an unknown function.
@@ -78,7 +78,10 @@ def add_middleware(launcher: Any, middleware: type) -> bool:
     @functools.wraps(original)
     def init_entrypoints_middleware(args: Any, app: Any, *others: Any, **named: Any) -> Any:
         returned = original(args, app, *others, **named)
-        app.add_middleware(middleware)
+        try:
+            app.add_middleware(middleware)
+        except Exception:
+            reporter.failed()
         return returned
 
     setattr(init_entrypoints_middleware, _MARK, True)

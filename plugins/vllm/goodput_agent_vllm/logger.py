@@ -37,12 +37,20 @@ def _wrap_methods(reporter: Reporter) -> None:
         reporter.failed()
 
 
+def _launcher() -> Any:
+    """vLLM's module that makes its HTTP application; None in a version without it."""
+    try:
+        from vllm.entrypoints.launchers import app  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    return app
+
+
 def _add_middleware(reporter: Reporter) -> None:
     """Have vLLM add the middleware when it makes its HTTP application, after this."""
     try:
-        from vllm.entrypoints.launchers import app  # type: ignore[import-not-found]
-
-        if not hooks.add_middleware(app, GoodputMiddleware):
+        app = _launcher()
+        if app is None or not hooks.add_middleware(app, GoodputMiddleware, reporter):
             _LOG.warning(
                 "goodput-agent-vllm does not know this vLLM: for errors, clients that leave and "
                 "tenants, start vLLM with --middleware %s.%s",

@@ -126,8 +126,10 @@ class OpenRequests:
     def open(self, record: bytes, arrived_at: float, arrived_s: float) -> "Slot | None":
         """Keep a request that arrived at a Unix time and a time of CLOCK_MONOTONIC.
 
-        None if all slots are in use or the record is too long.
+        None if all slots are in use or the record is too long, and after the end.
         """
+        if self not in _in_use:
+            return None
         if arrived_s >= self._check_at_s:
             self._check_file(arrived_s)
         length = len(record)

@@ -12,8 +12,9 @@ DEFAULT_PATH = "/run/goodput-agent/vllm.sock"
 
 # Linux takes datagrams of 200 KB; for smaller ones the kernel needs less memory in one piece.
 DATAGRAM_BYTES = 32_768
-# About a second of a very busy engine. When the agent is away for longer, the oldest are dropped.
-WAITING_DATAGRAMS = 32
+# 8 MB, or 7,000 requests that a middleware saw. When the agent is away for longer, the oldest are
+# dropped.
+WAITING_DATAGRAMS = 256
 # One call of `send` sends at most this many datagrams: after a pause of the agent, more may wait.
 _DATAGRAMS_PER_SEND = 8
 # Records of this time are sent together. Waking the agent takes longer than the plugin's work in a

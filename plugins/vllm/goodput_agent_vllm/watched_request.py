@@ -24,8 +24,9 @@ WATCHED = "goodput_agent_vllm"
 # `request_id`, the engine's, and `usage`, None before the end.
 ENGINE_REQUEST = "goodput_agent_engine_request"
 
-# A longer body is not read for the model and the other fields.
-MAX_BODY_BYTES = 32 * 1024 * 1024
+# A longer body is not read for the model and the other fields: that would take the front's loop
+# tens of milliseconds.
+MAX_BODY_BYTES = 8 * 1024 * 1024
 
 # `struct tcp_info` of Linux: milliseconds since the last data arrived.
 _TCP_INFO, _TCP_INFO_BYTES, _LAST_DATA_RECEIVED = 11, 104, 52
@@ -33,6 +34,8 @@ _TCP_INFO, _TCP_INFO_BYTES, _LAST_DATA_RECEIVED = 11, 104, 52
 _LONGEST_WAIT_S = 60.0
 
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+# The agent's proxy says so: see agent/catalog/spans.py.
+_FROM_PROXY = frozenset((b"goodput=proxied", b"goodput=unsampled"))
 _NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
 
 
@@ -49,9 +52,8 @@ class Trace:
         self.span_id = os.urandom(8).hex()
         self.headers: RawHeaders = ()
         self.parent_span_id: str | None = None
-        state = b",".join([value for name, value in sent if name == b"tracestate"])
-        # The agent's own proxy says so: see agent/catalog/spans.py.
-        self.proxied = b"goodput=" in state
+        states = b",".join([value for name, value in sent if name == b"tracestate"]).split(b",")
+        self.proxied = not _FROM_PROXY.isdisjoint(map(bytes.strip, states))
         parent = next((value for name, value in sent if name == b"traceparent"), None)
         found = None if parent is None else _TRACEPARENT.fullmatch(parent)
         if found and found[1] != _NO_TRACE and found[2] != _NO_SPAN:
@@ -134,10 +136,12 @@ class WatchedRequest:
 
     async def run(self, app: App) -> None:
         """Serve the request, then report it."""
-        failed = True
+        failed = False
         try:
             await app(self.scope, self.receive, self.send)
-            failed = False
+        except Exception:
+            failed = True
+            raise
         finally:
             self._report(failed=failed)
 

@@ -338,7 +338,8 @@ class MeasuredExchange:
             request_id=self._request_id,
             agent=self._context.agent,
             engine=self._engine,
-            model=self.model,
+            # Of a body that was not read, the response has it.
+            model=self.model or findings.model,
             tenant=tenant_of(self._client_headers, self._context.names_in.tenant),
             route=self._route,
             ttft_s=self._since_arrival(timing.first_s),

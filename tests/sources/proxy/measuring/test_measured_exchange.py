@@ -372,7 +372,8 @@ def test_an_unbuffered_body_is_counted_and_its_response_is_measured() -> None:
     (record,) = setup.records
     assert record.proxied is not None
     assert (record.proxied.input_bytes, record.proxied.streamed) == (1024, True)
-    assert (record.model, record.output_tokens, record.proxied.choices) == (None, 24, None)
+    # The response has the model, too.
+    assert (record.model, record.output_tokens, record.proxied.choices) == ("tiny-llama", 24, None)
     assert setup.failures == ["body_not_read"]
 
 
