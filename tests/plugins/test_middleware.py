@@ -65,6 +65,31 @@ def test_a_stream_is_one_record_with_both_views(tmp_path: Path) -> None:
     play(tmp_path, stream)
 
 
+def test_a_long_stream_is_read_while_it_passes_and_each_token_counts(tmp_path: Path) -> None:
+    kept: list[int] = []
+
+    async def long(agent: Agent, engine: Engine, app: App) -> None:
+        front = fronts.shared_front()
+        call = Call()
+
+        async def send(message: Message) -> None:
+            (request,) = front._open
+            kept.append(len(request._unread))
+
+        await app(call.scope, call.receive, send)
+        served = await agent.only_served()
+        assert sum((view(served).gaps or {}).values()) == 99
+        assert view(served).output_bytes == len(b"".join(body))
+
+    body = (
+        *(event(f" w{number}") for number in range(100)),
+        event("", "stop"),
+        b"data: [DONE]\n\n",
+    )
+    play(tmp_path, long, body=body)
+    assert 0 < max(kept) < 2 * watched_request._READ_TOGETHER
+
+
 def test_client_and_application_get_the_very_messages(tmp_path: Path) -> None:
     async def messages(agent: Agent, engine: Engine, app: App) -> None:
         call = Call([STREAM_BODY[:9], STREAM_BODY[9:]])

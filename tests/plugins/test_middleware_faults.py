@@ -65,7 +65,7 @@ HOOKS: list[tuple[Any, str]] = [
     (WatchedRequest, "_ending"),
     (MeasuredExchange, "__init__"),
     (MeasuredExchange, "answered"),
-    (MeasuredExchange, "chunk"),
+    (MeasuredExchange, "chunks"),
     (MeasuredExchange, "catch_up"),
     (MeasuredExchange, "finish"),
     (MeasuredExchange, "record"),

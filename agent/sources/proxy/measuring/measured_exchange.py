@@ -11,6 +11,7 @@ from agent.sources.proxy.exchange import (
     Ending,
     OnFailure,
     RawHeaders,
+    Reads,
     RequestSpan,
     Tracing,
 )
@@ -223,6 +224,16 @@ class MeasuredExchange:
     def passes(self, data: bytes) -> bool:
         """Whether the client gets these bytes unchanged, and no others if they are the last."""
         return not isinstance(self._reader, StreamReader) or self._reader.passes(data)
+
+    def chunks(self, pieces: Reads) -> None:
+        """Read pieces of a response that passes unchanged and that the client has already."""
+        if self._first_byte_at_s is None:
+            self._first_byte_at_s = pieces[0][1]
+        self._output_bytes += sum([len(data) for data, _ in pieces])
+        try:
+            self._reader.take_all(pieces)
+        except Exception:
+            self._stop_reading()
 
     def catch_up(self) -> None:
         """Keep what is known of the request, prepare the reader of the response, unless it has

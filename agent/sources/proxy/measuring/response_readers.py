@@ -7,6 +7,7 @@ from typing import Protocol
 from agent.analysis.latency import tpot_s
 from agent.analysis.quantiles import LOWEST_BIN, bins_of
 from agent.catalog.reasons import ProxyFailure
+from agent.sources.proxy.exchange import Reads
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.parsed_event import (
     MAX_REASON_LENGTH,
@@ -244,6 +245,9 @@ class ResponseReader(Protocol):
     def take(self, data: bytes, at_s: float) -> bytes:
         """Read a piece of the body; return the bytes to send to the client now."""
 
+    def take_all(self, pieces: Reads) -> None:
+        """Read pieces that the client has already, as `take` reads each."""
+
     def finish(self, at_s: float) -> bytes:
         """Read the end of the body; return the last bytes for the client."""
 
@@ -260,6 +264,9 @@ class PassThroughReader:
     def take(self, data: bytes, at_s: float) -> bytes:
         """Return the piece."""
         return data
+
+    def take_all(self, pieces: Reads) -> None:
+        """Do nothing."""
 
     def finish(self, at_s: float) -> bytes:
         """Return nothing: all bytes were sent."""
@@ -287,6 +294,11 @@ class WholeBodyReader:
             self._pieces.clear()
             self.findings.missed = ProxyFailure.ANSWER_TOO_LARGE
         return data
+
+    def take_all(self, pieces: Reads) -> None:
+        """Keep the pieces."""
+        for data, at_s in pieces:
+            self.take(data, at_s)
 
     def finish(self, at_s: float) -> bytes:
         """Read the body; return nothing: all bytes were sent."""

@@ -254,6 +254,19 @@ class TokenPattern:
             and piece.endswith(self._end)
         )
 
+    def matches_all(self, pieces: Reads) -> bool:
+        """Whether `matches` is true for each of these pieces."""
+        begin, end = self._begin, self._end
+        texts = [piece.removeprefix(begin).removesuffix(end) for piece, _ in pieces]
+        text = b"".join(texts)
+        around_bytes = len(pieces) * (self._begin_bytes + self._end_bytes)
+        # Where a begin or an end is missing, more is left.
+        return (
+            len(text) + around_bytes == sum([len(piece) for piece, _ in pieces])
+            and b'"' not in text
+            and all(texts)
+        )
+
 
 _DONE = b"[DONE]"
 _DONE_EVENT = ParsedEvent(done=True)
@@ -315,6 +328,16 @@ class StreamReader:
         if len(deferred) >= MAX_DEFERRED_PIECES or self._deferred_bytes >= MAX_DEFERRED_BYTES:
             self.catch_up()
         return data
+
+    def take_all(self, pieces: Reads) -> None:
+        """Read pieces that the client has already, as `take` reads each."""
+        if self._stripper is None and self._passes(None) and self._pattern.matches_all(pieces):
+            if self._deferred:
+                self.catch_up()
+            self._timing.visible_tokens([at_s for _, at_s in pieces], len(pieces))
+            return
+        for data, at_s in pieces:
+            self.take(data, at_s)
 
     def _passes(self, stripper: UsageStripper | None) -> bool:
         """Whether an event that is a token and nothing else goes to the client as it is."""

@@ -362,10 +362,14 @@ _CHAT_EVENTS = st.builds(
 )
 
 
-def _read(pieces: list[tuple[bytes, float]]) -> tuple[object, ...]:
+def _read(pieces: list[tuple[bytes, float]], together: int = 1) -> tuple[object, ...]:
+    """What is found in these pieces, of which so many are read at a time."""
     reader = StreamReader(PROTOCOLS["/v1/chat/completions"], None, choices=1)
-    for data, at_s in pieces:
-        reader.take(data, at_s)
+    for at in range(0, len(pieces), together):
+        if together > 1:
+            reader.take_all(pieces[at : at + together])
+        else:
+            reader.take(*pieces[at])
     reader.finish(1000.0)
     found = reader.findings
     timing = found.timing
@@ -385,7 +389,31 @@ def test_tokens_that_are_recognised_by_their_bytes_count_as_those_that_are_parse
     assert _read(whole) == _read(cut)
 
 
-def test_most_tokens_of_a_stream_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+_LEARNED = [_chat_event({"content": f" w{number}"}, {}) for number in range(MAX_DEFERRED_PIECES)]
+_TOKENS = st.builds(lambda text: _chat_event({"content": text}, {}), _TEXTS)
+_NO_TOKENS = st.sampled_from(
+    [
+        b": ping\n\n",
+        b"data: [DONE]\n\n",
+        _LEARNED[0] + _LEARNED[1],
+        _chat_event({"content": "", "reasoning_content": "b"}, {}),
+    ]
+)
+
+
+@given(
+    st.lists(_TOKENS | _NO_TOKENS, min_size=1, max_size=30) | st.lists(_CHAT_EVENTS, min_size=1),
+    st.integers(2, 16),
+)
+def test_pieces_that_are_read_together_count_as_those_that_are_read_one_by_one(
+    sent: list[bytes], together: int
+) -> None:
+    pieces = [(piece, at * 0.25) for at, piece in enumerate([*_LEARNED, *sent])]
+    assert _read(pieces, together) == _read(pieces)
+
+
+@pytest.mark.parametrize("together", [1, 16])
+def test_most_tokens_of_a_stream_are_not_parsed(together: int) -> None:
     parsed: list[bytes] = []
     protocol = PROTOCOLS["/v1/chat/completions"]
     count = protocol.count_tokens
@@ -396,8 +424,9 @@ def test_most_tokens_of_a_stream_are_not_parsed(monkeypatch: pytest.MonkeyPatch)
         return count(lines)
 
     reader = StreamReader(replace(protocol, count_tokens=counted), None, choices=1)
-    for number in range(100):
-        reader.take(_chat_event({"content": f" w{number}"}, {}), number * 1.0)
+    pieces = [(_chat_event({"content": f" w{n}"}, {}), n * 1.0) for n in range(100)]
+    for at in range(0, len(pieces), together):
+        reader.take_all(pieces[at : at + together])
     reader.finish(100.0)
     assert len(parsed) == MAX_DEFERRED_PIECES
     assert sum(reader.findings.timing.gaps.values()) == 99
