@@ -105,6 +105,9 @@ class EngineConnection(asyncio.Protocol):
             )
         self._reset(bodyless=bodyless)
         self._handler = handler
+        if self._transport is None:
+            # The engine closed it before this call.
+            asyncio.get_running_loop().call_soon(self.connection_lost, None)
         self.write(data)
 
     def write(self, data: bytes) -> None:

@@ -206,8 +206,12 @@ class ProxyClient(BoundedClient):
         # The parser holds bound methods of this object: break the cycle.
         self.parser = self._request = None
         relay, self._relay = self._relay, None
-        if relay is not None:
+        if relay is None:
+            return
+        try:
             relay.leave()
+        except Exception:
+            relay.fault()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of requests, and relay what came."""

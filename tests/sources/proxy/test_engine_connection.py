@@ -100,6 +100,18 @@ async def test_a_response_may_be_split_at_every_byte() -> None:
         assert taken.failures == []
 
 
+async def test_a_request_on_a_connection_that_the_engine_has_closed_is_lost() -> None:
+    connection, taken = EngineConnection(lambda: 0.0), Taken()
+    connection.connection_made(Transport())
+    connection.connection_lost(None)
+    connection.send_request(taken, ASK, bodyless=False)
+    # Not inside the call, after which the handler goes on.
+    assert taken.failures == []
+    await asyncio.sleep(0)
+    assert taken.failures == ["it closed the connection"]
+    assert not connection.reusable
+
+
 async def test_a_handler_that_has_ended_its_exchange_gets_no_more() -> None:
     connection, taken = EngineConnection(lambda: 0.0), Taken()
     connection.connection_made(Transport())
