@@ -112,9 +112,8 @@ class ClientResponse:
                 closes = True
             parts += (name, b": ", value, b"\r\n")
         self._bodyless = request.method == "HEAD" or status in _BODYLESS
-        # A client of HTTP/1.0 knows no chunks: its connection ends the body.
-        unframed = self._left_bytes is None and not self._bodyless
-        self._chunked = unframed and request.version != "1.0"
+        # Also for HTTP/1.0, as vLLM's own server does.
+        self._chunked = self._left_bytes is None and not self._bodyless
         if closes:
             request.keeps_alive = False
         elif not request.keeps_alive:

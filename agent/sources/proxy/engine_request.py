@@ -25,12 +25,11 @@ class ClientRequest:
         "method",
         "path",
         "target",
-        "version",
         "whole",
     )
 
     def __init__(
-        self, method: bytes, url: bytes, version: str, headers: RawHeaders, *, keeps_alive: bool
+        self, method: bytes, url: bytes, headers: RawHeaders, *, keeps_alive: bool
     ) -> None:
         """Raises an exception for a URL that is none."""
         parts = httptools.parse_url(url)
@@ -38,7 +37,6 @@ class ClientRequest:
         self.method = method.decode("ascii")
         self.path = unquote(path) if "%" in path else path
         self.target: bytes = parts.path + b"?" + parts.query if parts.query else parts.path
-        self.version = version
         self.headers = headers
         self.keeps_alive = keeps_alive
         self.body = bytearray()

@@ -255,10 +255,15 @@ class ProxyClient(BoundedClient):
         self.headers.append((name.lower(), value))
 
     def _take_head(self) -> None:
-        version = self.parser.get_http_version()
-        keeps_alive = version != "1.0" and self.parser.should_keep_alive() and not self._stopping
-        method, headers = self.parser.get_method(), self.headers
-        self._request = ClientRequest(method, self.url, version, headers, keeps_alive=keeps_alive)
+        parser = self.parser
+        # uvicorn closes the connection of each client of HTTP/1.0, too.
+        lasts = parser.get_http_version() != "1.0" and parser.should_keep_alive()
+        self._request = ClientRequest(
+            parser.get_method(),
+            self.url,
+            self.headers,
+            keeps_alive=lasts and not self._stopping,
+        )
         self._queue.append(self._request)
         self.headers = []
         self._pause_if_needed()

@@ -293,13 +293,12 @@ async def test_a_client_whose_head_is_not_complete_at_a_stop_gets_its_response(
         await stopped
 
 
-async def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_its_connection() -> None:
+async def test_the_connection_of_a_client_of_http_1_0_ends_with_its_stream() -> None:
     async with served(responding(CHUNKED + chunk(b"one") + LAST_CHUNK)) as (_, _, client):
-        client.writer.write(b"GET /v1/models HTTP/1.0\r\n\r\n")
-        head = await read_head(client.reader)
-        assert head.all("transfer-encoding") == []
-        assert head.all("connection") == ["close"]
-        assert await client.reader.read() == b"one"
+        message = await client.ask(b"GET /v1/models HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert message.body == b"one"
+        assert message.all("connection") == ["close"]
+        assert await client.reader.read() == b""
 
 
 async def test_clients_with_tls_are_served_and_free_the_engine_when_they_leave(

@@ -204,7 +204,7 @@ def test_greedy_bodies_leave_room_for_a_small_one(greedy: int) -> None:
 
 
 def test_what_comes_of_a_body_after_the_response_takes_no_memory() -> None:
-    request = ClientRequest(b"POST", b"/", "1.1", (), keeps_alive=True)
+    request = ClientRequest(b"POST", b"/", (), keeps_alive=True)
     request.add_body(b"before")
     request.drop_body()
     request.add_body(b"after")
