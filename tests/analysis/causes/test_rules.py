@@ -46,6 +46,17 @@ def test_a_full_kv_cache_holds_the_queue() -> None:
     assert "KV cache was full" in share.evidence[0]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_cause_of_a_request_is_that_of_the_objective_that_it_exceeded_most(order: int) -> None:
+    timeline = usual()
+    sample_each_second(timeline, range(1, 8), waiting=5.0, kv=0.99)
+    both = queued(AT + 1, 4.0, tpot_s=0.06, decode_s=0.6)
+    by_queue, by_stream = replace(OBJECTIVE, tpot_s=None), replace(OBJECTIVE, ttft_s=None)
+    assert explain(both, [by_stream], timeline).top is not Cause.KV_PRESSURE
+    found = explain(both, [by_queue, by_stream][::order], timeline)
+    assert found.top is Cause.KV_PRESSURE
+
+
 def test_the_plugin_is_a_source_if_it_reported_the_steps_of_that_time() -> None:
     timeline = usual()
     sample_each_second(timeline, range(1, 8), waiting=5.0, kv=0.99)
