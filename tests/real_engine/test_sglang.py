@@ -181,6 +181,18 @@ def test_other_routes_are_counted_but_not_those_of_the_warm_up(watched: Watched)
     assert watched.counted("/generate") == 3
 
 
+def test_the_agent_reads_the_metrics_of_a_running_sglang(watched: Watched) -> None:
+    counts = ("output_tokens_total", "requests_finished_total", "request_duration_seconds_count")
+
+    def unread() -> list[str]:
+        page = watched.api.exposition()
+        names = [f"llm_engine_{name}" for name in counts]
+        return [name for name in names if not total(page, name, engine=ENGINE, model=MODEL)]
+
+    eventually(lambda: not unread(), within_s=ROW_WITHIN_S, what="SGLang's own counts")
+    assert total(watched.api.exposition(), "llm_engine_up", engine=ENGINE) == 1
+
+
 def test_open_requests_fail_when_the_scheduler_dies(watched: Watched) -> None:
     """The last test of its engine, which ends itself then."""
     body = {**CHAT, **STREAMED, "max_tokens": 1900}

@@ -25,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 
 # With `off`, requests are not measured: then there is nothing to report.
 _MIDDLEWARE_VARIABLE = "GOODPUT_AGENT_MIDDLEWARE"
+# With `off`, no method of SGLang is wrapped: rows have the user's view alone.
+_HOOKS_VARIABLE = "GOODPUT_AGENT_HOOKS"
 # With several tokenizer processes, each imports the application by this name.
 _APP_PATH_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 _APP_PATH = "goodput_agent_vllm.sglang_worker:app"
@@ -43,7 +45,7 @@ def install() -> None:
     """Prepare the process that serves HTTP."""
     if multiprocessing.parent_process() is not None:
         return
-    if os.environ.get(_MIDDLEWARE_VARIABLE, "on") == "off":
+    if _is_off(_MIDDLEWARE_VARIABLE):
         return
     from sglang.srt.entrypoints.http_server import app  # type: ignore[import-not-found]
 
@@ -51,16 +53,22 @@ def install() -> None:
     watch(app)
 
 
+def _is_off(variable: str) -> bool:
+    return os.environ.get(variable) == "off"
+
+
 def watch(app: Any) -> None:
     """Put the middleware around SGLang's application, outside of the check of the key, and register
     the hooks, which SGLang applies."""
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: _watched(build())
+    if _is_off(_HOOKS_VARIABLE):
+        return
     from sglang.srt.plugins.hook_registry import (  # type: ignore[import-not-found]
         HookRegistry,
         HookType,
     )
 
-    build = app.build_middleware_stack
-    app.build_middleware_stack = lambda: _watched(build())
     HookRegistry.register(f"{_MANAGER}._init_req_state", _note_states, HookType.AFTER)
     HookRegistry.register(f"{_MANAGER}._handle_batch_output", _report_ended, HookType.AROUND)
 
@@ -202,9 +210,12 @@ def _is_no_choice(reason: Any, output_tokens: int) -> bool:
 
 
 def _report(request: SglangRequest, figures: bytes) -> None:
-    take = shared_reporter().take_figures
-    if take is not None:
-        take(request.request_id, figures)
+    reporter = shared_reporter()
+    if reporter.take_figures is None:
+        # The front measures no more.
+        reporter.add(figures)
+    else:
+        reporter.take_figures(request.request_id, figures)
 
 
 def _figures(batch: Any, place: int, front: Any) -> RequestFigures:
