@@ -31,6 +31,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.metric import Metric
@@ -48,7 +49,8 @@ class DcgmField:
 
     `labels` are the values of the fact's labels, in their order. With `bit` the series is a set of
     flags, and the fact is 1 if this flag is set. A series with `beside` is used only if the
-    GPU has one of these series too. Raises SettingsInvalid, which names every invalid value.
+    GPU has one of these series too. `zero_means_off`: the value 0 is unknown, as of a card without
+    this sensor. Raises SettingsInvalid, which names every invalid value.
     """
 
     series: str
@@ -57,6 +59,7 @@ class DcgmField:
     scale: float = 1.0
     bit: int | None = None
     beside: tuple[str, ...] = ()
+    zero_means_off: bool = False
 
     def __post_init__(self) -> None:
         if problems := tuple(_problems(self)):
@@ -95,13 +98,11 @@ def _near(name: str) -> str:
     return f"; is it {found[0]!r}?" if found else "; docs/gpus.md lists them"
 
 
-def _fields(
-    fact: Metric, series: str, *labels: str, scale: float = 1.0, beside: tuple[str, ...] = ()
-) -> Iterator[DcgmField]:
+def _fields(fact: Metric, series: str, *labels: str, **options: Any) -> Iterator[DcgmField]:
     """A field for each name in `series`, newest first."""
     for name in series.split():
         full = name if name.startswith("dcgm_") else f"DCGM_FI_{name}"
-        yield DcgmField(series=full, fact=fact.name, labels=labels, scale=scale, beside=beside)
+        yield DcgmField(series=full, fact=fact.name, labels=labels, **options)
 
 
 def _reasons(series: str) -> Iterator[DcgmField]:
@@ -167,7 +168,12 @@ DCGM_FIELDS: tuple[DcgmField, ...] = (
     *_fields(f.CLOCK_MAX, "DEV_MEMORY_MAX_CLOCK_HERTZ", "memory"),
     *_fields(f.CLOCK_MAX, "DEV_MAX_MEM_CLOCK", "memory", scale=_MHZ),
     *_fields(f.TEMPERATURE, "DEV_GPU_TEMP_CELSIUS DEV_GPU_TEMP dcgm_gpu_temp", "gpu"),
-    *_fields(f.TEMPERATURE, "DEV_MEMORY_TEMP_CELSIUS DEV_MEMORY_TEMP dcgm_memory_temp", "memory"),
+    *_fields(
+        f.TEMPERATURE,
+        "DEV_MEMORY_TEMP_CELSIUS DEV_MEMORY_TEMP dcgm_memory_temp",
+        "memory",
+        zero_means_off=True,
+    ),
     # Throttling
     *_reasons("DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
     *_reasons("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"),

@@ -39,7 +39,7 @@ class Dialect:
     An exposition with a series of `facts` that is not `shared` is in this dialect; `facts` use the
     first of `prefixes`. `occasional` are the facts that depend on the engine's settings or on its
     requests: an exposition without them does not show a renamed series. `no_models` are values of
-    `model_label` that name no model. Each rank in `merged_ranks` does its own work; each rank in
+    `model_labels` that name no model. Each rank in `merged_ranks` does its own work; each rank in
     `mirrored_ranks` repeats the values of the lowest one. Of a gauge with a label of `totals`, the
     series with the value given there is the total of the others, and counts alone; series without
     a total are summed. A series with the label `foreign` and without the label `own` comes from
@@ -53,7 +53,7 @@ class Dialect:
     occasional: frozenset[Metric] = frozenset()
     metrics_path: str = "/metrics"
     model_path: str = "/v1/models"
-    model_label: str | None = None
+    model_labels: tuple[str, ...] = ()
     no_models: frozenset[str] = frozenset()
     merged_ranks: tuple[str, ...] = ()
     mirrored_ranks: tuple[str, ...] = ()

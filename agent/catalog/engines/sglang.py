@@ -20,7 +20,7 @@ SGLANG = Dialect(
     engine="sglang",
     # Ray Serve's collector writes its own prefix, and an underscore for each colon.
     prefixes=("sglang:", "ray_sglang_"),
-    model_label="model_name",
+    model_labels=("model_name",),
     merged_ranks=("dp_rank",),
     counted_at_end=frozenset({fact.INPUT_TOKENS, fact.OUTPUT_TOKENS}),
     # With attention data parallelism the lowest tensor rank of a data rank above 0 is not 0.

@@ -17,7 +17,7 @@ TRTLLM = Dialect(
     prefixes=("trtllm_",),
     # Its `/metrics` is JSON, and each read removes it.
     metrics_path="/prometheus/metrics",
-    model_label="model_name",
+    model_labels=("model_name",),
     counted_at_end=frozenset({fact.INPUT_TOKENS, fact.OUTPUT_TOKENS}),
     no_models=frozenset({"undefined"}),
     occasional=OFTEN_ABSENT | {fact.CACHED_INPUT_TOKENS, fact.TIME_PER_OUTPUT_TOKEN},

@@ -48,7 +48,8 @@ VLLM = Dialect(
     # Under Ray the colon, which OpenTelemetry forbids, becomes an underscore, and Ray's own page
     # puts `ray_` before it (vllm/v1/metrics/ray_wrappers.py; Ray's dashboards).
     prefixes=("vllm:", "vllm_", "ray_vllm_", "ray_vllm:"),
-    model_label="model_name",
+    # Triton has the name of its own model in another label.
+    model_labels=("model_name", "model"),
     merged_ranks=("engine",),
     # The router of production-stack publishes gauges under the engine's names, per `server`.
     foreign="server",

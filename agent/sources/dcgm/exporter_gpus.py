@@ -321,7 +321,7 @@ class _Translation:
         facts: dict[FactKey, float] = {}
         for each in fields:
             value = self._values.get((instance, each.series))
-            if value is None or each.key in facts:
+            if value is None or each.key in facts or (each.zero_means_off and not value):
                 continue
             if each.beside and not any((instance, name) in self._values for name in each.beside):
                 continue

@@ -252,11 +252,15 @@ class _DialectReader:
         return ",".join(filter(None, map(each.labels.get, self._dialect.merged_ranks)))
 
     def _model(self) -> str | None:
-        label = self._dialect.model_label
+        labels = self._dialect.model_labels
         series = (one for metric in self.own for one in self._found[metric][1])
-        named = {one.labels[label] for one in series if label and one.labels.get(label)}
+        named = set(filter(None, (_first(one.labels, labels) for one in series)))
         names = named - self._dialect.no_models
         return names.pop() if len(names) == 1 else None
+
+
+def _first(labels: Mapping[str, str], names: Sequence[str]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _is_own(each: SeriesValue, dialect: Dialect) -> bool:

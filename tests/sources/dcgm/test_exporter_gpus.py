@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -28,6 +29,9 @@ from agent.sources.dcgm.exporter_gpus import (
 )
 from agent.store.tables import gpu_samples
 from tests.sources.dcgm.exporter_pages import MIB, body, gpu_of, gpus_of, page_of, row, uuid_of
+
+# What strangers sent.
+FOREIGN = Path(__file__).parents[2] / "data" / "foreign"
 
 
 def test_the_default_exposition_has_both_gpus() -> None:
@@ -475,3 +479,13 @@ def test_rows_become_counts_by_xid(
     dropped: Counter[str] = Counter()
     assert levels(source, rows, dropped) == found
     assert dropped["xid_malformed"] == dropped.total() == malformed
+
+
+def test_a_card_without_a_sensor_in_its_memory_has_no_temperature_of_it() -> None:
+    """dcgm-exporter on a T4, which writes 0 there."""
+    gpu = gpu_of((FOREIGN / "60-dcgm-t4-590.prom").read_bytes())
+    assert gpu.facts[f.TEMPERATURE.name, ("gpu",)] == 74
+    assert (f.TEMPERATURE.name, ("memory",)) not in gpu.facts
+    assert gpu.facts[f.POWER.name, ()] == pytest.approx(68.244)
+    assert gpu.facts[f.ENERGY.name, ()] == pytest.approx(15_152_422.938)
+    assert gpu.facts[f.MEMORY_USED.name, ()] == 5_120 * MIB

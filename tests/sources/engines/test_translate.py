@@ -510,3 +510,10 @@ def test_a_negative_value_never_counts(value: float, place: int) -> None:
     assert found.dropped == {ExpositionFault.VALUE_NEGATIVE: 1}
     known = {name for name, _ in found.facts} | found.histograms.keys()
     assert len(known) == 1
+
+
+def test_an_engine_under_triton_names_its_model() -> None:
+    page = b'vllm:num_requests_running{model="llama",version="1"} 2\n'
+    assert translated_body(page).model == "llama"
+    both = b'vllm:num_requests_running{model="backend",model_name="llama"} 2\n'
+    assert translated_body(both).model == "llama"
