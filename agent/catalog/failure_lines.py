@@ -202,6 +202,41 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "vLLM v1/engine/exceptions.py",
     ),
     _line(
+        r"WorkerProc hit an exception\.",
+        LineMeaning.DEAD,
+        "vLLM v1/executor/multiproc_executor.py",
+    ),
+    # With `soft=True` it only warns.
+    _line(
+        r"\b[Ww]atchdog timeout \(self\.watchdog_timeout=[^,()]+(?:, self\.soft=False)?\)",
+        LineMeaning.DEAD,
+        "SGLang srt/utils/watchdog.py; to 0.5 srt/managers/scheduler.py: ends the process",
+    ),
+    _line(
+        r"\b(?:Scheduler|DetokenizerManager|TokenizerManager|DataParallelController"
+        r"|Multi(?:Tokenizer|Detokenizer)Router) hit an exception: ",
+        LineMeaning.DEAD,
+        "SGLang srt/managers/{scheduler,detokenizer_manager,tokenizer_manager,"
+        "data_parallel_controller,multi_tokenizer_mixin}.py",
+    ),
+    _line(
+        r"\bSIGQUIT received\. signum=|\bReceived sigquit from a child proces",
+        LineMeaning.DEAD,
+        "SGLang srt/managers/tokenizer_manager.py; to 0.5 srt/entrypoints/engine.py",
+    ),
+    _line(
+        r"\bHang detected on rank \d+ in PyExecutor\b",
+        LineMeaning.DEAD,
+        "TensorRT-LLM _torch/pyexecutor/py_executor.py: ends the executor",
+    ),
+    _line(
+        r"\bWatchdog caught collective operation timeout: |\bHeartbeat monitor timed out! Process"
+        r" will be terminated|\bwe are taking the entire process down\b"
+        r"|\bProcess group watchdog thread terminated with exception: ",
+        LineMeaning.DEAD,
+        "PyTorch torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+    ),
+    _line(
         r"Dumping scheduler stats: ",
         LineMeaning.LAST_STATS,
         "vLLM logging_utils/dump_input.py",

@@ -1,8 +1,13 @@
 """Log lines about failures, and lines that only resemble them."""
 
+from pathlib import Path
+
 import pytest
 
 from agent.catalog.failure_lines import FAILURE_LINES, LineMeaning, meaning_of
+
+# What strangers sent.
+FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
 
 # Lines of vLLM 0.8 to 0.33, PyTorch 2 and uvicorn, some without their end.
 LINES = {
@@ -59,6 +64,13 @@ ERROR [core.py:387] EngineCore hit an exception: Traceback (most
 CRITICAL [core_client.py:361] Got fatal signal from worker processes, shutting down. See
 ERROR [async_llm.py:906] AsyncLLM output_handler failed.
 vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace
+(Worker_TP1 pid=77) ERROR [multiproc_executor.py:1063] WorkerProc hit an exception.
+[2026-07-09 00:57:15 TP4] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)
+[2026-07-09 00:57:15 TP4] Scheduler hit an exception: Traceback (most recent call last):
+[2026-07-09 00:57:15] DetokenizerManager hit an exception: Traceback (most recent call last):
+[2026-07-09 00:57:20] SIGQUIT received. signum=<Signals.SIGQUIT: 3>, frame=None. It usually
+[TRT-LLM] [RANK 0] [E] Hang detected on rank 0 in PyExecutor; hard-killing and propagating to
+[PG 0 Rank 25] Heartbeat monitor timed out! Process will be terminated after dumping debug info.
 """,
     LineMeaning.STOPPING: """
 INFO [launcher.py:254] [shutdown] API server: shutdown triggered
@@ -212,6 +224,27 @@ def test_the_exit_code_of_a_lost_process_is_read(line: str, exit_code: int | Non
     found = meaning_of(line)
     assert found is not None
     assert found[1] == exit_code
+
+
+@pytest.mark.parametrize(
+    ("log", "first", "dead"),
+    [
+        ("50-sglang-watchdog.log", "TP4] Watchdog timeout", 9),
+        ("52-vllm-nccl-collective-timeout.log", "Watchdog caught collective operation", 3),
+    ],
+)
+def test_a_crash_log_of_a_stranger_says_what_ended_the_engine(
+    log: str, first: str, dead: int
+) -> None:
+    lines = (FOREIGN / log).read_text().splitlines()
+    ends = [line for line in lines if (meaning_of(line) or (None,))[0] is LineMeaning.DEAD]
+    assert first in ends[0]
+    assert len(ends) == dead
+
+
+def test_a_watchdog_that_only_warns_is_no_death() -> None:
+    line = "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=True)"
+    assert meaning_of(line) is None
 
 
 def test_every_row_names_its_source_and_matches_some_line() -> None:
