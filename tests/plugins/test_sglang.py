@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,3 +233,23 @@ def test_errors_of_the_hooks_do_not_reach_sglang(
     served = served_by(tmp_path, monkeypatch, strange, lambda: Call((body(messages=[]),)))
     assert handled == ["no batch"]
     assert served.choices == ()
+
+
+@pytest.mark.parametrize(("switch", "hooked"), [("on", True), ("off", False)])
+def test_without_hooks_requests_are_measured_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, switch: str, hooked: bool
+) -> None:
+    registered: list[str] = []
+    registry = SimpleNamespace(register=lambda target, *_: registered.append(target))
+    module: Any = ModuleType("sglang.srt.plugins.hook_registry")
+    module.HookRegistry = registry
+    module.HookType = SimpleNamespace(AFTER="after", AROUND="around")
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("GOODPUT_AGENT_HOOKS", switch)
+    application = SimpleNamespace(build_middleware_stack=lambda: None)
+    own = application.build_middleware_stack
+    sglang.watch(application)
+    assert application.build_middleware_stack is not own
+    assert bool(registered) is hooked
