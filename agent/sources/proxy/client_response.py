@@ -6,6 +6,7 @@ Errors have the JSON shape that OpenAI clients parse.
 import asyncio
 import json
 from dataclasses import dataclass
+from typing import Protocol
 
 from agent.sources.client_connection import RETRY_AFTER_S, STATUS_LINE
 from agent.sources.proxy.engine_request import ClientRequest
@@ -79,6 +80,24 @@ def timed_out(engine: str, step: str, limit_s: float) -> ErrorResponse:
 
 
 _BODYLESS = (204, 304)
+
+
+class RelayClient(Protocol):
+    """The connection of the client whose request is relayed."""
+
+    transport: asyncio.Transport
+    address: str | None
+    scheme: str
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether the client takes its response slowly."""
+
+    def hold(self, held: bool) -> None:
+        """Read nothing more of the request's body, or go on."""
+
+    def finish(self, request: ClientRequest) -> None:
+        """Go on after the whole response."""
 
 
 class ClientResponse:

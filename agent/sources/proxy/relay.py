@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from agent.catalog.reasons import EjectionReason, ProxyFailure
 from agent.sources.proxy.client_response import (
@@ -11,6 +10,7 @@ from agent.sources.proxy.client_response import (
     STOPPING,
     ClientResponse,
     ErrorResponse,
+    RelayClient,
     timed_out,
     unreachable,
 )
@@ -36,25 +36,10 @@ _NOT_FOUND = 404
 _RESPONSES = "/v1/responses"
 # RFC 9110 10.2.2: statuses with a meaning for `location`.
 _LOCATED = frozenset((201, *range(300, 400)))
+# The first of so many events need not wait until all of them are looked at.
+_MANY_EVENTS_BYTES = 4096
+_EVENT_END = b"\n\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class RelayClient(Protocol):
-    """The connection of the client whose request is relayed."""
-
-    transport: asyncio.Transport
-    address: str | None
-    scheme: str
-
-    @property
-    def writing_paused(self) -> bool:
-        """Whether the client takes its response slowly."""
-
-    def hold(self, held: bool) -> None:
-        """Read nothing more of the request's body, or go on."""
-
-    def finish(self, request: ClientRequest) -> None:
-        """Go on after the whole response."""
 
 
 class Relay:
@@ -509,19 +494,32 @@ class Relay:
     # The body of the response
 
     def take_piece(self, data: bytes, at_s: float, *, ended: bool) -> None:
-        """Send a piece on. The first one is measured after that, as it may hold many events."""
+        """Send a piece on. The first one is measured after that."""
         exchange, response = self._exchange, self.response
         assert response is not None
+        if exchange is not None and not self._first_passed:
+            self._first_passed = True
+            if len(data) > _MANY_EVENTS_BYTES or not ended:
+                data = self._send_first(response, exchange, data, at_s)
         if ended:
             self._take_last(response, data, at_s)
         elif exchange is None:
             response.send(data)
-        elif not self._first_passed and exchange.passes(data):
-            self._first_passed = True
-            response.send(data)
-            exchange.chunk(data, at_s)
-        else:
+        elif data:
             response.send(exchange.chunk(data, at_s))
+
+    def _send_first(
+        self, response: ClientResponse, exchange: GuardedExchange, data: bytes, at_s: float
+    ) -> bytes:
+        """Send the first piece on, or its first event if it has many; return the rest."""
+        first, many = data, len(data) > _MANY_EVENTS_BYTES
+        if many and (end := data.find(_EVENT_END, 0, _MANY_EVENTS_BYTES)) >= 0:
+            first = data[: end + len(_EVENT_END)]
+        if not exchange.passes(first):
+            return data
+        response.send(first)
+        exchange.chunk(first, at_s)
+        return data[len(first) :]
 
     def _take_last(self, response: ClientResponse, data: bytes, at_s: float) -> None:
         """Send the last piece on, then make the record, which no client waits for."""

@@ -11,7 +11,7 @@ from typing import cast
 from agent.catalog.reasons import ClientCut, ProxyFailure
 from agent.sources.client_connection import BoundedClient, SocketClients
 from agent.sources.listening import TlsFiles, sweep_regularly
-from agent.sources.proxy.client_response import STOPPING
+from agent.sources.proxy.client_response import STOPPING, RelayClient
 from agent.sources.proxy.engine_connection import ConnectionPool
 from agent.sources.proxy.engine_request import ClientRequest
 from agent.sources.proxy.exchange import Ending, GuardedMeasuring, Measuring, OnFailure
@@ -22,7 +22,7 @@ from agent.sources.proxy.load_balancer import (
     ProxiedEngine,
 )
 from agent.sources.proxy.outlier_detection import OutlierDetection
-from agent.sources.proxy.relay import Relay, RelayClient
+from agent.sources.proxy.relay import Relay
 from agent.sources.proxy.relay_context import (
     BodyMemory,
     Clocks,

@@ -37,7 +37,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(slots=True)
 class Peeking(Recorded):
-    """Notes what the client could read at each call."""
+    """Notes what the client could read at the first call of each name."""
 
     client: socket.socket | None = None
     readable: dict[str, bytes] = field(default_factory=dict)
@@ -53,7 +53,8 @@ class Peeking(Recorded):
     def peek(self, call: str) -> None:
         assert self.client is not None
         there, _, _ = select.select([self.client], [], [], 0)
-        self.readable[call] = self.client.recv(4096, socket.MSG_PEEK) if there else b""
+        read = self.client.recv(4096, socket.MSG_PEEK) if there else b""
+        self.readable.setdefault(call, read)
 
 
 class PeekingRecorder(Recorder):
@@ -99,6 +100,20 @@ async def test_the_client_has_the_first_piece_and_the_last_before_they_are_measu
     assert readable["ended"].endswith(LAST_CHUNK)
     readable = await peeked(STREAM)
     assert readable["chunk"].endswith(LAST_CHUNK)
+
+
+async def test_the_first_of_many_events_leaves_before_the_others_are_looked_at() -> None:
+    events = [b"data: %d\n\n" % number for number in range(1000)]
+    readable = await peeked(CHUNKED + chunk(b"".join(events)) + LAST_CHUNK)
+    assert readable["chunk"].endswith(chunk(events[0]))
+
+
+async def test_a_large_piece_without_the_end_of_an_event_passes_whole() -> None:
+    body, recorder = b"{" + bytes(10_000) + b"}", Recorder()
+    response = CHUNKED + chunk(body) + LAST_CHUNK
+    async with serving(responding(response), measuring=recorder) as (_, proxied):
+        assert (await proxied.ask(ASK)).body == body
+    assert [call[1] for call in recorder.made[0].calls if call[0] == "chunk"] == [body]
 
 
 async def test_no_record_is_lost_when_the_proxy_closes(never: None) -> None:
