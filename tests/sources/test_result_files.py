@@ -23,6 +23,8 @@ from agent.sources.result_files import (
 from agent.sources.result_files.benched import check_numbers
 
 FOLDER = Path(__file__).parents[1] / "data" / "comparison"
+# What strangers sent.
+FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
 VLLM = FOLDER / "same-00-before.json.gz"
 AIPERF = FOLDER / "aiperf-0.13.0" / "profile_export.jsonl.gz"
 AIPERF_FIGURES = FOLDER / "aiperf-0.13.0" / "profile_export_aiperf.json.gz"
@@ -275,3 +277,116 @@ def test_a_file_beyond_the_limits_is_refused_while_it_is_read(
 def test_a_folder_without_aiperfs_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultFileInvalid, match=r"has no profile_export\.jsonl"):
         read_result_file(tmp_path)
+
+
+# Files of strangers, read by hand
+
+
+def figures_of(path: Path, number: int | None = None) -> BenchedFigures:
+    found = read_result_file(path, number)
+    assert isinstance(found, BenchedFigures)
+    return found
+
+
+def test_a_file_with_several_runs_asks_which() -> None:
+    """As `--append-result` writes it: a line for each run."""
+    appended = FOREIGN / "13-vllm-bench-append-result.json"
+    with pytest.raises(ResultFileInvalid, match=r"has 3 benchmarks; name one: .*#0 to #2"):
+        read_result_file(appended)
+    p50 = [figures_of(appended, number).figures["TTFT p50"] for number in range(3)]
+    assert p50 == pytest.approx([0.0530, 0.0745, 0.8771], abs=1e-4)
+
+
+def test_a_file_without_failures_counts_them_by_the_prompts_or_not_at_all() -> None:
+    half = figures_of(FOREIGN / "19-vllm-bench-half-failed.json")
+    assert (half.requests, half.figures["error ratio"]) == (300, 0.5)
+    whole = figures_of(FOREIGN / "12-vllm-bench-10qps.json")
+    assert whole.figures["error ratio"] == 0
+    sglang = figures_of(FOREIGN / "14-sglang-bench-serving.jsonl", 0)
+    assert "error ratio" not in sglang.figures
+    assert "requests/s" not in sglang.figures
+
+
+def test_a_file_of_sglang_is_its_own() -> None:
+    runs = [figures_of(FOREIGN / "14-sglang-bench-serving.jsonl", number) for number in (0, 1)]
+    assert [run.load["request rate"] for run in runs] == ["2", "4"]
+    assert {run.tool for run in runs} == {"SGLang bench_serving"}
+    assert runs[0].figures["end to end p50"] == pytest.approx(0.60686)
+    assert runs[0].figures["output tokens, mean"] == pytest.approx(218_257 / 996)
+    # It wrote -0.0.
+    assert "TPOT p50" not in runs[0].figures
+
+
+def test_a_file_of_inferencex_has_seconds() -> None:
+    found = figures_of(FOREIGN / "15-inferencex-conc16.json")
+    assert found.tool == "InferenceX"
+    assert found.figures["TTFT p50"] == pytest.approx(0.2914, abs=1e-4)
+    assert found.figures["TPOT p50"] == pytest.approx(0.0336, abs=1e-4)
+    assert found.figures["input tokens, mean"] == 1024
+
+
+SUMMARIES = {
+    "inference-perf": {
+        "load_summary": {"count": 100},
+        "successes": {
+            "count": 95,
+            "latency": {
+                "request_latency": {"median": 2.0, "p95": 3.0, "p99": 4.0},
+                "time_to_first_token": {"median": 0.2, "p95": 0.3, "p99": 0.4},
+                "time_per_output_token": {"median": 0.02, "p95": 0.03, "p99": 0.04},
+            },
+            "throughput": {"output_tokens_per_sec": 500.0, "requests_per_sec": 5.0},
+            "prompt_len": {"mean": 200.0},
+            "output_len": {"mean": 100.0},
+        },
+        "failures": {"count": 5},
+    },
+    "LLMPerf": {
+        "num_concurrent_requests": 8,
+        "results_num_requests_started": 100,
+        "results_error_rate": 0.05,
+        "results_ttft_s_quantiles_p50": 0.2,
+        "results_ttft_s_quantiles_p95": 0.3,
+        "results_ttft_s_quantiles_p99": 0.4,
+        "results_end_to_end_latency_s_quantiles_p50": 2.0,
+        "results_end_to_end_latency_s_quantiles_p95": 3.0,
+        "results_end_to_end_latency_s_quantiles_p99": 4.0,
+        "results_inter_token_latency_s_quantiles_p50": 0.021,
+        "results_mean_output_throughput_token_per_s": 500.0,
+        "results_number_input_tokens_mean": 200.0,
+        "results_number_output_tokens_mean": 100.0,
+    },
+    "GenAI-Perf": {
+        "request_count": {"unit": "count", "avg": 100.0},
+        "request_throughput": {"unit": "requests/sec", "avg": 5.0},
+        "request_latency": {
+            "unit": "ms",
+            "avg": 2100.0,
+            "p50": 2000.0,
+            "p95": 3000.0,
+            "p99": 4000.0,
+        },
+        "time_to_first_token": {"unit": "ms", "p50": 200.0, "p95": 300.0, "p99": 400.0},
+        "inter_token_latency": {"unit": "ms", "p50": 20.0, "p95": 30.0, "p99": 40.0},
+        "output_token_throughput": {"unit": "tokens/sec", "avg": 500.0},
+        "input_sequence_length": {"avg": 200.0},
+        "output_sequence_length": {"avg": 100.0},
+    },
+}
+
+
+@pytest.mark.parametrize("tool", SUMMARIES)
+def test_a_summary_gives_its_figures_in_our_units(tool: str, tmp_path: Path) -> None:
+    found = figures_of(written(tmp_path, SUMMARIES[tool]))
+    assert (found.tool, found.requests) == (tool, 100)
+    expected = {
+        **{f"TTFT p{p}": s for p, s in ((50, 0.2), (95, 0.3), (99, 0.4))},
+        **{f"end to end p{p}": s for p, s in ((50, 2.0), (95, 3.0), (99, 4.0))},
+        "input tokens, mean": 200.0,
+        "output tokens, mean": 100.0,
+        "output tokens/s": 500.0,
+    }
+    assert expected.items() <= found.figures.items()
+    # LLMPerf's inter-token latency is over all tokens, and GenAI-Perf does not tell what failed.
+    assert found.figures.get("TPOT p50") == (None if tool == "LLMPerf" else 0.02)
+    assert found.figures.get("error ratio") == (None if tool == "GenAI-Perf" else 0.05)

@@ -1,4 +1,4 @@
-"""Result files of load generators: `vllm bench serve`, AIPerf and GuideLLM."""
+"""Result files of load generators: see `_KNOWN`."""
 
 import gzip
 import zlib
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from agent.settings.named_files import in_time, read_named_file
-from agent.sources.result_files import aiperf, guidellm, vllm_serve
+from agent.sources.result_files import aiperf, guidellm, summaries, vllm_serve
 from agent.sources.result_files.benched import (
     BenchedFigures,
     BenchedRun,
@@ -39,7 +39,7 @@ _UNREADABLE = (
     *(OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, RecursionError),
 )
-_KNOWN = f"{vllm_serve.TOOL}, {aiperf.TOOL} and {guidellm.TOOL}"
+_KNOWN = f"{vllm_serve.KNOWN}, {aiperf.TOOL}, {guidellm.TOOL}, {summaries.KNOWN}"
 
 
 def read_result_file(path: Path, number: int | None = None) -> Found:
@@ -89,15 +89,27 @@ def _runs(file: Path) -> Sequence[Found]:
     if aiperf.is_aiperf_record(whole):
         found = aiperf.read_aiperf_records(lines, _figures_beside(file))
         return () if found is None else (found,)
+    if vllm_serve.is_vllm(whole):
+        return _appended(content, lines)
     return _of_object(whole)
 
 
+def _appended(content: bytes, lines: Sequence[bytes]) -> Sequence[Found]:
+    """The runs of a file to which each run was appended: a line each, or one alone in any form."""
+    try:
+        runs = [msgspec.json.decode(content)]
+    except msgspec.DecodeError:
+        runs = [msgspec.json.decode(line) for line in lines]
+    return [vllm_serve.read_vllm(run) for run in runs]
+
+
 def _of_object(content: Mapping[str, Any]) -> Sequence[Found]:
-    if vllm_serve.is_vllm(content):
-        return (vllm_serve.read_vllm(content),)
     if aiperf.is_aiperf(content):
         return (aiperf.read_aiperf(content),)
-    return guidellm.read_guidellm(content) if guidellm.is_guidellm(content) else ()
+    if guidellm.is_guidellm(content):
+        return guidellm.read_guidellm(content)
+    summary = summaries.read_summary(content)
+    return () if summary is None else (summary,)
 
 
 def _content(file: Path) -> bytes:

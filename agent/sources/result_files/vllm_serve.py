@@ -1,6 +1,10 @@
-"""Result files of `vllm bench serve --save-result`, with and without `--save-detailed`."""
+"""Result files of `vllm bench serve --save-result`, with and without `--save-detailed`.
+
+And of two benchmarks that began as copies of it: SGLang's `bench_serving` and InferenceX.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,8 +20,35 @@ from agent.sources.result_files.benched import (
 
 TOOL = "vllm bench serve"
 
-# The file's own names of latencies and of percentiles.
-_LATENCIES = {"TTFT": "ttft", "TPOT": "tpot", "end to end": "e2el"}
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """The name of a tool, how it writes a latency in its file, and how many of these are a second.
+
+    `own` are keys that only its files have.
+    """
+
+    name: str
+    latency: str
+    per_s: float
+    e2e: str = "e2el"
+    own: frozenset[str] = frozenset()
+
+
+_VLLM = _Tool(TOOL, "{word}_{key}_ms", 1000)
+# The first with one of its own keys; sglang/bench_serving.py of 0.4 and 0.5.
+_TOOLS = (
+    _Tool(
+        "SGLang bench_serving",
+        "{word}_{key}_ms",
+        1000,
+        e2e="e2e_latency",
+        own=frozenset(("median_e2e_latency_ms", "total_output_tokens_retokenized")),
+    ),
+    _Tool("InferenceX", "{word}_{key}", 1, own=frozenset(("median_ttft", "median_tpot"))),
+)
+KNOWN = ", ".join((TOOL, *(tool.name for tool in _TOOLS)))
+
 _PERCENTILES = {"p50": "median", "p95": "p95", "p99": "p99"}
 
 
@@ -26,7 +57,10 @@ class _VllmResult(msgspec.Struct):
     completed: int
     output_throughput: float
     request_throughput: float
-    failed: int = 0
+    failed: int | None = None
+    num_prompts: int | None = None
+    total_input_tokens: int | None = None
+    total_output_tokens: int | None = None
     request_goodput: float | None = None
     request_rate: float | str | None = None
     burstiness: float | None = None
@@ -43,6 +77,13 @@ class _VllmResult(msgspec.Struct):
     errors: list[str | None] | None = None
 
     @property
+    def sent(self) -> int | None:
+        """How many requests there were; None where the file does not tell how many failed."""
+        if self.failed is not None:
+            return self.completed + self.failed
+        return self.num_prompts
+
+    @property
     def latencies_s(self) -> Sequence[float] | None:
         """From begin to end; earlier versions of vLLM leave them out."""
         if self.latencies is not None:
@@ -53,12 +94,13 @@ class _VllmResult(msgspec.Struct):
 
 
 def is_vllm(content: Mapping[str, Any]) -> bool:
-    """Whether a file looks like vLLM's."""
+    """Whether a run looks like one of these tools'."""
     return {"duration", "completed", "output_throughput"} <= content.keys()
 
 
 def read_vllm(content: Mapping[str, Any]) -> BenchedRun | BenchedFigures:
-    """The requests of a detailed file, else the figures. Raises msgspec.ValidationError."""
+    """The requests of a detailed run, else the figures. Raises msgspec.ValidationError."""
+    tool = next((each for each in _TOOLS if each.own & content.keys()), _VLLM)
     result = msgspec.convert(content, _VllmResult)
     rate = result.request_rate
     load = texts(
@@ -74,12 +116,12 @@ def read_vllm(content: Mapping[str, Any]) -> BenchedRun | BenchedFigures:
     )
     records = _records(result)
     if records:
-        return BenchedRun(tool=TOOL, records=records, load=load)
+        return BenchedRun(tool=tool.name, records=records, load=load)
     return BenchedFigures(
-        tool=TOOL,
-        requests=result.completed + result.failed,
+        tool=tool.name,
+        requests=result.completed if result.sent is None else result.sent,
         length_s=result.duration,
-        figures=_figures(result, content),
+        figures=_figures(tool, result, content),
         load=load,
     )
 
@@ -110,19 +152,31 @@ def _tpot_s(ttft_s: float, latency_s: float, tokens: int) -> float | None:
     return (latency_s - ttft_s) / (tokens - 1) if tokens > 1 else None
 
 
-def _figures(result: _VllmResult, content: Mapping[str, Any]) -> dict[str, float]:
-    latencies = {
-        f"{name} {percentile}": content.get(f"{word}_{key}_ms")
-        for name, key in _LATENCIES.items()
-        for percentile, word in _PERCENTILES.items()
-    }
-    sent = result.completed + result.failed
+def _figures(tool: _Tool, result: _VllmResult, content: Mapping[str, Any]) -> dict[str, float]:
+    sent, completed = result.sent, result.completed
     return known(
         {
-            **{name: value / 1000 for name, value in known(latencies).items()},
+            **_latencies(tool, content),
+            "input tokens, mean": _per(result.total_input_tokens, completed),
+            "output tokens, mean": _per(result.total_output_tokens, completed),
             "goodput": result.request_goodput,
             "output tokens/s": result.output_throughput,
-            "requests/s": sent / result.duration if result.duration else None,
-            "error ratio": result.failed / sent if sent else None,
+            "requests/s": _per(sent, result.duration),
+            "error ratio": None if sent is None else _per(sent - completed, sent),
         }
     )
+
+
+def _latencies(tool: _Tool, content: Mapping[str, Any]) -> dict[str, float]:
+    keys = {"TTFT": "ttft", "TPOT": "tpot", "end to end": tool.e2e}
+    found = {
+        f"{name} {percentile}": content.get(tool.latency.format(word=word, key=key))
+        for name, key in keys.items()
+        for percentile, word in _PERCENTILES.items()
+    }
+    # No request takes no time: 0 is a latency that was not measured.
+    return {name: value / tool.per_s for name, value in known(found).items() if value > 0}
+
+
+def _per(number: float | None, of: float) -> float | None:
+    return None if number is None or not of else number / of
