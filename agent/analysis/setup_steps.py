@@ -127,11 +127,16 @@ def _serve(facts: SetupFacts, added: StepName) -> str:
     parts = [f"vllm serve {model}"]
     if StepName.SPANS in wanted and facts.spans.url is not None:
         parts = [*_span_variables(facts), *parts, f"--otlp-traces-endpoint {facts.spans.url}"]
-    if StepName.PLUGIN in wanted:
-        parts.insert(0, f"GOODPUT_AGENT_SOCKET={shlex.quote(facts.plugin_socket or _SOCKET)}")
+    if StepName.PLUGIN in wanted and (path := _plugin_socket(facts)):
+        parts.insert(0, f"GOODPUT_AGENT_SOCKET={shlex.quote(path)}")
     if added is StepName.LOG:
         parts.append(f"2>&1 | tee -a {shlex.quote(_log_path(facts))}")
     return " ".join(parts)
+
+
+def _plugin_socket(facts: SetupFacts) -> str | None:
+    """The socket that engine and agent must be told; None if they find each other."""
+    return facts.plugin_socket or (_SOCKET if facts.remote else None)
 
 
 def _span_variables(facts: SetupFacts) -> Iterator[str]:
@@ -176,11 +181,9 @@ def _plugin(facts: SetupFacts) -> Actions:
                 "start vLLM without VLLM_USE_RUST_FRONTEND, or use the proxy"
             ),
         )
-    setting = () if facts.plugin_socket else (_setting(facts, "plugin_socket", _SOCKET),)
-    shared = (SetupAction(_SHARED),) if facts.remote else ()
+    shared = (SetupAction(_SHARED), _setting(facts, "plugin_socket", _SOCKET))
     return (
-        *shared,
-        *setting,
+        *(shared if facts.remote and not facts.plugin_socket else ()),
         SetupAction(
             f"in {PLUGIN_HOSTS[facts.program]}'s environment, from a clone of goodput-agent",
             ("pip install ./plugins/vllm",),
@@ -192,8 +195,12 @@ def _plugin(facts: SetupFacts) -> Actions:
 def _restart_with_plugin(facts: SetupFacts) -> SetupAction:
     if facts.program == _VLLM:
         return SetupAction(_RESTART, (_serve(facts, StepName.PLUGIN),))
-    socket = f"GOODPUT_AGENT_SOCKET={shlex.quote(facts.plugin_socket or _SOCKET)}"
-    return SetupAction("restart SGLang with --enable-metrics and in its environment", (socket,))
+    restart, path = "restart SGLang with --enable-metrics", _plugin_socket(facts)
+    if path is None:
+        return SetupAction(restart)
+    return SetupAction(
+        f"{restart} and in its environment", (f"GOODPUT_AGENT_SOCKET={shlex.quote(path)}",)
+    )
 
 
 def _setting(facts: SetupFacts, key: str, value: object) -> SetupAction:

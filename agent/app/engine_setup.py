@@ -19,7 +19,8 @@ from agent.analysis.setup_steps import (
     setup_steps,
     spans_target,
 )
-from agent.app.engines import EfficiencyJobs, EngineMonitors, EnginePlugins, GpuJobs
+from agent.app.engines import EfficiencyJobs, EngineMonitors, GpuJobs
+from agent.app.plugins import EnginePlugins
 from agent.catalog.own_health import OK
 from agent.errors import EngineUnreachable, ExpositionUnreadable, StoreUnavailable
 from agent.outputs.api.api_context import ReadStore

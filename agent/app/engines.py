@@ -1,4 +1,4 @@
-"""What reads engines, their plugins and their GPUs, and computes their minutes."""
+"""What reads engines and their GPUs, and computes their minutes."""
 
 import logging
 import time
@@ -15,7 +15,6 @@ from agent.analysis.failures import DetectionLimits
 from agent.app.jobs import Jobs
 from agent.app.proxy_rotation import EngineNews
 from agent.catalog import engine_facts as fact
-from agent.catalog import metrics as m
 from agent.catalog.hardware import Precision
 from agent.catalog.reasons import FiguresMissing, StoreWrite
 from agent.errors import AgentError, StoreUnavailable
@@ -39,14 +38,12 @@ from agent.records.model import ModelShape
 from agent.records.prices import PriceList
 from agent.settings import EngineSettings, Settings
 from agent.sources.dcgm.source import DcgmSource
-from agent.sources.engine_plugin import PluginReceiver, StepConsumer
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.fetch import HealthProbe, open_session
 from agent.sources.host.source import HostSource
 from agent.sources.model_config import read_model
 from agent.sources.nvml.source import NvmlSource
-from agent.sources.open_requests import EndedFrontConsumer, OpenRequestsWatch
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import shown_gpu
@@ -149,103 +146,6 @@ def gpu_source(settings: Settings) -> GpuSource | None:
         fields = [row.field() for row in settings.dcgm.fields]
         return DcgmSource(url=settings.dcgm.url, extra_fields=fields, ca=settings.tls.ca)
     return NvmlSource() if settings.reads_nvml else None
-
-
-# vLLM calls its stat loggers every 10 s when it is idle.
-HEARD_WITHIN_S = 30.0
-OPEN_REQUESTS_EVERY_S = 1.0
-
-
-class EnginePlugins:
-    """Receives what the plugins of all engines with a `plugin_socket` send and keep."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        meter: Meter,
-        consumers: Sequence[StepConsumer],
-        now: Callable[[], float],
-        *,
-        of_ended_fronts: Sequence[EndedFrontConsumer],
-    ) -> None:
-        """Each of the `consumers` gets every step and every ended request, in one thread.
-
-        Those `of_ended_fronts` get the requests that were open when a front ended, in a job.
-        """
-        paths = {
-            engine.name: engine.plugin_socket
-            for engine in settings.engines
-            if engine.plugin_socket is not None
-        }
-        self._paths = paths
-        self._now = now
-        self._receiver = PluginReceiver(paths, consumers, meter, now) if paths else None
-        self.open_requests = OpenRequestsWatch(paths, of_ended_fronts, meter)
-        for engine in paths:
-            meter.gauge(m.PLUGIN_UP, partial(self._up, engine), engine)
-            meter.gauge(m.PLUGIN_LAST_STEP, partial(self._step_at, engine), engine)
-            meter.gauge(m.OPEN_REQUESTS, partial(self._open, engine), engine)
-            meter.gauge(m.STALLED_REQUESTS, partial(self._stalled, engine), engine)
-
-    def is_there(self, engine: str) -> bool:
-        """Whether the plugin of an engine was heard of a moment ago."""
-        if self._receiver is None or engine not in self._paths:
-            return False
-        heard_at = self._receiver.heard_at(engine)
-        return heard_at is not None and self._now() - heard_at < HEARD_WITHIN_S
-
-    def _up(self, engine: str) -> float:
-        return float(self.is_there(engine))
-
-    def _step_at(self, engine: str) -> float | None:
-        return None if self._receiver is None else self._receiver.step_at(engine)
-
-    def _open(self, engine: str) -> float | None:
-        live = self.open_requests.live(engine)
-        return None if live is None else live.open
-
-    def _stalled(self, engine: str) -> float | None:
-        live = self.open_requests.live(engine)
-        return None if live is None else live.stalled
-
-    def status_text(self) -> str:
-        """Which plugins are not there."""
-        if not self._paths:
-            return "not configured"
-        statuses = [text for engine in self._paths if (text := self._status_of(engine))]
-        return "; ".join(statuses) or "ok"
-
-    def _status_of(self, engine: str) -> str | None:
-        """What is wrong with the plugin of an engine; None while it is heard of."""
-        assert self._receiver is not None, "an engine has a plugin_socket"
-        if problem := self._receiver.problem(engine):
-            return problem
-        if self.is_there(engine):
-            return None
-        heard_at = self._receiver.heard_at(engine)
-        if heard_at is None:
-            return f"nothing has come from the plugin of {engine} yet: see docs/vllm-plugin.md"
-        silent_s = self._now() - heard_at
-        return f"nothing has come from the plugin of {engine} for {silent_s:.0f} s"
-
-    def start(self) -> None:
-        """Listen. Raises SettingsInvalid for a socket that cannot be made."""
-        if self._receiver is not None:
-            self._receiver.start()
-
-    def schedule(self, jobs: Jobs) -> None:
-        """Read the open requests from now on."""
-        if self._paths:
-            name = "read open requests"
-            jobs.every(OPEN_REQUESTS_EVERY_S, name, self._read_open_requests, first_in_s=0.0)
-
-    def _read_open_requests(self, _now: float) -> None:
-        self.open_requests.check()
-
-    def close(self) -> None:
-        """Stop listening."""
-        if self._receiver is not None:
-            self._receiver.close()
 
 
 # After this many missed scrapes in a row, the time between two samples counts as unread.

@@ -12,7 +12,6 @@ from agent.app.engines import (
     STALE_INTERVALS,
     EfficiencyJobs,
     EngineMonitors,
-    EnginePlugins,
     GpuJobs,
     GpuSource,
     SourcesOf,
@@ -22,6 +21,7 @@ from agent.app.engines import (
 from agent.app.jobs import Jobs
 from agent.app.listeners import ConnectionLimits, Listeners, raise_descriptors
 from agent.app.own_health import OwnHealth, Readiness, count_misses, not_configured
+from agent.app.plugins import EnginePlugins
 from agent.app.proxy_rotation import EngineNews
 from agent.app.proxying import Proxying
 from agent.app.pushing import Pushing, counts_bins

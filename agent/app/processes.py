@@ -49,8 +49,8 @@ from agent.errors import SettingsInvalid
 from agent.outputs.web import documentation_page, runbooks
 from agent.settings import Settings
 from agent.settings.values import host_and_port
-from agent.sources.engine_plugin import try_socket
 from agent.sources.listening import TlsFiles, open_socket
+from agent.sources.plugin_sockets import PluginSocket
 from agent.sources.proxy.handover.messages import HandoverAddress
 from agent.sources.proxy.handover.sending import MAX_SLOTS, RequestSlots
 from agent.sources.proxy.load_balancer import OpenRequests
@@ -353,7 +353,7 @@ def try_agent(settings: Settings) -> str:
     for engine in settings.engines:
         path = engine.plugin_socket
         if path is not None:
-            try_socket(engine.name, path, is_own=str(path) in taken)
+            PluginSocket((path,), engine.name).try_open(in_use=str(path) in taken)
     for url in (settings.storage.own_url, settings.storage.read_url):
         open_engine(url).dispose()
     newest_revision()

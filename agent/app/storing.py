@@ -19,7 +19,7 @@ from agent.outputs.api.api_context import Answer, ApiQueries
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.ended_requests import EndedRequests, EndedRows
 from agent.pipeline.request_pipeline import ClientLabels, OnCounted
-from agent.records.objective import Objective
+from agent.records.objective import JudgedRequest, Objective, WriteResult
 from agent.settings import Settings
 from agent.settings.settings_model import StorageSettings
 from agent.store.claim import AgentState, NameClaim, no_lag, own_instance
@@ -249,6 +249,8 @@ class AgentStore:
         self._settings = settings
         self._meter = meter
         self._state = state
+        # A found plugin is known by its first request.
+        self._with_plugin = {each.name for each in settings.engines if each.plugin_socket}
         self.precedence = Precedence()
         self.folded_at = now()
         self.size_bytes: float | None = None
@@ -338,10 +340,14 @@ class AgentStore:
 
     def writer(self, judge: Judge) -> RequestWriter:
         """The writer of requests."""
-        proxy, engines = self._settings.proxy, self._settings.engines
-        joins = proxy.listen is not None or any(each.plugin_socket for each in engines)
-        joining = Joining(judge=judge, wait_s=proxy.join_wait if joins else None)
-        write = request_write(self.database, joining, self._keeper.verify)
+        joining = Joining(judge=judge, wait_s=self._settings.proxy.join_wait)
+        joined = request_write(self.database, joining, self._keeper.verify)
+        alone = request_write(self.database, None, self._keeper.verify)
+
+        def write(judged: Sequence[JudgedRequest]) -> WriteResult:
+            joins = self._settings.proxy.listen is not None or self._with_plugin
+            return (joined if joins else alone)(judged)
+
         settle = request_settle(self.database, joining, self._set_aside)
         noted = self._noted("a write of requests", write)
         return RequestWriter(noted, settle, checkpoints(self.database))
@@ -358,10 +364,9 @@ class AgentStore:
     ) -> EndedRows:
         """What stores the figures of engines' plugins."""
         amend = request_amend(self.database, judge)
-        engines = [each.name for each in self._settings.engines if each.plugin_socket is not None]
         return EndedRows(
             EndedRequests(
-                engines,
+                self._with_plugin,
                 self._meter.plugin_dropped,
                 has_proxy=self._settings.proxy.listen is not None,
             ),

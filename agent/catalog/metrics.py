@@ -169,7 +169,7 @@ PLUGIN_UP = gauge(
     "1 when the engine's plugin was heard of in the last 30 s, else 0 (as with a Rust frontend).",
     "engine",
     merge=Merge.MAX,
-    absent="without plugin_socket",
+    absent="until the plugin is heard, without plugin_socket",
 )
 PLUGIN_LAST_STEP = gauge(
     "llm_engine_plugin_last_step_timestamp_seconds",
@@ -177,9 +177,9 @@ PLUGIN_LAST_STEP = gauge(
     "engine",
     unit=Unit.SECONDS,
     merge=Merge.MAX,
-    absent="without plugin_socket, and until the first step",
+    absent="until the first step",
 )
-_NO_OPEN_REQUESTS = "without plugin_socket, and while no live front has a file"
+_NO_OPEN_REQUESTS = "while no live front has a file"
 OPEN_REQUESTS = gauge(
     "llm_engine_open_requests",
     "Open requests of the engine's fronts, as its plugin keeps them in a file.",

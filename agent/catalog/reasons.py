@@ -131,7 +131,7 @@ class PluginDropped(StrEnum):
 
     `agent_behind`: by the plugin, because the agent did not read. `lost`: on the way, as at the end
     of an agent. `unreadable`: a file of open requests. `too_many_wait`: requests that wait for
-    their rows.
+    their rows. `unknown_engine`: the sender's process listens on no engine's port.
     """
 
     AGENT_BEHIND = "agent_behind"
@@ -144,6 +144,7 @@ class PluginDropped(StrEnum):
     REQUEST_ID = "request_id"
     UNREADABLE = "unreadable"
     TOO_MANY_WAIT = "too_many_wait"
+    UNKNOWN_ENGINE = "unknown_engine"
 
 
 class StoreWrite(StrEnum):

@@ -7,7 +7,7 @@ the middleware saw are stored, and their spans left out.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
@@ -98,16 +98,16 @@ class EndedRequests:
 
     def __init__(
         self,
-        engines: Collection[str],
+        engines: set[str],
         on_dropped: Callable[[str, PluginDropped, int], None],
         clock: Callable[[], float] = time.monotonic,
         *,
         has_proxy: bool = False,
     ) -> None:
-        """`engines` are those that may have a plugin. An agent that `has_proxy` takes its records
-        of requests that came through it."""
+        """`engines` are those with a plugin, to which those are added whose plugin reports. An
+        agent that `has_proxy` takes its records of requests that came through it."""
         self.has_proxy = has_proxy
-        self._engines = frozenset(engines)
+        self._engines = engines
         self._on_dropped = on_dropped
         self._clock = clock
         self._lock = threading.Lock()
@@ -137,6 +137,7 @@ class EndedRequests:
     def on_ended(self, ended: EndedRequest) -> None:
         """Hold an ended request; a record that came before gets its figures later."""
         with self._lock:
+            self._engines.add(ended.engine)
             if len(self._waiting) + len(self._due) >= MAX_WAITING:
                 self._on_dropped(ended.engine, PluginDropped.TOO_MANY_WAIT, 1)
                 return
@@ -163,6 +164,7 @@ class EndedRequests:
                 return
             self._served.append(served)
             for ended in served.choices:
+                self._engines.add(ended.engine)
                 early = self._take_early(ended)
                 if early is not None:
                     self._superseded.append(_key(early.record))

@@ -35,6 +35,7 @@ from agent.settings.price_settings import (
 )
 from agent.settings.values import (
     Address,
+    AgentSocket,
     DatabaseUrl,
     Duration,
     HttpUrl,
@@ -348,6 +349,10 @@ class Settings(Section):
     tls: TlsSettings = TlsSettings()
     engines: tuple[EngineSettings, ...] = ()
     """The inference servers that the agent watches."""
+    agent_socket: AgentSocket = "auto"
+    """The Unix socket for plugins of engines on this machine without a `plugin_socket`.
+
+    A path, `none`, or `auto`: where the plugin looks, too (docs/vllm-plugin.md)."""
     engines_from: DiscoverySettings = DiscoverySettings()
     prices: tuple[PriceSettings, ...] = ()
     """The prices of GPUs."""

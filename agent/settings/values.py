@@ -185,6 +185,12 @@ def _socket_path(value: Path) -> Path:
     return value
 
 
+def _agent_socket(value: str) -> str:
+    if value not in ("auto", "none"):
+        _socket_path(Path(value))
+    return value
+
+
 def _at_most(largest: float, value: Any) -> Any:
     if abs(value) > largest:
         raise ValueError(f"{shown(value)} is too large; the largest number here is {largest:g}")
@@ -205,6 +211,7 @@ Duration = Annotated[
 ]
 Gpu = Annotated[int | str, BeforeValidator(_gpu)]
 SocketPath = Annotated[Path, AfterValidator(_socket_path)]
+AgentSocket = Annotated[str, AfterValidator(_agent_socket)]
 Address = Annotated[str, AfterValidator(_address)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]

@@ -67,8 +67,9 @@ class PluginSender:
     """Sends steps and finished requests to the agent's socket. Without an agent they wait."""
 
     def __init__(self, engine: str, unix_ns: Callable[[float], int]) -> None:
-        """Like vLLM's plugin, it finds the socket in the environment; without it, it is silent."""
-        self._path = os.environ.get(PATH_VARIABLE, "")
+        """Like vLLM's plugin, it finds the socket in the environment; else it is silent."""
+        path = os.environ.get(PATH_VARIABLE, "")
+        self._path = path if path.startswith("/") else ""
         self._engine = engine
         self._unix_ns = unix_ns
         self._run = int.from_bytes(os.urandom(8), "little")

@@ -7,31 +7,24 @@ programs.
 import logging
 import os
 import selectors
-import socket
-import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import PluginDropped
-from agent.errors import SettingsInvalid
 from agent.records.engine import EndedRequest, EngineStep, ServedRequest
 from agent.sources.plugin_records import MAX_COUNT, PluginRecords, read_datagram
+from agent.sources.plugin_sockets import PluginSocket, SocketUnusable
 
 _LOG = logging.getLogger(__name__)
 
-# A plugin sends datagrams of 32 KB at most.
-_DATAGRAM_BYTES = 65_536
-# After this many datagrams of one engine, the next engine is read.
+# After this many datagrams of one socket, the next socket is read.
 _DATAGRAMS_PER_TURN = 16
 # Beyond this the receiver pauses, and the plugins keep or drop their records.
 MAX_RECORDS_PER_S = 20_000
-# For the agent's user and group: in a pod, the group is `fsGroup`.
-_MODE = 0o660
-# How soon a socket is made again whose file was deleted.
+# How soon a socket is made that could not be made before, or whose file was deleted.
 _CHECK_EVERY_S = 1.0
 
 
@@ -61,14 +54,6 @@ class PluginCounts(Protocol):
         """Add to what a front counts: see PluginCount."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Listener:
-    """A bound socket, and the device and inode of the file that the bind made."""
-
-    opened: socket.socket
-    file: tuple[int, int] | None
-
-
 class _Stream:
     """The state of the datagrams of one engine.
 
@@ -87,7 +72,7 @@ _MAX_RUNS = 256
 
 
 class PluginReceiver:
-    """Reads the datagrams of all engines with a socket and hands records to the consumers.
+    """Reads the datagrams of all sockets and hands records to the consumers.
 
     The queue of each socket is the kernel's; the plugins keep what does not fit, and drop the
     oldest.
@@ -95,19 +80,17 @@ class PluginReceiver:
 
     def __init__(
         self,
-        paths: Mapping[str, Path],
+        sockets: Sequence[PluginSocket],
         consumers: Sequence[StepConsumer],
         counts: PluginCounts,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`paths` has the path of each engine's socket."""
-        self._paths = dict(paths)
+        self._sockets = tuple(sockets)
         self._consumers = tuple(consumers)
         self._counts = counts
         self._now = now
-        self._streams = {engine: _Stream() for engine in paths}
-        self._listeners: dict[str, _Listener] = {}
-        self._problems: dict[str, str] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._problems: dict[PluginSocket, str] = {}
         self._next_check = 0.0
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -118,20 +101,25 @@ class PluginReceiver:
 
     def heard_at(self, engine: str) -> float | None:
         """The Unix time of the last datagram of the engine's plugin; None before the first."""
-        return self._streams[engine].heard_at
+        stream = self._streams.get(engine)
+        return None if stream is None else stream.heard_at
 
     def step_at(self, engine: str) -> float | None:
         """The Unix time when the last step of the engine arrived; None before the first."""
-        return self._streams[engine].step_at
+        stream = self._streams.get(engine)
+        return None if stream is None else stream.step_at
 
-    def problem(self, engine: str) -> str | None:
-        """Why no plugin can reach the engine's socket; None while it is in place."""
-        return self._problems.get(engine)
+    def problems(self) -> Sequence[str]:
+        """Why no plugin can reach a socket, for each that is not in place."""
+        return [*self._problems.values()]
 
     def start(self) -> None:
-        """Make the sockets and start the thread. Raises SettingsInvalid if a socket fails."""
-        for engine, path in self._paths.items():
-            self._listen(engine, path)
+        """Make the sockets and start the thread.
+
+        Raises SocketUnusable if the socket of one engine fails. The shared one is tried again.
+        """
+        for each in self._sockets:
+            self._listen(each, required=each.engine is not None)
         self._thread.start()
 
     def close(self) -> None:
@@ -142,55 +130,56 @@ class PluginReceiver:
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join()
-        for engine, listener in self._listeners.items():
-            # The open socket keeps the inode, so the file of another program has another one.
-            if _file_at(self._paths[engine]) == listener.file:
-                self._paths[engine].unlink(missing_ok=True)
-            listener.opened.close()
+        for each in self._sockets:
+            each.close()
         self._selector.close()
         os.close(self._wake)
 
-    def _listen(self, engine: str, path: Path) -> None:
-        listener = _open_listener(engine, path)
-        self._listeners[engine] = listener
-        self._selector.register(listener.opened, selectors.EVENT_READ, engine)
+    def _listen(self, plugins: PluginSocket, *, required: bool = False) -> bool:
+        """Whether it listens now. If not, it raises if that is `required`, else it logs why once.
 
-    def _check_files(self) -> None:
-        """Make each socket again whose file is gone."""
+        Raises SocketUnusable."""
+        try:
+            opened = plugins.open()
+        except SocketUnusable as error:
+            if required:
+                raise
+            if self._problems.get(plugins) != str(error):
+                _LOG.warning("plugins of engines cannot be heard: %s", error)
+            self._problems[plugins] = str(error)
+            return False
+        self._selector.register(opened, selectors.EVENT_READ, plugins)
+        self._problems.pop(plugins, None)
+        return True
+
+    def _check_sockets(self) -> None:
+        """Listen again where a socket is not in place."""
         if time.monotonic() < self._next_check:
             return
         self._next_check = time.monotonic() + _CHECK_EVERY_S
-        for engine, path in self._paths.items():
-            if _file_at(path) == self._listeners[engine].file:
-                self._problems.pop(engine, None)
-            else:
-                self._listen_again(engine, path)
+        for each in self._sockets:
+            if each.path is None:
+                self._listen_again(each)
 
-    def _listen_again(self, engine: str, path: Path) -> None:
-        before = self._listeners[engine].opened
-        while self._read(engine):
-            pass
-        try:
-            self._listen(engine, path)
-        except SettingsInvalid as error:
-            problem = "; ".join(error.problems)
-            if self._problems.get(engine) != problem:
-                _LOG.error("the plugin of engine %s cannot be heard: %s", engine, problem)
-            self._problems[engine] = problem
-            return
-        self._problems.pop(engine, None)
-        self._selector.unregister(before)
-        before.close()
-        _LOG.warning("the socket %s of engine %s was deleted, and made again", path, engine)
+    def _listen_again(self, plugins: PluginSocket) -> None:
+        before = plugins.opened
+        if before is not None:
+            while self._read(plugins):
+                pass
+            self._selector.unregister(before)
+            plugins.close()
+        if self._listen(plugins):
+            how = "listening" if before is None else "the socket was deleted, and made again"
+            _LOG.warning("plugins of engines: %s at %s", how, plugins.path)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._check_files()
+            self._check_sockets()
             events = self._selector.select(_CHECK_EVERY_S)
             ready = [key.data for key, _ in events if key.data is not None]
-            for engine in ready:
+            for each in ready:
                 for _ in range(_DATAGRAMS_PER_TURN):
-                    if not self._read(engine):
+                    if not self._read(each):
                         break
             self._limit_rate()
 
@@ -201,36 +190,47 @@ class PluginReceiver:
         if read > MAX_RECORDS_PER_S and second == int(monotonic):
             self._stopping.wait(second + 1 - monotonic)
 
-    def _read(self, engine: str) -> bool:
-        """Read one datagram of an engine; returns False without one."""
-        try:
-            datagram, _, flags, _ = self._listeners[engine].opened.recvmsg(
-                _DATAGRAM_BYTES, 0, socket.MSG_DONTWAIT
-            )
-        except OSError:
+    def _read(self, plugins: PluginSocket) -> bool:
+        """Read one datagram of a socket; returns False without one."""
+        received = plugins.receive()
+        if received is None:
             return False
         try:
-            self._take(engine, b"" if flags & socket.MSG_TRUNC else datagram)
+            self._take(plugins, *received)
         except Exception:
             # The thread must go on for the next datagram.
-            _LOG.exception("a datagram of the plugin of engine %s could not be read", engine)
-            self._counts.plugin_dropped(engine, PluginDropped.MALFORMED, 1)
+            _LOG.exception("a datagram at %s could not be read", plugins.path)
+            self._counts.plugin_dropped(plugins.engine or UNKNOWN, PluginDropped.MALFORMED, 1)
         return True
 
-    def _take(self, engine: str, datagram: bytes) -> None:
+    def _take(self, plugins: PluginSocket, datagram: bytes, pid: int) -> None:
+        engine = plugins.engine_of(pid)
         now = self._now()
-        content = read_datagram(datagram, engine, now)
+        content = read_datagram(datagram, engine or UNKNOWN, now)
         self._count_second(1 + (0 if content is None else content.records))
         if content is None:
-            self._counts.plugin_dropped(engine, PluginDropped.NOT_OURS, 1)
+            self._counts.plugin_dropped(engine or UNKNOWN, PluginDropped.NOT_OURS, 1)
             return
-        stream = self._streams[engine]
+        if engine is None:
+            self._refuse(plugins, content, pid)
+            return
+        stream = self._streams.setdefault(engine, _Stream())
         stream.heard_at = now
         if content.steps:
             stream.step_at = now
         self._count(engine, stream, content)
         for consumer in self._consumers:
             _hand_over(consumer, content)
+
+    def _refuse(self, plugins: PluginSocket, content: PluginRecords, pid: int) -> None:
+        """Count records of an unknown engine, unless they only say that a plugin is there."""
+        dropped = len(content.steps) + len(content.ended) + len(content.served)
+        dropped += len(content.counts) + content.refused.total()
+        if not dropped:
+            return
+        self._counts.plugin_dropped(UNKNOWN, PluginDropped.UNKNOWN_ENGINE, dropped)
+        if why := plugins.senders and plugins.senders.why_unknown(pid):
+            _LOG.warning("the plugin in process %d is of no known engine: %s", pid, why)
 
     def _count_second(self, records: int) -> None:
         second = int(time.monotonic())
@@ -269,66 +269,3 @@ def _hand_over(consumer: StepConsumer, content: PluginRecords) -> None:
             consumer.on_served(served)
     except Exception:
         _LOG.exception("records of an engine's plugin were not taken")
-
-
-def _open_listener(engine: str, path: Path) -> _Listener:
-    """A new socket at this path, also in place of one without a reader. Raises SettingsInvalid."""
-    setting = f"plugin_socket of engine {engine}"
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        if taken := _taken(path):
-            raise SettingsInvalid([f"{setting}: {path} is {taken}; choose another path"])
-        path.unlink(missing_ok=True)
-        # The bind makes the file with this mode less the umask.
-        os.fchmod(opened.fileno(), _MODE)
-        opened.bind(str(path))
-        os.chmod(path, _MODE)
-    except OSError as error:
-        opened.close()
-        reason = error.strerror or error
-        raise SettingsInvalid(
-            [f"{setting}: cannot listen at {path}: {reason}; choose another path"]
-        ) from error
-    except SettingsInvalid:
-        opened.close()
-        raise
-    return _Listener(opened, _file_at(path))
-
-
-def try_socket(engine: str, path: Path, *, is_own: bool) -> None:
-    """Raises SettingsInvalid if no socket can be made here; `is_own` says whether one that is
-    there may be replaced."""
-    if not is_own:
-        _open_listener(engine, path).opened.close()
-        path.unlink()
-        return
-    setting = f"plugin_socket of engine {engine}"
-    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
-        raise SettingsInvalid([f"{setting}: {path} is a file and no socket; choose another path"])
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise SettingsInvalid([f"{setting}: no socket can be made in {path.parent}"])
-
-
-def _file_at(path: Path) -> tuple[int, int] | None:
-    """Device and inode of what is at a path; None if nothing can be seen."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _taken(path: Path) -> str | None:
-    """What is at a path that may not be replaced; None of a socket that its program left."""
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            return "a file and no socket"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-            probe.connect(str(path))
-    except (FileNotFoundError, ConnectionRefusedError):
-        return None
-    except OSError:
-        # Such as EPROTOTYPE of a stream socket: a program listens.
-        return "the socket of another program"
-    return "the socket of another program"

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.analysis.latency import MAX_TOKENS
+from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import PluginDropped
+from agent.sources.plugin_sockets import PluginSocket
 
 _LOG = logging.getLogger(__name__)
 
@@ -225,24 +227,26 @@ class DroppedCounts(Protocol):
 
 
 class OpenRequestsWatch:
-    """Checks the files of all engines with a socket. For one thread, but for `live`."""
+    """Checks the files beside the sockets of plugins. For one thread, but for `live`."""
 
     def __init__(
         self,
-        paths: Mapping[str, Path],
+        sockets: Sequence[PluginSocket],
         consumers: Sequence[EndedFrontConsumer],
         counts: DroppedCounts,
         *,
         stalled_after_s: float = STALLED_AFTER_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`paths` has the path of each engine's socket; `monotonic` reads CLOCK_MONOTONIC."""
-        self._paths = dict(paths)
+        """`monotonic` reads CLOCK_MONOTONIC."""
+        self._sockets = tuple(sockets)
         self._consumers = tuple(consumers)
         self._counts = counts
         self._stalled_after_s = stalled_after_s
         self._monotonic = monotonic
         self._live: Mapping[str, LiveRequests] = {}
+        # The engines of files whose front lived at a check.
+        self._engines: dict[Path, str] = {}
         # Files that were refused, and those that were handed over and cannot be deleted.
         self._refused: set[Path] = set()
         self._left: set[Path] = set()
@@ -256,56 +260,70 @@ class OpenRequestsWatch:
 
         Returns what `live` returns, by engine.
         """
-        live: dict[str, LiveRequests] = {}
+        fronts: dict[str, list[OpenRequestsFile]] = {}
         seen: set[Path] = set()
-        for engine, socket_path in self._paths.items():
-            paths = _files_beside(socket_path)
-            seen.update(paths)
-            files = [file for path in paths if (file := self._read(engine, path))]
-            if fronts := [file for file in files if file.owner_lives]:
-                live[engine] = self._counted(fronts)
+        for each in self._sockets:
+            for path in _files_beside(each.path):
+                seen.add(path)
+                self._check(each, path, fronts)
         self._refused &= seen
         self._left &= seen
+        self._engines = {path: self._engines[path] for path in self._engines.keys() & seen}
+        live = {engine: self._counted(files) for engine, files in fronts.items()}
         self._live = live
         return live
 
-    def _read(self, engine: str, path: Path) -> OpenRequestsFile | None:
-        """Read a file, and hand it over if its owner ended; None of one that cannot be read."""
+    def _check(
+        self, plugins: PluginSocket, path: Path, fronts: dict[str, list[OpenRequestsFile]]
+    ) -> None:
+        """Read a file. Add it to the `fronts` of its engine, or hand it over if its owner ended."""
         try:
             file = read_open_requests(path)
         except FileNotFoundError:
-            return None
+            return
         except FileRefused as error:
             if path not in self._refused:
                 self._refused.add(path)
+                engine = plugins.engine or UNKNOWN
                 self._counts.plugin_dropped(engine, error.reason, 1)
                 _LOG.warning("open requests of engine %s in %s: %s", engine, path, error)
-            return None
-        if not file.owner_lives and path not in self._left:
-            self._hand_over(engine, path, file)
-        return file
+            return
+        if not file.owner_lives:
+            if path not in self._left:
+                self._hand_over(self._engines.get(path) or plugins.engine, path, file)
+        elif found := plugins.engine_of(file.pid):
+            self._engines[path] = found
+            fronts.setdefault(found, []).append(file)
 
-    def _hand_over(self, engine: str, path: Path, file: OpenRequestsFile) -> None:
+    def _hand_over(self, engine: str | None, path: Path, file: OpenRequestsFile) -> None:
         """Hand the requests of an ended front over, and only then delete its file."""
-        try:
-            for consumer in self._consumers:
-                consumer.on_front_ended(engine, file.requests)
-        except Exception:
-            _LOG.exception("requests of an ended front of engine %s are handed over later", engine)
+        count = len(file.requests)
+        if engine is None:
+            self._counts.plugin_dropped(UNKNOWN, PluginDropped.UNKNOWN_ENGINE, count)
+        elif not self._taken(engine, file):
             return
         if file.malformed:
-            self._counts.plugin_dropped(engine, PluginDropped.MALFORMED, file.malformed)
+            self._counts.plugin_dropped(engine or UNKNOWN, PluginDropped.MALFORMED, file.malformed)
         _LOG.warning(
             "a front of engine %s (process %d) ended with %d open requests",
-            engine,
+            engine or "unknown",
             file.pid,
-            len(file.requests),
+            count,
         )
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             self._left.add(path)
             _LOG.warning("%s cannot be deleted: %s", path, error.strerror)
+
+    def _taken(self, engine: str, file: OpenRequestsFile) -> bool:
+        try:
+            for consumer in self._consumers:
+                consumer.on_front_ended(engine, file.requests)
+        except Exception:
+            _LOG.exception("requests of an ended front of engine %s are handed over later", engine)
+            return False
+        return True
 
     def _counted(self, fronts: Sequence[OpenRequestsFile]) -> LiveRequests:
         now_s = self._monotonic()
@@ -315,8 +333,10 @@ class OpenRequestsWatch:
         return LiveRequests(len(requests), len(stalls_s), max(stalls_s, default=None))
 
 
-def _files_beside(socket_path: Path) -> Sequence[Path]:
+def _files_beside(socket_path: Path | None) -> Sequence[Path]:
     """The paths beside a socket that are named like files of open requests."""
+    if socket_path is None:
+        return ()
     try:
         with os.scandir(socket_path.parent) as entries:
             names = [entry.name for entry in islice(entries, _MAX_NAMES)]

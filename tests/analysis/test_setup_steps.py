@@ -132,6 +132,9 @@ def test_sglang_loads_the_plugin_and_sends_no_spans() -> None:
     assert lines(other, StepName.PLUGIN) == [
         "pip install ./plugins/vllm", "GOODPUT_AGENT_SOCKET=/run/a.sock",
     ]  # fmt: skip
+    found = replace(other, plugin_socket=None)
+    assert lines(found, StepName.PLUGIN) == ["pip install ./plugins/vllm"]
+    assert "restart SGLang with --enable-metrics" in texts(found, StepName.PLUGIN)
     assert "in SGLang's environment" in texts(other, StepName.PLUGIN)
     assert "vLLM" not in texts(other, StepName.PLUGIN)
 
@@ -166,11 +169,20 @@ def test_metrics_that_cannot_be_read_have_what_switches_them_on(
 
 def test_a_later_command_keeps_what_earlier_steps_added() -> None:
     traced = replace(PLAIN, seen=frozenset({StepName.METRICS, StepName.SPANS}))
-    (*_, command) = lines(traced, StepName.PLUGIN)
-    assert command == f"GOODPUT_AGENT_SOCKET=/run/goodput-agent/vllm.sock {SPANS_LINE}"
+    assert lines(traced, StepName.PLUGIN) == ["pip install ./plugins/vllm", SPANS_LINE]
     assert lines(traced, StepName.LOG)[0] == f"{SPANS_LINE} 2>&1 | tee -a /var/log/chat-0.log"
-    assert "must share a machine" not in texts(PLAIN, StepName.PLUGIN)
-    assert "must share a machine" in texts(replace(PLAIN, remote=True), StepName.PLUGIN)
+
+
+def test_the_plugin_of_an_engine_elsewhere_needs_a_path_on_both_sides() -> None:
+    assert lines(PLAIN, StepName.PLUGIN) == [
+        "pip install ./plugins/vllm",
+        "vllm serve Qwen/Qwen3-8B",
+    ]
+    elsewhere = replace(PLAIN, remote=True)
+    assert "must share a machine" in texts(elsewhere, StepName.PLUGIN)
+    *setting, _, command = lines(elsewhere, StepName.PLUGIN)
+    assert setting[-1] == '    plugin_socket: "/run/goodput-agent/vllm.sock"'
+    assert command.startswith("GOODPUT_AGENT_SOCKET=/run/goodput-agent/vllm.sock vllm serve ")
 
 
 def test_what_the_settings_have_already_is_not_asked_for() -> None:
@@ -290,7 +302,7 @@ def test_the_log_names_what_is_seen_and_the_next_step_on_one_line() -> None:
     )
     text = next_step_text("chat-0", setup_steps(PLAIN))
     assert text.startswith("engine chat-0: metrics; for single requests ")
-    assert "GOODPUT_AGENT_SOCKET=" in text
+    assert "pip install ./plugins/vllm; restart vLLM with: vllm serve " in text
     traced = replace(PLAIN, seen=frozenset({StepName.METRICS, StepName.SPANS}))
     assert "metrics, spans; for plugin " in next_step_text("chat-0", setup_steps(traced))
     everything = replace(PLAIN, impossible=frozenset(StepName))

@@ -40,7 +40,7 @@ def held(clock: Clock, dropped: Counter[tuple[str, PluginDropped]]) -> EndedRequ
     def count(engine: str, reason: PluginDropped, number: int) -> None:
         dropped[engine, reason] += number
 
-    return EndedRequests(["chat-0", "chat-1"], count, clock)
+    return EndedRequests({"chat-0", "chat-1"}, count, clock)
 
 
 def span(number: int = 1, **given: Any) -> RequestRecord:
@@ -313,7 +313,7 @@ def test_each_choice_of_a_served_request_has_a_span(held: EndedRequests) -> None
 
 
 def test_what_came_through_the_proxy_of_this_agent_is_the_proxys_row(clock: Clock) -> None:
-    both = EndedRequests(["chat-0"], lambda *_: None, clock, has_proxy=True)
+    both = EndedRequests({"chat-0"}, lambda *_: None, clock, has_proxy=True)
     both.on_served(served()._replace(proxied=True))
     assert both.take_served() == []
     assert both.with_figures(proxied()).preemptions == 2
@@ -406,7 +406,7 @@ def test_requests_that_were_open_when_their_front_died_are_stored_as_failed(
 
 
 def test_what_the_proxy_of_this_agent_saw_needs_no_row_of_a_dead_front(clock: Clock) -> None:
-    both = EndedRequests(["chat-0"], lambda *_: None, clock, has_proxy=True)
+    both = EndedRequests({"chat-0"}, lambda *_: None, clock, has_proxy=True)
     sent = record_bytes(proxied(status=Status.ERROR, ended_at=NOON))
     writer = Writer()
     ended_rows(both, writer, Meter((), ["chat-0"])).on_front_ended(
@@ -421,3 +421,18 @@ def test_a_response_of_several_turns_has_the_phases_of_its_first_one() -> None:
     row = served_row(ServedRequest(proxied(route="/v1/responses", response_id="resp_1"), turns))
     assert (row.queue_s, row.prefill_s, row.decode_s) == (0.25, 0.5, None)
     assert row.preemptions == 1 + 2 + 3
+
+
+@pytest.mark.parametrize("by_middleware", [False, True])
+def test_an_engine_whose_plugin_was_found_is_learned_by_its_first_request(
+    clock: Clock, by_middleware: bool
+) -> None:
+    found: set[str] = set()
+    held = EndedRequests(found, lambda *_: None, clock)
+    assert held.complete(span()) == span()
+    if by_middleware:
+        held.on_served(served())
+    else:
+        held.on_ended(ended_request())
+    assert found == {"chat-0"}
+    assert held.complete(span(2)) != span(2)

@@ -14,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from agent.catalog.reasons import PluginDropped
 from agent.records.engine import EndedRequest, EngineStep, ServedRequest
 from agent.sources.engine_plugin import PluginReceiver
+from agent.sources.plugin_sockets import PluginSocket
 from tests.real_engine.watching import ENGINE, SPANS_ARRIVE_WITHIN_S
 from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.collector import Collector
@@ -92,8 +93,8 @@ class Told:
     ) -> None:
         self.recorder = Recorder()
         began_at = time.time()
-        paths = {ENGINE: socket}
-        with closing(PluginReceiver(paths, [self.recorder], self.recorder)) as receiver:
+        sockets = [PluginSocket((socket,), ENGINE)]
+        with closing(PluginReceiver(sockets, [self.recorder], self.recorder)) as receiver:
             receiver.start()
             self.responses = {
                 f"cmpl-{name}-0": complete(engine, {"prompt": PROMPT, "max_tokens": 5}, name)

@@ -122,7 +122,8 @@ class AgentProcess:
     ) -> None:
         self._arguments = [sys.executable, "-m", self.module, *arguments]
         self._log = folder / "agent.log"
-        self._environment = environment
+        # Agents of other tests run beside it.
+        self._environment = {"GOODPUT_AGENT_SOCKET": "none", **(environment or {})}
         self._make_tables(folder, (environment or {}).get("GOODPUT_STORAGE__FILE"))
         self._process: ServerProcess | None = None
         self.url = f"http://127.0.0.1:{listen_port}"
@@ -157,13 +158,20 @@ class AgentProcess:
         return cls(["run", "--config", config], folder, ports.listen, environment)
 
     @classmethod
-    def without_file(cls, folder: Path, ports: AgentPorts, engine_url: str) -> Self:
-        """An agent with `--engine`, and with its ports from the environment."""
+    def without_file(
+        cls,
+        folder: Path,
+        ports: AgentPorts,
+        engine_url: str,
+        more: Mapping[str, str] | None = None,
+    ) -> Self:
+        """An agent with `--engine`, and with its ports and `more` from the environment."""
         environment = {
             f"GOODPUT_{section}__{key}".upper(): str(value)
             for section, place in _places(folder, ports).items()
             for key, value in place.items()
         }
+        environment |= more or {}
         return cls(["run", "--engine", engine_url], folder, ports.listen, environment)
 
     def start(self) -> None:

@@ -265,6 +265,8 @@ PRICED = engine_with("gpu_hour_usd: 2")
             engine_with(f"plugin_socket: '/{'x' * 107}'"),
             f"engines[0].plugin_socket: '/{'x' * 107}' {SOCKET} /run/",
         ),
+        ("agent_socket: a.sock", f"agent_socket: 'a.sock' {SOCKET} /run/"),
+        ("agent_socket: off", "agent_socket: Input should be a valid string (got False)"),
         (
             f"{PRICED}\nprices: [{{engine: z, gpu_hour_usd: 1}}]",
             "prices: prices[0] is of the engine 'z'; known engines: a",

@@ -1,6 +1,7 @@
 """Datagrams of the engine's plugin, and the sockets that receive them."""
 
 import math
+import os
 import random
 import socket
 import stat
@@ -8,7 +9,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,14 @@ from goodput_agent_vllm.sending import Sender
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import PluginDropped
 from agent.errors import SettingsInvalid
 from agent.records.engine import EndedRequest, EngineStep, ServedRequest
 from agent.records.request import ProxyView, RequestRecord, Vantage
 from agent.sources.engine_plugin import PluginReceiver
 from agent.sources.plugin_records import PluginRecords, read_datagram
+from agent.sources.plugin_sockets import PluginSocket, SenderLookup
 from agent.sources.proxy.measuring.served_request import record_bytes, record_from
 from tests.plugins.vllm_counts import NOW, finished, header, iteration, scheduler
 from tests.real_parts.waiting import eventually
@@ -212,8 +215,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def receiver(path: Path, counts: Counts, *consumers: Consumer) -> PluginReceiver:
-    paths = {"chat-0": path, "chat-1": path.with_stem("chat-1")}
-    return PluginReceiver(paths, consumers, counts, now=lambda: NOW)
+    sockets = [PluginSocket((path.with_stem(engine),), engine) for engine in ("chat-0", "chat-1")]
+    return PluginReceiver(sockets, consumers, counts, now=lambda: NOW)
 
 
 @pytest.fixture
@@ -342,7 +345,7 @@ def test_the_stop_removes_only_the_file_that_the_start_made(
     log.write_text("a log of another program")
     # In one step: the receiver makes a deleted socket again.
     log.rename(path)
-    eventually(lambda: listening.problem("chat-0"), within_s=WITHIN_S, what="the problem")
+    eventually(listening.problems, within_s=WITHIN_S, what="the problem")
     listening.close()
     assert path.read_text() == "a log of another program"
     assert not path.with_stem("chat-1").exists()
@@ -442,3 +445,106 @@ def test_a_choice_that_is_refused_is_counted_and_its_request_stays() -> None:
     assert content is not None
     assert len(content.served[0].choices) == 1
     assert content.refused == {PluginDropped.VALUE: 1}
+
+
+# The shared socket
+
+
+class Lookup(SenderLookup):
+    """Knows the engines of these processes."""
+
+    def __init__(self, engines: dict[int, str]) -> None:
+        super().__init__({8000: "chat-0", 8001: "chat-1"})
+        self.engines = engines
+
+    def engine_of(self, pid: int) -> str | None:
+        return self.engines.get(pid)
+
+
+@contextmanager
+def sharing(
+    path: Path, counts: Counts, engines: dict[int, str], *consumers: Consumer
+) -> Iterator[PluginReceiver]:
+    sockets = [PluginSocket((path,), senders=Lookup(engines))]
+    with closing(PluginReceiver(sockets, consumers, counts, now=lambda: NOW)) as opened:
+        opened.start()
+        yield opened
+
+
+def test_a_record_is_of_the_engine_of_the_process_that_sent_it(
+    path: Path, counts: Counts, consumer: Consumer
+) -> None:
+    with (
+        sharing(path, counts, {os.getpid(): "chat-1"}, consumer) as opened,
+        closing(Sender(str(path), pause_s=0.0)) as sender,
+    ):
+        Reporter(sender, now=lambda: NOW).step(scheduler(), iteration(finished()), 0)
+        eventually(lambda: consumer.ended, within_s=WITHIN_S, what="the request")
+        assert [step.engine for step in consumer.steps] == ["chat-1"]
+        assert [ended.engine for ended in consumer.ended] == ["chat-1"]
+        assert counts.received == {"chat-1 steps": 1, "chat-1 requests": 1}
+        assert (opened.heard_at("chat-0"), opened.heard_at("chat-1")) == (None, NOW)
+    assert counts.dropped.total() == 0
+
+
+def test_records_of_an_unknown_process_are_counted_and_said_once(
+    path: Path, counts: Counts, consumer: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That its plugin is there is no record: a front says so before it listens."""
+    with (
+        sharing(path, counts, {}, consumer) as opened,
+        closing(Sender(str(path), pause_s=0.0)) as sender,
+    ):
+        reporter = Reporter(sender, now=lambda: NOW)
+        reporter.hello()
+        for _ in range(2):
+            reporter.step(scheduler(), iteration(finished()), 0)
+        unknown = (UNKNOWN, PluginDropped.UNKNOWN_ENGINE)
+        eventually(lambda: counts.dropped[unknown] == 4, within_s=WITHIN_S, what="the drops")
+        assert opened.heard_at("chat-0") is opened.heard_at("chat-1") is None
+    assert counts.dropped.total() == 4
+    assert not consumer.steps
+    assert not consumer.ended
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    why = "it does not listen on port 8000, 8001"
+    assert said == [f"the plugin in process {os.getpid()} is of no known engine: {why}"]
+
+
+def test_a_datagram_of_something_else_is_of_no_engine(path: Path, counts: Counts) -> None:
+    with (
+        sharing(path, counts, {}),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger,
+    ):
+        stranger.sendto(b"x" * 500, str(path))
+        eventually(lambda: counts.dropped.total(), within_s=WITHIN_S, what="the datagram")
+    assert counts.dropped == {(UNKNOWN, PluginDropped.NOT_OURS): 1}
+
+
+def test_an_agent_begins_to_listen_when_the_one_before_it_ends(
+    path: Path, counts: Counts, consumer: Consumer
+) -> None:
+    engines = {os.getpid(): "chat-0"}
+    with (
+        sharing(path, Counts(), engines) as first,
+        sharing(path, counts, engines, consumer) as next_,
+    ):
+        assert next_.problems() == [f"agent_socket: {path} is the socket of another program"]
+        first.close()
+        eventually(lambda: not next_.problems(), within_s=WITHIN_S, what="the socket")
+        with closing(Sender(str(path), pause_s=0.0)) as sender:
+            Reporter(sender, now=lambda: NOW).step(scheduler(), iteration(), 0)
+            eventually(lambda: consumer.steps, within_s=WITHIN_S, what="a step")
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_shared_socket_that_was_deleted_is_made_again(
+    path: Path, counts: Counts, consumer: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sharing(path, counts, {os.getpid(): "chat-0"}, consumer) as opened:
+        path.unlink()
+        eventually(path.is_socket, within_s=WITHIN_S, what="the socket")
+        with closing(Sender(str(path), pause_s=0.0)) as sender:
+            Reporter(sender, now=lambda: NOW).step(scheduler(), iteration(), 0)
+            eventually(lambda: consumer.steps, within_s=WITHIN_S, what="a step")
+        assert opened.problems() == []
+    assert f"the socket was deleted, and made again at {path}" in caplog.text

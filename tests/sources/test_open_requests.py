@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from goodput_agent_vllm.open_requests import (
     OpenRequests,
 )
 
+from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import PluginDropped
 from agent.sources.open_requests import (
     FileRefused,
@@ -31,6 +32,7 @@ from agent.sources.open_requests import (
     OpenRequestsWatch,
     read_open_requests,
 )
+from agent.sources.plugin_sockets import PluginSocket, SenderLookup
 
 ENGINE = "chat-0"
 ARRIVED_AT = 1_790_000_000.0
@@ -93,7 +95,7 @@ class Counts:
         self.dropped: Counter[PluginDropped] = Counter()
 
     def plugin_dropped(self, engine: str, reason: PluginDropped, count: int) -> None:
-        assert engine == ENGINE
+        assert engine == (UNKNOWN if reason is PluginDropped.UNKNOWN_ENGINE else ENGINE)
         self.dropped[reason] += count
 
 
@@ -104,9 +106,14 @@ class Watched:
         self.socket_path = folder / "vllm.sock"
         self.consumer, self.counts = Consumer(), Counts()
         self.now_s = 0.0
-        paths = {ENGINE: self.socket_path}
-        consumers = (self.consumer,)
-        self.watch = OpenRequestsWatch(paths, consumers, self.counts, monotonic=lambda: self.now_s)
+        self.socket = PluginSocket((self.socket_path,), ENGINE)
+        self.socket.open()
+        self.watch = self.watching(self.socket)
+
+    def watching(self, socket: PluginSocket) -> OpenRequestsWatch:
+        return OpenRequestsWatch(
+            [socket], [self.consumer], self.counts, monotonic=lambda: self.now_s
+        )
 
     def files(self) -> list[Path]:
         return sorted(self.socket_path.parent.glob("*.open"))
@@ -118,8 +125,10 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Watched:
-    return Watched(tmp_path)
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path)
+    yield made
+    made.socket.close()
 
 
 @pytest.fixture
@@ -217,7 +226,7 @@ def test_the_times_of_a_front_are_of_the_clock_that_the_watch_reads(
     slot = front.open(b"row", time.time(), time.monotonic())
     assert slot is not None
     slot.event(time.monotonic())
-    usual = OpenRequestsWatch({ENGINE: watched.socket_path}, (), watched.counts)
+    usual = OpenRequestsWatch([watched.socket], (), watched.counts)
     assert usual.check() == {ENGINE: LiveRequests(1, 0, None)}
     slot.close()
 
@@ -233,11 +242,18 @@ def test_all_fronts_of_an_engine_are_added_up(watched: Watched, front: OpenReque
     slot.close()
 
 
-def test_an_engine_without_a_file_has_no_figures(watched: Watched, tmp_path: Path) -> None:
+def test_an_engine_without_a_file_has_no_figures(watched: Watched) -> None:
     assert watched.watch.check() == {}
     assert watched.watch.live(ENGINE) is None
-    elsewhere = OpenRequestsWatch({ENGINE: tmp_path / "none" / "a.sock"}, (), watched.counts)
-    assert elsewhere.check() == {}
+
+
+def test_files_beside_the_socket_of_another_agent_are_left_to_it(watched: Watched) -> None:
+    with running(FRONT + WAITS, watched.socket_path) as process:
+        kill(process)
+    watched.socket.close()
+    assert watched.watch.check() == {}
+    assert watched.consumer.requests == []
+    assert len(watched.files()) == 1
 
 
 def header(
@@ -363,11 +379,60 @@ def test_a_file_that_its_live_front_has_just_made_again_is_not_dead(
 def test_files_of_other_sockets_are_left_alone(
     watched: Watched, front: OpenRequests, name: str
 ) -> None:
-    other = watched.socket_path.with_name(name)
-    of_other = OpenRequestsWatch({ENGINE: other}, (), watched.counts)
     named_alike = watched.socket_path.with_name("vllm.sock.notes.open")
     named_alike.write_bytes(b"mine")
-    assert of_other.check() == {}
+    with closing(PluginSocket((watched.socket_path.with_name(name),), ENGINE)) as other:
+        other.open()
+        assert watched.watching(other).check() == {}
     assert watched.watch.check()[ENGINE].open == 0
     assert watched.counts.dropped == {}
     assert named_alike.exists()
+
+
+class Lookup(SenderLookup):
+    """Knows the engines of the processes that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.engines: dict[int, str] = {}
+
+    def engine_of(self, pid: int) -> str | None:
+        return self.engines.get(pid)
+
+
+@pytest.fixture
+def shared(watched: Watched) -> Lookup:
+    """The engines of processes whose files are beside the shared socket."""
+    lookup = Lookup()
+    watched.socket.close()
+    watched.socket = PluginSocket((watched.socket_path,), senders=lookup)
+    watched.socket.open()
+    watched.watch = watched.watching(watched.socket)
+    return lookup
+
+
+def test_a_file_beside_the_shared_socket_is_of_its_fronts_engine_also_after_its_end(
+    watched: Watched, shared: Lookup
+) -> None:
+    with running(FRONT + WAITS, watched.socket_path) as process:
+        shared.engines[process.pid] = "chat-1"
+        assert watched.watch.check() == {"chat-1": LiveRequests(2, 0, None)}
+        kill(process)
+    # Another process may have this PID now.
+    shared.engines[process.pid] = "chat-2"
+    assert watched.watch.check() == {}
+    assert watched.consumer.requests == [("chat-1", OPEN)]
+    assert watched.files() == []
+
+
+def test_a_file_of_an_unknown_front_is_of_no_engine_and_goes_when_its_front_ends(
+    watched: Watched, shared: Lookup
+) -> None:
+    with running(FRONT + WAITS, watched.socket_path) as process:
+        assert watched.watch.check() == {}
+        assert len(watched.files()) == 1
+        kill(process)
+    watched.watch.check()
+    assert watched.consumer.requests == []
+    assert watched.files() == []
+    assert watched.counts.dropped == {PluginDropped.UNKNOWN_ENGINE: 2}

@@ -316,9 +316,9 @@ def plugin(evidence: AuditEvidence) -> CheckResult:
         return unknown(without)
     silent = "the agent hears nothing of it"
     return warned(
-        "the agent has no plugin_socket for it" if agent.plugin is None else silent,
-        f"pip install ./plugins/vllm beside {PLUGIN_HOSTS[_dialect(evidence)]}, and plugin_socket "
-        "in the agent's settings",
+        "the agent has never heard of it" if agent.plugin is None else silent,
+        f"pip install ./plugins/vllm beside {PLUGIN_HOSTS[_dialect(evidence)]}; not of the agent's "
+        "user: docs/vllm-plugin.md",
     )
 
 

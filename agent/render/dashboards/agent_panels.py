@@ -94,7 +94,7 @@ AGENT_ROW = PanelRow(
         Panel(
             "Plugins that are there",
             "1 for an engine whose plugin was heard of in the last 30 s. An engine without a "
-            "`plugin_socket` is not shown.",
+            "`plugin_socket` is not shown before its plugin is heard of.",
             PanelUnit.NUMBER,
             (Query(by(("engine",), gauge(m.PLUGIN_UP), "max"), "{{engine}}"),),
         ),

@@ -144,6 +144,14 @@ class Procfs:
         found = (self.stat(pid) for pid in pids)
         return {stat.pid: stat for stat in found if stat is not None}
 
+    def children(self, pid: int) -> list[int]:
+        """The PIDs of a process's children, as far as they can be read."""
+        found: list[int] = []
+        for file in (self._folder / f"{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, file.read_text().split())
+        return found
+
     def title(self, pid: int) -> str:
         """The first word of a command line, which setproctitle replaces; empty if unreadable.
 

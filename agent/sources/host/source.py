@@ -1,8 +1,9 @@
 """Reads the machine of one engine: its processes, its cgroup and its log."""
 
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -101,9 +102,21 @@ def process_locator(
 
 def _is_local(host: str) -> bool:
     try:
-        return ip_address(host).is_loopback or ip_address(host).is_unspecified
+        address = ip_address(host)
     except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+        return host in ("localhost", socket.gethostname()) or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified or _is_own(address)
+
+
+def _is_own(address: IPv4Address | IPv6Address) -> bool:
+    """Whether the kernel sends from an address what goes to it. Nothing is sent."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), 9))
+            return ip_address(probe.getsockname()[0]) == address
+    except OSError:
+        return False
 
 
 def _part(name: str, unread: dict[str, str], read: Callable[[], Part]) -> Part | None:

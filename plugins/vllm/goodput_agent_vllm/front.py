@@ -112,8 +112,9 @@ class Front:
         self, exchange: MeasuredExchange, trace: Trace, at: float, at_s: float
     ) -> Slot | None:
         """Keep an open request where it outlives this process; None where that cannot be."""
-        if self._open_requests is None:
-            self._open_requests = OpenRequests.beside(self._reporter.path)
+        path = self._reporter.path
+        if self._open_requests is None and path is not None:
+            self._open_requests = OpenRequests.beside(path)
         if self._open_requests is None:
             return None
         record = exchange.open_record()

@@ -76,8 +76,8 @@ class Reporter:
             self.take_figures(engine_id, record)
 
     @property
-    def path(self) -> str:
-        """Where the agent's socket is."""
+    def path(self) -> str | None:
+        """Where the agent's socket is; None while it is looked for."""
         return self._sender.path
 
     def add(self, record: bytes) -> None:

@@ -2,13 +2,15 @@
 
 import os
 import socket
+import stat
 import time
 from collections import deque
 
 from goodput_agent_vllm.datagrams import HEADER, write_header
 
+# A path, or one of these words: look for the socket, or send nothing. The agent has the same.
 PATH_VARIABLE = "GOODPUT_AGENT_SOCKET"
-DEFAULT_PATH = "/run/goodput-agent/vllm.sock"
+AUTO, NONE = "auto", "none"
 
 # Linux takes datagrams of 200 KB; for smaller ones the kernel needs less memory in one piece.
 DATAGRAM_BYTES = 32_768
@@ -23,6 +25,27 @@ PAUSE_S = 0.2
 # Seconds until the next attempt: the agent's queue was full, or the agent is away.
 _FULL_S = 0.02
 _AWAY_S = 1.0
+
+
+def default_places() -> "tuple[str, ...]":
+    """Where the agent's socket is looked for without the variable, in this order.
+
+    The agent has the same (`agent/sources/plugin_sockets.py`).
+    """
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    folders = ("/run/goodput-agent", f"{runtime}/goodput-agent", f"/tmp/goodput-agent-{uid}")
+    return tuple(f"{folder}/vllm.sock" for folder in folders)
+
+
+def _is_private(path: str) -> bool:
+    """Whether no other user can have made what is in the folder of a path."""
+    try:
+        found = os.lstat(os.path.dirname(path))
+    except OSError:
+        return False
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return own and not found.st_mode & 0o022
 
 
 class _Datagram:
@@ -41,12 +64,17 @@ class Sender:
 
     While the agent does not read, records wait in up to WAITING_DATAGRAMS datagrams. Beyond that
     the oldest datagram is dropped, and its records are counted in all later headers.
+
+    `path` is the agent's socket. Without a given one, it is the place that took a datagram last,
+    and None before the first.
     """
 
     def __init__(self, path: str | None = None, pause_s: float = PAUSE_S) -> None:
-        """`path` is the agent's socket; None takes it from the environment, or DEFAULT_PATH."""
+        """`path` is the agent's socket; None takes it from the environment, or looks for it."""
         self._pause_s = pause_s
-        self.path = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+        given = path or os.environ.get(PATH_VARIABLE) or AUTO
+        self.path = None if given in (AUTO, NONE) else given
+        self._places = default_places() if given == AUTO else (self.path,)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._sendto = self._socket.sendto
         self._run = int.from_bytes(os.urandom(8), "little")
@@ -100,11 +128,17 @@ class Sender:
         """Send a datagram; returns 0, or the seconds until the next attempt where it failed."""
         body = datagram.body
         write_header(body, self._run, datagram.records, datagram.first, self.dropped)
-        try:
-            self._sendto(body, self.path)
-        except BlockingIOError:
-            return _FULL_S
-        except OSError:
-            # No agent, or one that this user may not write to.
-            return _AWAY_S
-        return 0.0
+        for place in dict.fromkeys((self.path, *self._places)):
+            if place is None or (place in self._places[1:] and not _is_private(place)):
+                continue
+            try:
+                self._sendto(body, place)
+            except BlockingIOError:
+                self.path = place
+                return _FULL_S
+            except OSError:
+                # No agent, or one that this user may not write to.
+                continue
+            self.path = place
+            return 0.0
+        return _AWAY_S

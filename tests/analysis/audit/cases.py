@@ -378,7 +378,7 @@ CASES: dict[str, list[AuditCase]] = {
     "plugin": [
         warns(
             evidence(agent=AgentEvidence()),
-            "has no plugin_socket", "pip install ./plugins/vllm",
+            "has never heard of it", "pip install ./plugins/vllm",
         ),
         warns(evidence(agent=AgentEvidence(plugin=False)), "hears nothing", "pip install"),
         passes(

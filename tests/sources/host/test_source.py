@@ -1,10 +1,12 @@
 """What is read of a host, and deaths that follow from it."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,6 +136,16 @@ def test_a_url_has_the_port_and_shows_whether_it_is_of_this_machine(
 ) -> None:
     found = process_locator(url)
     assert (found.port, found.same_machine) == (port, here)
+
+
+def test_the_addresses_and_the_name_of_this_machine_are_here() -> None:
+    interfaces = psutil.net_if_addrs().values()
+    kinds = (socket.AF_INET, socket.AF_INET6)
+    own = [each.address for found in interfaces for each in found if each.family in kinds]
+    hosts = [f"[{address}]" if ":" in address else address for address in own if "%" not in address]
+    assert "127.0.0.1" in hosts
+    for host in (*hosts, socket.gethostname()):
+        assert process_locator(f"http://{host}:8000").same_machine, host
 
 
 # A core that takes more memory than its cgroup may have
