@@ -55,6 +55,8 @@ class _Delta(msgspec.Struct, gc=False):
     tool_calls: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
+    # OpenRouter's, beside or in place of the text.
+    reasoning_details: Any = None
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -83,7 +85,7 @@ def _chat_event(payload: _Choices) -> ParsedEvent:
             continue
         if delta.content or delta.tool_calls:
             visible = True
-        elif delta.reasoning or delta.reasoning_content:
+        elif delta.reasoning or delta.reasoning_content or delta.reasoning_details:
             hidden = True
     return _choices_event(payload, token=visible or hidden, visible=visible)
 
@@ -209,8 +211,13 @@ class _Message(msgspec.Struct, gc=False):
     error: Any = None
 
 
+class _Block(msgspec.Struct, gc=False):
+    name: Any = None
+
+
 class _MessagesEvent(msgspec.Struct, gc=False):
     type: Any = None
+    content_block: _Block | None = None
     delta: _BlockDelta | None = None
     message: _Message | None = None
     usage: Any = None
@@ -228,6 +235,12 @@ def _message_start(payload: _MessagesEvent) -> ParsedEvent:
     return ParsedEvent(usage=usage and usage._replace(output_tokens=None))
 
 
+def _content_block_start(payload: _MessagesEvent) -> ParsedEvent:
+    # The name of a tool is generated, too, and comes before the JSON of its input.
+    named = payload.content_block is not None and bool(payload.content_block.name)
+    return text_only(token=named, visible=named)
+
+
 def _content_block_delta(payload: _MessagesEvent) -> ParsedEvent:
     delta = payload.delta or _BlockDelta()
     visible = bool(delta.text or delta.partial_json)
@@ -243,6 +256,7 @@ def _message_delta(payload: _MessagesEvent) -> ParsedEvent:
 
 _MESSAGES_EVENTS: Mapping[str, Callable[[_MessagesEvent], ParsedEvent]] = {
     "message_start": _message_start,
+    "content_block_start": _content_block_start,
     "content_block_delta": _content_block_delta,
     "message_delta": _message_delta,
     "message_stop": lambda _: ParsedEvent(done=True),

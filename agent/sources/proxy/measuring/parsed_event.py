@@ -60,7 +60,9 @@ def messages_usage(usage: Json) -> TokenUsage:
     cached = _count(usage.get("cache_read_input_tokens"))
     created = _count(usage.get("cache_creation_input_tokens"))
     total = None if uncached is None else uncached + (cached or 0) + (created or 0)
-    return TokenUsage(_count(total), cached, _count(usage.get("output_tokens")))
+    details = as_object(usage.get("output_tokens_details"))
+    thinking = _count(details.get("thinking_tokens", usage.get("thinking_tokens")))
+    return TokenUsage(_count(total), cached, _count(usage.get("output_tokens")), thinking)
 
 
 def _part(part: int | None, whole: int | None) -> int | None:

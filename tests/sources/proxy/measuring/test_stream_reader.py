@@ -176,7 +176,8 @@ STREAMS: dict[str, tuple[Times, Tokens]] = {
     "responses-tools": (Times(4, 4, 108, 4), Tokens(8, 0, 200, 0)),
     "responses-reasoning": (Times(5, 12, 27, 6), Tokens(8, 0, 40, 0)),
     "messages": (Times(3, 3, 21, 1), Tokens(8, 0, 24)),
-    "messages-tools": (Times(3, 3, 3, 1), Tokens(8, 0, 57)),
+    # The first token is the name of the tool.
+    "messages-tools": (Times(2, 2, 4, 1), Tokens(8, 0, 57)),
     # Reasoning to the token limit; the signature of reasoning is no token.
     "messages-reasoning": (Times(3, None, 36, 1), Tokens(8, 0, 40)),
     "messages-died": (Times(3, 3, 8, 1), Tokens(8)),
@@ -430,3 +431,28 @@ def test_most_tokens_of_a_stream_are_not_parsed(together: int) -> None:
     reader.finish(100.0)
     assert len(parsed) == MAX_DEFERRED_PIECES
     assert sum(reader.findings.timing.gaps.values()) == 99
+
+
+def test_the_first_token_of_a_tool_call_is_the_tools_name() -> None:
+    reader = StreamReader(PROTOCOLS["/v1/messages"], None, choices=1)
+    events = [
+        {"type": "message_start", "message": {"id": "msg_1", "usage": {"input_tokens": 9}}},
+        {"type": "content_block_start", "content_block": {"type": "tool_use", "name": "weather"}},
+        {"type": "content_block_delta", "delta": {"partial_json": '{"city":'}},
+        {"type": "message_delta", "usage": {"output_tokens": 12, "thinking_tokens": 4}},
+    ]
+    for event, at_s in zip(events, (0.1, 0.2, 0.5, 0.6), strict=True):
+        reader.take(b"data: %b\n\n" % json.dumps(event).encode(), at_s)
+    reader.finish(0.7)
+    timing = reader.findings.timing
+    assert (timing.first_s, timing.visible_s) == (0.2, 0.2)
+    assert reader.findings.usage.reasoning_tokens == 4
+
+
+def test_reasoning_details_are_reasoning() -> None:
+    reader = StreamReader(PROTOCOLS["/v1/chat/completions"], None, choices=1)
+    reader.take(_chat_event({"reasoning_details": [{"text": "hm"}]}, {}), 0.2)
+    reader.take(_chat_event({"content": "yes"}, {}), 0.5)
+    reader.finish(0.6)
+    timing = reader.findings.timing
+    assert (timing.first_s, timing.visible_s, timing.reasoning_s) == (0.2, 0.5, 0.3)
