@@ -72,6 +72,12 @@ OTHER_GPUS = ("gpu_page_retirement_pending", "gpu_retired_pages", "gpu_xid_last_
 BY_MACHINE = ("llm_engine_memory_", "llm_engine_oom_kills_total")
 # What the engine was asked before: whether it ever failed to answer.
 BY_HISTORY = ("llm_engine_requests_failed_total", 'http_requests_total{status="5xx"}')
+# This engine has the plugin without its middleware.
+NO_MIDDLEWARE = (
+    "llm_engine_open_requests",
+    "llm_engine_stalled_requests",
+    "llm_engine_responses_total",
+)
 # Its objective is one of the settings.
 NO_PRESET = ("llm_slo_configured",)
 # The names before release 0.11.
@@ -79,7 +85,7 @@ OLDER = ("vllm:gpu_cache_usage_perc",)
 NOT_HERE = (
     *(*NO_DRAFTS, *NO_TRANSFERS, *NOTHING_MISSING, *NOT_TOLD_BY_VLLM, *NO_DIFFERENCE),
     *(*NOT_PUBLISHED, *NO_ROTATION, *NOT_CONFIGURED, *OTHER_GPUS, *BY_MACHINE, *BY_HISTORY),
-    *(*NO_PRESET, *OLDER),
+    *(*NO_MIDDLEWARE, *NO_PRESET, *OLDER),
 )
 
 GPU_HOUR_USD = 3.6

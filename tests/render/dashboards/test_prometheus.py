@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import requests
 import yaml
+from goodput_agent_vllm.datagrams import count_record
 from goodput_agent_vllm.open_requests import OpenRequests
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
@@ -161,7 +162,7 @@ class Watched:
     plugin: Reporter
 
     def ask(self) -> None:
-        """One streamed request through the proxy, read to its end, and one step of a plugin."""
+        """One streamed request through the proxy, read to its end, a step, and another route."""
         asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
         answer = requests.post(
             f"{self.proxy}/v1/chat/completions",
@@ -170,6 +171,7 @@ class Watched:
         )
         answer.raise_for_status()
         self.plugin.step(scheduler(), iteration(at=time.time()), 0)
+        self.plugin.add(count_record("/v1/embeddings", 2, 1))
 
 
 @pytest.fixture(scope="module")
