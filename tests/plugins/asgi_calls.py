@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from goodput_agent_vllm.front import Front
 from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
+from goodput_agent_vllm.watched_request import REPORT_AFTER_S
 
 from agent.records.engine import ServedRequest
 from agent.records.request import ProxyView
@@ -94,9 +96,11 @@ class Agent:
 
     @property
     def counts(self) -> dict[tuple[str, int], int]:
-        """The last counts by route and class of status."""
-        all_counts = [each for content in self.records for each in content.counts]
-        return {(each.name, each.status_class): each.count for each in all_counts}
+        """The sum of all counts by route and class of status."""
+        counts: Counter[tuple[str, int]] = Counter()
+        for each in (each for content in self.records for each in content.counts):
+            counts[each.name, each.status_class] += each.count
+        return dict(counts)
 
     async def until(self, found: Callable[[], Any]) -> Any:
         """Read until this is found."""
@@ -171,8 +175,13 @@ class Call:
         self.sent.append(message)
 
     async def through(self, app: App) -> None:
-        """Serve the call."""
-        await app(self.scope, self.receive, self.send)
+        """Serve the call, and return when its report is due."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        finally:
+            due = asyncio.Event()
+            asyncio.get_running_loop().call_later(REPORT_AFTER_S, due.set)
+            await due.wait()
 
     @property
     def body(self) -> bytes:

@@ -240,9 +240,9 @@ def test_a_client_may_leave_at_any_stage(
     tmp_path: Path, before: int, status: Status, http_status: int, error: str | None, tokens: bool
 ) -> None:
     async def left(agent: Agent, engine: Engine, app: App) -> None:
-        call = Call()
+        call, began_at = Call(), time.time()
         await call.through(GoodputMiddleware(leaving(call, before)))
-        engine.end("chatcmpl-x", time.time(), finish_reason="abort")
+        engine.end("chatcmpl-x", began_at, finish_reason="abort")
         served = await agent.only_served()
         record = served.record
         assert (record.status, record.http_status) == (status, http_status)
@@ -399,7 +399,7 @@ def test_other_methods_and_paths_are_counted(tmp_path: Path) -> None:
             await Call([b""], path=path, method=method).through(app)
         routed = SimpleRoute("/tokenize")
         await Call([b""], path="/tokenize", route=routed).through(app)
-        await agent.until(lambda: len(agent.counts) == 3)
+        await agent.until(lambda: sum(agent.counts.values()) >= 6)
         assert agent.counts == {("other", 2): 4, ("/metrics", 2): 1, ("/tokenize", 2): 1}
         assert agent.served == []
 

@@ -261,6 +261,8 @@ class Front:
     def close(self) -> None:
         """Send everything, at the end of the process."""
         try:
+            for request in list(self._open):
+                request.report_ended()
             self.check()
             self._send_held(math.inf)
             self._reporter.flush()

@@ -8,7 +8,6 @@ import struct
 import time
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,9 @@ from goodput_agent_vllm.open_requests import Slot
 
 if TYPE_CHECKING:
     from goodput_agent_vllm.front import Front
+
+# Seconds after the body of the request, and after that of the response.
+BEGIN_AFTER_S, REPORT_AFTER_S = 0.002, 0.005
 
 # The key of a scope that another instance of the middleware has seen.
 WATCHED = "goodput_agent_vllm"
@@ -152,7 +154,13 @@ class WatchedRequest:
             failed = True
             raise
         finally:
-            self._report(failed=failed)
+            if failed or self._ended_s is None:
+                self._report(failed=failed)
+
+    def report_ended(self) -> None:
+        """Report the request if its response is complete; its application may go on."""
+        if self._ended_s is not None:
+            self._report(failed=False)
 
     def _report(self, *, failed: bool) -> None:
         """Report the request, unless that is done."""
@@ -202,8 +210,8 @@ class WatchedRequest:
             self._body.append(piece)
         if not message.get("more_body", False):
             self._body_complete = True
-            # After the application went on: nothing delays the first token.
-            get_running_loop().call_soon(self._guarded, self._begin)
+            # While the engine computes: nothing delays the first token.
+            get_running_loop().call_later(BEGIN_AFTER_S, self._guarded, self._begin)
 
     # What the application sends
 
@@ -247,8 +255,8 @@ class WatchedRequest:
             if not message.get("more_body", False):
                 self._ended_s = now_s
                 self._open = False
-                # SGLang's application goes on for 2 s. After the body is sent: nothing delays it.
-                get_running_loop().call_soon(partial(self._report, failed=False))
+                # A client may send its next request at once, and must not wait for this.
+                get_running_loop().call_later(REPORT_AFTER_S, self.report_ended)
 
     # Measuring
 
