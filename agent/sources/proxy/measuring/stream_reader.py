@@ -352,7 +352,10 @@ class StreamReader:
         if self._splitter.waiting or not self._read_together(deferred):
             for data, at_s in deferred:
                 for event in self._splitter.split(data):
-                    self._note(self._parse(event), at_s)
+                    parsed = self._parse(event)
+                    self._note(parsed, at_s)
+                    if parsed is VISIBLE_TOKEN and event == data:
+                        self._pattern.learn(event)
 
     def _read_together(self, pieces: Reads) -> bool:
         """Read pieces of whole events, each of one line of data, as nearly all are.

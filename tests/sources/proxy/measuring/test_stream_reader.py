@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.analysis.quantiles import bin_of
 from agent.records.request import Status, Vantage
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
+from agent.sources.proxy.measuring.parsed_event import ParsedEvent
 from agent.sources.proxy.measuring.stream_reader import (
     MAX_DEFERRED_BYTES,
     MAX_DEFERRED_PIECES,
@@ -363,9 +364,11 @@ _CHAT_EVENTS = st.builds(
 )
 
 
-def _read(pieces: list[tuple[bytes, float]], together: int = 1) -> tuple[object, ...]:
+def _read(
+    pieces: list[tuple[bytes, float]], together: int = 1, route: str = "/v1/chat/completions"
+) -> tuple[object, ...]:
     """What is found in these pieces, of which so many are read at a time."""
-    reader = StreamReader(PROTOCOLS["/v1/chat/completions"], None, choices=1)
+    reader = StreamReader(PROTOCOLS[route], None, choices=1)
     for at in range(0, len(pieces), together):
         if together > 1:
             reader.take_all(pieces[at : at + together])
@@ -411,6 +414,41 @@ def test_pieces_that_are_read_together_count_as_those_that_are_read_one_by_one(
 ) -> None:
     pieces = [(piece, at * 0.25) for at, piece in enumerate([*_LEARNED, *sent])]
     assert _read(pieces, together) == _read(pieces)
+
+
+def _message_event(text: str) -> bytes:
+    """An event of a message as vLLM spells it."""
+    delta = {"type": "text_delta", "text": text}
+    data = {"type": "content_block_delta", "delta": delta, "index": 0}
+    return b"event: content_block_delta\ndata: %b\n\n" % json.dumps(
+        data, separators=(",", ":"), ensure_ascii=False
+    ).encode("utf-8", "surrogatepass")
+
+
+@given(st.lists(st.builds(_message_event, _TEXTS), min_size=1, max_size=60), st.integers(1, 16))
+def test_tokens_of_a_message_count_as_those_that_are_parsed(
+    sent: list[bytes], together: int
+) -> None:
+    whole = [(event, at * 0.25) for at, event in enumerate(sent)]
+    cut = [piece for data, at_s in whole for piece in ((data[:9], at_s), (data[9:], at_s))]
+    route = "/v1/messages"
+    assert _read(whole, together, route=route) == _read(cut, route=route)
+
+
+def test_most_tokens_of_a_message_are_not_parsed() -> None:
+    parsed: list[bytes] = []
+    protocol = PROTOCOLS["/v1/messages"]
+
+    def read(data: bytes) -> ParsedEvent | None:
+        parsed.append(data)
+        return protocol.read_event(data)
+
+    reader = StreamReader(replace(protocol, read_event=read), None, choices=1)
+    for number in range(100):
+        reader.take(_message_event(f" w{number}"), number * 1.0)
+    reader.finish(100.0)
+    assert len(parsed) == MAX_DEFERRED_PIECES
+    assert sum(reader.findings.timing.gaps.values()) == 99
 
 
 @pytest.mark.parametrize("together", [1, 16])
