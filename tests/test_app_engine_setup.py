@@ -27,7 +27,7 @@ def row(of: RequestRecord) -> dict[str, Any]:
 
 
 def test_requests_of_a_plugin_say_whether_it_measures_them_in_the_front() -> None:
-    views = SeenViews()
+    views = SeenViews(has_proxy=False)
     assert views.is_measured_in_front("chat-0", None) is None
     views.counted_of_plugin(judged([PLUGIN_ALONE]))
     assert views.is_measured_in_front("chat-0", None) is False
@@ -37,8 +37,15 @@ def test_requests_of_a_plugin_say_whether_it_measures_them_in_the_front() -> Non
     assert not views.was_proxied("chat-0")
 
 
+def test_a_refused_request_that_waited_for_a_span_did_not_come_through_a_proxy() -> None:
+    views = SeenViews(has_proxy=False)
+    views.counted(judged([REFUSED]))
+    assert not views.was_proxied("chat-0")
+    assert views.is_measured_in_front("chat-0", None) is True
+
+
 def test_the_engines_next_start_may_be_without_the_middleware() -> None:
-    views = SeenViews()
+    views = SeenViews(has_proxy=False)
     views.counted_of_plugin(judged([IN_FRONT]))
     restarted_at = IN_FRONT.ended_at + 1
     assert views.is_measured_in_front("chat-0", restarted_at) is None
@@ -55,14 +62,14 @@ def test_the_engines_next_start_may_be_without_the_middleware() -> None:
         (IN_FRONT, True, False, False, True),
         (PLUGIN_ALONE, True, False, False, False),
         # A request that vLLM refused: nothing but the settings tells it from the proxy's.
-        (REFUSED, False, False, False, None),
+        (REFUSED, False, False, False, True),
     ],
 )
 def test_rows_of_an_earlier_run_say_what_saw_them(
     stored: RequestRecord, has_proxy: bool, spans: bool, proxied: bool, in_front: bool | None
 ) -> None:
-    views = SeenViews()
-    views.learn_stored("chat-0", [row(stored)], has_proxy=has_proxy)
+    views = SeenViews(has_proxy=has_proxy)
+    views.learn_stored("chat-0", [row(stored)])
     assert views.has_spans("chat-0", None) is spans
     assert views.was_proxied("chat-0") is proxied
     assert views.is_measured_in_front("chat-0", None) is in_front

@@ -12,18 +12,21 @@ from typing import Any
 
 import pytest
 import requests
-from goodput_agent_vllm.datagrams import HEADER
+from goodput_agent_vllm.datagrams import HEADER, served_record
 from goodput_agent_vllm.open_requests import OpenRequests
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
 
+from agent.records.request import ProxyView, Vantage
 from agent.sources.open_requests import STALLED_AFTER_S
+from agent.sources.proxy.measuring.served_request import record_bytes
 from tests.plugins.vllm_counts import finished, header, iteration, scheduler
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
+from tests.records.making import record
 from tests.simulated import Simulator
 from tests.test_app_proxy import QUIET, Proxied
 
@@ -127,6 +130,26 @@ def test_a_spans_row_has_the_plugins_figures_in_either_order(watched: Watched, f
     row = watched.row(request_id, with_preemptions=1)
     assert (row["cached_tokens"], row["finish_reason"], row["ttft_s"]) == (16, "stop", 0.1)
     assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (0.01, 0.09, 0.4)
+
+
+def test_a_request_that_a_front_measured_is_a_row_and_needs_no_proxy(watched: Watched) -> None:
+    def steps() -> set[str]:
+        response = requests.get(f"{watched.agent.url}/api/v1/setup", timeout=WITHIN_S)
+        (setup,) = response.json()["items"]
+        return {step["name"] for step in setup["steps"]}
+
+    def row() -> Any:
+        watched.plugin.hello()
+        return [r for r in watched.agent.api.requests() if r["request_id"] == "measured"]
+
+    assert "proxy" in steps()
+    now = time.time()
+    view = {"vantage": Vantage.PROXY, "proxied": ProxyView(), "request_id": "measured"}
+    seen = record(5, started_at=now - 1, ended_at=now, received_at=now, parent_span_id=None, **view)
+    watched.plugin.add(served_record(record_bytes(seen), (), proxied=False))
+    (found,) = eventually(row, within_s=WITHIN_S, what="the row")
+    assert (found["vantage"], found["engine"]) == ("proxy", "chat-0")
+    eventually(lambda: "proxy" not in steps(), within_s=WITHIN_S, what="the steps")
 
 
 def test_open_requests_are_metrics_while_a_front_keeps_them(watched: Watched) -> None:

@@ -169,6 +169,18 @@ def test_the_proxy_is_missing_until_the_agent_has_a_request_through_it(
     assert steps_of(vllm, api=api)["proxy"].state == "done"
 
 
+def test_requests_that_a_front_measured_came_by_no_span_and_no_proxy(
+    vllm: EngineServer, api: Api
+) -> None:
+    seen = record(1, vantage=Vantage.PROXY, proxied=ProxyView(), parent_span_id=None)
+    api.store([served_row(ServedRequest(seen, (ended_request(),)))], [objective()])
+    found = gathered(vllm, api)
+    assert found.agent is not None
+    assert (found.agent.engine_views, found.agent.proxy_views, found.agent.in_front) == (1, 1, 1)
+    steps = steps_of(vllm, api=api)
+    assert (steps["spans"].state, steps["proxy"].state) == ("missing", "missing")
+
+
 def test_the_steps_that_the_agent_knows_are_those_of_the_engines_name_or_of_its_only_engine(
     api: Api,
 ) -> None:

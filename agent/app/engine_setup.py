@@ -48,14 +48,19 @@ class SeenViews:
     """When each engine's newest request of a kind ended, in Unix seconds: by a span, by the proxy,
     as measured in the engine's front, and by its plugin alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_proxy: bool) -> None:
+        """An agent without a proxy gets rows with the user's view alone from plugins."""
+        self._has_proxy = has_proxy
         self._spans: dict[str, float] = {}
         self._proxied: dict[str, float] = {}
         self._in_front: dict[str, float] = {}
         self._plugin_alone: dict[str, float] = {}
 
     def counted(self, requests: Sequence[JudgedRequest]) -> None:
-        """Learn the views of requests of spans and of the proxy; never waits."""
+        """Learn the views of counted requests but those of `counted_of_plugin`; never waits.
+
+        A request of a plugin without the engine's figures waits for a span, and comes here.
+        """
         for item in requests:
             record = item.record
             if record.engine is not None:
@@ -71,6 +76,9 @@ class SeenViews:
 
     def learn(self, engine: str, vantage: Vantage, ended_at: float) -> None:
         """Learn the views of one request of a span or of the proxy."""
+        if vantage is Vantage.PROXY and not self._has_proxy:
+            _learn(self._in_front, engine, ended_at)
+            return
         if vantage in ENGINE_VIEWS:
             _learn(self._spans, engine, ended_at)
         if vantage in PROXY_VIEWS:
@@ -80,10 +88,8 @@ class SeenViews:
         """Learn of one request of a plugin, which measured it in the engine's front or not."""
         _learn(self._in_front if in_front else self._plugin_alone, engine, ended_at)
 
-    def learn_stored(
-        self, engine: str, rows: Sequence[Mapping[str, Any]], *, has_proxy: bool
-    ) -> None:
-        """Learn the views of stored rows of an engine, of an agent that `has_proxy`."""
+    def learn_stored(self, engine: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Learn the views of stored rows of an engine."""
         for row in rows:
             vantage, ended_at = Vantage(row["vantage"]), row["ended_at"]
             if ended_at is None:
@@ -92,8 +98,7 @@ class SeenViews:
                 self.learn_plugin(engine, ended_at, in_front=True)
             elif vantage is Vantage.ENGINE and row["service_name"] is None:
                 self.learn_plugin(engine, ended_at, in_front=False)
-            elif vantage is not Vantage.PROXY or has_proxy:
-                # Without a proxy it was measured in a front whose engine had no figures of it.
+            else:
                 self.learn(engine, vantage, ended_at)
 
     def has_spans(self, engine: str, since: float | None) -> bool:
@@ -215,11 +220,10 @@ class EngineSetups:
         """Learn once what an earlier run of the agent saw."""
         if self._remembers:
             return
-        has_proxy = self._settings.proxy.listen is not None
         try:
             for engine in self._engines:
                 rows = self._read(partial(_stored, engine.name))
-                self._views.learn_stored(engine.name, rows, has_proxy=has_proxy)
+                self._views.learn_stored(engine.name, rows)
         except StoreUnavailable as error:
             _LOG.debug("what the last run saw of engines is not known yet: %s", error)
         else:

@@ -213,7 +213,7 @@ def _intake_parts(
     judge, on_counted = Judge(base.settings.all_objectives()), engines.missed.counted
     writer = base.store.writer(judge)
     labels = _labels(base)
-    views = SeenViews()
+    views = SeenViews(has_proxy=base.settings.proxy.listen is not None)
     of_plugin = _all_of(on_counted, views.counted_of_plugin)
     ended_rows = base.store.ended_rows(
         judge,

@@ -210,6 +210,7 @@ ENGINE_RESPONSES = counter(
     "engine",
     "route",
     "status",
+    absent="until a front with the middleware has such a response",
 )
 ENGINE_EVENTS = counter("llm_engine_events", "Events of an engine by kind.", "engine", "kind")
 AGENT_INFO = gauge(

@@ -66,13 +66,11 @@ STATUSES = {"ok": Status.OK, "error": Status.ERROR, "cancelled": Status.CANCELLE
 
 
 # vLLM's benchmark reads no messages and counts no tool calls. AIPerf counts the event that repeats
-# the whole text of /v1/responses as one with tokens.
+# the whole text of /v1/responses as one with tokens, and not the name of a tool of /v1/messages.
 CLIENT_OF = {
     "responses": "vllm",
     "responses-reasoning": "vllm",
-    **dict.fromkeys(
-        ("responses-tools", "messages", "messages-reasoning", "messages-tools"), "aiperf"
-    ),
+    **dict.fromkeys(("responses-tools", "messages", "messages-reasoning"), "aiperf"),
 }
 # As a pacer does, that delays each event alike: those after the last token end the request later.
 EVERY_S = 0.02

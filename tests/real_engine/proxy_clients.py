@@ -92,12 +92,12 @@ class Comparison:
 
 def compare(case: Case, engine: Clients, proxy: Clients) -> Comparison:
     """Send the request to the proxy, and then to the engine itself."""
-    proxied = _hear(case, proxy)
+    proxied = hear(case, proxy)
     exchange = proxy.exchange
     return Comparison(
-        direct=_hear(case, engine),
+        direct=hear(case, engine),
         proxied=proxied,
-        request_id=_response_id(exchange) or case.request_id,
+        request_id=response_id_of(exchange) or case.request_id,
         exchange=exchange,
     )
 
@@ -127,13 +127,14 @@ def _is_compact(event: bytes) -> bool:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() == event
 
 
-def _response_id(exchange: Exchange) -> str | None:
+def response_id_of(exchange: Exchange) -> str | None:
     """The id in the engine's response, without the prefix of its kind."""
     found = re.search(rb'"id":"(?:chatcmpl|cmpl)-([^"]+)"', exchange.body)
     return found[1].decode() if found else None
 
 
-def _hear(case: Case, clients: Clients) -> ComparableResponse:
+def hear(case: Case, clients: Clients) -> ComparableResponse:
+    """Send the request, and return what the client got."""
     clients.name_requests(case.request_id)
     objects = [_written(made).encode() for made in _made(case, clients)]
     exchange = clients.exchange

@@ -257,6 +257,13 @@ def test_the_front_is_read_before_the_script_that_started_it(machine: PaperMachi
     assert found.problem is None
 
 
+def test_a_rust_frontend_is_known_by_its_name(machine: PaperMachine) -> None:
+    machine.runs(40, title="VLLM::EngineCore", sockets=(SOCKET,))
+    assert not read_processes(HERE, 0.0, proc=machine.proc).rust_frontend
+    machine.runs(41, "vllm-rs", parent=40)
+    assert read_processes(HERE, 0.0, proc=machine.proc).rust_frontend
+
+
 @pytest.mark.parametrize("words", [("nginx",), ("-m", "http.server", "8000"), ()])
 def test_the_flags_of_another_program_say_nothing(
     machine: PaperMachine, words: tuple[str, ...]
