@@ -6,6 +6,7 @@ import logging
 import select
 import struct
 import termios
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ class _Awaited(Enum):
     NOTHING = auto()
 
 
-class BoundedClient(asyncio.Protocol):
+class BoundedClient(asyncio.Protocol, ABC):
     """A client's connection with the limits of a socket, and a size limit on heads and trailers.
 
     A client holds the memory of its requests from their first byte until they are answered.
@@ -214,44 +215,44 @@ class BoundedClient(asyncio.Protocol):
     # What a subclass does
 
     @property
+    @abstractmethod
     def reading_paused(self) -> bool:
         """Whether nothing is read from the client now."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def writing_paused(self) -> bool:
         """Whether a response waits until the client takes it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _answered(self) -> bool:
         """Whether no request is served now."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _response_started(self) -> bool:
         """Whether the request that is served has a part of its response."""
-        raise NotImplementedError
 
     def refuses_upgrade(self, upgrade: bytes) -> bool:
         """Whether a request that offers these protocols is refused."""
         return False
 
+    @abstractmethod
     def _begin_request(self) -> None:
         """Note the first byte of a request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_head(self) -> None:
         """Take the complete head; a request before it may not be answered yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_body(self, body: bytes) -> None:
         """Take a part of the body."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_request(self) -> None:
         """Note the end of the body."""
-        raise NotImplementedError
 
     # The connection
 

@@ -297,6 +297,19 @@ def test_a_span_of_a_request_that_the_middleware_saw_has_no_row(held: EndedReque
     assert held.complete(other) == other, "the next request with this id"
 
 
+def test_a_request_that_the_middleware_saw_is_remembered_while_its_span_may_be_repeated(
+    held: EndedRequests, clock: Clock
+) -> None:
+    held.on_served(served())
+    clock.now += 299.0
+    held.due()
+    assert held.complete(span(7)) is None
+    clock.now += 1.0
+    held.due()
+    assert held.complete(span(7)) is not None
+    assert held.held == 0
+
+
 def test_a_span_that_came_first_loses_its_row(held: EndedRequests) -> None:
     early = span(7)
     assert held.complete(early) == early
@@ -421,6 +434,15 @@ def test_a_response_of_several_turns_has_the_phases_of_its_first_one() -> None:
     row = served_row(ServedRequest(proxied(route="/v1/responses", response_id="resp_1"), turns))
     assert (row.queue_s, row.prefill_s, row.decode_s) == (0.25, 0.5, None)
     assert row.preemptions == 1 + 2 + 3
+
+
+@pytest.mark.parametrize("parent", [None, "c" * 16])
+def test_the_span_of_a_served_request_is_below_its_client_or_the_front(
+    parent: str | None,
+) -> None:
+    record = proxied(parent_span_id=parent)
+    row = served_row(ServedRequest(record, (ended_request(),)))
+    assert row.parent_span_id == (parent or record.span_id)
 
 
 @pytest.mark.parametrize("by_middleware", [False, True])

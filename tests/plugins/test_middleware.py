@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import socket
 import time
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
 from goodput_agent_vllm import front as fronts
 from goodput_agent_vllm import held_figures, watched_request
 from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
+from goodput_agent_vllm.watched_request import kernel_wait_s
 
 from agent.records.request import Status, Vantage
 from agent.sources.open_requests import read_open_requests
@@ -29,6 +32,7 @@ from tests.plugins.asgi_calls import (
     view,
     whole_body,
 )
+from tests.real_parts.waiting import eventually
 
 JSON: dict[str, Any] = {"body": (WHOLE_ANSWER,), "kind": "application/json"}
 
@@ -500,3 +504,60 @@ def test_an_open_request_is_in_the_file_until_its_end(tmp_path: Path) -> None:
         assert requests() == []
 
     play(tmp_path, opened)
+
+
+def test_a_request_begins_when_its_bytes_came_not_when_the_front_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_request, "kernel_wait_s", lambda _: 2.0)
+
+    async def waited(agent: Agent, engine: Engine, app: App) -> None:
+        read_at = time.time()
+        await Call().through(app)
+        record = (await agent.only_served()).record
+        assert record.started_at <= time.time() - 2.0
+        assert record.ended_at >= read_at
+        assert record.ttft_s is not None
+        assert record.e2e_s is not None
+        assert 2.0 <= record.ttft_s <= record.e2e_s < 2.0 + time.time() - read_at
+
+    play(tmp_path, waited)
+
+
+def test_the_kernel_tells_how_long_bytes_wait_to_be_read() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+        listening.accept()[0] as connection,
+    ):
+        client.sendall(b"POST / HTTP/1.1")
+        cycle = SimpleNamespace(transport=SimpleNamespace(get_extra_info=lambda _: connection))
+        receive = MethodType(Call.receive, cycle)
+        sent_s = time.monotonic()
+        # As time passes, without a read.
+        waited_s = eventually(
+            lambda: (wait := kernel_wait_s(receive)) > 0.02 and wait,
+            within_s=10.0,
+            what="a wait",
+        )
+        # The step of the kernel's clock is 4 ms.
+        assert waited_s <= time.monotonic() - sent_s + 0.005
+
+
+def test_a_shutdown_reports_responses_that_just_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_request, "REPORT_AFTER_S", 3600.0)
+
+    async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def stopped(agent: Agent, engine: Engine, app: App) -> None:
+        await Call().through(app)
+        agent.read()
+        assert agent.served == []
+        await Call(type="lifespan").through(GoodputMiddleware(lifespan))
+        agent.read()
+        assert len(agent.served) == 1
+
+    play(tmp_path, stopped)

@@ -494,9 +494,14 @@ def test_records_of_an_unknown_process_are_counted_and_said_once(
     with (
         sharing(path, counts, {}, consumer) as opened,
         closing(Sender(str(path), pause_s=0.0)) as sender,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger,
     ):
         reporter = Reporter(sender, now=lambda: NOW)
         reporter.hello()
+        stranger.sendto(b"x" * 500, str(path))
+        eventually(counts.dropped.total, within_s=WITHIN_S, what="what came after it")
+        assert not [each for each in caplog.records if "no known engine" in each.getMessage()]
+        counts.dropped.clear()
         for _ in range(2):
             reporter.step(scheduler(), iteration(finished()), 0)
         unknown = (UNKNOWN, PluginDropped.UNKNOWN_ENGINE)

@@ -439,6 +439,7 @@ def test_the_span_of_a_request_that_was_joined_where_it_was_measured_is_not_coun
     measured = judged(served_row(ServedRequest(proxy, (choice,))))
     for batch in order:
         agent.take(*[measured if is_measured else engine_view(1) for is_measured in batch])
+    assert not any(row["settles_at"] for row in rows(sqlite)), "both have come"
     agent.settle(DUE)
     counted = [row for row in rows(sqlite) if row["counted"]]
     assert [row["vantage"] for row in counted] == [JOINED]

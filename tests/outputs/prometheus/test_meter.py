@@ -371,3 +371,14 @@ def test_every_counter_of_an_alert_starts_at_zero(xids: Callable[[], Facts]) -> 
 def test_each_xid_of_an_alert_is_published_from_the_start(xids: Callable[[], Facts]) -> None:
     shown = {labels["xid"] for name, labels, _ in at_start(xids()) if name.startswith("gpu_xid")}
     assert {"13", "31", "43", "48", "79"} <= shown
+
+
+def test_the_routes_of_a_front_that_are_a_label_are_bounded() -> None:
+    meter = Meter((), ["chat-0"])
+    for number in range(200):
+        meter.plugin_counted("chat-0", f"/route/{number}", 4, 1)
+    meter.plugin_counted("chat-0", "/route/0", 4, 1)
+    counted = meter.snapshot().counters[m.ENGINE_RESPONSES]
+    assert len(counted) == 128 + 1
+    assert counted["chat-0", "/route/0", "4xx"] == 2
+    assert counted["chat-0", "other", "4xx"] == 200 - 128
