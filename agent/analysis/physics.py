@@ -142,6 +142,7 @@ class LayerAttention:
     decode_flops_per_pair: int
     expand_flops: int = 0
     reach: Reach = Reach.WINDOW
+    stores: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +201,7 @@ def _layer_attention(layers: int, attention: Attention, cache_bits: float) -> La
         prefill_flops_per_pair=attention.prefill_flops_per_pair,
         decode_flops_per_pair=attention.decode_flops_per_pair,
         expand_flops=attention.expand_flops,
+        stores=attention.stores,
     )
 
 
@@ -250,7 +252,7 @@ def decode_token_flops(model: Coefficients, context: int) -> int:
 
 def kv_bytes_per_token(model: Coefficients) -> float:
     """Bytes of KV cache of one more token in all layers, while no sliding window is full."""
-    return sum(part.layers * part.token_bytes for part in model.attentions)
+    return sum(part.layers * part.token_bytes for part in model.attentions if part.stores)
 
 
 def kv_bytes(model: Coefficients, context: int, tensor: int = 1) -> float:
@@ -264,6 +266,7 @@ def kv_bytes(model: Coefficients, context: int, tensor: int = 1) -> float:
         * cached_tokens(context, part.window, part.reach)
         * kv_share(part, tensor)
         for part in model.attentions
+        if part.stores
     )
     return cache + model.state_bytes / tensor
 
@@ -284,7 +287,7 @@ def prefill_kv_bytes(model: Coefficients, new: int, cached: int = 0, tensor: int
     cache = sum(
         part.layers
         * _group_bytes(part, tensor)
-        * (cached_tokens(cached, part.window, part.reach) + 2 * new)
+        * (cached_tokens(cached, part.window, part.reach) + (2 if part.stores else 1) * new)
         for part in model.attentions
     )
     return cache + model.state_bytes * ((1 if cached else 0) + (1 if new else 0))
@@ -299,7 +302,7 @@ def decode_kv_bytes(model: Coefficients, prompt: int, output: int, tensor: int =
     cache = sum(
         part.layers
         * _group_bytes(part, tensor)
-        * (attended_pairs(steps, prompt, part.window, part.reach) + steps)
+        * (attended_pairs(steps, prompt, part.window, part.reach) + steps * part.stores)
         for part in model.attentions
     )
     return cache + 2 * steps * model.state_bytes
@@ -333,8 +336,8 @@ def expert_work(model: ModelShape, tokens: int) -> Work:
 
 def _expected_copies(block: WeightBlock, tokens: float) -> float:
     """How many different experts `tokens` use, if each token chooses at random."""
-    if block.copies == 1:
-        return 1.0
+    if block.copies == block.used:
+        return float(block.copies)
     unused: float = (1 - block.used / block.copies) ** tokens
     return block.copies * (1 - unused)
 

@@ -22,6 +22,16 @@ class LayerKind(StrEnum):
     SLIDING = "sliding_attention"
     CHUNKED = "chunked_attention"
     INDEXED = "indexed_attention"
+    # To the tokens that an earlier layer's index selected.
+    SELECTED = "selected_attention"
+    # With the keys and values of an earlier layer.
+    REUSING = "reusing_attention"
+    REUSING_SLIDING = "reusing_sliding_attention"
+    # To images alone.
+    CROSS = "cross_attention"
+    COMPRESSED_SPARSE = "compressed_sparse_attention"
+    HEAVILY_COMPRESSED = "heavily_compressed_attention"
+    NO_ATTENTION = "no_attention"
     LINEAR = "linear_attention"
     MLP = "mlp"
     MOE = "moe"
@@ -35,10 +45,31 @@ class QkNorm(StrEnum):
     WIDTH = "width"
 
 
+class AttentionType(StrEnum):
+    """Attention to keys and values of heads, to a latent, or to a compressed cache."""
+
+    GROUPED = "grouped"
+    LATENT = "latent"
+    COMPRESSED = "compressed"
+
+
+class OutputGate(StrEnum):
+    """What gates the heads' output: a part of the query's matrix, or a matrix of its own with one
+    value for each head or of all heads' width."""
+
+    NONE = "none"
+    IN_QUERY = "in query"
+    HEAD = "head"
+    WIDTH = "width"
+
+
 class Recurrence(StrEnum):
     """How layers with a state compute."""
 
     DELTA_NET = "gated delta net"
+    # The same, with four input matrices for two.
+    DELTA_NET_APART = "gated delta net with matrices apart"
+    KIMI_DELTA = "Kimi delta attention"
     MAMBA2 = "mamba2"
 
 
@@ -51,15 +82,18 @@ class Architecture:
     all tokens and the rest are of the kind `others`; None means that all layers attend to all, 0
     that none does. Models of rows with `without_experts` may have no experts: they are dense then.
     `renames` are keys of the class under other names of ours, none if the class does not use it;
-    `class_of` is the type whose class is used if transformers has none.
+    `class_of` is the type whose class is used if transformers has none. `more_keys` are keys that
+    the class does not read, but engines do.
     """
 
-    latent_attention: bool = False
+    attention: AttentionType = AttentionType.GROUPED
     attention_bias: bool = False
     biased: tuple[str, ...] = _ALL
     qk_norm: QkNorm = QkNorm.NONE
-    gated_query: bool = False
-    sinks: bool = False
+    output_gate: OutputGate = OutputGate.NONE
+    # Values of heads have a size of their own.
+    value_size: bool = False
+    sinks: frozenset[LayerKind] = frozenset()
     norms: int = 2
     full_attention_every: int | None = None
     others: LayerKind = LayerKind.SLIDING
@@ -74,11 +108,16 @@ class Architecture:
     router_bias: bool = False
     shared_as_wide_as_expert: bool = False
     shared_beside_dense: bool = False
+    dense_beside_experts: bool = False
+    latent_names: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
     shared_gate: bool = False
     feed_forward: str = "mlp"
+    # Before the number of an expert.
+    expert: str = "mlp.experts"
     shared_expert: str = "mlp.shared_experts"
     renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     class_of: str | None = None
+    more_keys: frozenset[str] = frozenset()
 
 
 _LLAMA = Architecture()
@@ -89,16 +128,33 @@ _QWEN3 = Architecture(qk_norm=QkNorm.HEAD)
 _QWEN3_MOE = replace(_QWEN3, experts=True, without_experts=True)
 _QWEN3_5 = Architecture(
     qk_norm=QkNorm.HEAD,
-    gated_query=True,
+    output_gate=OutputGate.IN_QUERY,
     full_attention_every=4,
     others=LayerKind.LINEAR,
     kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR}),
-    recurrence=Recurrence.DELTA_NET,
+    recurrence=Recurrence.DELTA_NET_APART,
 )
 _QWEN3_5_MOE = replace(_QWEN3_5, experts=True, shared_gate=True, shared_expert="mlp.shared_expert")
-_DEEPSEEK_V3 = Architecture(latent_attention=True, experts=True, router_bias=True)
+_DEEPSEEK_V3 = Architecture(attention=AttentionType.LATENT, experts=True, router_bias=True)
+_SELECTING = replace(
+    _DEEPSEEK_V3,
+    full_attention_every=0,
+    others=LayerKind.INDEXED,
+    kinds=frozenset({LayerKind.INDEXED}),
+    # Its matrices have none, although its class has the key.
+    renames={"mlp_bias": ()},
+)
+_MINIMAX_M3 = Architecture(
+    qk_norm=QkNorm.HEAD,
+    kinds=frozenset({LayerKind.FULL, LayerKind.INDEXED}),
+    experts=True,
+    router_bias=True,
+)
+_GEMMA3 = Architecture(norms=4, qk_norm=QkNorm.HEAD, full_attention_every=6)
 _OLMO2 = Architecture(qk_norm=QkNorm.WIDTH)
-_GRANITE_MOE = Architecture(experts=True, feed_forward="block_sparse_moe")
+_GRANITE_MOE = Architecture(
+    experts=True, feed_forward="block_sparse_moe", expert="block_sparse_moe.experts"
+)
 _COHERE = Architecture(norms=1, qk_norm=QkNorm.WIDTH)
 _ERNIE = Architecture(renames={"use_bias": ("attention_bias", "mlp_bias")})
 _HUNYUAN = Architecture(qk_norm=QkNorm.HEAD)
@@ -121,31 +177,49 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_vl_text": _QWEN3,
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe_text": _QWEN3_MOE,
-    "qwen3_next": replace(_QWEN3_5_MOE, without_experts=True),
+    "qwen3_next": replace(_QWEN3_5_MOE, without_experts=True, recurrence=Recurrence.DELTA_NET),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "phi3": Architecture(full_attention_every=0),
     "gemma": _LLAMA,
     "gemma2": Architecture(norms=4, full_attention_every=2),
-    "gemma3_text": Architecture(norms=4, qk_norm=QkNorm.HEAD, full_attention_every=6),
+    "gemma3_text": _GEMMA3,
+    "gemma3n_text": _GEMMA3,
+    "gemma4_text": replace(_GEMMA3, experts=True, dense_beside_experts=True, expert="experts"),
     "gpt_oss": Architecture(
-        sinks=True,
+        sinks=frozenset({LayerKind.FULL, LayerKind.SLIDING}),
         full_attention_every=2,
         experts=True,
         expert_bias=True,
         router_bias=True,
     ),
-    "deepseek_v2": Architecture(latent_attention=True, experts=True),
+    "deepseek_v2": Architecture(attention=AttentionType.LATENT, experts=True),
     "deepseek_v3": _DEEPSEEK_V3,
-    "deepseek_v32": replace(
-        _DEEPSEEK_V3,
-        full_attention_every=0,
-        others=LayerKind.INDEXED,
-        kinds=frozenset({LayerKind.INDEXED}),
-        # Its matrices have none, although its class has the key.
-        renames={"mlp_bias": ()},
+    "deepseek_v32": _SELECTING,
+    "deepseek_v4": Architecture(
+        attention=AttentionType.COMPRESSED,
+        kinds=frozenset(
+            {LayerKind.SLIDING, LayerKind.COMPRESSED_SPARSE, LayerKind.HEAVILY_COMPRESSED}
+        ),
+        experts=True,
+        router_bias=True,
+        shared_as_wide_as_expert=True,
+        more_keys=frozenset({"expert_dtype"}),
     ),
     "kimi_k2": replace(_DEEPSEEK_V3, class_of="deepseek_v3"),
+    "kimi_linear": replace(
+        _DEEPSEEK_V3,
+        kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR}),
+        recurrence=Recurrence.KIMI_DELTA,
+        latent_names=("routed_expert_down_proj", "routed_expert_up_proj"),
+        more_keys=frozenset(
+            {
+                *("attn_res_block_size", "latent_moe_use_norm", "mla_use_output_gate"),
+                "routed_expert_hidden_size",
+            }
+        ),
+    ),
+    "glm_moe_dsa": _SELECTING,
     "glm4": Architecture(norms=4, biased=_INPUTS),
     "glm4_moe": Architecture(biased=_INPUTS, qk_norm=QkNorm.HEAD, experts=True, router_bias=True),
     "glm4_moe_lite": replace(
@@ -176,9 +250,31 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts=True,
         shared_as_wide_as_expert=True,
         feed_forward="feed_forward",
+        expert="feed_forward.experts",
         shared_expert="feed_forward.shared_expert",
     ),
+    "mllama_text_model": Architecture(kinds=frozenset({LayerKind.FULL, LayerKind.CROSS})),
+    "mimo": replace(_QWEN2, class_of="qwen2"),
+    "mimo_v2_flash": Architecture(
+        biased=_INPUTS,
+        value_size=True,
+        sinks=frozenset({LayerKind.SLIDING}),
+        experts=True,
+        router_bias=True,
+    ),
+    "minimax_m3_vl_text": _MINIMAX_M3,
+    "minimax_m3": replace(_MINIMAX_M3, class_of="minimax_m3_vl_text"),
+    "step3p5": Architecture(
+        qk_norm=QkNorm.HEAD,
+        output_gate=OutputGate.HEAD,
+        experts=True,
+        router_bias=True,
+        # Its class has this key twice, and uses the other.
+        renames={"num_local_experts": ()},
+    ),
     "minimax_m2": Architecture(qk_norm=QkNorm.WIDTH, experts=True, router_bias=True),
+    # As vLLM reads it; its own class is that of Llama with other keys.
+    "nemotron-nas": replace(_LLAMA, class_of="llama"),
     "nemotron_h": Architecture(
         norms=1,
         kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR, LayerKind.MLP, LayerKind.MOE}),
@@ -188,6 +284,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts=True,
         router_bias=True,
         feed_forward="mixer",
+        expert="mixer.experts",
         shared_expert="mixer.shared_experts",
         # Its attention has no biases and its output matrix is its own, although its class has the
         # keys.

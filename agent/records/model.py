@@ -21,6 +21,7 @@ class WeightFormat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBlock:
     """Matrices that a token passes through. Experts are `copies`; a token uses `used` of them.
+    Tables that a token looks up, and layers that text skips, have `used` 0.
 
     `parameters` counts one copy's matrices. `vectors` counts its biases and norms, which need
     memory and take part in no matrix product.
@@ -54,7 +55,7 @@ class Attention:
     context token. `expand_flops` are those of a prefill for each token that was cached before it.
     A prefill longer than a selection takes the FLOPs of decode, and expands nothing.
     `window` limits the context, as `reach` says. `value_bits` is the size of a cached value, None
-    if it is the model's.
+    if it is the model's. A layer that `stores` nothing reads what an earlier one stored.
     """
 
     kv_heads: int
@@ -65,6 +66,7 @@ class Attention:
     window: int | None = None
     reach: Reach = Reach.WINDOW
     value_bits: float | None = None
+    stores: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -297,6 +297,26 @@ def test_the_ridge_is_where_both_roofs_meet() -> None:
     assert H100.attainable_flops_per_s(1) == H100.bytes_per_s
 
 
+# Gemma 3n: 15 of its 35 layers have no keys and values of their own.
+
+GEMMA_3N = {"model_type": "gemma3n_text", "layer_types": ["full_attention"] * 35}
+LAYER_BYTES = 2 * 2 * 256 * 2
+
+
+def test_layers_without_a_cache_of_their_own_read_that_of_others() -> None:
+    model = coefficients(read_config(GEMMA_3N))
+    assert kv_bytes(model, 1000) == 20 * LAYER_BYTES * 1000
+    # A step reads the cache in each layer, and writes one token in 20.
+    assert decode_kv_bytes(model, 1000, 2) == (35 * 1001 + 20) * LAYER_BYTES
+    assert prefill_kv_bytes(model, 1000) == (20 * 2 + 15) * 1000 * LAYER_BYTES
+
+
+def test_a_step_does_not_read_embeddings_of_layers() -> None:
+    model = read_config(GEMMA_3N)
+    table = 262_144 * 35 * 256 * 2
+    assert step_weight_bytes(model, 1) == pytest.approx(weight_bytes(model) - table, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("work", "cache_full", "found"),
     [

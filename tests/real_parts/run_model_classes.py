@@ -171,7 +171,7 @@ def figures(model: Any) -> dict[str, Any]:
         "linear": sum(multiplied(text, model.config.get_text_config())),
         "cached_values": sum(layer["values"] for layer in attentions(text)),
         "attention_layers": len(list(attentions(text))),
-        "layers": model.config.get_text_config().num_hidden_layers,
+        "layers": sum(not hasattr(layer, "cross_attn") for layer in text.layers),
         "layer_types": getattr(model.config.get_text_config(), "layer_types", None),
         "sliding_window": getattr(model.config.get_text_config(), "sliding_window", None),
         "states": list(states(text)),
@@ -209,16 +209,24 @@ def multiplied(text: Any, config: Any) -> Iterator[float]:
     for name, weight in text.named_parameters():
         # Biases of experts have two dimensions, kernels of convolutions three, one of which is 1.
         kernel = "conv1d" in name or name.endswith(("_bias", "e_score_correction_bias"))
-        if ".layers." not in f".{name}" or weight.ndim < 2 or kernel or "norm" in name:
+        looked_up = name.startswith("embed") or name.endswith("position_bias")
+        unused = kernel or looked_up or "norm" in name or name.endswith("A_log")
+        if weight.ndim < 2 or unused or is_crossing(text, name):
             continue
         yield weight.numel() * (used_share(text, name, config) if "experts." in name else 1)
+
+
+def is_crossing(text: Any, name: str) -> bool:
+    """Whether the weight is of a layer that requests without images skip."""
+    number = re.match(r"layers\.(\d+)\.", name)
+    return number is not None and hasattr(text.layers[int(number[1])], "cross_attn")
 
 
 def used_share(text: Any, name: str, config: Any) -> float:
     weight = text.get_parameter(name)
     if weight.ndim < 3:
         return 1.0
-    for key in ("num_experts_per_tok", "moe_k", "moe_topk"):
+    for key in ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"):
         if (used := getattr(config, key, None)) is not None:
             return float((used[0] if isinstance(used, list) else used) / weight.shape[0])
     raise ValueError(f"how many experts does {name} use?")
@@ -227,10 +235,19 @@ def used_share(text: Any, name: str, config: Any) -> float:
 def attentions(text: Any) -> Iterator[dict[str, Any]]:
     """Values of keys and values that each attention makes of a token."""
     for module in text.modules():
-        heads = getattr(getattr(module, "config", None), "num_key_value_heads", None)
-        if hasattr(module, "k_proj") and hasattr(module, "v_proj"):
+        if hasattr(module, "forget_gate"):
+            continue
+        if type(module).__name__.endswith("CrossAttention"):
+            continue
+        if hasattr(module, "k_proj") and getattr(module, "v_proj", None) is None:
+            # An index has no values; keys that are the values too are cached as both.
+            copies = 2 if hasattr(module, "use_alternative_attention") else 1
+            yield {"values": copies * module.k_proj.out_features}
+        elif hasattr(module, "k_proj") and hasattr(module, "v_proj"):
             yield {"values": module.k_proj.out_features + module.v_proj.out_features}
-        elif hasattr(module, "qkv_proj") and heads:
+        elif hasattr(module, "qkv_proj") and (
+            heads := getattr(getattr(module, "config", None), "num_key_value_heads", None)
+        ):
             yield {"values": 2 * heads * module.head_dim}
 
 
@@ -241,7 +258,9 @@ def states(text: Any) -> Iterator[dict[str, int]]:
     )
 
     for module in text.modules():
-        if hasattr(module, "num_v_heads") and hasattr(module, "conv1d"):
+        if hasattr(module, "forget_gate"):
+            conv, state = Shapes.kda_state_shape(1, module.num_heads, module.head_dim)
+        elif hasattr(module, "num_v_heads") and hasattr(module, "conv1d"):
             conv, state = Shapes.gated_delta_net_state_shape(
                 1,
                 module.num_k_heads,

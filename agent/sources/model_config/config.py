@@ -1,11 +1,15 @@
 """The keys of a config.json that a model's shape depends on, and the errors of reading it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 from agent.errors import AgentError
+from agent.records.model import WeightBlock
+
+# Makes a block of a matrix's name, rows, columns and the number of its biases and norms.
+Block = Callable[..., WeightBlock]
 
 
 class ModelConfigInvalid(AgentError):
@@ -75,14 +79,21 @@ RENAMES = {
     "n_routed_experts": "experts",
     "moe_num_experts": "experts",
     "num_experts_per_tok": "experts_per_token",
+    "num_experts_per_token": "experts_per_token",
+    "top_k_experts": "experts_per_token",
+    "moe_top_k": "experts_per_token",
     "moe_k": "experts_per_token",
     "moe_topk": "experts_per_token",
     "n_shared_experts": "shared_experts",
     "moe_num_shared_experts": "shared_experts",
+    "num_shared_experts": "shared_experts",
     "shared_expert_intermediate_size": "shared_width",
     "shared_intermediate_size": "shared_width",
     "moe_shared_expert_intermediate_size": "shared_width",
+    "share_expert_dim": "shared_width",
     "intermediate_size_mlp": "dense_width",
+    "dense_intermediate_size": "dense_width",
+    "routed_expert_hidden_size": "moe_latent_size",
     "interleave_moe_layer_step": "decoder_sparse_step",
     "moe_layer_interval": "decoder_sparse_step",
     "moe_layer_start_index": "first_k_dense_replace",
@@ -97,6 +108,19 @@ RENAMES = {
 }
 
 
+class LayerConfig(BaseModel):
+    """What one layer has in place of the model's own."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    num_attention_heads: Count | None = None
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    v_head_dim: Count | None = None
+    intermediate_size: WholeNumber | None = None
+    attends: _Bool | None = None
+
+
 class TextConfig(BaseModel):
     """The text part of a model's configuration. Keys that it lacks are None."""
 
@@ -108,12 +132,15 @@ class TextConfig(BaseModel):
     id2label: dict[str, Any] | None = None
     num_labels: Count | None = None
     hidden_size: Count
-    intermediate_size: Count | None = None
+    # Zero if a layer has no feed-forward part.
+    intermediate_size: WholeNumber | None = None
     num_hidden_layers: Annotated[Count, Field(le=_MOST_LAYERS)]
     num_attention_heads: Count
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None
     vocab_size: Count
+    # Rows of the embedding that the output matrix does not have.
+    extra_embeddings: WholeNumber = 0
     tie_word_embeddings: _Bool = False
     attention_bias: _Bool | None = None
     attention_out_bias: _Bool | None = None
@@ -132,6 +159,12 @@ class TextConfig(BaseModel):
     attention_chunk_size: Count | None = None
     no_rope_layers: tuple[_Int, ...] | None = None
     no_rope_layer_interval: Count | None = None
+    # Layers that differ from the others, by number.
+    per_layer_config: dict[_Int, LayerConfig] | None = None
+    attends: _Bool = True
+    # The last layers, which attend to what an earlier one cached.
+    num_kv_shared_layers: WholeNumber = 0
+    attention_k_eq_v: _Bool | None = None
 
     # Experts
     experts: Annotated[WholeNumber | None, _SAME] = None
@@ -148,7 +181,11 @@ class TextConfig(BaseModel):
     decoder_sparse_step: WholeNumber | None = None
     mlp_only_layers: tuple[_Int, ...] | None = None
     moe_layers: tuple[_Int, ...] | None = None
-    mlp_layer_types: tuple[Literal["dense", "sparse"], ...] | None = None
+    mlp_layer_types: tuple[Literal["dense", "sparse", "hash_moe", "moe"], ...] | None = None
+    enable_moe_block: _Bool | None = None
+    use_double_wide_mlp: _Bool | None = None
+    latent_moe_use_norm: _Bool | None = None
+    expert_dtype: str | None = None
 
     # Latent attention, and the selection of its tokens
     q_lora_rank: Count | None = None
@@ -159,12 +196,33 @@ class TextConfig(BaseModel):
     index_topk: Count | None = None
     index_head_dim: Count | None = None
     index_n_heads: Count | None = None
+    index_block_size: Count | None = None
+    index_topk_blocks: Count | None = None
+    indexer_types: tuple[Literal["full", "shared"], ...] | None = None
+    mla_use_output_gate: _Bool | None = None
+
+    # DeepSeek-V4: output in groups, tokens for each entry of a compressed cache, and streams
+    o_groups: Count | None = None
+    o_lora_rank: Count | None = None
+    compressed_sparse_rate: Count | None = None
+    heavily_compressed_rate: Count | None = None
+    hc_mult: Count | None = None
+
+    # Beside the layers: embeddings of each layer, and residuals with weights
+    hidden_size_per_layer_input: WholeNumber | None = None
+    vocab_size_per_layer_input: Count | None = None
+    altup_num_inputs: Count | None = None
+    laurel_rank: Count | None = None
+    attn_res_block_size: Count | None = None
 
     # Layers with a state
     linear_num_key_heads: Count | None = None
     linear_num_value_heads: Count | None = None
     linear_key_head_dim: Count | None = None
     linear_value_head_dim: Count | None = None
+    linear_num_heads: Count | None = None
+    linear_head_dim: Count | None = None
+    use_full_rank_gate: _Bool | None = None
     mamba_num_heads: Count | None = None
     mamba_head_dim: Count | Literal["auto"] | None = None
     mamba_expand: Count | None = None

@@ -4,9 +4,10 @@ Bits of a weight include its share of the scales and zero points of its group.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from agent.catalog.hardware import Precision
@@ -20,60 +21,139 @@ _Keys = Mapping[str, Any]
 class Scheme:
     """Which modules are quantised, and how. `plain` is the format of all others.
 
-    `only` and `ignored` are patterns or parts of modules' names; without `only` all modules are
-    quantised but the ignored ones.
+    `named` has modules by their inner names, and counts before `ignored` and `rules`. A rule has
+    patterns or parts of modules' names, and their format; without any it is of all modules. The
+    first that names a module counts.
     """
 
-    quantised: WeightFormat
     plain: WeightFormat
+    rules: tuple[tuple[tuple[str, ...], WeightFormat], ...] = ()
     ignored: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
+    named: Mapping[str, WeightFormat] = field(default_factory=dict)
 
     def format_of(self, module: str) -> WeightFormat:
         """The format of one module's weights, by its name in the model."""
-        chosen = not self.only or any(_names(entry, module) for entry in self.only)
-        spared = any(_names(entry, module) for entry in self.ignored)
-        return self.quantised if chosen and not spared else self.plain
+        parts = _inner(module)
+        listed = self._listed(parts)
+        if listed is not None:
+            return listed
+        if any(_names(entry, parts) for entry in self.ignored):
+            return self.plain
+        for entries, stored in self.rules:
+            if not entries or any(_names(entry, parts) for entry in entries):
+                return stored
+        return self.plain
+
+    def format_of_head(self) -> WeightFormat:
+        """The format of the output matrix, which is quantised only if it is named."""
+        return self.named.get("lm_head", self.plain)
+
+    def _listed(self, parts: tuple[str, ...]) -> WeightFormat | None:
+        """The format that the module or a module around it has by name."""
+        for end in range(len(parts) if self.named else 0, 0, -1):
+            found = self.named.get(".".join(parts[:end]))
+            if found is not None:
+                return found
+        return None
+
+    def require_modules(self, modules: Iterable[str]) -> None:
+        """Raises QuantisationUnknown if a named module of a layer is none of these.
+
+        Otherwise the weights of a module that is named differently would be taken as plain.
+        """
+        kinds = {_KIND.sub("", ".".join(_inner(module))) for module in modules}
+        around = {kind.rsplit(".", cut)[0] for kind in kinds for cut in (0, 1, 2)}
+        named = (name for name in self.named if name.startswith("layers."))
+        strange = sorted({_KIND.sub("", name) for name in named} - around)
+        if strange:
+            raise QuantisationUnknown(
+                "modelopt", f"no module of the model is named {', '.join(strange)}"
+            )
 
 
 # What stands before the layers of a text model: alone, in a wrapper, and in Nemotron-H.
-_OUTER = (
-    "model.",
-    "model.language_model.",
-    "language_model.model.",
-    "language_model.",
-    "backbone.",
-)
+_OUTER = ("model", "language_model", "backbone")
+
+# Names of the same module in files of other classes.
+_SAME = {
+    "attn": "self_attn",
+    "ffn": "mlp",
+    "block_sparse_moe": "mlp",
+    "moe": "mlp",
+    "share_expert": "shared_experts",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+}
+
+# The number of a layer or of an expert.
+_KIND = re.compile(r"^layers\.\d+\.|(?<=experts)\.\d+")
 
 
-def _names(entry: str, module: str) -> bool:
+@lru_cache(maxsize=100_000)
+def _inner(name: str) -> tuple[str, ...]:
+    """The parts of a module's name within the text model, or of an entry that may name it."""
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in _OUTER:
+        parts = parts[1:]
+    return tuple(_SAME.get(part, part) for part in parts)
+
+
+def _names(entry: str, module: tuple[str, ...]) -> bool:
     """Whether an entry of an ignore list, a pattern or a part of a name, matches the module."""
-    inner = module.removeprefix("model.")
-    return any(_names_exactly(entry, outer + inner) for outer in _OUTER)
-
-
-def _names_exactly(entry: str, module: str) -> bool:
     if entry.startswith("re:"):
-        return re.match(entry[3:], module) is not None
-    wanted, parts = entry.split("."), module.split(".")
-    return any(
-        all(map(fnmatchcase, parts[start:], wanted))
-        for start in range(len(parts) - len(wanted) + 1)
-    )
+        return any(re.match(entry[3:], name) for name in _spellings(module))
+    wanted = _inner(entry)
+    starts = range(len(module) - len(wanted) + 1)
+    if "*" not in entry:
+        return any(module[start : start + len(wanted)] == wanted for start in starts)
+    return any(all(map(fnmatchcase, module[start:], wanted)) for start in starts)
 
 
-def scheme(keys: _Keys | None, precision: Precision) -> Scheme:
-    """The scheme of a quantization_config or of its absence. Raises QuantisationUnknown."""
+@lru_cache(maxsize=100_000)
+def _spellings(module: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a module that a regular expression may be meant for."""
+    inner = ".".join(module)
+    names = (inner, inner.replace("mlp.", "block_sparse_moe.", 1))
+    outer = ("model.", "model.language_model.", "language_model.model.", "language_model.")
+    return tuple(before + name for name in names for before in (*outer, "backbone."))
+
+
+def scheme(keys: _Keys | None, precision: Precision, *, experts: str | None = None) -> Scheme:
+    """The scheme of a quantization_config or of its absence. Raises QuantisationUnknown.
+
+    `experts` is the `expert_dtype` of the config, in which its experts are stored.
+    """
     plain = WeightFormat(precision.bits, precision)
     if keys is None:
-        return Scheme(quantised=plain, plain=plain)
-    method = str(keys.get("quant_method"))
+        return Scheme(plain=plain)
+    found = _by_method(keys, plain)
+    if experts is None or found.named:
+        return found
+    if experts not in _EXPERTS:
+        raise QuantisationUnknown(experts, f"known for experts are {', '.join(_EXPERTS)}")
+    return replace(found, rules=((("experts",), _EXPERTS[experts]), *found.rules))
+
+
+def _by_method(keys: _Keys, plain: WeightFormat) -> Scheme:
+    method = _method(keys)
     if method not in _METHODS:
         raise QuantisationUnknown(method, f"known are {', '.join(_METHODS)}")
     try:
         return _checked(_METHODS[method](keys, plain))
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, re.error) as error:
         raise QuantisationUnknown(method, f"its keys cannot be read ({error!r})") from error
+
+
+# Of DeepSeek-V4: multiplied in FP8, like its other weights.
+_EXPERTS = {"fp4": WeightFormat(4 + 8 / 32, Precision.FP8), "fp8": WeightFormat(8, Precision.FP8)}
+
+
+def _method(keys: _Keys) -> str:
+    """The method's name. ModelOpt does not always write one."""
+    producer = keys.get("producer")
+    is_modelopt = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
+    return str(keys.get("quant_method") or ("modelopt" if is_modelopt else None))
 
 
 # Of a quantised weight, its share of scales included.
@@ -84,12 +164,13 @@ _MOST_ENTRIES = 5000
 
 def _checked(found: Scheme) -> Scheme:
     """The scheme. Raises ValueError or re.error if it cannot be."""
-    bits = found.quantised.bits
-    if not _FEWEST_BITS < bits <= _MOST_BITS:
-        raise ValueError(f"{bits:g} bits for a weight")
-    if len(found.ignored) + len(found.only) > _MOST_ENTRIES:
+    entries = (*found.ignored, *(entry for listed, _ in found.rules for entry in listed))
+    for stored in (*(stored for _, stored in found.rules), *found.named.values()):
+        if not _FEWEST_BITS < stored.bits <= _MOST_BITS:
+            raise ValueError(f"{stored.bits:g} bits for a weight")
+    if len(entries) > _MOST_ENTRIES:
         raise ValueError(f"it lists more than {_MOST_ENTRIES} modules")
-    for entry in (*found.ignored, *found.only):
+    for entry in entries:
         if entry.startswith("re:"):
             re.compile(entry[3:])
     return found
@@ -134,8 +215,8 @@ def _gptq(keys: _Keys, plain: WeightFormat) -> Scheme:
     # A 16-bit scale and a packed zero point.
     stored_bits = _grouped(bits, 16 + bits, keys.get("group_size", 128))
     return Scheme(
-        quantised=WeightFormat(stored_bits, plain.compute),
         plain=plain,
+        rules=_all(WeightFormat(stored_bits, plain.compute)),
         ignored=_listed(keys, "modules_to_not_convert"),
     )
 
@@ -144,8 +225,8 @@ def _awq(keys: _Keys, plain: WeightFormat) -> Scheme:
     bits = keys["bits"] if "bits" in keys else keys["w_bit"]
     group = keys["group_size"] if "group_size" in keys else keys["q_group_size"]
     return Scheme(
-        quantised=WeightFormat(_grouped(bits, 16 + bits, group), plain.compute),
         plain=plain,
+        rules=_all(WeightFormat(_grouped(bits, 16 + bits, group), plain.compute)),
         ignored=_listed(keys, "modules_to_not_convert"),
     )
 
@@ -153,46 +234,49 @@ def _awq(keys: _Keys, plain: WeightFormat) -> Scheme:
 def _fp8(keys: _Keys, plain: WeightFormat) -> Scheme:
     rows, columns = keys.get("weight_block_size") or (-1, 1)
     return Scheme(
-        quantised=WeightFormat(_grouped(8, 32, rows * columns), Precision.FP8),
         plain=plain,
+        rules=_all(WeightFormat(_grouped(8, 32, rows * columns), Precision.FP8)),
         ignored=_listed(keys, "modules_to_not_convert", "ignored_layers"),
+        # ModelOpt quantises the experts of an FP8 model again.
+        named=_quantised_layers(keys, plain),
     )
 
 
+# 32 weights share an 8-bit scale.
+_MXFP4_BITS = 4 + 8 / 32
+
+
 def _mxfp4(keys: _Keys, plain: WeightFormat) -> Scheme:
-    # 32 weights share an 8-bit scale.
     return Scheme(
-        quantised=WeightFormat(_grouped(4, 8, 32), plain.compute),
         plain=plain,
+        rules=((("experts",), WeightFormat(_MXFP4_BITS, plain.compute)),),
         ignored=_listed(keys, "modules_to_not_convert"),
-        only=("experts",),
     )
 
 
 def _bitsandbytes(keys: _Keys, plain: WeightFormat) -> Scheme:
     ignored = _listed(keys, "llm_int8_skip_modules")
     if keys.get("load_in_8bit"):
-        return Scheme(quantised=WeightFormat(8, Precision.INT8), plain=plain, ignored=ignored)
+        return Scheme(plain=plain, rules=_all(WeightFormat(8, Precision.INT8)), ignored=ignored)
     if not keys["load_in_4bit"]:
         raise ValueError("neither load_in_4bit nor load_in_8bit")
     # 64 weights share a 32-bit scale, or an 8-bit one of which 256 share a 32-bit scale.
     per_group = 8 + 32 / 256 if keys.get("bnb_4bit_use_double_quant") else 32
     stored_bits = _grouped(4, per_group, 64)
-    return Scheme(quantised=WeightFormat(stored_bits, plain.compute), plain=plain, ignored=ignored)
+    quantised = WeightFormat(stored_bits, plain.compute)
+    return Scheme(plain=plain, rules=_all(quantised), ignored=ignored)
 
 
 def _compressed_tensors(keys: _Keys, plain: WeightFormat) -> Scheme:
     groups = keys["config_groups"].values()
-    formats = {_group_format(group, plain) for group in groups}
-    if len(formats) != 1:
+    rules = [(_targets(group), _group_format(group, plain)) for group in groups]
+    if not rules:
+        raise ValueError("no config_groups")
+    # Names count before the class of all matrices.
+    rules.sort(key=lambda rule: not rule[0])
+    if len({stored for targets, stored in rules if not targets}) > 1:
         raise QuantisationUnknown("compressed-tensors", "its groups have different formats")
-    targets = tuple(target for group in groups for target in _targets(group))
-    return Scheme(
-        quantised=formats.pop(),
-        plain=plain,
-        ignored=_listed(keys, "ignore"),
-        only=() if _EVERY_MATRIX in targets else targets,
-    )
+    return Scheme(plain=plain, rules=tuple(rules), ignored=_listed(keys, "ignore"))
 
 
 # The class of all matrices, in place of names.
@@ -200,8 +284,10 @@ _EVERY_MATRIX = "Linear"
 
 
 def _targets(group: _Keys) -> tuple[str, ...]:
+    """The entries of a rule; none for all matrices."""
     given = group.get("targets") or _EVERY_MATRIX
-    return (given,) if isinstance(given, str) else _listed(group, "targets")
+    targets = (given,) if isinstance(given, str) else _listed(group, "targets")
+    return () if _EVERY_MATRIX in targets else targets
 
 
 # The precision of the products, by the type and width of the activations.
@@ -223,16 +309,42 @@ def _group_format(group: _Keys, plain: WeightFormat) -> WeightFormat:
     return WeightFormat(stored_bits, _ACTIVATIONS[activations["type"], activations["num_bits"]])
 
 
-# NVIDIA's ModelOpt: 16 weights in FP4 share an 8-bit scale.
-_MODELOPT = {"FP8": WeightFormat(8, Precision.FP8), "NVFP4": WeightFormat(4.5, Precision.FP4)}
+# NVIDIA's ModelOpt: 16 weights in FP4 share an 8-bit scale. W4A16 multiplies in the model's own
+# precision.
+_MODELOPT: Mapping[str, tuple[float, Precision | None]] = {
+    "FP8": (8, Precision.FP8),
+    "FP8_PER_CHANNEL_PER_TOKEN": (8, Precision.FP8),
+    "FP8_PB_WO": (8 + 32 / 128**2, Precision.FP8),
+    "MXFP8": (8 + 8 / 32, Precision.FP8),
+    "NVFP4": (4 + 8 / 16, Precision.FP4),
+    "W4A16_NVFP4": (4 + 8 / 16, None),
+}
+_MIXED = "MIXED_PRECISION"
 
 
 def _modelopt(keys: _Keys, plain: WeightFormat) -> Scheme:
+    ignored = _listed(keys, "ignore", "exclude_modules")
+    if keys["quant_algo"] == _MIXED:
+        named = _quantised_layers(keys, plain)
+        if not named:
+            raise ValueError("no quantized_layers")
+        return Scheme(plain=plain, named=named, ignored=ignored)
     return Scheme(
-        quantised=_MODELOPT[keys["quant_algo"]],
-        plain=plain,
-        ignored=_listed(keys, "ignore", "exclude_modules"),
+        plain=plain, rules=_all(_modelopt_format(keys["quant_algo"], plain)), ignored=ignored
     )
+
+
+def _modelopt_format(algorithm: str, plain: WeightFormat) -> WeightFormat:
+    bits, compute = _MODELOPT[algorithm.upper()]
+    return WeightFormat(bits, plain.compute if compute is None else compute)
+
+
+def _quantised_layers(keys: _Keys, plain: WeightFormat) -> dict[str, WeightFormat]:
+    """The modules that ModelOpt lists, by their inner names."""
+    formats: dict[str, WeightFormat] = {}
+    for name, listed in (keys.get("quantized_layers") or {}).items():
+        formats[".".join(_inner(str(name)))] = _modelopt_format(listed["quant_algo"], plain)
+    return formats
 
 
 _METHODS: Mapping[str, Callable[[_Keys, WeightFormat], Scheme]] = {
@@ -245,6 +357,12 @@ _METHODS: Mapping[str, Callable[[_Keys, WeightFormat], Scheme]] = {
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
 }
+
+
+def _all(stored: WeightFormat) -> tuple[tuple[tuple[str, ...], WeightFormat], ...]:
+    """The rule for all modules."""
+    return (((), stored),)
+
 
 # Formats that can be configured in place of the config's, because engines can quantise at start:
 # all weights but embedding and output matrix. Bits of a weight, and the precision of products.
@@ -264,4 +382,4 @@ def configured_scheme(dtype: str, precision: Precision) -> Scheme:
     bits, compute = DTYPE_FORMATS[dtype]
     quantised = WeightFormat(bits, compute)
     plain = quantised if bits >= 16 else WeightFormat(precision.bits, precision)
-    return Scheme(quantised=quantised, plain=plain)
+    return Scheme(plain=plain, rules=_all(quantised))

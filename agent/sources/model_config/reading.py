@@ -31,6 +31,7 @@ from agent.sources.model_config.config import (
     ModelConfigInvalid,
     TextConfig,
 )
+from agent.sources.model_config.derived_keys import derived_keys
 from agent.sources.model_config.quantisation import Scheme, cache_bits_of, configured_scheme, scheme
 from agent.sources.model_config.shape import precision_of, shape_of
 
@@ -38,7 +39,10 @@ from agent.sources.model_config.shape import precision_of, shape_of
 _SHARED = ("torch_dtype", "dtype", "quantization_config")
 
 # Wrappers whose older files have the keys of the text part beside their own.
-_FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})
+_FLAT = frozenset({"qwen2_vl", "qwen2_5_vl", "step3p7"})
+
+# Types of files whose class is known by the first of their `architectures`.
+_BY_CLASS = {("deepseek_ref", "DeepseekV4ForCausalLM"): "deepseek_v4"}
 
 _TIED = "tie_word_embeddings"
 # Keys of the whole model, which its text part has for itself alone.
@@ -87,6 +91,9 @@ def _tied(content: Mapping[str, Any], text: Mapping[str, Any], wrapper: Wrapper 
     inner = text.get(_TIED)
     if inner is None:
         inner = _by_class({"model_type": wrapper.text, **text}).get(_TIED)
+    if given is None and str(content.get("transformers_version")).startswith("4."):
+        # There the text part decided, and its file lacks the key if it has its class's default.
+        return bool(inner)
     if not inner:
         return wrapper.tied and given is None
     return wrapper.tied_over_tied if given is None else wrapper.untied_over_tied
@@ -96,13 +103,22 @@ def _by_class(given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("model_type")
     if not isinstance(name, str):
         raise ModelConfigInvalid("names no model_type; give a model's config.json")
+    name = _BY_CLASS.get((name, str(_first_class(given))), name)
     if name not in ARCHITECTURES:
         raise ArchitectureUnknown(name, "no row describes it", ARCHITECTURES)
     row = ARCHITECTURES[name]
     model_class = model_classes().classes[row.class_of or name]
-    known = dict(_known(given, model_class))
+    known = dict(_known(given, model_class, strict=row.class_of is None))
+    more = {key: given[key] for key in row.more_keys & given.keys() if given[key] is not None}
     defaults = dict(_renamed(model_class.defaults, row.renames))
-    return _with_layers({**defaults, **dict(_renamed(known, row.renames))})
+    found = {**defaults, **dict(_renamed({**known, **more}, row.renames))}
+    derived = derived_keys(name, {**model_class.defaults, **given})
+    return _with_layers({**found, **derived, "model_type": name})
+
+
+def _first_class(given: Mapping[str, Any]) -> str | None:
+    classes = given.get("architectures")
+    return str(classes[0]) if isinstance(classes, list) and classes else None
 
 
 def _with_layers(keys: dict[str, Any]) -> dict[str, Any]:
@@ -113,14 +129,16 @@ def _with_layers(keys: dict[str, Any]) -> dict[str, Any]:
     return {**keys, "num_hidden_layers": len(listed)}
 
 
-def _known(given: Mapping[str, Any], model_class: ModelClass) -> Iterator[tuple[str, Any]]:
+def _known(
+    given: Mapping[str, Any], model_class: ModelClass, *, strict: bool
+) -> Iterator[tuple[str, Any]]:
     """The keys that the class reads, its own first: its other names for them are set later.
 
-    Nulls of keys without a default count as missing. Raises ModelConfigInvalid for other nulls that
-    the class refuses.
+    Nulls of keys without a default count as missing. If `strict`, raises ModelConfigInvalid for
+    other nulls that the class refuses.
     """
     for key in model_class.defaults.keys() & given.keys():
-        if given[key] is None and key in model_class.not_null:
+        if given[key] is None and key in model_class.not_null and strict:
             raise ModelConfigInvalid(
                 f"{key} is null, which its class in transformers refuses; give a value, or leave "
                 f"the key out for the class's own ({model_class.defaults[key]})"
@@ -200,6 +218,7 @@ def read_model(
         cache_bits=cache_bits or cache_bits_of(config.quantization_config) or chosen.plain.bits,
         remarks=_remarks(content, config),
     )
+    shape = replace(shape, remarks=(*shape.remarks, *_remarks_on(shape)))
     if dtype is not None or precision_of(config) is Precision.FP32:
         return shape
     return replace(shape, stored_bytes=_stored_bytes(file.parent))
@@ -228,7 +247,7 @@ def _served(config: TextConfig) -> Precision:
 def _scheme(config: TextConfig, dtype: str | None, precision: Precision) -> Scheme:
     if dtype is not None:
         return configured_scheme(dtype, precision)
-    return scheme(config.quantization_config, precision)
+    return scheme(config.quantization_config, precision, experts=config.expert_dtype)
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -273,6 +292,19 @@ def _sentence(problem: ErrorDetails) -> str:
     if problem["type"] == "missing":
         return f"{key} is missing"
     return f"{key} is {reprlib.repr(problem['input'])}: {problem['msg'].lower()}"
+
+
+def _remarks_on(shape: ModelShape) -> Iterator[str]:
+    """What the shape shows."""
+    blocks = [block for group in shape.groups for block in group.blocks]
+    computes = {block.format.compute for block in blocks if block.format.bits < 16}
+    if len(computes) > 1:
+        yield (
+            f"its weights are multiplied in {' and '.join(sorted(computes))}; its peak is that of "
+            f"{shape.compute}, the precision of most of them"
+        )
+    if any(block.used == 0 for block in blocks):
+        yield "embeddings of layers and layers for images alone count only in its parameters"
 
 
 def _remarks(content: dict[str, Any], config: TextConfig) -> tuple[str, ...]:

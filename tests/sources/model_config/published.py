@@ -14,6 +14,8 @@ from agent.records.model import ModelShape
 from agent.sources.model_config import read_model
 
 FOLDER = Path(__file__).parents[2] / "data/model_configs"
+# Files of models that were published in 2025 and 2026, as they are.
+FOREIGN_CONFIGS = Path(__file__).parents[2] / "data/foreign/configs"
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     file.stem: json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -10,225 +9,13 @@ from typing import Any
 import pytest
 
 from agent.analysis.physics import chunk_flops, coefficients, decode_token_flops, parameters
-from agent.catalog.architectures import ARCHITECTURES, model_classes
+from agent.catalog.architectures import ARCHITECTURES
 from agent.records.model import ModelShape
 from agent.sources.model_config.config import RENAMES, TextConfig
 from tests.real_parts.engine_scripts import answer_of
+from tests.sources.model_config.configurations import CONFIGURATIONS
 from tests.sources.model_config.published import PUBLISHED, published, read_config
 
-# Configurations: published ones and variants. Few layers are enough: they differ in kind.
-
-Config = dict[str, Any]
-
-LAYERS = 6
-
-# What a class cannot do without.
-REQUIRED: dict[str, Config] = {
-    "deepseek_v2": {"num_experts_per_tok": 6},
-    "hunyuan_v1_dense": {"head_dim": 128},
-    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": [2] * LAYERS},
-    "nemotron_h": {"hybrid_override_pattern": "M-M*EM"},
-    # Only their wrappers generate.
-    "qwen2_vl_text": {"architectures": ["Qwen2VLTextModel"]},
-    "qwen2_5_vl_text": {"architectures": ["Qwen2_5_VLTextModel"]},
-    "qwen3_vl_text": {"architectures": ["Qwen3VLTextModel"]},
-    "qwen3_vl_moe_text": {"architectures": ["Qwen3VLMoeTextModel"]},
-}
-
-# Keys whose absence a class fills in, or that it derives from others.
-LEFT_OUT = (
-    *("head_dim", "num_key_value_heads", "sliding_window", "tie_word_embeddings", "layer_types"),
-    *("moe_intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok"),
-    *("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "vocab_size"),
-    *("shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "v_head_dim"),
-    *("attention_bias", "use_qk_norm"),
-)
-
-# Keys that most classes do not have.
-FOREIGN: Config = {
-    "n_shared_experts": 3,
-    "shared_expert_intermediate_size": 640,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 2,
-    "attention_bias": True,
-    "mlp_bias": True,
-    "use_qk_norm": True,
-    "full_attention_interval": 3,
-    "sliding_window_pattern": 3,
-    "index_topk": 64,
-    "moe_latent_size": 256,
-    "head_dim": 96,
-    "num_local_experts": 24,
-}
-
-FAMILIES: dict[str, Config] = {
-    "llama4-maverick": {
-        "model_type": "llama4_text",
-        "interleave_moe_layer_step": 2,
-        "num_local_experts": 128,
-        "no_rope_layers": [1, 1, 0, 1, 1, 0],
-    },
-    "granite-4-dense": {
-        "model_type": "granitemoehybrid",
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
-        "shared_intermediate_size": 8192,
-        "layer_types": ["mamba", "attention", "mamba", "mamba", "attention", "mamba"],
-        "hidden_size": 2048,
-        "mamba_n_heads": 64,
-        "num_key_value_heads": 8,
-    },
-    "granite-4-moe": {
-        "model_type": "granitemoehybrid",
-        "layers_block_type": ["mamba"] * 5 + ["attention"],
-        "mamba_proj_bias": True,
-        "mamba_conv_bias": False,
-    },
-    "nemotron-3": {
-        "model_type": "nemotron_h",
-        "hidden_size": 2688,
-        "layers_block_type": ["mamba", "moe", "attention", "moe", "mamba", "mlp"],
-        "n_routed_experts": 128,
-        "moe_intermediate_size": 1856,
-        "moe_shared_expert_intermediate_size": 3712,
-        "num_key_value_heads": 2,
-        "mamba_num_heads": 64,
-        "num_experts_per_tok": 6,
-        "moe_latent_size": 1024,
-        "use_bias": True,
-    },
-    "glm-4.7-flash": {
-        "model_type": "glm4_moe_lite",
-        "mlp_layer_types": ["dense", "dense", *["sparse"] * 4],
-    },
-    "cohere-qk": {"model_type": "cohere", "use_qk_norm": True, "num_key_value_heads": 8},
-    "cohere2-pattern": {"model_type": "cohere2", "sliding_window_pattern": 2},
-    "exaone-no-window": {"model_type": "exaone4", "layer_types": ["full_attention"] * LAYERS},
-    "seed-biased": {"model_type": "seed_oss", "attention_out_bias": True, "mlp_bias": True},
-    "ernie-biased": {"model_type": "ernie4_5", "use_bias": True},
-    "ernie-moe-end": {"model_type": "ernie4_5_moe", "moe_layer_end_index": 3},
-    "qwen3-next-heads": {"model_type": "qwen3_next", "linear_num_value_heads": 48},
-    "granite-biased": {"model_type": "granite", "mlp_bias": True, "attention_bias": True},
-    "deepseek-biased": {"model_type": "deepseek_v3", "attention_bias": True},
-    # As in the files of Qwen2-VL-2B, without a text part.
-    "qwen2-vl-2b": {
-        "model_type": "qwen2_vl",
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-vl-7b": {
-        "model_type": "qwen2_5_vl",
-        "hidden_size": 3584,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
-    "nemotron-tied": {
-        "model_type": "nemotron_h",
-        "hybrid_override_pattern": "M-M*-M",
-        "tie_word_embeddings": True,
-    },
-    # As transformers saves a Qwen3-MoE.
-    "qwen3-moe-saved": {"model_type": "qwen3_moe", "num_local_experts": 64},
-    "no-shared-expert": {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 0},
-    "no-experts": {"model_type": "qwen3_next", "num_experts": 0},
-    "gemma3-pattern": {"model_type": "gemma3_text", "sliding_window_pattern": 3},
-}
-
-HEADS = (
-    "LlamaForCausalLM",
-    "LlamaForSequenceClassification",
-    "LlamaModel",
-    "Qwen3ForSequenceClassification",
-    "MistralModel",
-)
-_TYPE_OF = {"Llama": "llama", "Qwen3": "qwen3", "Mistral": "mistral"}
-
-WRAPPERS = (
-    *("gemma3", "idefics3", "internvl", "llama4", "llava", "llava_onevision", "mistral3"),
-    *("paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
-    *("qwen3_vl_moe", "smolvlm"),
-)
-
-
-def shortened(config: Config) -> Config:
-    """The configuration with few layers, and without what transformers would look for."""
-    kinds = config.get("layer_types")
-    short = {**config, "num_hidden_layers": LAYERS}
-    short.pop("quantization_config", None)
-    return short if kinds is None else {**short, "layer_types": kinds[:LAYERS]}
-
-
-def configurations() -> dict[str, Config]:
-    """All configurations. Each key names the model or the variant."""
-    return dict([*_of_types(), *_of_families(), *_of_published(), *_of_heads(), *_of_wrappers()])
-
-
-def _of_types() -> Iterator[tuple[str, Config]]:
-    for name in sorted(ARCHITECTURES.keys() & model_classes().classes.keys()):
-        config = {"model_type": name, "num_hidden_layers": LAYERS, **REQUIRED.get(name, {})}
-        yield name, config
-        yield f"{name} with keys of others", {**FOREIGN, **config}
-
-
-def _of_families() -> Iterator[tuple[str, Config]]:
-    for name, config in FAMILIES.items():
-        yield name, {**config, "num_hidden_layers": LAYERS}
-
-
-def _of_published() -> Iterator[tuple[str, Config]]:
-    for name, model in PUBLISHED.items():
-        config = model["config"]
-        # transformers has no class of this name.
-        if "text_config" in config or config["model_type"] == "kimi_k2":
-            continue
-        short = shortened(config)
-        yield f"{name} short", short
-        for key in LEFT_OUT:
-            if key in short and key not in REQUIRED.get(config["model_type"], {}):
-                left = {each: value for each, value in short.items() if each != key}
-                yield f"{name} without {key}", left
-
-
-def _of_heads() -> Iterator[tuple[str, Config]]:
-    for architecture in HEADS:
-        family = next(name for name in _TYPE_OF if architecture.startswith(name))
-        config = {"model_type": _TYPE_OF[family], "architectures": [architecture]}
-        yield architecture, {**config, "num_hidden_layers": LAYERS}
-    classifier = {
-        "model_type": "llama",
-        "architectures": ["LlamaForSequenceClassification"],
-        "num_hidden_layers": LAYERS,
-    }
-    yield "seven labels", {**classifier, "id2label": {str(n): str(n) for n in range(7)}}
-    yield "one label by number", {**classifier, "num_labels": 1}
-
-
-def _of_wrappers() -> Iterator[tuple[str, Config]]:
-    for name in WRAPPERS:
-        text = {
-            "model_type": model_classes().wrappers[name].text,
-            "num_hidden_layers": LAYERS,
-            "vocab_size": 50_000,
-        }
-        yield f"{name} by default", {"model_type": name, "text_config": text}
-        # Llama 4 builds its text part as a model of its own; vLLM goes by the wrapper there too.
-        for inner, outer in () if name == "llama4" else ((True, False), (False, True)):
-            yield (
-                f"{name} tied {outer}, its text part {inner}",
-                {
-                    "model_type": name,
-                    "text_config": {**text, "tie_word_embeddings": inner},
-                    "tie_word_embeddings": outer,
-                },
-            )
-
-
-CONFIGURATIONS = configurations()
 SCRIPT = "run_model_classes.py"
 
 # Without a list of layers, all of their layers slide where there is a window.
@@ -282,7 +69,12 @@ def layers_windows(name: str, found: dict[str, Any]) -> Counter[int | None]:
     window = found["sliding_window"] or None
     if found["layer_types"] is None:
         return Counter({window if model_type in SLIDING else None: found["layers"]})
-    reach = {"full_attention": None, "sliding_attention": window, "chunked_attention": 8192}
+    reach = {
+        "full_attention": None,
+        "sliding_attention": window,
+        "chunked_attention": 8192,
+        "minimax_m3_sparse": 16 * 128,
+    }
     kinds = [kind for kind in found["layer_types"] if kind in reach]
     return Counter(reach[kind] for kind in kinds)
 
@@ -347,6 +139,7 @@ def test_a_token_caches_the_keys_and_values_of_its_modules() -> None:
             group.layers * attention.kv_heads * attention.values_per_kv_head
             for group in model.groups
             for attention in group.attentions
+            if attention.stores
         )
         assert cached == found["cached_values"], name
 
@@ -359,10 +152,10 @@ def test_each_layer_attends_as_far_as_its_class_lets_it() -> None:
 
 
 def test_a_layer_with_a_state_stores_what_the_engine_makes_room_for() -> None:
-    """Nemotron's class has its state in 32 bits."""
+    """Nemotron's class has its state in 32 bits, and so have engines that of Kimi-Linear."""
     for name, config in CONFIGURATIONS.items():
         states = built(name)["states"]
-        width = 32 if config["model_type"] == "nemotron_h" else 16
+        width = 32 if config["model_type"] in ("nemotron_h", "kimi_linear") else 16
         bits = sum(16 * state["conv"] + width * state["state"] for state in states)
         ours = [
             (group.layers, group.state) for group in shape(name).groups if group.state is not None
