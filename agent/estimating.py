@@ -9,7 +9,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from agent.analysis.estimate import MEMORY_FRACTION, Estimate, PlannedDeployment
+from agent.analysis.estimate import (
+    MEMORY_FRACTION,
+    Estimate,
+    PlannedDeployment,
+    estimate_of_weights,
+)
 from agent.analysis.estimate import estimate as estimate_of
 from agent.analysis.physics import ACTIONS, Bound
 from agent.catalog.hardware import (
@@ -22,9 +27,9 @@ from agent.catalog.hardware import (
 )
 from agent.command_options import AsJson
 from agent.errors import AgentError
-from agent.records.model import Parallelism
+from agent.records.model import ModelShape, Parallelism, StoredWeights
 from agent.settings.values import did_you_mean
-from agent.sources.model_config import read_model
+from agent.sources.model_config import ArchitectureUnknown, read_model, read_weights
 from agent.terminal import TerminalConsole, echo
 
 
@@ -125,18 +130,33 @@ def estimate(
     Example: `estimate config.json --gpu H100-SXM --tp 2 --context 8192`. Nothing is downloaded.
     """
     cache_bits = None if kv_dtype is None else Precision(kv_dtype.value).bits
-    model = read_model(config, dtype=dtype, cache_bits=cache_bits)
+    model = _model(config, dtype, cache_bits)
     deployment = PlannedDeployment(
         context=context,
         parallelism=Parallelism(tensor=tensor, pipeline=stages, data=replicas),
         gpu=_gpu(gpu, _Given(peak_tflops, bandwidth_gb_per_s, memory_gb)),
         memory_fraction=memory_fraction,
     )
-    found = estimate_of(model, deployment)
+    found = (
+        estimate_of_weights(model, deployment)
+        if isinstance(model, StoredWeights)
+        else estimate_of(model, deployment)
+    )
     if as_json:
         echo(json.dumps(asdict(found)))
     else:
         _show(found)
+
+
+def _model(config: Path, dtype: str | None, cache_bits: float | None) -> ModelShape | StoredWeights:
+    """The model; of an unknown architecture what its files tell. Raises AgentError."""
+    try:
+        return read_model(config, dtype=dtype, cache_bits=cache_bits)
+    except ArchitectureUnknown as error:
+        weights = None if dtype is not None else read_weights(config, error)
+        if weights is None:
+            raise
+        return weights
 
 
 def _gpu(name: str | None, given: _Given) -> GpuModel | None:

@@ -165,6 +165,23 @@ def llama(folder: Path) -> str:
     return str(path)
 
 
+STORED_BYTES = 16_060_522_496
+WORDS_BYTES = 2 * V * D
+
+
+def strange(folder: Path) -> str:
+    """A model of an unknown architecture, with the index of its files."""
+    (folder / "strange").mkdir()
+    config = {**PUBLISHED["llama-3.1-8b"]["config"], "model_type": "strange"}
+    (folder / "strange/config.json").write_text(json.dumps(config))
+    names = dict.fromkeys(
+        ("model.embed_tokens.weight", "lm_head.weight"), "model-00001.safetensors"
+    )
+    index = {"metadata": {"total_size": STORED_BYTES}, "weight_map": names}
+    (folder / "strange/model.safetensors.index.json").write_text(json.dumps(index))
+    return str(folder / "strange")
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """What an agent says of engines after the minutes that an earlier run did not compute."""
@@ -183,6 +200,7 @@ def missed(tmp_path_factory: pytest.TempPathFactory, driver: Path) -> Counted:
         "fp8": {**known, "dtype": "fp8"},
         "given": {**known, "kv_dtype": "fp8", "peak_tflops": 500, "bandwidth_gb_per_s": 4000},
         "unknown": {},
+        "strange": {"model_config": strange(folder)},
     }
     past_minutes(folder, [*engines], ["untraced"])
     engines["untraced"] = known
@@ -225,6 +243,20 @@ def test_configured_figures_of_model_and_gpu_are_used(
     moved = moved_bytes(DECODED, weight_bytes, cache_bytes)
     assert decode["mfu"] == pytest.approx(DECODE_FLOPS / DECODE_S / peak)
     assert decode["mbu"] == pytest.approx(moved / DECODE_S / bandwidth, rel=0.001)
+
+
+def test_the_files_of_an_unknown_architecture_tell_the_bytes_of_decode(missed: Counted) -> None:
+    summary, row = missed.summaries["strange"], missed.rows["strange"]
+    moved = DECODED * (STORED_BYTES - WORDS_BYTES)
+    decode = summary["efficiency"]["decode"]
+    assert decode["mbu"] == pytest.approx(moved / DECODE_S / H200_BYTES, rel=0.001)
+    assert summary["efficiency"]["weights_alone"]
+    assert not missed.summaries["chat"]["efficiency"]["weights_alone"]
+    # What no file tells is unknown.
+    assert (decode["mfu"], decode["achieved_flops_per_s"], decode["bound"]) == (None, None, None)
+    assert (summary["mfu"], summary["mbu"], summary["efficiency"]["prefill"]) == (None, None, None)
+    assert (row["decode_flops"], row["prefill_flops"]) == (None, None)
+    assert summary["cost"]["methods"] == ["tokens"]
 
 
 def test_a_price_of_a_gpu_product_applies_to_an_engine_without_one(missed: Counted) -> None:

@@ -84,6 +84,27 @@ def test_the_table_shows_unknown_values_as_unknown(call: Call) -> None:
         assert "unknown" in line
 
 
+def test_the_files_of_an_unknown_architecture_tell_its_parameters_and_bytes(tmp_path: Path) -> None:
+    config = {**PUBLISHED["llama-3.1-8b"]["config"], "model_type": "strange"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    app = typer.Typer()
+    app.command()(estimate)
+    refused = CliRunner().invoke(app, [str(tmp_path)])
+    assert isinstance(refused.exception, ArchitectureUnknown)
+    index = {"metadata": {"total_size": 16_060_522_496}, "weight_map": {"lm_head.weight": "a"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    estimated = estimate_of(CliRunner().invoke(app, [str(tmp_path), "--json"]))
+    assert estimated["parameters"] == 8_030_261_248
+    assert estimated["weight_bytes"] == 16_060_522_496
+    unknown = ("active_parameters", "kv_bytes_per_token", "prefill_flops", "min_tpot_s")
+    assert {estimated[key] for key in unknown} == {None}
+    assert "from the index of its files" in estimated["remarks"][0]
+    shown = CliRunner().invoke(app, [str(tmp_path)]).output
+    assert "16.06 GB" in shown
+    # A format that the engine makes of the weights is not that of the files.
+    assert CliRunner().invoke(app, [str(tmp_path), "--dtype", "fp8"]).exit_code != 0
+
+
 def test_given_figures_override_the_tables_and_describe_a_gpu_without_a_row(call: Call) -> None:
     known = ("--gpu", "H100-SXM", "--json")
     table = estimate_of(call("llama-3.1-8b", *known))

@@ -23,7 +23,7 @@ from agent.analysis.physics import (
     weight_bytes,
 )
 from agent.catalog.hardware import GpuModel
-from agent.records.model import ModelShape, Parallelism, Work
+from agent.records.model import ModelShape, Parallelism, StoredWeights, Work
 
 NOTE = (
     "an estimate from the model's shape, not a measurement: memory without activations and CUDA "
@@ -55,29 +55,31 @@ class Estimate:
     output token; `decode_flops_per_token` those of one output token at that context.
     `min_ttft_s` and `min_tpot_s` are of one request alone. The bounds of decode are of one request
     alone, and of as many as fit.
+
+    Of a model whose architecture is unknown, what its shape would tell is None.
     """
 
     architecture: str
     context: int
     gpus: int
-    parameters: int
-    active_parameters: int
+    parameters: int | None
+    active_parameters: int | None = None
     weight_bytes: int
-    kv_bytes_per_token: float
-    kv_bytes_per_request: float
-    prefill_flops: int
-    decode_flops_per_token: int
-    decode_bytes_per_token: float
+    kv_bytes_per_token: float | None = None
+    kv_bytes_per_request: float | None = None
+    prefill_flops: int | None = None
+    decode_flops_per_token: int | None = None
+    decode_bytes_per_token: float | None = None
     gpu: str | None
     gpu_memory_bytes: int | None
-    weight_bytes_per_gpu: float
-    cache_bytes_per_gpu: float | None
-    max_concurrent_requests: int | None
-    min_ttft_s: float | None
-    min_tpot_s: float | None
-    prefill_bound: Bound | None
-    decode_bound: Bound | None
-    full_decode_bound: Bound | None
+    weight_bytes_per_gpu: float | None = None
+    cache_bytes_per_gpu: float | None = None
+    max_concurrent_requests: int | None = None
+    min_ttft_s: float | None = None
+    min_tpot_s: float | None = None
+    prefill_bound: Bound | None = None
+    decode_bound: Bound | None = None
+    full_decode_bound: Bound | None = None
     note: str
     remarks: tuple[str, ...]
 
@@ -117,6 +119,26 @@ def estimate(model: ModelShape, deployment: PlannedDeployment) -> Estimate:
         full_decode_bound=best.full_decode_bound(fitting),
         note=NOTE,
         remarks=(*model.remarks, *_doubts(model, deployment, fitting)),
+    )
+
+
+def estimate_of_weights(weights: StoredWeights, deployment: PlannedDeployment) -> Estimate:
+    """The figures of a model of which the weights alone are known.
+
+    The bytes of a decoded token are unknown, because those of its KV cache are.
+    """
+    spread, gpu = deployment.parallelism, deployment.gpu
+    why = () if weights.why_unknown is None else (weights.why_unknown,)
+    return Estimate(
+        architecture=weights.architecture,
+        context=deployment.context,
+        gpus=spread.gpus,
+        parameters=weights.parameters,
+        weight_bytes=weights.stored_bytes,
+        gpu=None if gpu is None else gpu.name,
+        gpu_memory_bytes=None if gpu is None else gpu.memory_bytes,
+        note=NOTE,
+        remarks=(*weights.remarks, *why),
     )
 
 

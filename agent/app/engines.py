@@ -34,7 +34,7 @@ from agent.pipeline.monitors import (
 from agent.records.engine import EngineSample, HostSample
 from agent.records.gpu import GpuSample, GpuSamples
 from agent.records.minute import MINUTE_LENGTH_S
-from agent.records.model import ModelShape
+from agent.records.model import ModelShape, StoredWeights
 from agent.records.prices import PriceList
 from agent.settings import EngineSettings, Settings
 from agent.sources.dcgm.source import DcgmSource
@@ -42,7 +42,7 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.fetch import HealthProbe, open_session
 from agent.sources.host.source import HostSource
-from agent.sources.model_config import read_model
+from agent.sources.model_config import ArchitectureUnknown, read_model, read_weights
 from agent.sources.nvml.source import NvmlSource
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
@@ -169,7 +169,9 @@ class EfficiencyJobs:
         with ThreadPoolExecutor(32) as readers:
             models = list(readers.map(self._model, settings.engines))
         pairs = zip(settings.engines, models, strict=True)
-        self._with_model = frozenset(engine.name for engine, model in pairs if model is not None)
+        self._with_model = frozenset(
+            engine.name for engine, model in pairs if isinstance(model, ModelShape)
+        )
         self._jobs = [
             self._job(engine, model, prices)
             for engine, model in zip(settings.engines, models, strict=True)
@@ -180,7 +182,7 @@ class EfficiencyJobs:
         return engine in self._with_model
 
     def _job(
-        self, engine: EngineSettings, model: ModelShape | None, prices: PriceList
+        self, engine: EngineSettings, model: ModelShape | StoredWeights | None, prices: PriceList
     ) -> MinuteJob:
         proxy = self._settings.proxy
         joins_s = 0.0 if proxy.listen is None else proxy.join_wait
@@ -199,7 +201,7 @@ class EfficiencyJobs:
         )
 
     def _deployment(
-        self, engine: EngineSettings, model: ModelShape | None, prices: PriceList
+        self, engine: EngineSettings, model: ModelShape | StoredWeights | None, prices: PriceList
     ) -> EngineDeployment:
         spread = engine.parallelism
         return EngineDeployment(
@@ -207,7 +209,8 @@ class EfficiencyJobs:
             prices=prices,
             gpus=lambda: self._gpus.inventory.samples_of(engine.name),
             missing=lambda reason, why: self._figures_missing(engine.name, reason, why),
-            model=model,
+            model=model if isinstance(model, ModelShape) else None,
+            weights=model if isinstance(model, StoredWeights) else None,
             cache_configured=engine.kv_dtype is not None,
             configured_gpu=ConfiguredGpu(
                 peak_flops_per_s=_scaled(engine.peak_tflops, 1e12),
@@ -218,18 +221,34 @@ class EfficiencyJobs:
             named_gpus=len(engine.gpus),
         )
 
-    def _model(self, engine: EngineSettings) -> ModelShape | None:
-        if engine.model_config_path is None:
+    def _model(self, engine: EngineSettings) -> ModelShape | StoredWeights | None:
+        """The model; of an unknown architecture what its files tell."""
+        path = engine.model_config_path
+        if path is None:
             return None
         cache_bits = None if engine.kv_dtype is None else Precision(engine.kv_dtype).bits
         try:
-            model = read_model(engine.model_config_path, dtype=engine.dtype, cache_bits=cache_bits)
+            model = read_model(path, dtype=engine.dtype, cache_bits=cache_bits)
+        except ArchitectureUnknown as error:
+            self._figures_missing(engine.name, FiguresMissing.MODEL_CONFIG, str(error))
+            # A configured format is not that of the files.
+            return self._weights(engine.name, path, error) if engine.dtype is None else None
         except AgentError as error:
             self._figures_missing(engine.name, FiguresMissing.MODEL_CONFIG, str(error))
             return None
         for remark in model.remarks:
             _LOG.info("engine %s: %s", engine.name, remark)
         return model
+
+    def _weights(
+        self, engine: str, path: Path, unknown: ArchitectureUnknown
+    ) -> StoredWeights | None:
+        weights = read_weights(path, unknown)
+        if weights is not None and weights.why_unknown is not None:
+            _LOG.warning("engine %s: MBU of decode is unknown: %s", engine, weights.why_unknown)
+        elif weights is not None:
+            _LOG.info("engine %s: %s", engine, "; ".join(weights.remarks))
+        return weights
 
     def _figures_missing(self, engine: str, reason: FiguresMissing, why: str) -> None:
         """Log and count once why figures of an engine are unknown or doubtful."""

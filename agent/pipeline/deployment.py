@@ -10,7 +10,7 @@ from agent.catalog.hardware import GpuModel, Precision, recognise_gpu
 from agent.catalog.reasons import FiguresMissing
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
-from agent.records.model import ModelShape, Parallelism
+from agent.records.model import ModelShape, Parallelism, StoredWeights
 from agent.records.prices import PriceList
 
 
@@ -53,6 +53,7 @@ class EngineDeployment:
     gpus: Callable[[], Sequence[GpuSample]]
     missing: Callable[[FiguresMissing, str], None]
     model: ModelShape | None = None
+    weights: StoredWeights | None = None
     cache_configured: bool = False
     configured_gpu: ConfiguredGpu = ConfiguredGpu()
     parallelism: Parallelism | None = None
@@ -78,6 +79,7 @@ class EngineDeployment:
         self._compare(spread, len(gpus), ranks)
         return Serving(
             model=self._model(samples),
+            weights=self.weights,
             gpu=self._product(gpus),
             parallelism=spread,
             role=self.role,

@@ -110,6 +110,23 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredWeights:
+    """What the files of a model tell if its architecture is unknown.
+
+    `parameters` are those of its text part, None if weights are packed. `step_bytes` are those that
+    a step reads, None if they depend on the experts that tokens choose, or on sizes that are
+    unknown. `why_unknown` says why, and `remarks` what the figures leave out.
+    """
+
+    architecture: str
+    stored_bytes: int
+    parameters: int | None = None
+    step_bytes: int | None = None
+    why_unknown: str | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """How a model is split over GPUs. Replicas of a data-parallel engine share experts."""
 

@@ -55,7 +55,7 @@ def engine_work(
     """What the engine did, and how its steps were counted; `works` are those in the observed time.
 
     Work of the phases is unknown if the model is, or if no request with a row worked and the
-    engine was not idle for at least half of the time.
+    engine was not idle for at least half of the time; with weights alone but for decode's bytes.
     """
     time, increase = observed.time, observed.increase
     parts = time_parts(observed, active)
@@ -70,20 +70,22 @@ def engine_work(
         **{name: getattr(increase, name) for name in _ENGINES_COUNTS},
         **observed.batch._asdict(),
     )
-    if serving.model is None or (not works.active.rows.size and parts.idle_s < time.length_s / 2):
+    unseen = not works.active.rows.size and parts.idle_s < time.length_s / 2
+    if unseen or not serving.knows_weights:
         return found, None
-    prefill, decode, shared_bytes, steps = _totals(observed, active, works, serving)
+    totals, decode_s = _totals(observed, active, works, serving), covered_s(_decoding(works), time)
+    decoded = replace(found, decode_s=decode_s, decode_bytes=totals.decode.bytes_moved)
+    if serving.model is None:
+        return decoded, totals.steps
     phases = replace(
-        found,
+        decoded,
         prefill_s=_prefill_s(works, time),
-        prefill_flops=prefill.flops,
-        prefill_bytes=prefill.bytes_moved,
-        decode_s=covered_s(_decoding(works), time),
-        decode_flops=decode.flops,
-        decode_bytes=decode.bytes_moved,
-        shared_bytes=shared_bytes,
+        prefill_flops=totals.prefill.flops,
+        prefill_bytes=totals.prefill.bytes_moved,
+        decode_flops=totals.decode.flops,
+        shared_bytes=totals.shared_bytes,
     )
-    return phases, steps
+    return phases, totals.steps
 
 
 def _prefill_s(works: RequestWorks, time: TimeRange) -> float | None:

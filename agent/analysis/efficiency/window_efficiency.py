@@ -15,10 +15,10 @@ class Utilisation:
     """MFU and MBU of some work, where it is under the roofline, and what to do about it.
 
     `achieved_flops_per_s` and `achieved_bytes_per_s` are of all GPUs together. What needs an
-    unknown peak is None.
+    unknown peak or unknown FLOPs is None.
     """
 
-    achieved_flops_per_s: float
+    achieved_flops_per_s: float | None
     achieved_bytes_per_s: float
     mfu: float | None
     mbu: float | None
@@ -39,7 +39,8 @@ class WindowEfficiency:
 
     `rejected_draft_share` is the part of all computed output tokens, drafts included, that
     verification rejected. `preemptions` counts running requests that were thrown back. Both are
-    None if no engine reports them.
+    None if no engine reports them. With `weights_alone`, `decode` counts the bytes of weights and
+    nothing else, because no architecture is known.
     """
 
     mfu: float | None
@@ -54,6 +55,7 @@ class WindowEfficiency:
     disagreements: tuple[Mapping[str, Any], ...]
     rejected_draft_share: float | None
     preemptions: float | None
+    weights_alone: bool
 
 
 # Of all output tokens: the cuts between minutes may put so many into a minute without a row.
@@ -70,7 +72,10 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
     """
     if not minutes:
         return None
-    known = _known_minutes(minutes)
+    sound = _sound_minutes(minutes)
+    known = [minute for minute in sound if minute.work.needed is not None]
+    decode = _utilisation(known, _decode, can_fill_cache=True)
+    of_weights = None if decode is not None else _decode_of_weights(sound)
     return WindowEfficiency(
         mfu=_share(known, _known, _FLOPS),
         mbu=_share(known, _known, _BYTES),
@@ -79,20 +84,21 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
             _prefill,
             can_fill_cache=False,
         ),
-        decode=_utilisation(known, _decode, can_fill_cache=True),
+        decode=decode or of_weights,
         busy=_utilisation(known, _busy, can_fill_cache=True),
         counters=(_mean(minutes, "counters_mfu", _FLOPS), _mean(minutes, "counters_mbu", _BYTES)),
         engine=(_mean(minutes, "engine_mfu", _FLOPS), _mean(minutes, "engine_mbu", _BYTES)),
         hardware=(_mean(minutes, "hardware_mfu", _FLOPS), _mean(minutes, "hardware_mbu", _BYTES)),
-        steps=frozenset(minute.steps for minute in known if minute.steps is not None),
+        steps=frozenset(minute.steps for minute in (known or sound) if minute.steps is not None),
         disagreements=_newest_disagreements(minutes),
         rejected_draft_share=_rejected_draft_share(minutes),
         preemptions=_preemptions(minutes),
+        weights_alone=of_weights is not None,
     )
 
 
-def _known_minutes(minutes: Sequence[MinuteRow]) -> list[MinuteRow]:
-    """Those whose work is known, without those whose tokens are in no row, if these are many."""
+def _sound_minutes(minutes: Sequence[MinuteRow]) -> list[MinuteRow]:
+    """All without those whose tokens are in no row, if these are many."""
     unseen = [m for m in minutes if m.work.counted_output_tokens > 0 and not _has_rows(m)]
     of_unseen = fsum(minute.work.counted_output_tokens for minute in unseen)
     counted = fsum(minute.work.counted_output_tokens for minute in minutes)
@@ -100,7 +106,26 @@ def _known_minutes(minutes: Sequence[MinuteRow]) -> list[MinuteRow]:
     if many and len(unseen) == sum(m.work.counted_output_tokens > 0 for m in minutes):
         # Idle minutes alone would say 0.
         return []
-    return [m for m in minutes if m.work.needed is not None and not (many and m in unseen)]
+    return [m for m in minutes if not (many and m in unseen)]
+
+
+def _decode_of_weights(minutes: Sequence[MinuteRow]) -> Utilisation | None:
+    """Decode of minutes whose bytes are known and whose FLOPs are not."""
+    known = [m for m in minutes if m.work.decode_bytes is not None and m.work.decode_flops is None]
+    seconds, _, moved = (
+        fsum(column) for column in zip((0.0,) * 3, *[_decode(m.work) for m in known], strict=True)
+    )
+    if seconds <= 0 or moved <= 0:
+        return None
+    return Utilisation(
+        achieved_flops_per_s=None,
+        achieved_bytes_per_s=moved / seconds,
+        mfu=None,
+        mbu=_share(known, _decode, _BYTES),
+        position=None,
+        bound=None,
+        actions=(),
+    )
 
 
 def _has_rows(minute: MinuteRow) -> bool:

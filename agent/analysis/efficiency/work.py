@@ -22,7 +22,7 @@ from agent.analysis.physics import (
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import GpuModel
 from agent.records.columns import Array, Integers, Mask
-from agent.records.model import ModelShape, Parallelism, Work
+from agent.records.model import ModelShape, Parallelism, StoredWeights, Work
 
 _NO_WORK = Work(0.0, 0.0)
 
@@ -37,9 +37,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A model spread over GPUs of one kind; `model` and `gpu` are None if they are unknown."""
+    """A model spread over GPUs of one kind; `model` and `gpu` are None if they are unknown.
+
+    `weights` are known of a model whose architecture is unknown; `model` is None then.
+    """
 
     model: ModelShape | None = None
+    weights: StoredWeights | None = None
     gpu: GpuModel | None = None
     parallelism: Parallelism = field(default_factory=Parallelism)
     role: Role = Role.BOTH
@@ -48,6 +52,12 @@ class Serving:
     def __post_init__(self) -> None:
         found = None if self.model is None else coefficients(self.model)
         object.__setattr__(self, "coefficients", found)
+
+    @property
+    def knows_weights(self) -> bool:
+        """Whether the bytes of weights that a step reads are known."""
+        weights = self.weights
+        return self.model is not None or (weights is not None and weights.step_bytes is not None)
 
     @property
     def peak_flops_per_s(self) -> float | None:
@@ -108,8 +118,10 @@ class Serving:
         Data-parallel ranks step together and share experts. Each rank reads its part of the experts
         that the tokens of all ranks use.
         """
-        if self.model is None or steps <= 0:
+        if steps <= 0:
             return 0.0
+        if self.model is None:
+            return steps * ((self.weights and self.weights.step_bytes) or 0.0)
         ranks, each = self.parallelism.data, tokens / steps
         dense = step_weight_bytes(self.model, 0)
         experts = step_weight_bytes(self.model, each * ranks) - dense

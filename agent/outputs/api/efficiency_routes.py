@@ -182,6 +182,10 @@ class EfficiencyResponse(BaseResponse):
         description="requests, counters (mean lengths, without rows) and engine are estimates, "
         "hardware is measured"
     )
+    weights_alone: bool = Field(
+        description="decode counts the bytes of weights and nothing else: the files tell them, but "
+        "the architecture is unknown, and so are FLOPs and bytes of KV cache"
+    )
     steps: list[str] = Field(description="counted by the engine, estimated, or both")
     disagreements: list[DisagreementResponse] = Field(description="of the newest minute")
     rejected_draft_share: float | None = Field(
@@ -289,6 +293,7 @@ def _efficiency(found: WindowEfficiency) -> dict[str, Any]:
         "sources": {
             name: UtilisationResponse(mfu=mfu, mbu=mbu) for name, (mfu, mbu) in sources.items()
         },
+        "weights_alone": found.weights_alone,
         "steps": sorted(found.steps),
         "disagreements": [DisagreementResponse(**each) for each in found.disagreements],
         "rejected_draft_share": found.rejected_draft_share,

@@ -6,7 +6,7 @@ from agent.sources.model_config.config import (
     ModelConfigInvalid,
     QuantisationUnknown,
 )
-from agent.sources.model_config.reading import read_model
+from agent.sources.model_config.reading import read_model, read_weights
 
 __all__ = [
     "ArchitectureUnknown",
@@ -14,4 +14,5 @@ __all__ = [
     "ModelConfigInvalid",
     "QuantisationUnknown",
     "read_model",
+    "read_weights",
 ]

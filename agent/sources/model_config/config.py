@@ -22,8 +22,8 @@ class ArchitectureUnknown(AgentError):
     def __init__(self, name: str, why: str, known: Iterable[str]) -> None:
         super().__init__(
             f"the model architecture {name!r} is unknown: {why}; its figures are not guessed. "
-            f"Known are {', '.join(known)}; for others, use the engine's own counters "
-            "(vLLM: --enable-mfu-metrics)"
+            f"Known are {', '.join(known)}; for others, put the model's safetensors files or their "
+            "index beside the config, or use the engine's own counters (vLLM: --enable-mfu-metrics)"
         )
         self.name = name
 

@@ -4,10 +4,8 @@ A config.json has the keys that its class reads, with the class's defaults for m
 """
 
 import reprlib
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,9 @@ from pydantic_core import ErrorDetails
 
 from agent.catalog.architectures import ARCHITECTURES, ModelClass, Wrapper, model_classes
 from agent.catalog.hardware import Precision
-from agent.records.model import ModelShape
+from agent.records.model import ModelShape, StoredWeights
 from agent.settings.named_files import (
     in_time,
-    read_at_once,
     read_json,
     read_named_file,
     similar_files,
@@ -34,6 +31,7 @@ from agent.sources.model_config.config import (
 from agent.sources.model_config.derived_keys import derived_keys
 from agent.sources.model_config.quantisation import Scheme, cache_bits_of, configured_scheme, scheme
 from agent.sources.model_config.shape import precision_of, shape_of
+from agent.sources.model_config.stored_weights import stored_bytes, stored_weights
 
 # Keys of a multimodal model that are outside of its text part and apply to it too.
 _SHARED = ("torch_dtype", "dtype", "quantization_config")
@@ -157,40 +155,6 @@ def _renamed(
             yield name, value
 
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-
-# A line for each tensor.
-_INDEX_BYTES = 64 * 1024 * 1024
-_LARGEST = 2**63
-
-# A safetensors file begins with the length of its header.
-_LENGTH = struct.Struct("<Q")
-
-
-def stored_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors in the folder's safetensors files; None if it is unknown."""
-    try:
-        if (folder / INDEX).is_file():
-            return _indexed(folder / INDEX)
-        return _single(folder / SINGLE) if (folder / SINGLE).is_file() else None
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, struct.error):
-        # A half-downloaded file must not hide what the config has.
-        return None
-
-
-def _indexed(index: Path) -> int | None:
-    size = int(read_json(read_at_once(index, _INDEX_BYTES))["metadata"]["total_size"])
-    return size if 0 < size < _LARGEST else None
-
-
-def _single(path: Path) -> int | None:
-    with path.open("rb") as file:
-        (header,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    size: int = path.stat().st_size - _LENGTH.size - header
-    return size if size > 0 else None
-
-
 # Checkpoints of NVIDIA's ModelOpt before 0.29 have their quantisation here.
 _MODELOPT = "hf_quant_config.json"
 
@@ -221,7 +185,19 @@ def read_model(
     shape = replace(shape, remarks=(*shape.remarks, *_remarks_on(shape)))
     if dtype is not None or precision_of(config) is Precision.FP32:
         return shape
-    return replace(shape, stored_bytes=_stored_bytes(file.parent))
+    return replace(shape, stored_bytes=stored_bytes(file.parent))
+
+
+def read_weights(path: Path, unknown: ArchitectureUnknown) -> StoredWeights | None:
+    """What the safetensors files beside a config.json tell of a model that `read_model` refused.
+
+    None without such files or their index. Raises ModelConfigInvalid if the config is unreadable.
+    """
+    file = path / "config.json" if _is_folder(path) else path
+    content = _content(file)
+    text = content.get("text_config")
+    keys = {**content, **(text if isinstance(text, Mapping) else {})}
+    return stored_weights(file.parent, unknown.name, keys)
 
 
 def _is_folder(path: Path) -> bool:
@@ -229,13 +205,6 @@ def _is_folder(path: Path) -> bool:
         return in_time(path, path.is_dir)
     except OSError as error:
         raise ModelConfigInvalid(f"{path}: cannot be read: {error}") from error
-
-
-def _stored_bytes(folder: Path) -> int | None:
-    try:
-        return in_time(folder, partial(stored_bytes, folder))
-    except OSError:
-        return None
 
 
 def _served(config: TextConfig) -> Precision:
