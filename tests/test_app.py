@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -188,6 +189,25 @@ def _two_engines(one: Simulator, other: Simulator) -> dict[str, Any]:
 
 
 # Stopping
+
+
+def test_requests_of_a_sender_whose_clock_is_ahead_end_at_their_receipt(tmp_path: Path) -> None:
+    ports, lead_s = AgentPorts.free(), 30
+    spans = [request_span(f"ahead-{n}") for n in range(20)]
+    for span in spans:
+        span.start_time_unix_nano += lead_s * 10**9
+        span.end_time_unix_nano += lead_s * 10**9
+    silent = f"http://127.0.0.1:{free_port()}"
+    with AgentProcess.without_file(tmp_path, ports, silent) as agent:
+        assert SpanSender(ports.grpc).export(spans)
+        stored_at = datetime.now(UTC)
+        rows = agent.api.requests(limit="100")
+        assert agent.api.summary(window="10s")["requests"] == len(rows) == 20
+        page = agent.api.exposition()
+    assert all(datetime.fromisoformat(row["ended_at"]) <= stored_at for row in rows)
+    assert all(lead_s - 5 < row["clock_skew_s"] <= lead_s for row in rows)
+    ahead = total(page, "llm_agent_values_dropped_total", field="started_at", reason="clock_ahead")
+    assert ahead == 20
 
 
 @contextmanager

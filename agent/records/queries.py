@@ -19,7 +19,7 @@ OF_ROWS: frozenset[Dimension] = frozenset(("user", "workload", "session", "prior
 class Window:
     """A span of time in Unix seconds, from a whole second until before `until`.
 
-    No request ended after a window that `ends_now`, so it includes rollups that extend beyond it.
+    A window that `ends_now` includes rollups that extend beyond it, unless requests ended later.
     """
 
     from_s: int

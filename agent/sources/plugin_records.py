@@ -182,7 +182,7 @@ def _request(
     return EndedRequest(
         engine=engine,
         request_id=request_id,
-        ended_at=ended_at,
+        ended_at=min(ended_at, received_at),
         finish_reason=finish_reason.decode(),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
@@ -210,7 +210,7 @@ def _served(
     places = range(first, record_at, _REQUEST_RECORD.size)
     found = [_request(datagram, place, engine, received_at) for place in places]
     choices = tuple([each for each in found if isinstance(each, EndedRequest)])
-    record = record._replace(engine=engine, received_at=received_at)
+    record = _ended_by(received_at, record._replace(engine=engine, received_at=received_at))
     return ServedRequest(record, choices, bool(flags & _PROXIED))
 
 
@@ -223,7 +223,8 @@ def open_request(
         return record
     if not _is_recent(ended_at, received_at):
         return PluginDropped.TIME
-    record = record._replace(engine=engine, ended_at=ended_at, received_at=received_at)
+    heard_at = min(ended_at, received_at)
+    record = record._replace(engine=engine, ended_at=heard_at, received_at=received_at)
     return ServedRequest(record, proxied=bool(sent[0] & _PROXIED))
 
 
@@ -269,6 +270,14 @@ def _known(value: float) -> float | None:
 def _is_recent(ended_at: float, received_at: float) -> bool:
     """Whether a record may have ended at this time; false also for NaN."""
     return received_at - _OLDEST_S <= ended_at <= received_at + _MAX_LEAD_S
+
+
+def _ended_by(received_at: float, record: RequestRecord) -> RequestRecord:
+    """The record, moved to its receipt if it would end later: a clock was set back meanwhile."""
+    lead_s = record.ended_at - received_at
+    if lead_s <= 0.0:
+        return record
+    return record._replace(started_at=record.started_at - lead_s, ended_at=received_at)
 
 
 def _id(field_bytes: bytes, id_bytes: int) -> str | None:

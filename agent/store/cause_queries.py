@@ -16,10 +16,8 @@ from agent.store.rollup_queries import (
     GroupBy,
     RollupQueries,
     RollupRange,
-    cover_of,
     selected_series,
     step_at,
-    steps_of,
 )
 from agent.store.rollups import Series
 from agent.store.row_groups import ROW_GROUPS, busiest, ended_in
@@ -48,14 +46,14 @@ class CauseQueries(RollupQueries):
 
     def causes(self, window: Window, selection: Selection) -> CauseSums:
         """The sums of the missed requests that ended in the window."""
-        sums = self._causes(cover_of(window), selection, lambda _row: None)
+        sums = self._causes(self._cover_of(window), selection, lambda _row: None)
         return sums.get(None, {})
 
     def causes_by_step(
         self, window: Window, step_s: int, selection: Selection
     ) -> Mapping[int, CauseSums]:
         """The sums of each step that has any, by the Unix second that the step starts at."""
-        _, ranges = steps_of(window, step_s)
+        _, ranges = self._steps_of(window, step_s)
         return self._causes(
             ranges,
             selection,
@@ -74,7 +72,7 @@ class CauseQueries(RollupQueries):
             with reading(self._engine) as connection:
                 return _of_rows(connection, dimension, window, selection)
         return self._causes(
-            cover_of(window),
+            self._cover_of(window),
             selection,
             lambda row: getattr(row.series, dimension) or None,
             group_by=dimension,

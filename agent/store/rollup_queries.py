@@ -29,6 +29,7 @@ from agent.store.rollups import (
 from agent.store.tables import (
     engine_minutes,
     engine_samples,
+    requests,
     rollup_changes,
     rollup_series,
     rollups,
@@ -193,14 +194,14 @@ class RollupQueries:
 
     def tally(self, window: Window, selection: Selection) -> Tally:
         """The counts of the requests that ended in the window."""
-        tallies = self._tallies(cover_of(window), selection, lambda _row: None)
+        tallies = self._tallies(self._cover_of(window), selection, lambda _row: None)
         return tallies.get(None, Tally())
 
     def tallies_by_step(
         self, window: Window, step_s: int, selection: Selection
     ) -> dict[int, Tally]:
         """The counts of each step of the window, by the Unix second that the step starts at."""
-        steps, ranges = steps_of(window, step_s)
+        steps, ranges = self._steps_of(window, step_s)
         tallies = self._tallies(
             ranges,
             selection,
@@ -226,7 +227,34 @@ class RollupQueries:
             groups.add(value)
             return value
 
-        return self._tallies(cover_of(window), selection, value_of, group_by=dimension)
+        return self._tallies(self._cover_of(window), selection, value_of, group_by=dimension)
+
+    def _cover_of(self, window: Window) -> tuple[RollupRange, ...]:
+        """The rollups of a window.
+
+        Of a window that ends now the last day is read whole: narrow rollups would be many times as
+        many. Only after a clock was set back, some requests end later.
+        """
+        from_s, until_s = window.from_s, _grid_end(window)
+        if window.ends_now and not self._any_ends_from(until_s):
+            until_s = ceil(window.until / DAY_S) * DAY_S
+        return cover(from_s, until_s)
+
+    def _steps_of(self, window: Window, step_s: int) -> tuple[range, tuple[RollupRange, ...]]:
+        """The starts of the steps of a window, and the rollups of which no step cuts any."""
+        fitting = [w for w in WIDTHS_S if not (step_s % w or window.from_s % w)] or [NARROW_S]
+        steps = range(window.from_s, _grid_end(window), step_s)
+        ends_s = steps.stop
+        last_s = steps[-1] if steps else ends_s
+        if window.ends_now and steps and not self._any_ends_from(ends_s):
+            return steps, cover(window.from_s, last_s + step_s, fitting)
+        return steps, (*cover(window.from_s, last_s, fitting), *cover(last_s, ends_s))
+
+    def _any_ends_from(self, at_s: int) -> bool:
+        """Whether any stored request ended at this Unix second or later."""
+        query = select(requests.c.id).where(requests.c.ended_at >= at_s).limit(1)
+        with reading(self._engine) as connection:
+            return connection.execute(query).first() is not None
 
     def _tallies(
         self,
@@ -270,27 +298,9 @@ def step_at(window: Window, step_s: int, at: int) -> int:
     return window.from_s + (at - window.from_s) // step_s * step_s
 
 
-def steps_of(window: Window, step_s: int) -> tuple[range, tuple[RollupRange, ...]]:
-    """The starts of the steps of a window, and the rollups of which no step cuts any."""
-    fitting = [w for w in WIDTHS_S if not (step_s % w or window.from_s % w)] or [NARROW_S]
-    steps = range(window.from_s, _grid_end(window), step_s)
-    until_s = steps[-1] + step_s if window.ends_now and steps else steps.stop
-    return steps, cover(window.from_s, until_s, fitting)
-
-
 def _grid_end(window: Window) -> int:
     """Where the narrow rollup that holds the window's last moment ends."""
     return ceil(window.until / NARROW_S) * NARROW_S
-
-
-def cover_of(window: Window) -> tuple[RollupRange, ...]:
-    """The rollups of a window.
-
-    Of a window that ends now the last day is read whole: narrow rollups would be many times as
-    many, and no request has ended later.
-    """
-    until_s = ceil(window.until / DAY_S) * DAY_S if window.ends_now else _grid_end(window)
-    return cover(window.from_s, until_s)
 
 
 def selected_series(connection: Connection, selection: Selection) -> dict[int, Series]:

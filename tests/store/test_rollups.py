@@ -211,6 +211,38 @@ def test_the_steps_of_a_window_add_up_to_the_window(
     assert total(by_step.values()) == queries.tally(window, Selection())
 
 
+@on_a_database
+@given(
+    times=st.lists(st.floats(NOON - 40_000, NOON + 40_000), max_size=12),
+    now=st.floats(NOON - 3000, NOON + 3000),
+    length_s=st.integers(1, 3000),
+    step_s=st.sampled_from([10, 60, 90, 3600]),
+    folded=st.booleans(),
+)
+@example(times=[NOON + 600], now=NOON + 0.5, length_s=6, step_s=10, folded=True)
+def test_a_request_that_ends_later_is_in_the_window_after_the_one_that_ends_now(
+    sqlite: Engine, times: list[float], now: float, length_s: int, step_s: int, *, folded: bool
+) -> None:
+    """A clock that was set back has dated some requests after now."""
+    _empty(sqlite)
+    store(sqlite, ended(times))
+    if folded:
+        fold(sqlite)
+    queries = StoreQueries(sqlite)
+    from_s = int(now) // step_s * step_s - step_s * length_s
+    until_s = (int(now) // NARROW_S + 1) * NARROW_S
+    window = Window(from_s=from_s, until=now, ends_now=True)
+    later = Window(from_s=until_s, until=NOON + 100_000)
+    inside = sum(from_s <= round(at, 6) < until_s for at in times)
+    assert queries.tally(window, Selection()).requests == inside
+    steps = queries.tallies_by_step(window, step_s, Selection())
+    assert total(steps.values()).requests == inside
+    by_engine = queries.tallies_by("engine", window, Selection())
+    assert total(by_engine.values()).requests == inside
+    after = queries.tally(later, Selection()).requests
+    assert inside + after == sum(from_s <= round(at, 6) for at in times)
+
+
 def test_a_month_until_now_is_read_from_the_days_of_all_lengths_together(
     database: Engine, queries: StoreQueries
 ) -> None:

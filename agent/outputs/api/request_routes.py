@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -205,7 +206,7 @@ def request_routes(context: ApiContext) -> APIRouter:
         def page(queries: ApiQueries) -> bytes:
             if worst is None:
                 return _page(queries, wanted, after, limit)
-            return _json(queries.worst_requests(wanted, worst, limit), None)
+            return _json(queries.worst_requests(_begun(wanted, context.now()), worst, limit), None)
 
         body = await loop.run_in_executor(building, context.read, page)
         return Response(body, media_type="application/json")
@@ -226,6 +227,12 @@ def request_routes(context: ApiContext) -> APIRouter:
         )
 
     return router
+
+
+def _begun(wanted: RequestFilter, now: float) -> RequestFilter:
+    """The filter, without requests that a clock, which was set back since, dated later."""
+    until = now if wanted.started_until is None else wanted.started_until
+    return replace(wanted, started_until=until)
 
 
 def _found(queries: ApiQueries, request_id: str, span_id: str | None) -> Sequence[Row]:

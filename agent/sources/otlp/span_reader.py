@@ -29,8 +29,9 @@ Findings = Counter[tuple[str, str]]
 
 Identify = Callable[[Mapping[str, object]], EngineIdentity]
 
-# A sender's clock may run ahead of ours a little; a span cannot end further in our future.
-MAX_CLOCK_LEAD_S = 60.0
+# No span ends after its receipt: the sender's clock is ahead by the rest. Less is not reported,
+# since clocks that are kept in step differ by it.
+MAX_CLOCK_LEAD_S = 1.0
 # Older spans can be late deliveries, so they are stored as they are and only counted.
 LATE_AFTER_S = 3600.0
 
@@ -218,13 +219,15 @@ def _extras(values: Mapping[str, Any], phases: ReportedPhases, refused: Findings
 def _times(
     span: Span, received_at: float, e2e_s: float | None, refused: Findings
 ) -> tuple[float, float, float | None]:
-    """(started_at, ended_at, clock skew): from the receipt if the sender's clock is ahead."""
+    """(started_at, ended_at, clock skew): moved to the receipt if the sender's clock is ahead."""
     started_at = span.start_time_unix_nano * _NANOSECONDS
     ended_at = span.end_time_unix_nano * _NANOSECONDS
     lead_s = ended_at - received_at
     if lead_s > MAX_CLOCK_LEAD_S:
         refused["started_at", ValueDropped.CLOCK_AHEAD] += 1
         return received_at - (e2e_s or 0.0), received_at, lead_s
+    if lead_s > 0.0:
+        return started_at - lead_s, received_at, None
     if lead_s < -LATE_AFTER_S:
         refused["started_at", ValueDropped.LATE] += 1
     return started_at, ended_at, None

@@ -261,7 +261,7 @@ def test_a_span_that_cannot_be_placed_is_refused_and_the_next_is_not(
     assert (len(content.records), content.rejected) == (1, {reason: 1})
 
 
-@pytest.mark.parametrize("lead_s", [61.0, 3600.0, 3 * DAY_S, 500 * 365 * DAY_S])
+@pytest.mark.parametrize("lead_s", [31.0, 61.0, 3600.0, 3 * DAY_S, 500 * 365 * DAY_S])
 def test_a_clock_that_is_ahead_is_reported_and_moments_are_estimated(
     served: Serving, lead_s: float
 ) -> None:
@@ -272,10 +272,17 @@ def test_a_clock_that_is_ahead_is_reported_and_moments_are_estimated(
     assert content.screened == {("started_at", "clock_ahead"): 1}
 
 
-@pytest.mark.parametrize(("age_s", "late"), [(-30.0, 0), (3700.0, 1), (20000 * DAY_S, 1)])
-def test_a_late_span_and_a_clock_that_is_a_little_ahead_are_believed(
-    served: Serving, age_s: float, late: int
-) -> None:
+@given(st.floats(-3 * DAY_S, DAY_S))
+def test_no_request_ends_after_its_receipt_and_its_times_are_moved_together(age_s: float) -> None:
+    sent, received_at = vllm_span(age_s=age_s), time.time()
+    reader = SpanReader(lambda _: EngineIdentity(engine="chat-0", model="m"), "tester")
+    (record,) = reader.read(export(sent), received_at).records
+    assert record.ended_at == min(received_at, sent.end_time_unix_nano * 1e-9)
+    assert record.ended_at - record.started_at == pytest.approx(1.2, abs=1e-3)
+
+
+@pytest.mark.parametrize(("age_s", "late"), [(0.0, 0), (3700.0, 1), (20000 * DAY_S, 1)])
+def test_a_late_span_is_believed(served: Serving, age_s: float, late: int) -> None:
     sent = vllm_span(age_s=age_s)
     record, content = send_one(served, sent)
     assert record.started_at == pytest.approx(sent.start_time_unix_nano / 1e9)
