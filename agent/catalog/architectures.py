@@ -33,6 +33,8 @@ class LayerKind(StrEnum):
     HEAVILY_COMPRESSED = "heavily_compressed_attention"
     NO_ATTENTION = "no_attention"
     LINEAR = "linear_attention"
+    # Attention and a recurrence side by side.
+    HYBRID = "hybrid"
     MLP = "mlp"
     MOE = "moe"
 
@@ -70,6 +72,9 @@ class Recurrence(StrEnum):
     # The same, with four input matrices for two.
     DELTA_NET_APART = "gated delta net with matrices apart"
     KIMI_DELTA = "Kimi delta attention"
+    LIGHTNING = "lightning attention"
+    SHORT_CONVOLUTION = "short convolution"
+    MAMBA1 = "mamba"
     MAMBA2 = "mamba2"
 
 
@@ -95,6 +100,9 @@ class Architecture:
     value_size: bool = False
     sinks: frozenset[LayerKind] = frozenset()
     norms: int = 2
+    norm_bias: bool = False
+    # Parameters of a layer's activation.
+    of_activation: int = 0
     full_attention_every: int | None = None
     others: LayerKind = LayerKind.SLIDING
     kinds: frozenset[LayerKind] = frozenset({LayerKind.FULL, LayerKind.SLIDING})
@@ -109,6 +117,7 @@ class Architecture:
     shared_as_wide_as_expert: bool = False
     shared_beside_dense: bool = False
     dense_beside_experts: bool = False
+    stream_products: bool = True
     latent_names: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
     shared_gate: bool = False
     feed_forward: str = "mlp"
@@ -157,11 +166,38 @@ _GRANITE_MOE = Architecture(
 )
 _COHERE = Architecture(norms=1, qk_norm=QkNorm.WIDTH)
 _ERNIE = Architecture(renames={"use_bias": ("attention_bias", "mlp_bias")})
+_FULL_AND_LINEAR = frozenset({LayerKind.FULL, LayerKind.LINEAR})
+_LFM2 = Architecture(
+    qk_norm=QkNorm.HEAD,
+    kinds=_FULL_AND_LINEAR,
+    recurrence=Recurrence.SHORT_CONVOLUTION,
+    feed_forward="feed_forward",
+    expert="feed_forward.experts",
+)
+_MINIMAX = Architecture(kinds=_FULL_AND_LINEAR, recurrence=Recurrence.LIGHTNING, experts=True)
+_SINKS = frozenset({LayerKind.FULL, LayerKind.SLIDING})
+_BAILING = Architecture(
+    qk_norm=QkNorm.HEAD,
+    experts=True,
+    router_bias=True,
+    renames={
+        "use_bias": ("attention_bias", "mlp_bias"),
+        "use_qkv_bias": ("attention_bias",),
+    },
+)
 _HUNYUAN = Architecture(qk_norm=QkNorm.HEAD)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
     "mistral": Architecture(full_attention_every=0),
+    "ministral3": _LLAMA,
+    "mistral4": replace(_DEEPSEEK_V3, router_bias=False),
+    "arcee": Architecture(gated_mlp=False),
+    "apertus": Architecture(gated_mlp=False, qk_norm=QkNorm.HEAD, of_activation=2),
+    "cwm": _LLAMA,
+    "nemotron": Architecture(gated_mlp=False, norm_bias=True),
+    "phi4mm": Architecture(full_attention_every=0, class_of="phi3"),
+    "phimoe": Architecture(full_attention_every=0, norm_bias=True, experts=True),
     "mixtral": Architecture(full_attention_every=0, experts=True),
     "qwen2": _QWEN2,
     "qwen2_vl_text": _QWEN2_VL,
@@ -177,6 +213,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_vl_text": _QWEN3,
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe_text": _QWEN3_MOE,
+    "qwen3_omni_moe_text": _QWEN3_MOE,
     "qwen3_next": replace(_QWEN3_5_MOE, without_experts=True, recurrence=Recurrence.DELTA_NET),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5_MOE,
@@ -185,6 +222,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": Architecture(norms=4, full_attention_every=2),
     "gemma3_text": _GEMMA3,
     "gemma3n_text": _GEMMA3,
+    "gemma4_unified_text": _GEMMA3,
     "gemma4_text": replace(_GEMMA3, experts=True, dense_beside_experts=True, expert="experts"),
     "gpt_oss": Architecture(
         sinks=frozenset({LayerKind.FULL, LayerKind.SLIDING}),
@@ -220,6 +258,39 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
     ),
     "glm_moe_dsa": _SELECTING,
+    "hy_v4": replace(
+        _SELECTING,
+        output_gate=OutputGate.WIDTH,
+        sinks=frozenset({LayerKind.INDEXED, LayerKind.SELECTED}),
+        dense_layers=1,
+        # Its streams are mixed without their products.
+        stream_products=False,
+    ),
+    "youtu": Architecture(attention=AttentionType.LATENT),
+    "dots1": Architecture(qk_norm=QkNorm.HEAD, experts=True, router_bias=True),
+    "afmoe": Architecture(
+        norms=4,
+        qk_norm=QkNorm.HEAD,
+        output_gate=OutputGate.WIDTH,
+        full_attention_every=4,
+        experts=True,
+        router_bias=True,
+    ),
+    "laguna": Architecture(
+        qk_norm=QkNorm.HEAD,
+        output_gate=OutputGate.HEAD,
+        experts=True,
+        router_bias=True,
+        dense_layers=1,
+        shared_expert="mlp.shared_expert",
+    ),
+    "solar_open": Architecture(biased=_INPUTS, experts=True, router_bias=True),
+    "glm4v_text": Architecture(
+        norms=4, biased=_INPUTS, attention_bias=True, renames={"head_dim": ()}
+    ),
+    "glm4v_moe_text": Architecture(biased=_INPUTS, experts=True, router_bias=True),
+    "bailing_moe": _BAILING,
+    "bailing_moe_v2": _BAILING,
     "glm4": Architecture(norms=4, biased=_INPUTS),
     "glm4_moe": Architecture(biased=_INPUTS, qk_norm=QkNorm.HEAD, experts=True, router_bias=True),
     "glm4_moe_lite": replace(
@@ -240,6 +311,36 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         shared_expert="shared_mlp",
         renames={"mamba_proj_bias": ("state_projection_bias",)},
     ),
+    "granitemoeshared": replace(_GRANITE_MOE, shared_beside_dense=True, shared_expert="shared_mlp"),
+    "granite_swa": Architecture(sinks=_SINKS),
+    "granitemoe_swa": replace(_GRANITE_MOE, sinks=_SINKS, shared_expert="shared_mlp"),
+    "bamba": Architecture(
+        kinds=_FULL_AND_LINEAR,
+        recurrence=Recurrence.MAMBA2,
+        feed_forward="feed_forward",
+        renames={"mamba_proj_bias": ("state_projection_bias",)},
+    ),
+    "falcon_h1": Architecture(
+        full_attention_every=0,
+        others=LayerKind.HYBRID,
+        kinds=frozenset({LayerKind.HYBRID}),
+        recurrence=Recurrence.MAMBA2,
+        feed_forward="feed_forward",
+    ),
+    "jamba": Architecture(
+        kinds=_FULL_AND_LINEAR,
+        recurrence=Recurrence.MAMBA1,
+        experts=True,
+        feed_forward="feed_forward",
+        expert="feed_forward.experts",
+        renames={"mamba_proj_bias": ("state_projection_bias",)},
+    ),
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(_LFM2, experts=True, router_bias=True),
+    "minimax": _MINIMAX,
+    "minimax_m1": replace(_MINIMAX, class_of="minimax"),
+    "minimax_text_01": replace(_MINIMAX, class_of="minimax"),
+    "olmoe": Architecture(qk_norm=QkNorm.WIDTH, experts=True),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, qk_norm=QkNorm.NONE, full_attention_every=4),
     "smollm3": _LLAMA,
@@ -295,10 +396,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
     ),
     "seed_oss": Architecture(biased=_INPUTS),
+    "exaone_moe": Architecture(
+        qk_norm=QkNorm.HEAD, full_attention_every=4, experts=True, router_bias=True
+    ),
     "exaone4": Architecture(qk_norm=QkNorm.HEAD, full_attention_every=4),
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": replace(_ERNIE, experts=True, router_bias=True),
     "hunyuan_v1_dense": _HUNYUAN,
+    "hy_v3": replace(_HUNYUAN, experts=True, router_bias=True, dense_layers=1),
     "hunyuan_v1_moe": replace(
         _HUNYUAN, experts=True, shared_as_wide_as_expert=True, shared_expert="mlp.shared_mlp"
     ),

@@ -200,7 +200,7 @@ def language_model(model: Any) -> Any:
 def routers(text: Any) -> Iterator[Any]:
     """Biases of routers, which some classes declare as buffers. They are in the files too."""
     for name, buffer in text.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             yield buffer
 
 
@@ -208,7 +208,11 @@ def multiplied(text: Any, config: Any) -> Iterator[float]:
     """The matrix parameters of the layers that a token is multiplied with."""
     for name, weight in text.named_parameters():
         # Biases of experts have two dimensions, kernels of convolutions three, one of which is 1.
-        kernel = "conv1d" in name or name.endswith(("_bias", "e_score_correction_bias"))
+        kernel = (
+            "conv1d" in name
+            or ".conv.conv" in name
+            or name.endswith(("_bias", "e_score_correction_bias"))
+        )
         looked_up = name.startswith("embed") or name.endswith("position_bias")
         unused = kernel or looked_up or "norm" in name or name.endswith("A_log")
         if weight.ndim < 2 or unused or is_crossing(text, name):
@@ -254,37 +258,58 @@ def attentions(text: Any) -> Iterator[dict[str, Any]]:
 def states(text: Any) -> Iterator[dict[str, int]]:
     """Values of each recurrent layer's state, by vLLM's own shapes."""
     from vllm.model_executor.layers.mamba.mamba_utils import (  # type: ignore[import-not-found]
-        MambaStateShapeCalculator as Shapes,
+        MambaStateShapeCalculator,
     )
 
     for module in text.modules():
-        if hasattr(module, "forget_gate"):
-            conv, state = Shapes.kda_state_shape(1, module.num_heads, module.head_dim)
-        elif hasattr(module, "num_v_heads") and hasattr(module, "conv1d"):
-            conv, state = Shapes.gated_delta_net_state_shape(
-                1,
-                module.num_k_heads,
-                module.num_v_heads,
-                module.head_k_dim,
-                module.head_v_dim,
-                module.conv_kernel_size,
-            )
-        elif hasattr(module, "ssm_state_size") and hasattr(module, "conv1d"):
-            conv, state = Shapes.mamba2_state_shape(
-                1,
-                module.intermediate_size,
-                module.n_groups,
-                module.num_heads,
-                module.head_dim,
-                module.ssm_state_size,
-                module.conv_kernel_size,
-            )
-        else:
-            continue
-        yield {
-            "conv": torch.Size(conv).numel(),
-            "state": torch.Size(state).numel(),
-        }
+        found = with_heads(module, MambaStateShapeCalculator)
+        found = found or without_heads(module, MambaStateShapeCalculator)
+        if found is not None:
+            conv, state = found
+            yield {"conv": torch.Size(conv).numel(), "state": torch.Size(state).numel()}
+
+
+NOTHING = (0,)
+
+
+def with_heads(module: Any, shapes: Any) -> Any:
+    """(convolution, state) of delta nets and of lightning attention; None of other modules."""
+    if hasattr(module, "forget_gate"):
+        return shapes.kda_state_shape(1, module.num_heads, module.head_dim)
+    if hasattr(module, "num_v_heads") and hasattr(module, "conv1d"):
+        return shapes.gated_delta_net_state_shape(
+            1,
+            module.num_k_heads,
+            module.num_v_heads,
+            module.head_k_dim,
+            module.head_v_dim,
+            module.conv_kernel_size,
+        )
+    if hasattr(module, "output_gate") and hasattr(module, "num_attention_heads"):
+        heads, size = module.num_attention_heads, module.head_dim
+        return NOTHING, *shapes.linear_attention_state_shape(heads, 1, size)
+    return None
+
+
+def without_heads(module: Any, shapes: Any) -> Any:
+    """The same of Mamba and of gated convolutions."""
+    if hasattr(module, "time_step_rank") and hasattr(module, "conv1d"):
+        return shapes.mamba1_state_shape(
+            1, module.intermediate_size, module.ssm_state_size, module.conv_kernel_size
+        )
+    if isinstance(conv := getattr(module, "conv", None), torch.nn.Conv1d):
+        return *shapes.short_conv_state_shape(1, conv.in_channels, conv.kernel_size[0]), NOTHING
+    if hasattr(module, "ssm_state_size") and hasattr(module, "conv1d"):
+        return shapes.mamba2_state_shape(
+            1,
+            module.intermediate_size,
+            module.n_groups,
+            module.num_heads,
+            module.head_dim,
+            module.ssm_state_size,
+            module.conv_kernel_size,
+        )
+    return None
 
 
 # FLOPs of latent attention (MLA), with torch's counter and by vLLM's own formula

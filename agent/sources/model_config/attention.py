@@ -19,7 +19,7 @@ def attention_blocks(
 ) -> Iterator[WeightBlock]:
     """Every matrix of the attention; `block` makes one of its name and size."""
     if row.attention is AttentionType.LATENT:
-        yield from _latent_blocks(config, block)
+        yield from _latent_blocks(config, row, kind, block)
     else:
         yield from _grouped_blocks(config, row, kind, block)
     if kind is LayerKind.INDEXED:
@@ -108,7 +108,9 @@ def _grouped(config: TextConfig, row: Architecture, kind: LayerKind) -> Attentio
     )
 
 
-def _latent_blocks(config: TextConfig, block: Block) -> Iterator[WeightBlock]:
+def _latent_blocks(
+    config: TextConfig, row: Architecture, kind: LayerKind, block: Block
+) -> Iterator[WeightBlock]:
     hidden, heads = config.hidden_size, config.num_attention_heads
     rank, rope = needed(config, "kv_lora_rank"), needed(config, "qk_rope_head_dim")
     nope, value = needed(config, "qk_nope_head_dim"), needed(config, "v_head_dim")
@@ -123,7 +125,10 @@ def _latent_blocks(config: TextConfig, block: Block) -> Iterator[WeightBlock]:
     bias = rank + rope if biased else 0
     yield block("self_attn.kv_a_proj_with_mqa", hidden, rank + rope, rank + bias)
     yield block("self_attn.kv_b_proj", rank, heads * (nope + value))
-    yield block("self_attn.o_proj", heads * value, hidden, hidden if biased else 0)
+    sinks = heads if kind in row.sinks else 0
+    yield block("self_attn.o_proj", heads * value, hidden, (hidden if biased else 0) + sinks)
+    if row.output_gate is OutputGate.WIDTH:
+        yield block("self_attn.gate_proj", hidden, heads * value)
     if config.mla_use_output_gate:
         yield block("self_attn.g_proj", hidden, heads * value)
 

@@ -97,8 +97,13 @@ RENAMES = {
     "interleave_moe_layer_step": "decoder_sparse_step",
     "moe_layer_interval": "decoder_sparse_step",
     "moe_layer_start_index": "first_k_dense_replace",
+    "num_dense_layers": "first_k_dense_replace",
+    "global_attn_every_n_layers": "full_attention_interval",
+    "moe_router_enable_expert_bias": "use_expert_bias",
     "linear_conv_kernel_dim": "conv_kernel",
     "mamba_d_conv": "conv_kernel",
+    "conv_L_cache": "conv_kernel",
+    "conv_bias": "use_conv_bias",
     "mamba_n_heads": "mamba_num_heads",
     "mamba_d_head": "mamba_head_dim",
     "mamba_d_state": "ssm_state_size",
@@ -186,6 +191,8 @@ class TextConfig(BaseModel):
     use_double_wide_mlp: _Bool | None = None
     latent_moe_use_norm: _Bool | None = None
     expert_dtype: str | None = None
+    use_expert_bias: _Bool | None = None
+    lm_head_bias: _Bool | None = None
 
     # Latent attention, and the selection of its tokens
     q_lora_rank: Count | None = None
@@ -226,6 +233,9 @@ class TextConfig(BaseModel):
     mamba_num_heads: Count | None = None
     mamba_head_dim: Count | Literal["auto"] | None = None
     mamba_expand: Count | None = None
+    mamba_d_ssm: Count | None = None
+    mamba_dt_rank: Count | Literal["auto"] | None = None
+    mamba_rms_norm: _Bool | None = None
     ssm_state_size: Count | None = None
     n_groups: Count | None = None
     conv_kernel: Count | None = None

@@ -251,6 +251,91 @@ def _of_block(keys: Keys, block: Keys) -> Iterable[tuple[str, Any]]:
         yield "intermediate_size", -(-width // 256) * 256
 
 
+def _laguna(keys: Keys) -> dict[str, Any]:
+    if keys.get("gating") not in (True, None, "per-head"):
+        raise ValueError(f"gating is {keys['gating']!r}")
+    listed = keys.get("num_attention_heads_per_layer") or []
+    own = {number: {"num_attention_heads": heads} for number, heads in enumerate(listed)}
+    return _per_layer(keys, own)
+
+
+def _lfm2(keys: Keys) -> dict[str, Any]:
+    found = _tied_as_before(keys)
+    if keys.get("layer_types") is None:
+        full = keys.get("full_attn_idxs")
+        numbers = _layers(keys) if full is None else full
+        found["layer_types"] = [FULL if n in numbers else "conv" for n in _layers(keys)]
+    width = keys.get("block_ff_dim") or keys["intermediate_size"]
+    if keys.get("block_auto_adjust_ff_dim", True):
+        factor = keys.get("block_ffn_dim_multiplier")
+        width = int(2 * width / 3)
+        multiple = keys.get("block_multiple_of", 256)
+        if factor is not None:
+            width = multiple * -(-int(factor * width) // multiple)
+    return {**found, "intermediate_size": width}
+
+
+def _tied_as_before(keys: Keys) -> dict[str, Any]:
+    tied = keys.get("tie_embedding")
+    return {} if tied is None else {"tie_word_embeddings": tied}
+
+
+def _granite_swa(keys: Keys) -> dict[str, Any]:
+    listed = keys.get("layer_types") or [FULL if n % 4 == 0 else SLIDING for n in _layers(keys)]
+    return {"layer_types": listed}
+
+
+def _hy_v4(keys: Keys) -> dict[str, Any]:
+    if keys.get("indexer_types") is not None:
+        return {}
+    full = [number == 0 or (number - 1) % 4 == 0 for number in _layers(keys)]
+    return {"indexer_types": ["full" if each else "shared" for each in full]}
+
+
+def _bailing(keys: Keys) -> dict[str, Any]:
+    shared = keys.get("num_shared_experts") or 0
+    width = keys.get("moe_shared_expert_intermediate_size") or keys["moe_intermediate_size"]
+    return {
+        "shared_width": shared * width,
+        "use_qk_norm": bool(keys.get("use_qk_norm")),
+        "use_expert_bias": bool(keys.get("moe_router_enable_expert_bias")),
+    }
+
+
+def _bamba(keys: Keys) -> dict[str, Any]:
+    if keys.get("layer_types") is not None:
+        return {}
+    full = keys.get("attn_layer_indices") or ()
+    return {"layer_types": [FULL if number in full else LINEAR for number in _layers(keys)]}
+
+
+def _jamba(keys: Keys) -> dict[str, Any]:
+    """Layers by periods with an offset."""
+
+    def of(part: str, number: int, period: int, offset: int) -> bool:
+        every = keys.get(f"{part}_layer_period") or period
+        first = keys.get(f"{part}_layer_offset")
+        return bool(number % every == (offset if first is None else first))
+
+    return {
+        "layer_types": [FULL if of("attn", n, 8, 4) else LINEAR for n in _layers(keys)],
+        "mlp_layer_types": [
+            "sparse" if keys.get("num_experts", 16) > 1 and of("expert", n, 2, 1) else "dense"
+            for n in _layers(keys)
+        ],
+    }
+
+
+def _minimax(keys: Keys) -> dict[str, Any]:
+    listed = keys.get("attn_type_list")
+    if keys.get("layer_types") is not None:
+        return {}
+    if listed is None:
+        # Its class begins with a full one.
+        return {"layer_types": [LINEAR if n % 2 else FULL for n in _layers(keys)]}
+    return {"layer_types": [FULL if each else LINEAR for each in listed]}
+
+
 _DERIVE: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "glm_moe_dsa": _glm_dsa,
     "deepseek_v4": _deepseek_v4,
@@ -262,5 +347,20 @@ _DERIVE: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "gemma4_text": _gemma4,
     "gemma3n_text": _gemma3n,
     "mllama_text_model": _mllama,
+    "gemma4_unified_text": _gemma4,
+    "laguna": _laguna,
+    "lfm2": _lfm2,
+    "lfm2_moe": _tied_as_before,
+    "cwm": _granite_swa,
+    "granite_swa": _granite_swa,
+    "granitemoe_swa": _granite_swa,
+    "hy_v4": _hy_v4,
+    "bailing_moe": _bailing,
+    "bailing_moe_v2": _bailing,
+    "bamba": _bamba,
+    "jamba": _jamba,
+    "minimax": _minimax,
+    "minimax_m1": _minimax,
+    "minimax_text_01": _minimax,
     "nemotron-nas": _nemotron_nas,
 }

@@ -101,6 +101,8 @@ class FeedForward:
         listed = self._config.mlp_layer_types
         if listed is not None and entry(self._config, "mlp_layer_types", number) == "hash_moe":
             return 0
+        if self._config.use_expert_bias is False:
+            return 0
         return copies if self._row.router_bias or self._row.expert_bias else 0
 
     def _latent_matrices(self) -> Iterator[WeightBlock]:

@@ -14,6 +14,7 @@ from agent.sources.model_config.config import (
 _OLDER = {
     "mamba": "linear_attention",
     "attention": "full_attention",
+    "conv": "linear_attention",
     "deepseek_sparse_attention": "indexed_attention",
     "minimax_m3_sparse": "indexed_attention",
 }

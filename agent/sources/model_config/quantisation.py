@@ -4,7 +4,7 @@ Bits of a weight include its share of the scales and zero points of its group.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -70,6 +70,12 @@ class Scheme:
                 "modelopt", f"no module of the model is named {', '.join(strange)}"
             )
 
+    def require_some(self, quantised: Collection[WeightFormat]) -> None:
+        """Raises QuantisationUnknown if no module of a model is quantised, but some should be."""
+        given = {*(stored for _, stored in self.rules), *self.named.values()} - {self.plain}
+        if given and not quantised:
+            raise QuantisationUnknown("quantization_config", "it names no module of the model")
+
 
 # What stands before the layers of a text model: alone, in a wrapper, and in Nemotron-H.
 _OUTER = ("model", "language_model", "backbone")
@@ -114,9 +120,18 @@ def _names(entry: str, module: tuple[str, ...]) -> bool:
 def _spellings(module: tuple[str, ...]) -> tuple[str, ...]:
     """The names of a module that a regular expression may be meant for."""
     inner = ".".join(module)
-    names = (inner, inner.replace("mlp.", "block_sparse_moe.", 1))
+    names = {
+        inner,
+        inner.replace("mlp.", "block_sparse_moe.", 1),
+        inner.replace("mlp.", "ffn.", 1),
+        *(inner.removesuffix(part) + "fused_wqa_wkv" for part in _FUSED if inner.endswith(part)),
+    }
     outer = ("model.", "model.language_model.", "language_model.model.", "language_model.")
-    return tuple(before + name for name in names for before in (*outer, "backbone."))
+    return tuple(before + name for name in sorted(names) for before in (*outer, "backbone."))
+
+
+# Two matrices of DeepSeek-V4 that vLLM has as one.
+_FUSED = ("wq_a", "wkv")
 
 
 def scheme(keys: _Keys | None, precision: Precision, *, experts: str | None = None) -> Scheme:
@@ -128,7 +143,8 @@ def scheme(keys: _Keys | None, precision: Precision, *, experts: str | None = No
     if keys is None:
         return Scheme(plain=plain)
     found = _by_method(keys, plain)
-    if experts is None or found.named:
+    # Other methods name the experts themselves.
+    if experts is None or found.named or keys.get("quant_method") != "fp8":
         return found
     if experts not in _EXPERTS:
         raise QuantisationUnknown(experts, f"known for experts are {', '.join(_EXPERTS)}")

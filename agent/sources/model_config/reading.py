@@ -52,6 +52,11 @@ def text_keys(content: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ArchitectureUnknown for an unknown model type, ModelConfigInvalid without one.
     """
+    thinker = content.get("thinker_config")
+    if isinstance(thinker, Mapping):
+        # An omni model, whose other parts speak.
+        shared = {key: content[key] for key in (*_SHARED, "architectures") if key in content}
+        return text_keys({**shared, **thinker})
     text = content.get("text_config")
     if not isinstance(text, Mapping):
         return _flat(content)
@@ -105,13 +110,21 @@ def _by_class(given: Mapping[str, Any]) -> dict[str, Any]:
     if name not in ARCHITECTURES:
         raise ArchitectureUnknown(name, "no row describes it", ARCHITECTURES)
     row = ARCHITECTURES[name]
-    model_class = model_classes().classes[row.class_of or name]
+    model_class = model_classes().classes.get(row.class_of or name, _WITHOUT_CLASS)
     known = dict(_known(given, model_class, strict=row.class_of is None))
     more = {key: given[key] for key in row.more_keys & given.keys() if given[key] is not None}
     defaults = dict(_renamed(model_class.defaults, row.renames))
     found = {**defaults, **dict(_renamed({**known, **more}, row.renames))}
     derived = derived_keys(name, {**model_class.defaults, **given})
     return _with_layers({**found, **derived, "model_type": name})
+
+
+# Of types that transformers has no class for: no defaults, and all keys that are ours.
+_WITHOUT_CLASS = ModelClass(
+    defaults={},
+    others=frozenset({*RENAMES, *TextConfig.model_fields, *EVERYWHERE}),
+    not_null=frozenset(),
+)
 
 
 def _first_class(given: Mapping[str, Any]) -> str | None:

@@ -3,16 +3,32 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from agent.catalog.architectures import Architecture
 from agent.records.model import WeightBlock
 from agent.sources.model_config.config import Block, TextConfig, needed
 
 
-def residual_blocks(config: TextConfig, block: Block) -> Iterator[WeightBlock]:
+def residual_blocks(config: TextConfig, row: Architecture, block: Block) -> Iterator[WeightBlock]:
     """The matrices of one layer."""
     hidden, inputs = config.hidden_size, config.hidden_size_per_layer_input
     if inputs:
         yield block("per_layer_input_gate", hidden, inputs, hidden)
         yield block("per_layer_projection", inputs, hidden)
+    yield from _alternating_blocks(config, block)
+    if config.hc_mult:
+        outputs, scales = 2 * config.hc_mult, 2
+        if row.stream_products:
+            outputs, scales = outputs + config.hc_mult**2, 3
+        for name in ("hc_attn_fn", "hc_ffn_fn"):
+            yield _hyper_connection(name, config, block, outputs, scales)
+    if config.attn_res_block_size:
+        for name in ("self_attention_res_proj", "mlp_res_proj"):
+            yield block(name, hidden, 1, hidden)
+
+
+def _alternating_blocks(config: TextConfig, block: Block) -> Iterator[WeightBlock]:
+    """The matrices of Gemma 3n's streams and low-rank residual."""
+    hidden = config.hidden_size
     if config.laurel_rank:
         yield block("laurel.linear_left", hidden, config.laurel_rank, hidden)
         yield block("laurel.linear_right", config.laurel_rank, hidden)
@@ -22,12 +38,6 @@ def residual_blocks(config: TextConfig, block: Block) -> Iterator[WeightBlock]:
         yield block("altup.modality_router", hidden, streams, 2 * hidden)
         yield block("altup.prediction_coefs", streams, streams**2)
         yield block("altup.correction_coefs", streams, streams)
-    if config.hc_mult:
-        for name in ("hc_attn_fn", "hc_ffn_fn"):
-            yield _hyper_connection(name, config, block, (2 + config.hc_mult) * config.hc_mult, 3)
-    if config.attn_res_block_size:
-        for name in ("self_attention_res_proj", "mlp_res_proj"):
-            yield block(name, hidden, 1, hidden)
 
 
 def _hyper_connection(

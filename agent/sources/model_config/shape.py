@@ -71,6 +71,8 @@ _PRECISIONS = {
 
 _NOT_ATTENTIVE = frozenset({LayerKind.LINEAR, LayerKind.MLP, LayerKind.MOE, LayerKind.NO_ATTENTION})
 
+_WITH_STATE = frozenset({LayerKind.LINEAR, LayerKind.HYBRID})
+
 _Parts = tuple[tuple[Attention, ...], tuple[WeightBlock, ...], int, RecurrentState | None]
 
 
@@ -98,13 +100,18 @@ def shape_of(
         embedding=_matrix("model.embed_tokens", rows * config.hidden_size, plain),
         head=output_matrix(config, scheme.format_of_head()),
         groups=groups,
-        vectors=config.hidden_size,
+        vectors=_norm_size(config) + (config.vocab_size if config.lm_head_bias else 0),
         precision=plain.compute,
         compute=_most_products(groups, plain),
         cache_bits=cache_bits,
         max_context=config.max_position_embeddings,
         remarks=remarks,
     )
+
+
+def _norm_size(config: TextConfig) -> int:
+    """The values of one norm."""
+    return config.hidden_size * (2 if ARCHITECTURES[config.architecture].norm_bias else 1)
 
 
 def _most_products(groups: tuple[LayerGroup, ...], plain: WeightFormat) -> Precision:
@@ -139,6 +146,8 @@ def _groups(config: TextConfig, scheme: Scheme) -> tuple[LayerGroup, ...]:
         for (attended, blocks, vectors, state), count in alike.items()
     ]
     scheme.require_modules(modules)
+    formats = {block.format for group in groups for block in group.blocks}
+    scheme.require_some(formats - {scheme.plain})
     outer = tuple(outer_blocks(config, block_at("model")))
     if outer:
         groups.append(LayerGroup(layers=1, attentions=(), blocks=outer, vectors=0))
@@ -169,7 +178,8 @@ class _Layer:
             # Requests without images skip the layer.
             blocks = tuple(replace(block, used=0) for block in blocks)
         # Such a layer has a gate for each of its parts.
-        vectors = self._norms(kind) * config.hidden_size + (2 if kind is LayerKind.CROSS else 0)
+        gates = 2 if kind is LayerKind.CROSS else 0
+        vectors = self._norms(kind) * _norm_size(config) + gates + self._row.of_activation
         return tuple(self._attentions(kind)), blocks, vectors, self._state(kind)
 
     def _attentions(self, kind: LayerKind) -> Iterator[Attention]:
@@ -183,9 +193,9 @@ class _Layer:
     def _mixing(self, kind: LayerKind) -> Iterator[WeightBlock]:
         """The matrices of the attention or of the recurrence."""
         config, row = self._config, self._row
-        if kind is LayerKind.LINEAR and row.recurrence is not None:
+        if kind in _WITH_STATE and row.recurrence is not None:
             yield from recurrent_blocks(config, row.recurrence, self._block)
-        elif kind in _NOT_ATTENTIVE:
+        if kind in _NOT_ATTENTIVE:
             return
         elif row.attention is AttentionType.COMPRESSED:
             yield from compressed_blocks(config, kind, self._block)
@@ -198,7 +208,7 @@ class _Layer:
             return
         forward = FeedForward(self._config, self._row, self._block, plain=self._plain)
         yield from forward.blocks(kind, self._number)
-        yield from residual_blocks(self._config, self._block)
+        yield from residual_blocks(self._config, self._row, self._block)
 
     def _norms(self, kind: LayerKind) -> int:
         """A layer without a part has no norm for it."""
@@ -206,7 +216,7 @@ class _Layer:
         return self._row.norms - (kind is LayerKind.NO_ATTENTION) - lacks_forward
 
     def _state(self, kind: LayerKind) -> RecurrentState | None:
-        if self._row.recurrence is None or kind is not LayerKind.LINEAR:
+        if self._row.recurrence is None or kind not in _WITH_STATE:
             return None
         return recurrent_state(self._config, self._row.recurrence, self._plain.compute)
 

@@ -26,8 +26,20 @@ REQUIRED: dict[str, Config] = {
         "moe_layer_freq": [0, *[1] * (LAYERS - 1)],
         "sparse_attention_config": {"sparse_attention_freq": [0, *[1] * (LAYERS - 1)]},
     },
+    "dots1": {
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1408,
+        "layer_types": ["full_attention"] * LAYERS,
+    },
+    "glm4v_text": {"architectures": ["Glm4vTextModel"]},
+    "glm4v_moe_text": {"architectures": ["Glm4vMoeTextModel"]},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": [2] * LAYERS},
     "nemotron_h": {"hybrid_override_pattern": "M-M*EM"},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
+    "nemotron": {"num_key_value_heads": 8},
+    "olmoe": {"head_dim": 128},
     # Only their wrappers generate.
     "qwen2_vl_text": {"architectures": ["Qwen2VLTextModel"]},
     "qwen2_5_vl_text": {"architectures": ["Qwen2_5_VLTextModel"]},
@@ -36,7 +48,7 @@ REQUIRED: dict[str, Config] = {
 }
 
 # Only their wrappers are built.
-WRAPPED = {"mllama_text_model", "step3p5"}
+WRAPPED = {"mllama_text_model", "qwen3_omni_moe_text", "step3p5"}
 
 # Keys whose absence a class fills in, or that it derives from others.
 LEFT_OUT = (
@@ -206,6 +218,59 @@ FAMILIES: dict[str, Config] = {
         },
         "tie_word_embeddings": False,
     },
+    "laguna-xs": {
+        "model_type": "laguna",
+        "layer_types": [*["full_attention", *["sliding_attention"] * 3], *ALTERNATING[:2]],
+        "num_attention_heads_per_layer": [48, 64, 64, 64, 48, 64],
+    },
+    "lfm2-convolution": {
+        "model_type": "lfm2",
+        "full_attn_idxs": [2, 5],
+        "conv_bias": True,
+        "block_ff_dim": 10240,
+        "block_ffn_dim_multiplier": 1.3,
+    },
+    "lfm2-8b-a1b": {
+        "model_type": "lfm2_moe",
+        "num_dense_layers": 2,
+        "use_expert_bias": False,
+        **REQUIRED["lfm2_moe"],
+    },
+    "falcon-h1-norm": {
+        "model_type": "falcon_h1",
+        "mamba_d_ssm": 3072,
+        "mamba_n_heads": 24,
+        "mamba_d_head": 128,
+        "mamba_rms_norm": True,
+    },
+    "bamba-attention": {"model_type": "bamba", "attn_layer_indices": [1, 4]},
+    "jamba-periods": {
+        "model_type": "jamba",
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 3,
+        "expert_layer_offset": 2,
+        "mamba_dt_rank": "auto",
+    },
+    "afmoe-trinity": {
+        "model_type": "afmoe",
+        "num_dense_layers": 2,
+        "global_attn_every_n_layers": 3,
+        "num_shared_experts": 1,
+    },
+    "hy-v4": {"model_type": "hy_v4", "hc_mult": 2},
+    "phi-3.5-moe": {"model_type": "phimoe", "attention_bias": True, "lm_head_bias": True},
+    "qwen3-omni": {
+        "model_type": "qwen3_omni_moe_thinker",
+        "text_config": {
+            "model_type": "qwen3_omni_moe_text",
+            "num_hidden_layers": LAYERS,
+            "head_dim": 128,
+            "vocab_size": 152_064,
+        },
+        "tie_word_embeddings": False,
+    },
+    "granite-shared": {"model_type": "granitemoeshared", "shared_intermediate_size": 1024},
     "gemma3-pattern": {"model_type": "gemma3_text", "sliding_window_pattern": 3},
 }
 
@@ -254,8 +319,8 @@ def _of_families() -> Iterator[tuple[str, Config]]:
 def _of_published() -> Iterator[tuple[str, Config]]:
     for name, model in PUBLISHED.items():
         config = model["config"]
-        # transformers has no class of this name.
-        if "text_config" in config or config["model_type"] == "kimi_k2":
+        # transformers has no class of some names.
+        if "text_config" in config or config["model_type"] not in model_classes().classes:
             continue
         short = shortened(config)
         yield f"{name} short", short

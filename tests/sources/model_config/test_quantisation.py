@@ -42,6 +42,10 @@ def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> d
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8, INT8),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5, FP4),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8, FP8),
+        ({"quant_algo": "FP8", "producer": {"name": "modelopt"}}, 8, FP8),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, 8.25, FP8),
+        ({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}, 8 + 32 / 128**2, FP8),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, 4.5, BF16),
         (
             compressed(
                 {"type": "float", "num_bits": 8, "strategy": "tensor"},
@@ -91,6 +95,8 @@ def test_a_weight_takes_its_bits_and_its_share_of_scales(
         ({"quant_method": "fp8", "weight_block_size": [128]}, "fp8"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": False}, "bitsandbytes"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "modelopt"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "modelopt"),
+        ({"quant_algo": "FP8", "producer": {"name": "another"}}, "None"),
         (compressed({"type": "int", "num_bits": 4}, {"type": "int", "num_bits": 3}), "compressed"),
         # Otherwise the weights have fewer bytes than none, or those of no format.
         ({"quant_method": "gptq", "bits": -4}, "gptq"),
@@ -134,6 +140,81 @@ def test_groups_that_differ_are_unknown_rather_than_averaged() -> None:
     keys["config_groups"]["group_1"] = other
     with pytest.raises(QuantisationUnknown, match="different formats"):
         scheme(keys, BF16)
+
+
+def test_groups_for_other_modules_may_differ() -> None:
+    """As vLLM names the modules of DeepSeek-V4, of which it has two as one."""
+    keys = compressed({"type": "int", "num_bits": 4, "group_size": 128}, None)
+    wide = compressed({"type": "int", "num_bits": 8}, None)["config_groups"]["group_0"]
+    keys["config_groups"]["group_0"]["targets"] = ["re:.*ffn.*(gate|up|down)_proj$"]
+    keys["config_groups"]["group_1"] = {**wide, "targets": ["re:.*attn.*(fused_wqa_wkv|wq_b)$"]}
+    found = scheme(keys, BF16)
+    bits = {
+        name: found.format_of(f"model.layers.3.{name}").bits
+        for name in ("mlp.experts.0.up_proj", "self_attn.wkv", "self_attn.wq_b", "self_attn.wo_a")
+    }
+    assert list(bits.values()) == [4.125, 8, 8, 16]
+
+
+MIXED: dict[str, Any] = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        "lm_head": {"quant_algo": "W4A16_NVFP4"},
+        "model.language_model.layers.3.mlp.experts": {"quant_algo": "NVFP4"},
+        "model.language_model.layers.3.self_attn.q_proj": {"quant_algo": "FP8"},
+    },
+}
+
+
+def test_mixed_precision_is_by_the_list_of_layers() -> None:
+    found = scheme(MIXED, BF16)
+    assert found.format_of(MODULE) == WeightFormat(4.5, FP4)
+    assert found.format_of("model.layers.3.self_attn.q_proj") == WeightFormat(8, FP8)
+    assert found.format_of("model.layers.3.self_attn.k_proj") == WeightFormat(16, BF16)
+    assert found.format_of_head() == WeightFormat(4.5, BF16)
+
+
+@pytest.mark.parametrize(
+    "listed", ["model.layers.3.mlp.secret_proj", "model.layers.3.attention.experts.0.up_proj"]
+)
+def test_a_listed_layer_that_no_module_has_is_unknown_rather_than_plain(listed: str) -> None:
+    layers = {"model.layers.3.mlp.up_proj": {"quant_algo": "FP8"}, listed: {"quant_algo": "FP8"}}
+    quantised = {**MIXED, "quantized_layers": layers}
+    with pytest.raises(QuantisationUnknown, match="no module of the model is named"):
+        read_config({"model_type": "qwen3", "quantization_config": quantised})
+
+
+def test_a_quantisation_that_names_no_module_is_unknown_rather_than_plain() -> None:
+    keys = compressed({"type": "int", "num_bits": 4, "group_size": 128}, None)
+    keys["config_groups"]["group_0"]["targets"] = ["re:.*another_name.*"]
+    with pytest.raises(QuantisationUnknown, match="names no module"):
+        read_config({"model_type": "qwen3", "quantization_config": keys})
+
+
+def test_weights_of_several_precisions_have_the_peak_of_most_and_a_remark() -> None:
+    layers = {
+        f"model.layers.{number}.{name}": {"quant_algo": algorithm}
+        for number in range(32)
+        for name, algorithm in (("mlp.up_proj", "NVFP4"), ("self_attn.v_proj", "FP8"))
+    }
+    quantised = {**MIXED, "quantized_layers": layers}
+    model = read_config({"model_type": "qwen3", "quantization_config": quantised})
+    assert model.compute is FP4
+    assert any("multiplied in fp4 and fp8" in remark for remark in model.remarks)
+
+
+def test_experts_of_deepseek_v4_are_stored_in_a_format_of_their_own() -> None:
+    keys = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert scheme(keys, BF16, experts="fp4").format_of(MODULE) == WeightFormat(4.25, FP8)
+    attention = scheme(keys, BF16, experts="fp4").format_of("model.layers.3.self_attn.wq_b")
+    assert attention.bits == 8 + 32 / 128**2
+    # ModelOpt quantises them again, and lists them.
+    again = {"layers.3.ffn.experts": {"quant_algo": "NVFP4"}}
+    nvfp4 = scheme({**keys, "quantized_layers": again}, BF16, experts="fp4")
+    assert nvfp4.format_of(MODULE) == WeightFormat(4.5, FP4)
+    with pytest.raises(QuantisationUnknown, match="'int3'"):
+        scheme(keys, BF16, experts="int3")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ SLIDING = {"model_type": "qwen3_next", "layer_types": ["sliding_attention"] * 48
         (SLIDING, "layers of the type sliding_attention"),
         *(
             ({**LLAMA, "model_type": name}, rf"'{name}' is unknown.*--enable-mfu-metrics")
-            for name in ("mamba2", "jamba", "qwen4_exp", "llama4_vision_model", "deepseek_v5")
+            for name in ("mamba2", "zamba2", "qwen4_exp", "llama4_vision_model", "deepseek_v5")
         ),
     ],
 )

@@ -71,6 +71,7 @@ def layers_windows(name: str, found: dict[str, Any]) -> Counter[int | None]:
         return Counter({window if model_type in SLIDING else None: found["layers"]})
     reach = {
         "full_attention": None,
+        "hybrid": None,
         "sliding_attention": window,
         "chunked_attention": 8192,
         "minimax_m3_sparse": 16 * 128,
