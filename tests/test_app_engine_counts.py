@@ -12,6 +12,7 @@ from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.waiting import eventually
 from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
+from tests.sources.engines.wire import EngineServer
 
 pytestmark = pytest.mark.slow
 
@@ -92,3 +93,36 @@ def steps(agent: AgentProcess) -> dict[str, dict[str, Any]]:
     """The steps of the only engine by name."""
     (engine,) = requests.get(f"{agent.url}/api/v1/setup", timeout=30).json()["items"]
     return {step["name"]: step for step in engine["steps"]}
+
+
+def of_ranks(*counts: float) -> bytes:
+    """The exposition of an engine whose data-parallel ranks generated so many tokens."""
+    lines = [
+        f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} 0\n'
+        f'vllm:generation_tokens_total{{engine="{rank}",model_name="m"}} {count}\n'
+        for rank, count in enumerate(counts)
+    ]
+    return "".join(lines).encode()
+
+
+def test_no_counter_falls_when_a_rank_leaves(tmp_path: Path) -> None:
+    with EngineServer() as server:
+        server.answers("/metrics", of_ranks(1100, 2200))
+        engines = [{"name": "engine-0", "url": server.url, "scrape_interval": "1s"}]
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), {"engines": engines}) as agent:
+            eventually(lambda: tokens(agent) == 3300, within_s=WITHIN_S, what="both ranks")
+            server.answers("/metrics", of_ranks(1200))
+            eventually(lambda: tokens(agent) != 3300, within_s=WITHIN_S, what="a rank's end")
+            assert tokens(agent) == 3400
+            server.answers("/metrics", of_ranks(1200, 5))
+            eventually(lambda: tokens(agent) != 3400, within_s=WITHIN_S, what="a new rank")
+            assert tokens(agent) == 3405
+            assert requests.get(f"{agent.url}/api/v1/events", timeout=30).json()["items"] == []
+
+
+def tokens(agent: AgentProcess) -> float:
+    """The engine's tokens; 0 before the first scrape."""
+    try:
+        return total(agent.api.exposition(), "llm_engine_output_tokens_total")
+    except KeyError:
+        return 0.0

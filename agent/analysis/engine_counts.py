@@ -33,7 +33,7 @@ _GAUGES = frozenset(
 def counts_between(before: EngineSample, after: EngineSample) -> EngineCounts | None:
     """What the engine counted between two samples; None if they are too far apart, or in no order.
 
-    None also if a data-parallel rank came or left: its whole count would be an increase.
+    None also if a data-parallel rank came: its whole count would be an increase.
     A counter that fell began again at zero, as Prometheus' `increase` has it; so did all of them
     if the process is another one.
     """
@@ -41,7 +41,7 @@ def counts_between(before: EngineSample, after: EngineSample) -> EngineCounts | 
     if not 0.0 < covered_s <= LONGEST_BETWEEN_S:
         return None
     restarted = restart_between(before, after) is not None
-    if not restarted and before.fact(_RANKS) != after.fact(_RANKS):
+    if not restarted and (before.fact(_RANKS) or 0.0) < (after.fact(_RANKS) or 0.0):
         return None
     old_facts: Facts = {} if restarted else before.facts
     old_histograms: Mapping[str, HistogramSnapshot] = {} if restarted else before.histograms
@@ -50,7 +50,7 @@ def counts_between(before: EngineSample, after: EngineSample) -> EngineCounts | 
         counters={
             key: counter_increase(old_facts.get(key, 0.0), value) or 0.0
             for key, value in after.facts.items()
-            if key[0] in _COUNTERS and (restarted or _was_read(key, old_facts))
+            if key[0] in _COUNTERS and (restarted or _was_read(key, before))
         },
         gauges={
             key: _gauge(before.facts.get(key), value, covered_s)
@@ -60,14 +60,18 @@ def counts_between(before: EngineSample, after: EngineSample) -> EngineCounts | 
         histograms={
             name: _histogram_increase(old_histograms.get(name), snapshot)
             for name, snapshot in after.histograms.items()
-            if restarted or name in old_histograms
+            if restarted or name in old_histograms or name in before.families
         },
     )
 
 
-def _was_read(key: FactKey, facts: Facts) -> bool:
-    # A label that an engine has only from its first use on was zero before.
-    return key in facts or (bool(key[1]) and any(name == key[0] for name, _ in facts))
+def _was_read(key: FactKey, sample: EngineSample) -> bool:
+    # A series that an engine has only from its first use on was zero before.
+    return (
+        key in sample.facts
+        or key[0] in sample.families
+        or (bool(key[1]) and any(name == key[0] for name, _ in sample.facts))
+    )
 
 
 def _gauge(old: float | None, value: float, covered_s: float) -> GaugeSum:

@@ -25,7 +25,8 @@ class EngineSample:
 
     `facts` maps (fact name, label values in the fact's own order) to a number;
     `histograms` maps a fact name to its snapshot. Unknown facts are absent. With several ranks,
-    `ranks` has the facts of each one that show whether it computes; they are not stored.
+    `ranks` has the facts of each one that show whether it computes; they are not stored. A counter
+    or a histogram of `families` that has no value yet is zero; `families` are not stored either.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class EngineSample:
     histograms: Mapping[str, HistogramSnapshot] = field(default_factory=dict)
     process_started_at: float | None = None
     ranks: Mapping[str, "EngineSample"] = field(default_factory=dict)
+    families: frozenset[str] = frozenset()
 
     def fact(self, name: str, *labels: str) -> float | None:
         """Return the value of one fact, None if unknown."""

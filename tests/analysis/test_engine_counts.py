@@ -240,15 +240,19 @@ def test_a_restarted_engine_counts_from_zero(output: float, started: float) -> N
     assert counts.histograms[fact.TIME_TO_FIRST_TOKEN.name] == observed([0.3])
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_the_whole_count_of_a_rank_that_comes_or_leaves_is_no_increase(
-    before: int, after: int
-) -> None:
-    def of_ranks(at: float, ranks: int) -> EngineSample:
-        known = {str(rank): scraped(at, 1e9) for rank in range(ranks)} if ranks > 1 else {}
-        return replace(scraped(at, 1e9 * ranks, ranks=ranks), ranks=known)
+def of_ranks(at: float, ranks: int, output: float) -> EngineSample:
+    known = {str(rank): scraped(at, output / ranks) for rank in range(ranks)} if ranks > 1 else {}
+    return replace(scraped(at, output, ranks=ranks), ranks=known)
 
-    assert counts_between(of_ranks(0, before), of_ranks(5, after)) is None
+
+def test_the_whole_count_of_a_rank_that_comes_is_no_increase() -> None:
+    assert counts_between(of_ranks(0, 1, 1e9), of_ranks(5, 2, 2e9)) is None
+
+
+def test_the_increase_is_known_while_a_rank_leaves_whose_counts_are_kept() -> None:
+    counts = counts_between(of_ranks(0, 2, 2e9), of_ranks(5, 1, 2e9 + 30))
+    assert counts is not None
+    assert counts.counters[OUTPUT] == 30
 
 
 @pytest.mark.parametrize("at", [LONGEST_BETWEEN_S + 1, -5])

@@ -39,7 +39,8 @@ class Dialect:
     An exposition with a series of `facts` that is not `shared` is in this dialect; `facts` use the
     first of `prefixes`. `occasional` are the facts that depend on the engine's settings or on its
     requests: an exposition without them does not show a renamed series. `no_models` are values of
-    `model_labels` that name no model. Each rank in `merged_ranks` does its own work; each rank in
+    `model_labels` that name no model. Each of `replicas` is a whole engine, whose series another
+    program collects. Each rank in `merged_ranks` does its own work; each rank in
     `mirrored_ranks` repeats the values of the lowest one. Of a gauge with a label of `totals`, the
     series with the value given there is the total of the others, and counts alone; series without
     a total are summed. A series with the label `foreign` and without the label `own` comes from
@@ -55,6 +56,7 @@ class Dialect:
     model_path: str = "/v1/models"
     model_labels: tuple[str, ...] = ()
     no_models: frozenset[str] = frozenset()
+    replicas: tuple[str, ...] = ()
     merged_ranks: tuple[str, ...] = ()
     mirrored_ranks: tuple[str, ...] = ()
     totals: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +69,9 @@ class Dialect:
 PROCESS_FACTS: Mapping[Metric, tuple[Spelling, ...]] = {
     fact.PROCESS_START_TIME: (Spelling("process_start_time_seconds", shared=True),),
 }
+
+# Ray publishes the series of all replicas of a node together.
+RAY_REPLICAS = ("ReplicaId", "WorkerId")
 
 # Facts that any engine gives only with certain settings or after certain requests. An exposition of
 # several processes, such as SGLang's and that of vLLM with --api-server-count, has no start time.

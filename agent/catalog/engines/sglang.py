@@ -4,7 +4,13 @@ Names: sglang/srt/observability/metrics_collector.py; in 0.4 sglang/srt/metrics/
 """
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
+from agent.catalog.engines.dialect import (
+    OFTEN_ABSENT,
+    PROCESS_FACTS,
+    RAY_REPLICAS,
+    Dialect,
+    Spelling,
+)
 
 _HITS = ("device_hit", "host_hit", "storage_hit")
 # Where prefill and decode are apart, requests also wait in these, for memory and for KV on its way.
@@ -21,6 +27,7 @@ SGLANG = Dialect(
     # Ray Serve's collector writes its own prefix, and an underscore for each colon.
     prefixes=("sglang:", "ray_sglang_"),
     model_labels=("model_name",),
+    replicas=RAY_REPLICAS,
     merged_ranks=("dp_rank",),
     counted_at_end=frozenset({fact.INPUT_TOKENS, fact.OUTPUT_TOKENS}),
     # With attention data parallelism the lowest tensor rank of a data rank above 0 is not 0.

@@ -3,7 +3,13 @@
 The option --custom-histogram-buckets changes the bucket edges."""
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
+from agent.catalog.engines.dialect import (
+    OFTEN_ABSENT,
+    PROCESS_FACTS,
+    RAY_REPLICAS,
+    Dialect,
+    Spelling,
+)
 from agent.catalog.metric import Merge
 
 TTFT_EDGES_S = (
@@ -50,6 +56,7 @@ VLLM = Dialect(
     prefixes=("vllm:", "vllm_", "ray_vllm_", "ray_vllm:"),
     # Triton has the name of its own model in another label.
     model_labels=("model_name", "model"),
+    replicas=RAY_REPLICAS,
     merged_ranks=("engine",),
     # The router of production-stack publishes gauges under the engine's names, per `server`.
     foreign="server",

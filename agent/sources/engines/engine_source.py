@@ -17,6 +17,7 @@ from agent.http_client import http_session
 from agent.records.engine import EngineSample
 from agent.sources.engines.exposition import bounded_label, read_exposition
 from agent.sources.engines.fetch import fetch
+from agent.sources.engines.kept_counts import KeptCounts
 from agent.sources.engines.translate import (
     AUTO,
     NameDrift,
@@ -164,6 +165,7 @@ class EngineSource:
         self._dialects = dialects_of(kind)
         self._wanted = wanted_series(self._dialects)
         self._paths = list(dict.fromkeys(dialect.metrics_path for dialect in self._dialects))
+        self._kept = KeptCounts(self._dialects)
         self._drift = NameDrift(name, before)
         self._last: EngineSample | None = None
         self._failing: str | None = None
@@ -195,8 +197,8 @@ class EngineSource:
         errors: dict[str, EngineUnreachable | ExpositionUnreadable] = {}
         for path in self._paths:
             try:
-                body = self._fetch(path)
-                found = translate(read_exposition(body, self._wanted), self._dialects)
+                exposition = read_exposition(self._fetch(path), self._wanted)
+                found = translate(exposition, self._dialects)
             except (EngineUnreachable, ExpositionUnreadable) as error:
                 errors[path] = error
                 if error.reason in NO_ANSWER:
@@ -204,7 +206,10 @@ class EngineSource:
             else:
                 self._paths.sort(key=lambda other: other != path)
                 faults += found.dropped
-                return found
+                kept = self._kept.completed(exposition)
+                if kept is None:
+                    return found
+                return found.counted_as(translate(kept, (found.dialect,)))
         raise _first(errors)
 
     def _sample(self, found: TranslatedExposition, now: float, faults: list[str]) -> EngineSample:
@@ -216,6 +221,7 @@ class EngineSource:
             facts=found.facts,
             histograms=found.histograms,
             process_started_at=found.process_started_at,
+            families=found.families,
         )
         ranks = {
             rank: replace(sample, facts=facts, histograms={}) for rank, facts in found.ranks.items()

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
@@ -27,6 +27,7 @@ MAX_LABEL_CHARACTERS = 256
 _DIGEST_CHARACTERS = 12
 # Longer series are not kept: an engine could fill the memory with them.
 _USUAL_CHARACTERS = 4096
+_COMMENT, _TYPE = "#", "# TYPE "
 _END_OF_NAME = re.compile(r"[{ \t]")
 
 
@@ -40,10 +41,16 @@ class SeriesValue:
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """The wanted series by name, and how many lines were dropped, by reason."""
+    """The wanted series by name, and how many lines were dropped, by reason.
+
+    `numbers` are the same values by the text of their series. `families` are the names that have a
+    type, with or without series: a labelled metric has none until it is used.
+    """
 
     series: Mapping[str, tuple[SeriesValue, ...]]
     dropped: Mapping[str, int]
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    families: frozenset[str] = frozenset()
 
 
 def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
@@ -54,12 +61,19 @@ def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
     """
     text = _exposition_text(body)
     dropped: Counter[str] = Counter()
-    numbers = _numbers(_wanted_lines(text, wanted), dropped)
+    families: set[str] = set()
+    parsed: dict[str, tuple[str, Mapping[str, str]]] = {}
+    numbers = _numbers(_wanted_lines(text, wanted, families), dropped, parsed)
     series: dict[str, list[SeriesValue]] = {}
     for head, value in numbers.items():
-        name, labels = _parsed(head)
+        name, labels = parsed[head]
         series.setdefault(name, []).append(SeriesValue(labels, value))
-    return Exposition({name: tuple(samples) for name, samples in series.items()}, dict(dropped))
+    return Exposition(
+        {name: tuple(samples) for name, samples in series.items()},
+        dict(dropped),
+        numbers,
+        frozenset(families),
+    )
 
 
 def _exposition_text(body: bytes) -> str:
@@ -87,20 +101,33 @@ def _exposition_text(body: bytes) -> str:
     return text
 
 
-def _wanted_lines(text: str, wanted: Collection[str]) -> Iterator[str]:
+def _wanted_lines(text: str, wanted: Collection[str], families: set[str]) -> Iterator[str]:
+    """The lines of wanted series; adds the names that have a type to `families`."""
     # Not splitlines(): that also cuts at characters that a label value may hold.
     for line in text.split("\n"):
+        if line.startswith(_COMMENT):
+            if line.startswith(_TYPE):
+                families.add(line[len(_TYPE) :].partition(" ")[0])
+            continue
         end = _END_OF_NAME.search(line)
         if end and line[: end.start()] in wanted:
             yield line
 
 
-def _numbers(lines: Iterator[str], dropped: Counter[str]) -> dict[str, float]:
+def _numbers(
+    lines: Iterator[str],
+    dropped: Counter[str],
+    parsed: dict[str, tuple[str, Mapping[str, str]]],
+) -> dict[str, float]:
+    """The values by the text of their series, whose names and labels are put into `parsed`."""
     numbers: dict[str, float] = {}
     for line in lines:
         parts = _SERIES_LINE.fullmatch(line.rstrip())
         try:
-            head, value = _readable(parts)
+            if parts is None:
+                raise ValueError
+            head, value = parts["series"], float(parts["value"])
+            parsed[head] = parsed_series(head)
         except ValueError:
             dropped[ExpositionFault.LINE_MALFORMED] += 1
             continue
@@ -111,14 +138,6 @@ def _numbers(lines: Iterator[str], dropped: Counter[str]) -> dict[str, float]:
             dropped[ExpositionFault.SERIES_REPEATED] += 1
         numbers[head] = value
     return numbers
-
-
-def _readable(parts: re.Match[str] | None) -> tuple[str, float]:
-    if parts is None:
-        raise ValueError
-    head = parts["series"]
-    _parsed(head)
-    return head, float(parts["value"])
 
 
 def bounded_label(text: str) -> str:
@@ -132,7 +151,8 @@ def bounded_label(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _parsed(head: str) -> tuple[str, Mapping[str, str]]:
+def parsed_series(head: str) -> tuple[str, Mapping[str, str]]:
+    """The name and the labels in the text of a series."""
     return _usual(head) if len(head) <= _USUAL_CHARACTERS else _labelled(head)
 
 

@@ -6,13 +6,14 @@ Merges the ranks of a data-parallel engine, and detects facts that an engine no 
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf, isfinite, isnan
 
 from agent.analysis.failures.progress import PROGRESS_FACTS
 from agent.catalog.engine_facts import (
     DATA_PARALLEL_RANKS,
+    ENGINE_FACTS,
     FACT_MISSING,
     OUTPUT_TOKENS,
     PROCESS_START_TIME,
@@ -70,6 +71,8 @@ def _bound(le: str) -> float:
 
 AUTO = "auto"
 
+_COUNTERS = frozenset(fact.name for fact in ENGINE_FACTS if fact.kind is Kind.COUNTER)
+
 # Of each fact; the rest of them, which no engine has, is one more.
 MAX_LABEL_SETS = 100
 
@@ -80,7 +83,8 @@ _MERGED: Mapping[Merge, Callable[[Sequence[float]], float]] = {Merge.SUM: sum, M
 class TranslatedExposition:
     """The facts of one exposition, merged over ranks. `model` is None unless it names exactly one.
 
-    `ranks` holds the heartbeat facts of each rank, if there are several.
+    `ranks` holds the heartbeat facts of each rank, if there are several. `families` are the
+    counters and histograms that the exposition has, also those without a series yet.
     """
 
     dialect: Dialect
@@ -90,6 +94,16 @@ class TranslatedExposition:
     histograms: Mapping[str, HistogramSnapshot]
     process_started_at: float | None
     dropped: Mapping[str, int]
+    families: frozenset[str] = frozenset()
+
+    def counted_as(self, other: "TranslatedExposition") -> "TranslatedExposition":
+        """The same with the counters and histograms of another one."""
+        counters = {key: value for key, value in other.facts.items() if key[0] in _COUNTERS}
+        return replace(
+            self,
+            facts={**self.facts, **counters},
+            histograms={**self.histograms, **other.histograms},
+        )
 
 
 def dialects_of(kind: str) -> tuple[Dialect, ...]:
@@ -103,11 +117,17 @@ def dialects_of(kind: str) -> tuple[Dialect, ...]:
 
 def wanted_series(dialects: Collection[Dialect]) -> frozenset[str]:
     """Every series name that these dialects read."""
+    return series_of_facts(dialects, tuple(Kind))
+
+
+def series_of_facts(dialects: Collection[Dialect], kinds: Collection[Kind]) -> frozenset[str]:
+    """Every series name that these dialects read for facts of some kinds."""
     return frozenset(
         name
         for dialect in dialects
         for prefix in dialect.prefixes
         for metric, spellings in dialect.facts.items()
+        if metric.kind in kinds
         for spelling in spellings
         for series in (spelling.series, *spelling.also)
         for name in _series_names(metric, _respelled(series, dialect, prefix))
@@ -215,7 +235,7 @@ class _DialectReader:
             else:
                 known = [each for each in series if each.value >= 0]
                 dropped[ExpositionFault.VALUE_NEGATIVE] += len(series) - len(known)
-                facts.update(_scalars(metric, spelling, known))
+                facts.update(_scalars(metric, spelling, known, self._dialect.replicas))
         return TranslatedExposition(
             dialect=self._dialect,
             model=self._model(),
@@ -224,6 +244,20 @@ class _DialectReader:
             histograms=histograms,
             process_started_at=facts.get((PROCESS_START_TIME.name, ())),
             dropped=+dropped,
+            families=frozenset(self._families()),
+        )
+
+    def _families(self) -> Iterator[str]:
+        for metric, spellings in self._dialect.facts.items():
+            if metric.kind is not Kind.GAUGE and any(map(self._has_family, spellings)):
+                yield metric.name
+
+    def _has_family(self, spelling: Spelling) -> bool:
+        name = _respelled(spelling.series, self._dialect, self._prefix)
+        types = self._exposition.families
+        # OpenMetrics leaves `_total` out of a family's name.
+        return (
+            name in types or name.removesuffix("_total") in types or name in self._exposition.series
         )
 
     def _histogram(
@@ -244,12 +278,13 @@ class _DialectReader:
                 own[self._rank(each)].append(each)
             own.pop("", None)
             for rank, numbers in own.items():
-                ranks[rank].update(_scalars(metric, spelling, numbers))
+                ranks[rank].update(_scalars(metric, spelling, numbers, self._dialect.replicas))
         return ranks
 
     def _rank(self, each: SeriesValue) -> str:
-        """The data-parallel rank of a series; empty for none."""
-        return ",".join(filter(None, map(each.labels.get, self._dialect.merged_ranks)))
+        """The data-parallel rank of a series, after its replica; empty for none."""
+        labels = (*self._dialect.replicas, *self._dialect.merged_ranks)
+        return ",".join(filter(None, map(each.labels.get, labels)))
 
     def _model(self) -> str | None:
         labels = self._dialect.model_labels
@@ -260,7 +295,11 @@ class _DialectReader:
 
 
 def _first(labels: Mapping[str, str], names: Sequence[str]) -> str:
-    return next((labels[name] for name in names if labels.get(name)), "")
+    # Without a generator: this is called for each series.
+    for name in names:
+        if found := labels.get(name):
+            return found
+    return ""
 
 
 def _is_own(each: SeriesValue, dialect: Dialect) -> bool:
@@ -294,20 +333,39 @@ def _rank(each: SeriesValue, ranks: Collection[str]) -> list[tuple[int, str]]:
 
 
 def _scalars(
-    metric: Metric, spelling: Spelling, series: Sequence[SeriesValue]
+    metric: Metric,
+    spelling: Spelling,
+    series: Sequence[SeriesValue],
+    replicas: Sequence[str],
 ) -> Iterator[tuple[FactKey, float]]:
-    groups: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    groups: defaultdict[tuple[str, ...], list[SeriesValue]] = defaultdict(list)
+    for each in series:
+        labels = {**each.labels, **spelling.implies}
+        ours = tuple(labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
+        is_beyond = ours not in groups and len(groups) >= MAX_LABEL_SETS
+        groups[(OTHER,) * len(ours) if is_beyond else ours].append(each)
+    for values, of_fact in groups.items():
+        merged = _merged(metric, spelling, of_fact, replicas)
+        if merged is not None and (merged or not spelling.zero_means_off):
+            yield (metric.name, values), merged
+
+
+def _merged(
+    metric: Metric, spelling: Spelling, series: Sequence[SeriesValue], replicas: Sequence[str]
+) -> float | None:
+    """One value of all ranks. Their rule may be the spelling's; replicas have the fact's own."""
+    if len(series) == 1:
+        return _number(series[0], spelling)
+    by_replica: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for each in series:
         number = _number(each, spelling)
         if number is not None:
-            labels = {**each.labels, **spelling.implies}
-            ours = tuple(labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
-            is_beyond = ours not in groups and len(groups) >= MAX_LABEL_SETS
-            groups[(OTHER,) * len(ours) if is_beyond else ours].append(number)
-    for values, numbers in groups.items():
-        merged = _MERGED[spelling.merge or metric.merge](numbers)
-        if merged or not spelling.zero_means_off:
-            yield (metric.name, values), merged
+            replica = tuple([each.labels.get(label, "") for label in replicas])
+            by_replica[replica].append(number)
+    if not by_replica:
+        return None
+    of_ranks = _MERGED[spelling.merge or metric.merge]
+    return _MERGED[metric.merge]([of_ranks(numbers) for numbers in by_replica.values()])
 
 
 def _number(each: SeriesValue, spelling: Spelling) -> float | None:
