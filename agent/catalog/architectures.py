@@ -258,6 +258,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
     ),
     "glm_moe_dsa": _SELECTING,
+    "flex_olmo": replace(_OLMO2, experts=True),
+    "mellum": replace(_QWEN3, experts=True),
+    "minicpm3": Architecture(attention=AttentionType.LATENT),
+    "jais2": Architecture(gated_mlp=False, norm_bias=True),
+    "cohere2_moe": replace(_COHERE, qk_norm=QkNorm.NONE, full_attention_every=4, experts=True),
     "hy_v4": replace(
         _SELECTING,
         output_gate=OutputGate.WIDTH,

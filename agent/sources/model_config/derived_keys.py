@@ -84,8 +84,10 @@ def _deepseek_v4(keys: Keys) -> dict[str, Any]:
     rates = keys.get("compress_rates") or {}
     hashed = keys.get("num_hash_layers", 3)
     found: dict[str, Any] = {
-        "compressed_sparse_rate": rates.get("compressed_sparse_attention", 4),
-        "heavily_compressed_rate": rates.get("heavily_compressed_attention", 128),
+        "compressed_sparse_rate": keys.get("compress_rate_csa")
+        or rates.get("compressed_sparse_attention", 4),
+        "heavily_compressed_rate": keys.get("compress_rate_hca")
+        or rates.get("heavily_compressed_attention", 128),
     }
     if keys.get("mlp_layer_types") is None:
         found["mlp_layer_types"] = ["hash_moe" if n < hashed else "moe" for n in _layers(keys)]
@@ -292,6 +294,37 @@ def _hy_v4(keys: Keys) -> dict[str, Any]:
     return {"indexer_types": ["full" if each else "shared" for each in full]}
 
 
+def _hy_v3(keys: Keys) -> dict[str, Any]:
+    """As in files for vLLM, whose class names these differently."""
+    names = {
+        "expert_hidden_dim": "moe_intermediate_size",
+        "first_k_dense_replace": "first_k_dense_replace",
+    }
+    return {ours: keys[name] for name, ours in names.items() if keys.get(name) is not None}
+
+
+def _minicpm3(keys: Keys) -> dict[str, Any]:
+    return {
+        "v_head_dim": keys.get("v_head_dim") or keys["hidden_size"] // keys["num_attention_heads"]
+    }
+
+
+def _cohere2_moe(keys: Keys) -> dict[str, Any]:
+    dense = keys.get("first_k_dense_replace") or 0
+    found: dict[str, Any] = {}
+    if keys.get("mlp_layer_types") is None:
+        found["mlp_layer_types"] = _experts_after(keys, dense)
+    if keys.get("layer_types") is None:
+        first = keys.get("prefix_dense_sliding_window_pattern", 1)
+        others = keys.get("sliding_window_pattern") or 4
+        full = [
+            (n + 1) % first == 0 if n < dense else (n - dense + 1) % others == 0
+            for n in _layers(keys)
+        ]
+        found["layer_types"] = [FULL if each else SLIDING for each in full]
+    return found
+
+
 def _bailing(keys: Keys) -> dict[str, Any]:
     shared = keys.get("num_shared_experts") or 0
     width = keys.get("moe_shared_expert_intermediate_size") or keys["moe_intermediate_size"]
@@ -355,6 +388,9 @@ _DERIVE: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "granite_swa": _granite_swa,
     "granitemoe_swa": _granite_swa,
     "hy_v4": _hy_v4,
+    "hy_v3": _hy_v3,
+    "minicpm3": _minicpm3,
+    "cohere2_moe": _cohere2_moe,
     "bailing_moe": _bailing,
     "bailing_moe_v2": _bailing,
     "bamba": _bamba,
