@@ -1,6 +1,6 @@
 """The keys of a config.json that a model's shape depends on, and the errors of reading it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
@@ -19,11 +19,12 @@ class ModelConfigInvalid(AgentError):
 class ArchitectureUnknown(AgentError):
     """This version does not know how the model computes."""
 
-    def __init__(self, name: str, why: str, known: Iterable[str]) -> None:
+    def __init__(self, name: str, why: str) -> None:
         super().__init__(
             f"the model architecture {name!r} is unknown: {why}; its figures are not guessed. "
-            f"Known are {', '.join(known)}; for others, put the model's safetensors files or their "
-            "index beside the config, or use the engine's own counters (vLLM: --enable-mfu-metrics)"
+            "docs/estimate.md lists those that are known; for others, put the model's safetensors "
+            "files or their index beside the config, or use the engine's own counters "
+            "(vLLM: --enable-mfu-metrics)"
         )
         self.name = name
 

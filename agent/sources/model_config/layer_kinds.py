@@ -103,4 +103,4 @@ def _interval(config: TextConfig) -> int | None:
 
 def unknown(config: TextConfig, why: str) -> ArchitectureUnknown:
     """The error for a configuration that the row of its architecture does not cover."""
-    return ArchitectureUnknown(config.architecture, why, ARCHITECTURES)
+    return ArchitectureUnknown(config.architecture, why)

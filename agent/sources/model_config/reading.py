@@ -87,7 +87,6 @@ def _tied(content: Mapping[str, Any], text: Mapping[str, Any], wrapper: Wrapper 
             str(content.get("model_type")),
             f"no row describes this wrapper of {text.get('model_type')!r}, and its config.json "
             f"lacks {_TIED}, which decides the size of the output matrix",
-            model_classes().wrappers,
         )
     if wrapper is None or given:
         return bool(given)
@@ -108,7 +107,7 @@ def _by_class(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelConfigInvalid("names no model_type; give a model's config.json")
     name = _BY_CLASS.get((name, str(_first_class(given))), name)
     if name not in ARCHITECTURES:
-        raise ArchitectureUnknown(name, "no row describes it", ARCHITECTURES)
+        raise ArchitectureUnknown(name, "no row describes it")
     row = ARCHITECTURES[name]
     model_class = model_classes().classes.get(row.class_of or name, _WITHOUT_CLASS)
     known = dict(_known(given, model_class, strict=row.class_of is None))

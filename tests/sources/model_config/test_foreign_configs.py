@@ -134,3 +134,30 @@ def test_weights_are_stored_and_multiplied_as_the_quantisation_says(name: str) -
     assert shape(name).compute is expected.compute
     if expected.gigabytes is not None:
         assert weight_bytes(shape(name)) / 1e9 == pytest.approx(expected.gigabytes, rel=0.01)
+
+
+def test_kimi_k3_has_the_matrices_of_vllms_modules() -> None:
+    """By hand from vllm/models/kimi_k3: transformers has no class for what it adds."""
+    hidden, wide, latent, heads, expert = 7168, 96 * 128, 3584, 96, 3072
+    delta = 5 * hidden * wide + hidden * 128 + 128 * wide + hidden * heads
+    delta += 3 * wide * 4 + wide + heads + 128
+    query = hidden * 1536 + 1536 + 1536 * heads * 192
+    attention = query + hidden * 576 + 512 + 512 * heads * 256 + 2 * wide * hidden
+    experts = 896 * 3 * latent * expert + 3 * hidden * 2 * expert
+    experts += 2 * hidden * latent + latent + 896 * hidden + 896
+    # Two norms, and two residuals with a norm and a matrix of one column.
+    each = 6 * hidden
+    outside = 2 * 163_840 * hidden + 3 * hidden
+    layers = 69 * delta + 24 * attention + 92 * experts + 3 * hidden * 33_792 + 93 * each
+    assert parameters(shape("moonshotai--Kimi-K3")) == layers + outside
+
+
+def test_nemotron_nas_has_the_layers_of_its_list() -> None:
+    """49 of 80 layers attend; a layer without attention has one norm."""
+    model = shape("nvidia--Llama-3_3-Nemotron-Super-49B-v1")
+    attending = sum(group.layers for group in model.groups if group.attentions)
+    norms = sum(group.layers * group.vectors for group in model.groups)
+    assert (attending, norms) == (49, (80 + 49) * 8192)
+    widths = {block.parameters // 8192 for group in model.groups for block in group.blocks}
+    # 0.5, 1, 1.3125, 2.625, 3.28125 and 5.25 times 2/3 of the hidden size, in whole 256.
+    assert {2816, 5632, 7168, 14336, 17920, 28672} < widths
