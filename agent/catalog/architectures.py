@@ -296,6 +296,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4v_moe_text": Architecture(biased=_INPUTS, experts=True, router_bias=True),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
+    "glm": Architecture(biased=_INPUTS, attention_bias=True),
     "glm4": Architecture(norms=4, biased=_INPUTS),
     "glm4_moe": Architecture(biased=_INPUTS, qk_norm=QkNorm.HEAD, experts=True, router_bias=True),
     "glm4_moe_lite": replace(

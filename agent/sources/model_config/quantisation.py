@@ -225,7 +225,9 @@ def _grouped(bits: float, per_group: float, group: int) -> float:
 
 
 def _gptq(keys: _Keys, plain: WeightFormat) -> Scheme:
-    if keys.get("dynamic"):
+    rules = keys.get("dynamic") or {}
+    # Rules that begin with this spare modules.
+    if any(not rule.startswith("-:") for rule in rules):
         raise QuantisationUnknown("gptq", "its rules differ from layer to layer")
     bits = keys["bits"]
     # A 16-bit scale and a packed zero point.
@@ -233,8 +235,20 @@ def _gptq(keys: _Keys, plain: WeightFormat) -> Scheme:
     return Scheme(
         plain=plain,
         rules=_all(WeightFormat(stored_bits, plain.compute)),
-        ignored=_listed(keys, "modules_to_not_convert"),
+        ignored=(
+            *_listed(keys, "modules_to_not_convert"),
+            *(f"re:{rule.removeprefix('-:')}" for rule in rules),
+        ),
     )
+
+
+def _auto_round(keys: _Keys, plain: WeightFormat) -> Scheme:
+    """Stored as by GPTQ, but for single modules that are spared."""
+    others = keys.get("extra_config") or {}
+    if any(other.get("bits", 16) < 16 for other in others.values()):
+        raise QuantisationUnknown("auto-round", "its rules differ from layer to layer")
+    found = _gptq(keys, plain)
+    return replace(found, ignored=(*found.ignored, *map(str, others)))
 
 
 def _awq(keys: _Keys, plain: WeightFormat) -> Scheme:
@@ -268,6 +282,42 @@ def _mxfp4(keys: _Keys, plain: WeightFormat) -> Scheme:
         rules=((("experts",), WeightFormat(_MXFP4_BITS, plain.compute)),),
         ignored=_listed(keys, "modules_to_not_convert"),
     )
+
+
+def _mxfp8(keys: _Keys, plain: WeightFormat) -> Scheme:
+    return Scheme(
+        plain=plain,
+        rules=_all(WeightFormat(8 + 8 / 32, Precision.FP8)),
+        ignored=_listed(keys, "modules_to_not_convert", "ignored_layers", "ignore"),
+    )
+
+
+# Of AMD's Quark: bits of a weight, without scales, and the precision of products with such
+# activations.
+_QUARK: Mapping[str, tuple[int, Precision | None]] = {
+    "fp8_e4m3": (8, Precision.FP8),
+    "int8": (8, Precision.INT8),
+    "fp4": (4, Precision.FP4),
+    "int4": (4, None),
+    "uint4": (4, None),
+}
+
+
+def _quark(keys: _Keys, plain: WeightFormat) -> Scheme:
+    of_cache = (keys.get("export") or {}).get("kv_cache_group") or ()
+    of_layers = keys.get("layer_quant_config") or {}
+    if any(name not in of_cache for name in of_layers) or keys.get("layer_type_quant_config"):
+        raise QuantisationUnknown("quark", "its rules differ from layer to layer")
+    given = keys["global_quant_config"]
+    weight, activations = given["weight"], given.get("input_tensors")
+    bits, _ = _QUARK[weight["dtype"]]
+    # Scales of groups are in 8 bits as exponents, else in 16.
+    scale = 8 if weight.get("scale_format") == "e8m0" else 16
+    compute = None if activations is None else _QUARK[activations["dtype"]][1]
+    stored = WeightFormat(
+        _grouped(bits, scale, weight.get("group_size") or -1), compute or plain.compute
+    )
+    return Scheme(plain=plain, rules=_all(stored), ignored=_listed(keys, "exclude"))
 
 
 def _bitsandbytes(keys: _Keys, plain: WeightFormat) -> Scheme:
@@ -365,13 +415,17 @@ def _quantised_layers(keys: _Keys, plain: WeightFormat) -> dict[str, WeightForma
 
 _METHODS: Mapping[str, Callable[[_Keys, WeightFormat], Scheme]] = {
     "gptq": _gptq,
+    "auto-round": _auto_round,
     "awq": _awq,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
+    "mxfp8": _mxfp8,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "quark": _quark,
 }
 
 

@@ -57,8 +57,8 @@ def text_keys(content: Mapping[str, Any]) -> dict[str, Any]:
         # An omni model, whose other parts speak.
         shared = {key: content[key] for key in (*_SHARED, "architectures") if key in content}
         return text_keys({**shared, **thinker})
-    text = content.get("text_config")
-    if not isinstance(text, Mapping):
+    text = _text_part(content)
+    if text is None:
         return _flat(content)
     inner = {key: value for key, value in text.items() if key not in _OUTSIDE}
     outer = {key: content[key] for key in (*_SHARED, *_OUTSIDE) if content.get(key) is not None}
@@ -66,6 +66,15 @@ def text_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     if wrapper is not None:
         inner.setdefault("model_type", wrapper.text)
     return {**_by_class({**outer, **inner}), _TIED: _tied(content, text, wrapper)}
+
+
+# Names of the text part; those of models that have code of their own come last.
+_TEXT = ("text_config", "llm_config", "language_config")
+
+
+def _text_part(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    parts = (content.get(name) for name in _TEXT)
+    return next((part for part in parts if isinstance(part, Mapping)), None)
 
 
 def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +91,9 @@ def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
 def _tied(content: Mapping[str, Any], text: Mapping[str, Any], wrapper: Wrapper | None) -> bool:
     """Whether the embeddings are tied: the wrapper decides, as in transformers and vLLM."""
     given = content.get(_TIED)
+    if wrapper is None and given is None and "text_config" not in content:
+        # A model of its own, within the other.
+        return bool(_by_class(text).get(_TIED))
     if wrapper is None and given is None:
         raise ArchitectureUnknown(
             str(content.get("model_type")),
@@ -207,8 +219,7 @@ def read_weights(path: Path, unknown: ArchitectureUnknown) -> StoredWeights | No
     """
     file = path / "config.json" if _is_folder(path) else path
     content = _content(file)
-    text = content.get("text_config")
-    keys = {**content, **(text if isinstance(text, Mapping) else {})}
+    keys = {**content, **(_text_part(content) or {})}
     return stored_weights(file.parent, unknown.name, keys)
 
 
@@ -290,7 +301,7 @@ def _remarks_on(shape: ModelShape) -> Iterator[str]:
 
 def _remarks(content: dict[str, Any], config: TextConfig) -> tuple[str, ...]:
     remarks = []
-    if "text_config" in content or "vision_config" in content:
+    if not {*_TEXT, "vision_config", "thinker_config"}.isdisjoint(content):
         remarks.append("only the text part is counted, without encoders of images or sound")
     if config.num_nextn_predict_layers:
         remarks.append("layers for multi-token prediction count only in the size of its files")

@@ -19,6 +19,12 @@ def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> d
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
 
 
+def quark(weights: str, activations: str | None, **more: Any) -> dict[str, Any]:
+    inputs = None if activations is None else {"dtype": activations}
+    config = {"weight": {"dtype": weights, **more}, "input_tensors": inputs}
+    return {"quant_method": "quark", "global_quant_config": config, "exclude": ["lm_head"]}
+
+
 @pytest.mark.parametrize(
     ("keys", "bits", "compute"),
     [
@@ -29,6 +35,11 @@ def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> d
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 128**2, FP8),
         ({"quant_method": "fbgemm_fp8"}, 8, FP8),
         ({"quant_method": "mxfp4"}, 4.25, BF16),
+        ({"quant_method": "mxfp8", "ignored_layers": ["lm_head"]}, 8.25, FP8),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, 4 + 20 / 128, BF16),
+        (quark("fp4", "fp4", group_size=32, scale_format="e8m0"), 4.25, FP4),
+        (quark("fp8_e4m3", "fp8_e4m3"), 8, FP8),
+        (quark("uint4", None, group_size=128), 4 + 16 / 128, BF16),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5, BF16),
         (
             {
@@ -90,7 +101,10 @@ def test_a_weight_takes_its_bits_and_its_share_of_scales(
         ({"quant_method": "aqlm"}, "aqlm"),
         ({}, "None"),
         ({"quant_method": "gptq"}, "gptq"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "gptq"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}, "gptq"),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 8}}}, "auto"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp6"}}}, "quark"),
+        ({"quant_method": "quark", "layer_quant_config": {"*lm_head": {}}}, "quark"),
         ({"quant_method": "awq", "bits": "four", "group_size": 1}, "awq"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "fp8"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": False}, "bitsandbytes"),
@@ -154,6 +168,16 @@ def test_groups_for_other_modules_may_differ() -> None:
         for name in ("mlp.experts.0.up_proj", "self_attn.wkv", "self_attn.wq_b", "self_attn.wo_a")
     }
     assert list(bits.values()) == [4.125, 8, 8, 16]
+
+
+def test_rules_of_single_modules_may_spare_them() -> None:
+    gptq = {"quant_method": "gptq", "bits": 4, "dynamic": {r"-:.*\.down_proj": {}}}
+    rounded = {"quant_method": "auto-round", "bits": 4, "extra_config": {MODULE: {"bits": 16}}}
+    cache = {"export": {"kv_cache_group": ["*k_proj"]}, "layer_quant_config": {"*k_proj": {}}}
+    excluded = {**quark("fp4", "fp4"), **cache, "exclude": [MODULE]}
+    for keys in (gptq, rounded, excluded):
+        assert scheme(keys, BF16).format_of(MODULE).bits == 16
+        assert scheme(keys, BF16).format_of(MODULE.replace("down", "up")).bits < 5
 
 
 MIXED: dict[str, Any] = {

@@ -106,6 +106,33 @@ def test_keys_of_a_wrapper_apply_to_its_text_part() -> None:
     assert shape.precision is Precision.FP16
 
 
+@pytest.mark.parametrize("name", ["llm_config", "language_config"])
+def test_a_text_part_of_a_model_with_code_of_its_own_says_whether_it_ties(name: str) -> None:
+    """As in InternVL and DeepSeek-VL2."""
+    text = PUBLISHED["qwen2.5-0.5b"]["config"]
+    shape = read_config({"model_type": "internvl_chat", name: text, "vision_config": {}})
+    assert parameters(shape) == parameters(published("qwen2.5-0.5b"))
+    untied = read_config({"model_type": "internvl_chat", name: text, "tie_word_embeddings": False})
+    assert parameters(untied) == parameters(shape) + 151_936 * 896
+
+
+def test_the_part_of_an_omni_model_that_thinks_is_read() -> None:
+    config = without(PUBLISHED["qwen3-30b-a3b"]["config"], "torch_dtype")
+    text = {**config, "model_type": "qwen3_omni_moe_text"}
+    shape = read_config(
+        {
+            "model_type": "qwen3_omni_moe",
+            "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+            "thinker_config": {"model_type": "qwen3_omni_moe_thinker", "text_config": text},
+            "talker_config": {},
+            "dtype": "float16",
+        }
+    )
+    assert parameters(shape) == parameters(published("qwen3-30b-a3b"))
+    assert shape.precision is Precision.FP16
+    assert any("only the text part" in remark for remark in shape.remarks)
+
+
 # Unusable files
 
 
