@@ -11,7 +11,7 @@ import requests
 from agent.analysis.setup_steps import is_any_address
 from agent.command_options import secret_in, server_url
 from agent.errors import SettingsInvalid
-from agent.http_client import http_session, root_cause
+from agent.http_client import connection_problem, http_session
 from agent.settings import Settings, load
 
 Json = dict[str, Any]
@@ -50,7 +50,7 @@ class AgentApi:
         try:
             response = self._session.get(self._url + path, params=parameters, timeout=_WAITS_S)
         except requests.RequestException as error:
-            raise self._absent(root_cause(error)) from error
+            raise self._absent(connection_problem(error)) from error
         if response.is_redirect:
             target = response.headers["Location"]
             raise SettingsInvalid([f"{self._url} redirects to {target}; give that URL"])

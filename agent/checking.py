@@ -289,7 +289,7 @@ def read_once(settings: Settings, now: float) -> Iterator[FoundFacts]:
 def _engine_read(name: str, result: "ScrapeResult") -> FoundFacts:
     sample = result.sample
     if sample is None:
-        return FoundFacts(engine=name, problem=str(result.failure))
+        return FoundFacts(engine=name, problem=result.problem)
     given = {fact for fact, _ in sample.facts} | sample.histograms.keys()
     return FoundFacts(
         engine=name,

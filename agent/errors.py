@@ -2,8 +2,9 @@
 
 AgentError
 ├── SettingsInvalid       the settings file or environment cannot be used; lists every problem
-├── ExpositionUnreadable  an engine's response is not an exposition; carries a reason
-├── EngineUnreachable     an engine did not answer in time
+├── ReadFailed            an engine or an exporter was not read; carries a reason
+│   ├── EngineUnreachable     it did not answer, or with an error
+│   └── ExpositionUnreadable  its response is not an exposition
 ├── DiscoveryFailed       the list of engines cannot be read now; a retry may succeed
 ├── PayloadInvalid        an OTLP body that is invalid, also on a retry
 ├── PayloadTooLarge       an OTLP body over the limit after decompression
@@ -31,20 +32,34 @@ class SettingsInvalid(AgentError):
         self.problems = tuple(problems)
 
 
-class EngineUnreachable(AgentError):
-    """An engine did not answer; `reason` is the label of a counter."""
+class ReadFailed(AgentError):
+    """An engine or an exporter was not read; `reason` is the label of a counter.
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
+    `message` begins with a verb: its subject is `where`, the URL, which `public` leaves out.
+    """
+
+    def __init__(
+        self, reason: str, message: str, *, where: str = "", status: int | None = None
+    ) -> None:
+        """`status` is that of an HTTP response, if it is the failure."""
+        super().__init__(f"{where} {message}".lstrip())
         self.reason = reason
+        self.message = message
+        self.where = where
+        self.status = status
+
+    @property
+    def public(self) -> str:
+        """The message without the URL."""
+        return self.message
 
 
-class ExpositionUnreadable(AgentError):
-    """An engine's response is not an exposition, or cannot be read; `reason` is for counting."""
+class EngineUnreachable(ReadFailed):
+    """It did not answer, or with an error."""
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class ExpositionUnreadable(ReadFailed):
+    """Its response is not an exposition, or cannot be read."""
 
 
 class DiscoveryFailed(AgentError):

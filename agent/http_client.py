@@ -1,7 +1,9 @@
 """Outgoing connections that take no password and no proxy from the environment."""
 
+import socket
 import ssl
 from functools import cache
+from http.client import HTTPException, RemoteDisconnected
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +71,50 @@ class TrustingAdapter(HTTPAdapter):
         return {} if self._tls is None else {"ssl_context": self._tls}
 
 
-def root_cause(error: BaseException) -> str:
-    """The first error in a chain of causes, in the words of the system if it has some."""
+def connection_problem(error: BaseException) -> str:
+    """Why a request failed, in a few words: `connection refused`, `name not found`.
+
+    The texts of `requests` and urllib3 repeat themselves and quote their own objects.
+    """
+    cause = _first_cause(error)
+    for kind, text in _PROBLEMS:
+        if isinstance(cause, kind):
+            return text
+    if isinstance(cause, ssl.SSLError):
+        return _tls_problem(cause)
+    if isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_NAME:
+        return "name not found"
+    words = cause.strerror if isinstance(cause, OSError) else None
+    return words or str(cause) or type(cause).__name__
+
+
+def _first_cause(error: BaseException) -> BaseException:
     while cause := error.__cause__ or error.__context__:
         error = cause
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return error
+
+
+_PROBLEMS: tuple[tuple[type[BaseException], str], ...] = (
+    (ConnectionRefusedError, "connection refused"),
+    (TimeoutError, "no response in time"),
+    # Before BadStatusLine and ConnectionResetError, of which it is both.
+    (RemoteDisconnected, "the connection was closed without a response"),
+    (ConnectionResetError, "the connection was reset"),
+    (HTTPException, "the response is not HTTP; does it need https://?"),
+)
+
+
+def _tls_problem(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS error: the certificate is not accepted: {error.verify_message}"
+    if error.reason in _NOT_TLS:
+        return "TLS error: the server does not speak TLS; does it need http://?"
+    return f"TLS error: {(error.reason or str(error)).replace('_', ' ').lower()}"
+
+
+# A name server that is away gives another error.
+_NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 
 
 def http_session(proxy: str | None = None, ca: Path | None = None) -> requests.Session:

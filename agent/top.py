@@ -151,8 +151,8 @@ class EngineReader:
         if result.sample is None:
             raise EngineUnreachable(
                 result.failure or "",
-                f"neither an agent nor an engine answers at {self._url} ({result.failure}): start "
-                "it, or correct the address",
+                f"neither an agent nor an engine answers: {result.problem}; start it, or correct "
+                "the address",
             )
         total = self._counted(result.sample)
         figures = None

@@ -45,10 +45,11 @@ def test_check_lists_the_facts_that_an_engine_does_not_give(tmp_path: Path, has_
 def test_check_fails_for_an_engine_that_cannot_be_read(tmp_path: Path) -> None:
     with EngineServer() as engine:
         engine.answers("/metrics", b"<html></html>\n")
-        assert check(engine, tmp_path) == (1, "engine chat: cannot be read: html\n")
+        problem = f"{engine.url}/metrics has an HTML page, not metrics"
+        assert check(engine, tmp_path) == (1, f"engine chat: cannot be read: {problem}\n")
         code, said = check(engine, tmp_path, "--json")
     (chat,) = json.loads(said)["engines"]
-    assert (code, chat["problem"]) == (1, "html")
+    assert (code, chat["problem"]) == (1, problem)
     assert chat["facts"] is chat["absent"] is None
 
 

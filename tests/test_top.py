@@ -96,7 +96,10 @@ def test_an_address_where_nothing_answers_is_one_sentence() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     error = shown(url).exception
     assert isinstance(error, EngineUnreachable)
-    assert str(error).startswith(f"neither an agent nor an engine answers at {url}")
+    assert str(error) == (
+        f"neither an agent nor an engine answers: {url}/metrics cannot be reached: connection "
+        "refused; start it, or correct the address"
+    )
     error = shown(GOODPUT_LISTEN__PORT=url.rpartition(":")[2]).exception
     assert isinstance(error, SettingsInvalid)
-    assert str(error).startswith(f"no agent responds at {url}: Connection refused")
+    assert str(error).startswith(f"no agent responds at {url}: connection refused")

@@ -16,6 +16,7 @@ from agent.app.jobs import Jobs
 from agent.app.proxy_rotation import EngineNews
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import Precision
+from agent.catalog.own_health import NOT_CONFIGURED, OK
 from agent.catalog.reasons import FiguresMissing, StoreWrite
 from agent.errors import AgentError, StoreUnavailable
 from agent.outputs.prometheus.agent_exposition import EfficiencyBoard, HostBoard
@@ -86,6 +87,22 @@ class GpuJobs:
         self._source = source or gpu_source(settings)
         self._section = settings.nvml if settings.dcgm.url is None else settings.dcgm
         self.stored_at: float | None = None
+        self._read = GpuSamples()
+
+    def status_text(self) -> str:
+        """The status of the source of GPUs, for /readyz."""
+        if self._source is None:
+            return NOT_CONFIGURED
+        read = self._read
+        if read.problem is not None:
+            return read.problem
+        unread = sorted({each.problem for each in read.samples if each.problem is not None})
+        if unread:
+            count = sum(each.problem is not None for each in read.samples)
+            return f"{count} of {len(read.samples)} cannot be read: {', '.join(unread)}"
+        if not read.samples and read.failures:
+            return f"no GPU is read: {', '.join(sorted(set(read.failures)))}"
+        return OK
 
     def knows_gpus_of(self, engine: EngineSettings) -> bool:
         """Whether the engine's GPUs are known without its processes."""
@@ -105,7 +122,8 @@ class GpuJobs:
     def poll(self, now: float) -> None:
         """Read all GPUs once."""
         assert self._source is not None, "nothing is polled without a source"
-        for reason in self.inventory.update(self._source.read(now), now):
+        self._read = self._source.read(now)
+        for reason in self.inventory.update(self._read, now):
             self._meter.gpu_failed(reason)
 
     def schedule(self, jobs: Jobs) -> None:
@@ -290,13 +308,14 @@ _LOAD = {
 
 
 def engine_row(
-    name: str, sample: EngineSample | None, directory: EngineDirectory
+    name: str, sample: EngineSample | None, directory: EngineDirectory, problem: str | None
 ) -> Mapping[str, Any]:
     """An engine as the API shows it; without a sample it is not up, and its load is unknown."""
     load = {field: sample and sample.fact(each.name) for field, each in _LOAD.items()}
     if sample is None:
         model = directory.model_of(name)
-        return {"name": name, "up": False, "model": model, "dialect": None, "read_at": None, **load}
+        seen = {"up": False, "problem": problem, "model": model, "dialect": None, "read_at": None}
+        return {"name": name, **seen, **load}
     facts = {"model": sample.model, "dialect": sample.dialect, "read_at": sample.at}
     return {"name": name, "up": True, **facts, **load}
 
@@ -360,12 +379,18 @@ class EngineMonitors:
         self._gpus = gpus
         self._hosts = hosts
         self._pipelines: list[EnginePipeline] = []
-        self._failures: dict[str, str | None] = {}
+        self._scrapes: dict[str, ScrapeResult] = {}
         self._dialects: dict[str, str] = {}
 
     def failure_of(self, engine: str) -> str | None:
-        """Why the last scrape of an engine failed; None if it did not."""
-        return self._failures.get(engine)
+        """Why the last scrape of an engine failed, in a word; None if it did not."""
+        last = self._scrapes.get(engine)
+        return None if last is None else last.failure
+
+    def problem_of(self, engine: str) -> str | None:
+        """Why the last scrape of an engine failed, as a sentence; None if it did not."""
+        last = self._scrapes.get(engine)
+        return None if last is None else last.problem
 
     def dialect_of(self, engine: str) -> str | None:
         """The dialect of an engine's last sample since the start; None before the first."""
@@ -400,7 +425,7 @@ class EngineMonitors:
         def on_scrape(result: ScrapeResult) -> None:
             publisher.publish(result)
             self._news.scraped(engine.name, result)
-            self._failures[engine.name] = result.failure
+            self._scrapes[engine.name] = result
             if result.sample is not None:
                 self._dialects[engine.name] = result.sample.dialect
 

@@ -22,11 +22,6 @@ from agent.store.unreadable import TABLES, UNREADABLE
 from agent.store.writing import MAX_WAITING_ROWS, RequestWriter
 
 
-def not_configured() -> str:
-    """The state, in words, of a part that the settings leave out."""
-    return "not configured"
-
-
 class Readiness:
     """Reads what the parts know. A problem of an engine is not one of the agent."""
 

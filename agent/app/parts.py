@@ -20,12 +20,13 @@ from agent.app.engines import (
 )
 from agent.app.jobs import Jobs
 from agent.app.listeners import ConnectionLimits, Listeners, raise_descriptors
-from agent.app.own_health import OwnHealth, Readiness, count_misses, not_configured
+from agent.app.own_health import OwnHealth, Readiness, count_misses
 from agent.app.plugins import EnginePlugins
 from agent.app.proxy_rotation import EngineNews
 from agent.app.proxying import Proxying
 from agent.app.pushing import Pushing, counts_bins
 from agent.app.storing import AgentStore
+from agent.catalog.own_health import NOT_CONFIGURED
 from agent.outputs.otlp_forwarder import Forwarder, destination
 from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -97,10 +98,11 @@ class OutputParts:
 
 
 class EngineRows:
-    """The API's rows of engines. The store may ask for them before `proxying` is built."""
+    """The API's rows of engines. The store may ask for them before the other parts are built."""
 
     def __init__(self, settings: Settings, meter: Meter, directory: EngineDirectory) -> None:
         self.proxying: Proxying | None = None
+        self.monitors: EngineMonitors | None = None
         self._agent_name = settings.name
         self._stale_after_s = {
             engine.name: STALE_INTERVALS * engine.scrape_interval for engine in settings.engines
@@ -110,11 +112,16 @@ class EngineRows:
 
     def read(self) -> Sequence[Mapping[str, Any]]:
         """The rows as known now."""
-        proxying = self.proxying
+        proxying, monitors = self.proxying, self.monitors
         return [
             {
                 "agent": self._agent_name,
-                **engine_row(name, sample, self._directory),
+                **engine_row(
+                    name,
+                    sample,
+                    self._directory,
+                    None if monitors is None else monitors.problem_of(name),
+                ),
                 "stale_after_s": self._stale_after_s[name],
                 "ejected": None if proxying is None else proxying.why_out(name),
             }
@@ -164,7 +171,7 @@ def build_parts(
     )
     engines = _engine_parts(base, gpus, sources or partial(live_sources, settings.tls.ca))
     requests = _intake_parts(base, engines, handover)
-    rows.proxying = requests.proxying
+    rows.proxying, rows.monitors = requests.proxying, engines.builder
     outputs = _output_parts(base, engines, requests)
     jobs = Jobs(now, partial(count_misses, meter))
     return AgentParts(listeners, base, engines, requests, outputs, jobs)
@@ -322,7 +329,7 @@ def _output_parts(base: BaseParts, engines: EngineParts, requests: IntakeParts) 
     if pushing is not None:
         health.of_push(pushing.forwarder)
     setups = _setups(base, engines, requests)
-    readiness = _readiness(base, requests, health)
+    readiness = _readiness(base, engines, requests, health)
     readiness.add("setup", setups.status_text)
     return OutputParts(
         exposition=exposition,
@@ -349,11 +356,18 @@ def _setups(base: BaseParts, engines: EngineParts, requests: IntakeParts) -> Eng
     )
 
 
-def _readiness(base: BaseParts, requests: IntakeParts, health: OwnHealth) -> Readiness:
+def _no_proxy() -> str:
+    return NOT_CONFIGURED
+
+
+def _readiness(
+    base: BaseParts, engines: EngineParts, requests: IntakeParts, health: OwnHealth
+) -> Readiness:
     up = {each.name: partial(base.meter.is_up, each.name) for each in base.settings.engines}
     proxying = requests.proxying
     statuses = {
-        "proxy": not_configured if proxying is None else proxying.status_text,
+        "gpus": engines.gpus.status_text,
+        "proxy": _no_proxy if proxying is None else proxying.status_text,
         "plugins": requests.plugins.status_text,
         **health.statuses(),
         **base.store.statuses(),

@@ -8,6 +8,8 @@ from agent.catalog.time_units import MINUTE_S
 
 # The status of a part without a problem.
 OK = "ok"
+# The status of a part that the settings leave out.
+NOT_CONFIGURED = "not configured"
 
 
 class Stage(StrEnum):

@@ -36,7 +36,7 @@ _RATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLine:
-    """An engine; `old`: its figures are not of now."""
+    """An engine; `problem`: why it is not up. `old`: its figures are not of now."""
 
     name: str
     up: bool | None
@@ -44,6 +44,7 @@ class EngineLine:
     running: float | None = None
     waiting: float | None = None
     kv_cache_usage: float | None = None
+    problem: str | None = None
     old: bool = False
 
 
@@ -140,9 +141,12 @@ def agent_overview(title: str, at: datetime, found: AgentFigures) -> Overview:
 _OF_ENGINES = "no request has a row: figures are of the engines' counters and histograms"
 
 
+_OF_ENGINE = ("model", "running", "waiting", "kv_cache_usage", "problem")
+
+
 def _engine(row: Json) -> EngineLine:
     # An agent of another version may not know each of them.
-    known = {name: row.get(name) for name in ("model", "running", "waiting", "kv_cache_usage")}
+    known = {name: row.get(name) for name in _OF_ENGINE}
     return EngineLine(name=row["name"], up=row.get("up"), **known, old=_is_old(row))
 
 
@@ -273,7 +277,12 @@ def json_values(value: Any) -> Any:
 def renderable(overview: Overview) -> RenderableType:
     """The overview for a terminal; a pure function."""
     head = Text(f"{overview.title}  {overview.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC", "bold")
-    parts: list[RenderableType] = [head, _engines(overview.engines), _rates(overview.rates)]
+    parts: list[RenderableType] = [
+        head,
+        _engines(overview.engines),
+        *_problems(overview.engines),
+        _rates(overview.rates),
+    ]
     if overview.objectives:
         parts.append(_objectives(overview.objectives))
     if overview.latencies:
@@ -314,6 +323,15 @@ def _engines(lines: Sequence[EngineLine]) -> Table:
     if not lines:
         table.add_row(*(Text(UNKNOWN) for _ in table.columns))
     return table
+
+
+def _problems(lines: Sequence[EngineLine]) -> Iterator[Text]:
+    for line in lines:
+        if line.problem is not None:
+            yield Text(f"{line.name} is {_STATE[line.up]}: {line.problem}", "red")
+
+
+_STATE = {True: "up", False: "down", None: "unknown"}
 
 
 def _rates(rates: Mapping[str, Figure]) -> Table:

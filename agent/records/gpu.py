@@ -104,12 +104,14 @@ class GpuSamples:
     """The result of one read of a GPU source.
 
     `samples` has one sample of each GPU that was ever read, `xids` the Xid errors since the last
-    read, `failures` a short word for each failure to count.
+    read, `failures` a short word for each failure to count. `problem` is a sentence if the source
+    itself cannot be read.
     """
 
     samples: tuple[GpuSample, ...] = ()
     xids: tuple[XidError, ...] = ()
     failures: tuple[str, ...] = ()
+    problem: str | None = None
 
 
 # A broken GPU reports bursts; the oldest of a thousand errors adds nothing to the newest.

@@ -41,7 +41,9 @@ class EngineResponse(BaseResponse):
     name: str
     agent: str
     up: bool | None = Field(description="null if that is not known")
-    problem: str | None = Field(default=None, description="why it is not known")
+    problem: str | None = Field(
+        default=None, description="why it is down, as a sentence, or why that is not known"
+    )
     model: str | None
     dialect: str | None
     read_at: datetime | None

@@ -17,8 +17,9 @@ from agent.catalog.gpu_facts import (
     UP,
 )
 from agent.catalog.gpu_problems import EXPORTER_STALE, GPU_MISSING, GPU_SILENT, NO_GPU
+from agent.catalog.other_programs import other_program
 from agent.catalog.reasons import INTERNAL, ExpositionFault
-from agent.errors import EngineUnreachable, ExpositionUnreadable
+from agent.errors import ExpositionUnreadable, ReadFailed
 from agent.records.gpu import Facts, GpuSample, GpuSamples, XidError
 from agent.sources.dcgm.exporter_gpus import (
     ExporterGpu,
@@ -46,6 +47,7 @@ class _Result:
     samples: dict[str, GpuSample] = field(default_factory=dict)
     xids: list[XidError] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    problem: str | None = None
 
 
 class DcgmSource:
@@ -89,25 +91,31 @@ class DcgmSource:
         result = _Result(now)
         try:
             self._add_gpus(self._scrape(), result)
-        except (EngineUnreachable, ExpositionUnreadable) as error:
-            self._fail(f"exporter_{error.reason}", str(error), result)
+        except ReadFailed as error:
+            self._fail(error, result)
         except Exception:
             # An exposition can be broken in ways that no code here expects; reads must go on.
             _LOG.exception("the read of dcgm-exporter failed inside the agent")
             unread = [uuid for uuid in self._known if uuid not in result.samples]
             self._miss(unread, INTERNAL, result)
             result.failures.append(INTERNAL)
+            result.problem = "the read of dcgm-exporter failed inside the agent: see its log"
         self._known |= result.samples
         return GpuSamples(
-            tuple(result.samples.values()), tuple(result.xids), tuple(result.failures)
+            samples=tuple(result.samples.values()),
+            xids=tuple(result.xids),
+            failures=tuple(result.failures),
+            problem=result.problem,
         )
 
     def _scrape(self) -> ExporterGpus:
         text = fetch(self._session, self._url, timeout_s=self._timeout_s)
         exposition = read_exposition(text, self._wanted)
         if not exposition.series:
+            program = other_program(text)
+            looks = "" if program is None else f": this looks like {program}"
             raise ExpositionUnreadable(
-                ExpositionFault.NO_KNOWN_SERIES, "the exposition has no series that the agent knows"
+                ExpositionFault.NO_KNOWN_SERIES, f"has no series of dcgm-exporter{looks}"
             )
         self._note(memory_note(self._fields, exposition.series))
         return read_gpus(exposition, self._fields, self._known)
@@ -134,6 +142,8 @@ class DcgmSource:
         for uuid, problem in missing.items():
             self._miss([uuid], problem, result)
         none = set() if found.gpus else {NO_GPU}
+        if none:
+            result.problem = "dcgm-exporter lists no GPU"
         result.failures += sorted({*missing.values(), *found.dropped} | none)
 
     def _is_stale(self, gpu: ExporterGpu) -> bool:
@@ -162,9 +172,11 @@ class DcgmSource:
             mig_instances=gpu.instances,
         )
 
-    def _fail(self, reason: str, message: str, result: _Result) -> None:
+    def _fail(self, error: ReadFailed, result: _Result) -> None:
+        reason = f"exporter_{error.reason}"
+        result.problem = f"dcgm.url {error.public}"
         if reason != self._failing:
-            _LOG.warning("no GPU is read from dcgm-exporter: %s", message)
+            _LOG.warning("no GPU is read from dcgm-exporter: %s", error)
             self._failing = reason
         self._miss(self._known, reason, result)
         result.failures.append(reason)

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,14 @@ import requests
 
 from agent.analysis.failures.progress import restart_between
 from agent.catalog.engine_facts import FACT_MISSING, SCRAPE_DURATION
+from agent.catalog.engines import DIALECTS
+from agent.catalog.other_programs import other_program
 from agent.catalog.reasons import INTERNAL, NO_ANSWER, ExpositionFault, model_unknown
-from agent.errors import EngineUnreachable, ExpositionUnreadable
+from agent.errors import EngineUnreachable, ExpositionUnreadable, ReadFailed
 from agent.http_client import http_session
 from agent.records.engine import EngineSample
-from agent.sources.engines.exposition import bounded_label, read_exposition
-from agent.sources.engines.fetch import fetch
+from agent.sources.engines.exposition import Exposition, bounded_label, read_exposition
+from agent.sources.engines.fetch import fetch, shown_url
 from agent.sources.engines.kept_counts import KeptCounts
 from agent.sources.engines.translate import (
     AUTO,
@@ -69,7 +71,7 @@ def _read(path: str, body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ExpositionUnreadable(
-            ExpositionFault.JSON_MALFORMED, f"{path} is not JSON: {error}"
+            ExpositionFault.JSON_MALFORMED, f"is not JSON: {error}", where=path
         ) from error
 
 
@@ -125,13 +127,14 @@ _ASK_MODEL_EVERY_READS = 12
 
 @dataclass(frozen=True, slots=True)
 class ScrapeResult:
-    """What one scrape gave: a sample, or the short reason of its failure.
+    """What one scrape gave: a sample, or the short reason of its failure and a sentence of it.
 
     `faults` are the reasons for which the scrape dropped something and went on.
     """
 
     sample: EngineSample | None = None
     failure: str | None = None
+    problem: str | None = None
     faults: tuple[str, ...] = ()
 
 
@@ -158,6 +161,7 @@ class EngineSource:
         """
         self.name = name
         session = session or http_session()
+        self._url = shown_url(url).rstrip("/")
         self._fetch = read_path or (
             lambda path: fetch(session, url.rstrip("/") + path, timeout_s=timeout_s)
         )
@@ -180,12 +184,13 @@ class EngineSource:
             found = self._translated(faults)
             read_s = self._monotonic() - begun
             sample = self._sample(found, now, faults)
-        except (EngineUnreachable, ExpositionUnreadable) as error:
+        except ReadFailed as error:
             return self._failed(error, faults)
         except Exception:
             # An exposition can be broken in an unforeseen way, and the next read must still come.
             _LOG.exception("engine %s: the scrape failed inside the agent", self.name)
-            return ScrapeResult(failure=INTERNAL, faults=tuple(faults))
+            problem = "the scrape failed inside the agent: see its log"
+            return ScrapeResult(failure=INTERNAL, problem=problem, faults=tuple(faults))
         sample = replace(sample, facts={**sample.facts, (SCRAPE_DURATION.name, ()): read_s})
         self._last = sample
         if self._failing is not None:
@@ -194,12 +199,11 @@ class EngineSource:
         return ScrapeResult(sample, faults=tuple(faults))
 
     def _translated(self, faults: list[str]) -> TranslatedExposition:
-        errors: dict[str, EngineUnreachable | ExpositionUnreadable] = {}
+        errors: dict[str, ReadFailed] = {}
         for path in self._paths:
             try:
-                exposition = read_exposition(self._fetch(path), self._wanted)
-                found = translate(exposition, self._dialects)
-            except (EngineUnreachable, ExpositionUnreadable) as error:
+                exposition, found = self._read(self._fetch(path), path)
+            except ReadFailed as error:
                 errors[path] = error
                 if error.reason in NO_ANSWER:
                     break
@@ -210,7 +214,31 @@ class EngineSource:
                 if kept is None:
                     return found
                 return found.counted_as(translate(kept, (found.dialect,)))
-        raise _first(errors)
+        raise _most_telling(errors)
+
+    def _read(self, body: bytes, path: str) -> tuple[Exposition, TranslatedExposition]:
+        """The series and facts of a body. The error names the program whose metrics it has."""
+        where = self._url + path
+        try:
+            exposition = read_exposition(body, self._wanted)
+            return exposition, translate(exposition, self._dialects)
+        except ExpositionUnreadable as error:
+            message = error.message
+            if error.reason == ExpositionFault.NO_KNOWN_SERIES:
+                message = self._instead(body) or message
+            raise ExpositionUnreadable(error.reason, message, where=where) from error
+
+    def _instead(self, body: bytes) -> str | None:
+        """What has these metrics, none of which is of the engine that is looked for."""
+        for dialect in DIALECTS.values():
+            if dialect not in self._dialects and _has_any(body, dialect.prefixes):
+                return f"has the metrics of {dialect.engine}, which `kind` in the settings excludes"
+        if program := other_program(body):
+            return (
+                f"has no series of a known engine: this looks like {program}; give the URL of the "
+                "engine"
+            )
+        return None
 
     def _sample(self, found: TranslatedExposition, now: float, faults: list[str]) -> EngineSample:
         sample = EngineSample(
@@ -250,22 +278,27 @@ class EngineSource:
             faults.append(model_unknown(error.reason))
             return None
 
-    def _failed(
-        self, error: EngineUnreachable | ExpositionUnreadable, faults: list[str]
-    ) -> ScrapeResult:
+    def _failed(self, error: ReadFailed, faults: list[str]) -> ScrapeResult:
         if error.reason != self._failing:
             _LOG.warning("engine %s cannot be read: %s", self.name, error)
             self._failing = error.reason
-        return ScrapeResult(failure=error.reason, faults=tuple(faults))
+        return ScrapeResult(failure=error.reason, problem=str(error), faults=tuple(faults))
 
 
-def _first(
-    errors: Mapping[str, EngineUnreachable | ExpositionUnreadable],
-) -> EngineUnreachable | ExpositionUnreadable:
-    """The error of the first path, with what the other paths answered."""
+def _has_any(body: bytes, prefixes: Sequence[str]) -> bool:
+    return any(f"\n{prefix}".encode() in body for prefix in prefixes)
+
+
+def _most_telling(errors: Mapping[str, ReadFailed]) -> ReadFailed:
+    """The error of the first path that the server has; with 404 at all paths, one of them all."""
     first = next(iter(errors.values()))
     if len(errors) == 1:
         return first
-    return type(first)(
-        first.reason, "; ".join(f"at {path}: {error}" for path, error in errors.items())
-    )
+    found = [error for error in errors.values() if error.status != _NO_SUCH_PATH]
+    if found:
+        return found[0]
+    message = f"{first.message}, nor {' or '.join(list(errors)[1:])}"
+    return type(first)(first.reason, message, where=first.where, status=first.status)
+
+
+_NO_SUCH_PATH = 404

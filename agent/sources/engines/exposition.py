@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.catalog.reasons import ExpositionFault, FetchFailed
 from agent.errors import ExpositionUnreadable
+from agent.sources.engines.fetch import printable
 
 # One line of the text format: a name, labels, a value, then maybe a timestamp (of OpenMetrics in
 # seconds) or an exemplar.
@@ -81,24 +82,33 @@ def _exposition_text(body: bytes) -> str:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ExpositionUnreadable(
-            ExpositionFault.NOT_TEXT, f"the exposition is not UTF-8 text: {error}"
+            ExpositionFault.NOT_TEXT, "has no metrics but bytes that are no UTF-8 text"
         ) from error
     start = text.lstrip()[:1]
     if not start:
-        raise ExpositionUnreadable(ExpositionFault.EMPTY, "the exposition is empty")
+        raise ExpositionUnreadable(ExpositionFault.EMPTY, "has an empty body, no metrics")
     if start == "<":
         raise ExpositionUnreadable(
-            ExpositionFault.HTML, f"the response is HTML, not metrics: {text.lstrip()[:60]!r}"
+            ExpositionFault.HTML, f"has an HTML page, not metrics{_title(text)}"
         )
     if start in "{[":
         raise ExpositionUnreadable(
-            ExpositionFault.JSON, f"the response is JSON, not metrics: {text.lstrip()[:60]!r}"
+            ExpositionFault.JSON, f"has JSON, not metrics: {printable(text)!r}"
         )
     if not text.endswith(("\n", "# EOF")):
         raise ExpositionUnreadable(
-            FetchFailed.CUT_OFF, f"the exposition ends inside a line: {text[-60:]!r}"
+            FetchFailed.CUT_OFF, f"has metrics that end inside a line: {text[-60:]!r}"
         )
     return text
+
+
+_TITLE = re.compile(r"<title[^>]*>([^<]{1,200})</title>", re.IGNORECASE)
+
+
+def _title(page: str) -> str:
+    """The title of an HTML page, such as `Welcome to nginx!`."""
+    found = _TITLE.search(page[:_USUAL_CHARACTERS])
+    return "" if found is None else f": {printable(found[1])!r}"
 
 
 def _wanted_lines(text: str, wanted: Collection[str], families: set[str]) -> Iterator[str]:

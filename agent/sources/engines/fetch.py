@@ -20,7 +20,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable, ExpositionUnreadable
-from agent.http_client import TrustingAdapter, client_tls, http_session
+from agent.http_client import TrustingAdapter, client_tls, connection_problem, http_session
 
 _CURRENT: ContextVar["Deadline | None"] = ContextVar("deadline", default=None)
 
@@ -178,14 +178,19 @@ def post(
     *,
     timeout_s: float,
 ) -> requests.Response:
-    """The response to a POST. Raises requests.RequestException."""
-    with Deadline(timeout_s):
-        return session.post(
-            url,
-            data=body,
-            headers=headers,
-            timeout=(timeout_s, None),
-        )
+    """The response to a POST. Raises requests.RequestException; Timeout after the time."""
+    with Deadline(timeout_s) as deadline:
+        try:
+            return session.post(
+                url,
+                data=body,
+                headers=headers,
+                timeout=(timeout_s, None),
+            )
+        except requests.RequestException as error:
+            if deadline.passed:
+                raise requests.Timeout from error
+            raise
 
 
 def _get(session: requests.Session, url: str, timeout_s: float) -> bytes:
@@ -205,8 +210,43 @@ def _check_status(response: requests.Response, url: str) -> None:
     if response.status_code != requests.codes.ok:
         raise EngineUnreachable(
             FetchFailed.HTTP_STATUS,
-            f"{shown_url(url)} answered HTTP {response.status_code}, not 200",
+            f"answered {status_text(response)}",
+            where=shown_url(url),
+            status=response.status_code,
         )
+
+
+_STATUS_MEANS = {
+    301: "it redirects",
+    302: "it redirects",
+    307: "it redirects",
+    308: "it redirects",
+    401: "it wants credentials",
+    403: "it refuses access",
+    404: "it has no such path",
+    502: "a proxy cannot reach the engine",
+    503: "it is not ready, or shuts down",
+    504: "a proxy got no response of the engine",
+}
+# Of an engine's own server, which says nothing new.
+_USUAL_SERVERS = ("uvicorn", "hypercorn", "granian")
+_MOST_CHARACTERS = 60
+
+
+def status_text(response: requests.Response) -> str:
+    """A response that is not 200, as `HTTP 404: it has no such path (server nginx)`."""
+    status, server = response.status_code, response.headers.get("Server", "")
+    means = _STATUS_MEANS.get(status)
+    told = f"HTTP {status}" if means is None else f"HTTP {status}: {means}"
+    if not server or server.lower().startswith(_USUAL_SERVERS):
+        return told
+    return f"{told} (server {printable(server)})"
+
+
+def printable(text: str) -> str:
+    """The beginning of a text of an unknown server, in one line."""
+    cleaned = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return cleaned[:_MOST_CHARACTERS]
 
 
 def _bounded_body(response: requests.Response, url: str) -> bytes:
@@ -215,7 +255,9 @@ def _bounded_body(response: requests.Response, url: str) -> bytes:
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise ExpositionUnreadable(
-                FetchFailed.TOO_LARGE, f"{shown_url(url)} sent more than {MAX_BODY_BYTES} bytes"
+                FetchFailed.TOO_LARGE,
+                f"sent more than {MAX_BODY_BYTES} bytes",
+                where=shown_url(url),
             )
     if _is_whole(response) and not body.endswith(b"\n"):
         # The reader of expositions takes a text that ends inside a line for one that was cut off.
@@ -236,27 +278,22 @@ def _named(
         return _timeout(url, timeout_s)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return ExpositionUnreadable(
-            FetchFailed.CUT_OFF, f"{shown_url(url)} ended before its body did: {_root(error)}"
+            FetchFailed.CUT_OFF, "closed the connection within its response", where=shown_url(url)
         )
     if isinstance(error, requests.exceptions.ContentDecodingError):
         return ExpositionUnreadable(
-            FetchFailed.ENCODING, f"{shown_url(url)} cannot be decompressed: {_root(error)}"
+            FetchFailed.ENCODING, "sent a body that cannot be decompressed", where=shown_url(url)
         )
     return EngineUnreachable(
-        FetchFailed.CONNECTION, f"{shown_url(url)} cannot be reached: {_root(error)}"
+        FetchFailed.CONNECTION,
+        f"cannot be reached: {connection_problem(error)}",
+        where=shown_url(url),
     )
-
-
-def _root(error: BaseException) -> str:
-    """The message of the first error in a chain of causes."""
-    while cause := error.__cause__ or error.__context__:
-        error = cause
-    return str(error) or type(error).__name__
 
 
 def _timeout(url: str, timeout_s: float) -> EngineUnreachable:
     return EngineUnreachable(
-        FetchFailed.TIMEOUT, f"{shown_url(url)} did not answer within {timeout_s:g} s"
+        FetchFailed.TIMEOUT, f"did not answer within {timeout_s:g} s", where=shown_url(url)
     )
 
 

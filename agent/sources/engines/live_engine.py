@@ -14,8 +14,8 @@ import requests
 
 from agent.catalog.engines import DIALECTS
 from agent.catalog.engines.vllm import VLLM
-from agent.catalog.reasons import NO_ANSWER
-from agent.errors import EngineUnreachable, ExpositionUnreadable
+from agent.errors import EngineUnreachable, ReadFailed
+from agent.http_client import connection_problem
 from agent.records.audit import EngineEvidence, EvidencePart, TrialRequest
 from agent.records.engine import HistogramSnapshot
 from agent.sources.engines.engine_source import (
@@ -33,6 +33,7 @@ from agent.sources.engines.fetch import (
     post,
     shown_url,
     status_of,
+    status_text,
 )
 from agent.sources.engines.translate import expected_facts, merged_histogram
 
@@ -92,14 +93,13 @@ class LiveEngine:
         result = source.read(self._clock())
         health = HealthProbe(self._url, self._session).status()
         if result.sample is None and health is None:
-            reason = result.failure or ""
             raise EngineUnreachable(
-                reason,
-                f"no engine answers at {shown_url(self._url)} ({reason}): start it, or correct the "
-                "address, which is that of its /metrics",
+                result.failure or "",
+                f"no engine answers: {result.problem}; start it, or correct the address, which is "
+                "that of its /metrics",
             )
-        if result.sample is None:
-            unread[EvidencePart.EXPOSITION] = _no_exposition(result.failure)
+        if result.problem is not None:
+            unread[EvidencePart.EXPOSITION] = result.problem
         series = self._series()
         models, longest = self._models(unread)
         dialect = None if result.sample is None else DIALECTS[result.sample.dialect]
@@ -142,9 +142,13 @@ class LiveEngine:
             if response.ok:
                 response_id = str(response.json()["id"])
             else:
-                problem = f"HTTP {response.status_code}"
-        except (requests.RequestException, ValueError, LookupError, TypeError) as error:
-            problem = f"{type(error).__name__}: {error}"
+                problem = status_text(response)
+        except requests.Timeout:
+            problem = f"no response within {_TRIAL_WITHIN_S:g} s"
+        except requests.ConnectionError as error:
+            problem = connection_problem(error)
+        except (requests.RequestException, ValueError, LookupError, TypeError):
+            problem = "its response is not that of an engine"
         trial = TrialRequest(
             request_id=request_id, sent_at=sent_at, ended_at=self._clock(), problem=problem
         )
@@ -164,7 +168,7 @@ class LiveEngine:
         try:
             body = fetch(self._session, self._url + VLLM.metrics_path, timeout_s=_TIMEOUT_S)
             found = read_exposition(body, {*names, _REQUESTS}).series
-        except (EngineUnreachable, ExpositionUnreadable):
+        except ReadFailed:
             return {}
         return {names.get(name, name): values for name, values in found.items()}
 
@@ -174,8 +178,8 @@ class LiveEngine:
     def _version(self, unread: dict[EvidencePart, str]) -> str | None:
         try:
             version = read_version(self._session, self._url, timeout_s=_TIMEOUT_S)
-        except (EngineUnreachable, ExpositionUnreadable) as why:
-            unread[EvidencePart.VERSION] = f"{VERSION_PATH}: {why}"
+        except ReadFailed as error:
+            unread[EvidencePart.VERSION] = f"{VERSION_PATH} {error.message}"
             return None
         if version is None:
             unread[EvidencePart.VERSION] = f"{VERSION_PATH} names none"
@@ -187,11 +191,11 @@ class LiveEngine:
             listed = self._json(SERVED_PATH)["data"]
             length = listed[0].get("max_model_len")
             names = tuple(str(entry["id"]) for entry in listed)
-        except (
-            EngineUnreachable, ExpositionUnreadable, ValueError, LookupError, TypeError,
-            AttributeError,
-        ) as why:  # fmt: skip
-            unread[EvidencePart.MODELS] = f"{SERVED_PATH}: {why}"
+        except ReadFailed as error:
+            unread[EvidencePart.MODELS] = f"{SERVED_PATH} {error.message}"
+            return (), None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            unread[EvidencePart.MODELS] = f"{SERVED_PATH} has no list of models"
             return (), None
         return names, length if isinstance(length, int) else None
 
@@ -216,12 +220,6 @@ def outside_s(first: float, last: float, from_s: float, until: float) -> float:
     if first > until:
         return first - until
     return min(0.0, last - from_s)
-
-
-def _no_exposition(failure: str | None) -> str:
-    if failure in NO_ANSWER:
-        return f"{VLLM.metrics_path} cannot be read: {failure}"
-    return f"{VLLM.metrics_path} has no series of a known engine ({failure})"
 
 
 def _labels(series: Sequence[SeriesValue]) -> Mapping[str, str]:

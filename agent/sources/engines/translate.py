@@ -146,11 +146,11 @@ def translate(exposition: Exposition, dialects: Collection[Dialect]) -> Translat
     ]
     best = max(readers, key=lambda reader: len(reader.own))
     if not best.own:
-        engines = ", ".join(dialect.engine for dialect in dialects)
+        names = [dialect.engine for dialect in dialects]
+        engine = names[0] if len(names) == 1 else f"a known engine ({', '.join(names)})"
         raise ExpositionUnreadable(
             ExpositionFault.NO_KNOWN_SERIES,
-            f"the exposition has no series of {engines}: is it an engine's own, and are its "
-            "statistics switched on?",
+            f"has no series of {engine}: are its statistics switched on?",
         )
     return best.translated()
 

@@ -122,7 +122,7 @@ def test_a_sample_holds_each_rank_of_several(reads: Reads) -> None:
         assert (rank.engine, rank.histograms, rank.ranks) == ("chat", {}, {})
 
 
-def test_a_failed_read_is_counted_by_the_reason_of_the_first_path_and_ends_nothing(
+def test_a_failed_read_is_counted_by_its_reason_and_ends_nothing(
     reads: Reads,
 ) -> None:
     reads.read(b"<html>\n")
@@ -130,7 +130,7 @@ def test_a_failed_read_is_counted_by_the_reason_of_the_first_path_and_ends_nothi
     assert reads.engine.asked == ["/metrics", "/prometheus/metrics"]
     assert reads.read(body("vllm-0.32.0")) == ScrapeResult(sample=reads.samples[0])
     reads.engine.stop()
-    assert reads.read() == reads.read() == ScrapeResult(failure="connection")
+    assert reads.read().failure == reads.read().failure == "connection"
 
 
 def test_what_was_dropped_from_a_page_is_counted_beside_its_sample(reads: Reads) -> None:

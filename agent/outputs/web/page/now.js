@@ -140,7 +140,7 @@ function source({requests, engine_counts: counted}) {
 }
 
 const reached = ({up, problem, ejected}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
-  : !up ? {text: "not reachable", kind: "down"}
+  : !up ? {text: problem ? `down: ${problem}` : "down", kind: "down"}
     : ejected ? {text: `up, gets no new requests: ${ejected}`, kind: "down"} : {text: "up", kind: "up"});
 
 const WHY_NOT = {
