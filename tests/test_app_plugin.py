@@ -27,7 +27,7 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
 from tests.records.making import record
-from tests.simulated import Simulator
+from tests.simulated import MODEL, Simulator
 from tests.test_app_proxy import QUIET, Proxied
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -293,6 +293,39 @@ def test_the_proxys_row_has_the_engines_view_of_its_plugin(
     # What the user had, and what the response told, stays.
     same = ("ttft_s", "tpot_s", "e2e_s", "input_tokens", "output_tokens", "finish_reason")
     assert {name: row[name] for name in same} == {name: before[name] for name in same}
+
+
+def test_a_verdict_that_late_figures_determine_is_the_only_one_that_is_counted(
+    proxied: tuple[Proxied, Reporter],
+) -> None:
+    """Responses that are not streamed: only the engine knows their times."""
+    proxy, plugin = proxied
+    ids = [f"late-{number}" for number in range(3)]
+    body = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}
+    for request_id in ids:
+        headers = {"X-Request-Id": request_id, "x-slo-ttft-ms": "1", "x-slo-tpot-ms": "9e4"}
+        requests.post(
+            f"{proxy.url}/v1/chat/completions", json=body, headers=headers, timeout=WITHIN_S
+        ).raise_for_status()
+
+    def summary() -> dict[str, int]:
+        figures = proxy.agent.api.summary()
+        return {name: figures[name] for name in ("requests", "missed", "undetermined")}
+
+    def counted(verdict: str) -> float:
+        return total(proxy.agent.api.exposition(), "llm_slo_requests_total", verdict=verdict)
+
+    eventually(lambda: summary()["requests"] == 3, within_s=WITHIN_S, what="the end of the wait")
+    assert summary() == {"requests": 3, "missed": 0, "undetermined": 3}
+    assert total(proxy.agent.api.exposition(), "llm_requests_total") == 3
+    assert counted("undetermined") == counted("missed") == 0
+    for request_id in ids:
+        figures = {"goodput_ttft_s": 0.1, "request_id": proxy.row(request_id)["response_id"]}
+        plugin.step(scheduler(), iteration(finished(**SPANS, **figures), at=time.time()), 0)
+    eventually(lambda: counted("missed") == 3, within_s=WITHIN_S, what="the verdicts")
+    assert summary() == {"requests": 3, "missed": 3, "undetermined": 0}
+    assert counted("undetermined") == 0
+    assert total(proxy.agent.api.exposition(), "llm_requests_total") == 3
 
 
 def _datagrams(watched: Watched) -> bytes:

@@ -230,9 +230,11 @@ def _intake_parts(
         labels=labels,
         now=base.now,
     )
-    complete = ended_rows.ended.complete
-    on_viewed = _all_of(on_counted, views.counted)
-    pipeline = RequestPipeline(judge, writer, base.meter, on_viewed, complete=complete)
+    on_viewed, ended = _all_of(on_counted, views.counted), ended_rows.ended
+    meter, was_counted = base.meter, ended.was_counted
+    pipeline = RequestPipeline(
+        judge, writer, meter, on_viewed, complete=ended.complete, was_counted=was_counted
+    )
     forwarder = _forwarder(base)
     # Each consumer gets every step and every ended request.
     consumers = (engines.missed, ended_rows.ended)
@@ -246,11 +248,7 @@ def _intake_parts(
         if handover is None
         else _proxying(base, engines, pipeline, forwarder, handover, labels=labels),
         plugins=EnginePlugins(
-            base.settings,
-            base.meter,
-            consumers,
-            base.now,
-            of_ended_fronts=(ended_rows,),
+            base.settings, base.meter, consumers, base.now, of_ended_fronts=(ended_rows,)
         ),
         views=views,
     )

@@ -340,7 +340,8 @@ class AgentStore:
 
     def writer(self, judge: Judge) -> RequestWriter:
         """The writer of requests."""
-        joining = Joining(judge=judge, wait_s=self._settings.proxy.join_wait)
+        wait_s, with_plugin = self._settings.proxy.join_wait, self._with_plugin
+        joining = Joining(judge=judge, wait_s=wait_s, with_plugin=with_plugin)
         joined = request_write(self.database, joining, self._keeper.verify)
         alone = request_write(self.database, None, self._keeper.verify)
 

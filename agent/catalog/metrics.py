@@ -103,7 +103,7 @@ OUTPUT_TOKENS = counter(
 )
 SLO_REQUESTS = counter(
     "llm_slo_requests",
-    "Requests by objective and verdict: met, missed or undetermined.",
+    "Requests by objective and final verdict: met, missed or undetermined.",
     "objective",
     *_ENGINE_MODEL,
     "verdict",

@@ -6,7 +6,7 @@ the middleware saw are stored, and their spans left out.
 
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -124,6 +124,8 @@ class EndedRequests:
         self._with_rows: deque[_Held] = deque()
         self._late: list[LateFigures] = []
         self._superseded: list[Key] = []
+        # The records in place of own rows, which were counted.
+        self._replacing: OrderedDict[Key, None] = OrderedDict()
 
     @property
     def held(self) -> int:
@@ -204,11 +206,13 @@ class EndedRequests:
             if not found:
                 self._remember(record, ids)
                 return record
+            key = _key(record)
             for held in found:
-                held.rows[record.vantage] = _key(record)
+                held.rows[record.vantage] = key
                 if held.own_row is not None:
                     self._superseded.append(held.own_row)
                     held.own_row = None
+                    self._replace(key)
         return with_figures(record, [held.ended for held in found])
 
     def hurry(self) -> None:
@@ -253,9 +257,19 @@ class EndedRequests:
                 if held.rows:
                     self._superseded.append(key)
                     self._forget(held)
+                    for replacing in held.rows.values():
+                        self._replace(replacing)
                 else:
                     held.own_row = key
                     self._own_rows.append(held)
+
+    def was_counted(self, record: RequestRecord) -> bool:
+        """Whether the request was counted by its own row, which the record replaced."""
+        if not self._replacing:
+            return False
+        of_proxy = (record.trace_id, record.proxy_span_id or "")
+        with self._lock:
+            return _key(record) in self._replacing or of_proxy in self._replacing
 
     def take_late(self) -> tuple[list[LateFigures], list[Key]]:
         """Late figures of stored rows, and the keys of superseded own rows; each only once."""
@@ -283,6 +297,11 @@ class EndedRequests:
         candidates.sort(key=lambda held: difference(record, held.ended))
         choices = 1 if record.proxied is None else record.proxied.choices or 1
         return candidates[:choices]
+
+    def _replace(self, key: Key) -> None:
+        self._replacing[key] = None
+        if len(self._replacing) > MAX_OWN_ROWS:
+            self._replacing.popitem(last=False)
 
     def _remember(self, record: RequestRecord, ids: tuple[str, ...]) -> None:
         now = self._clock()
@@ -401,7 +420,7 @@ class EndedRows:
         result = self._writer.submit(judged).result()
         for _ in result.refused:
             self._meter.proxy_failed(ProxyFailure.RECORD_REFUSED)
-        self._meter.stored(result.counted, sent=0, new=0)
+        self._meter.stored(result.counted, sent=0, new=0, final=result.final)
         self._on_counted(result.counted)
 
     def _store_own_rows(self, now: float) -> None:
@@ -417,7 +436,7 @@ class EndedRows:
         judged = [self._judge.judged(record) for record in records.values()]
         result = self._writer.submit(judged).result()
         # No span was received for them.
-        self._meter.stored(result.counted, sent=0, new=0)
+        self._meter.stored(result.counted, sent=0, new=0, final=result.final)
         self._on_counted(result.counted)
         self.ended.stored(
             {ended: (record.trace_id, record.span_id) for ended, record in records.items()}

@@ -11,7 +11,7 @@ from agent.catalog.reasons import StoreWrite
 from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
-from agent.records.objective import JudgedRequest
+from agent.records.objective import JudgedRequest, Settled
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.store.writing import RequestWriter
 
@@ -117,6 +117,10 @@ class ClientLabels:
 OnCounted = Callable[[Sequence[JudgedRequest]], None]
 
 
+def _never(_record: RequestRecord) -> bool:
+    return False
+
+
 class RequestPipeline:
     """Judges requests of any source, and has them stored and counted."""
 
@@ -128,12 +132,15 @@ class RequestPipeline:
         on_counted: OnCounted | None = None,
         *,
         complete: Callable[[RequestRecord], RequestRecord | None] | None = None,
+        was_counted: Callable[[RequestRecord], bool] = _never,
     ) -> None:
         """`on_counted` gets the requests that were counted, and must not wait.
 
         `complete` adds the figures of an engine's plugin to a record; it returns None of a span
-        that has no row, since the row of its request needs none.
+        that has no row, since the row of its request needs none. `was_counted` says whether a row
+        that a record replaced was counted.
         """
+        self._was_counted = was_counted
         self._complete = complete
         self._judge = judge
         self._on_counted = on_counted
@@ -159,7 +166,7 @@ class RequestPipeline:
             self._meter.store_failed(StoreWrite.REQUESTS)
             raise
         sent = _spans(judged) - _spans(result.refused)
-        self._count(result.counted, sent=sent, new=_spans(result.new))
+        self._count(Settled(result.counted, result.final), sent=sent, new=_spans(result.new))
         return len(result.refused)
 
     def settle(self, now: float) -> None:
@@ -168,16 +175,22 @@ class RequestPipeline:
         While the database is away, they wait for a later call.
         """
         try:
-            counted = self._writer.settle(now).result()
+            settled = self._writer.settle(now).result()
         except StoreUnavailable:
             self._meter.store_failed(StoreWrite.SETTLE)
         else:
-            self._count(counted, sent=0, new=0)
+            self._count(settled, sent=0, new=0)
 
-    def _count(self, counted: Sequence[JudgedRequest], *, sent: int, new: int) -> None:
-        self._meter.stored(counted, sent=sent, new=new)
+    def _count(self, settled: Settled, *, sent: int, new: int) -> None:
+        counted, final = (
+            [item for item in items if not self._was_counted(item.record)] for items in settled
+        )
+        self._meter.stored(counted, sent=sent, new=new, final=final)
         if self._on_counted is not None:
-            self._on_counted(counted)
+            # Those that are missed only now have no cause yet.
+            known = {id(item) for item in settled.counted}
+            later = [item for item in settled.final if id(item) not in known]
+            self._on_counted([*settled.counted, *later])
 
 
 def _spans(judged: Sequence[JudgedRequest]) -> int:

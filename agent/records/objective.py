@@ -141,13 +141,21 @@ class WriteResult(NamedTuple):
     """`new` were not stored before; `counted` are counted from this write on.
 
     A request that waits for its other view is new and not counted yet. A joined request is counted
-    once, as a record of its own. `refused` can never be stored: the database takes others, but not
-    these.
+    once, as a record of its own. The verdicts of `final` are final from this write on. `refused`
+    can never be stored: the database takes others, but not these.
     """
 
     new: list[JudgedRequest]
     counted: list[JudgedRequest]
+    final: list[JudgedRequest]
     refused: Sequence[JudgedRequest] = ()
+
+
+class Settled(NamedTuple):
+    """`counted` are counted from now on, the verdicts of `final` are final from now on."""
+
+    counted: list[JudgedRequest]
+    final: list[JudgedRequest]
 
 
 class CauseShare(msgspec.Struct, frozen=True):

@@ -5,16 +5,28 @@ are stored, the engine's row becomes the joined one and the proxy's row is delet
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, bindparam, delete, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    or_,
+    select,
+    text,
+    update,
+)
 
 from agent.analysis.joined_record import awaits_choices, joined
 from agent.analysis.verdicts import Judge
+from agent.catalog.definitions import Verdict
 from agent.records.objective import ExplainedRequest, JudgedRequest
-from agent.records.request import RequestRecord, Vantage
+from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.explanations import earlier
 from agent.store.inserting import Key, key_of
 from agent.store.rows import (
@@ -32,18 +44,26 @@ Row = Mapping[str, Any]
 
 # Statements have a limited number of parameters; two rows of each request may be read.
 ROWS_PER_STEP = 4096
+# A view that is undetermined alone is in all figures after its wait, but its verdict is final only
+# so long after its receipt: late figures and views may still determine it.
+FINAL_AFTER_S = 300.0
 # A clock that is set back by less does not end the wait of a view.
 _CLOCK_SLACK_S = 60.0
 
 
-def waiting_for(wait_s: float) -> SettlesAt:
-    """A function from a view to its `settles_at`: None where no other view can follow."""
+def waiting_for(wait_s: float, with_plugin: Collection[str] = ()) -> SettlesAt:
+    """A function from a view to its `settles_at`: None where nothing more can follow.
+
+    Figures of the plugin may follow a span of an engine in `with_plugin`; they have preemptions.
+    """
 
     def settles_at(record: RequestRecord) -> float | None:
-        may_be_joined = record.vantage is Vantage.PROXY or (
-            record.vantage is Vantage.ENGINE and record.parent_span_id is not None
-        )
-        return record.received_at + wait_s if may_be_joined else None
+        if record.vantage is Vantage.ENGINE:
+            has_figures = record.preemptions is not None or record.engine not in with_plugin
+            waits = record.parent_span_id is not None or not has_figures
+        else:
+            waits = record.vantage is Vantage.PROXY
+        return record.received_at + wait_s if waits else None
 
     return settles_at
 
@@ -53,12 +73,14 @@ class Recount:
     """The changes of rollups after a join.
 
     `counted` are added and `uncounted` subtracted. `first` are the added requests of which no view
-    was counted before. `unexplained` are the subtracted requests that had an explanation.
+    was counted before, and `final` those whose verdict became final, if it was not before.
+    `unexplained` are the subtracted requests that had an explanation.
     """
 
     counted: list[JudgedRequest] = field(default_factory=list)
     uncounted: list[JudgedRequest] = field(default_factory=list)
     first: list[JudgedRequest] = field(default_factory=list)
+    final: list[JudgedRequest] = field(default_factory=list)
     unexplained: list[ExplainedRequest] = field(default_factory=list)
 
     def add(self, other: "Recount") -> None:
@@ -87,11 +109,13 @@ class _Changes:
     parts: list[int] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
     settled: list[int] = field(default_factory=list)
+    not_final: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def rows(self) -> set[int]:
         """The ids of all changed rows."""
-        return {*(row for row, _, _ in self.joins), *self.parts, *self.gone, *self.settled}
+        joined = (row for row, _, _ in self.joins)
+        return {*joined, *self.parts, *self.gone, *self.settled}
 
 
 def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judge) -> Recount:
@@ -133,7 +157,11 @@ def due_rows(connection: Connection, now: float, wait_s: float | None) -> dict[i
     """
     due = _some_of(connection, ROWS_PER_STEP, requests.c.settles_at <= now)
     latest = now + (wait_s or 0.0) + _CLOCK_SLACK_S
-    due |= _some_of(connection, ROWS_PER_STEP - len(due), requests.c.settles_at > latest)
+    waits_longer = and_(
+        requests.c.settles_at > latest,
+        or_(~requests.c.counted, requests.c.settles_at > latest + FINAL_AFTER_S),
+    )
+    due |= _some_of(connection, ROWS_PER_STEP - len(due), waits_longer)
     return due
 
 
@@ -144,23 +172,50 @@ def _some_of(connection: Connection, most: int, condition: ColumnElement[bool]) 
 
 
 def settle_rows(
-    connection: Connection, keys: Mapping[int, Key], judge: Judge, *, alone: bool = False
+    connection: Connection,
+    keys: Mapping[int, Key],
+    judge: Judge,
+    now: float,
+    *,
+    alone: bool = False,
 ) -> Recount:
     """Settle these views; with `alone`, without looking for another view of each.
 
-    The caller updates the rollups.
+    A view that another may determine is counted in the rollups, which the caller updates, and
+    settled once its verdict is final.
     """
     recount = Recount()
     pairs = [] if alone else _pairs(connection, list(keys.values()))
     rows = _rows(connection, {*keys, *(row for pair in pairs for row in pair)})
     changes = _resolved(pairs, rows, judge, recount, settling=True)
     waiting = (row for row in keys.keys() & rows.keys() if rows[row]["settles_at"] is not None)
-    changes.settled += sorted(set(waiting) - changes.rows)
-    lone = [judged_from(rows[row]) for row in changes.settled]
-    recount.counted += lone
-    recount.first += lone
+    for number in sorted(set(waiting) - changes.rows):
+        _settle_lone(changes, recount, rows[number], now)
     _change(connection, changes)
     return recount
+
+
+def _settle_lone(changes: _Changes, recount: Recount, row: Row, now: float) -> None:
+    judged, final_at = judged_from(row), row["received_at"] + FINAL_AFTER_S
+    if not row["counted"]:
+        recount.counted.append(judged)
+        recount.first.append(judged)
+        may_change = _may_be_determined(judged.record)
+        is_open = may_change and judged.judgement.verdict is Verdict.UNDETERMINED
+        if is_open and row["received_at"] <= now < final_at:
+            changes.not_final.append((row["id"], final_at))
+            return
+    recount.final.append(judged)
+    changes.settled.append(row["id"])
+
+
+def _may_be_determined(record: RequestRecord) -> bool:
+    """Whether another view may still determine the verdict of a view that is alone.
+
+    The user's view has the engine's times of a response that is not streamed.
+    """
+    of_engine = record.vantage is Vantage.ENGINE
+    return of_engine or (record.status is Status.OK and record.engine_view is None)
 
 
 def set_row_aside(connection: Connection, row: int) -> None:
@@ -251,6 +306,13 @@ def _join(
     recount.counted.append(judged)
     if not counted:
         recount.first.append(judged)
+    if not any(map(_is_final, (proxy, engine))):
+        recount.final.append(judged)
+
+
+def _is_final(row: Row) -> bool:
+    """Whether the row was settled and its verdict counted."""
+    return bool(row["counted"]) and row["settles_at"] is None
 
 
 _row_number = requests.c.id == bindparam("row")
@@ -277,6 +339,11 @@ _PART = (
     )
 )
 _SETTLE = update(requests).where(_row_number).values(settles_at=None, counted=True)
+_NOT_FINAL = (
+    update(requests)
+    .where(_row_number)
+    .values(settles_at=bindparam("final_at", type_=requests.c.settles_at.type), counted=True)
+)
 _GONE = delete(requests).where(_row_number)
 _DELETED = (
     "INSERT INTO deleted_requests (trace_id, span_id, started_at, changed) "
@@ -292,6 +359,9 @@ def _change(connection: Connection, changes: _Changes) -> None:
     for statement, rows in ((_PART, changes.parts), (_SETTLE, changes.settled)):
         if rows:
             connection.execute(statement, [{"row": row} for row in rows])
+    if changes.not_final:
+        not_final = [{"row": row, "final_at": at} for row, at in changes.not_final]
+        connection.execute(_NOT_FINAL, not_final)
     if changes.joins:
         moved = [(row, sqlite_timestamp(item.record.started_at)) for row, _, item in changes.joins]
         connection.exec_driver_sql(_MOVED, moved)

@@ -41,7 +41,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "id": "Number of the row.",
         "verdict": "Whether the request met all its objectives: met, missed or undetermined.",
         "verdicts": "JSON: the verdict of each objective by its name.",
-        "settles_at": "When the row is counted if no other view of the request has come.",
+        "settles_at": "When the row is counted, or its verdict is final, if no other view comes.",
         "counted": "Whether the row is in counters and rollups; others are a part of another row.",
         "prefill_flops": "FLOPs of its prefill.",
         "prefill_kv_bytes": "Bytes of KV cache that its prefill moved.",

@@ -73,8 +73,9 @@ UNEXPLAINED = "verdict = 'missed' AND cause IS NULL"
 #
 # On PostgreSQL, which partitions by `started_at`, its unique keys have that column as well.
 #
-# A row with `settles_at` waits for the other view of its request and is not counted yet. A row
-# that neither waits nor is counted is a part of the request of another row.
+# A row with `settles_at` waits for the other view of its request and is not counted yet, or it is
+# counted and its verdict is not final. A row that neither waits nor is counted is a part of the
+# request of another row.
 #
 # `cause` and `explanation` of a missed request are set together. `explained_at` is when that was
 # first: it stays when a join takes them away.

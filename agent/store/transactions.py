@@ -1,7 +1,7 @@
 """Transactions: store requests and update rollups, settle waiting ones, amend stored ones."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,10 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from agent.analysis.joined_record import with_figures
 from agent.analysis.verdicts import Judge
+from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.engine import EndedRequest
-from agent.records.objective import JudgedRequest, WriteResult
+from agent.records.objective import JudgedRequest, Settled, WriteResult
 from agent.records.request import Vantage
 from agent.store.connection import driver_message, for_writing, logged_unavailable
 from agent.store.explanations import subtract_causes
@@ -45,11 +46,13 @@ class Joining:
     """How the views of one request are joined.
 
     A view that another view may follow waits `wait_s` from its receipt, then it is settled alone;
-    None if no views are joined. `judge` judges every joined request again.
+    None if no views are joined. `judge` judges every joined request again. Figures of a plugin may
+    follow the spans of engines in `with_plugin`.
     """
 
     judge: Judge
     wait_s: float | None
+    with_plugin: Collection[str] = ()
 
 
 def request_write(
@@ -98,7 +101,7 @@ def _store_apart(
             _LOG.warning(
                 "%s cannot be stored: %s", span, driver_message(error), exc_info=_is_ours(error)
             )
-            return WriteResult([], [], judged)
+            return WriteResult([], [], [], judged)
     half = len(judged) // 2
     first = _store_apart(connection, judged[:half], store)
     second = _store_apart(connection, judged[half:], store)
@@ -128,7 +131,7 @@ def _raise_unless_of_rows(error: Exception, sentence: str) -> None:
 def _storing(joining: Joining | None) -> _StoreRows:
     if joining is None or joining.wait_s is None:
         return _store
-    settles_at, judge = waiting_for(joining.wait_s), joining.judge
+    settles_at, judge = waiting_for(joining.wait_s, joining.with_plugin), joining.judge
 
     def store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
         new = insert_new(connection, judged, settles_at)
@@ -137,7 +140,7 @@ def _storing(joining: Joining | None) -> _StoreRows:
         recount = join_new(connection, views, judge) if views else Recount()
         subtract_causes(connection, recount.unexplained)
         add_to_rollups(connection, alone + recount.counted, recount.uncounted)
-        return WriteResult(new, alone + recount.first)
+        return WriteResult(new, alone + recount.first, alone + recount.final)
 
     return store
 
@@ -151,7 +154,7 @@ def _may_have_another(item: JudgedRequest, settles_at: SettlesAt) -> bool:
 def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
     new = insert_new(connection, judged, at_once)
     add_to_rollups(connection, new)
-    return WriteResult(new, new)
+    return WriteResult(new, new, new)
 
 
 def request_settle(
@@ -164,69 +167,81 @@ def request_settle(
     """
     writing = for_writing(engine)
 
-    def settle(now: float) -> list[JudgedRequest]:
+    def settle(now: float) -> Settled:
         try:
             # Most of the time no wait has ended, and then nothing is written.
             with engine.connect() as connection:
                 if not due_rows(connection, now, joining.wait_s):
-                    return []
+                    return Settled([], [])
             with writing.begin() as connection:
                 keys = due_rows(connection, now, joining.wait_s)
-                return _settle(connection, keys, joining.judge)
+                return _settle(connection, keys, joining.judge, now)
         except Exception as error:
             _raise_unless_content(error)
         set_aside: list[int] = []
         try:
             with writing.begin() as connection:
                 keys = due_rows(connection, now, joining.wait_s)
-                first = _settle_apart(connection, keys, joining.judge, set_aside)
+                settled = _settle_apart(connection, keys, joining.judge, now, set_aside)
         except SQLAlchemyError as error:
             raise logged_unavailable(_SETTLED_LATER, error) from error
         if on_set_aside is not None:
             for row in set_aside:
                 on_set_aside(row)
-        return first
+        return settled
 
     return settle
 
 
 def _settle(
-    connection: Connection, keys: Mapping[int, Key], judge: Judge, *, alone: bool = False
-) -> list[JudgedRequest]:
+    connection: Connection,
+    keys: Mapping[int, Key],
+    judge: Judge,
+    now: float,
+    *,
+    alone: bool = False,
+) -> Settled:
     if not keys:
-        return []
-    recount = settle_rows(connection, keys, judge, alone=alone)
+        return Settled([], [])
+    recount = settle_rows(connection, keys, judge, now, alone=alone)
     subtract_causes(connection, recount.unexplained)
     add_to_rollups(connection, recount.counted, recount.uncounted)
-    return recount.first
+    return Settled(recount.first, recount.final)
 
 
 def _settle_apart(
-    connection: Connection, keys: Mapping[int, Key], judge: Judge, set_aside: list[int]
-) -> list[JudgedRequest]:
+    connection: Connection,
+    keys: Mapping[int, Key],
+    judge: Judge,
+    now: float,
+    set_aside: list[int],
+) -> Settled:
     """Settle each half on its own, again and again, until a row that fails is alone."""
     try:
         with connection.begin_nested():
-            return _settle(connection, keys, judge)
+            return _settle(connection, keys, judge, now)
     except Exception as error:
         _raise_unless_content(error)
     if len(keys) == 1:
-        return _settle_alone(connection, keys, judge, set_aside)
+        return _settle_alone(connection, keys, judge, now, set_aside)
     rows = [*keys.items()]
     half = len(rows) // 2
-    return [
-        *_settle_apart(connection, dict(rows[:half]), judge, set_aside),
-        *_settle_apart(connection, dict(rows[half:]), judge, set_aside),
-    ]
+    one = _settle_apart(connection, dict(rows[:half]), judge, now, set_aside)
+    other = _settle_apart(connection, dict(rows[half:]), judge, now, set_aside)
+    return Settled(one.counted + other.counted, one.final + other.final)
 
 
 def _settle_alone(
-    connection: Connection, keys: Mapping[int, Key], judge: Judge, set_aside: list[int]
-) -> list[JudgedRequest]:
+    connection: Connection,
+    keys: Mapping[int, Key],
+    judge: Judge,
+    now: float,
+    set_aside: list[int],
+) -> Settled:
     """Settle a row without its other view, which may be the cause; if that fails, set it aside."""
     try:
         with connection.begin_nested():
-            return _settle(connection, keys, judge, alone=True)
+            return _settle(connection, keys, judge, now, alone=True)
     except Exception as error:
         _raise_unless_content(error)
         ((row, (trace_id, span_id)),) = keys.items()
@@ -237,7 +252,7 @@ def _settle_alone(
         )
     set_row_aside(connection, row)
     set_aside.append(row)
-    return []
+    return Settled([], [])
 
 
 def _raise_unless_content(error: Exception) -> None:
@@ -248,7 +263,7 @@ def _raise_unless_content(error: Exception) -> None:
 _ROWS_PER_STEP = 1000
 _NOT_NOW = "figures of engines' plugins could not be stored"
 
-_VALUES = tuple(name for name in ALL_COLUMNS if name not in ("settles_at", "counted"))
+_VALUES = tuple(name for name in ALL_COLUMNS if name != "counted")
 _AMEND = (
     update(requests)
     .where(requests.c.id == bindparam("row"))
@@ -289,13 +304,22 @@ def _amended(
     for row, before in found:
         ended = next(figures[key] for key in _keys(row) if key in figures)
         after = judge.judged(with_figures(before.record, [ended]))
-        values.append({"row": row["id"], **{name: counted_values(after)[name] for name in _VALUES}})
+        known = {name: counted_values(after)[name] for name in _VALUES}
+        values.append({"row": row["id"], **known, "settles_at": _settles_at(row, after)})
         if row["counted"]:
             uncounted.append(before)
             counted.append(after)
     if values:
         connection.execute(_AMEND, values)
     return counted, uncounted
+
+
+def _settles_at(row: Mapping[str, Any], after: JudgedRequest) -> float | None:
+    """When an amended row is settled: now, if it only waited for a verdict and has one."""
+    at: float | None = row["settles_at"]
+    waits_for_verdict = at is not None and row["counted"]
+    is_open = after.judgement.verdict is Verdict.UNDETERMINED
+    return row["received_at"] if waits_for_verdict and not is_open else at
 
 
 def _removed(connection: Connection, superseded: Sequence[Key]) -> list[JudgedRequest]:

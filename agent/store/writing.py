@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from agent.errors import StoreUnavailable
-from agent.records.objective import JudgedRequest, WriteResult
+from agent.records.objective import JudgedRequest, Settled, WriteResult
 from agent.store.inserting import Key, key_of
 
 _LOG = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ MAX_ROWS_PER_COMMIT = 4096
 
 
 Write = Callable[[Sequence[JudgedRequest]], WriteResult]
-Settle = Callable[[float], list[JudgedRequest]]
+Settle = Callable[[float], Settled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Submission:
 @dataclass(frozen=True, slots=True)
 class _Settlement:
     now: float
-    counted: "Future[list[JudgedRequest]]"
+    settled: "Future[Settled]"
 
 
 class RequestWriter:
@@ -100,18 +100,18 @@ class RequestWriter:
             self._submissions.put(submission)
         return submission.stored
 
-    def settle(self, now: float) -> "Future[list[JudgedRequest]]":
+    def settle(self, now: float) -> "Future[Settled]":
         """A future of the requests that are settled because their wait ended by `now` (Unix time).
 
         It fails with StoreUnavailable while the database is away; a later call settles them.
         """
         settlement = _Settlement(now, Future())
-        settlement.counted.set_running_or_notify_cancel()
+        settlement.settled.set_running_or_notify_cancel()
         with self._lock:
             if not self._open:
                 raise StoreUnavailable("the agent is stopping; waiting requests are settled later")
             self._submissions.put(settlement)
-        return settlement.counted
+        return settlement.settled
 
     def close(self, within_s: float | None = None) -> None:
         """Commit all submissions, then stop. Further submissions are refused.
@@ -161,16 +161,16 @@ class RequestWriter:
 
     def _settle_now(self, settlement: _Settlement) -> None:
         try:
-            counted = [] if self._settle is None else self._settle(settlement.now)
+            settled = Settled([], []) if self._settle is None else self._settle(settlement.now)
         except StoreUnavailable as error:
-            settlement.counted.set_exception(error)
+            settlement.settled.set_exception(error)
         except Exception as error:
             _LOG.exception("waiting requests could not be settled")
-            settlement.counted.set_exception(
+            settlement.settled.set_exception(
                 StoreUnavailable("waiting requests could not be settled", repr(error))
             )
         else:
-            settlement.counted.set_result(counted)
+            settlement.settled.set_result(settled)
 
     def _commit(self, group: Sequence[_Submission]) -> None:
         try:
@@ -201,25 +201,29 @@ def _set_results(group: Sequence[_Submission], result: WriteResult) -> None:
         return
     new_by_id = {id(item): item for item in result.new}
     refused_ids = {id(item) for item in result.refused}
-    counted_by_key = _by_view(result)
+    counted_by_key = _by_view(result, result.counted)
+    final_by_key = _by_view(result, result.final)
     for submission in group:
         found = [new_by_id.pop(id(item), None) for item in submission.judged]
         new = [item for item in found if item is not None]
-        counted = [counted_by_key.pop(key_of(item), None) for item in new]
+        counted, final = _popped(counted_by_key, new), _popped(final_by_key, new)
         refused = [item for item in submission.judged if id(item) in refused_ids]
-        submission.stored.set_result(
-            WriteResult(new, [item for item in counted if item is not None], refused)
-        )
+        submission.stored.set_result(WriteResult(new, counted, final, refused))
 
 
-def _by_view(result: WriteResult) -> dict[Key, JudgedRequest]:
-    """Counted requests by the key of the view that completed them.
+def _popped(by_key: dict[Key, JudgedRequest], new: Sequence[JudgedRequest]) -> list[JudgedRequest]:
+    found = [by_key.pop(key_of(item), None) for item in new]
+    return [item for item in found if item is not None]
+
+
+def _by_view(result: WriteResult, items: Sequence[JudgedRequest]) -> dict[Key, JudgedRequest]:
+    """Requests by the key of the view that completed them.
 
     That is the proxy's view where both views were new in this commit.
     """
     new = {key_of(item) for item in result.new}
-    counted = {}
-    for item in result.counted:
+    found = {}
+    for item in items:
         proxy_key = (item.record.trace_id, item.record.proxy_span_id or "")
-        counted[proxy_key if proxy_key in new else key_of(item)] = item
-    return counted
+        found[proxy_key if proxy_key in new else key_of(item)] = item
+    return found

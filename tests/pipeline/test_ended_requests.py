@@ -229,6 +229,9 @@ def test_a_record_that_comes_after_the_own_row_or_while_it_is_written_replaces_i
     if not while_written:
         assert held.with_figures(span()).preemptions == 2
     assert held.take_late() == ([], [("own", "row")])
+    # The own row was counted.
+    assert held.was_counted(span())
+    assert not held.was_counted(span(2))
 
 
 def test_at_the_end_of_the_agent_only_what_clients_left_is_due(held: EndedRequests) -> None:
@@ -370,7 +373,7 @@ class Writer:
             result.set_exception(StoreUnavailable("the database is away"))
         else:
             self.stored += judged
-            result.set_result(WriteResult([*judged], [*judged]))
+            result.set_result(WriteResult([*judged], [*judged], [*judged]))
         return result
 
 

@@ -23,9 +23,10 @@ from agent.pipeline.request_pipeline import (
     RequestPipeline,
     TenantLabels,
 )
-from agent.records.objective import JudgedRequest, WriteResult
+from agent.records.objective import JudgedRequest, Settled, WriteResult
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.engines.directory import EngineDirectory
+from agent.store.joining import FINAL_AFTER_S
 from agent.store.tables import requests
 from agent.store.transactions import Joining, request_settle, request_write
 from agent.store.writing import RequestWriter
@@ -40,7 +41,15 @@ class RecordingMeter(Meter):
         super().__init__((), ())
         self.calls: list[tuple[Any, ...]] = []
 
-    def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
+    def stored(
+        self,
+        counted: Sequence[JudgedRequest],
+        sent: int,
+        new: int,
+        *,
+        final: Sequence[JudgedRequest] | None = None,
+    ) -> None:
+        assert list(final or ()) == list(counted)
         self.calls.append(("stored", [item.record.span_id for item in counted], sent, new))
 
     def store_failed(self, write: StoreWrite) -> None:
@@ -53,14 +62,14 @@ class HeldWriter(RequestWriter):
     def __init__(self) -> None:
         self.submitted: list[Sequence[JudgedRequest]] = []
         self.result: Future[WriteResult] = Future()
-        self.settled: Future[list[JudgedRequest]] = Future()
+        self.settled: Future[Settled] = Future()
         self.settled_at: list[float] = []
 
     def submit(self, judged: Sequence[JudgedRequest]) -> "Future[WriteResult]":
         self.submitted.append(judged)
         return self.result
 
-    def settle(self, now: float) -> "Future[list[JudgedRequest]]":
+    def settle(self, now: float) -> "Future[Settled]":
         self.settled_at.append(now)
         return self.settled
 
@@ -74,7 +83,7 @@ def test_requests_are_acknowledged_and_counted_after_their_commit() -> None:
         await asyncio.sleep(0)
         (judged,) = writer.submitted
         assert (accepting.done(), meter.calls) == (False, [])
-        writer.result.set_result(WriteResult([judged[1]], [judged[1]]))
+        writer.result.set_result(WriteResult([judged[1]], [judged[1]], [judged[1]]))
         await accepting
         assert meter.calls == [("stored", [record(2).span_id], 2, 1)]
 
@@ -84,7 +93,7 @@ def test_requests_are_acknowledged_and_counted_after_their_commit() -> None:
 def test_records_are_completed_before_they_are_judged_and_counted_ones_are_passed_on() -> None:
     writer, counted = HeldWriter(), list[JudgedRequest]()
     judged = Judge([CHAT]).judged(record(1))
-    writer.result.set_result(WriteResult([judged], [judged]))
+    writer.result.set_result(WriteResult([judged], [judged], [judged]))
     pipeline = RequestPipeline(
         Judge([CHAT]),
         writer,
@@ -194,6 +203,23 @@ def test_a_failed_settling_is_counted_and_done_later(
     assert {write: n for (write,), n in failures.items() if n} == {"settle": 1}
     pipeline.settle(DUE + 1)
     assert verdicts(meter) == {"missed": 1}
+
+
+def test_a_verdict_is_counted_when_it_is_final_and_the_request_after_its_wait(
+    pipeline: RequestPipeline, meter: Meter
+) -> None:
+    def requests() -> float:
+        return sum(meter.snapshot().counters[m.REQUESTS].values())
+
+    accept(pipeline, engine_view(1, ttft_s=None), engine_view(2, ttft_s=None))
+    pipeline.settle(DUE)
+    assert (requests(), verdicts(meter)) == (2, {})
+    # The user's view comes late.
+    accept(pipeline, proxy_view(1))
+    assert (requests(), verdicts(meter)) == (2, {"missed": 1})
+    pipeline.settle(NOON + 0.6 + FINAL_AFTER_S)
+    pipeline.settle(NOON + 0.6 + FINAL_AFTER_S + 1)
+    assert (requests(), verdicts(meter)) == (2, {"missed": 1, "undetermined": 1})
 
 
 ENGINES = (("chat-0", "http://a:8000"), ("chat-1", "http://b:8000"))

@@ -13,7 +13,7 @@ from agent.analysis.joined_record import served_row
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.engine import ServedRequest
-from agent.records.objective import JudgedRequest, WriteResult
+from agent.records.objective import JudgedRequest, Settled, WriteResult
 from agent.records.request import ProxyView, Status, Vantage
 from agent.store.writing import RequestWriter
 from tests.store.making import (
@@ -93,7 +93,7 @@ def test_a_view_that_may_be_joined_is_stored_at_once_and_counted_after_the_wait(
     assert counted_rollups(sqlite) == counted_rows(sqlite)
     before = rollup_bytes(sqlite)
     assert agent.settle(DUE + 1) == []
-    assert agent.take(view) == WriteResult([], [])
+    assert agent.take(view) == WriteResult([], [], [])
     assert rollup_bytes(sqlite) == before != {}
 
 
@@ -155,7 +155,7 @@ def test_of_several_choices_one_is_joined_with_all_tokens_and_the_others_are_nev
     assert agent.settle(DUE) == []
     assert states(sqlite) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
     assert counted_rollups(sqlite) == counted_rows(sqlite)
-    assert agent.take(*order) == WriteResult([], [])
+    assert agent.take(*order) == WriteResult([], [], [])
 
 
 def test_the_tokens_of_several_prompts_are_summed_and_their_input_is_unknown(
@@ -329,7 +329,7 @@ def test_senders_of_one_commit_get_their_own_views_and_each_request_once(
     agent = JoiningAgent(sqlite)
     agent.take(proxy_view(1))
     held = HeldAgent(agent)
-    writer = RequestWriter(held.write, agent.settle)
+    writer = RequestWriter(held.write, agent.settled)
     busy = writer.submit([engine_view(9, parent_span_id=None)])
     assert held.busy.wait(WITHIN_S)
     batches = (
@@ -342,7 +342,7 @@ def test_senders_of_one_commit_get_their_own_views_and_each_request_once(
     settling = writer.settle(DUE)
     held.goes_on.set()
     results = [future.result(WITHIN_S) for future in submitted]
-    settled = settling.result(WITHIN_S)
+    settled = settling.result(WITHIN_S).counted
     writer.close()
     assert held.batches == [1, 7]
     assert len(busy.result().counted) == 1
@@ -364,7 +364,7 @@ def test_a_settling_that_fails_is_reported_and_the_writer_keeps_working(
 ) -> None:
     errors: list[Exception] = [StoreUnavailable("the disk is full"), RuntimeError("unexpected")]
 
-    def settle(now: float) -> list[JudgedRequest]:
+    def settle(now: float) -> Settled:
         raise errors.pop(0)
 
     writer = RequestWriter(JoiningAgent(sqlite).write, settle)

@@ -3,16 +3,21 @@
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from agent.errors import StoreUnavailable
+from agent.records.objective import JudgedRequest, Settled, WriteResult
 from agent.records.request import ProxyView, Status
 from agent.store.connection import open_engine
+from agent.store.joining import FINAL_AFTER_S
 from agent.store.transactions import Joining, request_amend, request_settle
 from tests.store.making import counted_rollups, counted_rows, ended_request, stored_keys
 from tests.store.views import (
     DUE,
     JUDGE,
+    RECEIVED_AT,
     WAIT_S,
     JoiningAgent,
     engine_view,
@@ -37,7 +42,7 @@ def spoil(sqlite: Engine, change: str, span_id: str | None) -> None:
 def settle(sqlite: Engine) -> tuple[int, list[int]]:
     set_aside: list[int] = []
     joining = Joining(judge=JUDGE, wait_s=WAIT_S)
-    return len(request_settle(sqlite, joining, set_aside.append)(DUE)), set_aside
+    return len(request_settle(sqlite, joining, set_aside.append)(DUE).counted), set_aside
 
 
 @pytest.mark.parametrize("change", BAD)
@@ -182,3 +187,57 @@ def test_a_database_that_is_away_is_a_refusal(sqlite: Engine) -> None:
     with pytest.raises(StoreUnavailable, match="figures of engines' plugins"):
         amend(away, engine_view(1))
     away.dispose()
+
+
+# When each view or the plugin's figures come, in seconds after the first view was received.
+COME = st.floats(0, FINAL_AFTER_S - 20)
+# The engine's view alone is undetermined; the user's view and an error of the plugin miss.
+REQUESTS = st.lists(
+    st.fixed_dictionaries({}, optional={"engine": COME, "proxy": COME, "figures": COME}).filter(
+        lambda comes: "engine" in comes or "proxy" in comes
+    ),
+    min_size=1,
+    max_size=5,
+)
+FAILED = ENDED._replace(finish_reason="error")
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(comes=REQUESTS, settles=st.lists(st.floats(0, 2 * FINAL_AFTER_S), max_size=8))
+def test_each_request_is_counted_once_with_the_verdict_of_the_summary_in_any_order_of_what_comes(
+    sqlite: Engine, comes: list[dict[str, float]], settles: list[float]
+) -> None:
+    """Each settling is of an agent that has started again."""
+    with sqlite.begin() as connection:
+        for table in ("requests", "rollups", "rollup_series", "rollup_changes"):
+            connection.execute(text(f"DELETE FROM {table}"))
+    steps = [(at, n, what) for n, each in enumerate(comes) for what, at in each.items()]
+    steps += [(at, -1, "settle") for at in (*settles, 2 * FINAL_AFTER_S, 3 * FINAL_AFTER_S)]
+    counted: list[JudgedRequest] = []
+    final: list[JudgedRequest] = []
+
+    def add(result: WriteResult | Settled) -> None:
+        counted.extend(result.counted)
+        final.extend(result.final)
+
+    stored: dict[int, JudgedRequest] = {}
+    for at, number, what in sorted(steps):
+        came_at = RECEIVED_AT + at
+        if what == "settle":
+            add(JoiningAgent(sqlite).settled(came_at))
+        elif what == "figures":
+            if number in stored:
+                view = stored[number]
+                request_amend(sqlite, JUDGE)({key(view): FAILED}, [])
+        else:
+            stored[number] = view = (
+                engine_view(number, received_at=came_at, ttft_s=None)
+                if what == "engine"
+                else proxy_view(number, received_at=came_at)
+            )
+            add(JoiningAgent(sqlite).take(view))
+    assert len({item.record.trace_id for item in counted}) == len(counted) == len(comes)
+    by_trace = {item.record.trace_id: item.judgement.verdict for item in final}
+    assert len(by_trace) == len(final) == len(comes)
+    assert by_trace == {row["trace_id"]: row["verdict"] for row in rows(sqlite)}
+    assert counted_rollups(sqlite) == counted_rows(sqlite)

@@ -151,7 +151,7 @@ class Shelf:
             raise self.error
         new = {key_of(item): item for item in judged if key_of(item) not in self.stored}
         self.stored |= new.keys()
-        return WriteResult(list(new.values()), list(new.values()))
+        return WriteResult(*[list(new.values())] * 3)
 
     def hold_up(self, writer: RequestWriter) -> "Future[WriteResult]":
         self.goes_on.clear()

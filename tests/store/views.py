@@ -73,7 +73,11 @@ class JoiningAgent:
     def __init__(self, engine: Engine, wait_s: float | None = WAIT_S) -> None:
         joining = Joining(judge=JUDGE, wait_s=wait_s)
         self.write = request_write(engine, joining)
-        self.settle = request_settle(engine, joining)
+        self.settled = request_settle(engine, joining)
+
+    def settle(self, now: float) -> list[JudgedRequest]:
+        """The requests that are counted because their wait has ended."""
+        return self.settled(now).counted
 
     def take(self, *views: JudgedRequest) -> WriteResult:
         """Store these together."""

@@ -132,8 +132,7 @@ class RequestResponse(BaseResponse):
         "and what the views differ by"
     )
     settles_at: datetime | None = Field(
-        description="set while another view may come: until then the verdict may change and no "
-        "figure counts the request"
+        description="set while another view may come and change the verdict"
     )
     counted: bool = Field(description="whether summaries and series count it")
     priced_at: datetime | None = Field(

@@ -180,22 +180,37 @@ class Meter:
         """Expose a metric whose value is read at each scrape; None if it is unknown."""
         self._gauges.setdefault(metric, {})[labels] = value
 
-    def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
+    def stored(
+        self,
+        counted: Sequence[JudgedRequest],
+        sent: int,
+        new: int,
+        *,
+        final: Sequence[JudgedRequest] | None = None,
+    ) -> None:
         """Count requests, and of `sent` spans the `new` ones and the duplicates.
 
-        A request with two views is counted once, when both are stored or the wait is over.
+        A request with two views is counted once, when both are stored or the wait is over. Its
+        verdict is counted when it is `final`: with the request, unless it is given.
         """
         with self._lock:
             self._add(m.SPANS, ("stored",), new)
             self._add(m.SPANS, ("duplicate",), sent - new)
-            groups: dict[tuple[str | None, str | None], list[JudgedRequest]] = defaultdict(list)
-            for item in counted:
-                groups[item.record.engine, item.record.model].append(item)
-            for (engine, model), items in groups.items():
-                labels = self._labels(engine, model)
+            for labels, model, items in self._groups(counted):
                 if labels[1] == OTHER != model:
                     self._add(m.LABELS_REPLACED, ("model",), len(items))
-                self._count_group(labels, items)
+                self._count_requests(labels, items)
+            for labels, _, items in self._groups(counted if final is None else final):
+                self._count_verdicts(labels, items)
+
+    def _groups(
+        self, judged: Sequence[JudgedRequest]
+    ) -> Iterator[tuple[Labels, str | None, list[JudgedRequest]]]:
+        groups: dict[tuple[str | None, str | None], list[JudgedRequest]] = defaultdict(list)
+        for item in judged:
+            groups[item.record.engine, item.record.model].append(item)
+        for (engine, model), items in groups.items():
+            yield self._labels(engine, model), model, items
 
     def _labels(self, engine: str | None, model: str | None, *, serves: bool = False) -> Labels:
         """The labels of a pair, `other` beyond the limit; `serves` is of a model served now.
@@ -253,12 +268,15 @@ class Meter:
             return self.objectives
         return [each for each in self.objectives if each.match.covers_model(model)]
 
-    def _count_group(self, labels: Labels, items: Sequence[JudgedRequest]) -> None:
+    def _count_requests(self, labels: Labels, items: Sequence[JudgedRequest]) -> None:
         records = [item.record for item in items]
         for status, count in Counter([record.status for record in records]).items():
             self._add(m.REQUESTS, (*labels, status), count)
         self._add(m.INPUT_TOKENS, labels, sum([record.input_tokens or 0 for record in records]))
         self._add(m.OUTPUT_TOKENS, labels, sum([record.output_tokens or 0 for record in records]))
+        self._latencies.count(labels, records)
+
+    def _count_verdicts(self, labels: Labels, items: Sequence[JudgedRequest]) -> None:
         tokens_by_judgement = defaultdict(list)
         for item in items:
             tokens_by_judgement[item.judgement].append(item.record.output_tokens or 0)
@@ -266,7 +284,6 @@ class Meter:
             for objective, verdict in judgement.by_objective:
                 self._add(m.SLO_REQUESTS, (objective, *labels, verdict), len(tokens))
                 self._add(m.SLO_OUTPUT_TOKENS, (objective, *labels, verdict), sum(tokens))
-        self._latencies.count(labels, records)
 
     def explained(self, items: Sequence[ExplainedRequest]) -> None:
         """Count the seconds of missed requests by cause. The caller gives each request once."""
