@@ -32,7 +32,12 @@ from agent.sources.model_config import (
     ModelConfigInvalid,
     read_model,
 )
-from tests.sources.model_config.published import PUBLISHED, published, read_config
+from tests.sources.model_config.published import (
+    FOREIGN_CONFIGS,
+    PUBLISHED,
+    published,
+    read_config,
+)
 
 LLAMA: dict[str, Any] = PUBLISHED["llama-3.1-8b"]["config"]
 OSS: dict[str, Any] = PUBLISHED["gpt-oss-20b"]["config"]
@@ -213,15 +218,22 @@ ODD = st.sampled_from(
 ) | st.sampled_from([[], {}, [math.inf], [[]], {"bits": 10**400, "quant_method": "gptq"}])
 
 
+CONFIGS = [
+    *(json.dumps(model["config"]) for model in PUBLISHED.values()),
+    *(file.read_text() for file in sorted(FOREIGN_CONFIGS.glob("*.json"))),
+]
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_change_of_a_config_gives_an_estimate_or_a_sentence(
     tmp_path: Path, data: st.DataObject
 ) -> None:
-    config = dict(PUBLISHED[data.draw(st.sampled_from(sorted(PUBLISHED)))]["config"])
-    keys = st.sampled_from([*sorted(config), "quantization_config"])
+    config = json.loads(data.draw(st.sampled_from(CONFIGS)))
+    part = config.get("text_config", config)
+    keys = st.sampled_from([*sorted(part), "quantization_config"])
     for key in data.draw(st.lists(keys, min_size=1, max_size=3)):
-        config[key] = data.draw(ODD)
+        part[key] = data.draw(ODD)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     spread = Parallelism(tensor=8, pipeline=1, data=1)
