@@ -190,6 +190,7 @@ _HUNYUAN = Architecture(qk_norm=QkNorm.HEAD)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
     "mistral": Architecture(full_attention_every=0),
+    "ministral": Architecture(full_attention_every=0),
     "ministral3": _LLAMA,
     "mistral4": replace(_DEEPSEEK_V3, router_bias=False),
     "arcee": Architecture(gated_mlp=False),
@@ -202,6 +203,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": _QWEN2,
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_5_omni_text": _QWEN2_VL,
     "qwen2_moe": replace(
         _QWEN2,
         experts=True,
@@ -293,6 +295,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4v_text": Architecture(
         norms=4, biased=_INPUTS, attention_bias=True, renames={"head_dim": ()}
     ),
+    "glm_ocr_text": Architecture(norms=4),
     "glm4v_moe_text": Architecture(biased=_INPUTS, experts=True, router_bias=True),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
@@ -409,6 +412,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": replace(_ERNIE, experts=True, router_bias=True),
     "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_vl_text": _HUNYUAN,
     "hy_v3": replace(_HUNYUAN, experts=True, router_bias=True, dense_layers=1),
     "hunyuan_v1_moe": replace(
         _HUNYUAN, experts=True, shared_as_wide_as_expert=True, shared_expert="mlp.shared_mlp"

@@ -33,6 +33,9 @@ REQUIRED: dict[str, Config] = {
         "moe_intermediate_size": 1408,
         "layer_types": ["full_attention"] * LAYERS,
     },
+    "glm_ocr_text": {"architectures": ["GlmOcrTextModel"]},
+    "hunyuan_vl_text": {"head_dim": 128, "architectures": ["HunYuanVLTextModel"]},
+    "ministral": {"head_dim": 128},
     "glm4v_text": {"architectures": ["Glm4vTextModel"]},
     "glm4v_moe_text": {"architectures": ["Glm4vMoeTextModel"]},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": [2] * LAYERS},
@@ -48,7 +51,7 @@ REQUIRED: dict[str, Config] = {
 }
 
 # Only their wrappers are built.
-WRAPPED = {"mllama_text_model", "qwen3_omni_moe_text", "step3p5"}
+WRAPPED = {"mllama_text_model", "qwen2_5_omni_text", "qwen3_omni_moe_text", "step3p5"}
 
 # Keys whose absence a class fills in, or that it derives from others.
 LEFT_OUT = (
@@ -279,6 +282,11 @@ FAMILIES: dict[str, Config] = {
             "head_dim": 128,
             "vocab_size": 152_064,
         },
+        "tie_word_embeddings": False,
+    },
+    "qwen2.5-omni": {
+        "model_type": "qwen2_5_omni_thinker",
+        "text_config": {"model_type": "qwen2_5_omni_text", "num_hidden_layers": LAYERS},
         "tie_word_embeddings": False,
     },
     "granite-shared": {"model_type": "granitemoeshared", "shared_intermediate_size": 1024},
