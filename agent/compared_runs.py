@@ -1,7 +1,7 @@
 """Opens what `compare` is given: a window, a database, or a result file of a load generator."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
@@ -17,8 +17,14 @@ from agent.analysis.comparison.measures import (
     REQUEST_RATE,
     percentile_name,
 )
-from agent.analysis.comparison.run_columns import FiguresSource, RunColumns, RunFigures, run_of
-from agent.analysis.engine_figures import figures_of_rows
+from agent.analysis.comparison.run_columns import (
+    BoundedPromise,
+    FiguresSource,
+    RunColumns,
+    RunFigures,
+    run_of,
+)
+from agent.analysis.engine_figures import AttainmentBounds, LatencyBounds, figures_of_rows
 from agent.analysis.histogram_bounds import Bounds
 from agent.analysis.summary import QUANTILES
 from agent.errors import AgentError, SettingsInvalid
@@ -31,7 +37,7 @@ from agent.store.clickhouse.connecting import CLICKHOUSE
 from agent.store.connection import open_engine
 from agent.store.engine_counts import EngineCountQueries
 from agent.store.migrating import require_newest
-from agent.store.run_rows import RunEmpty, read_run, whole_window
+from agent.store.run_rows import RunEmpty, read_events, read_run, whole_window
 from agent.store.sqlite_place import sqlite_path
 from agent.store.store_queries import StoreQueries, agents_of
 
@@ -60,12 +66,13 @@ class RunUnknown(AgentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What is read of each run. `objective` judges requests of result files."""
+    """What is read of each run. `objective` and `target` judge requests of result files."""
 
     url: Callable[[], str]
     now: datetime
     chosen: Selection
     objective: Objective | None
+    target: float | None = None
 
 
 def open_run(given: str, options: RunOptions) -> Run:
@@ -110,7 +117,10 @@ def _of_database(given: str, url: str, window: str, options: RunOptions) -> Run:
     over = window_of(window, options.now) if window else None
     if options.objective is not None:
         raise SettingsInvalid(
-            ["--ttft-ms, --tpot-ms and --e2e-ms judge result files; a database has verdicts"]
+            [
+                "--ttft-ms, --tpot-ms, --e2e-ms and --target judge result files; a database has "
+                "verdicts and objectives"
+            ]
         )
     engine = open_engine(url)
     if engine.dialect.name == CLICKHOUSE:
@@ -131,7 +141,8 @@ def _of_database(given: str, url: str, window: str, options: RunOptions) -> Run:
 def _run_in(engine: Engine, name: str, over: Window | None, options: RunOptions) -> Run:
     """The requests of a window; if none has a row, what engines counted in it."""
     try:
-        return read_run(engine, name, over or whole_window(engine), options.chosen)
+        window = over or whole_window(engine)
+        return read_run(engine, name, window, options.chosen, _targets(engine, options.chosen))
     except RunEmpty as error:
         everything = Window(from_s=0, until=options.now.timestamp())
         found = _counted_run(engine, name, over or everything, options.chosen)
@@ -139,6 +150,18 @@ def _run_in(engine: Engine, name: str, over: Window | None, options: RunOptions)
             close = _close_names(engine, everything, options.chosen)
             raise RunEmpty(f"{error}{close}") from error
         return found
+
+
+def _targets(engine: Engine, chosen: Selection) -> dict[str, float]:
+    """The targets of the objectives in force, by name; a preset promises nothing.
+
+    If agents differ, the highest one.
+    """
+    found: dict[str, float] = {}
+    for _, each in objectives_by_agent(StoreQueries(engine).objectives_in_force()):
+        if not each.is_preset and chosen.objective in (None, each.name):
+            found[each.name] = max(each.target, found.get(each.name, 0.0))
+    return found
 
 
 def _close_names(engine: Engine, over: Window, chosen: Selection) -> str:
@@ -166,12 +189,6 @@ def _counted_run(engine: Engine, name: str, over: Window, chosen: Selection) -> 
     found = figures_of_rows(rows, objectives)
     if found is None or not found.requests:
         return None
-    latencies = {
-        percentile_name(measure, QUANTILES[quantile]): bounds.times(0.001)
-        for latency, measure in _LATENCIES.items()
-        if latency in found.latencies
-        for quantile, bounds in found.latencies[latency].quantiles_ms.items()
-    }
     (attained,) = found.attainment if len(found.attainment) == 1 else (None,)
     shares = {} if attained is None else {ATTAINMENT: Bounds(attained.lower, attained.upper, None)}
     rates = {REQUEST_RATE.name: found.throughput_rps, OUTPUT_RATE: found.output_tokens_per_s}
@@ -181,9 +198,34 @@ def _counted_run(engine: Engine, name: str, over: Window, chosen: Selection) -> 
         requests=round(found.requests),
         length_s=found.covered_s,
         figures={name: value for name, value in rates.items() if value is not None},
-        bounds=latencies | shares | goodput,
+        bounds=_percentiles(found.latencies) | shares | goodput,
         source=FiguresSource.ENGINE,
+        events=read_events(engine, inside, chosen),
+        promises=_bounded(found.attainment, _targets(engine, chosen)),
+        began_at=inside.from_s,
     )
+
+
+def _percentiles(latencies: Mapping[str, LatencyBounds]) -> dict[str, Bounds]:
+    """In seconds, by the names of measures."""
+    return {
+        percentile_name(measure, QUANTILES[quantile]): bounds.times(0.001)
+        for latency, measure in _LATENCIES.items()
+        if latency in latencies
+        for quantile, bounds in latencies[latency].quantiles_ms.items()
+    }
+
+
+def _bounded(
+    attainment: Sequence[AttainmentBounds], targets: Mapping[str, float]
+) -> dict[str, BoundedPromise]:
+    return {
+        each.objective: BoundedPromise(
+            targets[each.objective], Bounds(each.lower, each.upper, None)
+        )
+        for each in attainment
+        if each.objective in targets
+    }
 
 
 def _of_file(given: str, path: Path, number: str, options: RunOptions) -> Run:
@@ -196,7 +238,7 @@ def _of_file(given: str, path: Path, number: str, options: RunOptions) -> Run:
     found = read_result_file(path, int(number) if number else None)
     name = f"{given} ({found.tool})"
     if isinstance(found, BenchedRun):
-        return run_of(name, found.records, options.objective, found.load)
+        return run_of(name, found.records, options.objective, found.load, options.target)
     return RunFigures(
         name=name,
         requests=found.requests,

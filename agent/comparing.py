@@ -52,6 +52,15 @@ Limit = Annotated[
         help="Limit for goodput, of a result file, in milliseconds.",
     ),
 ]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        max=1.0,
+        metavar="SHARE",
+        help="Share of requests of a result file that must keep these limits, such as 0.95.",
+    ),
+]
 Format = Annotated[
     OutputFormat,
     typer.Option(
@@ -74,13 +83,14 @@ def compare_runs(
     ttft_ms: Limit = None,
     tpot_ms: Limit = None,
     e2e_ms: Limit = None,
+    target: Target = None,
     output: Format = OutputFormat.TEXT,
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs: is any figure better or worse than before, beyond chance?
 
-    Exits with 0 if nothing is worse, 1 if anything is worse, and 2 if that cannot be told:
-    the load changed, or there is too little to judge by.
+    Exits with 0 if nothing is worse, 1 if anything is, and 2 if that cannot be told: the load
+    changed, one period makes the difference, or there is too little to judge by.
 
     Examples: `compare --before 24h/1h --after 1h`, and
     `compare --before old.json --after new.json --ttft-ms 300 --format markdown`.
@@ -91,26 +101,30 @@ def compare_runs(
         url=cache(lambda: load(config, os.environ).storage.read_url),
         now=datetime.now(UTC),
         chosen=Selection(engine=engine, model=model, tenant=tenant, objective=objective),
-        objective=_objective(ttft_ms, tpot_ms, e2e_ms),
+        objective=_objective(ttft_ms, tpot_ms, e2e_ms, target),
+        target=target,
     )
     with progress_bar("comparing", 3) as done:
-        first = open_run(before, options)
-        done()
-        second = open_run(after, options)
-        done()
-        found = _compared(first, second)
-    _print(found, OutputFormat.JSON if as_json else output)
-    raise typer.Exit(EXIT_CODES.get(found.outcome, CANNOT_TELL))
+        runs = []
+        for given in (before, after):
+            runs.append(open_run(given, options))
+            done()
+        found = _compared(*runs)
+    raise _printed(found, OutputFormat.JSON if as_json else output)
 
 
-def _objective(*limits_ms: float | None) -> Objective | None:
-    if all(limit is None for limit in limits_ms):
+def _objective(
+    ttft_ms: float | None, tpot_ms: float | None, e2e_ms: float | None, target: float | None
+) -> Objective | None:
+    """Without limits a request that succeeds meets the objective."""
+    limits_ms = (ttft_ms, tpot_ms, e2e_ms)
+    if target is None and all(limit is None for limit in limits_ms):
         return None
     ttft_s, tpot_s, e2e_s = (None if limit is None else limit / 1000 for limit in limits_ms)
     return Objective(
         name="compare",
         definition=GOODPUT,
-        target=1.0,
+        target=1.0 if target is None else target,
         window_s=1.0,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
@@ -124,10 +138,11 @@ def _compared(first: RunColumns | RunFigures, second: RunColumns | RunFigures) -
     return compare_figures(first, second)
 
 
-def _print(comparison: Comparison, output: OutputFormat) -> None:
+def _printed(comparison: Comparison, output: OutputFormat) -> typer.Exit:
     if output is OutputFormat.TEXT:
         print_comparison(comparison, TerminalConsole())
     elif output is OutputFormat.MARKDOWN:
         echo(markdown(comparison), nl=False)
     else:
         echo(json_text(comparison))
+    return typer.Exit(EXIT_CODES.get(comparison.outcome, CANNOT_TELL))

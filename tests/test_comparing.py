@@ -4,8 +4,9 @@ import gzip
 import json
 import os
 import shutil
+import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -17,19 +18,25 @@ import typer
 from sqlalchemy import Engine
 from typer.testing import CliRunner, Result
 
+from agent.catalog.definitions import Verdict
 from agent.catalog.engine_facts import OUTPUT_TOKENS, REQUESTS_FINISHED, TIME_TO_FIRST_TOKEN
 from agent.compared_runs import RunUnknown, window_of
 from agent.comparing import compare_runs
 from agent.errors import AgentError, SettingsInvalid
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.engine_counts import EngineCounts
+from agent.records.event import Confidence, EventKind
 from agent.records.queries import Window
+from agent.records.request import Status
 from agent.sources.result_files import ResultFileInvalid
 from agent.store.claim import AgentState, NameClaim
+from agent.store.connection import open_engine
 from agent.store.observations import ObservationStore
 from agent.store.run_rows import RunEmpty
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
-from tests.store.making import NOON, request, store_in
+from tests.store.making import NOON, judgement, request, restart, store_in
 from tests.store.migrated import migrated, migrated_in
 
 RECORDED = Path(__file__).parent / "data" / "comparison"
@@ -95,7 +102,7 @@ def test_the_json_has_base_units_and_null_for_unknown_values(call: Call) -> None
     result = call(*SAME, "--json", "--ttft-ms", "1000")
     found: dict[str, Any] = json.loads(result.output)
     assert found.keys() == {
-        *("verdict", "load_changes", "before", "after", "load", "figures", "causes")
+        *("verdict", "facts", "load_changes", "before", "after", "load", "figures", "causes")
     }
     assert found["verdict"] == "no evidence"
     assert found["before"]["requests"] == 100
@@ -320,3 +327,128 @@ def test_what_does_not_fit_is_refused(call: Call, database: Engine, tmp_path: Pa
     refused(call(database.url, SAME[0], "--ttft-ms", "9"), SettingsInvalid, "judge result files")
     refused(call(*SAME, "--engine", "chat-0"), SettingsInvalid, "select requests of a database")
     refused(call("mysql://u:secret@db/x", SAME[0]), SettingsInvalid, "'mysql' is not supported")
+
+
+HOUR_S = 3600
+# Of 900 requests of an hour: those of the burst, and those that fail.
+IN_BURST, FAILING = range(300, 372), range(310, 346, 3)
+
+
+def store_hour(engine: Engine, begin: float, is_bad: bool) -> None:
+    """An hour in which 3 % miss; a bad one has a burst in which nearly all do, and failures."""
+    random = np.random.default_rng(int(is_bad))
+    judged = []
+    for number in range(900):
+        waits = is_bad and number in IN_BURST
+        fails = is_bad and number in FAILING
+        misses = waits or number % 33 == 0
+        ttft_s = float(random.lognormal(-1.2, 0.1)) + (25.0 if waits else 0.0)
+        ended = begin + number * 4.0
+        facts: dict[str, Any] = {
+            **{"started_at": ended - ttft_s - 1, "ended_at": ended, "e2e_s": ttft_s + 1},
+            **{"ttft_s": ttft_s, "tpot_s": 0.05, "input_tokens": 30, "output_tokens": 20},
+            "status": Status.ERROR if fails else Status.OK,
+        }
+        verdict = judgement(Verdict.MISSED if misses else Verdict.MET)
+        judged.append(request(10_000 * is_bad + number, verdict, **facts))
+    store_in(engine, judged)
+
+
+def write_events(engine: Engine, kinds: Mapping[EventKind, float], sure: Confidence) -> None:
+    observations = ObservationStore(engine, "agent-0")
+    for kind, at in kinds.items():
+        observations.write_event(restart(at, kind=kind, confidence=sure))
+
+
+@pytest.fixture
+def two_hours(tmp_path: Path) -> Iterator[tuple[Path, float]]:
+    """A running agent's settings, and when the second one of two stored hours begins."""
+    bad_from = time.time() // 60 * 60 - HOUR_S - 60
+    with migrated_in(tmp_path) as engine:
+        store_hour(engine, bad_from - HOUR_S, is_bad=False)
+        store_hour(engine, bad_from, is_bad=True)
+    settings = {
+        "name": "agent-0",
+        "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
+        "nvml": {"enabled": False},
+        "objectives": [{"name": "chat", "ttft_ms": 1000, "target": 0.9}],
+    }
+    with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings):
+        yield tmp_path / "agent.yml", bad_from
+
+
+def hours(config: Path, bad_from: float) -> tuple[str, str, str, str]:
+    first, second = (
+        datetime.fromtimestamp(bad_from - before, UTC).isoformat() for before in (HOUR_S, 0)
+    )
+    return f"{first}/1h", f"{second}/1h", "--config", str(config)
+
+
+@pytest.mark.slow
+def test_a_running_agents_hour_with_a_death_an_oom_failures_and_a_missed_target_is_worse(
+    call: Call, two_hours: tuple[Path, float]
+) -> None:
+    config, bad_from = two_hours
+    given = hours(config, bad_from)
+    events = {EventKind.CUDA_OOM: bad_from + 1500, EventKind.ENGINE_DEAD: bad_from + 1400}
+    engine = open_engine(f"sqlite:///{config.parent / 'goodput.db'}")
+    write_events(engine, events, Confidence.SUSPECTED)
+    assert json.loads(call(*given, "--json").output)["facts"][0]["name"] == "error ratio"
+    write_events(engine, events, Confidence.CERTAIN)
+    engine.dispose()
+    result = call(*given, "--format", "markdown")
+    assert (result.exit_code, result.output[:22]) == (1, "### :x: Worse than bef")
+    died, burst = (
+        f"{datetime.fromtimestamp(bad_from + seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        for seconds in (1400, 1200)
+    )
+    assert f"Failures of engines: 1 ENGINE_DEAD ({died}); none before." in result.output
+    assert "Failures of engines: 1 CUDA_OOM (" in result.output
+    assert "Failed: 12 of 900 requests, none of 900 before." in result.output
+    assert "Target of chat, 90 %: attainment 96.9 % [" in result.output
+    assert f"One period of `after`, {burst} to " in result.output
+    assert "TTFT p95 +7115 %, without it " in result.output
+    found = json.loads(call(*given, "--json").output)
+    assert [each["name"] for each in found["facts"]] == [
+        *("OOMs", "other failures", "error ratio", "attainment")
+    ]
+    verdicts = {each["name"]: each["verdict"] for each in found["figures"]}
+    for name in ("OOMs", "other failures", "error ratio", "attainment"):
+        assert verdicts[name] == "worse", name
+    assert verdicts["TTFT p95"] == "one period"
+    periods = {each["name"]: each["period"] for each in found["figures"]}
+    assert periods["TTFT p95"]["change"] == pytest.approx(0, abs=0.05)
+    # The good hour is no worse than itself.
+    assert call(given[0], given[0], *given[2:]).exit_code == 0
+
+
+def test_a_burst_alone_leaves_nobody_able_to_tell(call: Call, tmp_path: Path) -> None:
+    with migrated_in(tmp_path) as engine:
+        store_hour(engine, NOON, is_bad=False)
+        store_hour(engine, NOON + HOUR_S, is_bad=True)
+        _, second, *_ = hours(tmp_path, NOON + HOUR_S)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE requests SET status = 'ok'")
+        first, _, *_ = hours(tmp_path, NOON + HOUR_S)
+        result = call(f"{engine.url}#{first}", f"{engine.url}#{second}")
+    assert result.exit_code == 2
+    assert "Cannot tell: one period makes the difference" in result.output
+
+
+@pytest.mark.slow
+def test_a_result_file_with_first_failures_or_a_missed_target_is_worse(
+    call: Call, tmp_path: Path
+) -> None:
+    def fails(file: dict[str, Any]) -> None:
+        file["errors"] = ["" if each % 8 else "it broke" for each in range(len(file["errors"]))]
+
+    result = call(SAME[0], changed(tmp_path, fails))
+    assert result.exit_code == 1
+    assert "Failed: 13 of 100 requests, none of 100 before." in result.output
+
+    def slower(file: dict[str, Any]) -> None:
+        file["ttfts"] = [1.3 * each for each in file["ttfts"]]
+
+    limits = ("--ttft-ms", "2100", "--target", "0.9")
+    missed = call(SAME[0], changed(tmp_path, slower), *limits)
+    assert "Target of the given limits, 90 %: attainment " in missed.output

@@ -1,7 +1,10 @@
 """A comparison as text for a terminal, as Markdown for a pull request, and as JSON."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from math import floor, isfinite, log10
 from typing import Any, NamedTuple
 
@@ -11,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.analysis.comparison.comparing import ComparedLine, Comparison, Outcome
+from agent.analysis.comparison.decisive_periods import DecisivePeriod
+from agent.analysis.comparison.facts import Fact, FirstFailures, MissedTarget
 from agent.analysis.comparison.measures import Quantity
 from agent.analysis.comparison.resampling import Interval
 from agent.analysis.comparison.run_columns import FiguresSource, RunColumns, RunFigures
@@ -95,14 +100,18 @@ def _decimals(size: float) -> int:
 
 def change_text(line: ComparedLine) -> str:
     """How much a figure changed: a part of what it was, for shares a difference in points."""
-    if line.change is None:
+    return _change_text(line, line.change)
+
+
+def _change_text(line: ComparedLine, change: float | None) -> str:
+    if change is None:
         return UNKNOWN
     if line.measure.is_relative:
         # A tenth of a percent matters only in a small change.
-        return f"{line.change * 100:+.{0 if abs(line.change) >= 0.1 else 1}f} %"
+        return f"{change * 100:+.{0 if abs(change) >= 0.1 else 1}f} %"
     if line.measure.quantity is Quantity.SHARE:
-        return f"{line.change * 100:+.2f} pp"
-    return f"{line.change:+.2f}"
+        return f"{change * 100:+.2f} pp"
+    return f"{change:+.2f}"
 
 
 def headline(comparison: Comparison) -> str:
@@ -112,11 +121,13 @@ def headline(comparison: Comparison) -> str:
         Outcome.WORSE: "Worse than before",
         Outcome.NO_EVIDENCE: "No evidence of a change",
         Outcome.LOAD_CHANGED: "The load changed",
+        Outcome.ONE_PERIOD: "Cannot tell: one period makes the difference",
     }.get(comparison.outcome, "Cannot tell")
 
 
 def explanations(comparison: Comparison) -> Iterator[str]:
     """Why the verdict is what it is, one sentence each."""
+    yield from (_fact_text(fact, comparison.after) for fact in comparison.facts)
     if comparison.load_changes:
         changed = ", ".join(comparison.load_changes)
         yield f"Load: {changed}. What changed with the load says nothing of the settings."
@@ -128,7 +139,55 @@ def explanations(comparison: Comparison) -> Iterator[str]:
         ]
         if named:
             yield f"{str(outcome).capitalize()}: {', '.join(named)}."
+    yield from _periods(comparison)
     yield from _missing(comparison)
+
+
+def _fact_text(fact: Fact, after: RunColumns | RunFigures) -> str:
+    if isinstance(fact, FirstFailures):
+        chance = "" if fact.is_evident else f". May be chance ({_percent(fact.chance)})"
+        requests, before = f"{fact.requests:,}", f"{fact.requests_before:,}"
+        return f"Failed: {fact.failed:,} of {requests} requests, none of {before} before{chance}."
+    if isinstance(fact, MissedTarget):
+        chance = "" if fact.is_evident else ". May be chance: both intervals hold the target"
+        first, second = (_share_text(each) for each in (fact.before, fact.after))
+        target = f"Target of {fact.objective}, {_percent(fact.target)}"
+        return f"{target}: attainment {first} before, {second} after{chance}."
+    counts = (
+        f"{len(at_s)} {kind} ({_moment(after, min(at_s))})" for kind, at_s in fact.at_s.items()
+    )
+    return f"Failures of engines: {', '.join(counts)}; {fact.before or 'none'} before."
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g} %"
+
+
+def _share_text(found: Interval) -> str:
+    low, high = (f"{each * 100:.1f}" for each in (found.low, found.high))
+    value = "" if not isfinite(found.value) else f"{found.value * 100:.1f} % "
+    return f"{value}[{low}, {high}]"
+
+
+def _moment(run: RunColumns | RunFigures, at_s: float) -> str:
+    if run.began_at is None:
+        return f"{at_s:.1f} s after its begin"
+    return f"{datetime.fromtimestamp(run.began_at + at_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _periods(comparison: Comparison) -> Iterator[str]:
+    """One sentence for each period, with the lines that it changes."""
+    found: dict[tuple[bool, float, float], list[str]] = defaultdict(list)
+    for line in comparison.lines:
+        if line.period is not None:
+            key = (line.period.is_after, line.period.begin_s, line.period.end_s)
+            without = _change_text(line, line.period.change)
+            found[key].append(f"{line.measure.name} {change_text(line)}, without it {without}")
+    for (is_after, *ends_s), named in found.items():
+        run = comparison.after if is_after else comparison.before
+        begin, end = (_moment(run, each) for each in ends_s)
+        name = "after" if is_after else "before"
+        yield f"One period of `{name}`, {begin} to {end}: {'; '.join(named)}."
 
 
 _WITHOUT_REQUESTS = {
@@ -187,7 +246,10 @@ def _method(comparison: Comparison) -> str:
     return _BUCKETS if any(isinstance(run, RunFigures) and run.bounds for run in runs) else _METHOD
 
 
-_STYLES = {Outcome.BETTER: "green", Outcome.WORSE: "bold red", Outcome.LOAD_CHANGED: "yellow"}
+_STYLES = {
+    **{Outcome.BETTER: "green", Outcome.WORSE: "bold red"},
+    **{Outcome.LOAD_CHANGED: "yellow", Outcome.ONE_PERIOD: "yellow"},
+}
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -299,6 +361,7 @@ def json_text(comparison: Comparison) -> str:
     return json.dumps(
         {
             "verdict": comparison.outcome,
+            "facts": [_fact_json(each) for each in comparison.facts],
             "load_changes": comparison.load_changes,
             "before": _run_json(comparison.before),
             "after": _run_json(comparison.after),
@@ -315,10 +378,19 @@ def _run_json(run: RunColumns | RunFigures) -> dict[str, Any]:
     return {
         "name": run.name,
         "requests": run.requests,
+        "began_at": run.began_at,
         "length_s": run.length_s,
         "has_requests": isinstance(run, RunColumns),
         "configured_load": dict(run.configured_load),
     }
+
+
+def _fact_json(fact: Fact) -> dict[str, Any]:
+    found = {"name": fact.line, "worse": fact.is_evident, **asdict(fact)}
+    del found["line"]
+    if isinstance(fact, MissedTarget):
+        found |= {"before": _interval_json(fact.before), "after": _interval_json(fact.after)}
+    return found
 
 
 def _lines_json(lines: Sequence[ComparedLine]) -> list[dict[str, Any]]:
@@ -332,10 +404,20 @@ def _lines_json(lines: Sequence[ComparedLine]) -> list[dict[str, Any]]:
             "change": line.change,
             "change_is": "ratio" if line.measure.is_relative else "difference",
             "chance": line.chance,
+            "period": _period_json(line.period),
             "verdict": line.outcome,
         }
         for line in lines
     ]
+
+
+def _period_json(period: DecisivePeriod | None) -> dict[str, Any] | None:
+    """Seconds count from the begin of the run; the value and the change are without the period."""
+    if period is None:
+        return None
+    run = "after" if period.is_after else "before"
+    ends = {"begin_s": period.begin_s, "end_s": period.end_s}
+    return {"run": run, **ends, "value": period.value, "change": period.change}
 
 
 def _interval_json(found: Interval | None) -> dict[str, float | None] | None:

@@ -1,17 +1,18 @@
 """Reads a run to compare: only the columns that it needs, a batch of rows at a time."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Engine, case, func, null, select
 
-from agent.analysis.comparison.run_columns import MinuteColumns, RunColumns
+from agent.analysis.comparison.run_columns import MinuteColumns, Promise, RunColumns
 from agent.catalog.definitions import Verdict
 from agent.errors import AgentError
 from agent.records.columns import Array
+from agent.records.event import Confidence
 from agent.records.queries import Selection, Window
 from agent.records.request import BY_CLIENT, FAILED, Status
 from agent.store.connection import ROWS_PER_READ, for_reading, reading
@@ -61,14 +62,21 @@ def whole_window(engine: Engine) -> Window:
     return Window(from_s=int(first), until=last + 1e-3)
 
 
-def read_run(engine: Engine, name: str, window: Window, chosen: Selection) -> RunColumns:
+def read_run(
+    engine: Engine,
+    name: str,
+    window: Window,
+    chosen: Selection,
+    targets: Mapping[str, float] | None = None,
+) -> RunColumns:
     """The run of a window: the requests that ended in it, and the minutes that lie inside.
 
-    It begins with the data, if that begins later. Raises RunEmpty and StoreUnavailable.
+    It begins with the data, if that begins later. `targets` are those of objectives, by name.
+    Raises RunEmpty and StoreUnavailable.
     """
     with reading(for_reading(engine)) as connection:
         begin = max(float(window.from_s), first_data_at(connection, chosen.source) or 0.0)
-        columns = _request_columns(connection, window, chosen)
+        columns = _request_columns(connection, window, chosen, targets or {})
         if not len(columns["ended_s"]):
             raise RunEmpty(f"{name}: no request that was asked for ended in this window")
         return RunColumns(
@@ -78,10 +86,19 @@ def read_run(engine: Engine, name: str, window: Window, chosen: Selection) -> Ru
             minutes=_minutes(connection, begin, window, chosen),
             events=_events(connection, begin, window, chosen),
             causes=_causes(connection, window, chosen),
+            began_at=begin,
         )
 
 
-def _request_columns(connection: Connection, window: Window, chosen: Selection) -> dict[str, Any]:
+def read_events(engine: Engine, window: Window, chosen: Selection) -> dict[str, Array]:
+    """The times of events by kind, in seconds from the begin of a window."""
+    with reading(for_reading(engine)) as connection:
+        return _events(connection, window.from_s, window, chosen)
+
+
+def _request_columns(
+    connection: Connection, window: Window, chosen: Selection, targets: Mapping[str, float]
+) -> dict[str, Any]:
     # A refusal takes no time, and would hide how long real responses take.
     timed = requests.c.status != Status.INVALID.value
     selected = {
@@ -94,38 +111,47 @@ def _request_columns(connection: Connection, window: Window, chosen: Selection) 
             (requests.c.status.in_(FAILED), 1.0),
             else_=0.0,
         ),
-        "met": requests.c.verdicts if chosen.objective else requests.c.verdict,
+        "verdict": requests.c.verdict,
+        "verdicts": requests.c.verdicts,
     }
     query = select(*selected.values()).where(*ended_in(window, chosen))
     rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
-    met = _Met(chosen.objective)
-    parts = [_columns(batch, met) for batch in chain(rows.partitions(), [[]])]
-    return dict(
-        zip(selected, (np.concatenate(each) for each in zip(*parts, strict=True)), strict=True)
-    )
+    judges = [_Met(chosen.objective), *map(_Met, targets)]
+    parts = [_columns(batch, judges) for batch in chain(rows.partitions(), [[]])]
+    columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
+    numbers, (of_all, *of_objectives) = columns[:_NUMBERS], columns[_NUMBERS:]
+    promises = zip(targets.items(), of_objectives, strict=True)
+    return {
+        **dict(zip(list(selected)[:_NUMBERS], numbers, strict=True)),
+        "met": of_all,
+        "promises": {name: Promise(target, met) for (name, target), met in promises},
+    }
 
 
 class _Met(dict[str, float]):
     """1 for a stored verdict that is met, 0 for missed, NaN else; verdicts are few."""
 
     def __init__(self, objective: str | None) -> None:
-        self._objective = objective
+        self.objective = objective
 
     def __missing__(self, stored: str) -> float:
-        verdict = stored if self._objective is None else json.loads(stored).get(self._objective)
+        verdict = stored if self.objective is None else json.loads(stored).get(self.objective)
         found = {Verdict.MET.value: 1.0, Verdict.MISSED.value: 0.0}.get(verdict, np.nan)
         self[stored] = found
         return found
 
 
-_WIDTH = 8
+_NUMBERS = 7
 
 
-def _columns(rows: Sequence[Sequence[Any]], met: _Met) -> list[Array]:
-    *numbers, verdicts = zip(*rows, strict=True) if rows else [()] * _WIDTH
+def _columns(rows: Sequence[Sequence[Any]], met: Sequence[_Met]) -> list[Array]:
+    *numbers, verdict, verdicts = zip(*rows, strict=True) if rows else [()] * (_NUMBERS + 2)
     # Unknown becomes NaN.
     found = [np.array(each, dtype=np.float64) for each in numbers]
-    return [*found, np.array([met[each] for each in verdicts], dtype=np.float64)]
+    for of_one in met:
+        stored = verdict if of_one.objective is None else verdicts
+        found.append(np.array([of_one[each] for each in stored], dtype=np.float64))
+    return found
 
 
 def _minutes(
@@ -147,9 +173,16 @@ def _minutes(
 def _events(
     connection: Connection, begin: float, window: Window, chosen: Selection
 ) -> dict[str, Array]:
+    """Without those that are only suspected. One model's are those of engines that served it."""
     query = select(events.c.kind, events.c.at).where(
-        events.c.at >= begin, events.c.at < window.until, *_of_engine(events, chosen)
+        events.c.at >= begin,
+        events.c.at < window.until,
+        events.c.confidence != Confidence.SUSPECTED.value,
+        *_of_engine(events, chosen),
     )
+    if chosen.model is not None:
+        served = select(requests.c.engine).where(*ended_in(window, chosen)).distinct()
+        query = query.where(events.c.engine.in_(served))
     found: dict[str, list[float]] = {}
     for kind, at in connection.execute(query):
         found.setdefault(kind, []).append(at - begin)

@@ -9,8 +9,14 @@ import numpy as np
 from rich.console import Console
 
 from agent.analysis.comparison.comparing import Comparison, compare
-from agent.analysis.comparison.run_columns import MinuteColumns, RunColumns
-from agent.outputs.comparison import json_text, markdown, print_comparison, table_cells
+from agent.analysis.comparison.run_columns import MinuteColumns, Promise, RunColumns
+from agent.outputs.comparison import (
+    explanations,
+    json_text,
+    markdown,
+    print_comparison,
+    table_cells,
+)
 from tests.analysis.comparison.queue_runs import QueuedRun
 
 
@@ -90,3 +96,36 @@ def test_each_format_has_its_shape() -> None:
     assert max(map(len, printed_comparison(worse(), 80).splitlines())) <= 80
     for comparison in (worse(), other_load()):
         assert json.loads(json_text(comparison))["verdict"] == comparison.outcome
+
+
+def test_facts_and_the_period_that_makes_the_difference_are_told_in_each_format() -> None:
+    first, second = (_run(name, seed, 8) for seed, name in ((1, "a"), (2, "b")))
+    met = np.ones(first.requests)
+    met[:150] = 0.0
+    second = replace(
+        second,
+        began_at=1_790_000_040.0,
+        events={"HANG": np.array([60.0])},
+        failed=np.where(np.arange(second.requests) < 2, 1.0, 0.0),
+        ttft_s=np.where(np.arange(second.requests) < 100, 30.0, second.ttft_s),
+        promises={"chat": Promise(0.9, met)},
+    )
+    first = replace(first, promises={"chat": Promise(0.9, np.ones(first.requests))})
+    found = compare(first, second)
+    sentences = list(explanations(found))
+    assert sentences[0] == "Failures of engines: 1 HANG (2026-09-21T14:15:00Z); none before."
+    few = "Failed: 2 of 1,200 requests, none of 1,200 before. May be chance (25 %)."
+    assert sentences[1] == few
+    assert sentences[2].startswith("Target of chat, 90 %: attainment 100.0 % [99.5, 100.0] before")
+    (period,) = [each for each in sentences if each.startswith("One period of `after`, 2026-09-21")]
+    assert "TTFT p95 +" in period
+    for text in (printed_comparison(found, 500), markdown(found)):
+        for sentence in sentences:
+            assert sentence in text
+    as_json = json.loads(json_text(found))
+    facts = {each["name"]: each for each in as_json["facts"]}
+    assert facts["other failures"]["at_s"] == {"HANG": [60.0]}
+    assert (facts["error ratio"]["worse"], facts["error ratio"]["failed"]) == (False, 2)
+    assert facts["attainment"]["after"]["value"] == 0.875
+    lines = {each["name"]: each for each in as_json["figures"]}
+    assert (lines["TTFT p95"]["period"]["run"], lines["TTFT p50"]["period"]) == ("after", None)

@@ -12,7 +12,7 @@ from agent.analysis.comparison.run_columns import RunColumns, split_runs
 from agent.analysis.cost.bill import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
 from agent.catalog.definitions import Verdict
-from agent.records.event import EventKind
+from agent.records.event import Confidence, EventKind
 from agent.records.queries import Selection, Window
 from agent.records.request import Status
 from agent.store.minutes import MinuteStore
@@ -142,3 +142,22 @@ def test_events_are_counted(stored: Engine) -> None:
     }
     assert figures(run)["OOMs"] == pytest.approx(2)
     assert figures(read(stored, engine="chat-0"))["other failures"] == 0
+
+
+def test_suspected_events_are_left_out_and_those_of_engines_without_the_model(
+    stored: Engine,
+) -> None:
+    observations, dead = ObservationStore(stored, "agent-0"), EventKind.ENGINE_DEAD
+    observations.write_event(restart(NOON + 30.0, kind=dead, confidence=Confidence.SUSPECTED))
+    observations.write_event(restart(NOON + 40.0, kind=dead, confidence=Confidence.PROBABLE))
+    observations.write_event(restart(NOON + 50.0, kind=dead, engine="of another model"))
+    assert (read(stored).events or {})[dead].tolist() == pytest.approx([40.0, 50.0])
+    assert (read(stored, model="llama").events or {})[dead].tolist() == pytest.approx([40.0])
+
+
+def test_each_target_has_the_verdicts_of_its_objective(stored: Engine) -> None:
+    run = read_run(stored, "run", HOUR, Selection(), {"chat": 0.9, "batch": 0.5})
+    assert run.began_at == pytest.approx(NOON)
+    known = {name: each.met[np.isfinite(each.met)] for name, each in run.promises.items()}
+    assert {name: each.target for name, each in run.promises.items()} == {"chat": 0.9, "batch": 0.5}
+    assert (sorted(known["chat"]), known["batch"].tolist()) == ([0, 1, 1, 1, 1], [0])

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from agent.analysis.comparison.decisive_periods import DecisivePeriod, decisive_period
+from agent.analysis.comparison.facts import Fact, facts_of
 from agent.analysis.comparison.measures import (
     IN_FLIGHT,
     LENGTHS,
@@ -14,6 +16,7 @@ from agent.analysis.comparison.measures import (
     REQUEST_RATE,
     Better,
     Measure,
+    Quantity,
 )
 from agent.analysis.comparison.resampling import (
     Interval,
@@ -43,10 +46,18 @@ class Outcome(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     CHANGED = "changed"
+    ONE_PERIOD = "one period"
     NO_EVIDENCE = "no evidence"
     LOAD_CHANGED = "load changed"
     TOO_FEW = "too few"
     UNKNOWN = "unknown"
+
+
+# Of all lines together, the first that any line has.
+_WHOLE = (
+    *(Outcome.WORSE, Outcome.ONE_PERIOD, Outcome.BETTER),
+    *(Outcome.NO_EVIDENCE, Outcome.TOO_FEW),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +65,7 @@ class ComparedLine:
     """One figure of both runs, None if it is unknown; without requests it has no bounds.
 
     `change` is a part of the figure before or a difference, as the measure says. `chance` is how
-    probable such a change is if nothing has changed.
+    probable such a change is if nothing has changed. `period` makes the difference alone.
     """
 
     measure: Measure
@@ -62,12 +73,13 @@ class ComparedLine:
     after: Interval | None
     change: float | None = None
     chance: float | None = None
+    period: DecisivePeriod | None = None
     outcome: Outcome = Outcome.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All lines. `load_changes` names what changed of the load.
+    """All lines. `load_changes` names what changed of the load, `facts` what is worse by itself.
 
     `causes` are shares of the requests that missed, by their first cause, before and after; None
     if none was looked for.
@@ -79,13 +91,15 @@ class Comparison:
     lines: tuple[ComparedLine, ...]
     load_changes: tuple[str, ...]
     outcome: Outcome
+    facts: tuple[Fact, ...] = ()
     causes: Mapping[str, tuple[float, float]] | None = None
 
 
 def compare(before: RunColumns, after: RunColumns) -> Comparison:
     """Compare two runs of at least one request each.
 
-    If the load changed, figures that depend on it say so instead of better or worse.
+    If the load changed, figures that depend on it say so instead of better or worse. Facts are
+    worse whatever the figures are.
     """
     first, second = split_runs(before, after)
     shuffles = Shuffles.of(first.blocks.number, second.blocks.number)
@@ -97,13 +111,18 @@ def compare(before: RunColumns, after: RunColumns) -> Comparison:
     changes = (*_configured(before, after), *_moved(load))
     if changes:
         figures = [_of_the_load(line) for line in figures]
+    else:
+        figures = [_of_one_period(line, (first, second)) for line in figures]
+    facts = facts_of(before, after)
+    figures = [_with_facts(line, _worse(facts, changes)) for line in figures]
     return Comparison(
         before=before,
         after=after,
         load=tuple(load),
         lines=tuple(figures),
         load_changes=changes,
-        outcome=Outcome.LOAD_CHANGED if changes else _whole(figures),
+        outcome=_whole(figures, _worse(facts, changes), changes),
+        facts=facts,
         causes=_causes(before, after),
     )
 
@@ -111,24 +130,27 @@ def compare(before: RunColumns, after: RunColumns) -> Comparison:
 def compare_figures(before: RunColumns | RunFigures, after: RunColumns | RunFigures) -> Comparison:
     """Both runs side by side, of which one or both are known by their figures alone.
 
-    Without single requests it is unknown how much a figure varies, so no line has a verdict.
+    Without single requests it is unknown how much a figure varies, so only facts give a verdict.
     """
     figures = [_figures(each) for each in (before, after)]
 
-    def side_by_side(measures: Sequence[Measure]) -> tuple[ComparedLine, ...]:
-        return tuple(
+    def side_by_side(measures: Sequence[Measure]) -> list[ComparedLine]:
+        return [
             _without_evidence(each, *(known.get(each.name) for known in figures))
             for each in measures
-        )
+        ]
 
-    changes = _configured(before, after)
+    changes, facts = _configured(before, after), facts_of(before, after)
+    worse = _worse(facts, changes)
+    lines = [_with_facts(line, worse) for line in side_by_side(MEASURES)]
     return Comparison(
         before=before,
         after=after,
-        load=side_by_side(LOAD_MEASURES),
-        lines=side_by_side(MEASURES),
+        load=tuple(side_by_side(LOAD_MEASURES)),
+        lines=tuple(lines),
         load_changes=changes,
-        outcome=Outcome.LOAD_CHANGED if changes else Outcome.UNKNOWN,
+        outcome=_whole(lines, worse, changes),
+        facts=facts,
     )
 
 
@@ -156,7 +178,7 @@ def _without_evidence(
 ) -> ComparedLine:
     change = None
     if before is not None and after is not None and not _overlap(before, after):
-        change = _change(measure, before.value, after.value)
+        change = measure.change(before.value, after.value)
     return ComparedLine(measure=measure, before=before, after=after, change=change)
 
 
@@ -194,7 +216,7 @@ def _line(measure: Measure, runs: tuple[SplitRun, SplitRun], shuffles: Shuffles)
         measure=measure,
         before=before,
         after=after,
-        change=_change(measure, before.value, after.value),
+        change=measure.change(before.value, after.value),
     )
     filled = min(pair.before.filled, pair.after.filled)
     if filled < _LEAST_FILLED or min(each.run.requests for each in runs) < measure.requests:
@@ -209,14 +231,6 @@ def _line(measure: Measure, runs: tuple[SplitRun, SplitRun], shuffles: Shuffles)
 def _possible(measure: Measure, found: Interval) -> Interval:
     """No share is above 1."""
     return found._replace(high=min(found.high, 1.0)) if measure.is_share else found
-
-
-def _change(measure: Measure, before: float, after: float) -> float | None:
-    if not np.isfinite(before) or not np.isfinite(after):
-        return None
-    if not measure.is_relative:
-        return after - before
-    return after / before - 1 if before > 0 else None
 
 
 def _judged(lines: Sequence[ComparedLine], level: float) -> list[ComparedLine]:
@@ -271,10 +285,43 @@ def _of_the_load(line: ComparedLine) -> ComparedLine:
     return line
 
 
-def _whole(lines: Sequence[ComparedLine]) -> Outcome:
+def _of_one_period(line: ComparedLine, runs: tuple[SplitRun, SplitRun]) -> ComparedLine:
+    """The line with the period that makes its difference, if there is one.
+
+    A permutation test finds no evidence in one period, so lines with evidence need no search.
+    Events are few, and always in some period.
+    """
+    pair = line.measure.pair(*runs)
+    is_event = line.measure.quantity is Quantity.PER_HOUR
+    if line.outcome is not Outcome.NO_EVIDENCE or is_event or pair is None:
+        return line
+    period = decisive_period(line.measure, pair, runs)
+    return line if period is None else replace(line, period=period, outcome=Outcome.ONE_PERIOD)
+
+
+def _worse(facts: Sequence[Fact], load_changes: Sequence[str]) -> list[Fact]:
+    """The facts by which the run is worse."""
+    return [each for each in facts if each.is_evident and not (load_changes and each.may_be_load)]
+
+
+def _with_facts(line: ComparedLine, worse: Sequence[Fact]) -> ComparedLine:
+    """Attainment of all requests may rise while one objective misses its target."""
+    if not line.change or _direction(line.measure.better, line.change) is not Outcome.WORSE:
+        return line
+    named = any(each.line == line.measure.name for each in worse)
+    return replace(line, outcome=Outcome.WORSE) if named else line
+
+
+def _whole(
+    lines: Sequence[ComparedLine], worse: Sequence[Fact], load_changes: Sequence[str]
+) -> Outcome:
     """Worse if anything is worse."""
+    if worse:
+        return Outcome.WORSE
+    if load_changes:
+        return Outcome.LOAD_CHANGED
     found = {line.outcome for line in lines}
-    for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.NO_EVIDENCE, Outcome.TOO_FEW):
+    for outcome in _WHOLE:
         if outcome in found:
             return outcome
     return Outcome.UNKNOWN

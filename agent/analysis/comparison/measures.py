@@ -90,6 +90,14 @@ class Measure:
         """How far two figures are apart."""
         return relative if self.is_relative else absolute
 
+    def change(self, before: float, after: float) -> float | None:
+        """A part of what it was, or the difference; None if it is unknown."""
+        if not np.isfinite(before) or not np.isfinite(after):
+            return None
+        if not self.is_relative:
+            return after - before
+        return after / before - 1 if before > 0 else None
+
 
 def percentile_name(name: str, quantile: float) -> str:
     """The name of a measure, such as TTFT p95."""
@@ -225,15 +233,16 @@ def _events_of(kinds: Sequence[EventKind]) -> SumsOf:
     return ratio
 
 
-_OOMS = (EventKind.HOST_OOM, EventKind.CUDA_OOM)
-_FAILURES = (
+OOM_KINDS = (EventKind.HOST_OOM, EventKind.CUDA_OOM)
+DEATH_KINDS = (
     *(EventKind.ENGINE_DEAD, EventKind.HANG, EventKind.GPU_FAULT),
-    *(EventKind.SIZING_ERROR, EventKind.UNREACHABLE),
+    EventKind.SIZING_ERROR,
 )
 _LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
 
 ATTAINMENT, GOODPUT = "attainment", "goodput"
 OUTPUT_RATE, ERRORS = "output tokens/s", "error ratio"
+OOMS, OTHER_FAILURES = "OOMs", "other failures"
 
 MEASURES: tuple[Measure, ...] = (
     *(
@@ -245,8 +254,9 @@ MEASURES: tuple[Measure, ...] = (
     _higher(GOODPUT, Quantity.REQUESTS_PER_S, _rate("met")),
     _higher(OUTPUT_RATE, Quantity.TOKENS_PER_S, _rate("output_tokens")),
     _share(ERRORS, Better.LOWER, 0.005, _mean("failed")),
-    _events("OOMs", _OOMS),
-    _events("other failures", _FAILURES),
+    _events(OOMS, OOM_KINDS),
+    # A normal stop, too, begins with an engine that is unreachable.
+    _events(OTHER_FAILURES, (*DEATH_KINDS, EventKind.UNREACHABLE)),
     _share("MFU", Better.HIGHER, 0.01, _of_minutes("flops", "possible_flops")),
     _share("MBU", Better.HIGHER, 0.01, _of_minutes("moved_bytes", "possible_bytes")),
     _cost("USD per million output tokens", _of_minutes("bill_usd", "output_tokens", _MILLION)),

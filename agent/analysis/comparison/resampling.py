@@ -35,6 +35,9 @@ class Measured(Protocol):
     def of(self, weights: Array) -> Array:
         """The figure for each row of `weights`, which has a column for each block."""
 
+    def only(self, blocks: Array) -> "Measured":
+        """The figure of some blocks: those of which `blocks` is true."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ratio:
@@ -58,6 +61,10 @@ class Ratio:
         part, whole = weights @ self.part, weights @ self.whole
         found: Array = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
         return found
+
+    def only(self, blocks: Array) -> "Ratio":
+        """The figure of some blocks."""
+        return Ratio(self.part[blocks], self.whole[blocks])
 
 
 def together(first: Ratio, second: Ratio) -> Ratio:
@@ -97,6 +104,11 @@ class Percentile:
         low = self.edges[np.clip(bins - 1, 0, _BINS)]
         high = self.edges[np.clip(bins, 0, _BINS)]
         return np.where(below[:, -1] > 0, np.exp(low + share * (high - low)), np.nan)
+
+    def only(self, blocks: Array) -> "Percentile":
+        """The figure of some blocks, interpolated in its bin."""
+        value = float(self.of(blocks[np.newaxis, :].astype(float))[0])
+        return Percentile(value, self.quantile, self.counts[blocks], self.edges)
 
 
 def percentiles(
@@ -203,7 +215,9 @@ def variation(figure: Measured, blocks: int, likeness: float) -> Variation:
     return Variation(float(deviation), float(np.sqrt(more)), max(blocks / more - 1, 2.0))
 
 
-def interval(figure: Measured, blocks: int, spread: float, apart: Apart) -> Interval:
+def interval(
+    figure: Measured, blocks: int, spread: float, apart: Apart, confidence: float = _CONFIDENCE
+) -> Interval:
     """The figure with its bootstrap interval, `spread` times as wide as with independent blocks.
 
     The same run always gets the same interval.
@@ -212,7 +226,7 @@ def interval(figure: Measured, blocks: int, spread: float, apart: Apart) -> Inte
     known = drawn[np.isfinite(drawn)]
     if not len(known):
         return Interval(figure.value, np.nan, np.nan)
-    tail = _tail(figure.filled)
+    tail = _tail(figure.filled, confidence)
     value = figure.value
     low, high = (float(each) for each in np.quantile(known, [tail, 1 - tail]))
     if apart is relative and value > 0 and low > 0:
@@ -222,21 +236,22 @@ def interval(figure: Measured, blocks: int, spread: float, apart: Apart) -> Inte
     return Interval(value, max(min(low, value), 0.0), max(high, value))
 
 
-@lru_cache(maxsize=2)
+# Two runs, and each without a period of some blocks.
+@lru_cache(maxsize=8)
 def _draws(blocks: int) -> Array:
     """How often each block is drawn, a row for each draw; the same for all figures of a run."""
     random = np.random.default_rng(_SEED)
     return random.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS).astype(float)
 
 
-def _tail(blocks: int) -> float:
+def _tail(blocks: int, confidence: float) -> float:
     """The share of draws to leave out at each end.
 
     Draws from few blocks vary too little: by the factor of the root of (n - 1) / n, and by what
     Student's t is wider than the normal distribution.
     """
     normal, freedom = NormalDist(), max(blocks - 1, 1)
-    z = normal.inv_cdf((1 + _CONFIDENCE) / 2)
+    z = normal.inv_cdf((1 + confidence) / 2)
     # Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
     student = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return normal.cdf(-student * float(np.sqrt((freedom + 1) / freedom)))

@@ -42,6 +42,20 @@ class MinuteColumns:
     good_tokens: Array = field(default_factory=_none)
 
 
+class Promise(NamedTuple):
+    """The target of an objective, and `met` as in RunColumns; NaN if it does not apply."""
+
+    target: float
+    met: Array
+
+
+class BoundedPromise(NamedTuple):
+    """The target of an objective, and the bounds of its attainment."""
+
+    target: float
+    attainment: Bounds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunColumns:
     """The requests of a run, one value each in every column. Unknown is NaN.
@@ -51,7 +65,7 @@ class RunColumns:
     failure of the service, and NaN for what the client cancelled or spoilt. `events` are the times
     of failures of engines by kind, `causes` counts missed requests by their first cause; both are
     None if the source of the run has no events. `configured_load` holds the settings of a load
-    generator.
+    generator, `promises` the objectives that have a target. `began_at` is a Unix time.
     """
 
     name: str
@@ -68,6 +82,8 @@ class RunColumns:
     events: Mapping[str, Array] | None = None
     causes: Mapping[str, int] | None = None
     configured_load: Mapping[str, str] = field(default_factory=dict)
+    promises: Mapping[str, Promise] = field(default_factory=dict)
+    began_at: float | None = None
 
     @property
     def requests(self) -> int:
@@ -87,6 +103,7 @@ class RunFigures:
     """A run of which only figures are known, by the names of measures, and no single request.
 
     Between `bounds` lie those of an engine's own histograms. `source` says who knows the figures.
+    `events`, `promises` and `began_at` are as in RunColumns.
     """
 
     name: str
@@ -96,8 +113,13 @@ class RunFigures:
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     source: FiguresSource = FiguresSource.RESULT_FILE
     configured_load: Mapping[str, str] = field(default_factory=dict)
+    events: Mapping[str, Array] | None = None
+    promises: Mapping[str, BoundedPromise] = field(default_factory=dict)
+    began_at: float | None = None
 
 
+# The name of an objective that is no setting.
+GIVEN_LIMITS = "the given limits"
 _MET = {Verdict.MET: 1.0, Verdict.MISSED: 0.0, Verdict.UNDETERMINED: np.nan}
 # How a status counts in an error ratio.
 FAILURE = {status: np.nan if status in BY_CLIENT else float(status in FAILED) for status in Status}
@@ -108,8 +130,12 @@ def run_of(
     records: Sequence[RequestRecord],
     objective: Objective | None,
     configured_load: Mapping[str, str],
+    target: float | None = None,
 ) -> RunColumns:
-    """A run that begins with its first request and ends with its last one."""
+    """A run that begins with its first request and ends with its last one.
+
+    `target` is the share of requests that must meet the objective.
+    """
     began_at = min(record.started_at for record in records)
 
     def column(field: str) -> Array:
@@ -117,7 +143,9 @@ def run_of(
         return np.array([getattr(record, field) for record in records], dtype=float)
 
     ended_s = column("ended_at") - began_at
-    met = [np.nan if objective is None else _MET[judge(each, objective)] for each in records]
+    met = np.array(
+        [np.nan if objective is None else _MET[judge(each, objective)] for each in records]
+    )
     return RunColumns(
         name=name,
         length_s=max(float(ended_s.max()), 1e-3),
@@ -127,9 +155,10 @@ def run_of(
         e2e_s=column("e2e_s"),
         input_tokens=column("input_tokens"),
         output_tokens=column("output_tokens"),
-        met=np.array(met),
+        met=met,
         failed=np.array([FAILURE[record.status] for record in records]),
         configured_load=configured_load,
+        promises={} if target is None else {GIVEN_LIMITS: Promise(target, met)},
     )
 
 
