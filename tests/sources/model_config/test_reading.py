@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from agent.analysis.physics import (
     parameters,
     weight_bytes,
 )
+from agent.catalog.architectures import ARCHITECTURES
 from agent.catalog.hardware import Precision, find_gpu
 from agent.errors import AgentError
 from agent.records.model import ModelShape, Parallelism
@@ -86,6 +88,13 @@ def test_an_unknown_architecture_is_named_and_not_guessed(
 ) -> None:
     with pytest.raises(ArchitectureUnknown, match=message):
         read_config(config)
+
+
+def test_the_page_that_the_error_names_lists_the_known_architectures() -> None:
+    page = (Path(__file__).parents[3] / "docs/estimate.md").read_text()
+    # Text parts of Qwen's multimodal models are named together.
+    named = {name for name in ARCHITECTURES if not re.fullmatch(r"qwen\w+(vl|omni)\w*_text", name)}
+    assert {name for name in named if f"`{name}`" not in page} == set()
 
 
 def test_a_wrapped_model_is_read_by_its_text_part_alone() -> None:
