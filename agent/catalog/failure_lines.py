@@ -80,12 +80,13 @@ def _logged(module: str, text: str, meaning: LineMeaning, source: str) -> Failur
 
 # What precedes CUDA's own text of an error: in PyTorch's c10/cuda/CUDAException.cpp and
 # c10/cuda/driver_api.h, vLLM's csrc/cumem_allocator.cpp, Triton's
-# third_party/nvidia/backend/driver.c and NCCL's src/include/{checks,cudawrap}.h.
+# third_party/nvidia/backend/driver.c, NCCL's src/include/{checks,cudawrap}.h and TensorRT-LLM's
+# cpp/include/tensorrt_llm/common/cudaUtils.h.
 _CUDA_SAYS = (
     r"(?:\b(?:CUDA|HIP)(?: driver)? [Ee]rror: |\bTriton Error \[(?:CUDA|HIP)\]: "
-    r"|\bCuda failure (?:\d+ )?')"
+    r"|\bCuda failure (?:\d+ )?'|\bCUDA runtime error in [^:]{1,200}: )"
 )
-_FROM_CUDA = "PyTorch, vLLM's allocator, Triton and NCCL, see _CUDA_SAYS"
+_FROM_CUDA = "PyTorch, vLLM's allocator, Triton, NCCL and TensorRT-LLM, see _CUDA_SAYS"
 
 # Errors that CUDA reports for a program's own mistake (CUDA runtime API, `cudaError_t`).
 _PROGRAM_ERRORS = (
@@ -148,6 +149,11 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         LineMeaning.SIZING_ERROR,
         "vLLM v1/core/kv_cache_utils.py",
     ),
+    _line(
+        r"Not enough memory\. Please try to increase --mem-fraction-static",
+        LineMeaning.SIZING_ERROR,
+        "SGLang srt/model_executor/pool_configurator.py",
+    ),
     _line(rf"{_CUDA_SAYS}(?!{_PROGRAM_ERRORS})", LineMeaning.GPU_FAULT, _FROM_CUDA),
     _line(
         r"EngineCore failed to start\.",
@@ -166,14 +172,25 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "vLLM to 0.10 with its first engine, entrypoints/openai/api_server.py",
     ),
     _line(
+        r"Initialization failed\. warmup error: ",
+        LineMeaning.START_FAILED,
+        "SGLang srt/entrypoints/http_server.py: ends the process",
+    ),
+    _line(
+        r"Executor worker died during initialization|Failed to initialize executor on rank \d"
+        r"|\[executor\]\[RANK \d+\] Failed to initialize executor",
+        LineMeaning.START_FAILED,
+        "TensorRT-LLM executor/proxy.py, executor/worker.py, cpp/tensorrt_llm/executor",
+    ),
+    _line(
         r"RPC call to \w+ timed out\.",
         LineMeaning.HANG,
         "vLLM v1/executor/multiproc_executor.py, after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
     ),
     _line(
-        r"Worker proc \S+ died unexpectedly(?: \(exit code: (?P<exit_code>-?\d+)\))?",
+        r"Worker ?[Pp]roc (?:rank=)?\S+ died unexpectedly(?: \(exit code: (?P<exit_code>-?\d+)\))?",
         LineMeaning.DEAD,
-        "vLLM v1/executor/multiproc_executor.py",
+        "vLLM v1/executor/multiproc_executor.py and ray_executor_v2.py",
     ),
     _line(
         r"engine core exited unexpectedly|[Ee]ngine core proc(?:ess)? .* died unexpectedly",
@@ -220,6 +237,11 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "data_parallel_controller,multi_tokenizer_mixin}.py",
     ),
     _line(
+        r"\bSubprocess \S+ \(pid=\d+\) crashed with exit code (?P<exit_code>-?\d+)",
+        LineMeaning.DEAD,
+        "SGLang srt/utils/watchdog.py: ends the process",
+    ),
+    _line(
         r"\bSIGQUIT received\. signum=|\bReceived sigquit from a child proces",
         LineMeaning.DEAD,
         "SGLang srt/managers/tokenizer_manager.py; to 0.5 srt/entrypoints/engine.py",
@@ -230,9 +252,22 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "TensorRT-LLM _torch/pyexecutor/py_executor.py: ends the executor",
     ),
     _line(
+        r"\bMPI_ABORT was invoked on rank \d|\b(?:mpirun|mpiexec|prterun) noticed that process rank"
+        r" \d+ .*exited on signal|\*\*\* Process received signal \*\*\*",
+        LineMeaning.DEAD,
+        "Open MPI, with which TensorRT-LLM starts its ranks",
+    ),
+    _line(
+        r"\bterminate called after throwing an instance of '|\bFatal Python error: "
+        r"|!!!!!!! Segfault encountered !!!!!!!",
+        LineMeaning.DEAD,
+        "the C++ runtime, CPython Python/pylifecycle.c, PyTorch c10/util/signal_handler.cpp",
+    ),
+    _line(
         r"\bWatchdog caught collective operation timeout: |\bHeartbeat monitor timed out! Process"
         r" will be terminated|\bwe are taking the entire process down\b"
-        r"|\bProcess group watchdog thread terminated with exception: ",
+        r"|\b(?:Process group|NCCL) watchdog thread terminated with exception: "
+        r"|\bTerminating the process after attempting to dump debug info\b",
         LineMeaning.DEAD,
         "PyTorch torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
     ),

@@ -23,12 +23,14 @@ CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62
 RuntimeError: CUDA driver error: out of memory
 RuntimeError: Triton Error [CUDA]: out of memory
 ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'
+[TensorRT-LLM][ERROR] CUDA runtime error in cudaMalloc(ptr, n): out of memory (/src/tensorrt_llm
 """,
     LineMeaning.SIZING_ERROR: """
 ValueError: No available memory for the cache blocks. Try
 ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB
 ValueError: To serve at least one request with the models's max seq len (204800), (48.44
 ValueError: The model's max seq len (131072) is larger than the maximum number of tokens
+RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
 """,
     LineMeaning.PAUSED: """
 INFO [scheduler.py:2756] setting pause state to PAUSED_ALL
@@ -48,10 +50,15 @@ RuntimeError: CUDA error: unspecified launch failure
 RuntimeError: CUDA error: an illegal memory access was enc
 torch.AcceleratorError: CUDA error: uncorrectable ECC error
 RuntimeError: HIP error: unspecified launch failure
+[TensorRT-LLM][ERROR] CUDA runtime error in cudaEventSynchronize(get()): an illegal memory access
+[E ProcessGroupNCCL.cpp:1895] Process group watchdog: CUDA error: an illegal memory access was
 """,
     LineMeaning.START_FAILED: """
 ERROR [core.py:1510] EngineCore failed to start.
 RuntimeError: Engine process failed to start. See stack trace for the root cause.
+[2026-07-09 00:57:15] Initialization failed. warmup error: Traceback (most recent call last):
+[TRT-LLM] [E] Executor worker died during initialization.
+[TensorRT-LLM][ERROR] [executor][RANK 0] Failed to initialize executor
 """,
     LineMeaning.HANG: """
 TimeoutError: RPC call to execute_model timed out.
@@ -68,6 +75,15 @@ vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See 
 [2026-07-09 00:57:15 TP4] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)
 [2026-07-09 00:57:15 TP4] Scheduler hit an exception: Traceback (most recent call last):
 [2026-07-09 00:57:15] DetokenizerManager hit an exception: Traceback (most recent call last):
+[2026-07-09 00:57:15] Subprocess scheduler_0 (pid=77) crashed with exit code -11. Triggering
+RayWorkerProc rank=3 died unexpectedly, shutting down executor.
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+mpirun noticed that process rank 1 with PID 0 on node gpu-7 exited on signal 9 (Killed).
+[gpu-7:00123] *** Process received signal ***
+terminate called after throwing an instance of 'c10::DistBackendError'
+Fatal Python error: Segmentation fault
+[Rank 3] NCCL watchdog thread terminated with exception: CUDA driver shutting down
+[F1229 20:37:13.09 ProcessGroupNCCL.cpp:1306] Terminating the process after attempting to dump debug
 [2026-07-09 00:57:20] SIGQUIT received. signum=<Signals.SIGQUIT: 3>, frame=None. It usually
 [TRT-LLM] [RANK 0] [E] Hang detected on rank 0 in PyExecutor; hard-killing and propagating to
 [PG 0 Rank 25] Heartbeat monitor timed out! Process will be terminated after dumping debug info.
