@@ -190,6 +190,8 @@ TIME_TO_FIRST_TOKEN = histogram(
 )
 # Samples are stored without histograms, but with this count of one.
 FIRST_TOKENS = f"{TIME_TO_FIRST_TOKEN.name}_count"
+# And with what is kept in each counter, whose name is the first label.
+KEPT = "llm_engine_kept"
 INTER_TOKEN_LATENCY = histogram(
     "llm_engine_inter_token_latency_seconds", "Gap between two outputs of one request."
 )

@@ -27,6 +27,7 @@ class EngineSample:
     `histograms` maps a fact name to its snapshot. Unknown facts are absent. With several ranks,
     `ranks` has the facts of each one that show whether it computes; they are not stored. A counter
     or a histogram of `families` that has no value yet is zero; `families` are not stored either.
+    `kept` are the parts of counters that ranks and replicas had counted when they left.
     """
 
     engine: str
@@ -38,6 +39,7 @@ class EngineSample:
     process_started_at: float | None = None
     ranks: Mapping[str, "EngineSample"] = field(default_factory=dict)
     families: frozenset[str] = frozenset()
+    kept: Facts = field(default_factory=dict)
 
     def fact(self, name: str, *labels: str) -> float | None:
         """Return the value of one fact, None if unknown."""

@@ -23,7 +23,7 @@ from sqlalchemy import update as updating
 
 from agent.analysis.efficiency.request_activity import TimeRanges
 from agent.catalog.definitions import Verdict
-from agent.catalog.engine_facts import PROCESS_START_TIME
+from agent.catalog.engine_facts import KEPT, PROCESS_START_TIME
 from agent.errors import StoreUnavailable
 from agent.records.columns import STATUSES, VANTAGES, MinuteRequests
 from agent.records.engine import EngineSample
@@ -337,7 +337,9 @@ def _row(agent: str, minute: MinuteRow) -> dict[str, Any]:
 
 def _sample(row: Mapping[str, Any]) -> EngineSample:
     check_row(engine_samples, row)
-    facts = facts_from(row["facts"])
+    found = facts_from(row["facts"])
+    facts = {key: value for key, value in found.items() if key[0] != KEPT}
+    kept = {(of[0], of[1:]): value for (name, of), value in found.items() if name == KEPT}
     return EngineSample(
         engine=row["engine"],
         at=row["at"],
@@ -345,6 +347,7 @@ def _sample(row: Mapping[str, Any]) -> EngineSample:
         model=row["model"],
         facts=facts,
         process_started_at=facts.get((PROCESS_START_TIME.name, ())),
+        kept=kept,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, insert, select
 
-from agent.catalog.engine_facts import FIRST_TOKENS, TIME_TO_FIRST_TOKEN
+from agent.catalog.engine_facts import FIRST_TOKENS, KEPT, TIME_TO_FIRST_TOKEN
 from agent.records.engine import EngineSample
 from agent.records.engine_counts import EngineCounts
 from agent.records.event import Event
@@ -72,7 +72,7 @@ class ObservationStore:
             "engine": sample.engine,
             "model": sample.model,
             "dialect": sample.dialect,
-            "facts": json.dumps(facts_json({**sample.facts, **_first_tokens(sample)})),
+            "facts": json.dumps(facts_json({**sample.facts, **_apart(sample)})),
         }
 
         def write(connection: Connection) -> None:
@@ -114,9 +114,12 @@ class ObservationStore:
         in_transaction(self._engine, partial(_inserted, table=table, rows=rows))
 
 
-def _first_tokens(sample: EngineSample) -> Facts:
+def _apart(sample: EngineSample) -> Facts:
+    """What a stored sample has in place of its histograms, and what is kept in its counters."""
     histogram = sample.histograms.get(TIME_TO_FIRST_TOKEN.name)
-    return {} if histogram is None else {(FIRST_TOKENS, ()): histogram.counts[-1]}
+    first: Facts = {} if histogram is None else {(FIRST_TOKENS, ()): histogram.counts[-1]}
+    kept = {(KEPT, (name, *labels)): value for (name, labels), value in sample.kept.items()}
+    return {**first, **kept}
 
 
 def _inserted(connection: Connection, table: Table, rows: Sequence[Values]) -> None:

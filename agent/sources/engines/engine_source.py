@@ -17,6 +17,7 @@ from agent.catalog.reasons import INTERNAL, NO_ANSWER, ExpositionFault, model_un
 from agent.errors import EngineUnreachable, ExpositionUnreadable, ReadFailed
 from agent.http_client import http_session
 from agent.records.engine import EngineSample
+from agent.records.gpu import Facts
 from agent.sources.engines.exposition import Exposition, bounded_label, read_exposition
 from agent.sources.engines.fetch import fetch, shown_url
 from agent.sources.engines.kept_counts import KeptCounts
@@ -170,6 +171,8 @@ class EngineSource:
         self._wanted = wanted_series(self._dialects)
         self._paths = list(dict.fromkeys(dialect.metrics_path for dialect in self._dialects))
         self._kept = KeptCounts(self._dialects)
+        # The last sample of an earlier run, if it has anything that is not in the exposition.
+        self._earlier = before if before is not None and before.kept else None
         self._drift = NameDrift(name, before)
         self._last: EngineSample | None = None
         self._failing: str | None = None
@@ -250,7 +253,9 @@ class EngineSource:
             histograms=found.histograms,
             process_started_at=found.process_started_at,
             families=found.families,
+            kept=found.kept,
         )
+        sample = self._with_earlier(sample)
         ranks = {
             rank: replace(sample, facts=facts, histograms={}) for rank, facts in found.ranks.items()
         }
@@ -260,6 +265,17 @@ class EngineSource:
         for name in self._drift.gone(sample, found.dialect):
             facts[FACT_MISSING.name, (name,)] = 1.0
         return replace(sample, ranks=ranks, model=self._model, facts=facts)
+
+    def _with_earlier(self, sample: EngineSample) -> EngineSample:
+        """The sample with what an earlier run of the agent kept, until the engine restarts."""
+        if self._earlier is None:
+            return sample
+        kept = self._earlier.kept
+        whole = replace(sample, facts=_sums(sample.facts, kept), kept=_sums(kept, sample.kept))
+        if restart_between(self._last or self._earlier, whole) is None:
+            return whole
+        self._earlier = None
+        return sample
 
     def _learn_model(self, found: TranslatedExposition, restarted: bool, faults: list[str]) -> None:
         """Keep the model of the exposition, or the one that was asked for since the start."""
@@ -287,6 +303,10 @@ class EngineSource:
 
 def _has_any(body: bytes, prefixes: Sequence[str]) -> bool:
     return any(f"\n{prefix}".encode() in body for prefix in prefixes)
+
+
+def _sums(facts: Facts, more: Facts) -> Facts:
+    return {**facts, **{key: facts.get(key, 0.0) + value for key, value in more.items()}}
 
 
 def _most_telling(errors: Mapping[str, ReadFailed]) -> ReadFailed:

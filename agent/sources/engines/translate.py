@@ -6,7 +6,7 @@ Merges the ranks of a data-parallel engine, and detects facts that an engine no 
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import inf, isfinite, isnan
 
@@ -95,14 +95,16 @@ class TranslatedExposition:
     process_started_at: float | None
     dropped: Mapping[str, int]
     families: frozenset[str] = frozenset()
+    kept: Facts = field(default_factory=dict)
 
     def counted_as(self, other: "TranslatedExposition") -> "TranslatedExposition":
-        """The same with the counters and histograms of another one."""
+        """The same with the counters and histograms of another one, which has more."""
         counters = {key: value for key, value in other.facts.items() if key[0] in _COUNTERS}
         return replace(
             self,
             facts={**self.facts, **counters},
             histograms={**self.histograms, **other.histograms},
+            kept={key: value - self.facts.get(key, 0.0) for key, value in counters.items()},
         )
 
 

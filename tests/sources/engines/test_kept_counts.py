@@ -1,6 +1,7 @@
 """Counters of an engine whose ranks and replicas leave and come back."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,9 @@ from agent.analysis.failures.progress import restart_between
 from agent.catalog import engine_facts as fact
 from agent.records.engine import EngineSample
 from agent.sources.engines.engine_source import EngineSource
+from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
+from tests.store.migrated import migrated_in
 
 OUTPUT, FINISHED, TTFT = fact.OUTPUT_TOKENS, fact.REQUESTS_FINISHED, fact.TIME_TO_FIRST_TOKEN
 RANKS, REPLICAS = 'vllm:{name}{{engine="{part}",{rest}}}', (
@@ -41,9 +45,11 @@ def page(spelled: str, counts: Mapping[str, float], started: float | None = None
     return "".join(lines).encode()
 
 
-def read_all(pages: Sequence[bytes]) -> list[EngineSample]:
+def read_all(pages: Sequence[bytes], before: EngineSample | None = None) -> list[EngineSample]:
     answers = iter(pages)
-    source = EngineSource(name="chat", url="http://chat", read_path=lambda _: next(answers))
+    source = EngineSource(
+        name="chat", url="http://chat", before=before, read_path=lambda _: next(answers)
+    )
     found = [source.read(1000.0 + 5 * n).sample for n in range(len(pages))]
     samples = [sample for sample in found if sample is not None]
     assert len(samples) == len(pages)
@@ -94,6 +100,22 @@ def test_an_engine_that_restarts_begins_at_its_own_counts(
     assert counted(last) == 3400
     assert counted(restarted) == sum(after.values())
     assert restart_between(last, restarted) is not None
+
+
+@pytest.mark.parametrize(("now", "expected"), [(1250, 3450), (3, 3)])
+def test_an_agent_that_starts_again_knows_what_was_kept_unless_the_engine_has_restarted(
+    tmp_path: Path, now: float, expected: float
+) -> None:
+    *_, last = read_all([page(REPLICAS, each) for each in ({"a": 1100, "b": 2200}, {"a": 1200})])
+    with migrated_in(tmp_path) as database:
+        ObservationStore(database, "agent-0").write_engine_sample(last)
+        before = MinuteStore(database, "agent-0").newest_sample("chat", 2000.0)
+    assert before is not None
+    assert before.facts.items() >= last.facts.items()
+    first, second = read_all([page(REPLICAS, {"a": now}), page(REPLICAS, {"a": now + 5})], before)
+    assert [each.fact(OUTPUT.name) for each in (first, second)] == [expected, expected + 5]
+    assert (restart_between(before, first) is None) is (now == 1250)
+    assert restart_between(first, second) is None
 
 
 # Of each scrape, what each part does: it works on, leaves, or a new one takes its place.
