@@ -18,8 +18,8 @@ from agent.analysis.comparison.measures import (
     percentile_name,
 )
 from agent.analysis.comparison.run_columns import (
-    BoundedPromise,
     FiguresSource,
+    ObjectiveBounds,
     RunColumns,
     RunFigures,
     run_of,
@@ -153,7 +153,7 @@ def _run_in(engine: Engine, name: str, over: Window | None, options: RunOptions)
 
 
 def _targets(engine: Engine, chosen: Selection) -> dict[str, float]:
-    """The targets of the objectives in force, by name; a preset promises nothing.
+    """The targets of the objectives in force, by name; a preset has none.
 
     If agents differ, the highest one.
     """
@@ -201,7 +201,7 @@ def _counted_run(engine: Engine, name: str, over: Window, chosen: Selection) -> 
         bounds=_percentiles(found.latencies) | shares | goodput,
         source=FiguresSource.ENGINE,
         events=read_events(engine, inside, chosen),
-        promises=_bounded(found.attainment, _targets(engine, chosen)),
+        objectives=_bounded(found.attainment, _targets(engine, chosen)),
         began_at=inside.from_s,
     )
 
@@ -218,9 +218,9 @@ def _percentiles(latencies: Mapping[str, LatencyBounds]) -> dict[str, Bounds]:
 
 def _bounded(
     attainment: Sequence[AttainmentBounds], targets: Mapping[str, float]
-) -> dict[str, BoundedPromise]:
+) -> dict[str, ObjectiveBounds]:
     return {
-        each.objective: BoundedPromise(
+        each.objective: ObjectiveBounds(
             targets[each.objective], Bounds(each.lower, each.upper, None)
         )
         for each in attainment

@@ -31,11 +31,13 @@ from agent.records.request import Status
 from agent.sources.result_files import ResultFileInvalid
 from agent.store.claim import AgentState, NameClaim
 from agent.store.connection import open_engine
+from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
 from agent.store.run_rows import RunEmpty
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
+from tests.records.making import objective
 from tests.store.making import NOON, judgement, request, restart, store_in
 from tests.store.migrated import migrated, migrated_in
 
@@ -261,6 +263,35 @@ def test_without_rows_two_windows_have_the_bounds_of_what_engines_counted(
     assert lines["TTFT p99"]["change"] is None
     assert "No request of `before` has a row" in text.output
     assert "bootstrap" not in text.output
+
+
+@pytest.mark.parametrize(
+    ("given", "fact", "expected"),
+    [
+        ({"is_preset": True}, None, "unknown"),
+        ({}, "Target of chat, 80 %: attainment [90.0, 90.0] before, [0.0, 0.0] after.", "worse"),
+        ({"is_preset": True}, "Failures of engines: 1 ENGINE_DEAD (2026-09-21", "worse"),
+    ],
+)
+def test_without_rows_a_death_and_a_missed_target_are_worse_and_no_preset_is_a_target(
+    call: Call, tmp_path: Path, given: dict[str, Any], fact: str | None, expected: str
+) -> None:
+    promised = objective(ttft_s=0.1, target=0.8, **given)
+    with migrated_in(tmp_path) as engine:
+        count(engine)
+        ObjectiveStore(engine, "agent-0").write_in_force([promised], NOON)
+        if fact and "ENGINE_DEAD" in fact:
+            write_events(engine, {EventKind.ENGINE_DEAD: NOON + 70.0}, Confidence.CERTAIN)
+        first, second = windows()
+        runs = (f"{engine.url}#{first}", f"{engine.url}#{second}")
+        text = call(*runs, "--format", "markdown")
+        assert json.loads(call(*runs, "--json").output)["verdict"] == expected
+    assert text.exit_code == (1 if expected == "worse" else 2)
+    assert ("Target of" in text.output, "Failures of engines" in text.output) == (
+        bool(fact and "Target of" in fact),
+        bool(fact and "Failures of" in fact),
+    )
+    assert (fact or "") in text.output
 
 
 def test_windows_side_by_side_share_no_minute_of_what_was_counted(

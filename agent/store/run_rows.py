@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Engine, case, func, null, select
 
-from agent.analysis.comparison.run_columns import MinuteColumns, Promise, RunColumns
+from agent.analysis.comparison.run_columns import MinuteColumns, ObjectiveColumn, RunColumns
 from agent.catalog.definitions import Verdict
 from agent.errors import AgentError
 from agent.records.columns import Array
@@ -120,11 +120,11 @@ def _request_columns(
     parts = [_columns(batch, judges) for batch in chain(rows.partitions(), [[]])]
     columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
     numbers, (of_all, *of_objectives) = columns[:_NUMBERS], columns[_NUMBERS:]
-    promises = zip(targets.items(), of_objectives, strict=True)
+    objectives = zip(targets.items(), of_objectives, strict=True)
     return {
         **dict(zip(list(selected)[:_NUMBERS], numbers, strict=True)),
         "met": of_all,
-        "promises": {name: Promise(target, met) for (name, target), met in promises},
+        "objectives": {name: ObjectiveColumn(target, met) for (name, target), met in objectives},
     }
 
 

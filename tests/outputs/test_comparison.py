@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from agent.analysis.comparison.comparing import Comparison, compare
-from agent.analysis.comparison.run_columns import MinuteColumns, Promise, RunColumns
+from agent.analysis.comparison.run_columns import MinuteColumns, ObjectiveColumn, RunColumns
 from agent.outputs.comparison import (
     explanations,
     json_text,
@@ -108,9 +108,9 @@ def test_facts_and_the_period_that_makes_the_difference_are_told_in_each_format(
         events={"HANG": np.array([60.0])},
         failed=np.where(np.arange(second.requests) < 2, 1.0, 0.0),
         ttft_s=np.where(np.arange(second.requests) < 100, 30.0, second.ttft_s),
-        promises={"chat": Promise(0.9, met)},
+        objectives={"chat": ObjectiveColumn(0.9, met)},
     )
-    first = replace(first, promises={"chat": Promise(0.9, np.ones(first.requests))})
+    first = replace(first, objectives={"chat": ObjectiveColumn(0.9, np.ones(first.requests))})
     found = compare(first, second)
     sentences = list(explanations(found))
     assert sentences[0] == "Failures of engines: 1 HANG (2026-09-21T14:15:00Z); none before."

@@ -158,6 +158,9 @@ def test_suspected_events_are_left_out_and_those_of_engines_without_the_model(
 def test_each_target_has_the_verdicts_of_its_objective(stored: Engine) -> None:
     run = read_run(stored, "run", HOUR, Selection(), {"chat": 0.9, "batch": 0.5})
     assert run.began_at == pytest.approx(NOON)
-    known = {name: each.met[np.isfinite(each.met)] for name, each in run.promises.items()}
-    assert {name: each.target for name, each in run.promises.items()} == {"chat": 0.9, "batch": 0.5}
+    known = {name: each.met[np.isfinite(each.met)] for name, each in run.objectives.items()}
+    assert {name: each.target for name, each in run.objectives.items()} == {
+        "chat": 0.9,
+        "batch": 0.5,
+    }
     assert (sorted(known["chat"]), known["batch"].tolist()) == ([0, 1, 1, 1, 1], [0])

@@ -17,8 +17,8 @@ from agent.analysis.comparison.measures import (
 )
 from agent.analysis.comparison.resampling import Interval, Ratio, absolute, interval, variation
 from agent.analysis.comparison.run_columns import (
-    BoundedPromise,
-    Promise,
+    ObjectiveBounds,
+    ObjectiveColumn,
     RunColumns,
     RunFigures,
     split_runs,
@@ -160,28 +160,28 @@ def _chance_of_all(failed: int, part: int, whole: int) -> float:
 
 
 def _targets(before: Run, after: Run) -> Iterator[MissedTarget]:
-    for name, promise in after.promises.items():
-        if name not in before.promises:
+    for name, objective in after.objectives.items():
+        if name not in before.objectives:
             continue
-        first = _attainment(before, before.promises[name])
-        second = _attainment(after, promise)
+        first = _attainment(before, before.objectives[name])
+        second = _attainment(after, objective)
         if first is None or second is None:
             continue
         # Without a value, the whole interval must lie on its side of the target.
         kept = first.low if np.isnan(first.value) else first.value
         missed = second.high if np.isnan(second.value) else second.value
-        if kept >= promise.target > missed:
-            yield MissedTarget(objective=name, target=promise.target, before=first, after=second)
+        if kept >= objective.target > missed:
+            yield MissedTarget(objective=name, target=objective.target, before=first, after=second)
 
 
-def _attainment(run: Run, promise: Promise | BoundedPromise) -> Interval | None:
+def _attainment(run: Run, objective: ObjectiveColumn | ObjectiveBounds) -> Interval | None:
     """None if it is unknown."""
-    if isinstance(promise, BoundedPromise):
-        low, high, _ = promise.attainment
+    if isinstance(objective, ObjectiveBounds):
+        low, high, _ = objective.attainment
         return Interval(np.nan, low, 1.0 if high is None else high)
-    if not isinstance(run, RunColumns) or not np.isfinite(promise.met).any():
+    if not isinstance(run, RunColumns) or not np.isfinite(objective.met).any():
         return None
-    return _of_requests(run, promise.met)
+    return _of_requests(run, objective.met)
 
 
 def _of_requests(run: RunColumns, met: Array) -> Interval:

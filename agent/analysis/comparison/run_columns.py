@@ -42,14 +42,14 @@ class MinuteColumns:
     good_tokens: Array = field(default_factory=_none)
 
 
-class Promise(NamedTuple):
+class ObjectiveColumn(NamedTuple):
     """The target of an objective, and `met` as in RunColumns; NaN if it does not apply."""
 
     target: float
     met: Array
 
 
-class BoundedPromise(NamedTuple):
+class ObjectiveBounds(NamedTuple):
     """The target of an objective, and the bounds of its attainment."""
 
     target: float
@@ -65,7 +65,7 @@ class RunColumns:
     failure of the service, and NaN for what the client cancelled or spoilt. `events` are the times
     of failures of engines by kind, `causes` counts missed requests by their first cause; both are
     None if the source of the run has no events. `configured_load` holds the settings of a load
-    generator, `promises` the objectives that have a target. `began_at` is a Unix time.
+    generator, `objectives` the objectives that have a target. `began_at` is a Unix time.
     """
 
     name: str
@@ -82,7 +82,7 @@ class RunColumns:
     events: Mapping[str, Array] | None = None
     causes: Mapping[str, int] | None = None
     configured_load: Mapping[str, str] = field(default_factory=dict)
-    promises: Mapping[str, Promise] = field(default_factory=dict)
+    objectives: Mapping[str, ObjectiveColumn] = field(default_factory=dict)
     began_at: float | None = None
 
     @property
@@ -103,7 +103,7 @@ class RunFigures:
     """A run of which only figures are known, by the names of measures, and no single request.
 
     Between `bounds` lie those of an engine's own histograms. `source` says who knows the figures.
-    `events`, `promises` and `began_at` are as in RunColumns.
+    `events`, `objectives` and `began_at` are as in RunColumns.
     """
 
     name: str
@@ -114,7 +114,7 @@ class RunFigures:
     source: FiguresSource = FiguresSource.RESULT_FILE
     configured_load: Mapping[str, str] = field(default_factory=dict)
     events: Mapping[str, Array] | None = None
-    promises: Mapping[str, BoundedPromise] = field(default_factory=dict)
+    objectives: Mapping[str, ObjectiveBounds] = field(default_factory=dict)
     began_at: float | None = None
 
 
@@ -158,7 +158,7 @@ def run_of(
         met=met,
         failed=np.array([FAILURE[record.status] for record in records]),
         configured_load=configured_load,
-        promises={} if target is None else {GIVEN_LIMITS: Promise(target, met)},
+        objectives={} if target is None else {GIVEN_LIMITS: ObjectiveColumn(target, met)},
     )
 
 

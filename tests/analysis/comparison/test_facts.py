@@ -13,8 +13,8 @@ import pytest
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
 from agent.analysis.comparison.facts import FirstFailures, MissedTarget, MoreDeaths
 from agent.analysis.comparison.run_columns import (
-    BoundedPromise,
-    Promise,
+    ObjectiveBounds,
+    ObjectiveColumn,
     RunColumns,
     RunFigures,
 )
@@ -125,34 +125,34 @@ def test_first_failures_are_known_of_figures_alone() -> None:
     assert compare_figures(first, first).outcome is Outcome.UNKNOWN
 
 
-def promised(run: RunColumns, missed_of_100: Sequence[int], target: float = 0.9) -> RunColumns:
+def with_target(run: RunColumns, missed_of_100: Sequence[int], target: float = 0.9) -> RunColumns:
     """So many of each hundred requests miss, in turn."""
     met = np.ones(run.requests)
     for place in missed_of_100:
         met[place::100] = 0.0
-    return replace(run, met=met, promises={"chat": Promise(target, met)})
+    return replace(run, met=met, objectives={"chat": ObjectiveColumn(target, met)})
 
 
 def test_a_target_that_was_met_and_is_missed_is_worse() -> None:
-    found = compare(promised(BEFORE, [7, 50, 80]), promised(AFTER, range(0, 99, 9)))
+    found = compare(with_target(BEFORE, [7, 50, 80]), with_target(AFTER, range(0, 99, 9)))
     assert (found.outcome, outcome_of(found, "attainment")) == (Outcome.WORSE, Outcome.WORSE)
     (fact,) = found.facts
     assert isinstance(fact, MissedTarget)
     assert (fact.objective, fact.target) == ("chat", 0.9)
     assert fact.before.low > 0.9 > fact.after.value
     # The other way round it is met again.
-    assert compare(promised(BEFORE, range(0, 99, 9)), promised(AFTER, [7])).facts == ()
+    assert compare(with_target(BEFORE, range(0, 99, 9)), with_target(AFTER, [7])).facts == ()
 
 
 def test_a_target_that_is_crossed_within_both_intervals_may_be_chance() -> None:
-    found = compare(promised(BEFORE, range(0, 99, 11)), promised(AFTER, range(0, 99, 9)))
+    found = compare(with_target(BEFORE, range(0, 99, 11)), with_target(AFTER, range(0, 99, 9)))
     (fact,) = found.facts
     assert (fact.is_evident, found.outcome) == (False, Outcome.NO_EVIDENCE)
 
 
 def test_a_target_that_is_missed_at_another_load_is_of_the_load() -> None:
     more = QueuedRun(seed=2, rate=6.0).run()
-    found = compare(promised(BEFORE, [7]), promised(more, range(0, 99, 5)))
+    found = compare(with_target(BEFORE, [7]), with_target(more, range(0, 99, 5)))
     assert (len(found.facts), found.outcome) == (1, Outcome.LOAD_CHANGED)
 
 
@@ -173,7 +173,7 @@ def test_bounds_miss_a_target_only_if_all_of_them_do(
             requests=100,
             length_s=60.0,
             figures={},
-            promises={"chat": BoundedPromise(0.9, Bounds(*each, None))},
+            objectives={"chat": ObjectiveBounds(0.9, Bounds(*each, None))},
         )
         for each in (before, after)
     ]
@@ -228,8 +228,8 @@ AFTER_WITH_BURSTS = _many_bursts(AFTER)
 def equal_run(seed: int, target: float, error_ratio: float, **settings: Any) -> RunColumns:
     run = QueuedRun(seed=seed, **settings).run()
     failed = np.random.default_rng(seed).random(run.requests) < error_ratio
-    promises = {"chat": Promise(target, run.met)}
-    return replace(run, failed=failed.astype(float), promises=promises, events={})
+    objectives = {"chat": ObjectiveColumn(target, run.met)}
+    return replace(run, failed=failed.astype(float), objectives=objectives, events={})
 
 
 @pytest.mark.slow
