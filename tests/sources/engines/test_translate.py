@@ -1,5 +1,6 @@
 """Facts of recorded expositions, and histograms that are merged."""
 
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -517,3 +518,27 @@ def test_an_engine_under_triton_names_its_model() -> None:
     assert translated_body(page).model == "llama"
     both = b'vllm:num_requests_running{model="backend",model_name="llama"} 2\n'
     assert translated_body(both).model == "llama"
+
+
+QUEUES = (
+    "num_queue_reqs",
+    "num_prefill_bootstrap_queue_reqs",
+    "num_prefill_inflight_queue_reqs",
+    "num_decode_prealloc_queue_reqs",
+    "num_decode_transfer_queue_reqs",
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(QUEUES), st.integers(-9, 99)),
+    st.sampled_from(["sglang:", "ray_sglang_"]),
+)
+def test_the_waiting_requests_are_those_of_all_queues_and_negative_counts_are_none(
+    waiting: Mapping[str, int], prefix: str
+) -> None:
+    lines = [f'{prefix}{name}{{tp_rank="0"}} {count}' for name, count in waiting.items()]
+    found = translated_body("\n".join([f"{prefix}num_running_reqs 1", *lines, ""]).encode())
+    known = [count for count in waiting.values() if count >= 0]
+    assert found.facts.get((fact.REQUESTS_WAITING.name, ())) == (sum(known) if known else None)
+    negative = len(waiting) - len(known)
+    assert found.dropped == ({ExpositionFault.VALUE_NEGATIVE: negative} if negative else {})
