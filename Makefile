@@ -34,8 +34,11 @@ endif
 SITE := tests/end_to_end
 ENGINE_TESTS := tests/real_engine
 WATCHING := $(SITE) $(ENGINE_TESTS)
-# What else runs would be a cause as well, so these run last and alone.
+# What else runs would be a cause as well, so these start their engines and wait until the others, which
+# hold a shared lock on this file, have ended.
 CAUSES := tests/real_engine/test_causes.py
+BUSY := .pytest_cache/busy
+BUSY_WITH := flock --shared --close $(BUSY)
 # A second engine, whose start is half a minute of work: beside the others.
 SGLANG := tests/real_engine/test_sglang.py
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
@@ -47,13 +50,14 @@ FAILED := .pytest_cache/failed-parts
 
 test: parts install
 	@rm -f $(FAILED)
-	bash .ci/stages lint "nice make --no-print-directory lint" \
-		site "$(PYTEST) --failed-parts $(FAILED) $(SITE)" \
-		engine "$(PYTEST) --failed-parts $(FAILED) $(ENGINE_TESTS) --ignore=$(CAUSES) --ignore=$(SGLANG)" \
-		sglang "nice $(PYTEST) --failed-parts $(FAILED) $(SGLANG)" \
-		tests "nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
-		$(addprefix --ignore=,$(WATCHING))"
-	bash .ci/stages causes "$(PYTEST) --failed-parts $(FAILED) $(CAUSES)"
+	@mkdir -p $(dir $(BUSY))
+	bash .ci/stages lint "$(BUSY_WITH) nice make --no-print-directory lint" \
+		site "$(BUSY_WITH) $(PYTEST) --failed-parts $(FAILED) $(SITE)" \
+		engine "$(BUSY_WITH) $(PYTEST) --failed-parts $(FAILED) $(ENGINE_TESTS) --ignore=$(CAUSES) --ignore=$(SGLANG)" \
+		sglang "$(BUSY_WITH) nice $(PYTEST) --failed-parts $(FAILED) $(SGLANG)" \
+		tests "$(BUSY_WITH) nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
+		$(addprefix --ignore=,$(WATCHING))" \
+		causes "$(PYTEST) --failed-parts $(FAILED) --after $(BUSY) $(CAUSES)"
 	@[ ! -e $(FAILED) ] || bash .ci/stages again "$(PYTEST) --alone @$(FAILED)"
 
 # Tests that start processes or read clocks, again and again beside busy cores: see tests/shaken.py.

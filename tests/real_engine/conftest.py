@@ -33,6 +33,11 @@ ENGINE_OPTIONS = (
 LAST_MODULE = "test_failures.py"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--after FILE` makes the tests of causes wait while others hold a lock on the file."""
+    parser.addoption("--after", type=Path, help="a file that others lock while they run")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the module that ends the engines after all others."""
     items.sort(key=lambda item: item.path.name == LAST_MODULE)

@@ -1,5 +1,6 @@
 """Causes made for real on the engine, one at a time, and what the agent says of the misses."""
 
+import fcntl
 import logging
 import statistics
 import time
@@ -296,14 +297,22 @@ def told(
     ports: AgentPorts,
     plugin_socket: Path,
     tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
 ) -> Told:
     """All faults, one at a time. While the small engine's are made, the others' are explained."""
     idle = small_engine.result()
+    if after := pytestconfig.getoption("--after", None):
+        wait_for_lock(after)
     with (
         large(Place(engine, ports, plugin_socket), tmp_path_factory.mktemp("large")) as others,
         small(idle, tmp_path_factory.mktemp("watch")) as (watch, gauges),
     ):
         return Told(others.said(OF_LARGE), watch.said(OF_SMALL), gauges)
+
+
+def wait_for_lock(path: Path) -> None:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 @contextmanager
