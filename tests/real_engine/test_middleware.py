@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 
-ENGINE = "watched-0"
+# `run --engine` names an engine after its place in the list.
+ENGINE = "engine-0"
 KEY = "sk-test"
 ROW_WITHIN_S = 30.0
 
@@ -54,6 +56,13 @@ class Watched:
             timeout=ANSWER_WITHIN_S,
         )
 
+    def metric(self, name: str) -> float | None:
+        """A metric of the engine; None while it is absent."""
+        try:
+            return total(self.api.exposition(), name, engine=ENGINE)
+        except KeyError:
+            return None
+
     def row(self, request_id: str) -> Row:
         """The one row of a request, once it is there."""
 
@@ -67,22 +76,25 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """They find each other without a setting; the agent is there first."""
     folder = tmp_path_factory.mktemp("watched")
-    socket = folder / "vllm.sock"
+    # For a user who may not make a folder in /run.
+    place = {"XDG_RUNTIME_DIR": str(folder)}
+    plugin = plugin_environment(folder / "plugin", Path()) | {"GOODPUT_AGENT_SOCKET": ""}
     engine = Vllm(
         folder,
         port=free_port(),
         spans=None,
         extra=["--api-key", KEY, "--max-model-len", "2048"],
-        environment=plugin_environment(folder / "plugin", socket),
+        environment=plugin | place,
     )
-    settings = {
-        "engines": [{"name": ENGINE, "url": engine.url, "plugin_socket": str(socket)}],
-        "objectives": [{"name": "chat", "ttft_ms": 60_000, "tpot_ms": 10_000}],
-        "nvml": {"enabled": False},
-    }
-    with AgentProcess.with_settings(folder, AgentPorts.free(), settings) as agent, engine:
-        yield Watched(engine, agent)
+    with AgentProcess.without_file(
+        folder, AgentPorts.free(), engine.url, place | {"GOODPUT_AGENT_SOCKET": "auto"}
+    ) as agent:
+        before = Watched(engine, agent)
+        assert before.metric("llm_engine_plugin_up") is None
+        with engine:
+            yield before
 
 
 STREAMED = {"stream": True, "ignore_eos": True, "max_tokens": 12}
@@ -178,6 +190,21 @@ def test_a_stream_that_its_client_leaves_is_cancelled(watched: Watched) -> None:
     assert 0 < row["output_tokens"] < 1500
 
 
+def test_an_agent_and_a_vllm_on_one_machine_find_each_other_without_a_setting(
+    watched: Watched,
+) -> None:
+    watched.ask("/v1/chat/completions", "found", {**CHAT, **WHOLE}).close()
+    assert watched.row("found")["engine"] == ENGINE
+    assert watched.metric("llm_engine_plugin_up") == 1
+    # Before vLLM listened, its plugin had no records.
+    assert "is of no known engine" not in watched.agent.log()
+    eventually(
+        lambda: watched.metric("llm_engine_open_requests") == 0,
+        within_s=ROW_WITHIN_S,
+        what="its file",
+    )
+
+
 def test_other_routes_are_counted(watched: Watched) -> None:
     url, headers = watched.engine.url, {"Authorization": f"Bearer {KEY}"}
     body = {"model": MODEL, "prompt": "abc"}
@@ -204,10 +231,9 @@ def test_open_requests_are_known_and_fail_when_the_front_dies(watched: Watched) 
     lines = [stream.iter_lines() for stream in streams]
     for each in lines:
         next(each)
-    name = "llm_engine_open_requests"
     with watched.engine.standing_still():
         eventually(
-            lambda: total(watched.api.exposition(), name, engine=ENGINE) == 3,
+            lambda: watched.metric("llm_engine_open_requests") == 3,
             within_s=ROW_WITHIN_S,
             what="three open requests",
         )
