@@ -100,7 +100,7 @@ class HandoverReceiver:
         # Somebody may have cleaned up.
         self._handover.socket.parent.mkdir(mode=0o700, exist_ok=True)
         self._handover.socket.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, self._handover.socket)
+        self._server = await asyncio.start_unix_server(self._connected, self._handover.socket)
 
     async def close(self) -> None:
         """Take no more records; those without an acknowledgement stay in their workers."""
@@ -111,10 +111,16 @@ class HandoverReceiver:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Some versions of asyncio log a traceback for each task of their own that is cancelled.
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._statuses[task] = WorkerStatus(0, 0, {}, {})
+        task.add_done_callback(self._statuses.pop)
+        task.add_done_callback(lambda _: writer.close())
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "a connection is served by a task"
-        self._statuses[task] = WorkerStatus(0, 0, {}, {})
         # A worker sends no more batches than it may have unanswered.
         batches: _Batches = asyncio.Queue()
         works = [
@@ -131,8 +137,6 @@ class HandoverReceiver:
         finally:
             for work in works:
                 work.cancel()
-            del self._statuses[task]
-            writer.close()
 
     async def _read(
         self,

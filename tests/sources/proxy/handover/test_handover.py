@@ -215,6 +215,16 @@ async def test_a_worker_that_stops_while_its_agent_goes_away_stops(
             await asyncio.sleep(0)
 
 
+async def test_an_agent_that_stops_while_a_worker_is_connected_logs_no_error(
+    address: HandoverAddress, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(address) as agent, working(address):
+        await until(lambda: agent.receiver.workers)
+        await agent.receiver.close()
+        assert agent.receiver.workers == 0
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_while_the_store_is_away_counts_are_known_and_records_wait(
     address: HandoverAddress,
 ) -> None:
