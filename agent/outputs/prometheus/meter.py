@@ -196,21 +196,25 @@ class Meter:
         with self._lock:
             self._add(m.SPANS, ("stored",), new)
             self._add(m.SPANS, ("duplicate",), sent - new)
-            for labels, model, items in self._groups(counted):
+            groups = self._groups(counted)
+            for labels, model, items in groups:
                 if labels[1] == OTHER != model:
                     self._add(m.LABELS_REPLACED, ("model",), len(items))
                 self._count_requests(labels, items)
-            for labels, _, items in self._groups(counted if final is None else final):
+            if final is not None and final != counted:
+                groups = self._groups(final)
+            for labels, _, items in groups:
                 self._count_verdicts(labels, items)
 
     def _groups(
         self, judged: Sequence[JudgedRequest]
-    ) -> Iterator[tuple[Labels, str | None, list[JudgedRequest]]]:
+    ) -> list[tuple[Labels, str | None, list[JudgedRequest]]]:
         groups: dict[tuple[str | None, str | None], list[JudgedRequest]] = defaultdict(list)
         for item in judged:
             groups[item.record.engine, item.record.model].append(item)
-        for (engine, model), items in groups.items():
-            yield self._labels(engine, model), model, items
+        return [
+            (self._labels(engine, model), model, items) for (engine, model), items in groups.items()
+        ]
 
     def _labels(self, engine: str | None, model: str | None, *, serves: bool = False) -> Labels:
         """The labels of a pair, `other` beyond the limit; `serves` is of a model served now.
