@@ -17,6 +17,7 @@ from agent.catalog.spans import (
     ENGINE_KEY_PREFIX,
     ENGINE_SCOPES,
     PHASE_SPAN_PREFIX,
+    PREFILL_SPAN_PREFIX,
     REQUEST_ATTRIBUTES,
     REQUEST_SPAN_NAME,
     ValueType,
@@ -129,7 +130,7 @@ def _is_engine_request(scope: str, span: Span) -> bool:
     Clients use the name of vLLM's span, too, and proxies its keys. What another library made must
     have all that an engine's span has, as TensorRT-LLM's does.
     """
-    if span.name.startswith(PHASE_SPAN_PREFIX):
+    if span.name.startswith((PHASE_SPAN_PREFIX, PREFILL_SPAN_PREFIX)):
         return False
     named = span.name == REQUEST_SPAN_NAME
     measured = any(pair.key.startswith(ENGINE_KEY_PREFIX) for pair in span.attributes)
