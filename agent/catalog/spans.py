@@ -14,9 +14,9 @@ REQUEST_SPAN_NAME = "llm_request"
 # vllm_async_kv_transfer (its pull request 44402). A phase is not a request.
 PHASE_SPAN_PREFIX = "vllm_"
 
-# With prefill and decode apart, SGLang sends a span of each, named by its role (`trace_req_start` in
-# `srt/observability/trace.py`, 0.5.23). The prefill ends with the first token: the request's tokens
-# and end are those of the decode.
+# With prefill and decode apart, SGLang sends a span of each, named by its role
+# (`srt/observability/trace.py`, 0.5.23). The prefill ends with the first token: the request's
+# tokens and end are those of the decode.
 PREFILL_SPAN_PREFIX = "prefill Req "
 
 # Engines put these keys on the request span, whatever its name. Proxies may do so, too.

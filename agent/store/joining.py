@@ -2,9 +2,14 @@
 
 Every view is inserted as a row of its own. The engine's span is the child of the proxy's: if both
 are stored, the engine's row becomes the joined one and the proxy's row is deleted.
+
+A span whose parent is unknown, as with spans between the proxy's and the engine's, is joined by
+trace and time. That is done when a view's wait ends: by then, other requests of the trace that the
+span could belong to are stored.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -186,6 +191,9 @@ def settle_rows(
     """
     recount = Recount()
     pairs = [] if alone else _pairs(connection, list(keys.values()))
+    if not alone:
+        found = {row for pair in pairs for row in pair}
+        pairs = sorted({*pairs, *_pairs_by_time(connection, keys.keys() - found)})
     rows = _rows(connection, {*keys, *(row for pair in pairs for row in pair)})
     changes = _resolved(pairs, rows, judge, recount, settling=True)
     waiting = (row for row in keys.keys() & rows.keys() if rows[row]["settles_at"] is not None)
@@ -250,6 +258,65 @@ SELECT e.id, p.id FROM wanted w
 def _pairs(connection: Connection, keys: Sequence[Key]) -> list[tuple[int, int]]:
     found = connection.execute(_PAIRS, {"keys": json.dumps(keys)})
     return sorted((row[0], row[1]) for row in found)
+
+
+# Pairs of row numbers of one trace, one of each pair wanted: an engine's view whose parent is
+# unknown and that is no part of another request, and a view of the proxy at the same time.
+_OF_ENGINE = """
+    e.vantage = 'engine' AND e.parent_span_id IS NOT NULL AND e.clock_skew_s IS NULL
+    AND (e.settles_at IS NOT NULL OR e.counted)
+    AND NOT EXISTS (SELECT 1 FROM requests o
+        WHERE o.trace_id = e.trace_id AND o.proxy_span_id = e.parent_span_id)
+"""
+_OF_PROXY = """
+    p.vantage <> 'engine' AND p.trace_id = e.trace_id
+    AND p.started_at < e.ended_at AND e.started_at < p.ended_at
+"""
+_AT_ONE_TIME = text(f"""
+WITH wanted AS (SELECT value AS id FROM json_each(:rows))
+SELECT e.id, p.id FROM wanted w
+    CROSS JOIN requests e ON e.id = w.id AND {_OF_ENGINE} CROSS JOIN requests p ON {_OF_PROXY}
+UNION
+SELECT e.id, p.id FROM wanted w
+    CROSS JOIN requests p ON p.id = w.id
+    CROSS JOIN requests e ON e.trace_id = p.trace_id AND {_OF_ENGINE} AND {_OF_PROXY}
+""").bindparams(bindparam("rows", type_=Text))
+
+
+def _pairs_by_time(connection: Connection, wanted: Collection[int]) -> list[tuple[int, int]]:
+    """Pairs as those of `_pairs`, of views that no other view of their trace overlaps.
+
+    Requests of one trace may run at once. Then time does not tell whose an engine's view is.
+    """
+    near = _at_one_time(connection, wanted)
+    if not near:
+        return []
+    around = near | _at_one_time(connection, {row for pair in near for row in pair})
+    engines, others = Counter(pair[0] for pair in around), Counter(pair[1] for pair in around)
+    alone = [each for each in near if engines[each[0]] == 1 and others[each[1]] == 1]
+    rows = _rows(connection, {row for pair in alone for row in pair})
+    return [pair for pair in alone if _is_within(rows[pair[0]], rows[pair[1]])]
+
+
+def _at_one_time(connection: Connection, rows: Collection[int]) -> set[tuple[int, int]]:
+    if not rows:
+        return set()
+    found = connection.execute(_AT_ONE_TIME, {"rows": json.dumps(sorted(rows))})
+    return {(row[0], row[1]) for row in found}
+
+
+def _is_within(engine: Row, proxy: Row) -> bool:
+    """Whether an engine's view may be of the proxy's request, which has no other one."""
+    same = all(
+        engine[name] == proxy[name] or None in (engine[name], proxy[name])
+        for name in ("engine", "output_tokens")
+    )
+    return (
+        same
+        and proxy["vantage"] == Vantage.PROXY
+        and proxy["started_at"] <= engine["started_at"]
+        and engine["ended_at"] <= proxy["ended_at"]
+    )
 
 
 def _rows(connection: Connection, rows: Iterable[int]) -> dict[int, Row]:
