@@ -85,6 +85,8 @@ def test_the_agent_is_ready_and_shows_the_engine(watched: AgentProcess) -> None:
     assert ready.status_code == 200
     response = ready.json()
     assert response["parts"].pop("setup").startswith("1 of 1 engines could show more")
+    # It depends on the machine.
+    assert response["parts"].pop("gpus")
     assert response == {"status": "ok", "problems": [], "parts": parts}
     assert up(watched, "engine-0") == 1
     assert len(facts_of(watched, "engine-0")) > 15

@@ -115,8 +115,8 @@ def test_a_report_of_a_database_needs_no_agent(api: Api, tmp_path: Path) -> None
     [
         (["--format", "csv"], "add --statement"),
         (["--last", "soon"], "window: 'soon' is not a duration"),
-        (["--url", f"http://127.0.0.1:{free_port()}"], ": Connection refused; start it"),
-        (["--url", "http://agent.invalid"], "at http://agent.invalid: Name or service not known;"),
+        (["--url", f"http://127.0.0.1:{free_port()}"], ": connection refused; start it"),
+        (["--url", "http://agent.invalid"], "at http://agent.invalid: name not found;"),
         (["--url", "127.0.0.1:9470"], "--url: '127.0.0.1:9470' is not the URL of a server"),
         (["--by", "tenant", "--statement", "--last", "900d"], "window: 900d is not between"),
     ],
