@@ -13,6 +13,7 @@ from agent.app.engines import EngineMonitors, GpuJobs, limits_of
 from agent.outputs.prometheus.agent_exposition import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
+from agent.records.gpu import GpuSamples
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.store.minutes import MinuteStore
@@ -34,6 +35,7 @@ from tests.analysis.failures.polled_engine import (
 from tests.real_parts.ports import free_port
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
+from tests.store.making import NOON, gpu_sample
 from tests.store.migrated import migrated_in
 
 RARE_S = 60.0
@@ -141,3 +143,39 @@ def test_a_version_that_could_not_be_read_is_read_at_the_next_look_and_then_kept
             versions.read(engine, 1.0)
             assert versions.of("chat-0") == "0.32.0"
         assert len(server.asked) == 2
+
+
+class _FixedGpus:
+    """A source of GPUs that reads the same each time."""
+
+    def __init__(self, read: GpuSamples) -> None:
+        self.samples = read
+
+    def read(self, _now: float) -> GpuSamples:
+        return self.samples
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("read", "status"),
+    [
+        (GpuSamples((gpu_sample(NOON, "GPU-1"),)), "ok"),
+        (GpuSamples(failures=("no_library",)), "no GPU is read: no_library"),
+        (
+            GpuSamples(
+                (gpu_sample(NOON, "GPU-1"), gpu_sample(NOON, "GPU-2").unread(NOON, "gpu_lost"))
+            ),
+            "1 of 2 cannot be read: gpu_lost",
+        ),
+        (GpuSamples(problem="dcgm.url cannot be reached"), "dcgm.url cannot be reached"),
+    ],
+)
+def test_readyz_has_the_status_of_the_gpus(database: Engine, read: GpuSamples, status: str) -> None:
+    settings, meter = Settings.model_validate({"nvml": {"enabled": False}}), Meter((), [])
+    observations = ObservationStore(database, "agent")
+    assert GpuJobs(settings, observations, meter).status_text() == "not configured"
+    gpus = GpuJobs(settings, observations, meter, _FixedGpus(read))
+    gpus.poll(NOON)
+    assert gpus.status_text() == status
