@@ -24,7 +24,7 @@ _LARGE_FACTOR = 2.0
 _LARGE_DIFFERENCE = 5.0
 # A percentile of fewer requests hangs on a few, which are often in one block: a multiple of those
 # that a verdict needs.
-_MORE_REQUESTS = 3
+_MORE_REQUESTS = 5
 # How far the period moves the figure, in half widths of the interval of the rest.
 _FAR = 4.0
 
