@@ -269,6 +269,20 @@ def test_one_tiny_request_is_sent_with_its_trace(live: LiveEngine, vllm: EngineS
     assert json.loads(sent)["max_tokens"] == 2
 
 
+def test_a_request_without_a_response_has_a_problem_in_plain_words(
+    live: LiveEngine, vllm: EngineServer
+) -> None:
+    def hang_up(handler: BaseHTTPRequestHandler) -> None:
+        handler.close_connection = True
+
+    vllm.scripts["/v1/completions"] = hang_up
+    trial, _ = live.send("tiny")
+    assert trial.problem == "the connection was closed without a response"
+    vllm.stop()
+    trial, _ = live.send("tiny")
+    assert trial.problem == "connection refused"
+
+
 @pytest.mark.parametrize(
     ("answer", "status", "problem"),
     [(b"{}", 404, "HTTP 404"), (b"{}", 200, "not that of an engine"), (b"x", 200, "not that")],
