@@ -415,7 +415,7 @@ _GONE = delete(requests).where(_row_number)
 _DELETED = (
     "INSERT INTO deleted_requests (trace_id, span_id, started_at, changed) "
     f"SELECT trace_id, span_id, started_at, {CHANGED} FROM requests "
-    "WHERE id = ? AND settles_at IS NULL"
+    "WHERE id = ? AND (settles_at IS NULL OR counted)"
 )
 _MOVED = f"{_DELETED} AND started_at <> ?"
 

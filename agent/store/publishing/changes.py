@@ -39,8 +39,8 @@ _WITHIN = "changed > ? AND changed <= ?"
 
 
 def _select(table: Table) -> str:
-    # A view that waits for another view is not published before it is settled.
-    settled = " AND settles_at IS NULL" if table is requests else ""
+    # A view that waits for another view is not published before it is counted.
+    settled = " AND (settles_at IS NULL OR counted)" if table is requests else ""
     return (
         f"SELECT {', '.join(COLUMNS[table.name])} FROM {table.name} "
         f"WHERE {_WITHIN}{settled} ORDER BY changed"

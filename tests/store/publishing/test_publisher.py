@@ -19,7 +19,9 @@ from agent.store.publishing.postgres import PostgresUpkeep
 from agent.store.tables import (
     agents,
     events,
+    requests,
 )
+from agent.store.transactions import request_amend
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
 from tests.store.making import (
@@ -27,6 +29,8 @@ from tests.store.making import (
     WITHIN_S,
     counted_rollups,
     counted_rows,
+    ended_request,
+    key_of,
     restart,
     some,
     store,
@@ -38,7 +42,7 @@ from tests.store.publishing.published import (
     same_in_both,
     stored,
 )
-from tests.store.views import DUE, JoiningAgent, engine_view, proxy_view, states
+from tests.store.views import DUE, JUDGE, JoiningAgent, engine_view, proxy_view, states
 
 DAY_S = 86400.0
 
@@ -57,6 +61,26 @@ def test_batches_may_end_anywhere(file: Engine, postgres: Engine) -> None:
     assert to.given_way >= 10 / 3
     same_in_both(file, postgres)
     assert states(postgres).count(("joined", True, False)) == 4
+
+
+def test_a_row_is_published_when_it_is_counted_and_again_when_its_verdict_is_final(
+    file: Engine, postgres: Engine
+) -> None:
+    agent = JoiningAgent(file)
+    agent.take(engine_view(1, ttft_s=None))
+
+    def published() -> list[tuple[str, bool]]:
+        with publishing(file, postgres):
+            """Publish, and stop."""
+        return [(row["verdict"], row["settles_at"] is None) for row in stored(postgres, requests)]
+
+    assert published() == []
+    agent.settle(DUE)
+    assert published() == [("undetermined", False)]
+    failed = ended_request(request_id="chatcmpl-1-0", finish_reason="error")
+    request_amend(file, JUDGE)({key_of(engine_view(1, ttft_s=None)): failed}, [])
+    agent.settle(DUE)
+    assert published() == [("missed", True)]
 
 
 def test_each_beat_writes_what_waits(
