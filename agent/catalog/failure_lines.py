@@ -267,7 +267,7 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         r"\bWatchdog caught collective operation timeout: |\bHeartbeat monitor timed out! Process"
         r" will be terminated|\bwe are taking the entire process down\b"
         r"|\b(?:Process group|NCCL) watchdog thread terminated with exception: "
-        r"|\bTerminating the process after attempting to dump debug info\b",
+        r"|\bTerminating the process after attempting to dump debug\b",
         LineMeaning.DEAD,
         "PyTorch torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
     ),

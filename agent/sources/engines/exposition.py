@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.catalog.reasons import ExpositionFault, FetchFailed
 from agent.errors import ExpositionUnreadable
-from agent.sources.engines.fetch import printable
 
 # One line of the text format: a name, labels, a value, then maybe a timestamp (of OpenMetrics in
 # seconds) or an exemplar.
@@ -102,6 +101,7 @@ def _exposition_text(body: bytes) -> str:
     return text
 
 
+_MOST_CHARACTERS = 60
 _TITLE = re.compile(r"<title[^>]*>([^<]{1,200})</title>", re.IGNORECASE)
 
 
@@ -109,6 +109,12 @@ def _title(page: str) -> str:
     """The title of an HTML page, such as `Welcome to nginx!`."""
     found = _TITLE.search(page[:_USUAL_CHARACTERS])
     return "" if found is None else f": {printable(found[1])!r}"
+
+
+def printable(text: str) -> str:
+    """The beginning of a text of an unknown server, in one line."""
+    cleaned = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return cleaned[:_MOST_CHARACTERS]
 
 
 def _wanted_lines(text: str, wanted: Collection[str], families: set[str]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.http_client import TrustingAdapter, client_tls, connection_problem, http_session
+from agent.sources.engines.exposition import printable
 
 _CURRENT: ContextVar["Deadline | None"] = ContextVar("deadline", default=None)
 
@@ -230,7 +231,6 @@ _STATUS_MEANS = {
 }
 # Of an engine's own server, which says nothing new.
 _USUAL_SERVERS = ("uvicorn", "hypercorn", "granian")
-_MOST_CHARACTERS = 60
 
 
 def status_text(response: requests.Response) -> str:
@@ -241,12 +241,6 @@ def status_text(response: requests.Response) -> str:
     if not server or server.lower().startswith(_USUAL_SERVERS):
         return told
     return f"{told} (server {printable(server)})"
-
-
-def printable(text: str) -> str:
-    """The beginning of a text of an unknown server, in one line."""
-    cleaned = " ".join("".join(each if each.isprintable() else " " for each in text).split())
-    return cleaned[:_MOST_CHARACTERS]
 
 
 def _bounded_body(response: requests.Response, url: str) -> bytes:
