@@ -117,10 +117,6 @@ class ClientLabels:
 OnCounted = Callable[[Sequence[JudgedRequest]], None]
 
 
-def _never(_record: RequestRecord) -> bool:
-    return False
-
-
 class RequestPipeline:
     """Judges requests of any source, and has them stored and counted."""
 
@@ -132,7 +128,7 @@ class RequestPipeline:
         on_counted: OnCounted | None = None,
         *,
         complete: Callable[[RequestRecord], RequestRecord | None] | None = None,
-        was_counted: Callable[[RequestRecord], bool] = _never,
+        was_counted: Callable[[RequestRecord], bool] | None = None,
     ) -> None:
         """`on_counted` gets the requests that were counted, and must not wait.
 
@@ -182,9 +178,11 @@ class RequestPipeline:
             self._count(settled, sent=0, new=0)
 
     def _count(self, settled: Settled, *, sent: int, new: int) -> None:
-        counted, final = (
-            [item for item in items if not self._was_counted(item.record)] for items in settled
-        )
+        counted, final = settled
+        if was_counted := self._was_counted:
+            counted, final = (
+                [item for item in items if not was_counted(item.record)] for items in settled
+            )
         self._meter.stored(counted, sent=sent, new=new, final=final)
         if self._on_counted is not None:
             # Those that are missed only now have no cause yet.

@@ -252,7 +252,9 @@ class RollupQueries:
 
     def _any_ends_from(self, at_s: int) -> bool:
         """Whether any stored request ended at this Unix second or later."""
-        query = select(requests.c.id).where(requests.c.ended_at >= at_s).limit(1)
+        # No request takes a day: a shared database reads the newest partitions alone.
+        began = requests.c.started_at >= at_s - DAY_S
+        query = select(requests.c.id).where(began, requests.c.ended_at >= at_s).limit(1)
         with reading(self._engine) as connection:
             return connection.execute(query).first() is not None
 
