@@ -106,6 +106,17 @@ def test_records_are_completed_before_they_are_judged_and_counted_ones_are_passe
     assert counted == [judged]
 
 
+def test_a_request_whose_own_row_was_counted_is_not_counted_again() -> None:
+    writer, meter = HeldWriter(), RecordingMeter()
+    judged = Judge([CHAT]).judged(record(1))
+    writer.result.set_result(WriteResult([judged], [judged], [judged]))
+    pipeline = RequestPipeline(
+        Judge([CHAT]), writer, meter, was_counted=lambda each: each.span_id == record(1).span_id
+    )
+    asyncio.run(pipeline.accept([record(1)]))
+    assert [call[1] for call in meter.calls] == [[]]
+
+
 def test_an_empty_batch_is_not_committed() -> None:
     writer, meter = HeldWriter(), RecordingMeter()
     asyncio.run(RequestPipeline(Judge([]), writer, meter).accept([]))

@@ -414,6 +414,16 @@ def test_a_request_that_cannot_be_true_is_refused_and_the_others_stay(
     assert content.refused == {reason: 1}
 
 
+def test_a_request_that_ended_after_its_receipt_is_moved_to_it() -> None:
+    record = proxy_record()
+    sent = served_record(record_bytes(record), (), proxied=False)
+    content = read_datagram(header(1, 1, 0, 0) + sent, "chat-0", record.ended_at - 1.0)
+    assert content is not None
+    (moved,) = [each.record for each in content.served]
+    assert moved.ended_at == record.ended_at - 1.0
+    assert moved.started_at == record.started_at - 1.0
+
+
 def test_fields_of_another_version_are_left_out() -> None:
     known = msgspec.msgpack.decode(record_bytes(proxy_record()))
     newer = {**known, "invented": [1, {"deep": True}], "proxied": {**known["proxied"], "new": 1}}

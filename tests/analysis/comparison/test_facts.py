@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
-from agent.analysis.comparison.facts import FirstFailures, MissedTarget, MoreDeaths
+from agent.analysis.comparison.facts import FirstFailures, MissedTarget, MoreDeaths, facts_of
 from agent.analysis.comparison.run_columns import (
     ObjectiveBounds,
     ObjectiveColumn,
@@ -77,6 +77,10 @@ def test_many_more_deaths_than_before_are_worse() -> None:
     first = with_events(BEFORE, EventKind.HANG, 5.0)
     more = with_events(AFTER, EventKind.ENGINE_DEAD, *range(10, 90, 10))
     assert compare(first, more).outcome is Outcome.WORSE
+    # As many in a far longer time are not, and as many in a far shorter one are.
+    longer = replace(more, length_s=12 * more.length_s)
+    assert facts_of(first, longer) == ()
+    assert len(facts_of(longer, more)) == 1
 
 
 def failing(run: RunColumns, number: int, begin: int = 0) -> RunColumns:

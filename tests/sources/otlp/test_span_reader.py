@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -285,6 +285,7 @@ def test_a_clock_that_is_ahead_is_reported_and_moments_are_estimated(
 
 
 @given(st.floats(-3 * DAY_S, DAY_S))
+@example(-0.5)
 def test_no_request_ends_after_its_receipt_and_its_times_are_moved_together(age_s: float) -> None:
     sent, received_at = vllm_span(age_s=age_s), time.time()
     reader = SpanReader(lambda _: EngineIdentity(engine="chat-0", model="m"), "tester")
