@@ -56,8 +56,10 @@ def part(name, status=0, stubborn=False, later=0, after=None, stop=signal.SIGTER
 
 def reload(supervisor, plan):
     note(f"reload now with {plan.workers}")
-    if sys.argv[2] == "anew":
+    if sys.argv[2] == "stopped meanwhile":
+        os.kill(os.getpid(), signal.SIGTERM)
         supervisor.stop_last()
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
     if sys.argv[2] == "fails":
         raise OSError("there is no interpreter")
 
@@ -190,13 +192,12 @@ def test_settings_that_become_invalid_end_no_other_part(tmp_path: Path) -> None:
 
 def test_a_stop_during_a_reload_is_not_forgotten(tmp_path: Path) -> None:
     parts = ("[part('early')]", "[part('last', stubborn=True)]")
-    with supervising(tmp_path, *parts, way="anew") as supervised:
-        supervised.pid("last")
-        supervised.process.send_signal(signal.SIGHUP)
-        reloads = "reload now with 7"
-        eventually(lambda: reloads in supervised.lines(), within_s=WITHIN_S, what="the reload")
-        assert supervised.status_after(signal.SIGTERM) == 0
-        assert supervised.lines()[-1] == "early stops"
+    with supervising(tmp_path, *parts, way="stopped meanwhile") as supervised:
+        last = supervised.pid("last")
+        assert supervised.status_after(signal.SIGHUP) == 0
+        *_, begins, ends = supervised.lines()
+        assert (begins, ends) == ("reload now with 7", "early stops")
+        assert not psutil.pid_exists(last)
 
 
 def test_processes_of_an_earlier_run_are_stopped_with_the_first_group(tmp_path: Path) -> None:

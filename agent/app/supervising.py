@@ -338,6 +338,9 @@ class Supervisor:
         return None if received is None else received.si_signo
 
     def _start_due(self) -> None:
+        # A reload may have taken the signal to stop.
+        if self._asked_to_stop:
+            return
         for process in self._processes:
             if process.pid is None and process.start_at <= time.monotonic():
                 process.start()
