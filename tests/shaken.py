@@ -1,7 +1,7 @@
 """Runs tests that start processes or read clocks many times, in random order, beside busy cores.
 
-`python -m tests.shaken --rounds 20 [arguments of pytest]`. It ends with each test that failed in a
-round, and in how many rounds.
+`python -m tests.shaken --rounds 20 [--busy 2] [arguments of pytest]`. It ends with each test that
+failed in a round, and in how many rounds.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import pytest
 
 from tests.fast import meets_time
 
-_BUSY_PROCESSES = 2
 # It ends with the process that started it.
 _BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 _NO_TESTS = pytest.ExitCode.NO_TESTS_COLLECTED
@@ -71,9 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @contextmanager
-def _busy_cores() -> Iterator[None]:
+def _busy_cores(number: int) -> Iterator[None]:
     with ExitStack() as stack:
-        for _ in range(_BUSY_PROCESSES):
+        for _ in range(number):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", _BUSY]))
             stack.callback(process.kill)
         yield
@@ -98,9 +97,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument("--busy", type=int, default=2, help="busy processes beside the tests")
     options, arguments = parser.parse_known_args(given)
     failed: Counter[str] = Counter()
-    with _busy_cores():
+    with _busy_cores(options.busy):
         for number in range(options.rounds):
             seed = options.seed + number
             _say(f"round {number + 1} of {options.rounds}: --seed {seed}")

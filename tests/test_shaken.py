@@ -38,7 +38,7 @@ BROKEN = "import nothing_of_this_name\n"
 def shaken(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """The exit status and the lines of a run."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.shaken", *arguments, "-p", "tests.conftest"],
+        [sys.executable, "-m", "tests.shaken", "--busy", "0", *arguments, "-p", "tests.conftest"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
