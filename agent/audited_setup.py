@@ -14,6 +14,7 @@ from agent.analysis.setup_steps import (
     setup_steps,
 )
 from agent.app.engine_setup import proxy_url, target_of
+from agent.catalog.engine_flags import NO_STATISTICS
 from agent.errors import SettingsInvalid
 from agent.records.audit import AuditEvidence
 from agent.records.gpu import GpuSample
@@ -50,7 +51,7 @@ def steps_of_evidence(
     """The steps of an engine by what the audit itself read."""
     engine, config = evidence.engine, configured.model_config_path
     line, log, plugin = evidence.command_line, configured.log, configured.plugin_socket
-    kind = None if configured.kind == "auto" else configured.kind
+    kind = evidence.dialect if configured.kind == "auto" else configured.kind
     priced = _is_priced(evidence, settings, configured)
     return setup_steps(
         SetupFacts(
@@ -62,7 +63,7 @@ def steps_of_evidence(
             seen=frozenset(_seen(evidence, configured, priced=priced)),
             impossible=frozenset(_left_out(evidence, priced=priced)),
             measured_in_front=_is_measured_in_front(evidence),
-            statistics_off=line is not None and "--disable-log-stats" in line.flags,
+            statistics_off=line is not None and NO_STATISTICS in line.flags,
             rust_frontend=evidence.rust_frontend,
             remote=evidence.remote,
             spans=target_of(settings, same_machine=not evidence.remote),

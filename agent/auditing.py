@@ -31,6 +31,7 @@ from agent.records.audit import (
     EngineEvidence,
     EvidencePart,
     LatencyLimits,
+    LoadHistory,
     TrialRequest,
 )
 from agent.records.gpu import GpuSample
@@ -97,6 +98,7 @@ def gather(options: AuditOptions) -> AuditEvidence:
         engine=engine,
         limits=_limits(options.settings.all_objectives()),
         command_line=processes.command_line,
+        stated_limits=configured.limits.by_fact(),
         addresses=processes.addresses,
         remote=not _locator(options, configured).same_machine,
         rust_frontend=processes.rust_frontend,
@@ -154,7 +156,7 @@ def _gpus(
     with closing(source):
         read = source.read(time.time())
     if not read.samples and set(read.failures) - {NO_GPU}:
-        unread[EvidencePart.GPUS] = f"no GPU can be read: {', '.join(read.failures)}"
+        unread[EvidencePart.GPUS] = f"no GPU can be read: {', '.join(read.failures)} (docs/gpus.md)"
         return None
     return read.samples
 
@@ -195,7 +197,8 @@ def _agent(
         if name is None and len(names) == 1:
             name = names[0]
         if name is None:
-            unread[EvidencePart.AGENT] = f"the agent watches {', '.join(names) or 'no engine'}"
+            watched = ", ".join(names) or "no engine"
+            unread[EvidencePart.AGENT] = f"the agent watches {watched}; --config says which it is"
             return None
         return _rows(api, name, engine)
     except SettingsInvalid as error:
@@ -224,6 +227,24 @@ def _rows(api: AgentApi, name: str, engine: EngineEvidence) -> AgentEvidence:
         left_after_s=_left_after_s(rows) if plugin or proxy_views else None,
         cold=len(cold),
         plugin=plugin,
+        load=_load(api("summary", engine=name, window="1h")),
+    )
+
+
+def _load(summary: Mapping[str, Any]) -> LoadHistory | None:
+    counted = summary["engine_counts"]
+    if counted is None:
+        return None
+    over_ms = within_ms = summary["queue_ms"]["p95"]
+    if over_ms is None and (by_engine := counted["latencies_ms"].get("queue")):
+        over_ms, within_ms = by_engine["p95"]["lower"], by_engine["p95"]["upper"]
+    return LoadHistory(
+        covered_s=counted["covered_s"],
+        waiting=counted["waiting"],
+        running=counted["running"],
+        cache_usage=counted["kv_cache_usage"],
+        waited_over_s=None if over_ms is None else over_ms / 1000,
+        waited_within_s=None if within_ms is None else within_ms / 1000,
     )
 
 

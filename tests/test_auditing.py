@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from agent.analysis.joined_record import served_row
 from agent.analysis.setup_steps import SetupStep, StepName
 from agent.audited_setup import steps_of_agent, steps_of_evidence
 from agent.auditing import AuditOptions, gather
+from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
 from agent.catalog.hardware import Precision
 from agent.errors import SettingsInvalid
-from agent.records.audit import AuditEvidence, CommandLine, EvidencePart
-from agent.records.engine import ServedRequest
+from agent.records.audit import AuditEvidence, CommandLine, EvidencePart, LoadHistory
+from agent.records.engine import HistogramSnapshot, ServedRequest
+from agent.records.engine_counts import EngineCounts, GaugeSum
+from agent.records.gpu import FactKey
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from agent.records.request import ProxyView, Status, Vantage
 from agent.settings import Settings
@@ -133,6 +137,34 @@ def test_the_agent_tells_which_requests_found_the_engine_cold(vllm: EngineServer
     assert finding(found, "warm-up") == "warn"
 
 
+def test_the_agent_tells_the_load_of_the_last_hour(vllm: EngineServer, api: Api) -> None:
+    without = gathered(vllm, api).agent
+    assert without is not None
+    assert without.load is None
+    gauges: dict[FactKey, GaugeSum] = {
+        (fact.REQUESTS_RUNNING.name, ()): GaugeSum(1500.0, 600.0, 4.0),
+        (fact.REQUESTS_WAITING.name, ()): GaugeSum(7200.0, 600.0, 30.0),
+        (fact.KV_CACHE_USAGE.name, ()): GaugeSum(150.0, 600.0, 0.5),
+    }
+    # Of 20 requests 18 waited 0.3 s at most, and two longer than 2.5 s.
+    waits = HistogramSnapshot((0.3, 2.5, 5.0, inf), (18.0, 18.0, 20.0, 20.0), 10.0)
+    counts = EngineCounts(covered_s=600.0, gauges=gauges, histograms={fact.QUEUE_TIME.name: waits})
+    api.store_engine_sample("chat-0", api.agent.now - 30.0, counts)
+    by_engine = gathered(vllm, api)
+    assert by_engine.agent is not None
+    assert by_engine.agent.load == LoadHistory(
+        covered_s=600.0, running=2.5, waiting=12.0, cache_usage=0.25,
+        waited_over_s=2.5, waited_within_s=5.0,
+    )  # fmt: skip
+    assert finding(by_engine, "queue") == "warn"
+    api.store([record(1, queue_s=0.04, ended_at=api.agent.now - 60.0)], [objective()])
+    by_rows = gathered(vllm, api).agent
+    assert by_rows is not None
+    assert by_rows.load is not None
+    assert by_rows.load.waited_over_s == by_rows.load.waited_within_s
+    assert by_rows.load.waited_over_s == pytest.approx(0.04, rel=0.02)
+
+
 def steps_of(
     vllm: EngineServer, model_config: Path | None = None, api: Api | None = None
 ) -> dict[str, SetupStep]:
@@ -207,7 +239,9 @@ def test_an_agent_of_other_engines_says_nothing_of_this_one(vllm: EngineServer, 
     watches(api, "a-0", "b-0")
     found = gathered(vllm, api)
     assert found.agent is None
-    assert found.unread[EvidencePart.AGENT] == "the agent watches a-0, b-0"
+    assert found.unread[EvidencePart.AGENT] == (
+        "the agent watches a-0, b-0; --config says which it is"
+    )
 
 
 def test_an_agent_that_does_not_run_is_unknown_unless_it_was_named(vllm: EngineServer) -> None:

@@ -167,8 +167,14 @@ def _spans(facts: SetupFacts) -> Actions:
     first = (SetupAction(_SETTINGS, facts.spans.settings),) if facts.spans.settings else ()
     if facts.spans.url is None:
         return first
-    without = " and without --disable-log-stats" if facts.statistics_off else ""
-    return (*first, SetupAction(_RESTART + without, (_serve(facts, StepName.SPANS),)))
+    return (*first, SetupAction(_restart(facts), (_serve(facts, StepName.SPANS),)))
+
+
+def _restart(facts: SetupFacts) -> str:
+    """How to restart vLLM for a source that its statistics feed."""
+    if facts.statistics_off:
+        return "restart vLLM without --disable-log-stats, with"
+    return _RESTART
 
 
 def _plugin(facts: SetupFacts) -> Actions:
@@ -194,7 +200,7 @@ def _plugin(facts: SetupFacts) -> Actions:
 
 def _restart_with_plugin(facts: SetupFacts) -> SetupAction:
     if facts.program == _VLLM:
-        return SetupAction(_RESTART, (_serve(facts, StepName.PLUGIN),))
+        return SetupAction(_restart(facts), (_serve(facts, StepName.PLUGIN),))
     restart, path = "restart SGLang with --enable-metrics", _plugin_socket(facts)
     if path is None:
         return SetupAction(restart)

@@ -1,8 +1,8 @@
 """The audit of a deployment as text for a terminal and as JSON."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.analysis.audit import AuditLine, counts
-from agent.analysis.audit.checks import AuditFinding
+from agent.analysis.audit.checks import AuditFinding, CheckResult
 from agent.analysis.setup_steps import SetupStep
 from agent.records.audit import AuditEvidence
 
@@ -63,13 +63,13 @@ def print_audit(
 ) -> None:
     """Print all lines by area, the steps of the setup, then how many lines have each finding."""
     engine = evidence.engine
-    kind = "an engine" if engine.sample is None else engine.sample.dialect
+    kind = evidence.dialect or "an engine"
     model = ", ".join(engine.models) or "unknown"
     version = engine.version or "of an unknown version"
     console.print(_text(f"{engine.url}: {kind} {version}, model {model}", "bold"))
     # One width for all areas, so that their columns agree.
     width = max(len(line.check.name) for line in lines)
-    for area, of_area in groupby(lines, key=lambda line: line.check.area):
+    for area, of_area in groupby(_without_repetition(lines), key=lambda line: line.check.area):
         console.print()
         console.print(_text(area, "bold"))
         console.print(_table(list(of_area), width))
@@ -78,6 +78,18 @@ def print_audit(
         print_setup(steps, console)
     found = counts(lines)
     console.print(Text(", ".join(f"{found[each]} {each}" for each in AuditFinding)))
+
+
+def _without_repetition(lines: Sequence[AuditLine]) -> Iterator[AuditLine]:
+    """The lines, of which an unknown one names the first with the same reason."""
+    first: dict[CheckResult, str] = {}
+    for line in lines:
+        result = line.result
+        if result.finding is AuditFinding.UNKNOWN and result in first:
+            yield replace(line, result=replace(result, seen=f"see {first[result]}", change=None))
+        else:
+            first.setdefault(result, line.check.name)
+            yield line
 
 
 def print_setup(steps: Sequence[SetupStep], console: Console) -> None:

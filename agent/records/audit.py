@@ -63,6 +63,22 @@ class EngineEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadHistory:
+    """The load of an engine in the last hour, of which the agent saw `covered_s`.
+
+    Gauges are means over time. 5 % of the requests waited longer than `waited_over_s`, the others
+    `waited_within_s` at most, None above the engine's highest bucket.
+    """
+
+    covered_s: float
+    waiting: float | None = None
+    running: float | None = None
+    cache_usage: float | None = None
+    waited_over_s: float | None = None
+    waited_within_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEvidence:
     """What a running agent knows of the engine.
 
@@ -72,6 +88,7 @@ class AgentEvidence:
     of those whose clients left; None if neither the engine's plugin nor the proxy would report
     them. `cold` are the requests since the engine's start that missed because it had just started,
     1,000 at most. `plugin` is whether that plugin sends, None if the agent has no socket for it.
+    `load` is None if the agent has no samples of the last hour.
     """
 
     requests: int = 0
@@ -82,6 +99,7 @@ class AgentEvidence:
     left_after_s: tuple[float, ...] | None = None
     cold: int = 0
     plugin: bool | None = None
+    load: LoadHistory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +134,13 @@ class AuditEvidence:
     """All evidence. `unread` says of a part why it is missing, `pids` are the engine's processes,
     `addresses` those that it listens on; `remote` is whether we reach it from another machine,
     `rust_frontend` whether it is a vLLM with its Rust frontend. `model` has the format of its
-    weights."""
+    weights. `stated_limits` are those that the engine's settings state, by fact name."""
 
     at: float
     engine: EngineEvidence
     limits: LatencyLimits = LatencyLimits()
     command_line: CommandLine | None = None
+    stated_limits: Mapping[str, int] = field(default_factory=dict)
     addresses: frozenset[str] | None = None
     remote: bool = False
     rust_frontend: bool = False
@@ -131,6 +150,13 @@ class AuditEvidence:
     agent: AgentEvidence | None = None
     trial: TrialRequest | None = None
     unread: Mapping[EvidencePart, str] = field(default_factory=dict)
+
+    @property
+    def dialect(self) -> str | None:
+        """The kind of engine, by its exposition or its command line; None if it is unknown."""
+        if self.engine.sample is not None:
+            return self.engine.sample.dialect
+        return None if self.command_line is None else "vllm"
 
     def why_unread(self, part: EvidencePart) -> str:
         """Why a part is missing, in words."""

@@ -123,7 +123,8 @@ def test_an_engine_that_can_send_no_spans_gets_a_reason_and_no_line(
 def test_statistics_that_are_off_must_be_on_before_spans() -> None:
     off = replace(PLAIN, seen=frozenset(), statistics_off=True)
     assert lines(off, StepName.METRICS) == ["--disable-log-stats"]
-    assert "without --disable-log-stats" in texts(off, StepName.SPANS)
+    for step in (StepName.SPANS, StepName.PLUGIN):
+        assert "restart vLLM without --disable-log-stats, with" in texts(off, step)
 
 
 def test_sglang_loads_the_plugin_and_sends_no_spans() -> None:

@@ -56,13 +56,32 @@ def test_every_line_has_its_finding_and_a_bad_one_its_reason_and_change() -> Non
     of = badly_started()
     text = " ".join(printed_audit(of, 500).split())
     assert text.startswith("http://127.0.0.1:8000: vllm 0.31.0, model tiny-llama KV cache ")
+    seen = set()
     for line in audit(of):
         result = line.result
+        if result.seen in seen:
+            # A reason is printed once.
+            assert f" unknown {line.check.name} see " in text
+            continue
+        seen |= {result.seen} if result.finding == "unknown" else set()
         shown = [f"{result.finding} {line.check.name} {result.seen}"]
         shown += [f"why: {line.check.why}"] if result.finding in ("warn", "fail") else []
         shown += [f"change: {result.change}"] if result.change else []
         assert " ".join(shown) in text
     assert text.endswith(" unknown")
+
+
+def test_lines_that_are_unknown_for_one_reason_name_the_first_of_them() -> None:
+    text = " ".join(printed_audit(badly_started(), 500).split())
+    assert text.count("no GPU can be read: no_library") == 1
+    assert "unknown memory errors see parallelism" in text
+
+
+def test_an_engine_without_statistics_is_known_by_its_command_line() -> None:
+    of = evidence(engine=engine(sample=None), command_line=command_line(disable_log_stats=""))
+    assert printed_audit(of, 80).startswith("http://127.0.0.1:8000: vllm 0.33.0,")
+    unknown = evidence(engine=engine(sample=None), command_line=None)
+    assert printed_audit(unknown, 80).startswith("http://127.0.0.1:8000: an engine 0.33.0,")
 
 
 STEP = SetupStep(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agent.catalog import engine_facts as fact
+from agent.catalog.engine_flags import NO_STATISTICS
 from agent.catalog.metric import Metric
 from agent.records.audit import AuditEvidence, EvidencePart
 from agent.records.engine import HistogramSnapshot
@@ -109,9 +110,11 @@ def by_label(evidence: AuditEvidence, metric: Metric) -> Mapping[str, float]:
 
 def without_exposition(evidence: AuditEvidence) -> str:
     """Why a fact of the exposition is unknown."""
-    if evidence.engine.sample is None:
-        return evidence.why_unread(EvidencePart.EXPOSITION)
-    return "the exposition does not contain it"
+    if evidence.engine.sample is not None:
+        return "the exposition does not contain it"
+    if flag(evidence, NO_STATISTICS) is not None:
+        return f"the engine's statistics are off ({NO_STATISTICS})"
+    return evidence.why_unread(EvidencePart.EXPOSITION)
 
 
 def flag(evidence: AuditEvidence, name: str) -> str | None:
@@ -128,15 +131,21 @@ def flags_are_known(evidence: AuditEvidence) -> bool:
 
 def without_flags(evidence: AuditEvidence) -> str:
     """Why it is unknown whether a flag is set."""
-    if evidence.command_line is not None:
-        return "its flags are in a file (--config), which is not read"
+    if not flags_are_known(evidence) and evidence.command_line is not None:
+        return "it is not in the command line; --config names a file of flags, which is not read"
     return evidence.why_unread(EvidencePart.COMMAND_LINE)
 
 
 def max_running(evidence: AuditEvidence) -> int | None:
     """Most requests in the batch of one data-parallel rank, as `--max-num-seqs` says."""
+    return limit_given(evidence, fact.MAX_RUNNING_REQUESTS)
+
+
+def limit_given(evidence: AuditEvidence, limit: Metric) -> int | None:
+    """A limit of one data-parallel rank, by flags or by the engine's settings."""
     line = evidence.command_line
-    return None if line is None else line.limits.get(fact.MAX_RUNNING_REQUESTS.name)
+    given = None if line is None else line.limits.get(limit.name)
+    return evidence.stated_limits.get(limit.name) if given is None else given
 
 
 def ranks(evidence: AuditEvidence) -> int:
@@ -148,8 +157,7 @@ def max_length(evidence: AuditEvidence) -> int | None:
     """Most tokens of one request."""
     if evidence.engine.max_model_len is not None:
         return evidence.engine.max_model_len
-    line = evidence.command_line
-    return None if line is None else line.limits.get(fact.MAX_CONTEXT_TOKENS.name)
+    return limit_given(evidence, fact.MAX_CONTEXT_TOKENS)
 
 
 def finished(evidence: AuditEvidence) -> float:
@@ -162,6 +170,11 @@ def mean_length(evidence: AuditEvidence) -> float | None:
     parts = (evidence.engine.input_lengths, evidence.engine.output_lengths)
     means = [_mean(part) for part in parts]
     return None if None in means else sum(mean for mean in means if mean is not None)
+
+
+def mean_input(evidence: AuditEvidence) -> float | None:
+    """Mean tokens of a finished request's prompt; None before the first one."""
+    return _mean(evidence.engine.input_lengths)
 
 
 def _mean(histogram: HistogramSnapshot | None) -> float | None:

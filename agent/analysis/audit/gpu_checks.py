@@ -1,6 +1,6 @@
 """Checks of the engine's GPUs, of its prefix cache and of the memory for KV values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 
@@ -30,6 +30,7 @@ from agent.analysis.physics import placed_blocks
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
 from agent.catalog.definitions import FULL_CACHE
+from agent.catalog.engine_flags import NARROW_CACHES
 from agent.catalog.hardware import Precision, recognise_gpu
 from agent.records.audit import AuditEvidence, EvidencePart
 from agent.records.gpu import GpuSample
@@ -42,6 +43,15 @@ _FEW_PREEMPTED = 0.01
 _FEWEST_REQUESTS = 2
 # Memory of the GPU for the engine: below, the cache is small; above, other users of it may fail.
 _LOWEST_FRACTION, _HIGHEST_FRACTION = 0.85, 0.95
+
+# Values of --dtype. Source: vLLM 0.32 `vllm/config/model.py`.
+_DTYPES: Mapping[str, Precision] = {
+    "bfloat16": Precision.BF16,
+    "float": Precision.FP32,
+    "float16": Precision.FP16,
+    "float32": Precision.FP32,
+    "half": Precision.FP16,
+}
 
 _MORE_CACHE = (
     "raise --gpu-memory-utilization (on a CPU VLLM_CPU_KVCACHE_SPACE), or --kv-cache-dtype fp8, "
@@ -158,6 +168,31 @@ def memory_fraction(evidence: AuditEvidence) -> CheckResult:
     return warned(seen, f"--gpu-memory-utilization {nearest:g}, unless others share the GPU")
 
 
+def cache_dtype(evidence: AuditEvidence) -> CheckResult:
+    """Whether the format of KV values costs answers or memory without need."""
+    chosen = evidence.engine.cache_config.get("cache_dtype", flag(evidence, "--kv-cache-dtype"))
+    if chosen is None and (evidence.engine.sample is None or not flags_are_known(evidence)):
+        return unknown(without_exposition(evidence))
+    if chosen in (None, "auto"):
+        return passed("auto, that of the model")
+    if chosen in NARROW_CACHES:
+        return warned(f"{chosen}, under 8 bits", "--kv-cache-dtype fp8, or compare the answers")
+    if chosen == "fp8_e5m2":
+        return warned(f"{chosen}: 2 bits of mantissa", "--kv-cache-dtype fp8, which has 3")
+    if chosen == "float16" and _weights_dtype(evidence) is Precision.BF16:
+        return warned(f"{chosen}, and the model computes in bfloat16", "remove --kv-cache-dtype")
+    return passed(chosen)
+
+
+def _weights_dtype(evidence: AuditEvidence) -> Precision | None:
+    """The format that the weights are kept in, if a flag or the model's configuration says."""
+    given = flag(evidence, "--dtype")
+    if given not in (None, "auto"):
+        return _DTYPES.get(given)
+    model = evidence.model
+    return None if model is None or not flags_are_known(evidence) else model.precision
+
+
 CACHE_CHECKS = (
     _CACHE_CHECK(
         "prefix caching",
@@ -176,6 +211,11 @@ CACHE_CHECKS = (
     ),
     _CACHE_CHECK("usage", "requests wait in the queue while the cache is full", cache_usage),
     _CACHE_CHECK(
+        "cache dtype",
+        "fewer bits hold more requests, and change the answers",
+        cache_dtype,
+    ),
+    _CACHE_CHECK(
         "memory fraction",
         "what is left of the GPU's memory is not cache; with too little left, others run out of it",
         memory_fraction,
@@ -192,6 +232,7 @@ _BRAKES = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake"})
 _LIMITS = frozenset({"sw_power_cap", "sw_thermal"})
 # Below this share of the highest clock a limit is a warning.
 _SLOW_CLOCK = 0.9
+_NAME_CONFIG = "name `model_config` of the engine in --config"
 _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
 
 
@@ -341,13 +382,47 @@ def cuda_graphs(evidence: AuditEvidence) -> CheckResult:
     return passed("not switched off")
 
 
+def dtype(evidence: AuditEvidence) -> CheckResult:
+    """Whether weights and activations have the format that the model was made for."""
+    given = flag(evidence, "--dtype")
+    if given is None and not flags_are_known(evidence):
+        return unknown(without_flags(evidence))
+    chosen = _DTYPES.get(given or "")
+    if chosen is Precision.FP32:
+        return _in_32_bits(evidence)
+    if chosen is not Precision.FP16:
+        return passed(given or "not given: that of the model")
+    model = evidence.model
+    if model is None:
+        return unknown(f"{given}; the model's own is not known", _NAME_CONFIG)
+    if model.precision is not Precision.BF16 or not _has_bf16(evidence):
+        return passed(given or "")
+    return warned(
+        f"{given}, and the model's own is bfloat16: values over 65,504 become infinite",
+        "remove --dtype, or set it to bfloat16",
+    )
+
+
+def _in_32_bits(evidence: AuditEvidence) -> CheckResult:
+    if evidence.gpus is None:
+        return unknown(f"float32; on a GPU that is slow: {_without_gpus(evidence)}")
+    if not evidence.gpus:
+        return passed("float32, without a GPU")
+    return warned("float32 on a GPU", "remove --dtype: weights take half, and products are faster")
+
+
+def _has_bf16(evidence: AuditEvidence) -> bool:
+    models = [recognise_gpu(gpu.name) for gpu in engine_gpus(evidence)]
+    return all(model is None or Precision.BF16 in model.units for model in models)
+
+
 def quantisation(evidence: AuditEvidence) -> CheckResult:
     """Whether the format of the weights suits the GPU, and leaves enough memory for the cache."""
     model, gpus = evidence.model, engine_gpus(evidence)
     if model is None:
         return unknown(
             evidence.why_unread(EvidencePart.WEIGHTS),
-            "name `model_config` of the engine in --config",
+            _NAME_CONFIG,
         )
     if not gpus:
         return unknown(_without_gpus(evidence))
@@ -403,6 +478,11 @@ GPU_CHECKS = (
         "quantisation",
         "weights fill memory that the KV cache lacks, and each step of decode reads them all",
         quantisation,
+    ),
+    _CHECK(
+        "dtype",
+        "wider ones cost memory and time, and one with a smaller range changes the answers",
+        dtype,
     ),
     _CHECK("utilisation", "requests wait although the GPU has time", utilisation),
     _CHECK(

@@ -23,7 +23,7 @@ from agent.analysis.audit.checks import (
     without_flags,
 )
 from agent.catalog import engine_facts as fact
-from agent.catalog.engine_flags import TRACES_ENDPOINT
+from agent.catalog.engine_flags import NO_STATISTICS, TRACES_ENDPOINT
 from agent.catalog.engines import PLUGIN_HOSTS
 from agent.catalog.metric import Metric
 from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES, SecurityNotice
@@ -139,10 +139,10 @@ def statistics(evidence: AuditEvidence) -> CheckResult:
     sample = evidence.engine.sample
     if sample is not None:
         return passed(f"{len(sample.facts) + len(sample.histograms)} facts of {sample.dialect}")
+    if flag(evidence, NO_STATISTICS) is not None:
+        return failed(f"off, by {NO_STATISTICS}", f"remove {NO_STATISTICS}")
     seen = evidence.why_unread(EvidencePart.EXPOSITION)
-    if flag(evidence, "--disable-log-stats") is not None:
-        return failed(f"off; {seen}", "remove --disable-log-stats")
-    return failed(seen, "remove --disable-log-stats, and give the address of the engine itself")
+    return failed(seen, f"remove {NO_STATISTICS}, and give the address of the engine itself")
 
 
 def expected_series(evidence: AuditEvidence) -> CheckResult:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from functools import partial
+from math import ceil, inf
 from statistics import median
 
 from agent.analysis.audit.checks import (
@@ -14,8 +15,10 @@ from agent.analysis.audit.checks import (
     flag,
     flags_are_known,
     highest_bound,
+    limit_given,
     max_length,
     max_running,
+    mean_input,
     mean_length,
     passed,
     ranks,
@@ -27,9 +30,12 @@ from agent.analysis.audit.checks import (
     without_exposition,
     without_flags,
 )
+from agent.analysis.histogram_bounds import Bounds, quantile_bounds
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import DEEP_QUEUE
-from agent.records.audit import AuditEvidence, EvidencePart
+from agent.catalog.engine_flags import DEFAULT_RUNNING, DEFAULT_STEP_TOKENS
+from agent.catalog.time_units import MINUTE_S
+from agent.records.audit import AuditEvidence, EvidencePart, LoadHistory
 
 _CHECK = partial(AuditCheck, "Traffic")
 
@@ -43,6 +49,17 @@ _ENOUGH_STEPS, _FAR_BELOW = 1000, 4
 _LEAST_DRAFT, _MOST_DRAFT = 3, 5
 _POOR_ACCEPTANCE, _HIGH_ACCEPTANCE = 0.5, 0.8
 _LENGTH = "length"
+_VLLM = "vllm"
+_FIND_REFUSALS = "read the engine's log; for prompts that are too long raise --max-model-len"
+_LESS_QUEUE = "add a replica, or raise --max-num-seqs if the KV cache has room"
+# Minutes with samples that count as the whole hour: the newest one is not over.
+_WHOLE_HOUR = 58
+# A mean batch this near to the limit was full most of the time. Under the other share of the KV
+# cache there is room for more requests.
+_USUALLY_FULL, _ROOMY_CACHE = 0.9, 0.5
+# Each step reads all weights, which takes a GPU as long as to compute this many tokens at most:
+# 16-bit products a second by bytes a second, over all GPUs of hardware.toml.
+SMALLEST_STEP = 512
 # If at least this many clients, and half of those that left, left after the same time, then they
 # have a time-out: clients that change their mind leave at any time. A time-out is seconds long, and
 # differs only by the time on the way to the engine.
@@ -58,6 +75,8 @@ def longest_requests(evidence: AuditEvidence) -> CheckResult:
         return unknown("/v1/models does not name max_model_len, and no flag is visible")
     if evidence.agent is not None and evidence.agent.lengths:
         return _by_rows(evidence.agent.lengths, limit)
+    if evidence.engine.sample is None:
+        return unknown(f"{limit} tokens; {without_exposition(evidence)}")
     if not finished(evidence):
         return unknown(f"{limit} tokens; no request has finished since the engine's start")
     return _by_histograms(evidence, limit)
@@ -101,24 +120,27 @@ def _too_short(seen: str, limit: int, *, rare: bool) -> CheckResult:
 
 
 def refused_requests(evidence: AuditEvidence) -> CheckResult:
-    """How many requests for text got a 4xx, or a 503 at the admission."""
-    answered = evidence.engine.answered
-    if answered is None:
+    """How many requests for text got a 4xx, a 503 at the admission, or another 5xx."""
+    sample, answered = evidence.engine.sample, evidence.engine.answered
+    if sample is None or (answered is None and (sample.dialect != _VLLM or finished(evidence))):
         return unknown(without_exposition(evidence))
-    asked = sum(answered.values())
-    if not asked:
+    asked = sum((answered or {}).values())
+    if answered is None or not asked:
+        # vLLM's HTTP server counts a path from its first request on.
         return unknown("no request for text has come since the engine's start")
     turned_away = total_of(evidence, fact.ADMISSION_REJECTIONS) or 0.0
     refused = answered.get("4xx", 0.0)
+    broken = max(0.0, answered.get("5xx", 0.0) - turned_away)
     seen = f"{share(refused + turned_away, asked)} since the engine's start"
+    if broken:
+        seen += f"; {share(broken, asked)} failed with a 5xx"
     if turned_away / asked >= _RARE:
         return failed(seen, "raise --max-num-queued-reqs and --max-num-queued-tokens, or add GPUs")
-    if refused / asked >= _RARE:
-        return warned(
-            seen,
-            "read the engine's log; for prompts that are too long raise --max-model-len",
-        )
-    return passed(seen)
+    if broken / asked >= _RARE:
+        return failed(seen, "read the engine's log for errors")
+    if refused == asked:
+        return failed(seen, _FIND_REFUSALS)
+    return warned(seen, _FIND_REFUSALS) if refused / asked >= _RARE else passed(seen)
 
 
 def client_time_outs(evidence: AuditEvidence) -> CheckResult:
@@ -170,34 +192,119 @@ def warm_up(evidence: AuditEvidence) -> CheckResult:
 
 
 def queue(evidence: AuditEvidence) -> CheckResult:
-    """How many requests wait now."""
+    """How many requests wait now and waited in the last hour, and how long."""
     waiting = value_of(evidence, fact.REQUESTS_WAITING)
     if waiting is None:
         return unknown(without_exposition(evidence))
-    seen = f"{waiting:,.0f} requests wait now"
-    if waiting <= DEEP_QUEUE:
-        return passed(seen)
-    return warned(seen, "add a replica, or raise --max-num-seqs if the KV cache has room")
+    load = _load(evidence)
+    seen, usually = f"{waiting:,.0f} requests wait now", load and load.waiting
+    if load is not None and usually is not None:
+        seen += f"; in {_hour(load)} {usually:,.1f} on average"
+    waited, since = _waited(evidence)
+    limit_s = min(evidence.limits.ttft_s, default=inf)
+    if waited is not None and waited.lower > limit_s:
+        seen += f"; {since}5 % waited over {waited.lower:.3g} s, beyond a TTFT of {limit_s:g} s"
+        return warned(seen, _LESS_QUEUE)
+    if waited is not None and waited.upper is not None:
+        seen += f"; {since}95 % waited {waited.upper:.3g} s at most"
+    deepest = max(waiting, usually or 0.0)
+    return warned(seen, _LESS_QUEUE) if deepest > DEEP_QUEUE else passed(seen)
+
+
+def _load(evidence: AuditEvidence) -> LoadHistory | None:
+    return None if evidence.agent is None else evidence.agent.load
+
+
+def _hour(load: LoadHistory) -> str:
+    minutes = load.covered_s / MINUTE_S
+    return "the last hour" if minutes >= _WHOLE_HOUR else f"{minutes:.0f} min of the last hour"
+
+
+def _waited(evidence: AuditEvidence) -> tuple[Bounds | None, str]:
+    """The bounds of how long 95 % waited in the agent's hour, or since the engine's start."""
+    load, sample = _load(evidence), evidence.engine.sample
+    if load is not None and load.waited_over_s is not None:
+        return Bounds(load.waited_over_s, load.waited_within_s, None), ""
+    histogram = None if sample is None else sample.histograms.get(fact.QUEUE_TIME.name)
+    found = None if histogram is None else quantile_bounds(histogram, 0.95)
+    return found, "since the engine's start "
 
 
 def batch_limit(evidence: AuditEvidence) -> CheckResult:
     """Whether --max-num-seqs holds requests back, or was never needed."""
     batch = max_running(evidence)
     running = value_of(evidence, fact.REQUESTS_RUNNING)
-    if batch is None:
-        return unknown(f"--max-num-seqs: {without_flags(evidence)}")
     if running is None:
         return unknown(without_exposition(evidence))
-    slots = batch * ranks(evidence)
-    seen = f"{running:,.0f} of {slots} run now"
-    waiting = value_of(evidence, fact.REQUESTS_WAITING) or 0.0
-    used = value_of(evidence, fact.KV_CACHE_USAGE)
-    if running >= slots and waiting and used is not None and used < 0.5:
-        return warned(
-            f"{seen}, {waiting:,.0f} wait, KV cache {100 * used:.0f} % full",
-            f"raise --max-num-seqs above {batch}",
-        )
+    load, slots = _load(evidence), (batch or 0) * ranks(evidence)
+    seen = f"{running:,.0f} of {slots} run now" if batch else f"{running:,.0f} run now"
+    if load is not None and load.running is not None:
+        seen += f", {load.running:,.1f} on average in {_hour(load)}"
+    if batch is None:
+        return _without_limit(evidence, seen)
+    held = _held_back(evidence, slots)
+    if held is not None:
+        return warned(f"{seen}{held}", f"raise --max-num-seqs above {batch}")
     return _never_filled(evidence, batch, seen)
+
+
+def _without_limit(evidence: AuditEvidence, seen: str) -> CheckResult:
+    if not flags_are_known(evidence):
+        return unknown(f"{seen}; {without_flags(evidence)}")
+    small, large = DEFAULT_RUNNING
+    return unknown(
+        f"{seen}; not given, so vLLM chose it: {small}, or {large:,} on large GPUs",
+        "give --max-num-seqs, so that a full batch can be told from a slow one",
+    )
+
+
+def _held_back(evidence: AuditEvidence, slots: int) -> str | None:
+    """What shows that requests wait for a place beside a cache with room, now or in the hour."""
+    load = _load(evidence)
+    gauges = fact.REQUESTS_RUNNING, fact.REQUESTS_WAITING, fact.KV_CACHE_USAGE
+    found = [_held(slots, *(value_of(evidence, gauge) for gauge in gauges))]
+    if load is not None:
+        usual = _USUALLY_FULL * slots
+        found.append(_held(usual, load.running, load.waiting, load.cache_usage))
+    return next(filter(None, found), None)
+
+
+def _held(
+    full: float, running: float | None, waiting: float | None, used: float | None
+) -> str | None:
+    if running is None or waiting is None or used is None:
+        return None
+    if running < full or waiting < 1 or used >= _ROOMY_CACHE:
+        return None
+    return f", {waiting:,.0f} wait, KV cache {100 * used:.0f} % full"
+
+
+def step_budget(evidence: AuditEvidence) -> CheckResult:
+    """Whether a step may compute enough tokens to be worth reading the weights."""
+    budget = limit_given(evidence, fact.MAX_STEP_TOKENS)
+    if budget is None:
+        budget = _step_tokens(evidence)
+    if budget is None and not flags_are_known(evidence):
+        return unknown(without_flags(evidence))
+    if budget is None:
+        small, large = DEFAULT_STEP_TOKENS
+        return passed(f"not given, so vLLM chose it: {small:,} to {large:,} by the GPU")
+    seen = f"{budget:,} tokens"
+    prompt = mean_input(evidence)
+    if prompt is not None:
+        steps = ceil(prompt / budget)
+        seen += f"; the mean prompt of {prompt:,.0f} needs {steps} step{'s' * (steps > 1)}"
+    if budget >= SMALLEST_STEP or evidence.gpus == ():
+        return passed(seen)
+    return warned(
+        seen,
+        f"remove --max-num-batched-tokens, or set it to {DEFAULT_STEP_TOKENS[0]}",
+    )
+
+
+def _step_tokens(evidence: AuditEvidence) -> int | None:
+    by_engine = value_of(evidence, fact.MAX_STEP_TOKENS)
+    return None if by_engine is None else round(by_engine)
 
 
 def _never_filled(evidence: AuditEvidence, batch: int, seen: str) -> CheckResult:
@@ -286,6 +393,11 @@ TRAFFIC_CHECKS = (
         "--max-num-seqs",
         "too low, requests wait beside free memory; too high, memory is reserved in vain",
         batch_limit,
+    ),
+    _CHECK(
+        "step budget",
+        "each step reads all weights, so with few tokens in a step a prompt takes longer",
+        step_budget,
     ),
     _CHECK(
         "chunked prefill",

@@ -1,92 +1,47 @@
 """Deployments with one thing changed, and what the check on it finds."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
-from agent.analysis.audit.checks import AuditFinding
 from agent.catalog import engine_facts as fact
-from agent.records.audit import AgentEvidence, AuditEvidence, EvidencePart, LatencyLimits
+from agent.records.audit import (
+    AgentEvidence,
+    AuditEvidence,
+    EvidencePart,
+    LatencyLimits,
+)
+from tests.analysis.audit.deployments import (
+    FILE_FLAGS,
+    IDLE,
+    NO_EXPOSITION,
+    NO_FLAGS,
+    NO_GPUS,
+    NO_STATISTICS,
+    OFF,
+    AuditCase,
+    fails,
+    passes,
+    unknown,
+    warns,
+)
 from tests.analysis.audit.evidence import (
-    LENGTH_EDGES,
-    STEP_EDGES,
     command_line,
     engine,
     evidence,
     gpu,
-    histogram,
     model,
     sample,
     trial,
-    watched,
     with_engine,
     with_facts,
 )
+from tests.analysis.audit.traffic_cases import TRAFFIC_CASES
 
 
-class AuditCase(NamedTuple):
-    """What a check finds; `seen` and `change` are parts of its texts."""
-
-    finding: AuditFinding
-    of: AuditEvidence
-    seen: str
-    change: str | None = None
+def _cache(dtype: str, **others: Any) -> AuditEvidence:
+    return evidence(engine=engine(cache_config={"cache_dtype": dtype}), **others)
 
 
-def passes(of: AuditEvidence, seen: str) -> AuditCase:
-    return AuditCase(AuditFinding.PASS, of, seen)
-
-
-def warns(of: AuditEvidence, seen: str, change: str | None = None) -> AuditCase:
-    return AuditCase(AuditFinding.WARN, of, seen, change)
-
-
-def fails(of: AuditEvidence, seen: str, change: str) -> AuditCase:
-    return AuditCase(AuditFinding.FAIL, of, seen, change)
-
-
-def unknown(of: AuditEvidence, seen: str, change: str | None = None) -> AuditCase:
-    return AuditCase(AuditFinding.UNKNOWN, of, seen, change)
-
-
-NO_EXPOSITION = evidence(
-    engine=engine(sample=None, cache_config={}, answered=None, input_lengths=None),
-    unread={EvidencePart.EXPOSITION: "/metrics has no series of a known engine (no_known_series)"},
-)
-NO_FLAGS = evidence(
-    command_line=None, unread={EvidencePart.COMMAND_LINE: "the engine is not on this machine"}
-)
-FILE_FLAGS = evidence(command_line=command_line(whole=False, limits={}))
-NO_GPUS = evidence(gpus=None, unread={EvidencePart.GPUS: "no GPU can be read: no_library"})
-IDLE = with_facts(
-    {(fact.REQUESTS_FINISHED, ("stop",)): 0.0, fact.REQUESTS_WAITING: 0.0}, agent=None
-)
-
-
-def _lengths(
-    inputs: list[float], outputs: list[float], *, cut: float, stopped: float
-) -> AuditEvidence:
-    base = with_facts(
-        {(fact.REQUESTS_FINISHED, ("length",)): cut, (fact.REQUESTS_FINISHED, ("stop",)): stopped}
-    )
-    return evidence(
-        agent=None,
-        engine=engine(
-            sample=base.engine.sample,
-            input_lengths=histogram(inputs, LENGTH_EDGES),
-            output_lengths=histogram(outputs, LENGTH_EDGES),
-        ),
-    )
-
-
-def _rows(*lengths: tuple[int, int]) -> AuditEvidence:
-    return evidence(agent=AgentEvidence(lengths=lengths, engine_views=len(lengths), plugin=True))
-
-
-_DRAFTS = {
-    fact.SPEC_DECODE_DRAFTS: 100.0,
-    fact.SPEC_DECODE_DRAFT_TOKENS: 400.0,
-    fact.SPEC_DECODE_ACCEPTED_TOKENS: 300.0,
-}
 _SMALL_CACHE = {fact.KV_CAPACITY_TOKENS: 10_000.0}
 _A100 = replace(gpu(), name="NVIDIA A100-SXM4-80GB")
 _POWER_CAP = {"gpu_throttle_active__sw_power_cap": 1.0, "gpu_clock_max_hertz__sm": 1.98e9}
@@ -114,6 +69,7 @@ _WITHOUT_SPANS = command_line(otlp_traces_endpoint="")
 
 # By the names of the checks. That each passes with the good evidence is a test of its own.
 CASES: dict[str, list[AuditCase]] = {
+    **TRAFFIC_CASES,
     "prefix caching": [
         fails(
             with_engine(cache_config={"enable_prefix_caching": "False"}),
@@ -167,6 +123,44 @@ CASES: dict[str, list[AuditCase]] = {
             "100 % now, 0 requests wait", "fp8",
         ),
     ],
+    "cache dtype": [
+        passes(_cache("auto"), "auto, that of the model"),
+        passes(_cache("fp8"), "fp8"),
+        warns(_cache("fp8_e5m2"), "fp8_e5m2: 2 bits of mantissa", "--kv-cache-dtype fp8"),
+        warns(_cache("turboquant_k3v4_nc"), "under 8 bits", "compare the answers"),
+        warns(_cache("float16"), "the model computes in bfloat16", "remove --kv-cache-dtype"),
+        passes(_cache("float16", command_line=command_line(dtype="half")), "float16"),
+        passes(_cache("float16", model=None), "float16"),
+        unknown(NO_STATISTICS, OFF),
+    ],
+    "dtype": [
+        passes(evidence(), "not given: that of the model"),
+        passes(evidence(command_line=command_line(dtype="auto")), "auto"),
+        warns(
+            evidence(command_line=command_line(dtype="float32")),
+            "float32 on a GPU", "remove --dtype",
+        ),
+        passes(evidence(command_line=command_line(dtype="float"), gpus=()), "without a GPU"),
+        unknown(
+            replace(NO_GPUS, command_line=command_line(dtype="float32")), "float32; on a GPU"
+        ),
+        warns(
+            evidence(command_line=command_line(dtype="half")),
+            "half, and the model's own is bfloat16", "bfloat16",
+        ),
+        # It has no unit for bfloat16.
+        passes(
+            evidence(
+                command_line=command_line(dtype="half"), gpus=(replace(gpu(), name="Tesla T4"),)
+            ),
+            "half",
+        ),
+        unknown(
+            evidence(command_line=command_line(dtype="float16"), model=None),
+            "float16; the model's own is not known", "model_config",
+        ),
+        unknown(FILE_FLAGS, "--config names a file of flags"),
+    ],
     "memory fraction": [
         warns(
             with_engine(cache_config={"gpu_memory_utilization": "0.5"}),
@@ -178,121 +172,9 @@ CASES: dict[str, list[AuditCase]] = {
         ),
         unknown(evidence(gpus=()), "the engine has no GPU"),
     ],
-    "--max-model-len": [
-        fails(
-            _rows((2000, 48), *[(150, 50)] * 99),
-            "1 of 100 (1 %) reached it", "raise --max-model-len above 2048",
-        ),
-        warns(_rows((2000, 48), *[(150, 50)] * 100), "1 of 101"),
-        passes(_rows((2000, 47)), "had 2047"),
-        fails(
-            _lengths([1500.0] * 9, [500.0] * 9, cut=9.0, stopped=0.0),
-            "requests have 2,000, 9 of 9 (100 %) ended by a length",
-            "raise --max-model-len above 2048",
-        ),
-        passes(_lengths([1500.0] * 9, [548.0] * 9, cut=0.0, stopped=9.0), "none reached it"),
-        passes(_lengths([500.0] * 9, [500.0] * 9, cut=9.0, stopped=0.0), "none reached it"),
-        unknown(
-            _lengths([1500.0] * 9, [100.0] * 9, cut=1.0, stopped=8.0),
-            "by the client's max_tokens", "--agent",
-        ),
-        unknown(IDLE, "no request has finished"),
-        unknown(with_engine(max_model_len=None), "does not name max_model_len"),
-    ],
-    "refused requests": [
-        warns(
-            with_engine(answered={"2xx": 90.0, "4xx": 10.0}),
-            "10 of 100 (10 %)", "--max-model-len",
-        ),
-        fails(
-            evidence(
-                engine=engine(
-                    answered={"2xx": 90.0, "5xx": 10.0},
-                    sample=with_facts(
-                        {(fact.ADMISSION_REJECTIONS, ("max_num_queued_reqs",)): 10.0}
-                    ).engine.sample,
-                )
-            ),
-            "10 of 100 (10 %)", "--max-num-queued-reqs",
-        ),
-        unknown(with_engine(answered={}), "no request for text"),
-    ],
-    "queue": [
-        passes(with_facts({fact.REQUESTS_WAITING: 10.0}), "10 requests wait"),
-        warns(with_facts({fact.REQUESTS_WAITING: 11.0}), "11 requests wait", "add a replica"),
-    ],
-    "--max-num-seqs": [
-        warns(
-            with_facts({fact.REQUESTS_RUNNING: 64.0, fact.KV_CACHE_USAGE: 0.2}),
-            "64 of 64 run now, 2 wait, KV cache 20 % full", "raise --max-num-seqs above 64",
-        ),
-        warns(
-            with_engine(step_tokens=histogram([5.0] * 1000, STEP_EDGES)),
-            "never over 8 in 1,000 steps", "--max-num-seqs 16",
-        ),
-        passes(with_engine(step_tokens=histogram([5.0] * 999, STEP_EDGES)), "40 of"),
-        unknown(NO_FLAGS, "the engine is not on this machine"),
-        unknown(FILE_FLAGS, "in a file (--config)"),
-        warns(
-            with_facts({fact.REQUESTS_RUNNING: 256.0, fact.KV_CACHE_USAGE: 0.2, _RANKS: 4.0}),
-            "256 of 256 run now, 2 wait, KV cache 20 % full", "raise --max-num-seqs above 64",
-        ),
-        # A step of one of eight ranks may have 64 requests in it, and had as many.
-        passes(
-            with_engine(
-                sample=sample({_RANKS: 8.0}), step_tokens=histogram([64.0] * 1000, STEP_EDGES)
-            ),
-            "40 of 512 run now",
-        ),
-    ],
-    "chunked prefill": [
-        warns(
-            evidence(command_line=command_line(no_enable_chunked_prefill="")),
-            "off", "remove --no-enable-chunked-prefill",
-        ),
-        unknown(FILE_FLAGS, "in a file (--config)"),
-    ],
-    "speculation depth": [
-        passes(with_facts(_DRAFTS), "4.0 tokens in a draft, 300 of 400"),
-        warns(
-            with_facts(
-                {**_DRAFTS, fact.SPEC_DECODE_ACCEPTED_TOKENS: 100.0},
-                command_line=command_line(speculative_config='{"method": "ngram"}'),
-            ),
-            "100 of 400 (25 %) accepted",
-            """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'""",
-        ),
-        warns(
-            with_facts({**_DRAFTS, fact.SPEC_DECODE_DRAFT_TOKENS: 560.0}),
-            "5.6 tokens in a draft", "num_speculative_tokens 5",
-        ),
-        warns(
-            with_facts(
-                {
-                    **_DRAFTS,
-                    fact.SPEC_DECODE_DRAFT_TOKENS: 200.0,
-                    fact.SPEC_DECODE_ACCEPTED_TOKENS: 180.0,
-                }
-            ),
-            "2.0 tokens in a draft", "num_speculative_tokens 3",
-        ),
-        passes(
-            with_facts(
-                {
-                    **_DRAFTS,
-                    fact.SPEC_DECODE_DRAFT_TOKENS: 200.0,
-                    fact.SPEC_DECODE_ACCEPTED_TOKENS: 150.0,
-                }
-            ),
-            "2.0 tokens in a draft",
-        ),
-        unknown(
-            with_facts({**_DRAFTS, fact.SPEC_DECODE_DRAFTS: 0.0}),
-            "no draft has been verified",
-        ),
-    ],
     "statistics": [
         fails(NO_EXPOSITION, "no series", "remove --disable-log-stats"),
+        fails(NO_STATISTICS, "off, by --disable-log-stats", "remove --disable-log-stats"),
     ],
     "expected series": [
         warns(
@@ -430,32 +312,6 @@ CASES: dict[str, list[AuditCase]] = {
             "0.32.0 and newer only",
         ),
     ],
-    "client time-outs": [
-        passes(
-            evidence(agent=watched(1.5, 2.9, 7.0, 7.1, 12.0, 30.0, 55.0)),
-            "clients left 7 of 900 (0.778 %), and no time-out shows",
-        ),
-        passes(evidence(agent=watched(*[0.2] * 9)), "no time-out shows"),
-        warns(
-            evidence(agent=watched(2.0, 30.01, 30.02, 30.0, 30.3, 30.05, 9.0)),
-            "clients left 7 of 900 (0.778 %), 5 of them after 30 s", "raise the time-out",
-        ),
-        unknown(evidence(agent=None), "agent"),
-        unknown(
-            evidence(agent=AgentEvidence(requests=9)),
-            "no request came through the proxy", "goodput-agent-vllm",
-        ),
-        unknown(evidence(agent=AgentEvidence(left_after_s=())), "has no request"),
-    ],
-    "warm-up": [
-        unknown(evidence(agent=None), "agent"),
-        unknown(evidence(agent=AgentEvidence()), "has no request"),
-        warns(
-            evidence(agent=AgentEvidence(requests=900, cold=12)),
-            "12 requests missed because the engine had just started",
-            "before the engine gets traffic",
-        ),
-    ],
     "quantisation": [
         passes(with_facts(_SMALL_CACHE, model=model("fp8")), "8 bits a weight"),
         passes(
@@ -492,7 +348,7 @@ CASES: dict[str, list[AuditCase]] = {
             "4 GPUs, 2 x 1 x 2 (tensor, pipeline, data); 4 more are idle", "--data-parallel-size 4",
         ),
         warns(_half_idle("4", "1", "1", idle=2), "2 more are idle", "too few for one more replica"),
-        unknown(FILE_FLAGS, "in a file (--config)"),
+        unknown(FILE_FLAGS, "--config names a file of flags"),
         unknown(evidence(pids=frozenset({7})), "does not show which GPUs"),
     ],
     "memory errors": [

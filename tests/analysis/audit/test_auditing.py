@@ -10,9 +10,12 @@ from packaging.version import Version
 
 from agent.analysis.audit import CHECKS, audit, counts
 from agent.analysis.audit.checks import AuditFinding
+from agent.analysis.audit.traffic_checks import SMALLEST_STEP
 from agent.catalog import engine_facts as fact
+from agent.catalog.hardware import Precision, gpu_models
 from agent.catalog.security_notices import NOTICES
-from tests.analysis.audit.cases import CASES, OTHER_ENGINES, AuditCase
+from tests.analysis.audit.cases import CASES, OTHER_ENGINES
+from tests.analysis.audit.deployments import AuditCase
 from tests.analysis.audit.evidence import (
     LENGTH_EDGES,
     STEP_EDGES,
@@ -47,6 +50,16 @@ def test_the_advice_for_another_engine_names_nothing_of_vllm(check: str) -> None
         change = result(check, case.of).change or ""
         assert "vLLM" not in change
         assert "--" not in change
+
+
+def test_a_gpu_computes_the_smallest_step_no_faster_than_it_reads_the_weights() -> None:
+    per_byte = [
+        flops / gpu.bandwidth_bytes_per_s
+        for gpu in gpu_models()
+        for precision, flops in gpu.peak_flops_per_s.items()
+        if precision in (Precision.BF16, Precision.FP16)
+    ]
+    assert max(per_byte) < SMALLEST_STEP
 
 
 def test_every_check_is_seen_to_turn() -> None:
