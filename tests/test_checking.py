@@ -144,8 +144,10 @@ def test_check_refuses_a_directory_as_a_log(tmp_path: Path) -> None:
 
 
 # Without the requests that it refused while it was recorded.
-PAGE = body("vllm-0.32.0").replace(
-    b'reason="max_num_queued_reqs"} 12.0', b'reason="max_num_queued_reqs"} 0.0'
+PAGE = (
+    body("vllm-0.32.0")
+    .replace(b'reason="max_num_queued_reqs"} 12.0', b'reason="max_num_queued_reqs"} 0.0')
+    .replace(b'status="5xx"} 12.0', b'status="5xx"} 0.0')
 )
 
 
@@ -192,6 +194,13 @@ def test_a_line_that_fails_is_in_the_exit_code(vllm: EngineServer) -> None:
     assert result.exit_code == 1
     assert "fail    prefix caching       off" in result.stdout
     assert "1 fail" in result.stdout.splitlines()[-1]
+
+
+def test_a_503_of_the_admission_is_refused_and_has_not_failed(vllm: EngineServer) -> None:
+    vllm.answers("/metrics", body("vllm-0.32.0"))
+    lines = json.loads(audit(vllm.url, "--json").stdout)["lines"]
+    (line,) = (line for line in lines if line["check"] == "refused requests")
+    assert line["seen"] == "12 of 23 (52.2 %) since the engine's start"
 
 
 def test_limits_of_the_settings_are_those_of_the_edges(vllm: EngineServer, tmp_path: Path) -> None:
