@@ -10,9 +10,9 @@ from tests.analysis.causes.confusion import (
     UNSEEN,
     VIEWS,
     counts_of,
-    explained,
     row,
 )
+from tests.analysis.causes.counterfactual import explained
 from tests.analysis.causes.fault_runs import simulated
 from tests.analysis.causes.faults import HELD_OUT, SLOW_UNSEEN, TUNED
 
