@@ -1,12 +1,14 @@
 """What the agent knows of requests to a vLLM with the plugin: no spans, no proxy, no option.
 
-The plugin's stat logger adds the middleware by itself.
+The plugin's stat logger adds the middleware by itself, to each of two API servers.
 """
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.timeout(900)
 ENGINE = "engine-0"
 KEY = "sk-test"
 ROW_WITHIN_S = 30.0
+STREAMS = 200
 
 Row = dict[str, Any]
 CHAT = {"messages": [{"role": "user", "content": "hello there"}]}
@@ -87,6 +90,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         spans=None,
         extra=["--api-key", KEY, "--max-model-len", "2048"],
         environment=plugin | place,
+        api_servers=2,
     )
     with AgentProcess.without_file(
         folder, AgentPorts.free(), engine.url, place | {"GOODPUT_AGENT_SOCKET": "auto"}
@@ -223,6 +227,36 @@ def test_other_routes_are_counted(watched: Watched) -> None:
     assert eventually(counted, within_s=ROW_WITHIN_S, what="the routes")
 
 
+def test_of_200_streams_at_once_each_has_its_text_and_a_row_whichever_server_took_it(
+    watched: Watched,
+) -> None:
+    body = {"prompt": "abc", "temperature": 0, **STREAMED}
+
+    def stream(number: int) -> str:
+        return text_of(watched.ask("/v1/completions", f"many-{number}", body))
+
+    alone = stream(200)
+    with ThreadPoolExecutor(STREAMS) as pool:
+        assert {*pool.map(stream, range(STREAMS))} == {alone}
+
+    def rows() -> list[Row]:
+        found = [row for row in watched.api.requests() if row["request_id"].startswith("many-")]
+        return found if len(found) > STREAMS else []
+
+    found = eventually(rows, within_s=ROW_WITHIN_S, what="a row of each stream")
+    assert {row["request_id"] for row in found} == {f"many-{n}" for n in range(STREAMS + 1)}
+    assert len(found) == STREAMS + 1
+    assert {(row["vantage"], row["output_tokens"]) for row in found} == {("joined", 12)}
+    assert watched.metric("llm_engine_plugin_dropped_total") in (0, None)
+
+
+def text_of(response: requests.Response) -> str:
+    *events, done = [line for line in response.iter_lines() if line]
+    assert done == b"data: [DONE]"
+    parsed = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    return "".join(choice["text"] for event in parsed for choice in event["choices"])
+
+
 def test_open_requests_are_known_and_fail_when_the_front_dies(watched: Watched) -> None:
     """The last test of its engine."""
     body = {**CHAT, **STREAMED, "max_tokens": 1900}
@@ -238,7 +272,8 @@ def test_open_requests_are_known_and_fail_when_the_front_dies(watched: Watched) 
             what="three open requests",
         )
         died_at = time.time()
-        os.kill(watched.engine.front_pid, signal.SIGKILL)
+        for pid in watched.engine.api_server_pids:
+            os.kill(pid, signal.SIGKILL)
     for number in range(3):
         row = watched.row(f"died-{number}")
         assert (row["status"], row["error"], row["verdict"]) == ("error", "front_died", "missed")

