@@ -102,9 +102,10 @@ def plugin_is_heard(engine: Vllm, agent: AgentProcess) -> bool:
 def test_an_engine_that_was_started_well_passes(engine: Vllm, watch: Watch) -> None:
     audited = watch.audit(engine.url)
     findings = audited.findings()
-    # Other tests have sent the engine requests that it refuses, and the first ones after its start.
-    assert findings["warm-up"] in (PASS, WARN)
-    del findings["refused requests"], findings["warm-up"]
+    # Other tests have sent the engine requests that it refuses, more than it runs at once, and the
+    # first ones after its start.
+    assert {findings["warm-up"], findings["queue"]} <= {PASS, WARN}
+    del findings["refused requests"], findings["warm-up"], findings["queue"]
     assert {name for name, finding in findings.items() if finding == UNKNOWN} == GPU_CHECKS
     assert {name for name, finding in findings.items() if finding == WARN} == {"graceful stop"}
     assert FAIL not in findings.values()
