@@ -16,7 +16,7 @@ from agent.analysis.setup_steps import (
 from agent.app.engine_setup import proxy_url, target_of
 from agent.catalog.engine_flags import NO_STATISTICS
 from agent.errors import SettingsInvalid
-from agent.records.audit import AuditEvidence
+from agent.records.audit import AuditEvidence, EvidencePart
 from agent.records.gpu import GpuSample
 from agent.settings import EngineSettings, Settings
 
@@ -72,6 +72,7 @@ def steps_of_evidence(
             gpus=tuple(sorted(gpu.index for gpu in evidence.gpus or ())),
             log=None if log is None else str(log),
             model_config=None if config is None else str(config),
+            model_problem=None if config is None else evidence.unread.get(EvidencePart.WEIGHTS),
             priced=priced,
         )
     )

@@ -43,7 +43,12 @@ from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.live_engine import LiveEngine, outside_s
 from agent.sources.host.processes import EngineProcesses, ProcessLocator, read_processes
 from agent.sources.host.source import process_locator
-from agent.sources.model_config import read_model
+from agent.sources.model_config import (
+    ArchitectureUnknown,
+    read_model,
+    read_weights,
+    weights_text,
+)
 from agent.terminal import TerminalConsole, echo
 
 _MOST_ROWS = 1000
@@ -172,9 +177,13 @@ def _model(
     by_flag = None if line is None else _AT_START.get(line.flags.get("--quantization", ""))
     try:
         return read_model(configured.model_config_path, dtype=configured.dtype or by_flag)
+    except ArchitectureUnknown as error:
+        weights = read_weights(configured.model_config_path, error)
+        text = str(error) if weights is None else weights_text(error, weights)
+        unread[EvidencePart.WEIGHTS] = text
     except AgentError as error:
         unread[EvidencePart.WEIGHTS] = str(error)
-        return None
+    return None
 
 
 def _agent_of(options: AuditOptions) -> tuple[str, Path | None]:

@@ -189,6 +189,7 @@ class Counted:
     summaries: Mapping[str, dict[str, Any]]
     rows: Mapping[str, dict[str, Any]]
     page: str
+    setups: Mapping[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,8 @@ def missed(tmp_path_factory: pytest.TempPathFactory, driver: Path) -> Counted:
     with agent_of(folder, driver, engines, prices=prices) as agent:
         summaries = {name: counted(agent, name) for name in engines}
         rows = {row["engine"]: row for row in agent.api.requests()}
-        return Counted(summaries, rows, agent.api.exposition())
+        setups = {each["engine"]: each for each in agent.api.items("/api/v1/setup", {})}
+        return Counted(summaries, rows, agent.api.exposition(), setups)
 
 
 def test_missed_minutes_are_computed_at_the_start_as_computed_by_hand(missed: Counted) -> None:
@@ -257,6 +259,14 @@ def test_the_files_of_an_unknown_architecture_tell_the_bytes_of_decode(missed: C
     assert (summary["mfu"], summary["mbu"], summary["efficiency"]["prefill"]) == (None, None, None)
     assert (row["decode_flops"], row["prefill_flops"]) == (None, None)
     assert summary["cost"]["methods"] == ["tokens"]
+
+
+def test_the_setup_says_what_the_files_of_an_unknown_architecture_give(missed: Counted) -> None:
+    steps = {step["name"]: step for step in missed.setups["strange"]["steps"]}
+    (action,) = steps["model config"]["actions"]
+    assert action["where"] == (
+        "the architecture 'strange' is unknown, and MFU with it; its files give MBU of decode"
+    )
 
 
 def test_a_price_of_a_gpu_product_applies_to_an_engine_without_one(missed: Counted) -> None:
@@ -395,7 +405,10 @@ def test_unreadable_models_are_reported_and_the_agent_keeps_running(
     with agent_of(tmp_path, driver, engines) as agent:
         page = agent.api.exposition()
         summary = agent.api.summary()
+        setups = agent.api.items("/api/v1/setup", {"engine": "strange"})
     assert (summary["mfu"], summary["mbu"]) == (None, None)
+    steps = {step["name"]: step for step in setups[0]["steps"]}
+    assert UNREADABLE["strange"][1] in steps["model config"]["actions"][0]["where"]
     missing = "llm_agent_figures_missing_total"
     for name, (_, message) in UNREADABLE.items():
         assert total(page, missing, engine=name, reason="model_config") == 1

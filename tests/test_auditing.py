@@ -295,6 +295,22 @@ def test_the_format_of_weights_is_that_of_the_configured_model_or_unknown_with_t
     assert (plain.compute, narrow.compute) == (Precision.BF16, Precision.FP8)
 
 
+def test_of_an_unknown_architecture_the_step_says_what_its_files_give(
+    vllm: EngineServer, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"model_type": "strange", "num_hidden_layers": 2, "torch_dtype": "bfloat16"})
+    )
+    said = steps_of(vllm, model_config=config)["model config"].actions[0].where
+    assert said.startswith("the model architecture 'strange' is unknown")
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    index = {"metadata": {"total_size": 1000}, "weight_map": dict.fromkeys(names, "model-1")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = steps_of(vllm, model_config=config)["model config"].actions[0].where
+    assert said.startswith("the architecture 'strange' is unknown, and MFU with it; its files")
+
+
 def completes(vllm: EngineServer, api: Api, lead_s: float = 0.0, *, in_front: bool = False) -> None:
     """The engine completes a request, and its row comes with a clock that is ahead: that of its
     span, or that of its front."""

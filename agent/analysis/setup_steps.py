@@ -48,7 +48,8 @@ class SetupFacts:
     known yet. `failure` is why its metrics cannot be
     read. A `remote` engine is on another machine. `proxy_url` is the proxy's own address. `gpus`
     are the indexes of the GPUs that the agent reads, None if its settings have no source of GPUs.
-    An engine can be `priced` without a cost: while the number of its GPUs is unknown.
+    `model_problem` is why `model_config` gives not all that it could. An engine can be `priced`
+    without a cost: while the number of its GPUs is unknown.
     """
 
     engine: str
@@ -69,6 +70,7 @@ class SetupFacts:
     gpus: tuple[int, ...] | None = ()
     log: str | None = None
     model_config: str | None = None
+    model_problem: str | None = None
     priced: bool = False
 
 
@@ -256,7 +258,8 @@ def _price(facts: SetupFacts) -> Actions:
 
 def _model_config(facts: SetupFacts) -> Actions:
     if facts.model_config is not None:
-        return (SetupAction(f"{facts.model_config} cannot be read: see the agent's log"),)
+        unread = f"{facts.model_config} cannot be read: see the agent's log"
+        return (SetupAction(facts.model_problem or unread),)
     model = facts.model
     if model is not None and model.startswith("/"):
         return (_setting(facts, "model_config", f"{model.rstrip('/')}/config.json"),)

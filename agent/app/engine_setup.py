@@ -254,6 +254,7 @@ class EngineSetups:
             gpus=self._indexes(),
             log=None if log is None else str(log),
             model_config=None if config is None else str(config),
+            model_problem=self._efficiency.model_problem(engine.name),
             priced=self._has_price(engine.name),
         )
 

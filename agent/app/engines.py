@@ -43,7 +43,12 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.fetch import HealthProbe, open_session
 from agent.sources.host.source import HostSource
-from agent.sources.model_config import ArchitectureUnknown, read_model, read_weights
+from agent.sources.model_config import (
+    ArchitectureUnknown,
+    read_model,
+    read_weights,
+    weights_text,
+)
 from agent.sources.nvml.source import NvmlSource
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
@@ -182,6 +187,7 @@ class EfficiencyJobs:
         self._gpus = gpus
         self._meter = meter
         self._missing: set[tuple[str, str]] = set()
+        self._model_problems: dict[str, str] = {}
         prices = settings.price_list()
         # At once: their file systems may hang, each for seconds.
         with ThreadPoolExecutor(32) as readers:
@@ -198,6 +204,10 @@ class EfficiencyJobs:
     def has_model(self, engine: str) -> bool:
         """Whether the engine's model could be read."""
         return engine in self._with_model
+
+    def model_problem(self, engine: str) -> str | None:
+        """Why not all of the engine's model is known; None if it is, or if no file was read."""
+        return self._model_problems.get(engine)
 
     def _job(
         self, engine: EngineSettings, model: ModelShape | StoredWeights | None, prices: PriceList
@@ -248,11 +258,11 @@ class EfficiencyJobs:
         try:
             model = read_model(path, dtype=engine.dtype, cache_bits=cache_bits)
         except ArchitectureUnknown as error:
-            self._figures_missing(engine.name, FiguresMissing.MODEL_CONFIG, str(error))
+            self._model_is_unknown(engine.name, error)
             # A configured format is not that of the files.
             return self._weights(engine.name, path, error) if engine.dtype is None else None
         except AgentError as error:
-            self._figures_missing(engine.name, FiguresMissing.MODEL_CONFIG, str(error))
+            self._model_is_unknown(engine.name, error)
             return None
         for remark in model.remarks:
             _LOG.info("engine %s: %s", engine.name, remark)
@@ -262,11 +272,17 @@ class EfficiencyJobs:
         self, engine: str, path: Path, unknown: ArchitectureUnknown
     ) -> StoredWeights | None:
         weights = read_weights(path, unknown)
+        if weights is not None:
+            self._model_problems[engine] = weights_text(unknown, weights)
         if weights is not None and weights.why_unknown is not None:
             _LOG.warning("engine %s: MBU of decode is unknown: %s", engine, weights.why_unknown)
         elif weights is not None:
             _LOG.info("engine %s: %s", engine, "; ".join(weights.remarks))
         return weights
+
+    def _model_is_unknown(self, engine: str, error: AgentError) -> None:
+        self._model_problems[engine] = str(error)
+        self._figures_missing(engine, FiguresMissing.MODEL_CONFIG, str(error))
 
     def _figures_missing(self, engine: str, reason: FiguresMissing, why: str) -> None:
         """Log and count once why figures of an engine are unknown or doubtful."""

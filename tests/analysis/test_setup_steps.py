@@ -194,6 +194,8 @@ def test_what_the_settings_have_already_is_not_asked_for() -> None:
     unread = replace(PLAIN, log="/var/log/a.log", model_config="/m/config.json")
     assert "/var/log/a.log cannot be read" in texts(unread, StepName.LOG)
     assert "/m/config.json cannot be read" in texts(unread, StepName.MODEL_CONFIG)
+    partly = replace(unread, model_problem="the architecture 'strange' is unknown")
+    assert texts(partly, StepName.MODEL_CONFIG) == partly.model_problem
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from agent.sources.model_config.config import (
     ModelConfigInvalid,
     QuantisationUnknown,
 )
-from agent.sources.model_config.reading import read_model, read_weights
+from agent.sources.model_config.reading import read_model, read_weights, weights_text
 
 __all__ = [
     "ArchitectureUnknown",
@@ -15,4 +15,5 @@ __all__ = [
     "QuantisationUnknown",
     "read_model",
     "read_weights",
+    "weights_text",
 ]

@@ -223,6 +223,13 @@ def read_weights(path: Path, unknown: ArchitectureUnknown) -> StoredWeights | No
     return stored_weights(file.parent, unknown.name, keys)
 
 
+def weights_text(unknown: ArchitectureUnknown, weights: StoredWeights) -> str:
+    """One sentence about a model of which only the files' weights are known."""
+    found = weights.why_unknown
+    mbu = "give MBU of decode" if found is None else f"do not give MBU of decode: {found}"
+    return f"the architecture {unknown.name!r} is unknown, and MFU with it; its files {mbu}"
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return in_time(path, path.is_dir)
