@@ -37,6 +37,11 @@ def _layers(keys: Keys) -> range:
     return range(count)
 
 
+def _renamed(given: Keys, names: Mapping[str, str]) -> dict[str, Any]:
+    """The keys that a file gives under other names, by our names."""
+    return {ours: given[theirs] for theirs, ours in names.items() if given.get(theirs) is not None}
+
+
 def _experts_after(keys: Keys, first: int) -> list[str]:
     return ["dense" if number < first else "sparse" for number in _layers(keys)]
 
@@ -107,7 +112,7 @@ def _kimi_linear(keys: Keys) -> dict[str, Any]:
         "short_conv_kernel_size": "conv_kernel",
         "use_full_rank_gate": "use_full_rank_gate",
     }
-    found = {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
+    found = _renamed(given, names)
     if keys.get("mlp_layer_types") is None:
         found["mlp_layer_types"] = _experts_after(keys, keys.get("first_k_dense_replace", 1))
     if keys.get("layer_types") is None:
@@ -133,7 +138,7 @@ def _minimax_m3(keys: Keys) -> dict[str, Any]:
         "sparse_block_size": "index_block_size",
         "sparse_topk_blocks": "index_topk_blocks",
     }
-    found = {ours: sparse[theirs] for theirs, ours in names.items() if theirs in sparse}
+    found = _renamed(sparse, names)
     if keys.get("layer_types") is None:
         listed = sparse.get("sparse_attention_freq") or [0 for _ in _layers(keys)]
         found["layer_types"] = ["minimax_m3_sparse" if each else FULL for each in listed]
@@ -300,7 +305,7 @@ def _hy_v3(keys: Keys) -> dict[str, Any]:
         "expert_hidden_dim": "moe_intermediate_size",
         "first_k_dense_replace": "first_k_dense_replace",
     }
-    return {ours: keys[name] for name, ours in names.items() if keys.get(name) is not None}
+    return _renamed(keys, names)
 
 
 def _minicpm3(keys: Keys) -> dict[str, Any]:

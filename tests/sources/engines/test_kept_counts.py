@@ -90,6 +90,36 @@ def test_what_a_part_had_counted_is_kept(
     assert restart_between(samples[-2], samples[-1]) is None
 
 
+def fallen(fell: int, *, zeros: int = 0) -> EngineSample:
+    """Beside a rank that goes on, as many of another one's counters fell; some were always zero."""
+
+    def counts(of_rank_0: Sequence[float]) -> bytes:
+        ranks = {"1": [9.0] * len(names), "0": of_rank_0}
+        return "".join(
+            f'vllm:{name}{{engine="{rank}",model_name="m"{rest}}} {value}\n'
+            for rank, values in ranks.items()
+            for (name, rest), value in zip(names, values, strict=True)
+        ).encode()
+
+    names = [("generation_tokens_total", "")] + [
+        ("request_success_total", f',finished_reason="r{number}"') for number in range(5)
+    ]
+    positive = len(names) - zeros
+    before = [10.0] * positive + [0.0] * zeros
+    after = [2.0] * fell + [11.0] * (positive - fell) + [0.0] * zeros
+    return read_all([counts(before), counts(after)])[-1]
+
+
+@pytest.mark.parametrize(
+    ("fell", "zeros", "expected"),
+    [(1, 0, 9 + 2), (3, 0, 9 + 2), (4, 0, 9 + 10 + 2), (3, 1, 9 + 10 + 2)],
+)
+def test_a_rank_began_again_if_most_of_what_it_had_counted_fell(
+    fell: int, zeros: int, expected: float
+) -> None:
+    assert fallen(fell, zeros=zeros).fact(OUTPUT.name) == expected
+
+
 @pytest.mark.parametrize(("started", "after"), [(None, {"0": 3}), (9.0, {"0": 1300})])
 def test_an_engine_that_restarts_begins_at_its_own_counts(
     started: float | None, after: Mapping[str, float]
