@@ -87,9 +87,10 @@ class Script:
 class Machine:
     """How long a step takes: a roofline of each of its two parts.
 
-    The linear layers read all weights once, or compute `flops_per_token` for each token, whichever
-    takes longer. Attention reads the KV values of each context, or computes two products with them.
-    Then there are the time to launch a step, and the time to sample for each request.
+    The linear layers read all weights once, and compute for each token. Attention reads the KV
+    values of each context, and computes two products with them. Reading and computing overlap: with
+    `overlap` 1 not at all, and the larger it is, the more the longer of both counts alone. Then
+    there are the time to launch a step, and the time to sample for each request.
     """
 
     def __init__(self, given: Json, script: Script) -> None:
@@ -104,14 +105,18 @@ class Machine:
         given = self._given
         tokens = sum(new for new, _ in work)
         products = sum(new * context for new, context in work)
-        linear_s = max(given["weights_s"], tokens * given["token_s"])
-        attention_s = max(
-            sum(context for _, context in work) * given["kv_token_s"],
-            products * given["attention_s"],
+        contexts = sum(context for _, context in work)
+        linear_s = self._overlapped_s(given["weights_s"], tokens * given["token_s"])
+        attention_s = self._overlapped_s(
+            contexts * given["kv_token_s"], products * given["attention_s"]
         )
         steady_s = linear_s + attention_s + given["launch_s"] + len(work) * given["request_s"]
         steady_s *= self._noise.lognormvariate(0.0, given["noise"])
         return self._disturbed_s(steady_s, began_s)
+
+    def _overlapped_s(self, reading_s: float, computing_s: float) -> float:
+        power: float = self._given["overlap"]
+        return float((reading_s**power + computing_s**power) ** (1 / power))
 
     def _disturbed_s(self, steady_s: float, began_s: float) -> float:
         seconds = steady_s
@@ -327,6 +332,8 @@ class Run:
         self._taken: list[Any] = []
         config = EngineArgs(**job["engine"], enable_logging_iteration_details=True)
         config = config.create_engine_config()
+        # For CPUs vLLM switches it off; on GPUs it is the default.
+        config.scheduler_config.async_scheduling = bool(job["engine"]["async_scheduling"])
         self._machine = Machine(job["machine"], self._script)
         members = {"machine": self._machine, "script": self._script, "began_at": self._began_at}
         members["drafts"] = config.num_speculative_tokens
@@ -409,9 +416,8 @@ class Run:
         """What a fault does to the engine itself."""
         at_s = Clock.now - self._began_at
         scheduler = self._core.scheduler
-        scheduler.max_num_running_reqs = scheduler.max_num_active_reqs = int(
-            min([self._places, *self._script.at("places", at_s)])
-        )
+        places = min([self._places, *self._script.at("places", at_s)])
+        scheduler.max_num_active_reqs = int(places)
         pool = scheduler.kv_cache_manager.block_pool
         wanted = round(max([0.0, *self._script.at("blocks_taken", at_s)]) * pool.num_gpu_blocks)
         more = min(wanted - len(self._taken), pool.get_num_free_blocks())

@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from goodput_agent_vllm.datagrams import HEADER, write_header
@@ -81,30 +81,34 @@ class View(StrEnum):
     PROXY = "plugin, proxy, spans and samples"
 
 
-class Recording(NamedTuple):
+class Recording:
     """A run as the driver wrote it."""
 
-    scenario: Scenario
-    factors: _Factors
-    written: Json
+    def __init__(self, scenario: Scenario, factors: _Factors, written: Json) -> None:
+        self.scenario = scenario
+        self.factors = factors
+        self.written = written
 
     def sight(self, view: View) -> Sight:
         """What an agent with this view sees of it."""
-        began_at = self.written["began_at"]
         plugin = view is not View.SAMPLES
         content = self._content(view is View.DETAILS or view is View.PROXY)
         by_id = {each.request_id: each for each in content.ended}
-        requests = [self._row(view, span, by_id) for span in self._spans()]
-        samples = _samples(self)
+        requests = [self._row(view, span, by_id) for span in self._spans]
         return Sight(
             requests=requests,
             ended={each.span_id: by_id[each.trace_id] for each in requests} if plugin else {},
             steps=content.steps if plugin else [],
-            samples=samples,
+            samples=self.samples,
             hosts=_hosts(self.written),
-            gpus=_gpus(self.factors, began_at, samples[-1].at),
+            gpus=_gpus(self.factors, self.written["began_at"], self.samples[-1].at),
             died_at=None,
         )
+
+    @cached_property
+    def samples(self) -> list[EngineSample]:
+        """The exposition as the agent reads it, and the limits on the engine's command line."""
+        return _samples(self)
 
     def _content(self, detailed: bool) -> PluginRecords:
         """The plugin's records, as its socket's reader in the agent reads them."""
@@ -122,6 +126,7 @@ class Recording(NamedTuple):
             content.ended += read.ended
         return content
 
+    @cached_property
     def _spans(self) -> list[RequestRecord]:
         """The engine's spans, as the agent's receiver reads them."""
         export = ExportTraceServiceRequest()
@@ -182,12 +187,11 @@ def _seen_outside(span: RequestRecord, network_s: float) -> RequestRecord:
 
 
 def _samples(run: Recording) -> list[EngineSample]:
-    """The exposition as the agent reads it, and the limits on the engine's command line."""
     dialect = DIALECTS["vllm"]
     wanted = wanted_series([dialect])
     samples = []
     began_at = run.written["began_at"]
-    engine = run.scenario.job(run.factors)["engine"]
+    engine = run.scenario.arguments(run.factors)
     for at, text in run.written["expositions"]:
         found = translate(read_exposition(text.encode(), wanted), [dialect])
         facts = dict(found.facts)
@@ -209,7 +213,7 @@ def _samples(run: Recording) -> list[EngineSample]:
 def _places(run: Recording, at_s: float) -> float:
     fewer = [strength for factor in run.factors for name, strength in factor.script
              if name == "places" and FACTOR_FROM_S <= at_s < FACTOR_UNTIL_S]  # fmt: skip
-    return float(min([run.scenario.job(run.factors)["engine"]["max_num_seqs"], *fewer]))
+    return float(min([run.scenario.arguments(run.factors)["max_num_seqs"], *fewer]))
 
 
 def _hosts(written: Json) -> list[HostSample]:
@@ -264,9 +268,21 @@ def recorded(wanted: Iterable[tuple[Scenario, _Factors]]) -> list[Recording]:
     every = [(scenario, factors, _job(scenario, factors)) for scenario, factors in wanted]
     _run([job for _, _, job in every if not Path(job["to"]).exists()])
     return [
-        Recording(scenario, factors, msgspec.msgpack.decode(Path(job["to"]).read_bytes()))
-        for scenario, factors, job in every
+        Recording(scenario, factors, _read(Path(job["to"]))) for scenario, factors, job in every
     ]
+
+
+def again(scenario: Scenario, factors: _Factors = ()) -> Json:
+    """What the driver writes of a run, whether it is kept or not."""
+    with tempfile.TemporaryDirectory() as folder:
+        to = Path(folder) / "again.msgpack"
+        _run([_job(scenario, factors) | {"to": str(to)}])
+        return _read(to)
+
+
+def _read(path: Path) -> Json:
+    written: Json = msgspec.msgpack.decode(path.read_bytes())
+    return written
 
 
 def _job(scenario: Scenario, factors: _Factors) -> Json:
@@ -296,6 +312,8 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    # The order of sets must be the same each time.
+    "PYTHONHASHSEED": "0",
     # The model has no weights here, and so no limit of its own.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
 }

@@ -7,7 +7,7 @@ factor changes the requests that it is about, and no others.
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # Before the factor, for what is usual; then the factor; then time for its last requests.
@@ -26,6 +26,7 @@ class Machine:
     attention_s: float
     launch_s: float = 0.001
     request_s: float = 0.00005
+    overlap: float = 6.0
     noise: float = 0.02
     # How much of a step the core's main thread runs.
     processor_share: float = 0.3
@@ -105,7 +106,8 @@ class Factor:
     fields change requests. `load` times as many requests come. `long_share` of them have a part of
     their own of `long_tokens`, and no cache knows these. `outputs` times as many tokens are
     generated. `new_tenant` more requests, as a share, come of a tenant whose prompts all differ.
-    Each prompt takes `front_s` longer to tokenise. `engine` are arguments of the engine that hold
+    With `changed` each prompt begins otherwise, as with the time of day in its first line. Each
+    prompt takes `front_s` longer to tokenise. `engine` are arguments of the engine that hold
     during the whole run.
     """
 
@@ -119,6 +121,7 @@ class Factor:
     long_tokens: int = 0
     outputs: float = 1.0
     new_tenant: float = 0.0
+    changed: bool = False
     front_s: float = 0.0
     engine: Mapping[str, Any] = field(default_factory=dict)
 
@@ -139,13 +142,17 @@ class Scenario:
     def __hash__(self) -> int:
         return hash((self.name, self.seed))
 
-    def job(self, factors: tuple[Factor, ...]) -> Json:
-        """What the driver needs to run it with these factors."""
+    def arguments(self, factors: tuple[Factor, ...]) -> Json:
+        """The engine's arguments with these factors."""
         engine = dict(self.engine)
         for factor in factors:
             engine |= factor.engine
+        return engine
+
+    def job(self, factors: tuple[Factor, ...]) -> Json:
+        """What the driver needs to run it with these factors."""
         return {
-            "engine": engine,
+            "engine": self.arguments(factors),
             "machine": asdict(self.machine) | {"seed": self.seed},
             "requests": sorted(_requests(self, factors), key=lambda each: each["queued_s"]),
             "script": _script(factors, self.seed),
@@ -215,6 +222,9 @@ def _requests(scenario: Scenario, factors: tuple[Factor, ...]) -> Iterator[Json]
             for factor in factors:
                 output_tokens = round(output_tokens * factor.outputs)
                 front_s += factor.front_s
+                if factor.changed:
+                    first = arrival.number + 30_000_000
+                    prompt = [[first, sum(tokens for _, tokens in prompt)]]
                 if long_draw < factor.long_share:
                     prompt = [[arrival.number + 50_000_000, factor.long_tokens]]
         front_s += 4e-6 * sum(tokens for _, tokens in prompt)
@@ -278,7 +288,11 @@ LARGE = Scenario(
 )
 DOCUMENTS = Scenario(
     name="documents, 14B on one A100",
-    machine=machine(weights=14e9, layers=48, hidden=5120, kv_bytes=196_608, gpus=1, of=A100),
+    # As if each kernel read first and computed then: a step is linear in its tokens.
+    machine=replace(
+        machine(weights=14e9, layers=48, hidden=5120, kv_bytes=196_608, gpus=1, of=A100),
+        overlap=1.0,
+    ),
     traffic=Traffic(
         per_s=1.6,
         tenants=(400, 400, 400),
@@ -306,7 +320,7 @@ DRAFTING = Scenario(
     engine={
         **_ENGINE,
         # Drafts from the prompt: this vLLM schedules them one step at a time.
-        "async_scheduling": None,
+        "async_scheduling": False,
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
         "max_num_seqs": 256,
         "max_num_batched_tokens": 4096,
@@ -354,7 +368,7 @@ def loaded(times: float) -> Factor:
 def long_prompts(share: float, tokens: int) -> Factor:
     """A share of the requests has long prompts."""
     return Factor(
-        name=f"{share:.0%} long prompts of {tokens}",
+        name=f"{share:.0%} long prompts",
         long_share=share,
         long_tokens=tokens,
         causes=_LONG,
@@ -377,15 +391,26 @@ def strangers(share: float) -> Factor:
 def blocks_taken(share: float) -> Factor:
     """A share of the KV cache is not there."""
     causes = frozenset(("kv_pressure", "preemption"))
-    return Factor(
-        name=f"KV cache {1 - share:.0%}", script=(("blocks_taken", share),), causes=causes
-    )
+    return Factor(name="small KV cache", script=(("blocks_taken", share),), causes=causes)
+
+
+def engine_blocks(number: int) -> Factor:
+    """The engine has a small KV cache all the time."""
+    causes = frozenset(("kv_pressure", "preemption"))
+    arguments = {"num_gpu_blocks_override": number}
+    return Factor(name="a smaller GPU", engine=arguments, causes=causes)
+
+
+def engine_places(number: int) -> Factor:
+    """The engine runs few requests at once all the time."""
+    causes = frozenset(("sequence_cap",))
+    return Factor(name="low --max-num-seqs", engine={"max_num_seqs": number}, causes=causes)
 
 
 def places(number: int) -> Factor:
     """The engine runs few requests at once."""
     causes = frozenset(("sequence_cap",))
-    return Factor(name=f"{number} places", script=(("places", number),), causes=causes)
+    return Factor(name="few places", script=(("places", number),), causes=causes)
 
 
 def stalls(every_s: float) -> Factor:
@@ -410,6 +435,10 @@ def slow_tokeniser(seconds: float) -> Factor:
     )
 
 
+# Blocks that no request uses are evicted at once.
 CACHE_LOST = Factor(
-    name="cache lost", script=(("cache_lost", 1.0),), causes=frozenset(("cache_miss",))
+    name="unused prefixes evicted",
+    script=(("cache_lost", 1.0),),
+    causes=frozenset(("cache_miss",)),
 )
+PREFIXES_CHANGED = Factor(name="prefixes changed", changed=True, causes=frozenset(("cache_miss",)))
