@@ -28,9 +28,9 @@ AgentUrl = Annotated[
         "settings (`storage.publish_to`, else `storage.file`), also while the agent is down.",
     ),
 ]
-Last = Annotated[
-    str, typer.Option(metavar="LENGTH", help="Length of the window, which ends now: 1h, 24h, 30d.")
-]
+_LAST = typer.Option(metavar="LENGTH", help="Length of the window, which ends now: 1h, 24h, 30d.")
+Last = Annotated[str, _LAST]
+LastOrNone = Annotated[str | None, _LAST]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")]
 
 

@@ -1,6 +1,6 @@
 """The `report` command: the figures of a window, or its statement, for a person or a pipeline."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from shutil import get_terminal_size
@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from agent.analysis.cost.bill import StatementLine, statement
-from agent.command_options import AgentUrl, AsJson, ConfigFile, Last, TokenFile, write_text
+from agent.command_options import (
+    AgentUrl,
+    AsJson,
+    ConfigFile,
+    LastOrNone,
+    TokenFile,
+    write_text,
+)
 from agent.errors import SettingsInvalid
 from agent.outputs.report.document import (
     READS,
@@ -85,9 +92,24 @@ Width = Annotated[
 OutputFile = Annotated[Path | None, typer.Option(help="Write to this file.", dir_okay=False)]
 
 
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="MOMENT",
+        help="Begin of the window: 2026-11-28T02:10, Unix seconds, or as in now-8h. Times are UTC.",
+    ),
+]
+Until = Annotated[
+    str | None, typer.Option(metavar="MOMENT", help="End of the window, now if it is absent.")
+]
+
+
 def report(
     *,
-    last: Last = "1h",
+    last: LastOrNone = None,
+    begin: From = None,
+    until: Until = None,
     shape: Shape = ReportFormat.TEXT,
     json: AsJson = False,
     as_statement: AsStatement = False,
@@ -100,21 +122,24 @@ def report(
 ) -> None:
     """Report on the last hour or another window: objectives, latency, causes, cost, events.
 
-    Examples: `report --last 24h --format html --output day.html`, and
+    Examples: `report --last 24h --format html --output day.html`,
+    `report --from 2026-11-28T02:10 --until 2026-11-28T02:40`, and
     `report --statement --by tenant --last 30d --format csv`.
     """
     shape = ReportFormat.JSON if json else shape
     if shape is ReportFormat.CSV and not as_statement:
         raise SettingsInvalid(["--format csv: only a statement is a table; add --statement"])
+    asked = {"window": last, "from": begin, "until": until}
+    window = {name: value for name, value in asked.items() if value} or {"window": "1h"}
     columns = width or get_terminal_size((100, 24)).columns
     reads = 2 if as_statement else READS
     from agent.agent_api import open_figures
 
     with open_figures(url, config, token_file) as read, progress_bar("reading", reads) as done:
         if as_statement:
-            made = _statement(read, last, by, shape, done, columns=columns)
+            made = _statement(read, window, by, shape, done, columns=columns)
         else:
-            made = _report(read, last, shape, done, columns=columns)
+            made = _report(read, window, shape, done, columns=columns)
     if output is None:
         echo(made, nl=False)
     else:
@@ -123,9 +148,14 @@ def report(
 
 
 def _report(
-    read: ReadApi, last: str, shape: ReportFormat, done: Callable[[], None], *, columns: int
+    read: ReadApi,
+    window: Mapping[str, str],
+    shape: ReportFormat,
+    done: Callable[[], None],
+    *,
+    columns: int,
 ) -> str:
-    figures = read_figures(read, last, done)
+    figures = read_figures(read, window, done)
     if shape is ReportFormat.JSON:
         return as_json(figures)
     return _written(document_of(figures), shape, columns)
@@ -139,16 +169,16 @@ def _written(document: ReportDocument, shape: ReportFormat, columns: int) -> str
 
 def _statement(
     read: ReadApi,
-    last: str,
+    window: Mapping[str, str],
     by: StatementBy,
     shape: ReportFormat,
     done: Callable[[], None],
     *,
     columns: int,
 ) -> str:
-    groups = read("breakdown", by=by.value, window=last, cost="true", limit=_MOST_GROUPS)
+    groups = read("breakdown", by=by.value, **window, cost="true", limit=_MOST_GROUPS)
     done()
-    summary = read("summary", window=last)
+    summary = read("summary", **window)
     done()
     lines = statement(by.value, groups_of(groups), bill_of(summary))
     warnings, notes = list(warnings_of(summary)), list(_notes(summary, groups))

@@ -38,7 +38,7 @@ def run() -> bool:
 def _reported(file: Path) -> tuple[float, int]:
     began = time.perf_counter()
     with stored_api(settings_of(None, {"GOODPUT_STORAGE__FILE": str(file)})) as read:
-        figures = read_figures(read, "24h", lambda: None)
+        figures = read_figures(read, {"window": "24h"}, lambda: None)
     html_page(document_of(figures))
     return time.perf_counter() - began, figures.summary["requests"]
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agent.cli import main
-from agent.errors import SettingsInvalid
+from agent.errors import AgentError, SettingsInvalid
 from tests.outputs.api.serving import Api, open_api
 from tests.outputs.report.reported import filled, invoiced
 from tests.real_parts.ports import free_port
@@ -92,6 +92,22 @@ def test_the_report_of_an_agent_is_that_of_its_figures(api: Api) -> None:
     assert values["summary"] == api.query("summary", window="2h")
     page = reported("--last", "2h", "--width", "80", "--url", api.url).stdout
     assert re.search(rf"requests +{values['summary']['requests']}\n", page)
+
+
+def test_a_report_is_of_any_window_of_the_past(api: Api) -> None:
+    filled(api)
+    asked = ("--from", "now-2h", "--until", "now-1m", "--url", api.url)
+    values: dict[str, Any] = json.loads(reported(*asked, "--json").stdout)
+    past = {"from": "now-2h", "until": "now-1m"}
+    assert values["summary"] == api.query("summary", **past)
+    assert values["summary"]["requests"]
+    assert sum(step["requests"] for step in values["steps"]) == values["summary"]["requests"]
+    assert values["objectives"] == api.query("objectives", **past)["items"]
+    lines = reported(*asked, "--statement", "--format", "json").stdout
+    assert json.loads(lines)["by"] == "tenant"
+    mistake = reported("--from", "yesterday", "--url", api.url)
+    assert isinstance(mistake.exception, SettingsInvalid | AgentError)
+    assert "from: 'yesterday' is not a moment" in str(mistake.exception)
 
 
 def test_a_report_of_a_database_needs_no_agent(api: Api, tmp_path: Path) -> None:

@@ -187,9 +187,9 @@ class RollupQueries:
     def _first_data(self, connection: Connection, source: DataSource) -> float | None:
         return first_data_at(connection, source)
 
-    def grid_s(self, length_s: float) -> int:
-        """The grid, in seconds, on which a window of this length must begin and end."""
-        kept = (width for width, keep_s in KEEP_S.items() if length_s < keep_s - _SPARE_S)
+    def grid_s(self, age_s: float) -> int:
+        """The grid, in seconds, of windows that began so long ago: of the rollups still kept."""
+        kept = (width for width, keep_s in KEEP_S.items() if age_s < keep_s - _SPARE_S)
         return next(kept, WIDTHS_S[-1])
 
     def tally(self, window: Window, selection: Selection) -> Tally:

@@ -195,13 +195,14 @@ class StoreQueries(CauseQueries):
         limit: int,
         *,
         since: float | None = None,
+        until: float | None = None,
         agent: str | None = None,
         engine: str | None = None,
         gpu: str | None = None,
         kind: str | None = None,
         confidence: str | None = None,
     ) -> PageOf[Row]:
-        """Events after a cursor and since a Unix time, the newest first; None matches any."""
+        """Events after a cursor and between Unix times, the newest first; None matches any."""
         wanted = {"agent": agent, "engine": engine, "gpu": gpu}
         wanted |= {"kind": kind, "confidence": confidence}
         conditions = [
@@ -209,6 +210,8 @@ class StoreQueries(CauseQueries):
         ]
         if since is not None:
             conditions.append(events.c.at >= since)
+        if until is not None:
+            conditions.append(events.c.at < until)
         return self._page(events, events.c.at, conditions, after, limit)
 
     def tallies_by(
@@ -257,9 +260,12 @@ class StoreQueries(CauseQueries):
         newest = _NEWEST_OF_EACH_GPU.params(until=now + CLOCKS_DIFFER_S)
         return plain_rows(gpu_samples, self._rows_of(gpu_samples, newest))
 
-    def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """Samples of a GPU since a Unix time, after a cursor, the newest first."""
-        conditions = [gpu_samples.c.gpu == gpu, gpu_samples.c.at >= since]
+    def gpu_samples(
+        self, gpu: str, since: float, until: float, after: Cursor | None, limit: int
+    ) -> PageOf[Row]:
+        """Samples of a GPU between Unix times, after a cursor, the newest first."""
+        at = gpu_samples.c.at
+        conditions = [gpu_samples.c.gpu == gpu, at >= since, at <= until]
         return self._page(gpu_samples, gpu_samples.c.at, conditions, after, limit)
 
     def knows_gpu(self, gpu: str) -> bool:

@@ -164,12 +164,13 @@ def test_of_samples_of_one_time_the_last_stored_is_the_newest(
 def test_the_samples_of_a_gpu_come_newest_first_page_by_page(
     database: Engine, queries: StoreQueries, limit: int
 ) -> None:
-    """The window includes its start, and other GPUs are left out."""
-    for at in (-1.0, -MICROSECOND, 0.0, 1.0, 1.0, 3.0, 2.0, 4.0):
+    """The window includes its start and its end, and other GPUs are left out."""
+    for at in (-1.0, -MICROSECOND, 0.0, 1.0, 1.0, 3.0, 2.0, 4.0, 4.0 + MICROSECOND):
         store_samples(
             database, [gpu_sample(NOON + at, gpu) for gpu in ("GPU-0", "GPU-1", "GPU-10")]
         )
-    read = list(pages(lambda cursor: queries.gpu_samples("GPU-1", NOON, cursor, limit)))
+    until = NOON + 4.0
+    read = list(pages(lambda cursor: queries.gpu_samples("GPU-1", NOON, until, cursor, limit)))
     rows = [row for page in read for row in page.items]
     assert [row["at"] - NOON for row in rows] == [4.0, 3.0, 2.0, 1.0, 1.0, 0.0]
     assert {row["gpu"] for row in rows} == {"GPU-1"}

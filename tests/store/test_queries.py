@@ -46,7 +46,7 @@ def test_an_empty_database_gives_an_empty_page(queries: StoreQueries) -> None:
     assert queries.request("request-1") == []
     assert queries.objectives_in_force() == []
     assert queries.newest_gpu_samples(NOON) == []
-    assert queries.gpu_samples("GPU-1", 0.0, None, 10) == PageOf((), None)
+    assert queries.gpu_samples("GPU-1", 0.0, NOON, None, 10) == PageOf((), None)
     assert not queries.knows_gpu("GPU-1")
 
 

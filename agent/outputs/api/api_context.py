@@ -28,8 +28,8 @@ Answer = TypeVar("Answer")
 class ApiQueries(Protocol):
     """The store's queries that the API needs."""
 
-    def grid_s(self, length_s: float) -> int:
-        """The grid on which a window of this length must lie."""
+    def grid_s(self, age_s: float) -> int:
+        """The grid, in seconds, of windows that began so long ago."""
 
     def data_from(self, window: Window, source: DataSource) -> float | None:
         """When the data begins, of one agent, engine or of all, in Unix seconds."""
@@ -86,19 +86,22 @@ class ApiQueries(Protocol):
         limit: int,
         *,
         since: float | None,
+        until: float | None,
         agent: str | None,
         engine: str | None,
         gpu: str | None,
         kind: str | None,
         confidence: str | None,
     ) -> PageOf[Row]:
-        """Events since a Unix time, or of all time, the newest first."""
+        """Events between Unix times, or of all time, the newest first."""
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
         """The newest sample of each GPU at a Unix time."""
 
-    def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """The samples of a GPU since a Unix time, the newest first."""
+    def gpu_samples(
+        self, gpu: str, since: float, until: float, after: Cursor | None, limit: int
+    ) -> PageOf[Row]:
+        """The samples of a GPU between Unix times, the newest first."""
 
     def knows_gpu(self, gpu: str) -> bool:
         """Whether any sample of this GPU is stored."""
@@ -154,3 +157,8 @@ class ApiContext:
     runbooks: Mapping[str, str]
     version: str
     simulated: bool
+
+    @property
+    def longest_row_window_s(self) -> float:
+        """How long windows may be whose rows are read."""
+        return min(self.rows_kept_s, self.longest_window_s)

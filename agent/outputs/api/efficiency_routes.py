@@ -26,14 +26,7 @@ from agent.catalog.reasons import WithoutRow
 from agent.catalog.time_units import HOUR_S
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, ListOf
-from agent.outputs.api.query_parameters import (
-    StepText,
-    WindowText,
-    selection,
-    step_s,
-    window_before,
-    window_s,
-)
+from agent.outputs.api.query_parameters import AskedWindow, StepText, asked_window, selection
 from agent.records.minute import MINUTE_LENGTH_S, Ledger, MinuteRow, total
 from agent.records.queries import Selection, Window
 
@@ -394,20 +387,21 @@ def efficiency_routes(context: ApiContext) -> APIRouter:
     @router.get("/efficiency")
     def efficiency(
         chosen: Annotated[Selection, Depends(selection)],
-        window: WindowText = "1h",
+        asked: Annotated[AskedWindow, asked_window("1h")],
         step: StepText = "1m",
     ) -> ListOf[EfficiencyStepResponse]:
         """MFU, MBU and cost by step; steps without a stored minute are left out.
 
         Empty for one tenant or objective: GPUs work for all requests at once.
         """
-        length_s = window_s(window, context.longest_window_s)
+        now, longest_s = context.now(), context.longest_window_s
 
         def steps(queries: ApiQueries) -> list[EfficiencyStepResponse]:
-            each_s = step_s(step, length_s, max(queries.grid_s(length_s), MINUTE_LENGTH_S))
+            over, each_s = asked.in_steps(
+                step, now, longest_s, lambda age_s: max(queries.grid_s(age_s), MINUTE_LENGTH_S)
+            )
             if chosen.tenant is not None or chosen.objective is not None:
                 return []
-            over = window_before(context.now(), length_s, each_s)
             return list(_efficiency_steps(queries.minutes(over, chosen, each_s), over, each_s))
 
         return ListOf[EfficiencyStepResponse](items=context.read(steps))

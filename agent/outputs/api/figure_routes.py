@@ -34,13 +34,12 @@ from agent.outputs.api.engine_counts import (
     engine_counts_of,
 )
 from agent.outputs.api.query_parameters import (
+    AskedWindow,
     Name,
     StepText,
-    WindowText,
+    asked_window,
     selection,
-    step_s,
     window_before,
-    window_s,
 )
 from agent.records.queries import (
     OF_ROWS,
@@ -96,6 +95,8 @@ class StepResponse(RequestFigures):
 
 
 Chosen = Annotated[Selection, Depends(selection)]
+LastMinutes = Annotated[AskedWindow, asked_window("5m")]
+LastHour = Annotated[AskedWindow, asked_window("1h")]
 
 
 def figure_routes(context: ApiContext) -> APIRouter:
@@ -103,21 +104,23 @@ def figure_routes(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["figures"])
 
     @router.get("/summary")
-    def summary(chosen: Chosen, window: WindowText = "5m") -> SummaryResponse:
-        """The figures of the requests that ended in the last while."""
-        length_s = window_s(window, context.longest_window_s)
-        return context.read(lambda queries: summary_over(context, queries, chosen, length_s))
+    def summary(chosen: Chosen, asked: LastMinutes) -> SummaryResponse:
+        """The figures of the requests that ended in the window: in the last while, or any."""
+        now, longest_s = context.now(), context.longest_window_s
+
+        def figures(queries: ApiQueries) -> SummaryResponse:
+            over = asked.over(now, longest_s, queries.grid_s)
+            return summary_over(context, queries, chosen, over)
+
+        return context.read(figures)
 
     @router.get("/timeseries")
-    def timeseries(
-        chosen: Chosen, window: WindowText = "1h", step: StepText = "1m"
-    ) -> ListOf[StepResponse]:
-        """The figures of the summary by step; the last step is not over yet."""
-        length_s = window_s(window, context.longest_window_s)
+    def timeseries(chosen: Chosen, asked: LastHour, step: StepText = "1m") -> ListOf[StepResponse]:
+        """The figures of the summary by step; if the window ends now, the last is not over yet."""
+        now, longest_s = context.now(), context.longest_window_s
 
         def steps(queries: ApiQueries) -> list[StepResponse]:
-            each_s = step_s(step, length_s, queries.grid_s(length_s))
-            over = window_before(context.now(), length_s, each_s)
+            over, each_s = asked.in_steps(step, now, longest_s, queries.grid_s)
             return list(_steps(queries, over, each_s, chosen))
 
         return ListOf[StepResponse](items=context.read(steps))
@@ -126,10 +129,9 @@ def figure_routes(context: ApiContext) -> APIRouter:
 
 
 def summary_over(
-    context: ApiContext, queries: ApiQueries, chosen: Selection, length_s: float
+    context: ApiContext, queries: ApiQueries, chosen: Selection, over: Window
 ) -> SummaryResponse:
-    """The figures of the requests that ended in the last `length_s`."""
-    over = window_before(context.now(), length_s, queries.grid_s(length_s))
+    """The figures of the requests that ended in a window."""
     data_from = queries.data_from(over, chosen.source)
     covered_s = over.covered_s(data_from)
     counted = engine_counts_of(queries, over, chosen)
@@ -270,8 +272,8 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
     @router.get("/breakdown")
     def breakdown(
         chosen: Chosen,
+        asked: LastMinutes,
         by: By = "input_length",
-        window: WindowText = "5m",
         limit: Most = 100,
         *,
         cost: Costs = False,
@@ -280,7 +282,7 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
         """The figures of the summary for each engine, model, tenant and so on."""
 
         def groups_of(queries: ApiQueries) -> BreakdownResponse:
-            over = _group_window(queries, by, window, context.now(), _kept_s(context, by))
+            over = _group_window(context, queries, by, asked)
             costs = queries.costs_by(by, over, chosen) if cost else {}
             causes = queries.causes_by(by, over, chosen)
             covered_s = _group_covered_s(queries, by, over, chosen)
@@ -305,20 +307,21 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
     return router
 
 
-def _kept_s(context: ApiContext, by: Dimension) -> float:
-    longest_s = context.longest_window_s
-    return min(context.rows_kept_s, longest_s) if by in OF_ROWS else longest_s
+def _group_window(
+    context: ApiContext, queries: ApiQueries, by: Dimension, asked: AskedWindow
+) -> Window:
+    if by in OF_ROWS:
+        return asked.over(context.now(), context.longest_row_window_s, _any_second)
+    return asked.over(context.now(), context.longest_window_s, queries.grid_s)
+
+
+def _any_second(_age_s: float) -> int:
+    """The grid of windows of rows."""
+    return 1
 
 
 def _stated_groups(over: Window, by: Dimension) -> dict[str, Any]:
     return {**_stated(over), "relative_error": RELATIVE_ERROR, "by": by}
-
-
-def _group_window(
-    queries: ApiQueries, by: Dimension, text: str, now: float, longest_s: float
-) -> Window:
-    length_s = window_s(text, longest_s)
-    return window_before(now, length_s, 1 if by in OF_ROWS else queries.grid_s(length_s))
 
 
 def _group_covered_s(
@@ -376,10 +379,9 @@ def length_routes(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["figures"])
 
     @router.get("/lengths")
-    def lengths(chosen: Chosen, window: WindowText = "1h") -> LengthsResponse:
+    def lengths(chosen: Chosen, asked: LastHour) -> LengthsResponse:
         """How many requests met and missed, by input and output length."""
-        length_s = window_s(window, min(context.rows_kept_s, context.longest_window_s))
-        over = window_before(context.now(), length_s, 1)
+        over = asked.over(context.now(), context.longest_row_window_s, _any_second)
         found = context.read(lambda queries: queries.verdicts_by_length(over, chosen))
         return LengthsResponse(
             **_stated(over),
@@ -401,7 +403,7 @@ Row = Mapping[str, Any]
 
 
 class BudgetResponse(BaseResponse):
-    """The error budget of an objective over its own window, which ends now."""
+    """The error budget of an objective over its own window, up to the end of the shown one."""
 
     window_s: float
     covered_s: float = Field(description="seconds of it since the stored data begins")
@@ -438,16 +440,19 @@ def objective_routes(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["figures"])
 
     @router.get("/objectives")
-    def objectives(window: WindowText = "5m", agent: Name = None) -> ListOf[ObjectiveResponse]:
-        """The objectives now in force, and their attainment in the last while.
+    def objectives(asked: LastMinutes, agent: Name = None) -> ListOf[ObjectiveResponse]:
+        """The objectives now in force, and their attainment in the window.
 
-        Attainment and budget are of the requests of all agents, or of the chosen one.
+        Attainment and budget are of the requests of all agents, or of the chosen one. The window of
+        the budget ends with the window.
         """
-        length_s = window_s(window, context.longest_window_s)
-        found = context.read(
-            lambda queries: objectives_over(queries, context.now(), length_s, agent or None)
-        )
-        return ListOf[ObjectiveResponse](items=found)
+        now, longest_s = context.now(), context.longest_window_s
+
+        def found(queries: ApiQueries) -> list[ObjectiveResponse]:
+            over = asked.over(now, longest_s, queries.grid_s)
+            return objectives_over(queries, now, over, agent or None)
+
+        return ListOf[ObjectiveResponse](items=context.read(found))
 
     return router
 
@@ -455,10 +460,19 @@ def objective_routes(context: ApiContext) -> APIRouter:
 class _CachedCounts:
     """Counts of windows, each queried once: agents of a fleet have the same objectives."""
 
-    def __init__(self, queries: ApiQueries) -> None:
-        self.grid_s = queries.grid_s
+    def __init__(self, queries: ApiQueries, now: float) -> None:
+        self._grid_s = queries.grid_s
+        self._now = now
         self._data_from = cache(queries.data_from)
         self._tally = cache(queries.tally)
+
+    def ending_with(self, over: Window, length_s: float) -> Window:
+        """The window of this length that ends with another one."""
+        if over.ends_now:
+            return window_before(over.until, length_s, self._grid_s(length_s))
+        grid_s = self._grid_s(self._now - over.until + length_s)
+        from_s = round((over.until - length_s) / grid_s) * grid_s
+        return Window(from_s=min(from_s, int(over.until)), until=over.until)
 
     def of(self, over: Window, chosen: Selection) -> tuple[float, Tally]:
         """The seconds of a window that are covered by data, and its counts."""
@@ -467,11 +481,10 @@ class _CachedCounts:
 
 
 def objectives_over(
-    queries: ApiQueries, now: float, length_s: float, agent: str | None = None
+    queries: ApiQueries, now: float, over: Window, agent: str | None = None
 ) -> list[ObjectiveResponse]:
-    """The objectives now in force of an agent or of all, and their attainment in `length_s`."""
-    over = window_before(now, length_s, queries.grid_s(length_s))
-    counts = _CachedCounts(queries)
+    """The objectives now in force of an agent or of all, and their attainment in a window."""
+    counts = _CachedCounts(queries, now)
     return [
         _objective(row, over, Selection(objective=row["name"], agent=agent), counts)
         for row in queries.objectives_in_force()
@@ -498,16 +511,15 @@ def _objective(
         undetermined=figures.undetermined,
         attainment=figures.attainment,
         violations_per_min=figures.violations_per_min,
-        budget=_budget(definition, over.until, chosen, counts),
+        budget=_budget(definition, over, chosen, counts),
         traffic=list(traffic),
     )
 
 
 def _budget(
-    definition: Row, now: float, chosen: Selection, counts: _CachedCounts
+    definition: Row, shown: Window, chosen: Selection, counts: _CachedCounts
 ) -> BudgetResponse:
-    length_s = definition["window_s"]
-    over = window_before(now, length_s, counts.grid_s(length_s))
+    over = counts.ending_with(shown, definition["window_s"])
     covered_s, tally = counts.of(over, chosen)
     found = summarise(tally, over.length_s, chosen.objective or "")
     return BudgetResponse(

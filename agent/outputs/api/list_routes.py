@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException
 from pydantic import Field
@@ -11,14 +11,14 @@ from pydantic import Field
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, Confidence, ListOf, ProblemResponse
 from agent.outputs.api.query_parameters import (
+    AskedWindow,
     CursorText,
     Limit,
     Name,
     PathName,
-    WindowText,
+    asked_window,
     cursor_of,
     cursor_text,
-    window_s,
 )
 from agent.records.queries import PageOf
 
@@ -147,14 +147,17 @@ def gpu_routes(context: ApiContext) -> APIRouter:
 
     @router.get("/gpus/{gpu:path}", responses={404: {"model": ProblemResponse}})
     def gpu(
-        gpu: PathName, window: WindowText = "1h", limit: Limit = 100, cursor: CursorText = None
+        gpu: PathName,
+        asked: Annotated[AskedWindow, asked_window("1h")],
+        limit: Limit = 100,
+        cursor: CursorText = None,
     ) -> ListOf[GpuResponse]:
         """The samples of one GPU in the window, the newest first."""
-        since = now() - window_s(window, context.longest_window_s)
+        since, until = asked.bounds(now(), context.longest_window_s)
         after = cursor_of(cursor)
 
         def samples(queries: ApiQueries) -> PageOf[Row]:
-            page = queries.gpu_samples(gpu, since, after, limit)
+            page = queries.gpu_samples(gpu, since, until, after, limit)
             if not page.items and not queries.knows_gpu(gpu):
                 raise HTTPException(404, f"no sample of GPU {gpu!r} is stored; see /api/v1/gpus")
             return page
@@ -242,6 +245,15 @@ def agent_responses(queries: ApiQueries) -> list[AgentResponse]:
     return [AgentResponse(**row, last_seen_at=row["seen_at"]) for row in queries.agents()]
 
 
+def _event_bounds(asked: AskedWindow, context: ApiContext) -> tuple[float | None, float | None]:
+    """Without a window of all time; up to now, those that a clock dated later belong to it."""
+    if not asked.given:
+        return None, None
+    now = context.now()
+    since, until = asked.bounds(now, context.longest_window_s)
+    return since, until if until < now else None
+
+
 def event_routes(context: ApiContext) -> APIRouter:
     """The route of events."""
     router = APIRouter(tags=["lists"])
@@ -254,19 +266,19 @@ def event_routes(context: ApiContext) -> APIRouter:
         gpu: Name = None,
         kind: Name = None,
         confidence: Confidence | None = None,
-        window: WindowText | None = None,
+        asked: Annotated[AskedWindow, asked_window("")],
         limit: Limit = 100,
         cursor: CursorText = None,
     ) -> ListOf[EventResponse]:
         """Events of the window, or of all time without one, the newest first."""
-        longest_s = context.longest_window_s
-        since = context.now() - window_s(window, longest_s) if window else None
+        since, until = _event_bounds(asked, context)
         after = cursor_of(cursor)
         page = context.read(
             lambda queries: queries.events(
                 after,
                 limit,
                 since=since,
+                until=until,
                 agent=agent or None,
                 engine=engine or None,
                 gpu=gpu or None,

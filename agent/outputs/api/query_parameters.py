@@ -1,9 +1,10 @@
 """Checked query parameters of the API, and its error responses: one sentence in `detail`."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import floor
+from math import ceil, floor
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
@@ -11,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator
 
+from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
 from agent.outputs.api.base_responses import ProblemResponse, Status, Verdict
 from agent.records.queries import Cursor, RequestFilter, Selection, Window
@@ -76,8 +78,13 @@ PathName = Annotated[str, AfterValidator(_without_nul)]
 # In the document alone: the refusal in `seconds` says more than that of a pattern.
 _DURATION = {"pattern": f"^{DURATION.pattern}$"}
 WindowText = Annotated[
-    str,
+    str | None,
     Query(description="length of the window, as in 5m, 1h or 30d", json_schema_extra=_DURATION),
+]
+_MOMENT = "ISO 8601 (UTC without a zone), Unix seconds, now, or as in now-2h"
+FromText = Annotated[str | None, Query(alias="from", description=f"begin of the window: {_MOMENT}")]
+UntilText = Annotated[
+    str | None, Query(description=f"end of the window, now if it is absent: {_MOMENT}")
 ]
 StepText = Annotated[
     str, Query(description="length of a step, as in 10s, 1m or 1d", json_schema_extra=_DURATION)
@@ -112,6 +119,101 @@ def step_s(text: str, length_s: float, grid_s: int) -> int:
     if length_s / step > MAX_STEPS:
         raise refuse(f"step: {text} makes more than {MAX_STEPS} steps of this window")
     return int(step)
+
+
+def moment_s(name: str, text: str, now: float) -> float:
+    """Unix seconds of a moment, or a refusal that names the parameter."""
+    try:
+        if text == "now":
+            return now
+        if text.startswith("now-"):
+            return now - duration_s(text[4:])
+        if text.isascii() and text.replace(".", "", 1).isdigit():
+            return min(float(text), LAST_MOMENT_S)
+        # A "+" of a time zone that was not escaped came as a space.
+        return _utc_s(datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text))
+    except ValueError:
+        raise refuse(f"{name}: {text!r} is not a moment; write {_MOMENT}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class AskedWindow:
+    """The window that a query asks for by at most two of length, begin and end.
+
+    Without a begin it has the `usual` length, without an end it ends now.
+    """
+
+    usual: str
+    length: str | None = None
+    begin: str | None = None
+    end: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the query says anything of its window."""
+        return bool(self.length or self.begin or self.end)
+
+    def bounds(self, now: float, longest_s: float) -> tuple[float, float]:
+        """Begin and end in Unix seconds, or a refusal."""
+        if self.length and self.begin and self.end:
+            raise refuse("window: give two of window, from and until, not all three")
+        begin = moment_s("from", self.begin, now) if self.begin else None
+        end = min(moment_s("until", self.end, now), now) if self.end else None
+        if begin is None:
+            end = now if end is None else end
+            begin = end - window_s(self.usual if self.length is None else self.length, longest_s)
+        elif end is None:
+            end = now
+            if self.length is not None:
+                end = min(begin + window_s(self.length, longest_s), now)
+        _check_bounds(begin, end, now, longest_s)
+        return begin, end
+
+    def over(self, now: float, longest_s: float, grid_of: Callable[[float], int]) -> Window:
+        """The window on the grid of the rollups that are kept since its begin."""
+        begin, end = self.bounds(now, longest_s)
+        grid_s = grid_of(now - begin)
+        return self._on_grids(begin, end, now, grid_s, grid_s)
+
+    def in_steps(
+        self, step: str, now: float, longest_s: float, grid_of: Callable[[float], int]
+    ) -> tuple[Window, int]:
+        """The window, which begins with a step, and the seconds of a step."""
+        begin, end = self.bounds(now, longest_s)
+        grid_s = grid_of(now - begin)
+        each_s = step_s(step, end - begin, grid_s)
+        return self._on_grids(begin, end, now, each_s, grid_s), each_s
+
+    def _on_grids(
+        self, begin: float, end: float, now: float, begin_grid_s: int, end_grid_s: int
+    ) -> Window:
+        if not self.begin and end >= now:
+            return window_before(now, now - begin, begin_grid_s)
+        until = ceil(end / end_grid_s) * end_grid_s
+        return Window(
+            from_s=floor(begin / begin_grid_s) * begin_grid_s,
+            until=min(until, now),
+            ends_now=until >= now,
+        )
+
+
+def _check_bounds(begin: float, end: float, now: float, longest_s: float) -> None:
+    if end - begin < MIN_WINDOW_S:
+        raise refuse(f"from: the window must be {MIN_WINDOW_S}s or longer, and end in the past")
+    # The begin may be what the caller was told a moment ago.
+    if now - begin > longest_s + DAY_S:
+        raise refuse(f"from: figures are kept for {duration_text(longest_s)}")
+
+
+def asked_window(usual: str) -> Any:
+    """A dependency: the window of a query, of this length unless the query says another."""
+
+    def asked(
+        window: WindowText = None, begin: FromText = None, until: UntilText = None
+    ) -> AskedWindow:
+        return AskedWindow(usual, window, begin or None, until or None)
+
+    return Depends(asked)
 
 
 def window_before(now: float, length_s: float, grid_s: int) -> Window:
@@ -184,6 +286,10 @@ def _unix_s(time: datetime | None) -> float | None:
     """Unix seconds within the range of both databases; a time without a zone is UTC."""
     if time is None:
         return None
+    return _utc_s(time)
+
+
+def _utc_s(time: datetime) -> float:
     at = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     return min(max(at, 0.0), LAST_MOMENT_S)
 

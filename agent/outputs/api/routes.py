@@ -38,7 +38,7 @@ from agent.outputs.api.list_routes import (
     newest_gpus,
 )
 from agent.outputs.api.middleware import AccessGuard, QueryGate
-from agent.outputs.api.query_parameters import REFUSALS, add_refusals
+from agent.outputs.api.query_parameters import REFUSALS, add_refusals, window_before
 from agent.outputs.api.request_routes import request_routes
 from agent.outputs.web import ASSETS_PATH, PAGE_POLICY, content_policy, first_page
 from agent.records.queries import Selection
@@ -282,9 +282,10 @@ def live_figures(context: ApiContext) -> LiveFigures:
 
     def figures(queries: ApiQueries) -> LiveResponse:
         now = context.now()
+        over = window_before(now, _LIVE_S, queries.grid_s(_LIVE_S))
         return LiveResponse(
-            summary=summary_over(context, queries, Selection(), _LIVE_S),
-            objectives=objectives_over(queries, now, _LIVE_S),
+            summary=summary_over(context, queries, Selection(), over),
+            objectives=objectives_over(queries, now, over),
             engines=engine_responses(context),
             gpus=newest_gpus(context, queries),
             agents=agent_responses(queries),

@@ -68,22 +68,24 @@ class ReportFigures:
     more_events: bool
 
 
-def read_figures(read: ReadApi, window: str, done: Callable[[], None]) -> ReportFigures:
-    """The figures of a window that ends now; calls `done` after each of the READS."""
+def read_figures(
+    read: ReadApi, window: Mapping[str, str], done: Callable[[], None]
+) -> ReportFigures:
+    """The figures of a window, as parameters of the API; calls `done` after each of the READS."""
 
     def get(route: str, **parameters: str | int) -> Json:
-        found = read(route, **parameters)
+        found = read(route, **window, **parameters)
         done()
         return found
 
-    summary = get("summary", window=window)
+    summary = get("summary")
     step = _step(summary["window_s"])
-    events = get("events", window=window, limit=MOST_EVENTS)
+    events = get("events", limit=MOST_EVENTS)
     return ReportFigures(
         summary=summary,
-        objectives=get("objectives", window=window)["items"],
-        groups={by: get("breakdown", by=by, window=window, limit=MOST_GROUPS) for by in DIMENSIONS},
-        steps=get("timeseries", window=window, step=step)["items"] if step else [],
+        objectives=get("objectives")["items"],
+        groups={by: get("breakdown", by=by, limit=MOST_GROUPS) for by in DIMENSIONS},
+        steps=get("timeseries", step=step)["items"] if step else [],
         events=events["items"],
         more_events=events["next"] is not None,
     )

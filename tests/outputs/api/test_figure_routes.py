@@ -1,5 +1,6 @@
 """The summary and the time series of a window."""
 
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import (
     NOW,
+    OBJECTIVES,
     RATES,
     chosen,
     counts,
@@ -118,6 +120,104 @@ def test_empty_parameters_are_ignored(busy: Api) -> None:
 )
 def test_an_invalid_window_is_refused_with_a_sentence(busy: Api, window: str, reason: str) -> None:
     status, sentence = busy.refusal("summary", window=window)
+    assert status == 422
+    assert reason in sentence
+
+
+# A window of the past
+
+
+def iso(at: float, hours: int = 0) -> str:
+    return datetime.fromtimestamp(at, timezone(timedelta(hours=hours))).isoformat()
+
+
+PAST = {
+    "both in ISO": {"from": iso(NOON - 1793), "until": iso(NOON - 1199)[:-6] + "Z"},
+    "with a time zone": {"from": iso(NOON - 1793, 2), "until": iso(NOON - 1199, -5)},
+    "in Unix seconds": {"from": f"{NOON - 1793}", "until": f"{NOON - 1199}"},
+    "relative": {"from": f"now-{NOW - NOON + 1793}s", "until": f"now-{NOW - NOON + 1199}s"},
+    "begin and length": {"from": f"{NOON - 1793}", "window": "594s"},
+    "end and length": {"until": f"{NOON - 1199}", "window": "594s"},
+}
+
+
+@pytest.mark.parametrize("asked", PAST.values(), ids=PAST)
+@pytest.mark.parametrize("selection", SELECTIONS[:3], ids=["all", "tenant", "objective"])
+def test_a_window_of_the_past_has_what_ended_in_it_on_the_grid_around_it(
+    busy: Api,
+    records: list[RequestRecord],
+    asked: dict[str, str],
+    selection: dict[str, str],
+) -> None:
+    summary = busy.query("summary", **asked, **selection)
+    window = unix(summary["window_from"]), unix(summary["window_until"])
+    assert window == (NOON - 1800, NOON - 1190)
+    ended = requests_in(records, summary, selection)
+    assert ended
+    counted = counts(ended, selection.get("objective", ""))
+    assert {name: summary[name] for name in counted} == counted
+    for q in (50, 95, 99):
+        assert summary["ttft_ms"][f"p{q}"] == quantile_of(latencies_s(ended, "ttft_ms"), q / 100)
+
+
+def test_steps_and_groups_of_the_past_add_up_to_its_summary(busy: Api) -> None:
+    asked = PAST["both in ISO"]
+    summary = busy.query("summary", **asked)
+    steps = busy.query("timeseries", **asked, step="1m")["items"]
+    assert [unix(step["at"]) - NOON for step in steps] == [60 * n - 1800 for n in range(11)]
+    groups = busy.query("breakdown", **asked, by="engine")["groups"]
+    for parts in (steps, groups):
+        assert sum(part["requests"] for part in parts) == summary["requests"]
+
+
+def test_an_objective_of_the_past_has_its_attainment_and_the_budget_that_was_left_then(
+    api: Api, records: list[RequestRecord]
+) -> None:
+    api.agent.now = NOW
+    api.set_objectives(OBJECTIVES)
+    api.store(records, OBJECTIVES)
+    until = NOON - 1200
+    found = api.query("objectives", until=f"{until}", window="20m")["items"]
+    for item in found:
+        ended = [each for each in records if each.ended_at < until]
+        window = ended_within(ended, until - 1200, until)
+        expected = attained(window, item["name"])
+        assert {name: item[name] for name in ("met", "missed", "attainment")} == {
+            name: expected[name] for name in ("met", "missed", "attainment")
+        }
+        budget = attained(ended, item["name"])
+        assert (item["budget"]["met"], item["budget"]["missed"]) == (
+            budget["met"],
+            budget["missed"],
+        )
+    assert len(found) == len(OBJECTIVES)
+
+
+def test_a_window_until_now_is_the_window_before_now(busy: Api) -> None:
+    last = busy.query("summary", window="5m")
+    assert busy.query("summary", window="5m", until="now") == last
+    # As a clock that is ahead says it.
+    assert busy.query("summary", window="5m", until=iso(NOW + 30)) == last
+    assert busy.query("summary", **{"from": last["window_from"]}) == last
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"from": "yesterday"}, "from: 'yesterday' is not a moment; write ISO 8601"),
+        ({"until": "now-5"}, "until: 'now-5' is not a moment"),
+        ({"until": "now5"}, "until: 'now5' is not a moment"),
+        ({"from": "nan"}, "from: 'nan' is not a moment"),
+        ({"from": "now-5m", "until": "now-6m"}, "from: the window must be 10s or longer"),
+        ({"from": "9999-12-31"}, "from: the window must be 10s or longer, and end in the past"),
+        ({"from": "2020-01-01"}, "from: figures are kept for 400d"),
+        ({"from": "now-2h", "until": "now", "window": "1h"}, "window: give two of window, from"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused_with_a_sentence(
+    busy: Api, asked: dict[str, str], reason: str
+) -> None:
+    status, sentence = busy.refusal("summary", **asked)
     assert status == 422
     assert reason in sentence
 

@@ -53,6 +53,7 @@ def test_an_event_is_listed_with_its_evidence(api: Api) -> None:
         ({"gpu": "GPU-1"}, [4, 2]),
         ({"confidence": "certain", "limit": "2"}, [5, 4, 1]),
         ({"window": "1h"}, [5, 4, 3, 2]),
+        ({"from": "now-3620s", "until": "now-3598s"}, [3, 2, 1, 0]),
     ],
     ids=str,
 )
@@ -214,6 +215,7 @@ def test_samples_of_a_gpu_are_listed_newest_first_in_pages(api: Api) -> None:
     assert listed(limit="2") == ages_s[:5]
     assert listed(window="1m") == ages_s[:3]
     assert listed(window="7d") == ages_s
+    assert listed(window="55s", until="now-6s") == [10.0, 60.0, 60.5]
     api.agent.now += 7200
     assert api.query("gpus/GPU-1") == EMPTY
 

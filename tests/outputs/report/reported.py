@@ -48,7 +48,7 @@ def figures(api: Api, window: str = "2h") -> ReportFigures:
         response: Json = api.query(route, **parameters)
         return response
 
-    return read_figures(read, window, lambda: None)
+    return read_figures(read, {"window": window}, lambda: None)
 
 
 def invoiced(api: Api, folder: Path) -> Api:
