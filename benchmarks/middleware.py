@@ -21,8 +21,9 @@ from goodput_agent_vllm.sending import PAUSE_S
 
 from benchmarks.proxy_load import LoadConnection, connections
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.engine_server import MODEL
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import MODEL, PROMPT, Vllm, plugin_environment, switched_environment
+from tests.real_parts.vllm import PROMPT, Vllm, plugin_environment, switched_environment
 from tests.real_parts.waiting import eventually
 
 TARGET_TTFT_MS = 0.05

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from tests.real_parts.clients import Clients, Exchange
-from tests.real_parts.vllm import MODEL
+from tests.real_parts.engine_server import MODEL
 
 _TIME = re.compile(
     rb'("(?:created|created_at|completed_at|[a-z_]+_ms|tokens_per_second)":)\d+(?:\.\d+)?(?:e-\d+)?'

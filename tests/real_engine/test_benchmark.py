@@ -33,8 +33,9 @@ from tests.real_engine.watching import (
 from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
 from tests.real_parts.bench import BenchedRequest, BenchmarkRunner, Load
 from tests.real_parts.collector import Collector, ReceivedSpan
+from tests.real_parts.engine_server import MODEL
 from tests.real_parts.metric_pages import total
-from tests.real_parts.vllm import MODEL, Vllm, span_request_id
+from tests.real_parts.vllm import Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)

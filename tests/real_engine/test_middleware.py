@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,46 +17,35 @@ from typing import Any
 import pytest
 import requests
 
-from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
+from tests.real_engine.front_requests import (
+    ANSWER_WITHIN_S,
+    CHAT,
+    KEY,
+    ROW_WITHIN_S,
+    STREAMED,
+    WHOLE,
+    Row,
+    WatchedFront,
+)
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.engine_server import MODEL
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import ANSWER_WITHIN_S, MODEL, Vllm, plugin_environment
+from tests.real_parts.vllm import Vllm, plugin_environment
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 
 # `run --engine` names an engine after its place in the list.
 ENGINE = "engine-0"
-KEY = "sk-test"
-ROW_WITHIN_S = 30.0
 STREAMS = 200
-
-Row = dict[str, Any]
-CHAT = {"messages": [{"role": "user", "content": "hello there"}]}
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """An engine with the middleware, and its agent."""
+class WatchedVllm(WatchedFront):
+    """A vLLM with the plugin, and its agent."""
 
     engine: Vllm
-    agent: AgentProcess
-
-    @property
-    def api(self) -> AgentApi:
-        """The agent's API."""
-        return self.agent.api
-
-    def ask(self, path: str, request_id: str, body: dict[str, Any], **headers: str) -> Any:
-        """Send a request; return the response, whose body is not read yet."""
-        sent = {"Authorization": f"Bearer {KEY}", "X-Request-Id": request_id, **headers}
-        return requests.post(
-            f"{self.engine.url}{path}",
-            json={"model": MODEL, **body},
-            headers=sent,
-            stream=True,
-            timeout=ANSWER_WITHIN_S,
-        )
 
     def metric(self, name: str) -> float | None:
         """A metric of the engine; None while it is absent."""
@@ -66,19 +54,9 @@ class Watched:
         except KeyError:
             return None
 
-    def row(self, request_id: str) -> Row:
-        """The one row of a request, once it is there."""
-
-        def found() -> list[Row]:
-            return [row for row in self.api.requests() if row["request_id"] == request_id]
-
-        rows = eventually(found, within_s=ROW_WITHIN_S, what=f"a row of {request_id}")
-        assert len(rows) == 1
-        return rows[0]
-
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedVllm]:
     """They find each other without a setting; the agent is there first."""
     folder = tmp_path_factory.mktemp("watched")
     # For a user who may not make a folder in /run.
@@ -95,15 +73,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with AgentProcess.without_file(
         folder, AgentPorts.free(), engine.url, place | {"GOODPUT_AGENT_SOCKET": "auto"}
     ) as agent:
-        before = Watched(engine, agent)
+        before = WatchedVllm(engine.url, ENGINE, agent, engine)
         assert before.metric("llm_engine_plugin_up") is None
         with engine:
             yield before
-
-
-STREAMED = {"stream": True, "ignore_eos": True, "max_tokens": 12}
-WHOLE = {"ignore_eos": True, "max_tokens": 12}
-RESPONSES = {"input": "abc", "max_output_tokens": 12, "ignore_eos": True}
 
 
 @pytest.mark.parametrize(
@@ -119,83 +92,51 @@ RESPONSES = {"input": "abc", "max_output_tokens": 12, "ignore_eos": True}
     ],
 )
 def test_a_request_has_both_views_without_spans_and_without_a_proxy(
-    watched: Watched,
+    watched: WatchedVllm,
     path: str,
     body: dict[str, Any],
     choices: int,
     input_tokens: int,
     output_tokens: int,
 ) -> None:
-    request_id = f"both{path.replace('/', '-')}-{choices}-{'stream' in body}"
-    response = watched.ask(path, request_id, body, **{"X-SLO-TTFT-ms": "1500"})
-    assert response.status_code == 200
-    assert response.content
-    row = watched.row(request_id)
-    assert (row["vantage"], row["status"], row["http_status"]) == ("joined", "ok", 200)
-    assert (row["engine"], row["model"], row["route"]) == (ENGINE, MODEL, path)
-    assert (row["input_tokens"], row["output_tokens"]) == (input_tokens, output_tokens)
-    assert row["tenant"].startswith("key-")
-    assert (row["preemptions"], row["finish_reason"]) == (0, "length")
-    assert row["ttft_limit_s"] == 1.5
+    row = watched.row_of(path, body, choices, input_tokens, output_tokens)
     assert row["engine_request_id"].startswith(row["response_id"])
-    if choices == 1:
-        assert row["queue_s"] + row["prefill_s"] <= row["engine_e2e_s"] <= row["e2e_s"]
-    streamed_alone = choices == 1 and "stream" in body
-    assert (row["max_gap_s"] is not None) == streamed_alone
-    assert (row["holdback_s"] is not None) == streamed_alone
+    assert (row["max_gap_s"] is not None) == (choices == 1 and "stream" in body)
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "body", "headers", "status", "http_status"),
+    ("name", "path", "body", "headers", "http_status"),
     [
-        ("key", "/v1/chat/completions", CHAT, {"Authorization": "Bearer no"}, "invalid", 401),
-        ("tokens", "/v1/chat/completions", {**CHAT, "max_tokens": -4}, {}, "invalid", 400),
-        ("length", "/v1/completions", {"prompt": "a b " * 4000}, {}, "invalid", 400),
-        ("model", "/v1/chat/completions", {**CHAT, "model": "none"}, {}, "invalid", 404),
+        ("key", "/v1/chat/completions", CHAT, {"Authorization": "Bearer no"}, 401),
+        ("tokens", "/v1/chat/completions", {**CHAT, "max_tokens": -4}, {}, 400),
+        ("length", "/v1/completions", {"prompt": "a b " * 4000}, {}, 400),
+        ("model", "/v1/chat/completions", {**CHAT, "model": "none"}, {}, 404),
     ],
 )
 def test_a_request_that_vllm_refuses_is_a_row(
-    watched: Watched,
+    watched: WatchedVllm,
     name: str,
     path: str,
     body: dict[str, Any],
     headers: dict[str, str],
-    status: str,
     http_status: int,
 ) -> None:
-    assert watched.ask(path, f"refused-{name}", body, **headers).status_code == http_status
-    row = watched.row(f"refused-{name}")
-    assert (row["status"], row["http_status"]) == (status, http_status)
-    assert row["vantage"] == "proxy"
-    assert row["output_tokens"] is None
+    watched.refused_row(name, path, body, headers, http_status)
 
 
-def test_a_request_whose_client_leaves_before_the_head_is_cancelled(watched: Watched) -> None:
-    with pytest.raises(requests.ReadTimeout):
-        requests.post(
-            f"{watched.engine.url}/v1/chat/completions",
-            json={"model": MODEL, **CHAT, "ignore_eos": True, "max_tokens": 1500},
-            headers={"Authorization": f"Bearer {KEY}", "X-Request-Id": "left-whole"},
-            timeout=(ANSWER_WITHIN_S, 0.2),
-        )
-    row = watched.row("left-whole")
-    assert (row["status"], row["http_status"], row["error"]) == ("cancelled", None, "client_gone")
-    assert (row["vantage"], row["engine_status"]) == ("joined", "cancelled")
-    assert 0 < row["output_tokens"] < 1500
+def test_a_request_whose_client_leaves_before_the_head_is_cancelled(watched: WatchedVllm) -> None:
+    row = watched.left_row(max_tokens=1500)
+    assert row["engine_status"] == "cancelled"
+    assert row["output_tokens"] < 1500
 
 
-def test_a_stream_that_its_client_leaves_is_cancelled(watched: Watched) -> None:
-    body = {**CHAT, **STREAMED, "max_tokens": 1500}
-    with closing(watched.ask("/v1/chat/completions", "left-stream", body)) as response:
-        next(response.iter_lines())
-    row = watched.row("left-stream")
-    assert (row["status"], row["http_status"], row["error"]) == ("cancelled", 200, "client_gone")
+def test_a_stream_that_its_client_leaves_is_cancelled(watched: WatchedVllm) -> None:
+    row = watched.left_stream_row()
     assert row["first_byte_s"] <= row["ttft_s"] <= row["e2e_s"]
-    assert 0 < row["output_tokens"] < 1500
 
 
 def test_an_agent_and_a_vllm_on_one_machine_find_each_other_without_a_setting(
-    watched: Watched,
+    watched: WatchedVllm,
 ) -> None:
     watched.ask("/v1/chat/completions", "found", {**CHAT, **WHOLE}).close()
     assert watched.row("found")["engine"] == ENGINE
@@ -209,7 +150,7 @@ def test_an_agent_and_a_vllm_on_one_machine_find_each_other_without_a_setting(
     )
 
 
-def test_other_routes_are_counted(watched: Watched) -> None:
+def test_other_routes_are_counted(watched: WatchedVllm) -> None:
     url, headers = watched.engine.url, {"Authorization": f"Bearer {KEY}"}
     body = {"model": MODEL, "prompt": "abc"}
     for _ in range(3):
@@ -228,7 +169,7 @@ def test_other_routes_are_counted(watched: Watched) -> None:
 
 
 def test_of_200_streams_at_once_each_has_its_text_and_a_row_whichever_server_took_it(
-    watched: Watched,
+    watched: WatchedVllm,
 ) -> None:
     body = {"prompt": "abc", "temperature": 0, **STREAMED}
 
@@ -257,7 +198,7 @@ def text_of(response: requests.Response) -> str:
     return "".join(choice["text"] for event in parsed for choice in event["choices"])
 
 
-def test_open_requests_are_known_and_fail_when_the_front_dies(watched: Watched) -> None:
+def test_open_requests_are_known_and_fail_when_the_front_dies(watched: WatchedVllm) -> None:
     """The last test of its engine."""
     body = {**CHAT, **STREAMED, "max_tokens": 1900}
     streams = [watched.ask("/v1/chat/completions", f"died-{number}", body) for number in range(3)]

@@ -37,8 +37,9 @@ from tests.real_engine.proxy_clients import (
 from tests.real_engine.watching import ENGINE, Row
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.clients import Clients, Exchange
+from tests.real_parts.engine_server import MODEL
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import ANSWER_WITHIN_S, MODEL, SpanExport, Vllm, plugin_environment
+from tests.real_parts.vllm import ANSWER_WITHIN_S, SpanExport, Vllm, plugin_environment
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)

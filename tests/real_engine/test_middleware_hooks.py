@@ -15,10 +15,10 @@ import pytest
 import requests
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.engine_server import MODEL
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import (
     ANSWER_WITHIN_S,
-    MODEL,
     Vllm,
     plugin_environment,
     switched_environment,

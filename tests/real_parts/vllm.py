@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-import psutil
 import requests
 from vendoring import PACKAGE, vendored
 
-from tests.real_parts.processes import PartFailed, ServerProcess, answers
+from tests.real_parts.engine_server import EngineServer
+from tests.real_parts.processes import PartFailed, ServerProcess
 from tests.real_parts.tiny_model import engine_python, tiny_model
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "vllm"
@@ -108,10 +107,7 @@ def _entry_points(groups: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
-MODEL = "tiny-llama"
 PROMPT = "bacade"
-# On a busy machine a start may take minutes.
-START_WITHIN_S = 600.0
 ANSWER_WITHIN_S = 60.0
 
 ENVIRONMENT = {
@@ -147,8 +143,11 @@ class SpanExport:
         return cls(endpoint=f"http://127.0.0.1:{port}/v1/traces", protocol="http/protobuf")
 
 
-class Vllm:
-    """One vLLM server on one port; it is up, about 15 s later, when `start` returns."""
+class Vllm(EngineServer):
+    """One vLLM server on one port; its start takes about 15 s."""
+
+    ready_path = "/health"
+    start_within_s = 600.0
 
     def __init__(
         self,
@@ -162,31 +161,21 @@ class Vllm:
         api_servers: int = 1,
     ) -> None:
         """With `spans` None it exports none."""
-        self.url = f"http://127.0.0.1:{port}"
-        self.model = MODEL
+        super().__init__(folder, name="vllm", port=port)
         self.service = service
-        self.log = folder / "vllm.log"
-        self._folder = folder
-        self.port = port
         self._spans = spans
         self._extra = tuple(extra)
         self._environment = dict(environment or {})
         self._api_servers = api_servers
-        self._process: ServerProcess | None = None
 
     def start(self, *, forked: bool = True) -> None:
-        """Return when /health returns 200; PartFailed with the log's end if it never does.
+        """Return when it is ready; PartFailed with the log's end if it never is.
 
         Unless its processes are `forked`, each imports anew, as those of a user do.
         """
-        self._process = self._launched(forked=forked)
-        try:
-            self._process.wait_until(lambda: answers(f"{self.url}/health"), within_s=START_WITHIN_S)
-        except BaseException:
-            self.stop()
-            raise
+        self._await(self._launched(forked=forked))
 
-    def _launched(self, *, forked: bool) -> ServerProcess:
+    def _launched(self, *, forked: bool = True) -> ServerProcess:
         environment = self._environment
         if self._api_servers > 1:
             environment = named_environment(self._folder / "named", environment)
@@ -222,29 +211,13 @@ class Vllm:
         except PartFailed:
             return None
 
-    def kill(self) -> None:
-        """Kill it like a crash: requests in flight and unsent spans are lost."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    @property
-    def front_pid(self) -> int:
-        """The process that receives requests."""
-        return self._running().pid
-
     @property
     def core_pid(self) -> int:
         """The process that computes."""
-        return self._children("::EngineCore")[0]
+        return self._titled("::EngineCore")[0]
 
-    def _children(self, title: str) -> list[int]:
-        alive = [
-            child
-            for child in psutil.Process(self.front_pid).children(recursive=True)
-            if child.status() != psutil.STATUS_ZOMBIE
-        ]
-        return [child.pid for child in alive if title in " ".join(child.cmdline())]
+    def _titled(self, title: str) -> list[int]:
+        return [each.pid for each in self._children() if title in " ".join(each.cmdline())]
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -258,15 +231,11 @@ class Vllm:
 
     def start_in_vain(self) -> None:
         """Start it and return when it has failed to start; PartFailed when it does not fail."""
-        self._process = self._launched(forked=True)
+        self._process = self._launched()
         try:
-            self._process.wait(within_s=START_WITHIN_S)
+            self._process.wait(within_s=self.start_within_s)
         finally:
             self.kill()
-
-    def _running(self) -> ServerProcess:
-        assert self._process is not None, "vLLM was not started"
-        return self._process
 
     def send_spans(self, spans: SpanExport) -> None:
         """Export spans this way from the next start on."""
@@ -313,7 +282,7 @@ class Vllm:
     @property
     def api_server_pids(self) -> list[int]:
         """The processes that receive requests: children of the front if there are several."""
-        return [self.front_pid] if self._api_servers == 1 else self._children("::APIServer")
+        return [self.front_pid] if self._api_servers == 1 else self._titled("::APIServer")
 
     def _program(self) -> tuple[str | Path, ...]:
         if self._api_servers == 1:
@@ -332,19 +301,6 @@ class Vllm:
             *(("--otlp-traces-endpoint", self._spans.endpoint) if self._spans else ()),
             *self._extra,
         ]
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # Otherwise it would wait for connections that clients keep open.
-        self.kill()
 
 
 def span_request_id(request_id: str) -> str:
