@@ -153,6 +153,16 @@ def ranks(evidence: AuditEvidence) -> int:
     return round(value_of(evidence, fact.DATA_PARALLEL_RANKS) or 1)
 
 
+def cache_capacity(evidence: AuditEvidence) -> float | None:
+    """Tokens that the KV caches of all ranks hold."""
+    tokens = value_of(evidence, fact.KV_CAPACITY_TOKENS)
+    if tokens is not None:
+        return tokens
+    blocks = value_of(evidence, fact.KV_BLOCKS)
+    per_block = value_of(evidence, fact.KV_BLOCK_TOKENS)
+    return None if blocks is None or per_block is None else blocks * per_block
+
+
 def max_length(evidence: AuditEvidence) -> int | None:
     """Most tokens of one request."""
     if evidence.engine.max_model_len is not None:

@@ -8,6 +8,7 @@ from agent.analysis.audit.checks import (
     AuditCheck,
     AuditFinding,
     CheckResult,
+    cache_capacity,
     failed,
     finished,
     flag,
@@ -78,7 +79,7 @@ def prefix_caching(evidence: AuditEvidence) -> CheckResult:
 
 def cache_size(evidence: AuditEvidence) -> CheckResult:
     """Whether the cache holds as many requests of the traffic's length as the batch may."""
-    capacity = _capacity(evidence)
+    capacity = cache_capacity(evidence)
     if capacity is None:
         return unknown(without_exposition(evidence))
     override = evidence.engine.cache_config.get("num_gpu_blocks_override", "None")
@@ -114,15 +115,6 @@ def _against_traffic(evidence: AuditEvidence, capacity: float, seen: str) -> Che
 
 def _batch(batch: int, count: int) -> str:
     return f"--max-num-seqs {batch}" + (f" on each of {count} ranks" if count > 1 else "")
-
-
-def _capacity(evidence: AuditEvidence) -> float | None:
-    tokens = value_of(evidence, fact.KV_CAPACITY_TOKENS)
-    if tokens is not None:
-        return tokens
-    blocks = value_of(evidence, fact.KV_BLOCKS)
-    per_block = value_of(evidence, fact.KV_BLOCK_TOKENS)
-    return None if blocks is None or per_block is None else blocks * per_block
 
 
 def preemptions(evidence: AuditEvidence) -> CheckResult:

@@ -10,6 +10,7 @@ from agent.analysis.audit.checks import (
     AuditCheck,
     CheckResult,
     by_label,
+    cache_capacity,
     failed,
     finished,
     flag,
@@ -57,6 +58,8 @@ _WHOLE_HOUR = 58
 # A mean batch this near to the limit was full most of the time. Under the other share of the KV
 # cache there is room for more requests.
 _USUALLY_FULL, _ROOMY_CACHE = 0.9, 0.5
+# Half of what vLLM chooses for the smallest engine.
+_SMALL_BATCH = 64
 # Each step reads all weights, which takes a GPU as long as to compute this many tokens at most:
 # 16-bit products a second by bytes a second, over all GPUs of hardware.toml.
 SMALLEST_STEP = 512
@@ -72,7 +75,8 @@ def longest_requests(evidence: AuditEvidence) -> CheckResult:
     """Whether requests end because they reach --max-model-len."""
     limit = max_length(evidence)
     if limit is None:
-        return unknown("/v1/models does not name max_model_len, and no flag is visible")
+        nowhere = "/v1/models does not name max_model_len, and no flag is visible"
+        return unknown(evidence.unread.get(EvidencePart.MODELS, nowhere))
     if evidence.agent is not None and evidence.agent.lengths:
         return _by_rows(evidence.agent.lengths, limit)
     if evidence.engine.sample is None:
@@ -242,7 +246,7 @@ def batch_limit(evidence: AuditEvidence) -> CheckResult:
         seen += f", {load.running:,.1f} on average in {_hour(load)}"
     if batch is None:
         return _without_limit(evidence, seen)
-    held = _held_back(evidence, slots)
+    held = _held_back(evidence, slots) or _waited_beside_room(evidence, slots)
     if held is not None:
         return warned(f"{seen}{held}", f"raise --max-num-seqs above {batch}")
     return _never_filled(evidence, batch, seen)
@@ -267,6 +271,19 @@ def _held_back(evidence: AuditEvidence, slots: int) -> str | None:
         usual = _USUALLY_FULL * slots
         found.append(_held(usual, load.running, load.waiting, load.cache_usage))
     return next(filter(None, found), None)
+
+
+def _waited_beside_room(evidence: AuditEvidence, slots: int) -> str | None:
+    """What shows that a batch far below vLLM's defaults made requests wait."""
+    waited, _ = _waited(evidence)
+    capacity, mean = cache_capacity(evidence), mean_length(evidence)
+    if waited is None or capacity is None or not mean or slots >= _SMALL_BATCH:
+        return None
+    fit = capacity / mean
+    too_long = waited.lower > min(evidence.limits.ttft_s, default=inf)
+    if not too_long or fit < _FAR_BELOW * slots:
+        return None
+    return f"; 5 % waited over {waited.lower:.3g} s beside a KV cache for {fit:,.0f}"
 
 
 def _held(

@@ -8,6 +8,9 @@ from agent.catalog.engines.vllm import DURATION_EDGES_S
 from agent.records.audit import (
     AgentEvidence,
     AuditEvidence,
+    CommandLine,
+    EvidencePart,
+    LatencyLimits,
     LoadHistory,
 )
 from tests.analysis.audit.deployments import (
@@ -57,10 +60,17 @@ def _lengths(
 
 def _waited(*waited_s: float) -> AuditEvidence:
     """No request waits now, and earlier ones waited so long."""
-    idle = with_facts({fact.REQUESTS_WAITING: 0.0}).engine.sample
+    idle = with_facts({fact.REQUESTS_WAITING: 0.0, fact.REQUESTS_RUNNING: 0.0}).engine.sample
     assert idle is not None
     waits = {**idle.histograms, fact.QUEUE_TIME.name: histogram(waited_s, DURATION_EDGES_S)}
     return with_engine(sample=replace(idle, histograms=waits))
+
+
+_WAITED = _waited(*[0.1] * 94, *[0.6] * 6)
+
+
+def _batch(most: int) -> CommandLine:
+    return command_line(limits={fact.MAX_RUNNING_REQUESTS.name: most})
 
 
 def _rows(*lengths: tuple[int, int]) -> AuditEvidence:
@@ -107,6 +117,13 @@ TRAFFIC_CASES: dict[str, list[AuditCase]] = {
         unknown(IDLE, "no request has finished"),
         unknown(NO_STATISTICS, f"2048 tokens; {OFF}"),
         unknown(with_engine(max_model_len=None), "does not name max_model_len"),
+        unknown(
+            replace(
+                with_engine(max_model_len=None),
+                unread={EvidencePart.MODELS: "/v1/models responds with HTTP status 401"},
+            ),
+            "/v1/models responds with HTTP status 401",
+        ),
     ],
     "refused requests": [
         warns(
@@ -157,7 +174,7 @@ TRAFFIC_CASES: dict[str, list[AuditCase]] = {
             "add a replica",
         ),
         # Without an agent the engine's histogram says it, of the time since its start.
-        warns(_waited(*[0.1] * 94, *[0.6] * 6), "start 5 % waited over 0.5 s, beyond a TTFT"),
+        warns(_WAITED, "start 5 % waited over 0.5 s, beyond a TTFT"),
         # In the bucket of the limit: whether it is too long is not known.
         passes(_waited(*[0.1] * 94, *[0.29] * 6), "start 95 % waited 0.3 s at most"),
         unknown(NO_STATISTICS, OFF),
@@ -197,6 +214,28 @@ TRAFFIC_CASES: dict[str, list[AuditCase]] = {
             "raise --max-num-seqs above 64",
         ),
         unknown(NO_STATISTICS, OFF),
+        warns(
+            replace(_WAITED, command_line=_batch(2)),
+            "0 of 2 run now; 5 % waited over 0.5 s beside a KV cache for 2,621",
+            "raise --max-num-seqs above 2",
+        ),
+        # A batch of the size that vLLM chooses is another matter, and so are short waits.
+        passes(replace(_WAITED, command_line=_batch(64)), "0 of 64 run now"),
+        # The cache holds seven such requests.
+        passes(
+            replace(
+                _WAITED,
+                command_line=_batch(2),
+                engine=replace(
+                    _WAITED.engine, input_lengths=histogram([70_000.0] * 9, LENGTH_EDGES)
+                ),
+            ),
+            "0 of 2 run now",
+        ),
+        passes(
+            replace(_WAITED, command_line=_batch(2), limits=LatencyLimits(ttft_s=(1.0,))),
+            "0 of 2 run now",
+        ),
         warns(
             with_facts({fact.REQUESTS_RUNNING: 256.0, fact.KV_CACHE_USAGE: 0.2, _RANKS: 4.0}),
             "256 of 256 run now, 2 wait, KV cache 20 % full", "raise --max-num-seqs above 64",
