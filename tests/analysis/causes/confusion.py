@@ -6,7 +6,6 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import combinations
 from pathlib import Path
 
 from agent.catalog.causes import Cause
@@ -47,8 +46,6 @@ def _run(setting: Setting, kinds: tuple[FaultKind, ...], seed: int) -> Run:
 PAGE = Path(__file__).parents[3] / "docs/causes-evidence.md"
 BEGIN = "<!-- made by python -m tests.analysis.causes.confusion -->"
 END = "<!-- end of the matrix -->"
-# The simulation of pairs takes long.
-PAIR_SEEDS = (1,)
 VIEWS = {True: "plugin, proxy and samples", False: "spans and samples alone"}
 UNSEEN = {
     plugin: f"Slow steps for no reason that is seen, with {VIEWS[plugin]}" for plugin in VIEWS
@@ -64,15 +61,10 @@ def write() -> None:
 
 
 def _matrix() -> str:
-    parts = []
-    for plugin, view in VIEWS.items():
-        kinds = seen_kinds(TUNED, plugin=plugin)
-        pairs = [list(pair) for pair in combinations(kinds, 2)]
-        parts += [
-            f"### One fault at a time, with {view}\n\n{_singles([TUNED], plugin=plugin)}",
-            f"### Two faults at a time, with {view}\n\n"
-            f"{_table([(TUNED, pair, PAIR_SEEDS) for pair in pairs], plugin=plugin)}",
-        ]
+    parts = [
+        f"### One fault at a time, with {view}\n\n{_singles([TUNED], plugin=plugin)}"
+        for plugin, view in VIEWS.items()
+    ]
     for plugin, view in VIEWS.items():
         parts += [f"### Held-out faults, with {view}\n\n{_singles(HELD_OUT, plugin=plugin)}"]
     for plugin in VIEWS:

@@ -397,7 +397,8 @@ def blocks_taken(share: float) -> Factor:
 def engine_blocks(number: int) -> Factor:
     """The engine has a small KV cache all the time."""
     causes = frozenset(("kv_pressure", "preemption"))
-    arguments = {"num_gpu_blocks_override": number}
+    # A request of the greatest length must fit.
+    arguments = {"num_gpu_blocks_override": number, "max_model_len": 8192}
     return Factor(name="a smaller GPU", engine=arguments, causes=causes)
 
 

@@ -1,15 +1,43 @@
 """The bench on vLLM's own scheduler: it is vLLM's, and how often the named cause is true there."""
 
+import re
+
 import pytest
 
 from agent.catalog import engine_facts as fact
-from tests.analysis.causes.scheduler_matrix import limits
+from tests.analysis.causes.scheduler_matrix import (
+    BEGIN,
+    END,
+    PAGE,
+    TABLES,
+    cases,
+    cell,
+    counts_of,
+    limits,
+)
 from tests.analysis.causes.scheduler_runs import View, again, recording, with_engine
-from tests.analysis.causes.scheduler_scenarios import CHAT, DRAFTING, PREFIXES_CHANGED, blocks_taken
+from tests.analysis.causes.scheduler_scenarios import (
+    CHAT,
+    DRAFTING,
+    PREFIXES_CHANGED,
+    SCENARIOS,
+    blocks_taken,
+)
 from tests.analysis.causes.scheduler_scenarios import FACTOR_FROM_S as FROM_S
 from tests.analysis.causes.scheduler_scenarios import FACTOR_UNTIL_S as UNTIL_S
 
-pytestmark = pytest.mark.slow
+# Where no run is kept yet, they take minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+# In percent of the missed requests of a table; of a line of it, all scenarios together; and of the
+# lines with a cause that a source can tell, how many are right.
+MOST_WRONG = {View.SAMPLES: 18.0, View.PLUGIN: 28.0, View.DETAILS: 10.0}
+MOST_WRONG_OF_A_LINE = {View.SAMPLES: 93.0, View.PLUGIN: 100.0, View.DETAILS: 56.0}
+LEAST_RIGHT = {View.SAMPLES: 70.0, View.PLUGIN: 70.0, View.DETAILS: 50.0}
+# A line with few missed requests says little.
+ENOUGH = 20
+# Every so many cells of a table are computed again.
+EVERY = 9
 
 
 def test_a_kept_run_is_what_the_engine_does_now() -> None:
@@ -60,3 +88,50 @@ def test_usual_requests_meet_the_limits() -> None:
     requests = recording(CHAT).sight(View.PROXY).requests
     met = sum((record.ttft_s or 0) <= (objective.ttft_s or 0) for record in requests)
     assert met >= 0.95 * len(requests)
+
+
+@pytest.mark.parametrize("view", TABLES)
+def test_the_page_has_what_is_computed(view: View) -> None:
+    lines = {cells[0]: cells for cells in tables()[view]}
+    for case in cases()[TABLES.index(view) :: EVERY]:
+        column = 1 + SCENARIOS.index(case.scenario)
+        assert lines[case.name][column] == cell(counts_of(case, view)), case.name
+
+
+@pytest.mark.parametrize("view", TABLES)
+def test_few_causes_are_wrong(view: View) -> None:
+    *lines, total = tables()[view]
+    assert len(lines) == len({case.name for case in cases()})
+    assert shares(total[-1])[3] <= MOST_WRONG[view]
+    for line in lines:
+        missed, *_, wrong = shares(line[-1])
+        assert missed < ENOUGH or wrong <= MOST_WRONG_OF_A_LINE[view], line[0]
+
+
+@pytest.mark.parametrize("view", TABLES)
+def test_most_causes_that_a_source_can_tell_are_found(view: View) -> None:
+    visible = {case.name for case in cases() if all(each.causes for each in case.factors)}
+    found = [shares(line[-1]) for line in tables()[view] if line[0] in visible]
+    missed = sum(line[0] for line in found)
+    assert missed > 5000
+    assert sum(line[0] * line[1] for line in found) >= LEAST_RIGHT[view] * missed
+
+
+def tables() -> dict[View, list[list[str]]]:
+    """The cells of each table of the page, without its head."""
+    _, _, made = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    made, _, _ = made.partition(END)
+    _, *parts = made.split("### With ")
+    found = {View(title): text.strip() for title, _, text in (p.partition("\n") for p in parts)}
+    return {view: [row(line) for line in text.splitlines()[2:]] for view, text in found.items()}
+
+
+def row(line: str) -> list[str]:
+    """The cells of a line."""
+    return [each.strip() for each in line.strip("|").split("|")]
+
+
+def shares(of: str) -> tuple[float, float, float, float]:
+    """A cell's missed requests, and the percentages right, unexplained and wrong."""
+    missed, right, unexplained, wrong = map(float, re.findall(r"[\d.]+", of))
+    return missed, right, unexplained, wrong
