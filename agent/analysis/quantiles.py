@@ -46,7 +46,7 @@ def bins_of(values_s: Sequence[float]) -> dict[int, int]:
     """How many of the values lie in each bin."""
     try:
         # As in `bin_of`, but without interpreting bytecode for each value.
-        scaled = map(operator.mul, map(log2, values_s), repeat(BINS_PER_DOUBLING))
+        scaled = map(operator.mul, map(log2, values_s), repeat(float(BINS_PER_DOUBLING)))
         bins = dict(Counter(map(ceil, scaled)))
     except (ValueError, OverflowError):
         bins = {}

@@ -78,7 +78,7 @@ def test_a_long_stream_is_read_while_it_passes_and_each_token_counts(tmp_path: P
 
         async def send(message: Message) -> None:
             (request,) = front._open
-            kept.append(len(request._unread))
+            kept.append(len(request._pieces))
 
         await app(call.scope, call.receive, send)
         served = await agent.only_served()

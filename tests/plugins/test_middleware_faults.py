@@ -123,7 +123,7 @@ SOMETIMES: list[tuple[Any, str]] = [
     (Reporter, "flush"),
     (Sender, "flush"),
     (Sender, "send"),
-    (watched_request, "struct"),
+    (watched_request, "_last_data_received"),
 ]
 
 

@@ -7,7 +7,6 @@ need msgspec, which vLLM has, and Python 3.11.
 from agent.records.request import RequestRecord, Status
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
-from agent.sources.proxy.measuring.json_values import short_text
 from agent.sources.proxy.measuring.measured_exchange import (
     MeasuredExchange,
     MeasuringOptions,
@@ -28,5 +27,4 @@ __all__ = [
     "Status",
     "TokenUsage",
     "record_bytes",
-    "short_text",
 ]

@@ -20,12 +20,11 @@ from goodput_agent_vllm.core import (
     Status,
     TokenUsage,
     record_bytes,
-    short_text,
 )
 from goodput_agent_vllm.datagrams import count_record, open_record, served_record
 from goodput_agent_vllm.held_figures import WAIT_S, Figures, HeldFigures, Key, Waiting, key_of
 from goodput_agent_vllm.middleware import App, Message, Receive, Scope, Send
-from goodput_agent_vllm.open_requests import OpenRequests, Slot
+from goodput_agent_vllm.open_requests import NO_SLOT, OpenRequests, Slot
 from goodput_agent_vllm.reporting import MAX_ERRORS, Reporter, shared_reporter
 from goodput_agent_vllm.watched_request import (
     ENGINE_REQUEST,
@@ -108,19 +107,17 @@ class Front:
         """Begin to measure a request."""
         return self._measuring.begin(arrival, trace)
 
-    def opened(
-        self, exchange: MeasuredExchange, trace: Trace, at: float, at_s: float
-    ) -> Slot | None:
-        """Keep an open request where it outlives this process; None where that cannot be."""
+    def opened(self, exchange: MeasuredExchange, trace: Trace, at: float, at_s: float) -> Slot:
+        """Keep an open request where it outlives this process; NO_SLOT where that cannot be."""
         path = self._reporter.path
         if self._open_requests is None and path is not None:
             self._open_requests = OpenRequests.beside(path)
         if self._open_requests is None:
-            return None
-        record = exchange.open_record()
-        proxied = record.proxied and record.proxied._replace(error=_FRONT_DIED)
-        sent = record_bytes(record._replace(proxied=proxied, parent_span_id=trace.parent_span_id))
-        return self._open_requests.open(open_record(sent, proxied=trace.proxied), at, at_s)
+            return NO_SLOT
+        sent = record_bytes(exchange.open_record(_FRONT_DIED))
+        return (
+            self._open_requests.open(open_record(sent, proxied=trace.proxied), at, at_s) or NO_SLOT
+        )
 
     def forget(self, request: WatchedRequest) -> None:
         """The request is open no more, whether it could be measured or not."""
@@ -133,10 +130,8 @@ class Front:
         engine_id, usage = _engine_request(request.scope)
         if usage is not None:
             exchange.counted(usage)
+        exchange.identified(engine_id)
         record = exchange.record(ending, at_s)
-        if record.request_id == request.trace.span_id:
-            record = record._replace(request_id=short_text(engine_id))
-        record = record._replace(parent_span_id=request.trace.parent_span_id)
         served = partial(self._send, record, proxied=request.trace.proxied)
         # The engine got no request that was refused.
         if engine_id is None or 400 <= (record.http_status or 0) < 500:

@@ -33,12 +33,12 @@ FILE_BYTES = _RECORDS_AT + SLOTS * RECORD_BYTES
 
 # A slot begins with a byte, its state. The other fields follow at these bytes.
 FREE, OPEN = 0, 1
-# Bytes of the record, arrival as Unix time, arrival on CLOCK_MONOTONIC.
-_REQUEST_AT, _write_request = 8, struct.Struct("@Qdd").pack_into
-# The first event on CLOCK_MONOTONIC.
-_FIRST_AT, _write_first = 32, struct.Struct("@d").pack_into
-# Events so far, and the last of them on CLOCK_MONOTONIC.
-_PROGRESS_AT, _write_progress = 40, struct.Struct("@Qd").pack_into
+# Bytes of the record, arrival as Unix time and on CLOCK_MONOTONIC; the first event there, events so
+# far, and the last of them.
+_REQUEST_AT, _write_request = 8, struct.Struct("@QdddQd").pack_into
+_FIRST_AT, _write_progress = 32, struct.Struct("@dQd").pack_into
+# The place of the last event's time, in doubles.
+_LAST_AT = 48
 
 # The agent only reads. Whoever could truncate the file would kill this process by SIGBUS.
 _MODE = 0o640
@@ -53,32 +53,56 @@ _in_use: "set[OpenRequests]" = set()
 
 
 class Slot:
-    """One open request; for the thread of its OpenRequests."""
+    """One open request; for the thread of its OpenRequests.
 
-    __slots__ = ("_events", "_index", "_owner", "_progress_at")
+    `file.last_s[place]` is the time of the last event, on CLOCK_MONOTONIC: whoever has many events
+    writes it there, and counts them later by `events`.
+    """
 
-    def __init__(self, owner: "OpenRequests", index: int) -> None:
-        self._owner = owner
+    __slots__ = ("_events", "_first_s", "_index", "file", "place")
+
+    def __init__(self, file: "OpenRequests | _NoFile", index: int, place: int) -> None:
+        self.file = file
+        self.place = place
         self._index = index
-        self._progress_at = HEADER_BYTES + index * SLOT_BYTES + _PROGRESS_AT
+        self._first_s = 0.0
         self._events = 0
 
     def event(self, at_s: float) -> None:
         """Note an event of the response's stream at a time of CLOCK_MONOTONIC."""
-        at = self._progress_at
-        if not at:
+        self.events(1, at_s)
+
+    def events(self, number: int, last_s: float) -> None:
+        """Note so many more events, at a time of CLOCK_MONOTONIC the last of them."""
+        if not self.place:
             return
-        content = self._owner.content
         if not self._events:
-            _write_first(content, at - _PROGRESS_AT + _FIRST_AT, at_s)
-        self._events = events = self._events + 1
-        _write_progress(content, at, events, at_s)
+            self._first_s = last_s
+        self._events += number
+        at = HEADER_BYTES + self._index * SLOT_BYTES + _FIRST_AT
+        _write_progress(self.file.content, at, self._first_s, self._events, last_s)
 
     def close(self) -> None:
         """The request ended; further calls do nothing."""
-        if self._progress_at:
-            self._owner.free(self._index)
-            self._progress_at = 0
+        if self.place:
+            self.file.free(self._index)
+            self.file, self.place = _NO_FILE, 0
+
+
+class _NoFile:
+    """In place of a file: it keeps nothing."""
+
+    def __init__(self) -> None:
+        self.content = bytearray(8)
+        self.last_s = memoryview(self.content).cast("d")
+
+    def free(self, index: int) -> None:
+        """Do nothing."""
+
+
+_NO_FILE = _NoFile()
+# In place of a slot, where there is none.
+NO_SLOT = Slot(_NO_FILE, 0, 0)
 
 
 class OpenRequests:
@@ -90,7 +114,7 @@ class OpenRequests:
     def __init__(self, path: str, lock: int, content: mmap.mmap) -> None:
         """`lock` is a locked descriptor of the file, `content` its mapping."""
         self.path = path
-        self.content = content
+        self._map(content)
         self.too_many = 0
         self.too_long = 0
         self._lock = lock
@@ -143,11 +167,14 @@ class OpenRequests:
         content, at = self.content, HEADER_BYTES + index * SLOT_BYTES
         record_at = _RECORDS_AT + index * RECORD_BYTES
         content[record_at : record_at + length] = record
-        _write_request(content, at + _REQUEST_AT, length, arrived_at, arrived_s)
-        _write_progress(content, at + _PROGRESS_AT, 0, 0.0)
+        _write_request(content, at + _REQUEST_AT, length, arrived_at, arrived_s, 0.0, 0, 0.0)
         # Last: a process may be killed between any two of these lines.
         content[at] = OPEN
-        return Slot(self, index)
+        return Slot(self, index, (at + _LAST_AT) // 8)
+
+    def _map(self, content: mmap.mmap) -> None:
+        self.content = content
+        self.last_s = memoryview(content).cast("d")
 
     def free(self, index: int) -> None:
         """Free a slot; for `Slot` alone."""
@@ -189,7 +216,8 @@ class OpenRequests:
             return
         content[:] = self.content[:]
         os.close(self._lock)
-        self._lock, self.content = lock, content
+        self._lock = lock
+        self._map(content)
         self._inode = os.fstat(lock).st_ino
 
 

@@ -8,12 +8,13 @@ import struct
 import time
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
+from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from goodput_agent_vllm.core import Arrival, Ending, MeasuredExchange, RawHeaders, RequestRecord
 from goodput_agent_vllm.middleware import App, Message, Receive, Scope, Send
-from goodput_agent_vllm.open_requests import Slot
+from goodput_agent_vllm.open_requests import NO_SLOT, Slot
 
 if TYPE_CHECKING:
     from goodput_agent_vllm.front import Front
@@ -32,10 +33,11 @@ ENGINE_REQUEST = "goodput_agent_engine_request"
 MAX_BODY_BYTES = 8 * 1024 * 1024
 
 # Pieces of a response are read so many at a time: that takes less time than to read each.
-_READ_TOGETHER = 16
+_READ_TOGETHER = 32
 
 # `struct tcp_info` of Linux: milliseconds since the last data arrived.
-_TCP_INFO, _TCP_INFO_BYTES, _LAST_DATA_RECEIVED = 11, 104, 52
+_TCP_INFO, _TCP_INFO_BYTES = 11, 104
+_last_data_received = struct.Struct("=52xI").unpack_from
 # A connection that was open before may have been idle for long: its last data is this request.
 _LONGEST_WAIT_S = 60.0
 
@@ -43,6 +45,10 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{
 # The agent's proxy says so: see agent/catalog/spans.py.
 _FROM_PROXY = frozenset((b"goodput=proxied", b"goodput=unsampled"))
 _NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
+
+# An application may set the seed of the generator that all share.
+_ids = Random()
+os.register_at_fork(after_in_child=_ids.seed)
 
 
 class Trace:
@@ -52,23 +58,34 @@ class Trace:
     sent a trace of its own. `parent_span_id` is the client's.
     """
 
-    __slots__ = ("headers", "parent_span_id", "proxied", "span_id", "trace_id")
+    __slots__ = ("_sent", "headers", "parent_span_id", "span_id", "trace_id")
 
     def __init__(self, sent: RawHeaders) -> None:
-        self.span_id = os.urandom(8).hex()
+        ids = f"{_ids.getrandbits(192):048x}"
+        self.trace_id, self.span_id = ids[:32], ids[32:]
+        self._sent = sent
         self.headers: RawHeaders = ()
         self.parent_span_id: str | None = None
-        states = b",".join([value for name, value in sent if name == b"tracestate"]).split(b",")
-        self.proxied = not _FROM_PROXY.isdisjoint(map(bytes.strip, states))
-        parent = next((value for name, value in sent if name == b"traceparent"), None)
-        found = None if parent is None else _TRACEPARENT.fullmatch(parent)
+        for name, value in sent:
+            if name == b"traceparent":
+                self._continue(value)
+                return
+        added = f"00-{self.trace_id}-{self.span_id}-01".encode()
+        self.headers = ((b"traceparent", added),)
+
+    def _continue(self, parent: bytes) -> None:
+        found = _TRACEPARENT.fullmatch(parent)
         if found and found[1] != _NO_TRACE and found[2] != _NO_SPAN:
             self.trace_id, self.parent_span_id = found[1].decode(), found[2].decode()
-            return
-        self.trace_id = os.urandom(16).hex()
-        if parent is None:
-            value = f"00-{self.trace_id}-{self.span_id}-01"
-            self.headers = ((b"traceparent", value.encode()),)
+
+    @property
+    def proxied(self) -> bool:
+        """Whether the request came through the agent's proxy."""
+        values = [value for name, value in self._sent if name == b"tracestate"]
+        if not values:
+            return False
+        states = b",".join(values).split(b",")
+        return not _FROM_PROXY.isdisjoint(map(bytes.strip, states))
 
     def end(self, record: RequestRecord, response_model: str | None) -> None:
         """Do nothing: the agent makes a row of the record."""
@@ -82,10 +99,9 @@ def kernel_wait_s(receive: Receive) -> float:
     """
     try:
         connection = receive.__self__.transport.get_extra_info("socket")  # type: ignore[attr-defined]
-        if connection.family not in (socket.AF_INET, socket.AF_INET6):
-            return 0.0
+        # A Unix socket has no such option.
         info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
-        waited_s: float = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)[0] / 1000
+        waited_s: float = _last_data_received(info)[0] / 1000
     except Exception:
         # Also of a client that has left: its socket is closed.
         return 0.0
@@ -98,10 +114,12 @@ def _client_left(receive: Receive) -> bool:
 
 
 class WatchedRequest:
-    """Measures one request. `run` serves it; no error of the measuring reaches the application."""
+    """Measures one request. `run` serves it; no error of the measuring reaches the application.
+
+    Only what is needed is done before the application gets the request: the arrival and the trace.
+    """
 
     __slots__ = (
-        "_at",
         "_at_s",
         "_body",
         "_body_bytes",
@@ -111,25 +129,27 @@ class WatchedRequest:
         "_exchange",
         "_front",
         "_gone_s",
+        "_head",
         "_open",
+        "_pieces",
         "_receive",
         "_reported",
         "_send",
         "_slot",
-        "_unread",
+        "_times_s",
         "scope",
         "trace",
     )
 
     def __init__(self, front: "Front", scope: Scope, receive: Receive, send: Send) -> None:
-        waited_s = kernel_wait_s(receive)
-        self._at = time.time() - waited_s
-        self._at_s = monotonic() - waited_s
+        self._at_s = monotonic() - kernel_wait_s(receive)
         self._front = front
         self._receive = receive
         self._send = send
-        self.trace = Trace(scope["headers"])
-        headers = [*scope["headers"], *self.trace.headers]
+        headers = scope["headers"]
+        self.trace = trace = Trace(headers)
+        if trace.headers:
+            headers = [*headers, *trace.headers]
         self.scope: Scope = {**scope, "headers": headers, WATCHED: True, ENGINE_REQUEST: None}
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -137,13 +157,17 @@ class WatchedRequest:
         # After an error of the measuring the request passes unmeasured.
         self._broken = False
         self._exchange: MeasuredExchange | None = None
-        self._slot: Slot | None = None
+        self._slot: Slot = NO_SLOT
         self._gone_s: float | None = None
         self._ended_s: float | None = None
         self._reported = False
-        # Whether the response has begun, and neither ended nor lost its client.
+        # The status and the headers of the response until they are read; None before and after.
+        self._head: tuple[int, RawHeaders] | None = None
+        # Whether the response's body has begun, and neither ended nor lost its client.
         self._open = False
-        self._unread: list[tuple[bytes, float]] = []
+        # What was sent and is not read yet, and when.
+        self._pieces: list[bytes] = []
+        self._times_s: list[float] = []
 
     async def run(self, app: App) -> None:
         """Serve the request, then report it."""
@@ -181,19 +205,23 @@ class WatchedRequest:
     def _fail(self) -> None:
         """One error of a request counts, however many would follow."""
         self._broken = True
+        self._open = False
         self._body = []
-        self._unread = []
+        self._pieces, self._times_s = [], []
         self._front.failed()
         with contextlib.suppress(Exception):
-            if self._slot is not None:
-                self._slot.close()
+            self._slot.close()
 
     # What the application receives
 
     async def receive(self) -> Message:
         """Return the next message of the server."""
         message = await self._receive()
-        self._guarded(self._received, message)
+        if not self._broken:
+            try:
+                self._received(message)
+            except Exception:
+                self._fail()
         return message
 
     def _received(self, message: Message) -> None:
@@ -217,21 +245,20 @@ class WatchedRequest:
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the application to the server."""
-        if not self._broken:
-            try:
-                # Nearly every message is a piece of an open stream: no further call for these.
-                if self._open and message.get("more_body") and (body := message.get("body")):
-                    now_s = monotonic()
-                    unread = self._unread
-                    unread.append((body, now_s))
-                    if self._slot is not None:
-                        self._slot.event(now_s)
-                    if len(unread) >= _READ_TOGETHER:
-                        self._read()
-                else:
-                    self._sent(message)
-            except Exception:
-                self._fail()
+        try:
+            # Nearly every message is a piece of an open stream: no further call for these.
+            if self._open and message.get("more_body") and (body := message.get("body")):
+                now_s = monotonic()
+                pieces, slot = self._pieces, self._slot
+                pieces.append(body)
+                self._times_s.append(now_s)
+                slot.file.last_s[slot.place] = now_s
+                if len(pieces) >= _READ_TOGETHER:
+                    self._read()
+            elif not self._broken:
+                self._sent(message)
+        except Exception:
+            self._fail()
         return self._send(message)
 
     def _sent(self, message: Message) -> None:
@@ -243,15 +270,16 @@ class WatchedRequest:
             if _client_left(self._receive):
                 self._gone_s = now_s
                 return
-            self._begin().answered(message["status"], message.get("headers", ()), now_s)
-            self._open = True
+            self._head = message["status"], message.get("headers", ())
+            # Mostly it has begun.
+            self._begin()
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
             if body:
-                assert self._open, "the head comes first"
-                self._unread.append((body, now_s))
-                if self._slot is not None:
-                    self._slot.event(now_s)
+                self._pieces.append(body)
+                self._times_s.append(now_s)
+                self._slot.event(now_s)
+                self._open = True
             if not message.get("more_body", False):
                 self._ended_s = now_s
                 self._open = False
@@ -262,9 +290,18 @@ class WatchedRequest:
 
     def _read(self) -> None:
         """Read what was sent since the last time."""
-        unread, self._unread = self._unread, []
-        if unread:
-            self._begin().chunks(unread)
+        exchange = self._begin()
+        pieces, times_s = self._pieces, self._times_s
+        uncounted = len(pieces)
+        if self._head is not None:
+            (status, headers), self._head = self._head, None
+            exchange.answered(status, headers, self._at_s)
+            # The first piece was counted when it was sent.
+            uncounted -= 1
+        if pieces:
+            self._pieces, self._times_s = [], []
+            self._slot.events(uncounted, times_s[-1])
+            exchange.chunks(pieces, times_s)
 
     def _begin(self) -> MeasuredExchange:
         """Begin to measure, unless that has begun; return the measurement."""
@@ -272,28 +309,29 @@ class WatchedRequest:
             whole = self._body_complete and self._body_bytes <= MAX_BODY_BYTES
             body = b"".join(self._body) if whole else None
             self._body = []
-            self._exchange = self._front.begin(
+            at = time.time() - monotonic() + self._at_s
+            self._exchange = exchange = self._front.begin(
                 Arrival(
                     method=self.scope["method"],
                     path=path_of(self.scope),
                     headers=self.scope["headers"],
                     body=body,
-                    at=self._at,
+                    at=at,
                     at_s=self._at_s,
                     # Of a request that is refused by its head, the body is not read.
                     client_left=not self._body_complete,
                 ),
                 self.trace,
             )
-            self._exchange.catch_up()
-            self._slot = self._front.opened(self._exchange, self.trace, self._at, self._at_s)
+            exchange.parent_span_id = self.trace.parent_span_id
+            exchange.catch_up()
+            self._slot = self._front.opened(exchange, self.trace, at, self._at_s)
         return self._exchange
 
     def _end(self, *, failed: bool) -> None:
         exchange = self._begin()
-        if self._slot is not None:
-            self._slot.close()
         self._read()
+        self._slot.close()
         ending, at_s = self._ending(exchange, failed=failed)
         exchange.finish(at_s)
         if self._body_bytes > MAX_BODY_BYTES:

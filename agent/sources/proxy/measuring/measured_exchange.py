@@ -1,6 +1,6 @@
 """Measures one exchange and makes its record."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ from agent.sources.proxy.exchange import (
     Ending,
     OnFailure,
     RawHeaders,
-    Reads,
     RequestSpan,
     Tracing,
 )
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS, ApiProtocol
+from agent.sources.proxy.measuring.json_values import short_text
 from agent.sources.proxy.measuring.parsed_event import TokenUsage, with_engine_times
 from agent.sources.proxy.measuring.request_fields import (
     REQUEST_ID,
@@ -107,6 +107,9 @@ def _status_of(http_status: int) -> Status:
     return Status.ERROR
 
 
+# In place of a tenant that was not read yet.
+_UNREAD = ""
+
 # Shared by all exchanges: a pass-through reader never changes its findings.
 _PASS_THROUGH = PassThroughReader()
 _IDENTITY = (b"accept-encoding", b"identity")
@@ -137,9 +140,40 @@ class MeasuringContext(NamedTuple):
 
 
 class MeasuredExchange:
-    """Measures one exchange while its response passes; `ended` hands the record to the sink."""
+    """Measures one exchange while its response passes; `ended` hands the record to the sink.
 
-    error_status: int | None = None
+    `parent_span_id` is that of the client's span, and None if spans have it.
+    """
+
+    __slots__ = (
+        "_at",
+        "_at_s",
+        "_client_headers",
+        "_context",
+        "_ended",
+        "_engine",
+        "_fields",
+        "_first_byte_at_s",
+        "_http_status",
+        "_input_bytes",
+        "_media",
+        "_output_bytes",
+        "_prepared",
+        "_protocol",
+        "_reader",
+        "_request_id",
+        "_route",
+        "_span",
+        "_streamed",
+        "_strips_usage",
+        "_tenant",
+        "added_headers",
+        "body",
+        "error_status",
+        "headers",
+        "model",
+        "parent_span_id",
+    )
 
     def __init__(
         self,
@@ -150,11 +184,14 @@ class MeasuredExchange:
         fields: RequestFields,
         span: RequestSpan,
     ) -> None:
+        self.error_status: int | None = None
+        self.parent_span_id: str | None = None
         self.body = fields.body
         self.model = fields.model
         self._client_headers = by_name(arrival.headers)
+        self._tenant: str | None = _UNREAD
         client_id = request_id_of(self._client_headers)
-        self._request_id = client_id or span.span_id
+        self._request_id: str | None = client_id or span.span_id
         own_id = (REQUEST_ID, span.span_id.encode())
         # What a client sends passes unchanged, also if the row cannot have it.
         sent_id = [] if self._client_headers.get(REQUEST_ID) else [own_id]
@@ -225,13 +262,13 @@ class MeasuredExchange:
         """Whether the client gets these bytes unchanged, and no others if they are the last."""
         return not isinstance(self._reader, StreamReader) or self._reader.passes(data)
 
-    def chunks(self, pieces: Reads) -> None:
+    def chunks(self, pieces: Sequence[bytes], times_s: Sequence[float]) -> None:
         """Read pieces of a response that passes unchanged and that the client has already."""
         if self._first_byte_at_s is None:
-            self._first_byte_at_s = pieces[0][1]
-        self._output_bytes += sum([len(data) for data, _ in pieces])
+            self._first_byte_at_s = times_s[0]
+        self._output_bytes += sum(map(len, pieces))
         try:
-            self._reader.take_all(pieces)
+            self._reader.take_all(pieces, times_s)
         except Exception:
             self._stop_reading()
 
@@ -273,6 +310,18 @@ class MeasuredExchange:
         self._output_bytes += len(kept)
         return kept
 
+    @property
+    def tenant(self) -> str | None:
+        """Whom the request is for."""
+        if self._tenant == _UNREAD:
+            self._tenant = tenant_of(self._client_headers, self._context.names_in.tenant)
+        return self._tenant
+
+    def identified(self, engine_id: str | None) -> None:
+        """Take the engine's id of a request that has none of its client."""
+        if self._request_id == self._span.span_id:
+            self._request_id = short_text(engine_id)
+
     def counted(self, usage: TokenUsage) -> None:
         """Take counts that the engine did not send to the client; those of the response win."""
         if self._reader is not _PASS_THROUGH:
@@ -283,7 +332,7 @@ class MeasuredExchange:
         """Return the record of the exchange, which has ended."""
         return self._with_engine_times(self._record(ending, at_s))
 
-    def open_record(self) -> RequestRecord:
+    def open_record(self, error: str = ProxyFailure.WORKER_DIED) -> RequestRecord:
         """Return the record that the request has if this process dies."""
         fields, headers, names_in = self._fields, self._client_headers, self._context.names_in
         return RequestRecord(
@@ -298,11 +347,12 @@ class MeasuredExchange:
             agent=self._context.agent,
             engine=self._engine,
             model=self.model,
-            tenant=tenant_of(headers, names_in.tenant),
+            tenant=self.tenant,
             route=self._route,
+            parent_span_id=self.parent_span_id,
             proxied=ProxyView(
                 input_bytes=self._input_bytes,
-                error=ProxyFailure.WORKER_DIED,
+                error=error,
                 choices=fields.choices,
                 streamed=fields.streamed,
                 priority=fields.priority,
@@ -351,7 +401,7 @@ class MeasuredExchange:
             engine=self._engine,
             # Of a body that was not read, the response has it.
             model=self.model or findings.model,
-            tenant=tenant_of(self._client_headers, self._context.names_in.tenant),
+            tenant=self.tenant,
             route=self._route,
             ttft_s=self._since_arrival(timing.first_s),
             tpot_s=self._tpot_s(output_tokens, usage.reasoning_tokens),
@@ -364,6 +414,7 @@ class MeasuredExchange:
             finish_reason=findings.finish_reason,
             http_status=self._http_status,
             proxied=self._view(outcome),
+            parent_span_id=self.parent_span_id,
         )
 
     def _with_engine_times(self, record: RequestRecord) -> RequestRecord:

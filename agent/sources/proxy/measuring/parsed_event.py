@@ -26,10 +26,11 @@ class TokenUsage(NamedTuple):
 
     def possible(self) -> "TokenUsage":
         """Return these counts without parts that are larger than their whole."""
-        return self._replace(
-            cached_tokens=_part(self.cached_tokens, self.input_tokens),
-            reasoning_tokens=_part(self.reasoning_tokens, self.output_tokens),
-        )
+        cached = _part(self.cached_tokens, self.input_tokens)
+        reasoning = _part(self.reasoning_tokens, self.output_tokens)
+        if cached is self.cached_tokens and reasoning is self.reasoning_tokens:
+            return self
+        return self._replace(cached_tokens=cached, reasoning_tokens=reasoning)
 
 
 def completions_usage(usage: Json) -> TokenUsage:

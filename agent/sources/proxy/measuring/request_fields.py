@@ -228,9 +228,12 @@ def client_name(headers: Headers, header: bytes | None) -> str | None:
 
 def priority_header(headers: Headers) -> int | None:
     """Return the priority of vLLM's own header, which wins over the one in the body."""
+    value = headers.get(_PRIORITY)
+    if value is None:
+        return None
     try:
-        return priority_of(int(headers[_PRIORITY]))
-    except (KeyError, ValueError):
+        return priority_of(int(value))
+    except ValueError:
         return None
 
 

@@ -7,7 +7,6 @@ from typing import Protocol
 from agent.analysis.latency import tpot_s
 from agent.analysis.quantiles import LOWEST_BIN, bins_of
 from agent.catalog.reasons import ProxyFailure
-from agent.sources.proxy.exchange import Reads
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.parsed_event import (
     MAX_REASON_LENGTH,
@@ -19,7 +18,7 @@ from agent.sources.proxy.measuring.parsed_event import (
 )
 
 # Times are kept uncounted until there are this many, or until a gap is read.
-_MAX_UNCOUNTED = 64
+_MAX_UNCOUNTED = 128
 
 
 class TokenTiming:
@@ -135,7 +134,7 @@ class TokenTiming:
         last_s, gaps, largest_s = self._last_s, self._gaps, self._max_gap_s
         if times_s := self._uncounted:
             new_s = list(map(sub, times_s, (last_s, *times_s)))
-            last_s, largest_s = times_s[-1], max(largest_s or 0.0, *new_s)
+            last_s, largest_s = times_s[-1], max(largest_s or 0.0, max(new_s))
             for number, count in bins_of(new_s).items():
                 gaps[number] = gaps.get(number, 0) + count
             times_s.clear()
@@ -245,7 +244,7 @@ class ResponseReader(Protocol):
     def take(self, data: bytes, at_s: float) -> bytes:
         """Read a piece of the body; return the bytes to send to the client now."""
 
-    def take_all(self, pieces: Reads) -> None:
+    def take_all(self, pieces: Sequence[bytes], times_s: Sequence[float]) -> None:
         """Read pieces that the client has already, as `take` reads each."""
 
     def finish(self, at_s: float) -> bytes:
@@ -265,7 +264,7 @@ class PassThroughReader:
         """Return the piece."""
         return data
 
-    def take_all(self, pieces: Reads) -> None:
+    def take_all(self, pieces: Sequence[bytes], times_s: Sequence[float]) -> None:
         """Do nothing."""
 
     def finish(self, at_s: float) -> bytes:
@@ -295,9 +294,9 @@ class WholeBodyReader:
             self.findings.missed = ProxyFailure.ANSWER_TOO_LARGE
         return data
 
-    def take_all(self, pieces: Reads) -> None:
+    def take_all(self, pieces: Sequence[bytes], times_s: Sequence[float]) -> None:
         """Keep the pieces."""
-        for data, at_s in pieces:
+        for data, at_s in zip(pieces, times_s, strict=True):
             self.take(data, at_s)
 
     def finish(self, at_s: float) -> bytes:

@@ -56,6 +56,11 @@ def _struct(kind: Any, views: dict[Any, type[msgspec.Struct]]) -> type[msgspec.S
 _PROXY_VIEW = _struct(ProxyView, {})
 _ENGINE_VIEW = _struct(EngineView, {})
 _RECORD = _struct(RequestRecord, {ProxyView: _PROXY_VIEW, EngineView: _ENGINE_VIEW})
+# The place of each in a record.
+_VIEWS = (
+    (RequestRecord._fields.index("proxied"), _PROXY_VIEW),
+    (RequestRecord._fields.index("engine_view"), _ENGINE_VIEW),
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_RECORD)
@@ -64,11 +69,10 @@ _DECODER = msgspec.msgpack.Decoder(_RECORD)
 def record_bytes(record: RequestRecord) -> bytes:
     """The record as bytes. Raises TypeError, ValueError and OverflowError for what no message can
     hold."""
-    proxied, engine_view = record.proxied, record.engine_view
-    values = record._replace(
-        proxied=None if proxied is None else _PROXY_VIEW(*proxied),  # type: ignore[arg-type]
-        engine_view=None if engine_view is None else _ENGINE_VIEW(*engine_view),  # type: ignore[arg-type]
-    )
+    values: list[Any] = list(record)
+    for place, view in _VIEWS:
+        if values[place] is not None:
+            values[place] = view(*values[place])
     return _ENCODER.encode(_RECORD(*values))
 
 

@@ -92,7 +92,7 @@ class EventSplitter:
 def only_data(piece: bytes) -> bytes | None:
     """Return the data of a piece that is one event of one data line, as nearly all are."""
     end = len(piece) - 2
-    if piece.startswith(b"data: ") and piece.find(b"\n\n") == end == piece.find(b"\n"):
+    if piece.startswith(b"data: ") and piece.endswith(b"\n\n") and piece.find(b"\n") == end:
         return None if b"\r" in piece else piece[6:end]
     return None
 
@@ -220,9 +220,11 @@ class TokenPattern:
     the JSON parser.
     """
 
-    __slots__ = ("_begin", "_begin_bytes", "_end", "_end_bytes", "_lessons")
+    __slots__ = ("_begin", "_begin_bytes", "_end", "_end_bytes", "_lessons", "learns")
 
     def __init__(self) -> None:
+        # Whether another event would help: none matched yet, and it may still be found.
+        self.learns = True
         self._begin = b""
         # Longer than any piece, so that nothing matches before two lessons.
         self._begin_bytes = MAX_EVENT_BYTES
@@ -235,6 +237,7 @@ class TokenPattern:
         if self._lessons >= _MAX_LESSONS:
             return
         self._lessons += 1
+        self.learns = self._lessons < _MAX_LESSONS
         if self._lessons == 1:
             self._begin = self._end = event
             return
@@ -242,6 +245,9 @@ class TokenPattern:
         self._begin = begin[: begin.rfind(b'"') + 1]
         self._end = end[end.find(b'"') :]
         self._begin_bytes, self._end_bytes = len(self._begin), len(self._end)
+        # Of two equal texts all is the begin, and there is nothing between it and the end.
+        if self._begin_bytes + self._end_bytes <= len(event):
+            self.learns = False
 
     def matches(self, piece: bytes) -> bool:
         """Whether a piece of the stream is such an event; False if that is not certain."""
@@ -254,18 +260,14 @@ class TokenPattern:
             and piece.endswith(self._end)
         )
 
-    def matches_all(self, pieces: Reads) -> bool:
+    def matches_all(self, pieces: Sequence[bytes]) -> bool:
         """Whether `matches` is true for each of these pieces."""
         begin, end = self._begin, self._end
-        texts = [piece.removeprefix(begin).removesuffix(end) for piece, _ in pieces]
+        texts = [piece.removeprefix(begin).removesuffix(end) for piece in pieces]
         text = b"".join(texts)
         around_bytes = len(pieces) * (self._begin_bytes + self._end_bytes)
         # Where a begin or an end is missing, more is left.
-        return (
-            len(text) + around_bytes == sum([len(piece) for piece, _ in pieces])
-            and b'"' not in text
-            and all(texts)
-        )
+        return len(text) + around_bytes == sum(map(len, pieces)) and b'"' not in text and all(texts)
 
 
 _DONE = b"[DONE]"
@@ -279,6 +281,11 @@ _FINISH_REASON = re.compile(rb'"finish_reason"\s*+:\s*+(?!null)')
 # once.
 MAX_DEFERRED_PIECES = 8
 MAX_DEFERRED_BYTES = 16 * 1024
+
+# Of a stream that the client has already: the first pieces are read one by one until the events of
+# its tokens are known, and at most so many of the last ones are no tokens.
+_READ_TO_LEARN = 8
+_LAST_PIECES = 5
 
 
 class StreamReader:
@@ -329,15 +336,35 @@ class StreamReader:
             self.catch_up()
         return data
 
-    def take_all(self, pieces: Reads) -> None:
+    def take_all(self, pieces: Sequence[bytes], times_s: Sequence[float]) -> None:
         """Read pieces that the client has already, as `take` reads each."""
-        if self._stripper is None and self._passes(None) and self._pattern.matches_all(pieces):
-            if self._deferred:
-                self.catch_up()
-            self._timing.visible_tokens([at_s for _, at_s in pieces], len(pieces))
-            return
-        for data, at_s in pieces:
-            self.take(data, at_s)
+        tokens, read = 0, 0
+        if self._stripper is None and self._passes(None):
+            self.catch_up()
+            while self._pattern.learns and read < min(len(pieces), _READ_TO_LEARN):
+                self._read_piece(pieces[read], times_s[read])
+                read += 1
+            tokens = self._tokens(pieces[read:], times_s[read:])
+        read += tokens
+        # Few are left behind tokens. Others are read together.
+        take = self._read_piece if tokens else self.take
+        for data, at_s in zip(pieces[read:], times_s[read:], strict=True):
+            take(data, at_s)
+
+    def _tokens(self, pieces: Sequence[bytes], times_s: Sequence[float]) -> int:
+        """Note the first of these pieces as tokens; return how many are nothing else.
+
+        The last ones of a stream are not: they are found from the end. Returns 0 also if others are
+        among them.
+        """
+        pattern, end = self._pattern, len(pieces)
+        least = max(end - _LAST_PIECES, 0)
+        while end > least and not pattern.matches(pieces[end - 1]):
+            end -= 1
+        if end == least or not pattern.matches_all(pieces[:end]):
+            return 0
+        self._timing.visible_tokens(times_s[:end], end)
+        return end
 
     def _passes(self, stripper: UsageStripper | None) -> bool:
         """Whether an event that is a token and nothing else goes to the client as it is."""
@@ -349,13 +376,16 @@ class StreamReader:
         """Read the deferred pieces, which the client has already."""
         deferred, self._deferred = self._deferred, []
         self._deferred_bytes = 0
-        if self._splitter.waiting or not self._read_together(deferred):
+        if deferred and (self._splitter.waiting or not self._read_together(deferred)):
             for data, at_s in deferred:
-                for event in self._splitter.split(data):
-                    parsed = self._parse(event)
-                    self._note(parsed, at_s)
-                    if parsed is VISIBLE_TOKEN and event == data:
-                        self._pattern.learn(event)
+                self._read_piece(data, at_s)
+
+    def _read_piece(self, data: bytes, at_s: float) -> None:
+        for event in self._splitter.split(data):
+            parsed = self._parse(event)
+            self._note(parsed, at_s)
+            if parsed is VISIBLE_TOKEN and event == data:
+                self._pattern.learn(event)
 
     def _read_together(self, pieces: Reads) -> bool:
         """Read pieces of whole events, each of one line of data, as nearly all are.

@@ -371,7 +371,7 @@ def _read(
     reader = StreamReader(PROTOCOLS[route], None, choices=1)
     for at in range(0, len(pieces), together):
         if together > 1:
-            reader.take_all(pieces[at : at + together])
+            reader.take_all(*zip(*pieces[at : at + together], strict=True))
         else:
             reader.take(*pieces[at])
     reader.finish(1000.0)
@@ -462,13 +462,37 @@ def test_most_tokens_of_a_stream_are_not_parsed(together: int) -> None:
         parsed.extend(lines.splitlines())
         return count(lines)
 
-    reader = StreamReader(replace(protocol, count_tokens=counted), None, choices=1)
-    pieces = [(_chat_event({"content": f" w{n}"}, {}), n * 1.0) for n in range(100)]
+    def read(data: bytes) -> ParsedEvent | None:
+        parsed.append(data)
+        return protocol.read_event(data)
+
+    reading = replace(protocol, count_tokens=counted, read_event=read)
+    reader = StreamReader(reading, None, choices=1)
+    pieces = [_chat_event({"content": f" w{number}"}, {}) for number in range(100)]
     for at in range(0, len(pieces), together):
-        reader.take_all(pieces[at : at + together])
+        times_s = [float(number) for number in range(at, min(at + together, len(pieces)))]
+        reader.take_all(pieces[at : at + together], times_s)
     reader.finish(100.0)
-    assert len(parsed) == MAX_DEFERRED_PIECES
+    # Two events with other texts show what is alike.
+    assert len(parsed) == 2
     assert sum(reader.findings.timing.gaps.values()) == 99
+
+
+def test_streams_whose_tokens_are_alike_are_parsed_until_two_differ() -> None:
+    parsed: list[bytes] = []
+    protocol = PROTOCOLS["/v1/chat/completions"]
+
+    def read(data: bytes) -> ParsedEvent | None:
+        parsed.append(data)
+        return protocol.read_event(data)
+
+    reader = StreamReader(replace(protocol, read_event=read), None, choices=1)
+    texts = ["a", "a", "a", *(f" w{number}" for number in range(20))]
+    pieces = [_chat_event({"content": text}, {}) for text in texts]
+    reader.take_all(pieces, [float(number) for number in range(len(pieces))])
+    reader.finish(100.0)
+    assert len(parsed) == 4
+    assert sum(reader.findings.timing.gaps.values()) == len(pieces) - 1
 
 
 def test_the_first_token_of_a_tool_call_is_the_tools_name() -> None:
