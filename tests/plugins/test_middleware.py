@@ -12,7 +12,7 @@ import pytest
 from goodput_agent_vllm import front as fronts
 from goodput_agent_vllm import held_figures, watched_request
 from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
-from goodput_agent_vllm.watched_request import kernel_wait_s
+from goodput_agent_vllm.watched_request import ShortWaits, kernel_wait_s
 
 from agent.records.request import Status, Vantage
 from agent.sources.open_requests import read_open_requests
@@ -542,6 +542,30 @@ def test_the_kernel_tells_how_long_bytes_wait_to_be_read() -> None:
         )
         # The step of the kernel's clock is 4 ms.
         assert waited_s <= time.monotonic() - sent_s + 0.005
+
+
+def test_waits_within_a_tick_of_the_kernels_clock_count_with_their_mean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watched_request, "_TICK_S", 0.004)
+    waits = ShortWaits()
+    # A quarter of a millisecond holds a tick once in sixteen times.
+    for number in range(4000):
+        waits.likely_s(0.004 if number % 16 == 0 else 0.0)
+    assert waits.likely_s(0.0) == pytest.approx(0.00025, rel=0.1)
+    assert waits.likely_s(0.004) == pytest.approx(0.00025, rel=0.1)
+    assert waits.likely_s(0.02) == 0.02
+    assert waits.likely_s(0.0) == pytest.approx(0.00025, rel=0.1)
+
+
+def test_waits_of_a_busy_front_count_as_they_were_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watched_request, "_TICK_S", 0.004)
+    waits = ShortWaits()
+    for number in range(2000):
+        waits.likely_s(0.004 if number % 2 else 0.0)
+    assert (waits.likely_s(0.0), waits.likely_s(0.004)) == (0.0, 0.004)
 
 
 def test_a_shutdown_reports_responses_that_just_ended(

@@ -29,6 +29,7 @@ from goodput_agent_vllm.reporting import MAX_ERRORS, Reporter, shared_reporter
 from goodput_agent_vllm.watched_request import (
     ENGINE_REQUEST,
     WATCHED,
+    ShortWaits,
     Trace,
     WatchedRequest,
     path_of,
@@ -63,6 +64,7 @@ class Front:
     """Watches the requests of this process. For the thread of its event loop."""
 
     def __init__(self, reporter: Reporter) -> None:
+        self.short_waits = ShortWaits()
         self._reporter = reporter
         self._errors = 0
         self._held = HeldFigures()

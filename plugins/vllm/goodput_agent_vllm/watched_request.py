@@ -41,6 +41,11 @@ _last_data_received = struct.Struct("=52xI").unpack_from
 # A connection that was open before may have been idle for long: its last data is this request.
 _LONGEST_WAIT_S = 60.0
 
+# The clock of these milliseconds is that of the kernel's ticks: CLOCK_MONOTONIC_COARSE.
+_TICK_S = time.clock_getres(6)
+# How much a wait counts in the mean of short ones.
+_SHARE = 1 / 256
+
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 # The agent's proxy says so: see agent/catalog/spans.py.
 _FROM_PROXY = frozenset((b"goodput=proxied", b"goodput=unsampled"))
@@ -108,6 +113,26 @@ def kernel_wait_s(receive: Receive) -> float:
     return waited_s if waited_s <= _LONGEST_WAIT_S else 0.0
 
 
+class ShortWaits:
+    """Estimates waits that are shorter than a tick of the kernel's clock.
+
+    Such a wait is measured as nothing or, if a tick was within, as a whole one: only the mean of
+    many is right. In a busy front, waits differ too much for that.
+    """
+
+    __slots__ = ("_mean_s",)
+
+    def __init__(self) -> None:
+        self._mean_s = 0.0
+
+    def likely_s(self, measured_s: float) -> float:
+        """Return how long a request most likely waited of which this was measured."""
+        if measured_s > _TICK_S:
+            return measured_s
+        self._mean_s += (measured_s - self._mean_s) * _SHARE
+        return self._mean_s if self._mean_s < _TICK_S / 4 else measured_s
+
+
 def _client_left(receive: Receive) -> bool:
     """Whether uvicorn knows that the client left: applications may ask for the body alone."""
     return getattr(getattr(receive, "__self__", None), "disconnected", False) is True
@@ -142,7 +167,7 @@ class WatchedRequest:
     )
 
     def __init__(self, front: "Front", scope: Scope, receive: Receive, send: Send) -> None:
-        self._at_s = monotonic() - kernel_wait_s(receive)
+        self._at_s = monotonic() - front.short_waits.likely_s(kernel_wait_s(receive))
         self._front = front
         self._receive = receive
         self._send = send
