@@ -75,7 +75,7 @@ def run() -> bool:
 def set_clock() -> None:
     """Give the middleware a clock by which events are as far apart as an engine's."""
     steps_s = accumulate(cycle(_GAPS_S), initial=time.monotonic())
-    watched_request.monotonic = steps_s.__next__
+    watched_request.monotonic = steps_s.__next__  # type: ignore[attr-defined]
 
 
 def _reader(folder: str) -> socket.socket:
