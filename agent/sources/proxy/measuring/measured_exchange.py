@@ -199,15 +199,12 @@ class MeasuredExchange:
         self.added_headers: RawHeaders = (own_id,) if returned else ()
         # Added usage cannot be stripped from a compressed response.
         self._strips_usage = fields.final_usage_added or fields.chunk_usage_added
-        encoding = [_IDENTITY] if self._strips_usage else []
+        encoding = [_IDENTITY] * self._strips_usage
         self.headers: RawHeaders = [*span.headers, *sent_id, *encoding]
-        self._context = context
-        self._protocol = protocol
-        self._route = arrival.path
+        self._context, self._span = context, span
+        self._protocol, self._route = protocol, arrival.path
         self._fields = fields if fields.body is None else fields._replace(body=None)
-        self._span = span
-        self._at = arrival.at
-        self._at_s = arrival.at_s
+        self._at, self._at_s = arrival.at, arrival.at_s
         self._input_bytes = 0 if arrival.body is None else len(arrival.body)
         self._output_bytes = 0
         self._media = DeferredMedia(None if fields is UNKNOWN else arrival.body)
