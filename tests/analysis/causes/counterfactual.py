@@ -5,7 +5,7 @@ fault: what a request lost by the factor is the difference of the two runs. A fa
 missed request if without it the excess would be smaller by a quarter or more.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -20,6 +20,8 @@ from tests.analysis.causes.fault_runs import Sight
 
 # A factor that cost a smaller part of the excess is not its cause.
 _PART = 0.25
+# A cause with a smaller part of the seconds is not seen beside the first.
+_NAMED_PART = 0.1
 # Worth more than any latency.
 _FAILURE_S = 3600.0
 # When a row comes to the agent, and when it is explained, after the request's end.
@@ -54,9 +56,12 @@ class Judged(NamedTuple):
 
     @property
     def all_named(self) -> bool:
-        """Whether each factor that is true of it has a cause among those that are charged."""
-        charged = {share.cause for share in self.found.shares}
-        return all(any(cause in charged for cause in each.causes) for each in self.guilty)
+        """Whether each factor that is true of it is charged with a part of the seconds."""
+        charged: defaultdict[str, float] = defaultdict(float)
+        for share in self.found.shares:
+            charged[share.cause.value] += share.excess_s or 0.0
+        least_s = _NAMED_PART * sum(charged.values())
+        return all(sum(charged[c] for c in each.causes) >= least_s for each in self.guilty)
 
 
 class Counts(NamedTuple):

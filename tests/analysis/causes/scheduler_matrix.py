@@ -169,6 +169,8 @@ def cell(counts: Counts, digits: int = 0) -> str:
 
 # All factors are inside the engine: with the proxy in addition, the figures are the same.
 TABLES = (View.SAMPLES, View.PLUGIN, View.DETAILS)
+BOTH = """Requests of which both factors are true, and the percentage of them in which the causes of
+each have a tenth of the seconds or more."""
 PAGE = Path(__file__).parents[3] / "docs/causes-evidence.md"
 BEGIN = "<!-- made by python -m tests.analysis.causes.scheduler_matrix --write -->"
 END = "<!-- end of the matrix of vLLM's scheduler -->"
@@ -183,6 +185,7 @@ def write() -> None:
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     tables = "\n".join(f"### With {view}\n\n{table(view)}" for view in TABLES)
+    tables += f"\n### Two factors at once\n\n{side_by_side()}"
     PAGE.write_text(f"{before}{BEGIN}\n\n{tables}\n{END}{after}", encoding="utf-8")
 
 
@@ -199,6 +202,23 @@ def table(view: View) -> str:
     sums = {each: total(column) for each, column in columns.items()}
     lines.append(_line(["**all**", *_cells(sums), cell(total(sums.values()), 1)]))
     return "\n".join(lines) + "\n"
+
+
+def side_by_side() -> str:
+    """The table of requests of which both of two factors are true: how often both are named."""
+    visible = [case for case in pairs() if all(each.causes for each in case.factors)]
+    rows = [
+        _line([case.name, case.scenario.name, *(_both_named(case, view) for view in TABLES)])
+        for case in visible
+    ]
+    head = [_line(["factors", "scenario", *TABLES]), f"|{'---|' * (2 + len(TABLES))}"]
+    return "\n".join((BOTH, "", *head, *rows)) + "\n"
+
+
+def _both_named(case: Case, view: View) -> str:
+    judged = counterfactual(case.scenario, view).judged(case.factors)
+    of_both = [each.all_named for each in judged if len(each.guilty) == len(case.factors)]
+    return f"{len(of_both)}: {100 * sum(of_both) / len(of_both):.0f}" if of_both else "-"
 
 
 def _cells(of: Mapping[Scenario, Counts]) -> Iterator[str]:
