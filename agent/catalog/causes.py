@@ -48,11 +48,45 @@ class Cause(StrEnum):
     UNEXPLAINED = "unexplained"
 
 
+class Effect(NamedTuple):
+    """What a change did on vLLM's own scheduler, in the cases in which a cause was named.
+
+    It helped or harmed where the seconds beyond the limits changed by a tenth or more. `change` is
+    the median: -0.6 if 60 % fewer. See docs/causes-advice.md.
+    """
+
+    tried: int
+    helped: int
+    harmed: int
+    change: float
+
+    @property
+    def text(self) -> str:
+        """The effect as the end of a sentence on the change."""
+        harmed = f", and made {self.harmed} worse" if self.harmed else ""
+        more = "more" if self.change > 0 else "less"
+        median = f"the excess was {abs(self.change):.0%} {more} (median)"
+        return f"helped in {self.helped} of {self.tried} modelled cases{harmed}: {median}."
+
+
+class Tried(NamedTuple):
+    """Another change that was tried: it may have harmed."""
+
+    change: str
+    effect: Effect
+
+    @property
+    def text(self) -> str:
+        """The change and its effect in a sentence."""
+        return f"{self.change} {self.effect.text}"
+
+
 class CauseFacts(NamedTuple):
     """What we know of a cause.
 
     `remedy` says in a sentence what to change and names the one `flag` of vLLM for it, None if no
-    flag helps. `costs` is what the change costs, None if nothing.
+    flag helps. `costs` is what the change costs, None if nothing. `when` is the condition
+    under which it helps. `effect` is None if the change was not tried.
     """
 
     part: RequestPart
@@ -60,6 +94,21 @@ class CauseFacts(NamedTuple):
     remedy: str
     flag: str | None
     costs: str | None
+    when: str | None = None
+    effect: Effect | None = None
+    also: Tried | None = None
+
+    @property
+    def measured(self) -> str | None:
+        """What the changes did, in sentences."""
+        effect = None if self.effect is None else f"It {self.effect.text}"
+        also = None if self.also is None else self.also.text
+        return " ".join(filter(None, (effect, also))) or None
+
+    @property
+    def text(self) -> str:
+        """What to change, when, and what it did."""
+        return " ".join(filter(None, (self.remedy, self.when, self.measured)))
 
 
 CAUSES: Mapping[Cause, CauseFacts] = {
@@ -69,6 +118,11 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Raise `--gpu-memory-utilization`: the KV cache gets more of the GPU's memory.",
         "--gpu-memory-utilization",
         "Less memory is left for peaks and for other programs on the GPU.",
+        when="The GPU needs free memory for that: a quarter more KV cache was tried.",
+        effect=Effect(tried=4, helped=4, harmed=0, change=-0.52),
+        also=Tried(
+            "Three quarters of `--max-num-seqs`", Effect(tried=4, helped=0, harmed=0, change=0.03)
+        ),
     ),
     Cause.SEQUENCE_CAP: CauseFacts(
         RequestPart.QUEUE,
@@ -76,6 +130,8 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Raise `--max-num-seqs`, as far as the KV cache has room.",
         "--max-num-seqs",
         "Larger steps take longer, so TPOT rises for all.",
+        when="The KV cache had room for them: twice as many were tried.",
+        effect=Effect(tried=4, helped=4, harmed=0, change=-0.92),
     ),
     Cause.DEFERRED: CauseFacts(
         RequestPart.QUEUE,
@@ -96,9 +152,14 @@ CAUSES: Mapping[Cause, CauseFacts] = {
     Cause.PREFILL_BACKLOG: CauseFacts(
         RequestPart.QUEUE,
         "The request waited because prompts before it filled the engine's steps.",
-        "Raise `--max-num-batched-tokens`: each step computes more of the waiting prompts.",
-        "--max-num-batched-tokens",
-        "Steps with prompts take longer, so TPOT rises for requests in decode.",
+        "Add replicas, for example with `--data-parallel-size`.",
+        "--data-parallel-size",
+        "A set of GPUs for each replica.",
+        effect=Effect(tried=4, helped=4, harmed=0, change=-0.65),
+        also=Tried(
+            "Four times `--max-num-batched-tokens`",
+            Effect(tried=3, helped=0, harmed=3, change=0.13),
+        ),
     ),
     Cause.ADMISSION: CauseFacts(
         RequestPart.QUEUE,
@@ -113,6 +174,7 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Add replicas, for example with `--data-parallel-size`.",
         "--data-parallel-size",
         "A set of GPUs for each replica, idle between bursts.",
+        effect=Effect(tried=3, helped=3, harmed=0, change=-0.98),
     ),
     Cause.LONG_PROMPT: CauseFacts(
         RequestPart.PREFILL,
@@ -120,6 +182,8 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Raise `--tensor-parallel-size`, or give long prompts an objective of their own.",
         "--tensor-parallel-size",
         "More GPUs, which spend a part of their time on exchanging data.",
+        when="Twice as many GPUs were tried.",
+        effect=Effect(tried=5, helped=5, harmed=0, change=-0.96),
     ),
     Cause.CACHE_MISS: CauseFacts(
         RequestPart.PREFILL,
@@ -131,30 +195,47 @@ CAUSES: Mapping[Cause, CauseFacts] = {
     Cause.PREFILL_CONTENTION: CauseFacts(
         RequestPart.PREFILL,
         "Other prompts were computed in the same steps.",
-        "Set `--long-prefill-token-threshold`: a long prompt gets only so much of a step.",
-        "--long-prefill-token-threshold",
-        "Long prompts take more steps, so their TTFT rises.",
+        "Add replicas, for example with `--data-parallel-size`.",
+        "--data-parallel-size",
+        "A set of GPUs for each replica.",
+        effect=Effect(tried=8, helped=8, harmed=0, change=-0.69),
+        also=Tried(
+            "A `--long-prefill-token-threshold` of a quarter of the step",
+            Effect(tried=3, helped=2, harmed=0, change=-0.34),
+        ),
     ),
     Cause.PREEMPTION: CauseFacts(
         RequestPart.DECODE,
         "The engine took the request's KV cache for others, and computed it again later.",
-        "Raise `--watermark`: a part of the KV cache stays free for requests that run.",
-        "--watermark",
-        "Fewer requests run at once, so they wait longer in the queue.",
+        "Raise `--gpu-memory-utilization`: the KV cache gets more of the GPU's memory.",
+        "--gpu-memory-utilization",
+        "Less memory is left for peaks and for other programs on the GPU.",
+        when="The GPU needs free memory for that: a quarter more KV cache was tried.",
+        effect=Effect(tried=3, helped=3, harmed=0, change=-0.53),
+        also=Tried("A `--watermark` of 0.1", Effect(tried=3, helped=0, harmed=2, change=0.2)),
     ),
     Cause.PREFILL_INTERFERENCE: CauseFacts(
         RequestPart.DECODE,
         "Steps that computed prompts of others delayed the request's tokens.",
-        "Lower `--max-num-batched-tokens`: each step computes less of a prompt.",
-        "--max-num-batched-tokens",
-        "Prompts take more steps, so TTFT rises.",
+        "Add replicas, for example with `--data-parallel-size`.",
+        "--data-parallel-size",
+        "A set of GPUs for each replica.",
+        effect=Effect(tried=13, helped=13, harmed=0, change=-0.91),
+        also=Tried(
+            "A quarter of `--max-num-batched-tokens`",
+            Effect(tried=13, helped=9, harmed=1, change=-0.21),
+        ),
     ),
     Cause.BATCH_LOAD: CauseFacts(
         RequestPart.DECODE,
         "So many requests ran together that each step took long.",
-        "Lower `--max-num-seqs`: fewer requests run together.",
-        "--max-num-seqs",
-        "Requests wait longer in the queue, and the engine's throughput falls.",
+        "Add replicas, for example with `--data-parallel-size`.",
+        "--data-parallel-size",
+        "A set of GPUs for each replica.",
+        effect=Effect(tried=3, helped=3, harmed=0, change=-0.99),
+        also=Tried(
+            "Three quarters of `--max-num-seqs`", Effect(tried=3, helped=0, harmed=3, change=2.4)
+        ),
     ),
     Cause.LONG_OUTPUT: CauseFacts(
         RequestPart.DECODE,
@@ -167,9 +248,11 @@ CAUSES: Mapping[Cause, CauseFacts] = {
     Cause.SPECULATION: CauseFacts(
         RequestPart.DECODE,
         "The engine accepted fewer draft tokens than usual, so each step gave fewer tokens.",
-        "Set fewer `num_speculative_tokens` in `--speculative-config`.",
-        "--speculative-config",
-        "Requests whose drafts are accepted become slower.",
+        "No flag was seen to help: a refused draft token costs little. See what changed in the "
+        "prompts, or use another draft model.",
+        None,
+        None,
+        also=Tried("1 draft token in place of 3", Effect(tried=1, helped=0, harmed=1, change=0.37)),
     ),
     Cause.GPU_THROTTLED: CauseFacts(
         RequestPart.DECODE,

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent.analysis.summary import Attained, Failures
 from agent.analysis.tally import CauseSums, LimitFigures, figures_by_cause
-from agent.catalog.causes import CAUSES
+from agent.catalog.causes import CAUSES, Effect
 
 
 class BaseResponse(BaseModel):
@@ -96,6 +96,22 @@ class RequestFigures(BaseResponse):
     stream_tokens_per_s: StreamSpeeds
 
 
+class EffectResponse(BaseResponse):
+    """What a change did on vLLM's own scheduler, in cases of this cause: docs/causes-advice.md."""
+
+    tried: int = Field(description="cases")
+    helped: int = Field(description="of these, those with a tenth fewer excess seconds, or less")
+    harmed: int = Field(description="of these, those with a tenth more excess seconds, or more")
+    change: float = Field(description="of the excess seconds, median: -0.6 if 60 % fewer")
+
+
+class TriedChange(BaseResponse):
+    """Another change that was tried: it may have harmed."""
+
+    change: str
+    effect: EffectResponse
+
+
 class CauseAdvice(BaseResponse):
     """What a cause means, and what an operator can do about it."""
 
@@ -104,6 +120,12 @@ class CauseAdvice(BaseResponse):
     remedy: str = Field(description="what to change")
     flag: str | None = Field(description="of vLLM; null if none helps")
     costs: str | None = Field(description="what the change costs; null if nothing")
+    when: str | None = Field(
+        description="the condition under which it helps; null if none is known"
+    )
+    effect: EffectResponse | None = Field(description="of the change; null if it was not tried")
+    also: TriedChange | None = Field(description="another change; it may have harmed")
+    text: str = Field(description="remedy, condition and effects, as sentences")
 
 
 class CauseResponse(BaseResponse):
@@ -166,4 +188,13 @@ def causes_with_details(sums: CauseSums) -> dict[str, Any]:
 
 def _advice(cause: str) -> CauseAdvice | None:
     facts = CAUSES.get(cause)  # type: ignore[call-overload]
-    return None if facts is None else CauseAdvice(**facts._asdict())
+    if facts is None:
+        return None
+    effect = None if facts.effect is None else _effect(facts.effect)
+    also = facts.also and TriedChange(change=facts.also.change, effect=_effect(facts.also.effect))
+    given = facts._asdict() | {"effect": effect, "also": also}
+    return CauseAdvice(**given, text=facts.text)
+
+
+def _effect(effect: Effect) -> EffectResponse:
+    return EffectResponse(**effect._asdict())

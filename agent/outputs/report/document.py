@@ -394,7 +394,7 @@ def _causes(causes: Sequence[Json]) -> ReportTable:
             number_text(each["requests"]),
             number_text(each["seconds"], 2),
             share(each["share"]),
-            "" if each["advice"] is None else each["advice"]["remedy"],
+            "" if each["advice"] is None else each["advice"]["text"],
         ]
         for each in causes
     ]

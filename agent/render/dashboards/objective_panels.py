@@ -327,7 +327,7 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
 
 def _advice() -> str:
     """What to change for each cause, one line each."""
-    lines = (f"{cause.replace('_', ' ')}: {facts.remedy}" for cause, facts in CAUSES.items())
+    lines = (f"{cause.replace('_', ' ')}: {facts.text}" for cause, facts in CAUSES.items())
     return "\n".join(f"- {line}" for line in lines)
 
 

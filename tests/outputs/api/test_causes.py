@@ -69,6 +69,12 @@ def test_each_cause_has_seconds_requests_limits_and_advice(explaining: Api) -> N
     assert kv["advice"]["part"] == "queue"
     for name in ("meaning", "remedy", "flag", "costs"):
         assert kv["advice"][name] == getattr(CAUSES[KV], name)
+    effect, also = CAUSES[KV].effect, CAUSES[KV].also
+    assert effect is not None
+    assert also is not None
+    assert kv["advice"]["effect"] == effect._asdict()
+    assert kv["advice"]["also"] == {"change": also.change, "effect": also.effect._asdict()}
+    assert kv["advice"]["text"] == CAUSES[KV].text
     assert (cap["cause"], cap["requests"]) == ("sequence_cap", 0)
     assert (failure["cause"], failure["requests"]) == ("engine_failure", 1)
     assert (failure["seconds"], failure["share"]) == (None, None)

@@ -75,7 +75,7 @@ def test_the_causes_have_their_seconds_and_what_to_turn(read: ReportFigures) -> 
     burst, kv = tables(read)["Causes of misses"].rows
     assert list(burst[:4]) == ["burst", "1", "0.75", "75.00 %"]
     assert list(kv[:4]) == ["kv pressure", "0", "0.25", "25.00 %"]
-    assert burst[4] == CAUSES[Cause.BURST].remedy
+    assert burst[4] == CAUSES[Cause.BURST].text
 
 
 def test_no_name_or_evidence_steers_the_terminal_or_the_page(read: ReportFigures) -> None:

@@ -213,7 +213,7 @@ const agent = ({lag_s: lag, waiting_rows: waiting, ...of}) => [
 
 const cause = ({cause: name, share: part, requests, advice}) => [
   words(name), share(part), `${number(requests)} requests`,
-  {text: advice?.meaning ?? "", kind: "text"}, {text: coded(advice?.remedy ?? ""), kind: "text"},
+  {text: advice?.meaning ?? "", kind: "text"}, {text: coded(advice?.text ?? ""), kind: "text"},
 ];
 
 // Misses that are not explained yet have no share.

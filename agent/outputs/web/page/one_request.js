@@ -72,7 +72,7 @@ const Why = ({explanation}) => explanation === null ? null : html`
     words=${["objective", "limit", "evidence", "what to change"]}
     rows=${[...explanation.shares].sort(by_excess).map((one) => [
       words(one.cause), one.objective, LIMITS[one.limit] ?? one.limit, seconds(one.excess_s),
-      {text: one.evidence.join("; "), kind: "text"}, {text: coded(one.advice?.remedy ?? ""), kind: "text"}])} />
+      {text: one.evidence.join("; "), kind: "text"}, {text: coded(one.advice?.text ?? ""), kind: "text"}])} />
   <p class="quiet">Seen by: ${explanation.sources.join(", ") || "nothing"}.</p>`;
 
 const LIMITS = {ttft: "TTFT", tpot: "TPOT", e2e: "end to end"};
