@@ -12,7 +12,9 @@ from sqlalchemy import Engine, make_url
 
 from agent.analysis.comparison.measures import (
     ATTAINMENT,
+    DEATH_KINDS,
     GOODPUT,
+    OOM_KINDS,
     OUTPUT_RATE,
     REQUEST_RATE,
     percentile_name,
@@ -45,6 +47,13 @@ Run = RunColumns | RunFigures
 
 # The name of a latency in a comparison, by that of the engine's histogram.
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+
+# How a load generator writes single requests, by its name.
+_HINTS = {
+    "vllm bench serve": "vllm bench serve writes them with --save-detailed",
+    "SGLang bench_serving": "bench_serving writes them with --output-details",
+    "AIPerf": "profile_export.jsonl has them",
+}
 
 _NAMED: tuple[Dimension, ...] = ("engine", "model", "tenant")
 
@@ -146,6 +155,7 @@ def _run_in(engine: Engine, name: str, over: Window | None, options: RunOptions)
     except RunEmpty as error:
         everything = Window(from_s=0, until=options.now.timestamp())
         found = _counted_run(engine, name, over or everything, options.chosen)
+        found = found or _run_of_deaths(engine, name, over, options.chosen)
         if found is None:
             close = _close_names(engine, everything, options.chosen)
             raise RunEmpty(f"{error}{close}") from error
@@ -206,6 +216,26 @@ def _counted_run(engine: Engine, name: str, over: Window, chosen: Selection) -> 
     )
 
 
+def _run_of_deaths(
+    engine: Engine, name: str, over: Window | None, chosen: Selection
+) -> RunFigures | None:
+    """A window without requests in which an engine died or ran out of memory; else None."""
+    if over is None:
+        return None
+    events = read_events(engine, over, chosen)
+    if not any(len(events.get(kind, ())) for kind in (*OOM_KINDS, *DEATH_KINDS)):
+        return None
+    return RunFigures(
+        name=name,
+        requests=0,
+        length_s=over.until - over.from_s,
+        figures={},
+        source=FiguresSource.NOBODY,
+        events=events,
+        began_at=over.from_s,
+    )
+
+
 def _percentiles(latencies: Mapping[str, LatencyBounds]) -> dict[str, Bounds]:
     """In seconds, by the names of measures."""
     return {
@@ -245,6 +275,7 @@ def _of_file(given: str, path: Path, number: str, options: RunOptions) -> Run:
         length_s=found.length_s,
         figures=found.figures,
         configured_load=found.load,
+        hint=_HINTS.get(found.tool),
     )
 
 

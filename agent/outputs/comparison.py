@@ -122,6 +122,7 @@ def headline(comparison: Comparison) -> str:
         Outcome.NO_EVIDENCE: "No evidence of a change",
         Outcome.LOAD_CHANGED: "The load changed",
         Outcome.ONE_PERIOD: "Cannot tell: one period makes the difference",
+        Outcome.TOO_SHORT: "Cannot tell: the runs are too short",
     }.get(comparison.outcome, "Cannot tell")
 
 
@@ -139,13 +140,33 @@ def explanations(comparison: Comparison) -> Iterator[str]:
         ]
         if named:
             yield f"{str(outcome).capitalize()}: {', '.join(named)}."
+    yield from _like_for_like(comparison)
     yield from _periods(comparison)
     yield from _missing(comparison)
+
+
+def _like_for_like(comparison: Comparison) -> Iterator[str]:
+    """What changed at the same hours and the same load, with its interval; latencies alone."""
+    named = [
+        f"{line.measure.name} {_interval_text(line, line.like_for_like)}"
+        for line in comparison.lines
+        if line.like_for_like is not None
+    ]
+    if named:
+        yield f"Hour by hour, at the same load: {', '.join(named)}."
+
+
+def _interval_text(line: ComparedLine, found: Interval) -> str:
+    value, low, high = (_change_text(line, each).removesuffix(" %") for each in found)
+    return f"{value} % [{low}, {high}]"
 
 
 def _fact_text(fact: Fact, after: RunColumns | RunFigures) -> str:
     if isinstance(fact, FirstFailures):
         chance = "" if fact.is_evident else f". May be chance ({_percent(fact.chance)})"
+        if fact.is_of_few_bursts:
+            times = "1 burst" if fact.bursts == 1 else f"{fact.bursts} bursts"
+            chance = f". All in {times}, which may be chance ({_percent(fact.chance_of_bursts)})"
         requests, before = f"{fact.requests:,}", f"{fact.requests_before:,}"
         return f"Failed: {fact.failed:,} of {requests} requests, none of {before} before{chance}."
     if isinstance(fact, MissedTarget):
@@ -192,25 +213,55 @@ def _periods(comparison: Comparison) -> Iterator[str]:
 
 _WITHOUT_REQUESTS = {
     FiguresSource.RESULT_FILE: (
-        "The file of `{}` has no single requests, so it is unknown by how much its figures vary "
-        "(vllm bench serve writes them with --save-detailed)."
+        "The file of `{}` has no single requests, so it is unknown by how much its figures vary{}."
     ),
     FiguresSource.ENGINE: (
         "No request of `{}` has a row: its figures are those that its engines counted in whole "
-        "minutes."
+        "minutes{}."
     ),
+    FiguresSource.NOBODY: "No request of `{}` has a row, and no engine counted any{}.",
 }
 
 
 def _missing(comparison: Comparison) -> Iterator[str]:
     for name, run in (("before", comparison.before), ("after", comparison.after)):
         if isinstance(run, RunFigures):
-            yield _WITHOUT_REQUESTS[run.source].format(name)
+            hint = "" if run.hint is None else f" ({run.hint})"
+            yield _WITHOUT_REQUESTS[run.source].format(name, hint)
     found = unknown_figures(comparison)
     if found:
         yield f"Unknown: {', '.join(found)}."
-    if any(line.outcome is Outcome.TOO_FEW for line in comparison.lines):
-        yield "Too few: requests, or parts of the run that have any, for a verdict."
+    yield from _too_short(comparison)
+
+
+def _too_short(comparison: Comparison) -> Iterator[str]:
+    """What has too little for a verdict, and how long the runs should be."""
+    for outcome, why in _TOO_SHORT.items():
+        found = [line for line in comparison.lines if line.outcome is outcome]
+        named = [f"{line.measure.name}{_needed(line, comparison)}" for line in found]
+        if named:
+            yield f"{why}: {', '.join(named)}."
+
+
+_TOO_SHORT = {
+    Outcome.TOO_SHORT: (
+        "Too short to tell: a figure might be twice as high and would not be noticed. Needed, at "
+        "least"
+    ),
+    Outcome.TOO_FEW: "Too few requests, or parts of the run that have any. Needed, at least",
+}
+
+
+def _needed(line: ComparedLine, comparison: Comparison) -> str:
+    needed_s = needed_length_s(line, comparison)
+    return "" if needed_s is None else f" {_length(needed_s)}"
+
+
+def needed_length_s(line: ComparedLine, comparison: Comparison) -> float | None:
+    """How long the shorter run should be for a verdict, at least; None if that is unknown."""
+    if line.needed is None or line.needed <= 1:
+        return None
+    return line.needed * min(comparison.before.length_s, comparison.after.length_s)
 
 
 def described(run: RunColumns | RunFigures) -> str:
@@ -365,8 +416,8 @@ def json_text(comparison: Comparison) -> str:
             "load_changes": comparison.load_changes,
             "before": _run_json(comparison.before),
             "after": _run_json(comparison.after),
-            "load": _lines_json(comparison.load),
-            "figures": _lines_json(comparison.lines),
+            "load": _lines_json(comparison, comparison.load),
+            "figures": _lines_json(comparison, comparison.lines),
             "causes": _causes_json(comparison.causes),
         },
         allow_nan=False,
@@ -393,7 +444,7 @@ def _fact_json(fact: Fact) -> dict[str, Any]:
     return found
 
 
-def _lines_json(lines: Sequence[ComparedLine]) -> list[dict[str, Any]]:
+def _lines_json(comparison: Comparison, lines: Sequence[ComparedLine]) -> list[dict[str, Any]]:
     return [
         {
             "name": line.measure.name,
@@ -403,7 +454,9 @@ def _lines_json(lines: Sequence[ComparedLine]) -> list[dict[str, Any]]:
             "after": _interval_json(line.after),
             "change": line.change,
             "change_is": "ratio" if line.measure.is_relative else "difference",
+            "like_for_like": _interval_json(line.like_for_like),
             "chance": line.chance,
+            "needed_length_s": needed_length_s(line, comparison),
             "period": _period_json(line.period),
             "verdict": line.outcome,
         }

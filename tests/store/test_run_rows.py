@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 
+from agent.analysis.comparison.cells import split_runs
 from agent.analysis.comparison.measures import MEASURES
-from agent.analysis.comparison.run_columns import RunColumns, split_runs
+from agent.analysis.comparison.run_columns import RunColumns
 from agent.analysis.cost.bill import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
 from agent.catalog.definitions import Verdict

@@ -6,9 +6,13 @@ from enum import StrEnum
 
 import numpy as np
 
+from agent.analysis.comparison.cells import split_runs
+from agent.analysis.comparison.days import evidence_of
 from agent.analysis.comparison.decisive_periods import DecisivePeriod, decisive_period
-from agent.analysis.comparison.facts import Fact, facts_of
+from agent.analysis.comparison.estimates import Evidence, Runs
+from agent.analysis.comparison.facts import Fact, FirstFailures, facts_of
 from agent.analysis.comparison.measures import (
+    ATTAINMENT,
     IN_FLIGHT,
     LENGTHS,
     LOAD_MEASURES,
@@ -18,16 +22,8 @@ from agent.analysis.comparison.measures import (
     Measure,
     Quantity,
 )
-from agent.analysis.comparison.resampling import (
-    Interval,
-    Shuffles,
-    chance,
-    chance_of_correlated,
-    interval,
-    rejected,
-    variation,
-)
-from agent.analysis.comparison.run_columns import RunColumns, RunFigures, SplitRun, split_runs
+from agent.analysis.comparison.resampling import Interval, rejected
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures
 from agent.analysis.histogram_bounds import Bounds
 
 # The share of comparisons in which any line says better or worse by chance.
@@ -50,13 +46,14 @@ class Outcome(StrEnum):
     NO_EVIDENCE = "no evidence"
     LOAD_CHANGED = "load changed"
     TOO_FEW = "too few"
+    TOO_SHORT = "too short"
     UNKNOWN = "unknown"
 
 
 # Of all lines together, the first that any line has.
 _WHOLE = (
-    *(Outcome.WORSE, Outcome.ONE_PERIOD, Outcome.BETTER),
-    *(Outcome.NO_EVIDENCE, Outcome.TOO_FEW),
+    *(Outcome.WORSE, Outcome.ONE_PERIOD, Outcome.BETTER, Outcome.NO_EVIDENCE),
+    *(Outcome.TOO_SHORT, Outcome.TOO_FEW),
 )
 
 
@@ -64,16 +61,20 @@ _WHOLE = (
 class ComparedLine:
     """One figure of both runs, None if it is unknown; without requests it has no bounds.
 
-    `change` is a part of the figure before or a difference, as the measure says. `chance` is how
-    probable such a change is if nothing has changed. `period` makes the difference alone.
+    `change` is a part of the figure before or a difference, as the measure says. `like_for_like` is
+    the change at the same hours and the same load, by which whole days are judged. `chance` is how
+    probable such a change is if nothing has changed. `period` makes the difference alone. The runs
+    must be `needed` times as long for a verdict, at least.
     """
 
     measure: Measure
     before: Interval | None
     after: Interval | None
     change: float | None = None
+    like_for_like: Interval | None = None
     chance: float | None = None
     period: DecisivePeriod | None = None
+    needed: float | None = None
     outcome: Outcome = Outcome.UNKNOWN
 
 
@@ -101,18 +102,19 @@ def compare(before: RunColumns, after: RunColumns) -> Comparison:
     If the load changed, figures that depend on it say so instead of better or worse. Facts are
     worse whatever the figures are.
     """
-    first, second = split_runs(before, after)
-    shuffles = Shuffles.of(first.blocks.number, second.blocks.number)
+    runs = split_runs(before, after)
+    evidence = {each: evidence_of(each, runs) for each in (*LOAD_MEASURES, *MEASURES)}
 
     def lines(measures: Sequence[Measure], level: float) -> list[ComparedLine]:
-        return _judged([_line(each, (first, second), shuffles) for each in measures], level)
+        return _judged([_line(each, runs, evidence[each]) for each in measures], level)
 
     load, figures = lines(LOAD_MEASURES, _LOAD_LEVEL), lines(MEASURES, _LEVEL)
     changes = (*_configured(before, after), *_moved(load))
     if changes:
         figures = [_of_the_load(line) for line in figures]
     else:
-        figures = [_of_one_period(line, (first, second)) for line in figures]
+        figures = [_of_one_period(line, evidence[line.measure], runs) for line in figures]
+        figures = [_if_long(line, evidence[line.measure]) for line in figures]
     facts = facts_of(before, after)
     figures = [_with_facts(line, _worse(facts, changes)) for line in figures]
     return Comparison(
@@ -121,7 +123,7 @@ def compare(before: RunColumns, after: RunColumns) -> Comparison:
         load=tuple(load),
         lines=tuple(figures),
         load_changes=changes,
-        outcome=_whole(figures, _worse(facts, changes), changes),
+        outcome=_whole(figures, facts, changes),
         facts=facts,
         causes=_causes(before, after),
     )
@@ -141,15 +143,14 @@ def compare_figures(before: RunColumns | RunFigures, after: RunColumns | RunFigu
         ]
 
     changes, facts = _configured(before, after), facts_of(before, after)
-    worse = _worse(facts, changes)
-    lines = [_with_facts(line, worse) for line in side_by_side(MEASURES)]
+    lines = [_with_facts(line, _worse(facts, changes)) for line in side_by_side(MEASURES)]
     return Comparison(
         before=before,
         after=after,
         load=tuple(side_by_side(LOAD_MEASURES)),
         lines=tuple(lines),
         load_changes=changes,
-        outcome=_whole(lines, worse, changes),
+        outcome=_whole(lines, facts, changes),
         facts=facts,
     )
 
@@ -198,39 +199,21 @@ def _overlap(before: Interval, after: Interval) -> bool:
     return first.low < second.high and second.low < first.high
 
 
-def _line(measure: Measure, runs: tuple[SplitRun, SplitRun], shuffles: Shuffles) -> ComparedLine:
-    pair = measure.pair(*runs)
-    if pair is None:
+def _line(measure: Measure, runs: Runs, found: Evidence | None) -> ComparedLine:
+    if found is None:
         return ComparedLine(measure=measure, before=None, after=None)
-    numbers = [each.blocks.number for each in runs]
-    both = (pair.before, pair.after)
-    first, second = (
-        variation(figure, run.blocks.number, run.likeness)
-        for figure, run in zip(both, runs, strict=True)
-    )
-    before, after = (
-        _possible(measure, interval(figure, number, varies.spread, measure.apart))
-        for figure, number, varies in zip(both, numbers, (first, second), strict=True)
-    )
+    before, after = found.before.interval, found.after.interval
     line = ComparedLine(
         measure=measure,
         before=before,
         after=after,
         change=measure.change(before.value, after.value),
+        like_for_like=found.like_for_like,
     )
-    filled = min(pair.before.filled, pair.after.filled)
-    if filled < _LEAST_FILLED or min(each.run.requests for each in runs) < measure.requests:
-        return replace(line, outcome=Outcome.TOO_FEW)
-    found = max(
-        chance(pair.both, shuffles, measure.apart),
-        chance_of_correlated((before.value, after.value), (first, second), measure.apart),
-    )
-    return replace(line, chance=found, outcome=Outcome.NO_EVIDENCE)
-
-
-def _possible(measure: Measure, found: Interval) -> Interval:
-    """No share is above 1."""
-    return found._replace(high=min(found.high, 1.0)) if measure.is_share else found
+    requests = [each.run.requests for each in runs]
+    if found.filled < _LEAST_FILLED or min(requests) < measure.requests:
+        return replace(line, outcome=Outcome.TOO_FEW, needed=measure.requests / min(requests))
+    return replace(line, chance=found.chance, outcome=Outcome.NO_EVIDENCE)
 
 
 def _judged(lines: Sequence[ComparedLine], level: float) -> list[ComparedLine]:
@@ -240,8 +223,9 @@ def _judged(lines: Sequence[ComparedLine], level: float) -> list[ComparedLine]:
     evident = rejected([found[index].chance or 0.0 for index in asked], level)
     for index, is_evident in zip(asked, evident, strict=True):
         line = found[index]
-        if is_evident and line.change is not None and abs(line.change) > line.measure.least:
-            found[index] = replace(line, outcome=_direction(line.measure.better, line.change))
+        change = line.change if line.like_for_like is None else line.like_for_like.value
+        if is_evident and change is not None and abs(change) > line.measure.least:
+            found[index] = replace(line, outcome=_direction(line.measure.better, change))
     return found
 
 
@@ -285,18 +269,27 @@ def _of_the_load(line: ComparedLine) -> ComparedLine:
     return line
 
 
-def _of_one_period(line: ComparedLine, runs: tuple[SplitRun, SplitRun]) -> ComparedLine:
+def _of_one_period(line: ComparedLine, found: Evidence | None, runs: Runs) -> ComparedLine:
     """The line with the period that makes its difference, if there is one.
 
     A permutation test finds no evidence in one period, so lines with evidence need no search.
     Events are few, and always in some period.
     """
-    pair = line.measure.pair(*runs)
     is_event = line.measure.quantity is Quantity.PER_HOUR
-    if line.outcome is not Outcome.NO_EVIDENCE or is_event or pair is None:
+    if line.outcome is not Outcome.NO_EVIDENCE or is_event or found is None:
         return line
-    period = decisive_period(line.measure, pair, runs)
+    period = decisive_period(line.measure, found, runs)
     return line if period is None else replace(line, period=period, outcome=Outcome.ONE_PERIOD)
+
+
+def _if_long(line: ComparedLine, found: Evidence | None) -> ComparedLine:
+    """The line, or that the runs are too short: a latency twice as high would not be noticed."""
+    if line.outcome is not Outcome.NO_EVIDENCE or found is None:
+        return line
+    needed = found.needed
+    if needed > 1 and (line.measure.is_latency or line.measure.name == ATTAINMENT):
+        return replace(line, outcome=Outcome.TOO_SHORT, needed=needed)
+    return line
 
 
 def _worse(facts: Sequence[Fact], load_changes: Sequence[str]) -> list[Fact]:
@@ -313,14 +306,20 @@ def _with_facts(line: ComparedLine, worse: Sequence[Fact]) -> ComparedLine:
 
 
 def _whole(
-    lines: Sequence[ComparedLine], worse: Sequence[Fact], load_changes: Sequence[str]
+    lines: Sequence[ComparedLine], facts: Sequence[Fact], load_changes: Sequence[str]
 ) -> Outcome:
     """Worse if anything is worse."""
+    worse = _worse(facts, load_changes)
     if worse:
         return Outcome.WORSE
+    if any(isinstance(each, FirstFailures) and each.is_of_few_bursts for each in facts):
+        return Outcome.ONE_PERIOD
     if load_changes:
         return Outcome.LOAD_CHANGED
     found = {line.outcome for line in lines}
+    if any(line.measure.is_median and line.outcome is Outcome.TOO_SHORT for line in lines):
+        # Of a latency nothing is known: that no other figure is worse does not make up for it.
+        found.discard(Outcome.NO_EVIDENCE)
     for outcome in _WHOLE:
         if outcome in found:
             return outcome

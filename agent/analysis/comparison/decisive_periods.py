@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.analysis.comparison.measures import Measure, Pair
+from agent.analysis.comparison.cells import SplitRun
+from agent.analysis.comparison.estimates import Evidence, Runs
+from agent.analysis.comparison.measures import Measure
 from agent.analysis.comparison.resampling import Measured, interval, variation
-from agent.analysis.comparison.run_columns import SplitRun
-from agent.records.columns import Array
+from agent.records.columns import Array, Integers
 
 # A burst seldom keeps to one block. Of 40 blocks these are an eighth.
 _MOST_BLOCKS = 5
@@ -27,6 +28,8 @@ _LARGE_DIFFERENCE = 5.0
 _MORE_REQUESTS = 5
 # How far the period moves the figure, in half widths of the interval of the rest.
 _FAR = 4.0
+# Of whole days, in which a busy evening is usual.
+_FAR_OF_DAYS = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +46,7 @@ class DecisivePeriod:
     change: float | None
 
 
-def decisive_period(
-    measure: Measure, pair: Pair, runs: tuple[SplitRun, SplitRun]
-) -> DecisivePeriod | None:
+def decisive_period(measure: Measure, found: Evidence, runs: Runs) -> DecisivePeriod | None:
     """The shortest period that makes at least half of the difference between two runs.
 
     It also moves the figure of its run far out of the interval of the rest of that run.
@@ -54,57 +55,90 @@ def decisive_period(
         return None
     for length in range(1, _MOST_BLOCKS + 1):
         for is_after in (True, False):
-            found = _of_length(length, is_after, measure, pair, runs)
-            if found is not None:
-                return found
+            period = _of_length(length, is_after, measure, found, runs)
+            if period is not None:
+                return period
     return None
 
 
 def _of_length(
-    length: int, is_after: bool, measure: Measure, pair: Pair, runs: tuple[SplitRun, SplitRun]
+    length: int, is_after: bool, measure: Measure, found: Evidence, runs: Runs
 ) -> DecisivePeriod | None:
-    run, figure, other = (
-        (runs[1], pair.after, pair.before) if is_after else (runs[0], pair.before, pair.after)
-    )
-    number = run.blocks.number
-    if length > max(number * _MOST_OF_RUN, 1):
+    pair = found.pair
+    figure, other = (pair.after, pair.before) if is_after else (pair.before, pair.after)
+    if length > max(figure.blocks * _MOST_OF_RUN, 1):
         return None
-    rest = _most_moved(figure, number, length, measure)
-    kept = figure.only(rest)
-    values = (other.value, kept.value) if is_after else (kept.value, other.value)
+    rests = _without_each(figure.blocks, length)
+    kept, compared = figure.of(rests), other.of(_same_hours(rests, is_after, found, runs))
+    moved = measure.apart(kept, np.full(len(kept), figure.value))
+    moved -= measure.apart(compared, np.full(len(kept), other.value))
+    first = int(np.argmax(np.abs(np.nan_to_num(moved, nan=0.0))))
+    values = float(kept[first]), float(compared[first])
+    values = (values[1], values[0]) if is_after else values
     if not _makes_the_difference(measure, (pair.before.value, pair.after.value), values):
         return None
-    if not _is_far_out(measure, figure.value, kept, number - length, run.likeness):
+    run, starts = runs[is_after], found.starts[is_after]
+    far = _FAR if run.pattern is None else _FAR_OF_DAYS
+    rest = figure.only(rests[first] > 0)
+    if not _is_far_out(measure, float(moved[first]), rest, found.likeness, far):
         return None
-    first = int(np.argmin(rest))
+    ends_s = run.ends_s[np.append(starts[1:], run.cells.number) - 1]
     return DecisivePeriod(
         is_after=is_after,
-        begin_s=first * run.block_s,
-        end_s=float(run.seconds[: first + length].sum()),
-        value=kept.value,
+        begin_s=float(ends_s[first - 1]) if first else 0.0,
+        end_s=float(ends_s[first + length - 1]),
+        value=float(kept[first]),
         change=measure.change(*values),
     )
 
 
-def _is_far_out(
-    measure: Measure, value: float, rest: Measured, blocks: int, likeness: float
-) -> bool:
-    spread = variation(rest, blocks, likeness).spread
-    usual = interval(rest, blocks, spread, measure.apart)
-    bound = usual.high if value > usual.value else usual.low
-    moved, width = np.abs(
-        measure.apart(np.array([usual.value, usual.value]), np.array([value, bound]))
-    )
-    return bool(moved > _FAR * width)
-
-
-def _most_moved(figure: Measured, number: int, length: int, measure: Measure) -> Array:
-    """The blocks that are left without the period that moves the figure most."""
+def _without_each(number: int, length: int) -> Array:
+    """The blocks that are left without each period of this length, a row each."""
     starts, blocks = np.arange(number - length + 1)[:, np.newaxis], np.arange(number)
-    rests = (blocks < starts) | (blocks >= starts + length)
-    moved = np.abs(measure.apart(figure.of(rests.astype(float)), np.full(len(rests), figure.value)))
-    found: Array = rests[int(np.argmax(np.nan_to_num(moved, nan=0.0)))]
+    found: Array = ((blocks < starts) | (blocks >= starts + length)).astype(float)
     return found
+
+
+def _same_hours(rests: Array, is_after: bool, found: Evidence, runs: Runs) -> Array:
+    """The weights of the other run's blocks: without the same hours, if both have a pattern.
+
+    A day without its busiest hour is compared with a day without it.
+    """
+    of_run, of_other = (_places(each, starts) for each, starts in _turned(is_after, found, runs))
+    if of_run is None or of_other is None:
+        return np.ones((len(rests), found.starts[not is_after].size))
+    number = max(of_run.max(), of_other.max()) + 1
+    of_places = np.eye(number)[of_run]
+    left: Array = 1 - (1 - rests) @ of_places / np.maximum(of_places.sum(axis=0), 1)
+    return left[:, of_other]
+
+
+def _turned(
+    is_after: bool, found: Evidence, runs: Runs
+) -> tuple[tuple[SplitRun, Integers], tuple[SplitRun, Integers]]:
+    """The run with the period first, and the starts of its blocks."""
+    before, after = zip(runs, found.starts, strict=True)
+    return (after, before) if is_after else (before, after)
+
+
+def _places(run: SplitRun, starts: Integers) -> Integers | None:
+    """The place of each block in the pattern."""
+    if run.pattern is None:
+        return None
+    size = int(starts[1]) if len(starts) > 1 else 1
+    found: Integers = run.pattern.places[starts] // size
+    return found
+
+
+def _is_far_out(
+    measure: Measure, moved: float, rest: Measured, likeness: float, far: float
+) -> bool:
+    """Whether the period moves the figure far, compared with how much the rest varies."""
+    spread = variation(rest, rest.blocks, likeness).spread
+    usual = interval(rest, rest.blocks, spread, measure.apart)
+    bound = usual.high if moved > 0 else usual.low
+    width = measure.apart(np.array([usual.value]), np.array([bound]))[0]
+    return bool(abs(moved) > far * abs(width))
 
 
 def _makes_the_difference(

@@ -7,6 +7,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from agent.analysis.comparison.cells import split_runs
+from agent.analysis.comparison.estimates import interval_of
 from agent.analysis.comparison.measures import (
     ATTAINMENT,
     DEATH_KINDS,
@@ -15,13 +17,12 @@ from agent.analysis.comparison.measures import (
     OOMS,
     OTHER_FAILURES,
 )
-from agent.analysis.comparison.resampling import Interval, Ratio, absolute, interval, variation
+from agent.analysis.comparison.resampling import Interval, Ratio
 from agent.analysis.comparison.run_columns import (
     ObjectiveBounds,
     ObjectiveColumn,
     RunColumns,
     RunFigures,
-    split_runs,
 )
 from agent.records.columns import Array
 
@@ -29,6 +30,8 @@ Run = RunColumns | RunFigures
 
 # More improbable than this is no chance.
 _LEVEL = 0.05
+# Failures that are nearer are of one burst: a part of the run.
+_NEAR = 1 / 100
 # Of attainment near its target. With 95 % more than 5 % of equal runs with queues cross it.
 _CONFIDENCE = 0.99
 
@@ -56,19 +59,28 @@ class MoreDeaths:
 class FirstFailures:
     """Requests failed, and none did before.
 
-    `chance` is how probable so many failures are in `after` alone if both runs have the same rate.
+    `chance` is how probable so many failures are in `after` alone if both runs have the same rate,
+    and each failure is by itself; `chance_of_bursts` if those that are near in time are one. None
+    if their times are unknown.
     """
 
     failed: int
     requests: int
     requests_before: int
     chance: float
+    bursts: int | None = None
+    chance_of_bursts: float = 0.0
     line: str = ERRORS
 
     @property
     def is_evident(self) -> bool:
         """Whether it is more than chance."""
-        return self.chance <= _LEVEL
+        return max(self.chance, self.chance_of_bursts) <= _LEVEL
+
+    @property
+    def is_of_few_bursts(self) -> bool:
+        """Whether it is more than chance only if failures do not come in bursts."""
+        return self.chance <= _LEVEL < self.chance_of_bursts
 
     @property
     def may_be_load(self) -> bool:
@@ -137,7 +149,11 @@ def _failures(before: Run, after: Run) -> Iterator[FirstFailures]:
     if first is None or second is None or first[0] or not first[1] or not second[0]:
         return
     failed, requests = second
+    bursts = _bursts(after) if isinstance(after, RunColumns) else None
+    share = after.length_s / (before.length_s + after.length_s)
     yield FirstFailures(
+        bursts=bursts,
+        chance_of_bursts=0.0 if bursts is None else share**bursts,
         failed=failed,
         requests=requests,
         requests_before=first[1],
@@ -151,6 +167,12 @@ def _failed(run: Run) -> tuple[int, int] | None:
         return int(np.nansum(run.failed)), int(np.count_nonzero(np.isfinite(run.failed)))
     ratio = run.figures.get(ERRORS)
     return None if ratio is None else (round(ratio * run.requests), run.requests)
+
+
+def _bursts(run: RunColumns) -> int:
+    """How often requests failed with none that failed shortly before."""
+    at_s = np.sort(run.ended_s[run.failed > 0])
+    return 1 + int(np.count_nonzero(np.diff(at_s) > run.length_s * _NEAR))
 
 
 def _chance_of_all(failed: int, part: int, whole: int) -> float:
@@ -188,9 +210,8 @@ def _of_requests(run: RunColumns, met: Array) -> Interval:
     """The wider one of two intervals: of blocks, and of requests that are independent."""
     split, _ = split_runs(run, run)
     known = np.isfinite(met)
-    figure = Ratio(split.blocks.sums(met), split.blocks.sums(known.astype(float)))
-    spread = variation(figure, split.blocks.number, split.likeness).spread
-    of_blocks = interval(figure, split.blocks.number, spread, absolute, _CONFIDENCE)
+    figure = Ratio(split.cells.sums(met), split.cells.sums(known.astype(float)))
+    of_blocks = interval_of(figure, split, _CONFIDENCE)
     low, high = _wilson(figure.value, int(np.count_nonzero(known)))
     return Interval(figure.value, min(of_blocks.low, low), min(max(of_blocks.high, high), 1.0))
 

@@ -7,19 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agent.analysis.comparison.cells import SplitRun
+from agent.analysis.comparison.percentiles import both, percentiles
 from agent.analysis.comparison.resampling import (
     Apart,
     Measured,
     Ratio,
     absolute,
-    both,
-    percentiles,
     relative,
     together,
 )
-from agent.analysis.comparison.run_columns import SplitRun
 from agent.catalog.time_units import HOUR_S
-from agent.records.columns import Array
+from agent.records.columns import Array, Integers
 from agent.records.event import EventKind
 
 _MILLION = 1e6
@@ -28,6 +27,8 @@ _BEYOND = 3
 _LEAST_REQUESTS = 40
 # A smaller change of the load is in every two runs, and explains little.
 _LOAD_MATTERS = 0.05
+# Tails are those of the busiest hours, which differ more from day to day.
+_OF_TAIL = 2.0
 QUANTILES = (0.5, 0.95, 0.99)
 
 
@@ -59,6 +60,13 @@ class Pair(NamedTuple):
     after: Measured
     both: Measured
 
+    def grouped(self, of_before: Integers, of_after: Integers) -> "Pair":
+        """The figure in longer blocks, which begin with these."""
+        starts = np.concatenate([of_before, of_after + self.before.blocks])
+        return Pair(
+            self.before.grouped(of_before), self.after.grouped(of_after), self.both.grouped(starts)
+        )
+
 
 PairOf = Callable[[SplitRun, SplitRun], Pair | None]
 SumsOf = Callable[[SplitRun], Ratio | None]
@@ -79,6 +87,30 @@ class Measure:
     pair: PairOf
     is_relative: bool = True
     requests: int = _LEAST_REQUESTS
+    quantile: float | None = None
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether it is a percentile of a time."""
+        return self.quantile is not None and self.quantity is Quantity.SECONDS
+
+    @property
+    def follows_load(self) -> bool:
+        """Whether more load makes it worse, and less makes it better."""
+        return self.is_latency
+
+    @property
+    def least_of_day(self) -> float:
+        """By how much days differ that are alike: a rate as the load does, and a tail more."""
+        is_rate = self.quantity in (Quantity.REQUESTS_PER_S, Quantity.TOKENS_PER_S)
+        is_tail = self.is_latency and not self.is_median
+        least = max(self.least, _LOAD_MATTERS) if is_rate else self.least
+        return least * (_OF_TAIL if is_tail else 1.0)
+
+    @property
+    def is_median(self) -> bool:
+        """Whether it is the median of a time."""
+        return self.is_latency and self.quantile == QUANTILES[0]
 
     @property
     def is_share(self) -> bool:
@@ -106,8 +138,8 @@ def percentile_name(name: str, quantile: float) -> str:
 
 def _percentile_of(column: str, quantile: float) -> PairOf:
     def pair(before: SplitRun, after: SplitRun) -> Pair | None:
-        values = [getattr(each.run, column) for each in (before, after)]
-        found = percentiles(quantile, values, [before.blocks, after.blocks])
+        columns = [each.sorted_column(column) for each in (before, after)]
+        found = percentiles(quantile, columns, [before.cells.number, after.cells.number])
         return None if found is None else Pair(found[0], found[1], both(found[0], found[1]))
 
     return pair
@@ -124,6 +156,7 @@ def _percentiles_of(
             least=least,
             pair=_percentile_of(column, quantile),
             requests=max(round(_BEYOND / (1 - quantile)), _LEAST_REQUESTS),
+            quantile=quantile,
         )
         for quantile in QUANTILES
     )
@@ -191,8 +224,8 @@ def _known(values: Array) -> Array:
 def _mean(column: str) -> SumsOf:
     def ratio(split: SplitRun) -> Ratio | None:
         values = getattr(split.run, column)
-        known = split.blocks.sums(_known(values))
-        return Ratio(split.blocks.sums(values), known) if known.any() else None
+        known = split.cells.sums(_known(values))
+        return Ratio(split.cells.sums(values), known) if known.any() else None
 
     return ratio
 
@@ -200,13 +233,13 @@ def _mean(column: str) -> SumsOf:
 def _rate(column: str) -> SumsOf:
     def ratio(split: SplitRun) -> Ratio | None:
         values = getattr(split.run, column)
-        return Ratio(split.blocks.sums(values), split.seconds) if _known(values).any() else None
+        return Ratio(split.cells.sums(values), split.seconds) if _known(values).any() else None
 
     return ratio
 
 
 def _requests(split: SplitRun) -> Ratio:
-    return Ratio(split.blocks.sums(np.ones(split.run.requests)), split.seconds)
+    return Ratio(split.cells.sums(np.ones(split.run.requests)), split.seconds)
 
 
 def _of_minutes(part: str, whole: str, unit: float = 1.0) -> SumsOf:

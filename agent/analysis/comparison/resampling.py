@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
-from agent.analysis.comparison.run_columns import Blocks
-from agent.records.columns import Array
+from agent.records.columns import Array, Integers
 
-_BINS = 128
-# Latencies of 0 have no logarithm.
+# Nothing is divided by 0.
 _LEAST = 1e-9
 
 
@@ -29,6 +27,10 @@ class Measured(Protocol):
         """The figure of the whole run; NaN if it is unknown."""
 
     @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+
+    @property
     def filled(self) -> int:
         """How many blocks have anything."""
 
@@ -37,6 +39,12 @@ class Measured(Protocol):
 
     def only(self, blocks: Array) -> "Measured":
         """The figure of some blocks: those of which `blocks` is true."""
+
+    def influences(self) -> Array:
+        """How far each block moves the figure; a row each, and a column for each thing measured."""
+
+    def grouped(self, starts: Integers) -> Self:
+        """The figure in longer blocks, which begin with these."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +58,11 @@ class Ratio:
     def value(self) -> float:
         """The figure of the whole run; NaN if nothing is divided by."""
         return float(self.of(np.ones((1, len(self.part))))[0])
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return len(self.part)
 
     @property
     def filled(self) -> int:
@@ -66,6 +79,15 @@ class Ratio:
         """The figure of some blocks."""
         return Ratio(self.part[blocks], self.whole[blocks])
 
+    def influences(self) -> Array:
+        """How far each block moves the figure: one column."""
+        found: Array = (self.part - self.value * self.whole) / max(self.whole.sum(), _LEAST)
+        return np.nan_to_num(found)[:, np.newaxis]
+
+    def grouped(self, starts: Integers) -> "Ratio":
+        """The figure in longer blocks, which begin with these."""
+        return Ratio(np.add.reduceat(self.part, starts), np.add.reduceat(self.whole, starts))
+
 
 def together(first: Ratio, second: Ratio) -> Ratio:
     """One ratio over the blocks of both runs, those of `first` before those of `second`."""
@@ -74,86 +96,9 @@ def together(first: Ratio, second: Ratio) -> Ratio:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Percentile:
-    """A percentile of positive values, exact for the whole run.
-
-    `counts` has the values by block and bin; the first and the last bin have no width. `edges` are
-    the logarithms of the bounds of the others.
-    """
-
-    value: float
-    quantile: float
-    counts: Array
-    edges: Array
-
-    @property
-    def filled(self) -> int:
-        """How many blocks have a value."""
-        return int(np.count_nonzero(self.counts.sum(axis=1)))
-
-    def of(self, weights: Array) -> Array:
-        """The figure for each row of `weights`, interpolated in its bin; NaN without a value."""
-        below = np.cumsum(weights @ self.counts, axis=1)
-        rank = self.quantile * below[:, -1]
-        bins = np.argmax(below >= rank[:, np.newaxis] * (1 - 1e-12), axis=1)
-        rows = np.arange(len(weights))
-        before = np.where(bins > 0, below[rows, bins - 1], 0.0)
-        inside = below[rows, bins] - before
-        share = np.divide(rank - before, inside, out=np.zeros(len(rank)), where=inside > 0)
-        low = self.edges[np.clip(bins - 1, 0, _BINS)]
-        high = self.edges[np.clip(bins, 0, _BINS)]
-        return np.where(below[:, -1] > 0, np.exp(low + share * (high - low)), np.nan)
-
-    def only(self, blocks: Array) -> "Percentile":
-        """The figure of some blocks, interpolated in its bin."""
-        value = float(self.of(blocks[np.newaxis, :].astype(float))[0])
-        return Percentile(value, self.quantile, self.counts[blocks], self.edges)
-
-
-def percentiles(
-    quantile: float, values: Sequence[Array], blocks: Sequence[Blocks]
-) -> tuple[Percentile, ...] | None:
-    """A percentile of the known values of runs, in the same bins; None if a run has none.
-
-    The percentile of any blocks together lies between the least and the greatest of any of them, so
-    only values between these need bins.
-    """
-    groups = [list(of.groups(each)) for each, of in zip(values, blocks, strict=True)]
-    known = [np.concatenate(of_run) for of_run in groups]
-    if not all(len(each) for each in known):
-        return None
-    found = [_quantile(each, quantile) for of_run in groups for each in of_run if len(each)]
-    edges = np.linspace(np.log(max(min(found), _LEAST)), np.log(max(*found, _LEAST)), _BINS + 1)
-    return tuple(
-        Percentile(_quantile(all_of, quantile), quantile, _counts(of_run, edges), edges)
-        for all_of, of_run in zip(known, groups, strict=True)
-    )
-
-
-def _quantile(values: Array, quantile: float) -> float:
-    return float(np.quantile(values, quantile, method="inverted_cdf"))
-
-
-def _counts(groups: Sequence[Array], edges: Array) -> Array:
-    counts = np.zeros((len(groups), len(edges) + 1))
-    for row, values in zip(counts, groups, strict=True):
-        # Rounding must not put the least or the greatest one outside.
-        logarithms = np.log(np.maximum(values, _LEAST))
-        indexes = np.searchsorted(edges, logarithms, side="right")
-        row += np.bincount(indexes, minlength=len(row))
-    return counts
-
-
-def both(first: Percentile, second: Percentile) -> Percentile:
-    """One percentile over the blocks of both runs; its `value` is that of `second`."""
-    counts = np.vstack([first.counts, second.counts])
-    return Percentile(second.value, second.quantile, counts, second.edges)
-
-
 SHUFFLES = 2000
 _DRAWS = 1000
-_CONFIDENCE = 0.95
+CONFIDENCE = 0.95
 _SEED = 14
 # Else one block decides all.
 _MOST_CORRELATED = 0.75
@@ -208,7 +153,7 @@ def variation(figure: Measured, blocks: int, likeness: float) -> Variation:
     parts = without_one - without_one.mean()
     squares = float(parts @ parts)
     along = float(parts[:-1] @ parts[1:]) / squares if squares > 0 else 0.0
-    correlation = (blocks * along + 1) / (blocks - 4) if squares > 0 else 0.0
+    correlation = (blocks * along + 1) / max(blocks - 4, 1) if squares > 0 else 0.0
     correlation = min(max(correlation, likeness), _MOST_CORRELATED)
     more = (1 + correlation) / (1 - correlation)
     deviation = np.sqrt((blocks - 1) / blocks * squares * more)
@@ -216,7 +161,7 @@ def variation(figure: Measured, blocks: int, likeness: float) -> Variation:
 
 
 def interval(
-    figure: Measured, blocks: int, spread: float, apart: Apart, confidence: float = _CONFIDENCE
+    figure: Measured, blocks: int, spread: float, apart: Apart, confidence: float = CONFIDENCE
 ) -> Interval:
     """The figure with its bootstrap interval, `spread` times as wide as with independent blocks.
 
@@ -236,8 +181,8 @@ def interval(
     return Interval(value, max(min(low, value), 0.0), max(high, value))
 
 
-# Two runs, and each without a period of some blocks.
-@lru_cache(maxsize=8)
+# Two runs of several numbers of blocks, and each without a period of some.
+@lru_cache(maxsize=16)
 def _draws(blocks: int) -> Array:
     """How often each block is drawn, a row for each draw; the same for all figures of a run."""
     random = np.random.default_rng(_SEED)
@@ -251,10 +196,19 @@ def _tail(blocks: int, confidence: float) -> float:
     Student's t is wider than the normal distribution.
     """
     normal, freedom = NormalDist(), max(blocks - 1, 1)
-    z = normal.inv_cdf((1 + confidence) / 2)
-    # Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
-    student = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return normal.cdf(-student * float(np.sqrt((freedom + 1) / freedom)))
+    wide = float(student(normal.inv_cdf((1 + confidence) / 2), np.array(freedom)))
+    return normal.cdf(-wide * float(np.sqrt((freedom + 1) / freedom)))
+
+
+def student(z: float, freedom: Array) -> Array:
+    """The quantiles of Student's t that are as far out as `z` is of the normal distribution.
+
+    Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
+    """
+    found: Array = (
+        z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    )
+    return found
 
 
 class Shuffles(NamedTuple):
@@ -263,6 +217,7 @@ class Shuffles(NamedTuple):
     taken: Array
 
     @classmethod
+    @lru_cache(maxsize=8)
     def of(cls, before: int, after: int) -> "Shuffles":
         """The shuffles for so many blocks; always the same, so that lines can be compared."""
         random = np.random.default_rng(_SEED)

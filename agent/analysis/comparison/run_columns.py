@@ -1,11 +1,6 @@
-"""One run as columns, made of single requests, and cut into blocks of equal time.
+"""One run as columns, made of single requests."""
 
-Requests that are near in time wait in the same queue, so they are not independent evidence. Blocks
-of time nearly are, if they are long enough: Kunsch, "The jackknife and the bootstrap for general
-stationary observations" (1989).
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -15,7 +10,7 @@ import numpy as np
 from agent.analysis.histogram_bounds import Bounds
 from agent.analysis.verdicts import judge
 from agent.catalog.definitions import Verdict
-from agent.records.columns import Array, Integers
+from agent.records.columns import Array
 from agent.records.objective import Objective
 from agent.records.request import BY_CLIENT, FAILED, RequestRecord, Status
 
@@ -96,13 +91,15 @@ class FiguresSource(Enum):
 
     RESULT_FILE = auto()
     ENGINE = auto()
+    NOBODY = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
     """A run of which only figures are known, by the names of measures, and no single request.
 
-    Between `bounds` lie those of an engine's own histograms. `source` says who knows the figures.
+    Between `bounds` lie those of an engine's own histograms. `source` says who knows the figures,
+    `hint` how single requests get into such a file.
     `events`, `objectives` and `began_at` are as in RunColumns.
     """
 
@@ -112,6 +109,7 @@ class RunFigures:
     figures: Mapping[str, float]
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     source: FiguresSource = FiguresSource.RESULT_FILE
+    hint: str | None = None
     configured_load: Mapping[str, str] = field(default_factory=dict)
     events: Mapping[str, Array] | None = None
     objectives: Mapping[str, ObjectiveBounds] = field(default_factory=dict)
@@ -160,117 +158,3 @@ def run_of(
         configured_load=configured_load,
         objectives={} if target is None else {GIVEN_LIMITS: ObjectiveColumn(target, met)},
     )
-
-
-# Fewer blocks can hardly show a difference: of 8 and 8, one order in 6,435 is as extreme.
-MIN_BLOCKS = 8
-_NUMBERS = (40, 32, 24, 20, 16, 12, 10, MIN_BLOCKS)
-# Of the longer run: all of them are shuffled thousands of times.
-_MOST_BLOCKS = 1000
-_REQUESTS_PER_BLOCK = 10
-# A block that is shorter than its requests shares them with the next one.
-_REQUESTS_LONG = 2.0
-# With this correlation of each block with the next, a mean varies 1.3 times as much as without.
-_MOST_ALIKE = 0.25
-
-
-class Blocks(NamedTuple):
-    """Blocks of equal time: how many in a run, and where each request or minute is."""
-
-    number: int
-    indices: Integers
-
-    def sums(self, values: Array) -> Array:
-        """The sum of the known values in each block."""
-        return np.bincount(self.indices, np.nan_to_num(values), self.number).astype(float)
-
-    def groups(self, values: Array) -> Iterator[Array]:
-        """The known values of each block."""
-        known = np.isfinite(values)
-        indices, values = self.indices[known], values[known]
-        order = np.argsort(indices, kind="stable")
-        ends = np.searchsorted(indices[order], np.arange(1, self.number))
-        yield from np.split(values[order], ends)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitRun:
-    """A run with the blocks of its requests and of its minutes.
-
-    Each block is correlated with the next one at least by `likeness`.
-    """
-
-    run: RunColumns
-    blocks: Blocks
-    minutes: Blocks
-    block_s: float
-    likeness: float
-
-    @property
-    def seconds(self) -> Array:
-        """The length of each block."""
-        lengths = np.full(self.blocks.number, self.block_s)
-        lengths[-1] = self.run.length_s - self.block_s * (self.blocks.number - 1)
-        return lengths
-
-    def events(self, at_s: Array) -> Array:
-        """The number of events in each block."""
-        return blocks_of(at_s, self.run.length_s, self.block_s).sums(np.ones(len(at_s)))
-
-
-def split_runs(before: RunColumns, after: RunColumns) -> tuple[SplitRun, SplitRun]:
-    """Both runs in blocks of one length."""
-    number, likeness = _number((before, after))
-    lengths_s = before.length_s, after.length_s
-    block_s = max(min(lengths_s) / number, max(lengths_s) / _MOST_BLOCKS)
-    first, second = (
-        SplitRun(
-            run,
-            blocks_of(run.ended_s, run.length_s, block_s),
-            blocks_of(run.minutes.at_s, run.length_s, block_s),
-            block_s,
-            likeness,
-        )
-        for run in (before, after)
-    )
-    return first, second
-
-
-def blocks_of(at_s: Array, length_s: float, block_s: float) -> Blocks:
-    """Cut a run in blocks; what is left over at its end belongs to the last one."""
-    count = max(int(length_s / block_s + 1e-9), 1)
-    return Blocks(count, np.clip((at_s / block_s).astype(np.intp), 0, count - 1))
-
-
-def _number(runs: Sequence[RunColumns]) -> tuple[int, float]:
-    """As many blocks of the shorter run as can be without each being like the next.
-
-    Also how alike the blocks are at least: if shorter ones are alike, these still are in part.
-    """
-    shorter_s, likeness = min(run.length_s for run in runs), 0.0
-    for number in _NUMBERS:
-        block_s = shorter_s / number
-        if all(_are_long(run, block_s) for run in runs):
-            if all(_likeness(run, block_s) <= _MOST_ALIKE for run in runs):
-                return number, likeness
-            likeness = _MOST_ALIKE
-    return MIN_BLOCKS, likeness
-
-
-def _are_long(run: RunColumns, block_s: float) -> bool:
-    times_s = run.e2e_s[run.e2e_s > 0]
-    if len(times_s) and block_s < _REQUESTS_LONG * float(np.median(times_s)):
-        return False
-    return run.requests * block_s >= _REQUESTS_PER_BLOCK * run.length_s
-
-
-def _likeness(run: RunColumns, block_s: float) -> float:
-    """The correlation of the mean of a block, and of the next one; 0 if it is unknown."""
-    blocks, times_s = blocks_of(run.ended_s, run.length_s, block_s), run.e2e_s
-    counts = blocks.sums(np.isfinite(times_s).astype(float))
-    sums = blocks.sums(times_s)
-    means = sums[counts > 0] / counts[counts > 0]
-    if len(means) < MIN_BLOCKS or np.ptp(means) == 0:
-        return 0.0
-    apart = means - means.mean()
-    return float(apart[:-1] @ apart[1:] / (apart @ apart))

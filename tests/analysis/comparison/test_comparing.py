@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.analysis.comparison.cells import SortedColumn
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
+from agent.analysis.comparison.percentiles import percentiles
 from agent.analysis.comparison.resampling import (
     Ratio,
     Shuffles,
@@ -18,13 +20,11 @@ from agent.analysis.comparison.resampling import (
     chance,
     chance_of_correlated,
     interval,
-    percentiles,
     rejected,
     together,
     variation,
 )
 from agent.analysis.comparison.run_columns import (
-    Blocks,
     MinuteColumns,
     RunColumns,
     RunFigures,
@@ -46,12 +46,17 @@ def test_a_run_is_no_different_from_itself_or_from_one_with_the_same_settings() 
     quiet = [replace(run, events={}) for run in (BEFORE, QueuedRun(seed=2).run())]
     found = compare(*quiet)
     assert found.outcome is Outcome.NO_EVIDENCE
-    assert set(outcomes(found).values()) <= {Outcome.NO_EVIDENCE, Outcome.UNKNOWN}
+    known = {Outcome.NO_EVIDENCE, Outcome.UNKNOWN, Outcome.TOO_SHORT}
+    assert set(outcomes(found).values()) <= known
+    # Of 450 requests, 4 are beyond the 99th percentile.
+    short = {name for name, each in outcomes(found).items() if each is Outcome.TOO_SHORT}
+    assert {"TTFT p99", "TPOT p99", "end to end p99"} <= short
+    assert not any(name.endswith("p50") for name in short)
     assert outcomes(found)["OOMs"] is Outcome.NO_EVIDENCE
     itself = compare(BEFORE, BEFORE)
     assert itself.outcome is Outcome.NO_EVIDENCE
     assert {line.change for line in itself.lines if line.before is not None} == {0.0}
-    assert all(line.before == line.after for line in itself.lines)
+    assert all(str(line.before) == str(line.after) for line in itself.lines)
 
 
 def test_half_as_many_servers_are_worse_and_twice_as_many_better() -> None:
@@ -97,9 +102,14 @@ def test_few_requests_give_no_verdict() -> None:
     found = compare(*short)
     assert found.outcome is Outcome.TOO_FEW
     assert all(line.before is not None for line in found.lines if line.measure.name == "TTFT p50")
-    # A 99th percentile needs hundreds.
-    longer = outcomes(compare(*(QueuedRun(seed=seed, length_s=60).run() for seed in (1, 2))))
-    assert (longer["TTFT p95"], longer["TTFT p99"]) == (Outcome.NO_EVIDENCE, Outcome.TOO_FEW)
+    # A 95th percentile needs more of them, and a 99th hundreds.
+    longer = compare(*(QueuedRun(seed=seed, length_s=60).run() for seed in (1, 2)))
+    of_ttft = [outcomes(longer)[f"TTFT {each}"] for each in ("p50", "p95", "p99")]
+    assert of_ttft == [Outcome.NO_EVIDENCE, Outcome.TOO_SHORT, Outcome.TOO_FEW]
+    # Each says how many times as long the runs should be, at least.
+    needed = {line.measure.name: line.needed or 0 for line in longer.lines}
+    assert 1 < needed["TTFT p95"] < 5
+    assert needed["TTFT p99"] == 300 / 180
 
 
 def test_a_run_that_is_far_longer_takes_no_more_memory() -> None:
@@ -194,9 +204,10 @@ def compared(pair: str) -> Comparison:
 
 
 @pytest.mark.slow
-def test_the_same_settings_twice_give_no_evidence_in_19_of_20_repetitions() -> None:
+def test_the_same_settings_twice_give_no_verdict_in_19_of_20_repetitions() -> None:
     found = Counter(compared(f"same-{number:02}").outcome for number in range(PAIRS))
-    assert found[Outcome.NO_EVIDENCE] >= 19, found
+    # Runs of 100 requests, of which 8 run at a time, are often too short for their median.
+    assert found[Outcome.NO_EVIDENCE] + found[Outcome.TOO_SHORT] >= 19, found
 
 
 def test_half_the_batch_size_is_found() -> None:
@@ -205,7 +216,7 @@ def test_half_the_batch_size_is_found() -> None:
     outcomes = {line.measure.name: line.outcome for line in found.lines}
     # Requests wait longer, and run as fast as before once they have begun.
     assert outcomes["TTFT p50"] is Outcome.WORSE
-    assert outcomes["TPOT p50"] is Outcome.NO_EVIDENCE
+    assert outcomes["TPOT p50"] is Outcome.TOO_SHORT
 
 
 def test_another_load_is_called_that() -> None:
@@ -285,18 +296,19 @@ def test_a_percentile_is_that_of_numpy_in_any_mix_of_blocks(quantile: float) -> 
     places = np.sort(random.integers(0, 10, 3000))
     values = np.exp(random.normal(size=3000) + places / 5)
     values[::50] = np.nan
-    (found,) = percentiles(quantile, [values], [Blocks(10, places)]) or ()
-    known = values[np.isfinite(values)]
-    assert found.value == np.quantile(known, quantile, method="inverted_cdf")
-    weights = np.eye(10)
+    known = np.isfinite(values)
+    order = np.argsort(values[known])
+    column = SortedColumn(values[known][order], places[known][order])
+    (found,) = percentiles(quantile, [column], [10]) or ()
+    assert found.value == np.quantile(values[known], quantile, method="inverted_cdf")
     of_blocks = [
-        np.quantile(known[places[np.isfinite(values)] == block], quantile, method="inverted_cdf")
+        np.quantile(values[known & (places == block)], quantile, method="inverted_cdf")
         for block in range(10)
     ]
-    assert found.of(weights) == pytest.approx(np.array(of_blocks), rel=0.05)
+    assert found.of(np.eye(10)) == pytest.approx(np.array(of_blocks), rel=0.05)
     assert found.of(np.ones((1, 10)))[0] == pytest.approx(found.value, rel=0.03)
-    nothing = np.full(3000, np.nan)
-    assert percentiles(quantile, [nothing, values], [Blocks(10, places)] * 2) is None
+    nothing = SortedColumn(np.empty(0), np.empty(0, dtype=np.intp))
+    assert percentiles(quantile, [nothing, column], [10, 10]) is None
 
 
 def test_several_chances_are_judged_together_as_holm_does() -> None:

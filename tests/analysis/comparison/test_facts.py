@@ -101,6 +101,14 @@ def test_failures_that_were_none_before_are_worse_beyond_chance() -> None:
         False,
         Outcome.NO_EVIDENCE,
     )
+    # Those that come in few bursts may be, too: nobody can tell.
+    burst = np.zeros(AFTER.requests)
+    burst[np.argsort(AFTER.ended_s)[200:240]] = 1.0
+    found = compare(BEFORE, replace(AFTER, failed=burst))
+    (fact,) = found.facts
+    assert isinstance(fact, FirstFailures)
+    assert (fact.failed, fact.is_evident, fact.is_of_few_bursts) == (40, False, True)
+    assert found.outcome is Outcome.ONE_PERIOD
     # Failures of before are no first ones.
     assert compare(failing(BEFORE, 3), failing(AFTER, 6)).facts == ()
 
@@ -153,6 +161,16 @@ def test_a_target_that_is_crossed_within_both_intervals_may_be_chance() -> None:
     found = compare(with_target(BEFORE, range(0, 99, 11)), with_target(AFTER, range(0, 99, 9)))
     (fact,) = found.facts
     assert (fact.is_evident, found.outcome) == (False, Outcome.NO_EVIDENCE)
+
+
+def test_a_target_that_is_met_exactly_is_met() -> None:
+    # A tenth misses, on the dot: 45 of 450.
+    exact = with_target(BEFORE, range(0, 100, 10))
+    assert np.nanmean(exact.met) == 0.9
+    (fact,) = facts_of(exact, with_target(AFTER, range(0, 99, 5)))
+    assert isinstance(fact, MissedTarget)
+    assert fact.before.value == fact.target
+    assert facts_of(with_target(BEFORE, [7]), exact) == ()
 
 
 def test_a_target_that_is_missed_at_another_load_is_of_the_load() -> None:
@@ -237,15 +255,18 @@ def equal_run(seed: int, target: float, error_ratio: float, **settings: Any) -> 
     return replace(run, failed=failed.astype(float), objectives=objectives, events={})
 
 
+PAIRS = 15
+
+
 @pytest.mark.slow
 def test_equal_runs_are_rarely_worse() -> None:
     quiet = partial(equal_run, target=0.97, error_ratio=0.003)
     # It attains 80 +- 5 %: a target below that is often crossed.
     near_its_target = partial(equal_run, target=0.77, error_ratio=0.005, rate=6.0)
     found: Counter[Outcome] = Counter()
-    for pair in range(100):
+    for pair in range(PAIRS):
         for run in (quiet, near_its_target):
             found[compare(*(run(5000 + 2 * pair + each) for each in (0, 1))).outcome] += 1
-    # Under 5 % of 200 pairs.
-    assert found[Outcome.WORSE] < 10, found
-    assert found[Outcome.ONE_PERIOD] < 10, found
+    # At 3 %, five of 30 are one in 500; `python -m benchmarks compare_study` has 200.
+    assert found[Outcome.WORSE] + found[Outcome.BETTER] < 5, found
+    assert found[Outcome.ONE_PERIOD] < 5, found
