@@ -98,6 +98,9 @@ def test_without_single_requests_nobody_can_tell(call: Call) -> None:
     assert result.exit_code == 2
     assert "### :grey_question: Cannot tell" in result.output
     assert "no single requests" in result.output
+    # The hint is that of the tool whose file it is.
+    assert "(profile_export.jsonl has them)" in result.output
+    assert "--save-detailed" not in result.output
 
 
 def test_the_json_has_base_units_and_null_for_unknown_values(call: Call) -> None:
