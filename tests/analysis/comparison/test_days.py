@@ -64,14 +64,14 @@ def test_a_day_with_more_load_is_not_called_slower() -> None:
     )
     raw, like = [], []
     for before, after in zip(quiet, busy, strict=True):
-        line = line_of(compare(before, after), "TTFT p95")
+        line = line_of(compare(before, after), "TTFT p50")
         assert line.outcome is not Outcome.WORSE
         assert line.like_for_like is not None
         raw.append(line.change or 0.0)
         like.append(line.like_for_like.value)
     # Queues are longer, as the load explains.
-    assert np.mean(raw) > 0.15
-    assert abs(np.mean(like)) < np.mean(raw) / 2
+    assert np.mean(raw) > 0.1
+    assert abs(np.mean(like)) < 0.03
 
 
 def test_a_weekend_is_another_load() -> None:
