@@ -1,9 +1,10 @@
 """The page in a browser: its figures are the API's, it is live, and everybody can use it."""
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from playwright.sync_api import Browser
@@ -136,6 +137,65 @@ def test_figures_of_another_window_stay_readable_until_the_new_ones_come(
         assert there.page.locator("main[aria-busy=true]").count() == 1
         assert grave(there) == []
         assert "Per 1M output tokens" in there.page.content()
+
+
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        ("now", "Goodput and throughput by minute, "),
+        ("requests", "Requests that began "),
+        ("efficiency", "Efficiency, "),
+        ("cost", "Cost, "),
+        ("events", "Events, "),
+        ("lengths", "Attainment by length, "),
+    ],
+)
+def test_a_view_shows_any_range_that_its_address_says(
+    there: Opened, api: Api, view: str, text: str
+) -> None:
+    until = api.agent.now // 60 * 60 - 60
+    between = [datetime.fromtimestamp(at, UTC) for at in (until - 1800, until)]
+    asked = "&".join(
+        f"{name}={at:%Y-%m-%dT%H:%M:%SZ}"
+        for name, at in zip(("from", "until"), between, strict=True)
+    )
+    there.page.goto(f"{api.url}/#{view}?{asked}")
+    first, then = (f"{at:%I:%M %p}" for at in between)
+    day = f"{between[0]:%b} {between[0].day}"
+    there.html(f"{text}{day} {first} to {then}")
+    assert there.page.get_by_text("Not live: a range of the past").count() == 1
+    assert (
+        there.page.get_by_label("From", exact=True).input_value() == f"{between[0]:%Y-%m-%dT%H:%M}"
+    )
+    assert there.problems == []
+    assert grave(there) == []
+
+
+def test_a_drag_on_a_chart_sets_the_range_of_all_views_and_a_double_click_goes_back(
+    there: Opened, api: Api
+) -> None:
+    at(there, api.url, "events")
+    page = there.page
+    box = page.locator(".u-over").first.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] - 1, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.75 * box["width"], middle, steps=5)
+    page.mouse.up()
+    page.get_by_text("Not live: a range of the past").wait_for()
+    asked = dict(pair.split("=") for pair in page.url.partition("?")[2].split("&"))
+    begin, end = (datetime.fromisoformat(unquote(asked[name])) for name in ("from", "until"))
+    # A quarter of an hour, but for a pixel of 1200.
+    assert (end - begin).total_seconds() == pytest.approx(900, abs=10)
+    page.get_by_role("link", name="Cost").click()
+    page.get_by_text("Cost, ").first.wait_for()
+    assert asked["from"] in page.url
+    page.go_back()
+    page.get_by_text("Events, ").first.wait_for()
+    page.locator(".u-over").first.dblclick()
+    page.get_by_text("Events, last hour, the newest first").first.wait_for()
+    assert "from=" not in page.url
 
 
 def test_the_figures_of_now_are_those_of_the_summary(there: Opened, api: Api) -> None:

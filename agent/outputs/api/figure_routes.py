@@ -58,6 +58,7 @@ class SummaryResponse(RequestFigures):
     window_from: datetime
     window_until: datetime
     window_s: float
+    grid_s: int = Field(description="a step of this window is a multiple of it")
     data_from: datetime | None = Field(
         description="when the stored data begins, of the engine if one is chosen; null without data"
     )
@@ -138,6 +139,7 @@ def summary_over(
     figures = _figures_of(queries.tally(over, chosen), covered_s, chosen, counted)
     return SummaryResponse(
         **_stated(over),
+        grid_s=queries.grid_s(context.now() - over.from_s),
         data_from=None if data_from is None else _utc(data_from),
         relative_error=RELATIVE_ERROR,
         simulated=context.simulated,

@@ -181,7 +181,8 @@ class AskedWindow:
         """The window, which begins with a step, and the seconds of a step."""
         begin, end = self.bounds(now, longest_s)
         grid_s = grid_of(now - begin)
-        each_s = step_s(step, end - begin, grid_s)
+        # A window that is shorter than the grid is widened to it.
+        each_s = step_s(step, max(end - begin, grid_s), grid_s)
         return self._on_grids(begin, end, now, each_s, grid_s), each_s
 
     def _on_grids(

@@ -61,6 +61,7 @@ def test_a_window_ends_now_and_is_rounded_to_the_grid(busy: Api, window: str) ->
     grid_s = {"1d": 60, "7d": 3600, "30d": 86400, "400d": 86400}.get(window, 10)
     assert window_until == NOW
     assert window_from % grid_s == 0
+    assert summary["grid_s"] == grid_s
     assert summary["window_s"] == window_until - window_from
     assert abs(summary["window_s"] - WINDOWS[window]) <= grid_s / 2
 
@@ -168,6 +169,12 @@ def test_steps_and_groups_of_the_past_add_up_to_its_summary(busy: Api) -> None:
     groups = busy.query("breakdown", **asked, by="engine")["groups"]
     for parts in (steps, groups):
         assert sum(part["requests"] for part in parts) == summary["requests"]
+
+
+def test_a_window_that_is_shorter_than_its_grid_has_one_step(busy: Api) -> None:
+    asked = {"from": f"{NOON - 4 * 86400 + 60}", "window": "20m"}
+    (step,) = busy.query("timeseries", **asked, step="1h")["items"]
+    assert (unix(step["at"]) % 3600, step["window_s"]) == (0, 3600)
 
 
 def test_an_objective_of_the_past_has_its_attainment_and_the_budget_that_was_left_then(

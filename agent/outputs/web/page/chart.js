@@ -45,12 +45,31 @@ const lines = (marks) => (plot) => {
   ctx.restore();
 };
 
+// What a drag on any chart calls with two moments, and a double click without any.
+let chosen = () => {};
+export const on_range = (take) => { chosen = take; };
+
+// A shorter drag was a click, and a shorter range has no two steps.
+const LEAST_PIXELS = 8;
+const LEAST_S = 120;
+
+const take_range = (plot) => {
+  const {left, width} = plot.select;
+  if (width < LEAST_PIXELS) return;
+  plot.setSelect({left: 0, top: 0, width: 0, height: 0}, false);
+  const [first, then] = [left, left + width].map((x) => plot.posToVal(x, "x"));
+  const wider_s = Math.max(0, LEAST_S - (then - first)) / 2;
+  const [from, until] = [first - wider_s, then + wider_s].map((at) => new Date(1000 * at).toISOString());
+  chosen({from, until});
+};
+
 const in_time = (unit, over) => ({
   // The whole window, also if no step has a figure: less would look like a shorter one.
   scales: {x: {time: true, range: over}, y: {range: from_zero}},
   x: {value: (_, at) => (at == null ? "" : new Date(1000 * at).toLocaleTimeString())},
   axes: [{values: moments, space: 70}, {values: (_, ticks) => ticks.map(unit), size: 60}],
-  hooks: {ready: [newest], setData: [newest], setCursor: [newest]},
+  hooks: {ready: [newest], setData: [newest], setCursor: [newest], setSelect: [take_range]},
+  cursor: {drag: {x: true, y: false, setScale: false}, bind: {dblclick: () => () => chosen(null)}},
 });
 
 class Plot extends Component {
@@ -83,10 +102,10 @@ class Plot extends Component {
     this.plot?.destroy();
     this.shape = shape(this.props);
     const {data, series, marks = [], unit = rate} = this.props;
-    const {scales, axes, x, hooks = {}, legend = {}} =
+    const {scales, axes, x, hooks = {}, legend = {}, cursor = {}} =
       this.props.axes ? this.props : {...this.props, ...in_time(unit, () => this.props.over)};
     const drawn = {
-      width: Math.max(Math.floor(this.holder.clientWidth), 200), height: HEIGHT, scales, legend, padding: [null, 28, null, null],
+      width: Math.max(Math.floor(this.holder.clientWidth), 200), height: HEIGHT, scales, legend, cursor, padding: [null, 28, null, null],
       hooks: {...hooks, draw: [lines(marks)]},
       axes: axes.map((axis) => ({
         stroke: style("--text"), ...["grid", "ticks"].reduce((lines, name) => (

@@ -1,14 +1,15 @@
 // The view of cost: what tokens cost, who pays, and what was bought for nothing.
 import {Chart, over_window, with_breaks} from "./chart.js";
 import {CountedTime, Figures, Reasons, Table, html} from "./elements.js";
+import {period} from "./period.js";
 import {query} from "./query.js";
-import {STEPS, STEPS_S, dollars, last, number, share, step_name} from "./words.js";
+import {dollars, number, share} from "./words.js";
 
-async function load({window = "1h"}) {
+async function load(parameters) {
+  const {asked, step, step_name, step_s, name} = await period(parameters);
   const [summary, tenants, series] = await Promise.all([
-    query("summary", {window}), query("breakdown", {by: "tenant", cost: true, window}),
-    query("efficiency", {window, step: STEPS[window]})]);
-  return {summary, tenants, steps: series.items, step: step_name(window), step_s: STEPS_S[STEPS[window]]};
+    query("summary", asked), query("breakdown", {by: "tenant", cost: true, ...asked}), query("efficiency", {...asked, step})]);
+  return {summary, tenants, steps: series.items, step: step_name, step_s, over: name(summary)};
 }
 
 // The price of a thing, and why it is unknown.
@@ -49,9 +50,8 @@ const tenant = (group) => [
 // A step may have stored only some of its minutes, so its dollars would go up and down; those of an hour do not.
 const idle = ({cost}) => (cost?.bill_usd ? cost.usd_per_hour * cost.idle_usd / cost.bill_usd : null);
 
-function Show({data: {summary, tenants, steps, step, step_s}}) {
+function Show({data: {summary, tenants, steps, step, step_s, over}}) {
   const {cost} = summary;
-  const over = last(summary.window_s);
   if (!cost) return html`<h2>Cost, ${over}</h2><p>Unknown: no minute of this window has both a price and
     a known number of GPUs. Set <code>gpu_hour_usd</code> of the engine, and <code>parallelism</code> if none of its GPUs is
     read; then wait until a minute is over.</p>`;

@@ -1,17 +1,18 @@
 // The view of efficiency: MFU and MBU over time, and where prefill and decode are under the roofline.
 import {Chart, over_window, with_breaks} from "./chart.js";
 import {CountedTime, Figures, Reasons, Table, html} from "./elements.js";
+import {period} from "./period.js";
 import {query} from "./query.js";
-import {STEPS, STEPS_S, last, number, share, step_name, whole_percent} from "./words.js";
+import {number, share, whole_percent} from "./words.js";
 
 const PHASES = {prefill: "Prefill", decode: "Decode", busy: "All busy time"};
 const TERA = 1e12;
 const SOURCES = {requests: "by the requests", counters: "by the engine's token counters", engine: "by the engine", hardware: "by the hardware"};
 
-async function load({window = "1h"}) {
-  const [summary, series] = await Promise.all([
-    query("summary", {window}), query("efficiency", {window, step: STEPS[window]})]);
-  return {summary, steps: series.items, step: step_name(window), step_s: STEPS_S[STEPS[window]]};
+async function load(parameters) {
+  const {asked, step, step_name, step_s, name} = await period(parameters);
+  const [summary, series] = await Promise.all([query("summary", asked), query("efficiency", {...asked, step})]);
+  return {summary, steps: series.items, step: step_name, step_s, over: name(summary)};
 }
 
 const phase = (efficiency) => ([key, name]) => {
@@ -88,9 +89,8 @@ const counted = ({prefix_cache: cache, speculation: drafts, batch_fill: fill}) =
     drafts ? `${number(drafts.mean_accepted_length, 2)} tokens a step` : "unknown: no engine counts drafts"],
 ];
 
-function Show({data: {summary, steps, step, step_s}}) {
+function Show({data: {summary, steps, step, step_s, over}}) {
   const {efficiency} = summary;
-  const over = last(summary.window_s);
   if (!efficiency) return html`<h2>Efficiency, ${over}</h2><p>Unknown: no minute of this window is stored yet.
     The first is stored about half a minute after it is over.</p>`;
   const sources = Object.entries(SOURCES).filter(([key]) => efficiency.sources[key]);

@@ -1,14 +1,15 @@
 // The view of events: what broke, with its evidence.
 import {Chart, finished, over_steps, times} from "./chart.js";
 import {Table, html} from "./elements.js";
+import {period} from "./period.js";
 import {query} from "./query.js";
-import {STEPS, WINDOWS, bytes, number, percent, seconds, step_name, time, words} from "./words.js";
+import {bytes, number, percent, seconds, time, words} from "./words.js";
 
-async function load({window = "1h", cursor}) {
-  const [found, series] = await Promise.all([
-    query("events", {window, limit: 50, cursor}), query("timeseries", {window, step: STEPS[window]})]);
-  return {found, steps: finished(series.items), over_chart: over_steps(series.items), over: `last ${WINDOWS[window]}`,
-    step: step_name(window)};
+async function load(parameters) {
+  const {asked, step, step_name, name} = await period(parameters);
+  const [summary, found, series] = await Promise.all([query("summary", asked),
+    query("events", {...asked, limit: 50, cursor: parameters.cursor}), query("timeseries", {...asked, step})]);
+  return {found, steps: finished(series.items), over_chart: over_steps(series.items), over: name(summary), step: step_name};
 }
 
 const moment = (seconds) => time(new Date(1000 * seconds).toISOString());

@@ -1,13 +1,15 @@
 // The view of lengths: attainment by input and output length.
 import {Note, Table, html} from "./elements.js";
+import {period} from "./period.js";
 import {query} from "./query.js";
-import {last, number, percent} from "./words.js";
+import {number, percent} from "./words.js";
 
-async function load({window = "1h"}) {
-  const [found, objectives] = await Promise.all([query("lengths", {window}), query("objectives", {window})]);
+async function load(parameters) {
+  const {asked, name} = await period(parameters);
+  const [found, objectives] = await Promise.all([query("lengths", asked), query("objectives", asked)]);
   const targets = objectives.items.map(({definition}) => definition.target).filter((target) => target != null);
   // A request that is met is met by all its objectives, so the strictest target is the one to compare with.
-  return {...found, target: targets.length ? Math.max(...targets) : null};
+  return {...found, over: name(found), target: targets.length ? Math.max(...targets) : null};
 }
 
 // Which colour a cell has; none without a target.
@@ -32,7 +34,7 @@ function Show({data}) {
   const at = (input, output) => data.items.find((each) =>
     each.input_length === input && each.output_length === output);
   return html`
-    <h2>Attainment by length, ${last(data.window_s)}</h2>
+    <h2>Attainment by length, ${data.over}</h2>
     <div class="heat"><${Table} label="Rows are input tokens, columns are output tokens"
       head=${["input \\ output", ...data.output_lengths]}
       rows=${data.input_lengths.map((input) => [input, ...data.output_lengths.map((output) => cell(at(input, output), data.target))])} /></div>

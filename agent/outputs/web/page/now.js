@@ -1,6 +1,7 @@
 // The view of now: is the objective met, and what stands in the way.
 import {Chart, finished, over_steps, times} from "./chart.js";
 import {Figures, Note, Reasons, Table, coded, html} from "./elements.js";
+import {period} from "./period.js";
 import {query} from "./query.js";
 import {Setup} from "./setup.js";
 import {
@@ -11,18 +12,20 @@ import {
 // The last two come from histograms alone.
 const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue", prefill: "Prefill", decode: "Decode"};
 
-async function read_now() {
-  const [summary, ...lists] = await Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
+async function read_now(asked) {
+  const [summary, ...lists] = await Promise.all([query("summary", asked), query("objectives", asked),
     query("engines"), query("gpus"), query("agents")]);
   const [objectives, engines, gpus, agents] = lists.map((list) => list.items);
   return {summary, objectives, engines, gpus, agents, heardAt: Date.now()};
 }
 
 // What is live is not read twice.
-async function load(_, pushed) {
-  const [live, series, setups] = await Promise.all([pushed ?? read_now(),
-    query("timeseries", {window: "1h", step: "1m"}), query("setup")]);
-  return {live, setups: setups.items, steps: finished(series.items), over_hour: over_steps(series.items)};
+async function load(parameters, pushed) {
+  const {asked, step, step_name, name, is_range} = await period(parameters, "5m");
+  const of_chart = is_range ? {...asked, step} : {window: "1h", step: "1m"};
+  const [live, series, setups] = await Promise.all([pushed ?? read_now(asked), query("timeseries", of_chart), query("setup")]);
+  return {live, setups: setups.items, steps: finished(series.items), over_hour: over_steps(series.items), is_range,
+    chart: is_range ? `by ${step_name}, ${name(live.summary)}` : "by minute, last hour", over: is_range ? name(live.summary) : null};
 }
 
 const attained = ({objective, attainment, met, missed, undetermined}, target) => [
@@ -226,14 +229,14 @@ function Show({data, live: pushed, address}) {
   const live = pushed ?? data.live;
   const {objectives, engines, gpus, agents, summary: counted} = live;
   const summary = unseen_work(counted, engines) ? {...counted, ...NO_RATES} : counted;
-  const {steps, over_hour: over_chart} = data;
-  const over = last(summary.window_s);
+  const {steps, over_hour: over_chart, is_range} = data;
+  const over = data.over ?? last(summary.window_s);
   return html`
     <${Setup} of=${data.setups} />
     <h2>Users, ${over}</h2>
-    <${Figures} label="Figures of the ${over}" of=${headline(summary, objectives)} />
+    <${Figures} label="Figures, ${over}" of=${headline(summary, objectives)} />
     ${source(summary) && html`<${Note}>${source(summary)}<//>`}
-    <${Chart} label="Goodput and throughput by minute, last hour, in requests per second" over=${over_chart}
+    <${Chart} label="Goodput and throughput ${data.chart}, in requests per second" over=${over_chart}
       data=${[times(steps), steps.map((s) => s.goodput_rps), steps.map((s) => s.throughput_rps ?? s.engine_counts?.throughput_rps ?? null)]}
       series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />
     <${Table} label="Latency, ${over}" head=${["", "p50", "p95", "p99", "limits"]} words=${["limits"]} pairs
@@ -246,6 +249,7 @@ function Show({data, live: pushed, address}) {
       empty=${no_cause(summary)} />
     ${summary.missed > 0 && html`<p><a href=${address("requests", {verdict: "missed", worst: "e2e"})}>
       The worst missed requests</a></p>`}
+    ${is_range ? html`<${Note}>Engines, GPUs and agents are shown live, not of the past.<//>` : html`
     <h2>Engines</h2>
     <${Table} label="Engines at their last sample"
       head=${["engine", "state", "model", "running", "waiting", "KV cache", "read at"]} words=${["state", "model"]} pairs
@@ -261,7 +265,7 @@ function Show({data, live: pushed, address}) {
     <${Table} label="Agents that write to this database" rows=${agents.map(agent)}
       head=${["agent", "state", "version", "started", "last seen", "waiting to be published", "lag"]}
       words=${["state", "version"]} pairs empty="No agent has written to this database." />
-    <${Reasons} of=${unpublished(agents)} />
+    <${Reasons} of=${unpublished(agents)} />`}
     ${summary.requests > 0 && html`<${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`}`;
 }
 

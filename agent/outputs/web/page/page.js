@@ -1,14 +1,16 @@
 // The page: which view is shown, its data, and the live figures beside it.
 import {html, render} from "./elements.js";
 import {AccessRefused, ask_about, follow, forget, remember} from "./query.js";
+import {on_range} from "./chart.js";
 import {cost} from "./cost.js";
 import {efficiency} from "./efficiency.js";
 import {events} from "./events.js";
 import {lengths} from "./lengths.js";
 import {has_ended, is_fresh, now} from "./now.js";
 import {oneRequest} from "./one_request.js";
+import {WINDOWS, field, iso, range_of} from "./period.js";
 import {requests} from "./requests.js";
-import {WINDOWS, ZONE, span} from "./words.js";
+import {ZONE, span} from "./words.js";
 
 const VIEWS = {now, requests, request: oneRequest, efficiency, cost, events, lengths};
 const SHOWN = ["now", "requests", "efficiency", "cost", "events", "lengths"];
@@ -35,10 +37,10 @@ function read_address() {
   ask_about(state.parameters.agent);
 }
 
-// The chosen agent goes along; parameters that are empty go.
+// The chosen agent and range go along; parameters that are empty go.
 const address = (name, parameters) => {
-  const {agent = ""} = state.parameters;
-  const given = Object.entries({agent, ...parameters}).filter(([, value]) => value);
+  const {agent, from, until} = state.parameters;
+  const given = Object.entries({agent, from, until, ...parameters}).filter(([, value]) => value);
   const search = new URLSearchParams(given).toString();
   return `#${name}${search && `?${search}`}`;
 };
@@ -47,6 +49,20 @@ const address = (name, parameters) => {
 function choose(changes, name = state.name) {
   const chosen = {...(name === state.name ? state.parameters : {}), ...changes};
   location.hash = address(name, chosen);
+}
+
+// How many ranges were chosen since the page was opened: a double click goes back to the one before.
+let ranges = 0;
+
+function choose_range(range) {
+  if (range) {
+    ranges += 1;
+    choose({...range, window: "", cursor: ""});
+  } else if (range_of(state.parameters)) {
+    if (ranges > 0) history.back();
+    else choose({from: "", until: ""});
+    ranges = Math.max(0, ranges - 1);
+  }
 }
 
 let asked = 0;
@@ -135,14 +151,28 @@ const Live = () => html`<span class="state" role="status">${
   state.awaited ? "Reading the figures"
     : state.liveProblem ? `Not live: ${state.liveProblem}${state.heardAt ? `; these figures are ${span((Date.now() - state.heardAt) / 1000)} old` : ""}`
     : ended_s() !== null ? ended(ended_s())
+    : state.parameters.until ? "Not live: a range of the past"
     : state.parameters.agent ? `Read every ${REFRESH_MS / 1000} s`
       : state.heardAt ? "Live" : "Connecting"}</span>`;
 
-const Windows = ({chosen}) => html`
-  <label>Window
-    <select value=${chosen} onChange=${(event) => choose({window: event.target.value})}>
-      ${Object.entries(WINDOWS).map(([each, name]) => html`<option value=${each}>last ${name}</option>`)}
-    </select></label>`;
+// A view without a window of its own is live, until a range is chosen.
+function Windows({window}) {
+  const {from, until} = state.parameters;
+  const live = window ? Object.entries(WINDOWS).map(([each, name]) => [each, `last ${name}`]) : [["", "live"]];
+  const take = (name) => (event) => {
+    const value = iso(event.target.value);
+    if (value) choose({from, until, [name]: value, window: "", cursor: ""});
+  };
+  return html`
+    <label>Window
+      <select value=${from ? "range" : state.parameters.window ?? window ?? ""}
+        onChange=${(event) => choose({window: event.target.value, from: "", until: "", cursor: ""})}>
+        ${live.map(([each, name]) => html`<option value=${each}>${name}</option>`)}
+        ${from && html`<option value="range" disabled>a range</option>`}
+      </select></label>
+    <label>From<input type="datetime-local" name="from" value=${field(from)} onChange=${take("from")} /></label>
+    ${from && html`<label>Until<input type="datetime-local" name="until" value=${field(until)} onChange=${take("until")} /></label>`}`;
+}
 
 // A choice if several agents share a database.
 function Agents() {
@@ -159,13 +189,12 @@ function Agents() {
 }
 
 // Live figures are of all agents; those of one are read again with the rest.
-const live_of_all = () => (state.parameters.agent ? null : state.live);
+const live_of_all = () => (state.parameters.agent || range_of(state.parameters) ? null : state.live);
 
 function Body() {
   const view = VIEWS[state.name];
-  const chosen = state.parameters.window ?? view.window;
   return html`
-    <form><${Agents} />${view.window && html`<${Windows} chosen=${chosen} />`}</form>
+    <form onSubmit=${(event) => event.preventDefault()}><${Agents} />${state.name !== "request" && html`<${Windows} window=${view.window} />`}</form>
     ${state.problem && html`<p class="band" role="alert">${state.data ? "These figures are old" : "No figures"}: ${state.problem}</p>`}
     ${state.data ? html`<${view.Show} data=${state.data} live=${live_of_all()} choose=${choose}
         parameters=${state.parameters} address=${address} />`
@@ -196,7 +225,8 @@ function go() {
 }
 
 addEventListener("hashchange", go);
-setInterval(() => { if (!document.hidden && !state.locked) load(); }, REFRESH_MS);
+on_range(choose_range);
+setInterval(() => { if (!document.hidden && !state.locked && !state.parameters.until) load(); }, REFRESH_MS);
 document.getElementById("page").replaceChildren();
 go();
 stay_live();

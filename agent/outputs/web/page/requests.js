@@ -1,16 +1,20 @@
 // The view of requests: filtered, the newest or the worst first.
 import {Note, Reasons, Table, html, link} from "./elements.js";
+import {period} from "./period.js";
 import {query} from "./query.js";
-import {UNKNOWN, last, number, seconds, time, words} from "./words.js";
+import {UNKNOWN, number, seconds, time, words} from "./words.js";
 
 const PAGE = 50;
 const WORST = {"": "newest first", ttft: "worst TTFT", tpot: "worst TPOT", e2e: "worst end to end"};
 
-async function load({window = "1h", ...wanted}) {
+async function load(parameters) {
+  const {asked, name, is_range} = await period(parameters);
+  const {window, from, until, ...wanted} = parameters;
   // The window is of the agent's clock, which a viewer's may be far from.
-  const summary = await query("summary", {window});
-  const page = await query("requests", {...wanted, started_from: summary.window_from, limit: PAGE});
-  return {page, over: last(summary.window_s), causes: summary.cause_details.map(({cause}) => cause)};
+  const summary = await query("summary", asked);
+  const bounds = {started_from: summary.window_from, started_until: is_range ? summary.window_until : null};
+  const page = await query("requests", {...wanted, ...bounds, limit: PAGE});
+  return {page, over: `${is_range ? "" : "in the "}${name(summary)}`, causes: summary.cause_details.map(({cause}) => cause)};
 }
 
 // A met request has no cause, so its cell stays empty.
@@ -72,7 +76,7 @@ function Show({data: {page, over, causes}, parameters, choose, address}) {
   const known = parameters.cause && !causes.includes(parameters.cause) ? [...causes, parameters.cause] : causes;
   return html`
     <${Filter} parameters=${parameters} causes=${known} choose=${choose} />
-    <${Table} label=${`Requests that began in the ${over}`} rows=${page.items.map(row(address))} pairs
+    <${Table} label=${`Requests that began ${over}`} rows=${page.items.map(row(address))} pairs
       head=${["started", "engine", "model", "tenant", "tokens in", "tokens out", "queue", "TTFT", "TPOT", "e2e",
         "status", "verdict", "cause"]} words=${["engine", "model", "tenant", "status", "verdict", "cause"]}
       empty="No request that the agent saw in this window matches the filter. It sees requests by vLLM's plugin, by the engine's spans and through its proxy." />

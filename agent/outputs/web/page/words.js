@@ -6,13 +6,6 @@ const known = (value, show) => (value === null || value === undefined ? UNKNOWN 
 export const number = (value, digits = 1) =>
   known(value, (v) => v.toLocaleString("en", {maximumFractionDigits: digits}));
 
-// The window's names and the steps of its charts.
-export const WINDOWS = {"5m": "5 minutes", "1h": "hour", "6h": "6 hours", "24h": "day", "7d": "7 days"};
-export const STEPS = {"5m": "1m", "1h": "1m", "6h": "10m", "24h": "1h", "7d": "6h"};
-export const STEPS_S = {"1m": 60, "10m": 600, "1h": 3600, "6h": 21600};
-const STEP_NAMES = {"1m": "minute", "10m": "10 minutes", "1h": "hour", "6h": "6 hours"};
-export const step_name = (window) => STEP_NAMES[STEPS[window]];
-
 // What rounding leaves of a sum that is nothing would have 20 digits, and make a table wider than the screen.
 const significant = (value) => (value !== 0 && Math.abs(value) < 1e-6 ? value.toExponential(2)
   : value.toLocaleString("en", {maximumSignificantDigits: 3}));
