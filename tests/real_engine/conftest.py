@@ -14,6 +14,8 @@ from tests.real_parts.collector import Collector
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import SpanExport, Vllm, plugin_environment
 
+pytest.register_assert_rewrite("tests.real_engine.front_requests")
+
 # Two blocks for requests, because one is always empty: one request of the greatest length.
 BAD_BLOCKS, BAD_LENGTH = 3, 256
 # Every flag that some test needs, because a start takes long.

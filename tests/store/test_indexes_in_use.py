@@ -156,7 +156,7 @@ def test_the_newest_samples_of_gpus_are_found_without_reading_all(postgres: Engi
             ["(ROW(started_at, id) < "],
         ),
         (
-            lambda queries: queries.gpu_samples("GPU-1", NOON, Cursor(NOON + 60, 5), 10),
+            lambda queries: queries.gpu_samples("GPU-1", NOON, NOON + 90, Cursor(NOON + 60, 5), 10),
             ["(gpu)", "(ROW(at, id) < "],
         ),
     ],
