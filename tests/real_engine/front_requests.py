@@ -44,6 +44,11 @@ class WatchedFront:
             timeout=ANSWER_WITHIN_S,
         )
 
+    def is_known(self) -> bool:
+        """Whether the agent knows which model the engine serves: else a failed request has none."""
+        engines = self.api.items("/api/v1/engines", {})
+        return [each["model"] for each in engines if each["name"] == self.name] == [MODEL]
+
     def row(self, request_id: str) -> Row:
         """The one row of a request, once it is there."""
 
@@ -104,7 +109,10 @@ class WatchedFront:
         """The row of a stream that its client left."""
         body = {**CHAT, **STREAMED, "max_tokens": 1500}
         with self.ask("/v1/chat/completions", "left-stream", body) as response:
-            next(response.iter_lines())
+            lines = (line for line in response.iter_lines() if line)
+            # The first event has a role and no text.
+            next(lines)
+            next(lines)
         row = self.row("left-stream")
         error = row["status"], row["http_status"], row["error"]
         assert error == ("cancelled", 200, "client_gone")

@@ -201,6 +201,7 @@ def text_of(response: requests.Response) -> str:
 def test_open_requests_are_known_and_fail_when_the_front_dies(watched: WatchedVllm) -> None:
     """The last test of its engine."""
     body = {**CHAT, **STREAMED, "max_tokens": 1900}
+    eventually(watched.is_known, within_s=ROW_WITHIN_S, what="the model")
     streams = [watched.ask("/v1/chat/completions", f"died-{number}", body) for number in range(3)]
     # An iterator that is thrown away closes its connection.
     lines = [stream.iter_lines() for stream in streams]

@@ -142,6 +142,7 @@ def test_the_agent_reads_the_metrics_of_a_running_sglang(watched: WatchedSglang)
 def test_open_requests_fail_when_the_scheduler_dies(watched: WatchedSglang) -> None:
     """The last test of its engine, which ends itself then."""
     body = {**CHAT, **STREAMED, "max_tokens": 1900}
+    eventually(watched.is_known, within_s=ROW_WITHIN_S, what="the model")
     streams = [watched.ask("/v1/chat/completions", f"died-{number}", body) for number in range(2)]
     # An iterator that is thrown away closes its connection.
     lines = [stream.iter_lines() for stream in streams]
