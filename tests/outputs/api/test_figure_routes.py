@@ -175,6 +175,9 @@ def test_a_window_that_is_shorter_than_its_grid_has_one_step(busy: Api) -> None:
     asked = {"from": f"{NOON - 4 * 86400 + 60}", "window": "20m"}
     (step,) = busy.query("timeseries", **asked, step="1h")["items"]
     assert (unix(step["at"]) % 3600, step["window_s"]) == (0, 3600)
+    # Sums of shorter times are kept no longer.
+    summary = busy.query("summary", **asked)
+    assert (unix(summary["window_from"]) % 3600, summary["window_s"]) == (0, 3600)
 
 
 def test_an_objective_of_the_past_has_its_attainment_and_the_budget_that_was_left_then(
@@ -198,6 +201,12 @@ def test_an_objective_of_the_past_has_its_attainment_and_the_budget_that_was_lef
             budget["missed"],
         )
     assert len(found) == len(OBJECTIVES)
+
+
+def test_the_budget_of_the_past_is_of_the_sums_that_are_still_kept(api: Api) -> None:
+    api.set_objectives([objective("chat", window_s=5400.0)])
+    (item,) = api.query("objectives", until="now-4d", window="1h")["items"]
+    assert item["budget"]["window_s"] % 3600 == 0
 
 
 def test_a_window_until_now_is_the_window_before_now(busy: Api) -> None:
