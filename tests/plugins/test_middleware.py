@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import time
-from itertools import count
 from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Recei
 from goodput_agent_vllm.watched_request import ShortWaits, kernel_wait_s
 
 from agent.records.request import Status, Vantage
-from agent.sources.open_requests import read_open_requests
 from tests.plugins.asgi_calls import (
     CHAT,
     STREAM,
@@ -491,56 +489,6 @@ def test_the_end_of_the_front_sends_everything(
         await send({"type": "lifespan.shutdown.complete"})
 
     play(tmp_path, ended)
-
-
-def test_an_open_request_is_in_the_file_until_its_end(tmp_path: Path) -> None:
-    async def opened(agent: Agent, engine: Engine, app: App) -> None:
-        seen: list[Any] = []
-
-        async def looking(scope: Scope, receive: Receive, send: Send) -> None:
-            await whole_body(receive)
-            await asyncio.sleep(0)
-            await send(START)
-            await send(FIRST)
-            seen.append(requests())
-            await send({"type": "http.response.body", "body": event("b", "stop")})
-
-        def requests() -> Any:
-            (path,) = tmp_path.glob("*.open")
-            return read_open_requests(path).requests
-
-        await Call().through(GoodputMiddleware(looking))
-        ((request,),) = seen
-        assert request.events == 1
-        assert requests() == []
-
-    play(tmp_path, opened)
-
-
-def test_the_file_has_the_time_of_each_piece_at_once_and_counts_them_in_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock_s = count(1000.0)
-    monkeypatch.setattr(watched_request, "monotonic", lambda: float(next(clock_s)))
-    seen: list[Any] = []
-
-    async def opened(agent: Agent, engine: Engine, app: App) -> None:
-        async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
-            await whole_body(receive)
-            await send(START)
-            for _ in range(65):
-                await send(FIRST)
-                (path,) = tmp_path.glob("*.open")
-                (request,) = read_open_requests(path).requests
-                seen.append((request.last_s, request.events))
-            await send({"type": "http.response.body", "body": event("b", "stop")})
-
-        await Call().through(GoodputMiddleware(streaming))
-
-    play(tmp_path, opened)
-    times_s = [last_s for last_s, _ in seen]
-    assert times_s == sorted({*times_s})
-    assert [events for _, events in seen] == [*[1] * 31, *[32] * 32, 64, 64]
 
 
 def test_a_request_begins_when_its_bytes_came_not_when_the_front_read_them(

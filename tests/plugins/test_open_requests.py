@@ -1,17 +1,23 @@
 """The file of open requests: what the agent reads of it, and that the engine never notices."""
 
+import asyncio
 import os
 import resource
 import stat
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from goodput_agent_vllm import watched_request
+from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
 from goodput_agent_vllm.open_requests import FILE_BYTES, RECORD_BYTES, SLOTS, OpenRequests, Slot
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.sources.open_requests import OpenRequest, OpenRequestsFile, read_open_requests
+from tests.plugins.asgi_calls import Agent, Call, Engine, event, play, whole_body
 
 ARRIVED_AT = 1_790_000_000.0
 # Beyond every check of the file, which comes each 10 s.
@@ -207,3 +213,63 @@ def test_a_deleted_folder_hinders_no_request(tmp_path: Path) -> None:
     slot.event(STEP_S)
     slot.close()
     file.close()
+
+
+# Of a front
+
+START: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream")],
+}
+FIRST: Message = {"type": "http.response.body", "body": event("a"), "more_body": True}
+
+
+def test_an_open_request_is_in_the_file_until_its_end(tmp_path: Path) -> None:
+    async def opened(agent: Agent, engine: Engine, app: App) -> None:
+        seen: list[Any] = []
+
+        async def looking(scope: Scope, receive: Receive, send: Send) -> None:
+            await whole_body(receive)
+            await asyncio.sleep(0)
+            await send(START)
+            await send(FIRST)
+            seen.append(requests())
+            await send({"type": "http.response.body", "body": event("b", "stop")})
+
+        def requests() -> Any:
+            (path,) = tmp_path.glob("*.open")
+            return read_open_requests(path).requests
+
+        await Call().through(GoodputMiddleware(looking))
+        ((request,),) = seen
+        assert request.events == 1
+        assert requests() == []
+
+    play(tmp_path, opened)
+
+
+def test_the_file_has_the_time_of_each_piece_at_once_and_counts_them_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = count(1000.0)
+    monkeypatch.setattr(watched_request, "monotonic", lambda: float(next(clock_s)))
+    seen: list[Any] = []
+
+    async def opened(agent: Agent, engine: Engine, app: App) -> None:
+        async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+            await whole_body(receive)
+            await send(START)
+            for _ in range(65):
+                await send(FIRST)
+                (path,) = tmp_path.glob("*.open")
+                (request,) = read_open_requests(path).requests
+                seen.append((request.last_s, request.events))
+            await send({"type": "http.response.body", "body": event("b", "stop")})
+
+        await Call().through(GoodputMiddleware(streaming))
+
+    play(tmp_path, opened)
+    times_s = [last_s for last_s, _ in seen]
+    assert times_s == sorted({*times_s})
+    assert [events for _, events in seen] == [*[1] * 31, *[32] * 32, 64, 64]
