@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from agent.outputs.api.middleware import Message, QueryGate
 from agent.outputs.web import content_policy
 from agent.settings.access import AccessPolicy, TokenFile, known_hosts
 from tests.outputs.api.serving import WITHIN_S, Api, open_api
-from tests.real_parts.chromium import browsing, opened_in
+from tests.real_parts.chromium import WITHIN_MS, browsing, opened_in
 from tests.records.making import objective, record
 
 TOKEN = "token-of-the-test"
@@ -173,19 +173,52 @@ def browser() -> Iterator[Browser]:
 
 
 def test_the_page_shows_figures_to_who_has_a_token_alone(browser: Browser, locked: Api) -> None:
+    refused = "The agent refuses this token"
     for address in ("/", "/#token=wrong"):
         with opened_in(browser, f"{locked.url}{address}") as there:
-            page = there.html("security.read_tokens")
+            page = there.html(refused if "wrong" in address else "security.read_tokens")
             assert "<dd>" not in page
             assert "<td" not in page
-            there.page.get_by_label("security.read_tokens").fill(TOKEN)
-            there.page.get_by_role("button", name="Show the figures").click()
+            sign_in(there.page, "another")
+            there.page.get_by_role("alert").filter(has_text=refused).wait_for()
+            sign_in(there.page, TOKEN)
             assert "<dt>Goodput</dt>" in there.html("Why requests missed")
+            assert there.page.get_by_role("alert").count() == 0
+
+
+def sign_in(page: Page, token: str) -> None:
+    page.get_by_label("security.read_tokens").fill(token)
+    page.get_by_role("button", name="Show the figures").click()
+
+
+def test_a_token_in_the_address_opens_the_view_of_the_address(
+    browser: Browser, locked: Api
+) -> None:
     with opened_in(browser, f"{locked.url}/#token={TOKEN}") as there:
         page = there.html("Why requests missed")
         assert TOKEN not in there.page.url
-    assert TOKEN not in page
-    assert "<dt>Goodput</dt>" in page
+        assert TOKEN not in page
+        assert "<dt>Goodput</dt>" in page
+        there.page.goto(f"{locked.url}/#requests?verdict=missed&token={TOKEN}")
+        there.html("Requests that began in the last")
+        assert there.page.url.endswith("/#requests?verdict=missed")
+
+
+def test_one_login_is_for_all_tabs_until_one_signs_out(browser: Browser, locked: Api) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(WITHIN_MS)
+    first, second, third = (context.new_page() for _ in range(3))
+    for page in (first, second):
+        page.goto(locked.url)
+        page.get_by_text("security.read_tokens").wait_for()
+    sign_in(first, TOKEN)
+    second.get_by_text("Why requests missed").wait_for()
+    third.goto(f"{locked.url}/#cost")
+    third.get_by_role("heading", name="Cost, last hour").wait_for()
+    first.get_by_role("button", name="Sign out").click()
+    for page in (first, second, third):
+        page.get_by_text("security.read_tokens").wait_for()
+    context.close()
 
 
 def test_the_documentation_needs_no_other_site(browser: Browser, locked: Api) -> None:

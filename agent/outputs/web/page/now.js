@@ -5,7 +5,7 @@ import {period} from "./period.js";
 import {query} from "./query.js";
 import {Setup} from "./setup.js";
 import {
-  UNKNOWN, between, bytes, dollars, last, milliseconds, number, percent, perSecond, seconds, share, span, time,
+  UNKNOWN, between, bytes, dollars, last, milliseconds, number, percent, perSecond, plural, seconds, share, span, time,
   whole_percent, words,
 } from "./words.js";
 
@@ -99,7 +99,7 @@ function headline(summary, objectives) {
         : counted.throughput_rps != null ? `completed requests, ${BY_ENGINE}` : SEEN_BY],
     rate("Input", summary.input_tokens_per_s, counted.input_tokens_per_s, "prompt tokens"),
     rate("Output", summary.output_tokens_per_s, counted.output_tokens_per_s, "output tokens"),
-    ["Output of a stream", stream.p50 === null ? stream_between(counted.latencies_ms) ?? UNKNOWN : perSecond(stream.p50, "tok"),
+    ["Output speed of one stream", stream.p50 === null ? stream_between(counted.latencies_ms) ?? UNKNOWN : perSecond(stream.p50, "tok"),
       stream.p50 !== null ? `the median; 95 % have ${perSecond(stream.p5, "tok")} or more`
         : counted.latencies_ms.tpot ? `the median, ${BY_BUCKETS}` : "unknown: no stream was seen token by token"],
     ["Errors", share(summary.error_ratio ?? proxied.error_ratio ?? failed),
@@ -112,7 +112,7 @@ function headline(summary, objectives) {
 }
 
 function why_no_use({mfu, efficiency}) {
-  if (mfu !== null) return efficiency.sources.requests.mfu !== null ? "of the requests" : `estimated, ${BY_ENGINE}`;
+  if (mfu !== null) return efficiency.sources.requests.mfu !== null ? "estimated from the requests" : `estimated, ${BY_ENGINE}`;
   return efficiency ? "unknown: the model or the GPU's peak is unknown" : "unknown: no minute is stored yet";
 }
 
@@ -214,8 +214,9 @@ const agent = ({lag_s: lag, waiting_rows: waiting, ...of}) => [
   number(waiting, 0), lag === null ? UNKNOWN : span(lag),
 ];
 
-const cause = ({cause: name, share: part, requests, advice}) => [
-  words(name), share(part), `${number(requests)} requests`,
+// Failed requests have a cause, and no seconds beyond a limit.
+const cause = ({cause: name, seconds: excess_s, share: part, requests, advice}) => [
+  words(name), excess_s > 0 ? share(part) : "none: they failed", plural(requests, "request"),
   {text: advice?.meaning ?? "", kind: "text"}, {text: coded(advice?.text ?? ""), kind: "text"},
 ];
 
@@ -244,7 +245,7 @@ function Show({data, live: pushed, address}) {
     <${Reasons} of=${unseen(summary)} />
     <h2>Why requests missed, ${over}</h2>
     <${Table} label=${`Causes of misses by their share of the excess seconds${explained(summary)}`}
-      head=${["cause", "share", "main cause of", "meaning", "what to change"]} words=${["meaning", "what to change"]}
+      head=${["cause", "share of excess", "missed requests", "meaning", "what to change"]} words=${["meaning", "what to change"]}
       rows=${summary.cause_details.map(cause)}
       empty=${no_cause(summary)} />
     ${summary.missed > 0 && html`<p><a href=${address("requests", {verdict: "missed", worst: "e2e"})}>

@@ -1,6 +1,6 @@
 // The page: which view is shown, its data, and the live figures beside it.
 import {html, render} from "./elements.js";
-import {AccessRefused, ask_about, follow, forget, remember} from "./query.js";
+import {AccessRefused, ask_about, follow, forget, is_signed_in, on_login, sign_in} from "./query.js";
 import {on_range} from "./chart.js";
 import {cost} from "./cost.js";
 import {efficiency} from "./efficiency.js";
@@ -18,23 +18,22 @@ const RETRY_MS = 2000;
 const REFRESH_MS = 10000;
 
 const state = {
-  name: "now", parameters: {}, data: null, awaited: false, problem: null, locked: false,
+  name: "now", parameters: {}, data: null, awaited: false, problem: null, locked: false, refusal: "",
   live: null, liveProblem: null, heardAt: null,
 };
 
-// The part of the address behind # can be shared: #requests?verdict=missed.
+// The part of the address behind # can be shared: #requests?verdict=missed. Returns the token in it, or null.
 function read_address() {
   const [name, search] = location.hash.slice(1).split("?");
   const given = new URLSearchParams(name.includes("=") ? name : search);
-  if (given.has("token")) {
-    // No browser sends what is behind the #; it is taken out of the address at once.
-    remember(given.get("token"));
-    given.delete("token");
-    history.replaceState(null, "", location.pathname);
-  }
+  const token = given.get("token");
+  given.delete("token");
   state.name = VIEWS[name] ? name : "now";
   state.parameters = Object.fromEntries(given);
+  // No browser sends what is behind the #; a token is taken out of the address at once.
+  if (token) history.replaceState(null, "", address(state.name, state.parameters));
   ask_about(state.parameters.agent);
+  return token;
 }
 
 // The chosen agent and range go along; parameters that are empty go.
@@ -75,24 +74,40 @@ async function load() {
     if (number === asked) Object.assign(state, {data, awaited: false, problem: null, locked: false});
   } catch (error) {
     if (number !== asked) return;
-    if (error instanceof AccessRefused) lock();
+    if (error instanceof AccessRefused) lock(error);
     else state.problem = error.message;
   }
   show();
 }
 
-function lock() {
-  forget();
+const NOT_TAKEN = "The agent refuses this token: it is no line of the file security.read_tokens.";
+const NO_LONGER = "The agent no longer accepts the token that you signed in with.";
+
+// Without a token nobody was refused.
+function lock({token}) {
+  if (token) {
+    forget(token);
+    state.refusal = NO_LONGER;
+  }
   state.locked = true;
 }
 
+let following = false;
+
 async function stay_live() {
+  if (following) return;
+  following = true;
+  await follow_figures();
+  following = false;
+}
+
+async function follow_figures() {
   for (;;) {
     try {
       await follow(take);
     } catch (error) {
       if (error instanceof AccessRefused) {
-        lock();
+        lock(error);
         show();
         return;
       }
@@ -110,16 +125,41 @@ function take({name, data}) {
   show();
 }
 
-const unlock = (event) => {
-  event.preventDefault();
-  remember(event.target.elements.token.value.trim());
-  state.locked = false;
+function start() {
+  Object.assign(state, {locked: false, refusal: ""});
   load();
   stay_live();
+}
+
+async function enter(token) {
+  try {
+    await sign_in(token);
+    start();
+  } catch (error) {
+    Object.assign(state, {locked: true, refusal: error instanceof AccessRefused ? NOT_TAKEN : error.message});
+    show();
+  }
+}
+
+const unlock = (event) => {
+  event.preventDefault();
+  enter(event.target.elements.token.value.trim());
 };
+
+const sign_out = () => {
+  forget();
+  location.reload();
+};
+
+// What another tab did: this one is let in, or has to ask again.
+function follow_login() {
+  if (!is_signed_in()) location.reload();
+  else if (state.locked) start();
+}
 
 const Access = () => html`
   <form onSubmit=${unlock}>
+    ${state.refusal && html`<p class="band" role="alert">${state.refusal}</p>`}
     <label>This agent shows its figures to holders of a token (security.read_tokens):
       <input name="token" type="password" autocomplete="off" required /></label>
     <button>Show the figures</button>
@@ -206,7 +246,8 @@ const Page = () => html`
   <main aria-busy=${state.awaited} class=${is_old() ? "old" : ""}>
     ${state.locked ? html`<${Access} />` : html`<${Body} />`}
     <p class="quiet">Times are of ${ZONE}. A dash means unknown. The same figures:
-      ${" "}<a href="/docs">the API</a>, <a href="/metrics">/metrics</a>.</p>
+      ${" "}<a href="/docs">the API</a>, <a href="/metrics">/metrics</a>.
+      ${is_signed_in() && html` <button type="button" onClick=${sign_out}>Sign out</button>`}</p>
   </main>`;
 
 function show() {
@@ -216,17 +257,22 @@ function show() {
 
 function go() {
   const before = state.name;
-  read_address();
+  const token = read_address();
   // Figures of other parameters stay, in grey, until the new ones come.
   if (state.name === before) state.awaited = state.data !== null;
   else Object.assign(state, {data: null, problem: null, awaited: false});
-  show();
-  load();
+  if (token) {
+    enter(token);
+  } else {
+    show();
+    load();
+  }
+  return token;
 }
 
 addEventListener("hashchange", go);
+on_login(follow_login);
 on_range(choose_range);
 setInterval(() => { if (!document.hidden && !state.locked && !state.parameters.until) load(); }, REFRESH_MS);
 document.getElementById("page").replaceChildren();
-go();
-stay_live();
+if (!go()) stay_live();

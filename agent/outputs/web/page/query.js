@@ -5,19 +5,32 @@ const KEY = "goodput-token";
 let agent = null;
 export const ask_about = (name) => { agent = name || null; };
 
-export class AccessRefused extends Error {}
-
-export const remember = (token) => sessionStorage.setItem(KEY, token);
-export const forget = () => sessionStorage.removeItem(KEY);
-
-function headers() {
-  const token = sessionStorage.getItem(KEY);
-  return token ? {Authorization: `Bearer ${token}`} : {};
+export class AccessRefused extends Error {
+  constructor(token) {
+    super();
+    this.token = token;
+  }
 }
 
-async function ask(path, signal) {
-  const response = await fetch(path, {headers: headers(), signal});
-  if (response.status === 401) throw new AccessRefused();
+// One login is for all tabs, until the agent refuses the token or somebody signs out.
+const stored = () => localStorage.getItem(KEY);
+export const is_signed_in = () => stored() !== null;
+
+// Stores a token if the agent takes it.
+export async function sign_in(token) {
+  await ask("/api/v1/agents", {token});
+  localStorage.setItem(KEY, token);
+}
+
+// Another tab may have a new token already.
+export const forget = (token = stored()) => { if (token === stored()) localStorage.removeItem(KEY); };
+
+// Calls `then` if another tab signs in or out.
+export const on_login = (then) => addEventListener("storage", ({key}) => { if (key === KEY || key === null) then(); });
+
+async function ask(path, {signal, token = stored()} = {}) {
+  const response = await fetch(path, {headers: token ? {Authorization: `Bearer ${token}`} : {}, signal});
+  if (response.status === 401) throw new AccessRefused(token);
   if (!response.ok) {
     const detail = await response.json().then((body) => body.detail, () => "");
     const error = new Error(detail || `${path} answered ${response.status}`);
@@ -36,7 +49,7 @@ export async function query(path, parameters = {}) {
 
 // EventSource sends no headers, so no token: the events are read from a response instead.
 export async function follow(onEvent, signal) {
-  const response = await ask("/api/v1/live", signal);
+  const response = await ask("/api/v1/live", {signal});
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let left = "";
   for (;;) {

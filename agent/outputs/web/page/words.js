@@ -46,6 +46,9 @@ export function between(bounds, show) {
   return show(upper).endsWith(` ${unit}`) ? `${low}–${show(upper)}` : `${show(lower)} – ${show(upper)}`;
 }
 
+// A count with its noun, "1 request" or "17 requests".
+export const plural = (count, noun) => known(count, (v) => `${number(v)} ${noun}${v === 1 ? "" : "s"}`);
+
 export const words = (name) => name.replaceAll("_", " ");
 
 export const time = (iso) => known(iso, (v) => {
