@@ -196,8 +196,11 @@ def stalled_calls(agent: RunningAgent, count: int) -> Iterator[None]:
         yield from ()
 
     def stall(channel: grpc.Channel) -> None:
-        while not over.is_set():
+        ended = False
+        while not ended:
             channel.stream_unary(EXPORT).future(message(), timeout=WITHIN_S).exception()
+            # An agent that has stopped refuses the next call at once.
+            ended = over.wait(0.1)
 
     with ExitStack() as stack, ThreadPoolExecutor(count) as threads:
         for _ in range(count):
