@@ -32,6 +32,9 @@ class ProblemResponse(BaseResponse):
 class ListOf(BaseResponse, Generic[Item]):
     """One page of a list; `next` is the cursor of the following page, null at the end."""
 
+    # To look for the source of each ListOf[...] is half of the processor time of a start.
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
     items: list[Item]
     next: str | None = None
 
