@@ -12,17 +12,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from itertools import accumulate, cycle
+from itertools import accumulate, count, cycle
 from pathlib import Path
 from types import SimpleNamespace
 
 from goodput_agent_vllm import watched_request
 from goodput_agent_vllm.datagrams import RequestFigures, request_record
+from goodput_agent_vllm.deferred import WITHIN_S
 from goodput_agent_vllm.front import shared_front
 from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
 from goodput_agent_vllm.reporting import shared_reporter
 from goodput_agent_vllm.sending import PATH_VARIABLE
-from goodput_agent_vllm.watched_request import REPORT_AFTER_S
 from uvloop import new_event_loop
 
 from agent.sources.proxy.exchange import RawHeaders
@@ -32,11 +32,12 @@ TARGET_EVENT_US, TARGET_REQUEST_US = 0.6, 25.0
 # The fastest round counts: other load on the machine only makes a round slower.
 ROUNDS, IN_ROUND = 60, 10
 _SHORT, _LONG = 64, 1088
-_ENGINE_ID = "chatcmpl-1"
+# vLLM's id of each request.
+_ENGINE_IDS = map("chatcmpl-{:032x}".format, count(1))
 # Seconds between two reads of the clock: events of an engine do not come within a microsecond.
 _GAPS_S = (0.0068, 0.0071, 0.0069, 0.0083, 0.0070, 0.0067, 0.0072)
 # Until the reports of a round were made.
-_REPORTED_AFTER_S = REPORT_AFTER_S + 0.002
+_REPORTED_AFTER_S = WITHIN_S + 0.002
 # What a client of OpenAI's library sends, most of it.
 _CLIENT: RawHeaders = (
     (b"host", b"127.0.0.1:8000"),
@@ -116,7 +117,7 @@ async def _sent(message: Message) -> None:
 _app_began_ns: list[int] = []
 
 
-def _app(events: Sequence[bytes], ended: Callable[[], object]) -> App:
+def _app(events: Sequence[bytes], ended: Callable[[str], object]) -> App:
     start = {"type": "http.response.start", "status": 200, "headers": HEAD}
     bodies = [{"type": "http.response.body", "body": event, "more_body": True} for event in events]
     end = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -129,29 +130,30 @@ def _app(events: Sequence[bytes], ended: Callable[[], object]) -> App:
         await send(start)
         for body in bodies:
             await send(body)
+        # vLLM's front has the figures before it sends the end.
+        ended(scope["state"]["request_metadata"].request_id)
         await send(end)
-        ended()
 
     return app
 
 
-def _make_figures() -> bytes:
+def _make_figures(engine_id: str) -> bytes:
     """What the stat logger does also without the middleware."""
     times = (0.0,) * 5
-    return request_record(RequestFigures(time.time(), 9, 9, 0, 0, *times, "length", _ENGINE_ID))
+    return request_record(RequestFigures(time.time(), 9, 9, 0, 0, *times, "length", engine_id))
 
 
-def _take_figures() -> None:
+def _take_figures(engine_id: str) -> None:
     take = shared_reporter().take_figures
     assert take is not None, "the front takes the engine's figures"
-    take(_ENGINE_ID, _make_figures())
+    take(engine_id, _make_figures(engine_id))
 
 
 def _scope(path: str) -> Scope:
     return {
         **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"},
         **{"path": path, "root_path": "", "query_string": b"", "headers": [*_CLIENT, *HEADERS]},
-        "state": {"request_metadata": SimpleNamespace(request_id=_ENGINE_ID)},
+        "state": {"request_metadata": SimpleNamespace(request_id=next(_ENGINE_IDS))},
     }
 
 

@@ -16,7 +16,6 @@ from goodput_agent_vllm.front import Front
 from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
 from goodput_agent_vllm.reporting import Reporter
 from goodput_agent_vllm.sending import Sender
-from goodput_agent_vllm.watched_request import REPORT_AFTER_S
 
 from agent.records.engine import ServedRequest
 from agent.records.request import ProxyView
@@ -175,13 +174,12 @@ class Call:
         self.sent.append(message)
 
     async def through(self, app: App) -> None:
-        """Serve the call, and return when its report is due."""
+        """Serve the call, and return when it was reported."""
         try:
             await app(self.scope, self.receive, self.send)
         finally:
-            due = asyncio.Event()
-            asyncio.get_running_loop().call_later(REPORT_AFTER_S, due.set)
-            await due.wait()
+            if fronts._front is not None:
+                fronts._front.deferred.finish()
 
     @property
     def body(self) -> bytes:

@@ -9,8 +9,8 @@ from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
+from goodput_agent_vllm import deferred, held_figures, watched_request
 from goodput_agent_vllm import front as fronts
-from goodput_agent_vllm import held_figures, watched_request
 from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
 from goodput_agent_vllm.watched_request import ShortWaits, kernel_wait_s
 
@@ -556,13 +556,14 @@ def test_waits_of_a_busy_front_count_as_they_were_measured(
 def test_a_shutdown_reports_responses_that_just_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_request, "REPORT_AFTER_S", 3600.0)
+    monkeypatch.setattr(deferred, "WITHIN_S", 3600.0)
 
     async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def stopped(agent: Agent, engine: Engine, app: App) -> None:
-        await Call().through(app)
+        call = Call()
+        await app(call.scope, call.receive, call.send)
         agent.read()
         assert agent.served == []
         await Call(type="lifespan").through(GoodputMiddleware(lifespan))

@@ -231,9 +231,9 @@ def test_an_open_request_is_in_the_file_until_its_end(tmp_path: Path) -> None:
 
         async def looking(scope: Scope, receive: Receive, send: Send) -> None:
             await whole_body(receive)
-            await asyncio.sleep(0)
             await send(START)
             await send(FIRST)
+            await asyncio.sleep(0)
             seen.append(requests())
             await send({"type": "http.response.body", "body": event("b", "stop")})
 
@@ -262,6 +262,7 @@ def test_the_file_has_the_time_of_each_piece_at_once_and_counts_them_in_batches(
             await send(START)
             for _ in range(65):
                 await send(FIRST)
+                await asyncio.sleep(0)
                 (path,) = tmp_path.glob("*.open")
                 (request,) = read_open_requests(path).requests
                 seen.append((request.last_s, request.events))

@@ -22,6 +22,7 @@ from goodput_agent_vllm.core import (
     record_bytes,
 )
 from goodput_agent_vllm.datagrams import count_record, open_record, served_record
+from goodput_agent_vllm.deferred import DeferredWork
 from goodput_agent_vllm.held_figures import WAIT_S, Figures, HeldFigures, Key, Waiting, key_of
 from goodput_agent_vllm.middleware import App, Message, Receive, Scope, Send
 from goodput_agent_vllm.open_requests import NO_SLOT, OpenRequests, Slot
@@ -65,6 +66,7 @@ class Front:
 
     def __init__(self, reporter: Reporter) -> None:
         self.short_waits = ShortWaits()
+        self.deferred = DeferredWork()
         self._reporter = reporter
         self._errors = 0
         self._held = HeldFigures()
@@ -258,8 +260,7 @@ class Front:
     def close(self) -> None:
         """Send everything, at the end of the process."""
         try:
-            for request in list(self._open):
-                request.report_ended()
+            self.deferred.finish()
             self.check()
             self._send_held(math.inf)
             self._reporter.flush()

@@ -6,7 +6,6 @@ import re
 import socket
 import struct
 import time
-from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
 from random import Random
 from time import monotonic
@@ -18,9 +17,6 @@ from goodput_agent_vllm.open_requests import NO_SLOT, Slot
 
 if TYPE_CHECKING:
     from goodput_agent_vllm.front import Front
-
-# Seconds after the body of the request, and after that of the response.
-BEGIN_AFTER_S, REPORT_AFTER_S = 0.002, 0.005
 
 # The key of a scope that another instance of the middleware has seen.
 WATCHED = "goodput_agent_vllm"
@@ -142,10 +138,12 @@ class WatchedRequest:
     """Measures one request. `run` serves it; no error of the measuring reaches the application.
 
     Only what is needed is done before the application gets the request: the arrival and the trace.
+    Until its first token, nothing is read.
     """
 
     __slots__ = (
         "_at_s",
+        "_awaited",
         "_body",
         "_body_bytes",
         "_body_complete",
@@ -193,6 +191,9 @@ class WatchedRequest:
         # What was sent and is not read yet, and when.
         self._pieces: list[bytes] = []
         self._times_s: list[float] = []
+        # Whether its first token is awaited.
+        self._awaited = True
+        front.deferred.hold()
 
     async def run(self, app: App) -> None:
         """Serve the request, then report it."""
@@ -216,6 +217,7 @@ class WatchedRequest:
         if self._reported:
             return
         self._reported = True
+        self._release(now=False)
         self._front.forget(self)
         self._guarded(self._end, failed=failed)
 
@@ -230,12 +232,18 @@ class WatchedRequest:
     def _fail(self) -> None:
         """One error of a request counts, however many would follow."""
         self._broken = True
+        self._release(now=False)
         self._open = False
         self._body = []
         self._pieces, self._times_s = [], []
         self._front.failed()
         with contextlib.suppress(Exception):
             self._slot.close()
+
+    def _release(self, *, now: bool) -> None:
+        if self._awaited:
+            self._awaited = False
+            self._front.deferred.release(now=now)
 
     # What the application receives
 
@@ -263,8 +271,7 @@ class WatchedRequest:
             self._body.append(piece)
         if not message.get("more_body", False):
             self._body_complete = True
-            # While the engine computes: nothing delays the first token.
-            get_running_loop().call_later(BEGIN_AFTER_S, self._guarded, self._begin)
+            self._front.deferred.add(self._begin_guarded)
 
     # What the application sends
 
@@ -296,20 +303,19 @@ class WatchedRequest:
                 self._gone_s = now_s
                 return
             self._head = message["status"], message.get("headers", ())
-            # Mostly it has begun.
-            self._begin()
         elif message["type"] == "http.response.body":
-            body = message.get("body", b"")
+            body, more = message.get("body", b""), message.get("more_body", False)
             if body:
                 self._pieces.append(body)
                 self._times_s.append(now_s)
                 self._slot.event(now_s)
                 self._open = True
-            if not message.get("more_body", False):
+                self._release(now=more)
+            if not more:
                 self._ended_s = now_s
                 self._open = False
                 # A client may send its next request at once, and must not wait for this.
-                get_running_loop().call_later(REPORT_AFTER_S, self.report_ended)
+                self._front.deferred.add(self.report_ended)
 
     # Measuring
 
@@ -327,6 +333,9 @@ class WatchedRequest:
             self._pieces, self._times_s = [], []
             self._slot.events(uncounted, times_s[-1])
             exchange.chunks(pieces, times_s)
+
+    def _begin_guarded(self) -> None:
+        self._guarded(self._begin)
 
     def _begin(self) -> MeasuredExchange:
         """Begin to measure, unless that has begun; return the measurement."""
@@ -350,8 +359,15 @@ class WatchedRequest:
             )
             exchange.parent_span_id = self.trace.parent_span_id
             exchange.catch_up()
-            self._slot = self._front.opened(exchange, self.trace, at, self._at_s)
+            if self._ended_s is None and not self._reported:
+                self._open_slot(exchange, at)
         return self._exchange
+
+    def _open_slot(self, exchange: MeasuredExchange, at: float) -> None:
+        self._slot = slot = self._front.opened(exchange, self.trace, at, self._at_s)
+        if self._times_s:
+            slot.event(self._times_s[0])
+            slot.file.last_s[slot.place] = self._times_s[-1]
 
     def _end(self, *, failed: bool) -> None:
         exchange = self._begin()
