@@ -11,7 +11,7 @@ RUN python -m pip download --no-deps --require-hashes --only-binary :all: \
 COPY pyproject.toml README.md LICENSE ./
 COPY agent ./agent
 COPY migrations ./migrations
-COPY docs/runbooks ./docs/runbooks
+COPY docs ./docs
 RUN python -m pip wheel --no-deps --wheel-dir "$WHEELS" .
 # Installs only packages that were checked above, and of those only the agent's dependencies.
 RUN python -m venv --without-pip "$VENV" \

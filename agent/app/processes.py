@@ -46,7 +46,7 @@ from agent.app.supervising import (
     start_again,
 )
 from agent.errors import SettingsInvalid
-from agent.outputs.web import documentation_page, runbooks
+from agent.outputs.web.documents import documents
 from agent.settings import Settings
 from agent.settings.values import host_and_port
 from agent.sources.listening import TlsFiles, open_socket
@@ -357,8 +357,7 @@ def try_agent(settings: Settings) -> str:
     for url in (settings.storage.own_url, settings.storage.read_url):
         open_engine(url).dispose()
     newest_revision()
-    documentation_page()
-    runbooks()
+    documents()
     return plan_text(settings.proxy.listen, workers_of(settings))
 
 

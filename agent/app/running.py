@@ -33,7 +33,7 @@ from agent.app.supervising import (
 from agent.errors import AgentError
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.routes import LiveFigures, live_figures, make_api
-from agent.outputs.web import documentation_page, runbooks
+from agent.outputs.web.documents import documents
 from agent.settings import Settings
 from agent.sources.proxy.handover.messages import HandoverAddress
 
@@ -104,8 +104,7 @@ class Agent:
             problems=self._outputs.readiness.problems,
             parts=self._outputs.readiness.parts,
             access=self._listeners.access,
-            documentation=documentation_page(),
-            runbooks=runbooks(),
+            documents=documents(),
             version=agent.__version__,
             simulated=self._base.simulated,
         )

@@ -26,7 +26,7 @@ from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.middleware import AccessGuard
 from agent.outputs.api.routes import LiveFigures, live_figures, make_api
-from agent.outputs.web import documentation_page, runbooks
+from agent.outputs.web.documents import Documents, documents
 from agent.settings import Settings
 from agent.settings.access import AccessPolicy
 from agent.store.connection import open_engine
@@ -103,8 +103,7 @@ def stored_context(engine: Engine, settings: Settings) -> ApiContext:
         problems=tuple,
         parts=dict,
         access=AccessPolicy(),
-        documentation="",
-        runbooks={},
+        documents=Documents(None),
         version=agent.__version__,
         simulated=False,
     )
@@ -187,8 +186,7 @@ class DatabaseServer:
             problems=self._problems,
             parts=self._parts,
             access=self._listeners.access,
-            documentation=documentation_page(),
-            runbooks=runbooks(),
+            documents=documents(),
             simulated=any(agent["simulated"] for agent in self._agents),
         )
 

@@ -23,9 +23,10 @@ class Links:
     dashboards: str = "http://localhost:3000"
     runbooks: str = "http://localhost:9470/runbooks"
 
-    def runbook(self, alert: str) -> str:
-        """The URL of an alert's runbook."""
-        return f"{self.runbooks.rstrip('/')}/{alert}.md"
+    def runbook(self, alert: str, labels: Mapping[str, str]) -> str:
+        """A template for the URL of an alert's runbook, which fills in these labels."""
+        query = "&".join(f"{name}={value}" for name, value in labels.items())
+        return f"{self.runbooks.rstrip('/')}/{alert}.md{query and f'?{query}'}"
 
     def dashboard(
         self, dashboard: DashboardUid, variables: Mapping[str, str], back_s: int, more: str = ""

@@ -36,7 +36,7 @@ def listed(folder: str) -> dict[str, Path]:
 
 def test_the_wheel_holds_every_file_that_the_agent_reads(wheel: Path) -> None:
     expected = listed("agent")
-    for folder, place in (("migrations", "agent/migrations"), ("docs/runbooks", "agent/runbooks")):
+    for folder, place in (("migrations", "agent/migrations"), ("docs", "agent/docs")):
         there = {name.replace(folder, place, 1): path for name, path in listed(folder).items()}
         assert there
         expected |= there

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from agent.analysis.tally import CauseSums, Tally
+from agent.outputs.web.documents import Documents
 from agent.records.engine_counts import CountsRow
 from agent.records.minute import MinuteRow
 from agent.records.queries import (
@@ -153,8 +154,7 @@ class ApiContext:
     problems: Callable[[], Sequence[str]]
     parts: Callable[[], Mapping[str, str]]
     access: AccessPolicy
-    documentation: str
-    runbooks: Mapping[str, str]
+    documents: Documents
     version: str
     simulated: bool
 

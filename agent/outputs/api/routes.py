@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.staticfiles import StaticFiles
 
@@ -40,7 +40,15 @@ from agent.outputs.api.list_routes import (
 from agent.outputs.api.middleware import AccessGuard, QueryGate
 from agent.outputs.api.query_parameters import REFUSALS, add_refusals, window_before
 from agent.outputs.api.request_routes import request_routes
-from agent.outputs.web import ASSETS_PATH, PAGE_POLICY, content_policy, first_page
+from agent.outputs.web import (
+    API_POLICY,
+    ASSETS_PATH,
+    DOCUMENT_POLICY,
+    PAGE_POLICY,
+    api_page,
+    first_page,
+)
+from agent.outputs.web.documents import RUNBOOKS, Documents, html_document, known_labels
 from agent.records.queries import Selection
 from agent.settings.access import AccessPolicy
 
@@ -70,15 +78,6 @@ _EXPOSITION: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _shown(page: str) -> Callable[[], Awaitable[HTMLResponse]]:
-    policy = {"Content-Security-Policy": content_policy(page)}
-
-    async def show() -> HTMLResponse:
-        return HTMLResponse(page, headers=policy)
-
-    return show
-
-
 class _MetricsPage:
     """Serves the exposition; `problems` says why the last one could not be made, by part."""
 
@@ -103,20 +102,16 @@ class _MetricsPage:
 
 
 def operation_routes(
-    pages: Mapping[str, str],
     metrics: Callable[[str], tuple[bytes, str]],
     *,
     problems: Callable[[], Sequence[str]],
     parts: Callable[[], Mapping[str, str]],
 ) -> APIRouter:
-    """The routes of the pages by path, the exposition, and the agent's health.
+    """The routes of the exposition, and of the agent's health.
 
     `problems` and `parts` never wait: they are called in the event loop.
     """
     router = APIRouter(tags=["operations"])
-    for path, page in pages.items():
-        router.add_api_route(path, _shown(page), include_in_schema=False)
-
     scraped = _MetricsPage(metrics)
 
     @router.get("/metrics", response_class=Response, responses=_EXPOSITION)
@@ -145,41 +140,73 @@ ASSETS = "/assets"
 
 
 def add_page(api: FastAPI, *, simulated: bool) -> None:
-    """Serve the page."""
-    page = first_page(simulated=simulated)
-
-    async def show() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
-
-    api.add_api_route("/", show, include_in_schema=False)
+    """Serve the page, and the API's reference with try-out."""
+    pages = {"/": (first_page(simulated=simulated), PAGE_POLICY)}
+    pages["/docs/api"] = (api_page(), API_POLICY)
+    for path, (page, policy) in pages.items():
+        api.add_api_route(path, _shown(page, policy), include_in_schema=False)
     api.mount(ASSETS, StaticFiles(directory=ASSETS_PATH))
+
+
+def _shown(page: str, policy: str) -> Callable[[], Awaitable[HTMLResponse]]:
+    async def show() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    return show
 
 
 # With `model`, FastAPI would document it as plain text, which only the pages are.
 _PROBLEM = {"$ref": f"#/components/schemas/{ProblemResponse.__name__}"}
-_NOT_FOUND: dict[str, Any] = {
-    "description": "there is no such runbook",
-    "content": {"application/json": {"schema": _PROBLEM}},
+_TEXT = {"schema": {"type": "string"}}
+_RUNBOOK: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": _TEXT, "text/html": _TEXT}},
+    404: {
+        "description": "there is no such runbook",
+        "content": {"application/json": {"schema": _PROBLEM}},
+    },
 }
 
 
-def runbook_routes(pages: Mapping[str, str]) -> APIRouter:
-    """Routes that serve `pages` by file name, and nothing else."""
+def document_routes(found: Documents) -> APIRouter:
+    """Routes that serve these pages and pictures, and nothing else."""
     router = APIRouter(tags=["operations"])
 
-    @router.get(
-        "/runbooks/{name:path}",
-        response_class=PlainTextResponse,
-        responses={404: _NOT_FOUND},
-    )
-    async def runbook(name: str) -> PlainTextResponse:
-        """The page on an alert, as Markdown; README.md lists them all."""
-        page = pages.get(name) or pages.get(f"{name}.md")
-        if page is None:
+    @router.get("/runbooks/{name:path}", response_class=PlainTextResponse, responses=_RUNBOOK)
+    def runbook(name: str, request: Request) -> Response:
+        """The page on an alert: HTML for a browser, else Markdown; README.md lists them all.
+
+        Labels of the alert, such as `engine`, are filled in.
+        """
+        path = f"{RUNBOOKS}{name}"
+        if found.markdown(path) is None:
             raise HTTPException(404, f"there is no runbook {name!r}; see /runbooks/README.md")
-        return PlainTextResponse(page)
+        return _document(found, path, request)
+
+    @router.get("/docs", include_in_schema=False)
+    def first(request: Request) -> Response:
+        """The first page of the documentation."""
+        return _document(found, "index.md", request)
+
+    @router.get("/docs/{name:path}", include_in_schema=False)
+    def document(name: str, request: Request) -> Response:
+        """A page of the documentation, or a picture in one."""
+        return _document(found, name, request)
 
     return router
+
+
+def _document(found: Documents, name: str, request: Request) -> Response:
+    markdown = found.markdown(name)
+    if markdown is not None:
+        # Programs that read Markdown name no type, or all of them.
+        if "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(markdown, headers={"Vary": "Accept"})
+        page = html_document(name, markdown, known_labels(request.query_params))
+        headers = {"Content-Security-Policy": DOCUMENT_POLICY, "Vary": "Accept"}
+        return HTMLResponse(page, headers=headers)
+    if (path := found.path(name)) is not None:
+        return FileResponse(path)
+    raise HTTPException(404, f"there is no page {name!r}; see /docs")
 
 
 EVERY_S = 2.0
@@ -305,14 +332,13 @@ def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:
     )
     api.include_router(
         operation_routes(
-            {"/docs": context.documentation},
             context.metrics,
             problems=context.problems,
             parts=context.parts,
         )
     )
     add_page(api, simulated=context.simulated)
-    api.include_router(runbook_routes(context.runbooks))
+    api.include_router(document_routes(context.documents))
     for router in _routers(context, live):
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)

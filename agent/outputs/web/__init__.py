@@ -1,8 +1,7 @@
-"""Files that the agent serves: its pages, and the runbooks of its alerts."""
+"""Files that the agent serves: its page, and the API with try-out."""
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -15,13 +14,23 @@ _SIMULATED_LABEL = re.compile(r'<p[^>]* id="simulated">.*?</p>\n')
 ASSETS_PATH = Path(str(files(__name__))) / "page"
 
 # Nothing but its own files and queries; sizes of bars are set by script, not by attributes.
-PAGE_POLICY = "; ".join(
+_ONLY_OWN = "; ".join(
     (
         "default-src 'none'",
-        *(f"{kind}-src 'self'" for kind in ("connect", "script", "style", "img")),
-        *(f"{what} 'none'" for what in ("base-uri", "form-action", "frame-ancestors")),
+        *(f"{kind}-src 'self'" for kind in ("connect", "script", "style")),
+        *(f"{what} 'none'" for what in ("base-uri", "frame-ancestors")),
     )
 )
+PAGE_POLICY = f"{_ONLY_OWN}; img-src 'self'; form-action 'none'"
+# Labels of an alert may be entered in a form.
+DOCUMENT_POLICY = "; ".join(
+    (
+        *("default-src 'none'", "style-src 'self'", "img-src 'self'", "form-action 'self'"),
+        *("base-uri 'none'", "frame-ancestors 'none'"),
+    )
+)
+# Swagger UI has its icons in its style.
+API_POLICY = f"{_ONLY_OWN}; img-src 'self' data:; form-action 'none'"
 
 
 def first_page(*, simulated: bool) -> str:
@@ -33,13 +42,9 @@ def first_page(*, simulated: bool) -> str:
     return page if simulated else _SIMULATED_LABEL.sub("", page)
 
 
-def documentation_page() -> str:
-    """The HTML of the API's documentation, which fetches the OpenAPI document."""
-    return _file("documentation.html")
-
-
-def _file(name: str) -> str:
-    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+def api_page() -> str:
+    """The HTML of the API's reference, which fetches the OpenAPI document."""
+    return (ASSETS_PATH / "api.html").read_text(encoding="utf-8")
 
 
 def vendored(name: str) -> str:
@@ -61,16 +66,3 @@ def content_policy(page: str, *, in_file: bool = False) -> str:
     # Browsers take these of a response's header alone.
     served = [] if in_file else ["connect-src 'self'", "frame-ancestors 'none'"]
     return "; ".join(("default-src 'none'", *own, *nothing, *served))
-
-
-def runbooks() -> Mapping[str, str]:
-    """Every runbook by its file's name, as Markdown; FileNotFoundError if none is packaged."""
-    pages = {path.name: path.read_text(encoding="utf-8") for path in _runbooks_path().iterdir()}
-    return dict(sorted(pages.items()))
-
-
-def _runbooks_path() -> Path:
-    """The folder of runbooks: inside an installed package, beside it in a checkout."""
-    package = Path(str(files("agent")))
-    installed = package / "runbooks"
-    return installed if installed.is_dir() else package.parent / "docs" / "runbooks"

@@ -102,7 +102,7 @@ class Severity(StrEnum):
 class Alert:
     """One alert. It fires after its condition held for `hold_s`.
 
-    `variables` are labels that the link to the dashboard sets as variables. `summary` holds no
+    `variables` are labels that the links to the runbook and the dashboard set. `summary` holds no
     value, so that it stays the same while the alert fires; `description` does. `more` is a template
     for further parts of the dashboard's URL.
     """
@@ -121,17 +121,17 @@ class Alert:
 
     def rule(self, timings: Timings, links: Links) -> dict[str, Any]:
         """The alert as an entry of a rule file."""
+        # $labels holds the labels of the expression, without those that the rule adds.
+        values = {
+            name: quote_plus(self.labels[name]) if name in self.labels else of_label(name)
+            for name in self.variables
+        }
         annotations = {
             "summary": self.summary,
             "description": self.description,
-            "runbook_url": links.runbook(self.name),
+            "runbook_url": links.runbook(self.name, values),
         }
         if self.dashboard is not None:
-            # $labels holds the labels of the expression, without those that the rule adds.
-            values = {
-                name: quote_plus(self.labels[name]) if name in self.labels else of_label(name)
-                for name in self.variables
-            }
             annotations["dashboard_url"] = links.dashboard(
                 self.dashboard, values, self.back_s, self.more
             )

@@ -17,7 +17,7 @@ from sqlalchemy import event as sqlalchemy_event
 from agent.analysis.verdicts import Judge
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.routes import live_figures, make_api
-from agent.outputs.web import documentation_page, runbooks
+from agent.outputs.web.documents import documents
 from agent.records.engine import EngineSample
 from agent.records.engine_counts import EngineCounts
 from agent.records.event import Event
@@ -266,8 +266,7 @@ def _context(engine: Engine, agent: ServedAgent, access: AccessPolicy) -> ApiCon
         problems=lambda: agent.problems,
         parts=lambda: {"store": "ok"},
         access=access,
-        documentation=documentation_page(),
-        runbooks=runbooks(),
+        documents=documents(),
         version="1.2.3",
         simulated=True,
     )

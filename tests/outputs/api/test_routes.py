@@ -221,7 +221,7 @@ RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
 RUNBOOK_NAMES = sorted(path.name for path in RUNBOOKS.iterdir())
 
 
-def test_every_runbook_is_served_as_plain_text(busy: Api) -> None:
+def test_every_runbook_is_plain_text_for_programs(busy: Api) -> None:
     assert "LlmEngineDown.md" in RUNBOOK_NAMES
     for name in RUNBOOK_NAMES:
         response = busy.get(f"/runbooks/{name}")

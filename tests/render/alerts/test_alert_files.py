@@ -7,6 +7,7 @@ from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from agent.catalog.engines.vllm import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
+from agent.outputs.web.documents import known_labels
 from agent.records.event import EventKind
 from agent.render.alerts import PLACEHOLDERS, Timings, render_alerts
 from agent.render.alerts.alert_files import (
@@ -152,7 +154,9 @@ def test_an_alert_has_a_severity_and_links_and_its_summary_has_no_value() -> Non
         assert alert["labels"]["severity"] in {"page", "ticket", "none"}
         annotations = alert["annotations"]
         assert "$value" not in annotations["summary"]
-        assert annotations["runbook_url"].endswith(f"/runbooks/{alert['alert']}.md")
+        runbook, _, labels = annotations["runbook_url"].partition("?")
+        assert runbook.endswith(f"/runbooks/{alert['alert']}.md")
+        assert known_labels(dict(parse_qsl(labels))).keys() == dict(parse_qsl(labels)).keys()
         ours = not alert["alert"].startswith(("Vllm", "Watchdog"))
         assert ("dashboard_url" in annotations) == ours
 

@@ -246,7 +246,7 @@ const Page = () => html`
   <main aria-busy=${state.awaited} class=${is_old() ? "old" : ""}>
     ${state.locked ? html`<${Access} />` : html`<${Body} />`}
     <p class="quiet">Times are of ${ZONE}. A dash means unknown. The same figures:
-      ${" "}<a href="/docs">the API</a>, <a href="/metrics">/metrics</a>.
+      ${" "}<a href="/docs/api">the API</a>, <a href="/metrics">/metrics</a>. <a href="/docs">Documentation</a>, <a href="/runbooks/README.md">runbooks</a>.
       ${is_signed_in() && html` <button type="button" onClick=${sign_out}>Sign out</button>`}</p>
   </main>`;
 

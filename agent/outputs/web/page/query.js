@@ -28,8 +28,11 @@ export const forget = (token = stored()) => { if (token === stored()) localStora
 // Calls `then` if another tab signs in or out.
 export const on_login = (then) => addEventListener("storage", ({key}) => { if (key === KEY || key === null) then(); });
 
+// The headers of a query.
+export const authorization = (token = stored()) => (token ? {Authorization: `Bearer ${token}`} : {});
+
 async function ask(path, {signal, token = stored()} = {}) {
-  const response = await fetch(path, {headers: token ? {Authorization: `Bearer ${token}`} : {}, signal});
+  const response = await fetch(path, {headers: authorization(token), signal});
   if (response.status === 401) throw new AccessRefused(token);
   if (!response.ok) {
     const detail = await response.json().then((body) => body.detail, () => "");
