@@ -332,6 +332,28 @@ def test_all_turns_of_a_response_are_of_its_request(tmp_path: Path) -> None:
     play(tmp_path, asked)
 
 
+def test_a_response_in_the_background_has_the_engines_figures_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits(monkeypatch, 0.01, 0.01)
+    queued = json.dumps({"id": "resp_x", "model": "m", "status": "queued", "output": []})
+
+    async def background(agent: Agent, engine: Engine, app: App) -> None:
+        async def queueing(scope: Scope, receive: Receive, send: Send) -> None:
+            await whole_body(receive)
+            named(scope, "resp_x")
+            await respond(send, [queued.encode()], kind="application/json")
+
+        began_at = time.time()
+        await watched(queueing, RESPONSES, background=True)
+        engine.end("resp_x_0", began_at)
+        await agent.until_alone("resp_x_0")
+        await agent.until(lambda: agent.counts)
+        assert (agent.served, agent.counts) == ([], {(RESPONSES, 2): 1})
+
+    play(tmp_path, background)
+
+
 @pytest.mark.parametrize(
     ("state", "proxied"),
     [

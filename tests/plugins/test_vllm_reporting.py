@@ -66,6 +66,19 @@ def test_a_step_has_the_counts_of_vllm(listening: socket.socket, reporter: Repor
     assert step.tokens_of_step is False
 
 
+def test_the_beams_of_a_search_are_no_requests(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    beams = [f"chatcmpl-x-0123456789abcdef-beam-{number}" for number in (0, 10)]
+    others = ["chatcmpl-beam-1", "chatcmpl-x-0123456789abcdef-beam-1-0"]
+    reporter.step(None, iteration(*(finished(request_id=each) for each in [*beams, *others])), 0)
+    left = aborted_state()
+    left.external_req_id = beams[0]
+    reporter.aborted(left)
+    ended = [each.request_id for content in received(listening) for each in content.ended]
+    assert ended == others
+
+
 def test_a_step_has_the_time_since_the_last_of_its_rank_unless_that_was_idle(
     listening: socket.socket, reporter: Reporter
 ) -> None:

@@ -124,6 +124,13 @@ def test_a_request_that_vllm_refuses_is_a_row(
     watched.refused_row(name, path, body, headers, http_status)
 
 
+def test_a_beam_search_is_one_request_though_the_engine_gets_many(watched: WatchedVllm) -> None:
+    body = {"prompt": "abc", "use_beam_search": True, "n": 2, "max_tokens": 4, "ignore_eos": True}
+    assert watched.ask("/v1/completions", "beams", body).json()["usage"]["completion_tokens"] == 8
+    row = watched.row("beams")
+    assert (row["vantage"], row["status"], row["output_tokens"]) == ("proxy", "ok", 8)
+
+
 def test_a_request_whose_client_leaves_before_the_head_is_cancelled(watched: WatchedVllm) -> None:
     row = watched.left_row(max_tokens=1500)
     assert row["engine_status"] == "cancelled"

@@ -49,6 +49,10 @@ HEADER_VARIABLES = {
 # After these the process may end soon.
 _URGENT = frozenset((Status.ERROR, Status.TIMEOUT, Status.CANCELLED))
 
+# The status of a response that vLLM computes in the background: the request goes on without its
+# client, so the engine's figures alone are its row.
+_IN_BACKGROUND = "queued"
+
 # What a row says whose front died before the request ended.
 _FRONT_DIED = "front_died"
 _OTHER_ROUTE = "other"
@@ -136,6 +140,9 @@ class Front:
             exchange.counted(usage)
         exchange.identified(engine_id)
         record = exchange.record(ending, at_s)
+        if record.finish_reason == _IN_BACKGROUND:
+            self._count(path_of(request.scope), 2)
+            return
         served = partial(self._send, record, proxied=request.trace.proxied)
         # The engine got no request that was refused.
         if engine_id is None or 400 <= (record.http_status or 0) < 500:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,10 @@ _LOG = logging.getLogger("vllm.goodput_agent")
 
 # After a change of vLLM's classes, every step would fail.
 MAX_ERRORS = 10
+
+# A beam search asks the engine for each token of each beam
+# (vllm/entrypoints/generate/beam_search/online.py): these are no requests.
+_BEAM = re.compile(r"-[0-9a-f]{16}-beam-[0-9]+\Z")
 
 
 class Reporter:
@@ -70,6 +75,8 @@ class Reporter:
             self.failed()
 
     def _add_request(self, engine_id: str, record: bytes) -> None:
+        if "-beam-" in engine_id and _BEAM.search(engine_id):
+            return
         if self.take_figures is None:
             self._sender.add(record)
         else:

@@ -203,7 +203,7 @@ class MeasuredExchange:
         self.headers: RawHeaders = [*span.headers, *sent_id, *encoding]
         self._context, self._span = context, span
         self._protocol, self._route = protocol, arrival.path
-        self._fields = fields if fields.body is None else fields._replace(body=None)
+        self._fields = fields
         self._at, self._at_s = arrival.at, arrival.at_s
         self._input_bytes = 0 if arrival.body is None else len(arrival.body)
         self._output_bytes = 0
@@ -270,8 +270,10 @@ class MeasuredExchange:
             self._stop_reading()
 
     def catch_up(self) -> None:
-        """Keep what is known of the request, prepare the reader of the response, unless it has
-        begun, and read the media."""
+        """Keep what is known of the request, but its body; prepare the reader of the response,
+        unless it has begun, and read the media."""
+        if self._fields.body is not None:
+            self._fields = self._fields._replace(body=None)
         if self._context.opened is not None and not self._ended:
             self._context.opened(self.open_record())
         if self._http_status is None and self._streamed:
