@@ -8,6 +8,11 @@ Item = TypeVar("Item")
 # Latencies by which the worst requests can be found.
 Latency = Literal["ttft", "tpot", "e2e"]
 
+# What a list of requests can be sorted by.
+SortKey = Literal[
+    "started", "ttft", "tpot", "e2e", "queue", "input_tokens", "output_tokens", "cost"
+]
+
 # What figures can be grouped by. Of the last four only rows know, no rollup.
 Dimension = Literal[
     "agent", "engine", "model", "tenant", "input_length", "user", "workload", "session", "priority"
@@ -91,10 +96,26 @@ class RequestFilter:
     min_ttft_s: float | None = None
     min_tpot_s: float | None = None
     min_e2e_s: float | None = None
+    max_ttft_s: float | None = None
+    max_tpot_s: float | None = None
+    max_e2e_s: float | None = None
     end_user: str | None = None
     workload: str | None = None
     session: str | None = None
     priority: int | None = None
+    any_id: str | None = None
+    """the client's id, the engine's, the one in the response, or the trace's"""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrder:
+    """The order of a list of requests, which leaves out those without the value of the key."""
+
+    key: SortKey = "started"
+    ascending: bool = False
+
+
+NEWEST_FIRST = RequestOrder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +130,7 @@ class LengthVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A position in a list sorted by time and row number, newest first."""
+    """A position in a list sorted by a value, mostly a time, and by row number."""
 
     at: float
     row: int

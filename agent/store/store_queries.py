@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    Column,
     ColumnElement,
     Engine,
     ScalarSelect,
@@ -24,15 +25,17 @@ from sqlalchemy import (
 from agent.analysis.tally import Tally
 from agent.records.gpu import GpuSample
 from agent.records.queries import (
+    NEWEST_FIRST,
     OF_ROWS,
     Cursor,
     Dimension,
     GroupCost,
-    Latency,
     LengthVerdicts,
     PageOf,
     RequestFilter,
+    RequestOrder,
     Selection,
+    SortKey,
     Window,
 )
 from agent.store.cause_queries import CauseQueries
@@ -141,6 +144,14 @@ def _newest_of_each_gpu() -> Select[Any]:
 
 _NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 
+_SORTED_BY: Mapping[SortKey, Column[Any]] = {
+    "started": requests.c.started_at,
+    **{name: requests.c[f"{name}_s"] for name in ("ttft", "tpot", "e2e", "queue")},
+    **{name: requests.c[name] for name in ("input_tokens", "output_tokens")},
+    "cost": requests.c.cost_usd,
+}
+_IDS = ("request_id", "engine_request_id", "response_id", "trace_id")
+
 
 class StoreQueries(CauseQueries):
     """Queries of the API. Raises StoreUnavailable where the database does not answer."""
@@ -154,16 +165,20 @@ class StoreQueries(CauseQueries):
         """Every agent that writes to the database, by name."""
         return agents_of(self._engine)
 
-    def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """Requests after a cursor, the newest first."""
-        return self._page(requests, requests.c.started_at, _conditions(wanted), after, limit)
-
-    def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
-        """The requests with the highest latency, the worst first; this reads all that match."""
-        latency = requests.c[f"{by}_s"]
-        conditions = [*_conditions(wanted), latency.is_not(None)]
-        order = (latency.desc(), requests.c.id.desc())
-        return plain_rows(requests, self._whole(requests, conditions, order, limit))
+    def requests(
+        self,
+        wanted: RequestFilter,
+        after: Cursor | None,
+        limit: int,
+        order: RequestOrder = NEWEST_FIRST,
+    ) -> PageOf[Row]:
+        """Requests after a cursor. Any order but that of time reads all that match."""
+        sorted_by = _SORTED_BY[order.key]
+        conditions = _conditions(wanted)
+        if order == NEWEST_FIRST:
+            return self._newest(requests, sorted_by, conditions, after, limit)
+        conditions.append(sorted_by.is_not(None))
+        return self._page(requests, sorted_by, conditions, after, limit, ascending=order.ascending)
 
     def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
         """Verdicts by input and output length, from the rows of the window that are kept."""
@@ -178,12 +193,11 @@ class StoreQueries(CauseQueries):
         A request that the proxy saw has the id of its client or else one of the proxy. The engine's
         own id, the one in the response and the trace's find it too.
         """
-        ids = ("request_id", "engine_request_id", "response_id", "trace_id")
         spans = or_(*(requests.c[name] == span_id for name in ("span_id", "proxy_span_id")))
         order = [requests.c.started_at.desc(), requests.c.id.desc()]
         query = (
             select(requests)
-            .where(or_(*(requests.c[name] == request_id for name in ids)))
+            .where(_has_id(request_id))
             .order_by(*order if span_id is None else [case((spans, 0), else_=1), *order])
             .limit(100)
         )
@@ -212,7 +226,7 @@ class StoreQueries(CauseQueries):
             conditions.append(events.c.at >= since)
         if until is not None:
             conditions.append(events.c.at < until)
-        return self._page(events, events.c.at, conditions, after, limit)
+        return self._newest(events, events.c.at, conditions, after, limit)
 
     def tallies_by(
         self, dimension: Dimension, window: Window, selection: Selection
@@ -266,11 +280,21 @@ class StoreQueries(CauseQueries):
         """Samples of a GPU between Unix times, after a cursor, the newest first."""
         at = gpu_samples.c.at
         conditions = [gpu_samples.c.gpu == gpu, at >= since, at <= until]
-        return self._page(gpu_samples, gpu_samples.c.at, conditions, after, limit)
+        return self._newest(gpu_samples, gpu_samples.c.at, conditions, after, limit)
 
     def knows_gpu(self, gpu: str) -> bool:
         """Whether any sample of this GPU is stored."""
         return bool(self._all(select(gpu_samples.c.id).where(gpu_samples.c.gpu == gpu).limit(1)))
+
+    def _newest(
+        self,
+        table: Table,
+        sorted_by: ColumnElement[float],
+        conditions: Sequence[ColumnElement[bool]],
+        after: Cursor | None,
+        limit: int,
+    ) -> PageOf[Row]:
+        return self._page(table, sorted_by, conditions, after, limit)
 
     def _page(
         self,
@@ -279,9 +303,11 @@ class StoreQueries(CauseQueries):
         conditions: Sequence[ColumnElement[bool]],
         after: Cursor | None,
         limit: int,
+        *,
+        ascending: bool = False,
     ) -> PageOf[Row]:
-        following = [*conditions, _after(table, sorted_by, after)]
-        order = (sorted_by.desc(), table.c.id.desc())
+        following = [*conditions, _after(table, sorted_by, after, ascending=ascending)]
+        order = [each.asc() if ascending else each.desc() for each in (sorted_by, table.c.id)]
         rows = self._whole(table, following, order, limit + 1)
         items = tuple(plain_rows(table, rows[:limit]))
         if len(rows) <= limit:
@@ -308,12 +334,18 @@ class StoreQueries(CauseQueries):
 
 
 def _after(
-    table: Table, sorted_by: ColumnElement[float], after: Cursor | None
+    table: Table, sorted_by: ColumnElement[float], after: Cursor | None, *, ascending: bool
 ) -> ColumnElement[bool]:
     if after is None:
         return true()
-    # One step in the index, however deep the page lies.
-    return tuple_(sorted_by, table.c.id) < tuple_(literal(after.at, sorted_by.type), after.row)
+    # One step in the index of time, however deep the page lies.
+    place = tuple_(sorted_by, table.c.id)
+    last = tuple_(literal(after.at, sorted_by.type), after.row)
+    return place > last if ascending else place < last
+
+
+def _has_id(request_id: str) -> ColumnElement[bool]:
+    return or_(*(requests.c[name] == request_id for name in _IDS))
 
 
 def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
@@ -335,6 +367,13 @@ def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
         for name in ("cause", "end_user", "workload", "session", "priority")
         if getattr(wanted, name) is not None
     ]
+    conditions += [
+        requests.c[f"{name}_s"] <= value
+        for name in ("ttft", "tpot", "e2e")
+        if (value := getattr(wanted, f"max_{name}_s")) is not None
+    ]
+    if wanted.any_id is not None:
+        conditions.append(_has_id(wanted.any_id))
     lengths = requests.c.input_tokens
     if wanted.min_input_tokens is not None:
         conditions.append(lengths >= wanted.min_input_tokens)

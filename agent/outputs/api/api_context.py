@@ -13,10 +13,10 @@ from agent.records.queries import (
     DataSource,
     Dimension,
     GroupCost,
-    Latency,
     LengthVerdicts,
     PageOf,
     RequestFilter,
+    RequestOrder,
     Selection,
     Window,
 )
@@ -72,11 +72,10 @@ class ApiQueries(Protocol):
     def objectives_in_force(self) -> Sequence[Row]:
         """The objectives of all agents."""
 
-    def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """Requests, the newest first."""
-
-    def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
-        """The requests with the highest latency, the worst first."""
+    def requests(
+        self, wanted: RequestFilter, after: Cursor | None, limit: int, order: RequestOrder
+    ) -> PageOf[Row]:
+        """Requests in this order."""
 
     def request(self, request_id: str, span_id: str | None = None) -> Sequence[Row]:
         """Every span with a request id of any kind, the one with this id first."""

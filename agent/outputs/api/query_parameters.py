@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil, floor
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +15,16 @@ from pydantic import AfterValidator
 from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
 from agent.outputs.api.base_responses import ProblemResponse, Status, Verdict
-from agent.records.queries import Cursor, RequestFilter, Selection, Window
+from agent.records.queries import (
+    NEWEST_FIRST,
+    Cursor,
+    Latency,
+    RequestFilter,
+    RequestOrder,
+    Selection,
+    SortKey,
+    Window,
+)
 from agent.settings import duration_s
 from agent.settings.values import DURATION, duration_text
 
@@ -243,6 +252,31 @@ def selection(
 Priority = Annotated[int | None, Query(ge=-(2**31), lt=2**31)]
 Tokens = Annotated[int | None, Query(ge=0, lt=2**31)]
 Shortest = Annotated[float | None, Query(ge=0)]
+AnyId = Annotated[
+    str | None,
+    Query(
+        alias="id",
+        max_length=256,
+        description="the client's id, the engine's, the one in the response, or the trace's",
+    ),
+    AfterValidator(_without_nul),
+]
+
+
+def _named_by_clients(
+    user: Name = None,
+    workload: Name = None,
+    session: Name = None,
+    priority: Priority = None,
+    any_id: AnyId = None,
+) -> Mapping[str, Any]:
+    return {
+        "end_user": user or None,
+        "workload": workload or None,
+        "session": session or None,
+        "priority": priority,
+        "any_id": any_id or None,
+    }
 
 
 def request_filter(
@@ -258,10 +292,10 @@ def request_filter(
     min_ttft_s: Shortest = None,
     min_tpot_s: Shortest = None,
     min_e2e_s: Shortest = None,
-    user: Name = None,
-    workload: Name = None,
-    session: Name = None,
-    priority: Priority = None,
+    max_ttft_s: Shortest = None,
+    max_tpot_s: Shortest = None,
+    max_e2e_s: Shortest = None,
+    named: Annotated[Mapping[str, Any], Depends(_named_by_clients)],
 ) -> RequestFilter:
     """The filter of a list of requests."""
     return RequestFilter(
@@ -276,11 +310,30 @@ def request_filter(
         min_ttft_s=min_ttft_s,
         min_tpot_s=min_tpot_s,
         min_e2e_s=min_e2e_s,
-        end_user=user or None,
-        workload=workload or None,
-        session=session or None,
-        priority=priority,
+        max_ttft_s=max_ttft_s,
+        max_tpot_s=max_tpot_s,
+        max_e2e_s=max_e2e_s,
+        **named,
     )
+
+
+Worst = Annotated[
+    Latency | None,
+    Query(description="the worst by this latency first: short for sort and order=desc"),
+]
+Sort = Annotated[
+    SortKey | None,
+    Query(description="requests without this value are left out; newest first by default"),
+]
+
+
+def request_order(
+    worst: Worst = None, sort: Sort = None, order: Literal["asc", "desc"] = "desc"
+) -> RequestOrder:
+    """The order of a list of requests."""
+    if worst is not None and sort is not None:
+        raise refuse("sort: give sort or worst, not both")
+    return RequestOrder(worst or sort or NEWEST_FIRST.key, ascending=order == "asc")
 
 
 def _unix_s(time: datetime | None) -> float | None:
@@ -295,12 +348,14 @@ def _utc_s(time: datetime) -> float:
     return min(max(at, 0.0), LAST_MOMENT_S)
 
 
-def cursor_of(text: str | None) -> Cursor | None:
-    """The position of a cursor, or a refusal if no page returned that cursor."""
+def cursor_of(text: str | None, order: RequestOrder = NEWEST_FIRST) -> Cursor | None:
+    """The position of a cursor, or a refusal if no page in this order returned that cursor."""
     if not text:
         return None
     try:
-        at, row = urlsafe_b64decode(text.encode("ascii")).split(b" ")
+        at, row, *of = urlsafe_b64decode(text.encode("ascii")).split(b" ")
+        if of != _order_marks(order):
+            raise ValueError("a cursor of another order")
         cursor = Cursor(float(at), int(row))
     except ValueError:
         cursor = None
@@ -309,8 +364,15 @@ def cursor_of(text: str | None) -> Cursor | None:
     return cursor
 
 
-def cursor_text(cursor: Cursor | None) -> str | None:
+def cursor_text(cursor: Cursor | None, order: RequestOrder = NEWEST_FIRST) -> str | None:
     """A cursor as text."""
     if cursor is None:
         return None
-    return urlsafe_b64encode(f"{cursor.at!r} {cursor.row}".encode()).decode("ascii")
+    parts = [f"{float(cursor.at)!r} {cursor.row}".encode(), *_order_marks(order)]
+    return urlsafe_b64encode(b" ".join(parts)).decode("ascii")
+
+
+def _order_marks(order: RequestOrder) -> list[bytes]:
+    if order == NEWEST_FIRST:
+        return []
+    return [order.key.encode(), b"asc" if order.ascending else b"desc"]

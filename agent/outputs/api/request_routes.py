@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Response
+from fastapi import APIRouter, Depends, HTTPException, Response
 from pydantic import Field
 
 from agent.analysis.latency import LATENCIES, request_parts
@@ -30,8 +30,9 @@ from agent.outputs.api.query_parameters import (
     cursor_of,
     cursor_text,
     request_filter,
+    request_order,
 )
-from agent.records.queries import Cursor, Latency, RequestFilter
+from agent.records.queries import NEWEST_FIRST, Cursor, RequestFilter, RequestOrder
 
 
 class Gaps(BaseResponse):
@@ -175,13 +176,6 @@ class RequestDetail(RequestResponse):
 
 
 Row = Mapping[str, Any]
-Worst = Annotated[
-    Latency | None,
-    Query(
-        description="the worst of all that match by this latency, instead of the newest; "
-        "these are one page"
-    ),
-]
 # A page takes ten times its bytes while it is built, and building is work of one processor anyway.
 _PAGES_AT_ONCE = 4
 
@@ -195,17 +189,16 @@ def request_routes(context: ApiContext) -> APIRouter:
     @router.get("/requests", response_model=ListOf[RequestResponse])
     async def requests(
         wanted: Annotated[RequestFilter, Depends(request_filter)],
+        order: Annotated[RequestOrder, Depends(request_order)],
         limit: Limit = 100,
         cursor: CursorText = None,
-        worst: Worst = None,
     ) -> Response:
         """Requests, the newest first; `counted` is false for those that no figure counts."""
-        after, loop = cursor_of(cursor), asyncio.get_running_loop()
+        after, loop = cursor_of(cursor, order), asyncio.get_running_loop()
+        begun = wanted if order == NEWEST_FIRST else _begun(wanted, context.now())
 
         def page(queries: ApiQueries) -> bytes:
-            if worst is None:
-                return _page(queries, wanted, after, limit)
-            return _json(queries.worst_requests(_begun(wanted, context.now()), worst, limit), None)
+            return _page(queries, begun, after, limit, order)
 
         body = await loop.run_in_executor(building, context.read, page)
         return Response(body, media_type="application/json")
@@ -242,14 +235,17 @@ def _found(queries: ApiQueries, request_id: str, span_id: str | None) -> Sequenc
     return rows
 
 
-def _page(queries: ApiQueries, wanted: RequestFilter, after: Cursor | None, limit: int) -> bytes:
-    page = queries.requests(wanted, after, limit)
-    return _json(page.items, cursor_text(page.next))
-
-
-def _json(rows: Sequence[Row], following: str | None) -> bytes:
+def _page(
+    queries: ApiQueries,
+    wanted: RequestFilter,
+    after: Cursor | None,
+    limit: int,
+    order: RequestOrder,
+) -> bytes:
+    page = queries.requests(wanted, after, limit, order)
     response = ListOf[RequestResponse](
-        items=[RequestResponse(**_fields(row)) for row in rows], next=following
+        items=[RequestResponse(**_fields(row)) for row in page.items],
+        next=cursor_text(page.next, order),
     )
     return response.model_dump_json(by_alias=True).encode()
 

@@ -38,7 +38,7 @@ class ClickHouseQueries(StoreQueries):
         ]
         return min((at for at in known if at is not None), default=None)
 
-    def _page(
+    def _newest(
         self,
         table: Table,
         sorted_by: ColumnElement[float],
@@ -50,10 +50,10 @@ class ClickHouseQueries(StoreQueries):
         until = time.time() if after is None else after.at
         for reach_s in _PAGE_REACHES_S:
             within = [*conditions, sorted_by >= until - reach_s]
-            page = super()._page(table, sorted_by, within, after, limit)
+            page = super()._newest(table, sorted_by, within, after, limit)
             if page.next is not None:
                 return page
-        return super()._page(table, sorted_by, conditions, after, limit)
+        return super()._newest(table, sorted_by, conditions, after, limit)
 
     def _whole(
         self,

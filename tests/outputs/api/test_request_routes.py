@@ -53,6 +53,12 @@ def test_pages_hold_every_request_once_and_the_newest_first(
         ({"min_tpot_s": "0.02"}, lambda item: (item.tpot_s or 0) >= 0.02),
         ({"min_e2e_s": "1"}, lambda item: (item.e2e_s or 0) >= 1),
         (
+            {"min_ttft_s": "0.1", "max_ttft_s": "0.2"},
+            lambda item: 0.1 <= (item.ttft_s or 0) <= 0.2,
+        ),
+        ({"max_tpot_s": "0.01"}, lambda item: item.tpot_s is not None and item.tpot_s <= 0.01),
+        ({"max_e2e_s": "0.5"}, lambda item: item.e2e_s is not None and item.e2e_s <= 0.5),
+        (
             {"min_input_tokens": "300", "max_input_tokens": "900"},
             lambda item: 300 <= (item.input_tokens or 0) <= 900,
         ),
@@ -76,9 +82,37 @@ def test_the_worst_of_all_that_match_come_first(
 ) -> None:
     worst = {item.trace_id: getattr(item, f"{latency}_s") for item in chosen(records, model="qwen")}
     known = sorted((value for value in worst.values() if value is not None), reverse=True)
-    page = busy.query("requests", worst=latency, model="qwen", limit=20)
-    assert [worst[item["trace_id"]] for item in page["items"]] == known[:20]
-    assert page["next"] is None
+    found = listed(busy, worst=latency, model="qwen", limit=20)
+    assert [worst[trace] for trace in found] == known
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize(
+    ("key", "column"),
+    [("started", "started_at"), ("queue", "queue_s"), ("output_tokens", "output_tokens")],
+)
+def test_pages_in_any_order_hold_every_request_with_the_value_once(
+    busy: Api, records: list[RequestRecord], key: str, column: str, order: str
+) -> None:
+    pages = list(busy.pages("requests", sort=key, order=order, limit=70))
+    rows = [item for page in pages for item in page]
+    values = [unix(item[column]) if key == "started" else item[column] for item in rows]
+    assert values == sorted(values, reverse=order == "desc")
+    known = {item.trace_id for item in records if getattr(item, column) is not None}
+    assert len(rows) == len(known)
+    assert {item["trace_id"] for item in rows} == known
+
+
+def test_a_cursor_of_another_order_is_refused(busy: Api) -> None:
+    cursor_of_newest = busy.query("requests", limit=1)["next"]
+    cursor_of_worst = busy.query("requests", limit=1, worst="ttft")["next"]
+    for given in (
+        {"worst": "ttft", "cursor": cursor_of_newest},
+        {"sort": "ttft", "order": "asc", "cursor": cursor_of_worst},
+        {"cursor": cursor_of_worst},
+    ):
+        assert busy.refusal("requests", **given)[0] == 422, given
+    assert busy.refusal("requests", worst="ttft", sort="e2e")[0] == 422
 
 
 def test_a_time_may_have_any_zone_and_is_utc_by_default(api: Api) -> None:
@@ -329,6 +363,9 @@ def test_a_request_is_found_by_each_of_its_ids(api: Api) -> None:
         found = api.query(f"requests/{request_id}")
         assert (found["trace_id"], found["request_id"]) == (both.trace_id, client)
         assert (found["response_id"], found["others"]) == (response, [])
+        assert listed(api, id=request_id) == [both.trace_id]
+    assert listed(api, id=both.trace_id) == [both.trace_id]
+    assert listed(api, id="min") == []
     assert api.query(f"requests/{without_id.trace_id}")["request_id"] is None
 
 

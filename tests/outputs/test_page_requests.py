@@ -1,0 +1,182 @@
+"""The page's list of requests in a browser: found, filtered, sorted, and on any screen."""
+
+import csv
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from agent.catalog.causes import Cause
+from agent.records.objective import CauseShare, ExplainedRequest, Explanation
+from agent.records.request import EngineView, ProxyView, Status, Vantage
+from tests.outputs.api.serving import Api, open_api
+from tests.real_parts.chromium import Opened, browsing, cut, grave, opened_in, overflow
+from tests.records.making import judged, objective, record
+
+COUNT = 70
+FORMULA = "=1+1"
+# The longest name of a cause is the one that a narrow table might cut off.
+LONGEST = max(Cause, key=len)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """Seventy requests, each slower than the one before; the last three missed."""
+    with open_api(tmp_path_factory.mktemp("page")) as running:
+        now = running.agent.now
+        rows = [
+            record(
+                n,
+                vantage=Vantage.PROXY,
+                request_id=f"request-{n}",
+                ttft_s=0.001 * n if n <= COUNT - 3 else 0.001 * n + 1,
+                status=Status.TIMEOUT if n == 5 else Status.OK,
+                engine=f"chat-{n % 2}",
+                model=FORMULA if n == 6 else "llama",
+                started_at=now - 10 - 2 * (n % 7),
+                ended_at=now - 1,
+                engine_view=EngineView(f"chatcmpl-{n}", Status.OK),
+                proxied=ProxyView(end_user=f"user-{n % 3}", session=f"session-{n}"),
+            )
+            for n in range(1, COUNT + 1)
+        ]
+        running.store(rows, [objective()])
+        (last,) = judged(rows[-1:], [objective()])
+        share = CauseShare("chat", "ttft", LONGEST, 1.0, ("seen",))
+        key = (rows[-1].trace_id, rows[-1].span_id)
+        running.explain(ExplainedRequest(last, Explanation(*key, LONGEST, (share,), ("span",))))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def there(browser: Browser, api: Api) -> Iterator[Opened]:
+    with opened_in(browser, api.url) as page:
+        yield page
+
+
+CELLS = """(name) => {
+  const index = [...document.querySelectorAll('thead th')]
+    .findIndex((one) => one.innerText.trim() === name);
+  const rows = [...document.querySelectorAll('tbody tr')];
+  return rows.map((row) => row.children[index].innerText.trim());
+}"""
+
+
+def column(page: Page, name: str) -> list[str]:
+    """The texts of a column of the list."""
+    found: list[str] = page.evaluate(CELLS, name)
+    return found
+
+
+def awaited(page: Page, name: str, first: list[str]) -> list[str]:
+    """The texts of a column, once it begins with these."""
+    page.wait_for_function(
+        f"([name, first]) => first.every((text, n) => ({CELLS})(name)[n] === text)",
+        arg=[name, first],
+    )
+    return column(page, name)
+
+
+def opened_list(there: Opened, api: Api, search: str = "") -> Page:
+    """The list with these parameters, once it is there."""
+    there.page.goto("about:blank")
+    there.page.goto(f"{api.url}/#requests?{search}")
+    there.html("Requests that began")
+    assert there.problems == []
+    return there.page
+
+
+@pytest.mark.parametrize("of", ["request-9", "chatcmpl-9", f"{9:032x}"])
+def test_a_request_is_found_by_any_of_its_ids(there: Opened, api: Api, of: str) -> None:
+    opened_list(there, api)
+    there.page.get_by_label("Find an id").fill(of)
+    there.page.keyboard.press("Enter")
+    there.page.get_by_text(f"Requests with the id {of}, of all time").first.wait_for()
+    assert column(there.page, "TTFT") == ["9 ms"]
+
+
+def test_an_id_that_nobody_has_is_said_to_be_unknown(there: Opened, api: Api) -> None:
+    there.page.goto(f"{api.url}/#requests?id=request-")
+    assert "An id is found whole" in there.html("No request with this id is stored.")
+
+
+def test_a_click_on_a_column_sorts_by_it_and_the_worst_go_on_after_fifty(
+    there: Opened, api: Api
+) -> None:
+    page = opened_list(there, api)
+    page.get_by_role("button", name="TTFT").click()
+    page.locator('th[aria-sort="descending"]').filter(has_text="TTFT").wait_for()
+    assert len(awaited(page, "TTFT", ["1.07 s", "1.07 s", "1.07 s", "67 ms"])) == 50
+    page.get_by_role("link", name="next 50").click()
+    assert awaited(page, "TTFT", ["20 ms"]) == [f"{n} ms" for n in range(20, 0, -1)]
+    page.get_by_role("button", name="TTFT").click()
+    assert len(awaited(page, "TTFT", ["1 ms", "2 ms"])) == 50
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "count"),
+    [("Engine", "chat-1", 35), ("User", "user-1", 24), ("Session", "session-4", 1)],
+)
+def test_names_are_suggested_and_filter(
+    there: Opened, api: Api, label: str, value: str, count: int
+) -> None:
+    page = opened_list(there, api)
+    page.get_by_text("More filters").click()
+    entry = page.get_by_label(label, exact=True)
+    entry.focus()
+    name = label.lower()
+    page.locator(f'#known-{name} option[value="{value}"]').wait_for(state="attached")
+    entry.fill(value)
+    entry.press("Enter")
+    page.wait_for_url(f"**/#requests?*{name}={value}*")
+    page.wait_for_function(
+        "(count) => document.querySelectorAll('tbody tr').length === count", arg=min(count, 50)
+    )
+
+
+def test_requests_of_a_status_are_listed(there: Opened, api: Api) -> None:
+    opened_list(there, api, "status=timeout")
+    assert column(there.page, "TTFT") == ["5 ms"]
+
+
+def test_the_file_has_all_that_match_and_no_formula(there: Opened, api: Api) -> None:
+    opened_list(there, api, "sort=ttft")
+    with there.page.expect_download() as told:
+        there.page.get_by_role("button", name="Save as CSV").click()
+    rows = list(csv.DictReader(StringIO(Path(told.value.path()).read_text())))
+    assert told.value.suggested_filename == "requests.csv"
+    assert [row["request_id"] for row in rows] == [f"request-{n}" for n in range(COUNT, 0, -1)]
+    (formula,) = (row for row in rows if row["request_id"] == "request-6")
+    assert formula["model"] == f"'{FORMULA}"
+    assert (formula["cost_usd"], formula["ttft_s"], formula["engine"]) == ("", "0.006", "chat-0")
+
+
+@pytest.mark.parametrize("width", [1400, 900, 390])
+def test_verdict_and_cause_are_seen_whole_on_any_screen(
+    browser: Browser, api: Api, width: int
+) -> None:
+    """A phone shows a line a request, and what the list is sorted by."""
+    with opened_in(browser, api.url, width=width) as there:
+        cause = LONGEST.replace("_", " ")
+        opened_list(there, api, "verdict=missed&sort=ttft")
+        cell = there.page.get_by_role("cell").filter(has_text=cause)
+        cell.wait_for()
+        box = cell.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= width
+        assert cut(there) == overflow(there) == grave(there) == []
+        if width == 390:
+            rows = there.page.locator("tbody tr").all()
+            boxes = [row.bounding_box() for row in rows]
+            assert all(each is not None and each["height"] < 32 for each in boxes)
+            opened_list(there, api, "sort=output_tokens")
+            assert there.page.get_by_role("columnheader", name="tokens out").is_visible()
+            assert cut(there) == []
