@@ -36,6 +36,9 @@ from agent.store.tables import (
 )
 from agent.store.unreadable import DAMAGED, UNREADABLE
 
+# What a selection names, without objectives.
+NAMED = ("agent", "engine", "model", "tenant")
+
 
 def first_data_at(connection: Connection, source: DataSource) -> float | None:
     """The begin of the data of an agent, of an engine or of all, in Unix seconds; None without any.
@@ -229,6 +232,17 @@ class RollupQueries:
 
         return self._tallies(self._cover_of(window), selection, value_of, group_by=dimension)
 
+    def names(self) -> dict[str, list[str]]:
+        """The agents, engines, models and tenants of stored requests, at most MAX_SERIES of each.
+
+        They are sorted.
+        """
+        with reading(self._engine) as connection:
+            # Agents fold changes in their files.
+            folding = connection.dialect.name == "sqlite"
+            tables = (rollup_series, rollup_changes) if folding else (rollup_series,)
+            return {name: _names(connection, tables, name) for name in NAMED}
+
     def _cover_of(self, window: Window) -> tuple[RollupRange, ...]:
         """The rollups of a window.
 
@@ -293,6 +307,16 @@ class RollupQueries:
             if connection.dialect.name == "sqlite":
                 # Agents fold changes in their files.
                 yield from _of_changes(connection, ranges, selection)
+
+
+def _names(connection: Connection, tables: Sequence[Table], column: str) -> list[str]:
+    """Texts of a column of these tables, sorted."""
+    found: set[str] = set()
+    for table in tables:
+        known = table.c[column]
+        query = select(known).where(known != "").distinct().order_by(known).limit(MAX_SERIES)
+        found |= {name for name in connection.execute(query).scalars() if isinstance(name, str)}
+    return sorted(found)[:MAX_SERIES]
 
 
 def step_at(window: Window, step_s: int, at: int) -> int:

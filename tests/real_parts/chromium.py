@@ -116,6 +116,7 @@ def shown(url: str, awaited: str) -> str:
 VIEWS = {
     "now": "Why requests missed",
     "requests": "Requests that began in the last",
+    "breakdown": "Requests by engine, last hour",
     "efficiency": "Phases, over the time",
     "cost": "Per 1M output tokens",
     "events": "Events, last hour, the newest first",

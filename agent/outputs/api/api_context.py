@@ -48,6 +48,9 @@ class ApiQueries(Protocol):
     ) -> Mapping[str | None, Tally]:
         """The counts of a window by engine, model and so on."""
 
+    def names(self) -> Mapping[str, list[str]]:
+        """The agents, engines, models and tenants of stored requests, sorted."""
+
     def causes(self, window: Window, selection: Selection) -> CauseSums:
         """The sums of the causes of misses in a window."""
 

@@ -1,16 +1,16 @@
 """API routes of figures: a window's summary, series, groups, input lengths, and objectives."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from agent.analysis.burn_rates import error_budget
-from agent.analysis.quantiles import RELATIVE_ERROR, exponential_from
+from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import TrafficLimit, check_traffic_limits, summarise
 from agent.analysis.tally import ALL_OBJECTIVES, INPUT_LENGTHS, OUTPUT_LENGTHS, Tally
 from agent.outputs.api.api_context import ApiContext, ApiQueries
@@ -35,17 +35,12 @@ from agent.outputs.api.engine_counts import (
 )
 from agent.outputs.api.query_parameters import (
     AskedWindow,
-    Name,
     StepText,
     asked_window,
     selection,
     window_before,
 )
 from agent.records.queries import (
-    OF_ROWS,
-    DataSource,
-    Dimension,
-    GroupCost,
     LengthVerdicts,
     Selection,
     Window,
@@ -136,9 +131,9 @@ def summary_over(
     data_from = queries.data_from(over, chosen.source)
     covered_s = over.covered_s(data_from)
     counted = engine_counts_of(queries, over, chosen)
-    figures = _figures_of(queries.tally(over, chosen), covered_s, chosen, counted)
+    figures = figures_of(queries.tally(over, chosen), covered_s, chosen, counted)
     return SummaryResponse(
-        **_stated(over),
+        **stated(over),
         grid_s=queries.grid_s(context.now() - over.from_s),
         data_from=None if data_from is None else _utc(data_from),
         relative_error=RELATIVE_ERROR,
@@ -156,7 +151,7 @@ _RATES = (
 )
 
 
-def _figures_of(
+def figures_of(
     tally: Tally,
     covered_s: float,
     chosen: Selection,
@@ -184,13 +179,14 @@ def _steps(
         yield StepResponse(
             at=_utc(start),
             window_s=step.length_s,
-            **_figures_of(tally, covered_s, chosen, counted.get(start)),
+            **figures_of(tally, covered_s, chosen, counted.get(start)),
             **cause_shares(causes.get(start, {})),
             engine_counts=counted.get(start),
         )
 
 
-def _stated(over: Window) -> dict[str, Any]:
+def stated(over: Window) -> dict[str, Any]:
+    """The fields that say which window a response is of."""
     return {
         "window_from": _utc(over.from_s),
         "window_until": _utc(over.until),
@@ -202,153 +198,9 @@ def _utc(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-By = Annotated[
-    Dimension,
-    Query(
-        description="what to group the requests by. By user, workload, session and priority the "
-        "rows themselves are read: the window is at most as long as they are kept, the 1000 "
-        "busiest groups have figures of their own, and the rest is `other`"
-    ),
-]
-Most = Annotated[
-    int, Query(ge=1, le=1000, description="most groups in the response, the busiest first")
-]
-Costs = Annotated[bool, Query(description="add the cost of each group; this reads every row")]
-
-
-Histograms = Annotated[
-    bool, Query(description="add the latencies of each group as histograms that add up")
-]
-
-
-class HistogramResponse(BaseResponse):
-    """An exponential histogram of OpenTelemetry, in seconds; none lie below zero.
-
-    Histograms of several agents add up bucket by bucket, and so do their percentiles.
-    """
-
-    scale: int
-    zero_count: int
-    zero_threshold: float
-    offset: int = Field(description="of the first bucket: bucket i ends at 2**((i + 1) / 2**scale)")
-    bucket_counts: list[int]
-
-
-class GroupResponse(RequestFigures):
-    """The figures of one group."""
-
-    group: str | None = Field(
-        description="the engine, model, tenant and so on; null if it is unknown"
-    )
-    covered_s: float = Field(
-        description="seconds of the window since the stored data begins, an engine's own by engine"
-    )
-    cause_details: list[CauseResponse] = Field(description="the most seconds first")
-    cost: GroupCost | None = Field(default=None, description="null unless requested")
-    histograms: dict[str, HistogramResponse] | None = Field(
-        default=None,
-        description="by latency: ttft_s, tpot_s, e2e_s, queue_s; null unless requested",
-    )
-
-
-class BreakdownResponse(BaseResponse):
-    """The figures of a window by engine, model, tenant and so on; no group is empty.
-
-    Input lengths are 0-1k, 1k-4k, 4k-16k, 16k-64k and 64k+ tokens. 1k is 1024, and a group
-    includes its lower edge.
-    """
-
-    window_from: datetime
-    window_until: datetime
-    window_s: float
-    relative_error: float = Field(description="of the percentiles")
-    by: Dimension
-    groups: list[GroupResponse] = Field(description="the most requests first")
-    left_out: int = Field(description="groups beyond the limit")
-
-
-def breakdown_routes(context: ApiContext) -> APIRouter:
-    """The route of groups of requests."""
-    router = APIRouter(tags=["figures"])
-
-    @router.get("/breakdown")
-    def breakdown(
-        chosen: Chosen,
-        asked: LastMinutes,
-        by: By = "input_length",
-        limit: Most = 100,
-        *,
-        cost: Costs = False,
-        histograms: Histograms = False,
-    ) -> BreakdownResponse:
-        """The figures of the summary for each engine, model, tenant and so on."""
-
-        def groups_of(queries: ApiQueries) -> BreakdownResponse:
-            over = _group_window(context, queries, by, asked)
-            costs = queries.costs_by(by, over, chosen) if cost else {}
-            causes = queries.causes_by(by, over, chosen)
-            covered_s = _group_covered_s(queries, by, over, chosen)
-            groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
-            return BreakdownResponse(
-                **_stated_groups(over, by),
-                groups=[
-                    GroupResponse(
-                        group=name,
-                        cost=costs.get(name),
-                        histograms=_histograms(tally) if histograms else None,
-                        **_figures_of(tally, covered_s(name), chosen),
-                        **causes_with_details(causes.get(name, {})),
-                    )
-                    for name, tally in groups[:limit]
-                ],
-                left_out=len(groups[limit:]),
-            )
-
-        return context.read(groups_of)
-
-    return router
-
-
-def _group_window(
-    context: ApiContext, queries: ApiQueries, by: Dimension, asked: AskedWindow
-) -> Window:
-    if by in OF_ROWS:
-        return asked.over(context.now(), context.longest_row_window_s, _any_second)
-    return asked.over(context.now(), context.longest_window_s, queries.grid_s)
-
-
-def _any_second(_age_s: float) -> int:
+def any_second(_age_s: float) -> int:
     """The grid of windows of rows."""
     return 1
-
-
-def _stated_groups(over: Window, by: Dimension) -> dict[str, Any]:
-    return {**_stated(over), "relative_error": RELATIVE_ERROR, "by": by}
-
-
-def _group_covered_s(
-    queries: ApiQueries, by: Dimension, over: Window, chosen: Selection
-) -> Callable[[str | None], float]:
-    """Seconds of the window since the data of a group begins."""
-
-    @cache
-    def since(source: DataSource) -> float:
-        return over.covered_s(queries.data_from(over, source))
-
-    grouped = by in ("agent", "engine")
-    return lambda group: since(replace(chosen.source, **{by: group}) if grouped else chosen.source)
-
-
-def _busiest_first(group: tuple[str | None, Tally]) -> tuple[int, str]:
-    name, tally = group
-    return -tally.requests, name or ""
-
-
-def _histograms(tally: Tally) -> dict[str, HistogramResponse]:
-    return {
-        name: HistogramResponse(**asdict(exponential_from(bins)))
-        for name, bins in tally.bins.items()
-    }
 
 
 class LengthVerdictsResponse(BaseResponse):
@@ -383,10 +235,10 @@ def length_routes(context: ApiContext) -> APIRouter:
     @router.get("/lengths")
     def lengths(chosen: Chosen, asked: LastHour) -> LengthsResponse:
         """How many requests met and missed, by input and output length."""
-        over = asked.over(context.now(), context.longest_row_window_s, _any_second)
+        over = asked.over(context.now(), context.longest_row_window_s, any_second)
         found = context.read(lambda queries: queries.verdicts_by_length(over, chosen))
         return LengthsResponse(
-            **_stated(over),
+            **stated(over),
             input_lengths=list(INPUT_LENGTHS),
             output_lengths=list(OUTPUT_LENGTHS),
             items=[_of_lengths(each) for each in found],
@@ -442,17 +294,17 @@ def objective_routes(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["figures"])
 
     @router.get("/objectives")
-    def objectives(asked: LastMinutes, agent: Name = None) -> ListOf[ObjectiveResponse]:
+    def objectives(chosen: Chosen, asked: LastMinutes) -> ListOf[ObjectiveResponse]:
         """The objectives now in force, and their attainment in the window.
 
-        Attainment and budget are of the requests of all agents, or of the chosen one. The window of
-        the budget ends with the window.
+        Attainment and budget are of the chosen requests, by default of those of all agents. The
+        window of the budget ends with the window.
         """
         now, longest_s = context.now(), context.longest_window_s
 
         def found(queries: ApiQueries) -> list[ObjectiveResponse]:
             over = asked.over(now, longest_s, queries.grid_s)
-            return objectives_over(queries, now, over, agent or None)
+            return objectives_over(queries, now, over, chosen)
 
         return ListOf[ObjectiveResponse](items=context.read(found))
 
@@ -483,14 +335,14 @@ class _CachedCounts:
 
 
 def objectives_over(
-    queries: ApiQueries, now: float, over: Window, agent: str | None = None
+    queries: ApiQueries, now: float, over: Window, chosen: Selection
 ) -> list[ObjectiveResponse]:
-    """The objectives now in force of an agent or of all, and their attainment in a window."""
+    """The chosen objectives now in force, and their attainment in a window."""
     counts = _CachedCounts(queries, now)
     return [
-        _objective(row, over, Selection(objective=row["name"], agent=agent), counts)
+        _objective(row, over, replace(chosen, objective=row["name"]), counts)
         for row in queries.objectives_in_force()
-        if agent in (None, row["agent"])
+        if chosen.agent in (None, row["agent"]) and chosen.objective in (None, row["name"])
     ]
 
 

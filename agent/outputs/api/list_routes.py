@@ -245,6 +245,37 @@ def agent_responses(queries: ApiQueries) -> list[AgentResponse]:
     return [AgentResponse(**row, last_seen_at=row["seen_at"]) for row in queries.agents()]
 
 
+class NamesResponse(BaseResponse):
+    """Names by which requests can be chosen, sorted."""
+
+    agent: list[str]
+    engine: list[str]
+    model: list[str]
+    tenant: list[str]
+    objective: list[str] = Field(description="those in force")
+
+
+def name_routes(context: ApiContext) -> APIRouter:
+    """The route of names by which requests can be chosen."""
+    router = APIRouter(tags=["lists"])
+
+    @router.get("/names")
+    def names() -> NamesResponse:
+        """The names of stored requests, of the watched engines and of agents; the objectives."""
+        return context.read(lambda queries: _names(queries, context.engines()))
+
+    return router
+
+
+def _names(queries: ApiQueries, engines: Sequence[Row]) -> NamesResponse:
+    known = {kind: set(names) for kind, names in queries.names().items()}
+    known["agent"] |= {row["name"] for row in queries.agents()}
+    known["engine"] |= {row["name"] for row in engines}
+    known["model"] |= {row["model"] for row in engines if row["model"]}
+    known["objective"] = {row["name"] for row in queries.objectives_in_force()}
+    return NamesResponse(**{kind: sorted(names) for kind, names in known.items()})
+
+
 def _event_bounds(asked: AskedWindow, context: ApiContext) -> tuple[float | None, float | None]:
     """Without a window of all time; up to now, those that a clock dated later belong to it."""
     if not asked.given:
@@ -299,10 +330,18 @@ def engine_routes(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["lists"])
 
     @router.get("/engines")
-    def engines(agent: Name = None) -> ListOf[EngineResponse]:
+    def engines(
+        agent: Name = None, engine: Name = None, model: Name = None
+    ) -> ListOf[EngineResponse]:
         """The engines of this agent; of `serve` those of every agent."""
         return ListOf[EngineResponse](
-            items=[each for each in engine_responses(context) if agent in (None, "", each.agent)]
+            items=[
+                each
+                for each in engine_responses(context)
+                if agent in (None, "", each.agent)
+                and engine in (None, "", each.name)
+                and model in (None, "", each.model)
+            ]
         )
 
     @router.get("/setup")

@@ -14,11 +14,11 @@ from starlette.staticfiles import StaticFiles
 from agent.errors import StoreUnavailable
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
+from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.efficiency_routes import efficiency_routes
 from agent.outputs.api.figure_routes import (
     ObjectiveResponse,
     SummaryResponse,
-    breakdown_routes,
     figure_routes,
     length_routes,
     objective_routes,
@@ -35,6 +35,7 @@ from agent.outputs.api.list_routes import (
     engine_routes,
     event_routes,
     gpu_routes,
+    name_routes,
     newest_gpus,
 )
 from agent.outputs.api.middleware import AccessGuard, QueryGate
@@ -312,7 +313,7 @@ def live_figures(context: ApiContext) -> LiveFigures:
         over = window_before(now, _LIVE_S, queries.grid_s(_LIVE_S))
         return LiveResponse(
             summary=summary_over(context, queries, Selection(), over),
-            objectives=objectives_over(queries, now, over),
+            objectives=objectives_over(queries, now, over, Selection()),
             engines=engine_responses(context),
             gpus=newest_gpus(context, queries),
             agents=agent_responses(queries),
@@ -360,4 +361,5 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         engine_routes(context),
         gpu_routes(context),
         agent_routes(context),
+        name_routes(context),
     )

@@ -1,8 +1,10 @@
 """Breakdowns by engine, model, tenant and input length, compared with exact counts."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate, product
 from math import ceil
+from operator import itemgetter
 from typing import Any, get_args
 
 import pytest
@@ -96,7 +98,10 @@ def test_a_group_has_the_values_of_its_own_summary(busy: Api, by: Dimension) -> 
     assert named
     for name, group in named.items():
         summary = busy.query("summary", window="2h", **{by: name})
-        own = {"group": name, "histograms": None}
+        own: dict[str, Any] = {"group": name, "histograms": None}
+        for tokens in ("input_tokens", "output_tokens"):
+            rate = summary[f"{tokens}_per_s"]
+            own[tokens] = pytest.approx(rate * summary["covered_s"])
         assert group == own | {key: summary[key] for key in group.keys() - own.keys()}
 
 
@@ -129,6 +134,7 @@ def test_histograms_of_agents_add_up_to_the_percentiles_of_all(
         *(({"by": "tenants"}, "by"), ({"window": "401d"}, "window"), ({"limit": "0"}, "limit")),
         # Rows are kept for seven days.
         ({"by": "session", "window": "8d"}, "window"),
+        *(({"sort": "color"}, "sort"), ({"sort": "-cost"}, "sort")),
     ],
 )
 def test_an_invalid_query_is_refused_with_a_sentence(
@@ -137,6 +143,47 @@ def test_an_invalid_query_is_refused_with_a_sentence(
     status, sentence = busy.refusal("breakdown", **parameters)
     assert status == 422
     assert sentence.startswith(f"{name}: ")
+
+
+def p95_ttft(group: dict[str, Any]) -> float | None:
+    return group["ttft_ms"]["p95"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("sort", "value_of"),
+    [
+        ("group", itemgetter("group")),
+        ("-missed", itemgetter("missed")),
+        ("attainment", itemgetter("attainment")),
+        ("-output_tokens", itemgetter("output_tokens")),
+        ("ttft", p95_ttft),
+    ],
+)
+def test_groups_are_sorted_before_the_rest_is_left_out(
+    busy: Api, sort: str, value_of: Callable[[dict[str, Any]], Any]
+) -> None:
+    asked = {"by": "input_length", "window": "2h", "objective": "chat"}
+    every = busy.query("breakdown", **asked)["groups"]
+    values = sorted(value_of(each) for each in every if value_of(each) is not None)
+    expected = values[::-1] if sort.startswith("-") else values
+    few = busy.query("breakdown", **asked, sort=sort, limit="2")
+    assert [value_of(each) for each in few["groups"]] == expected[:2]
+    assert few["left_out"] == len(every) - 2 > 0
+    whole = busy.query("breakdown", **asked, sort=sort)["groups"]
+    known = [value_of(each) for each in whole if value_of(each) is not None]
+    assert known == expected
+    assert [value_of(each) for each in whole[: len(known)]] == expected
+
+
+def test_groups_are_sorted_by_cost_if_it_is_known(api: Api) -> None:
+    ended_at = api.agent.now - 1
+    rows = [record(n, tenant=f"t-{n % 3}", ended_at=ended_at) for n in range(1, 10)]
+    api.store(rows, [objective()])
+    api.price(rows)
+    found = api.query("breakdown", by="tenant", cost="true", sort="-cost")["groups"]
+    costs = [group["cost"]["cost_usd"] for group in found]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > costs[-1]
 
 
 def test_the_busiest_thousand_sessions_have_figures_of_their_own(api: Api) -> None:

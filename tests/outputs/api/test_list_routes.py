@@ -113,6 +113,50 @@ def test_engines_are_listed_as_they_were_read(api: Api) -> None:
     assert [item["name"] for item in api.query("engines", agent="agent-1")["items"]] == ["b"]
 
 
+def test_engines_are_chosen_by_name_and_model(api: Api) -> None:
+    unread = {**dict.fromkeys(("up", "dialect", "read_at")), "agent": "agent-0"}
+    api.agent.engines += [
+        unread | {"name": name, "model": model}
+        for name, model in (("chat-0", "llama"), ("chat-1", "qwen"))
+    ]
+    for chosen in ({"engine": "chat-1"}, {"model": "qwen"}):
+        assert [one["name"] for one in api.query("engines", **chosen)["items"]] == ["chat-1"]
+    assert len(api.query("engines", engine="", model="")["items"]) == 2
+
+
+def test_names_are_those_of_requests_engines_agents_and_objectives(api_of_each: Api) -> None:
+    """Rollups have some, changes that are not folded others."""
+    api = api_of_each
+    api.set_objectives([objective("chat"), objective("batch")])
+    before, after = api.agent.now - 20, api.agent.now - 1
+    api.store([record(1, tenant="acme", model="llama", ended_at=before)], [objective()])
+    api.fold_and_expire()
+    api.store([record(2, tenant="bell", model=None, ended_at=after)], [objective()])
+    api.agent.engines.append(
+        {**dict.fromkeys(("up", "dialect", "read_at")), "agent": "x", "name": "idle", "model": "m"}
+    )
+    api.beat("agent-of-the-test")
+    names = api.query("names")
+    assert names["tenant"] == ["acme", "bell"]
+    assert names["model"] == ["llama", "m"]
+    assert {"chat-0", "idle"} <= set(names["engine"])
+    assert "agent-of-the-test" in names["agent"]
+    assert names["objective"] == ["batch", "chat"]
+
+
+def test_an_objective_has_the_counts_of_the_chosen_requests(api: Api) -> None:
+    ended_at = api.agent.now - 1
+    promised = [objective("chat"), objective("other")]
+    api.set_objectives(promised)
+    of_acme = [record(n, tenant="acme", ended_at=ended_at) for n in (1, 2)]
+    api.store([*of_acme, record(3, tenant="bell", ttft_s=9.0, ended_at=ended_at)], promised)
+    (chat,) = api.query("objectives", tenant="bell", objective="chat")["items"]
+    assert (chat["name"], chat["met"], chat["missed"]) == ("chat", 0, 1)
+    assert chat["budget"]["missed"] == 1
+    both = api.query("objectives", tenant="acme")["items"]
+    assert [(each["met"], each["missed"]) for each in both] == [(2, 0), (2, 0)]
+
+
 def test_an_objective_is_listed_with_its_counts_in_the_window(api: Api) -> None:
     chat = objective("chat", ttft_s=0.2, max_error_ratio=0.001, min_output_tokens_per_s=1e6)
     api.set_objectives([chat])

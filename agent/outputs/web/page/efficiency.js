@@ -123,4 +123,5 @@ function Show({data: {summary, steps, step, step_s, over}}) {
     <${CountedTime} of=${efficiency} />`;
 }
 
-export const efficiency = {title: "Efficiency", window: "1h", load, Show};
+export const efficiency = {title: "Efficiency", window: "1h", load, Show,
+  ignores: ["tenant", "objective"], why: "GPUs work for all requests at once"};

@@ -1,7 +1,7 @@
 // What views are made of: preact's elements, written as HTML.
 import htm from "./vendor/htm.js";
 import {Component, h, render} from "./vendor/preact.js";
-import {time} from "./words.js";
+import {UNKNOWN, time} from "./words.js";
 
 export const html = htm.bind(h);
 export {Component, render};
@@ -15,31 +15,40 @@ export const Figures = ({label, of}) => html`
   </dl>`;
 
 // Columns of numbers, or of words if `words` contains their names. Cells are texts, elements or
-// {text, kind}; the first of a row is its heading. On a phone a row with a cell of kind "text" is
-// a block of lines, and a row of a table with `pairs` a block with two values on each line; a cell of
-// kind "name" may be broken anywhere. The roles are given because a table that CSS takes apart loses them.
+// {text, kind}; the first of a row is its heading. A name of `head` may be {name, href, sorted}, a link
+// that sorts. On a phone a row with a cell of kind "text" is a block of lines, and a row of a table with
+// `pairs` a block with two values on each line; a cell of kind "name" may be broken anywhere. The roles
+// are given because a table that CSS takes apart loses them.
 export const Table = ({label, head, rows, words = [], pairs = false, empty = "Nothing here yet."}) => {
   if (!rows.length) return html`<p class="quiet">${label}</p><p>${empty}</p>`;
-  const side = head.map((name, index) => (index === 0 || words.includes(name) ? "left" : ""));
+  const names = head.map((given) => given.name ?? given);
+  const side = names.map((name, index) => (index === 0 || words.includes(name) ? "left" : ""));
   const looks = pairs ? "stacked pairs" : rows[0].some((given) => given?.kind === "text") ? "stacked" : "";
   return html`
     <div class="scrolling" role="region" aria-label=${label} tabindex="0">
       <table role="table" class=${looks}>
         <caption><span>${label}</span></caption>
-        <thead role="rowgroup"><tr role="row">${head.map((name, index) => html`
-          <th scope="col" role="columnheader" class=${side[index]}>${name}</th>`)}</tr></thead>
+        <thead role="rowgroup"><tr role="row">${head.map((given, index) => html`
+          <th scope="col" role="columnheader" class=${side[index]} aria-sort=${given.sorted}>${heading(given)}</th>`)}</tr></thead>
         <tbody role="rowgroup">${rows.map((cells) => html`
-          <tr role="row">${cells.map(cell(head, side))}</tr>`)}</tbody>
+          <tr role="row">${cells.map(cell(names, side))}</tr>`)}</tbody>
       </table>
     </div>`;
 };
 
-const cell = (head, side) => (given, index) => {
+const ARROWS = {ascending: " \u2191", descending: " \u2193"};
+const heading = (given) => (given.href ? html`<a href=${given.href}>${given.name}${ARROWS[given.sorted]}</a>` : given);
+
+const cell = (names, side) => (given, index) => {
   const {text, kind} = given?.kind ? given : {text: given, kind: ""};
   const looks = `${side[index]} ${kind}`.trim();
   return index === 0 ? html`<th scope="row" role="rowheader" class=${looks}>${text}</th>`
-    : html`<td role="cell" data-name=${head[index]} class=${looks}>${text}</td>`;
+    : html`<td role="cell" data-name=${names[index]} class=${looks}>${text}</td>`;
 };
+
+// A name that shows what is of it alone, in this view.
+export const only = (address, view, kind, name) => (name == null || name === "" ? UNKNOWN
+  : html`<a class="only" href=${address(view, {[kind]: name})}>${name}</a>`);
 
 export const Note = ({children}) => html`<p class="quiet">${children}</p>`;
 

@@ -40,4 +40,5 @@ const Show = ({data: {found, steps, over_chart, over, step}, parameters, address
     empty="Nothing broke in this time." />
   ${found.next && html`<p><a href=${address("events", {...parameters, cursor: found.next})}>older</a></p>`}`;
 
-export const events = {title: "Events", window: "1h", load, Show};
+export const events = {title: "Events", window: "1h", load, Show,
+  ignores: ["model", "tenant", "objective"], why: "events are of engines and GPUs"};

@@ -1,6 +1,7 @@
 // The page: which view is shown, its data, and the live figures beside it.
 import {html, render} from "./elements.js";
-import {AccessRefused, ask_about, follow, forget, is_signed_in, on_login, sign_in} from "./query.js";
+import {AccessRefused, FILTERS, ask_about, follow, forget, is_signed_in, on_login, query, sign_in} from "./query.js";
+import {breakdown} from "./breakdown.js";
 import {on_range} from "./chart.js";
 import {cost} from "./cost.js";
 import {efficiency} from "./efficiency.js";
@@ -12,14 +13,15 @@ import {WINDOWS, field, iso, range_of} from "./period.js";
 import {requests} from "./requests.js";
 import {ZONE, span} from "./words.js";
 
-const VIEWS = {now, requests, request: oneRequest, efficiency, cost, events, lengths};
-const SHOWN = ["now", "requests", "efficiency", "cost", "events", "lengths"];
+const VIEWS = {now, requests, request: oneRequest, breakdown, efficiency, cost, events, lengths};
+const SHOWN = ["now", "requests", "breakdown", "efficiency", "cost", "events", "lengths"];
 const RETRY_MS = 2000;
 const REFRESH_MS = 10000;
+const NAMES_MS = 60000;
 
 const state = {
   name: "now", parameters: {}, data: null, awaited: false, problem: null, locked: false, refusal: "",
-  live: null, liveProblem: null, heardAt: null,
+  live: null, liveProblem: null, heardAt: null, names: {}, namesAt: -Infinity,
 };
 
 // The part of the address behind # can be shared: #requests?verdict=missed. Returns the token in it, or null.
@@ -32,14 +34,20 @@ function read_address() {
   state.parameters = Object.fromEntries(given);
   // No browser sends what is behind the #; a token is taken out of the address at once.
   if (token) history.replaceState(null, "", address(state.name, state.parameters));
-  ask_about(state.parameters.agent);
+  const {ignores = []} = VIEWS[state.name];
+  ask_about(Object.fromEntries(chosen_filters().filter(([filter]) => !ignores.includes(filter))));
   return token;
 }
 
-// The chosen agent and range go along; parameters that are empty go.
-const address = (name, parameters) => {
-  const {agent, from, until} = state.parameters;
-  const given = Object.entries({agent, from, until, ...parameters}).filter(([, value]) => value);
+const chosen_filters = () => FILTERS.map((name) => [name, state.parameters[name]]).filter(([, value]) => value);
+
+// What stays chosen from one view to the next.
+const KEPT = ["window", "from", "until", ...FILTERS];
+
+// Parameters that are empty go.
+const address = (name, parameters = {}) => {
+  const kept = Object.fromEntries(KEPT.map((each) => [each, state.parameters[each]]));
+  const given = Object.entries({...kept, ...parameters}).filter(([, value]) => value);
   const search = new URLSearchParams(given).toString();
   return `#${name}${search && `?${search}`}`;
 };
@@ -69,6 +77,7 @@ let asked = 0;
 async function load() {
   const number = ++asked;
   try {
+    read_names();
     const data = await VIEWS[state.name].load(state.parameters, live_of_all());
     // A slower answer to an earlier question is not shown.
     if (number === asked) Object.assign(state, {data, awaited: false, problem: null, locked: false});
@@ -78,6 +87,19 @@ async function load() {
     else state.problem = error.message;
   }
   show();
+}
+
+// Names change rarely, so they are not read with each view.
+async function read_names() {
+  if (performance.now() - state.namesAt < NAMES_MS) return;
+  state.namesAt = performance.now();
+  try {
+    state.names = await query("names");
+    show();
+  } catch {
+    // The view says what is wrong.
+    state.namesAt = -Infinity;
+  }
 }
 
 const NOT_TAKEN = "The agent refuses this token: it is no line of the file security.read_tokens.";
@@ -167,7 +189,7 @@ const Access = () => html`
 
 const Navigation = () => html`
   <nav aria-label="Views"><ul>${SHOWN.map((name) => html`
-    <li><a href=${address(name, state.parameters.window ? {window: state.parameters.window} : {})}
+    <li><a href=${address(name)}
       aria-current=${name === state.name ? "page" : null}>${VIEWS[name].title}</a></li>`)}
   </ul></nav>`;
 
@@ -192,7 +214,7 @@ const Live = () => html`<span class="state" role="status">${
     : state.liveProblem ? `Not live: ${state.liveProblem}${state.heardAt ? `; these figures are ${span((Date.now() - state.heardAt) / 1000)} old` : ""}`
     : ended_s() !== null ? ended(ended_s())
     : state.parameters.until ? "Not live: a range of the past"
-    : state.parameters.agent ? `Read every ${REFRESH_MS / 1000} s`
+    : chosen_filters().length ? `Read every ${REFRESH_MS / 1000} s`
       : state.heardAt ? "Live" : "Connecting"}</span>`;
 
 // A view without a window of its own is live, until a range is chosen.
@@ -214,27 +236,43 @@ function Windows({window}) {
     ${from && html`<label>Until<input type="datetime-local" name="until" value=${field(until)} onChange=${take("until")} /></label>`}`;
 }
 
-// A choice if several agents share a database.
-function Agents() {
-  const {agent = ""} = state.parameters;
-  const names = new Set((state.live?.agents ?? []).map(({name}) => name));
-  if (agent) names.add(agent);
-  if (names.size < 2 && !agent) return null;
-  return html`
-    <label>Agent
-      <select value=${agent} onChange=${(event) => choose({agent: event.target.value, cursor: ""})}>
-        <option value="">all agents</option>
-        ${[...names].sort().map((name) => html`<option value=${name}>${name}</option>`)}
-      </select></label>`;
+// A choice of each kind of which there are several.
+function Filters() {
+  const {ignores = []} = VIEWS[state.name];
+  return html`${FILTERS.map((kind) => {
+    const chosen = state.parameters[kind] ?? "";
+    const names = new Set(state.names[kind] ?? []);
+    if (chosen) names.add(chosen);
+    if (names.size < 2 && !chosen) return null;
+    return html`
+      <label>${capital(kind)}
+        <select name=${kind} value=${chosen} class=${chosen ? "chosen" : ""} disabled=${ignores.includes(kind)}
+          onChange=${(event) => choose({[kind]: event.target.value, cursor: ""})}>
+          <option value="">all</option>
+          ${[...names].sort().map((name) => html`<option value=${name}>${name}</option>`)}
+        </select></label>`;
+  })}
+  ${chosen_filters().length > 0 && html`<a class="clear" href=${address(state.name, NO_FILTERS)}>Clear filters</a>`}`;
 }
 
-// Live figures are of all agents; those of one are read again with the rest.
-const live_of_all = () => (state.parameters.agent || range_of(state.parameters) ? null : state.live);
+const NO_FILTERS = Object.fromEntries(FILTERS.map((kind) => [kind, ""]));
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
+// Figures of these views are of all requests at once, so they say so.
+function Ignored() {
+  const {ignores = [], why} = VIEWS[state.name];
+  const kinds = chosen_filters().map(([kind]) => kind).filter((kind) => ignores.includes(kind));
+  return kinds.length > 0 && html`<p class="band">Not filtered by ${kinds.join(" and ")}: ${why}.</p>`;
+}
+
+// Live figures are of all requests; those of some are read again with the rest.
+const live_of_all = () => (chosen_filters().length || range_of(state.parameters) ? null : state.live);
 
 function Body() {
   const view = VIEWS[state.name];
   return html`
-    <form onSubmit=${(event) => event.preventDefault()}><${Agents} />${state.name !== "request" && html`<${Windows} window=${view.window} />`}</form>
+    <form onSubmit=${(event) => event.preventDefault()}>${state.name !== "request" && html`<${Windows} window=${view.window} /><${Filters} />`}</form>
+    <${Ignored} />
     ${state.problem && html`<p class="band" role="alert">${state.data ? "These figures are old" : "No figures"}: ${state.problem}</p>`}
     ${state.data ? html`<${view.Show} data=${state.data} live=${live_of_all()} choose=${choose}
         parameters=${state.parameters} address=${address} />`

@@ -14,6 +14,8 @@ const MOST_STEPS = 75;
 const HOUR_S = 3600;
 const UNITS_S = {s: 1, m: 60, h: HOUR_S, d: 86400, w: 604800};
 
+const length_of = (text) => Number.parseFloat(text) * UNITS_S[text.at(-1)];
+
 // Unix milliseconds of a moment as the API takes it: ISO 8601, now, or as in now-2h; NaN of another text.
 function moment(text) {
   const [, count, unit] = /^now(?:-([\d.]+)([smhdw]))?$/.exec(text) ?? [];
@@ -44,10 +46,12 @@ export const range_of = ({from, until}) => (from ? {from, until} : null);
 export async function period(parameters, usual = "1h") {
   const range = range_of(parameters);
   const {window = usual} = parameters;
-  const step = range ? step_of(await query("summary", range)) : STEPS[window];
+  const told = range && await query("summary", range);
+  const step = range ? step_of(told) : STEPS[window];
   const [step_s, step_name] = STEP_NAMES[step];
   const name = ({window_from: from, window_until: until, window_s: length}) => (range ? between(from, until) : last(length));
-  return {asked: range ?? {window}, step, step_s, step_name, name, is_range: range !== null};
+  const length_s = range ? told.window_s : length_of(window);
+  return {asked: range ?? {window}, length_s, step, step_s, step_name, name, is_range: range !== null};
 }
 
 // A field of a form is in the reader's time zone, and may be empty.

@@ -1,9 +1,10 @@
 // Queries of the API, and its live figures. A token may be needed for either.
 const KEY = "goodput-token";
 
-// The agent whose figures are shown, of several that share a database; null for all.
-let agent = null;
-export const ask_about = (name) => { agent = name || null; };
+// What requests are chosen by, in every view.
+export const FILTERS = ["engine", "model", "tenant", "objective", "agent"];
+let chosen = {};
+export const ask_about = (filters) => { chosen = filters; };
 
 export class AccessRefused extends Error {
   constructor(token) {
@@ -45,7 +46,7 @@ async function ask(path, {signal, token = stored()} = {}) {
 
 // Parameters that are empty are left out.
 export async function query(path, parameters = {}) {
-  const given = Object.entries({agent, ...parameters}).filter(([, value]) => value !== "" && value != null);
+  const given = Object.entries({...chosen, ...parameters}).filter(([, value]) => value !== "" && value != null);
   const search = new URLSearchParams(given).toString();
   return (await ask(`/api/v1/${path}${search && `?${search}`}`)).json();
 }
