@@ -39,8 +39,8 @@ WATCHING := $(SITE) $(ENGINE_TESTS)
 CAUSES := tests/real_engine/test_causes.py
 BUSY := .pytest_cache/busy
 BUSY_WITH := flock --shared --close $(BUSY)
-# A second engine, whose start is half a minute of work: beside the others.
-SGLANG := tests/real_engine/test_sglang.py
+# Tests that start engines of their own: beside those that share one, which take longest.
+FRONTS := $(addprefix tests/real_engine/test_,middleware.py middleware_clients.py middleware_hooks.py sglang.py)
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
 # Tests wait for disks and servers, so twice as many processes as processors are soonest done.
 BESIDE := --numprocesses $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))) --dist loadfile
@@ -51,10 +51,11 @@ FAILED := .pytest_cache/failed-parts
 test: parts install
 	@rm -f $(FAILED)
 	@mkdir -p $(dir $(BUSY))
-	bash .ci/stages lint "$(BUSY_WITH) nice make --no-print-directory lint" \
+	bash .ci/stages engine "$(BUSY_WITH) $(PYTEST) --failed-parts $(FAILED) $(ENGINE_TESTS) \
+		$(addprefix --ignore=,$(CAUSES) $(FRONTS))" \
 		site "$(BUSY_WITH) $(PYTEST) --failed-parts $(FAILED) $(SITE)" \
-		engine "$(BUSY_WITH) $(PYTEST) --failed-parts $(FAILED) $(ENGINE_TESTS) --ignore=$(CAUSES) --ignore=$(SGLANG)" \
-		sglang "$(BUSY_WITH) nice $(PYTEST) --failed-parts $(FAILED) $(SGLANG)" \
+		fronts "$(BUSY_WITH) nice $(PYTEST) --failed-parts $(FAILED) $(FRONTS)" \
+		lint "$(BUSY_WITH) nice make --no-print-directory lint" \
 		tests "$(BUSY_WITH) nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))" \
 		causes "$(PYTEST) --failed-parts $(FAILED) --after $(BUSY) $(CAUSES)"
