@@ -4,17 +4,26 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, with_config
 
+from agent.analysis.efficiency.window_efficiency import BatchFill, PrefixCache, Speculation
 from agent.analysis.summary import Attained, Failures
 from agent.analysis.tally import CauseSums, LimitFigures, figures_by_cause
 from agent.catalog.causes import CAUSES, Effect
+from agent.records.queries import GroupCost
 
 
 class BaseResponse(BaseModel):
     """Any response."""
 
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="ignore")
+
+
+# The docstrings below the fields of a dataclass are descriptions in the API's document. Of all
+# responses, to look for them would be a tenth of the processor time of a start.
+_describe = with_config(ConfigDict(use_attribute_docstrings=True))
+for _value in (Attained, BatchFill, Failures, GroupCost, LimitFigures, PrefixCache, Speculation):
+    _describe(_value)
 
 
 Item = TypeVar("Item")
@@ -31,9 +40,6 @@ class ProblemResponse(BaseResponse):
 
 class ListOf(BaseResponse, Generic[Item]):
     """One page of a list; `next` is the cursor of the following page, null at the end."""
-
-    # To look for the source of each ListOf[...] is half of the processor time of a start.
-    model_config = ConfigDict(use_attribute_docstrings=False)
 
     items: list[Item]
     next: str | None = None
