@@ -32,6 +32,15 @@ def test_always():
     assert "{module}" == "steady"
 """
 WITH_PARTS = "from tests.real_parts.processes import ServerProcess"
+# As tests/conftest.py does, without what else it imports.
+CONFTEST = """
+from tests import rerun
+
+pytest_addoption, pytest_configure = rerun.add_options, rerun.register
+
+def pytest_collection_modifyitems(items):
+    rerun.mark(items)
+"""
 
 
 def module(folder: Path, name: str, imports: str = "", *, without: str = "") -> None:
@@ -42,10 +51,11 @@ def module(folder: Path, name: str, imports: str = "", *, without: str = "") -> 
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(CONFTEST)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-ra", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "xdist", "-ra", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -38,9 +38,9 @@ BROKEN = "import nothing_of_this_name\n"
 def shaken(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """The exit status and the lines of a run."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.shaken", "--busy", "0", *arguments, "-p", "tests.conftest"],
+        [sys.executable, "-m", "tests.shaken", "--busy", "0", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
