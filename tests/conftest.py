@@ -1,5 +1,6 @@
 """Fixtures that tests in any folder may ask for, and the choice of fast tests."""
 
+import fcntl
 import gc
 import os
 from collections.abc import Iterator
@@ -61,6 +62,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Import no module that `--fast` leaves out."""
     left_out = config.getoption("--fast") and collection_path.suffix == ".py"
     return True if left_out and runs_parts(collection_path) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Of several processes, let the first compile the modules of a new checkout for the others."""
+    worker = getattr(session.config, "workerinput", {}).get("workerid")
+    if worker is None or session.config.cache is None:
+        return (yield)
+    lock = session.config.cache.mkdir("collecting") / "lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if worker == "gw0" else fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
