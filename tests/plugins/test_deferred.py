@@ -103,6 +103,33 @@ def test_work_waits_no_longer_for_a_first_token_than_its_time(
     run(late)
 
 
+def test_work_does_not_take_the_time_of_earlier_work_that_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def newer(work: DeferredWork) -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(deferred, "WITHIN_S", 0.02)
+        work.hold()
+        work.add(lambda: None)
+        work.finish()
+        timer = asyncio.Event()
+        loop.call_later(deferred.WITHIN_S, timer.set)
+        monkeypatch.setattr(deferred, "WITHIN_S", 3600.0)
+        done: list[int] = []
+        work.add(lambda: done.append(1))
+        await timer.wait()
+        # Whoever's timer comes first.
+        await asyncio.sleep(0)
+        assert done == []
+        assert work._planned
+        # But if no request waits for its first token, it is done.
+        work.release(now=False)
+        work._do_planned()
+        assert done == [1]
+
+    run(newer)
+
+
 @pytest.mark.usefixtures("never")
 def test_the_event_loop_does_other_work_between_slices() -> None:
     order: list[str] = []

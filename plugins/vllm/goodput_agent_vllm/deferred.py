@@ -8,6 +8,8 @@ from time import monotonic
 # It is done after so many seconds at the latest. Then most requests of an idle engine have their
 # first token.
 WITHIN_S = 0.05
+# The step of an event loop's timers.
+_TIMER_S = 0.001
 # The event loop does other work after each slice.
 _SLICE_S = 0.0002
 # Of a front that is never idle, more does not wait.
@@ -23,8 +25,9 @@ class DeferredWork:
     __slots__ = ("_planned", "_requests", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
-        # Whether it will be done at its time.
+        # With the time by which it is done.
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        # Whether a timer is set for the oldest.
         self._planned = False
         # How many wait for their first token.
         self._requests = 0
@@ -45,26 +48,39 @@ class DeferredWork:
 
     def add(self, work: Callable[[], None]) -> None:
         """Do this later."""
-        self._waiting.append(work)
+        self._waiting.append((monotonic() + WITHIN_S, work))
         if len(self._waiting) > _MAX_WAITING:
-            self._waiting.popleft()()
+            self._do_oldest()
         if not self._planned:
-            self._planned = True
-            get_running_loop().call_later(WITHIN_S, self._do_planned)
+            self._plan(WITHIN_S)
 
     def finish(self) -> None:
         """Do all of it now."""
         while self._waiting:
-            self._waiting.popleft()()
+            self._do_oldest()
+
+    def _do_oldest(self) -> None:
+        self._waiting.popleft()[1]()
+
+    def _plan(self, after_s: float) -> None:
+        self._planned = True
+        get_running_loop().call_later(after_s, self._do_planned)
 
     def _do_planned(self) -> None:
         self._planned = False
-        self._do_slice()
+        if not self._waiting:
+            return
+        # The timer may be that of work which was done before its time.
+        early_s = self._waiting[0][0] - monotonic()
+        if self._requests and early_s > _TIMER_S:
+            self._plan(early_s)
+        else:
+            self._do_slice()
 
     def _do_slice(self) -> None:
         ends_s = monotonic() + _SLICE_S
         while self._waiting:
-            self._waiting.popleft()()
+            self._do_oldest()
             if monotonic() >= ends_s:
                 break
         if self._waiting:
