@@ -48,8 +48,31 @@ _FROM_PROXY = frozenset((b"goodput=proxied", b"goodput=unsampled"))
 _NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
 
 # An application may set the seed of the generator that all share.
-_ids = Random()
-os.register_at_fork(after_in_child=_ids.seed)
+_random = Random()
+
+# A trace id, a span id, and the header with both.
+_Ids = tuple[str, str, RawHeaders]
+# Those of the next request, made while none waits for its first token.
+_prepared: list[_Ids] = []
+
+
+def _new_ids() -> _Ids:
+    ids = f"{_random.getrandbits(192):048x}"
+    trace_id, span_id = ids[:32], ids[32:]
+    return trace_id, span_id, ((b"traceparent", f"00-{trace_id}-{span_id}-01".encode()),)
+
+
+def _prepare_ids() -> None:
+    if not _prepared:
+        _prepared.append(_new_ids())
+
+
+def _forget_ids() -> None:
+    _random.seed()
+    _prepared.clear()
+
+
+os.register_at_fork(after_in_child=_forget_ids)
 
 
 class Trace:
@@ -62,17 +85,16 @@ class Trace:
     __slots__ = ("_sent", "headers", "parent_span_id", "span_id", "trace_id")
 
     def __init__(self, sent: RawHeaders) -> None:
-        ids = f"{_ids.getrandbits(192):048x}"
-        self.trace_id, self.span_id = ids[:32], ids[32:]
+        self.headers: RawHeaders
+        ids = _prepared.pop() if _prepared else _new_ids()
+        self.trace_id, self.span_id, self.headers = ids
         self._sent = sent
-        self.headers: RawHeaders = ()
         self.parent_span_id: str | None = None
         for name, value in sent:
             if name == b"traceparent":
+                self.headers = ()
                 self._continue(value)
                 return
-        added = f"00-{self.trace_id}-{self.span_id}-01".encode()
-        self.headers = ((b"traceparent", added),)
 
     def _continue(self, parent: bytes) -> None:
         found = _TRACEPARENT.fullmatch(parent)
@@ -186,7 +208,7 @@ class WatchedRequest:
         self._reported = False
         # The status and the headers of the response until they are read; None before and after.
         self._head: tuple[int, RawHeaders] | None = None
-        # Whether the response's body has begun, and neither ended nor lost its client.
+        # Whether the response's body has two pieces, and neither ended nor lost its client.
         self._open = False
         # What was sent and is not read yet, and when.
         self._pieces: list[bytes] = []
@@ -306,11 +328,15 @@ class WatchedRequest:
         elif message["type"] == "http.response.body":
             body, more = message.get("body", b""), message.get("more_body", False)
             if body:
+                if self._pieces:
+                    # Not the first one: what is done now delays no first token.
+                    self._open = True
+                    self._release(now=more)
+                    self._slot.file.last_s[self._slot.place] = now_s
+                else:
+                    self._slot.event(now_s)
                 self._pieces.append(body)
                 self._times_s.append(now_s)
-                self._slot.event(now_s)
-                self._open = True
-                self._release(now=more)
             if not more:
                 self._ended_s = now_s
                 self._open = False
@@ -359,6 +385,7 @@ class WatchedRequest:
             )
             exchange.parent_span_id = self.trace.parent_span_id
             exchange.catch_up()
+            _prepare_ids()
             if self._ended_s is None and not self._reported:
                 self._open_slot(exchange, at)
         return self._exchange
