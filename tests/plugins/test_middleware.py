@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import multiprocessing
 import socket
 import time
 from pathlib import Path
@@ -571,3 +572,23 @@ def test_a_shutdown_reports_responses_that_just_ended(
         assert len(agent.served) == 1
 
     play(tmp_path, stopped)
+
+
+def test_requests_of_a_forked_front_have_ids_of_their_own() -> None:
+    watched_request._prepare_ids()
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: theirs.send(watched_request.Trace(()).trace_id)
+    )
+    child.start()
+    assert ours.poll(WITHIN_S)
+    assert ours.recv() != watched_request.Trace(()).trace_id
+    child.join()
+
+
+def test_each_request_has_a_trace_of_its_own() -> None:
+    traces = []
+    for _ in range(4):
+        watched_request._prepare_ids()
+        traces += [watched_request.Trace(()) for _ in range(2)]
+    assert len({each.trace_id for each in traces}) == len({each.span_id for each in traces}) == 8
