@@ -1,5 +1,6 @@
 """Queries of stored requests: window, selection, filter, cursor and page."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -116,6 +117,25 @@ class RequestOrder:
 
 
 NEWEST_FIRST = RequestOrder()
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """Requests as (begin in Unix seconds, seconds of a latency, verdict): one in `every`."""
+
+    every: int
+    rows: Sequence[tuple[float, float, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Requests that began between two Unix times, with a latency between two values."""
+
+    by: Latency
+    from_s: float
+    until_s: float
+    min_s: float
+    max_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

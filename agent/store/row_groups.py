@@ -135,7 +135,7 @@ def cost_by(
     that only rows know; its other requests are one group.
     """
     of_rows = dimension in OF_ROWS
-    group = (group_among(dimension, names) if of_rows else _GROUPS[dimension]).label("group")
+    group = (group_among(dimension, names) if of_rows else GROUPS[dimension]).label("group")
     priced = func.count(func.coalesce(requests.c.gpu_hours, requests.c.cost_usd))
     return (
         select(
@@ -183,7 +183,8 @@ def _length(
 _INPUT_LENGTH = _length(requests.c.input_tokens, EDGES_TOKENS, INPUT_LENGTHS)
 _OUTPUT_LENGTH = _length(requests.c.output_tokens, OUTPUT_EDGES_TOKENS, OUTPUT_LENGTHS)
 
-_GROUPS: dict[Dimension, ColumnElement[str | None]] = {
+# Of dimensions that rollups have, too, by row.
+GROUPS: Mapping[Dimension, ColumnElement[str | None]] = {
     "agent": func.nullif(requests.c.agent, ""),
     "engine": func.nullif(requests.c.engine, ""),
     "model": func.nullif(requests.c.model, ""),

@@ -1,6 +1,7 @@
 """What the database is asked: one function a question, answers in the program's own units."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,14 +23,18 @@ from sqlalchemy import (
     tuple_,
 )
 
+from agent.analysis.contrast import BoxCounts
 from agent.analysis.tally import Tally
 from agent.records.gpu import GpuSample
 from agent.records.queries import (
     NEWEST_FIRST,
     OF_ROWS,
+    Box,
     Cursor,
     Dimension,
+    Dots,
     GroupCost,
+    Latency,
     LengthVerdicts,
     PageOf,
     RequestFilter,
@@ -46,6 +51,7 @@ from agent.store.minute_sums import MinuteQueries
 from agent.store.observations import gpu_row
 from agent.store.rollup_queries import selected
 from agent.store.row_groups import busiest, cost_by, tallies_of_rows, verdicts_by_length
+from agent.store.scatter_queries import box_counts, dots
 from agent.store.sql_functions import UnixSeconds, has_verdict
 from agent.store.tables import agents, events, gpu_samples, objectives, requests
 from agent.store.unreadable import check_row, json_columns, json_of, readable, readable_rows
@@ -179,6 +185,20 @@ class StoreQueries(CauseQueries):
             return self._newest(requests, sorted_by, conditions, after, limit)
         conditions.append(sorted_by.is_not(None))
         return self._page(requests, sorted_by, conditions, after, limit, ascending=order.ascending)
+
+    def dots(self, wanted: RequestFilter, by: Latency) -> Dots:
+        """The requests with a latency as dots, or a sample of them."""
+        started = RequestFilter(
+            started_from=wanted.started_from, started_until=wanted.started_until
+        )
+        others = replace(wanted, started_from=None, started_until=None)
+        with reading(self._engine) as connection:
+            return dots(connection, _conditions(started), _conditions(others), by)
+
+    def box_counts(self, wanted: RequestFilter, box: Box) -> BoxCounts:
+        """The requests that match, in a box and outside of it, by their names."""
+        with reading(self._engine) as connection:
+            return box_counts(connection, _conditions(wanted), box)
 
     def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
         """Verdicts by input and output length, from the rows of the window that are kept."""

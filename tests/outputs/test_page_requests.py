@@ -96,7 +96,7 @@ def opened_list(there: Opened, api: Api, search: str = "") -> Page:
 
 @pytest.mark.parametrize("of", ["request-9", "chatcmpl-9", f"{9:032x}"])
 def test_a_request_is_found_by_any_of_its_ids(there: Opened, api: Api, of: str) -> None:
-    opened_list(there, api)
+    opened_list(there, api, "engine=chat-0")
     there.page.get_by_label("Find an id").fill(of)
     there.page.keyboard.press("Enter")
     there.page.get_by_text(f"Requests with the id {of}, of all time").first.wait_for()
@@ -123,7 +123,7 @@ def test_a_click_on_a_column_sorts_by_it_and_the_worst_go_on_after_fifty(
 
 @pytest.mark.parametrize(
     ("label", "value", "count"),
-    [("Engine", "chat-1", 35), ("User", "user-1", 24), ("Session", "session-4", 1)],
+    [("User", "user-1", 24), ("Session", "session-4", 1)],
 )
 def test_names_are_suggested_and_filter(
     there: Opened, api: Api, label: str, value: str, count: int
@@ -180,3 +180,80 @@ def test_verdict_and_cause_are_seen_whole_on_any_screen(
             opened_list(there, api, "sort=output_tokens")
             assert there.page.get_by_role("columnheader", name="tokens out").is_visible()
             assert cut(there) == []
+
+
+# The scatter
+
+
+def dragged(page: Page, left: float, top: float, right: float, bottom: float) -> None:
+    """Drag over a part of the scatter, from 0 to 1 each way."""
+    over = page.locator(".scatter .u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    x, y, width, height = (box[name] for name in ("x", "y", "width", "height"))
+    page.mouse.move(x + left * width, y + top * height)
+    page.mouse.down()
+    page.mouse.move(x + right * width, y + bottom * height, steps=4)
+    page.mouse.up()
+
+
+def test_a_box_around_dots_lists_them_and_says_what_they_have_more_of(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path) as api:
+        now = api.agent.now
+        slow = [
+            record(n, ttft_s=5.0, tenant="acme", started_at=now - 90 - n, ended_at=now - 1)
+            for n in range(12)
+        ]
+        fast = [
+            record(100 + n, tenant=f"t-{n % 5}", started_at=now - 20 * n - 30, ended_at=now - 1)
+            for n in range(60)
+        ]
+        api.store([*slow, *fast], [objective()])
+        with opened_in(browser, f"{api.url}/#requests?window=1h") as there:
+            page = there.page
+            there.html("Draw a box around dots")
+            assert page.get_by_text("60 met").is_visible()
+            assert page.get_by_text("12 missed").is_visible()
+            dragged(page, 0.9, 0.0, 0.999, 0.4)
+            page.get_by_text("What the 12 requests in the box have more of than the 60").wait_for()
+            row = page.get_by_role("row").filter(has_text="tenant").filter(has_text="acme")
+            assert row.get_by_text("12 (100 %)").is_visible()
+            assert row.get_by_text("0 (0 %)").is_visible()
+            page.get_by_text("Requests that began in the last hour, in the box").first.wait_for()
+            assert set(column_of(page, "Requests that began", "TTFT")) == {"5 s"}
+            assert grave(there) == []
+            page.get_by_role("button", name="Remove the box").click()
+            page.get_by_text("Draw a box around dots").wait_for()
+            # By the keyboard alone.
+            page.get_by_text("Set the box by numbers").focus()
+            page.keyboard.press("Enter")
+            page.get_by_label("Seconds from").fill("0.05")
+            page.get_by_label("to", exact=True).last.fill("1")
+            page.keyboard.press("Enter")
+            page.get_by_text("What the 60 requests in the box").wait_for()
+            assert there.problems == []
+
+
+def column_of(page: Page, label: str, name: str) -> list[str]:
+    """The texts of a column of the table with this label."""
+    table = page.get_by_role("region", name=label)
+    heads = [each.strip().rstrip(" ↓↑") for each in table.locator("thead th").all_inner_texts()]
+    return table.locator(f"tbody tr > :nth-child({heads.index(name) + 1})").all_inner_texts()
+
+
+def test_a_click_on_a_dot_opens_its_request(browser: Browser, tmp_path: Path) -> None:
+    with open_api(tmp_path) as api:
+        now = api.agent.now
+        api.store([record(1, ttft_s=0.2, started_at=now - 1800, ended_at=now - 1)], [objective()])
+        with opened_in(browser, f"{api.url}/#requests?window=1h") as there:
+            there.html("Draw a box around dots")
+            over = there.page.locator(".scatter .u-over")
+            box = over.bounding_box()
+            assert box is not None
+            # In the middle of the hour; the axis goes from 0.8 to 1.25 times the one latency.
+            over.click(position={"x": box["width"] / 2, "y": box["height"] / 2})
+            there.html("Facts")
+            assert "id=request-1" in there.page.url

@@ -4,15 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from agent.analysis.contrast import BoxCounts
 from agent.analysis.tally import CauseSums, Tally
 from agent.outputs.web.documents import Documents
 from agent.records.engine_counts import CountsRow
 from agent.records.minute import MinuteRow
 from agent.records.queries import (
+    Box,
     Cursor,
     DataSource,
     Dimension,
+    Dots,
     GroupCost,
+    Latency,
     LengthVerdicts,
     PageOf,
     RequestFilter,
@@ -79,6 +83,12 @@ class ApiQueries(Protocol):
         self, wanted: RequestFilter, after: Cursor | None, limit: int, order: RequestOrder
     ) -> PageOf[Row]:
         """Requests in this order."""
+
+    def dots(self, wanted: RequestFilter, by: Latency) -> Dots:
+        """The requests with a latency as dots, or a sample of them."""
+
+    def box_counts(self, wanted: RequestFilter, box: Box) -> BoxCounts:
+        """The requests that match, in a box and outside of it, by their names."""
 
     def request(self, request_id: str, span_id: str | None = None) -> Sequence[Row]:
         """Every span with a request id of any kind, the one with this id first."""

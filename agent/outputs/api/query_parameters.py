@@ -140,7 +140,7 @@ def moment_s(name: str, text: str, now: float) -> float:
         if text.isascii() and text.replace(".", "", 1).isdigit():
             return min(float(text), LAST_MOMENT_S)
         # A "+" of a time zone that was not escaped came as a space.
-        return _utc_s(datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text))
+        return unix_s(datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text))
     except ValueError:
         raise refuse(f"{name}: {text!r} is not a moment; write {_MOMENT}") from None
 
@@ -305,8 +305,8 @@ def request_filter(
         cause=cause or None,
         min_input_tokens=min_input_tokens,
         max_input_tokens=max_input_tokens,
-        started_from=_unix_s(started_from),
-        started_until=_unix_s(started_until),
+        started_from=None if started_from is None else unix_s(started_from),
+        started_until=None if started_until is None else unix_s(started_until),
         min_ttft_s=min_ttft_s,
         min_tpot_s=min_tpot_s,
         min_e2e_s=min_e2e_s,
@@ -336,14 +336,8 @@ def request_order(
     return RequestOrder(worst or sort or NEWEST_FIRST.key, ascending=order == "asc")
 
 
-def _unix_s(time: datetime | None) -> float | None:
+def unix_s(time: datetime) -> float:
     """Unix seconds within the range of both databases; a time without a zone is UTC."""
-    if time is None:
-        return None
-    return _utc_s(time)
-
-
-def _utc_s(time: datetime) -> float:
     at = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     return min(max(at, 0.0), LAST_MOMENT_S)
 

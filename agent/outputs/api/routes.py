@@ -41,6 +41,7 @@ from agent.outputs.api.list_routes import (
 from agent.outputs.api.middleware import AccessGuard, QueryGate
 from agent.outputs.api.query_parameters import REFUSALS, add_refusals, window_before
 from agent.outputs.api.request_routes import request_routes
+from agent.outputs.api.scatter_routes import contrast_routes, scatter_routes
 from agent.outputs.web import (
     API_POLICY,
     ASSETS_PATH,
@@ -357,6 +358,8 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         length_routes(context),
         objective_routes(context),
         request_routes(context),
+        scatter_routes(context),
+        contrast_routes(context),
         event_routes(context),
         engine_routes(context),
         gpu_routes(context),

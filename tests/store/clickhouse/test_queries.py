@@ -204,6 +204,15 @@ SAME: list[tuple[str, dict[str, str]]] = [
     ("requests", {"sort": "output_tokens", "order": "asc", "limit": "20"}),
     ("requests", {"id": "chatcmpl-1001-0"}),
     ("requests", {"min_e2e_s": "0.2", "max_e2e_s": "0.6"}),
+    ("scatter", {"window": "1h"}),
+    ("scatter", {"window": "1h", "by": "e2e", "verdict": "missed"}),
+    (
+        "contrast",
+        {
+            **{"window": "1d", "by": "e2e", "box_from": "2000-01-01", "box_until": "2100-01-01"},
+            "box_min_s": "0.4",
+        },
+    ),
     *((f"requests/{name}", {}) for name in ("request-7", "request-1003", "chatcmpl-1001-0")),
     ("gpus", {}),
     ("events", {"engine": "chat-1"}),

@@ -1,7 +1,8 @@
 // The view of requests: found by an id, filtered and sorted, and written as CSV.
 import {Component, Note, Reasons, html} from "./elements.js";
 import {period} from "./period.js";
-import {query} from "./query.js";
+import {FILTERS, query} from "./query.js";
+import {Scatter, box_of, by_of, in_box, read_contrast, read_dots} from "./scatter.js";
 import {as_csv, save} from "./saving.js";
 import {UNKNOWN, dollars, number, seconds, time, words} from "./words.js";
 
@@ -14,23 +15,31 @@ const ORDERS = {
   input_tokens: "most input tokens", output_tokens: "most output tokens", cost: "highest cost",
 };
 
+// A request with an id is found whatever is chosen.
+const NO_FILTERS = Object.fromEntries(FILTERS.map((name) => [name, ""]));
+
 // Not of a query: what the API knows under other names, or not at all.
-const wanted_of = ({window, from, until, worst, cursor, ...wanted}) => ({...wanted, sort: worst ?? wanted.sort});
+const wanted_of = ({window, from, until, worst, cursor, y, box, ...wanted}) => ({...wanted, sort: worst ?? wanted.sort});
 
 async function load(parameters) {
   const wanted = wanted_of(parameters);
   if (wanted.id) {
-    const page = await query("requests", {id: wanted.id, cursor: parameters.cursor, limit: PAGE});
-    return {page, asked: {}, wanted: {id: wanted.id}, over: null, causes: []};
+    const by_id = {...NO_FILTERS, id: wanted.id};
+    const page = await query("requests", {...by_id, cursor: parameters.cursor, limit: PAGE});
+    return {page, asked: {}, wanted: by_id, over: null, causes: []};
   }
   const {asked, name, is_range} = await period(parameters);
   // The window is of the agent's clock, which a viewer's may be far from.
   const summary = await query("summary", asked);
   const bounds = {started_from: summary.window_from, started_until: is_range ? summary.window_until : null};
-  const all = {...wanted, ...bounds};
-  const page = await query("requests", {...all, cursor: parameters.cursor, limit: PAGE});
+  const {sort, order, ...filter} = wanted;
+  const [by, box] = [by_of(parameters), box_of(parameters)];
+  const all = {...wanted, ...bounds, ...(box ? in_box(box, by) : {})};
+  const seen = {...filter, ...asked, by};
+  const [page, dots, contrast] = await Promise.all([
+    query("requests", {...all, cursor: parameters.cursor, limit: PAGE}), read_dots(seen), box && read_contrast(box, seen)]);
   const over = `${is_range ? "" : "in the "}${name(summary)}`;
-  return {page, asked, wanted: all, over, causes: summary.cause_details.map(({cause}) => cause)};
+  return {page, dots, contrast, asked, wanted: all, over, causes: summary.cause_details.map(({cause}) => cause)};
 }
 
 const WHY_NOT = {
@@ -160,7 +169,7 @@ class Suggested extends Component {
   }
 }
 
-const MORE = ["status", "engine", "model", "tenant", "user", "session", "min_input_tokens", "max_input_tokens"];
+const MORE = ["status", "user", "session", "workload", "min_input_tokens", "max_input_tokens"];
 
 function Filter({parameters, asked, causes, choose}) {
   const any = ["", "any"];
@@ -178,7 +187,7 @@ function Filter({parameters, asked, causes, choose}) {
         <summary>More filters</summary>
         <div>
           <${Choice} ...${of("status", "Status")} options=${each(["ok", "error", "timeout", "cancelled", "throttled", "invalid"])} />
-          ${["engine", "model", "tenant", "user", "session"].map((name) => html`
+          ${["user", "session", "workload"].map((name) => html`
             <${Suggested} ...${of(name, name[0].toUpperCase() + name.slice(1))} asked=${asked} />`)}
           <${Entry} ...${of("min_input_tokens", "Input tokens from")} type="number" />
           <${Entry} ...${of("max_input_tokens", "to")} type="number" />
@@ -202,13 +211,15 @@ async function save_all(wanted) {
   save("requests.csv", as_csv(FILE_COLUMNS, rows));
 }
 
-function Show({data: {page, asked, wanted, over, causes}, parameters, choose, address}) {
+function Show({data: {page, dots, contrast, asked, wanted, over, causes}, parameters, choose, address}) {
   const known = parameters.cause && !causes.includes(parameters.cause) ? [...causes, parameters.cause] : causes;
   const {key} = order_of(parameters);
-  const label = over === null ? `Requests with the id ${parameters.id}, of all time` : `Requests that began ${over}`;
+  const label = over === null ? `Requests with the id ${parameters.id}, of all time`
+    : `Requests that began ${over}${box_of(parameters) ? ", in the box" : ""}`;
   const empty = over === null ? "No request with this id is stored. An id is found whole: of the request, of the response, of the engine or of the trace." : EMPTY;
   return html`
     <${Filter} parameters=${parameters} asked=${asked} causes=${known} choose=${choose} />
+    ${dots && html`<${Scatter} dots=${dots} contrast=${contrast} over=${over} parameters=${parameters} choose=${choose} address=${address} />`}
     <${Requests} label=${label} rows=${page.items} empty=${empty} parameters=${parameters} choose=${choose} address=${address} />
     ${page.items.length > 0 && html`<p class="pages">
       ${parameters.cursor && html`<a href=${address("requests", {...parameters, cursor: ""})}>first ${PAGE}</a>`}
