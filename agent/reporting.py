@@ -24,7 +24,6 @@ from agent.outputs.report.document import (
     ReadApi,
     ReportDocument,
     document_of,
-    moment,
     read_figures,
     warnings_of,
 )
@@ -40,6 +39,7 @@ from agent.outputs.report.formats import (
     text,
     values_json,
 )
+from agent.outputs.report.texts import moment
 from agent.terminal import echo, progress_bar, without_controls
 
 _MOST_GROUPS = 1000
@@ -197,6 +197,7 @@ def _statement_document(
     return ReportDocument(
         title="goodput-agent statement",
         window=f"{moment(summary['window_from'])} to {moment(summary['window_until'])} UTC",
+        sentences=(),
         warnings=warnings,
         tables=(as_table(lines, notes),),
         charts=(),

@@ -2,9 +2,21 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
+from agent.outputs.report.texts import (
+    dollars,
+    evidence_text,
+    milliseconds,
+    moment,
+    number_text,
+    percent,
+    plural,
+    printable,
+    share,
+    words,
+)
 from agent.settings.values import duration_text
 
 
@@ -21,20 +33,22 @@ class ReportTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportChart:
-    """Lines over time; None is a gap. Times are Unix seconds."""
+    """Lines over time; None is a gap. Times are Unix seconds. `limits` are values by name."""
 
     title: str
     unit: str
     at: Sequence[float]
     lines: Mapping[str, Sequence[float | None]]
+    limits: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportDocument:
-    """A whole report. `warnings` come first."""
+    """A whole report. `sentences` say the most important first."""
 
     title: str
     window: str
+    sentences: Sequence[str]
     warnings: Sequence[str]
     tables: Sequence[ReportTable]
     charts: Sequence[ReportChart]
@@ -100,51 +114,6 @@ def _step(window_s: float) -> str | None:
     fitting = (step for step in _STEPS_S if window_s / step <= _MOST_STEPS)
     step = next(fitting, _STEPS_S[-1])
     return f"{step}s" if window_s >= 2 * step else None
-
-
-UNKNOWN = "-"
-
-
-def number_text(value: float | None, digits: int = 1) -> str:
-    """A number with thousands apart."""
-    if value is None:
-        return UNKNOWN
-    return f"{value:,.{0 if value == int(value) else digits}f}"
-
-
-def share(value: float | None) -> str:
-    """A share as a percentage."""
-    if value is None:
-        return UNKNOWN
-    return f"{100 * value:.{2 if abs(value) <= 1 else 0}f} %"
-
-
-def dollars(value: float | None) -> str:
-    """Dollars, the more digits the fewer they are."""
-    if value is None:
-        return UNKNOWN
-    return f"${value:,.2f}" if abs(value) >= 0.1 or value == 0 else f"${value:.3g}"
-
-
-def milliseconds(value: float | None) -> str:
-    """Milliseconds without their unit."""
-    return UNKNOWN if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def moment(text: str | None) -> str:
-    """A time of the API in UTC to the second."""
-    if text is None:
-        return UNKNOWN
-    return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def printable(value: object) -> str:
-    """A name that clients or engines wrote, without what would steer a terminal."""
-    if value is None:
-        return UNKNOWN
-    return "".join(
-        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in str(value)
-    )
 
 
 def spending_tables(summary: Json) -> Iterator[ReportTable]:
@@ -236,7 +205,6 @@ _LATENCIES = {
     "end to end, ms": "e2e_ms",
     "queue, ms": "queue_ms",
 }
-_LONGEST_EVIDENCE = 120
 
 
 def document_of(figures: ReportFigures) -> ReportDocument:
@@ -245,9 +213,57 @@ def document_of(figures: ReportFigures) -> ReportDocument:
     return ReportDocument(
         title="goodput-agent report",
         window=f"{moment(summary['window_from'])} to {moment(summary['window_until'])} UTC",
+        sentences=list(_sentences(figures)),
         warnings=list(warnings_of(summary)),
         tables=[table for table in _tables(figures) if table.rows],
-        charts=list(_charts(figures.steps)),
+        charts=list(_charts(figures)),
+    )
+
+
+def _sentences(figures: ReportFigures) -> Iterator[str]:
+    """Was the promise kept, what prevented it, and what did it cost?"""
+    summary = figures.summary
+    judged = [each for each in figures.objectives if each["attainment"] is not None]
+    if not judged:
+        yield f"No request of this window was judged; {plural(summary['requests'])} ended."
+    for each in sorted(judged, key=_margin):
+        yield _kept(each)
+    yield from _blamed(summary)
+    if (cost := summary["cost"]) is not None:
+        idle = cost["idle_usd"] / cost["bill_usd"] if cost["bill_usd"] else None
+        yield f"The GPUs cost {dollars(cost['bill_usd'])}; {percent(idle)} of it was idle time."
+
+
+def _margin(objective: Json) -> float:
+    """How far it is above its target."""
+    return float(objective["attainment"] - (objective["definition"]["target"] or 0.0))
+
+
+def _kept(objective: Json) -> str:
+    met, missed = objective["met"], objective["missed"]
+    target = objective["definition"]["target"]
+    against = "" if target is None else f", {_against(objective)} its target of {percent(target)}"
+    return (
+        f"{percent(objective['attainment'])} of {plural(met + missed, 'judged request')} "
+        f"met the objective {printable(objective['name'])}{against}; {number_text(missed)} missed."
+    )
+
+
+def _against(objective: Json) -> str:
+    margin = _margin(objective)
+    return "at" if margin == 0 else "above" if margin > 0 else "below"
+
+
+def _blamed(summary: Json) -> Iterator[str]:
+    """The cause of most excess seconds, and what to change."""
+    found = [each for each in summary["cause_details"] if each["share"]]
+    if not found:
+        return
+    first = max(found, key=lambda each: each["share"])
+    advice = first["advice"]
+    yield (
+        f"{percent(first['share'])} of the time over the limits is due to "
+        f"{words(first['cause'])}. {'' if advice is None else advice['text']}".rstrip()
     )
 
 
@@ -390,7 +406,7 @@ def _engine_latencies(latencies: Json) -> ReportTable:
 def _causes(causes: Sequence[Json]) -> ReportTable:
     rows = [
         [
-            printable(each["cause"]).replace("_", " "),
+            words(each["cause"]),
             number_text(each["requests"]),
             number_text(each["seconds"], 2),
             share(each["share"]),
@@ -436,10 +452,10 @@ def _events(figures: ReportFigures) -> ReportTable:
     rows = [
         [
             moment(each["at"]),
-            printable(each["kind"]),
+            words(each["kind"]).lower(),
             printable(each["engine"] or each["gpu"]),
             printable(each["confidence"]),
-            _evidence(each["evidence"]),
+            evidence_text(each["evidence"]),
         ]
         for each in figures.events
     ]
@@ -452,24 +468,26 @@ def _events(figures: ReportFigures) -> ReportTable:
     )
 
 
-def _evidence(evidence: Mapping[str, Any]) -> str:
-    text = printable(", ".join(f"{name}: {value}" for name, value in evidence.items()))
-    return text if len(text) <= _LONGEST_EVIDENCE else f"{text[:_LONGEST_EVIDENCE]}..."
-
-
-def _charts(steps: Sequence[Json]) -> Iterator[ReportChart]:
+def _charts(figures: ReportFigures) -> Iterator[ReportChart]:
+    steps = figures.steps
     if not steps:
         return
     at = [datetime.fromisoformat(step["at"]).timestamp() for step in steps]
 
-    def chart(title: str, unit: str, lines: Mapping[str, Sequence[float | None]]) -> ReportChart:
-        return ReportChart(title=title, unit=unit, at=at, lines=lines)
+    def chart(
+        title: str,
+        unit: str,
+        lines: Mapping[str, Sequence[float | None]],
+        limits: Mapping[str, float] | None = None,
+    ) -> ReportChart:
+        return ReportChart(title=title, unit=unit, at=at, lines=lines, limits=limits or {})
 
     def flat(name: str) -> list[float | None]:
         return [step[name] for step in steps]
 
     names = sorted({each["objective"] for step in steps for each in step["by_objective"]})
-    yield chart("Attainment", "share", {name: _attained(steps, name) for name in names})
+    attained = {name: _attained(steps, name) for name in names}
+    yield chart("Attainment", "%", attained, _limits(figures, "target", 100))
     yield chart(
         "Goodput and throughput",
         "requests/s",
@@ -477,7 +495,7 @@ def _charts(steps: Sequence[Json]) -> Iterator[ReportChart]:
     )
     for title, field in (("Time to first token", "ttft_ms"), ("Time per output token", "tpot_ms")):
         lines = {p: [step[field][p] for step in steps] for p in _PERCENTILES}
-        yield chart(title, "ms", lines)
+        yield chart(title, "ms", lines, _limits(figures, field.replace("_ms", "_s"), 1000))
     tokens = {"input": flat("input_tokens_per_s"), "output": flat("output_tokens_per_s")}
     yield chart("Tokens", "tokens/s", tokens)
 
@@ -486,4 +504,14 @@ def _attained(steps: Sequence[Json], objective: str) -> list[float | None]:
     by_name = [
         {each["objective"]: each["attainment"] for each in step["by_objective"]} for step in steps
     ]
-    return [attained.get(objective) for attained in by_name]
+    return [None if (found := each.get(objective)) is None else 100 * found for each in by_name]
+
+
+def _limits(figures: ReportFigures, field: str, scale: float) -> dict[str, float]:
+    """What objectives promise, as lines of a chart; equal ones are one line."""
+    names: dict[float, list[str]] = {}
+    for each in figures.objectives:
+        if (value := each["definition"][field]) is not None:
+            names.setdefault(scale * value, []).append(printable(each["name"]))
+    kind = "target" if field == "target" else "limit"
+    return {f"{kind} of {', '.join(of)}": value for value, of in names.items()}

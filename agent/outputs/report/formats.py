@@ -19,14 +19,15 @@ from agent.outputs.report.document import (
     ReportDocument,
     ReportFigures,
     ReportTable,
-    number_text,
-    printable,
 )
+from agent.outputs.report.texts import number_text, printable
 from agent.outputs.web import content_policy, vendored
 from agent.terminal import TerminalConsole
 
 # No shorter word is broken.
 _UNBROKEN = len("undetermined")
+# A longer cell gets a wide column in HTML.
+_LONG = 60
 
 
 def text(document: ReportDocument, width: int) -> str:
@@ -34,8 +35,8 @@ def text(document: ReportDocument, width: int) -> str:
     out = StringIO()
     console = TerminalConsole(file=out, width=width, color_system=None)
     console.print(f"{document.title}: {document.window}")
-    for warning in document.warnings:
-        console.print(warning)
+    for line in (*document.warnings, *document.sentences):
+        console.print(Text(line))
     for table in document.tables:
         console.print()
         console.print(table.title.upper())
@@ -67,6 +68,7 @@ def markdown(document: ReportDocument) -> str:
     lines = [f"# {document.title}", "", _escaped(document.window), ""]
     for warning in document.warnings:
         lines += [f"**{_escaped(warning)}**", ""]
+    lines += [line for each in document.sentences for line in (_escaped(each), "")]
     for table in document.tables:
         lines += [f"## {table.title}", "", *_markdown_table(table), ""]
         if table.note is not None:
@@ -111,8 +113,16 @@ h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 .note { color: var(--soft); } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; } .word { text-align: left; overflow-wrap: anywhere; }
-figure { margin: 1.5rem 0; } figcaption { font-weight: 600; }
+th { font-weight: 600; vertical-align: bottom; } td { vertical-align: top; }
+.word { text-align: left; }
+td.word { min-width: 9rem; } td.long { min-width: 20rem; }
+td.word:first-child { min-width: 10.5rem; }
+.sentence { max-width: 60rem; margin: .4rem 0; }
+.first { font-size: 1.3rem; font-weight: 600; margin: 1rem 0 .6rem; }
+.charts { display: grid; gap: 0 2rem;
+          grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }
+.u-legend :is(th, td) { border: 0; }
+figure { margin: 1rem 0; min-width: 0; } figcaption { font-weight: 600; }
 """
 
 _SCRIPT = """
@@ -122,18 +132,30 @@ const colours = ["#2f7ed8", "#d9622b", "#2a9d5c", "#9b59b6", "#b8860b", "#c0392b
 const style = getComputedStyle(document.documentElement);
 const ink = style.getPropertyValue("--soft"), line = style.getPropertyValue("--line");
 const axis = {stroke: ink, grid: {stroke: line, width: 1}, ticks: {stroke: line}};
+const utc = (at) => uPlot.tzDate(new Date(1000 * at), "Etc/UTC");
+const clock = uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm} UTC");
+const DAY_S = 86400;
+const times = (plot, ticks, _, __, incr) => {
+  const format = uPlot.fmtDate(incr >= DAY_S ? "{MM}-{DD}" : "{HH}:{mm}");
+  return ticks.map((at) => format(utc(at)));
+};
 for (const [index, chart] of charts.entries()) {
   const at = document.getElementById("chart-" + index);
+  const value = (_, each, __, at) => at == null ? "" : each == null ? "unknown"
+    : each.toLocaleString("en", {maximumSignificantDigits: 4}) + " " + chart.unit;
   const series = Object.keys(chart.lines).map((label, n) => ({
-    label, stroke: colours[n % colours.length], width: 1.5, points: {size: 4},
-    value: (_, value) => value == null ? "unknown" : value.toLocaleString("en",
-      {maximumSignificantDigits: 4}),
-  }));
+    label, stroke: colours[n % colours.length], width: 1.5, points: {size: 4}, value,
+  })).concat(Object.keys(chart.limits).map((label) => ({
+    label, stroke: ink, width: 1.5, dash: [6, 4], points: {show: false}, value,
+  })));
+  const flat = (limit) => chart.at.map(() => limit);
+  const limits = Object.values(chart.limits), most = Math.max(0, ...limits);
   const plot = new uPlot({
-    width: at.clientWidth, height: 240, axes: [axis, {...axis, size: 70}],
-    scales: {y: {range: (_, low, high) => [0, high == null || high <= 0 ? 1 : 1.05 * high]}},
-    series: [{}, ...series],
-  }, [chart.at, ...Object.values(chart.lines)], at);
+    width: at.clientWidth, height: 240, tzDate: utc,
+    axes: [{...axis, values: times}, {...axis, size: 70}],
+    scales: {y: {range: (_, low, high) => [0, 1.05 * Math.max(high ?? 0, most) || 1]}},
+    series: [{value: (_, at) => at == null ? "" : clock(utc(at))}, ...series],
+  }, [chart.at, ...Object.values(chart.lines), ...limits.map(flat)], at);
   addEventListener("resize", () => plot.setSize({width: at.clientWidth, height: 240}));
 }
 """
@@ -145,9 +167,10 @@ def html_page(document: ReportDocument) -> str:
         (
             f"<title>{escape(document.title)}</title>",
             f"<style>{vendored('uplot.css')}{_STYLE}</style></head><body>",
-            f"<h1>{escape(document.title)}</h1><p>{escape(document.window)}</p>",
+            f'<h1>{escape(document.title)}</h1><p class="note">{escape(document.window)}</p>',
             *(f'<p class="warning">{escape(each)}</p>' for each in document.warnings),
-            *_figures(document),
+            *_sentences(document.sentences),
+            f'<div class="charts">{"".join(_figures(document))}</div>',
             *map(_table, document.tables),
             f'<script type="application/json" id="charts">{_charts(document)}</script>',
             f"<script>{vendored('uplot.js')}</script><script>{_SCRIPT}</script>",
@@ -157,6 +180,21 @@ def html_page(document: ReportDocument) -> str:
     policy = f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     return f'<!doctype html>\n<html lang="en"><head>{head}{policy}{page}</body></html>\n'
+
+
+def _sentences(sentences: Sequence[str]) -> list[str]:
+    """The first is the one that everybody reads."""
+    kinds = ["first", *[""] * len(sentences)]
+    return [
+        f'<p class="{kind} sentence">{_coded(each)}</p>'
+        for kind, each in zip(kinds, sentences, strict=False)
+    ]
+
+
+def _coded(text: str) -> str:
+    """Text with `code` between backticks."""
+    parts = [escape(each) for each in text.split("`")]
+    return "".join(f"<code>{each}</code>" if at % 2 else each for at, each in enumerate(parts))
 
 
 def _figures(document: ReportDocument) -> list[str]:
@@ -182,7 +220,10 @@ def _table(table: ReportTable) -> str:
 
 def _cells(tag: str, cells: Sequence[str], left: Sequence[bool]) -> str:
     scope = ' scope="col"' if tag == "th" else ""
-    kinds = [' class="word"' if words else "" for words in left]
+    kinds = [
+        f' class="word{" long" if len(cell) > _LONG else ""}"' if words else ""
+        for cell, words in zip(cells, left, strict=True)
+    ]
     return "".join(
         f"<{tag}{scope}{kind}>{escape(cell)}</{tag}>"
         for cell, kind in zip(cells, kinds, strict=True)

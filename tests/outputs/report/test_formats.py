@@ -20,7 +20,7 @@ from agent.outputs.report.formats import as_csv, as_json, html_page, markdown, t
 from tests.outputs.api.serving import open_api
 from tests.outputs.api.traffic import NOW, mixed, verdicts_of
 from tests.outputs.report.reported import figures, filled
-from tests.real_parts.chromium import opened
+from tests.real_parts.chromium import grave, opened, overflow
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,52 @@ def test_every_format_has_every_title_and_cell(read: ReportFigures) -> None:
     found = json.loads(as_json(read))
     assert found["summary"] == read.summary
     assert [event["kind"] for event in found["events"]] == ["RESTART"]
+
+
+def test_the_first_sentences_say_what_was_kept_why_not_and_what_it_cost(
+    read: ReportFigures,
+) -> None:
+    chat = next(each for each in read.objectives if each["name"] == "chat")
+    found = document_of(read).sentences
+    (about_chat,) = (each for each in found if "the objective chat" in each)
+    assert f" of {chat['met'] + chat['missed']} judged requests met" in about_chat
+    assert f"; {chat['missed']} missed." in about_chat
+    text_of_burst = CAUSES[Cause.BURST].text
+    assert f"75 % of the time over the limits is due to burst. {text_of_burst}" in found
+    assert found[-1].startswith("The GPUs cost $")
+    unjudged = replace(read, objectives=[{**chat, "attainment": None}])
+    assert document_of(unjudged).sentences[0].startswith("No request of this window was judged; ")
+
+
+def test_a_share_of_almost_all_is_not_rounded_to_all(read: ReportFigures) -> None:
+    (chat,) = (each for each in read.objectives if each["name"] == "chat")
+    almost = {**chat, "attainment": 0.99996, "met": 24999, "missed": 1}
+    (first, *_) = document_of(replace(read, objectives=[almost])).sentences
+    assert first.startswith("99.9 % of 25,000 judged requests")
+
+
+def test_charts_have_the_limits_of_the_objectives(read: ReportFigures) -> None:
+    charts = {chart.title: chart for chart in document_of(read).charts}
+    by_name = {each["name"]: each["definition"] for each in read.objectives}
+    drawn = charts["Time to first token"].limits
+    wanted = {1000 * each["ttft_s"] for each in by_name.values() if each["ttft_s"] is not None}
+    assert set(drawn.values()) == wanted != set()
+    assert all(name.startswith("limit of ") for name in drawn)
+    targets = {100 * each["target"] for each in by_name.values() if each["target"] is not None}
+    assert set(charts["Attainment"].limits.values()) == targets != set()
+    assert charts["Tokens"].limits == {}
+
+
+def test_events_are_in_words(read: ReportFigures) -> None:
+    facts = {"last_sample_at": 1795699480.038628, "preemptions": 3.0, "kv_cache_usage": 0.5}
+    more = {"process_memory_bytes": 3 * 2.0**30, "silent_s": 0.25, "cause": None}
+    event = {**read.events[0], "kind": "CUDA_OOM", "evidence": facts | more}
+    (row,) = tables(replace(read, events=[event]))["Events"].rows
+    assert row[1] == "cuda oom"
+    assert row[4] == (
+        "last sample: 2026-11-26 13:24:40; preemptions: 3; kv cache: 50.00 %; "
+        "process memory: 3 GiB; silent: 0.25 s"
+    )
 
 
 def plain(text: str) -> str:
@@ -94,6 +140,21 @@ def _markdown_table(page: str, title: str) -> list[str]:
     return [line.replace("\\|", "") for line in lines]
 
 
+BROKEN_WORDS = """() => {
+  const range = document.createRange(), found = [];
+  for (const cell of document.querySelectorAll("td, th")) {
+    const text = cell.firstChild;
+    for (const {0: word, index} of text?.data?.matchAll(/[^\\s-]+/g) ?? []) {
+      range.setStart(text, index);
+      range.setEnd(text, index + word.length);
+      const tops = new Set([...range.getClientRects()].map((one) => Math.round(one.top)));
+      if (tops.size > 1) found.push(word);
+    }
+  }
+  return found;
+}"""
+
+
 @pytest.mark.slow
 def test_the_page_draws_its_charts_alone(read: ReportFigures, tmp_path: Path) -> None:
     """The policy in the file lets nothing in from elsewhere, and the file has no address of any."""
@@ -104,6 +165,12 @@ def test_the_page_draws_its_charts_alone(read: ReportFigures, tmp_path: Path) ->
     with opened(f"file://{file}") as there:
         page = there.html("Time per output token")
         assert there.problems == []
+        there.page.set_viewport_size({"width": 390, "height": 900})
+        assert grave(there) == []
+        assert overflow(there) == []
+        # Words of a cell stay whole: the longest is no wider than the cell.
+        broken = there.page.evaluate(BROKEN_WORDS)
+        assert broken == []
     assert page.count("<canvas") == 5
     assert """content="default-src 'none'; script-src 'sha256-""" in page
 
