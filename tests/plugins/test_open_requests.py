@@ -262,7 +262,7 @@ def test_the_file_has_the_time_of_each_piece_at_once_and_counts_them_in_batches(
             await whole_body(receive)
             await send(START)
             await send(FIRST)
-            for _ in range(64):
+            for _ in range(128):
                 await send(FIRST)
                 await asyncio.sleep(0)
                 (path,) = tmp_path.glob("*.open")
@@ -275,4 +275,4 @@ def test_the_file_has_the_time_of_each_piece_at_once_and_counts_them_in_batches(
     play(tmp_path, opened)
     times_s = [last_s for last_s, _ in seen]
     assert times_s == sorted({*times_s})
-    assert [events for _, events in seen] == [*[1] * 30, *[32] * 32, 64, 64]
+    assert [events for _, events in seen] == [*[1] * 62, *[64] * 64, 128, 128]

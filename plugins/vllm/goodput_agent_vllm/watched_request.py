@@ -29,7 +29,7 @@ ENGINE_REQUEST = "goodput_agent_engine_request"
 MAX_BODY_BYTES = 8 * 1024 * 1024
 
 # Pieces of a response are read so many at a time: that takes less time than to read each.
-_READ_TOGETHER = 32
+_READ_TOGETHER = 64
 
 # `struct tcp_info` of Linux: milliseconds since the last data arrived.
 _TCP_INFO, _TCP_INFO_BYTES = 11, 104
