@@ -18,7 +18,6 @@ from types import SimpleNamespace
 
 from goodput_agent_vllm import watched_request
 from goodput_agent_vllm.datagrams import RequestFigures, request_record
-from goodput_agent_vllm.deferred import WITHIN_S
 from goodput_agent_vllm.front import shared_front
 from goodput_agent_vllm.middleware import App, GoodputMiddleware, Message, Receive, Scope, Send
 from goodput_agent_vllm.reporting import shared_reporter
@@ -36,8 +35,6 @@ _SHORT, _LONG = 64, 1088
 _ENGINE_IDS = map("chatcmpl-{:032x}".format, count(1))
 # Seconds between two reads of the clock: events of an engine do not come within a microsecond.
 _GAPS_S = (0.0068, 0.0071, 0.0069, 0.0083, 0.0070, 0.0067, 0.0072)
-# Until the reports of a round were made.
-_REPORTED_AFTER_S = WITHIN_S + 0.002
 # What a client of OpenAI's library sends, most of it.
 _CLIENT: RawHeaders = (
     (b"host", b"127.0.0.1:8000"),
@@ -113,21 +110,24 @@ async def _sent(message: Message) -> None:
     """Do nothing, as the client is not there."""
 
 
-# When an application got each request.
-_app_began_ns: list[int] = []
+# When an application had sent the first event of each response.
+_first_sent_ns: list[int] = []
 
 
 def _app(events: Sequence[bytes], ended: Callable[[str], object]) -> App:
     start = {"type": "http.response.start", "status": 200, "headers": HEAD}
-    bodies = [{"type": "http.response.body", "body": event, "more_body": True} for event in events]
+    first, *bodies = [
+        {"type": "http.response.body", "body": event, "more_body": True} for event in events
+    ]
     end = {"type": "http.response.body", "body": b"", "more_body": False}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        _app_began_ns.append(time.perf_counter_ns())
         await receive()
         # vLLM waits for its engine here.
         await asyncio.sleep(0)
         await send(start)
+        await send(first)
+        _first_sent_ns.append(time.perf_counter_ns())
         for body in bodies:
             await send(body)
         # vLLM's front has the figures before it sends the end.
@@ -174,11 +174,13 @@ async def _is_cheap(reader: socket.socket, connection: _Connection, name: str, m
     (short, short_us), (long, long_us) = costs_us.items()
     event_us = (long_us - short_us) / (long - short)
     request_us = short_us - short * event_us
-    before_us = await _before_us(watched, connection, path_of(name))
+    with_us, without_us = [
+        await _first_event_us(app, connection, path_of(name)) for app in (watched, alone)
+    ]
     print(
         f"middleware, {name}: {event_us:.2f} us an event (target at most {TARGET_EVENT_US}), "
-        f"{request_us:.1f} us a request (target at most {TARGET_REQUEST_US:.0f}), {before_us:.1f} "
-        f"of them before the application gets it"
+        f"{request_us:.1f} us a request (target at most {TARGET_REQUEST_US:.0f}), "
+        f"{with_us - without_us:.1f} of them before the first event is sent"
     )
     return event_us <= TARGET_EVENT_US and request_us <= TARGET_REQUEST_US
 
@@ -189,19 +191,19 @@ async def _round_us(app: App, connection: _Connection, path: str) -> float:
     before_s = time.thread_time()
     for scope in scopes:
         await app(scope, connection.receive, _sent)
-    await asyncio.sleep(_REPORTED_AFTER_S)
+    shared_front().deferred.finish()
     return 1e6 * (time.thread_time() - before_s) / IN_ROUND
 
 
-async def _before_us(app: App, connection: _Connection, path: str) -> float:
-    """Time until the application gets a request, the least of many."""
-    _app_began_ns.clear()
-    began_ns = []
+async def _first_event_us(app: App, connection: _Connection, path: str) -> float:
+    """Time until the first event of a response is sent, the least of many."""
+    times_ns = []
     for _ in range(ROUNDS):
-        scope = _scope(path)
-        began_ns.append(time.perf_counter_ns())
+        scope, began_ns = _scope(path), time.perf_counter_ns()
         await app(scope, connection.receive, _sent)
-    return min(after - before for before, after in zip(began_ns, _app_began_ns, strict=True)) / 1000
+        times_ns.append(_first_sent_ns[-1] - began_ns)
+        shared_front().deferred.finish()
+    return min(times_ns) / 1000
 
 
 def _drain(reader: socket.socket) -> None:
