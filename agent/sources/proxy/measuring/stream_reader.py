@@ -189,8 +189,9 @@ def _with_key_removed(event: bytes) -> bytes:
     return event.replace(data, remove_key(text, json_keys(text), "usage").encode())
 
 
-# A stream whose tokens differ in more than their text is read whole from then on.
+# A stream whose tokens differ in more than their text and a number is read whole from then on.
 _MAX_LESSONS = 16
+_NUMBER = b"0123456789,"
 _LESSONS_AT_ONCE = 2
 
 
@@ -214,13 +215,21 @@ def _bytes_in(number: int) -> int:
 class TokenPattern:
     """Recognises the events of one stream that are a visible token and nothing else.
 
-    An engine writes each of them alike but for the text. What lies before and after the text is
-    learned from events that were read, up to the quotes around it. Another event with the same
-    begin and end has the same keys, because every key has quotes; a text with a quote is left to
-    the JSON parser.
+    An engine writes each of them alike but for the text and, in `/v1/responses`, a number after it.
+    What lies before, between and after these is learned from events that were read, up to the
+    quotes around the text. Another event with the same parts has the same keys, because every key
+    has quotes; a text with a quote is left to the JSON parser.
     """
 
-    __slots__ = ("_begin", "_begin_bytes", "_end", "_end_bytes", "_lessons", "learns")
+    __slots__ = (
+        "_before_number",
+        "_begin",
+        "_begin_bytes",
+        "_end",
+        "_end_bytes",
+        "_lessons",
+        "learns",
+    )
 
     def __init__(self) -> None:
         # Whether another event would help: none matched yet, and it may still be found.
@@ -228,6 +237,8 @@ class TokenPattern:
         self._begin = b""
         # Longer than any piece, so that nothing matches before two lessons.
         self._begin_bytes = MAX_EVENT_BYTES
+        # What lies between the text and the number; empty without a number.
+        self._before_number = b""
         self._end = b""
         self._end_bytes = 0
         self._lessons = 0
@@ -245,23 +256,40 @@ class TokenPattern:
         self._begin = begin[: begin.rfind(b'"') + 1]
         self._end = end[end.find(b'"') :]
         self._begin_bytes, self._end_bytes = len(self._begin), len(self._end)
+        self._before_number = self._after_text(event)
         # Of two equal texts all is the begin, and there is nothing between it and the end.
         if self._begin_bytes + self._end_bytes <= len(event):
             self.learns = False
+
+    def _after_text(self, event: bytes) -> bytes:
+        """What follows the text of an event up to its number, if there is more than a text."""
+        rest = event[self._begin_bytes : len(event) - self._end_bytes]
+        at = rest.find(b'"')
+        # A text may contain a quote, too.
+        if at <= 0 or rest.startswith(b"\\", at - 1):
+            return b""
+        return rest[at:].rstrip(_NUMBER)
 
     def matches(self, piece: bytes) -> bool:
         """Whether a piece of the stream is such an event; False if that is not certain."""
         begin_bytes = self._begin_bytes
         end_at = piece.find(b'"', begin_bytes)
-        return (
-            end_at > begin_bytes
-            and end_at == len(piece) - self._end_bytes
-            and piece.startswith(self._begin)
-            and piece.endswith(self._end)
-        )
+        if end_at <= begin_bytes or not piece.startswith(self._begin):
+            return False
+        before_number, end = self._before_number, self._end
+        if not before_number:
+            return end_at == len(piece) - self._end_bytes and piece.endswith(end)
+        if not piece.startswith(before_number, end_at):
+            return False
+        # Nothing is left but the number.
+        return piece.endswith(end) and not piece[
+            end_at + len(before_number) : len(piece) - self._end_bytes
+        ].strip(_NUMBER)
 
     def matches_all(self, pieces: Sequence[bytes]) -> bool:
         """Whether `matches` is true for each of these pieces."""
+        if self._before_number:
+            return all(map(self.matches, pieces))
         begin, end = self._begin, self._end
         texts = [piece.removeprefix(begin).removesuffix(end) for piece in pieces]
         text = b"".join(texts)

@@ -451,6 +451,78 @@ def test_most_tokens_of_a_message_are_not_parsed() -> None:
     assert sum(reader.findings.timing.gaps.values()) == 99
 
 
+def test_tokens_without_a_quote_are_recognised_after_many_with_one() -> None:
+    parsed: list[bytes] = []
+    protocol = PROTOCOLS["/v1/chat/completions"]
+
+    def read(data: bytes) -> ParsedEvent | None:
+        parsed.append(data)
+        return protocol.read_event(data)
+
+    reading = replace(protocol, count_tokens=None, read_event=read)
+    reader = StreamReader(reading, None, choices=1)
+    for number in range(100):
+        text = f'{number}"{chr(97 + number % 7)}' if number < 40 else f" w{number}"
+        reader.take(_chat_event({"content": text}, {}), number * 1.0)
+    reader.finish(100.0)
+    assert len(parsed) == 40
+
+
+def _responses_event(text: str, number: object, **rest: object) -> bytes:
+    """An event of a response as vLLM spells it."""
+    kind = "response.output_text.delta"
+    data = {"delta": text, "item_id": "msg_1", "output_index": 0, "sequence_number": number}
+    return b"event: %b\ndata: %b\n\n" % (
+        kind.encode(),
+        json.dumps(
+            {**data, **rest, "type": kind}, separators=(",", ":"), ensure_ascii=False
+        ).encode("utf-8", "surrogatepass"),
+    )
+
+
+_NUMBERS = st.integers(-1, 1200) | st.sampled_from(["4", None, [1, 2], {"delta": ""}])
+_MORE = st.sampled_from([{}, {"delta": ""}, {"delta": 5}, {"output_index": 1}])
+# Of a repeated key the last value counts.
+_REPEATED = st.sampled_from([b"", b"", b'"delta":"",'])
+_RESPONSES_EVENTS = st.builds(
+    lambda text, number, more, repeated: _responses_event(text, number, **more).replace(
+        b'"type"', repeated + b'"type"'
+    ),
+    *(_TEXTS, _NUMBERS, _MORE, _REPEATED),
+)
+
+
+@given(
+    st.lists(_RESPONSES_EVENTS, max_size=9),
+    st.lists(_RESPONSES_EVENTS, min_size=1, max_size=60),
+    st.integers(1, 16),
+)
+def test_tokens_of_a_response_count_as_those_that_are_parsed(
+    first: list[bytes], sent: list[bytes], together: int
+) -> None:
+    learned = [_responses_event(f" w{number}", number) for number in range(8, 12)]
+    whole = [(event, at * 0.25) for at, event in enumerate([*first, *learned, *sent])]
+    cut = [piece for data, at_s in whole for piece in ((data[:9], at_s), (data[9:], at_s))]
+    route = "/v1/responses"
+    assert _read(whole, together, route=route) == _read(cut, route=route)
+
+
+def test_most_tokens_of_a_response_are_not_parsed_though_each_has_a_number() -> None:
+    parsed: list[bytes] = []
+    protocol = PROTOCOLS["/v1/responses"]
+
+    def read(data: bytes) -> ParsedEvent | None:
+        parsed.append(data)
+        return protocol.read_event(data)
+
+    reader = StreamReader(replace(protocol, read_event=read), None, choices=1)
+    for number in range(100):
+        reader.take(_responses_event(f" w{number}", number), number * 1.0)
+    reader.finish(100.0)
+    assert len(parsed) == MAX_DEFERRED_PIECES
+    assert sum(reader.findings.timing.gaps.values()) == 99
+
+
 @pytest.mark.parametrize("together", [1, 16])
 def test_most_tokens_of_a_stream_are_not_parsed(together: int) -> None:
     parsed: list[bytes] = []
