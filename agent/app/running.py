@@ -107,6 +107,7 @@ class Agent:
             documents=documents(),
             version=agent.__version__,
             simulated=self._base.simulated,
+            trace_url=self._base.settings.trace_url,
         )
 
     def _schedule(self) -> None:

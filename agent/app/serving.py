@@ -106,6 +106,7 @@ def stored_context(engine: Engine, settings: Settings) -> ApiContext:
         documents=Documents(None),
         version=agent.__version__,
         simulated=False,
+        trace_url=settings.trace_url,
     )
 
 

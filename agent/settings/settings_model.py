@@ -43,6 +43,7 @@ from agent.settings.values import (
     OtlpUrl,
     Section,
     SqliteFile,
+    TraceUrl,
     WholeNumber,
     known,
     masked,
@@ -341,6 +342,11 @@ class Settings(Section):
     """Proxy for `otlp.forward_to` and `otlp_metrics.endpoint`, as in `http://proxy:3128`.
 
     All other connections are direct; HTTP_PROXY and the like do not count."""
+    trace_url: TraceUrl | None = None
+    """Address of a trace in Tempo, Jaeger, Phoenix or another store of traces, for the page.
+
+    `{trace_id}` stands for the id, and `{span_id}` for the span's, as in
+    `https://jaeger.example/trace/{trace_id}`."""
     proxy: ProxySettings = ProxySettings()
     nvml: NvmlSettings = NvmlSettings()
     dcgm: DcgmSettings = DcgmSettings()

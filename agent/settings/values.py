@@ -144,6 +144,15 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _trace_url(value: str) -> str:
+    if urlsplit(value).scheme not in ("http", "https") or "{trace_id}" not in value:
+        raise ValueError(
+            f"{shown(value)} is not the address of a trace; "
+            "write https://jaeger.example/trace/{trace_id}"
+        )
+    return value
+
+
 def _otlp_url(value: str) -> str:
     parts = _server(value, ("http", "https", "grpc"))
     if parts is None or (parts.scheme == "grpc" and parts.port is None):
@@ -214,6 +223,7 @@ SocketPath = Annotated[Path, AfterValidator(_socket_path)]
 AgentSocket = Annotated[str, AfterValidator(_agent_socket)]
 Address = Annotated[str, AfterValidator(_address)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+TraceUrl = Annotated[str, AfterValidator(_trace_url)]
 OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]
 SqliteFile = Annotated[str, Field(min_length=1), AfterValidator(_sqlite_file)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]

@@ -25,12 +25,13 @@ from sqlalchemy import (
 
 from agent.analysis.contrast import BoxCounts
 from agent.analysis.tally import Tally
-from agent.records.gpu import GpuSample
+from agent.records.gpu import Facts, GpuSample
 from agent.records.queries import (
     NEWEST_FIRST,
     OF_ROWS,
     Box,
     Cursor,
+    DataSource,
     Dimension,
     Dots,
     GroupCost,
@@ -43,6 +44,7 @@ from agent.records.queries import (
     SortKey,
     Window,
 )
+from agent.store.beside_queries import requests_on, samples_of
 from agent.store.cause_queries import CauseQueries
 from agent.store.connection import read_all, reading
 from agent.store.engine_counts import EngineCountQueries
@@ -199,6 +201,18 @@ class StoreQueries(CauseQueries):
         """The requests that match, in a box and outside of it, by their names."""
         with reading(self._engine) as connection:
             return box_counts(connection, _conditions(wanted), box)
+
+    def requests_on(self, of: DataSource, from_s: float, until: float) -> Sequence[Row]:
+        """The requests that ran on an engine between two Unix times, the oldest first."""
+        with reading(self._engine) as connection:
+            return requests_on(connection, of, from_s, until)
+
+    def samples_of(
+        self, of: DataSource, from_s: float, until: float
+    ) -> Sequence[tuple[float, Facts]]:
+        """The samples of an engine between two Unix times, and the one before."""
+        with reading(self._engine) as connection:
+            return samples_of(connection, of, from_s, until)
 
     def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
         """Verdicts by input and output length, from the rows of the window that are kept."""

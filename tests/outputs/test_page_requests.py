@@ -257,3 +257,41 @@ def test_a_click_on_a_dot_opens_its_request(browser: Browser, tmp_path: Path) ->
             over.click(position={"x": box["width"] / 2, "y": box["height"] / 2})
             there.html("Facts")
             assert "id=request-1" in there.page.url
+
+
+# One request
+
+
+def test_a_request_shows_the_engine_at_its_time_and_leads_to_trace_and_now(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path, trace_url="https://tempo.example/{trace_id}") as api:
+        now = api.agent.now
+        start = now - 120
+        own = record(1, ttft_s=5.0, started_at=start, ended_at=start + 8, queue_s=4.8)
+        beside = [
+            record(10 + n, started_at=start + n, ended_at=start + n + 0.5, preemptions=n % 2)
+            for n in range(3)
+        ]
+        away = record(20, engine="chat-1", started_at=start, ended_at=start + 8)
+        api.store([own, *beside, away], [objective()])
+        api.store_engine_sample("chat-0", start - 20)
+        api.store_engine_sample("chat-0", start + 2)
+        with opened_in(browser, f"{api.url}/#request?id=request-1", width=900) as there:
+            page = there.page
+            html = there.html("The engine at that time")
+            lanes = page.get_by_role("list", name="Requests of chat-0 side by side")
+            assert lanes.get_by_role("link").count() == 4
+            assert "4 requests of chat-0 from " in html
+            assert "3 others were in prefill, 300 tokens to compute" in html
+            (mine,) = lanes.locator(".own").all()
+            assert "queue 4.8 s, prefill 90 ms, decode" in (mine.get_attribute("title") or "")
+            assert lanes.locator(".preempted").count() == 1
+            assert "Preemptions by its" in html
+            assert grave(there) == overflow(there) == []
+            trace = page.get_by_role("link", name="Its trace")
+            assert trace.get_attribute("href") == f"https://tempo.example/{1:032x}"
+            page.get_by_role("link", name="The same time on Now").click()
+            page.get_by_text("Not live: a range of the past").wait_for()
+            assert "#now?from=" in page.url
+            assert there.problems == []

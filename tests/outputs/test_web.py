@@ -27,7 +27,8 @@ def test_the_page_loads_only_files_of_this_agent_and_asks_routes_that_exist(
     with open_api(tmp_path) as api:
         for path in (*files, *(f"/api/v1/{route}" for route in routes)):
             assert path.startswith("/")
-            assert api.get(path).status_code == 200, path
+            # A route that exists may lack its parameters.
+            assert api.get(path).status_code in (200, 422), path
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

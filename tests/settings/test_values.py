@@ -15,6 +15,7 @@ from agent.settings.values import (
     HttpUrl,
     OtlpUrl,
     SqliteFile,
+    TraceUrl,
     did_you_mean,
     duration_s,
     duration_text,
@@ -80,6 +81,7 @@ def test_a_duration_is_above_zero_and_at_most_a_century(text: str) -> None:
 GOOD = {
     Address: ["127.0.0.1:4317", "localhost:0", "[::1]:65535", "0.0.0.0:80"],
     HttpUrl: ["http://h", "https://h:8000", "http://[::1]:1/prefix", "http://u:p@h:65535"],
+    TraceUrl: ["https://h/trace/{trace_id}", 'http://h/e?left={"q":"{trace_id}"}&s={span_id}'],
     OtlpUrl: ["http://h:4318", "https://h/v1/traces", "grpc://h:4317"],
     DatabaseUrl: [
         "clickhousedb://u:p@h:8123/d",
@@ -95,6 +97,7 @@ BAD = {
         *("", "h:8000", "h", "ftp://h", "http://", "http://:80", "http:///metrics", "grpc://h:1"),
         *("http://h:0", "http://h:99999", "http://h:x", "http://[::1"),
     ],
+    TraceUrl: ["", "https://h/trace", "javascript:{trace_id}", "h/{trace_id}", "ftp://{trace_id}"],
     OtlpUrl: ["", "h:4317", "grpc://h", "grpc://", "tcp://h:1", "http://h:99999", "grpc://h:x"],
     DatabaseUrl: [
         *("", "goodput.db", "sqlite", "sqlite:///x", "mysql://h/d", "postgresql+asyncpg://h"),

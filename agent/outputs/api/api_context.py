@@ -8,6 +8,7 @@ from agent.analysis.contrast import BoxCounts
 from agent.analysis.tally import CauseSums, Tally
 from agent.outputs.web.documents import Documents
 from agent.records.engine_counts import CountsRow
+from agent.records.gpu import Facts
 from agent.records.minute import MinuteRow
 from agent.records.queries import (
     Box,
@@ -90,6 +91,14 @@ class ApiQueries(Protocol):
     def box_counts(self, wanted: RequestFilter, box: Box) -> BoxCounts:
         """The requests that match, in a box and outside of it, by their names."""
 
+    def requests_on(self, of: DataSource, from_s: float, until: float) -> Sequence[Row]:
+        """The requests that ran on an engine between two Unix times, the oldest first."""
+
+    def samples_of(
+        self, of: DataSource, from_s: float, until: float
+    ) -> Sequence[tuple[float, Facts]]:
+        """The samples of an engine between two Unix times, and the one before."""
+
     def request(self, request_id: str, span_id: str | None = None) -> Sequence[Row]:
         """Every span with a request id of any kind, the one with this id first."""
 
@@ -169,6 +178,7 @@ class ApiContext:
     documents: Documents
     version: str
     simulated: bool
+    trace_url: str | None = None
 
     @property
     def longest_row_window_s(self) -> float:

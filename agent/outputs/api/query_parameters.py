@@ -76,14 +76,15 @@ LAST_MOMENT_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 MAX_ROW = 2**63 - 1
 
 
-def _without_nul(text: str | None) -> str | None:
+def without_nul(text: str | None) -> str | None:
+    """The name, or an error if it holds a NUL character."""
     if text is not None and "\0" in text:
         raise ValueError("no name holds a NUL character")
     return text
 
 
-Name = Annotated[str | None, Query(max_length=256), AfterValidator(_without_nul)]
-PathName = Annotated[str, AfterValidator(_without_nul)]
+Name = Annotated[str | None, Query(max_length=256), AfterValidator(without_nul)]
+PathName = Annotated[str, AfterValidator(without_nul)]
 # In the document alone: the refusal in `seconds` says more than that of a pattern.
 _DURATION = {"pattern": f"^{DURATION.pattern}$"}
 WindowText = Annotated[
@@ -259,7 +260,7 @@ AnyId = Annotated[
         max_length=256,
         description="the client's id, the engine's, the one in the response, or the trace's",
     ),
-    AfterValidator(_without_nul),
+    AfterValidator(without_nul),
 ]
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, HTTPException, Response
 from pydantic import Field
@@ -173,6 +174,7 @@ class RequestDetail(RequestResponse):
     views: RequestViews
     explanation: ExplanationResponse | None = Field(description="null unless it missed")
     others: list[RequestResponse]
+    trace_url: str | None = Field(description="where its trace is shown, by the setting trace_url")
 
 
 Row = Mapping[str, Any]
@@ -216,9 +218,20 @@ def request_routes(context: ApiContext) -> APIRouter:
             **_fields(rows[0]) | {"explanation": explanation_response(rows[0]["explanation"])},
             views=_views(rows[0]),
             others=others,
+            trace_url=_trace_url(context.trace_url, rows[0]),
         )
 
     return router
+
+
+def _trace_url(template: str | None, row: Row) -> str | None:
+    """The address of a trace. Ids are hexadecimal, but for those of a sender that is not."""
+    if template is None:
+        return None
+    ids = {name: quote(row[name], safe="") for name in ("trace_id", "span_id")}
+    for name, value in ids.items():
+        template = template.replace(f"{{{name}}}", value)
+    return template
 
 
 def _begun(wanted: RequestFilter, now: float) -> RequestFilter:

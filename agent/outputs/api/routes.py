@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from agent.errors import StoreUnavailable
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
+from agent.outputs.api.beside_routes import beside_routes
 from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.efficiency_routes import efficiency_routes
 from agent.outputs.api.figure_routes import (
@@ -360,6 +361,7 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         request_routes(context),
         scatter_routes(context),
         contrast_routes(context),
+        beside_routes(context),
         event_routes(context),
         engine_routes(context),
         gpu_routes(context),

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -214,22 +214,29 @@ class Api:
 
 @contextmanager
 def open_api(
-    folder: Path, *, migrated: bool = True, access: AccessPolicy | None = None
+    folder: Path,
+    *,
+    migrated: bool = True,
+    access: AccessPolicy | None = None,
+    trace_url: str | None = None,
 ) -> Iterator[Api]:
     """Serve an API over a new database in this folder, which has no tables unless `migrated`."""
     file = folder / "goodput.db"
     if migrated:
         file.write_bytes(migrated_file())
-    with open_api_at(f"sqlite:///{file}", access) as api:
+    with open_api_at(f"sqlite:///{file}", access, trace_url) as api:
         yield api
 
 
 @contextmanager
-def open_api_at(url: str, access: AccessPolicy | None = None) -> Iterator[Api]:
+def open_api_at(
+    url: str, access: AccessPolicy | None = None, trace_url: str | None = None
+) -> Iterator[Api]:
     """Serve an API over the database at this URL."""
     engine = open_engine(url)
     agent = ServedAgent()
     context = _context(engine, agent, access or AccessPolicy())
+    context = replace(context, trace_url=trace_url)
     live = live_figures(context)
     with (
         _file_of(engine) as file,

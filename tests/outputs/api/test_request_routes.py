@@ -3,6 +3,7 @@
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ import pytest
 from agent.analysis.quantiles import RELATIVE_ERROR, bin_of
 from agent.analysis.verdicts import Judge
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
-from tests.outputs.api.serving import Api
+from tests.outputs.api.serving import Api, open_api
 from tests.outputs.api.traffic import chosen, unix, verdicts_of
 from tests.records.making import NOON, objective, record
 
@@ -275,6 +276,14 @@ def test_a_response_with_the_engines_times_has_both_views_without_a_span(api: Ap
         **{"ttft_s": 0.0625, "tpot_s": 0.25, "e2e_s": 0.5},
     }
     assert api.query("requests/request-2")["views"]["engine"] is None
+
+
+def test_a_request_leads_to_its_trace_if_the_settings_say_where(tmp_path: Path) -> None:
+    url = "https://tempo.example/t/{trace_id}?span={span_id}"
+    with open_api(tmp_path, trace_url=url) as api:
+        api.store([record(1)], [])
+        found = api.query("requests/request-1")
+    assert found["trace_url"] == f"https://tempo.example/t/{1:032x}?span={1:016x}"
 
 
 def test_requests_are_found_by_what_their_clients_said(api: Api) -> None:

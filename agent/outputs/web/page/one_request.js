@@ -1,9 +1,13 @@
 // One request: its phases in every view that saw it, and why it missed.
+import {Beside, read_beside} from "./beside.js";
 import {Table, coded, html, link} from "./elements.js";
 import {query} from "./query.js";
 import {UNKNOWN, dollars, number, seconds, share, time, words} from "./words.js";
 
-const load = ({id, span}) => query(`requests/${encodeURIComponent(id)}`, {span_id: span});
+async function load({id, span}) {
+  const request = await query(`requests/${encodeURIComponent(id)}`, {span_id: span});
+  return {request, beside: await read_beside(request)};
+}
 
 const PHASES = {
   front: "frontend", queue: "queue", prefill: "prefill", decode: "decode",
@@ -114,11 +118,25 @@ const Others = ({others, address}) => others.length ? html`
     rows=${others.map((one) => [link(address, one), one.engine ?? UNKNOWN, seconds(one.ttft_s), seconds(one.e2e_s),
       one.status, {text: one.verdict, kind: one.verdict}])} />` : null;
 
-const Show = ({data: request, address}) => html`
+const AROUND_MS = 300000;
+
+// The same time on Now, and the trace where traces are kept.
+function Elsewhere({request, address}) {
+  const [from, until] = [Date.parse(request.started_at) - AROUND_MS, Date.parse(request.ended_at) + AROUND_MS]
+    .map((at) => new Date(at).toISOString());
+  return html`<p class="elsewhere">
+    <a href=${address("now", {window: "", from, until})}>The same time on Now</a>
+    <a href=${address("requests", {window: "", from, until, engine: request.engine ?? ""})}>Requests around it</a>
+    ${request.trace_url && html`<a href=${request.trace_url} rel="noreferrer">Its trace</a>`}</p>`;
+}
+
+const Show = ({data: {request, beside}, address}) => html`
   <h2>Request ${request.request_id ?? request.span_id}</h2>
+  <${Elsewhere} request=${request} address=${address} />
   <${Mostly} request=${request} />
   <${Waterfall} request=${request} />
   <${Why} explanation=${request.explanation} />
+  <${Beside} request=${request} beside=${beside} address=${address} />
   <h2>Facts</h2>
   <dl class="plain">${facts(request).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
   <${Others} others=${request.others} address=${address} />`;
