@@ -16,8 +16,10 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# A new checkout with the packages of an earlier one does not ask pip about each of them again.
 $(STAMP): pyproject.toml requirements.lock | $(BIN)/python
-	$(PIP) --require-hashes --requirement requirements.lock
+	cmp -s requirements.lock $(VENV)/locked || \
+		{ $(PIP) --require-hashes --requirement requirements.lock && cp requirements.lock $(VENV)/locked; }
 	$(PIP) --no-deps --editable .
 	@sync # what unpacked fills the disk's queue, and the first databases of tests would wait for it
 	@touch $@
