@@ -99,6 +99,18 @@ class XidError:
     compute_instance: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """How busy a GPU was at a stored sample, 0 to 1; None if it did not report that."""
+
+    gpu: str
+    index: int
+    name: str
+    agent: str
+    at: float
+    busy: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class GpuSamples:
     """The result of one read of a GPU source.

@@ -56,6 +56,7 @@ from agent.store.row_groups import busiest, cost_by, tallies_of_rows, verdicts_b
 from agent.store.scatter_queries import box_counts, dots
 from agent.store.sql_functions import UnixSeconds, has_verdict
 from agent.store.tables import agents, events, gpu_samples, objectives, requests
+from agent.store.timeline_queries import TimelineQueries
 from agent.store.unreadable import check_row, json_columns, json_of, readable, readable_rows
 
 # Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
@@ -168,6 +169,9 @@ class StoreQueries(CauseQueries):
         super().__init__(engine)
         self.minutes = MinuteQueries(engine).minutes
         self.engine_counts = EngineCountQueries(engine).engine_counts
+        timelines = TimelineQueries(engine)
+        self.phases = timelines.phases
+        self.gpu_use = timelines.gpu_use
 
     def agents(self) -> Sequence[Row]:
         """Every agent that writes to the database, by name."""

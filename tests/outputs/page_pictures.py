@@ -47,9 +47,7 @@ def take_walk(url: str, folder: Path) -> None:
     with browsing() as browser, opened_in(browser, f"{url}/#{_NOW}", height=HEIGHT) as there:
         page = there.page
         page.locator(".bad").first.wait_for(timeout=_RED_WITHIN_MS)
-        page.screenshot(
-            path=folder / "why-tile.png", clip=_below(page.get_by_text("Users, last"), 290)
-        )
+        page.screenshot(path=folder / "why-tile.png", clip=_below(page.locator(".sentence"), 330))
         page.screenshot(
             path=folder / "why-causes.png",
             clip=_below(page.get_by_text(_NOW_SHOWN), 330),

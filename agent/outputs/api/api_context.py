@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from agent.analysis.contrast import BoxCounts
+from agent.analysis.phase_means import RequestPhases
 from agent.analysis.tally import CauseSums, Tally
 from agent.outputs.web.documents import Documents
 from agent.records.engine_counts import CountsRow
-from agent.records.gpu import Facts
+from agent.records.gpu import Facts, GpuUse
 from agent.records.minute import MinuteRow
 from agent.records.queries import (
     Box,
@@ -143,6 +144,14 @@ class ApiQueries(Protocol):
         self, over: Window, chosen: Selection, step_s: int | None = None
     ) -> Sequence[CountsRow]:
         """What engines counted themselves in the minutes of a window, for steps like `minutes`."""
+
+    def phases(
+        self, window: Window, selection: Selection, total: int
+    ) -> tuple[int, Sequence[RequestPhases | None]]:
+        """One in how many of `total` requests was read, and their phases; None if unknown."""
+
+    def gpu_use(self, since: float, until: float, agent: str | None) -> Sequence[GpuUse]:
+        """Samples of all GPUs, the newest first; those beyond a limit are left out."""
 
 
 class ReadStore(Protocol):

@@ -43,6 +43,7 @@ from agent.outputs.api.middleware import AccessGuard, QueryGate
 from agent.outputs.api.query_parameters import REFUSALS, add_refusals, window_before
 from agent.outputs.api.request_routes import request_routes
 from agent.outputs.api.scatter_routes import contrast_routes, scatter_routes
+from agent.outputs.api.timeline_routes import load_routes, timeline_routes
 from agent.outputs.web import (
     API_POLICY,
     ASSETS_PATH,
@@ -367,4 +368,6 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         gpu_routes(context),
         agent_routes(context),
         name_routes(context),
+        timeline_routes(context),
+        load_routes(context),
     )

@@ -6,11 +6,15 @@ const style = (name) => getComputedStyle(document.documentElement).getPropertyVa
 // Requests per second: two engines' rates often differ in the second digit alone.
 const rate = (value) => number(value, 2);
 const HEIGHT = 220;
+// Pixels of the y axis, so that charts below each other have one time axis.
+const AXIS = 60;
+const END = 28;
 const DAY_S = 86400;
 
 // `data` is uPlot's: x values, then one list for each of the `series` of {label, colour, ...}.
-// `unit` writes a value of the y axis; `marks` are Unix seconds of vertical lines, `over` those at
-// which the window begins and ends.
+// `unit` writes a value of the y axis, `right` one of the right axis, for series with the scale "right";
+// `marks` are Unix seconds of vertical lines, `over` those at which the window begins and ends. Of
+// `stacked` data each list is added to those before it. `log` is a logarithmic y axis.
 export const Chart = (props) => props.data.slice(1).some((values) => values.some((each) => each != null))
   ? html`<${Plot} ...${props} />`
   : html`<div><p class="quiet">${props.label}</p><p>Unknown: ${props.why ?? "no step of this window has these figures yet"}.</p></div>`;
@@ -31,8 +35,8 @@ const newest = (plot) => {
 const lines = (marks) => (plot) => {
   const {ctx, bbox} = plot;
   ctx.save();
-  ctx.strokeStyle = style("--bad");
-  ctx.lineWidth = 2 * devicePixelRatio;
+  ctx.strokeStyle = style("--warn");
+  ctx.lineWidth = devicePixelRatio;
   ctx.setLineDash([6, 4]);
   for (const mark of marks) {
     const x = plot.valToPos(mark, "x", true);
@@ -63,13 +67,15 @@ const take_range = (plot) => {
   chosen({from, until});
 };
 
-const in_time = (unit, over) => ({
+const in_time = ({unit, right, log}, over) => ({
   // The whole window, also if no step has a figure: less would look like a shorter one.
-  scales: {x: {time: true, range: over}, y: {range: from_zero}},
+  scales: {x: {time: true, range: over}, y: log ? {distr: 3} : {range: from_zero}, ...(right && {right: {range: from_zero}})},
   x: {value: (_, at) => (at == null ? "" : new Date(1000 * at).toLocaleTimeString())},
-  axes: [{values: moments, space: 70}, {values: (_, ticks) => ticks.map(unit), size: 60}],
+  axes: [{values: moments, space: 70}, {values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : unit(tick))), size: AXIS},
+    ...(right ? [{scale: "right", side: 1, grid: {show: false}, values: (_, ticks) => ticks.map(right), size: AXIS}] : [])],
   hooks: {ready: [newest], setData: [newest], setCursor: [newest], setSelect: [take_range]},
-  cursor: {drag: {x: true, y: false, setScale: false}, bind: {dblclick: () => () => chosen(null)}},
+  // All charts show the moment that the pointer is at.
+  cursor: {sync: {key: "time"}, drag: {x: true, y: false, setScale: false}, bind: {dblclick: () => () => chosen(null)}},
 });
 
 class Plot extends Component {
@@ -89,7 +95,7 @@ class Plot extends Component {
 
   componentDidUpdate() {
     if (this.shape !== shape(this.props)) this.draw();
-    else this.plot.setData(this.props.data);
+    else this.plot.setData(drawn_data(this.props));
   }
 
   componentWillUnmount() {
@@ -101,24 +107,31 @@ class Plot extends Component {
   draw() {
     this.plot?.destroy();
     this.shape = shape(this.props);
-    const {data, series, marks = [], unit = rate} = this.props;
+    const {series, marks = [], unit = rate, right, stacked} = this.props;
     const {scales, axes, x, hooks = {}, legend = {}, cursor = {}} =
-      this.props.axes ? this.props : {...this.props, ...in_time(unit, () => this.props.over)};
+      this.props.axes ? this.props : {...this.props, ...in_time({...this.props, unit}, () => this.props.over)};
     const drawn = {
-      width: Math.max(Math.floor(this.holder.clientWidth), 200), height: HEIGHT, scales, legend, cursor, padding: [null, 28, null, null],
+      width: Math.max(Math.floor(this.holder.clientWidth), 200), height: HEIGHT, scales, legend, cursor, padding: [null, right ? 8 : END, null, null],
       hooks: {...hooks, draw: [lines(marks)]},
       axes: axes.map((axis) => ({
         stroke: style("--text"), ...["grid", "ticks"].reduce((lines, name) => (
           {...lines, [name]: {stroke: style("--line"), width: 1}}), {}),
         ...axis,
       })),
-      series: [x, ...series.map(({colour, points, ...given}) => {
+      series: [x, ...series.map(({colour, points, ...given}, place) => {
         const stroke = style(colour);
-        const value = (_, each) => (each == null ? UNKNOWN : unit(each));
-        return {stroke, width: 2, value, points: {stroke, fill: stroke, ...points}, ...given};
+        const show = given.scale === "right" ? right : unit;
+        // Of stacked data the legend has each value of its own.
+        const value = (_, each, __, step) => {
+          const own = stacked && step != null ? this.props.data[place + 1]?.[step] : each;
+          return own == null ? UNKNOWN : show(own);
+        };
+        return {stroke, width: 2, value, points: {stroke, fill: stroke, ...points},
+          ...(stacked && !given.dash && {fill: `${stroke}66`, width: 1, points: {show: false}}), ...given};
       })],
+      ...(stacked && {bands: bands(series)}),
     };
-    this.plot = new uPlot(drawn, data, this.holder.querySelector(".plot"));
+    this.plot = new uPlot(drawn, drawn_data(this.props), this.holder.querySelector(".plot"));
   }
 
   render({label}) {
@@ -127,10 +140,28 @@ class Plot extends Component {
   }
 }
 
+// Series without a dash are areas, each upon those before it; the others are lines.
+function drawn_data({data, series, stacked}) {
+  if (!stacked) return data;
+  const [x, ...lists] = data;
+  let below = x.map(() => 0);
+  return [x, ...lists.map((values, place) => {
+    if (series[place].dash) return values;
+    below = below.map((sum, step) => sum + (values[step] ?? 0));
+    return below.map((sum, step) => (lists.every((each, at) => series[at].dash || each[step] == null) ? null : sum));
+  })];
+}
+
+// The area of a series ends at the one below it.
+function bands(series) {
+  const areas = series.map(({dash}, place) => (dash ? null : place + 1)).filter((place) => place !== null);
+  return areas.slice(1).map((place, below) => ({series: [place, areas[below]]}));
+}
+
 // Heights compare only from zero on.
 const from_zero = (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? 1.05 * high : 1];
 
-const shape = ({series, scales, marks}) => JSON.stringify([series.map(({label}) => label), scales, marks]);
+const shape = ({series, scales, marks, right}) => JSON.stringify([series.map(({label}) => label), scales, marks, Boolean(right)]);
 
 // The last step has just begun, so its rates would fall to 0; it is left out until it is over.
 export const finished = (steps) => steps.filter(({window_s: length}, index) =>

@@ -42,7 +42,7 @@ function between(from, until) {
 // What of the address says it; the range wins.
 export const range_of = ({from, until}) => (from ? {from, until} : null);
 
-// `asked` are the parameters of a query. `name` is the end of a title, of the response's own bounds.
+// `asked` are the parameters of a query, `told` the summary if it had to be read for them. `name` is the end of a title, of the response's own bounds.
 export async function period(parameters, usual = "1h") {
   const range = range_of(parameters);
   const {window = usual} = parameters;
@@ -51,7 +51,14 @@ export async function period(parameters, usual = "1h") {
   const [step_s, step_name] = STEP_NAMES[step];
   const name = ({window_from: from, window_until: until, window_s: length}) => (range ? between(from, until) : last(length));
   const length_s = range ? told.window_s : length_of(window);
-  return {asked: range ?? {window}, length_s, step, step_s, step_name, name, is_range: range !== null};
+  return {asked: range ?? {window}, told, length_s, step, step_s, step_name, name, is_range: range !== null};
+}
+
+// The parameters of the period of the same length before this one.
+export function before({from, until}, length_s) {
+  if (!from) return {from: `now-${2 * length_s}s`, until: `now-${length_s}s`};
+  const [end, begin] = [moment(from), moment(from) - 1000 * length_s];
+  return {from: new Date(begin).toISOString(), until: new Date(end).toISOString()};
 }
 
 // A field of a form is in the reader's time zone, and may be empty.

@@ -70,3 +70,5 @@ export function span(seconds_) {
 
 // The end of a window's title: "last hour", "last 5 minutes".
 export const last = (seconds_) => `last ${span(seconds_).replace(/^1 /, "")}`;
+
+export const time_of_day = (iso) => new Date(iso).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"});
