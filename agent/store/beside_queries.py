@@ -1,6 +1,7 @@
 """The requests that ran on an engine in a time, and the engine's samples of it."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from sqlalchemy import Connection, func, literal, select
@@ -60,7 +61,7 @@ def samples_of(
     before = connection.execute(
         select(func.max(at)).where(*of_engine, at < literal(from_s, at.type))
     ).scalar()
-    first = from_s if before is None else before
+    first = from_s if before is None or not isfinite(before) else before
     query = (
         select(engine_samples.c.id, at, engine_samples.c.facts)
         .where(*of_engine, at >= literal(first, at.type), at <= literal(until, at.type))

@@ -1,7 +1,7 @@
 """Single requests as dots, and what a box of dots holds beside the rest, for the scatter."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, and_, case, func, literal, select
@@ -60,8 +60,12 @@ def _each(
     return [
         (at, value, verdict)
         for at, value, verdict in connection.execute(query)
-        if isinstance(at, float) and isinstance(value, (int, float)) and isinstance(verdict, str)
+        if _is_finite(at) and _is_finite(value) and isinstance(verdict, str)
     ]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and isfinite(value)
 
 
 def box_counts(

@@ -57,7 +57,7 @@ from agent.store.scatter_queries import box_counts, dots
 from agent.store.sql_functions import UnixSeconds, has_verdict
 from agent.store.tables import agents, events, gpu_samples, objectives, requests
 from agent.store.timeline_queries import TimelineQueries
-from agent.store.unreadable import check_row, json_columns, json_of, readable, readable_rows
+from agent.store.unreadable import check_row, finite, json_columns, json_of, readable, readable_rows
 
 # Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
 OVERDUE_AFTER_S = 30.0
@@ -189,7 +189,8 @@ class StoreQueries(CauseQueries):
         conditions = _conditions(wanted)
         if order == NEWEST_FIRST:
             return self._newest(requests, sorted_by, conditions, after, limit)
-        conditions.append(sorted_by.is_not(None))
+        is_time = order.key == "started"
+        conditions.append((sorted_by if is_time else finite(sorted_by)).is_not(None))
         return self._page(requests, sorted_by, conditions, after, limit, ascending=order.ascending)
 
     def dots(self, wanted: RequestFilter, by: Latency) -> Dots:

@@ -356,7 +356,8 @@ def test_a_link_opens_the_request_of_its_row_though_clients_repeat_ids(
             there.page.get_by_role("row").filter(has_text="150 ms").get_by_role("link").click()
             page = there.html("Others with this id")
             assert "<dt>TTFT</dt><dd>150 ms</dd>" in page
-            there.page.get_by_role("main").get_by_role("link").first.click()
+            others = there.page.get_by_role("region", name="Clients repeat ids")
+            others.get_by_role("link").first.click()
             there.page.get_by_text("100 ms").first.wait_for()
             assert f"span={2:016x}" in there.page.url
 

@@ -18,6 +18,8 @@ ROUTES = (
     *("summary", "timeseries", "objectives", "efficiency", "lengths", "requests", "events"),
     *("gpus", "agents", "breakdown?by=model", "breakdown?by=user", "summary?objective=chat"),
     *("requests?worst=ttft", "requests?objective=chat&verdict=met", "gpus/GPU-0"),
+    *("requests?sort=cost", "scatter", "scatter?by=e2e", "beside?engine=chat-0"),
+    "contrast?box_from=2000-01-01&box_until=2100-01-01&box_min_s=0.2",
 )
 NAN, INFINITE = float("nan"), float("inf")
 # A vector's head, and a number of 64 bits that is negative.
