@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agent.analysis.cost.bill import StatementLine, statement
+from agent.analysis.cost.bill import StatementLine, share_in_window, statement
 from agent.command_options import (
     AgentUrl,
     AsJson,
@@ -27,17 +27,16 @@ from agent.outputs.report.document import (
     read_figures,
     warnings_of,
 )
-from agent.outputs.report.formats import (
+from agent.outputs.report.formats import as_json, html_page, markdown, text, values_json
+from agent.outputs.report.statements import (
+    CURRENCY,
     as_csv,
-    as_json,
+    as_focus,
     as_table,
     as_values,
     bill_of,
     groups_of,
-    html_page,
-    markdown,
-    text,
-    values_json,
+    period_of,
 )
 from agent.outputs.report.texts import moment
 from agent.terminal import echo, progress_bar, without_controls
@@ -53,6 +52,10 @@ class ReportFormat(StrEnum):
     HTML = "html"
     JSON = "json"
     CSV = "csv"
+    FOCUS = "focus"
+
+
+_TABLES = (ReportFormat.CSV, ReportFormat.FOCUS)
 
 
 class StatementBy(StrEnum):
@@ -70,7 +73,8 @@ Shape = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="text, markdown, html (one file with charts, for mail), json, or csv (a statement).",
+        help="text, markdown, html (one file with charts, for mail), json, or of a statement csv "
+        "or focus (FOCUS 1.2, as CSV).",
     ),
 ]
 AsStatement = Annotated[
@@ -127,8 +131,8 @@ def report(
     `report --statement --by tenant --last 30d --format csv`.
     """
     shape = ReportFormat.JSON if json else shape
-    if shape is ReportFormat.CSV and not as_statement:
-        raise SettingsInvalid(["--format csv: only a statement is a table; add --statement"])
+    if shape in _TABLES and not as_statement:
+        raise SettingsInvalid([f"--format {shape}: only a statement is a table; add --statement"])
     asked = {"window": last, "from": begin, "until": until}
     window = {name: value for name, value in asked.items() if value} or {"window": "1h"}
     columns = width or get_terminal_size((100, 24)).columns
@@ -180,14 +184,20 @@ def _statement(
     done()
     summary = read("summary", **window)
     done()
-    lines = statement(by.value, groups_of(groups), bill_of(summary))
-    warnings, notes = list(warnings_of(summary)), list(_notes(summary, groups))
-    if shape is ReportFormat.CSV:
+    found, bill = groups_of(groups), bill_of(summary)
+    lines = statement(by.value, found, bill)
+    part = 1.0 if bill is None else share_in_window(found, bill)
+    warnings, notes = list(warnings_of(summary)), list(_notes(summary, groups, part))
+    period = period_of(summary)
+    if shape in _TABLES:
         for note in (*warnings, *notes):
             echo(f"goodput-agent: {note}", err=True)
-        return as_csv(lines)
+        is_focus = shape is ReportFormat.FOCUS
+        return as_focus(by.value, lines, period) if is_focus else as_csv(lines, period)
     if shape is ReportFormat.JSON:
-        return values_json({"by": by.value, "lines": as_values(lines), "notes": warnings + notes})
+        of = {"period_begin": period.begin, "period_end": period.end, "currency": CURRENCY}
+        values = {"by": by.value, **of, "lines": as_values(lines), "notes": warnings + notes}
+        return values_json(values)
     return _written(_statement_document(summary, lines, warnings, notes), shape, columns)
 
 
@@ -204,7 +214,7 @@ def _statement_document(
     )
 
 
-def _notes(summary: Json, groups: Json) -> Iterator[str]:
+def _notes(summary: Json, groups: Json, part: float) -> Iterator[str]:
     """What a reader must know before paying."""
     cost = summary["cost"]
     if cost is None:
@@ -217,6 +227,8 @@ def _notes(summary: Json, groups: Json) -> Iterator[str]:
         yield f"the bill is of the minutes from {counted}"
         if cost["unpriced_s"]:
             yield f"{cost['unpriced_s']:.0f} s without a price are in no line"
+        if part < 1:
+            yield f"requests pay {part:.2%} of their cost; the rest was before the window began"
     if groups["left_out"]:
         yield f"{groups['left_out']} groups with fewer requests are in `other requests`"
     yield (

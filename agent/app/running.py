@@ -105,6 +105,7 @@ class Agent:
             parts=self._outputs.readiness.parts,
             access=self._listeners.access,
             documents=documents(),
+            tenant_budgets=self._base.settings.tenant_budgets,
             version=agent.__version__,
             simulated=self._base.simulated,
             trace_url=self._base.settings.trace_url,

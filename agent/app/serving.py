@@ -104,6 +104,7 @@ def stored_context(engine: Engine, settings: Settings) -> ApiContext:
         parts=dict,
         access=AccessPolicy(),
         documents=Documents(None),
+        tenant_budgets=settings.tenant_budgets,
         version=agent.__version__,
         simulated=False,
         trace_url=settings.trace_url,

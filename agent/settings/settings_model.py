@@ -364,6 +364,8 @@ class Settings(Section):
     """The prices of GPUs."""
     electricity: ElectricitySettings | None = None
     token_budget: TokenBudgetSettings | None = None
+    tenant_budgets: dict[str, Annotated[Number, Field(gt=0)]] = Field(default={})
+    """Dollars that the requests of a tenant may cost in 30 days, by tenant."""
     objectives: tuple[ObjectiveSettings, ...] = Field(
         default=(ObjectiveSettings(name="chat", preset="chat"),), max_length=MAX_OBJECTIVES
     )

@@ -525,13 +525,18 @@ def test_the_bill_is_drawn_at_its_rate(there: Opened, api: Api) -> None:
     """Dollars of a minute that is computed in part would look like a lower price."""
     steps = api.get("/api/v1/efficiency?window=1h&step=1m").json()["items"]
     (chart,) = charts(there, api, "cost")
-    bill, idle = chart["data"][1:]
-    assert bill == [step["cost"]["usd_per_hour"] for step in steps]
-    for step, each in zip(steps, idle, strict=True):
+    legend = "noted.at(-1).series.slice(1).map(({label}) => label)"
+    names = there.page.evaluate(legend)
+    drawn = dict(zip(names, chart["data"][1:], strict=True))
+    # Areas lie on each other, so the highest has the whole bill.
+    whole = [step["cost"]["usd_per_hour"] for step in steps]
+    assert drawn["engine not read"] == pytest.approx(whole)
+    for step, below, above in zip(steps, drawn["aborted requests"], drawn["idle"], strict=True):
         cost = step["cost"]
-        assert each / step["cost"]["usd_per_hour"] == pytest.approx(
-            cost["idle_usd"] / cost["bill_usd"]
-        )
+        parts = [cost[f"{name}_usd"] for name in ("prefill", "decode", "unseen", "idle")]
+        scale = cost["usd_per_hour"] / cost["bill_usd"]
+        assert below == pytest.approx(scale * sum(parts[:2]))
+        assert above == pytest.approx(scale * sum(parts))
 
 
 def test_the_legend_tells_rates_apart_that_are_nearly_alike(there: Opened, api: Api) -> None:

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Decimal
 from itertools import pairwise
 from math import fsum
 
@@ -274,42 +274,63 @@ def statement(
 ) -> tuple[StatementLine, ...]:
     """The lines of the groups, then those that make up the bill, and the bill as the last one.
 
-    `other requests` is the rest: requests beyond the listed groups, whose rows have expired, or
-    that ran in the window and ended after it, less what listed ones had before it. It may be
-    negative. Without a bill there are only the groups.
+    No line is negative. Groups pay their `share_in_window`. `other requests` is the rest: requests
+    beyond the listed groups, whose rows have expired, or that had not ended at the window's end.
+    Without a bill there are only the groups.
     """
-    lines = [_group_line(by, group) for group in groups]
     if bill is None:
-        return tuple(lines)
-    rest_usd = bill.rows_usd - fsum(group.cost_usd or 0.0 for group in groups)
+        return tuple(_group_line(by, group) for group in groups)
+    part = share_in_window(groups, bill)
+    lines = [_group_line(by, group, part) for group in groups]
+    listed_usd = part * fsum(group.cost_usd or 0.0 for group in groups)
     lines += [
         StatementLine(
             line="unaccounted",
             requests=bill.unaccounted_requests,
             input_tokens=bill.unaccounted_input_tokens,
             output_tokens=bill.unaccounted_output_tokens,
-            cost_usd=_rounded(bill.unaccounted_usd),
         ),
-        StatementLine(line="idle", cost_usd=_rounded(bill.idle_usd)),
-        StatementLine(line="not read", cost_usd=_rounded(bill.unread_usd)),
-        StatementLine(line="other requests", cost_usd=_rounded(rest_usd)),
+        StatementLine(line="idle"),
+        StatementLine(line="not read"),
+        StatementLine(line="other requests"),
     ]
     whole = _rounded(bill.bill_usd)
-    # At most a millionth of a dollar for each line.
-    rounding = whole - sum((each.cost_usd or Decimal(0) for each in lines), Decimal(0))
-    lines.append(StatementLine(line="rounding", cost_usd=rounding))
-    return (*lines, StatementLine(line="bill", gpu_hours=bill.gpu_hours, cost_usd=whole))
+    exact = [None if group.cost_usd is None else part * group.cost_usd for group in groups]
+    exact += [bill.unaccounted_usd, bill.idle_usd, bill.unread_usd, bill.rows_usd - listed_usd]
+    paid = [
+        replace(line, cost_usd=usd)
+        for line, usd in zip(lines, _adding_up(whole, exact), strict=True)
+    ]
+    return (*paid, StatementLine(line="bill", gpu_hours=bill.gpu_hours, cost_usd=whole))
 
 
-def _group_line(by: str, group: GroupSpending) -> StatementLine:
+def share_in_window(groups: Sequence[GroupSpending], bill: BillParts) -> float:
+    """The part of the groups' cost that is in the bill: of long requests some is before it."""
+    listed_usd = fsum(group.cost_usd or 0.0 for group in groups)
+    return min(1.0, bill.rows_usd / listed_usd) if listed_usd > 0 else 1.0
+
+
+def _adding_up(whole: Decimal, exact: Sequence[float | None]) -> list[Decimal | None]:
+    """Parts in millionths that add up to the whole: those nearest to the next are rounded up."""
+    known = {at: Decimal(str(max(usd, 0.0))) for at, usd in enumerate(exact) if usd is not None}
+    paid = {at: usd.quantize(_CENT_PARTS, ROUND_FLOOR) for at, usd in known.items()}
+    missing = int((whole - sum(paid.values())) / _CENT_PARTS)
+    by_rest = sorted(known, key=lambda at: paid[at] - known[at])
+    for at in by_rest[: max(missing, 0)]:
+        paid[at] += _CENT_PARTS
+    # Sums of many parts may differ in the last digits.
+    paid[max(known, key=lambda at: known[at])] += whole - sum(paid.values())
+    return [paid.get(at) for at in range(len(exact))]
+
+
+def _group_line(by: str, group: GroupSpending, part: float = 1.0) -> StatementLine:
     return StatementLine(
         line=by,
         group=group.group,
         requests=group.requests,
         input_tokens=group.input_tokens,
         output_tokens=group.output_tokens,
-        gpu_hours=group.gpu_hours,
-        cost_usd=None if group.cost_usd is None else _rounded(group.cost_usd),
+        gpu_hours=None if group.gpu_hours is None else part * group.gpu_hours,
     )
 
 

@@ -1,7 +1,7 @@
 """What the API serves from: the store's queries, the clock, and the other outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from agent.analysis.contrast import BoxCounts
@@ -185,6 +185,8 @@ class ApiContext:
     parts: Callable[[], Mapping[str, str]]
     access: AccessPolicy
     documents: Documents
+    # Dollars of 30 days, by tenant.
+    tenant_budgets: Mapping[str, float] = field(default_factory=dict)
     version: str
     simulated: bool
     trace_url: str | None = None

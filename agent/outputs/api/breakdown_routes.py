@@ -1,6 +1,6 @@
 """API route of the figures of a window by engine, model, tenant, user and so on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -13,6 +13,7 @@ from pydantic import Field
 from agent.analysis.quantiles import RELATIVE_ERROR, exponential_from, quantile
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.catalog.definitions import Verdict
+from agent.catalog.time_units import DAY_S
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import (
     BaseResponse,
@@ -65,6 +66,14 @@ class HistogramResponse(BaseResponse):
     bucket_counts: list[int]
 
 
+class TenantBudgetResponse(BaseResponse):
+    """What a tenant may spend in 30 days, and will at the rate of this window."""
+
+    usd_per_month: float
+    forecast_usd_per_month: float | None = Field(description="null without a cost")
+    used_ratio: float | None = Field(description="the forecast over the budget")
+
+
 class GroupResponse(RequestFigures):
     """The figures of one group."""
 
@@ -78,6 +87,9 @@ class GroupResponse(RequestFigures):
     input_tokens: int | None = Field(description="null if no request has a count")
     output_tokens: int | None = Field(description="null if no request has a count")
     cost: GroupCost | None = Field(default=None, description="null unless requested")
+    budget: TenantBudgetResponse | None = Field(
+        default=None, description="of a tenant with one in tenant_budgets, if cost is requested"
+    )
     histograms: dict[str, HistogramResponse] | None = Field(
         default=None,
         description="by latency: ttft_s, tpot_s, e2e_s, queue_s; null unless requested",
@@ -123,7 +135,8 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
             over = _group_window(context, queries, by, asked)
             groups = _groups(queries, by, over, chosen, cost=cost)
             found = _sorted(groups, sort, chosen.objective or ALL_OBJECTIVES)
-            response_of = _responses(queries, by, over, chosen, histograms=histograms)
+            budgets = context.tenant_budgets if by == "tenant" else {}
+            response_of = _responses(queries, by, over, chosen, budgets, histograms=histograms)
             return BreakdownResponse(
                 **_stated_groups(over, by),
                 groups=[response_of(each) for each in found[:limit]],
@@ -180,8 +193,31 @@ def _groups(
     return [_UnsortedGroup(name, tally, costs.get(name)) for name, tally in tallies.items()]
 
 
+_MONTH_S = 30.0 * DAY_S
+
+
+def _budget(
+    usd_per_month: float | None, cost: GroupCost | None, covered_s: float
+) -> TenantBudgetResponse | None:
+    """The forecast goes on at the rate of the window."""
+    if usd_per_month is None or cost is None:
+        return None
+    forecast = cost.cost_usd and covered_s and cost.cost_usd / covered_s * _MONTH_S
+    return TenantBudgetResponse(
+        usd_per_month=usd_per_month,
+        forecast_usd_per_month=forecast,
+        used_ratio=None if forecast is None else forecast / usd_per_month,
+    )
+
+
 def _responses(
-    queries: ApiQueries, by: Dimension, over: Window, chosen: Selection, *, histograms: bool
+    queries: ApiQueries,
+    by: Dimension,
+    over: Window,
+    chosen: Selection,
+    budgets: Mapping[str, float],
+    *,
+    histograms: bool,
 ) -> Callable[[_UnsortedGroup], GroupResponse]:
     causes = queries.causes_by(by, over, chosen)
     covered_s = _group_covered_s(queries, by, over, chosen)
@@ -190,6 +226,7 @@ def _responses(
         return GroupResponse(
             group=group.name,
             cost=group.cost,
+            budget=_budget(budgets.get(group.name or ""), group.cost, covered_s(group.name)),
             input_tokens=group.input_tokens,
             output_tokens=group.output_tokens,
             histograms=_histograms(group.tally) if histograms else None,

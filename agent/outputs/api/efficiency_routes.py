@@ -211,6 +211,7 @@ class CostResponse(BaseResponse):
     unknown_usd: float = Field(description="time in which the engine was not read")
     unseen_usd: float = Field(description="work of requests without a row")
     aborted_usd: float
+    aborted_prefill_usd: float = Field(description="of the aborted, in prefill")
     wasted_usd: float = Field(description="unseen and aborted")
     electricity_usd: float | None = Field(description="in the bill; null if not measured")
     usd_per_hour: float = Field(description="of all engines together, at the rate of the bill")
@@ -339,6 +340,7 @@ def _cost(minutes: Sequence[MinuteRow], counted: dict[str, Any]) -> CostResponse
         unknown_usd=cost.unknown,
         unseen_usd=cost.unseen,
         aborted_usd=cost.aborted,
+        aborted_prefill_usd=cost.aborted_prefill,
         wasted_usd=cost.unseen + cost.aborted,
         electricity_usd=fsum(known) if len(known) == len(electricity) else None,
         usd_per_hour=_usd_per_hour(priced),

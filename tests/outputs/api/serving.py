@@ -57,6 +57,7 @@ class ServedAgent:
     engines: list[Mapping[str, Any]] = field(default_factory=list)
     gpus: list[Mapping[str, Any]] = field(default_factory=list)
     setups: list[Mapping[str, Any]] = field(default_factory=list)
+    tenant_budgets: dict[str, float] = field(default_factory=dict)
     metrics: Callable[[str], tuple[bytes, str]] = lambda accept: (
         b"# asked for " + accept.encode(),
         "text/plain; version=0.0.4",
@@ -274,6 +275,7 @@ def _context(engine: Engine, agent: ServedAgent, access: AccessPolicy) -> ApiCon
         parts=lambda: {"store": "ok"},
         access=access,
         documents=documents(),
+        tenant_budgets=agent.tenant_budgets,
         version="1.2.3",
         simulated=True,
     )

@@ -98,7 +98,7 @@ def test_a_group_has_the_values_of_its_own_summary(busy: Api, by: Dimension) -> 
     assert named
     for name, group in named.items():
         summary = busy.query("summary", window="2h", **{by: name})
-        own: dict[str, Any] = {"group": name, "histograms": None}
+        own: dict[str, Any] = {"group": name, "histograms": None, "budget": None}
         for tokens in ("input_tokens", "output_tokens"):
             rate = summary[f"{tokens}_per_s"]
             own[tokens] = pytest.approx(rate * summary["covered_s"])
@@ -212,6 +212,27 @@ def test_the_busiest_thousand_sessions_have_figures_of_their_own(api: Api) -> No
         "cost_usd": pytest.approx(sum(map(usd, rest))),
         "gpu_hours": pytest.approx(sum(map(usd, rest)) / 4),
     }
+
+
+def test_a_tenant_has_its_budget_and_a_forecast_at_the_rate_of_the_window(api: Api) -> None:
+    rows = [record(number, tenant="acme", ended_at=NOW - 60) for number in (1, 2)]
+    api.store([*rows, record(3, tenant="globex", ended_at=NOW - 60)], [])
+    api.price(rows)
+    api.agent.tenant_budgets |= {"acme": 1000.0, "globex": 5.0}
+    of_tenants = groups(api.query("breakdown", by="tenant", cost="true", window="1h"))
+    acme = of_tenants["acme"]
+    # The two cost an eighth and a quarter of a dollar.
+    forecast = 0.375 / acme["covered_s"] * 30 * 86400
+    assert acme["budget"] == {
+        "usd_per_month": 1000.0,
+        "forecast_usd_per_month": pytest.approx(forecast),
+        "used_ratio": pytest.approx(forecast / 1000),
+    }
+    unpriced = {"forecast_usd_per_month": None, "used_ratio": None}
+    assert of_tenants["globex"]["budget"] == {"usd_per_month": 5.0, **unpriced}
+    without = api.query("breakdown", by="tenant", window="1h")["groups"]
+    by_engine = api.query("breakdown", by="engine", cost="true", window="1h")["groups"]
+    assert {each["budget"] for each in (*without, *by_engine)} == {None}
 
 
 def test_the_cost_of_a_group_is_that_of_its_requests(api: Api) -> None:

@@ -16,7 +16,8 @@ import pytest
 from agent.analysis.cost.bill import StatementLine
 from agent.catalog.causes import CAUSES, Cause
 from agent.outputs.report.document import ReportFigures, ReportTable, document_of
-from agent.outputs.report.formats import as_csv, as_json, html_page, markdown, text
+from agent.outputs.report.formats import as_json, html_page, markdown, text
+from agent.outputs.report.statements import StatementPeriod, as_csv, as_focus
 from tests.outputs.api.serving import open_api
 from tests.outputs.api.traffic import NOW, mixed, verdicts_of
 from tests.outputs.report.reported import figures, filled
@@ -189,13 +190,16 @@ ATTACKS = [
 ]
 
 
+PERIOD = StatementPeriod("2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z")
+
+
 def statement(*groups: str | None) -> str:
     unknown: dict[str, Any] = dict.fromkeys((field.name for field in fields(StatementLine)), None)
     lines = [
         StatementLine(**{**unknown, "line": "tenant", "group": group, "cost_usd": Decimal("-0.5")})
         for group in groups
     ]
-    return as_csv(lines)
+    return as_csv(lines, PERIOD)
 
 
 def is_formula(cell: str) -> bool:
@@ -220,3 +224,38 @@ def test_every_cell_is_quoted_and_read_back() -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["group"] or None for row in rows] == names
     assert {row["cost_usd"] for row in rows} == {"-0.5"}
+
+
+def test_a_file_says_of_which_time_and_currency_it_is() -> None:
+    (row,) = csv.DictReader(io.StringIO(statement("acme")))
+    assert (row["period_begin"], row["period_end"]) == (PERIOD.begin, PERIOD.end)
+    assert row["currency"] == "USD"
+
+
+# https://focus.finops.org: the columns that version 1.2 wants of everybody.
+MANDATORY = {
+    *("BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency"),
+    *("BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory", "ChargeClass"),
+    *("ChargeDescription", "ChargePeriodEnd", "ChargePeriodStart", "ContractedCost"),
+    *("EffectiveCost", "InvoiceIssuerName", "ListCost", "PricingQuantity", "PricingUnit"),
+    *("ProviderName", "PublisherName", "ServiceCategory", "ServiceName"),
+}
+
+
+def test_focus_has_its_columns_and_its_charges_make_up_the_bill() -> None:
+    lines = [
+        StatementLine(line="tenant", group="=acme", gpu_hours=0.5, cost_usd=Decimal("1.25")),
+        StatementLine(line="tenant", group="new", cost_usd=None),
+        StatementLine(line="idle", cost_usd=Decimal("0.75")),
+        StatementLine(line="bill", gpu_hours=1.0, cost_usd=Decimal("2.00")),
+    ]
+    rows = list(csv.DictReader(io.StringIO(as_focus("tenant", lines, PERIOD))))
+    assert rows[0].keys() >= MANDATORY
+    assert all(name.startswith("x_") for name in rows[0] if not name[0].isupper())
+    assert sum(Decimal(row["BilledCost"]) for row in rows) == Decimal("2.00")
+    acme, idle = rows
+    assert (acme["SubAccountId"], acme["ConsumedQuantity"]) == ("'=acme", "0.5")
+    assert json.loads(acme["Tags"]) == {"tenant": "'=acme"}
+    assert (idle["SubAccountId"], idle["x_Line"], idle["ConsumedQuantity"]) == ("", "idle", "")
+    assert {row["ChargePeriodStart"] for row in rows} == {PERIOD.begin}
+    assert len(as_focus("tenant", [], PERIOD).splitlines()) == 1

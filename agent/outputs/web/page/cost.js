@@ -3,7 +3,7 @@ import {Chart, over_window, with_breaks} from "./chart.js";
 import {CountedTime, Figures, Reasons, Table, html} from "./elements.js";
 import {period} from "./period.js";
 import {query} from "./query.js";
-import {dollars, number, share} from "./words.js";
+import {dollars, number, share, whole_percent} from "./words.js";
 
 async function load(parameters) {
   const {asked, step, step_name, step_s, name} = await period(parameters);
@@ -29,26 +29,62 @@ const prices = ({cost, output_tokens_per_s: rate}) => [
     : `of all engines together; an hour bought ${number(3600 * rate, 0)} output tokens`),
 ];
 
+// Dollars of a bill by what they paid for. Aborted requests are in prefill and decode, too.
+const PARTS = {
+  decode: ["decode", "--one", (cost) => cost.decode_usd - (cost.aborted_usd - cost.aborted_prefill_usd)],
+  prefill: ["prefill", "--four", (cost) => cost.prefill_usd - cost.aborted_prefill_usd],
+  aborted: ["aborted requests", "--bad", (cost) => cost.aborted_usd],
+  unseen: ["work of unseen requests", "--two", (cost) => cost.unseen_usd],
+  idle: ["idle", "--quiet", (cost) => cost.idle_usd],
+  unread: ["engine not read", "--line", (cost) => cost.unknown_usd],
+};
+
+const part_of = (cost, usd) => (cost.bill_usd && usd !== null ? usd / cost.bill_usd : null);
+
 const bill = ({cost, ledger}) => [
-  ["Prefill", cost.prefill_usd], ["Decode", cost.decode_usd], ["Work of unseen requests", cost.unseen_usd],
-  ["Idle", cost.idle_usd], ["While the engine was not read", cost.unknown_usd], ["The bill", cost.bill_usd],
-  ["Of it: aborted requests", cost.aborted_usd], ["Of it: unaccounted work", ledger?.unaccounted_usd ?? null],
-].map(([name, usd]) => [name, dollars(usd), share(cost.bill_usd && usd !== null ? usd / cost.bill_usd : null)]);
+  ...Object.values(PARTS).map(([name, , usd]) => [name, usd(cost)]), ["the bill", cost.bill_usd],
+  ["of it unaccounted work", ledger?.unaccounted_usd ?? null],
+].map(([name, usd]) => [name, dollars(usd), share(part_of(cost, usd))]);
+
+// A step may have stored only some of its minutes, so its dollars would go up and down; those of an hour do not.
+const per_hour = ([, , usd]) => ({cost}) => (cost?.bill_usd ? cost.usd_per_hour * usd(cost) / cost.bill_usd : null);
+
+// The most important first.
+function Sentence({of: {cost}, over}) {
+  const [busy, idle] = [cost.prefill_usd + cost.decode_usd - cost.aborted_usd, cost.idle_usd];
+  return html`<p class="sentence"><strong>${dollars(cost.bill_usd)}</strong> (${over}), ${dollars(cost.usd_per_hour)} an hour:
+    ${" "}${whole_percent(part_of(cost, busy))} for requests that ended well, ${whole_percent(part_of(cost, cost.wasted_usd))} for aborted
+    and unseen ones, ${whole_percent(part_of(cost, idle))} idle.</p>`;
+}
 
 const without = ({ledger}, groups) => [
   [(ledger?.unaccounted_usd ?? null) === null, "unaccounted work", "the engine's counters are not complete in this window"],
   [groups.some(({cost}) => (cost?.cost_usd ?? null) === null), "cost of a tenant", "none of its requests is priced yet"],
   [groups.some(({attainment}) => attainment === null), "attainment", "no request was judged"],
-  [groups.some((group) => group.stream_tokens_per_s.p50 === null), "tokens/s of a stream", "no stream was seen token by token"],
+  [groups.some((group) => group.stream_tokens_per_s.p50 === null), "tok/s of one stream", "no stream was seen token by token"],
 ].filter(([missing]) => missing).map(([, name, why]) => [name, why]);
 
-const tenant = (group) => [
+const MONTH_S = 30 * 86400;
+// Dollars of 30 days at the rate of the window.
+const forecast = ({cost, covered_s: covered}) => (cost?.cost_usd != null && covered > 0 ? cost.cost_usd / covered * MONTH_S : null);
+
+const over_budget = ({used_ratio: used}) => (used > 1 ? {text: `${share(used)}, over budget`, kind: "missed"} : share(used));
+
+const TENANTS = ["tenant", "requests", "cost", "GPU hours", "30 days at this rate", "attainment", "tok/s of one stream"];
+const WITH_BUDGETS = [...TENANTS.slice(0, 5), "budget of 30 days", "of the budget", ...TENANTS.slice(5)];
+
+const tenant = (with_budgets) => (group) => [
   group.group ?? "unknown", number(group.requests), dollars(group.cost?.cost_usd),
-  number(group.cost?.gpu_hours, 4), share(group.attainment), number(group.stream_tokens_per_s.p50),
+  number(group.cost?.gpu_hours, 4), dollars(forecast(group)),
+  ...(with_budgets ? (group.budget ? [dollars(group.budget.usd_per_month), over_budget(group.budget)] : ["none", ""]) : []),
+  share(group.attainment), number(group.stream_tokens_per_s.p50),
 ];
 
-// A step may have stored only some of its minutes, so its dollars would go up and down; those of an hour do not.
-const idle = ({cost}) => (cost?.bill_usd ? cost.usd_per_hour * cost.idle_usd / cost.bill_usd : null);
+function Tenants({groups, over}) {
+  const with_budgets = groups.some(({budget}) => budget);
+  return html`<${Table} label="By tenant, ${over}" head=${with_budgets ? WITH_BUDGETS : TENANTS} pairs
+    rows=${groups.map(tenant(with_budgets))} empty="No request of this window." />`;
+}
 
 function Show({data: {summary, tenants, steps, step, step_s, over}}) {
   const {cost} = summary;
@@ -57,17 +93,17 @@ function Show({data: {summary, tenants, steps, step, step_s, over}}) {
     read; then wait until a minute is over.</p>`;
   return html`
     <h2>Cost, ${over}</h2>
-    <${Figures} label="Prices" of=${prices(summary)} />
-    <${Chart} label="Cost by ${step}, ${over}, in dollars per hour" unit=${dollars} over=${over_window(summary)}
-      data=${with_breaks(steps, step_s, ({cost: one}) => one?.usd_per_hour ?? null, idle)}
-      series=${[{label: "bill", colour: "--one"}, {label: "idle", colour: "--two"}]} />
+    <${Sentence} of=${summary} over=${over} />
+    <${Chart} label="Where the money goes by ${step}, ${over}, in dollars per hour" unit=${dollars} over=${over_window(summary)} stacked
+      data=${with_breaks(steps, step_s, ...Object.values(PARTS).map(per_hour))}
+      series=${Object.values(PARTS).map(([label, colour]) => ({label, colour}))} />
+    <${Tenants} groups=${tenants.groups} over=${over} />
     <div class="two">
       <${Table} label="The bill, ${over}" head=${["", "cost", "share"]} pairs rows=${bill(summary)} />
-      <${Table} label="By tenant, ${over}" head=${["tenant", "requests", "cost", "GPU hours", "attainment", "tok/s of a stream"]} pairs
-        rows=${tenants.groups.map(tenant)} empty="No request of this window." />
+      <div><p class="quiet">Prices, ${over}</p><${Figures} label="Prices" of=${prices(summary)} /></div>
     </div>
     <${Reasons} of=${without(summary, tenants.groups)} />
-    <${CountedTime} of=${cost}>Tenants pay for busy time alone; idle time is nobody's.<//>`;
+    <${CountedTime} of=${cost}>Tenants pay for busy time alone; idle time is nobody's. Their cost is of requests that ended in this time.<//>`;
 }
 
 export const cost = {title: "Cost", window: "1h", load, Show,
