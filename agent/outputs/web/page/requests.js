@@ -36,8 +36,9 @@ async function load(parameters) {
   const [by, box] = [by_of(parameters), box_of(parameters)];
   const all = {...wanted, ...bounds, ...(box ? in_box(box, by) : {})};
   const seen = {...filter, ...asked, by};
-  const [page, dots, contrast] = await Promise.all([
-    query("requests", {...all, cursor: parameters.cursor, limit: PAGE}), read_dots(seen), box && read_contrast(box, seen)]);
+  const contrast = box && read_contrast(box, seen);
+  const [page, dots] = await Promise.all([
+    query("requests", {...all, cursor: parameters.cursor, limit: PAGE}), read_dots(seen)]);
   const over = `${is_range ? "" : "in the "}${name(summary)}`;
   return {page, dots, contrast, asked, wanted: all, over, causes: summary.cause_details.map(({cause}) => cause)};
 }

@@ -44,9 +44,18 @@ export async function read_dots(wanted) {
   return kept.dots;
 }
 
-export const read_contrast = ({from, until, low, high}, wanted) => query("contrast", {
-  ...wanted, box_from: iso(from), box_until: iso(until), box_min_s: low, box_max_s: high,
-});
+let compared = {};
+
+// A promise: all rows of the time are counted, which may take seconds, so the list does not wait.
+export function read_contrast({from, until, low, high}, wanted) {
+  const asked = {...wanted, box_from: iso(from), box_until: iso(until), box_min_s: low, box_max_s: high};
+  const of = JSON.stringify(asked);
+  if (compared.of !== of || Date.now() - compared.at > FRESH_MS.many) {
+    compared = {of, found: query("contrast", asked), at: Date.now()};
+    compared.found.catch(() => { compared = {}; });
+  }
+  return compared.found;
+}
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -216,7 +225,27 @@ const of_all = (count, all) => `${number(count)} (${share(all ? count / all : nu
 
 const FILTERED = {tenant: "tenant", model: "model", engine: "engine", session: "session", cause: "cause"};
 
-function Contrast({contrast, address, parameters}) {
+class Contrast extends Component {
+  componentDidMount() { this.read(); }
+
+  componentDidUpdate(before) {
+    if (before.found !== this.props.found) this.read();
+  }
+
+  // What is shown stays until the next is there; a slower answer to an earlier box is not shown.
+  async read() {
+    const {found} = this.props;
+    const state = await found.then((contrast) => ({contrast}), (error) => ({problem: error.message}));
+    if (found === this.props.found) this.setState({problem: null, ...state});
+  }
+
+  render(props, {contrast, problem}) {
+    if (problem) return html`<p class="band" role="alert">Not compared: ${problem}</p>`;
+    return contrast ? html`<${Compared} ...${props} contrast=${contrast} />` : html`<${Note}>Comparing.<//>`;
+  }
+}
+
+function Compared({contrast, address, parameters}) {
   const {inside, outside, items} = contrast;
   const name = (item) => (FILTERED[item.dimension]
     ? html`<a href=${address("requests", {...parameters, [item.dimension]: item.name, cursor: ""})}>${
@@ -253,7 +282,7 @@ export function Scatter({dots, contrast, over, parameters, choose, address}) {
       dots.every > 1 ? " Filter, or choose a shorter time, to see every request." : ""}<//>`}
     <${Numbers} box=${box} dots=${dots} take=${take} />
     ${box && contrast && html`
-      <${Contrast} contrast=${contrast} address=${address} parameters=${parameters} />
+      <${Contrast} found=${contrast} address=${address} parameters=${parameters} />
       <p class="pages"><button type="button" onClick=${() => take(null)}>Remove the box</button>
         <a href=${address("requests", {...parameters, box: "", cursor: "", window: "", from: iso(box.from), until: iso(box.until)})}>Show its time alone</a></p>`}`;
 }
