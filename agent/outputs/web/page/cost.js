@@ -50,11 +50,12 @@ const bill = ({cost, ledger}) => [
 const per_hour = ([, , usd]) => ({cost}) => (cost?.bill_usd ? cost.usd_per_hour * usd(cost) / cost.bill_usd : null);
 
 // The most important first.
-function Sentence({of: {cost}, over}) {
+function Sentence({of: {cost}}) {
   const [busy, idle] = [cost.prefill_usd + cost.decode_usd - cost.aborted_usd, cost.idle_usd];
-  return html`<p class="sentence"><strong>${dollars(cost.bill_usd)}</strong> (${over}), ${dollars(cost.usd_per_hour)} an hour:
+  return html`<p class="sentence"><strong>${dollars(cost.bill_usd)}</strong>, ${dollars(cost.usd_per_hour)} an hour:
     ${" "}${whole_percent(part_of(cost, busy))} for requests that ended well, ${whole_percent(part_of(cost, cost.wasted_usd))} for aborted
-    and unseen ones, ${whole_percent(part_of(cost, idle))} idle.</p>`;
+    and unseen ones, ${whole_percent(part_of(cost, idle))} idle${cost.unknown_usd > 0 && `, ${whole_percent(part_of(cost, cost.unknown_usd))}
+    while no engine was read`}.</p>`;
 }
 
 const without = ({ledger}, groups) => [
@@ -93,7 +94,7 @@ function Show({data: {summary, tenants, steps, step, step_s, over}}) {
     read; then wait until a minute is over.</p>`;
   return html`
     <h2>Cost, ${over}</h2>
-    <${Sentence} of=${summary} over=${over} />
+    <${Sentence} of=${summary} />
     <${Chart} label="Where the money goes by ${step}, ${over}, in dollars per hour" unit=${dollars} over=${over_window(summary)} stacked
       data=${with_breaks(steps, step_s, ...Object.values(PARTS).map(per_hour))}
       series=${Object.values(PARTS).map(([label, colour]) => ({label, colour}))} />

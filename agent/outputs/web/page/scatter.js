@@ -1,7 +1,7 @@
 // One dot a request: when it began and how long it took. A box drawn around dots is compared with the rest.
 import {Component, Note, Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {number, seconds, share, words} from "./words.js";
+import {number, plural, seconds, share, words} from "./words.js";
 
 export const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "end to end"};
 // Drawn in this order, so that no missed request lies under one that met.
@@ -192,7 +192,7 @@ class Plot extends Component {
   }
 }
 
-const sampled = ({every, dots}) => (every === 1 ? `${number(dots)} requests`
+const sampled = ({every, dots}) => (every === 1 ? plural(dots, "request")
   : `a sample of ${number(dots)}: about one in ${number(every)}`);
 
 const Key = ({dots}) => Object.entries(dots.by_verdict).filter(([, {at}]) => at.length).map(([name, {at}]) => html`
