@@ -44,8 +44,11 @@ def test_more_requests_than_dots_are_a_sample_that_says_so(
     found = busy.query("scatter", **WINDOW)
     assert found["every"] > 1
     assert 50 <= found["dots"] <= 100
-    for verdict, some in dots_of(found).items():
-        assert some <= everything[verdict]
+    sample = dots_of(found)
+    assert all(some <= everything[verdict] for verdict, some in sample.items())
+    # Of the whole time: half of the traffic is of its last five minutes.
+    late = [sum(at > NOON for at, _ in set().union(*of.values())) for of in (sample, everything)]
+    assert late[0] / found["dots"] == pytest.approx(late[1] / 600, abs=0.2)
 
 
 def test_a_filter_that_leaves_few_requests_shows_all_of_them(
