@@ -79,7 +79,7 @@ def test_a_runbook_is_about_the_labels_of_its_alert(browser: Browser, api: Api) 
         page.get_by_role("heading", name="LlmRequestsFailing").wait_for()
         assert page.url.endswith("?objective=chat&model=llama")
         page.get_by_role("link", name="Requests", exact=True).click()
-        page.get_by_text("Requests that began in the last").wait_for()
+        page.get_by_text("Requests that began in the last").first.wait_for()
         assert page.url.endswith("/#requests?objective=chat&model=llama")
         assert there.problems == []
 
