@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event, text
 
 from agent.catalog.causes import Cause
 from agent.records.minute import RequestCost
-from agent.records.queries import Cursor, RequestFilter
+from agent.records.queries import Cursor, RequestFilter, Selection, Window
 from agent.store.connection import for_writing, without_number
 from agent.store.explanations import ExplanationStore
 from agent.store.minutes import MinuteStore
@@ -125,6 +125,18 @@ MANY_SAMPLES = """
     SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]', 1
     FROM generate_series(1, 50000) AS n
 """
+
+
+def test_no_chart_over_time_reads_a_whole_table(file: Engine) -> None:
+    window = Window(from_s=int(NOON), until=NOON + 60)
+    with listening(file) as ran:
+        queries = StoreQueries(file)
+        queries.phases(window, Selection(), 10)
+        queries.phases(window, Selection(), 1_000_000)
+        queries.gpu_use(NOON, NOON + 60, None)
+    for table in ("requests", "gpu_samples"):
+        assert any(f"FROM {table}" in statement for statement, _ in ran), table
+    assert plans_that_read_all(file, ran) == []
 
 
 def plan_of(postgres: Engine, query: Callable[[StoreQueries], object], *without: str) -> list[str]:

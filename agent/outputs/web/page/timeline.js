@@ -49,7 +49,7 @@ const PHASES = {queue: "--two", prefill: "--four", decode: "--one", front: "--qu
 function Phases({phases, of, name, ...shared}) {
   const {one_in, read, without} = phases;
   const why = read > without ? `one in ${number(one_in)} requests` : read ? "no engine told the phases of these requests" : "no request ended in this window";
-  return html`<${Chart} ...${shared} label="${name}${one_in > 1 ? `, a sample: one in ${number(one_in)} requests` : ""}" unit=${seconds} why=${why} stacked
+  return html`<${Chart} ...${shared} label="${name}${one_in > 1 ? `, a sample: about one in ${number(one_in)} requests` : ""}" unit=${seconds} why=${why} stacked
     data=${with_breaks(phases.items, shared.step_s, ...Object.keys(PHASES).map((phase) => (step) => step[of]?.[`${phase}_s`] ?? null))}
     series=${Object.entries(PHASES).map(([label, colour]) => ({label, colour}))} />`;
 }
