@@ -44,6 +44,7 @@ class Cause(StrEnum):
     NETWORK = "network"
     CPU_STARVED = "cpu_starved"
     ENGINE_FAILURE = "engine_failure"
+    STALL = "stall"
     COLD_START = "cold_start"
     UNEXPLAINED = "unexplained"
 
@@ -119,9 +120,9 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "--gpu-memory-utilization",
         "Less memory is left for peaks and for other programs on the GPU.",
         when="The GPU needs free memory for that: a quarter more KV cache was tried.",
-        effect=Effect(tried=4, helped=4, harmed=0, change=-0.52),
+        effect=Effect(tried=5, helped=5, harmed=0, change=-0.53),
         also=Tried(
-            "Three quarters of `--max-num-seqs`", Effect(tried=4, helped=0, harmed=0, change=0.03)
+            "Three quarters of `--max-num-seqs`", Effect(tried=5, helped=0, harmed=0, change=0.03)
         ),
     ),
     Cause.SEQUENCE_CAP: CauseFacts(
@@ -131,7 +132,7 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "--max-num-seqs",
         "Larger steps take longer, so TPOT rises for all.",
         when="The KV cache had room for them: twice as many were tried.",
-        effect=Effect(tried=4, helped=4, harmed=0, change=-0.92),
+        effect=Effect(tried=5, helped=5, harmed=0, change=-0.93),
     ),
     Cause.DEFERRED: CauseFacts(
         RequestPart.QUEUE,
@@ -155,10 +156,10 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Add replicas, for example with `--data-parallel-size`.",
         "--data-parallel-size",
         "A set of GPUs for each replica.",
-        effect=Effect(tried=4, helped=4, harmed=0, change=-0.65),
+        effect=Effect(tried=6, helped=6, harmed=0, change=-0.63),
         also=Tried(
             "Four times `--max-num-batched-tokens`",
-            Effect(tried=3, helped=0, harmed=3, change=0.13),
+            Effect(tried=4, helped=0, harmed=4, change=0.16),
         ),
     ),
     Cause.ADMISSION: CauseFacts(
@@ -198,10 +199,10 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Add replicas, for example with `--data-parallel-size`.",
         "--data-parallel-size",
         "A set of GPUs for each replica.",
-        effect=Effect(tried=8, helped=8, harmed=0, change=-0.69),
+        effect=Effect(tried=10, helped=10, harmed=0, change=-0.7),
         also=Tried(
             "A `--long-prefill-token-threshold` of a quarter of the step",
-            Effect(tried=3, helped=2, harmed=0, change=-0.34),
+            Effect(tried=4, helped=2, harmed=1, change=-0.17),
         ),
     ),
     Cause.PREEMPTION: CauseFacts(
@@ -220,10 +221,10 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Add replicas, for example with `--data-parallel-size`.",
         "--data-parallel-size",
         "A set of GPUs for each replica.",
-        effect=Effect(tried=13, helped=13, harmed=0, change=-0.91),
+        effect=Effect(tried=10, helped=10, harmed=0, change=-0.75),
         also=Tried(
             "A quarter of `--max-num-batched-tokens`",
-            Effect(tried=13, helped=9, harmed=1, change=-0.21),
+            Effect(tried=10, helped=8, harmed=1, change=-0.25),
         ),
     ),
     Cause.BATCH_LOAD: CauseFacts(
@@ -232,9 +233,9 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Add replicas, for example with `--data-parallel-size`.",
         "--data-parallel-size",
         "A set of GPUs for each replica.",
-        effect=Effect(tried=3, helped=3, harmed=0, change=-0.99),
+        effect=Effect(tried=7, helped=7, harmed=0, change=-0.98),
         also=Tried(
-            "Three quarters of `--max-num-seqs`", Effect(tried=3, helped=0, harmed=3, change=2.4)
+            "Three quarters of `--max-num-seqs`", Effect(tried=7, helped=0, harmed=6, change=2.15)
         ),
     ),
     Cause.LONG_OUTPUT: CauseFacts(
@@ -300,6 +301,13 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         RequestPart.FAILURE,
         "The engine failed, or could not be reached.",
         "Read the engine's events at that time; no flag helps.",
+        None,
+        None,
+    ),
+    Cause.STALL: CauseFacts(
+        RequestPart.UNKNOWN,
+        "The engine stood still: a single step took many times as long as its tokens need.",
+        "Read the engine's events and log at that time; no flag helps.",
         None,
         None,
     ),

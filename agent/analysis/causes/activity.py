@@ -1,30 +1,15 @@
-"""What an engine did in a period, how the time of its steps divides, and slices between samples."""
+"""What an engine did in a period, and the slices between two samples."""
 
-from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from agent.analysis.causes.rolling import RollingQuantile
+from agent.analysis.causes.step_costs import beyond_free
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.records.engine import EngineSample
 
-# A step of at least this many prompt tokens shows what a prompt token costs.
-_PREFILL_STEP_TOKENS = 64
-# A step of fewer prompt tokens per running request shows what decoding costs.
-_FEW_PREFILL_TOKENS = 1
-# The quantile of step times that stands for a step with little to disturb it. A fault that lasts
-# would move the median.
-QUIET = 0.2
-_ENOUGH_STEPS = 5
-# An engine is slow if most of its newest steps took this many times the usual. Then more
-# requests run than ever before, and their steps do not show what so many requests cost. After
-# _LASTS_S the slow steps count as usual.
-_SLOW_TIMES = 1.5
-_NEWEST_STEPS = 5
-_LASTS_S = 600.0
 # Up to this share of a period the duration of its steps may be unknown.
 _MOST_UNTIMED = 0.3
 # The queue waits for memory, for slots or for the token budget of a step above these shares.
@@ -46,7 +31,7 @@ class Slice(NamedTuple):
 
     Times are in Unix seconds. `running`, both `waiting` and `kv_usage` are values at the end.
     `busy_s` is the time that the steps took, None if it is unknown. Only samples give the fields
-    from `arrivals` on.
+    from `arrivals` on; `started` requests left the queue.
     """
 
     since: float
@@ -61,6 +46,7 @@ class Slice(NamedTuple):
     preempted: float
     busy_s: float | None
     arrivals: float = 0.0
+    started: float = 0.0
     hit_tokens: float = 0.0
     query_tokens: float = 0.0
     drafts: float = 0.0
@@ -76,9 +62,8 @@ class Activity(msgspec.Struct, frozen=True):
     or in `other_wait_s`. `running_s`, `kv_running_s` and `cap_running_s` are running requests times
     seconds: of all time, and of the time in which memory or slots held the queue.
 
-    The time of the steps is divided into `alone_s` (one request alone), `batch_s` (the other
-    requests of the batch), `prefill_s` (prompts) and `residual_s` (the rest). `explained_s` is what
-    all tokens need by StepCosts. In `untimed_s` the duration of the steps is unknown.
+    `busy_s` is the time of the steps, `prompt_steps` how many of them finished a prompt,
+    `large_tokens` as in ComputedWork. In `untimed_s` the duration of the steps is unknown.
     """
 
     seconds: float = 0.0
@@ -94,13 +79,12 @@ class Activity(msgspec.Struct, frozen=True):
     other_wait_s: float = 0.0
     kv_running_s: float = 0.0
     cap_running_s: float = 0.0
-    alone_s: float = 0.0
-    batch_s: float = 0.0
-    prefill_s: float = 0.0
-    residual_s: float = 0.0
-    explained_s: float = 0.0
+    busy_s: float = 0.0
+    prompt_steps: float = 0.0
+    large_tokens: float = 0.0
     untimed_s: float = 0.0
     arrivals: float = 0.0
+    started: float = 0.0
     hit_tokens: float = 0.0
     query_tokens: float = 0.0
     drafts: float = 0.0
@@ -108,16 +92,9 @@ class Activity(msgspec.Struct, frozen=True):
     rejected: float = 0.0
 
     @property
-    def busy_s(self) -> float:
-        """The time of all steps."""
-        return self.alone_s + self.batch_s + self.prefill_s + self.residual_s
-
-    @property
-    def slow_s(self) -> float | None:
-        """Seconds that the steps took beyond what their tokens need; None if that is unknown."""
-        if not self.explained_s or self.untimed_s > _MOST_UNTIMED * self.seconds:
-            return None
-        return max(0.0, self.busy_s - self.explained_s)
+    def timed(self) -> bool:
+        """Whether the time of the steps is known."""
+        return self.busy_s > 0 and self.untimed_s <= _MOST_UNTIMED * self.seconds
 
     @property
     def waits_s(self) -> float:
@@ -141,114 +118,6 @@ class Activity(msgspec.Struct, frozen=True):
         return self.accepted / self.drafts if self.drafts else None
 
 
-class StepCosts:
-    """The seconds of an engine's step with little to disturb it, learned from its steps."""
-
-    def __init__(self) -> None:
-        self._decode: defaultdict[int, RollingQuantile] = defaultdict(
-            lambda: RollingQuantile(QUIET)
-        )
-        self._prefill = RollingQuantile(QUIET)
-        self._alone: float | None = None
-        self._alone_is_known = False
-        # Whether each of the newest steps was slow, and the time since most of them are slow.
-        self._slow: deque[bool] = deque(maxlen=_NEWEST_STEPS)
-        self._slow_since: float | None = None
-
-    @property
-    def alone_s(self) -> float | None:
-        """Seconds of a step with the fewest running requests seen so far; None at first."""
-        if not self._alone_is_known:
-            known = (self._step_s(bucket) for bucket in sorted(self._decode))
-            self._alone = next((value for value in known if value is not None), None)
-            self._alone_is_known = True
-        return self._alone
-
-    @property
-    def prefill_token_s(self) -> float | None:
-        """Seconds of one prompt token; None until enough prompts were computed."""
-        return self._prefill.value(_ENOUGH_STEPS)
-
-    def learn(self, done: Slice) -> None:
-        """Learn from a slice whose steps took a known time."""
-        if not done.busy_s or done.steps < 1:
-            return
-        tokens = done.prefill_tokens / done.steps
-        decoding = done.decode_tokens / done.steps
-        if tokens <= _FEW_PREFILL_TOKENS * decoding:
-            self.learn_decode(done.until, decoding, done.busy_s / done.steps)
-        elif tokens >= _PREFILL_STEP_TOKENS:
-            rest_s = done.busy_s - done.steps * (self.decode_step_s(decoding) or 0.0)
-            if rest_s > 0:
-                self._prefill.add(done.until, rest_s / done.prefill_tokens)
-
-    def learn_prompt(self, at: float, token_s: float) -> None:
-        """Learn from the seconds per token of one prompt at a Unix time."""
-        self._prefill.add(at, token_s)
-
-    def learn_decode(self, at: float, running: float, token_s: float) -> None:
-        """Learn from the seconds per token of a request, with `running` requests in its steps."""
-        bucket = _bucket(running)
-        usual_s = self._step_s(bucket)
-        if usual_s is not None:
-            self._slow.append(token_s > _SLOW_TIMES * usual_s)
-        if not self._is_slow(at):
-            self._decode[bucket].add(at, token_s)
-            self._alone_is_known = False
-
-    def _is_slow(self, at: float) -> bool:
-        """Whether most of the newest steps are slow, and have been so for less than _LASTS_S."""
-        if 2 * sum(self._slow) <= len(self._slow):
-            self._slow_since = None
-            return False
-        if self._slow_since is None:
-            self._slow_since = at
-        return at - self._slow_since < _LASTS_S
-
-    def decode_step_s(self, decoding: float) -> float | None:
-        """Seconds of a step that generates a token for each of `decoding` requests.
-
-        0 for no request, None while nothing is known.
-        """
-        if decoding < 0.5:
-            return 0.0
-        bucket = _bucket(decoding)
-        near = sorted(self._decode, key=lambda known: abs(known - bucket))
-        known = (self._step_s(known_bucket) for known_bucket in near)
-        return next((value for value in known if value is not None), None)
-
-    def divided(self, done: Slice) -> tuple[float, float, float, float, float]:
-        """`alone_s`, `batch_s`, `prefill_s`, `residual_s` and `explained_s` of a slice (Activity).
-
-        `explained_s` may be longer than the slice: the tokens of a prompt may be reported by its
-        last step only.
-        """
-        if done.steps <= 0:
-            return 0.0, 0.0, 0.0, 0.0, 0.0
-        decoding = done.decode_tokens / done.steps
-        step_s = self.decode_step_s(decoding) or 0.0
-        one_s = min(step_s, self.alone_s or 0.0)
-        model = (
-            done.steps * one_s,
-            done.steps * (step_s - one_s),
-            done.prefill_tokens * (self.prefill_token_s or 0.0),
-        )
-        busy_s = sum(model) if done.busy_s is None else done.busy_s
-        parts, left_s = [], busy_s
-        for seconds in model:
-            parts.append(min(seconds, left_s))
-            left_s -= parts[-1]
-        return parts[0], parts[1], parts[2], left_s, sum(model)
-
-    def _step_s(self, bucket: int) -> float | None:
-        return self._decode[bucket].value(_ENOUGH_STEPS) if bucket in self._decode else None
-
-
-def _bucket(decoding: float) -> int:
-    """Requests in classes of 1, 2, 3 to 4, 5 to 8, and so on."""
-    return max(0, round(decoding) - 1).bit_length()
-
-
 # What held the queue; from KV on, the index of its seconds among those of `sums_of`.
 NOTHING, KV, DEFERRED, CAP, BUDGET, OTHER = -1, 0, 1, 2, 3, 4
 
@@ -269,7 +138,7 @@ def waits_for(at: Slice, limits: Limits) -> int:
     return KV if left and at.kv_usage >= KV_SHORT else OTHER
 
 
-def sums_of(done: Slice, seconds: float, limits: Limits, costs: StepCosts) -> tuple[float, ...]:
+def sums_of(done: Slice, seconds: float, limits: Limits) -> tuple[float, ...]:
     """The fields of Activity after `seconds`, in their order, for one slice of so many seconds."""
     waits = [0.0] * 5
     held = waits_for(done, limits)
@@ -284,7 +153,9 @@ def sums_of(done: Slice, seconds: float, limits: Limits, costs: StepCosts) -> tu
         *waits,
         done.running * waits[KV],
         done.running * waits[CAP],
-        *costs.divided(done),
+        done.busy_s or 0.0,
+        done.arrivals or float(done.prefill_tokens > 0),
+        beyond_free(done.prefill_tokens, limits.step_tokens) if done.steps == 1 else 0.0,
         seconds if done.busy_s is None and done.steps else 0.0,
         *done[11:],
     )
@@ -315,7 +186,11 @@ def slices_between(before: EngineSample | None, after: EngineSample) -> Iterator
     increases = _increases(before, after)
     if min(increases.values()) < 0:
         return
-    increases[_ARRIVALS] = _arrivals(before, after, increases[fact.REQUESTS_FINISHED.name])
+    finished = increases[fact.REQUESTS_FINISHED.name]
+    increases[_STARTED] = _more_inside(before, after, finished, fact.REQUESTS_RUNNING)
+    increases[_ARRIVALS] = _more_inside(
+        before, after, finished, fact.REQUESTS_RUNNING, fact.REQUESTS_WAITING
+    )
     middle = (before.at + after.at) / 2
     ends = ((before, before.at, middle), (after, middle, after.at))
     always_busy = _gauge(before, fact.REQUESTS_RUNNING) and _gauge(after, fact.REQUESTS_RUNNING)
@@ -367,6 +242,7 @@ def _slice(
         preempted=half[fact.PREEMPTIONS.name],
         busy_s=until - since if busy else None,
         arrivals=half[_ARRIVALS],
+        started=half[_STARTED],
         hit_tokens=half[fact.PREFIX_CACHE_HIT_TOKENS.name],
         query_tokens=half[fact.PREFIX_CACHE_QUERY_TOKENS.name],
         drafts=half[fact.SPEC_DECODE_DRAFTS.name],
@@ -375,15 +251,14 @@ def _slice(
     )
 
 
-_ARRIVALS = "arrivals"
+_ARRIVALS, _STARTED = "arrivals", "started"
 
 
-def _arrivals(before: EngineSample, after: EngineSample, finished: float) -> float:
-    """Requests that came: those that finished, and the increase of those inside the engine."""
-    inside = [
-        _gauge(sample, fact.REQUESTS_RUNNING) + _gauge(sample, fact.REQUESTS_WAITING)
-        for sample in (before, after)
-    ]
+def _more_inside(
+    before: EngineSample, after: EngineSample, finished: float, *gauges: Metric
+) -> float:
+    """Requests that came to what these gauges count: those that finished, and the increase."""
+    inside = [sum(_gauge(sample, gauge) for gauge in gauges) for sample in (before, after)]
     return max(0.0, finished + inside[1] - inside[0])
 
 

@@ -6,7 +6,6 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from agent.analysis.causes.activity import QUIET
 from agent.analysis.causes.rolling import RollingQuantile
 from agent.records.request import RequestRecord, Status, Vantage
 
@@ -15,6 +14,8 @@ ENOUGH = 8
 # Prompt lengths of one model lie in some 20 classes.
 MAX_CLASSES = 512
 _MEDIAN, _NEARLY_ALL = 0.5, 0.9
+# The quantile of times with little to disturb them. A fault that lasts would move the median.
+QUIET = 0.2
 # The newest prompts, of this time or this many requests, do not count as usual yet.
 _UNUSUAL_S, _NEWEST_PROMPTS = 20.0, 4096
 # A cache that usually has less than this share of a prompt is worth little.
@@ -38,6 +39,7 @@ class Usual(msgspec.Struct, frozen=True):
 
     front_s: float | None = None
     tpot_s: float | None = None
+    median_tpot_s: float | None = None
     outside_s: float | None = None
     hold_back_s: float | None = None
     cached_share: float | None = None
@@ -60,6 +62,7 @@ class _Model:
     def __init__(self) -> None:
         self.front_token_s: dict[int, RollingQuantile] = {}
         self.tpot_s = RollingQuantile(QUIET)
+        self.median_tpot_s = RollingQuantile(_MEDIAN)
         self.output_tokens = RollingQuantile(_MEDIAN)
         self.prompt_tokens = RollingQuantile(_NEARLY_ALL)
         self._newest_prompts: deque[tuple[float, int]] = deque(maxlen=_NEWEST_PROMPTS)
@@ -74,6 +77,7 @@ class _Model:
         self.output_tokens.add(at, tokens)
         if record.tpot_s and record.decode_s is not None and tokens > 1:
             self.tpot_s.add(at, record.decode_s / (tokens - 1))
+            self.median_tpot_s.add(at, record.decode_s / (tokens - 1))
 
     def learn_length(self, at: float, tokens: int) -> None:
         """Learn how long prompts are; the newest wait, because they may be the unusual ones."""
@@ -95,9 +99,9 @@ class RequestBaselines:
 
     def __init__(self) -> None:
         self._models: OrderedDict[str | None, _Model] = OrderedDict()
-        self._lengths: OrderedDict[tuple[str | None, int], _Length] = OrderedDict()
+        self._lengths: OrderedDict[tuple[str | None, str | None, int], _Length] = OrderedDict()
         # Caches: many requests are explained between two that are learned from.
-        self._usual: dict[tuple[str | None, int, bool], Usual] = {}
+        self._usual: dict[tuple[str | None, str | None, int, bool], Usual] = {}
         self._long_prompts: dict[str | None, _LongPrompts] = {}
 
     def learn(self, record: RequestRecord) -> None:
@@ -124,13 +128,13 @@ class RequestBaselines:
         if record.cached_tokens is None:
             model.learn_length(at, tokens)
         else:
-            self._length(record, tokens).cached_share.add(at, record.cached_tokens / tokens)
+            self._hits(record).add(at, record.cached_tokens / tokens)
 
     def usual(self, record: RequestRecord) -> Usual:
         """The usual times of requests like this one; `usual_prefill_s` gives the prefill's."""
         tokens = record.input_tokens or 0
         has_hits = tokens > 0 and record.cached_tokens is not None
-        key = record.model, tokens.bit_length(), has_hits
+        key = record.model, record.tenant, tokens.bit_length(), has_hits
         usual = self._usual.get(key)
         if usual is None:
             usual = self._usual[key] = self._usual_of_class(record, has_hits=has_hits)
@@ -158,10 +162,11 @@ class RequestBaselines:
         model = self._model(record.model)
         cached = None
         if has_hits:
-            cached = self._length(record, record.input_tokens or 0).cached_share.value(ENOUGH)
+            cached = self._hits(record).value(ENOUGH)
         return Usual(
             front_s=_front(model, record).value(ENOUGH),
             tpot_s=model.tpot_s.value(ENOUGH),
+            median_tpot_s=model.median_tpot_s.value(ENOUGH),
             outside_s=model.outside_s.value(ENOUGH),
             hold_back_s=model.hold_back_s.value(ENOUGH),
             cached_share=cached,
@@ -178,7 +183,7 @@ class RequestBaselines:
         """
         if record.input_tokens is None or record.cached_tokens is None:
             return None
-        share = self._length(record, record.input_tokens).cached_share.value(ENOUGH) or 0.0
+        share = self._hits(record).value(ENOUGH) or 0.0
         return missing_tokens(record.input_tokens, record.cached_tokens, share)
 
     def long_prompt_rate(self, model: str | None) -> float | None:
@@ -192,7 +197,7 @@ class RequestBaselines:
 
     def _long_prompts_of(self, model: str | None) -> _LongPrompts:
         for size in range(20, 6, -1):
-            known = self._lengths.get((model, size))
+            known = self._lengths.get((model, None, size))
             if known is not None and (rate := known.prefill_token_s.value(ENOUGH)) is not None:
                 return _LongPrompts(1 << size, rate)
         return _LongPrompts(0, None)
@@ -201,7 +206,12 @@ class RequestBaselines:
         return _kept(self._models, name, _Model)
 
     def _length(self, record: RequestRecord, tokens: int) -> _Length:
-        return _kept(self._lengths, (record.model, tokens.bit_length()), _Length)
+        return _kept(self._lengths, (record.model, None, tokens.bit_length()), _Length)
+
+    def _hits(self, record: RequestRecord) -> RollingQuantile:
+        """The cached shares of such prompts of the same tenant: no cache has those of a new one."""
+        key = record.model, record.tenant, (record.input_tokens or 0).bit_length()
+        return _kept(self._lengths, key, _Length).cached_share
 
 
 def _front(model: _Model, record: RequestRecord) -> RollingQuantile:

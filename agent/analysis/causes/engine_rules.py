@@ -6,7 +6,7 @@ import numpy as np
 
 from agent.analysis.causes.baselines import MISSED_SHARE
 from agent.analysis.causes.engine_timeline import COLD_S
-from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.analysis.causes.missed_case import Claim, Hold, MissedCase, Worked
 from agent.analysis.causes.periods import MissedHits, Period, Prompts
 
 # At most this many of the largest prompts are named.
@@ -21,17 +21,43 @@ def source_text(period: Period) -> str:
 
 def prompts_texts(prompts: Prompts) -> tuple[str, ...]:
     """How many prompts of other requests were prefilled, with how many tokens; empty if none."""
-    largest = np.sort(prompts.sizes)[-_NAMED - 1 :].tolist()
-    if prompts.own in largest:
-        largest.remove(prompts.own)
-    named = ", ".join([f"{size:,}" for size in largest[: -_NAMED - 1 : -1]])
-    if prompts.many == 0 or not named:
+    named = ", ".join([f"{size:,}" for size in _largest(prompts)]) if prompts.many else ""
+    if not named:
         return ()
     many = f"{prompts.many} prompts" if prompts.many > 1 else "1 prompt"
     return (
         f"{many} of other requests with {prompts.tokens:,} computed tokens were prefilled "
         f"meanwhile, the largest of {named} tokens (by their rows)",
     )
+
+
+def _largest(prompts: Prompts) -> list[int]:
+    """The largest prompts of others, in falling order."""
+    sizes, own, found = prompts.sizes, prompts.own, list[int]()
+    if not isinstance(sizes, np.ndarray):
+        found = sorted(sizes, reverse=True)[: _NAMED + 1]
+        if own in found:
+            found.remove(own)
+        return found[:_NAMED]
+    # A few searches are quicker than to sort thousands.
+    left = sizes.copy()
+    for _ in range(min(_NAMED, prompts.many)):
+        index = left.argmax()
+        if own and left[index] == own:
+            own, left[index] = 0, -1
+            index = left.argmax()
+        found.append(int(left[index]))
+        left[index] = -1
+    return found
+
+
+def period_prompts_texts(case: MissedCase, period: Period) -> tuple[str, ...]:
+    """`prompts_texts` of a period, made once."""
+    key = "texts", period.start
+    if key not in case.found:
+        case.found[key] = prompts_texts(case.prompts(period))
+    texts: tuple[str, ...] = case.found[key]
+    return texts
 
 
 def missed_text(missed: MissedHits) -> str:
@@ -54,8 +80,6 @@ STARVED_SHARE = 0.15
 THROTTLED_SHARE = 0.05
 # A GPU that loses this share of its time explains the whole queue.
 ALL_QUEUE_SHARE = 0.5
-# Prompt tokens that the cache did not lose are a cause when they are this multiple of the usual.
-MORE_PROMPTS = 2.0
 
 _CORE, _FRONT = 0, 1
 
@@ -67,16 +91,16 @@ class LostPrompts(NamedTuple):
     text: str
 
 
-def core_waited(case: MissedCase, period: Period) -> Claim | None:
+def core_waited(case: MissedCase, period: Period, worked: Worked | None) -> Claim | None:
     """The core waited for a processor in a period, and its steps were slow.
 
     Without slow steps the wait cost nothing: the core of an engine with workers polls for their
     results during their steps, and waits for a processor while it does.
     """
     claim = _waited(case, period.start, period.end, _CORE)
-    slow_s = period.activity.slow_s
-    if claim is None or slow_s is None:
+    if claim is None or worked is None:
         return claim
+    slow_s = worked.slow_s
     enough = slow_s >= STARVED_SHARE * period.seconds
     return Claim(min(claim.seconds, slow_s), claim.evidence) if enough else None
 
@@ -115,6 +139,16 @@ def gpu_slowed(case: MissedCase, period: Period) -> Claim | None:
 
 
 def lost_prompts(case: MissedCase, period: Period) -> LostPrompts | None:
+    """The part of others' prompts in a period that the prefix cache usually has, found once."""
+    known = case.found
+    key = "lost", period.start
+    if key not in known:
+        known[key] = _lost_prompts(case, period)
+    lost: LostPrompts | None = known[key]
+    return lost
+
+
+def _lost_prompts(case: MissedCase, period: Period) -> LostPrompts | None:
     """The part of others' prompts in a period that the prefix cache usually has.
 
     None if it is nothing, or so little that it may be chance.
@@ -123,32 +157,49 @@ def lost_prompts(case: MissedCase, period: Period) -> LostPrompts | None:
     if share is None:
         missed = case.missed_hits(period)
         return None if missed is None else LostPrompts(missed.share, missed_text(missed))
-    if share < MISSED_SHARE:
+    if share < MISSED_SHARE or not case.lost_by_others(period):
         return None
     text = f"the prefix cache usually has {share:.0%} of the prompt tokens of others"
     return LostPrompts(share, f"{text} that were computed meanwhile (by the rows of the requests)")
 
 
+def missed_share(case: MissedCase, period: Period) -> float:
+    """The share of the computed prompt tokens of others that the prefix cache lost."""
+    lost = lost_prompts(case, period)
+    return 0.0 if lost is None else lost.share
+
+
 def missed_by_others(case: MissedCase, period: Period, prefill_s: float) -> Claim | None:
     """A claim on the part of the `prefill_s` of others' prompts that the prefix cache missed."""
     lost = lost_prompts(case, period) if prefill_s else None
-    return None if lost is None else Claim(missed_share(case, period) * prefill_s, (lost.text,))
+    return None if lost is None else Claim(lost.share * prefill_s, (lost.text,))
 
 
-def missed_share(case: MissedCase, period: Period) -> float:
-    """The share of the time of others' prompts that is due to the prefix cache.
+def stalled(case: MissedCase, start: float, end: float) -> Claim | None:
+    """Single steps of a period took many times as long as their tokens need."""
+    stalls = [*case.timeline.stalled(start, end)]
+    if not stalls:
+        return None
+    texts = [
+        f"the step that ended at {stall.until:.3f} (Unix time) took "
+        f"{seconds(stall.until - stall.since)}, and its tokens need {seconds(stall.usual_s)} "
+        "(by its plugin)"
+        for stall in stalls[:_NAMED]
+    ]
+    return Claim(sum(stall.lost_s for stall in stalls), tuple(texts))
 
-    If the cache lost tokens, it is all of the time unless the remaining tokens are more than
-    MORE_PROMPTS times the usual: requests always share their steps with some prompts.
-    """
-    lost = lost_prompts(case, period)
-    if lost is None:
-        return 0.0
-    usual_per_s = case.timeline.sampled.usual_prompt_tokens_per_s(period.start)
-    if usual_per_s is None:
-        return lost.share
-    rest = (1 - lost.share) * case.prompts(period).tokens
-    return 1.0 if rest <= MORE_PROMPTS * usual_per_s * period.seconds else lost.share
+
+def held_text(hold: Hold) -> str:
+    """Why more requests than usual ran at once."""
+    return f"no more came than usual since {hold.since:.0f} (Unix time): {hold.text} had held them"
+
+
+def slow_text(worked: Worked, period: Period) -> str:
+    """How much longer steps took than they usually take with such tokens."""
+    return (
+        f"the steps took {seconds(worked.slow_s)} of {seconds(worked.work.seconds)} longer than "
+        f"their tokens explain ({source_text(period)}), and nothing that the agent reads shows why"
+    )
 
 
 def in_queue(claim: Claim, case: MissedCase, left_s: float, all_at: float) -> Claim:

@@ -1,13 +1,13 @@
 """The timeline of one engine in bounded memory: its steps, samples, processors and requests."""
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from agent.analysis.causes.activity import (
     Activity,
     Limits,
     Slice,
-    StepCosts,
     limits_of,
     shows_empty_queue,
     slices_between,
@@ -16,6 +16,8 @@ from agent.analysis.causes.activity import (
 from agent.analysis.causes.baselines import RequestBaselines, computed_tokens, front_of
 from agent.analysis.causes.periods import Period, Prompt, PromptLog, SampledActivity
 from agent.analysis.causes.rolling import RollingQuantile, RunningSums
+from agent.analysis.causes.stalls import Stall, Stalls, stands_out
+from agent.analysis.causes.step_costs import ComputedWork, Costs, StepCosts, beyond_free
 from agent.catalog.gpu_facts import CLOCK, THROTTLE_ACTIVE, THROTTLED_TIME
 from agent.records.engine import EngineProcess, EngineSample, EngineStep, HostSample, ProcessRole
 from agent.records.gpu import GpuSample
@@ -170,13 +172,36 @@ _MACHINE_KNOWN_S = 2.0
 _MOST_UNLEARNED = 16_384
 # Samples this near to a request's arrival give the share of its prompt that the prefix cache had.
 _AROUND_S = 5.0
-# A prompt of this many tokens shows what a prompt token costs.
-_PROMPT_TOKENS = 128
+# So many steps in a row show what steps cost.
+_LEARNED_AT_ONCE = 16
+# Requests show it when those that ran beside them have ended, and few of them are enough.
+ROWS_AFTER_S = 15.0
+_ROWS_EVERY_S = 0.1
+_MOST_ROWS = 4_096
+_MOST_UNTIMED = 64
+_NOBODY = ("", float("-inf"))
+# After a step that stood still, the usual share of time that explains steps is this at least.
+_SHORT_AGAIN = 0.4
+# Requests that were queued so near to each other show whether all fronts are late.
+_FRONTS_AROUND_S, _FEWEST_FRONTS, _MOST_FRONTS = 5.0, 4, 128
+# The times of one step by its plugin and by a request.
+_SAME_STEP_S = 0.005
 # The first requests of an engine are slow, as it compiles and fills its caches: they do not show
 # the cost of its steps.
 COLD_S = 30.0
 # Neither do the steps of a time in which processors or GPUs lost more than this share.
 _SLOW_SHARE = 0.1
+
+
+def _work_of(steps: Sequence[Slice], limits: Limits) -> ComputedWork:
+    return ComputedWork(
+        steps=len(steps),
+        tokens=sum(each.decode_tokens for each in steps),
+        prompt_tokens=sum(each.prefill_tokens for each in steps),
+        prompts=sum(each.prefill_tokens > 0 for each in steps),
+        large_tokens=sum(beyond_free(each.prefill_tokens, limits.step_tokens) for each in steps),
+        seconds=sum(each.busy_s or 0.0 for each in steps),
+    )
 
 
 class EngineTimeline:
@@ -189,6 +214,7 @@ class EngineTimeline:
         self.ready_by = "start"
         self.died_at: deque[tuple[float, str]] = deque(maxlen=64)
         self._costs = {"plugin": StepCosts(), "samples": StepCosts()}
+        self.stalls = Stalls()
         columns = len(Activity.__struct_fields__) - 1
         self._steps = RunningSums(columns, max_rows=_MAX_SLICES, width_s=_SLICE_S)
         self.sampled = SampledActivity()
@@ -199,6 +225,16 @@ class EngineTimeline:
         # Whether the plugin reports steps.
         self.has_steps = False
         self._unlearned: deque[Slice] = deque(maxlen=_MOST_UNLEARNED)
+        # The times between samples that are not learned from yet.
+        self._intervals: deque[tuple[float, float]] = deque(maxlen=_MOST_UNTIMED)
+        # When requests were queued, and how much longer than usual their front took.
+        self._fronts: deque[tuple[float, float]] = deque(maxlen=_MOST_FRONTS)
+        # Of these the first and the last time, and the delays in their order; None after a change.
+        self._lates: tuple[float, float, list[float]] | None = None
+        # Steps after an idle time, of which only requests tell when they began.
+        self._untimed: deque[Slice] = deque(maxlen=_MOST_UNTIMED)
+        # Requests whose work shows what steps cost, once those that ran beside them have ended.
+        self._rows: deque[tuple[RequestRecord, float, int]] = deque(maxlen=_MOST_ROWS)
         self.steps_have_tokens = False
         self._sample: EngineSample | None = None
         self._processors = ProcessorWaits()
@@ -233,11 +269,28 @@ class EngineTimeline:
             busy_s=step.duration_s,
         )
         self.steps_have_tokens = step.tokens_of_step
-        if step.tokens_of_step or not step.prefill_tokens:
-            self._unlearned.append(done)
-        sums = sums_of(done, done.until - done.since, self.limits, self._costs["plugin"])
+        self._unlearned.append(done)
+        self._add_stall(done)
+        sums = sums_of(done, done.until - done.since, self.limits)
         self._steps.add(done.since, done.until, sums)
         self.has_steps = True
+
+    def _add_stall(self, done: Slice) -> None:
+        if done.busy_s:
+            self.stalls.add(done, self._costs["plugin"].costs, self.limits.step_tokens)
+        else:
+            self._untimed.append(done)
+
+    def _time_first_step(self, scheduled_at: float, first_at: float) -> None:
+        """Time the step after an idle time by the request whose prompt began it."""
+        for done in reversed(self._untimed):
+            if done.until <= scheduled_at:
+                return
+            if done.until <= first_at + _SAME_STEP_S:
+                timed = done._replace(since=scheduled_at, busy_s=done.until - scheduled_at)
+                self.stalls.add(timed, self._costs["plugin"].costs, self.limits.step_tokens)
+                self._untimed.remove(done)
+                return
 
     def sample(self, sample: EngineSample) -> None:
         """Add a sample of the engine's exposition."""
@@ -251,16 +304,24 @@ class EngineTimeline:
             if before is not None:
                 self.ready_at, self.ready_by = sample.at, "first sample since its start"
         self._learn_steps(sample.at)
+        self._learn_samples(sample.at)
+        if before is not None:
+            self._intervals.append((before.at, sample.at))
         for done in slices_between(before, sample):
-            sums = sums_of(done, done.until - done.since, self.limits, self._costs["samples"])
+            sums = sums_of(done, done.until - done.since, self.limits)
             self.sampled.add(done, sums, queue_empty=shows_empty_queue(sample, done))
 
     def _learn_steps(self, now: float) -> None:
-        """Learn from steps, once the samples show whether the machine was slow."""
-        while self._unlearned and self._unlearned[0].until < now - _MACHINE_KNOWN_S:
-            done = self._unlearned.popleft()
-            if not self._disturbed(done.since, done.until):
-                self._costs["plugin"].learn(done)
+        """Learn from steps, once the samples show whether the machine was slow.
+
+        Several in a row count as one: vLLM tells the tokens of a prompt in its last step alone.
+        """
+        steps = self._unlearned
+        while len(steps) >= _LEARNED_AT_ONCE and steps[0].until < now - _MACHINE_KNOWN_S:
+            together = [steps.popleft() for _ in range(_LEARNED_AT_ONCE)]
+            since, until = together[0].since, together[-1].until
+            if all(each.busy_s for each in together) and not self._disturbed(since, until):
+                self._costs["plugin"].learn(until, _work_of(together, self.limits))
 
     def host(self, sample: HostSample) -> None:
         """Add a sample of the engine's processes."""
@@ -281,10 +342,18 @@ class EngineTimeline:
         tokens, front_s = self.computed(record), front_of(record)
         if tokens is None or front_s is None:
             return
+        usual_front_s = self.baselines.usual(record).front_s or 0.0
+        self._fronts.append((record.started_at + front_s, front_s - usual_front_s))
+        self._lates = None
         first_at = record.started_at + front_s + (record.queue_s or 0.0) + (record.prefill_s or 0.0)
-        self._learn_costs(record, first_at, tokens)
+        if not self._rows or record.ended_at >= self._rows[-1][0].ended_at + _ROWS_EVERY_S:
+            self._rows.append((record, first_at, tokens))
+        self._learn_rows(record.ended_at)
+        if self._untimed:
+            self._time_first_step(first_at - (record.prefill_s or 0.0), first_at)
         prefill_s = record.prefill_s or 0.0
-        self.prompts.add(Prompt(record.span_id, first_at, prefill_s, tokens, missing))
+        large = self.beyond_free(tokens)
+        self.prompts.add(Prompt(record.span_id, first_at, prefill_s, tokens, missing, large))
 
     def computed(self, record: RequestRecord) -> int | None:
         """The request's computed prompt tokens.
@@ -298,20 +367,62 @@ class EngineTimeline:
         hits = self.sampled.between(began_at - _AROUND_S, began_at + _AROUND_S)
         return max(1, round(tokens * (1 - (hits.hit_share or 0.0))))
 
-    def _learn_costs(self, record: RequestRecord, first_at: float, tokens: int) -> None:
-        """Learn the cost of steps from a request, for periods without steps of the plugin."""
-        costs, at = self._costs["samples"], record.ended_at
-        if self._disturbed(record.started_at, at):
+    def _learn_rows(self, now: float) -> None:
+        """Learn the cost of steps from requests, for periods without steps of the plugin.
+
+        If their cached tokens are unknown, samples tell what steps computed.
+        """
+        while self._rows and self._rows[0][0].ended_at < now - ROWS_AFTER_S:
+            record, first_at, tokens = self._rows.popleft()
+            if record.cached_tokens is None or self._disturbed(record.started_at, record.ended_at):
+                continue
+            prefill_s, decode_s = record.prefill_s or 0.0, record.decode_s or 0.0
+            self._learn_phase(record, first_at - prefill_s, first_at, own=tokens)
+            self._learn_phase(record, first_at, first_at + decode_s)
+
+    def _learn_phase(self, record: RequestRecord, start: float, end: float, own: int = 0) -> None:
+        """Learn from a request's prefill of `own` tokens, or from its decode."""
+        done = self.sampled.between(start, end)
+        steps = self.steps_of_prompt(own) if own else (record.output_tokens or 0) - 1.0
+        if steps <= 0 or end <= start or done.seconds < _COVERED * (end - start):
             return
-        if record.prefill_s and tokens >= _PROMPT_TOKENS:
-            costs.learn_prompt(at, record.prefill_s / tokens)
-            if not self.steps_have_tokens:
-                self._costs["plugin"].learn_prompt(at, record.prefill_s / tokens)
-        generated = (record.output_tokens or 0) - 1
-        if record.decode_s and generated > 0:
-            done = self.sampled.between(first_at, first_at + record.decode_s)
-            if done.seconds >= _COVERED * record.decode_s:
-                costs.learn_decode(at, done.running, record.decode_s / generated)
+        others = self.prompts.within(start, end, (record.span_id, end if own else start))
+        work = ComputedWork(
+            steps=steps,
+            tokens=max(done.decode_tokens, 0.0 if own else steps),
+            prompt_tokens=others.tokens + own,
+            prompts=0.0,
+            large_tokens=others.large + self.beyond_free(own),
+            seconds=end - start,
+        )
+        self._costs["samples"].learn(record.ended_at, work)
+
+    def _learn_samples(self, now: float) -> None:
+        """Learn from the steps between two samples, once the prompts of that time are known."""
+        while self._intervals and self._intervals[0][1] < now - ROWS_AFTER_S:
+            since, until = self._intervals.popleft()
+            done = self.sampled.between(since, until)
+            if done.timed and not self._disturbed(since, until):
+                prompts = self.prompts.within(since, until, _NOBODY)
+                large = prompts.large / max(1, prompts.tokens) * done.prefill_tokens
+                work = ComputedWork(
+                    steps=done.steps * (1 + (done.accepted_share or 0.0)),
+                    tokens=done.decode_tokens,
+                    prompt_tokens=done.prefill_tokens,
+                    prompts=0.0,
+                    large_tokens=large,
+                    seconds=done.busy_s,
+                )
+                self._costs["samples"].learn(until, work)
+
+    def beyond_free(self, tokens: float) -> float:
+        """The large tokens (ComputedWork) of a prompt with so many computed tokens."""
+        return beyond_free(tokens, self.limits.step_tokens) if tokens else 0.0
+
+    def steps_of_prompt(self, tokens: float) -> float:
+        """The steps of a prompt with so many computed tokens."""
+        budget = self.limits.step_tokens
+        return max(1.0, tokens // budget + 1) if budget else 1.0
 
     def _disturbed(self, start: float, end: float) -> bool:
         """Whether a cold start, processors or GPUs slowed the steps of a time."""
@@ -336,11 +447,43 @@ class EngineTimeline:
         source = "samples" if sums[0] >= enough_s > 0 else None
         return Period(start, end, Activity(*sums), source)
 
-    def prefill_token_s(self, source: str | None) -> float | None:
-        """Seconds of one prompt token, by the steps of a source; None if that is unknown."""
-        return None if source is None else self._costs[source].prefill_token_s
+    def stalled(self, start: float, end: float) -> Iterator[Stall]:
+        """The steps that stood out and overlap a period, the newest first."""
+        for stall in self.stalls.between(start, end):
+            usual_s = self._usual_with_told_later(stall)
+            if usual_s is not None and stands_out(known := stall._replace(usual_s=usual_s)):
+                yield known
 
-    def alone_s(self) -> float | None:
-        """Seconds of a step for one request, by the plugin, or by samples if unknown there."""
-        by_steps = self._costs["plugin"].alone_s
-        return self._costs["samples"].alone_s if by_steps is None else by_steps
+    def _usual_with_told_later(self, stall: Stall) -> float | None:
+        """What a step takes with a piece of a prompt whose tokens the engine counts in a later one.
+
+        None if the steps after it take long as well: they have the next pieces.
+        """
+        costs, took_s = self._costs["plugin"].costs, stall.until - stall.since
+        if self.steps_have_tokens or costs is None:
+            return stall.usual_s
+        after = self.period(stall.until, stall.until + took_s).activity
+        if after.steps * stall.usual_s < _SHORT_AGAIN * after.seconds:
+            return None
+        tokens_s = after.prefill_tokens * costs.prompt_token_s
+        return stall.usual_s + tokens_s + after.large_tokens * costs.large_token_s
+
+    def fronts_were_late(self, queued_at: float, late_s: float) -> bool:
+        """Whether most requests that were queued around a time were about as late as one of them.
+
+        True of too few. A core that takes no requests for a while delays only some.
+        """
+        if self._lates is None:
+            times = [at for at, _ in self._fronts] or [0.0]
+            self._lates = min(times), max(times), sorted([late for _, late in self._fronts])
+        first_at, last_at, lates = self._lates
+        if max(queued_at - first_at, last_at - queued_at) > _FRONTS_AROUND_S:
+            lates = sorted(
+                [late for at, late in self._fronts if abs(at - queued_at) <= _FRONTS_AROUND_S]
+            )
+        many = len(lates) - bisect_left(lates, late_s / 4)
+        return len(lates) < _FEWEST_FRONTS or 2 * many > len(lates)
+
+    def costs(self, source: str | None) -> Costs | None:
+        """What steps usually take, by the steps of a source; None if that is unknown."""
+        return None if source is None else self._costs[source].costs

@@ -1,18 +1,21 @@
 """Rules for the time in the engine's queue: first those on changes, then those on what held it."""
 
-from agent.analysis.causes.activity import Activity
 from agent.analysis.causes.engine_rules import (
     ALL_QUEUE_SHARE,
     cold,
     core_waited,
     gpu_slowed,
+    held_text,
     in_queue,
     lost_prompts,
-    prompts_texts,
+    missed_share,
+    period_prompts_texts,
     seconds,
+    slow_text,
     source_text,
+    stalled,
 )
-from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.analysis.causes.missed_case import STALL_BEFORE_S, Claim, MissedCase
 from agent.analysis.causes.periods import Change
 
 # Twice as much as usual, and more than chance: four standard deviations of a Poisson process.
@@ -27,6 +30,8 @@ PREFILL_SHARE = 0.3
 CROWDED = 1.5
 # From this share on, it is most of the time with a queue.
 _MOST_OF = 0.5
+# A request that waits for more steps than this waits for others that piled up.
+_PILED_UP_STEPS = 10.0
 # A queue that is seen for less than this share of the wait explains nothing.
 SEEN_SHARE = 0.1
 
@@ -34,14 +39,14 @@ SEEN_SHARE = 0.1
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had just started when the queue began, and its first steps are slow."""
     claim = cold(case, left_s, case.backlog.start, "queue began")
-    if claim is None or case.timeline.alone_s() is None or not _slow(case.backlog.activity):
+    if claim is None or _slow_share(case) < PREFILL_SHARE:
         return None
     return None if _lacks_capacity(case) else claim
 
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor while the queue grew."""
-    claim = core_waited(case, case.backlog)
+    claim = core_waited(case, case.backlog, case.backlog_work)
     if claim is None or _lacks_capacity(case):
         return None
     # The requests ahead take longer by the lost time only: most of their work was there anyway.
@@ -75,9 +80,19 @@ def burst(case: MissedCase, left_s: float) -> Claim | None:
     )
 
 
+def kv_pressure_in_burst(case: MissedCase, left_s: float) -> Claim | None:
+    """More requests came than usual, and more KV cache would have taken them."""
+    return kv_pressure(case, left_s) if burst(case, left_s) else None
+
+
+def sequence_cap_in_burst(case: MissedCase, left_s: float) -> Claim | None:
+    """More requests came than usual, and more slots of the batch would have taken them."""
+    return sequence_cap(case, left_s) if burst(case, left_s) else None
+
+
 def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
     """The prefix cache served less than usual, so the engine computes more."""
-    if not _prefills(case.backlog.activity):
+    if not _prefills(case):
         return None
     lost = lost_prompts(case, case.backlog)
     return None if lost is None else Claim(left_s, (lost.text,))
@@ -86,9 +101,11 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
 def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
     """More prompt tokens came than usual, and in longer prompts."""
     change = case.change
-    if change is None or not _prefills(case.backlog.activity) or not _longer(change):
+    if change is None or not _prefills(case) or not _longer(change):
         return None
-    if change.prefill_tokens < SURGE * max(1.0, change.usual_prefill_tokens):
+    # What the prefix cache lost does not come in longer prompts.
+    came = change.prefill_tokens * (1 - missed_share(case, case.backlog))
+    if came < SURGE * max(1.0, change.usual_prefill_tokens):
         return None
     return Claim(
         left_s,
@@ -96,27 +113,26 @@ def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
             f"{change.prefill_tokens:,.0f} prompt tokens were computed in "
             f"{seconds(change.seconds)}, and {change.usual_prefill_tokens:,.0f} usually are in "
             "that time (by the engine's samples)",
-            *prompts_texts(case.prompts(case.backlog)),
+            *period_prompts_texts(case, case.backlog),
         ),
     )
 
 
+def stall(case: MissedCase, left_s: float) -> Claim | None:
+    """A single step held all that waited."""
+    start = min(case.backlog.start, case.queued_at - STALL_BEFORE_S)
+    return stalled(case, start, case.scheduled_at)
+
+
 def slow_steps(case: MissedCase, left_s: float) -> Claim | None:
     """Steps were slow for no known reason, so requests piled up and filled the engine."""
-    done = case.backlog.activity
-    if not _slow(done) or not case.prefill_token_s or case.timeline.alone_s() is None:
+    share, worked = _slow_share(case), case.backlog_work
+    if not share or worked is None or _lacks_capacity(case):
         return None
-    known, by_steps = (cold_start, cpu_starved, gpu_throttled), case.backlog.source == "plugin"
-    if _lacks_capacity(case) or any(rule(case, left_s) for rule in known):
-        return None
-    if by_steps and _uncounted_prompts_s(case) >= PREFILL_SHARE * done.residual_s:
-        return None
-    text = (
-        f"the steps took {seconds(done.residual_s)} of {seconds(done.busy_s)} longer than their "
-        f"tokens explain ({source_text(case.backlog)}), and neither processor nor GPU shows why"
-    )
-    share = done.residual_s / done.busy_s
-    return Claim(left_s * min(1.0, share / ALL_QUEUE_SHARE), (text,))
+    step_s = worked.work.seconds / max(1.0, worked.work.steps)
+    # Requests that wait for a few steps wait as much longer as these take longer.
+    piled_up = left_s > _PILED_UP_STEPS * step_s
+    return Claim(left_s * (1.0 if piled_up else share), (slow_text(worked, case.backlog),))
 
 
 def kv_pressure(case: MissedCase, left_s: float) -> Claim | None:
@@ -139,19 +155,40 @@ def prefill_backlog(case: MissedCase, left_s: float) -> Claim | None:
     return _held(case, left_s, held_s, "steps were full of prompt tokens")
 
 
+def long_step_under_way(case: MissedCase, left_s: float) -> Claim | None:
+    """The steps while the request waited were busy with more prompts of others than usual."""
+    waited_for = _waited_for(case)
+    if waited_for * case.prefill_token_s < PREFILL_SHARE * left_s:
+        return None
+    tokens, hold = case.more_prompts(case.queue, waited_for)
+    claim = _under_way(case, left_s, tokens)
+    if claim is None or hold is None:
+        return claim
+    return Claim(claim.seconds, (*claim.evidence, held_text(hold)), hold.cause)
+
+
 def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
     """The steps while the request waited were busy with prompts of others."""
-    prompts = case.prompts(case.queue)
-    claimed_s = prompts.tokens * case.prefill_token_s
+    return _under_way(case, left_s, _waited_for(case))
+
+
+def _waited_for(case: MissedCase) -> float:
+    """The prompt tokens of others in the steps while the request waited."""
+    tokens = float(case.prompts(case.queue).tokens)
     if case.queue.source == "plugin":
-        claimed_s = max(claimed_s, case.queue.activity.prefill_s)
+        tokens = max(tokens, case.queue.activity.prefill_tokens)
+    return tokens
+
+
+def _under_way(case: MissedCase, left_s: float, tokens: float) -> Claim | None:
+    claimed_s = tokens * case.prefill_token_s
     if claimed_s < PREFILL_SHARE * left_s:
         return None
     text = (
         f"prompts of others took {seconds(min(claimed_s, left_s))} of the steps while the request "
         f"waited ({source_text(case.queue)})"
     )
-    return Claim(claimed_s, (text, *prompts_texts(prompts)))
+    return Claim(claimed_s, (text, *period_prompts_texts(case, case.queue)))
 
 
 def _lacks_capacity(case: MissedCase) -> bool:
@@ -170,16 +207,6 @@ def _lacks_capacity(case: MissedCase) -> bool:
     return short_s >= _MOST_OF * done.waits_s > 0
 
 
-def _uncounted_prompts_s(case: MissedCase) -> float:
-    """Seconds of others' prompts in steps of the plugin that do not count their tokens.
-
-    The engine counts the tokens of a prompt in the last of its steps, so the steps before look slow
-    for no reason. Between two samples, in contrast, lie all steps of most prompts.
-    """
-    taken_s = case.prompts(case.backlog).tokens * case.prefill_token_s
-    return taken_s - case.backlog.activity.prefill_s
-
-
 def _surges(change: Change) -> bool:
     usual = change.usual_arrivals
     beyond_chance = change.arrivals - usual >= _DEVIATIONS * max(1.0, usual) ** 0.5
@@ -191,13 +218,18 @@ def _longer(change: Change) -> bool:
     return change.prefill_tokens * change.usual_arrivals >= _LONGER * usual * change.arrivals
 
 
-def _prefills(done: Activity) -> bool:
-    return done.prefill_s >= PREFILL_SHARE * done.busy_s > 0
+def _prefills(case: MissedCase) -> bool:
+    """Whether prompts take much of the engine's time."""
+    worked, done = case.backlog_work, case.backlog.activity
+    if worked is None:
+        return done.prefill_tokens * case.prefill_token_s >= PREFILL_SHARE * done.seconds > 0
+    return worked.prompts_s >= PREFILL_SHARE * worked.work.seconds > 0
 
 
-def _slow(done: Activity) -> bool:
-    """Whether steps took longer than their tokens explain."""
-    return done.residual_s >= PREFILL_SHARE * done.busy_s > 0
+def _slow_share(case: MissedCase) -> float:
+    """The share of the steps' time that their tokens do not explain; 0 if that is little."""
+    worked = case.backlog_work
+    return worked.slow_s / worked.work.seconds if worked is not None and worked.slow_s else 0.0
 
 
 def _held(case: MissedCase, left_s: float, held_s: float, text: str) -> Claim | None:

@@ -5,11 +5,13 @@ are in their own modules. Here are those of the time outside the engine's core, 
 requests.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from functools import cache
 from itertools import compress
 from typing import NamedTuple
+
+import msgspec
 
 from agent.analysis.causes import queue_rules, step_rules
 from agent.analysis.causes.baselines import hold_back_of
@@ -20,6 +22,7 @@ from agent.analysis.causes.engine_rules import (
     gpu_slowed,
     request_cold,
     seconds,
+    stalled,
 )
 from agent.analysis.causes.engine_timeline import EngineTimeline
 from agent.analysis.causes.missed_case import Claim, MissedCase, Phase, PhaseTime, Sign
@@ -32,6 +35,8 @@ from agent.records.request import RequestRecord, Status
 
 # A shorter delay is noise of clocks and event loops.
 _SHORTEST_S = 0.01
+# The core is in a step, or ends one, for fewer than this many steps.
+_FEW_STEPS = 2
 # A poll finds a death after the requests broke. Its event counts for requests that ran at most this
 # long before or after it.
 _SEEN_WITHIN_S = 15.0
@@ -44,6 +49,8 @@ def tokenising(case: MissedCase, left_s: float) -> Claim | None:
     usual_s = case.usual.front_s
     if left_s < _SHORTEST_S or usual_s is None:
         return None
+    if not case.timeline.fronts_were_late(case.queued_at, left_s) or _step_under_way(case):
+        return None
     front_s = case.queued_at - case.arrived_at
     text = (
         f"the engine's front took {seconds(front_s)} ({_engine_source(case)}), usually "
@@ -51,6 +58,13 @@ def tokenising(case: MissedCase, left_s: float) -> Claim | None:
         "for prompts of this length"
     )
     return Claim(left_s, (text,))
+
+
+def _step_under_way(case: MissedCase) -> bool:
+    """Whether a single step ran meanwhile: the core takes requests between two steps."""
+    front = case.timeline.period(case.arrived_at, case.queued_at)
+    done = front.activity
+    return front.source == "plugin" and done.steps < _FEW_STEPS and 2 * done.busy_s > front.seconds
 
 
 def parser_holdback(case: MissedCase, left_s: float) -> Claim | None:
@@ -64,6 +78,11 @@ def parser_holdback(case: MissedCase, left_s: float) -> Claim | None:
         f"usually {seconds(usual_s or 0.0)}"
     )
     return Claim(held_s - (usual_s or 0.0), (text,))
+
+
+def front_stalled(case: MissedCase, left_s: float) -> Claim | None:
+    """A step of the core held the request before the core had seen it."""
+    return stalled(case, case.arrived_at, case.queued_at)
 
 
 def network(case: MissedCase, left_s: float) -> Claim | None:
@@ -130,6 +149,20 @@ def engine_failure(case: MissedCase, left_s: float) -> Claim | None:
 _Rule = Callable[[MissedCase, float], Claim | None]
 
 
+class ClaimKind(Enum):
+    """How a rule claims.
+
+    CHANGE: something came that usually is not there. All of a phase claim what their removal would
+    save, and share if that is more than the delay. REST: claims of what these left. STANDING:
+    claims of what then is left, and is charged only as far as the others do not explain the excess:
+    it also delays requests that keep their limits.
+    """
+
+    CHANGE = 0
+    REST = 1
+    STANDING = 2
+
+
 class Rule(NamedTuple):
     """A cause, and the function that claims seconds for it.
 
@@ -139,75 +172,115 @@ class Rule(NamedTuple):
 
     cause: Cause
     claim: _Rule
+    kind: ClaimKind = ClaimKind.REST
     sign: Sign | None = None
 
 
+def _change(cause: Cause, claim: _Rule, sign: Sign | None = None) -> Rule:
+    return Rule(cause, claim, ClaimKind.CHANGE, sign)
+
+
+def _standing(cause: Cause, claim: _Rule) -> Rule:
+    return Rule(cause, claim, ClaimKind.STANDING)
+
+
 _QUEUE = (
-    Rule(Cause.DEFERRED, queue_rules.deferred),
-    Rule(Cause.BURST, queue_rules.burst),
-    Rule(Cause.CPU_STARVED, queue_rules.cpu_starved, Sign.CPU_WAITS),
-    Rule(Cause.GPU_THROTTLED, queue_rules.gpu_throttled, Sign.GPU_THROTTLED),
-    Rule(Cause.COLD_START, queue_rules.cold_start, Sign.STARTED),
-    Rule(Cause.CACHE_MISS, queue_rules.cache_miss),
-    Rule(Cause.PREFILL_BACKLOG, queue_rules.long_prompts_came),
+    _change(Cause.DEFERRED, queue_rules.deferred),
+    _change(Cause.BURST, queue_rules.burst),
+    _change(Cause.KV_PRESSURE, queue_rules.kv_pressure_in_burst),
+    _change(Cause.SEQUENCE_CAP, queue_rules.sequence_cap_in_burst),
+    _change(Cause.CPU_STARVED, queue_rules.cpu_starved, Sign.CPU_WAITS),
+    _change(Cause.GPU_THROTTLED, queue_rules.gpu_throttled, Sign.GPU_THROTTLED),
+    _change(Cause.COLD_START, queue_rules.cold_start, Sign.STARTED),
+    _change(Cause.CACHE_MISS, queue_rules.cache_miss),
+    _change(Cause.PREFILL_BACKLOG, queue_rules.long_prompts_came),
+    _change(Cause.STALL, queue_rules.stall, Sign.STALLED),
+    Rule(Cause.PREFILL_BACKLOG, queue_rules.long_step_under_way),
     Rule(Cause.UNEXPLAINED, queue_rules.slow_steps),
     Rule(Cause.KV_PRESSURE, queue_rules.kv_pressure),
     Rule(Cause.SEQUENCE_CAP, queue_rules.sequence_cap),
     Rule(Cause.PREFILL_BACKLOG, queue_rules.prefill_backlog),
-    Rule(Cause.PREFILL_BACKLOG, queue_rules.step_under_way),
+    _standing(Cause.PREFILL_BACKLOG, queue_rules.step_under_way),
 )
 
 _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.OUTSIDE: (
         Rule(Cause.PARSER_HOLDBACK, parser_holdback),
         Rule(Cause.BURST, queue_rules.burst),
-        Rule(Cause.CPU_STARVED, front_waited, Sign.CPU_WAITS),
+        Rule(Cause.CPU_STARVED, front_waited, sign=Sign.CPU_WAITS),
         Rule(Cause.NETWORK, network),
     ),
     Phase.STREAM: (
-        Rule(Cause.CPU_STARVED, front_waited_in_stream, Sign.CPU_WAITS),
+        Rule(Cause.CPU_STARVED, front_waited_in_stream, sign=Sign.CPU_WAITS),
         Rule(Cause.SLOW_CLIENT, slow_client),
     ),
     Phase.FRONT: (
         Rule(Cause.BURST, queue_rules.burst),
-        Rule(Cause.CPU_STARVED, front_waited, Sign.CPU_WAITS),
-        Rule(Cause.COLD_START, request_cold, Sign.STARTED),
+        Rule(Cause.CPU_STARVED, front_waited, sign=Sign.CPU_WAITS),
+        Rule(Cause.COLD_START, request_cold, sign=Sign.STARTED),
+        Rule(Cause.STALL, front_stalled, sign=Sign.STALLED),
         Rule(Cause.TOKENISING, tokenising),
     ),
     Phase.QUEUE: _QUEUE,
     Phase.PREFILL: (
-        Rule(Cause.CACHE_MISS, step_rules.cache_miss),
-        Rule(Cause.CACHE_MISS, step_rules.prefill_missed_by_others),
-        Rule(Cause.PREFILL_CONTENTION, step_rules.contention),
-        Rule(
+        _change(Cause.CACHE_MISS, step_rules.cache_miss),
+        _change(Cause.CACHE_MISS, step_rules.prefill_missed_by_others),
+        _change(Cause.PREFILL_CONTENTION, step_rules.more_contention),
+        _change(
             Cause.GPU_THROTTLED, lambda case, _: gpu_slowed(case, case.prefill), Sign.GPU_THROTTLED
         ),
-        Rule(Cause.CPU_STARVED, lambda case, _: core_waited(case, case.prefill), Sign.CPU_WAITS),
-        Rule(Cause.BATCH_LOAD, step_rules.prefill_batch_load),
-        Rule(Cause.COLD_START, request_cold, Sign.STARTED),
+        _change(
+            Cause.CPU_STARVED,
+            lambda case, _: core_waited(case, case.prefill, case.prefill_work),
+            Sign.CPU_WAITS,
+        ),
+        _change(Cause.STALL, step_rules.prefill_stalled, Sign.STALLED),
+        _change(Cause.BATCH_LOAD, step_rules.prefill_more_load),
+        Rule(Cause.COLD_START, request_cold, sign=Sign.STARTED),
+        Rule(Cause.UNEXPLAINED, step_rules.prefill_slow),
+        _standing(Cause.PREFILL_CONTENTION, step_rules.contention),
+        _standing(Cause.BATCH_LOAD, step_rules.prefill_batch_load),
     ),
     Phase.DECODE: (
-        Rule(Cause.PREEMPTION, step_rules.preemption),
-        Rule(Cause.PREEMPTION, step_rules.recomputation),
-        Rule(Cause.CACHE_MISS, step_rules.decode_missed_by_others),
-        Rule(Cause.PREFILL_INTERFERENCE, step_rules.interference),
-        Rule(
+        _change(Cause.PREEMPTION, step_rules.preemption),
+        _change(Cause.PREEMPTION, step_rules.recomputation),
+        _change(Cause.CACHE_MISS, step_rules.decode_missed_by_others),
+        _change(Cause.PREFILL_INTERFERENCE, step_rules.more_interference),
+        _change(
             Cause.GPU_THROTTLED, lambda case, _: gpu_slowed(case, case.decode), Sign.GPU_THROTTLED
         ),
-        Rule(Cause.CPU_STARVED, lambda case, _: core_waited(case, case.decode), Sign.CPU_WAITS),
-        Rule(Cause.SPECULATION, step_rules.speculation, Sign.DRAFTS),
-        Rule(Cause.BATCH_LOAD, step_rules.decode_batch_load),
-        Rule(Cause.COLD_START, request_cold, Sign.STARTED),
+        _change(
+            Cause.CPU_STARVED,
+            lambda case, _: core_waited(case, case.decode, case.decode_work),
+            Sign.CPU_WAITS,
+        ),
+        _change(Cause.STALL, step_rules.decode_stalled, Sign.STALLED),
+        _change(Cause.SPECULATION, step_rules.speculation, Sign.DRAFTS),
+        _change(Cause.BATCH_LOAD, step_rules.decode_more_load),
+        Rule(Cause.COLD_START, request_cold, sign=Sign.STARTED),
+        Rule(Cause.UNEXPLAINED, step_rules.decode_slow),
+        _standing(Cause.PREFILL_INTERFERENCE, step_rules.interference),
+        _standing(Cause.BATCH_LOAD, step_rules.decode_batch_load),
     ),
     Phase.UNSPLIT: _QUEUE,
 }
 
 
+class PhaseRules(NamedTuple):
+    """The rules of a phase that apply: changes, and the others in their order."""
+
+    changes: tuple[Rule, ...]
+    others: tuple[Rule, ...]
+
+
 @cache
-def rules_of(phase: Phase, signs: frozenset[Sign]) -> tuple[tuple[Cause, _Rule], ...]:
-    """The cause and function of each rule of a phase that applies with these signs."""
+def rules_of(phase: Phase, signs: frozenset[Sign]) -> PhaseRules:
+    """The rules of a phase that apply with these signs."""
     rules = [rule for rule in _RULES[phase] if rule.sign is None or rule.sign in signs]
-    return tuple((rule.cause, rule.claim) for rule in rules)
+    return PhaseRules(
+        tuple(rule for rule in rules if rule.kind is ClaimKind.CHANGE),
+        tuple(rule for rule in rules if rule.kind is not ClaimKind.CHANGE),
+    )
 
 
 FAILURES: tuple[Rule, ...] = (
@@ -227,8 +300,22 @@ _SOURCES = ("plugin", "span", "proxy", "samples")
 
 # The seconds charged to a cause, and the evidence.
 _Charge = tuple[float, tuple[str, ...]]
-_Claimed = tuple[Cause, float, tuple[str, ...]]
-_Charged = dict[PhaseTime, list[_Claimed]]
+
+
+class _Share(msgspec.Struct, frozen=True):
+    cause: Cause
+    seconds: float
+    evidence: tuple[str, ...]
+
+
+class _PhaseClaims(msgspec.Struct, frozen=True):
+    """The delay of a phase: by what is new or unknown, and by what always stands."""
+
+    first: list[_Share]
+    standing: list[_Share]
+
+
+_Charged = dict[PhaseTime, _PhaseClaims]
 
 
 def explain(
@@ -246,13 +333,16 @@ def explain(
     known: _Charged = {}
     shares: list[CauseShare] = []
     worst: Sequence[CauseShare] = ()
+    worst_s = 0.0
     for objective in objectives:
         own: list[CauseShare] = []
+        own_s = 0.0
         for excess in excesses(record, objective):
             own += _shares(case, excess, known)
+            own_s += excess.seconds or 0.0
         shares += own
-        if not worst or _excess_s(own) > _excess_s(worst):
-            worst = own
+        if not worst or own_s > worst_s:
+            worst, worst_s = own, own_s
     return Explanation(
         trace_id=record.trace_id,
         span_id=record.span_id,
@@ -262,14 +352,10 @@ def explain(
     )
 
 
-def _excess_s(shares: Sequence[CauseShare]) -> float:
-    return sum(share.excess_s or 0.0 for share in shares)
-
-
 def _top(shares: Sequence[CauseShare]) -> Cause:
-    totals: defaultdict[Cause, float] = defaultdict(float)
+    totals: dict[Cause, float] = {}
     for share in shares:
-        totals[share.cause] += share.excess_s or 0.0
+        totals[share.cause] = totals.get(share.cause, 0.0) + (share.excess_s or 0.0)
     return max(totals, key=totals.__getitem__, default=Cause.UNEXPLAINED)
 
 
@@ -295,8 +381,8 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
         return [_failure(case, excess)]
     phases = case.phases(excess)
     noise_s = _NOISE_SHARE * excess_s
-    charges: dict[Cause, _Charge] = {}
-    delay_s = 0.0
+    first: list[_Share] = []
+    standing: list[_Share] = []
     for phase in phases:
         if phase.seconds - phase.needed_s <= noise_s:
             continue
@@ -304,15 +390,16 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
         claims = known.get(phase)
         if claims is None:
             claims = known[phase] = _charged(case, phase)
-        for cause, claimed_s, evidence in claims:
-            delay_s += claimed_s
-            _charge(charges, cause, claimed_s, evidence)
-    over_s = excess_s - delay_s
-    if over_s > len(phases) * noise_s:
+        first += claims.first
+        standing += claims.standing
+    charges: dict[Cause, _Charge] = {}
+    over_s = excess_s - _charge_all(charges, first, excess_s)
+    over_s -= _charge_all(charges, standing, over_s)
+    if over_s > len(phases) * noise_s or not charges:
         cause, text = _needed(case, excess, phases)
         _charge(charges, cause, over_s, (text,))
-        delay_s = excess_s
-    scale = excess_s / delay_s
+        over_s = 0.0
+    scale = excess_s / (excess_s - over_s)
     objective, limit = excess.objective, excess.limit
     return [
         CauseShare(objective, limit, cause, charged_s * scale, evidence)
@@ -320,22 +407,84 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
     ]
 
 
-def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
-    """The delay of one phase by cause. A rule claims of the seconds that earlier rules left."""
-    left_s = phase.seconds - phase.needed_s
-    noise_s = _NOISE_SHARE * left_s
-    claims: list[_Claimed] = []
-    for cause, rule in rules_of(phase.phase, case.signs):
-        claim = rule(case, left_s)
+def _charge_all(charges: dict[Cause, _Charge], claims: Sequence[_Share], most_s: float) -> float:
+    """Add claims, scaled down to `most_s` in all; the charged seconds."""
+    if not claims or most_s <= 0:
+        return 0.0
+    claimed_s = sum([claim.seconds for claim in claims])
+    scale = most_s / claimed_s if claimed_s > most_s else 1.0
+    for claim in claims:
+        _charge(charges, claim.cause, claim.seconds * scale, claim.evidence)
+    return claimed_s * scale
+
+
+def _charged(case: MissedCase, phase: PhaseTime) -> _PhaseClaims:
+    """The delay of one phase by cause."""
+    delay_s = phase.seconds - phase.needed_s
+    rules = rules_of(phase.phase, case.signs)
+    first = _changes(case, rules.changes, delay_s)
+    left_s = delay_s
+    if first:
+        left_s -= sum([claim.seconds for claim in first])
+    noise_s = _NOISE_SHARE * delay_s
+    standing: list[_Share] = []
+    for rule in rules.others:
+        if left_s <= noise_s:
+            return _limited(case, phase, _PhaseClaims(first, standing))
+        claim = rule.claim(case, left_s)
         if claim is None or claim.seconds < _LEAST_S:
             continue
-        claimed_s = min(left_s, claim.seconds)
+        claimed_s = claim.seconds if claim.seconds < left_s else left_s
         left_s -= claimed_s
-        claims.append((cause, claimed_s, claim.evidence))
-        if left_s <= noise_s:
-            return claims
-    claims.append((Cause.UNEXPLAINED, left_s, _missing_evidence(case, phase)))
-    return claims
+        of_kind = standing if rule.kind is ClaimKind.STANDING else first
+        of_kind.append(_Share(claim.cause or rule.cause, claimed_s, claim.evidence))
+    if left_s > noise_s:
+        unexplained = _Share(Cause.UNEXPLAINED, left_s, _missing_evidence(case, phase))
+        # What steps usually take is known, so the rest stands as well.
+        (standing if _is_known(case, phase) else first).append(unexplained)
+    return _limited(case, phase, _PhaseClaims(first, standing))
+
+
+def _limited(case: MissedCase, phase: PhaseTime, claims: _PhaseClaims) -> _PhaseClaims:
+    """The claims, with no more of what always stands than it can delay; the rest is unexplained."""
+    if not claims.standing or phase.phase is not Phase.DECODE:
+        return claims
+    standing_s = sum([claim.seconds for claim in claims.standing])
+    most_s = case.most_standing_s(phase)
+    if standing_s <= most_s:
+        return claims
+    text = (
+        f"prompts and batches as usual delay such a request by no more than {seconds(most_s)} of "
+        f"the {seconds(phase.seconds)} {_place(case, phase)}"
+    )
+    over = _Share(Cause.UNEXPLAINED, standing_s - most_s, (text,))
+    scale = most_s / standing_s
+    return _PhaseClaims([*claims.first, over], _scaled(claims.standing, scale))
+
+
+def _changes(case: MissedCase, rules: Sequence[Rule], delay_s: float) -> list[_Share]:
+    """What each change would save alone, scaled down if that is more than the delay."""
+    claims: list[_Share] = []
+    for rule in rules:
+        claim = rule.claim(case, delay_s)
+        if claim is not None and claim.seconds >= _LEAST_S:
+            claims.append(
+                _Share(claim.cause or rule.cause, min(delay_s, claim.seconds), claim.evidence)
+            )
+    if not claims:
+        return claims
+    claimed_s = sum([claim.seconds for claim in claims])
+    return claims if claimed_s <= delay_s else _scaled(claims, delay_s / claimed_s)
+
+
+def _scaled(claims: Sequence[_Share], scale: float) -> list[_Share]:
+    return [_Share(each.cause, scale * each.seconds, each.evidence) for each in claims]
+
+
+def _is_known(case: MissedCase, phase: PhaseTime) -> bool:
+    if phase.phase is Phase.PREFILL:
+        return case.prefill_work is not None
+    return phase.phase is Phase.DECODE and case.decode_work is not None
 
 
 def _charge(

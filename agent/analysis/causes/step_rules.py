@@ -2,14 +2,20 @@
 
 from agent.analysis.causes.baselines import missing_tokens
 from agent.analysis.causes.engine_rules import (
+    core_waited,
+    gpu_slowed,
+    held_text,
     missed_by_others,
     missed_share,
     missed_text,
-    prompts_texts,
+    period_prompts_texts,
     seconds,
+    slow_text,
     source_text,
+    stalled,
 )
-from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.analysis.causes.missed_case import Claim, Hold, MissedCase, Worked
+from agent.analysis.causes.periods import Period
 from agent.analysis.verdicts import later_tokens
 
 # A request that got a token in all but this share of the steps was not preempted.
@@ -29,7 +35,7 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
     if share is None:
         return None
     missing = missing_tokens(record.input_tokens, record.cached_tokens, share)
-    if not missing:
+    if not missing or not case.cache_lost:
         return None
     text = (
         f"the prefix cache had {record.cached_tokens:,} of {record.input_tokens:,} prompt tokens, "
@@ -40,35 +46,120 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
 
 def prefill_missed_by_others(case: MissedCase, left_s: float) -> Claim | None:
     """Steps computed more tokens of others' prompts, because the prefix cache had fewer of them."""
-    return missed_by_others(case, case.prefill, _others_tokens(case) * case.prefill_token_s)
+    return missed_by_others(case, case.prefill, _others_s(case, case.prefill, case.prefill_work))
 
 
-def _others_tokens(case: MissedCase) -> float:
-    if case.prefill.source == "plugin":
-        return max(0.0, case.prefill.activity.prefill_tokens - case.computed)
-    return case.prompts(case.prefill).tokens
+def _others_s(case: MissedCase, period: Period, worked: Worked | None) -> float:
+    """The time of others' prompts in the steps of a period; 0 if that is unknown."""
+    if worked is not None:
+        return worked.others_tokens * worked.prompt_token_s
+    return case.prompts(period).tokens * case.prefill_token_s
+
+
+def more_contention(case: MissedCase, left_s: float) -> Claim | None:
+    """Steps also computed more prompts of others than usual."""
+    return _of_prompts(case, case.prefill, case.prefill_work, more=True)
 
 
 def contention(case: MissedCase, left_s: float) -> Claim | None:
     """Steps also computed the prompts of others."""
-    prompts = case.prompts(case.prefill)
-    tokens = _others_tokens(case) * (1 - missed_share(case, case.prefill))
-    claimed_s = tokens * case.prefill_token_s
-    if not claimed_s:
+    return _of_prompts(case, case.prefill, case.prefill_work)
+
+
+def _of_prompts(
+    case: MissedCase, period: Period, worked: Worked | None, again: float = 0.0, more: bool = False
+) -> Claim | None:
+    """A claim on the time of prompts of others; with `more` on the tokens beyond the usual."""
+    if worked is None:
+        tokens, token_s = float(case.prompts(period).tokens), case.prefill_token_s
+    else:
+        tokens, token_s = worked.others_tokens, worked.prompt_token_s
+    if tokens * token_s <= 0:
         return None
+    claimed = tokens * (1 - missed_share(case, period)) - again
+    hold = None
+    if more:
+        claimed, hold = case.more_prompts(period, claimed)
+    if claimed <= 0:
+        return None
+    # An estimate by tokens may be longer than the period.
+    took_s = min(claimed * token_s, period.seconds)
+    beyond = " beyond the usual" if more else ""
     text = (
-        f"{tokens:,.0f} prompt tokens of others at {seconds(1000 * case.prefill_token_s)} a 1,000"
+        f"{claimed:,.0f} prompt tokens of others{beyond} took {seconds(took_s)} of "
+        f"{seconds(period.seconds)}, at {seconds(1000 * token_s)} a 1,000 ({source_text(period)})"
     )
-    return Claim(claimed_s, (f"{text} ({source_text(case.prefill)})", *prompts_texts(prompts)))
+    return _held(Claim(claimed * token_s, (text, *period_prompts_texts(case, period))), hold)
+
+
+def _held(claim: Claim, hold: Hold | None) -> Claim:
+    """The claim, on what had held the requests before."""
+    if hold is None:
+        return claim
+    return Claim(claim.seconds, (*claim.evidence, held_text(hold)), hold.cause)
+
+
+def prefill_more_load(case: MissedCase, left_s: float) -> Claim | None:
+    """Steps also generated more tokens for others than usual."""
+    return _of_batch(case, case.prefill, case.prefill_work, more=True)
 
 
 def prefill_batch_load(case: MissedCase, left_s: float) -> Claim | None:
-    """Steps also generated tokens for many others."""
-    done = case.prefill.activity
-    if case.prefill.source != "plugin" or not done.batch_s:
+    """Steps also generated tokens for others."""
+    return _of_batch(case, case.prefill, case.prefill_work)
+
+
+def _of_batch(
+    case: MissedCase, period: Period, worked: Worked | None, more: bool = False
+) -> Claim | None:
+    """A claim on the time of tokens generated for others; with `more` on those beyond the usual."""
+    if worked is None or not worked.costs.token_s:
         return None
-    text = f"{done.running:.0f} other requests generated in the same steps"
-    return Claim(done.batch_s, (f"{text} ({source_text(case.prefill)})",))
+    generated = worked.work.tokens
+    tokens = generated - (worked.work.steps if period is case.decode else 0.0)
+    hold = None
+    if more:
+        tokens, hold = case.more_generated(period, generated)
+    claimed_s = tokens * worked.costs.token_s
+    if claimed_s <= 0:
+        return None
+    beyond = "more than usual" if more else "longer than those of one request"
+    text = (
+        f"{period.activity.running:.0f} requests ran, and made the steps {seconds(claimed_s)} "
+        f"{beyond} ({source_text(period)})"
+    )
+    return _held(Claim(claimed_s, (text,)), hold)
+
+
+def prefill_stalled(case: MissedCase, left_s: float) -> Claim | None:
+    """A single step of the prefill took many times as long as its tokens need."""
+    return stalled(case, case.prefill.start, case.prefill.end)
+
+
+def prefill_slow(case: MissedCase, left_s: float) -> Claim | None:
+    """The steps of the prefill were slow for no known reason."""
+    return _slow(case, case.prefill, case.prefill_work)
+
+
+def _slow(case: MissedCase, period: Period, worked: Worked | None) -> Claim | None:
+    if worked is None or not worked.slow_s:
+        return None
+    slow_s = worked.slow_s - _seen_s(case, period, worked)
+    return Claim(slow_s, (slow_text(worked, period),)) if slow_s > 0 else None
+
+
+def _seen_s(case: MissedCase, period: Period, worked: Worked) -> float:
+    """The seconds by which steps were slow for reasons that are seen."""
+    if not case.signs:
+        return 0.0
+    seen = [
+        gpu_slowed(case, period),
+        core_waited(case, period, worked),
+        stalled(case, period.start, period.end),
+    ]
+    if period is case.decode and period.source != "plugin":
+        seen.append(speculation(case, 0.0))
+    return sum(claim.seconds for claim in seen if claim is not None)
 
 
 def preemption(case: MissedCase, left_s: float) -> Claim | None:
@@ -93,13 +184,11 @@ def preemption(case: MissedCase, left_s: float) -> Claim | None:
 
 def recomputation(case: MissedCase, left_s: float) -> Claim | None:
     """Steps computed the prompts of preempted requests again."""
-    done, again = case.decode.activity, _again(case)
-    if not again:
+    done, again, worked = case.decode.activity, _again(case), case.decode_work
+    if not again or worked is None:
         return None
     text = f"{again:,.0f} tokens of {done.preempted:.0f} preempted requests were computed again"
-    return Claim(
-        done.prefill_s * again / done.prefill_tokens, (f"{text} ({source_text(case.decode)})",)
-    )
+    return Claim(again * worked.prompt_token_s, (f"{text} ({source_text(case.decode)})",))
 
 
 def _again(case: MissedCase) -> float:
@@ -107,58 +196,46 @@ def _again(case: MissedCase) -> float:
     done = case.decode.activity
     if case.decode.source != "plugin" or done.preempted < 1:
         return 0.0
-    return max(0.0, done.prefill_tokens - case.prompts(case.decode).tokens)
+    if not case.timeline.steps_have_tokens:
+        return 0.0
+    prompts = case.prompts(case.decode)
+    longest = max(map(int, prompts.sizes), default=0)
+    return max(0.0, min(done.prefill_tokens - prompts.tokens, done.preempted * longest))
 
 
 def decode_missed_by_others(case: MissedCase, left_s: float) -> Claim | None:
     """Steps computed more tokens of others' prompts, because the prefix cache had fewer of them."""
-    return missed_by_others(case, case.decode, _prefill_s(case))
+    return missed_by_others(case, case.decode, _others_s(case, case.decode, case.decode_work))
 
 
-def _prefill_s(case: MissedCase) -> float:
-    """The time of the others' prompts in the steps of the decoding."""
-    period = case.decode
-    if period.source == "plugin" and case.timeline.steps_have_tokens:
-        return period.activity.prefill_s
-    # The plugin reports the tokens of a prompt at its last step: use the seconds of one token.
-    tokens = period.activity.prefill_tokens if period.source == "plugin" else 0.0
-    tokens = max(tokens, case.prompts(period).tokens)
-    claimed_s = period.activity.prefill_s if period.source else 0.0
-    return max(claimed_s, tokens * case.prefill_token_s)
+def more_interference(case: MissedCase, left_s: float) -> Claim | None:
+    """Steps also computed more prompts of others than usual."""
+    return _of_prompts(case, case.decode, case.decode_work, _again(case), more=True)
 
 
 def interference(case: MissedCase, left_s: float) -> Claim | None:
     """Steps also computed the prompts of others."""
-    done, claimed_s = case.decode.activity, _prefill_s(case)
-    if not claimed_s:
-        return None
-    # The rules before this one claim the rest of the prompts' time.
-    share = 1 - missed_share(case, case.decode)
-    if again := _again(case):
-        share -= again / done.prefill_tokens
-    claimed_s *= share
-    if claimed_s <= 0:
-        return None
-    prompts = case.prompts(case.decode)
-    # An estimate by tokens may be longer than the decoding.
-    took_s, decode_s = min(claimed_s, case.decode.seconds), case.decode.seconds
-    text = (
-        f"steps with {done.prefill_tokens:,.0f} prompt tokens of others took {seconds(took_s)} of "
-        f"the {seconds(decode_s)} of decoding ({source_text(case.decode)})"
-    )
-    return Claim(claimed_s, (text, *prompts_texts(prompts)))
+    return _of_prompts(case, case.decode, case.decode_work, _again(case))
+
+
+def decode_more_load(case: MissedCase, left_s: float) -> Claim | None:
+    """Steps generated tokens for more others than usual."""
+    return _of_batch(case, case.decode, case.decode_work, more=True)
 
 
 def decode_batch_load(case: MissedCase, left_s: float) -> Claim | None:
-    """Steps generated tokens for many others."""
-    done = case.decode.activity
-    if not case.decode.source or not done.batch_s:
-        return None
-    text = (
-        f"{done.running:.0f} requests ran, and made the steps {seconds(done.batch_s)} longer than "
-        f"those of few requests ({source_text(case.decode)})"
-    )
-    return Claim(done.batch_s, (text,))
+    """Steps generated tokens for others."""
+    return _of_batch(case, case.decode, case.decode_work)
+
+
+def decode_stalled(case: MissedCase, left_s: float) -> Claim | None:
+    """A single step of the decoding took many times as long as its tokens need."""
+    return stalled(case, case.decode.start, case.decode.end)
+
+
+def decode_slow(case: MissedCase, left_s: float) -> Claim | None:
+    """The steps of the decoding were slow for no known reason."""
+    return _slow(case, case.decode, case.decode_work)
 
 
 def speculation(case: MissedCase, left_s: float) -> Claim | None:

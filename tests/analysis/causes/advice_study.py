@@ -20,7 +20,7 @@ from agent.catalog.causes import Cause, Effect
 from agent.catalog.definitions import Verdict
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
-from tests.analysis.causes.counterfactual import explained
+from tests.analysis.causes.counterfactual import by_arrival, explained
 from tests.analysis.causes.scheduler_runs import View, recorded, recording, with_engine
 from tests.analysis.causes.scheduler_scenarios import (
     CHAT,
@@ -278,7 +278,8 @@ def named(scene: Scene) -> dict[str, float]:
     """The causes with a part of the excess, as an agent with the plugin charges it."""
     charged: dict[str, float] = defaultdict(float)
     sight = recording(scene.scenario, (scene.factor,)).sight(View.PLUGIN)
-    for _, _, found in explained(sight, limits_of(scene.scenario.name), plugin=True):
+    missed = by_arrival(sight.requests)
+    for _, _, found in explained(sight, missed, limits_of(scene.scenario.name), plugin=True):
         for share in found.shares:
             charged[share.cause.value] += share.excess_s or 0.0
     total = sum(charged.values())

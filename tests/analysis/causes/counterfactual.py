@@ -2,11 +2,12 @@
 
 The truth does not come from a rule. The same requests run with and without a factor, such as a
 fault: what a request lost by the factor is the difference of the two runs. A factor is true of a
-missed request if without it the excess would be smaller by a quarter or more.
+missed request if without it the excess would be smaller by a quarter or more. So is what the usual
+traffic always has, such as packs of requests, if the same requests without that show it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,8 +28,9 @@ _FAILURE_S = 3600.0
 # When a row comes to the agent, and when it is explained, after the request's end.
 _ROW_AFTER_S, _EXPLAINED_AFTER_S = 1.0, 6.0
 
-# A request is known by its arrival, and by its place among those of a surge.
+# What a request is known by in every run.
 RequestKey = tuple[float, int]
+Known = Callable[[Iterable[RequestRecord]], Iterable[tuple[RequestKey, RequestRecord]]]
 
 
 class Guilt(Protocol):
@@ -43,16 +45,17 @@ _Kind = TypeVar("_Kind", bound=Guilt)
 
 class Judged(NamedTuple):
     """A request that missed because of some factors, its explanation, and the factors that are true
-    of it."""
+    of it, those of the usual traffic by themselves."""
 
     record: RequestRecord
     found: Explanation
     guilty: Sequence[Guilt]
+    usual: Sequence[Guilt] = ()
 
     @property
     def right(self) -> bool:
         """Whether the first cause is true."""
-        return any(self.found.top in each.causes for each in self.guilty)
+        return any(self.found.top in each.causes for each in (*self.guilty, *self.usual))
 
     @property
     def all_named(self) -> bool:
@@ -93,13 +96,23 @@ class Counterfactual(Generic[_Kind]):
     """The same requests with any of some factors, as one agent sees them."""
 
     def __init__(
-        self, sight: Callable[[tuple[_Kind, ...]], Sight], objective: Objective, *, plugin: bool
+        self,
+        sight: Callable[[tuple[_Kind, ...]], Sight],
+        objective: Objective,
+        *,
+        plugin: bool,
+        without: Sequence[_Kind] = (),
+        known: Known | None = None,
     ) -> None:
         """`sight` runs the requests with these factors. Without `plugin`, the agent does not get
-        the steps and ended requests of a sight."""
+        the steps and ended requests of a sight. Each of `without` takes something away that the
+        usual traffic has, and has the causes that this is. A request is known by its arrival if
+        nothing else is said."""
         self._sight = sight
         self._objective = objective
         self._plugin = plugin
+        self._without = without
+        self._known = known or by_arrival
         self._excesses: dict[tuple[_Kind, ...], dict[RequestKey, float]] = {}
 
     def judged(self, kinds: tuple[_Kind, ...]) -> Iterator[Judged]:
@@ -108,26 +121,44 @@ class Counterfactual(Generic[_Kind]):
             kind: self._excess(tuple(other for other in kinds if other is not kind))
             for kind in kinds
         }
+        usual = {kind: self._excess((*kinds, kind)) for kind in self._without}
         plain = self._excess(())
         sight = self._sight(kinds)
-        for key, record, found in explained(sight, self._objective, plugin=self._plugin):
+        missed = self._known(sight.requests)
+        for key, record, found in explained(sight, missed, self._objective, plugin=self._plugin):
             still_s = (1 - _PART) * _excess_s(record, self._objective)
             if plain.get(key, 0.0) > still_s:
                 continue
-            guilty = [kind for kind in kinds if without[kind].get(key, 0.0) <= still_s]
-            yield Judged(record, found, guilty or kinds)
+            guilty, also = _smaller(without, key, still_s), _smaller(usual, key, still_s)
+            yield Judged(record, found, guilty or kinds, also)
 
     def _excess(self, kinds: tuple[_Kind, ...]) -> dict[RequestKey, float]:
         known = self._excesses.get(kinds)
         if known is None:
             requests = self._sight(kinds).requests
-            known = {key: _excess_s(record, self._objective) for key, record in _keyed(requests)}
+            by_key = self._known(requests)
+            known = {key: _excess_s(record, self._objective) for key, record in by_key}
             self._excesses[kinds] = known
         return known
 
 
-def _keyed(records: Iterable[RequestRecord]) -> Iterator[tuple[RequestKey, RequestRecord]]:
-    """In the order of the requests' numbers: the first of a surge is the request without it."""
+def _smaller(
+    without: Mapping[_Kind, Mapping[RequestKey, float]], key: RequestKey, still_s: float
+) -> list[_Kind]:
+    """The factors without which the excess of a request is no longer than this."""
+    return [kind for kind, excesses_s in without.items() if excesses_s.get(key, 0.0) <= still_s]
+
+
+def by_number(records: Iterable[RequestRecord]) -> Iterator[tuple[RequestKey, RequestRecord]]:
+    """Requests that have the same number in all runs."""
+    return (((0.0, int(record.trace_id, 16)), record) for record in records)
+
+
+def by_arrival(records: Iterable[RequestRecord]) -> Iterator[tuple[RequestKey, RequestRecord]]:
+    """By their arrivals, and by their places among those of a surge.
+
+    In the order of the requests' numbers: the first of a surge is the request without it.
+    """
     copies: Counter[float] = Counter()
     for record in sorted(records, key=lambda each: int(each.trace_id, 16)):
         at = record.started_at
@@ -145,7 +176,11 @@ def _excess_s(record: RequestRecord, objective: Objective) -> float:
 
 
 def explained(
-    sight: Sight, objective: Objective, *, plugin: bool
+    sight: Sight,
+    requests: Iterable[tuple[RequestKey, RequestRecord]],
+    objective: Objective,
+    *,
+    plugin: bool,
 ) -> Iterator[tuple[RequestKey, RequestRecord, Explanation]]:
     """Each missed request explained, from what an agent knows some seconds after its end."""
     timeline = EngineTimeline()
@@ -159,7 +194,7 @@ def explained(
         *((s.ended_at, partial(timeline.step, s)) for s in (sight.steps if plugin else ())),
     ]
     took.sort(key=lambda each: each[0])
-    missed = [pair for pair in _keyed(sight.requests) if _broken(pair[1], objective)]
+    missed = [pair for pair in requests if _broken(pair[1], objective)]
     missed.sort(key=lambda pair: pair[1].ended_at)
     upcoming = iter(took)
     at, take = next(upcoming)

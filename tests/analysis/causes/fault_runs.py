@@ -6,10 +6,11 @@ cost each request.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
-from math import prod
+from math import inf, prod
+from random import Random
 from typing import NamedTuple
 
 from agent.catalog import engine_facts as fact
@@ -24,13 +25,14 @@ from agent.records.engine import (
 )
 from agent.records.gpu import FactKey, GpuSample
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
-from agent.simulator.batching import Batch, EngineRequest, Finished, Step
+from agent.simulator.batching import Batch, EngineRequest, Finished, Step, StepWork
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, ScriptedFault, TokenLengths
 from agent.simulator.traffic import planned_requests
 
 ENGINE, MODEL = "simulated-0", "simulated-chat"
 BEGAN_AT = 1_800_000_000.0
-SAMPLED_EVERY_S = 1.0
+# The defaults of `scrape_interval` and of `gpus.poll_interval`.
+SAMPLED_EVERY_S, GPUS_EVERY_S = 5.0, 1.0
 # Before the fault, for what is usual; then the fault; then time for its last requests.
 FAULT_FROM_S, FAULT_FOR_S, UNTIL_S = 90.0, 30.0, 130.0
 # How long a dead engine refuses requests.
@@ -39,6 +41,9 @@ _CLOCK_HZ = 1.98e9
 # Tokens of a draft of speculative decoding that are accepted without a fault.
 USUAL_ACCEPTED = 2.0
 _REFUSED_AFTER_S = 0.005
+STALLS_EVERY_S = 5.0
+NEW_TENANT = "new"
+_TENANT_FROM = 1_000_000
 
 SCENARIO = Scenario(
     model=MODEL,
@@ -61,7 +66,9 @@ class InjectedFault:
 
     With `accepted` the engine drafts tokens, of which so many a draft are accepted during the
     fault, and USUAL_ACCEPTED else. With `refuses` the requests that fail inside the engine are
-    refused by its admission.
+    refused by its admission. A step stalls for `stall_s`, each STALLS_EVERY_S. A tenant that no
+    cache has prompts of sends `tenant` requests for each planned one. Outputs are `outputs` times
+    as long.
     """
 
     name: str
@@ -75,11 +82,30 @@ class InjectedFault:
     dies: bool = False
     accepted: float | None = None
     refuses: bool = False
+    stall_s: float = 0.0
+    tenant: float = 0.0
+    outputs: float = 1.0
 
     @property
     def decode_slowdown(self) -> float:
         """How much longer a token takes since drafts are refused: each step makes fewer."""
         return 1.0 if self.accepted is None else (1 + USUAL_ACCEPTED) / (1 + self.accepted)
+
+
+class View(NamedTuple):
+    """What an agent reads of an engine beside its samples, host, GPUs and spans.
+
+    vLLM tells the tokens of each step with `--enable-logging-iteration-details` alone.
+    """
+
+    name: str
+    plugin: bool = False
+    details: bool = False
+    proxy: bool = False
+
+
+SPANS = View("spans and samples alone")
+PROXY = View("plugin, proxy and samples", plugin=True, proxy=True)
 
 
 class Sight(NamedTuple):
@@ -107,18 +133,18 @@ class Run(NamedTuple):
     steps: Sequence[Step]
     refused: Sequence[EngineRequest]
 
-    def sight(self, *, proxy: bool) -> Sight:
-        """What an agent sees of it; with `proxy` each request has a user's view, too."""
+    def sight(self, view: View) -> Sight:
+        """What an agent sees of it; with the proxy each request has a user's view, too."""
         finished = [done for step in self.steps for done in step.finished]
         outside = _Outside(self.faults)
-        records = [outside.record(done, proxy=proxy) for done in finished]
+        records = [outside.record(done, view) for done in finished]
         records += [_refused(request) for request in self.refused]
         records.sort(key=lambda record: record.ended_at)
         died = any(each.dies for each in self.faults)
         return Sight(
             requests=records,
-            ended={_span_id(done.request): _ended(done) for done in finished},
-            steps=[_engine_step(steps) for steps in _engine_steps(self.steps, self.faults)],
+            ended={_span_id(done.request): _ended(done) for done in finished if view.plugin},
+            steps=_reported(self, view) if view.plugin else [],
             samples=_samples(self),
             hosts=_hosts(self.steps, self.faults),
             gpus=_gpus(self.faults),
@@ -131,9 +157,61 @@ def simulated(faults: Sequence[InjectedFault], seed: int, base: Scenario = SCENA
     scenario = _scenario(faults, seed, base)
     numbers = count()
     planned = planned_requests(scenario, lambda: f"{next(numbers)}")
-    arriving = tuple(takewhile(lambda request: request.arrived_s < UNTIL_S, planned))
+    arriving = [*takewhile(lambda request: request.arrived_s < UNTIL_S, planned)]
+    for each in faults:
+        arriving = _longer_outputs(arriving, each.outputs)
+        arriving += _new_tenant(arriving, each.tenant, seed)
+    arriving.sort(key=lambda request: request.arrived_s)
     refused = tuple(request for request in arriving if request.fails)
-    return Run(tuple(faults), scenario, tuple(_steps(Batch(scenario, arriving))), refused)
+    stall_s = max((each.stall_s for each in faults), default=0.0)
+    batch = _StallingBatch(scenario, arriving, stall_s)
+    return Run(tuple(faults), scenario, tuple(_steps(batch)), refused)
+
+
+class _StallingBatch(Batch):
+    """A batch whose steps stall now and then while the fault is there."""
+
+    def __init__(
+        self, scenario: Scenario, planned: Iterable[EngineRequest], stall_s: float
+    ) -> None:
+        super().__init__(scenario, planned)
+        self._stall_s = stall_s
+        self._stalls_from_s = FAULT_FROM_S if stall_s else inf
+
+    def begin(self, at_s: float) -> StepWork:
+        work = super().begin(at_s)
+        if at_s < self._stalls_from_s or not fault_holds(at_s):
+            return work
+        self._stalls_from_s = at_s + STALLS_EVERY_S
+        return replace(work, ends_s=work.ends_s + self._stall_s)
+
+
+def _longer_outputs(requests: Sequence[EngineRequest], times: float) -> list[EngineRequest]:
+    return [
+        replace(each, output_tokens=tokens, max_tokens=tokens)
+        if times > 1 and fault_holds(each.arrived_s)
+        else each
+        for each in requests
+        for tokens in [round(times * each.output_tokens)]
+    ]
+
+
+def _new_tenant(
+    requests: Sequence[EngineRequest], ratio: float, seed: int
+) -> Iterator[EngineRequest]:
+    """Requests like the others at other times, of whose prompts no cache has anything."""
+    random, owed = Random(f"{seed}: new tenant"), 0.0
+    for number, each in enumerate(requests):
+        owed += ratio * fault_holds(each.arrived_s)
+        while owed >= 1:
+            owed -= 1
+            yield replace(
+                each,
+                request_id=f"{_TENANT_FROM + number}",
+                arrived_s=FAULT_FROM_S + FAULT_FOR_S * random.random(),
+                cached_tokens=0,
+                tenant=NEW_TENANT,
+            )
 
 
 def _scenario(faults: Sequence[InjectedFault], seed: int, base: Scenario) -> Scenario:
@@ -211,7 +289,7 @@ class _Outside:
         self._client_token_s = max((each.client_token_s for each in faults), default=0.0)
         self._died = any(each.dies for each in faults)
 
-    def record(self, done: Finished, *, proxy: bool) -> RequestRecord:
+    def record(self, done: Finished, view: View) -> RequestRecord:
         """The row of a request, as the engine or as both saw it."""
         request = done.request
         started_at = BEGAN_AT + request.arrived_s
@@ -233,14 +311,14 @@ class _Outside:
             prefill_s=done.prefill_s,
             decode_s=done.decode_s,
             input_tokens=request.prompt_tokens,
-            cached_tokens=request.cached_tokens if proxy else None,
+            cached_tokens=request.cached_tokens if view.plugin else None,
             output_tokens=request.output_tokens,
         )
         down_until_s = FAULT_FROM_S + _DOWN_S
         if self._died and request.arrived_s < down_until_s and done.last_token_s > FAULT_FROM_S:
             died_at = max(started_at, BEGAN_AT + FAULT_FROM_S) + 0.01
             return record._replace(status=Status.ERROR, ended_at=died_at, http_status=500)
-        return self._joined(record, request) if proxy else record
+        return self._joined(record, request) if view.proxy else record
 
     def _joined(self, record: RequestRecord, request: EngineRequest) -> RequestRecord:
         spoiled = fault_holds(request.arrived_s)
@@ -297,32 +375,53 @@ def _engine_steps(
             together.clear()
 
 
-def _engine_step(steps: Sequence[Step]) -> EngineStep:
+def _reported(run: Run, view: View) -> list[EngineStep]:
+    """The steps as the plugin reports them."""
+    busy_since = inf
+    reported = []
+    for steps in _engine_steps(run.steps, run.faults):
+        step = _engine_step(steps, details=view.details)
+        # Without details, the time since the last step, if the engine was busy since.
+        if not view.details:
+            duration_s = step.ended_at - busy_since
+            step = step._replace(duration_s=duration_s if duration_s > 0 else None)
+        reported.append(step)
+        busy = step.running or step.waiting_capacity or step.waiting_deferred
+        busy_since = step.ended_at if busy else inf
+    return reported
+
+
+def _engine_step(steps: Sequence[Step], *, details: bool) -> EngineStep:
     step = steps[-1]
+    tokens = [token for each in steps for token in each.tokens]
+    firsts = [token.request for token in tokens if token.is_first]
     return EngineStep(
         engine=ENGINE,
         ended_at=BEGAN_AT + step.ended_s,
         duration_s=sum(each.ended_s - each.began_s for each in steps),
-        prefill_tokens=sum(each.prefill_tokens for each in steps),
-        decode_tokens=sum(len(each.tokens) for each in steps),
+        prefill_tokens=sum(each.prefill_tokens for each in steps) if details else _computed(firsts),
+        decode_tokens=len(tokens) if details else len(tokens) - len(firsts),
         running=step.load.running,
         waiting_capacity=step.load.waiting - step.load.deferred,
         waiting_deferred=step.load.deferred,
         kv_usage=step.load.kv_usage,
         preempted=sum(each.preemptions for each in steps),
-        tokens_of_step=True,
+        tokens_of_step=details,
     )
 
 
+def _computed(requests: Iterable[EngineRequest]) -> int:
+    return sum(request.prompt_tokens - request.cached_tokens for request in requests)
+
+
 def _samples(run: Run) -> list[EngineSample]:
-    """The exposition once a second: counters of the steps so far, gauges of the last one."""
+    """The exposition each SAMPLED_EVERY_S: counters of the steps so far, gauges of the last one."""
     counts: defaultdict[str, float] = defaultdict(float)
     samples, upcoming = [], iter(run.steps)
     step = next(upcoming, None)
     load = None
     cold = any(each.cold_slowdown > 1 for each in run.faults)
-    for second in range(int(UNTIL_S) + 60):
-        at_s = second * SAMPLED_EVERY_S
+    for at_s in _times(SAMPLED_EVERY_S):
         while step is not None and step.ended_s <= at_s:
             _count(counts, step, _accepted(run.faults, step.began_s))
             load, step = step.load, next(upcoming, None)
@@ -354,6 +453,11 @@ def _samples(run: Run) -> list[EngineSample]:
     return samples
 
 
+def _times(every_s: float) -> Iterator[float]:
+    """The times of samples until the last requests are done."""
+    return (number * every_s for number in range(int((UNTIL_S + 60) / every_s)))
+
+
 def _places(scenario: Scenario, at_s: float) -> float:
     (script,) = scenario.faults
     fewer = script.max_num_seqs if fault_holds(at_s) else None
@@ -362,7 +466,7 @@ def _places(scenario: Scenario, at_s: float) -> float:
 
 def _count(counts: defaultdict[str, float], step: Step, accepted: float | None) -> None:
     firsts = [token.request for token in step.tokens if token.is_first]
-    computed = sum(request.prompt_tokens - request.cached_tokens for request in firsts)
+    computed = _computed(firsts)
     counts[fact.STEPS.name] += bool(step.tokens) / (1 + (accepted or 0.0))
     if accepted is not None:
         drafts = len(step.tokens) / (1 + accepted)
@@ -381,13 +485,13 @@ def _hosts(steps: Sequence[Step], faults: Sequence[InjectedFault]) -> list[HostS
     slowdown = prod(each.cpu_slowdown for each in faults)
     ends = [step.ended_s for step in steps]
     samples, wait_s, run_s, before_s = [], 0.0, 0.0, 0.0
-    for second in range(int(UNTIL_S) + 60):
-        at_s = second * SAMPLED_EVERY_S
+    for at_s in _times(SAMPLED_EVERY_S):
         low, high = bisect_left(ends, before_s), bisect_left(ends, at_s)
         busy_s = sum(step.ended_s - step.began_s for step in steps[low:high])
         starved = 1 - 1 / slowdown if fault_holds(before_s) else 0.01
-        wait_s += min(busy_s, 2.0) * starved
-        run_s += min(busy_s, 2.0) * (1 - starved)
+        most_s = 2 * SAMPLED_EVERY_S
+        wait_s += min(busy_s, most_s) * starved
+        run_s += min(busy_s, most_s) * (1 - starved)
         before_s = at_s
         process = EngineProcess(
             pid=1,
@@ -407,10 +511,9 @@ def _gpus(faults: Sequence[InjectedFault]) -> list[GpuSample]:
     """One GPU, whose clock falls while it throttles."""
     slowdown = prod(each.gpu_slowdown for each in faults)
     samples, throttled_s = [], 0.0
-    for second in range(int(UNTIL_S) + 60):
-        at_s = second * SAMPLED_EVERY_S
+    for at_s in _times(GPUS_EVERY_S):
         throttles = slowdown > 1 and fault_holds(at_s)
-        throttled_s += SAMPLED_EVERY_S if throttles else 0.0
+        throttled_s += GPUS_EVERY_S if throttles else 0.0
         clock = _CLOCK_HZ / slowdown if throttles else _CLOCK_HZ
         facts: dict[FactKey, float] = {
             (gpu_facts.CLOCK.name, ("sm",)): clock,

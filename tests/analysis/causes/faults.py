@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from agent.catalog.causes import Cause
 from agent.records.objective import Objective
-from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
-from tests.analysis.causes.fault_runs import MODEL, SCENARIO, InjectedFault
+from agent.simulator.scenario import Scenario
+from tests.analysis.causes.fault_runs import SCENARIO, InjectedFault
 from tests.records.making import objective
 
 
@@ -50,8 +50,12 @@ class Strengths:
 
 
 # Its cause is nothing that an agent sees: another program's work on the GPU, a slow link.
-SLOW_UNSEEN = FaultKind(
-    InjectedFault(name="slow steps", engine={"step_slowdown": 4.0}), frozenset()
+SLOW_UNSEEN = tuple(
+    FaultKind(
+        InjectedFault(name=f"all steps {times:g} times slower", engine={"step_slowdown": times}),
+        frozenset(),
+    )
+    for times in (1.1, 1.2, 1.35, 1.6, 2.0, 4.0)
 )
 
 
@@ -59,6 +63,9 @@ def fault_kinds(strengths: Strengths) -> tuple[FaultKind, ...]:
     """Every fault, in these strengths."""
     return (
         *_faults_of_load(strengths),
+        *_MORE_LOAD,
+        _kind(InjectedFault(name="a stall of 1.2 s now and then", stall_s=1.2), Cause.STALL),
+        _kind(InjectedFault(name="a stall of 0.5 s now and then", stall_s=0.5), Cause.STALL),
         *_faults_of_machine(strengths),
         *_faults_outside(strengths),
     )
@@ -66,6 +73,24 @@ def fault_kinds(strengths: Strengths) -> tuple[FaultKind, ...]:
 
 def _kind(fault: InjectedFault, *causes: Cause, outside: bool = False) -> FaultKind:
     return FaultKind(fault, frozenset(causes), outside)
+
+
+_FULL = (Cause.KV_PRESSURE, Cause.PREEMPTION, Cause.SEQUENCE_CAP, Cause.PREFILL_BACKLOG)
+_SHARED = (Cause.BATCH_LOAD, Cause.PREFILL_CONTENTION, Cause.PREFILL_INTERFERENCE)
+_MORE_LOAD = (
+    _kind(
+        InjectedFault(name="load doubled", engine={"surge": 2}),
+        *(Cause.BURST, *_FULL, *_SHARED),
+    ),
+    _kind(
+        InjectedFault(name="a new tenant", tenant=0.8),
+        *(Cause.BURST, *_FULL, *_SHARED, Cause.LONG_PROMPT),
+    ),
+    _kind(
+        InjectedFault(name="outputs five times as long", outputs=5.0),
+        *(Cause.BATCH_LOAD, Cause.LONG_OUTPUT, *_FULL),
+    ),
+)
 
 
 def _faults_of_load(of: Strengths) -> tuple[FaultKind, ...]:
@@ -149,123 +174,4 @@ class Setting(NamedTuple):
 # The rules were written with this one.
 TUNED = Setting(
     "tuned", SCENARIO, objective(ttft_s=0.25, tpot_s=0.022), fault_kinds(Strengths()), (1, 2)
-)
-
-# No rule was written or changed for these.
-HELD_OUT = (
-    Setting(
-        "a small model under load",
-        Scenario(
-            model=MODEL,
-            arrival_rate=14.0,
-            input_tokens=TokenLengths(median=400, sigma=0.8, min=16, max=4000),
-            output_tokens=TokenLengths(median=110, sigma=0.6, min=4, max=500),
-            prefill=Prefill(tokens_per_s=25_000.0, floor_s=0.006),
-            decode=Decode(base_s=0.006, per_running_s=0.0001),
-            max_num_seqs=128,
-            max_num_batched_tokens=4096,
-            kv_cache=KvCache(blocks=8192, block_tokens=16),
-            cached_ratio=0.5,
-            abort_ratio=0.0,
-        ),
-        objective(ttft_s=0.15, tpot_s=0.014),
-        fault_kinds(
-            Strengths(
-                surge=5,
-                long_ratio=0.05,
-                long_tokens=8000,
-                kv_taken=0.95,
-                places=6,
-                defer_ratio=0.4,
-                defer_s=1.2,
-                cpu_slowdown=2.5,
-                gpu_slowdown=2.0,
-                accepted=0.8,
-                refused_ratio=0.1,
-                front_s=0.3,
-                cold_slowdown=2.5,
-                hold_back_s=0.3,
-                network_s=0.25,
-                client_token_s=0.03,
-            )
-        ),
-        (11,),
-    ),
-    Setting(
-        "a large model with few requests",
-        Scenario(
-            model=MODEL,
-            arrival_rate=1.0,
-            input_tokens=TokenLengths(median=900, sigma=0.5, min=64, max=4000),
-            output_tokens=TokenLengths(median=90, sigma=0.7, min=8, max=400),
-            prefill=Prefill(tokens_per_s=3_500.0, floor_s=0.03),
-            decode=Decode(base_s=0.025, per_running_s=0.0008),
-            max_num_seqs=32,
-            max_num_batched_tokens=1024,
-            kv_cache=KvCache(blocks=2048, block_tokens=16),
-            cached_ratio=0.7,
-            abort_ratio=0.0,
-        ),
-        objective(ttft_s=0.9, tpot_s=0.05),
-        fault_kinds(
-            Strengths(
-                surge=8,
-                long_ratio=0.15,
-                long_tokens=7000,
-                kv_taken=0.9,
-                places=1,
-                defer_ratio=0.7,
-                defer_s=2.0,
-                cpu_slowdown=3.0,
-                gpu_slowdown=2.5,
-                accepted=0.4,
-                refused_ratio=0.5,
-                front_s=1.5,
-                cold_slowdown=3.0,
-                hold_back_s=1.5,
-                network_s=1.2,
-                client_token_s=0.12,
-            )
-        ),
-        (12, 13),
-    ),
-    Setting(
-        "long documents, short answers",
-        Scenario(
-            model=MODEL,
-            max_model_len=32_768,
-            arrival_rate=2.0,
-            input_tokens=TokenLengths(median=3000, sigma=0.7, min=200, max=16_000),
-            output_tokens=TokenLengths(median=40, sigma=0.5, min=4, max=200),
-            prefill=Prefill(tokens_per_s=16_000.0, floor_s=0.012),
-            decode=Decode(base_s=0.012, per_running_s=0.0004),
-            max_num_seqs=256,
-            max_num_batched_tokens=8192,
-            kv_cache=KvCache(blocks=16_384, block_tokens=16),
-            cached_ratio=0.6,
-            abort_ratio=0.0,
-        ),
-        objective(ttft_s=0.8, tpot_s=0.05),
-        fault_kinds(
-            Strengths(
-                surge=6,
-                long_ratio=0.2,
-                long_tokens=24_000,
-                kv_taken=0.96,
-                places=1,
-                defer_ratio=0.5,
-                defer_s=1.5,
-                cpu_slowdown=3.0,
-                gpu_slowdown=2.5,
-                accepted=0.1,
-                refused_ratio=0.2,
-                front_s=1.0,
-                cold_slowdown=3.0,
-                hold_back_s=1.0,
-                network_s=0.9,
-                client_token_s=0.15,
-            )
-        ),
-        (14,),
-    ),
 )

@@ -45,13 +45,23 @@ def queued(at: float, queue_s: float, **values: Any) -> RequestRecord:
     return row(at, **times, **values)
 
 
-def usual(**values: Any) -> EngineTimeline:
-    """An engine that served 240 quick requests in the last minute."""
+def usual(*, steps: float = 0.0, **values: Any) -> EngineTimeline:
+    """An engine that served 240 quick requests in the last minute.
+
+    With `steps` the plugin reported steps that took so long, one in ten of which computed a prompt
+    of 500 tokens and took five times as long.
+    """
     timeline = EngineTimeline()
     for second in range(-60, 1):
         timeline.sample(sample(AT + second))
         for quarter in range(4):
             timeline.request(row(AT + second + quarter / 4, **values))
+        until, number = AT + second, 0
+        while steps and second < 0 and until < AT + second + 0.99:
+            prompt = number % 10 == 0
+            took_s = steps * (5 if prompt else 1)
+            until, number = until + took_s, number + 1
+            timeline.step(step(until, took_s, 500 * prompt))
     return timeline
 
 

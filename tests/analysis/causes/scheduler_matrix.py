@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.records.objective import Objective
-from tests.analysis.causes.counterfactual import Counterfactual, Counts, counted
+from tests.analysis.causes.counterfactual import Counterfactual, Counts, by_number, counted
 from tests.analysis.causes.fault_runs import Sight
 from tests.analysis.causes.scheduler_runs import View, recorded, recording
 from tests.analysis.causes.scheduler_scenarios import (
@@ -22,6 +22,7 @@ from tests.analysis.causes.scheduler_scenarios import (
     DOCUMENTS,
     DRAFTING,
     LARGE,
+    PACKS_SPREAD,
     PREFIXES_CHANGED,
     SCENARIOS,
     Factor,
@@ -115,7 +116,7 @@ def run(wanted: Iterable[Case]) -> None:
     needed = []
     for scenario, factors in wanted:
         fewer = [tuple(other for other in factors if other is not each) for each in factors]
-        needed += [(scenario, each) for each in (factors, (), *fewer)]
+        needed += [(scenario, each) for each in (factors, (), *fewer, (*factors, PACKS_SPREAD))]
     recorded(dict.fromkeys(needed))
 
 
@@ -140,7 +141,8 @@ def counterfactual(scenario: Scenario, view: View) -> Counterfactual[Factor]:
     def sight(factors: tuple[Factor, ...]) -> Sight:
         return recording(scenario, factors).sight(view)
 
-    return Counterfactual(sight, limits(scenario), plugin=True)
+    without = (PACKS_SPREAD,)
+    return Counterfactual(sight, limits(scenario), plugin=True, without=without, known=by_number)
 
 
 @cache

@@ -107,8 +107,8 @@ class Factor:
     their own of `long_tokens`, and no cache knows these. `outputs` times as many tokens are
     generated. `new_tenant` more requests, as a share, come of a tenant whose prompts all differ.
     With `changed` each prompt begins otherwise, as with the time of day in its first line. Each
-    prompt takes `front_s` longer to tokenise. `engine` are arguments of the engine that hold
-    during the whole run.
+    prompt takes `front_s` longer to tokenise. The requests of a pack come `spread_s` after one
+    another. `engine` are arguments of the engine that hold during the whole run.
     """
 
     name: str
@@ -123,6 +123,7 @@ class Factor:
     new_tenant: float = 0.0
     changed: bool = False
     front_s: float = 0.0
+    spread_s: float = 0.0
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -181,27 +182,33 @@ class _Arrival:
     number: int
     # Of another tenant, none of whose prompts a cache has.
     strange: bool = False
+    later_s: float = 0.0
 
 
 def _arrivals(scenario: Scenario, factors: tuple[Factor, ...]) -> Iterator[_Arrival]:
     """The usual requests, which keep their numbers, and then those that a factor adds."""
     per_s = scenario.traffic.per_s
+    spread_s = max((factor.spread_s for factor in factors), default=0.0)
     usual = list(_times(scenario, "usual", per_s, 0.0, UNTIL_S))
-    yield from (_Arrival(at_s, number) for number, at_s in enumerate(usual, 1))
+    for number, (at_s, place) in enumerate(usual, 1):
+        yield _Arrival(at_s, number, later_s=place * spread_s if _holds(at_s) else 0.0)
     # The requests of a smaller load are among those of a larger one.
     for place, factor in enumerate(factors):
         for name, share in (("load", factor.load - 1.0), ("strange", factor.new_tenant)):
             if share > 0:
                 more = _times(scenario, name, share * per_s, FACTOR_FROM_S, FACTOR_UNTIL_S)
                 first = 100_000 * (1 + 2 * place + (name == "strange"))
-                for number, at_s in enumerate(more, first):
-                    yield _Arrival(at_s, number, name == "strange")
+                for number, (at_s, _) in enumerate(more, first):
+                    yield _Arrival(at_s, number, strange=name == "strange")
 
 
 def _times(
     scenario: Scenario, name: str, per_s: float, since_s: float, until_s: float
-) -> Iterator[float]:
-    """Poisson arrivals at a rate that swings as over a day, some of which bring others at once."""
+) -> Iterator[tuple[float, int]]:
+    """Poisson arrivals at a rate that swings as over a day, some of which bring others at once.
+
+    Each with its place in its pack.
+    """
     traffic = scenario.traffic
     draws = random.Random(f"{scenario.name} {scenario.seed} {name}")
     most, at_s = per_s * (1 + traffic.swing), since_s
@@ -209,7 +216,7 @@ def _times(
         rate = per_s * (1 + traffic.swing * math.sin(2 * math.pi * at_s / UNTIL_S * 3))
         if draws.random() * most < rate / (1 + traffic.pack_share * traffic.pack):
             more = traffic.pack if draws.random() < traffic.pack_share else 0
-            yield from (at_s + 0.001 * place for place in range(1 + more) if at_s < until_s)
+            yield from ((at_s + 0.001 * place, place) for place in range(1 + more))
 
 
 def _requests(scenario: Scenario, factors: tuple[Factor, ...]) -> Iterator[Json]:
@@ -228,10 +235,11 @@ def _requests(scenario: Scenario, factors: tuple[Factor, ...]) -> Iterator[Json]
                 if long_draw < factor.long_share:
                     prompt = [[arrival.number + 50_000_000, factor.long_tokens]]
         front_s += 4e-6 * sum(tokens for _, tokens in prompt)
+        arrived_s = arrival.at_s + arrival.later_s
         yield {
             "id": f"{arrival.number:032x}",
-            "arrived_s": arrival.at_s,
-            "queued_s": arrival.at_s + front_s,
+            "arrived_s": arrived_s,
+            "queued_s": arrived_s + front_s,
             "prompt": prompt,
             "output_tokens": output_tokens,
         }
@@ -442,4 +450,6 @@ CACHE_LOST = Factor(
     script=(("cache_lost", 1.0),),
     causes=frozenset(("cache_miss",)),
 )
+# The usual traffic without its packs.
+PACKS_SPREAD = Factor(name="no packs", spread_s=3.0, causes=_LOAD)
 PREFIXES_CHANGED = Factor(name="prefixes changed", changed=True, causes=frozenset(("cache_miss",)))

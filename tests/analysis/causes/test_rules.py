@@ -80,8 +80,8 @@ def test_without_samples_a_queue_is_unexplained_and_names_sources_that_would_hel
 
 def test_a_rounding_error_is_not_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     def claims(claimed_s: float) -> set[Cause]:
-        rule = Cause.NETWORK, lambda *_: Claim(claimed_s, ("late",))
-        monkeypatch.setattr(rules, "rules_of", lambda *_: (rule,))
+        rule = rules.Rule(Cause.NETWORK, lambda *_: Claim(claimed_s, ("late",)))
+        monkeypatch.setattr(rules, "rules_of", lambda *_: rules.PhaseRules((), (rule,)))
         found = explain(row(ttft_s=4.05, queue_s=4.0, e2e_s=4.15), [OBJECTIVE], EngineTimeline())
         return {Cause(share.cause) for share in found.shares}
 
@@ -146,7 +146,10 @@ def test_a_starved_core_is_charged_what_it_waited() -> None:
 def test_a_queue_is_charged_to_a_starved_core_as_far_as_that_waited_meanwhile() -> None:
     timeline = usual()
     starve(timeline, -5, 8)
-    sample_each_second(timeline, range(1, 8), waiting=5.0)
+    for second in range(1, 8):
+        done = 40_000.0 + 4 * second
+        few = {"steps": done, "output": done, "step_tokens": 41 * done, "waiting": 5.0}
+        timeline.sample(sample(AT + second, **few))
     found = explain(queued(AT + 1, 4.0), [OBJECTIVE], timeline)
     assert found.top is Cause.CPU_STARVED
     # It waited nine tenths of the time in which 3.85 s more than the limit went by.
@@ -154,14 +157,20 @@ def test_a_queue_is_charged_to_a_starved_core_as_far_as_that_waited_meanwhile() 
 
 
 def test_a_front_that_is_slower_than_usual_is_charged_unless_that_is_noise() -> None:
-    """It usually takes 15 ms."""
+    """It usually takes 15 ms. A core that takes no requests for a while delays only some."""
 
-    def causes(front_s: float) -> set[Cause]:
+    def causes(front_s: float, *others_s: float) -> set[Cause]:
+        timeline = usual(queue_s=0.0)
+        for number, other_s in enumerate(others_s):
+            times = {"queue_s": 0.0, "ttft_s": 0.035 + other_s, "e2e_s": 0.135 + other_s}
+            timeline.request(row(AT + 20 + number / 10, **times))
         times = {"queue_s": 4.0, "ttft_s": 4.035 + front_s, "e2e_s": 4.135 + front_s}
-        found = explain(row(AT + 1, **times), [OBJECTIVE], usual(queue_s=0.0))
+        found = explain(row(AT + 20, **times), [OBJECTIVE], timeline)
         return {Cause(share.cause) for share in found.shares}
 
     assert Cause.TOKENISING in causes(0.3)
+    assert Cause.TOKENISING in causes(0.3, *[0.3] * 5)
+    assert Cause.TOKENISING not in causes(0.3, *[0.015] * 5)
     assert Cause.TOKENISING not in causes(0.02)
 
 
