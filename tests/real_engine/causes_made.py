@@ -9,8 +9,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from http.client import HTTPConnection
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from subprocess import Popen
@@ -24,34 +25,49 @@ from agent.catalog.causes import Cause
 from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm
 
 _GROUPS = Path("/sys/fs/cgroup/cpu")
-_PERIOD_US, _QUOTA_US = 100_000, 25_000
-_BURNERS = 6
+_PERIOD_US = 100_000
 
 
 @contextmanager
-def short_of_processor(pid: int) -> Iterator[None]:
-    """This process and its children have a quarter of a processor inside the block.
+def processors_limited(pid: int, limit: float, *, burners: int) -> Iterator[None]:
+    """This process and its children have so many processors, or a part of one, inside the block.
 
     By a cgroup's quota, as a container's limit does it; where none can be made, beside programs
     that take the one processor on which all of them have to run.
     """
-    process = psutil.Process(pid)
-    pids = [pid, *(child.pid for child in process.children(recursive=True))]
+    pids = _with_children(pid)
     group = _GROUPS / f"goodput-agent-test-{os.getpid()}"
     try:
         group.mkdir()
     except OSError:
-        with _beside_burners(pids):
+        with _beside_burners(pids, burners):
             yield
     else:
-        with _in_group(group, pids):
+        with _in_group(group, pids, limit):
             yield
+
+
+def processors_used(pid: int, during: Callable[[], object]) -> float:
+    """How many processors this process and its children use while `during` runs."""
+    pids, began_s = _with_children(pid), time.monotonic()
+    before_s = sum(map(_processor_s, pids))
+    during()
+    return (sum(map(_processor_s, pids)) - before_s) / (time.monotonic() - began_s)
+
+
+def _processor_s(pid: int) -> float:
+    used = psutil.Process(pid).cpu_times()
+    return float(used.user + used.system)
+
+
+def _with_children(pid: int) -> list[int]:
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
 @contextmanager
-def _in_group(group: Path, pids: Sequence[int]) -> Iterator[None]:
+def _in_group(group: Path, pids: Sequence[int], limit: float) -> Iterator[None]:
     (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-    (group / "cpu.cfs_quota_us").write_text(str(_QUOTA_US))
+    (group / "cpu.cfs_quota_us").write_text(str(round(limit * _PERIOD_US)))
     before = _GROUPS / _group_of(pids[0]) / "cgroup.procs"
     try:
         _move(pids, group / "cgroup.procs")
@@ -75,10 +91,10 @@ def _move(pids: Sequence[int], members: Path) -> None:
 
 
 @contextmanager
-def _beside_burners(pids: Sequence[int]) -> Iterator[None]:
+def _beside_burners(pids: Sequence[int], count: int) -> Iterator[None]:
     allowed = os.sched_getaffinity(pids[0])
     one = {max(allowed)}
-    burners = [Popen([sys.executable, "-c", "while True: pass"]) for _ in range(_BURNERS)]
+    burners = [Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         for burner in burners:
             os.sched_setaffinity(burner.pid, one)
@@ -102,8 +118,9 @@ def _pin(pids: Sequence[int], processors: set[int]) -> None:
 # Token ids that the tiny model's tokenizer has.
 _IDS = range(100, 1900)
 # Of a usual prompt the prefix cache has nearly all: seven blocks of 128 tokens.
-_PREFIX = [Random(0).choice(_IDS) for _ in range(900)]
+PREFIXES = [Random(seed).choices(_IDS, k=900) for seed in range(30)]
 USUAL_PROMPT, USUAL_OUTPUT, CLIENTS = 1000, 12, 6
+STEADY_OUTPUT, STEADY_CLIENTS = 120, 4
 # Prompts of a middle length show what a prompt token takes.
 _NEW, _NEW_PROMPT = 0.15, 400
 _PAUSE_S = 0.3
@@ -118,10 +135,12 @@ class Asked:
 
     ttft_s: float
     tpot_s: float
+    e2e_s: float
 
     def misses(self, limits: "Asked") -> bool:
         """Whether it took longer than the limits allow."""
-        return self.ttft_s > limits.ttft_s or self.tpot_s > limits.tpot_s
+        within = zip(astuple(self), astuple(limits), strict=True)
+        return any(seen_s > limit_s for seen_s, limit_s in within)
 
 
 class Traffic:
@@ -136,6 +155,7 @@ class Traffic:
         self._place = urlsplit(url).netloc
         self._model = model
         self._random = Random(0)
+        self._prefixes = cycle(PREFIXES)
         self._lock = Lock()
 
     def new_prompt(self, tokens: int) -> list[int]:
@@ -143,8 +163,12 @@ class Traffic:
         return [self._random.choice(_IDS) for _ in range(tokens)]
 
     def usual_prompt(self) -> list[int]:
-        """A prompt of which the prefix cache has nearly all."""
-        return _PREFIX + self.new_prompt(USUAL_PROMPT - len(_PREFIX))
+        """A prompt of which the prefix cache has nearly all, once each prefix was asked."""
+        return self.prompt_after(next(self._prefixes))
+
+    def prompt_after(self, prefix: list[int]) -> list[int]:
+        """A prompt of the usual length that begins so."""
+        return prefix + self.new_prompt(USUAL_PROMPT - len(prefix))
 
     def ask(self, name: str, prompt: list[int], tokens: int, **fields: Any) -> Asked:
         """One streamed completion, read to its end; its id begins with the name."""
@@ -184,7 +208,7 @@ class Traffic:
         self._note(name, asked["max_tokens"], first_s - began_s, ended_s - first_s)
 
     def _note(self, name: str, tokens: int, ttft_s: float, rest_s: float) -> Asked:
-        seen = Asked(ttft_s, rest_s / max(1, tokens - 1))
+        seen = Asked(ttft_s, rest_s / max(1, tokens - 1), ttft_s + rest_s)
         self.answered[name].append(seen)
         return seen
 
@@ -194,7 +218,12 @@ class Traffic:
             self.asked[name] += 1
             request_id = f"{name}-{self.asked[name]}"
         body = {"model": self._model, "stream": True, "ignore_eos": True, **asked}
-        head = {"X-Request-Id": request_id, "Content-Type": "application/json"}
+        head = {
+            "X-Request-Id": request_id,
+            "Content-Type": "application/json",
+            # Of each key the agent makes a tenant.
+            "Authorization": f"Bearer {NEWCOMER if name == NEWCOMER else 'usual'}",
+        }
         return head, json.dumps(body).encode()
 
 
@@ -266,13 +295,24 @@ def short(
     return for_a_while(for_s, clients, ask, pause_s=_PAUSE_S)
 
 
+def steady(traffic: Traffic, for_s: float, name: str, *, at_least: int = 1) -> list[Asked]:
+    """Short prompts with long responses, one after another."""
+
+    def ask() -> Asked:
+        return traffic.ask(name, traffic.new_prompt(16), STEADY_OUTPUT)
+
+    return for_a_while(for_s, STEADY_CLIENTS, ask, at_least=at_least)
+
+
 # As many are made of each fault at least, if the machine is slow.
 AT_LEAST = 24
 LONG_PROMPT, PACK = 1900, 6
-LOST = 30
 WORDS = 2500
 SURGE = 60
 STALLED = 20
+STAND_S, BETWEEN_S = 0.5, 0.7
+SLOWER = 0.3
+NEWCOMER, NEWCOMERS = "newcomer", 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,17 +345,20 @@ def long_prompts(scene: Scene) -> None:
 
 
 def cache_misses(scene: Scene) -> None:
-    """Prompts as long as the usual ones, of which the cache has nothing.
+    """Usual prompts after the cache lost all it had: one of each prefix.
 
     Clients and responses are the usual ones, so that nothing else is another cause. So few are
     asked that what the cache usually has of a prompt stays what it was.
     """
     traffic = scene.traffic
+    clients = CLIENTS * scene.times
+    scene.engine.forget_prefixes()
 
-    def ask() -> Asked:
-        return traffic.ask("cache", traffic.new_prompt(USUAL_PROMPT), USUAL_OUTPUT)
+    def client(number: int) -> None:
+        for prefix in PREFIXES[number::clients]:
+            traffic.ask("cache", traffic.prompt_after(prefix), USUAL_OUTPUT)
 
-    for_a_while(0.0, CLIENTS * scene.times, ask, at_least=LOST, apart_s=0.1)
+    at_once(clients, client, apart_s=0.1)
 
 
 def slow_grammar(scene: Scene) -> None:
@@ -333,8 +376,54 @@ def slow_grammar(scene: Scene) -> None:
 
 def short_of_cpu(scene: Scene) -> None:
     """Usual requests while the engine has little of a processor."""
-    with short_of_processor(scene.engine.front_pid):
+    with processors_limited(scene.engine.front_pid, 0.25, burners=6):
         usual(scene.traffic, 3.0, "cpu", clients=8, at_least=AT_LEAST)
+
+
+def slower_steps(scene: Scene) -> None:
+    """Long responses while the engine has less of the processors than they take it."""
+    pid = scene.engine.front_pid
+    used = processors_used(pid, lambda: steady(scene.traffic, 1.0, "steady"))
+    limit = used / (1.0 + SLOWER * scene.times)
+    with processors_limited(pid, limit, burners=1):
+        steady(scene.traffic, 2.0, "slower", at_least=AT_LEAST)
+
+
+def stalls(scene: Scene) -> None:
+    """Usual requests while the engine stands still for half a second now and then."""
+    over = Event()
+
+    def stall() -> None:
+        while not over.wait(BETWEEN_S):
+            with scene.engine.standing_still():
+                _NEVER.wait(STAND_S * scene.times)
+
+    with ThreadPoolExecutor(1) as beside:
+        stalling = beside.submit(stall)
+        try:
+            usual(scene.traffic, 5.0, "stalled")
+        finally:
+            over.set()
+        stalling.result()
+
+
+def new_tenant(scene: Scene) -> None:
+    """Usual requests beside those of another tenant, as long, whose prompts no cache ever had.
+
+    There are no more clients than places.
+    """
+    traffic = scene.traffic
+
+    def ask() -> Asked:
+        return traffic.ask(NEWCOMER, traffic.new_prompt(USUAL_PROMPT), USUAL_OUTPUT)
+
+    def client(number: int) -> None:
+        if number:
+            usual(traffic, 4.0 * scene.times, "neighbour", clients=3)
+        else:
+            for_a_while(4.0 * scene.times, NEWCOMERS, ask)
+
+    at_once(2, client)
 
 
 def slow_clients(scene: Scene) -> None:
@@ -430,6 +519,24 @@ OTHERS = (
         make=slow_grammar,
         of=("grammar",),
         causes=frozenset({Cause.GRAMMAR, Cause.DEFERRED}),
+    ),
+    Fault(
+        name="stalls",
+        make=stalls,
+        of=("stalled",),
+        causes=frozenset({Cause.STALL, Cause.UNEXPLAINED}),
+    ),
+    Fault(
+        name="slower steps",
+        make=slower_steps,
+        of=("slower",),
+        causes=frozenset({Cause.CPU_STARVED, Cause.UNEXPLAINED}),
+    ),
+    Fault(
+        name="new tenant",
+        make=new_tenant,
+        of=(NEWCOMER, "neighbour"),
+        causes=_PREFILL | {Cause.BURST, Cause.BATCH_LOAD},
     ),
     Fault(name="CPU short", make=short_of_cpu, of=("cpu",), causes=frozenset({Cause.CPU_STARVED})),
     Fault(name="queue surge", make=surge, of=("surge",), causes=frozenset({Cause.BURST})),

@@ -84,7 +84,11 @@ def engine(
         spans=SpanExport.grpc(ports.grpc),
         service=ENGINE,
         extra=ENGINE_OPTIONS,
-        environment=plugin_environment(folder / "plugin", plugin_socket, middleware=False),
+        environment={
+            **plugin_environment(folder / "plugin", plugin_socket, middleware=False),
+            # The route that empties the prefix cache.
+            "VLLM_SERVER_DEV_MODE": "1",
+        },
     ) as running:
         yield running
 

@@ -16,6 +16,7 @@ from vendoring import PACKAGE, vendored
 from tests.real_parts.engine_server import EngineServer
 from tests.real_parts.processes import PartFailed, ServerProcess
 from tests.real_parts.tiny_model import engine_python, tiny_model
+from tests.real_parts.waiting import eventually
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "vllm"
 FORKS = Path(__file__).with_name("engine_forks.py")
@@ -228,6 +229,15 @@ class Vllm(EngineServer):
             yield
         finally:
             os.kill(core, signal.SIGCONT)
+
+    def forget_prefixes(self) -> None:
+        """Empty its prefix cache once no request runs. Only in vLLM's development mode."""
+
+        def forgotten() -> bool:
+            response = requests.post(f"{self.url}/reset_prefix_cache", timeout=ANSWER_WITHIN_S)
+            return bool(response.json()["success"])
+
+        eventually(forgotten, within_s=ANSWER_WITHIN_S, what="an empty prefix cache")
 
     def start_in_vain(self) -> None:
         """Start it and return when it has failed to start; PartFailed when it does not fail."""
