@@ -408,10 +408,7 @@ def stalls(scene: Scene) -> None:
 
 
 def new_tenant(scene: Scene) -> None:
-    """Usual requests beside those of another tenant, as long, whose prompts no cache ever had.
-
-    There are no more clients than places.
-    """
+    """Usual requests beside those of another tenant, as long, whose prompts no cache ever had."""
     traffic = scene.traffic
 
     def ask() -> Asked:
@@ -419,9 +416,9 @@ def new_tenant(scene: Scene) -> None:
 
     def client(number: int) -> None:
         if number:
-            usual(traffic, 4.0 * scene.times, "neighbour", clients=3)
+            usual(traffic, 4.0, "neighbour", clients=3)
         else:
-            for_a_while(4.0 * scene.times, NEWCOMERS, ask)
+            for_a_while(4.0, NEWCOMERS * scene.times, ask)
 
     at_once(2, client)
 

@@ -346,6 +346,8 @@ def large(place: Place, folder: Path) -> Iterator[Watch]:
         watch.make(LONG_PROMPTS)
         # More than lose the cache next: what it has of most prompts is usual.
         usual(traffic, 4.0, at_least=2 * len(PREFIXES))
+        # Long responses are usual, too, so that they are no larger batch.
+        steady(traffic, 3.0, "before")
         for fault in OTHERS:
             watch.make(fault)
             usual(traffic, 2.0)
