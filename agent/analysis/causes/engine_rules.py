@@ -68,6 +68,12 @@ def missed_text(missed: MissedHits) -> str:
     )
 
 
+def requests_text(many: float) -> str:
+    """A number of requests."""
+    text = f"{many:.0f}"
+    return "1 request" if text == "1" else f"{text} requests"
+
+
 def seconds(value_s: float) -> str:
     """A duration in a readable unit."""
     return f"{1000 * value_s:.3g} ms" if abs(value_s) < 1 else f"{value_s:.3g} s"

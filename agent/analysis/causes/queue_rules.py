@@ -10,6 +10,7 @@ from agent.analysis.causes.engine_rules import (
     lost_prompts,
     missed_share,
     period_prompts_texts,
+    requests_text,
     seconds,
     slow_text,
     source_text,
@@ -243,6 +244,6 @@ def _held(case: MissedCase, left_s: float, held_s: float, text: str) -> Claim | 
     share = held_s / done.waits_s
     evidence = (
         f"{text} for {share:.0%} of the time with a queue ({source_text(case.backlog)}): "
-        f"{done.running:.0f} requests ran"
+        f"{requests_text(done.running)} ran"
     )
     return Claim(left_s * share, (evidence,))

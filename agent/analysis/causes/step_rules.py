@@ -9,6 +9,7 @@ from agent.analysis.causes.engine_rules import (
     missed_share,
     missed_text,
     period_prompts_texts,
+    requests_text,
     seconds,
     slow_text,
     source_text,
@@ -125,7 +126,7 @@ def _of_batch(
         return None
     beyond = "more than usual" if more else "longer than those of one request"
     text = (
-        f"{period.activity.running:.0f} requests ran, and made the steps {seconds(claimed_s)} "
+        f"{requests_text(period.activity.running)} ran, and made the steps {seconds(claimed_s)} "
         f"{beyond} ({source_text(period)})"
     )
     return _held(Claim(claimed_s, (text,)), hold)
