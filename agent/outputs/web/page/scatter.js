@@ -250,7 +250,8 @@ function Compared({contrast, address, parameters}) {
   const name = (item) => (FILTERED[item.dimension]
     ? html`<a href=${address("requests", {...parameters, [item.dimension]: item.name, cursor: ""})}>${
       item.dimension === "cause" ? words(item.name) : item.name}</a>` : `${item.name} tokens`);
-  const label = `What the ${number(inside)} requests in the box have more of than the ${number(outside)} others`;
+  const those = inside === 1 ? "What the request in the box has" : `What the ${number(inside)} requests in the box have`;
+  const label = `${those} more of than ${outside === 1 ? "the other" : `the ${number(outside)} others`}`;
   const none = !inside ? "No request is in the box." : !outside ? "Every request is in the box, so there is none to compare with."
     : "Nothing by more than chance: cause, tenant, model, engine, input length and session are as in the others.";
   return html`<div class="compared"><${Table} label=${label} head=${["more of", "in the box", "outside"]} empty=${none}
