@@ -159,12 +159,12 @@ def prefill_backlog(case: MissedCase, left_s: float) -> Claim | None:
 def long_step_under_way(case: MissedCase, left_s: float) -> Claim | None:
     """The steps while the request waited were busy with more prompts of others than usual.
 
-    Not where it waited for room: it did not wait for a step.
+    Not where it waited for room longer than these prompts took.
     """
     waited_for, done = _waited_for(case), case.backlog.activity
-    if waited_for * case.prefill_token_s < PREFILL_SHARE * left_s:
-        return None
-    if done.kv_full_s + done.at_cap_s > _MOST_OF * done.waits_s:
+    took_s = waited_for * case.prefill_token_s
+    room_s = done.kv_full_s + done.at_cap_s
+    if took_s < PREFILL_SHARE * left_s or took_s * done.waits_s < room_s * left_s:
         return None
     tokens, hold = case.more_prompts(case.queue, waited_for)
     claim = _under_way(case, left_s, tokens)
