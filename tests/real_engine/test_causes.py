@@ -408,9 +408,10 @@ def said(fault: Fault, told: Told) -> Said:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_with_the_plugin_the_top_cause_is_right(fault: Fault, said: Said) -> None:
     right, unexplained, wrong = said.split(PLUGIN, fault)
-    missed = right + unexplained + wrong
-    assert missed >= FEWEST
-    assert right >= RIGHT_OF_EACH * missed, said.causes(PLUGIN, fault)
+    assert right + unexplained + wrong >= FEWEST
+    # Nothing shows every wait for what other programs use. Of all faults together few may be so.
+    explained = right + wrong + (0 if fault.name in said.crowded else unexplained)
+    assert right >= RIGHT_OF_EACH * explained, said.causes(PLUGIN, fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
