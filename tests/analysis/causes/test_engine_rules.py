@@ -163,6 +163,42 @@ def test_a_cold_start_counts_from_the_begin_of_the_queue(
     assert top_cause(queued(AT + 10, 3.0), timeline) is cause
 
 
+def test_a_burst_shares_its_queue_with_the_places_that_it_filled() -> None:
+    """Thirty requests come at once where four a second usually do, and two may run at once."""
+    timeline = usual()
+    sample_each_second(timeline, range(1, 9), waiting=30.0, running=2.0, places=2.0)
+    found = explain(queued(AT + 0.5, 3.4), [OBJECTIVE], timeline)
+    seconds = {share.cause: share.excess_s for share in found.shares}
+    assert seconds[Cause.BURST] == pytest.approx(seconds[Cause.SEQUENCE_CAP], rel=0.2)
+
+
+@pytest.mark.parametrize(("steps", "late"), [(1, False), (8, True)])
+def test_a_front_is_not_late_for_a_step_that_the_core_is_in(steps: int, late: bool) -> None:
+    """The front took 400 ms more: during one step of that time, or several."""
+    timeline, began_at = usual(steps=0.01, queue_s=0.0), AT + 20
+    for number in range(2 * steps):
+        # As long as its prompts need.
+        timeline.step(step(began_at + (number + 1) * 0.5 / steps, 0.5 / steps, 5000 // steps))
+    times = {"queue_s": 0.0, "ttft_s": 0.45, "e2e_s": 0.55}
+    for number in range(8):
+        timeline.request(row(began_at + number / 100, **times))
+    found = explain(row(began_at + 0.04, **times), [OBJECTIVE], timeline)
+    assert (Cause.TOKENISING in {share.cause for share in found.shares}) is late, found.shares
+
+
+def test_who_waits_for_a_place_longer_than_for_prompts_lacks_a_place() -> None:
+    """Places are full for 79 % of the time, and prompts take 60 % of it."""
+    timeline = usual(steps=0.01)
+    sample_each_second(timeline, range(1, 4), waiting=4.0, running=2.0, places=2.0)
+    at = AT
+    for number in range(120):
+        prompt = number % 3 == 0
+        took_s = 0.075 if prompt else 0.01
+        at += took_s
+        timeline.step(step(at, took_s, 900 * prompt)._replace(running=1 + prompt))
+    assert top_cause(queued(AT + 0.5, 1.5), timeline) is Cause.SEQUENCE_CAP
+
+
 def crowded(slow: int) -> EngineTimeline:
     """Two run where one usually does, in steps that are some times as long as usual."""
     timeline = usual(steps=1 / 30)
