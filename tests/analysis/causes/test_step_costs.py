@@ -4,6 +4,8 @@ from random import Random
 
 import pytest
 
+from agent.analysis.causes.activity import Slice
+from agent.analysis.causes.stalls import Stalls
 from agent.analysis.causes.step_costs import ComputedWork, Costs, StepCosts, beyond_free
 from tests.analysis.causes.making import AT
 
@@ -50,6 +52,15 @@ def test_a_step_that_stood_still_teaches_little() -> None:
     found, done = costs.costs, work(Random(2))
     assert found is not None
     assert found.of(done) == pytest.approx(TRUE.of(done), rel=0.15)
+
+
+def test_steps_that_are_all_slow_do_not_stand_out_among_each_other() -> None:
+    stalls = Stalls()
+    usual = Slice(0.0, 0.0, 1, 0, 500, 1, 0, 0, 0.1, 0, 0.16)
+    for number in range(120):
+        took_s = 0.16 if number < 20 else 0.64
+        stalls.add(usual._replace(until=float(number), busy_s=took_s), TRUE, None)
+    assert {stall.until for stall in stalls.between(0.0, 120.0)} == set(range(20, 28))
 
 
 def test_nothing_is_known_of_few_steps() -> None:
