@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -91,7 +92,8 @@ def scatter_routes(context: ApiContext) -> APIRouter:
 def _by_verdict(found: Dots) -> dict[Verdict, DotsOfVerdict]:
     lists = {name: DotsOfVerdict(at=[], seconds=[]) for name in _VERDICTS}
     by_text = {str(name): lists[name] for name in _VERDICTS}
-    for at, value, verdict in found.rows:
+    # Each database has an order of its own.
+    for at, value, verdict in sorted(found.rows, key=itemgetter(0, 1)):
         if verdict in by_text:
             by_text[verdict].at.append(round(at, _DIGITS_OF_TIME))
             by_text[verdict].seconds.append(round(value, _DIGITS_OF_LATENCY))
