@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_work_is_done_when_the_last_of_the_waiting_requests_has_its_first_token(
     async def waiting(work: DeferredWork) -> None:
         for number in range(2):
             work.hold()
-            work.add(lambda number=number: done.append(number))  # type: ignore[misc]
+            work.add(partial(done.append, number))
         work.release(now=True)
         await asyncio.sleep(0)
         assert done == []
@@ -160,7 +161,7 @@ def test_of_too_much_work_the_oldest_is_done_at_once() -> None:
     async def much(work: DeferredWork) -> None:
         work.hold()
         for number in range(deferred._MAX_WAITING + 2):
-            work.add(lambda number=number: done.append(number))  # type: ignore[misc]
+            work.add(partial(done.append, number))
         assert done == [0, 1]
         work.finish()
         assert done == [*range(deferred._MAX_WAITING + 2)]
