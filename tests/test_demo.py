@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ import requests
 from agent.catalog.causes import Cause
 from agent.demo import ENGINES, coming_faults
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.chromium import opened
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S, Row, rows_in
@@ -220,6 +222,24 @@ def test_every_fault_of_the_demo_has_a_name_a_cause_and_a_time_of_its_own() -> N
     for each in coming:
         assert each.fault.every_s == ROUND_S
         assert each.fault.causes
+
+
+def test_the_cause_of_the_worst_miss_is_two_clicks_from_now(full: AgentProcess) -> None:
+    with opened(full.url) as there:
+        page = there.page
+        page.get_by_role("link", name="The worst missed requests").click()
+        worst = page.get_by_role("table").get_by_role("row").nth(1)
+        worst.filter(has_text="missed: ").wait_for()
+        worst.get_by_role("link").click()
+        page.get_by_text("It missed, ").wait_for()
+        asked = parse_qs(page.url.partition("?")[2])
+        shown = page.get_by_text("It missed, ").inner_text()
+        assert there.problems == []
+    found = full.api.json(f"/api/v1/requests/{asked['id'][0]}", {"span_id": asked["span"][0]})
+    # Others that took longer may have missed since.
+    listed = full.api.requests(verdict="missed", worst="e2e", limit="10")
+    assert found["span_id"] in {each["span_id"] for each in listed}
+    assert found["cause"].replace("_", " ") in shown
 
 
 def test_the_demo_goes_on_where_its_past_ends_and_sends_spans_without_grpc_and_with_a_token(

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from agent.catalog.time_units import DAY_S, HOUR_S
+from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
+
+# The names of the alerts.
+OUTAGE, BURN = "LlmObjectiveOutage", "LlmObjectiveBudgetBurn"
+
+# The windows already smooth; the hold time only skips a single odd evaluation.
+HOLD_S = 2.0 * MINUTE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Queries of stored requests: window, selection, filter, cursor and page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -19,6 +19,9 @@ Dimension = Literal[
     "agent", "engine", "model", "tenant", "input_length", "user", "workload", "session", "priority"
 ]
 OF_ROWS: frozenset[Dimension] = frozenset(("user", "workload", "session", "priority"))
+
+# How many requests met and missed, by objective and model and by the Unix second of the minute.
+VerdictsByMinute = Mapping[tuple[str, str | None], Mapping[int, tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,19 @@ from functools import partial
 from math import ceil, isfinite
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, FromClause, Table, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, FromClause, Table, func, null, select
 
-from agent.analysis.tally import Tally
+from agent.analysis.tally import ALL_OBJECTIVES, Tally, VerdictCounts
+from agent.catalog.definitions import Verdict
 from agent.catalog.metrics import OTHER
-from agent.catalog.time_units import DAY_S
-from agent.records.queries import DataSource, Dimension, Selection, Window
+from agent.catalog.time_units import DAY_S, MINUTE_S
+from agent.records.queries import (
+    DataSource,
+    Dimension,
+    Selection,
+    VerdictsByMinute,
+    Window,
+)
 from agent.store.connection import for_reading, reading
 from agent.store.rollups import (
     ANY_LENGTH,
@@ -195,6 +202,10 @@ class RollupQueries:
         kept = (width for width, keep_s in KEEP_S.items() if age_s < keep_s - _SPARE_S)
         return next(kept, WIDTHS_S[-1])
 
+    def kept_s(self, grid_s: int) -> float:
+        """How long ago a window on this grid may begin at most."""
+        return KEEP_S[grid_s] - _SPARE_S
+
     def tally(self, window: Window, selection: Selection) -> Tally:
         """The counts of the requests that ended in the window."""
         tallies = self._tallies(self._cover_of(window), selection, lambda _row: None)
@@ -231,6 +242,26 @@ class RollupQueries:
             return value
 
         return self._tallies(self._cover_of(window), selection, value_of, group_by=dimension)
+
+    def verdicts_by_minute(self, window: Window) -> VerdictsByMinute:
+        """Requests that met and missed, by objective and model, and by the minute they ended in."""
+        _, ranges = self._steps_of(window, MINUTE_S)
+        tallies = self._tallies(
+            ranges,
+            Selection(),
+            lambda row: (row.starts_at // MINUTE_S * MINUTE_S, row.series.model or None),
+            group_by="starts_at",
+            columns=("counts",),
+        )
+        found: dict[tuple[str, str | None], dict[int, tuple[int, int]]] = defaultdict(dict)
+        for (minute, model), tally in tallies.items():
+            for objective in {name for name, _ in tally.verdicts} - {ALL_OBJECTIVES}:
+                met, missed = (
+                    tally.verdicts.get((objective, verdict), VerdictCounts()).requests
+                    for verdict in (Verdict.MET, Verdict.MISSED)
+                )
+                found[objective, model][minute] = (met, missed)
+        return found
 
     def names(self) -> dict[str, list[str]]:
         """The agents, engines, models and tenants of stored requests, at most MAX_SERIES of each.
@@ -279,9 +310,10 @@ class RollupQueries:
         group_of: Callable[[RollupRow], Group],
         *,
         group_by: GroupBy = None,
+        columns: Sequence[str] = FIGURES,
     ) -> dict[Group, Tally]:
         sums: dict[Group, RollupSum] = defaultdict(RollupSum)
-        for row in self._rows(ranges, selection, group_by):
+        for row in self._rows(ranges, selection, group_by, columns):
             try:
                 sums[group_of(row)].add(row.series.judged_by, row.figures, gone=row.gone)
             except DAMAGED as error:
@@ -290,11 +322,16 @@ class RollupQueries:
         return {group: tally for group, tally in tallies.items() if tally.requests}
 
     def _rows(
-        self, ranges: Sequence[RollupRange], selection: Selection, group_by: GroupBy
+        self,
+        ranges: Sequence[RollupRange],
+        selection: Selection,
+        group_by: GroupBy,
+        columns: Sequence[str],
     ) -> Iterator[RollupRow]:
         """Rollups first: a change can only subtract what was added before.
 
-        Rows that differ only in other fields than `group_by` may come as one row.
+        Rows that differ only in their input length may come as one, unless `group_by` is that.
+        Figures that are not in `columns` are None.
         """
         if not ranges:
             return
@@ -302,11 +339,12 @@ class RollupQueries:
             series = selected_series(connection, selection)
             for each in ranges:
                 yield from _of_rollups(
-                    connection, each, series, by_length=group_by == "input_length"
+                    connection, each, series, _figures(rollups, columns), group_by
                 )
             if connection.dialect.name == "sqlite":
                 # Agents fold changes in their files.
-                yield from _of_changes(connection, ranges, selection)
+                figures = _figures(rollup_changes, columns)
+                yield from _of_changes(connection, ranges, selection, figures)
 
 
 def _names(connection: Connection, tables: Sequence[Table], column: str) -> list[str]:
@@ -338,32 +376,42 @@ def selected_series(connection: Connection, selection: Selection) -> dict[int, S
     return {row_id: each for row_id, each in series.items() if is_judged(each, selection)}
 
 
+def _figures(table: Table, columns: Sequence[str]) -> list[ColumnElement[Any]]:
+    """All figures of a table in order; those that are not among `columns` are null."""
+    return [table.c[name] if name in columns else null().label(name) for name in FIGURES]
+
+
 def _of_rollups(
-    connection: Connection, wanted: RollupRange, series: Mapping[int, Series], *, by_length: bool
+    connection: Connection,
+    wanted: RollupRange,
+    series: Mapping[int, Series],
+    figures: Sequence[ColumnElement[Any]],
+    group_by: GroupBy,
 ) -> Iterator[RollupRow]:
-    any_length = wanted.width_s in SUMMED_WIDTHS_S and not by_length
+    any_length = wanted.width_s in SUMMED_WIDTHS_S and group_by != "input_length"
     ids = [
         row_id for row_id, each in series.items() if (each.input_length == ANY_LENGTH) == any_length
     ]
     for first in range(0, len(ids), SERIES_PER_READ):
-        query = select(
-            rollups.c.series, rollups.c.starts_at, *(rollups.c[name] for name in FIGURES)
-        ).where(
+        query = select(rollups.c.series, rollups.c.starts_at, *figures).where(
             rollups.c.width_s == wanted.width_s,
             rollups.c.series.in_(ids[first : first + SERIES_PER_READ]),
             rollups.c.starts_at >= wanted.from_s,
             rollups.c.starts_at < wanted.until_s,
         )
-        for row_id, starts_at, *figures in connection.execute(query, execution_options=BINARY):
-            yield RollupRow(starts_at, series[row_id], False, figures)
+        for row_id, starts_at, *found in connection.execute(query, execution_options=BINARY):
+            yield RollupRow(starts_at, series[row_id], False, found)
 
 
 def _of_changes(
-    connection: Connection, ranges: Sequence[RollupRange], selection: Selection
+    connection: Connection,
+    ranges: Sequence[RollupRange],
+    selection: Selection,
+    figures: Sequence[ColumnElement[Any]],
 ) -> Iterator[RollupRow]:
     table = rollup_changes
-    columns = (table.c[name] for name in ("starts_at", "gone", *Series._fields, *FIGURES))
-    query = select(*columns).where(
+    columns = (table.c[name] for name in ("starts_at", "gone", *Series._fields))
+    query = select(*columns, *figures).where(
         *selected(table, selection),
         table.c.starts_at >= ranges[0].from_s,
         table.c.starts_at < ranges[-1].until_s,
@@ -371,8 +419,8 @@ def _of_changes(
     for starts_at, gone, *rest in connection.execute(query.order_by(table.c.id)):
         series = Series(*rest[: len(Series._fields)])
         if is_judged(series, selection):
-            figures = rest[len(Series._fields) :]
-            yield RollupRow(starts_at, series, gone, figures, rollup_changes.name)
+            found = rest[len(Series._fields) :]
+            yield RollupRow(starts_at, series, gone, found, rollup_changes.name)
 
 
 def is_judged(series: Series, selection: Selection) -> bool:

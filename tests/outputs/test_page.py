@@ -460,6 +460,17 @@ def test_live_figures_are_not_read_a_second_time(browser: Browser, api: Api) -> 
     assert not {"engines", "gpus", "agents"} & set(asked_of)
 
 
+def test_a_view_whose_queries_take_long_is_read_more_rarely_and_not_called_live(
+    browser: Browser, api: Api
+) -> None:
+    with opened_in(browser, f"{api.url}/#cost") as there:
+        at(there, api.url, "cost")
+        there.page.route("**/api/v1/lengths*", lambda route: None)
+        there.page.get_by_role("link", name="Heatmap").click()
+        # A hundredfold of more than 0.6 s.
+        there.page.get_by_role("status").filter(has_text="Read every").wait_for()
+
+
 # Charts: their window, their breaks and their values. They are drawn on a canvas, so what uPlot
 # was told is noted.
 

@@ -1,6 +1,7 @@
 """The view of now in a browser: its sentence in every state, its tiles and its charts."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,69 @@ def test_charts_of_now_share_one_time_axis_and_show_limits_and_the_target(
     place = next(each for each, value in enumerate(slowest["data"][5]) if value is not None)
     stacked = [values[place] for values in slowest["data"][1:]]
     assert stacked == pytest.approx([0.1, 0.3, 0.8, 1.0, 1.0])
+
+
+BANDS = """() => {
+  const filled = [];
+  const {fillRect} = CanvasRenderingContext2D.prototype;
+  CanvasRenderingContext2D.prototype.fillRect = function (...box) {
+    filled.push(box.map(Math.round));
+    return fillRect.apply(this, box);
+  };
+  window.filled = filled;
+}"""
+
+
+def test_alerts_are_bands_of_the_charts_with_their_times_and_runbooks(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path) as api:
+        now = api.agent.now // 60 * 60
+        promised = [objective("chat", ttft_s=0.5, target=0.9)]
+        api.set_objectives(promised)
+        begin = now - 1800
+        rows = [
+            record(60 * minute + n, ended_at=begin + 60 * minute + n, ttft_s=9.0)
+            for minute in range(10)
+            for n in range(3)
+        ]
+        api.store(rows, promised)
+        with opened_in(browser, f"{api.url}/#events") as there:
+            there.page.evaluate(BANDS)
+            there.page.goto(f"{api.url}/#now")
+            # Five misses after two minutes, a wait of two, and none in the last five minutes.
+            times = [f"{datetime.fromtimestamp(begin + 60 * n, UTC):%I:%M %p}" for n in (4, 14)]
+            text = f"outage {times[0]} to {times[1]} (chat, llama)"
+            there.page.get_by_text(text).wait_for()
+            filled = there.page.evaluate("filled")
+            # A sixth of the hour's width, in each chart over time.
+            wide = there.page.locator(".u-over").first.bounding_box()
+            assert wide is not None
+            sixth = [box for box in filled if abs(box[2] - wide["width"] / 6) < 3]
+            assert len(sixth) >= 1
+            assert grave(there) == []
+            there.page.get_by_role("link", name="outage").click()
+            there.page.get_by_role("heading", name="LlmObjectiveOutage").wait_for()
+            assert there.page.url.endswith("?objective=chat&model=llama")
+            assert there.problems == []
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "labels"),
+    [(15, ["1:35:00 PM", "1:35:15 PM"]), (60, ["1:35 PM", "1:36 PM"])],
+)
+def test_ticks_of_a_time_axis_have_labels_of_their_own(
+    there: Opened, apart_s: int, labels: list[str]
+) -> None:
+    found = there.page.evaluate(
+        """async (apart) => {
+            const {moments} = await import('/assets/chart.js');
+            const at = Date.parse('2026-11-28T13:35:00Z') / 1000;
+            return moments(null, [at, at + apart], 0, 0, apart);
+        }""",
+        apart_s,
+    )
+    assert found == labels
 
 
 # Phases

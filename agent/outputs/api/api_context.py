@@ -24,6 +24,7 @@ from agent.records.queries import (
     RequestFilter,
     RequestOrder,
     Selection,
+    VerdictsByMinute,
     Window,
 )
 from agent.settings.access import AccessPolicy
@@ -38,6 +39,9 @@ class ApiQueries(Protocol):
     def grid_s(self, age_s: float) -> int:
         """The grid, in seconds, of windows that began so long ago."""
 
+    def kept_s(self, grid_s: int) -> float:
+        """How long ago a window on this grid may begin at most."""
+
     def data_from(self, window: Window, source: DataSource) -> float | None:
         """When the data begins, of one agent, engine or of all, in Unix seconds."""
 
@@ -48,6 +52,9 @@ class ApiQueries(Protocol):
         self, window: Window, step_s: int, selection: Selection
     ) -> dict[int, Tally]:
         """The counts of each step of a window."""
+
+    def verdicts_by_minute(self, window: Window) -> VerdictsByMinute:
+        """Requests that met and missed, by objective and model, and by the minute they ended in."""
 
     def tallies_by(
         self, dimension: Dimension, window: Window, selection: Selection

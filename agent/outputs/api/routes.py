@@ -12,6 +12,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.staticfiles import StaticFiles
 
 from agent.errors import StoreUnavailable
+from agent.outputs.api.alert_routes import alert_routes
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
 from agent.outputs.api.beside_routes import beside_routes
@@ -364,6 +365,7 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         contrast_routes(context),
         beside_routes(context),
         event_routes(context),
+        alert_routes(context),
         engine_routes(context),
         gpu_routes(context),
         agent_routes(context),

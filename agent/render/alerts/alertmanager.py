@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent.analysis.burn_rates import BURN, OUTAGE
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.render.alerts.agent_alerts import WATCHDOG
 from agent.render.alerts.alert_rule import (
@@ -16,7 +17,7 @@ from agent.render.alerts.alert_rule import (
     Timings,
 )
 from agent.render.alerts.gpu_alerts import MEMORY_XIDS
-from agent.render.alerts.objective_alerts import BURN, EXPLAINED, OUTAGE
+from agent.render.alerts.objective_alerts import EXPLAINED
 from agent.render.alerts.vllm_alerts import ON_MODEL, ON_PAGE
 from agent.render.promql import among
 

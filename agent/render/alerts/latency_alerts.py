@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 
+from agent.analysis.burn_rates import BURN, OUTAGE
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import HOUR_S, MINUTE_S
@@ -24,7 +25,6 @@ from agent.render.alerts.alert_rule import (
     percentile,
     share_over,
 )
-from agent.render.alerts.objective_alerts import BURN, OUTAGE
 from agent.render.promql import among, eq, histogram_of, like, none_of, value_of
 
 # A page on the objective's budget comes sooner than a ticket that must hold for so long. The

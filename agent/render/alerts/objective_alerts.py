@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 from inspect import cleandoc
 
-from agent.analysis.burn_rates import MIN_MISSED, TIERS, Burn, OutageRule, plan
+from agent.analysis.burn_rates import (
+    BURN,
+    HOLD_S,
+    MIN_MISSED,
+    OUTAGE,
+    TIERS,
+    Burn,
+    OutageRule,
+    plan,
+)
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.catalog.time_units import HOUR_S, MINUTE_S
@@ -132,9 +141,6 @@ def _each(series: str) -> str:
     return f"{{{{ range query (printf `sort({series})` $labels.instance) }}}}"
 
 
-OUTAGE, BURN = "LlmObjectiveOutage", "LlmObjectiveBudgetBurn"
-# The windows already smooth; the hold time only skips a single odd evaluation.
-HOLD_S = 2.0 * MINUTE_S
 _LEVEL = "objective_model:llm_slo_missed"
 
 _MISSED = value_of(m.SLO_REQUESTS, eq("verdict", Verdict.MISSED))

@@ -13,8 +13,9 @@ const DAY_S = 86400;
 
 // `data` is uPlot's: x values, then one list for each of the `series` of {label, colour, ...}.
 // `unit` writes a value of the y axis, `right` one of the right axis, for series with the scale "right";
-// `marks` are Unix seconds of vertical lines, `over` those at which the window begins and ends. Of
-// `stacked` data each list is added to those before it. `log` is a logarithmic y axis.
+// `marks` are Unix seconds of vertical lines, `bands` pairs of them that are shaded, `over` those at which
+// the window begins and ends. Of `stacked` data each list is added to those before it. `log` is a
+// logarithmic y axis.
 export const Chart = (props) => props.data.slice(1).some((values) => values.some((each) => each != null))
   ? html`<${Plot} ...${props} />`
   : html`<div><p class="quiet">${props.label}</p><p>Unknown: ${props.why ?? "no step of this window has these figures yet"}.</p></div>`;
@@ -22,9 +23,13 @@ export const Chart = (props) => props.data.slice(1).some((values) => values.some
 const clock = (at) => at.toLocaleTimeString([], {hour: "numeric", minute: "2-digit"});
 const day = (at) => at.toLocaleDateString([], {month: "short", day: "numeric"});
 
-// Times of day, and the date where a day begins.
-const moments = (_, ticks, __, ___, apart) => ticks.map((tick) => {
+const MINUTE_S = 60;
+const exact = (at) => at.toLocaleTimeString([], {hour: "numeric", minute: "2-digit", second: "2-digit"});
+
+// Times of day, and the date where a day begins; seconds only of ticks that are less than a minute apart.
+export const moments = (_, ticks, __, ___, apart) => ticks.map((tick) => {
   const at = new Date(1000 * tick);
+  if (apart < MINUTE_S) return exact(at);
   return apart >= DAY_S || at.getHours() + at.getMinutes() === 0 ? day(at) : clock(at);
 });
 
@@ -45,6 +50,19 @@ const lines = (marks) => (plot) => {
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
+  }
+  ctx.restore();
+};
+
+// Below axes and series.
+const shade = (bands) => (plot) => {
+  const {ctx, bbox} = plot;
+  ctx.save();
+  ctx.fillStyle = `${style("--bad")}2e`;
+  for (const [from, until] of bands) {
+    const [left, right] = [from, until].map((at) =>
+      Math.min(Math.max(plot.valToPos(at, "x", true), bbox.left), bbox.left + bbox.width));
+    ctx.fillRect(left, bbox.top, right - left, bbox.height);
   }
   ctx.restore();
 };
@@ -71,7 +89,7 @@ const in_time = ({unit, right, log}, over) => ({
   // The whole window, also if no step has a figure: less would look like a shorter one.
   scales: {x: {time: true, range: over}, y: log ? {distr: 3} : {range: from_zero}, ...(right && {right: {range: from_zero}})},
   x: {value: (_, at) => (at == null ? "" : new Date(1000 * at).toLocaleTimeString())},
-  axes: [{values: moments, space: 70}, {values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : unit(tick))), size: AXIS},
+  axes: [{values: moments, space: 80}, {values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : unit(tick))), size: AXIS},
     ...(right ? [{scale: "right", side: 1, grid: {show: false}, values: (_, ticks) => ticks.map(right), size: AXIS}] : [])],
   hooks: {ready: [newest], setData: [newest], setCursor: [newest], setSelect: [take_range]},
   // All charts show the moment that the pointer is at.
@@ -107,12 +125,12 @@ class Plot extends Component {
   draw() {
     this.plot?.destroy();
     this.shape = shape(this.props);
-    const {series, marks = [], unit = rate, right, stacked} = this.props;
+    const {series, marks = [], bands: shaded = [], unit = rate, right, stacked} = this.props;
     const {scales, axes, x, hooks = {}, legend = {}, cursor = {}} =
       this.props.axes ? this.props : {...this.props, ...in_time({...this.props, unit}, () => this.props.over)};
     const drawn = {
       width: Math.max(Math.floor(this.holder.clientWidth), 200), height: HEIGHT, scales, legend, cursor, padding: [null, right ? 8 : END, null, null],
-      hooks: {...hooks, draw: [lines(marks)]},
+      hooks: {...hooks, drawClear: [shade(shaded)], draw: [lines(marks)]},
       axes: axes.map((axis) => ({
         stroke: style("--text"), ...["grid", "ticks"].reduce((lines, name) => (
           {...lines, [name]: {stroke: style("--line"), width: 1}}), {}),
@@ -161,7 +179,8 @@ function bands(series) {
 // Heights compare only from zero on.
 const from_zero = (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? 1.05 * high : 1];
 
-const shape = ({series, scales, marks, right}) => JSON.stringify([series.map(({label}) => label), scales, marks, Boolean(right)]);
+const shape = ({series, scales, marks, bands: shaded, right}) =>
+  JSON.stringify([series.map(({label}) => label), scales, marks, shaded, Boolean(right)]);
 
 // The last step has just begun, so its rates would fall to 0; it is left out until it is over.
 export const finished = (steps) => steps.filter(({window_s: length}, index) =>

@@ -1,6 +1,6 @@
 // The page: which view is shown, its data, and the live figures beside it.
 import {html, render} from "./elements.js";
-import {AccessRefused, FILTERS, ask_about, follow, forget, is_signed_in, on_login, query, sign_in} from "./query.js";
+import {AccessRefused, FILTERS, ask_about, busy_ms, follow, forget, is_signed_in, on_login, query, sign_in} from "./query.js";
 import {breakdown} from "./breakdown.js";
 import {on_range} from "./chart.js";
 import {cost} from "./cost.js";
@@ -18,7 +18,13 @@ const VIEWS = {now, requests, request: oneRequest, breakdown, efficiency, cost, 
 const SHOWN = ["now", "requests", "breakdown", "efficiency", "cost", "events", "lengths"];
 const RETRY_MS = 2000;
 const REFRESH_MS = 10000;
+const TICK_MS = 1000;
+// A view that is read more rarely is not called live.
+const SLOW_MS = 60000;
 const NAMES_MS = 60000;
+// A view is read again after so many times as long as its queries took: a page costs the agent at most one
+// hundredth of a processor, whatever it shows.
+const PACE = 100;
 
 const state = {
   name: "now", parameters: {}, data: null, awaited: false, problem: null, locked: false, refusal: "",
@@ -75,8 +81,19 @@ function choose_range(range) {
 
 let asked = 0;
 
+let loaded = {at: 0, busy_ms: 0};
+
+// Milliseconds from one reading of the view to the next.
+const pace_ms = () => Math.max(REFRESH_MS, PACE * (busy_ms() - loaded.busy_ms));
+
+function refresh() {
+  const is_past = Boolean(state.parameters.until);
+  if (!document.hidden && !state.locked && !is_past && performance.now() - loaded.at >= pace_ms() - TICK_MS) load();
+}
+
 async function load() {
   const number = ++asked;
+  loaded = {at: performance.now(), busy_ms: busy_ms()};
   try {
     read_names();
     const data = await VIEWS[state.name].load(state.parameters, live_of_all());
@@ -215,7 +232,7 @@ const Live = () => html`<span class="state" role="status">${
     : state.liveProblem ? `Not live: ${state.liveProblem}${state.heardAt ? `; these figures are ${span((Date.now() - state.heardAt) / 1000)} old` : ""}`
     : ended_s() !== null ? ended(ended_s())
     : state.parameters.until ? "Not live: a range of the past"
-    : chosen_filters().length ? `Read every ${REFRESH_MS / 1000} s`
+    : chosen_filters().length || pace_ms() > SLOW_MS ? `Read every ${span(pace_ms() / 1000)}`
       : state.heardAt ? "Live" : "Connecting"}</span>`;
 
 // A view without a window of its own is live, until a range is chosen.
@@ -312,6 +329,6 @@ function go() {
 addEventListener("hashchange", go);
 on_login(follow_login);
 on_range(choose_range);
-setInterval(() => { if (!document.hidden && !state.locked && !state.parameters.until) load(); }, REFRESH_MS);
+setInterval(refresh, TICK_MS);
 document.getElementById("page").replaceChildren();
 if (!go()) stay_live();

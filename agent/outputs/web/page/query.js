@@ -32,6 +32,23 @@ export const on_login = (then) => addEventListener("storage", ({key}) => { if (k
 // The headers of a query.
 export const authorization = (token = stored()) => (token ? {Authorization: `Bearer ${token}`} : {});
 
+// Milliseconds in which at least one query waited for its response: about what the page costs the agent.
+let waiting = 0;
+let since = 0;
+let spent_ms = 0;
+export const busy_ms = () => spent_ms + (waiting ? performance.now() - since : 0);
+
+async function timed(work) {
+  if (waiting === 0) since = performance.now();
+  waiting += 1;
+  try {
+    return await work();
+  } finally {
+    waiting -= 1;
+    if (waiting === 0) spent_ms += performance.now() - since;
+  }
+}
+
 async function ask(path, {signal, token = stored()} = {}) {
   const response = await fetch(path, {headers: authorization(token), signal});
   if (response.status === 401) throw new AccessRefused(token);
@@ -48,7 +65,7 @@ async function ask(path, {signal, token = stored()} = {}) {
 export async function query(path, parameters = {}) {
   const given = Object.entries({...chosen, ...parameters}).filter(([, value]) => value !== "" && value != null);
   const search = new URLSearchParams(given).toString();
-  return (await ask(`/api/v1/${path}${search && `?${search}`}`)).json();
+  return timed(async () => (await ask(`/api/v1/${path}${search && `?${search}`}`)).json());
 }
 
 // EventSource sends no headers, so no token: the events are read from a response instead.

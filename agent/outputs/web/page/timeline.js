@@ -3,7 +3,7 @@ import {Chart, times, with_breaks} from "./chart.js";
 import {Component, Note, html} from "./elements.js";
 import {query} from "./query.js";
 import {strictest} from "./tiles.js";
-import {milliseconds, number, percent, plural, seconds, share, time, whole_percent, words} from "./words.js";
+import {milliseconds, number, percent, plural, seconds, share, time, time_of_day, whole_percent, words} from "./words.js";
 
 const per_s = (name) => (step) => (step.covered_s > 0 ? step[name] / step.covered_s : null);
 
@@ -77,8 +77,48 @@ const Events = ({events, address}) => (events.length === 0 ? null : html`
   <p class="marks"><span class="key mark"></span><a href=${address("events")}>${events.length === 1 ? "1 event" : `${events.length} events`}</a>:
     ${" "}${events.slice(0, MOST_EVENTS).map(({at, kind, engine, gpu}) => `${time(at)} ${words(kind).toLowerCase()}${engine ? ` (${engine})` : gpu ? " (GPU)" : ""}`).join(", ")}${events.length > MOST_EVENTS ? ", \u2026" : ""}</p>`);
 
-// Charts that need more queries come after the figures: these decide whether to look on at all.
-class Later extends Component {
+const MOST_ALERTS = 5;
+
+const spanned = ({fired_from: from, fired_until: until}) => `${from ? time_of_day(from) : "before"} to ${until ? time_of_day(until) : "the end"}`;
+
+// The pages on error budgets that fired, with their runbooks.
+function Alerts({alerts: {items, known_from: known}, over: [from]}) {
+  const unknown = Date.parse(known) / 1000 > from + 60 ? `Alerts before ${time(known)} are unknown: minutes are no longer kept.` : "";
+  if (!items.length) return unknown && html`<${Note}>${unknown}<//>`;
+  const runbook = ({alert, objective, model}) => `/runbooks/${alert}.md?${new URLSearchParams({objective, ...(model && {model})})}`;
+  return html`<p class="marks"><span class="key fired"></span>${items.length === 1 ? "1 alert" : `${items.length} alerts`}:
+    ${" "}${items.slice(0, MOST_ALERTS).map((each, place) => html`${place > 0 && ", "}<a href=${runbook(each)}>${each.rule}</a> ${spanned(each)} (${
+      [each.objective, each.model].filter(Boolean).join(", ")})`)}${items.length > MOST_ALERTS ? ", \u2026" : ""} ${unknown}</p>`;
+}
+
+// As bands of a chart: Unix seconds from when to when.
+const bands_of = ({items}, [from, until]) => items.map(({fired_from: first, fired_until: last}) =>
+  [first ? Date.parse(first) / 1000 : from, last ? Date.parse(last) / 1000 : until]);
+
+// Alerts are of whole minutes.
+const ALERTS_FRESH_MS = 30000;
+let kept = {};
+
+async function read_alerts({asked, filters}) {
+  const of = JSON.stringify([asked, filters]);
+  if (kept.of !== of || Date.now() - kept.at > ALERTS_FRESH_MS) kept = {of, alerts: await query("alerts", asked), at: Date.now()};
+  return kept.alerts;
+}
+
+const Later = ({shared, found, problem}) => {
+  if (problem) return html`<p class="quiet">No load and no phases: ${problem}</p>`;
+  if (!found) return html`<p class="quiet">Reading load and phases.</p>`;
+  return html`
+    <div class="two"><${Load} ...${shared} load=${found.load} /><${Strips} ...${shared} gpus=${found.gpus} /></div>
+    <h3>Where the time of a request goes</h3>
+    <div class="two">
+      <${Phases} ...${shared} phases=${found.phases} of="median" name="Around the median, the middle fifth" />
+      <${Phases} ...${shared} phases=${found.phases} of="slowest" name="The slowest 5 %" />
+    </div>
+    ${found.phases.without > 0 && html`<${Note}>${plural(found.phases.without, "request")} of ${number(found.phases.read)} have no phases: no engine told them.<//>`}`;
+};
+
+export class Timeline extends Component {
   state = {found: null, problem: null};
 
   componentDidMount() { this.read(); }
@@ -87,42 +127,33 @@ class Later extends Component {
 
   componentWillUnmount() { this.is_gone = true; }
 
+  // What needs more queries comes after the figures: these decide whether to look on at all.
   async read() {
     const {data} = this.props;
     const stepped = {...data.asked, step: data.step};
     try {
-      const [phases, load, gpus] = await Promise.all([query("phases", stepped), query("load", stepped), query("gpu_use", stepped)]);
+      const [phases, load, gpus, alerts] = await Promise.all([
+        query("phases", stepped), query("load", stepped), query("gpu_use", stepped), read_alerts(data)]);
       // A slower answer to an earlier question is not shown.
-      if (!this.is_gone && data === this.props.data) this.setState({found: {phases, load: load.items, gpus: gpus.items}, problem: null});
+      if (!this.is_gone && data === this.props.data) this.setState({found: {of: data.asked, phases, load: load.items, gpus: gpus.items, alerts}, problem: null});
     } catch (error) {
       if (!this.is_gone) this.setState({problem: error.message});
     }
   }
 
-  render({shared}, {found, problem}) {
-    if (problem) return html`<p class="quiet">No load and no phases: ${problem}</p>`;
-    if (!found) return html`<p class="quiet">Reading load and phases.</p>`;
+  render({data, address}, {found, problem}) {
+    const {steps, objectives, events, over_chart: over, step_s} = data;
+    const is_old = !problem && JSON.stringify(found?.of) !== JSON.stringify(data.asked);
+    const shared = {over, step_s, marks: times(events), bands: found && !is_old ? bands_of(found.alerts, over) : []};
     return html`
-      <div class="two"><${Load} ...${shared} load=${found.load} /><${Strips} ...${shared} gpus=${found.gpus} /></div>
-      <h3>Where the time of a request goes</h3>
+      <h2>By ${data.step_name}, ${data.over}</h2>
+      <${Verdicts} ...${shared} steps=${steps} objectives=${objectives} />
+      <${Events} events=${events} address=${address} />
+      ${found && !is_old && html`<${Alerts} alerts=${found.alerts} over=${over} />`}
       <div class="two">
-        <${Phases} ...${shared} phases=${found.phases} of="median" name="Around the median, the middle fifth" />
-        <${Phases} ...${shared} phases=${found.phases} of="slowest" name="The slowest 5 %" />
+        <${Latency} ...${shared} steps=${steps} objectives=${objectives} key_="ttft" name="TTFT" />
+        <${Latency} ...${shared} steps=${steps} objectives=${objectives} key_="tpot" name="TPOT" />
       </div>
-      ${found.phases.without > 0 && html`<${Note}>${plural(found.phases.without, "request")} of ${number(found.phases.read)} have no phases: no engine told them.<//>`}`;
+      <div aria-busy=${is_old}><${Later} shared=${shared} found=${found} problem=${problem} /></div>`;
   }
-}
-
-export function Timeline({data, address}) {
-  const {steps, objectives, events, over_chart: over, step_s} = data;
-  const shared = {over, step_s, marks: times(events)};
-  return html`
-    <h2>By ${data.step_name}, ${data.over}</h2>
-    <${Verdicts} ...${shared} steps=${steps} objectives=${objectives} />
-    <${Events} events=${events} address=${address} />
-    <div class="two">
-      <${Latency} ...${shared} steps=${steps} objectives=${objectives} key_="ttft" name="TTFT" />
-      <${Latency} ...${shared} steps=${steps} objectives=${objectives} key_="tpot" name="TPOT" />
-    </div>
-    <${Later} data=${data} shared=${shared} />`;
 }
