@@ -26,6 +26,8 @@ from agent.app.proxy_rotation import EngineNews
 from agent.app.proxying import Proxying
 from agent.app.pushing import Pushing, counts_bins
 from agent.app.storing import AgentStore
+from agent.catalog import metrics as m
+from agent.catalog.engine_states import ProbedState
 from agent.catalog.own_health import NOT_CONFIGURED
 from agent.outputs.otlp_forwarder import Forwarder, destination
 from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
@@ -34,6 +36,7 @@ from agent.pipeline.ended_requests import EndedRows
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.pipeline.request_pipeline import ClientLabels, OnCounted, RequestPipeline, TenantLabels
+from agent.records.engine import EngineStatus
 from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
@@ -70,6 +73,23 @@ class EngineParts:
     builder: EngineMonitors
     monitors: Sequence[EngineMonitor]
     unclaimed: UnclaimedGpuMonitor
+
+    def publish(self, meter: Meter) -> None:
+        """Publish the state of each engine."""
+        for monitor in self.monitors:
+            for state in ProbedState:
+                value = partial(_has_state, monitor, state)
+                meter.gauge(m.ENGINE_STATE, value, monitor.engine, state)
+
+    def states(self) -> Mapping[str, EngineStatus]:
+        """The state of each engine that was polled."""
+        found = ((monitor.engine, monitor.status) for monitor in self.monitors)
+        return {engine: status for engine, status in found if status is not None}
+
+
+def _has_state(monitor: EngineMonitor, state: ProbedState) -> float | None:
+    status = monitor.status
+    return 1.0 if status is not None and status.state is state else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +340,7 @@ def _output_parts(base: BaseParts, engines: EngineParts, requests: IntakeParts) 
     endpoint, pushing = settings.otlp_metrics.endpoint, None
     if endpoint is not None:
         pushing = Pushing(settings, endpoint, meter, exposition, base.now())
+    engines.publish(meter)
     health = OwnHealth(meter, base.now)
     health.of_store(base.store, requests.writer)
     health.of_engines(engines.builder, engines.gpus, board, engines.missed)

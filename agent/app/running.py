@@ -101,6 +101,7 @@ class Agent:
             engines=self._base.engine_rows.read,
             gpus=self._engines.gpus.rows,
             setups=self._outputs.setups.rows,
+            states=self._engines.states,
             problems=self._outputs.readiness.problems,
             parts=self._outputs.readiness.parts,
             access=self._listeners.access,

@@ -164,6 +164,14 @@ ENGINE_UP = gauge(
     "engine",
     merge=Merge.MAX,
 )
+ENGINE_STATE = gauge(
+    "llm_engine_state",
+    "1 for the state of the engine that its probes report, such as ok, saturated or stalled.",
+    "engine",
+    "state",
+    merge=Merge.MAX,
+    absent="of the other states",
+)
 PLUGIN_UP = gauge(
     "llm_engine_plugin_up",
     "1 when the engine's plugin was heard of in the last 30 s, else 0 (as with a Rust frontend).",

@@ -16,7 +16,7 @@ from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.gpu_inventory import GpuInventory
-from agent.records.engine import EngineSample, HostSample
+from agent.records.engine import EngineSample, EngineStatus, HostSample
 from agent.records.event import Event
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
@@ -201,6 +201,11 @@ class EngineMonitor:
         self._monotonic = monotonic
         self._figures: Mapping[str, float] = {}
         self._unread: Mapping[str, str] = {}
+
+    @property
+    def status(self) -> EngineStatus | None:
+        """The state of the engine at the last poll; None before the first."""
+        return self._detection.status
 
     def close(self) -> None:
         """Free what the reader of the host holds."""

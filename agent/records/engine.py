@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from agent.catalog.engine_states import ProbedState
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.gpu import Facts
 from agent.records.request import RequestRecord
@@ -44,6 +45,19 @@ class EngineSample:
     def fact(self, name: str, *labels: str) -> float | None:
         """Return the value of one fact, None if unknown."""
         return self.facts.get((name, labels))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """The state of an engine at its last poll, at `read_at`. Unix times.
+
+    `why` is the kind of the event or the failure of the poll behind the state, None without one.
+    """
+
+    state: ProbedState
+    since: float
+    read_at: float
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The files for Kubernetes, without a cluster."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import agent
 from agent.settings import load
 from tests.deploy.kit import PINNED, ROOT, check, instruction_of, stages
 from tests.real_parts import helm
+from tests.sources.engines.wire import EngineServer
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
@@ -37,14 +39,18 @@ each_container = pytest.mark.parametrize("name", CONTAINERS)
 # The kustomization, built by the real kubectl
 
 
-@pytest.fixture(scope="module")
-def built() -> dict[tuple[str, str], Any]:
+def built_in(folder: Path) -> dict[tuple[str, str], Any]:
     """The objects by kind and name, the name without the digest of a ConfigMap's content."""
-    text = helm.run("kubectl", "kustomize", "--load-restrictor", "LoadRestrictionsNone", FOLDER)
+    text = helm.run("kubectl", "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
     return {
         (found["kind"], found["metadata"]["name"].replace(digest(found), "")): found
         for found in helm.documents(text)
     }
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[tuple[str, str], Any]:
+    return built_in(FOLDER)
 
 
 def digest(found: dict[str, Any]) -> str:
@@ -163,6 +169,51 @@ def test_the_agent_accepts_its_settings_which_fit_the_pod() -> None:
     assert str(settings.security.read_tokens) == f"{mounts['tokens']}/{key['key']}"
     (volume,) = (v for v in POD["spec"]["volumes"] if v["name"] == "tokens")
     assert volume["secret"]["secretName"] == key["name"]
+
+
+# Probes by progress
+
+
+@pytest.fixture(scope="module")
+def probing() -> dict[tuple[str, str], Any]:
+    """The objects with vLLM probed through the agent."""
+    return built_in(FOLDER.with_name("kubernetes-probes"))
+
+
+def test_only_the_probes_of_vllm_differ_where_the_agent_probes_it(
+    built: dict[tuple[str, str], Any], probing: dict[tuple[str, str], Any]
+) -> None:
+    changed = {key for key in built if probing[key] != built[key]}
+    assert changed == {("Deployment", "vllm")}
+    assert probing.keys() == built.keys()
+    check(probing["Deployment", "vllm"])
+    vllm = probed_vllm(probing)
+    # It loads for as long as before.
+    assert vllm["startupProbe"] == CONTAINERS["vllm"]["startupProbe"]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert "httpGet" not in vllm[probe]
+
+
+def probed_vllm(objects: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    containers = objects["Deployment", "vllm"]["spec"]["template"]["spec"]["containers"]
+    (found,) = (each for each in containers if each["name"] == "vllm")
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("probe", "path"), [("livenessProbe", "livez"), ("readinessProbe", "readyz")]
+)
+def test_a_probe_fails_if_the_agent_says_503_and_not_if_the_agent_is_away(
+    probing: dict[tuple[str, str], Any], probe: str, path: str
+) -> None:
+    command = probed_vllm(probing)[probe]["exec"]["command"]
+    engine = load(FOLDER / "agent.yml", {}).engines[0].name
+    with EngineServer() as server:
+        there = [word.replace("127.0.0.1:9470", server.address) for word in command]
+        for status, code in ((200, 0), (503, 1)):
+            server.answers(f"/engines/{engine}/{path}", b"{}", status=status)
+            assert subprocess.run(there, check=False).returncode == code
+    assert subprocess.run(there, check=False).returncode == 0
 
 
 # Service and monitor

@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
-from tests.real_engine.watching import BAD_ENGINE, ENGINE, rows_once_there, times_seen
+from tests.real_engine.watching import (
+    BAD_ENGINE,
+    ENGINE,
+    RUNNING,
+    rows_once_there,
+    times_seen,
+)
 from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
@@ -78,6 +85,22 @@ class Watched:
         eventually(is_there, within_s=WITHIN_S, what=kind)
         return self.event(kind)
 
+    def probes(self) -> tuple[int, int, str]:
+        """The answers of both probes, and the reason of the second one."""
+        live, ready = (
+            requests.get(f"{self.api.url}/engines/{self._engine}/{probe}", timeout=WITHIN_S)
+            for probe in ("livez", "readyz")
+        )
+        return live.status_code, ready.status_code, ready.json()["reason"]
+
+    def probe(self, *, alive: int, ready: int, reason: str) -> None:
+        """Wait until the probes say so."""
+
+        def said() -> bool:
+            return self.probes() == (alive, ready, reason)
+
+        eventually(said, within_s=WITHIN_S, what=f"{reason}, not {self.probes()}")
+
     def deaths(self) -> list[str]:
         """The kinds of events after which an engine is dead or stands still."""
         return [kind for kind in self.kinds() if kind in DEADLY]
@@ -134,8 +157,10 @@ def agents(
 class FailedStart:
     """What an agent says of an engine that cannot start."""
 
+    probes_before: tuple[int, int, str]
     event: dict[str, Any]
     deaths: list[str]
+    probes_after: tuple[int, int, str]
 
 
 def start_with_too_little_cache(folder: Path) -> FailedStart:
@@ -152,8 +177,10 @@ def start_with_too_little_cache(folder: Path) -> FailedStart:
     sees = {"name": ENGINE, "url": engine.url, "log": str(engine.log)}
     with watching(folder, ports, sees) as agent:
         watched = Watched(agent.api)
+        before = watched.probes()
         engine.start_in_vain()
-        return FailedStart(watched.event_within_two_polls("SIZING_ERROR"), watched.deaths())
+        event = watched.event_within_two_polls("SIZING_ERROR")
+        return FailedStart(before, event, watched.deaths(), watched.probes())
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +201,7 @@ def test_a_killed_front_is_one_death_and_one_restart(
     with engine.streaming(request_id="in-flight", max_tokens=1500):
         os.kill(engine.front_pid, signal.SIGKILL)
     dead = beside.event("ENGINE_DEAD")
+    assert beside.probes() == (503, 503, "dead")
     afar.event("UNREACHABLE")
     engine.kill()
     engine.send_spans(SpanExport.http(ports.http))
@@ -184,6 +212,7 @@ def test_a_killed_front_is_one_death_and_one_restart(
         assert restart["confidence"] == "certain"
         assert restart["evidence"]["gone_s"] > 0
         assert agent.kinds().count("RESTART") == 1
+        agent.probe(alive=200, ready=200, reason="idle")
     assert beside.deaths() == ["ENGINE_DEAD"]
     assert set(in_its_pod.deaths()) <= {"ENGINE_DEAD"}
     assert afar.kinds() == ["UNREACHABLE", "RESTART"]
@@ -200,6 +229,17 @@ def test_spans_over_http_are_rows_and_a_request_that_died_is_none(
     assert (row["output_tokens"], row["model"]) == (7, engine.model)
 
 
+def test_a_full_batch_with_a_deep_queue_is_alive_and_ready(engine: Vllm, agents: Agents) -> None:
+    watched = agents.watched()
+    with engine.streaming(request_id="deep", max_tokens=1500, choices=5 * RUNNING):
+        for agent in watched:
+            agent.probe(alive=200, ready=200, reason="saturated")
+        for _ in range(4):
+            watched[0].next_poll()
+            assert {agent.probes() for agent in watched} == {(200, 200, "saturated")}
+    assert [agent.deaths() for agent in watched] == [[], [], []]
+
+
 def test_a_stopped_core_with_running_requests_hangs_until_it_continues(
     engine: Vllm, agents: Agents
 ) -> None:
@@ -208,7 +248,10 @@ def test_a_stopped_core_with_running_requests_hangs_until_it_continues(
     with engine.streaming(request_id="stopped", max_tokens=1500), engine.standing_still():
         event = beside.event_within_two_polls("HANG")
         in_its_pod.event("HANG")
+        assert beside.probes() == in_its_pod.probes() == (503, 503, "stalled")
     assert event["evidence"]["requests_running"] == 1
+    for agent in (beside, in_its_pod):
+        agent.probe(alive=200, ready=200, reason="idle")
     beside.next_poll()
     beside.next_poll()
     assert beside.kinds() == ["HANG"]
@@ -221,7 +264,9 @@ def test_a_killed_core_is_a_dead_engine(engine: Vllm, agents: Agents) -> None:
     os.kill(engine.core_pid, signal.SIGKILL)
     event = beside.event_within_two_polls("ENGINE_DEAD")
     assert event["confidence"] == "certain"
+    assert beside.probes() == (503, 503, "dead")
     afar.event("UNREACHABLE")
+    assert afar.probes()[1] == 503
     assert beside.deaths() == ["ENGINE_DEAD"]
     # The front ends with its core, so an agent that reads no log may find both gone at once.
     assert set(in_its_pod.deaths()) <= {"ENGINE_DEAD"}
@@ -232,6 +277,7 @@ def test_a_normal_stop_is_no_failure(bad_engine: Vllm, agents: Agents) -> None:
     beside, in_its_pod, afar = agents.watched(BAD_ENGINE)
     bad_engine.stop()
     event = beside.event_within_two_polls("UNREACHABLE")
+    assert beside.probes() == (200, 503, "unreachable")
     assert "shutdown" in event["evidence"]["stop_line"]
     for agent in (in_its_pod, afar):
         agent.event("UNREACHABLE")
@@ -252,3 +298,5 @@ def test_a_start_with_too_little_cache_is_a_sizing_error(
     assert failed.event["confidence"] == "certain"
     assert "KV cache" in str(failed.event["evidence"])
     assert failed.deaths == ["SIZING_ERROR"]
+    assert failed.probes_before == (200, 503, "loading")
+    assert failed.probes_after == (503, 503, "dead")

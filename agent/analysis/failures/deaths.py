@@ -22,6 +22,7 @@ from agent.analysis.failures.poll import (
     Outage,
     Poll,
 )
+from agent.analysis.failures.progress import reported
 from agent.catalog.failure_lines import SAY_THAT_THEY_END, UNHEALTHY_ONLY_WHEN_DEAD, LineMeaning
 from agent.catalog.gpu_problems import LOST
 from agent.records.engine import CgroupMemory, ProcessRole
@@ -82,7 +83,7 @@ class OutageDetector:
         if sample is None or sample.dialect not in UNHEALTHY_ONLY_WHEN_DEAD:
             # An engine that finishes its requests before it stops changes some facts.
             now, then = seen.poll.sample, seen.before
-            if self._healthy and now and then and now.facts == then.facts:
+            if self._healthy and now and then and reported(now) == reported(then):
                 yield _DeathEvidence(Confidence.SUSPECTED, firm=False)
             return
         if not self._healthy and seen.poll.sample is None:

@@ -22,6 +22,7 @@ from agent.analysis.failures.reported_faults import (
     PauseDetector,
     StopDetector,
 )
+from agent.analysis.failures.states import StateDetector
 from agent.catalog.engine_facts import (
     ADMISSION_REJECTIONS,
     KV_CACHE_USAGE,
@@ -29,7 +30,7 @@ from agent.catalog.engine_facts import (
     REQUESTS_WAITING,
     REQUESTS_WAITING_BY_REASON,
 )
-from agent.records.engine import EngineSample
+from agent.records.engine import EngineSample, EngineStatus
 from agent.records.event import Confidence, Event, EventKind
 
 # vLLM's word for requests that wait for room in the KV cache (`v1/metrics/loggers.py`).
@@ -154,11 +155,12 @@ def _detectors(limits: DetectionLimits) -> tuple[Detector, ...]:
         GpuFaultDetector(limits),   # gpu_fault                GPU_FAULT
         KillDetector(limits),       # killed, outage's cause   HOST_OOM
         DeathDetector(),            # outage's cause           any of the first five kinds
-        HangDetector(limits),       # -                        HANG
+        HangDetector(limits),       # hangs                    HANG
         PressureDetector(limits),   # -                        KV_PRESSURE, ADMISSION_LIMIT
         SleepDetector(),            # -                        SLEEP
         RestartDetector(),          # -                        RESTART
         UnreachableDetector(),      # -                        UNREACHABLE
+        StateDetector(limits),      # status                   -
     )  # fmt: skip
 
 
@@ -172,6 +174,12 @@ class FailureDetection:
         self._detectors = _detectors(limits)
         self._history = PollHistory(before)
         self._outage: Outage | None = None
+        self._status: EngineStatus | None = None
+
+    @property
+    def status(self) -> EngineStatus | None:
+        """The state of the engine after the last poll; None before the first."""
+        return self._status
 
     def observe(self, poll: Poll) -> tuple[Event, ...]:
         """The events that begin with this poll, worst first; each condition is reported once."""
@@ -179,4 +187,5 @@ class FailureDetection:
         events = [event for each in self._detectors for event in each.observe(seen, found)]
         self._history.add(seen)
         self._outage = None if seen.restart else found.outage
+        self._status = found.status
         return tuple(sorted(events, key=lambda event: _WORST_FIRST.index(event.kind)))

@@ -92,6 +92,7 @@ class HangDetector:
     def __init__(self, limits: DetectionLimits) -> None:
         self._limits = limits
         self._reported: frozenset[str] = frozenset()
+        self._suspected = False
         self._forget()
 
     def _forget(self) -> None:
@@ -103,7 +104,13 @@ class HangDetector:
         self._excused_s = 0.0
 
     def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
-        """The hang that begins with this poll."""
+        """The hang that begins with this poll. Finds whether a hang lasts."""
+        for event in self._hangs(seen, found):
+            self._suspected = event.confidence is Confidence.SUSPECTED
+            yield event
+        found.hangs = bool(self._reported) and not self._suspected
+
+    def _hangs(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         timed_out = self._timed_out(seen)
         dead = found.dead is not None and not seen.well
         if not dead:
@@ -173,7 +180,7 @@ class HangDetector:
         """A front that lives and does not respond has the work that it had."""
         if seen.poll.failure != TIMED_OUT or seen.front_alive is not True:
             self._excused_s = 0.0
-        elif _core_computes(seen) and self._excused_s <= _EXCUSES * self._limits.hang_s:
+        elif core_computes(seen) and self._excused_s <= _EXCUSES * self._limits.hang_s:
             self._excused_s += min(seen.elapsed_s, self._limits.hang_s)
         else:
             for rank in self._ranks.values():
@@ -210,7 +217,7 @@ def _all_move(seen: ComparedPoll) -> bool:
     )
 
 
-def _core_computes(seen: ComparedPoll) -> bool:
+def core_computes(seen: ComparedPoll) -> bool:
     """Whether the front is merely too busy to respond: a core that waits for it needs no CPU."""
     spent_s = {process.identity: process.cpu_s for process in seen.processes_before or ()}
     computed_s = sum(

@@ -10,6 +10,7 @@ from agent.records.engine import (
     CgroupMemory,
     EngineProcess,
     EngineSample,
+    EngineStatus,
     HostSample,
     LogFinding,
     ProcessRole,
@@ -126,6 +127,11 @@ class Outage:
     named_s: float = 0.0
     evidence: Evidence = field(default_factory=dict)
 
+    @property
+    def reported_dead(self) -> bool:
+        """Whether an event says that the engine died, and is more than suspected."""
+        return self.cause is not None and self.dead is not Confidence.SUSPECTED
+
 
 @dataclass(slots=True)
 class Findings:
@@ -134,7 +140,8 @@ class Findings:
     `lines` are recent log lines by meaning, the first of each. `stop_line` is the line of the log
     that says that the engine was ordered to stop. `paused` is whether it is paused, `pause_shows`
     whether its metrics may show a pause, and `paused_at` is evidence of its last one. `killed` and
-    `gpu_fault` are whether a recent event explains a death, `killed_near` whether one may.
+    `gpu_fault` are whether a recent event explains a death, `killed_near` whether one may. `hangs`
+    is whether a hang lasts that is more than suspected.
     """
 
     lines: Mapping[LineMeaning, str] = field(default_factory=dict)
@@ -146,6 +153,8 @@ class Findings:
     killed: bool = False
     killed_near: bool = False
     gpu_fault: bool = False
+    hangs: bool = False
+    status: EngineStatus | None = None
 
     @property
     def dead(self) -> Confidence | None:
@@ -200,7 +209,8 @@ class ComparedPoll:
     `before` is the last sample before this poll, read at `before_s`; that is None if an earlier
     run of the agent read it. `reachable` is whether the last poll reached the engine, `outage` the
     outage after the last poll. `restart` is the confidence that the engine restarted since.
-    `processes_before` and `cgroup` are the last known ones.
+    `starts` is whether another front lives than at the last sample. `processes_before` and `cgroup`
+    are the last known ones.
     """
 
     poll: Poll
@@ -210,6 +220,7 @@ class ComparedPoll:
     reachable: bool
     outage: Outage | None
     restart: Confidence | None
+    starts: bool
     processes_before: tuple[EngineProcess, ...] | None
     front_alive: bool | None
     core_alive: bool | None
@@ -300,6 +311,7 @@ class PollHistory:
             reachable=self._reachable,
             outage=outage,
             restart=self._restart(poll, outage),
+            starts=poll.sample is None and self._starts(poll),
             processes_before=self._processes,
             front_alive=self._alive(poll, ProcessRole.FRONT),
             core_alive=self._alive(poll, ProcessRole.CORE),
@@ -328,6 +340,11 @@ class PollHistory:
         if _identities(poll.processes, role):
             return True
         return False if self._known.get(role) else None
+
+    def _starts(self, poll: Poll) -> bool:
+        known = self._known.get(ProcessRole.FRONT, frozenset())
+        living = _identities(poll.processes or (), ProcessRole.FRONT)
+        return bool(known) and bool(living) and known.isdisjoint(living)
 
     def _restart(self, poll: Poll, outage: Outage | None) -> Confidence | None:
         if poll.sample is None or self._sample is None:

@@ -9,18 +9,25 @@ from agent.catalog.engine_facts import (
     PREEMPTIONS,
     REQUESTS_RUNNING,
     REQUESTS_WAITING,
+    REQUESTS_WAITING_BY_REASON,
+    SCRAPE_DURATION,
     STEP_TOKENS,
     STEPS,
 )
 from agent.catalog.metric import Kind
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
+from agent.records.gpu import Facts
 
 Progress = tuple[float | None, ...]
 
 _PROGRESS = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS, KV_CACHE_USAGE)
 # The facts that hang detection needs of each data-parallel rank.
-PROGRESS_FACTS = frozenset({*_PROGRESS, AWAKE, REQUESTS_RUNNING, REQUESTS_WAITING})
+_LOAD = (REQUESTS_RUNNING, REQUESTS_WAITING, REQUESTS_WAITING_BY_REASON)
+PROGRESS_FACTS = frozenset({*_PROGRESS, AWAKE, *_LOAD})
+_QUEUE = frozenset({REQUESTS_WAITING.name, REQUESTS_WAITING_BY_REASON.name})
+# vLLM's word for requests that wait for something else than a place, such as KV from elsewhere.
+_DEFERRED = "deferred"
 
 
 def progress_of(sample: EngineSample) -> Progress | None:
@@ -35,21 +42,25 @@ def progress_of(sample: EngineSample) -> Progress | None:
     if not _only_wait(sample):
         return None
     # More requests that wait are no progress.
-    others = {key: value for key, value in sample.facts.items() if key[0] != REQUESTS_WAITING.name}
+    others = {key: value for key, value in reported(sample).items() if key[0] not in _QUEUE}
     return tuple(others[key] for key in sorted(others))
 
 
+def reported(sample: EngineSample) -> Facts:
+    """The facts that the engine reported, without those that the agent measured."""
+    return {key: value for key, value in sample.facts.items() if key[0] != SCRAPE_DURATION.name}
+
+
 def has_work(sample: EngineSample) -> bool:
-    """Whether the engine is awake and has requests in its batch, or does not count its steps and
-    has requests that only wait."""
+    """Whether the engine is awake and has requests in its batch, or requests that only wait."""
     running = (sample.fact(REQUESTS_RUNNING.name) or 0) > 0
-    waiting = sample.fact(STEPS.name) is None and _only_wait(sample)
-    return not sleeps(sample) and (running or waiting)
+    return not sleeps(sample) and (running or _only_wait(sample))
 
 
 def _only_wait(sample: EngineSample) -> bool:
-    """Whether requests wait and none runs."""
-    waiting = sample.fact(REQUESTS_WAITING.name) or 0
+    """Whether requests wait for a place and none runs."""
+    deferred = sample.fact(REQUESTS_WAITING_BY_REASON.name, _DEFERRED) or 0
+    waiting = (sample.fact(REQUESTS_WAITING.name) or 0) - deferred
     return waiting > 0 and sample.fact(REQUESTS_RUNNING.name) == 0
 
 
@@ -84,7 +95,7 @@ def moves(before: EngineSample | None, after: EngineSample) -> bool:
     """
     if before is None:
         return False
-    return computes(before, after) if progress_of(after) else before.facts != after.facts
+    return computes(before, after) if progress_of(after) else reported(before) != reported(after)
 
 
 def computes(before: EngineSample | None, after: EngineSample) -> bool:

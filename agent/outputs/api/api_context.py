@@ -8,6 +8,7 @@ from agent.analysis.contrast import BoxCounts
 from agent.analysis.phase_means import RequestPhases
 from agent.analysis.tally import CauseSums, Tally
 from agent.outputs.web.documents import Documents
+from agent.records.engine import EngineStatus
 from agent.records.engine_counts import CountsRow
 from agent.records.gpu import Facts, GpuUse
 from agent.records.minute import MinuteRow
@@ -176,7 +177,8 @@ class ApiContext:
     """What the API serves from: the store, the clock, and the other outputs.
 
     Windows may be up to `longest_window_s` long, and rows are kept for
-    `rows_kept_s`. The store ends a query after `query_limit_s`.
+    `rows_kept_s`. The store ends a query after `query_limit_s`. `states` has the state of each
+    engine that this agent polls, and never waits.
     """
 
     read: ReadStore
@@ -188,6 +190,7 @@ class ApiContext:
     engines: Callable[[], Sequence[Row]]
     gpus: Callable[[], Sequence[Row]] = tuple
     setups: Callable[[], Sequence[Row]] = tuple
+    states: Callable[[], Mapping[str, EngineStatus]] = dict
     problems: Callable[[], Sequence[str]]
     parts: Callable[[], Mapping[str, str]]
     access: AccessPolicy

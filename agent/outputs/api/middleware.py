@@ -16,7 +16,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 # They hold no figures: the page asks for a token before it queries any.
 _OPEN_PATHS = frozenset(("/", "/docs", "/openapi.json", "/healthz", "/readyz"))
-_OPEN_FOLDERS = ("/docs/", "/runbooks/", "/assets/")
+# Kubelets and load balancers send no token: below /engines/ are probes alone.
+_OPEN_FOLDERS = ("/docs/", "/runbooks/", "/assets/", "/engines/")
 _POLICY = b"content-security-policy"
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),

@@ -41,6 +41,7 @@ from agent.outputs.api.list_routes import (
     newest_gpus,
 )
 from agent.outputs.api.middleware import AccessGuard, QueryGate
+from agent.outputs.api.probe_routes import probe_routes
 from agent.outputs.api.query_parameters import REFUSALS, add_refusals, window_before
 from agent.outputs.api.request_routes import request_routes
 from agent.outputs.api.scatter_routes import contrast_routes, scatter_routes
@@ -342,6 +343,7 @@ def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:
             parts=context.parts,
         )
     )
+    api.include_router(probe_routes(context))
     add_page(api, simulated=context.simulated)
     api.include_router(document_routes(context.documents))
     for router in _routers(context, live):

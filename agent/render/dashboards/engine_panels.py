@@ -355,6 +355,15 @@ _SPECULATION = (
 
 _HEALTH = (
     Panel(
+        "State of engines",
+        "What the probes of each engine report. Not alive: stalled and dead. Alive and not ready: "
+        "loading, paused and unreachable.",
+        PanelUnit.NUMBER,
+        (max_by((*ENGINE, "state"), m.ENGINE_STATE),),
+        style=STATES,
+        highest=1,
+    ),
+    Panel(
         "Engines up",
         "1 while scrapes of the engine succeed.",
         PanelUnit.NUMBER,

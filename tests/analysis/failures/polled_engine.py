@@ -12,6 +12,7 @@ from agent.records.engine import (
     CgroupMemory,
     EngineProcess,
     EngineSample,
+    EngineStatus,
     HostSample,
     LogFinding,
     LogSample,
@@ -157,6 +158,13 @@ class PolledEngine:
         self._tokens = 0.0
         self._started = self.now
         return self.works(facts, **poll)
+
+    @property
+    def status(self) -> EngineStatus:
+        """The state after the last poll."""
+        status = self._detection.status
+        assert status is not None, "it was polled"
+        return status
 
     def hide_start_time(self) -> None:
         """Makes the start time of the process unknown in later polls."""

@@ -365,6 +365,44 @@ def test_an_engine_that_does_not_count_its_steps_and_may_compute_is_no_hang(
         assert engine.works({**WAITING, **moving(poll)}, stalled=True) == ()
 
 
+# vLLM counts its steps, and admits no request (vllm#39863, vllm#53130).
+ADMITS_NOTHING: Facts = {fact.REQUESTS_RUNNING: 0, fact.REQUESTS_WAITING: 6}
+
+
+def test_an_engine_that_counts_its_steps_and_admits_no_waiting_request_hangs() -> None:
+    events = stall(working_engine(), 20, ADMITS_NOTHING)
+    assert verdicts(events) == [("HANG", "probable")]
+    assert events[0].evidence["requests_waiting"] == 6
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        # They wait for KV from elsewhere, or for a grammar.
+        {**ADMITS_NOTHING, (fact.REQUESTS_WAITING_BY_REASON, "deferred"): 6},
+        {**ADMITS_NOTHING, fact.AWAKE: 0},
+        {**ADMITS_NOTHING, fact.REQUESTS_WAITING: 0},
+    ],
+)
+def test_requests_that_wait_for_something_else_than_a_place_are_no_hang(facts: Facts) -> None:
+    assert "HANG" not in kinds(stall(working_engine(), 40, facts))
+
+
+def test_one_request_that_waits_for_a_place_beside_deferred_ones_hangs() -> None:
+    deferred: Facts = {**ADMITS_NOTHING, (fact.REQUESTS_WAITING_BY_REASON, "deferred"): 5}
+    assert kinds(stall(working_engine(), 20, deferred)) == ["HANG"]
+
+
+def test_the_time_of_a_scrape_is_no_progress() -> None:
+    engine = PolledEngine(dialect="sglang")
+    events = [
+        event
+        for poll in range(12)
+        for event in engine.works({**WAITING, fact.SCRAPE_DURATION: poll / 1000}, stalled=True)
+    ]
+    assert kinds(events) == ["HANG"]
+
+
 def test_requests_that_come_to_the_waiting_ones_are_no_progress() -> None:
     engine = PolledEngine(dialect="sglang")
     events = [

@@ -18,7 +18,7 @@ from agent.analysis.verdicts import Judge
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.routes import live_figures, make_api
 from agent.outputs.web.documents import documents
-from agent.records.engine import EngineSample
+from agent.records.engine import EngineSample, EngineStatus
 from agent.records.engine_counts import EngineCounts
 from agent.records.event import Event
 from agent.records.gpu import GpuSample
@@ -57,6 +57,7 @@ class ServedAgent:
     engines: list[Mapping[str, Any]] = field(default_factory=list)
     gpus: list[Mapping[str, Any]] = field(default_factory=list)
     setups: list[Mapping[str, Any]] = field(default_factory=list)
+    states: dict[str, EngineStatus] = field(default_factory=dict)
     tenant_budgets: dict[str, float] = field(default_factory=dict)
     metrics: Callable[[str], tuple[bytes, str]] = lambda accept: (
         b"# asked for " + accept.encode(),
@@ -271,6 +272,7 @@ def _context(engine: Engine, agent: ServedAgent, access: AccessPolicy) -> ApiCon
         engines=lambda: agent.engines,
         gpus=lambda: agent.gpus,
         setups=lambda: agent.setups,
+        states=lambda: agent.states,
         problems=lambda: agent.problems,
         parts=lambda: {"store": "ok"},
         access=access,

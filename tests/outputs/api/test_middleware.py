@@ -10,11 +10,13 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Page
 
+from agent.catalog.engine_states import ProbedState
 from agent.outputs.api.middleware import Message, QueryGate
+from agent.records.engine import EngineStatus
 from agent.settings.access import AccessPolicy, TokenFile, known_hosts
 from tests.outputs.api.serving import WITHIN_S, Api, open_api
 from tests.real_parts.chromium import WITHIN_MS, browsing, grave, opened_in, overflow
-from tests.records.making import objective, record
+from tests.records.making import NOON, objective, record
 
 TOKEN = "token-of-the-test"
 
@@ -24,7 +26,7 @@ CLOSED = (
 )
 OPEN = (
     *("/", "/docs", "/docs/api", "/docs/cost.md", "/openapi.json", "/healthz", "/readyz"),
-    "/runbooks/README.md",
+    *("/runbooks/README.md", "/engines/chat-0/livez", "/engines/chat-0/readyz"),
 )
 
 
@@ -35,6 +37,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     access = AccessPolicy(tokens=TokenFile("security.read_tokens", folder / "tokens"))
     with open_api(folder, access=access) as api:
         api.store([record(1, ended_at=api.agent.now - 1)], [objective()])
+        idle = EngineStatus(state=ProbedState.IDLE, since=NOON, read_at=NOON)
+        api.agent.states = {"chat-0": idle}
         yield api
 
 

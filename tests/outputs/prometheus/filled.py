@@ -101,6 +101,7 @@ HOST_SAMPLE = HostSample(
 # Of values that other parts of the agent give the meter: the metric, its labels and the value.
 Given = tuple[Metric, tuple[str, ...], float]
 GAUGES: tuple[Given, ...] = (
+    (m.ENGINE_STATE, ("chat-0", "ok"), 1),
     (m.PLUGIN_UP, ("chat-0",), 1),
     (m.PLUGIN_LAST_STEP, ("chat-0",), 1_790_000_000.5),
     (m.OPEN_REQUESTS, ("chat-0",), 12),
