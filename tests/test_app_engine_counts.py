@@ -1,6 +1,7 @@
 """The running agent beside an engine that sends no span: what nearly everybody has."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def test_everything_that_the_engine_counts_is_shown_and_stays_when_the_agent_sta
         for name in ("ttft", "tpot", "itl", "e2e", "queue", "prefill", "decode"):
             p95 = found["latencies_ms"][name]["p95"]
             assert 0 <= p95["lower"] <= p95["estimate"] <= (p95["upper"] or p95["estimate"])
+        autoscalers_have_their_signals(agent)
         # Nothing is zero that is unknown.
         summary = agent.api.summary()
         assert summary["requests"] == 0
@@ -65,6 +67,25 @@ def test_everything_that_the_engine_counts_is_shown_and_stays_when_the_agent_sta
         line = "engine engine-0: metrics, spans; for plugin"
         eventually(lambda: line in agent.log(), within_s=WITHIN_S, what="the line in the log")
         assert steps(agent)["spans"]["state"] == "done"
+
+
+def autoscalers_have_their_signals(agent: AgentProcess) -> None:
+    """From the engine's metrics alone, seconds after the start."""
+    of_engine = {"engine": "engine-0", "model": MODEL}
+    wanted: list[tuple[str, dict[str, str]]] = [
+        ("llm_engine_arrival_rate", of_engine),
+        ("llm_slo_p90_to_limit_ratio", {**of_engine, "objective": "chat", "window": "1m"}),
+        ("llm_slo_p90_to_limit_ratio", {**of_engine, "objective": "chat", "window": "5m"}),
+        ("llm_slo_replicas_needed", {**of_engine, "objective": "chat"}),
+    ]
+
+    def shown() -> bool:
+        page = agent.api.exposition()
+        with suppress(KeyError):
+            return all(total(page, name, **labels) > 0 for name, labels in wanted)
+        return False
+
+    eventually(shown, within_s=WITHIN_S, what="the signals for autoscalers")
 
 
 def spans_are_asked_for_until_the_first_one_comes(agent: AgentProcess, folder: Path) -> None:

@@ -67,6 +67,21 @@ def excesses(record: RequestRecord, objective: Objective) -> Sequence[Excess]:
     return broken if broken and not failed else [Excess(objective.name, FAILURE)]
 
 
+def ratios_to_limits(record: RequestRecord, objective: Objective) -> Sequence[tuple[str, float]]:
+    """Each limit by which a request is judged, with the request's latency over that limit."""
+    record, objective = applied(record, objective)
+    values = (
+        (TTFT, _judged_ttft_s(record, objective.definition), objective.ttft_s),
+        (TPOT, record.tpot_s, objective.tpot_s),
+        (E2E, record.e2e_s, objective.e2e_s),
+    )
+    return [
+        (limit, value_s / limit_s)
+        for limit, value_s, limit_s in values
+        if value_s is not None and limit_s is not None
+    ]
+
+
 def later_tokens(record: RequestRecord) -> float:
     """The tokens after the first, estimated from the times if no source counted them."""
     if record.output_tokens is not None and record.output_tokens > 1:

@@ -176,7 +176,7 @@ def build_parts(
     configured source of GPUs, `sources` the readers of engines. Raises SettingsInvalid.
     """
     directory = _directory(settings)
-    meter = _meter(settings, directory)
+    meter = _meter(settings, directory, now)
     limits = ConnectionLimits(raise_descriptors(), meter.client_cut)
     listeners = Listeners(settings, limits)
     rows = EngineRows(settings, meter, directory)
@@ -202,10 +202,10 @@ def _directory(settings: Settings) -> EngineDirectory:
     return EngineDirectory(engines, complete=settings.engines_from.kubernetes is None)
 
 
-def _meter(settings: Settings, directory: EngineDirectory) -> Meter:
+def _meter(settings: Settings, directory: EngineDirectory, now: Callable[[], float]) -> Meter:
     names = [engine.name for engine in settings.engines]
     objectives, bins = settings.all_objectives(), counts_bins(settings)
-    return Meter(objectives, names, directory.is_served, with_bins=bins)
+    return Meter(objectives, names, directory.is_served, with_bins=bins, now=now)
 
 
 def _engine_parts(base: BaseParts, gpus: GpuSource | None, sources: SourcesOf) -> EngineParts:

@@ -158,6 +158,58 @@ SLO_MISSED_SECONDS = counter(
     unit=Unit.SECONDS,
     absent="until a request has missed for the cause",
 )
+_OF_OBJECTIVE = ("objective", *_ENGINE_MODEL)
+SLO_P90_TO_LIMIT = gauge(
+    "llm_slo_p90_to_limit_ratio",
+    "Worst 90th percentile of a limited latency over its limit, of the last minute or 5 minutes.",
+    *_OF_OBJECTIVE,
+    "window",
+    unit=Unit.RATIO,
+    merge=Merge.MAX,
+    absent="of windows in which no latency was measured",
+)
+ARRIVAL_RATE = gauge(
+    "llm_engine_arrival_rate",
+    "Requests per second that came to the engine in the last minute, by its own counters.",
+    *_ENGINE_MODEL,
+    merge=Merge.MAX,
+    absent="until 5 s of samples, and of engines that do not count finished requests or their load",
+)
+LIMIT_FOUND, LIMIT_OPEN = "found", "open"
+_UNTIL_HELD = "until a minute has held the objective; they are judged 5 minutes later"
+SLO_HELD_RATE = gauge(
+    "llm_slo_held_rate",
+    "Requests per second that the engine was seen to hold within the objective; its limit is "
+    "`found` if minutes with more missed it, else `open`: it may hold more.",
+    *_OF_OBJECTIVE,
+    "limit",
+    merge=Merge.MAX,
+    absent=_UNTIL_HELD,
+)
+SLO_HELD_RATE_AGE = gauge(
+    "llm_slo_held_rate_age_seconds",
+    "Time since the last minute in which the engine held about that rate.",
+    *_OF_OBJECTIVE,
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+    absent=_UNTIL_HELD,
+)
+SLO_HELD_RATE_CONFIDENCE = gauge(
+    "llm_slo_held_rate_confidence_ratio",
+    "Least share of minutes at about that rate that hold the objective, with 95 % confidence.",
+    *_OF_OBJECTIVE,
+    unit=Unit.RATIO,
+    merge=Merge.MAX,
+    absent=_UNTIL_HELD,
+)
+SLO_REPLICAS_NEEDED = gauge(
+    "llm_slo_replicas_needed",
+    "Replicas that the load of this engine needs within the objective, as a fraction: the sum over "
+    "all engines is the number to run.",
+    *_OF_OBJECTIVE,
+    merge=Merge.MAX,
+    absent="while neither a rate that is held nor a latency is known",
+)
 ENGINE_UP = gauge(
     "llm_engine_up",
     "1 when the last scrape of the engine succeeded, 0 when it failed.",

@@ -168,8 +168,8 @@ def agent_container(name: str) -> dict[str, Any]:
 
 
 def check(found: Mapping[str, Any]) -> None:
-    """Raise what Kubernetes or the Prometheus Operator would say against an object."""
-    if found["apiVersion"].startswith("monitoring.coreos.com/"):
+    """Raise what Kubernetes, the Prometheus Operator or KEDA would say against an object."""
+    if found["apiVersion"].startswith(("monitoring.coreos.com/", "keda.sh/")):
         schema = yaml.safe_load((_SCHEMAS / f"{found['kind'].lower()}.json").read_text("utf-8"))
         Draft202012Validator(schema).validate(found)
     else:

@@ -27,6 +27,7 @@ from agent.catalog.reasons import (
 )
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.outputs.prometheus.latency_histograms import CountedValues, LatencyHistograms
+from agent.outputs.prometheus.scaling_gauges import ScalingGauges
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.objective import ExplainedRequest, JudgedRequest, Objective
@@ -144,11 +145,12 @@ class Meter:
         is_served: Callable[[str], bool] | None = None,
         *,
         with_bins: bool = False,
+        now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_served` says whether any engine serves a model; `with_bins` is for a push.
 
-        `monotonic` is a clock in seconds that is never set.
+        `now` gives Unix time, and `monotonic` is a clock in seconds that is never set.
         """
         self.objectives = tuple(objectives)
         models = (objective.match.model for objective in objectives)
@@ -156,6 +158,7 @@ class Meter:
         self._is_served = is_served
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        self._scaling = ScalingGauges(self.objectives, engines, now)
         # The routes of each engine that are a label.
         self._routes: defaultdict[str, set[str]] = defaultdict(set)
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
@@ -205,6 +208,7 @@ class Meter:
                 groups = self._groups(final)
             for labels, _, items in groups:
                 self._count_verdicts(labels, items)
+                self._scaling.ended(labels[0], items)
 
     def _groups(
         self, judged: Sequence[JudgedRequest]
@@ -387,6 +391,7 @@ class Meter:
             self._samples[sample.engine] = sample
             shown = replace(sample, model=OTHER) if model == OTHER else sample
             self._published[sample.engine] = shown
+            self._scaling.sample(sample, shown)
             self._add(m.SCRAPES, (sample.engine, _READ), 1)
 
     def samples(self) -> Mapping[str, EngineSample | None]:
@@ -413,7 +418,8 @@ class Meter:
                 self._forget(pairs, now_s)
             counters = {metric: dict(values) for metric, values in self._counters.items()}
             histograms, samples = self._latencies.snapshot(), dict(self._published)
-        gauges = {
+            scaling = self._scaling.gauges()
+        gauges = scaling | {
             metric: {labels: value for labels, read in of.items() if (value := read()) is not None}
             for metric, of in self._gauges.items()
         }

@@ -26,6 +26,7 @@ from agent.render.dashboards.grafana_json import (
 from agent.render.dashboards.objective_panels import objective_rows
 from agent.render.dashboards.panel_parts import Dashboard, PanelRow, Query
 from agent.render.dashboards.request_panels import REQUEST_ROWS
+from agent.render.dashboards.scaling_panels import SCALING_ROW
 from agent.render.links import DashboardUid
 
 FOLDER = "dashboards"
@@ -64,7 +65,7 @@ def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
         DashboardUid.CAPACITY,
         "Goodput / Capacity and cost",
         "Free capacity, and the cost of tokens and requests.",
-        CAPACITY_ROWS,
+        (SCALING_ROW, *CAPACITY_ROWS),
         hours=6,
     )
     yield _requests()
