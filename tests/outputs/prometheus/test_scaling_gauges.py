@@ -89,8 +89,8 @@ def test_after_a_minute_too_many_the_rate_below_it_is_what_a_replica_holds() -> 
     engine.serve(4.0, 0.1, seconds=600.0)
     engine.serve(8.0, 0.5, seconds=120.0)
     engine.serve(2.0, 0.1, seconds=420.0)
-    (held,) = engine.shown(m.SLO_HELD_RATE).items()
-    assert held == (("chat", "chat-0", "llama", m.LIMIT_FOUND), pytest.approx(4.0, rel=0.006))
+    held = engine.shown(m.SLO_HELD_RATE)
+    assert held == {("chat", "chat-0", "llama", m.LIMIT_FOUND): pytest.approx(4.0, rel=0.006)}
     needed = engine.shown(m.SLO_REPLICAS_NEEDED)
     assert needed == {("chat", "chat-0", "llama"): pytest.approx(0.5, rel=0.006)}
     # 600 s ended 540 s ago.
