@@ -169,8 +169,9 @@ class RollupSum:
         tally = Tally()
         for objectives, counts in self._counts.items():
             tally.add(_tally(counts.total().tolist(), objectives))
-        bins = {name: _bins(each.total()) for name, each in zip(MEASURES, self._bins, strict=True)}
-        tally.bins = {name: counted for name, counted in bins.items() if counted}
+        bins = zip(MEASURES, self._bins, strict=True)
+        counted = {name: _bins(each.total()) for name, each in bins if not each.is_zero}
+        tally.bins = {name: each for name, each in counted.items() if each}
         return tally
 
 

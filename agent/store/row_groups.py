@@ -63,6 +63,23 @@ def ended_in(window: Window, selection: Selection) -> list[ColumnElement[bool]]:
     return conditions
 
 
+# A sample is of the requests that ended in so many short parts of the window.
+SLICES = 120
+
+
+def sampled(window: Window, one_in: int) -> list[Window]:
+    """Short windows all over this one, with one in so many of its seconds.
+
+    To choose every tenth row, a database would read all.
+    """
+    if one_in == 1:
+        return [window]
+    each_s = window.length_s / SLICES
+    starts = [int(window.from_s + number * each_s) for number in range(SLICES)]
+    length_s = max(round(each_s / one_in), 1)
+    return [Window(from_s=at, until=min(at + length_s, window.until)) for at in starts]
+
+
 def busiest(
     connection: Connection, dimension: Dimension, window: Window, selection: Selection
 ) -> Sequence[str]:

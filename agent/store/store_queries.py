@@ -1,5 +1,6 @@
 """What the database is asked: one function a question, answers in the program's own units."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -52,7 +53,13 @@ from agent.store.facts import facts_by_text
 from agent.store.minute_sums import MinuteQueries
 from agent.store.observations import gpu_row
 from agent.store.rollup_queries import selected
-from agent.store.row_groups import busiest, cost_by, tallies_of_rows, verdicts_by_length
+from agent.store.row_groups import (
+    busiest,
+    cost_by,
+    sampled,
+    tallies_of_rows,
+    verdicts_by_length,
+)
 from agent.store.scatter_queries import box_counts, dots
 from agent.store.sql_functions import UnixSeconds, has_verdict
 from agent.store.tables import agents, events, gpu_samples, objectives, requests
@@ -162,6 +169,10 @@ _SORTED_BY: Mapping[SortKey, Column[Any]] = {
 _IDS = ("request_id", "engine_request_id", "response_id", "trace_id")
 
 
+# Of more requests than these, lengths are counted in a sample.
+MOST_BY_LENGTH = 50_000
+
+
 class StoreQueries(CauseQueries):
     """Queries of the API. Raises StoreUnavailable where the database does not answer."""
 
@@ -184,7 +195,7 @@ class StoreQueries(CauseQueries):
         limit: int,
         order: RequestOrder = NEWEST_FIRST,
     ) -> PageOf[Row]:
-        """Requests after a cursor. Any order but that of time reads all that match."""
+        """Requests after a cursor. Any order but that of time looks at all that match."""
         sorted_by = _SORTED_BY[order.key]
         conditions = _conditions(wanted)
         if order == NEWEST_FIRST:
@@ -219,11 +230,25 @@ class StoreQueries(CauseQueries):
         with reading(self._engine) as connection:
             return samples_of(connection, of, from_s, until)
 
-    def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
-        """Verdicts by input and output length, from the rows of the window that are kept."""
-        return [
-            LengthVerdicts(input_length=of_input, output_length=of_output, met=met, missed=missed)
-            for of_input, of_output, met, missed in self._all(verdicts_by_length(window, selection))
+    def verdicts_by_length(
+        self, window: Window, selection: Selection, total: int
+    ) -> tuple[int, Sequence[LengthVerdicts]]:
+        """One in how many of `total` kept rows was read, and their verdicts by length."""
+        one_in = -(-total // MOST_BY_LENGTH) or 1
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for part in sampled(window, one_in):
+            for of_input, of_output, met, missed in self._all(verdicts_by_length(part, selection)):
+                counts[of_input, of_output, "met"] += met
+                counts[of_input, of_output, "missed"] += missed
+        lengths = dict.fromkeys((of_input, of_output) for of_input, of_output, _ in counts)
+        return one_in, [
+            LengthVerdicts(
+                input_length=of_input,
+                output_length=of_output,
+                met=counts[of_input, of_output, "met"],
+                missed=counts[of_input, of_output, "missed"],
+            )
+            for of_input, of_output in sorted(lengths)
         ]
 
     def request(self, request_id: str, span_id: str | None = None) -> Sequence[Row]:
@@ -361,9 +386,15 @@ class StoreQueries(CauseQueries):
         order: Sequence[ColumnElement[Any]],
         limit: int,
     ) -> Sequence[Any]:
-        """The first rows that match, with all columns."""
-        query = select(table).where(*conditions).order_by(*order).limit(limit)
-        return self._rows_of(table, query)
+        """The first rows that match, with all columns.
+
+        They are found first: sorting, SQLite would carry every column of every row.
+        """
+        if self._engine.dialect.name != "sqlite":
+            query = select(table).where(*conditions).order_by(*order).limit(limit)
+            return self._rows_of(table, query)
+        found = select(table.c.id).where(*conditions).order_by(*order).limit(limit).correlate(None)
+        return self._rows_of(table, select(table).where(table.c.id.in_(found)).order_by(*order))
 
     def _rows_of(self, table: Table, query: Select[Any]) -> Sequence[Any]:
         return readable_rows(self._engine, table, query)

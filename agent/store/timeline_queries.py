@@ -9,14 +9,12 @@ from agent.analysis.phase_means import RequestPhases, request_phases
 from agent.records.gpu import GpuUse
 from agent.records.queries import Selection, Window
 from agent.store.connection import read_all
-from agent.store.row_groups import ended_in
+from agent.store.row_groups import ended_in, sampled
 from agent.store.tables import gpu_samples, requests
 from agent.store.unreadable import check_row, json_of, readable
 
-MOST_PHASES = 10_000
+MOST_PHASES = 6_000
 MOST_GPU_ROWS = 20_000
-# A sample is of the requests that ended in so many short parts of the window.
-SLICES = 120
 _PHASES = ("ended_at", "e2e_s", "engine_e2e_s", "queue_s", "prefill_s", "decode_s")
 _GPU = ("gpu", "gpu_index", "name", "agent", "at", "facts")
 
@@ -35,7 +33,7 @@ class TimelineQueries:
         None is a request of which the engine told no phases.
         """
         one_in = -(-total // MOST_PHASES) or 1
-        slices = _slices(window, one_in)
+        slices = sampled(window, one_in)
         columns = [requests.c[name] for name in ("id", *_PHASES)]
         # Rollups may count fewer requests than there are rows.
         query = select(*columns).limit(2 * MOST_PHASES // len(slices))
@@ -56,19 +54,6 @@ class TimelineQueries:
         query = select(*columns).where(*conditions).order_by(at.desc()).limit(MOST_GPU_ROWS)
         rows = read_all(self._engine, query)
         return readable(gpu_samples, (row._mapping for row in rows), _gpu_use)
-
-
-def _slices(window: Window, one_in: int) -> list[Window]:
-    """Short windows all over this one, with one in so many of its seconds.
-
-    To choose every tenth row, a database would read all.
-    """
-    if one_in == 1:
-        return [window]
-    each_s = window.length_s / SLICES
-    starts = [int(window.from_s + number * each_s) for number in range(SLICES)]
-    length_s = max(round(each_s / one_in), 1)
-    return [Window(from_s=at, until=min(at + length_s, window.until)) for at in starts]
 
 
 def _phases(row: Mapping[str, Any]) -> RequestPhases | None:

@@ -101,6 +101,11 @@ class VectorSum:
         if len(self._waiting) == _MOST_WAITING:
             self._settle()
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether nothing was added."""
+        return self._sum is None and not self._waiting
+
     def total(self) -> Vector:
         """The sum so far."""
         return self._added_up()[: self._length]

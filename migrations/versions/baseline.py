@@ -176,7 +176,9 @@ def _create_requests() -> None:
 
 
 def _create_indexes_of_requests() -> None:
-    op.create_index("ix_requests_started_at_id", "requests", ["started_at", "id"])
+    sorted_by = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "input_tokens", "output_tokens")
+    columns = ["started_at", "id", *sorted_by, "verdict"]
+    op.create_index("ix_requests_started_at_id", "requests", columns)
     op.create_index("ix_requests_ended_at", "requests", ["ended_at"])
     op.create_index("ix_requests_request_id", "requests", ["request_id"])
     proxy_key = _key("requests", "trace_id", "proxy_span_id")

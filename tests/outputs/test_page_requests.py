@@ -103,6 +103,22 @@ def test_a_request_is_found_by_any_of_its_ids(there: Opened, api: Api, of: str) 
     assert column(there.page, "TTFT") == ["9 ms"]
 
 
+def test_what_somebody_writes_stays_while_the_page_is_read_again(there: Opened, api: Api) -> None:
+    page = opened_list(there, api)
+    entry = page.get_by_label("Find an id")
+    entry.press_sequentially("request-")
+    with page.expect_response("**/api/v1/requests*"):
+        page.evaluate("dispatchEvent(new Event('hashchange'))")
+    page.locator("main[aria-busy=false]").wait_for()
+    assert entry.input_value() == "request-"
+    entry.press_sequentially("9")
+    entry.press("Enter")
+    page.get_by_text("Requests with the id request-9, of all time").first.wait_for()
+    page.goto(f"{api.url}/#requests?id=request-8")
+    page.get_by_text("Requests with the id request-8, of all time").first.wait_for()
+    assert entry.input_value() == "request-8"
+
+
 def test_an_id_that_nobody_has_is_said_to_be_unknown(there: Opened, api: Api) -> None:
     there.page.goto(f"{api.url}/#requests?id=request-")
     assert "An id is found whole" in there.html("No request with this id is stored.")

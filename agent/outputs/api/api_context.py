@@ -83,8 +83,10 @@ class ApiQueries(Protocol):
     ) -> Mapping[str | None, GroupCost]:
         """The cost of the requests of a window by engine, model and so on."""
 
-    def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
-        """Verdicts by input and output length."""
+    def verdicts_by_length(
+        self, window: Window, selection: Selection, total: int
+    ) -> tuple[int, Sequence[LengthVerdicts]]:
+        """One in how many of `total` requests was counted, and their verdicts by length."""
 
     def objectives_in_force(self) -> Sequence[Row]:
         """The objectives of all agents."""

@@ -1,6 +1,6 @@
 """API routes of figures: a window's summary, series, groups, input lengths, and objectives."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -223,6 +223,7 @@ class LengthsResponse(BaseResponse):
     window_from: datetime
     window_until: datetime
     window_s: float
+    one_in: int = Field(description="one in so many requests was counted; 1 if all were")
     input_lengths: list[str] = Field(description="all of them, the shortest first")
     output_lengths: list[str]
     items: list[LengthVerdictsResponse]
@@ -234,11 +235,21 @@ def length_routes(context: ApiContext) -> APIRouter:
 
     @router.get("/lengths")
     def lengths(chosen: Chosen, asked: LastHour) -> LengthsResponse:
-        """How many requests met and missed, by input and output length."""
+        """How many requests met and missed, by input and output length.
+
+        Of more than 50,000 requests a sample is counted.
+        """
         over = asked.over(context.now(), context.longest_row_window_s, any_second)
-        found = context.read(lambda queries: queries.verdicts_by_length(over, chosen))
+
+        def counted(queries: ApiQueries) -> tuple[int, Sequence[LengthVerdicts]]:
+            on_grid = asked.over(context.now(), context.longest_row_window_s, queries.grid_s)
+            total = queries.tally(on_grid, chosen).requests
+            return queries.verdicts_by_length(over, chosen, total)
+
+        one_in, found = context.read(counted)
         return LengthsResponse(
             **stated(over),
+            one_in=one_in,
             input_lengths=list(INPUT_LENGTHS),
             output_lengths=list(OUTPUT_LENGTHS),
             items=[_of_lengths(each) for each in found],

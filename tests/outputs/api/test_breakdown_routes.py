@@ -12,6 +12,7 @@ import pytest
 from agent.analysis.tally import INPUT_LENGTHS, OUTPUT_LENGTHS, input_length_of
 from agent.records.queries import OF_ROWS, Dimension
 from agent.records.request import ProxyView, RequestRecord, Vantage
+from agent.store import store_queries
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import (
     NOW,
@@ -280,6 +281,22 @@ def test_lengths_count_each_request_of_a_selection_once(
     verdicts = Counter(verdicts_of(item).get("long") for item in known)
     for verdict in ("met", "missed"):
         assert sum(item[verdict] for item in response["items"]) == verdicts[verdict] > 0
+
+
+def test_lengths_of_very_many_requests_are_of_a_sample_that_says_so(
+    api_of_each: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_queries, "MOST_BY_LENGTH", 300)
+    now = api_of_each.agent.now
+    # One a second.
+    rows = [record(n, ended_at=now - n, ttft_s=9.0 if n % 4 == 0 else 0.1) for n in range(1, 3001)]
+    api_of_each.store(rows, [objective()])
+    response = api_of_each.query("lengths", window="50m")
+    assert response["one_in"] == pytest.approx(10, abs=1)
+    (group,) = response["items"]
+    assert 200 <= group["met"] + group["missed"] <= 450
+    assert group["attainment"] == pytest.approx(0.75, abs=0.1)
+    assert api_of_each.query("lengths", window="4m")["one_in"] == 1
 
 
 def test_a_group_includes_its_lower_edge(api_of_each: Api) -> None:

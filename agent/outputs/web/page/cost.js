@@ -1,14 +1,16 @@
 // The view of cost: what tokens cost, who pays, and what was bought for nothing.
 import {Chart, over_window, with_breaks} from "./chart.js";
-import {CountedTime, Figures, Reasons, Table, html} from "./elements.js";
+import {Awaited, CountedTime, Figures, Reasons, Table, html} from "./elements.js";
 import {period} from "./period.js";
 import {query} from "./query.js";
 import {dollars, number, share, whole_percent} from "./words.js";
 
+// The cost of tenants is summed from every row of the window, so the rest does not wait for it.
 async function load(parameters) {
   const {asked, step, step_name, step_s, name} = await period(parameters);
-  const [summary, tenants, series] = await Promise.all([
-    query("summary", asked), query("breakdown", {by: "tenant", cost: true, ...asked}), query("efficiency", {...asked, step})]);
+  const tenants = query("breakdown", {by: "tenant", cost: true, ...asked});
+  tenants.catch(() => {});
+  const [summary, series] = await Promise.all([query("summary", asked), query("efficiency", {...asked, step})]);
   return {summary, tenants, steps: series.items, step: step_name, step_s, over: name(summary)};
 }
 
@@ -58,8 +60,7 @@ function Sentence({of: {cost}}) {
     while no engine was read`}.</p>`;
 }
 
-const without = ({ledger}, groups) => [
-  [(ledger?.unaccounted_usd ?? null) === null, "unaccounted work", "the engine's counters are not complete in this window"],
+const without = (groups) => [
   [groups.some(({cost}) => (cost?.cost_usd ?? null) === null), "cost of a tenant", "none of its requests is priced yet"],
   [groups.some(({attainment}) => attainment === null), "attainment", "no request was judged"],
   [groups.some((group) => group.stream_tokens_per_s.p50 === null), "tok/s of one stream", "no stream was seen token by token"],
@@ -84,7 +85,8 @@ const tenant = (with_budgets) => (group) => [
 function Tenants({groups, over}) {
   const with_budgets = groups.some(({budget}) => budget);
   return html`<${Table} label="By tenant, ${over}" head=${with_budgets ? WITH_BUDGETS : TENANTS} pairs
-    rows=${groups.map(tenant(with_budgets))} empty="No request of this window." />`;
+    rows=${groups.map(tenant(with_budgets))} empty="No request of this window." />
+    <${Reasons} of=${without(groups)} />`;
 }
 
 function Show({data: {summary, tenants, steps, step, step_s, over}}) {
@@ -98,12 +100,13 @@ function Show({data: {summary, tenants, steps, step, step_s, over}}) {
     <${Chart} label="Where the money goes by ${step}, ${over}, in dollars per hour" unit=${dollars} over=${over_window(summary)} stacked
       data=${with_breaks(steps, step_s, ...Object.values(PARTS).map(per_hour))}
       series=${Object.values(PARTS).map(([label, colour]) => ({label, colour}))} />
-    <${Tenants} groups=${tenants.groups} over=${over} />
+    <${Awaited} of=${tenants} waiting="Reading the cost of tenants." failed="No cost of tenants"
+      show=${({groups}) => html`<${Tenants} groups=${groups} over=${over} />`} />
     <div class="two">
       <${Table} label="The bill, ${over}" head=${["", "cost", "share"]} pairs rows=${bill(summary)} />
       <div><p class="quiet">Prices, ${over}</p><${Figures} label="Prices" of=${prices(summary)} /></div>
     </div>
-    <${Reasons} of=${without(summary, tenants.groups)} />
+    ${(summary.ledger?.unaccounted_usd ?? null) === null && html`<${Reasons} of=${[["unaccounted work", "the engine's counters are not complete in this window"]]} />`}
     <${CountedTime} of=${cost}>Tenants pay for busy time alone; idle time is nobody's. Their cost is of requests that ended in this time.<//>`;
 }
 

@@ -6,6 +6,19 @@ import {UNKNOWN, time} from "./words.js";
 export const html = htm.bind(h);
 export {Component, render};
 
+// An entry whose text stays while somebody writes in it, though the page is drawn anew every two seconds.
+export class Input extends Component {
+  keep = (entry) => { this.entry = entry ?? this.entry; };
+
+  componentDidUpdate({value}) {
+    if (value !== this.props.value) this.entry.value = this.props.value;
+  }
+
+  render({value, ...given}) {
+    return html`<input ...${given} ref=${this.keep} defaultValue=${value} />`;
+  }
+}
+
 // Pairs of a name and a value; a third member says more, for instance why it is unknown.
 export const Figures = ({label, of}) => html`
   <dl class="figures" aria-label=${label}>
@@ -51,6 +64,27 @@ export const only = (address, view, kind, name) => (name == null || name === "" 
   : html`<a class="only" href=${address(view, {[kind]: name})}>${name}</a>`);
 
 export const Note = ({children}) => html`<p class="quiet">${children}</p>`;
+
+// What a promise brings. What is shown stays until the next is there; a slower answer to an earlier question
+// is not shown.
+export class Awaited extends Component {
+  componentDidMount() { this.read(); }
+
+  componentDidUpdate(before) {
+    if (before.of !== this.props.of) this.read();
+  }
+
+  async read() {
+    const {of} = this.props;
+    const state = await of.then((found) => ({found}), (error) => ({problem: error.message}));
+    if (of === this.props.of) this.setState({problem: null, ...state});
+  }
+
+  render({show, waiting, failed}, {found, problem}) {
+    if (problem) return html`<p class="band" role="alert">${failed}: ${problem}</p>`;
+    return found === undefined ? html`<${Note}>${waiting}<//>` : show(found);
+  }
+}
 
 // From when to when minutes are stored: the newest are not, and a window may begin before the first.
 export const CountedTime = ({of, children}) => html`

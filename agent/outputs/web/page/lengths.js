@@ -38,6 +38,7 @@ function Show({data}) {
     <div class="heat"><${Table} label="Rows are input tokens, columns are output tokens"
       head=${["input \\ output", ...data.output_lengths]}
       rows=${data.input_lengths.map((input) => [input, ...data.output_lengths.map((output) => cell(at(input, output), data.target))])} /></div>
+    ${data.one_in > 1 && html`<${Note}>A sample: about one in ${number(data.one_in)} requests. Choose a shorter time to count all of them.<//>`}
     <${Note}>${colours(data.target)} Below the share is the number of judged requests; a dash: no request of these
       lengths was judged. 1k is 1024 tokens.<//>`;
 }

@@ -1,5 +1,5 @@
 // The page: which view is shown, its data, and the live figures beside it.
-import {html, render} from "./elements.js";
+import {Input, html, render} from "./elements.js";
 import {AccessRefused, FILTERS, ask_about, busy_ms, follow, forget, is_signed_in, on_login, query, sign_in} from "./query.js";
 import {breakdown} from "./breakdown.js";
 import {on_range} from "./chart.js";
@@ -250,8 +250,8 @@ function Windows({window}) {
         ${live.map(([each, name]) => html`<option value=${each}>${name}</option>`)}
         ${from && html`<option value="range" disabled>a range</option>`}
       </select></label>
-    <label>From<input type="datetime-local" name="from" value=${field(from)} onChange=${take("from")} /></label>
-    ${from && html`<label>Until<input type="datetime-local" name="until" value=${field(until)} onChange=${take("until")} /></label>`}`;
+    <label>From<${Input} type="datetime-local" name="from" value=${field(from)} onChange=${take("from")} /></label>
+    ${from && html`<label>Until<${Input} type="datetime-local" name="until" value=${field(until)} onChange=${take("until")} /></label>`}`;
 }
 
 // A choice of each kind of which there are several.

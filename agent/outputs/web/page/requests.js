@@ -1,5 +1,5 @@
 // The view of requests: found by an id, filtered and sorted, and written as CSV.
-import {Component, Note, Reasons, html} from "./elements.js";
+import {Component, Input, Note, Reasons, html} from "./elements.js";
 import {period} from "./period.js";
 import {FILTERS, query} from "./query.js";
 import {Scatter, box_of, by_of, in_box, read_contrast, read_dots} from "./scatter.js";
@@ -145,7 +145,7 @@ const Choice = ({name, label, options, chosen, choose}) => html`
   </select></label>`;
 
 const Entry = ({name, label, chosen, choose, type = "text", suggestions = [], onFocus = null}) => html`
-  <label>${label}<input name=${name} type=${type} value=${chosen ?? ""} min="0" size="10" autocomplete="off"
+  <label>${label}<${Input} name=${name} type=${type} value=${chosen ?? ""} min="0" size="10" autocomplete="off"
     list=${suggestions.length ? `known-${name}` : null} onFocus=${onFocus}
     onChange=${(event) => choose({[name]: event.target.value.trim(), cursor: ""})} />
     ${suggestions.length > 0 && html`<datalist id=${`known-${name}`}>

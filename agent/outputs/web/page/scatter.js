@@ -1,5 +1,5 @@
 // One dot a request: when it began and how long it took. A box drawn around dots is compared with the rest.
-import {Component, Note, Table, html} from "./elements.js";
+import {Awaited, Component, Input, Note, Table, html} from "./elements.js";
 import {query} from "./query.js";
 import {number, plural, seconds, share, words} from "./words.js";
 
@@ -213,10 +213,10 @@ function Numbers({box, dots, take}) {
   return html`
     <details class="numbers"><summary>Set the box by numbers</summary>
       <form onSubmit=${given}>
-        <label>Began from<input name="box-from" type="datetime-local" step="1" required value=${local(from)} /></label>
-        <label>until<input name="box-until" type="datetime-local" step="1" required value=${local(until)} /></label>
-        <label>Seconds from<input name="box-low" type="number" min="0" step="any" required value=${Number(least.toPrecision(3))} /></label>
-        <label>to<input name="box-high" type="number" min="0" step="any" required value=${Number(most.toPrecision(3))} /></label>
+        <label>Began from<${Input} name="box-from" type="datetime-local" step="1" required value=${local(from)} /></label>
+        <label>until<${Input} name="box-until" type="datetime-local" step="1" required value=${local(until)} /></label>
+        <label>Seconds from<${Input} name="box-low" type="number" min="0" step="any" required value=${Number(least.toPrecision(3))} /></label>
+        <label>to<${Input} name="box-high" type="number" min="0" step="any" required value=${Number(most.toPrecision(3))} /></label>
         <button>Compare</button>
       </form></details>`;
 }
@@ -224,26 +224,6 @@ function Numbers({box, dots, take}) {
 const of_all = (count, all) => `${number(count)} (${share(all ? count / all : null)})`;
 
 const FILTERED = {tenant: "tenant", model: "model", engine: "engine", session: "session", cause: "cause"};
-
-class Contrast extends Component {
-  componentDidMount() { this.read(); }
-
-  componentDidUpdate(before) {
-    if (before.found !== this.props.found) this.read();
-  }
-
-  // What is shown stays until the next is there; a slower answer to an earlier box is not shown.
-  async read() {
-    const {found} = this.props;
-    const state = await found.then((contrast) => ({contrast}), (error) => ({problem: error.message}));
-    if (found === this.props.found) this.setState({problem: null, ...state});
-  }
-
-  render(props, {contrast, problem}) {
-    if (problem) return html`<p class="band" role="alert">Not compared: ${problem}</p>`;
-    return contrast ? html`<${Compared} ...${props} contrast=${contrast} />` : html`<${Note}>Comparing.<//>`;
-  }
-}
 
 function Compared({contrast, address, parameters}) {
   const {inside, outside, items} = contrast;
@@ -283,7 +263,8 @@ export function Scatter({dots, contrast, over, parameters, choose, address}) {
       dots.every > 1 ? " Filter, or choose a shorter time, to see every request." : ""}<//>`}
     <${Numbers} box=${box} dots=${dots} take=${take} />
     ${box && contrast && html`
-      <${Contrast} found=${contrast} address=${address} parameters=${parameters} />
+      <${Awaited} of=${contrast} waiting="Comparing." failed="Not compared"
+        show=${(found) => html`<${Compared} contrast=${found} address=${address} parameters=${parameters} />`} />
       <p class="pages"><button type="button" onClick=${() => take(null)}>Remove the box</button>
         <a href=${address("requests", {...parameters, box: "", cursor: "", window: "", from: iso(box.from), until: iso(box.until)})}>Show its time alone</a></p>`}`;
 }
