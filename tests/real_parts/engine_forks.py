@@ -18,7 +18,9 @@ import pickle
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from multiprocessing import util
 from typing import Any
@@ -33,6 +35,9 @@ _IMPORTED_LATER = (
 _GENERATIONS = 2
 _FRONTS = {"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"}
 _API_SERVERS = "--api-server-count"
+# A step takes several milliseconds. vLLM itself looks without a pause until a second after the last
+# message, which takes a processor from whatever runs beside it.
+_PAUSE_S = 0.0001
 _MOST_FILES = 64
 # Above all numbers of files in use.
 _HIGH = 1000
@@ -50,10 +55,17 @@ def fork_ahead() -> None:
             import_module(module)
     gc.enable()
     if is_first:
+        _pause_in_busy_loops()
         gc.freeze()
         util.spawnv_passfds = _start
         for _ in range(1 + _api_servers()):
             _fork(_GENERATIONS)
+
+
+def _pause_in_busy_loops() -> None:
+    """Core and worker look for messages often enough, not all the time."""
+    shared_memory = import_module("vllm.distributed.device_communicators.shm_broadcast")
+    shared_memory.sched_yield = partial(time.sleep, _PAUSE_S)
 
 
 def _api_servers() -> int:
