@@ -64,8 +64,8 @@ def fork_ahead() -> None:
 
 def _pause_in_busy_loops() -> None:
     """Core and worker look for messages often enough, not all the time."""
-    shared_memory = import_module("vllm.distributed.device_communicators.shm_broadcast")
-    shared_memory.sched_yield = partial(time.sleep, _PAUSE_S)
+    shared_memory = vars(import_module("vllm.distributed.device_communicators.shm_broadcast"))
+    shared_memory["sched_yield"] = partial(time.sleep, _PAUSE_S)
 
 
 def _api_servers() -> int:
