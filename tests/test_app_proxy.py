@@ -75,6 +75,14 @@ class Proxied:
             return 0.0
 
 
+_MINUTE_MS = 60_000
+AGENTS = {
+    "name": "agents",
+    "e2e_ms": _MINUTE_MS,
+    "session": {"first_turn_ttft_ms": _MINUTE_MS, "turn_ttft_ms": _MINUTE_MS},
+}
+
+
 def proxied_by(
     folder: Path,
     ports: AgentPorts,
@@ -92,6 +100,7 @@ def proxied_by(
         "proxy": {"listen": f"127.0.0.1:{port}", "join_wait": "6s", "workers": 2, **proxy},
         "otlp": {"forward_to": forward_to},
         "nvml": {"enabled": False},
+        "objectives": [{"name": "chat", "preset": "chat"}, AGENTS],
     }
     return Proxied(
         AgentProcess.with_settings(folder, ports, settings), f"http://127.0.0.1:{port}", folder
@@ -153,6 +162,26 @@ def test_a_request_has_its_tokens_and_what_its_client_says_of_it(pair: Proxied) 
     assert (row["end_user"], row["workload"], row["session"]) == ("ann", "nightly", "s-1")
     assert (row["priority"], row["media_parts"], row["media_bytes"]) == (-3, 1, 300)
     assert pair.agent.api.summary(tenant="search")["requests"] == 1
+
+
+def test_a_session_is_shown_turn_by_turn_by_its_header_or_the_key_of_its_cache(
+    pair: Proxied,
+) -> None:
+    for number in range(3):
+        pair.chat(f"of-s-2-{number}", headers={"X-Session-ID": "s-2"})
+    pair.chat("of-s-2-3", prompt_cache_key="s-2")
+    for number in range(4):
+        pair.row(f"of-s-2-{number}")
+    found = pair.agent.api.json("/api/v1/conversation", {"session": "s-2"})
+    assert [each["request_id"] for each in found["turns"]] == [f"of-s-2-{n}" for n in range(4)]
+    assert [each["number"] for each in found["turns"]] == [1, 2, 3, 4]
+    assert [each["gap_s"] is None for each in found["turns"]] == [True, False, False, False]
+    assert all(each["gap_s"] >= 0 and each["ttft_s"] > 0 for each in found["turns"][1:])
+    assert found["session"]["verdicts"] == {"agents": "met"}
+    found = pair.agent.api.json("/api/v1/conversations", {"window": "5m"})
+    assert {each["bucket"] for each in found["by_turn"]} >= {"1", "2-3", "4-7"}
+    (judged,) = found["by_objective"]
+    assert (judged["objective"], judged["missed"]) == ("agents", 0)
 
 
 def events_of(response: requests.Response) -> list[bytes]:

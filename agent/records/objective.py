@@ -62,13 +62,26 @@ def _fits(pattern: str, value: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """Limits on the TTFT of the turns of a session; None means no limit.
+
+    The first turn must keep its own limit, and `share_of_turns` of the later ones theirs.
+    """
+
+    first_turn_ttft_s: float | None = None
+    turn_ttft_s: float | None = None
+    share_of_turns: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """Limits that requests must keep, and the share that must keep them.
 
     Limits of one request are inclusive; None means no limit. `target` is the share of judged
     requests that must meet every limit within `window_s`. `max_error_ratio` and
-    `min_output_tokens_per_s` apply to all traffic together, and to no verdict. `count_invalid` says
-    whether the client's own mistakes count as failures; with None the definition decides.
+    `min_output_tokens_per_s` apply to all traffic together, and to no verdict. `session` judges
+    whole sessions, and no request. `count_invalid` says whether the client's own mistakes count as
+    failures; with None the definition decides.
     `is_preset`: the settings have no objective, so this one judges, and no alert is on it.
     """
 
@@ -82,6 +95,7 @@ class Objective:
     e2e_s: float | None = None
     max_error_ratio: float | None = None
     min_output_tokens_per_s: float | None = None
+    session: SessionLimits | None = None
     count_invalid: bool | None = None
     is_preset: bool = field(default=False, compare=False)
 
@@ -101,10 +115,12 @@ class Objective:
 def objective_from(name: str, stored: Mapping[str, Any]) -> Objective:
     """The objective of a stored definition; what another version added to it is left out."""
     match = _known(Match, stored.get("match") or {})
+    session = stored.get("session")
     rest = _known(Objective, stored) | {
         "name": name,
         "definition": Definition(**_known(Definition, stored["definition"])),
         "match": Match(**match),
+        "session": SessionLimits(**_known(SessionLimits, session)) if session else None,
     }
     return Objective(**rest)
 

@@ -101,7 +101,8 @@ class ProxyView(NamedTuple):
     workload: _Name = None
     """The workload, by the header `proxy.workload_header`; of the plugin: by its variable."""
     session: _Name = None
-    """The session, by the header `proxy.session_header`; of the plugin: by its variable."""
+    """The session, by the header `proxy.session_header`; of the plugin: by its variable. Without
+    one, `prompt_cache_key` of the body, or a digest of vLLM's `cache_salt`."""
 
 
 class EngineView(NamedTuple):

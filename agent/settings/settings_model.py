@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from agent.catalog.definitions import DEFINITIONS
-from agent.records.objective import Match, Objective
+from agent.records.objective import Match, Objective, SessionLimits
 from agent.records.prices import PriceList
 from agent.settings.access import SecuritySettings, TlsSettings
 from agent.settings.engine_settings import (
@@ -176,7 +176,9 @@ class ProxySettings(Section):
     workload_header: _HeaderName | None = None
     """Trusted header with the workload of a request."""
     session_header: _HeaderName | None = None
-    """Trusted header with the session of a request."""
+    """Trusted header with the session of a request.
+
+    Of a request without it: `prompt_cache_key` of the body, or a digest of vLLM's `cache_salt`."""
     tenants: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
     """Tenants that figures always distinguish."""
     max_tenants: WholeNumber = Field(default=1000, ge=0, le=100_000)
@@ -259,6 +261,32 @@ class MatchSettings(Section):
         return longest
 
 
+class SessionSettings(Section):
+    """Limits on the turns of a session (docs/conversations.md)."""
+
+    first_turn_ttft_ms: Number | None = Field(default=None, gt=0)
+    """Limit on the TTFT of the first turn in milliseconds."""
+    turn_ttft_ms: Number | None = Field(default=None, gt=0)
+    """Limit on the TTFT of each later turn in milliseconds."""
+    share_of_turns: Number = Field(default=0.95, gt=0, le=1)
+    """Share of the later turns that must meet their limit."""
+
+    @field_validator("turn_ttft_ms")
+    @classmethod
+    def _limits_something(cls, turn_ms: float | None, others: ValidationInfo) -> float | None:
+        if turn_ms is None and others.data.get("first_turn_ttft_ms", "wrong") is None:
+            raise ValueError("no limit is set; set first_turn_ttft_ms, turn_ttft_ms or both")
+        return turn_ms
+
+    def limits(self) -> SessionLimits:
+        """The limits in seconds."""
+        return SessionLimits(
+            first_turn_ttft_s=_seconds(self.first_turn_ttft_ms),
+            turn_ttft_s=_seconds(self.turn_ttft_ms),
+            share_of_turns=self.share_of_turns,
+        )
+
+
 class ObjectiveSettings(Section):
     """An objective: limits, the share of requests that must meet them, and the window."""
 
@@ -277,6 +305,8 @@ class ObjectiveSettings(Section):
     """Limit on the share of all requests that failed."""
     min_output_tokens_per_s: Number | None = Field(default=None, gt=0)
     """Least output tokens per second of all requests together."""
+    session: SessionSettings | None = None
+    """Limits on whole sessions, besides those on single requests."""
     target: Number = Field(default=0.95, gt=0, lt=1)
     """Share of judged requests that must meet the limits."""
     window: Duration = Field(default="30d")  # type: ignore[assignment]
@@ -314,6 +344,7 @@ class ObjectiveSettings(Section):
             e2e_s=_seconds(self.e2e_ms),
             max_error_ratio=self.max_error_ratio,
             min_output_tokens_per_s=self.min_output_tokens_per_s,
+            session=None if self.session is None else self.session.limits(),
             count_invalid=self.count_invalid,
         )
 

@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from agent.analysis.contrast import BoxCounts
+from agent.analysis.conversations import TurnRequest
 from agent.analysis.tally import Tally
 from agent.records.gpu import Facts, GpuSample
 from agent.records.queries import (
@@ -61,6 +62,7 @@ from agent.store.row_groups import (
     verdicts_by_length,
 )
 from agent.store.scatter_queries import box_counts, dots
+from agent.store.session_queries import session_turns
 from agent.store.sql_functions import UnixSeconds, has_verdict
 from agent.store.tables import agents, events, gpu_samples, objectives, requests
 from agent.store.timeline_queries import TimelineQueries
@@ -217,6 +219,13 @@ class StoreQueries(CauseQueries):
         """The requests that match, in a box and outside of it, by their names."""
         with reading(self._engine) as connection:
             return box_counts(connection, _conditions(wanted), box)
+
+    def session_turns(
+        self, chosen: Selection, from_s: float, until: float, session: str | None = None
+    ) -> Sequence[TurnRequest]:
+        """The requests of one session, or of all, that began between two Unix times."""
+        with reading(self._engine) as connection:
+            return session_turns(connection, chosen, from_s, until, session)
 
     def requests_on(self, of: DataSource, from_s: float, until: float) -> Sequence[Row]:
         """The requests that ran on an engine between two Unix times, the oldest first."""

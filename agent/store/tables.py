@@ -131,6 +131,9 @@ requests = Table(
     ),
     Index("ix_requests_response_id", "response_id", **_where_known("response_id")),
     Index("ix_requests_settles_at", "settles_at", **_where_known("settles_at")),
+    # Both databases use an index without the unknown for a query that says so.
+    Index("ix_requests_session_started_at", "session", "started_at", **_where_known("session")),
+    Index("ix_requests_started_at", "started_at", **_where_known("session")),
     Index(
         "ix_requests_agent_ended_at",
         "agent",

@@ -194,6 +194,8 @@ def _create_indexes_of_requests() -> None:
         (["engine_request_id"], "engine_request_id IS NOT NULL"),
         (["response_id"], "response_id IS NOT NULL"),
         (["settles_at"], "settles_at IS NOT NULL"),
+        (["session", "started_at"], "session IS NOT NULL"),
+        (["started_at"], "session IS NOT NULL"),
         (["engine", "ended_at"], "priced_at IS NULL"),
         (["agent", "ended_at"], "verdict = 'missed' AND cause IS NULL"),
     ):

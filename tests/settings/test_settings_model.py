@@ -9,7 +9,7 @@ import yaml
 from agent.catalog.definitions import DEFINITIONS
 from agent.catalog.hardware import WeightDtype
 from agent.records.model import Parallelism
-from agent.records.objective import Match, Objective
+from agent.records.objective import Match, Objective, SessionLimits
 from agent.records.prices import Electricity
 from agent.settings import load
 from agent.sources.model_config.quantisation import DTYPE_FORMATS
@@ -69,7 +69,7 @@ def test_limits_of_an_objective_are_converted_to_seconds(tmp_path: Path) -> None
         tmp_path,
         "name: a.b_c-D, ttft_ms: 0.5, tpot_ms: 20, e2e_ms: 60000, target: 0.999, window: 12h, "
         "match: {model: 'l*', tenant: acme, route: /v1/*, min_input_tokens: 1, "
-        "max_input_tokens: 9}",
+        "max_input_tokens: 9}, session: {first_turn_ttft_ms: 2000, turn_ttft_ms: 500}",
     )
     assert objective == Objective(
         name="a.b_c-D",
@@ -82,7 +82,13 @@ def test_limits_of_an_objective_are_converted_to_seconds(tmp_path: Path) -> None
         ttft_s=0.0005,
         tpot_s=0.02,
         e2e_s=60.0,
+        session=SessionLimits(first_turn_ttft_s=2.0, turn_ttft_s=0.5, share_of_turns=0.95),
     )
+
+
+def test_limits_on_sessions_limit_something(tmp_path: Path) -> None:
+    text = "objectives: [{name: a, ttft_ms: 200, session: {share_of_turns: 0.9}}]"
+    assert "set first_turn_ttft_ms, turn_ttft_ms or both" in problem(tmp_path, text)
 
 
 def test_an_engine_of_the_file_in_the_units_of_the_agent(tmp_path: Path) -> None:

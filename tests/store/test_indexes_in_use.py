@@ -139,6 +139,19 @@ def test_no_chart_over_time_reads_a_whole_table(file: Engine) -> None:
     assert plans_that_read_all(file, ran) == []
 
 
+@pytest.mark.parametrize("session", ["s-1", None])
+def test_the_turns_of_sessions_are_found_by_the_rows_that_have_one(
+    file: Engine, session: str | None
+) -> None:
+    with listening(file) as ran:
+        StoreQueries(file).session_turns(Selection(), NOON, NOON + 60, session)
+    ((statement, given),) = (each for each in ran if "FROM requests" in each[0])
+    with file.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given).all()
+    index = "session_started_at" if session else "started_at"
+    assert any(f"USING INDEX ix_requests_{index} (" in row[3] for row in plan), plan
+
+
 def plan_of(postgres: Engine, query: Callable[[StoreQueries], object], *without: str) -> list[str]:
     """PostgreSQL's plan of the query, with the plan nodes of `without` disabled."""
     with listening(postgres) as ran:

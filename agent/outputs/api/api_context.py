@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from agent.analysis.contrast import BoxCounts
+from agent.analysis.conversations import TurnRequest
 from agent.analysis.phase_means import RequestPhases
 from agent.analysis.tally import CauseSums, Tally
 from agent.outputs.web.documents import Documents
@@ -101,6 +102,11 @@ class ApiQueries(Protocol):
 
     def box_counts(self, wanted: RequestFilter, box: Box) -> BoxCounts:
         """The requests that match, in a box and outside of it, by their names."""
+
+    def session_turns(
+        self, chosen: Selection, from_s: float, until: float, session: str | None = None
+    ) -> Sequence[TurnRequest]:
+        """The requests of one session, or of all, that began between two Unix times."""
 
     def requests_on(self, of: DataSource, from_s: float, until: float) -> Sequence[Row]:
         """The requests that ran on an engine between two Unix times, the oldest first."""

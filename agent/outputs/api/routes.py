@@ -17,6 +17,7 @@ from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
 from agent.outputs.api.beside_routes import beside_routes
 from agent.outputs.api.breakdown_routes import breakdown_routes
+from agent.outputs.api.conversation_routes import conversation_routes
 from agent.outputs.api.efficiency_routes import efficiency_routes
 from agent.outputs.api.figure_routes import (
     ObjectiveResponse,
@@ -366,6 +367,7 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         scatter_routes(context),
         contrast_routes(context),
         beside_routes(context),
+        conversation_routes(context),
         event_routes(context),
         alert_routes(context),
         engine_routes(context),

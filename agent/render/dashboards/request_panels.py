@@ -175,6 +175,28 @@ _LOST = (
     ),
 )
 
+_CONVERSATIONS = (
+    Panel(
+        "Conversations by turn",
+        "Turns of sessions that began in the time shown, numbered from its begin: how long the "
+        "first token took, the share of the prompt that a cache served, the time between a turn's "
+        "end and the next one (tools and users), and tokens of the prompt before that were "
+        "computed again. Sessions are known by the plugin or the proxy.",
+        PanelUnit.NUMBER,
+        (Sql(sql.TURNS),),
+        style=TABLE,
+        width=24,
+        columns=(
+            Column(name="turn", unit=PanelUnit.TEXT),
+            *(
+                Column(name=name, unit=PanelUnit.SECONDS)
+                for name in ("TTFT p50", "TTFT p95", "gap p50")
+            ),
+            Column(name="cached", unit=PanelUnit.SHARE),
+        ),
+    ),
+)
+
 _ONE = (
     Panel(
         "The request and its trace",
@@ -211,5 +233,6 @@ _ONE = (
 REQUEST_ROWS = (
     PanelRow("The worst requests", _WORST),
     PanelRow("Where attainment is lost", _LOST),
+    PanelRow("Conversations", _CONVERSATIONS),
     PanelRow("One request", _ONE),
 )

@@ -6,6 +6,7 @@ counted requests by `started_at`, which has an index.
 
 from collections.abc import Mapping
 
+from agent.analysis.conversations import BLOCK_TOKENS, TURN_BUCKETS
 from agent.analysis.tally import EDGES_TOKENS, INPUT_LENGTHS
 
 Bounds = tuple[int, int | None]
@@ -154,6 +155,37 @@ PHASES_BY_VERDICT = f"""\
 FROM judged
 GROUP BY 1
 ORDER BY 1"""
+
+_BUCKET = " ".join(
+    f"WHEN turn >= {first} THEN '{name}'" for name, (first, _) in reversed(TURN_BUCKETS.items())
+)
+# As agent.analysis.conversations computes them.
+TURNS = f"""\
+WITH turns AS (
+  SELECT *,
+    row_number() OVER session AS turn,
+    extract(epoch FROM started_at - lag(ended_at) OVER session) AS gap_s,
+    lag(input_tokens) OVER session AS prompt_before
+  FROM requests
+  WHERE {_CHOSEN}
+    AND session IS NOT NULL AND status IN ('ok', 'cancelled')
+  WINDOW session AS (PARTITION BY session ORDER BY started_at, id)
+), refilled AS (
+  SELECT *,
+    CASE WHEN input_tokens >= prompt_before AND prompt_before - cached_tokens > {BLOCK_TOKENS}
+      THEN prompt_before - cached_tokens END AS refilled_tokens
+  FROM turns
+)
+SELECT CASE {_BUCKET} END AS turn, count(*) AS turns,
+  percentile_disc(0.5) WITHIN GROUP (ORDER BY ttft_s) AS "TTFT p50",
+  percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_s) AS "TTFT p95",
+  sum(cached_tokens) FILTER (WHERE input_tokens IS NOT NULL)::float
+    / nullif(sum(input_tokens) FILTER (WHERE cached_tokens IS NOT NULL), 0) AS cached,
+  percentile_disc(0.5) WITHIN GROUP (ORDER BY gap_s) FILTER (WHERE gap_s >= 0) AS "gap p50",
+  sum(refilled_tokens) AS "computed again"
+FROM refilled
+GROUP BY 1
+ORDER BY min(turn)"""
 
 # The shares of a request over this objective's limits; none if it is not explained.
 _SHARES = "jsonb_array_elements(explanation::jsonb -> 'shares')"

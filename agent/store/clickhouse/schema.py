@@ -134,7 +134,10 @@ _INDEXES = {
     requests.name: (
         *(
             f"INDEX {name}_bloom {name} TYPE bloom_filter(0.01)"
-            for name in ("trace_id", "request_id", "engine_request_id", "response_id")
+            for name in (
+                *("trace_id", "request_id", "engine_request_id", "response_id"),
+                "session",
+            )
         ),
         "INDEX ended_at_range ended_at TYPE minmax",
     ),

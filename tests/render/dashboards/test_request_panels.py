@@ -1,6 +1,7 @@
 """The dashboard of requests on the real PostgreSQL, as a role that may only read."""
 
 import json
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
+from agent.analysis.conversations import TurnRequest, conversations_of, figures_by_turn
+from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.verdicts import Judge
 from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
@@ -70,7 +73,7 @@ def some_requests() -> list[JudgedRequest]:
     slow = {"ttft_s": 3.0, "queue_s": 2.5, "e2e_s": 4.0, "input_tokens": 5_000}
     joined = {
         "vantage": Vantage.JOINED,
-        "proxied": ProxyView(first_byte_s=0.1, response_id="resp_4"),
+        "proxied": ProxyView(first_byte_s=0.1, response_id="resp_4", session="alone"),
         "proxy_span_id": "f" * 16,
         "engine_view": EngineView("chatcmpl-4-0", Status.OK, holdback_s=0.01),
     }
@@ -83,6 +86,30 @@ def some_requests() -> list[JudgedRequest]:
         request(5, judgement(Verdict.UNDETERMINED, chat=Verdict.UNDETERMINED), engine=None),
         request(6, judgement(Verdict.MET, answers=Verdict.MET), **TOLD),
         request(7, MET, **TOLD | {"started_at": NOON - 7200}),
+        *spoken(),
+    ]
+
+
+def spoken() -> list[JudgedRequest]:
+    """A long session of a tenant of its own, and a short one beside it; some tokens are unknown."""
+    seeded = random.Random(3)
+    return [
+        request(
+            100 + number,
+            MET,
+            **TOLD
+            | {
+                "vantage": Vantage.PROXY,
+                "tenant": "talker",
+                "proxied": ProxyView(session="long" if number % 4 else "short"),
+                "started_at": NOON + 10 * number,
+                "ended_at": NOON + 10 * number + seeded.uniform(1, 12),
+                "ttft_s": seeded.choice((None, seeded.random())),
+                "input_tokens": 100 * number + 50 if number % 5 else None,
+                "cached_tokens": seeded.choice((None, 0, 100 * number)),
+            },
+        )
+        for number in range(30)
     ]
 
 
@@ -175,7 +202,7 @@ def test_every_panel_returns_rows(reader: Reader, question: Asked) -> None:
         ("objective", ["answers", "chat", "strict"]),
         ("engine", ["chat-0", "chat-9", "unknown"]),
         ("model", ["llama"]),
-        ("tenant", ["acme", "o'neill", "unknown"]),
+        ("tenant", ["acme", "o'neill", "talker", "unknown"]),
     ],
 )
 def test_a_variable_offers_the_stored_values(reader: Reader, name: str, values: list[str]) -> None:
@@ -188,6 +215,34 @@ def test_the_worst_comes_first(reader: Reader, by: str, worst: str) -> None:
     rows = answer(reader, panel("Worst requests"), worst_by=[by])
     assert rows[0]["request"] == worst
     assert len(rows) == 6
+
+
+def test_conversations_by_turn_are_those_of_the_api(reader: Reader) -> None:
+    turns = [turn for one in conversations_of(map(turn_request, spoken())) for turn in one.turns]
+    figures = figures_by_turn(turns)
+    rows = answer(reader, panel("Conversations by turn"), tenant=["talker"])
+    assert [(row["turn"], row["turns"]) for row in rows] == [
+        (each.bucket, each.turns) for each in figures
+    ]
+    for row, each in zip(rows, figures, strict=True):
+        assert row["TTFT p50"] == near(each.ttft_p50_s)
+        assert row["TTFT p95"] == near(each.ttft_p95_s)
+        assert row["cached"] == (each.cached_ratio and pytest.approx(each.cached_ratio))
+        assert (row["gap p50"] and float(row["gap p50"])) == near(each.gap_p50_s)
+        assert row["computed again"] in (each.evicted_tokens or None, each.evicted_tokens)
+    assert sum(row["computed again"] or 0 for row in rows) > 0
+
+
+def near(value: float | None) -> Any:
+    return None if value is None else pytest.approx(value, rel=2 * RELATIVE_ERROR)
+
+
+def turn_request(item: JudgedRequest) -> TurnRequest:
+    record, view = item.record, item.record.proxied
+    assert view is not None
+    assert view.session is not None
+    names = set(TurnRequest._fields) - {"session"}
+    return TurnRequest(session=view.session, **{name: getattr(record, name) for name in names})
 
 
 def test_without_values_to_choose_a_panel_is_empty_without_an_error(reader: Reader) -> None:

@@ -204,6 +204,9 @@ SAME: list[tuple[str, dict[str, str]]] = [
     ("requests", {"sort": "output_tokens", "order": "asc", "limit": "20"}),
     ("requests", {"id": "chatcmpl-1001-0"}),
     ("requests", {"min_e2e_s": "0.2", "max_e2e_s": "0.6"}),
+    ("conversations", {"window": "1h"}),
+    ("conversations", {"window": "1d", "engine": "chat-1", "objective": "tokens"}),
+    ("conversation", {"session": "s-1"}),
     ("scatter", {"window": "1h"}),
     ("scatter", {"window": "1h", "by": "e2e", "verdict": "missed"}),
     (

@@ -357,7 +357,7 @@ class MeasuredExchange:
                 priority=fields.priority,
                 end_user=client_name(headers, names_in.user),
                 workload=client_name(headers, names_in.workload),
-                session=client_name(headers, names_in.session),
+                session=client_name(headers, names_in.session) or fields.session,
             ),
         )
 
@@ -451,7 +451,7 @@ class MeasuredExchange:
             priority=fields.priority if priority is None else priority,
             end_user=client_name(headers, names_in.user),
             workload=client_name(headers, names_in.workload),
-            session=client_name(headers, names_in.session),
+            session=client_name(headers, names_in.session) or fields.session,
         )
 
     @property

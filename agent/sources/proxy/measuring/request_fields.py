@@ -21,7 +21,7 @@ class RequestFields(NamedTuple):
 
     `body` replaces the client's body on the way to the engine, None leaves it. The `added` flags
     mark usage that the proxy asks for and the client did not: in a last event of the stream, or in
-    each event.
+    each event. `session` is what the body says of it: see `_session`.
     """
 
     model: str | None = None
@@ -31,6 +31,7 @@ class RequestFields(NamedTuple):
     body: bytes | None = None
     final_usage_added: bool = False
     chunk_usage_added: bool = False
+    session: str | None = None
 
 
 UNKNOWN = RequestFields()
@@ -45,6 +46,11 @@ _CHUNK_USAGE = "continuous_usage_stats"
 _OPTIONS = "stream_options"
 _FINAL_USAGE = b'"stream_options":{"include_usage":true},'
 _BOTH_USAGES = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true},'
+
+# A prefix makes the digest differ from a digest of the same secret in another system.
+_KEY_DOMAIN = b"goodput-agent tenant of API key\0"
+_SALT_DOMAIN = b"goodput-agent session of cache salt\0"
+_KEY_DIGITS = 12
 
 # Python objects take up to thirty times the bytes of their JSON, so only this much is built of a
 # body. The rest is scanned without building anything.
@@ -62,6 +68,8 @@ class _TopFields(msgspec.Struct, gc=False):
     priority: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     stream_options: msgspec.Raw = msgspec.Raw()
+    prompt_cache_key: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
 
 
 _TOP_FIELDS = msgspec.json.Decoder(_TopFields)
@@ -83,7 +91,7 @@ def read_request_fields(
     model, streamed = short_text(values.get("model")), values.get("stream") is True
     choices = _choices(values)
     priority = priority_of(values.get("priority"))
-    fields = RequestFields(model, streamed, choices, priority)
+    fields = RequestFields(model, streamed, choices, priority, session=_session(values))
     # With usage of several choices, vLLM omits the fingerprint from each of their last events.
     if not (count_tokens and streamed and protocol.usage_on_request and choices == 1):
         return fields
@@ -93,7 +101,7 @@ def read_request_fields(
     begin = body.index(b"{") + 1
     added = _BOTH_USAGES if continuous_usage else _FINAL_USAGE
     edited = body[:begin] + added + body[begin:]
-    return RequestFields(model, streamed, choices, priority, edited, True, continuous_usage)
+    return fields._replace(body=edited, final_usage_added=True, chunk_usage_added=continuous_usage)
 
 
 def priority_of(value: object) -> int | None:
@@ -101,6 +109,22 @@ def priority_of(value: object) -> int | None:
     if type(value) is int and -MAX_CHOICES <= value <= MAX_CHOICES:
         return value
     return None
+
+
+def _session(values: Values) -> str | None:
+    """Return the key by which requests share a prefix in the cache, as that of their session.
+
+    `prompt_cache_key` is OpenAI's. vLLM's `cache_salt` is a secret: only a digest leaves this
+    function.
+    """
+    key = short_text(values.get("prompt_cache_key"))
+    if key is not None:
+        return key
+    salt = values.get("cache_salt")
+    if not isinstance(salt, str) or not salt:
+        return None
+    digest = sha256(_SALT_DOMAIN + salt.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"salt-{digest[:_KEY_DIGITS]}"
 
 
 def _values(body: bytes) -> Values:
@@ -195,10 +219,6 @@ Headers = Mapping[bytes, bytes]
 
 REQUEST_ID = b"x-request-id"
 _PRIORITY = b"x-vllm-priority"
-
-# A prefix makes the digest differ from a digest of the same key in another system.
-_KEY_DOMAIN = b"goodput-agent tenant of API key\0"
-_KEY_DIGITS = 12
 
 
 def by_name(headers: RawHeaders) -> Headers:

@@ -316,6 +316,32 @@ def test_a_limit_is_a_positive_number_of_milliseconds_or_ignored_and_counted(
     assert setup.failures == ([] if limit_s else ["slo_header"])
 
 
+@pytest.mark.parametrize(
+    ("body", "session"),
+    [
+        ({"prompt_cache_key": "s-1"}, "s-1"),
+        ({"prompt_cache_key": "s-1", "cache_salt": "secret"}, "s-1"),
+        # printf 'goodput-agent session of cache salt\0secret' | sha256sum
+        ({"cache_salt": "secret"}, "salt-56d3c4ed8d61"),
+        ({"prompt_cache_key": 7, "cache_salt": ["a"]}, None),
+        ({"prompt_cache_key": "s" * 257, "cache_salt": ""}, None),
+        ({"cache_salt": None}, None),
+    ],
+)
+def test_without_a_header_the_key_of_the_cache_names_the_session(
+    body: dict[str, object], session: str | None
+) -> None:
+    assert fields_of(json.dumps(body).encode()).session == session
+
+
+def test_a_trusted_header_wins_over_the_key_of_the_cache() -> None:
+    setup = Setup(MeasuringOptions(session_header="X-Session-ID"))
+    body = {"prompt": "a", "prompt_cache_key": "of-body"}
+    for sent, session in (((), "of-body"), (((b"x-session-id", b"of-header"),), "of-header")):
+        played = setup.play("/v1/completions", body, [], headers=sent)
+        assert played.view.session == session
+
+
 def test_trusted_headers_name_the_user_the_workload_and_the_session() -> None:
     names = MeasuringOptions(
         user_header="X-User", workload_header="X-Job", session_header="X-Session-ID"
