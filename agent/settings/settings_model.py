@@ -262,7 +262,7 @@ class MatchSettings(Section):
 
 
 class SessionSettings(Section):
-    """Limits on the turns of a session (docs/conversations.md)."""
+    """Limits on the turns of whole sessions, besides those on requests (docs/conversations.md)."""
 
     first_turn_ttft_ms: Number | None = Field(default=None, gt=0)
     """Limit on the TTFT of the first turn in milliseconds."""
@@ -306,7 +306,6 @@ class ObjectiveSettings(Section):
     min_output_tokens_per_s: Number | None = Field(default=None, gt=0)
     """Least output tokens per second of all requests together."""
     session: SessionSettings | None = None
-    """Limits on whole sessions, besides those on single requests."""
     target: Number = Field(default=0.95, gt=0, lt=1)
     """Share of judged requests that must meet the limits."""
     window: Duration = Field(default="30d")  # type: ignore[assignment]

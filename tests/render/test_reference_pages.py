@@ -136,6 +136,7 @@ NEEDED = {
         "GOODPUT_PRICES__0__GPU_HOUR_USD": "2",
     },
     "objectives[0]": {"GOODPUT_OBJECTIVES__0__NAME": "a", "GOODPUT_OBJECTIVES__0__TTFT_MS": "9"},
+    "objectives[0].session": {"GOODPUT_OBJECTIVES__0__SESSION__TURN_TTFT_MS": "9"},
     "dcgm.fields[0]": {
         "GOODPUT_DCGM__FIELDS__0__SERIES": "A_B",
         "GOODPUT_DCGM__FIELDS__0__FACT": "gpu_power_watts",
