@@ -70,12 +70,9 @@ def test_figures_by_turn_are_those_of_the_raw_turns(requests: list[TurnRequest])
         for share, value in ((50, figures.ttft_p50_s), (95, figures.ttft_p95_s)):
             true = np.percentile(ttft, share, method="inverted_cdf") if ttft else None
             assert value == (true and pytest.approx(true, rel=RELATIVE_ERROR + 1e-9))
-        known = [
-            (each.request.cached_tokens, each.request.input_tokens)
-            for each in here
-            if None not in (each.request.cached_tokens, each.request.input_tokens)
-        ]
-        ratio = sum(pair[0] for pair in known) / sum(pair[1] for pair in known) if known else None
+        both = [(each.request.cached_tokens, each.request.input_tokens) for each in here]
+        known = np.array([pair for pair in both if None not in pair]).reshape(-1, 2)
+        ratio = known[:, 0].sum() / known[:, 1].sum() if len(known) else None
         assert figures.cached_ratio == ratio
     assert sum(each.turns for each in figures_by_turn(turns)) == len(turns)
 

@@ -157,7 +157,7 @@ GROUP BY 1
 ORDER BY 1"""
 
 _BUCKET = " ".join(
-    f"WHEN turn >= {first} THEN '{name}'" for name, (first, _) in reversed(TURN_BUCKETS.items())
+    f"WHEN turn >= {first} THEN '{name}'" for name, (first, _) in [*TURN_BUCKETS.items()][::-1]
 )
 # As agent.analysis.conversations computes them.
 TURNS = f"""\
