@@ -1,5 +1,6 @@
 """The probes of an engine on the running agent, before an engine that stands and moves."""
 
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 import requests
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
@@ -19,9 +21,14 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S
 from tests.sources.engines.wire import EngineServer
+from tests.sources.otlp.exports import export
+
+pytestmark = pytest.mark.slow
 
 CLOSE = ("Connection: close",)
-HANG_S = 1
+# Unreachable becomes dead after four times this: long enough to be seen on a busy machine.
+HANG_S = 4
+FIRST_STEP = 1000
 ENGINE, AWAY = "llm/chat-0", "away-0"
 PAUSE = "(EngineCore pid=9) INFO 11-21 15:58:01 [scheduler.py:2756] setting pause state to {}\n"
 
@@ -35,7 +42,7 @@ class Engine:
     waiting: int = 0
     awake: int = 1
     computes: bool = True
-    steps: int = 1000
+    steps: int = FIRST_STEP
     started: float = field(default_factory=time.time)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -47,6 +54,7 @@ class Engine:
                 "num_requests_waiting": self.waiting,
                 "kv_cache_usage_perc": 0.5,
                 "iteration_tokens_total_count": self.steps,
+                "generation_tokens_total": self.steps - FIRST_STEP,
                 'engine_sleep_state{sleep_state="awake"}': self.awake,
             }
         lines = [f"vllm:{name} {value}" for name, value in values.items()]
@@ -74,6 +82,7 @@ class Probed:
     """The running agent, its engines and their probes."""
 
     agent: AgentProcess
+    ports: AgentPorts
     engine: Engine
     log: Path
 
@@ -96,6 +105,25 @@ class Probed:
         assert {**body, "read_at": None} == {**other, "read_at": None}
         return body
 
+    def loads_weights(self, *, within_s: float) -> None:
+        """The engine sends the span of its weights, which took so long until now."""
+        now_ns = time.time_ns()
+        loaded = Span(
+            trace_id=secrets.token_bytes(16),
+            span_id=secrets.token_bytes(8),
+            name="Load weights",
+            start_time_unix_nano=now_ns - int(within_s * 1e9),
+            end_time_unix_nano=now_ns,
+        )
+        sent = export(loaded, resource={"service.name": ENGINE}, scope="vllm.model_loader")
+        response = requests.post(
+            f"http://127.0.0.1:{self.ports.http}/v1/traces",
+            data=sent.SerializeToString(),
+            headers={"Content-Type": "application/x-protobuf"},
+            timeout=WITHIN_S,
+        )
+        assert response.ok, response.text
+
     def events(self) -> list[str]:
         return [event["kind"] for event in self.agent.api.events() if event["engine"] == ENGINE]
 
@@ -115,8 +143,9 @@ def probed(folder: Path) -> Iterator[Probed]:
             ],
             "nvml": {"enabled": False},
         }
-        with AgentProcess.with_settings(folder, AgentPorts.free(), settings) as agent:
-            yield Probed(agent, engine, log)
+        ports = AgentPorts.free()
+        with AgentProcess.with_settings(folder, ports, settings) as agent:
+            yield Probed(agent, ports, engine, log)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +157,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probed]:
 def test_an_engine_goes_through_every_state_and_both_probes_say_so(running: Probed) -> None:
     engine = running.engine
     running.becomes("loading", alive=200, ready=503)
+    running.loads_weights(within_s=0.25)
     engine.answers()
     running.becomes("idle", alive=200, ready=200)
     engine.running = 3
@@ -139,7 +169,9 @@ def test_an_engine_goes_through_every_state_and_both_probes_say_so(running: Prob
     assert (stalled["engine"], stalled["why"]) == (ENGINE, "HANG")
     engine.computes, engine.waiting = True, 0
     running.becomes("ok", alive=200, ready=200)
-    assert running.events() == ["HANG"]
+    engine.running = 0
+    running.becomes("idle", alive=200, ready=200)
+    assert [kind for kind in running.events() if kind != "STARTED"] == ["HANG"]
 
 
 def test_an_engine_that_admits_no_request_is_not_alive(running: Probed) -> None:
@@ -199,3 +231,18 @@ def test_an_engine_that_was_never_up_loads_and_another_name_is_unknown(running: 
     status, body = running.probe("readyz", "chat-9")
     assert status == 404
     assert "'chat-9'" in body["detail"]
+
+
+def test_the_start_of_an_engine_is_listed_with_its_phases_and_published(running: Probed) -> None:
+    def listed() -> list[dict[str, Any]]:
+        return running.agent.api.items("/api/v1/starts", {"engine": ENGINE})
+
+    (start,) = eventually(listed, within_s=WITHIN_S, what="a start")
+    assert start["phases"]["weights"] == pytest.approx(0.25, abs=0.01)
+    assert sum(start["phases"].values()) == pytest.approx(start["start_s"], abs=0.01)
+    assert start["first_request_s"] > start["start_s"]
+    assert (start["change_s"], start["phase_changes"]) == (None, {})
+    page = running.agent.api.exposition()
+    published = total(page, "llm_engine_start_seconds", engine=ENGINE)
+    assert published == pytest.approx(start["start_s"], abs=0.01)
+    assert "STARTED" in running.events()

@@ -22,6 +22,7 @@ from agent.errors import AgentError, StoreUnavailable
 from agent.outputs.prometheus.agent_exposition import EfficiencyBoard, HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
+from agent.pipeline.engine_starts import EngineStarts
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.gpu_inventory import GpuInventory, each_once
 from agent.pipeline.minute_jobs import MinuteJob, Timing
@@ -383,9 +384,14 @@ class EngineMonitors:
         *,
         missed: MissedRequests | None = None,
         news: EngineNews | None = None,
+        starts: EngineStarts | None = None,
         sources: SourcesOf | None = None,
     ) -> None:
-        """`news` learns what the polls find. `sources` makes the readers of one engine."""
+        """`news` learns what the polls find, and `starts` when engines become ready.
+
+        `sources` makes the readers of one engine.
+        """
+        self._starts = starts or EngineStarts()
         self._missed = missed
         self._news = news or EngineNews(time.time)
         self._sources = sources or partial(live_sources, None)
@@ -463,6 +469,7 @@ class EngineMonitors:
             on_event=self._news.also_to(pipeline.event),
             store=pipeline.store,
             monotonic=sources.monotonic,
+            starts=self._starts.of(engine.name),
             before=before,
         )
 

@@ -29,10 +29,12 @@ from agent.app.storing import AgentStore
 from agent.catalog import metrics as m
 from agent.catalog.engine_states import ProbedState
 from agent.catalog.own_health import NOT_CONFIGURED
+from agent.catalog.start_phases import START_PHASES
 from agent.outputs.otlp_forwarder import Forwarder, destination
 from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.ended_requests import EndedRows
+from agent.pipeline.engine_starts import EngineStarts
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.pipeline.request_pipeline import ClientLabels, OnCounted, RequestPipeline, TenantLabels
@@ -70,16 +72,20 @@ class EngineParts:
     missed: MissedRequests
     hosts: HostBoard
     news: EngineNews
+    starts: EngineStarts
     builder: EngineMonitors
     monitors: Sequence[EngineMonitor]
     unclaimed: UnclaimedGpuMonitor
 
     def publish(self, meter: Meter) -> None:
-        """Publish the state of each engine."""
+        """Publish the state and the last start of each engine."""
         for monitor in self.monitors:
             for state in ProbedState:
                 value = partial(_has_state, monitor, state)
                 meter.gauge(m.ENGINE_STATE, value, monitor.engine, state)
+            for phase in START_PHASES:
+                spent = partial(_start_phase_s, self.starts, monitor.engine, phase)
+                meter.gauge(m.ENGINE_START, spent, monitor.engine, phase)
 
     def states(self) -> Mapping[str, EngineStatus]:
         """The state of each engine that was polled."""
@@ -90,6 +96,10 @@ class EngineParts:
 def _has_state(monitor: EngineMonitor, state: ProbedState) -> float | None:
     status = monitor.status
     return 1.0 if status is not None and status.state is state else None
+
+
+def _start_phase_s(starts: EngineStarts, engine: str, phase: str) -> float | None:
+    return starts.last_s(engine).get(phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +230,8 @@ def _engine_parts(base: BaseParts, gpus: GpuSource | None, sources: SourcesOf) -
         on_explained=meter.explained,
         give_way=store.precedence.give_way,
     )
-    make = partial(EngineMonitors, missed=missed, news=news, sources=sources)
+    starts = EngineStarts()
+    make = partial(EngineMonitors, missed=missed, news=news, starts=starts, sources=sources)
     builder = make(observations, store.minutes, meter, gpu_jobs, hosts)
     return EngineParts(
         gpus=gpu_jobs,
@@ -228,6 +239,7 @@ def _engine_parts(base: BaseParts, gpus: GpuSource | None, sources: SourcesOf) -
         missed=missed,
         hosts=hosts,
         news=news,
+        starts=starts,
         builder=builder,
         monitors=[builder.of_engine(engine, base.directory) for engine in settings.engines],
         unclaimed=builder.of_unclaimed_gpus(),
@@ -237,7 +249,8 @@ def _engine_parts(base: BaseParts, gpus: GpuSource | None, sources: SourcesOf) -
 def _intake_parts(
     base: BaseParts, engines: EngineParts, handover: HandoverAddress | None
 ) -> IntakeParts:
-    judge, on_counted = Judge(base.settings.all_objectives()), engines.missed.counted
+    judge = Judge(base.settings.all_objectives())
+    on_counted = _all_of(engines.missed.counted, engines.starts.counted)
     writer = base.store.writer(judge)
     labels = _labels(base)
     views = SeenViews(has_proxy=base.settings.proxy.listen is not None)
@@ -262,7 +275,7 @@ def _intake_parts(
         writer=writer,
         pipeline=pipeline,
         ended_rows=ended_rows,
-        receiver=_receiver(base, pipeline, forwarder),
+        receiver=_receiver(base, engines.starts, pipeline, forwarder),
         forwarder=forwarder,
         proxying=None
         if handover is None
@@ -297,7 +310,12 @@ def _forwarder(base: BaseParts) -> Forwarder | None:
     return None if to is None else Forwarder(destination(to, proxy, ca), base.meter)
 
 
-def _receiver(base: BaseParts, pipeline: RequestPipeline, forwarder: Forwarder | None) -> Receiver:
+def _receiver(
+    base: BaseParts,
+    starts: EngineStarts,
+    pipeline: RequestPipeline,
+    forwarder: Forwarder | None,
+) -> Receiver:
     return Receiver(
         SpanReader(base.directory.identify, base.settings.name),
         pipeline.accept,
@@ -305,6 +323,7 @@ def _receiver(base: BaseParts, pipeline: RequestPipeline, forwarder: Forwarder |
         base.meter,
         base.now,
         client_sampling=base.settings.proxy.client_sampling,
+        on_loading=starts.loading,
         precedence=base.store.precedence,
     )
 

@@ -224,6 +224,15 @@ ENGINE_STATE = gauge(
     merge=Merge.MAX,
     absent="of the other states",
 )
+ENGINE_START = gauge(
+    "llm_engine_start_seconds",
+    "Time of each phase of the engine's last start, from its spans; phases add up to the start.",
+    "engine",
+    "phase",
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+    absent="until the agent has seen a start whose spans it got",
+)
 PLUGIN_UP = gauge(
     "llm_engine_plugin_up",
     "1 when the engine's plugin was heard of in the last 30 s, else 0 (as with a Rust frontend).",

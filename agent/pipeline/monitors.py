@@ -14,10 +14,11 @@ from agent.catalog.metric import Merge
 from agent.catalog.reasons import NO_ANSWER, StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.engine_starts import StartWatch
 from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.gpu_inventory import GpuInventory
 from agent.records.engine import EngineSample, EngineStatus, HostSample
-from agent.records.event import Event
+from agent.records.event import Event, EventKind
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
 from agent.store.observations import ObservationStore
@@ -176,15 +177,15 @@ class EngineMonitor:
         on_event: Callable[[Event], None],
         store: Callable[[], None],
         monotonic: Callable[[], float],
+        starts: StartWatch,
         close_host: Callable[[], None] | None = None,
         before: EngineSample | None = None,
     ) -> None:
         """`read_health` returns the HTTP status of the health check, None without a response.
 
         `store` writes what the poll found and may wait for a database. `monotonic` is a clock in
-        seconds that is never set. `before` is the last sample stored by an earlier run of the
-        agent: a restart since then is reported. An engine that is gone since then is not
-        reported, because it may be starting together with the agent.
+        seconds that is never set. `before` is the last sample of an earlier run of the agent: a
+        restart since then is reported, and an engine that is gone since then is not: it may load.
         """
         self.engine = engine
         self.before = before
@@ -199,6 +200,7 @@ class EngineMonitor:
         self._on_event = on_event
         self._store = store
         self._monotonic = monotonic
+        self._starts = starts
         self._figures: Mapping[str, float] = {}
         self._unread: Mapping[str, str] = {}
 
@@ -246,7 +248,9 @@ class EngineMonitor:
                 gpu_figures=self._figures,
             )
         )
-        for event in events:
+        restarted = any(event.kind is EventKind.RESTART for event in events)
+        started = self._starts.poll(scrape.sample, now, restarted=restarted)
+        for event in events if started is None else (*events, started):
             self._on_event(event)
 
     def _log_unread(self, unread: Mapping[str, str]) -> None:

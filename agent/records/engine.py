@@ -130,6 +130,15 @@ class ServedRequest(NamedTuple):
     proxied: bool = False
 
 
+class LoadingSpan(NamedTuple):
+    """A span that an engine sent while it loaded. Unix times."""
+
+    engine: str
+    name: str
+    began_at: float
+    ended_at: float
+
+
 class ProcessRole(StrEnum):
     """What a process does for the engine."""
 

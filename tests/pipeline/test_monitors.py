@@ -16,6 +16,7 @@ from agent.catalog import metrics as m
 from agent.catalog.engine_facts import MAX_RUNNING_REQUESTS
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline import monitors
+from agent.pipeline.engine_starts import StartWatch
 from agent.pipeline.monitors import (
     EngineLimits,
     EngineMonitor,
@@ -90,6 +91,7 @@ class PolledChat:
             on_event=self.on_event,
             store=lambda: self.calls.append("store"),
             monotonic=lambda: self.clock_s,
+            starts=StartWatch("chat"),
             before=self.before,
         )
 

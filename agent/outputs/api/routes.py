@@ -46,6 +46,7 @@ from agent.outputs.api.probe_routes import probe_routes
 from agent.outputs.api.query_parameters import REFUSALS, add_refusals, window_before
 from agent.outputs.api.request_routes import request_routes
 from agent.outputs.api.scatter_routes import contrast_routes, scatter_routes
+from agent.outputs.api.start_routes import start_routes
 from agent.outputs.api.timeline_routes import load_routes, timeline_routes
 from agent.outputs.web import (
     API_POLICY,
@@ -369,6 +370,7 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         beside_routes(context),
         conversation_routes(context),
         event_routes(context),
+        start_routes(context),
         alert_routes(context),
         engine_routes(context),
         gpu_routes(context),

@@ -373,6 +373,14 @@ _HEALTH = (
         thresholds=warn_above(1, "green"),
     ),
     Panel(
+        "Last start by phase",
+        "Seconds of each phase of the last start that the agent saw, from the engine's spans. More "
+        "weights: disk or hub. More compile: a cache that was lost.",
+        PanelUnit.SECONDS,
+        (max_by((*ENGINE, "phase"), m.ENGINE_START),),
+        style=STACKED,
+    ),
+    Panel(
         "Events",
         "Events of engines, by kind. Each is listed with its evidence at /api/v1/events of the "
         "agent.",

@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agent.catalog.reasons import ExportRefused, SpanRejected, ValueDropped
 from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
+from agent.records.engine import LoadingSpan
 from agent.records.request import RequestRecord
 from agent.settings.access import AccessRefusal
 from agent.sources.otlp.limits import (
@@ -60,12 +61,17 @@ Accept = Callable[[Sequence[RequestRecord]], Awaitable[int]]
 Forward = Callable[[Body], None]
 
 
+def _ignore(_spans: Sequence[LoadingSpan]) -> None:
+    """Take spans of starts that nobody follows."""
+
+
 class Receiver:
     """Takes bodies from any transport.
 
     `accept` returns when an export's records are committed; `forward` must not block and gets the
     spans that the proxy's clients sample, or all without `client_sampling`; None forwards nothing.
-    `now` gives Unix seconds. `precedence` is entered while a body is read and stored.
+    `on_loading` gets spans of starts. `now` gives Unix seconds. `precedence` is entered while a
+    body is read and stored.
     """
 
     def __init__(
@@ -77,10 +83,12 @@ class Receiver:
         now: Callable[[], float],
         *,
         client_sampling: bool = True,
+        on_loading: Callable[[Sequence[LoadingSpan]], None] = _ignore,
         precedence: AbstractContextManager[object] = _NO_PRECEDENCE,
     ) -> None:
         self._reader = reader
         self._client_sampling = client_sampling
+        self._on_loading = on_loading
         self._accept = accept
         self._forward = forward
         self._counter = counter
@@ -171,6 +179,7 @@ class Receiver:
             if refused := await self._accept(records[start : start + BATCH_SPANS]):
                 export.rejected[SpanRejected.UNSTORABLE] += refused
         self._counter.exported(export)
+        self._on_loading(export.loading)
         if self._forward is not None and sampled is not None:
             self._forward(sampled)
 

@@ -22,7 +22,8 @@ from agent.catalog.spans import (
     REQUEST_SPAN_NAME,
     ValueType,
 )
-from agent.records.engine import EngineIdentity
+from agent.catalog.start_phases import PHASE_OF_SPAN
+from agent.records.engine import EngineIdentity, LoadingSpan
 from agent.records.request import RequestRecord, Status, Vantage
 
 # (field, reason) of each refused value.
@@ -45,9 +46,13 @@ _NO_SPAN_ID = bytes(8)
 
 @dataclass(slots=True)
 class ExportContent:
-    """The records of one export, its other spans, and refused spans and values by reason."""
+    """The records of one export, its other spans, and refused spans and values by reason.
+
+    Spans of a start are `loading`, and among the `passed` ones.
+    """
 
     records: list[RequestRecord] = field(default_factory=list)
+    loading: list[LoadingSpan] = field(default_factory=list)
     passed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     screened: Findings = field(default_factory=Counter)
@@ -94,15 +99,28 @@ class SpanReader:
                         content.rejected[SpanRejected.ID_LENGTH] += 1
                     elif trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
                         content.rejected[SpanRejected.ID_ZERO] += 1
-                    elif not _is_engine_request(scope, span):
-                        content.passed += 1
-                    else:
+                    elif _is_engine_request(scope, span):
                         if origin is None:
                             origin = self._origin(
                                 resource_spans.resource, received_at, content.screened
                             )
                         _take(span, trace_id, span_id, origin, content)
+                    else:
+                        self._pass(scope, span, resource_spans.resource, content)
         return content
+
+    def _pass(self, scope: str, span: Span, resource: Resource, content: ExportContent) -> None:
+        """Count a span that is of no request, and keep it if an engine sent it while it loaded."""
+        content.passed += 1
+        if span.name not in PHASE_OF_SPAN or not scope.startswith(ENGINE_SCOPES):
+            return
+        engine = self._identify(
+            {pair.key: plain(pair.value) for pair in resource.attributes}
+        ).engine
+        if engine is not None:
+            began_at, ended_at = span.start_time_unix_nano, span.end_time_unix_nano
+            times = began_at * _NANOSECONDS, ended_at * _NANOSECONDS
+            content.loading.append(LoadingSpan(engine, span.name, *times))
 
     def _origin(self, resource: Resource, received_at: float, refused: Findings) -> _Origin:
         attributes = {pair.key: plain(pair.value) for pair in resource.attributes}

@@ -102,6 +102,7 @@ HOST_SAMPLE = HostSample(
 Given = tuple[Metric, tuple[str, ...], float]
 GAUGES: tuple[Given, ...] = (
     (m.ENGINE_STATE, ("chat-0", "ok"), 1),
+    (m.ENGINE_START, ("chat-0", "weights"), 12.5),
     (m.PLUGIN_UP, ("chat-0",), 1),
     (m.PLUGIN_LAST_STEP, ("chat-0",), 1_790_000_000.5),
     (m.OPEN_REQUESTS, ("chat-0",), 12),

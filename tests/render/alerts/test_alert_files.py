@@ -40,6 +40,8 @@ ALERTS_ON_METRICS = {
     EventKind.PROXY_WORKER_DIED: "LlmAgentProxyFailing",
     EventKind.ENGINE_EJECTED: "LlmProxyEngineEjected",
     EventKind.ENGINE_RETURNED: None,
+    # A restart that nobody asked for has RESTART, too.
+    EventKind.STARTED: None,
     # An operator asked for it.
     EventKind.SLEEP: None,
 }

@@ -209,6 +209,31 @@ def test_no_span_of_another_system_is_a_request(
     assert (content.records, content.passed) == ([], 1)
 
 
+@pytest.mark.parametrize(
+    ("scope", "service", "spans"),
+    [
+        ("vllm.model_executor.model_loader.default_loader", "chat-0", 1),
+        ("vllm.model_executor.model_loader.default_loader", "unknown", 0),
+        ("another.library", "chat-0", 0),
+    ],
+)
+def test_a_span_of_an_engine_that_loads_is_kept_and_is_no_request(
+    scope: str, service: str, spans: int
+) -> None:
+    def identify(attributes: Mapping[str, object]) -> EngineIdentity:
+        name = attributes["service.name"]
+        return EngineIdentity(engine=name if name == "chat-0" else None, model=None)
+
+    loads = span({}, name="Load weights", kind=Span.SPAN_KIND_INTERNAL)
+    sent = export(loads, resource={"service.name": service}, scope=scope)
+    content = SpanReader(identify, "tester").read(sent, time.time())
+    assert (content.records, content.passed, len(content.loading)) == ([], 1, spans)
+    for each in content.loading:
+        assert (each.engine, each.name) == ("chat-0", "Load weights")
+        assert each.began_at == pytest.approx(loads.start_time_unix_nano / 1e9, abs=1e-6)
+        assert each.ended_at - each.began_at == pytest.approx(1.2, abs=1e-6)
+
+
 def test_a_request_of_four_sequences_is_four_records(served: Serving) -> None:
     trace_id = bytes(range(16))
     sequences = [vllm_span({"gen_ai.request.n": 4}, trace_id=trace_id) for _ in range(4)]

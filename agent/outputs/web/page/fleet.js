@@ -1,5 +1,6 @@
 // What the agent watches now: engines, GPUs and agents.
 import {Note, Reasons, Table, html, only} from "./elements.js";
+import {Starts} from "./starts.js";
 import {UNKNOWN, bytes, number, share, span, time} from "./words.js";
 
 const reached = ({up, problem, ejected}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
@@ -65,7 +66,7 @@ const agent = ({lag_s: lag, waiting_rows: waiting, ...of}) => [
 
 const named = (address, name, of_agent) => html`${only(address, "now", "engine", name)}${of_agent && ` (${of_agent})`}`;
 
-export function Fleet({live: figures, is_range, address}) {
+export function Fleet({live: figures, starts, is_range, address}) {
   if (is_range) return html`<${Note}>Engines, GPUs and agents are shown live, not of the past.<//>`;
   const live = {...figures, address};
   const {engines, gpus, agents} = live;
@@ -76,6 +77,7 @@ export function Fleet({live: figures, is_range, address}) {
       rows=${engines.map(engine(live))}
       empty=${agents.length && agents.every(has_ended) ? "No agent runs, so no engine is watched." : "No engine is configured or was found."} />
     <${Reasons} of=${unreported(engines)} />
+    <${Starts} of=${starts} address=${address} />
     <h2>GPUs</h2>
     <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu(live))}
       head=${["GPU", "state", "busy", "memory used", "memory", "power", "read at", "UUID"]} words=${["state", "UUID"]} pairs

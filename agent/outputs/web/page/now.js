@@ -12,6 +12,7 @@ import {Timeline} from "./timeline.js";
 import {number, percent, plural, share, words} from "./words.js";
 
 const MOST_MARKS = 20;
+const MOST_STARTS = 5;
 
 async function read_fleet() {
   const lists = await Promise.all([query("engines"), query("gpus"), query("agents")]);
@@ -22,12 +23,13 @@ async function read_fleet() {
 // What is live is not read twice.
 async function load(parameters, pushed) {
   const {asked, told, length_s, step, step_s, step_name, name, is_range} = await period(parameters);
-  const [live, summary, earlier, objectives, series, priced, events, setups] = await Promise.all([
+  const [live, summary, earlier, objectives, series, priced, events, setups, starts] = await Promise.all([
     pushed ?? read_fleet(), told ?? query("summary", asked), query("summary", before(asked, length_s)), query("objectives", asked),
     query("timeseries", {...asked, step}), query("efficiency", {...asked, step}),
-    query("events", {...asked, limit: MOST_MARKS}), query("setup")]);
+    query("events", {...asked, limit: MOST_MARKS}), query("setup"),
+    query("starts", {limit: MOST_STARTS})]);
   return {live, summary, earlier: earlier.covered_s > 0.5 * earlier.window_s ? earlier : null, objectives: objectives.items,
-    steps: finished(series.items), priced: priced.items, events: events.items, setups: setups.items, is_range, asked, step, step_s, step_name,
+    steps: finished(series.items), priced: priced.items, events: events.items, setups: setups.items, starts: starts.items, is_range, asked, step, step_s, step_name,
     over: name(summary), over_chart: over_steps(series.items), filters: FILTERS.map((kind) => [kind, parameters[kind]]).filter(([, value]) => value)};
 }
 
@@ -88,7 +90,7 @@ function Show({data, live: pushed, address}) {
     <${Table} label="Latency, ${over}" head=${["", "p50", "p95", "p99", "limits"]} words=${["limits"]} pairs
       rows=${latencies({summary, objectives})} />
     <${Reasons} of=${unseen(summary)} />
-    <${Fleet} live=${live} is_range=${is_range} address=${address} />
+    <${Fleet} live=${live} starts=${data.starts} is_range=${is_range} address=${address} />
     ${summary.requests > 0 && html`<${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`}`;
 }
 
