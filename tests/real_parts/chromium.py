@@ -161,8 +161,10 @@ def cut(there: Opened) -> list[str]:
 
 
 def faults(there: Opened, url: str, view: str) -> list[str]:
-    """What is broken or unusable in a view, on a wide light screen and on a dark narrow one."""
+    """What is broken or unusable in a view: on wide and middle screens, and a dark narrow one."""
     found = broken(there, url, view) + grave(there) + cut(there)
+    there.page.set_viewport_size({"width": 900, "height": 900})
+    found += overflow(there) + cut(there)
     there.page.emulate_media(color_scheme="dark")
     there.page.set_viewport_size({"width": 380, "height": 800})
     found += grave(there) + overflow(there) + cut(there)

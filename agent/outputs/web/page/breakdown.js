@@ -63,7 +63,7 @@ const row = (address, by) => (group) => [
   html`<${Met} ...${group} />`,
   milliseconds(group.ttft_ms.p95), milliseconds(group.tpot_ms.p95), milliseconds(group.e2e_ms.p95),
   number(group.input_tokens, 0), number(group.output_tokens, 0), dollars(group.cost?.cost_usd),
-  group.cause_details.length ? words(group.cause_details[0].cause) : "",
+  {text: group.cause_details.length ? words(group.cause_details[0].cause) : "", kind: "name"},
 ];
 
 function missed(address, by, group) {

@@ -22,9 +22,10 @@ const TICK_MS = 1000;
 // A view that is read more rarely is not called live.
 const SLOW_MS = 60000;
 const NAMES_MS = 60000;
-// A view is read again after so many times as long as its queries took: a page costs the agent at most one
+// A view is read again after so many times as long as its queries took: a page costs the agent about one
 // hundredth of a processor, whatever it shows.
 const PACE = 100;
+const SLOWEST_MS = 120000;
 
 const state = {
   name: "now", parameters: {}, data: null, awaited: false, problem: null, locked: false, refusal: "",
@@ -84,7 +85,7 @@ let asked = 0;
 let loaded = {at: 0, busy_ms: 0};
 
 // Milliseconds from one reading of the view to the next.
-const pace_ms = () => Math.max(REFRESH_MS, PACE * (busy_ms() - loaded.busy_ms));
+const pace_ms = () => Math.min(Math.max(REFRESH_MS, PACE * (busy_ms() - loaded.busy_ms)), SLOWEST_MS);
 
 function refresh() {
   const is_past = Boolean(state.parameters.until);

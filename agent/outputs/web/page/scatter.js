@@ -1,4 +1,5 @@
 // One dot a request: when it began and how long it took. A box drawn around dots is compared with the rest.
+import {moments} from "./chart.js";
 import {Awaited, Component, Input, Note, Table, html} from "./elements.js";
 import {query} from "./query.js";
 import {number, plural, seconds, share, words} from "./words.js";
@@ -178,7 +179,7 @@ class Plot extends Component {
         x: {time: true, range: [unix(dots.window_from), unix(dots.window_until)]},
         y: {distr: 3, log: 10, range: heights(dots)},
       },
-      axes: [{...axis, space: 70}, {...axis, size: 60, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : seconds(tick)))}],
+      axes: [{...axis, space: 80, values: moments}, {...axis, size: 60, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : seconds(tick)))}],
       series: [{}, ...Object.values(VERDICTS).map(() => ({paths: squares, points: {show: false}, facets: [
         {scale: "x", auto: false}, {scale: "y", auto: false}]}))],
       cursor: {drag: {x: true, y: true, setScale: false}, points: {show: false}, bind: {dblclick: () => () => this.props.take(null)}},

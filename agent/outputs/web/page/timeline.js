@@ -95,14 +95,21 @@ function Alerts({alerts: {items, known_from: known}, over: [from]}) {
 const bands_of = ({items}, [from, until]) => items.map(({fired_from: first, fired_until: last}) =>
   [first ? Date.parse(first) / 1000 : from, last ? Date.parse(last) / 1000 : until]);
 
-// Alerts are of whole minutes.
-const ALERTS_FRESH_MS = 30000;
+// These parts are of whole minutes, and cost more than all figures.
+const FRESH_MS = 55000;
 let kept = {};
 
-async function read_alerts({asked, filters}) {
-  const of = JSON.stringify([asked, filters]);
-  if (kept.of !== of || Date.now() - kept.at > ALERTS_FRESH_MS) kept = {of, alerts: await query("alerts", asked), at: Date.now()};
-  return kept.alerts;
+const key_of = ({asked, filters}) => JSON.stringify([asked, filters]);
+
+async function read_later(data) {
+  const {asked, step} = data;
+  const of = key_of(data);
+  if (kept.of === of && performance.now() - kept.at < FRESH_MS) return kept.found;
+  const stepped = {...asked, step};
+  const [phases, load, gpus, alerts] = await Promise.all([
+    query("phases", stepped), query("load", stepped), query("gpu_use", stepped), query("alerts", asked)]);
+  kept = {of, at: performance.now(), found: {of, phases, load: load.items, gpus: gpus.items, alerts}};
+  return kept.found;
 }
 
 const Later = ({shared, found, problem}) => {
@@ -130,12 +137,10 @@ export class Timeline extends Component {
   // What needs more queries comes after the figures: these decide whether to look on at all.
   async read() {
     const {data} = this.props;
-    const stepped = {...data.asked, step: data.step};
     try {
-      const [phases, load, gpus, alerts] = await Promise.all([
-        query("phases", stepped), query("load", stepped), query("gpu_use", stepped), read_alerts(data)]);
+      const found = await read_later(data);
       // A slower answer to an earlier question is not shown.
-      if (!this.is_gone && data === this.props.data) this.setState({found: {of: data.asked, phases, load: load.items, gpus: gpus.items, alerts}, problem: null});
+      if (!this.is_gone && data === this.props.data) this.setState({found, problem: null});
     } catch (error) {
       if (!this.is_gone) this.setState({problem: error.message});
     }
@@ -143,7 +148,7 @@ export class Timeline extends Component {
 
   render({data, address}, {found, problem}) {
     const {steps, objectives, events, over_chart: over, step_s} = data;
-    const is_old = !problem && JSON.stringify(found?.of) !== JSON.stringify(data.asked);
+    const is_old = !problem && found?.of !== key_of(data);
     const shared = {over, step_s, marks: times(events), bands: found && !is_old ? bands_of(found.alerts, over) : []};
     return html`
       <h2>By ${data.step_name}, ${data.over}</h2>
