@@ -4,7 +4,7 @@ import tempfile
 from io import StringIO
 from pathlib import Path
 
-from playwright.sync_api import FloatRect, Locator
+from playwright.sync_api import FloatRect, Locator, Page
 from rich.console import Console
 
 from agent.analysis.audit import audit
@@ -17,6 +17,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 # What a view shows once its figures are there, and the picture's height in a wide window.
 _NOW, _NOW_SHOWN = "now", "Why requests missed"
 WIDE, NARROW, HEIGHT = 1280, 390, 900
+# The shown hour and the one before.
+_PAST = "2h"
+_CAUSES = 4
 CHECK_COLUMNS, CHECK_WIDTH, CHECK_HEIGHT = 100, 1000, 600
 # The last fault of the demo's past makes the tile red, or one of the next minutes.
 _RED_WITHIN_MS = 10 * 60 * 1000.0
@@ -35,11 +38,18 @@ def take(url: str, folder: Path) -> list[str]:
         for name, scheme, width in _SHAPES:
             with opened_in(browser, url, scheme=scheme, width=width, height=HEIGHT) as there:
                 there.page.goto(f"{url}/#{_NOW}")
-                there.page.get_by_text(_NOW_SHOWN).first.wait_for()
-                there.page.locator("canvas").first.wait_for()
+                _settled(there.page)
                 there.page.screenshot(path=folder / f"{name}.png")
                 problems += there.problems
     return problems
+
+
+def _settled(page: Page) -> None:
+    """Return when every figure and chart of Now is there."""
+    page.get_by_text(_NOW_SHOWN).first.wait_for()
+    page.get_by_text("The slowest 5 %").wait_for()
+    page.locator(".tile").filter(has_text="per 1M output tokens").wait_for()
+    page.locator(".marks").filter(has_text="alert").wait_for()
 
 
 def take_walk(url: str, folder: Path) -> None:
@@ -47,12 +57,12 @@ def take_walk(url: str, folder: Path) -> None:
     with browsing() as browser, opened_in(browser, f"{url}/#{_NOW}", height=HEIGHT) as there:
         page = there.page
         page.locator(".bad").first.wait_for(timeout=_RED_WITHIN_MS)
-        page.screenshot(path=folder / "why-tile.png", clip=_below(page.locator(".sentence"), 330))
-        page.screenshot(
-            path=folder / "why-causes.png",
-            clip=_below(page.get_by_text(_NOW_SHOWN), 330),
-            full_page=True,
-        )
+        _settled(page)
+        tiles = _between(page.locator(".sentence"), page.locator(".tiles"))
+        page.screenshot(path=folder / "why-tile.png", clip=tiles, full_page=True)
+        table = page.get_by_role("region", name="Causes of misses")
+        causes = _between(page.get_by_text(_NOW_SHOWN), table.get_by_role("row").nth(_CAUSES))
+        page.screenshot(path=folder / "why-causes.png", clip=causes, full_page=True)
         page.get_by_text("The worst missed requests").click()
         page.get_by_label("Window").select_option("5m")
         # The first is any cause, the second the one with the most seconds.
@@ -62,11 +72,13 @@ def take_walk(url: str, folder: Path) -> None:
         page.screenshot(path=folder / "why-request.png", full_page=True)
 
 
-def _below(heading: Locator, height: float) -> FloatRect:
-    """The page's width from this heading on."""
-    box = heading.first.bounding_box()
-    assert box is not None
-    return {"x": 0, "y": box["y"] - 12, "width": WIDE, "height": height}
+def _between(first: Locator, last: Locator) -> FloatRect:
+    """The page's width from the one to the other."""
+    above, below = first.first.bounding_box(), last.bounding_box()
+    assert above is not None
+    assert below is not None
+    top, bottom = above["y"] - 12, below["y"] + below["height"] + 1
+    return {"x": 0, "y": top, "width": WIDE, "height": bottom - top}
 
 
 def take_check(folder: Path) -> None:
@@ -87,7 +99,7 @@ def take_check(folder: Path) -> None:
 def main() -> None:
     """Run a demo, and write the pictures into docs."""
     take_check(DOCS)
-    with tempfile.TemporaryDirectory() as folder, demo(Path(folder), past="24m") as agent:
+    with tempfile.TemporaryDirectory() as folder, demo(Path(folder), past=_PAST) as agent:
         if problems := take(agent.url, DOCS):
             raise SystemExit("\n".join(problems))
         take_walk(agent.url, DOCS)

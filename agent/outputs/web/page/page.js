@@ -10,7 +10,7 @@ import {lengths} from "./lengths.js";
 import {has_ended, is_fresh} from "./fleet.js";
 import {now} from "./now.js";
 import {oneRequest} from "./one_request.js";
-import {WINDOWS, field, iso, range_of} from "./period.js";
+import {WINDOWS, field, iso, length_of, range_of} from "./period.js";
 import {requests} from "./requests.js";
 import {ZONE, span} from "./words.js";
 
@@ -19,13 +19,12 @@ const SHOWN = ["now", "requests", "breakdown", "efficiency", "cost", "events", "
 const RETRY_MS = 2000;
 const REFRESH_MS = 10000;
 const TICK_MS = 1000;
-// A view that is read more rarely is not called live.
-const SLOW_MS = 60000;
 const NAMES_MS = 60000;
 // A view is read again after so many times as long as its queries took: a page costs the agent about one
-// hundredth of a processor, whatever it shows.
+// hundredth of a processor, whatever it shows. But a thirtieth of its window may pass at most.
 const PACE = 100;
 const SLOWEST_MS = 120000;
+const PARTS = 30;
 
 const state = {
   name: "now", parameters: {}, data: null, awaited: false, problem: null, locked: false, refusal: "",
@@ -85,7 +84,11 @@ let asked = 0;
 let loaded = {at: 0, busy_ms: 0};
 
 // Milliseconds from one reading of the view to the next.
-const pace_ms = () => Math.min(Math.max(REFRESH_MS, PACE * (busy_ms() - loaded.busy_ms)), SLOWEST_MS);
+function pace_ms() {
+  const window = state.parameters.window ?? VIEWS[state.name].window;
+  const slowest = window ? Math.min(SLOWEST_MS, 1000 * length_of(window) / PARTS) : SLOWEST_MS;
+  return Math.max(REFRESH_MS, Math.min(PACE * (busy_ms() - loaded.busy_ms), slowest));
+}
 
 function refresh() {
   const is_past = Boolean(state.parameters.until);
@@ -233,7 +236,7 @@ const Live = () => html`<span class="state" role="status">${
     : state.liveProblem ? `Not live: ${state.liveProblem}${state.heardAt ? `; these figures are ${span((Date.now() - state.heardAt) / 1000)} old` : ""}`
     : ended_s() !== null ? ended(ended_s())
     : state.parameters.until ? "Not live: a range of the past"
-    : chosen_filters().length || pace_ms() > SLOW_MS ? `Read every ${span(pace_ms() / 1000)}`
+    : chosen_filters().length ? `Read every ${span(pace_ms() / 1000)}`
       : state.heardAt ? "Live" : "Connecting"}</span>`;
 
 // A view without a window of its own is live, until a range is chosen.

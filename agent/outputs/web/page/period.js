@@ -14,7 +14,7 @@ const MOST_STEPS = 75;
 const HOUR_S = 3600;
 const UNITS_S = {s: 1, m: 60, h: HOUR_S, d: 86400, w: 604800};
 
-const length_of = (text) => Number.parseFloat(text) * UNITS_S[text.at(-1)];
+export const length_of = (text) => Number.parseFloat(text) * UNITS_S[text.at(-1)];
 
 // Unix milliseconds of a moment as the API takes it: ISO 8601, now, or as in now-2h; NaN of another text.
 function moment(text) {

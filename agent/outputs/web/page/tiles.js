@@ -11,7 +11,9 @@ function Trend({values, kind}) {
   if (known.length < 2) return html`<svg class="trend" aria-hidden="true"></svg>`;
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const x = (place) => (WIDTH * place) / (values.length - 1);
-  const y = (value) => HEIGHT - 2 - ((HEIGHT - 4) * (value - low)) / (high - low || 1);
+  // What differs by rounding alone is a level line.
+  const range = Math.max(high - low, 0.01 * high) || 1;
+  const y = (value) => HEIGHT - 2 - ((HEIGHT - 4) * (value - low)) / range;
   const path = values.map((value, place) => (value == null ? "" : `${place && values[place - 1] != null ? "L" : "M"}${x(place)} ${y(value)}`)).join(" ");
   return html`<svg class="trend ${kind}" viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none" aria-hidden="true"><path d=${path} /></svg>`;
 }
