@@ -67,7 +67,7 @@ class Sglang(EngineServer):
             *("--device", "cpu", "--attention-backend", "torch_native"),
             *("--cuda-graph-backend-decode", "disabled"),
             *("--cuda-graph-backend-prefill", "disabled"),
-            *("--max-total-tokens", "8192"),
+            *("--max-total-tokens", "8192", "--sleep-on-idle"),
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *self._extra,
         ]
