@@ -82,12 +82,14 @@ NO_MIDDLEWARE = (
 NO_PRESET = ("llm_slo_configured",)
 # A minute is judged five minutes after its end.
 JUDGED_LATER = ("llm_slo_held_rate",)
+# The engine started before its agent.
+STARTED_BEFORE = ("llm_engine_start_seconds",)
 # The names before release 0.11.
 OLDER = ("vllm:gpu_cache_usage_perc",)
 NOT_HERE = (
     *(*NO_DRAFTS, *NO_TRANSFERS, *NOTHING_MISSING, *NOT_TOLD_BY_VLLM, *NO_DIFFERENCE),
     *(*NOT_PUBLISHED, *NO_ROTATION, *NOT_CONFIGURED, *OTHER_GPUS, *BY_MACHINE, *BY_HISTORY),
-    *(*NO_MIDDLEWARE, *NO_PRESET, *JUDGED_LATER, *OLDER),
+    *(*NO_MIDDLEWARE, *NO_PRESET, *JUDGED_LATER, *STARTED_BEFORE, *OLDER),
 )
 
 GPU_HOUR_USD = 3.6
