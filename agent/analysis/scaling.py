@@ -29,6 +29,7 @@ QUANTILE = 0.9
 # By the value of the label `window`.
 WINDOWS_S: Mapping[str, float] = {"1m": 60.0, "5m": 300.0}
 SLOT_S = 5.0
+_SLOTS = int(max(WINDOWS_S.values()) // SLOT_S)
 # A minute is judged this long after its end, when most of its requests have ended.
 JUDGED_AFTER_S = 300.0
 # A minute with fewer judged requests says nothing of its rate.
@@ -267,14 +268,13 @@ class EngineSignals:
     def _slot(self, at: float) -> _SignalSlot | None:
         """The slot of a time; None if it is too old for every window."""
         number = int(at // SLOT_S)
-        newest = max(self._slots, default=number)
-        oldest = newest - int(max(WINDOWS_S.values()) // SLOT_S)
-        if number < oldest:
-            return None
-        if number > newest:
-            for old in [each for each in self._slots if each < number - (newest - oldest)]:
-                del self._slots[old]
-        return self._slots.setdefault(number, _SignalSlot())
+        if number not in self._slots:
+            if number < max(self._slots, default=number) - _SLOTS:
+                return None
+            first = number - _SLOTS
+            self._slots = {key: each for key, each in self._slots.items() if key >= first}
+            self._slots[number] = _SignalSlot()
+        return self._slots[number]
 
     def _minute(self, at: float) -> _SignalMinute | None:
         number = int(at // MINUTE_S)

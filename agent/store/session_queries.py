@@ -46,5 +46,8 @@ def session_turns(
 
 
 def _turn(row: Mapping[str, Any]) -> TurnRequest:
-    check_row(requests, row)
-    return TurnRequest(**{name: row[name] for name in TurnRequest._fields})
+    # A plain dictionary is searched for each column in a fraction of the time.
+    plain = dict(row)
+    check_row(requests, plain)
+    del plain["id"]
+    return TurnRequest(**plain)

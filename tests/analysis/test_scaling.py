@@ -372,3 +372,79 @@ def test_a_replica_is_asked_for_before_the_objective_is_missed_and_the_queue_is_
     assert needed_s < first_miss_s < waiting_s
     page = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text(encoding="utf-8")
     assert row(name, run) in page
+
+
+# What is learnt of minutes
+
+
+class Served:
+    """An engine that is polled every 5 s and serves requests of one latency at a time."""
+
+    def __init__(self) -> None:
+        self.signals = EngineSignals([CHAT])
+        self.now_s, self._finished, self._number = 0.0, 0.0, 0
+        self.signals.sample(sample(0.0))
+
+    def serve(self, per_s: float, ttft_s: float, *, seconds: float) -> None:
+        for _ in range(int(seconds // 5)):
+            rows = [
+                ended(self.now_s + 0.5 + number / per_s, ttft_s=ttft_s)
+                for number in range(int(5 * per_s))
+            ]
+            self.now_s += 5.0
+            self._finished += 5 * per_s
+            if rows:
+                self.signals.ended(judged(rows, [CHAT]))
+            self.signals.sample(sample(self.now_s, finished=self._finished))
+
+    def held(self) -> Held | None:
+        """What is held, five idle minutes later, when all minutes are judged."""
+        for _ in range(75):
+            self.now_s += 5.0
+            self.signals.sample(sample(self.now_s, finished=self._finished))
+        return self.signals.signals(NOON + self.now_s).by_objective["chat"].held
+
+
+def test_a_minute_that_missed_behind_a_busier_one_says_nothing_of_its_rate() -> None:
+    engine = Served()
+    engine.serve(4.0, 0.1, seconds=120.0)
+    engine.serve(8.0, 0.9, seconds=60.0)
+    # The queue of that minute lasts for four more.
+    engine.serve(2.0, 0.9, seconds=240.0)
+    held = engine.held()
+    assert held is not None
+    assert held.per_s == pytest.approx(4.0, rel=RELATIVE_ERROR)
+
+
+def test_a_minute_of_few_requests_or_of_half_a_minute_says_nothing() -> None:
+    engine = Served()
+    engine.serve(0.2, 0.9, seconds=120.0)
+    assert engine.held() is None
+    engine = Served()
+    engine.serve(4.0, 0.1, seconds=30.0)
+    # The engine did not answer for the other half.
+    engine.now_s += 300.0
+    assert engine.held() is None
+
+
+def test_a_restart_loses_what_was_in_work_and_adds_no_arrivals() -> None:
+    signals = EngineSignals([CHAT])
+    signals.sample(started(0.0, 1.0, finished=500.0, running=40.0))
+    signals.sample(started(5.0, 4.0, finished=3.0, running=7.0))
+    assert signals.signals(NOON + 5.0).arrival_per_s == pytest.approx(10 / 5)
+
+
+def started(at: float, since: float, finished: float, running: float) -> EngineSample:
+    """A sample of a process that began at a time after NOON."""
+    facts = {"finished": finished, "running": running, "waiting": 0.0}
+    return engine_sample(NOON + at, NOON + since, **facts)
+
+
+def test_a_first_token_counts_before_its_request_has_ended() -> None:
+    signals = EngineSignals([CHAT])
+    signals.ended(judged([ended(1.0, ttft_s=0.1)], [CHAT]))
+    signals.sample(sample(0.0))
+    # All of the last requests wait longer than 0.4 s for their first token, and go on.
+    signals.sample(sample(5.0, [0.5] * 20, running=20.0))
+    ratio = signals.signals(NOON + 5.0).by_objective["chat"].ratios["1m"]
+    assert ratio == pytest.approx(0.4 / 0.2)
