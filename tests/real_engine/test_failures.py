@@ -58,7 +58,13 @@ class Watched:
         return sorted(events, key=lambda event: str(event["at"]))
 
     def _all(self) -> list[dict[str, Any]]:
-        return [event for event in self.api.events() if event["engine"] == self._engine]
+        found = [event for event in self.api.events() if event["engine"] == self._engine]
+        # A start is no failure, and its event comes when its first request was served.
+        return [event for event in found if event["kind"] != "STARTED"]
+
+    def starts(self) -> list[dict[str, Any]]:
+        """The starts of the engine that the agent saw, the newest first."""
+        return self.api.items("/api/v1/starts", {"engine": self._engine})
 
     def kinds(self) -> list[str]:
         """The kinds of those events."""
@@ -227,6 +233,21 @@ def test_spans_over_http_are_rows_and_a_request_that_died_is_none(
     assert times_seen(rows, {sent, died}) == {sent: 1, died: 0}
     (row,) = (row for row in rows if row["request_id"] == sent)
     assert (row["output_tokens"], row["model"]) == (7, engine.model)
+
+
+def test_the_start_has_the_phases_of_the_engines_spans(engine: Vllm, agents: Agents) -> None:
+    beside, _, afar = agents.watched()
+    (start,) = eventually(beside.starts, within_s=WITHIN_S, what="a start")
+    assert {"boot", "processes", "model", "weights", "front"} <= start["phases"].keys()
+    assert all(seconds > 0 for seconds in start["phases"].values())
+    assert sum(start["phases"].values()) == pytest.approx(start["start_s"], abs=0.01)
+    # The first request is that of the test before.
+    assert start["start_s"] < start["first_request_s"] < start["start_s"] + WITHIN_S
+    # By metrics alone a start has its length, to within a poll.
+    (start_afar,) = eventually(afar.starts, within_s=WITHIN_S, what="a start")
+    assert start_afar["start_s"] == pytest.approx(start["start_s"], abs=2 * INTERVAL_S)
+    assert start_afar["first_request_s"] is not None
+    assert start_afar["phases"] == {}
 
 
 def test_a_full_batch_with_a_deep_queue_is_alive_and_ready(engine: Vllm, agents: Agents) -> None:
