@@ -222,7 +222,6 @@ ENGINE_STATE = gauge(
     "engine",
     "state",
     merge=Merge.MAX,
-    absent="of the other states",
 )
 ENGINE_START = gauge(
     "llm_engine_start_seconds",
