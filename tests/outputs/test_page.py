@@ -253,6 +253,17 @@ def test_a_share_below_one_is_not_rounded_to_all(
     assert found == [percent, share]
 
 
+def test_one_request_is_one_request(there: Opened, api: Api) -> None:
+    there.page.goto(api.url)
+    found = there.page.evaluate(
+        """async () => {
+            const {plural} = await import('/assets/words.js');
+            return [0, 1, 17].map((count) => plural(count, 'request'));
+        }"""
+    )
+    assert found == ["0 requests", "1 request", "17 requests"]
+
+
 def test_causes_are_shown_with_how_many_misses_they_are_of_and_first_on_their_request(
     browser: Browser, tmp_path: Path
 ) -> None:
