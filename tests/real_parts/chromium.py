@@ -1,9 +1,13 @@
 """Pages in a real Chromium, and what a person sees of the agent's page."""
 
+import asyncio
+import atexit
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from axe_playwright_python.sync_playwright import Axe
@@ -36,7 +40,41 @@ class Opened:
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """A running browser."""
+    """A running browser.
+
+    A run of the tests has one in each process, which takes a second of a processor to start.
+    """
+    if "PYTEST_VERSION" not in os.environ:
+        with _started() as browser:
+            yield browser
+        return
+    browser, loop = _kept()
+    # Playwright's loop counts as running as long as it exists, and so `asyncio.run` would fail in
+    # the tests that follow.
+    asyncio._set_running_loop(loop)
+    try:
+        yield browser
+    finally:
+        asyncio._set_running_loop(None)
+
+
+@cache
+def _kept() -> tuple[Browser, asyncio.AbstractEventLoop]:
+    """The browser of this process until it ends, and Playwright's loop."""
+    ends = ExitStack()
+    browser = ends.enter_context(_started())
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        asyncio._set_running_loop(loop)
+        ends.close()
+
+    atexit.register(end)
+    return browser, loop
+
+
+@contextmanager
+def _started() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
         raise PartMissing("chromium is not installed: run .ci/install-parts")
