@@ -22,6 +22,7 @@ from tests.analysis.failures.polled_engine import (
     engine_in_use,
     host,
     logged,
+    verdicts,
 )
 
 IDLE: Facts = {fact.REQUESTS_RUNNING: 0, fact.REQUESTS_WAITING: 0}
@@ -133,9 +134,14 @@ def test_a_core_that_computes_behind_a_busy_front_is_never_dead() -> None:
 def test_a_suspected_death_or_hang_is_not_reported_as_one() -> None:
     """Only an event that is more than suspected ends an engine."""
     draining = PolledEngine(dialect="sglang")
-    for _ in range(20):
-        draining.works({fact.STEPS: None}, stalled=True, health=503)
-    assert ENGINE_STATES[draining.status.state].alive
+    draining.works({fact.STEPS: None})
+    events = [
+        event
+        for _ in range(20)
+        for event in draining.works({fact.STEPS: None}, stalled=True, health=503)
+    ]
+    assert verdicts(events) == [("ENGINE_DEAD", "suspected")]
+    assert draining.status.state is ProbedState.UNREACHABLE
 
 
 def test_a_state_has_a_time_since_and_the_event_or_failure_behind_it() -> None:
