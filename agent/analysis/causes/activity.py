@@ -30,8 +30,9 @@ class Slice(NamedTuple):
     """What an engine did from `since` to `until`: one step, or all steps between two samples.
 
     Times are in Unix seconds. `running`, both `waiting` and `kv_usage` are values at the end.
-    `busy_s` is the time that the steps took, None if it is unknown. Only samples give the fields
-    from `arrivals` on; `started` requests left the queue.
+    `busy_s` is the time that the steps took, None if it is unknown. `products` as in ComputedWork,
+    only of steps. Only samples give the fields from `arrivals` on; `started` requests left the
+    queue.
     """
 
     since: float
@@ -45,6 +46,7 @@ class Slice(NamedTuple):
     kv_usage: float
     preempted: float
     busy_s: float | None
+    products: float = 0.0
     arrivals: float = 0.0
     started: float = 0.0
     hit_tokens: float = 0.0
@@ -63,7 +65,8 @@ class Activity(msgspec.Struct, frozen=True):
     seconds: of all time, and of the time in which memory or slots held the queue.
 
     `busy_s` is the time of the steps, `prompt_steps` how many of them finished a prompt,
-    `large_tokens` as in ComputedWork. In `untimed_s` the duration of the steps is unknown.
+    `large_tokens` and `products` as in ComputedWork. In `untimed_s` the duration of the steps is
+    unknown.
     """
 
     seconds: float = 0.0
@@ -82,6 +85,7 @@ class Activity(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     prompt_steps: float = 0.0
     large_tokens: float = 0.0
+    products: float = 0.0
     untimed_s: float = 0.0
     arrivals: float = 0.0
     started: float = 0.0
@@ -156,8 +160,9 @@ def sums_of(done: Slice, seconds: float, limits: Limits) -> tuple[float, ...]:
         done.busy_s or 0.0,
         done.arrivals or float(done.prefill_tokens > 0),
         beyond_free(done.prefill_tokens, limits.step_tokens) if done.steps == 1 else 0.0,
+        done.products,
         seconds if done.busy_s is None and done.steps else 0.0,
-        *done[11:],
+        *done[12:],
     )
 
 

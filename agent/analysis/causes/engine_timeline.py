@@ -14,6 +14,7 @@ from agent.analysis.causes.activity import (
     sums_of,
 )
 from agent.analysis.causes.baselines import RequestBaselines, computed_tokens, front_of
+from agent.analysis.causes.open_steps import OpenSteps
 from agent.analysis.causes.periods import Period, Prompt, PromptLog, SampledActivity
 from agent.analysis.causes.rolling import RollingQuantile, RunningSums
 from agent.analysis.causes.stalls import Stall, Stalls, stands_out
@@ -200,6 +201,7 @@ def _work_of(steps: Sequence[Slice], limits: Limits) -> ComputedWork:
         prompt_tokens=sum(each.prefill_tokens for each in steps),
         prompts=sum(each.prefill_tokens > 0 for each in steps),
         large_tokens=sum(beyond_free(each.prefill_tokens, limits.step_tokens) for each in steps),
+        products=sum(each.products for each in steps),
         seconds=sum(each.busy_s or 0.0 for each in steps),
     )
 
@@ -233,6 +235,7 @@ class EngineTimeline:
         self._lates: tuple[float, float, list[float]] | None = None
         # Steps after an idle time, of which only requests tell when they began.
         self._untimed: deque[Slice] = deque(maxlen=_MOST_UNTIMED)
+        self._open = OpenSteps()
         # Requests whose work shows what steps cost, once those that ran beside them have ended.
         self._rows: deque[tuple[RequestRecord, float, int]] = deque(maxlen=_MOST_ROWS)
         self.steps_have_tokens = False
@@ -269,13 +272,30 @@ class EngineTimeline:
             busy_s=step.duration_s,
         )
         self.steps_have_tokens = step.tokens_of_step
-        self._unlearned.append(done)
-        self._add_stall(done)
-        sums = sums_of(done, done.until - done.since, self.limits)
-        self._steps.add(done.since, done.until, sums)
+        budget = self.limits.step_tokens
+        if step.tokens_of_step and budget is not None:
+            done = self._open.continued(done, budget)
+        self._steps.add(done.since, done.until, self._sums_of(done))
         self.has_steps = True
+        if step.tokens_of_step or budget is None:
+            self._add_certain(done)
+            return
+        for counted, known in self._open.add(done, budget, self._costs["plugin"].costs):
+            self._correct(counted, known)
+            self._add_certain(known)
 
-    def _add_stall(self, done: Slice) -> None:
+    def _sums_of(self, done: Slice) -> tuple[float, ...]:
+        return sums_of(done, done.until - done.since, self.limits)
+
+    def _correct(self, counted: Slice, done: Slice) -> None:
+        """Count the tokens of a step in it that were counted in another one."""
+        if done is not counted:
+            before = self._sums_of(counted)
+            by = [new - old for new, old in zip(self._sums_of(done), before, strict=True)]
+            self._steps.correct(done.until, by)
+
+    def _add_certain(self, done: Slice) -> None:
+        self._unlearned.append(done)
         if done.busy_s:
             self.stalls.add(done, self._costs["plugin"].costs, self.limits.step_tokens)
         else:
@@ -393,6 +413,7 @@ class EngineTimeline:
             prompt_tokens=others.tokens + own,
             prompts=0.0,
             large_tokens=others.large + self.beyond_free(own),
+            products=0.0,
             seconds=end - start,
         )
         self._costs["samples"].learn(record.ended_at, work)
@@ -411,9 +432,15 @@ class EngineTimeline:
                     prompt_tokens=done.prefill_tokens,
                     prompts=0.0,
                     large_tokens=large,
+                    products=0.0,
                     seconds=done.busy_s,
                 )
                 self._costs["samples"].learn(until, work)
+
+    @property
+    def knows_pieces(self) -> bool:
+        """Whether it is known of each step which tokens of prompts it computed."""
+        return self.steps_have_tokens or self.limits.step_tokens is not None
 
     def beyond_free(self, tokens: float) -> float:
         """The large tokens (ComputedWork) of a prompt with so many computed tokens."""
@@ -460,7 +487,7 @@ class EngineTimeline:
         None if the steps after it take long as well: they have the next pieces.
         """
         costs, took_s = self._costs["plugin"].costs, stall.until - stall.since
-        if self.steps_have_tokens or costs is None:
+        if self.knows_pieces or costs is None:
             return stall.usual_s
         after = self.period(stall.until, stall.until + took_s).activity
         if after.steps * stall.usual_s < _SHORT_AGAIN * after.seconds:

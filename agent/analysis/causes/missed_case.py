@@ -185,9 +185,10 @@ class Worked(msgspec.Struct, frozen=True):
 
 
 def _worked_of(work: ComputedWork, costs: Costs, others_tokens: float) -> Worked:
-    steps, tokens, prompt_tokens, prompts, large_tokens, took_s = work
-    step_s, token_s, prompt_token_s, prompt_s, large_token_s = costs
+    steps, tokens, prompt_tokens, prompts, large_tokens, products, took_s = work
+    step_s, token_s, prompt_token_s, prompt_s, large_token_s, product_s = costs
     prompts_s = prompt_tokens * prompt_token_s + prompts * prompt_s + large_tokens * large_token_s
+    prompts_s += products * product_s
     slow_s = took_s - (steps * step_s + tokens * token_s + prompts_s)
     if slow_s <= _NOT_SLOW * took_s:
         slow_s = 0.0
@@ -373,7 +374,9 @@ class MissedCase:
             rows = self.prompts(period)
             large = rows.large / max(1, rows.tokens) * others
         prompts = done.prompt_steps if period.source == "plugin" else 0.0
-        work = ComputedWork(steps, done.decode_tokens, others, prompts, large, done.busy_s)
+        work = ComputedWork(
+            steps, done.decode_tokens, others, prompts, large, done.products, done.busy_s
+        )
         return _worked_of(work, costs, others)
 
     def _prompts_of_steps(self, period: Period, own: int) -> tuple[float, float]:
@@ -381,7 +384,7 @@ class MissedCase:
         done = period.activity
         others = max(0.0, done.prefill_tokens - own)
         large = max(0.0, done.large_tokens - self.timeline.beyond_free(own))
-        if self.timeline.steps_have_tokens:
+        if self.timeline.knows_pieces:
             return others, large
         # The engine counts a prompt in the last of its steps, and rows tell all of them.
         prompts = self.prompts(period)
@@ -407,7 +410,9 @@ class MissedCase:
             others, large = float(rows.tokens), rows.large
             tokens = max(done.decode_tokens, steps if period is self.decode else 0.0)
             seconds, prompts = period.seconds, 0.0
-        work = ComputedWork(steps, tokens, others + own, prompts, large + own_large, seconds)
+        work = ComputedWork(
+            steps, tokens, others + own, prompts, large + own_large, done.products, seconds
+        )
         return _worked_of(work, costs, others)
 
     def more_prompts(self, period: Period, tokens: float) -> More:

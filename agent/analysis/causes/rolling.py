@@ -63,6 +63,10 @@ class RunningSums:
         self._sums[len(times) - 1] += increase
         self.first_at, self.last_at = times[0], times[-1]
 
+    def correct(self, at: float, by: Sequence[float]) -> None:
+        """Add to the values of the row of an earlier time."""
+        self._sums[bisect_left(self._at, at) : len(self._at), 1:] += by
+
     def between(self, start: float, end: float) -> list[float]:
         """The sums of a period: the covered time, then the columns; zeros without any row."""
         times = self._at

@@ -49,7 +49,9 @@ class Stalls:
         prompts = done.prefill_tokens > 0
         tokens = done.prefill_tokens
         large = beyond_free(tokens, budget)
-        work = ComputedWork(1, done.decode_tokens, tokens, prompts, large, done.busy_s)
+        work = ComputedWork(
+            1, done.decode_tokens, tokens, prompts, large, done.products, done.busy_s
+        )
         expected_s = costs.of(work)
         if expected_s <= 0:
             return

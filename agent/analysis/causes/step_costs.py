@@ -16,27 +16,31 @@ _ENOUGH = 8
 _OFF = 0.3
 # Keeps costs finite that the observations do not tell apart; as a share of their squares.
 _RIDGE = 1e-4
+# Attention takes a smaller part than this of a token's time for each token before it: some 1/6 of
+# the hidden size's inverse, if a layer has 12 weights for each of its square.
+_MOST_OF_TOKEN = 1 / 5_000
 
 
 # While a step has few tokens, it takes as long as it takes to read the weights, and its prompt
 # tokens cost little. GPUs compute as long as they read at some 150 to 400 tokens.
-_FREE_TOKENS = 256
+FREE_TOKENS = 256
 
 
 def beyond_free(tokens: float, budget: float | None) -> float:
-    """The tokens of a prompt beyond the first _FREE_TOKENS of each of its steps.
+    """The tokens of a prompt beyond the first FREE_TOKENS of each of its steps.
 
     `budget` is how many tokens a step may have; None if that is unknown.
     """
     steps = 1.0 if not budget else max(1.0, -(-tokens // budget))
-    return max(0.0, tokens - steps * _FREE_TOKENS)
+    return max(0.0, tokens - steps * FREE_TOKENS)
 
 
 class ComputedWork(NamedTuple):
     """What steps computed: how many steps, generated tokens, prompt tokens and prompts.
 
-    `large_tokens` are prompt tokens beyond the first _FREE_TOKENS of a step. `seconds` is how long
-    the steps took.
+    `large_tokens` are prompt tokens beyond the first FREE_TOKENS of a step. `products` are each
+    prompt token times the prompt before it, which attention reads. `seconds` is how long the steps
+    took.
     """
 
     steps: float
@@ -44,18 +48,20 @@ class ComputedWork(NamedTuple):
     prompt_tokens: float
     prompts: float
     large_tokens: float
+    products: float
     seconds: float
 
 
 class Costs(NamedTuple):
-    """The seconds of a step, of each token, prompt token and prompt in it, and how much more each
-    of many prompt tokens takes."""
+    """The seconds of a step, of each token, prompt token and prompt in it, how much more each of
+    many prompt tokens takes, and how much more for each token before it."""
 
     step_s: float
     token_s: float
     prompt_token_s: float
     prompt_s: float
     large_token_s: float
+    product_s: float
 
     def of(self, work: ComputedWork) -> float:
         """The seconds that the work usually takes."""
@@ -64,7 +70,8 @@ class Costs(NamedTuple):
     def of_prompts(self, work: ComputedWork) -> float:
         """The seconds that its prompts make steps longer."""
         tokens_s = work.prompt_tokens * self.prompt_token_s + work.prompts * self.prompt_s
-        return tokens_s + work.large_tokens * self.large_token_s
+        tokens_s += work.large_tokens * self.large_token_s
+        return tokens_s + work.products * self.product_s
 
 
 class _Slot(NamedTuple):
@@ -152,9 +159,13 @@ def _solved(sums: list[float]) -> Costs | None:
     used = [index for index in _EXPLAINING if squares[index, index] > 0]
     while used:
         found = np.linalg.solve(squares[np.ix_(used, used)], products[used])
-        if found.min() >= 0:
-            costs = np.zeros(_EXPLAINED)
-            costs[used] = found
-            return Costs(*costs.tolist())
-        del used[int(found.argmin())]
+        costs = np.zeros(_EXPLAINED)
+        costs[used] = found
+        known = Costs(*costs.tolist())
+        if found.min() < 0:
+            del used[int(found.argmin())]
+        elif known.product_s > _MOST_OF_TOKEN * (known.prompt_token_s + known.large_token_s):
+            used.remove(Costs._fields.index("product_s"))
+        else:
+            return known
     return None

@@ -9,14 +9,24 @@ from agent.analysis.causes.stalls import Stalls
 from agent.analysis.causes.step_costs import ComputedWork, Costs, StepCosts, beyond_free
 from tests.analysis.causes.making import AT
 
-TRUE = Costs(step_s=0.01, token_s=0.0003, prompt_token_s=0.0, prompt_s=0.004, large_token_s=0.0001)
+TRUE = Costs(
+    step_s=0.01,
+    token_s=0.0003,
+    prompt_token_s=0.0,
+    prompt_s=0.004,
+    large_token_s=0.0001,
+    product_s=4e-9,
+)
 
 
 def work(random: Random, slow: float = 1.0) -> ComputedWork:
     """Sixteen steps of some requests and prompts, on an engine as slow as that."""
     sizes = [random.randrange(50, 3000) for _ in range(random.randrange(4))]
     large = sum(beyond_free(size, None) for size in sizes)
-    done = ComputedWork(16, 16 * random.randrange(1, 30), sum(sizes), len(sizes), large, 0.0)
+    products = sum(size**2 / 2 for size in sizes)
+    done = ComputedWork(
+        16, 16 * random.randrange(1, 30), sum(sizes), len(sizes), large, products, 0.0
+    )
     return done._replace(seconds=slow * TRUE.of(done))
 
 
@@ -33,9 +43,10 @@ def test_what_a_prompt_token_takes_is_learned_without_the_time_of_the_weights() 
     assert found is not None
     assert found.step_s == pytest.approx(TRUE.step_s, rel=0.05)
     assert found.token_s == pytest.approx(TRUE.token_s, rel=0.05)
-    for tokens in (500, 5000):
-        prompt = ComputedWork(0, 0, tokens, 1, beyond_free(tokens, None), 0.0)
-        assert found.of_prompts(prompt) == pytest.approx(TRUE.of_prompts(prompt), rel=0.3)
+    for tokens in (500, 5000, 20_000):
+        products = tokens**2 / 2
+        prompt = ComputedWork(0, 0, tokens, 1, beyond_free(tokens, None), products, 0.0)
+        assert found.of_prompts(prompt) == pytest.approx(TRUE.of_prompts(prompt), rel=0.3), tokens
 
 
 @pytest.mark.parametrize(("slow_for_s", "usual"), [(50, True), (7200, False)])
