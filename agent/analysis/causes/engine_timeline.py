@@ -504,6 +504,8 @@ class EngineTimeline:
             times = [at for at, _ in self._fronts] or [0.0]
             self._lates = min(times), max(times), sorted([late for _, late in self._fronts])
         first_at, last_at, lates = self._lates
+        if not first_at - _FRONTS_AROUND_S <= queued_at <= last_at + _FRONTS_AROUND_S:
+            return True
         if max(queued_at - first_at, last_at - queued_at) > _FRONTS_AROUND_S:
             lates = sorted(
                 [late for at, late in self._fronts if abs(at - queued_at) <= _FRONTS_AROUND_S]

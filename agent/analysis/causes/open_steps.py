@@ -69,7 +69,7 @@ class OpenSteps:
         """
         newest = self._open[-1].done
         own, tokens = newest._replace(prefill_tokens=0.0), newest.prefill_tokens
-        most = min(budget - own.decode_tokens, _in_time(own, costs))
+        most = min(budget - own.decode_tokens, _in_time(own, costs, _LONGER))
         pieces = list[float]()
         for _, done in reversed(self._open[:-1]):
             piece = _piece(done, budget, costs)
@@ -104,11 +104,15 @@ def _piece(step: Slice, budget: float, costs: Costs | None) -> float:
     return room if _in_time(step, costs) >= _PIECE * room else 0.0
 
 
-def _in_time(step: Slice, costs: Costs | None) -> float:
-    """How many tokens of prompts a step had time for beside those that are known."""
+def _in_time(step: Slice, costs: Costs | None, longer: float = 1.0) -> float:
+    """How many tokens of prompts a step had time for beside those that are known.
+
+    `longer` is how many times its usual time it may have taken.
+    """
     if costs is None or not step.busy_s:
         return float("inf")
-    took_s = step.busy_s * _LONGER - costs.step_s - step.decode_tokens * costs.token_s
+    took_s = step.busy_s * longer - costs.step_s - step.decode_tokens * costs.token_s
+    took_s -= step.products * costs.product_s
     token_s, few_s = costs.prompt_token_s, FREE_TOKENS * costs.prompt_token_s
     tokens = took_s / token_s if token_s and took_s <= few_s else 0.0
     if took_s > few_s:

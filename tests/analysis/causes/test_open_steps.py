@@ -55,6 +55,26 @@ def test_prompts_are_in_the_steps_that_had_time_for_them(steps: list[tuple[float
     assert sum(done.prefill_tokens for done in certain(*steps)) == sum(told for told, _ in steps)
 
 
+def test_what_attention_takes_is_no_piece_of_the_next_prompt() -> None:
+    """The last 1,500 tokens of 5,500 take as long as 2,000 of a short prompt."""
+    costs, known = COSTS._replace(product_s=1.5e-8), OpenSteps()
+    sizes = [(0, 2000, 0), (0, 2000, 2000), (5500, 1500, 4000), (0, 2000, 0), (2700, 700, 2000)]
+    found = []
+    for number, (told, computed, before) in enumerate([*sizes, (0, 0, 0)]):
+        took_s = took(computed) + computed * (before + computed / 2) * costs.product_s
+        made = Slice(number, number + 1, 1, told, 0, 1, 0, 0, 0.1, 0, took_s)
+        found += known.add(made, BUDGET, costs)
+    assert [each.done.prefill_tokens for each in found] == [2000, 2000, 1500, 2000, 700, 0]
+
+
+def test_a_step_may_be_a_little_quicker_than_usual() -> None:
+    stood_still, prompt = counted((0, 2000), (1900, 1900))
+    known, took_s = OpenSteps(), 0.95 * took(1900)
+    known.add(stood_still, BUDGET, COSTS)
+    (found,) = known.add(prompt._replace(busy_s=took_s), BUDGET, COSTS)
+    assert found.done.prefill_tokens == 0
+
+
 def test_each_token_is_multiplied_by_those_before_it() -> None:
     first, second, third = certain((0, 2000), (0, 2000), (5000, 1000))
     products = first.products, second.products, third.products

@@ -19,9 +19,9 @@ TRUE = Costs(
 )
 
 
-def work(random: Random, slow: float = 1.0) -> ComputedWork:
+def work(random: Random, slow: float = 1.0, longest: int = 3000) -> ComputedWork:
     """Sixteen steps of some requests and prompts, on an engine as slow as that."""
-    sizes = [random.randrange(50, 3000) for _ in range(random.randrange(4))]
+    sizes = [random.randrange(50, longest) for _ in range(random.randrange(4))]
     large = sum(beyond_free(size, None) for size in sizes)
     products = sum(size**2 / 2 for size in sizes)
     done = ComputedWork(
@@ -47,6 +47,20 @@ def test_what_a_prompt_token_takes_is_learned_without_the_time_of_the_weights() 
         products = tokens**2 / 2
         prompt = ComputedWork(0, 0, tokens, 1, beyond_free(tokens, None), products, 0.0)
         assert found.of_prompts(prompt) == pytest.approx(TRUE.of_prompts(prompt), rel=0.3), tokens
+
+
+@pytest.mark.parametrize(("product_s", "learned_s"), [(1e-8, 1e-8), (1e-7, 0.0)])
+def test_what_attention_takes_is_learned_unless_it_is_too_much(
+    product_s: float, learned_s: float
+) -> None:
+    """Of short prompts it is not told from other time, and would be far too long for long ones."""
+    costs, random = StepCosts(), Random(1)
+    for second in range(600):
+        done = work(random, longest=12_000)
+        attention_s = done.products * (product_s - TRUE.product_s)
+        costs.learn(AT + second, done._replace(seconds=done.seconds + attention_s))
+    assert costs.costs is not None
+    assert costs.costs.product_s == pytest.approx(learned_s, rel=0.05)
 
 
 @pytest.mark.parametrize(("slow_for_s", "usual"), [(50, True), (7200, False)])
