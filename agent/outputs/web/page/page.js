@@ -23,7 +23,7 @@ const NAMES_MS = 60000;
 // A view is read again after so many times as long as its queries took: a page costs the agent about one
 // hundredth of a processor, whatever it shows. But a thirtieth of its window may pass at most.
 const PACE = 100;
-const SLOWEST_MS = 120000;
+const SLOWEST_MS = 60000;
 const PARTS = 30;
 
 const state = {
