@@ -172,9 +172,15 @@ def at(there: Opened, url: str, view: str) -> str:
     return page
 
 
-# The ids alone, because all that passed takes longer to bring here than to find.
-_GRAVE = """async () => (await axe.run({resultTypes: ["violations"]})).violations
-    .filter(one => ["serious", "critical"].includes(one.impact)).map(one => one.id)"""
+# Once colours no longer change. The ids alone, because all that passed takes longer to bring here
+# than to find.
+_GRAVE = """async () => {
+    const changing = document.getAnimations()
+        .filter(one => one.effect.getComputedTiming().endTime < Infinity);
+    await Promise.allSettled(changing.map(one => one.finished));
+    return (await axe.run({resultTypes: ["violations"]})).violations
+        .filter(one => ["serious", "critical"].includes(one.impact)).map(one => one.id);
+}"""
 
 
 def grave(there: Opened) -> list[str]:
