@@ -134,20 +134,21 @@ FAULTS = (
         begin=_begin_slow_prefill,
         end=_end_slow_prefill,
         objective={"window": "15d", "target": 0.91},
-        beside=frozenset({_BURN}),
+        beside=frozenset({_BURN, "LlmTooFewReplicas"}),
     ),
     # The budget lasts for a while, so that tickets on latency may fire as early.
     _with_objective(
         "budget-burn",
         "1d",
         _BURN,
-        *(_BURN, "LlmTtftOverLimit", "LlmQueueTimeHigh"),
+        *(_BURN, "LlmTtftOverLimit", "LlmQueueTimeHigh", "LlmTooFewReplicas"),
         defer_ratio=0.42,
         defer_s=0.6,
     ),
     # The objective is missed as well, and the page on the engine explains it.
     _with_objective("errors", "15d", "LlmEngineAnswersErrors", _BURN, error_ratio=0.8),
-    _with_objective("frozen", "15d", "LlmEngineHanging", _BURN, hang=True),
+    # What waited meanwhile has its first token late.
+    _with_objective("frozen", "15d", "LlmEngineHanging", _BURN, "LlmTooFewReplicas", hang=True),
     _by_engine("kv-pressure", "LlmKvCacheSaturated", kv_taken=0.955),
     Fault(
         name="paused",

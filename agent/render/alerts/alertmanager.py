@@ -187,7 +187,9 @@ _OF_OBJECTIVES = (
     Inhibition((EXPLAINED,), (OUTAGE, BURN), OBJECTIVE, only_targets=_PAGES),
     # The effect on users sends one message, that of the objective.
     Inhibition((OUTAGE, BURN), _LATENCY, OBJECTIVE, only_sources=_PAGES),
-    Inhibition((OUTAGE, BURN), ("LlmQueueDeep",), ("model",), only_sources=_PAGES),
+    Inhibition(
+        (OUTAGE, BURN), ("LlmQueueDeep", "LlmTooFewReplicas"), ("model",), only_sources=_PAGES
+    ),
 )
 
 _OF_ENGINES = (

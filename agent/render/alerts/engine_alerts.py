@@ -13,12 +13,14 @@ from agent.render.alerts.alert_rule import (
     AGENT,
     ENGINE,
     MIN_COUNT,
+    OBJECTIVE,
     Alert,
     Severity,
     Timings,
     fired,
     firing,
     idle_with_work,
+    not_of_presets,
     while_firing,
     worst,
 )
@@ -83,6 +85,7 @@ def engine_alerts(timings: Timings) -> Iterator[Alert]:
     yield _ejected(timings)
     yield _all_ejected(timings)
     yield _deep_queue()
+    yield _too_few_replicas(timings)
     yield _full_cache(timings)
     yield _collapsed_cache(timings)
     yield _fact_missing()
@@ -245,6 +248,24 @@ def _deep_queue() -> Alert:
         f"always more than {DEEP_QUEUE}, add a replica.",
         dashboard=DashboardUid.CAPACITY,
         variables=("engine", "model"),
+    )
+
+
+def _too_few_replicas(timings: Timings) -> Alert:
+    # Several agents may watch one engine.
+    each = f"max by (instance, engine, objective, model) ({value_of(m.SLO_REPLICAS_NEEDED)})"
+    less = not_of_presets(timings.window(5 * MINUTE_S), on=("instance", "objective"))
+    return Alert(
+        name="LlmTooFewReplicas",
+        severity=Severity.TICKET,
+        expression=f"avg by (objective, model) ({each}{less}) > 1",
+        hold_s=15 * MINUTE_S,
+        summary="{{ $labels.model }} has too few replicas for objective {{ $labels.objective }}",
+        description="Its engines get {{ $value | humanize }} times the load that they were seen to "
+        f"hold within the objective, for {timings.hold(15 * MINUTE_S)}. No autoscaler has added "
+        "replicas.",
+        dashboard=DashboardUid.CAPACITY,
+        variables=OBJECTIVE,
     )
 
 

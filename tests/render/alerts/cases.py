@@ -15,9 +15,9 @@ from agent.render.alerts.alert_files import RULES, VLLM_ALONE
 from agent.settings.settings_model import MatchSettings, ObjectiveSettings
 
 WORDS = {
-    "sum", "max", "min", "count", "by", "rate", "increase", "resets", "and", "or", "on", "unless",
+    "sum", "max", "min", "avg", "count", "by", "rate", "increase", "resets", "and", "or", "on",
     "histogram_quantile", "absent", "time", "vector", "max_over_time", "avg_over_time", "topk",
-    "sort", "group_left", "scalar",
+    "sort", "group_left", "scalar", "unless",
 }  # fmt: skip
 AGGREGATED = re.compile(r"\b(?:by|on) \(([\w, ]*)\)")
 _RANGE = re.compile(r"\[\w+\]|offset \w+")

@@ -262,6 +262,20 @@ _STATE = (
         figures=("24",),
     ),
     Case(
+        alert="LlmTooFewReplicas",
+        incident={f'llm_slo_replicas_needed{{{MODEL},objective="chat"}}': "0.7x5 1.4x30 0.7x30"},
+        # One replica gets more than it holds, and the others have room.
+        lookalike={
+            f'llm_slo_replicas_needed{{{MODEL},objective="chat"}}': "1.2x60",
+            f'llm_slo_replicas_needed{{{MODEL.replace("chat-0", "chat-1")},objective="chat"}}': (
+                "0.6x60"
+            ),
+        },
+        minutes=(18, 25, 45),
+        labels={"objective": "chat", "model": "llama", **TICKET},
+        figures=("1.4",),
+    ),
+    Case(
         alert="LlmKvCacheSaturated",
         incident=_facts(
             kv_cache_usage_ratio="0.5x5 0.99x20 0.7x20",

@@ -163,8 +163,9 @@ SENT = (
         muted=True,
         **{"objective": "chat", "model": "llama", "instance": "a:9470", "engine": "chat-9"},
     ),
-    # The queue is what makes it slow.
+    # The queue is what makes it slow, and more replicas are what it needs.
     _engine(9, "LlmQueueDeep", "ticket", muted=True, model="llama"),
+    _of("LlmTooFewReplicas", "ticket", muted=True, **{"objective": "chat", "model": "llama"}),
     # An engine that died, one that is down, one that hangs.
     _engine(0, "LlmCudaOutOfMemory", muted=False, model="m0"),
     _engine(0, "LlmEngineDown", muted=True, model="m0"),
