@@ -28,6 +28,8 @@ pytestmark = pytest.mark.slow
 CLOSE = ("Connection: close",)
 # Unreachable becomes dead after four times this: long enough to be seen on a busy machine.
 HANG_S = 4
+# Longer than a read of the metrics takes, which may have begun before the weights were there.
+LOADED_AGO_S = 10.0
 FIRST_STEP = 1000
 ENGINE, AWAY = "llm/chat-0", "away-0"
 PAUSE = "(EngineCore pid=9) INFO 11-21 15:58:01 [scheduler.py:2756] setting pause state to {}\n"
@@ -43,7 +45,7 @@ class Engine:
     awake: int = 1
     computes: bool = True
     steps: int = FIRST_STEP
-    started: float = field(default_factory=time.time)
+    started: float = field(default_factory=lambda: time.time() - LOADED_AGO_S - 5)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def page(self) -> bytes:
@@ -106,14 +108,14 @@ class Probed:
         return body
 
     def loads_weights(self, *, within_s: float) -> None:
-        """The engine sends the span of its weights, which took so long until now."""
-        now_ns = time.time_ns()
+        """The engine sends the span of its weights, which took so long."""
+        end_ns = time.time_ns() - int(LOADED_AGO_S * 1e9)
         loaded = Span(
             trace_id=secrets.token_bytes(16),
             span_id=secrets.token_bytes(8),
             name="Load weights",
-            start_time_unix_nano=now_ns - int(within_s * 1e9),
-            end_time_unix_nano=now_ns,
+            start_time_unix_nano=end_ns - int(within_s * 1e9),
+            end_time_unix_nano=end_ns,
         )
         sent = export(loaded, resource={"service.name": ENGINE}, scope="vllm.model_loader")
         response = requests.post(

@@ -478,8 +478,8 @@ def test_a_view_whose_queries_take_long_is_read_more_rarely(browser: Browser, ap
         there.page.get_by_role("status").filter(has_text="Read every").wait_for()
         there.page.route("**/api/v1/lengths*", lambda route: None)
         there.page.get_by_role("link", name="Heatmap").click()
-        # A hundredfold of what they took, and a thirtieth of an hour at most.
-        there.page.get_by_role("status").filter(has_text="Read every 2 minutes").wait_for()
+        # A hundredfold of what they took, and a minute at most.
+        there.page.get_by_role("status").filter(has_text="Read every 1 minute").wait_for()
 
 
 # Charts: their window, their breaks and their values. They are drawn on a canvas, so what uPlot

