@@ -31,6 +31,8 @@ ENGINE_OPTIONS = (
     # For responses that are larger than what networks hold.
     *("--max-logprobs", "200"),
 )
+# This module judges the time of steps, which is to be that of a user's engine.
+CAUSES_MODULE = "test_causes.py"
 # This module ends the engines.
 LAST_MODULE = "test_failures.py"
 
@@ -89,6 +91,7 @@ def engine(
             # The route that empties the prefix cache.
             "VLLM_SERVER_DEV_MODE": "1",
         },
+        busy_loops=any(item.path.name == CAUSES_MODULE for item in request.session.items),
     ) as running:
         yield running
 

@@ -291,6 +291,7 @@ def small_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Future[P
         service=ENGINE,
         extra=(*ENGINE_OPTIONS, *SMALL),
         environment=plugin_environment(folder / "installed", socket),
+        busy_loops=True,
     )
 
     def started() -> Place:

@@ -35,6 +35,8 @@ _IMPORTED_LATER = (
 _GENERATIONS = 2
 _FRONTS = {"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"}
 _API_SERVERS = "--api-server-count"
+# The variable that leaves the processes of an engine as busy as they are without this plugin.
+BUSY_LOOPS = "GOODPUT_TEST_BUSY_LOOPS"
 # A step takes several milliseconds. vLLM itself looks without a pause until a second after the last
 # message, which takes a processor from whatever runs beside it.
 _PAUSE_S = 0.0001
@@ -55,7 +57,8 @@ def fork_ahead() -> None:
             import_module(module)
     gc.enable()
     if is_first:
-        _pause_in_busy_loops()
+        if BUSY_LOOPS not in os.environ:
+            _pause_in_busy_loops()
         gc.freeze()
         util.spawnv_passfds = _start
         for _ in range(1 + _api_servers()):

@@ -13,6 +13,7 @@ from typing import Any, Self
 import requests
 from vendoring import PACKAGE, vendored
 
+from tests.real_parts.engine_forks import BUSY_LOOPS
 from tests.real_parts.engine_server import EngineServer
 from tests.real_parts.processes import PartFailed, ServerProcess
 from tests.real_parts.tiny_model import engine_python, tiny_model
@@ -160,13 +161,19 @@ class Vllm(EngineServer):
         extra: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         api_servers: int = 1,
+        busy_loops: bool = False,
     ) -> None:
-        """With `spans` None it exports none."""
+        """With `spans` None it exports none.
+
+        With `busy_loops` its processes wait for each other as a user's do: see engine_forks.py.
+        """
         super().__init__(folder, name="vllm", port=port)
         self.service = service
         self._spans = spans
         self._extra = tuple(extra)
         self._environment = dict(environment or {})
+        if busy_loops:
+            self._environment[BUSY_LOOPS] = "1"
         self._api_servers = api_servers
 
     def start(self, *, forked: bool = True) -> None:
