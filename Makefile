@@ -44,8 +44,8 @@ BUSY_WITH := flock --shared --close $(BUSY)
 # Tests that start engines of their own: beside those that share one, which take longest.
 FRONTS := $(addprefix tests/real_engine/test_,middleware.py middleware_clients.py middleware_hooks.py sglang.py)
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
-# Tests wait for disks and servers, so three times as many processes as processors are soonest done.
-BESIDE := --numprocesses $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN)))) --dist loadfile
+# Tests wait for disks and servers, so twice as many processes as processors are soonest done.
+BESIDE := --numprocesses $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))) --dist loadfile
 
 # The tests of real parts that failed, which are run once more, alone: see tests/rerun.py.
 FAILED := .pytest_cache/failed-parts
