@@ -77,12 +77,13 @@ export class Awaited extends Component {
   async read() {
     const {of} = this.props;
     const state = await of.then((found) => ({found}), (error) => ({problem: error.message}));
-    if (of === this.props.of) this.setState({problem: null, ...state});
+    if (of === this.props.of) this.setState({problem: null, ...state, read: of});
   }
 
-  render({show, waiting, failed}, {found, problem}) {
+  render({of, show, waiting, failed}, {found, problem, read}) {
     if (problem) return html`<p class="band" role="alert">${failed}: ${problem}</p>`;
-    return found === undefined ? html`<${Note}>${waiting}<//>` : show(found);
+    if (found === undefined) return html`<${Note}>${waiting}<//>`;
+    return html`<div class="awaited" aria-busy=${read !== of}>${show(found)}</div>`;
   }
 }
 

@@ -1,5 +1,5 @@
 // The view of requests: found by an id, filtered and sorted, and written as CSV.
-import {Component, Input, Note, Reasons, html} from "./elements.js";
+import {Awaited, Component, Input, Note, Reasons, html} from "./elements.js";
 import {period} from "./period.js";
 import {FILTERS, query} from "./query.js";
 import {Scatter, box_of, by_of, in_box, read_contrast, read_dots} from "./scatter.js";
@@ -37,9 +37,9 @@ async function load(parameters) {
   const all = {...wanted, ...bounds, ...(box ? in_box(box, by) : {})};
   const seen = {...filter, ...asked, by};
   const contrast = box && read_contrast(box, seen);
-  const [page, dots] = await Promise.all([
-    query("requests", {...all, cursor: parameters.cursor, limit: PAGE}), read_dots(seen)]);
+  const page = await query("requests", {...all, cursor: parameters.cursor, limit: PAGE});
   const over = `${is_range ? "" : "in the "}${name(summary)}`;
+  const dots = read_dots(seen).then((found) => ({dots: found, over}));
   return {page, dots, contrast, asked, wanted: all, over, causes: summary.cause_details.map(({cause}) => cause)};
 }
 
@@ -220,7 +220,8 @@ function Show({data: {page, dots, contrast, asked, wanted, over, causes}, parame
   const empty = over === null ? "No request with this id is stored. An id is found whole: of the request, of the response, of the engine or of the trace." : EMPTY;
   return html`
     <${Filter} parameters=${parameters} asked=${asked} causes=${known} choose=${choose} />
-    ${dots && html`<${Scatter} dots=${dots} contrast=${contrast} over=${over} parameters=${parameters} choose=${choose} address=${address} />`}
+    ${dots && html`<${Awaited} of=${dots} waiting="Reading the dots." failed="No dots"
+      show=${(found) => html`<${Scatter} ...${found} contrast=${contrast} parameters=${parameters} choose=${choose} address=${address} />`} />`}
     <${Requests} label=${label} rows=${page.items} empty=${empty} parameters=${parameters} choose=${choose} address=${address} />
     ${page.items.length > 0 && html`<p class="pages">
       ${parameters.cursor && html`<a href=${address("requests", {...parameters, cursor: ""})}>first ${PAGE}</a>`}

@@ -36,13 +36,16 @@ export const in_box = ({from, until, low, high}, by) => ({
 
 let kept = {};
 
-// `wanted` are the parameters of a query.
-export async function read_dots(wanted) {
+// A promise: the list does not wait for the dots of a day. `wanted` are the parameters of a query.
+export function read_dots(wanted) {
   const of = JSON.stringify(wanted);
-  if (kept.of !== of || Date.now() - kept.at > (kept.dots.dots > MANY ? FRESH_MS.many : FRESH_MS.few)) {
-    kept = {of, dots: await query("scatter", wanted), at: Date.now()};
+  if (kept.of !== of || Date.now() - kept.at > kept.fresh_ms) {
+    const asked = {of, found: query("scatter", wanted), at: Infinity};
+    asked.found.then(({dots}) => Object.assign(asked, {at: Date.now(), fresh_ms: FRESH_MS[dots > MANY ? "many" : "few"]}),
+      () => { if (kept === asked) kept = {}; });
+    kept = asked;
   }
-  return kept.dots;
+  return kept.found;
 }
 
 let compared = {};
