@@ -383,7 +383,8 @@ def test_a_request_that_is_not_stored_is_no_old_figure(browser: Browser, api: Ap
 def test_new_requests_are_shown_without_loading_the_page_again(
     browser: Browser, tmp_path: Path
 ) -> None:
-    with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
+    soon = "#now?window=5m"
+    with open_api(tmp_path) as api, opened_in(browser, f"{api.url}/{soon}") as there:
         there.html("Why requests missed")
         api.store([record(1, ended_at=api.agent.now - 1)], [objective()])
         assert "1 met, 0 missed" in there.html("1 met, 0 missed")
@@ -478,8 +479,8 @@ def test_a_view_whose_queries_take_long_is_read_more_rarely(browser: Browser, ap
         there.page.get_by_role("status").filter(has_text="Read every").wait_for()
         there.page.route("**/api/v1/lengths*", lambda route: None)
         there.page.get_by_role("link", name="Heatmap").click()
-        # A hundredfold of what they took, and a minute at most.
-        there.page.get_by_role("status").filter(has_text="Read every 1 minute").wait_for()
+        # So many times as long as they took, and a thirtieth of an hour at most.
+        there.page.get_by_role("status").filter(has_text="Read every 2 minutes").wait_for()
 
 
 # Charts: their window, their breaks and their values. They are drawn on a canvas, so what uPlot

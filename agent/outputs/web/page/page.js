@@ -20,10 +20,10 @@ const RETRY_MS = 2000;
 const REFRESH_MS = 10000;
 const TICK_MS = 1000;
 const NAMES_MS = 60000;
-// A view is read again after so many times as long as its queries took: a page costs the agent about one
-// hundredth of a processor, whatever it shows. But a thirtieth of its window may pass at most.
-const PACE = 100;
-const SLOWEST_MS = 60000;
+// A view is read again after so many times as long as its queries took: with its live figures, a page costs
+// the agent less than one hundredth of a processor. But a thirtieth of its window may pass at most.
+const PACE = 150;
+const SLOWEST_MS = 180000;
 const PARTS = 30;
 
 const state = {
