@@ -22,7 +22,7 @@ TURN_BUCKETS: Mapping[str, tuple[int, int | None]] = {
     "8-15": (8, 15),
     "16+": (16, None),
 }
-# Of more requests in a window, those that began last are read: half a second of work at most.
+# Of more requests in a window, those that began last are read, so that the work is bounded.
 MOST_TURNS = 10_000
 # Caches hold whole blocks: fewer tokens may be missing of a prompt that is cached.
 BLOCK_TOKENS = 16
