@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +28,9 @@ from tests.records.making import NOON
 MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
 
 
-def turn(at: float, *, session: str = "s", lasted_s: float = 1.0, **given: object) -> TurnRequest:
-    facts = {"engine": "chat-0", "ttft_s": 0.1, **given}
-    return TurnRequest(session, NOON + at, NOON + at + lasted_s, **facts)  # type: ignore[arg-type]
+def turn(at: float, *, session: str = "s", lasted_s: float = 1.0, **given: Any) -> TurnRequest:
+    facts: dict[str, Any] = {"engine": "chat-0", "ttft_s": 0.1, **given}
+    return TurnRequest(session, NOON + at, NOON + at + lasted_s, **facts)
 
 
 REQUESTS = st.lists(

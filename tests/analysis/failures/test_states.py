@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,12 @@ def polled(*polls: Poll, engine: PolledEngine | None = None) -> PolledEngine:
     return engine
 
 
-def works(facts: Facts | None = None, **how: object) -> Poll:
-    return lambda engine: engine.works(facts, **how)  # type: ignore[arg-type]
+def works(facts: Facts | None = None, **how: Any) -> Poll:
+    return lambda engine: engine.works(facts, **how)
 
 
-def fails(reason: str = "connection", **how: object) -> Poll:
-    return lambda engine: engine.fails(reason, **how)  # type: ignore[arg-type]
+def fails(reason: str = "connection", **how: Any) -> Poll:
+    return lambda engine: engine.fails(reason, **how)
 
 
 def long(poll: Poll, polls: int = 30) -> list[Poll]:
