@@ -72,7 +72,7 @@ SCRIPT = ROOT / ".ci/install-parts"
 # Programs that the scripts call.
 SHELL = ("bash", "dirname", "basename", "id", "env", "cat", "rm", "mkdir", "touch", "mv")
 PARTS = (
-    *("initdb", "prometheus", "promtool", "alertmanager", "amtool", "chromium"),
+    *("initdb", "prometheus", "promtool", "alertmanager", "amtool", "chromium-headless-shell"),
     *("gcc", "curl", "setpriv", "git"),
 )
 
@@ -151,8 +151,20 @@ def machine(tmp_path: Path) -> Machine:
 @pytest.mark.parametrize(
     ("manager", "commands"),
     [
-        (None, {"Chromium: sudo apt-get install chromium", "git: sudo apt-get install git"}),
-        ("dnf", {"Chromium: sudo dnf install chromium", "amtool: sudo dnf install alertmanager"}),
+        (
+            None,
+            {
+                "Chromium: sudo apt-get install chromium-headless-shell",
+                "git: sudo apt-get install git",
+            },
+        ),
+        (
+            "dnf",
+            {
+                "Chromium: sudo dnf install chromium-headless",
+                "amtool: sudo dnf install alertmanager",
+            },
+        ),
         ("brew", {"Chromium: brew install chromium", "Alertmanager: brew install alertmanager"}),
     ],
 )
@@ -169,23 +181,23 @@ def test_elsewhere_each_missing_part_is_printed_with_its_command(
 
 
 def test_only_missing_parts_are_printed(machine: Machine) -> None:
-    machine.add_all_but("chromium")
-    assert machine.missing() == {"Chromium: sudo apt-get install chromium"}
+    machine.add_all_but("chromium-headless-shell")
+    assert machine.missing() == {"Chromium: sudo apt-get install chromium-headless-shell"}
 
 
 @pytest.mark.parametrize("user", ["root", "with sudo"])
 def test_on_debian_missing_parts_are_installed_and_printed(machine: Machine, user: str) -> None:
-    machine.add_all_but("chromium")
+    machine.add_all_but("chromium-headless-shell")
     machine.add("id", f"echo {0 if user == 'root' else 1000}")
     if user == "with sudo":
         machine.add("sudo", '[ "$1" = -n ] || exec "$@"')
-    machine.add("dpkg-query", '[ "${!#}" = chromium ] || echo -n installed')
-    arrives = machine.programs / "chromium"
+    machine.add("dpkg-query", '[ "${!#}" = chromium-headless-shell ] || echo -n installed')
+    arrives = machine.programs / "chromium-headless-shell"
     machine.add("apt-get", f'[ "$1" = update ] || {{ echo > {arrives}; chmod +x {arrives}; }}')
     machine.add("chmod", f'exec {shutil.which("chmod")} "$@"')
     installed = machine.install()
     assert installed.returncode == 0, installed.stderr
-    assert installed.stderr == "installing chromium with apt-get\n"
+    assert installed.stderr == "installing chromium-headless-shell with apt-get\n"
 
 
 def test_on_debian_without_root_or_sudo_the_command_is_printed(machine: Machine) -> None:
