@@ -51,7 +51,7 @@ BESIDE := --numprocesses $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))) -
 FAILED := .pytest_cache/failed-parts
 
 test: parts install
-	@rm -f $(FAILED)
+	@rm -f $(FAILED) $(FAILED).reasons
 	@mkdir -p $(dir $(BUSY))
 	bash .ci/stages engine "$(BUSY_WITH) $(PYTEST) --failed-parts $(FAILED) $(ENGINE_TESTS) \
 		$(addprefix --ignore=,$(CAUSES) $(FRONTS))" \
@@ -61,7 +61,7 @@ test: parts install
 		tests "$(BUSY_WITH) nice $(PYTEST) --failed-parts $(FAILED) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))" \
 		causes "$(PYTEST) --failed-parts $(FAILED) --after $(BUSY) $(CAUSES)"
-	@[ ! -e $(FAILED) ] || bash .ci/stages again "$(PYTEST) --alone @$(FAILED)"
+	@[ ! -e $(FAILED) ] || bash .ci/stages again "$(PYTEST) --alone $(FAILED) @$(FAILED)"
 
 # Tests that start processes or read clocks, again and again beside busy cores: see tests/shaken.py.
 ROUNDS := 20

@@ -1,9 +1,11 @@
 """A test of real parts that fails in the whole run is run once more, alone, at its end.
 
-`--failed-parts FILE` writes the names of such tests to a file; if nothing else fails, pytest
-succeeds. `--alone` runs them again: those that pass are printed as unsteady.
+`--failed-parts FILE` writes the names of such tests to a file, and why they failed beside it; if
+nothing else fails, pytest succeeds. `--alone FILE @FILE` runs them again: those that pass are
+printed as unsteady, with why they failed before.
 """
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,7 +19,12 @@ _USES_PARTS = "uses real parts"
 def add_options(parser: pytest.Parser) -> None:
     """The options of both runs."""
     parser.addoption("--failed-parts", type=Path, help="file for the failed tests of real parts")
-    parser.addoption("--alone", action="store_true", help="name the tests that pass as unsteady")
+    parser.addoption("--alone", type=Path, help="file of the failed tests, which run again now")
+
+
+def reasons(file: Path) -> Path:
+    """The file beside that of the names."""
+    return file.with_suffix(".reasons")
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
@@ -32,13 +39,13 @@ class FailedParts:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._again: dict[str, None] = {}
+        self._again: dict[str, str] = {}
         self._others = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure."""
         if report.failed and (_USES_PARTS, True) in map(tuple, report.user_properties):
-            self._again[report.nodeid] = None
+            self._again.setdefault(report.nodeid, reason(report))
         elif report.failed:
             self._others = True
 
@@ -53,6 +60,8 @@ class FailedParts:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
                 file.writelines(f"{name}\n" for name in self._again)
+            with reasons(self._file).open("a", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(each)}\n" for each in self._again.items())
         if self._again and not self._others and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.OK
         return (yield)
@@ -63,10 +72,21 @@ class FailedParts:
             terminalreporter.write_line(f"run again at the end, alone: {name}")
 
 
+# A whole comparison of two rows is longer than what anybody reads.
+_LONGEST = 600
+
+
+def reason(report: pytest.TestReport) -> str:
+    """The message of a failed test's exception, in one line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return " ".join(str(crash.message if crash else report.longrepr).split())[:_LONGEST]
+
+
 class Alone:
     """Names the tests that pass now."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path) -> None:
+        self._file = file
         self._failed: set[str] = set()
         self._names: dict[str, None] = {}
 
@@ -78,9 +98,11 @@ class Alone:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the unsteady tests."""
+        lines = reasons(self._file).read_text(encoding="utf-8").splitlines()
+        before = dict(map(json.loads, lines))
         for name in self._names:
             if name not in self._failed:
-                terminalreporter.write_line(f"unsteady: {name}")
+                terminalreporter.write_line(f"unsteady: {name}: {before[name]}")
 
 
 def register(config: pytest.Config) -> None:
@@ -88,5 +110,5 @@ def register(config: pytest.Config) -> None:
     file: Path | None = config.getoption("--failed-parts")
     if file is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailedParts(file))
-    if config.getoption("--alone"):
-        config.pluginmanager.register(Alone())
+    if (again := config.getoption("--alone")) is not None:
+        config.pluginmanager.register(Alone(again))
