@@ -75,9 +75,8 @@ def test_tests_of_real_parts_that_fail_run_again_and_those_that_pass_alone_are_u
     alone = run(tmp_path, "--alone", "cache/failed", "@cache/failed")
     assert alone.returncode == 1
     unsteady = [line for line in alone.stdout.splitlines() if line.startswith("unsteady")]
-    assert unsteady == [
-        f"unsteady: {once}: AssertionError: assert False + where False = failed_before('parts once')"
-    ]
+    reason = "AssertionError: assert False + where False = failed_before('parts once')"
+    assert unsteady == [f"unsteady: {once}: {reason}"]
     assert run(tmp_path, "--alone", "cache/failed", once).returncode == 0
 
 

@@ -57,8 +57,14 @@ _BACKLOG_AT_LEAST_S = 5.0
 STALL_BEFORE_S = 2.0
 # Steps that took this share longer than usual are not slow: costs are learned no better.
 _NOT_SLOW = 0.05
-# Requests that were held in a part of so long before a period run at once in it.
-_HELD_BEFORE_S, _HELD_SHARE = 30.0, 0.05
+# Requests that were held in a part of so long before a period run at once in it, if that lasted
+# until a sample before it.
+_HELD_BEFORE_S, _HELD_SHARE, _HELD_UNTIL_S = 30.0, 0.05, 6.0
+_HELD = (
+    ("kv_full_s", Cause.KV_PRESSURE, "a full KV cache"),
+    ("at_cap_s", Cause.SEQUENCE_CAP, "a full batch"),
+    ("deferred_s", Cause.DEFERRED, "what they were deferred for"),
+)
 # So many times the usual requests take the cache of others.
 _SURGE = 2.0
 # So many usual prompts show whether the cache has theirs.
@@ -461,14 +467,13 @@ class MissedCase:
             return Hold(stall.since, Cause.STALL, "a step that took long")
         since = period.start - _HELD_BEFORE_S
         before = self.timeline.period(since, period.start)
-        done = before.activity
-        held = max(
-            (done.kv_full_s, Cause.KV_PRESSURE, "a full KV cache"),
-            (done.at_cap_s, Cause.SEQUENCE_CAP, "a full batch"),
-            (done.deferred_s, Cause.DEFERRED, "what they were deferred for"),
+        held_s, kind, cause, text = max(
+            (getattr(before.activity, kind[0]), *kind) for kind in _HELD
         )
-        if held[0] >= _HELD_SHARE * _HELD_BEFORE_S:
-            return Hold(since, held[1], held[2])
+        if held_s >= _HELD_SHARE * _HELD_BEFORE_S:
+            lately = self.timeline.period(period.start - _HELD_UNTIL_S, period.start)
+            if getattr(lately.activity, kind):
+                return Hold(since, cause, text)
         return self._slow_before(before)
 
     def _slow_before(self, before: Period) -> Hold | None:

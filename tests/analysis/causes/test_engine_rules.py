@@ -9,6 +9,7 @@ import pytest
 from agent.analysis.causes import EngineTimeline, explain
 from agent.analysis.causes.baselines import RequestBaselines
 from agent.analysis.causes.engine_rules import prompts_texts
+from agent.analysis.causes.missed_case import MissedCase
 from agent.analysis.causes.periods import Prompt, PromptLog, Prompts
 from agent.catalog.causes import Cause
 from agent.records.engine import EngineSample
@@ -230,6 +231,23 @@ def test_steps_of_long_prompts_are_not_slow_for_no_reason() -> None:
     found = explain(WAITS, [OBJECTIVE], timeline)
     assert found.top is not Cause.UNEXPLAINED, found.shares
     assert "longer than their tokens explain" not in str(found.shares)
+
+
+@pytest.mark.parametrize(("ended_ago_s", "cause"), [(0.0, Cause.DEFERRED), (12.0, None)])
+def test_requests_were_held_if_that_lasted_until_they_ran(
+    ended_ago_s: float, cause: Cause | None
+) -> None:
+    timeline = EngineTimeline()
+    for number in range(300):
+        ended_at = AT - 30 + (number + 1) / 10
+        deferred = 0 < AT - ended_ago_s - ended_at + 0.05 < 3
+        timeline.step(
+            step(ended_at, 0.1)._replace(waiting_capacity=0, waiting_deferred=3 * deferred)
+        )
+    timeline.step(step(AT + 1, 0.1))
+    case = MissedCase(row(AT), timeline)
+    held = case.hold(timeline.period(AT, AT + 1))
+    assert (held and held.cause) == cause
 
 
 # The time of others' prompts goes to the cache that lost them, to preemptions, or to them
