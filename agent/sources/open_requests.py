@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from agent.analysis.latency import MAX_TOKENS
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import PluginDropped
 from agent.sources.plugin_sockets import PluginSocket
@@ -28,10 +27,10 @@ from agent.sources.plugin_sockets import PluginSocket
 _LOG = logging.getLogger(__name__)
 
 _MAGIC = b"GPAO"
-_FORMAT = 1
+_FORMAT = 2
 _HEADER = struct.Struct("@4sHHIIQd")
 _HEADER_BYTES = 64
-_SLOT = struct.Struct("@B7xQdddQd")
+_SLOT = struct.Struct("@B7xQddd")
 _SLOT_BYTES = 64
 _OPEN = 1
 
@@ -52,16 +51,14 @@ STALLED_AFTER_S = 10.0
 class OpenRequest:
     """A request that had begun and not ended.
 
-    `arrived_at` is Unix time; `arrived_s`, `first_s` and `last_s` are of CLOCK_MONOTONIC: when the
-    request arrived, and the first and last event of its response, None before one. `record` is
-    what the front wrote of the request; of a live front, it may be of the next one in its place.
+    `arrived_at` is Unix time; `arrived_s` and `last_s` are of CLOCK_MONOTONIC: when the request
+    arrived, and the last event of its response, None before one. `record` is what the front wrote
+    of the request; of a live front, it may be of the next one in its place.
     """
 
     arrived_at: float
     arrived_s: float
-    first_s: float | None
     last_s: float | None
-    events: int
     record: bytes
 
     @property
@@ -179,20 +176,16 @@ def _request(
     table: bytes, index: int, record_bytes: int, descriptor: int, record_at: int
 ) -> OpenRequest | None:
     """The request in a slot; None of one that cannot be true."""
-    _, length, arrived_at, arrived_s, first_s, events, last_s = _SLOT.unpack_from(
-        table, index * _SLOT_BYTES
-    )
-    if length > record_bytes or events > MAX_TOKENS or not math.isfinite(arrived_at + arrived_s):
+    _, length, arrived_at, arrived_s, last_s = _SLOT.unpack_from(table, index * _SLOT_BYTES)
+    if length > record_bytes or not math.isfinite(arrived_at + arrived_s):
         return None
     # False also for NaN.
-    if events and not arrived_s <= first_s <= last_s < math.inf:
+    if last_s and not arrived_s <= last_s < math.inf:
         return None
     record = os.pread(descriptor, length, record_at)
     if len(record) != length:
         return None
-    if not events:
-        return OpenRequest(arrived_at, arrived_s, None, None, 0, record)
-    return OpenRequest(arrived_at, arrived_s, first_s, last_s, events, record)
+    return OpenRequest(arrived_at, arrived_s, last_s or None, record)
 
 
 @dataclass(frozen=True, slots=True)

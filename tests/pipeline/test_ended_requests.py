@@ -403,8 +403,8 @@ def test_requests_that_were_open_when_their_front_died_are_stored_as_failed(
 ) -> None:
     record = proxied(status=Status.ERROR, ttft_s=None, e2e_s=None, ended_at=NOON)
     sent = b"\0" + record_bytes(record._replace(engine=None))
-    silent = OpenRequest(NOON, 50.0, None, None, 0, sent)
-    streamed = OpenRequest(NOON, 50.0, 51.0, 53.5, 9, sent)
+    silent = OpenRequest(NOON, 50.0, None, sent)
+    streamed = OpenRequest(NOON, 50.0, 53.5, sent)
     old = replace(silent, arrived_at=NOON - 100_000)
     meter, writer = Meter((), ["chat-1"]), Writer()
     rows = ended_rows(held, writer, meter)
@@ -427,7 +427,7 @@ def test_what_the_proxy_of_this_agent_saw_needs_no_row_of_a_dead_front(clock: Cl
     writer = Writer()
     ended_rows(both, writer, Meter((), ["chat-0"])).on_front_ended(
         "chat-0",
-        [OpenRequest(NOON, 50.0, None, None, 0, flag + sent) for flag in (b"\1", b"\0")],
+        [OpenRequest(NOON, 50.0, None, flag + sent) for flag in (b"\1", b"\0")],
     )
     assert len(writer.stored) == 1
 

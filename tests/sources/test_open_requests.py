@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from goodput_agent_vllm.open_requests import (
     FILE_BYTES,
+    FORMAT,
     HEADER,
     HEADER_BYTES,
     MAGIC,
@@ -56,8 +57,8 @@ ENDS_ITS_REQUESTS = "waiting.close()\nstreaming.close()\n"
 # The child waits for the same input, and says when it runs.
 FORKS = "if not os.fork():\n    " + WAITS.replace("\n", "\n    ").rstrip() + "\n    os._exit(0)\n"
 OPEN = [
-    OpenRequest(ARRIVED_AT, 1.0, None, None, 0, b"waiting"),
-    OpenRequest(ARRIVED_AT + 1, 2.0, 3.0, 4.5, 2, b"streaming"),
+    OpenRequest(ARRIVED_AT, 1.0, None, b"waiting"),
+    OpenRequest(ARRIVED_AT + 1, 2.0, 4.5, b"streaming"),
 ]
 
 
@@ -257,7 +258,11 @@ def test_files_beside_the_socket_of_another_agent_are_left_to_it(watched: Watche
 
 
 def header(
-    *, magic: bytes = MAGIC, version: int = 1, slots: int = SLOTS, record_bytes: int = RECORD_BYTES
+    *,
+    magic: bytes = MAGIC,
+    version: int = FORMAT,
+    slots: int = SLOTS,
+    record_bytes: int = RECORD_BYTES,
 ) -> bytes:
     packed = HEADER.pack(magic, version, 0, slots, record_bytes, 7, ARRIVED_AT)
     return packed.ljust(HEADER_BYTES, b"\0")
@@ -266,7 +271,11 @@ def header(
 REFUSED = {
     "foreign": (b"#!/bin/sh\n" * 1000, PluginDropped.NOT_OURS),
     "one byte": (b"G", PluginDropped.NOT_OURS),
-    "other format": (header(version=2).ljust(FILE_BYTES, b"\0"), PluginDropped.OTHER_FORMAT),
+    "other format": (
+        header(version=FORMAT + 1).ljust(FILE_BYTES, b"\0"),
+        PluginDropped.OTHER_FORMAT,
+    ),
+    "earlier format": (header(version=1).ljust(FILE_BYTES, b"\0"), PluginDropped.OTHER_FORMAT),
     "truncated": (header().ljust(FILE_BYTES - 1, b"\0"), PluginDropped.MALFORMED),
     "header alone": (header(), PluginDropped.MALFORMED),
     "too long": (header().ljust(FILE_BYTES + 1, b"\0"), PluginDropped.MALFORMED),
@@ -315,36 +324,31 @@ def test_a_file_that_is_being_made_is_neither_refused_nor_dead(watched: Watched)
     assert path.exists()
 
 
-def slot(length: int, arrived_at: float, arrived_s: float, *rest: float) -> bytes:
-    first_s, events, last_s = rest
-    packed = struct.pack(
-        "@B7xQdddQd", 1, length, arrived_at, arrived_s, first_s, int(events), last_s
-    )
+def slot(length: int, arrived_at: float, arrived_s: float, last_s: float) -> bytes:
+    packed = struct.pack("@B7xQddd", 1, length, arrived_at, arrived_s, last_s)
     return packed.ljust(SLOT_BYTES, b"\0")
 
 
 NAN, INFINITY = float("nan"), float("inf")
 MALFORMED = [
-    slot(RECORD_BYTES + 1, 1.0, 1.0, 0.0, 0, 0.0),
-    slot(2**64 - 1, 1.0, 1.0, 0.0, 0, 0.0),
-    slot(1, NAN, 1.0, 0.0, 0, 0.0),
-    slot(1, 1.0, INFINITY, 0.0, 0, 0.0),
-    slot(1, 1.0, 5.0, 4.0, 1, 6.0),
-    slot(1, 1.0, 5.0, 6.0, 1, 5.5),
-    slot(1, 1.0, 5.0, NAN, 1, NAN),
-    slot(1, 1.0, 5.0, 6.0, 2, INFINITY),
-    slot(1, 1.0, 5.0, 6.0, 2**64 - 1, 7.0),
+    slot(RECORD_BYTES + 1, 1.0, 1.0, 0.0),
+    slot(2**64 - 1, 1.0, 1.0, 0.0),
+    slot(1, NAN, 1.0, 0.0),
+    slot(1, 1.0, INFINITY, 0.0),
+    slot(1, 1.0, 5.0, 4.0),
+    slot(1, 1.0, 5.0, NAN),
+    slot(1, 1.0, 5.0, INFINITY),
 ]
 
 
 def test_a_slot_that_cannot_be_true_is_counted_and_the_others_are_read(watched: Watched) -> None:
-    slots = b"".join([*MALFORMED, slot(3, 1.0, 5.0, 6.0, 2, 7.0)])
+    slots = b"".join([*MALFORMED, slot(3, 1.0, 5.0, 7.0)])
     content = bytearray((header() + slots).ljust(FILE_BYTES, b"\0"))
     record_at = HEADER_BYTES + SLOTS * SLOT_BYTES + len(MALFORMED) * RECORD_BYTES
     content[record_at : record_at + 3] = b"row"
     watched.hostile(bytes(content))
     watched.watch.check()
-    only = OpenRequest(1.0, 5.0, 6.0, 7.0, 2, b"row")
+    only = OpenRequest(1.0, 5.0, 7.0, b"row")
     assert watched.consumer.requests == [(ENGINE, [only])]
     assert watched.counts.dropped == {PluginDropped.MALFORMED: len(MALFORMED)}
 

@@ -18,7 +18,7 @@ import time
 _LOG = logging.getLogger("vllm.goodput_agent")
 
 MAGIC = b"GPAO"
-FORMAT = 1
+FORMAT = 2
 
 # Magic, format, 0, slots, bytes of a record, pid, Unix time of the start.
 HEADER = struct.Struct("@4sHHIIQd")
@@ -33,12 +33,9 @@ FILE_BYTES = _RECORDS_AT + SLOTS * RECORD_BYTES
 
 # A slot begins with a byte, its state. The other fields follow at these bytes.
 FREE, OPEN = 0, 1
-# Bytes of the record, arrival as Unix time and on CLOCK_MONOTONIC; the first event there, events so
-# far, and the last of them.
-_REQUEST_AT, _write_request = 8, struct.Struct("@QdddQd").pack_into
-_FIRST_AT, _write_progress = 32, struct.Struct("@dQd").pack_into
-# The place of the last event's time, in doubles.
-_LAST_AT = 48
+# Bytes of the record, arrival as Unix time and on CLOCK_MONOTONIC, the last event there or 0.
+_REQUEST_AT, _write_request = 8, struct.Struct("@Qddd").pack_into
+_LAST_AT = 32
 
 # The agent only reads. Whoever could truncate the file would kill this process by SIGBUS.
 _MODE = 0o640
@@ -55,32 +52,19 @@ _in_use: "set[OpenRequests]" = set()
 class Slot:
     """One open request; for the thread of its OpenRequests.
 
-    `file.last_s[place]` is the time of the last event, on CLOCK_MONOTONIC: whoever has many events
-    writes it there, and counts them later by `events`.
+    `file.last_s[place]` is the time of the last event: whoever has many writes it there.
     """
 
-    __slots__ = ("_events", "_first_s", "_index", "file", "place")
+    __slots__ = ("_index", "file", "place")
 
     def __init__(self, file: "OpenRequests | _NoFile", index: int, place: int) -> None:
         self.file = file
         self.place = place
         self._index = index
-        self._first_s = 0.0
-        self._events = 0
 
     def event(self, at_s: float) -> None:
         """Note an event of the response's stream at a time of CLOCK_MONOTONIC."""
-        self.events(1, at_s)
-
-    def events(self, number: int, last_s: float) -> None:
-        """Note so many more events, at a time of CLOCK_MONOTONIC the last of them."""
-        if not self.place:
-            return
-        if not self._events:
-            self._first_s = last_s
-        self._events += number
-        at = HEADER_BYTES + self._index * SLOT_BYTES + _FIRST_AT
-        _write_progress(self.file.content, at, self._first_s, self._events, last_s)
+        self.file.last_s[self.place] = at_s
 
     def close(self) -> None:
         """The request ended; further calls do nothing."""
@@ -167,7 +151,7 @@ class OpenRequests:
         content, at = self.content, HEADER_BYTES + index * SLOT_BYTES
         record_at = _RECORDS_AT + index * RECORD_BYTES
         content[record_at : record_at + length] = record
-        _write_request(content, at + _REQUEST_AT, length, arrived_at, arrived_s, 0.0, 0, 0.0)
+        _write_request(content, at + _REQUEST_AT, length, arrived_at, arrived_s, 0.0)
         # Last: a process may be killed between any two of these lines.
         content[at] = OPEN
         return Slot(self, index, (at + _LAST_AT) // 8)

@@ -332,9 +332,7 @@ class WatchedRequest:
                     # Not the first one: what is done now delays no first token.
                     self._open = True
                     self._release(now=more)
-                    self._slot.file.last_s[self._slot.place] = now_s
-                else:
-                    self._slot.event(now_s)
+                self._slot.event(now_s)
                 self._pieces.append(body)
                 self._times_s.append(now_s)
             if not more:
@@ -349,15 +347,11 @@ class WatchedRequest:
         """Read what was sent since the last time."""
         exchange = self._begin()
         pieces, times_s = self._pieces, self._times_s
-        uncounted = len(pieces)
         if self._head is not None:
             (status, headers), self._head = self._head, None
             exchange.answered(status, headers, self._at_s)
-            # The first piece was counted when it was sent.
-            uncounted -= 1
         if pieces:
             self._pieces, self._times_s = [], []
-            self._slot.events(uncounted, times_s[-1])
             exchange.chunks(pieces, times_s)
 
     def _begin_guarded(self) -> None:
@@ -393,8 +387,7 @@ class WatchedRequest:
     def _open_slot(self, exchange: MeasuredExchange, at: float) -> None:
         self._slot = slot = self._front.opened(exchange, self.trace, at, self._at_s)
         if self._times_s:
-            slot.event(self._times_s[0])
-            slot.file.last_s[slot.place] = self._times_s[-1]
+            slot.event(self._times_s[-1])
 
     def _end(self, *, failed: bool) -> None:
         exchange = self._begin()
