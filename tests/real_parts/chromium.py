@@ -209,7 +209,7 @@ def overflow(there: Opened) -> list[str]:
 
 def cut(there: Opened) -> list[str]:
     """Tables of which a part is seen only by scrolling sideways; that of lengths has to."""
-    found = there.page.locator("main :not(.heat) > .scrolling").evaluate_all(
+    found = there.page.locator("main .scrolling:not(.heat > *)").evaluate_all(
         "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.ariaLabel)"
     )
     return [f"cut: {label}" for label in found]

@@ -1,5 +1,5 @@
 // The view of groups: the same figures for each engine, model, tenant, user and so on.
-import {Note, Table, html, only} from "./elements.js";
+import {Note, Table, html, named, only} from "./elements.js";
 import {period} from "./period.js";
 import {FILTERS, query} from "./query.js";
 import {dollars, milliseconds, number, percent, words} from "./words.js";
@@ -47,7 +47,7 @@ function title(address, by, group) {
   if (group === null) return "unknown";
   if (FILTERS.includes(by)) return only(address, "now", by, group);
   const chosen = by === "input_length" ? lengths(group) : {[by]: group};
-  return html`<a href=${address("requests", chosen)}>${group}</a>`;
+  return named(html`<a href=${address("requests", chosen)}>${group}</a>`);
 }
 
 // Of the requests that were judged; a bar, because a column of shares hides the one that is low.

@@ -1,6 +1,6 @@
 // The view of cost: what tokens cost, who pays, and what was bought for nothing.
 import {Chart, over_window, with_breaks} from "./chart.js";
-import {Awaited, CountedTime, Figures, Reasons, Table, html} from "./elements.js";
+import {Awaited, CountedTime, Figures, Reasons, Table, html, named} from "./elements.js";
 import {period} from "./period.js";
 import {query} from "./query.js";
 import {dollars, number, share, whole_percent} from "./words.js";
@@ -76,7 +76,7 @@ const TENANTS = ["tenant", "requests", "cost", "GPU hours", "30 days at this rat
 const WITH_BUDGETS = [...TENANTS.slice(0, 5), "budget of 30 days", "of the budget", ...TENANTS.slice(5)];
 
 const tenant = (with_budgets) => (group) => [
-  group.group ?? "unknown", number(group.requests), dollars(group.cost?.cost_usd),
+  named(group.group ?? "unknown"), number(group.requests), dollars(group.cost?.cost_usd),
   number(group.cost?.gpu_hours, 4), dollars(forecast(group)),
   ...(with_budgets ? (group.budget ? [dollars(group.budget.usd_per_month), over_budget(group.budget)] : ["none", ""]) : []),
   share(group.attainment), number(group.stream_tokens_per_s.p50),

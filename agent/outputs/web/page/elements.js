@@ -59,9 +59,12 @@ const cell = (names, side) => (given, index) => {
     : html`<td role="cell" data-name=${names[index]} class=${looks}>${text}</td>`;
 };
 
-// A name that shows what is of it alone, in this view.
-export const only = (address, view, kind, name) => (name == null || name === "" ? UNKNOWN
-  : html`<a class="only" href=${address(view, {[kind]: name})}>${name}</a>`);
+// A name that shows what is of it alone, in this view; `more` follows it.
+export const only = (address, view, kind, name, more = "") => (name == null || name === "" ? UNKNOWN
+  : named(html`<a class="only" href=${address(view, {[kind]: name})}>${name}</a>${more}`));
+
+// A name may be as long as somebody likes, so it may be broken anywhere.
+export const named = (name) => html`<span class="called">${name}</span>`;
 
 export const Note = ({children}) => html`<p class="quiet">${children}</p>`;
 

@@ -1,6 +1,6 @@
 // The view of events: what broke, with its evidence.
 import {Chart, finished, over_steps, times} from "./chart.js";
-import {Table, html} from "./elements.js";
+import {Table, html, named, only} from "./elements.js";
 import {period} from "./period.js";
 import {query} from "./query.js";
 import {bytes, number, percent, seconds, time, words} from "./words.js";
@@ -35,7 +35,8 @@ const Show = ({data: {found, steps, over_chart, over, step}, parameters, address
     series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />
   <${Table} label="Events, ${over}, the newest first" head=${["when", "what", "engine", "GPU", "confidence", "evidence"]}
     words=${["what", "engine", "GPU", "confidence", "evidence"]}
-    rows=${found.items.map((event) => [time(event.at), words(event.kind), event.engine ?? "", event.gpu ?? "",
+    rows=${found.items.map((event) => [time(event.at), words(event.kind),
+      event.engine ? only(address, "events", "engine", event.engine) : "", event.gpu ? named(event.gpu) : "",
       event.confidence, {text: evidence(event.evidence), kind: "text"}])}
     empty="Nothing broke in this time." />
   ${found.next && html`<p><a href=${address("events", {...parameters, cursor: found.next})}>older</a></p>`}`;

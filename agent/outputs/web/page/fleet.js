@@ -1,5 +1,5 @@
 // What the agent watches now: engines, GPUs and agents.
-import {Note, Reasons, Table, html, only} from "./elements.js";
+import {Note, Reasons, Table, html, named, only} from "./elements.js";
 import {Starts} from "./starts.js";
 import {UNKNOWN, bytes, number, share, span, time} from "./words.js";
 
@@ -42,7 +42,7 @@ const dated = (live, each, state, cells) => {
 const engine = (live) => {
   const several = new Set(live.engines.map(({agent: name}) => name)).size > 1;
   return ({running, waiting, kv_cache_usage: usage, ...of}) => dated(live, of, reached(of), (state) => [
-    named(live.address, of.name, several && of.agent), state, only(live.address, "now", "model", of.model),
+    only(live.address, "now", "engine", of.name, several && ` (${of.agent})`), state, only(live.address, "now", "model", of.model),
     number(running), number(waiting), share(usage), time(of.read_at),
   ]);
 };
@@ -50,7 +50,7 @@ const engine = (live) => {
 const gpu = (live) => ({gpu: uuid, index, name, problem, facts, at, ...of}) => dated(live, of, problem ?? "ok", (state) => [
   `${index}: ${name}`, state, share(facts.gpu_utilization_ratio ?? null),
   bytes(facts.gpu_memory_used_bytes), bytes(facts.gpu_memory_total_bytes),
-  facts.gpu_power_watts == null ? "–" : `${number(facts.gpu_power_watts, 0)} W`, time(at), uuid,
+  facts.gpu_power_watts == null ? "–" : `${number(facts.gpu_power_watts, 0)} W`, time(at), named(uuid),
 ]);
 
 const lives = ({overdue, stopped_at: stopped}) => (stopped ? {text: "stopped", kind: "quiet"}
@@ -60,11 +60,9 @@ const lives = ({overdue, stopped_at: stopped}) => (stopped ? {text: "stopped", k
 export const has_ended = ({stopped_at: stopped, overdue}) => Boolean(stopped || overdue);
 
 const agent = ({lag_s: lag, waiting_rows: waiting, ...of}) => [
-  of.name, lives(of), of.version ?? UNKNOWN, time(of.started_at), ago(of.silent_s),
+  named(of.name), lives(of), of.version ?? UNKNOWN, time(of.started_at), ago(of.silent_s),
   number(waiting, 0), lag === null ? UNKNOWN : span(lag),
 ];
-
-const named = (address, name, of_agent) => html`${only(address, "now", "engine", name)}${of_agent && ` (${of_agent})`}`;
 
 export function Fleet({live: figures, starts, is_range, address}) {
   if (is_range) return html`<${Note}>Engines, GPUs and agents are shown live, not of the past.<//>`;

@@ -1,6 +1,6 @@
 // One dot a request: when it began and how long it took. A box drawn around dots is compared with the rest.
 import {moments} from "./chart.js";
-import {Awaited, Component, Input, Note, Table, html} from "./elements.js";
+import {Awaited, Component, Input, Note, Table, html, named} from "./elements.js";
 import {query} from "./query.js";
 import {number, plural, seconds, share, words} from "./words.js";
 
@@ -239,7 +239,7 @@ function Compared({contrast, address, parameters}) {
   const none = !inside ? "No request is in the box." : !outside ? "Every request is in the box, so there is none to compare with."
     : "Nothing by more than chance: cause, tenant, model, engine, input length and session are as in the others.";
   return html`<div class="compared"><${Table} label=${label} head=${["more of", "in the box", "outside"]} empty=${none}
-    rows=${items.slice(0, 12).map((item) => [{text: html`${words(item.dimension)}: ${name(item)}`, kind: "name"},
+    rows=${items.slice(0, 12).map((item) => [named(html`${words(item.dimension)}: ${name(item)}`),
       of_all(item.inside, inside), of_all(item.outside, outside)])} /></div>`;
 }
 
