@@ -41,6 +41,11 @@ def awaits_choices(proxy: RequestRecord, spans: int) -> bool:
     return lacks_tokens and spans < _choices(proxy) != 1
 
 
+def is_prefill_alone(proxy: RequestRecord, span_output_tokens: int | None) -> bool:
+    """Whether a span made only the first of several output tokens: another engine decoded."""
+    return _choices(proxy) == 1 and span_output_tokens == 1 < (proxy.output_tokens or 0)
+
+
 def joined(
     proxy: RequestRecord, engine: RequestRecord, others: Sequence[RequestRecord] = ()
 ) -> RequestRecord:
@@ -58,6 +63,9 @@ def joined(
             alone = not (several and per_choice)
             of_engine = getattr(engine, name) if alone else of_choices.get(name)
             values[name] = of_proxy if of_engine is None else of_engine
+    if engine.prefill_engine is not None:
+        # To the proxy, the router before both engines is the engine.
+        values["engine"] = engine.engine
     return proxy._replace(
         vantage=Vantage.JOINED,
         proxy_span_id=proxy.span_id,

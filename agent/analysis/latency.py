@@ -183,3 +183,53 @@ def request_parts(
     if e2e_s is None or decode_s is None:
         return RequestParts(front_s, None)
     return RequestParts(front_s, e2e_s - ttft_s - decode_s)
+
+
+class FirstTokenParts(NamedTuple):
+    """The parts of the time to the first token of a request with a prefill engine.
+
+    `router_s`, `prefill_s`, `kv_wait_s` and `decode_s` add up to `whole_s`. `router_s` is the time
+    outside of both engines, `kv_wait_s` the wait in the decode engine for the KV values and for a
+    place in the batch, and `decode_s` the rest there. If both engines had the request at once,
+    what the decode engine waited for the prefill is in `prefill_s` alone.
+    """
+
+    whole_s: float
+    router_s: float
+    prefill_s: float
+    kv_wait_s: float | None
+    decode_s: float
+
+
+def first_token_parts(
+    *,
+    user_ttft_s: float | None,
+    decode_ttft_s: float | None,
+    decode_queue_s: float | None,
+    prefill_hop_s: float | None,
+    prefill_gap_s: float | None,
+) -> FirstTokenParts | None:
+    """The parts; None without both engines' times.
+
+    By the user's TTFT the clocks of the engines do not matter. It is None of a view that began at
+    one of the engines: the time between these is then by their clocks.
+    """
+    if prefill_hop_s is None or decode_ttft_s is None:
+        return None
+    if user_ttft_s is not None:
+        outside_s = user_ttft_s - prefill_hop_s - decode_ttft_s
+        is_parallel = outside_s < -CLOCK_SLACK_S
+        router_s = max(user_ttft_s - decode_ttft_s if is_parallel else outside_s, 0.0)
+        whole_s = user_ttft_s
+    elif prefill_gap_s is not None:
+        router_s = max(prefill_gap_s, 0.0)
+        whole_s = max(prefill_hop_s + prefill_gap_s + decode_ttft_s, prefill_hop_s)
+    else:
+        return None
+    prefill_s = min(prefill_hop_s, whole_s - router_s)
+    after_s = max(whole_s - router_s - prefill_s, 0.0)
+    if decode_queue_s is None:
+        return FirstTokenParts(whole_s, router_s, prefill_s, None, after_s)
+    hidden_s = max(decode_ttft_s - after_s, 0.0)
+    kv_wait_s = min(max(decode_queue_s - hidden_s, 0.0), after_s)
+    return FirstTokenParts(whole_s, router_s, prefill_s, kv_wait_s, after_s - kv_wait_s)

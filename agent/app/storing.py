@@ -251,6 +251,7 @@ class AgentStore:
         self._state = state
         # A found plugin is known by its first request.
         self._with_plugin = {each.name for each in settings.engines if each.plugin_socket}
+        self._prefilling = {each.name for each in settings.engines if each.role == "prefill"}
         self.precedence = Precedence()
         self.folded_at = now()
         self.size_bytes: float | None = None
@@ -341,12 +342,14 @@ class AgentStore:
     def writer(self, judge: Judge) -> RequestWriter:
         """The writer of requests."""
         wait_s, with_plugin = self._settings.proxy.join_wait, self._with_plugin
-        joining = Joining(judge=judge, wait_s=wait_s, with_plugin=with_plugin)
+        joining = Joining(
+            judge=judge, wait_s=wait_s, with_plugin=with_plugin, prefilling=self._prefilling
+        )
         joined = request_write(self.database, joining, self._keeper.verify)
         alone = request_write(self.database, None, self._keeper.verify)
 
         def write(judged: Sequence[JudgedRequest]) -> WriteResult:
-            joins = self._settings.proxy.listen is not None or self._with_plugin
+            joins = self._settings.proxy.listen is not None or self._with_plugin or self._prefilling
             return (joined if joins else alone)(judged)
 
         settle = request_settle(self.database, joining, self._set_aside)

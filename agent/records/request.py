@@ -53,6 +53,7 @@ _ShortName = Annotated[str | None, Length(100)]
 _Word = Annotated[str | None, Length(64)]
 _OwnLatency = Annotated[float | None, Join.PROXY]
 _EnginePhase = Annotated[float | None, Join.ENGINE_FIRST]
+_OfEngine = Annotated[float | None, Join.ENGINE]
 _Tokens = Annotated[int | None, Mark.PER_CHOICE]
 _Preemptions = Annotated[int | None, Mark.SMALL, Mark.PER_CHOICE, Join.ENGINE_FIRST]
 
@@ -213,3 +214,13 @@ class RequestRecord(NamedTuple):
     engine_view: Annotated[EngineView | None, Join.COMPUTED] = None
     preemptions: _Preemptions = None
     """Times that the request lost its place in the batch."""
+    hop: Annotated[bool | None, Join.ENGINE] = None
+    """True of the prefill for a request that another engine decodes; no figure counts the row."""
+    prefill_engine: Annotated[str | None, Length(100), Join.ENGINE] = None
+    """The engine that computed the prompt for `engine`."""
+    prefill_hop_s: _OfEngine = None
+    """Arrival at that engine to its end there."""
+    prefill_queue_s: _OfEngine = None
+    """Wait in that engine before the request was first scheduled."""
+    prefill_gap_s: _OfEngine = None
+    """End at that engine to arrival at `engine`, by their clocks; negative if both ran at once."""

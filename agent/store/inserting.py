@@ -60,7 +60,7 @@ def insert_new(
 def _is_plain(judged: Sequence[JudgedRequest], settles_at: SettlesAt) -> bool:
     """Whether all are engines' views that do not wait: most columns are then left out."""
     engine = Vantage.ENGINE
-    if not all([item.record.vantage is engine for item in judged]):
+    if not all([item.record.vantage is engine and not item.record.hop for item in judged]):
         return False
     return settles_at is at_once or all(settles_at(item.record) is None for item in judged)
 

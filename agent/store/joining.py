@@ -27,7 +27,7 @@ from sqlalchemy import (
     update,
 )
 
-from agent.analysis.joined_record import awaits_choices, joined
+from agent.analysis.joined_record import awaits_choices, is_prefill_alone, joined
 from agent.analysis.verdicts import Judge
 from agent.catalog.definitions import Verdict
 from agent.records.objective import ExplainedRequest, JudgedRequest
@@ -63,6 +63,8 @@ def waiting_for(wait_s: float, with_plugin: Collection[str] = ()) -> SettlesAt:
     """
 
     def settles_at(record: RequestRecord) -> float | None:
+        if record.hop:
+            return None
         if record.vantage is Vantage.ENGINE:
             has_figures = record.preemptions is not None or record.engine not in with_plugin
             waits = record.parent_span_id is not None or not has_figures
@@ -307,10 +309,9 @@ def _at_one_time(connection: Connection, rows: Collection[int]) -> set[tuple[int
 
 def _is_within(engine: Row, proxy: Row) -> bool:
     """Whether an engine's view may be of the proxy's request, which has no other one."""
-    same = all(
-        engine[name] == proxy[name] or None in (engine[name], proxy[name])
-        for name in ("engine", "output_tokens")
-    )
+    # To the proxy, a router before prefill and decode engines is the engine.
+    names = ("output_tokens",) if engine["prefill_engine"] else ("engine", "output_tokens")
+    same = all(engine[name] == proxy[name] or None in (engine[name], proxy[name]) for name in names)
     return (
         same
         and proxy["vantage"] == Vantage.PROXY
@@ -339,17 +340,21 @@ def _resolved(
     """
     engines_of: dict[int, list[Row]] = {}
     for engine_row, other_row in pairs:
-        if engine_row in rows and other_row in rows:
+        if engine_row in rows and other_row in rows and not rows[engine_row]["hop"]:
             engines_of.setdefault(other_row, []).append(rows[engine_row])
     changes = _Changes()
     for other_row, engines in engines_of.items():
         other = rows[other_row]
         if other["vantage"] == Vantage.PROXY:
             waits = not settling and other["settles_at"] is not None
-            if waits and awaits_choices(judged_from(other).record, len(engines)):
+            proxy = judged_from(other).record
+            engines.sort(key=lambda row: is_prefill_alone(proxy, row["output_tokens"]))
+            prefilled_alone = is_prefill_alone(proxy, engines[0]["output_tokens"])
+            if waits and (prefilled_alone or awaits_choices(proxy, len(engines))):
                 continue
-            _join(changes, recount, other, engines, judge)
-            del engines[0]
+            if not prefilled_alone:
+                _join(changes, recount, other, engines, judge)
+                del engines[0]
         # Each of several choices has a span; the request is counted once.
         changes.parts += [row["id"] for row in engines if not _is_part(row)]
         recount.take_back(engines)

@@ -219,7 +219,7 @@ class MinuteStore:
         return readable(gpu_samples, rows, _gpu_sample)
 
     def requests(self, engine: str, from_at: float, until: float) -> MinuteRequests:
-        """The counted requests that overlap a time."""
+        """The counted requests, and the hops of others, that overlap a time."""
         return minute_requests_from(self._batches(self._overlapping(engine, from_at, until)))
 
     def requests_across(self, engine: str, from_at: float, until: float) -> MinuteRequests:
@@ -258,7 +258,9 @@ class MinuteStore:
 
     def _requests(self, engine: str, *what: Any) -> Select[Any]:
         return select(*what).where(
-            requests.c.agent == self._agent, requests.c.engine == engine, requests.c.counted
+            requests.c.agent == self._agent,
+            requests.c.engine == engine,
+            or_(requests.c.counted, requests.c.hop),
         )
 
     def write(self, minutes: Sequence[MinuteRow], costs: Iterable[RequestCost], now: float) -> None:

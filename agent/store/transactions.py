@@ -17,6 +17,7 @@ from agent.records.objective import JudgedRequest, Settled, WriteResult
 from agent.records.request import Vantage
 from agent.store.connection import driver_message, for_writing, logged_unavailable
 from agent.store.explanations import subtract_causes
+from agent.store.hops import attach_hops, with_hops
 from agent.store.inserting import Key, at_once, insert_new, key_of
 from agent.store.joining import (
     Recount,
@@ -47,12 +48,13 @@ class Joining:
 
     A view that another view may follow waits `wait_s` from its receipt, then it is settled alone;
     None if no views are joined. `judge` judges every joined request again. Figures of a plugin may
-    follow the spans of engines in `with_plugin`.
+    follow the spans of engines in `with_plugin`. The rows of engines in `prefilling` are hops.
     """
 
     judge: Judge
     wait_s: float | None
     with_plugin: Collection[str] = ()
+    prefilling: Collection[str] = ()
 
 
 def request_write(
@@ -134,9 +136,12 @@ def _storing(joining: Joining | None) -> _StoreRows:
     settles_at, judge = waiting_for(joining.wait_s, joining.with_plugin), joining.judge
 
     def store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
-        new = insert_new(connection, judged, settles_at)
-        alone = [item for item in new if settles_at(item.record) is None]
-        views = [item for item in new if _may_have_another(item, settles_at)]
+        new = insert_new(connection, with_hops(judged, joining.prefilling), settles_at)
+        if joining.prefilling:
+            attach_hops(connection, [key_of(item) for item in new])
+        requests_of = [item for item in new if not item.record.hop]
+        alone = [item for item in requests_of if settles_at(item.record) is None]
+        views = [item for item in requests_of if _may_have_another(item, settles_at)]
         recount = join_new(connection, views, judge) if views else Recount()
         subtract_causes(connection, recount.unexplained)
         add_to_rollups(connection, alone + recount.counted, recount.uncounted)

@@ -11,7 +11,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, HTTPException, Response
 from pydantic import Field
 
-from agent.analysis.latency import LATENCIES, request_parts
+from agent.analysis.joined_record import is_from_front
+from agent.analysis.latency import LATENCIES, first_token_parts, request_parts
 from agent.analysis.quantiles import quantile
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import (
@@ -46,6 +47,18 @@ class Gaps(BaseResponse):
     p99_s: float | None
     max_s: float | None
     count: int
+
+
+class FirstTokenResponse(BaseResponse):
+    """Where the time to the first token went, of a request with a prefill engine."""
+
+    whole_s: float = Field(description="the user's TTFT; else from the start of prefill")
+    router_s: float = Field(description="outside of both engines")
+    prefill_s: float = Field(description="at the prefill engine, its queue included")
+    kv_wait_s: float | None = Field(
+        description="the decode engine's queue: for the KV values and for a place in the batch"
+    )
+    decode_s: float = Field(description="the rest at the decode engine")
 
 
 class RequestResponse(BaseResponse):
@@ -146,6 +159,16 @@ class RequestResponse(BaseResponse):
     decode_flops: float | None
     decode_kv_bytes: float | None
     part: bool = Field(description="true for a span that belongs to the request of another row")
+    hop: bool | None = Field(
+        description="true of the prefill for a request that another engine decodes"
+    )
+    prefill_engine: str | None = Field(description="the engine that computed the prompt")
+    prefill_hop_s: float | None = Field(description="arrival at that engine to its end there")
+    prefill_queue_s: float | None = Field(description="of this, the wait in its queue")
+    prefill_gap_s: float | None = Field(
+        description="end there to arrival at `engine`; negative if both ran at once"
+    )
+    first_token: FirstTokenResponse | None = Field(description="null without a prefill engine")
 
 
 class RequestView(BaseResponse):
@@ -266,7 +289,22 @@ def _page(
 def _fields(row: Row) -> dict[str, Any]:
     part = row["settles_at"] is None and not row["counted"]
     parts = request_parts(**{name: row[name] for name in LATENCIES})
-    return {**row, **parts._asdict(), "gaps": _gaps(row), "part": part}
+    found = {"gaps": _gaps(row), "part": part, "first_token": _first_token(row)}
+    return {**row, **parts._asdict(), **found}
+
+
+def _first_token(row: Row) -> FirstTokenResponse | None:
+    is_users = row["vantage"] == "joined" and not is_from_front(
+        row["span_id"], row["proxy_span_id"], row["engine_request_id"]
+    )
+    parts = first_token_parts(
+        user_ttft_s=row["ttft_s"] if is_users else None,
+        decode_ttft_s=row["engine_ttft_s"] if is_users else row["ttft_s"],
+        decode_queue_s=row["queue_s"],
+        prefill_hop_s=row["prefill_hop_s"],
+        prefill_gap_s=row["prefill_gap_s"],
+    )
+    return None if parts is None else FirstTokenResponse(**parts._asdict())
 
 
 def _gaps(row: Row) -> Gaps | None:

@@ -1,0 +1,135 @@
+"""Hops: what a prefill engine did for a request that another engine decodes.
+
+A hop is stored as a row that no figure counts. The row of its request gets its engine and times. It
+is found by the trace, or by the request's id, which routers without tracing pass on.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Text, bindparam, select, text, update
+
+from agent.analysis.joined_record import is_from_front
+from agent.catalog.definitions import Verdict
+from agent.records.objective import JudgedRequest, Judgement
+from agent.records.request import Vantage
+from agent.store.inserting import Key
+from agent.store.tables import requests
+
+Row = Mapping[str, Any]
+
+# A request reaches its decode engine so long after its prefill at most. Clients repeat ids.
+_LONGEST_BETWEEN_S = 30.0
+_NO_VERDICT = Judgement(Verdict.UNDETERMINED, ())
+
+
+def with_hops(
+    judged: Sequence[JudgedRequest], prefilling: Collection[str]
+) -> Sequence[JudgedRequest]:
+    """The requests; those of engines in `prefilling` as hops, which have no verdict."""
+    if not prefilling:
+        return judged
+    return [
+        JudgedRequest(item.record._replace(hop=True), _NO_VERDICT)
+        if item.record.engine in prefilling
+        else item
+        for item in judged
+    ]
+
+
+# Pairs of row numbers: a hop and a request that it may be of. One of each pair is a wanted one.
+_SAME = (
+    "{other}.trace_id = {wanted}.trace_id",
+    "{other}.request_id = {wanted}.request_id",
+    "{request}.engine_request_id = {hop}.request_id",
+)
+_PAIR = """
+    h.hop AND d.hop IS NULL AND d.vantage <> 'proxy' AND d.prefill_engine IS NULL
+    AND d.ended_at >= h.ended_at
+"""
+_WANTED = """
+WITH wanted AS (
+    SELECT json_extract(value, '$[0]') AS trace_id, json_extract(value, '$[1]') AS span_id
+    FROM json_each(:keys)
+)
+"""
+# SQLite's planner does not know the length of the list; CROSS JOIN keeps the written order.
+_PAIRS = text(
+    _WANTED
+    + " UNION ".join(
+        f"SELECT h.id, d.id FROM wanted w CROSS JOIN requests {wanted} "
+        f"ON {wanted}.trace_id = w.trace_id AND {wanted}.span_id = w.span_id "
+        f"CROSS JOIN requests {other} "
+        f"ON {same.format(wanted=wanted, other=other, hop='h', request='d')} AND {_PAIR}"
+        for wanted, other in (("h", "d"), ("d", "h"))
+        for same in _SAME
+    )
+).bindparams(bindparam("keys", type_=Text))
+
+_COLUMNS = (
+    *("id", "vantage", "span_id", "proxy_span_id", "engine_request_id", "engine", "model"),
+    *("started_at", "ended_at", "e2e_s", "queue_s", "input_tokens"),
+)
+_HOP_FIELDS = ("prefill_engine", "prefill_hop_s", "prefill_queue_s", "prefill_gap_s")
+_ATTACH = (
+    update(requests)
+    .where(requests.c.id == bindparam("row"))
+    .values({name: bindparam(name) for name in _HOP_FIELDS})
+)
+
+
+def attach_hops(connection: Connection, keys: Sequence[Key]) -> None:
+    """Give the requests among these rows their hops, and the requests of these hops theirs.
+
+    A hop that may be of several requests is left alone.
+    """
+    pairs = connection.execute(_PAIRS, {"keys": json.dumps(keys)}).all()
+    if not pairs:
+        return
+    rows = _rows(connection, {row for pair in pairs for row in pair})
+    requests_of, hops_of = defaultdict(list), defaultdict(list)
+    for hop, request in pairs:
+        if _may_be_of(rows[hop], rows[request]):
+            requests_of[hop].append(request)
+            hops_of[request].append(hop)
+    attached = []
+    for request, found in hops_of.items():
+        hops = [rows[hop] for hop in found if len(requests_of[hop]) == 1]
+        if hops:
+            attached.append({"row": request, **_values(max(hops, key=_rank), rows[request])})
+    if attached:
+        connection.execute(_ATTACH, attached)
+
+
+def _rows(connection: Connection, numbers: Collection[int]) -> dict[int, Row]:
+    columns = (requests.c[name] for name in _COLUMNS)
+    query = select(*columns).where(requests.c.id.in_(sorted(numbers)))
+    return {row.id: dict(row._mapping) for row in connection.execute(query)}
+
+
+def _may_be_of(hop: Row, request: Row) -> bool:
+    same = all(
+        hop[name] == request[name] or None in (hop[name], request[name])
+        for name in ("model", "input_tokens")
+    )
+    return same and request["started_at"] <= hop["ended_at"] + _LONGEST_BETWEEN_S
+
+
+def _rank(hop: Row) -> tuple[bool, float]:
+    """Of several tries the last one counts, by the engine's own times if there are any."""
+    return hop["vantage"] != Vantage.PROXY, hop["ended_at"]
+
+
+def _values(hop: Row, request: Row) -> dict[str, Any]:
+    whole_s = hop["e2e_s"]
+    at_engine = request["vantage"] == Vantage.ENGINE or is_from_front(
+        *(request[name] for name in ("span_id", "proxy_span_id", "engine_request_id"))
+    )
+    return {
+        "prefill_engine": hop["engine"],
+        "prefill_hop_s": hop["ended_at"] - hop["started_at"] if whole_s is None else whole_s,
+        "prefill_queue_s": hop["queue_s"],
+        "prefill_gap_s": request["started_at"] - hop["ended_at"] if at_engine else None,
+    }
