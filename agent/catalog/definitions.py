@@ -103,3 +103,5 @@ DEFINITIONS = {
 DEEP_QUEUE = 10
 # Share of the KV cache. A full cache is normal under load; requests that wait for it are not.
 FULL_CACHE = 0.95
+# The busiest data-parallel rank over the mean of all. Above, half more than its part.
+UNEVEN_RANKS = 1.5

@@ -40,5 +40,12 @@ OOM_KILLS = _counter(
     "engine",
     absent=_NO_CGROUP,
 )
+EXPERT_BALANCE = _gauge(
+    "llm_engine_expert_balance_ratio",
+    "Mean load of the ranks' experts over the highest, 0 to 1, by vLLM's log; 1 is even.",
+    "engine",
+    unit=Unit.RATIO,
+    absent="without engines[].log, and if its last 5 minutes have no line on expert balance",
+)
 
-HOST_FACTS: tuple[Metric, ...] = (CPU, MEMORY_USAGE, MEMORY_LIMIT, OOM_KILLS)
+HOST_FACTS: tuple[Metric, ...] = (CPU, MEMORY_USAGE, MEMORY_LIMIT, OOM_KILLS, EXPERT_BALANCE)

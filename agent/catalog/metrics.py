@@ -210,6 +210,48 @@ SLO_REPLICAS_NEEDED = gauge(
     merge=Merge.MAX,
     absent="while neither a rate that is held nor a latency is known",
 )
+_ONE_RANK = "of engines with one data-parallel rank in their exposition"
+_OF_RANK = (*_ENGINE_MODEL, "rank")
+RANK_REQUESTS_RUNNING = gauge(
+    "llm_engine_rank_requests_running",
+    "Requests in the running batch of a data-parallel rank now.",
+    *_OF_RANK,
+    merge=Merge.MAX,
+    absent=_ONE_RANK,
+)
+RANK_REQUESTS_WAITING = gauge(
+    "llm_engine_rank_requests_waiting",
+    "Requests that wait for a place in the batch of a data-parallel rank now.",
+    *_OF_RANK,
+    merge=Merge.MAX,
+    absent=_ONE_RANK,
+)
+RANK_KV_CACHE_USAGE = gauge(
+    "llm_engine_rank_kv_cache_usage_ratio",
+    "Share of a data-parallel rank's KV cache held by live requests, 0 to 1.",
+    *_OF_RANK,
+    unit=Unit.RATIO,
+    merge=Merge.MAX,
+    absent=_ONE_RANK,
+)
+RANK_STEP_TIME = gauge(
+    "llm_engine_rank_step_seconds",
+    "Mean time between two outputs of a request in a data-parallel rank, over 5 minutes.",
+    *_OF_RANK,
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+    absent=f"{_ONE_RANK}, of idle ranks, and of engines other than vllm",
+)
+RANK_SKEW = gauge(
+    "llm_engine_rank_skew_ratio",
+    "Highest of the data-parallel ranks over their mean, each a mean over 5 minutes, by measure: "
+    "requests (running and waiting), running, waiting, kv_cache_usage or step_time. 1 is even.",
+    *_ENGINE_MODEL,
+    "measure",
+    unit=Unit.RATIO,
+    merge=Merge.MAX,
+    absent=f"{_ONE_RANK}, and of measures that are 0 on all ranks",
+)
 ENGINE_UP = gauge(
     "llm_engine_up",
     "1 when the last scrape of the engine succeeded, 0 when it failed.",

@@ -26,9 +26,10 @@ class EngineSample:
 
     `facts` maps (fact name, label values in the fact's own order) to a number;
     `histograms` maps a fact name to its snapshot. Unknown facts are absent. With several ranks,
-    `ranks` has the facts of each one that show whether it computes; they are not stored. A counter
-    or a histogram of `families` that has no value yet is zero; `families` are not stored either.
-    `kept` are the parts of counters that ranks and replicas had counted when they left.
+    `ranks` has the facts of each one that show whether and how fast it computes; they are not
+    stored. A counter or a histogram of `families` that has no value yet is zero; `families` are
+    not stored either. `kept` are the parts of counters that ranks and replicas had counted when
+    they left.
     """
 
     engine: str
@@ -205,10 +206,15 @@ class LogFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSample:
-    """The engine's log since the last sample: how many lines it had, and the findings."""
+    """The engine's log since the last sample: how many lines it had, and the findings.
+
+    `expert_balance` is the mean load of the ranks' experts over the highest, from 0 to 1, by the
+    lines on expert balance; None without any.
+    """
 
     lines: int = 0
     findings: tuple[LogFinding, ...] = ()
+    expert_balance: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

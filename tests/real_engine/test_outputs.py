@@ -50,6 +50,7 @@ _NUMBERS = count()
 # Prefixes of series that need not exist here, by the reason.
 NO_DRAFTS = ("llm_engine_spec_decode_",)
 NO_TRANSFERS = ("llm_engine_kv_transfer", "llm_engine_kv_offload_")
+ONE_RANK = ("llm_engine_rank_", "llm_engine_expert_balance_")
 NOTHING_MISSING = ("llm_engine_fact_missing",)
 # Of its KV cache it says only that its width is the model's.
 NOT_TOLD_BY_VLLM = ("llm_engine_requests_aborted_total", "llm_engine_kv_value_bytes")
@@ -87,7 +88,7 @@ STARTED_BEFORE = ("llm_engine_start_seconds",)
 # The names before release 0.11.
 OLDER = ("vllm:gpu_cache_usage_perc",)
 NOT_HERE = (
-    *(*NO_DRAFTS, *NO_TRANSFERS, *NOTHING_MISSING, *NOT_TOLD_BY_VLLM, *NO_DIFFERENCE),
+    *(*NO_DRAFTS, *NO_TRANSFERS, *ONE_RANK, *NOTHING_MISSING, *NOT_TOLD_BY_VLLM, *NO_DIFFERENCE),
     *(*NOT_PUBLISHED, *NO_ROTATION, *NOT_CONFIGURED, *OTHER_GPUS, *BY_MACHINE, *BY_HISTORY),
     *(*NO_MIDDLEWARE, *NO_PRESET, *JUDGED_LATER, *STARTED_BEFORE, *OLDER),
 )

@@ -23,7 +23,14 @@ from agent.catalog import efficiency_metrics as em
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.host_facts import CPU, HOST_FACTS, MEMORY_LIMIT, MEMORY_USAGE, OOM_KILLS
+from agent.catalog.host_facts import (
+    CPU,
+    EXPERT_BALANCE,
+    HOST_FACTS,
+    MEMORY_LIMIT,
+    MEMORY_USAGE,
+    OOM_KILLS,
+)
 from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.time_units import DAY_S, HOUR_S
@@ -278,10 +285,16 @@ class CpuTime:
         return CpuTime(by_role, {process.identity: process.cpu_s for process in living})
 
 
+# An engine may log the balance of its experts only every some hundred steps.
+_BALANCE_KNOWN_S = 300.0
+
+
 class HostBoard:
     """Holds the newest host sample of each engine. Several threads may call it."""
 
     def __init__(self) -> None:
+        # When the log gave the balance of an engine's experts, and the balance.
+        self._balance: dict[str, tuple[float, float]] = {}
         self._cpu: dict[str, CpuTime] = {}
         self._samples: dict[str, HostSample] = {}
         self._lock = threading.Lock()
@@ -293,6 +306,8 @@ class HostBoard:
             if sample.processes is not None:
                 before = self._cpu.get(engine, CpuTime())
                 self._cpu[engine] = before.after(sample.processes)
+            if sample.log is not None and sample.log.expert_balance is not None:
+                self._balance[engine] = (sample.at, sample.log.expert_balance)
 
     def newest(self, engine: str) -> HostSample | None:
         """The newest sample of an engine's machine; None before the first."""
@@ -318,6 +333,11 @@ class HostBoard:
             MEMORY_USAGE: _known((name, cgroup.usage_bytes) for name, cgroup in cgroups.items()),
             MEMORY_LIMIT: _known((name, cgroup.limit_bytes) for name, cgroup in cgroups.items()),
             OOM_KILLS: _known((name, cgroup.oom_kills) for name, cgroup in cgroups.items()),
+            EXPERT_BALANCE: {
+                (engine,): balance
+                for engine, (at, balance) in self._balance.items()
+                if self._samples[engine].at - at <= _BALANCE_KNOWN_S
+            },
         }
 
 

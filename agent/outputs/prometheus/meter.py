@@ -27,6 +27,7 @@ from agent.catalog.reasons import (
 )
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.outputs.prometheus.latency_histograms import CountedValues, LatencyHistograms
+from agent.outputs.prometheus.rank_gauges import RankGauges
 from agent.outputs.prometheus.scaling_gauges import ScalingGauges
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
@@ -153,12 +154,13 @@ class Meter:
         `now` gives Unix time, and `monotonic` is a clock in seconds that is never set.
         """
         self.objectives = tuple(objectives)
-        models = (objective.match.model for objective in objectives)
-        self._named = frozenset(model for model in models if not _WILDCARDS & set(model))
+        models = {objective.match.model for objective in objectives}
+        self._named = {model for model in models if not _WILDCARDS & set(model)}
         self._is_served = is_served
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._scaling = ScalingGauges(self.objectives, engines, now)
+        self._ranks = RankGauges(engines)
         # The routes of each engine that are a label.
         self._routes: defaultdict[str, set[str]] = defaultdict(set)
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
@@ -169,8 +171,7 @@ class Meter:
         self._served = LabelledPairs(MAX_SERVED)
         self._unconfigured = LabelledPairs(MAX_UNCONFIGURED)
         self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
-        # The same with the labels of the exposition.
-        self._published = self._samples.copy()
+        self._published = self._samples.copy()  # with the labels of the exposition
         self._gauges: dict[Metric, dict[Labels, Callable[[], float | None]]] = {}
         for engine in engines:
             self._expose((engine, UNKNOWN))
@@ -392,6 +393,7 @@ class Meter:
             shown = replace(sample, model=OTHER) if model == OTHER else sample
             self._published[sample.engine] = shown
             self._scaling.sample(sample, shown)
+            self._ranks.sample(sample)
             self._add(m.SCRAPES, (sample.engine, _READ), 1)
 
     def samples(self) -> Mapping[str, EngineSample | None]:
@@ -418,8 +420,8 @@ class Meter:
                 self._forget(pairs, now_s)
             counters = {metric: dict(values) for metric, values in self._counters.items()}
             histograms, samples = self._latencies.snapshot(), dict(self._published)
-            scaling = self._scaling.gauges()
-        gauges = scaling | {
+            computed = self._scaling.gauges() | self._ranks.gauges(samples)
+        gauges = computed | {
             metric: {labels: value for labels, read in of.items() if (value := read()) is not None}
             for metric, of in self._gauges.items()
         }

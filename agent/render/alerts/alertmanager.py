@@ -160,7 +160,7 @@ _ERRORS = ("LlmErrorRatioOverLimit", "LlmRequestsFailing", "LlmEngineAnswersErro
 # Alerts on requests to an engine that makes no progress.
 _STUCK = (
     *("LlmRequestsTimingOut", "LlmRequestsThrottled", "LlmAdmissionRejections"),
-    *("LlmQueueDeep", "LlmKvCacheSaturated"),
+    *("LlmQueueDeep", "LlmKvCacheSaturated", "LlmRanksUneven"),
 )
 _GPU_SIGNS = ("GpuRecoveryWanted", "GpuThrottled", "GpuRowRemapPending", "GpuNvlinkErrors")
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import cleandoc
 
+from agent.analysis.rank_skew import REQUESTS
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
-from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE
+from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE, UNEVEN_RANKS
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.event import EventKind
 from agent.render.alerts.alert_rule import (
@@ -31,6 +32,8 @@ _SILENT_S = 5 * MINUTE_S
 # The largest models take some minutes to load from a slow disk.
 _LOADING_S = 30 * MINUTE_S
 _EVENT_WINDOW_S = 10 * MINUTE_S
+# Requests of a rank, on average, below which chance alone makes ranks uneven.
+_LEAST_OF_RANK = 4
 # A collapsed prefix cache: the hit ratio now over the usual one, the usual ratio below which there
 # is nothing to collapse, and the tokens looked up below which the ratio says little.
 _COLLAPSED, _LEAST_HIT_RATIO, _LEAST_TOKENS = 0.5, 0.1, 10_000
@@ -86,6 +89,7 @@ def engine_alerts(timings: Timings) -> Iterator[Alert]:
     yield _all_ejected(timings)
     yield _deep_queue()
     yield _too_few_replicas(timings)
+    yield _uneven_ranks()
     yield _full_cache(timings)
     yield _collapsed_cache(timings)
     yield _fact_missing()
@@ -266,6 +270,27 @@ def _too_few_replicas(timings: Timings) -> Alert:
         "replicas.",
         dashboard=DashboardUid.CAPACITY,
         variables=OBJECTIVE,
+    )
+
+
+def _uneven_ranks() -> Alert:
+    by = "by (instance, engine, model)"
+    skewed = value_of(m.RANK_SKEW, eq("measure", REQUESTS))
+    running, waiting = value_of(fact.REQUESTS_RUNNING), value_of(fact.REQUESTS_WAITING)
+    return Alert(
+        name="LlmRanksUneven",
+        severity=Severity.TICKET,
+        expression=cleandoc(f"""
+            max {by} ({skewed}) > {UNEVEN_RANKS}
+            and
+            sum {by} ({running}) + sum {by} ({waiting})
+              >= {_LEAST_OF_RANK} * max {by} ({value_of(fact.DATA_PARALLEL_RANKS)})
+        """),
+        hold_s=10 * MINUTE_S,
+        summary="The data-parallel ranks of {{ $labels.engine }} are loaded unevenly",
+        description="The busiest rank has {{ $value | humanize }} times as many requests as the "
+        "mean of all ranks, over 5m. Its requests wait while other ranks have room.",
+        variables=("engine", "model"),
     )
 
 

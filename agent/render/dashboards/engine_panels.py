@@ -3,7 +3,7 @@
 from agent.catalog import engine_facts as fact
 from agent.catalog import host_facts
 from agent.catalog import metrics as m
-from agent.catalog.definitions import FULL_CACHE
+from agent.catalog.definitions import FULL_CACHE, UNEVEN_RANKS
 from agent.catalog.metric import Metric
 from agent.render.dashboards.panel_parts import (
     ENGINE,
@@ -353,6 +353,51 @@ _SPECULATION = (
     ),
 )
 
+_RANKS = (
+    Panel(
+        "Skew of data-parallel ranks",
+        "The highest of the ranks over their mean, each over 5 minutes. 1 is even; at 2 the "
+        "busiest rank has twice its part, and requests wait there while others have room. With "
+        "experts all ranks step together, at the pace of the slowest.",
+        PanelUnit.NUMBER,
+        (max_by((*ENGINE, "measure"), m.RANK_SKEW),),
+        thresholds=warn_above(UNEVEN_RANKS),
+    ),
+    Panel(
+        "Requests by rank",
+        "Requests in the batch of each data-parallel rank, and those that wait for it.",
+        PanelUnit.NUMBER,
+        (
+            max_by((*ENGINE, "rank"), m.RANK_REQUESTS_RUNNING, "running"),
+            max_by((*ENGINE, "rank"), m.RANK_REQUESTS_WAITING, "waiting"),
+        ),
+    ),
+    Panel(
+        "KV cache in use by rank",
+        "Share of each rank's KV cache held by live requests. One rank far above the others has "
+        "the long prompts.",
+        PanelUnit.SHARE,
+        (max_by((*ENGINE, "rank"), m.RANK_KV_CACHE_USAGE),),
+        thresholds=warn_above(FULL_CACHE),
+        highest=1,
+    ),
+    Panel(
+        "Time of a step by rank",
+        "Mean time between two outputs of a request, over 5 minutes. One rank far above the others "
+        "with no more requests has a slow GPU or a busy host.",
+        PanelUnit.SECONDS,
+        (max_by((*ENGINE, "rank"), m.RANK_STEP_TIME),),
+    ),
+    Panel(
+        "Balance of experts",
+        "Mean load of the ranks' experts over the highest, by the lines of vLLM's EPLB in its log. "
+        "1 is even; at 0.5 each expert layer takes twice as long as it could.",
+        PanelUnit.SHARE,
+        (max_by(ENGINE, host_facts.EXPERT_BALANCE),),
+        highest=1,
+    ),
+)
+
 _HEALTH = (
     Panel(
         "State of engines",
@@ -460,6 +505,7 @@ ENGINE_ROWS = (
     PanelRow("KV cache and prefix cache", _CACHES),
     PanelRow("Throughput", _THROUGHPUT),
     PanelRow("Speculative decoding", _SPECULATION, closed=True),
+    PanelRow("Data-parallel ranks and experts", _RANKS, closed=True),
     KV_TRANSFER_ROW,
     OWN_LATENCY_ROW,
     PanelRow("Health", _HEALTH),

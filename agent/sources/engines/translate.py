@@ -11,10 +11,12 @@ from itertools import accumulate
 from math import inf, isfinite, isnan
 
 from agent.analysis.failures.progress import PROGRESS_FACTS
+from agent.analysis.rank_skew import GAP_COUNT, GAP_SUM
 from agent.catalog.engine_facts import (
     DATA_PARALLEL_RANKS,
     ENGINE_FACTS,
     FACT_MISSING,
+    INTER_TOKEN_LATENCY,
     OUTPUT_TOKENS,
     PROCESS_START_TIME,
     REQUEST_DURATION,
@@ -83,8 +85,9 @@ _MERGED: Mapping[Merge, Callable[[Sequence[float]], float]] = {Merge.SUM: sum, M
 class TranslatedExposition:
     """The facts of one exposition, merged over ranks. `model` is None unless it names exactly one.
 
-    `ranks` holds the heartbeat facts of each rank, if there are several. `families` are the
-    counters and histograms that the exposition has, also those without a series yet.
+    `ranks` holds the heartbeat facts of each rank, if there are several, and the sum and the
+    count of its gaps between outputs. `families` are the counters and histograms that the
+    exposition has, also those without a series yet.
     """
 
     dialect: Dialect
@@ -275,13 +278,29 @@ class _DialectReader:
         ranks: defaultdict[str, dict[FactKey, float]] = defaultdict(dict)
         for metric in PROGRESS_FACTS & self._found.keys():
             spelling, series = self._found[metric]
-            own: defaultdict[str, list[SeriesValue]] = defaultdict(list)
-            for each in series:
-                own[self._rank(each)].append(each)
-            own.pop("", None)
-            for rank, numbers in own.items():
+            for rank, numbers in self._of_ranks(series).items():
                 ranks[rank].update(_scalars(metric, spelling, numbers, self._dialect.replicas))
+        for rank, histogram in self._gaps_of_ranks():
+            if rank in ranks:
+                ranks[rank][GAP_COUNT, ()] = histogram.counts[-1]
+                ranks[rank][GAP_SUM, ()] = histogram.sum
         return ranks
+
+    def _of_ranks(self, series: Collection[SeriesValue]) -> Mapping[str, list[SeriesValue]]:
+        """The series that name a rank, by it."""
+        own: defaultdict[str, list[SeriesValue]] = defaultdict(list)
+        for each in series:
+            own[self._rank(each)].append(each)
+        own.pop("", None)
+        return own
+
+    def _gaps_of_ranks(self) -> Iterator[tuple[str, HistogramSnapshot]]:
+        if INTER_TOKEN_LATENCY in self._found:
+            spelling, buckets = self._found[INTER_TOKEN_LATENCY]
+            sums = self._of_ranks(self._counted(spelling, "_sum"))
+            for rank, own in self._of_ranks(buckets).items():
+                if histogram := merged_histogram(own, sums.get(rank, ())):
+                    yield rank, histogram
 
     def _rank(self, each: SeriesValue) -> str:
         """The data-parallel rank of a series, after its replica; empty for none."""

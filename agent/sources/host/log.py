@@ -21,6 +21,8 @@ MAX_EVIDENCE_CHARACTERS = 500
 # A dying engine can repeat its lines.
 MAX_FINDINGS = 200
 
+# vLLM's line with --enable-eplb and log_balancedness (distributed/eplb/eplb_state.py, 0.32).
+_EXPERT_LOAD = re.compile(r"\bEPLB step: .*\bavg_tokens=(\d{1,15}\.\d+), max_tokens=(\d{1,15})\b")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufffd]+")
 
@@ -32,6 +34,7 @@ class LineScanner:
         self._started = bytearray()
         self._lines = 0
         self._findings: list[LogFinding] = []
+        self._mean_load = self._highest_load = 0.0
 
     def feed(self, piece: bytes) -> None:
         """The next bytes of the log."""
@@ -55,9 +58,15 @@ class LineScanner:
 
     def drain(self) -> LogSample:
         """Everything since the last call."""
-        sample = LogSample(lines=self._lines, findings=tuple(self._findings))
+        highest = self._highest_load
+        sample = LogSample(
+            lines=self._lines,
+            findings=tuple(self._findings),
+            expert_balance=self._mean_load / highest if highest else None,
+        )
         self._lines = 0
         self._findings = []
+        self._mean_load = self._highest_load = 0.0
         return sample
 
     def _add(self, part: bytes) -> None:
@@ -67,6 +76,11 @@ class LineScanner:
 
     def _read(self, line: bytes) -> None:
         text = _COLOURS.sub("", line.decode(errors="replace"))
+        if load := _EXPERT_LOAD.search(text):
+            # Summed, so that steps with more tokens count more.
+            self._mean_load += float(load[1])
+            self._highest_load += float(load[2])
+            return
         found = meaning_of(text)
         if found is None or len(self._findings) >= MAX_FINDINGS:
             return

@@ -27,6 +27,7 @@ from agent.records.engine import (
     EngineSample,
     HistogramSnapshot,
     HostSample,
+    LogSample,
     ProcessRole,
 )
 from agent.records.event import Confidence, Event, EventKind
@@ -95,6 +96,7 @@ HOST_SAMPLE = HostSample(
     cgroup=CgroupMemory(
         version=2, path="/engine", inode=1, usage_bytes=900, limit_bytes=1000, oom_kills=0
     ),
+    log=LogSample(lines=1, expert_balance=0.75),
 )
 
 
@@ -103,6 +105,11 @@ Given = tuple[Metric, tuple[str, ...], float]
 GAUGES: tuple[Given, ...] = (
     (m.ENGINE_STATE, ("chat-0", "ok"), 1),
     (m.ENGINE_START, ("chat-0", "weights"), 12.5),
+    (m.RANK_REQUESTS_RUNNING, ("chat-0", "llama", "0"), 4),
+    (m.RANK_REQUESTS_WAITING, ("chat-0", "llama", "0"), 2),
+    (m.RANK_KV_CACHE_USAGE, ("chat-0", "llama", "0"), 0.5),
+    (m.RANK_STEP_TIME, ("chat-0", "llama", "0"), 0.25),
+    (m.RANK_SKEW, ("chat-0", "llama", "requests"), 1.5),
     (m.PLUGIN_UP, ("chat-0",), 1),
     (m.PLUGIN_LAST_STEP, ("chat-0",), 1_790_000_000.5),
     (m.OPEN_REQUESTS, ("chat-0",), 12),

@@ -29,6 +29,7 @@ from agent.records.engine import (
     EngineProcess,
     HistogramSnapshot,
     HostSample,
+    LogSample,
     ProcessRole,
 )
 from agent.records.gpu import GpuSample, MigInstance
@@ -310,6 +311,15 @@ def test_only_known_memory_values_are_published() -> None:
         ("llm_engine_memory_usage_bytes", "chat"): 900.0,
         ("llm_engine_oom_kills_total", "chat"): 3.0,
     }
+
+
+def test_the_balance_of_experts_stays_for_five_minutes_after_its_last_line() -> None:
+    board, metric = HostBoard(), "llm_engine_expert_balance_ratio"
+    board.sample("moe", HostSample(at=0.0, log=LogSample(lines=3, expert_balance=0.75)))
+    board.sample("moe", HostSample(at=290.0, log=LogSample(lines=9)))
+    assert host_values(board) == {(metric, "moe"): 0.75}
+    board.sample("moe", HostSample(at=310.0, log=LogSample(lines=9)))
+    assert host_values(board) == {}
 
 
 Series = dict[tuple[str, ...], float]

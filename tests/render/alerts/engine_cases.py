@@ -276,6 +276,25 @@ _STATE = (
         figures=("1.4",),
     ),
     Case(
+        alert="LlmRanksUneven",
+        incident={
+            f'llm_engine_rank_skew_ratio{{{MODEL},measure="requests"}}': "1.1x5 1.9x25 1.1x20",
+            **_facts(requests_running="24x50", requests_waiting="6x50", data_parallel_ranks="4x50"),
+        },
+        # Hardly any requests, all on one rank; and many whose step times alone differ.
+        lookalike={
+            f'llm_engine_rank_skew_ratio{{{MODEL},measure="requests"}}': "4x50",
+            **_facts(requests_running="8x50", requests_waiting="0x50", data_parallel_ranks="4x50"),
+            f'llm_engine_rank_skew_ratio{{{OTHER_MODEL},measure="step_time"}}': "4x50",
+            f"llm_engine_requests_running{{{OTHER_MODEL}}}": "24x50",
+            f"llm_engine_requests_waiting{{{OTHER_MODEL}}}": "6x50",
+            f"llm_engine_data_parallel_ranks{{{OTHER_MODEL}}}": "4x50",
+        },
+        minutes=(12, 20, 40),
+        labels={**ON_MODEL, **TICKET},
+        figures=("1.9",),
+    ),
+    Case(
         alert="LlmKvCacheSaturated",
         incident=_facts(
             kv_cache_usage_ratio="0.5x5 0.99x20 0.7x20",

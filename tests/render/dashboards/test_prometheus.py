@@ -109,6 +109,8 @@ NOT_HERE = (
     *("llm_engine_max_", "llm_engine_kv_value_bytes", "llm_engine_requests_aborted_total"),
     *("llm_engine_spec_decode_", "llm_engine_kv_transfer", "llm_engine_kv_offload_"),
     *("llm_engine_estimated_", "llm_engine_fact_missing"),
+    # It has one rank, and no log.
+    *("llm_engine_rank_", "llm_engine_expert_balance_"),
     # The engine was up before the agent.
     "llm_engine_start_seconds",
     # Pages are retired before Ampere only; the scripted GPU is a Hopper.

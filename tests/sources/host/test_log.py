@@ -337,3 +337,12 @@ def test_a_storm_of_findings_is_bounded() -> None:
     scanner = LineScanner()
     scanner.feed((OOM_LINE + b"\n") * (MAX_FINDINGS + 5))
     assert len(scanner.drain().findings) == MAX_FINDINGS
+
+
+def test_the_balance_of_experts_counts_each_step_by_its_tokens() -> None:
+    scanner = LineScanner()
+    line = "INFO [eplb_state.py:634] EPLB step: {} for model m: avg_tokens={}, max_tokens={}, b\n"
+    scanner.feed((line.format(1, "1536.00", 2048) + line.format(2, "256.00", 1024)).encode())
+    assert scanner.drain().expert_balance == pytest.approx((1536 + 256) / (2048 + 1024))
+    scanner.feed(line.format(3, "0.00", 0).encode() + b"another line\n")
+    assert scanner.drain().expert_balance is None
