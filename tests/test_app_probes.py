@@ -105,6 +105,9 @@ class Probed:
         (is_alive, body), (is_ready, other) = self.probe("livez"), self.probe("readyz")
         assert (is_alive, is_ready) == (alive, ready)
         assert {**body, "read_at": None} == {**other, "read_at": None}
+        (row,) = self.agent.api.items("/api/v1/engines", {"engine": ENGINE})
+        of_row = (row["state"], row["state_detail"], row["state_why"], row["state_since"])
+        assert of_row == (reason, body["detail"], body["why"], body["since"])
         return body
 
     def loads_weights(self, *, within_s: float) -> None:

@@ -133,6 +133,7 @@ class EngineRows:
     def __init__(self, settings: Settings, meter: Meter, directory: EngineDirectory) -> None:
         self.proxying: Proxying | None = None
         self.monitors: EngineMonitors | None = None
+        self.states: Callable[[], Mapping[str, EngineStatus]] = dict
         self._agent_name = settings.name
         self._stale_after_s = {
             engine.name: STALE_INTERVALS * engine.scrape_interval for engine in settings.engines
@@ -142,7 +143,7 @@ class EngineRows:
 
     def read(self) -> Sequence[Mapping[str, Any]]:
         """The rows as known now."""
-        proxying, monitors = self.proxying, self.monitors
+        proxying, monitors, states = self.proxying, self.monitors, self.states()
         return [
             {
                 "agent": self._agent_name,
@@ -154,9 +155,16 @@ class EngineRows:
                 ),
                 "stale_after_s": self._stale_after_s[name],
                 "ejected": None if proxying is None else proxying.why_out(name),
+                **_state_of(states.get(name)),
             }
             for name, sample in self._meter.samples().items()
         ]
+
+
+def _state_of(status: EngineStatus | None) -> Mapping[str, Any]:
+    if status is None:
+        return {}
+    return {"state": status.state, "state_since": status.since, "state_why": status.why}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,7 @@ def build_parts(
     engines = _engine_parts(base, gpus, sources or partial(live_sources, settings.tls.ca))
     requests = _intake_parts(base, engines, handover)
     rows.proxying, rows.monitors = requests.proxying, engines.builder
+    rows.states = engines.states
     outputs = _output_parts(base, engines, requests)
     jobs = Jobs(now, partial(count_misses, meter))
     return AgentParts(listeners, base, engines, requests, outputs, jobs)

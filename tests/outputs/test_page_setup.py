@@ -1,6 +1,7 @@
 """The page in a browser: what would show more, and which figures are of the past."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,60 @@ def test_what_was_not_read_for_three_intervals_is_grey_with_its_age(
             assert (old > 0) == (name in ("hanging", "GPU-7200")), name
         rows["fresh"].get_by_text("up", exact=True).wait_for()
         rows["GPU-10"].get_by_text("ok", exact=True).wait_for()
+        assert faults(there, api.url, "now") == []
+
+
+STATES: list[tuple[dict[str, Any], str, str]] = [
+    ({"state": "ok"}, "ok", "up"),
+    ({"state": "idle"}, "idle", "up"),
+    (
+        {"state": "saturated"},
+        "saturated since 1:20:33 PM: it computes, and more than 10 requests wait or it rejects "
+        "requests",
+        "slow",
+    ),
+    ({"state": "paused"}, "paused since 1:20:33 PM: it was paused or sent to sleep", "slow"),
+    (
+        {"state": "loading", "up": False, "problem": "nothing listens there"},
+        "loading since 1:20:33 PM: nothing listens there",
+        "slow",
+    ),
+    (
+        {"state": "unreachable", "up": False, "problem": "no answer within 5 s"},
+        "unreachable since 1:20:33 PM: no answer within 5 s",
+        "down",
+    ),
+    ({"state": "stalled", "state_why": "HANG"}, "stalled since 1:20:33 PM: HANG", "down"),
+    (
+        {"state": "dead", "up": False, "problem": "nothing", "state_why": "CUDA_OOM"},
+        "dead since 1:20:33 PM: CUDA OOM",
+        "down",
+    ),
+    (
+        {"state": "ok", "ejected": "error 500"},
+        "ok; gets no new requests: error 500",
+        "down",
+    ),
+    ({"up": False, "problem": "nothing listens there"}, "down: nothing listens there", "down"),
+]
+
+
+def test_an_engine_has_the_state_of_its_probes_in_words_and_with_its_colour(
+    browser: Browser, api: Api
+) -> None:
+    known = {"agent": "a", "up": True, "model": None, "dialect": "vllm", "read_at": None}
+    since = {"state_since": datetime(2026, 11, 28, 13, 20, 33, tzinfo=UTC).timestamp()}
+    api.agent.engines = [
+        {**known, **since, **given, "name": f"chat-{n}"} for n, (given, *_) in enumerate(STATES)
+    ]
+    with opened_in(browser, api.url) as there:
+        # Times of another day have a date.
+        there.page.clock.set_fixed_time("2026-11-28T14:00:00Z")
+        rows = there.page.get_by_role("region", name="Engines at their last sample")
+        rows.get_by_text("paused since").wait_for()
+        cells = rows.locator("tbody tr td:nth-child(2)").all()
+        found = [(each.inner_text(), each.get_attribute("class")) for each in cells]
+        assert found == [(text, f"left {colour}") for _, text, colour in STATES]
         assert faults(there, api.url, "now") == []
 
 

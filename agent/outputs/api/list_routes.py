@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, HTTPException
 from pydantic import Field
 
+from agent.catalog.engine_states import ENGINE_STATES, ProbedState
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, Confidence, ListOf, ProblemResponse
 from agent.outputs.api.query_parameters import (
@@ -54,6 +55,15 @@ class EngineResponse(BaseResponse):
         default=None,
         description="why the proxy sends it no new requests, such as `error 500`; null if it does",
     )
+    state: ProbedState | None = Field(
+        default=None, description="what its probes report; null before the first poll"
+    )
+    state_detail: str | None = Field(default=None, description="what the state means")
+    state_why: str | None = Field(
+        default=None,
+        description="the kind of the event, or the failed read of the metrics, behind the state",
+    )
+    state_since: datetime | None = None
     age_s: float | None = Field(default=None, description="seconds since `read_at`")
     stale_after_s: float | None = Field(
         default=None, description="above this `age_s` the figures are not those of now"
@@ -198,7 +208,16 @@ def newest_gpus(context: ApiContext, queries: ApiQueries) -> list[GpuResponse]:
 def engine_responses(context: ApiContext) -> list[EngineResponse]:
     """Every engine as it was last read."""
     now = context.now()
-    return [EngineResponse(**row, age_s=_age_s(row["read_at"], now)) for row in context.engines()]
+    return [
+        EngineResponse(
+            **row, age_s=_age_s(row["read_at"], now), state_detail=_meaning(row.get("state"))
+        )
+        for row in context.engines()
+    ]
+
+
+def _meaning(state: str | None) -> str | None:
+    return None if state is None else ENGINE_STATES[ProbedState(state)].meaning
 
 
 def _age_s(at: float | None, now: float) -> float | None:

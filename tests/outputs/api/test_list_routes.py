@@ -101,15 +101,20 @@ def test_engines_are_listed_as_they_were_read(api: Api) -> None:
     unknown = dict.fromkeys(("model", "dialect", *load))
     away = {"name": "b", "agent": "agent-1", "up": False, **unknown}
     at = NOON + 0.25
+    state = {"state": "dead", "state_why": "CUDA_OOM", "state_since": at}
     api.agent.engines += [
         {**read, **load, "read_at": at, "stale_after_s": 15.0},
-        {**away, "read_at": None},
+        {**away, **state, "read_at": None},
     ]
     one, other = api.query("engines")["items"]
     assert unix(one.pop("read_at")) == at
-    none = {"problem": None, "ejected": None}
-    assert one == {**read, **load, **none, "age_s": api.agent.now - at, "stale_after_s": 15.0}
-    assert other == {**away, **none, "read_at": None, "age_s": None, "stale_after_s": None}
+    none = dict.fromkeys(("problem", "ejected"))
+    stateless = dict.fromkeys(("state", "state_detail", "state_why", "state_since"))
+    aged = {"age_s": api.agent.now - at, "stale_after_s": 15.0}
+    assert one == {**read, **load, **none, **stateless, **aged}
+    other["state_since"] = unix(other["state_since"])
+    assert other.pop("state_detail") == "it died, or has not answered for minutes"
+    assert other == {**away, **none, **state, **dict.fromkeys(("read_at", *aged))}
     assert [item["name"] for item in api.query("engines", agent="agent-1")["items"]] == ["b"]
 
 

@@ -1,11 +1,28 @@
 // What the agent watches now: engines, GPUs and agents.
 import {Note, Reasons, Table, html, named, only} from "./elements.js";
 import {Starts} from "./starts.js";
-import {UNKNOWN, bytes, number, share, span, time} from "./words.js";
+import {UNKNOWN, bytes, number, share, span, time, words} from "./words.js";
 
-const reached = ({up, problem, ejected}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
-  : !up ? {text: problem ? `down: ${problem}` : "down", kind: "down"}
-    : ejected ? {text: `up, gets no new requests: ${ejected}`, kind: "down"} : {text: "up", kind: "up"});
+const COLOURS = {ok: "up", idle: "up", saturated: "slow", loading: "slow", paused: "slow"};
+const HAS_ENDED = ["stalled", "dead"];
+
+// An engine of an agent that does not tell its state is up or down.
+const reached = ({up, problem}) => (up === null ? {text: `unknown: ${problem}`, kind: "quiet"}
+  : up ? {text: "up", kind: "up"} : {text: problem ? `down: ${problem}` : "down", kind: "down"});
+
+// The state that the probes of the engine report, since when, and why.
+function probed({state, state_detail: detail, state_why: why, state_since: since, problem}) {
+  const kind = COLOURS[state] ?? "down";
+  if (kind === "up") return {text: state, kind};
+  // The event that ended it says more than that it does not answer.
+  const cause = HAS_ENDED.includes(state) && why ? words(why) : problem ?? detail;
+  return {text: `${state} since ${time(since)}: ${cause}`, kind};
+}
+
+function state_of({ejected, ...of}) {
+  const {text, kind} = of.state ? probed(of) : reached(of);
+  return ejected ? {text: `${text}; gets no new requests: ${ejected}`, kind: "down"} : {text, kind};
+}
 
 const ENGINE_FIELDS = {model: "model", running: "running", waiting: "waiting", kv_cache_usage: "KV cache"};
 const unreported = (engines) => Object.entries(ENGINE_FIELDS)
@@ -41,7 +58,7 @@ const dated = (live, each, state, cells) => {
 // Agents may give their engines the same name.
 const engine = (live) => {
   const several = new Set(live.engines.map(({agent: name}) => name)).size > 1;
-  return ({running, waiting, kv_cache_usage: usage, ...of}) => dated(live, of, reached(of), (state) => [
+  return ({running, waiting, kv_cache_usage: usage, ...of}) => dated(live, of, state_of(of), (state) => [
     only(live.address, "now", "engine", of.name, several && ` (${of.agent})`), state, only(live.address, "now", "model", of.model),
     number(running), number(waiting), share(usage), time(of.read_at),
   ]);
