@@ -112,6 +112,12 @@ class Slowness:
         # Most engines lose nothing for hours.
         return 0.0 if start > self.until else sums.between(start, end)[1 + count]
 
+    def lost_around(self, start: float, end: float, count: int = 0) -> float:
+        """The seconds lost between the samples around a period: when in it, these do not show."""
+        sums = self._sums
+        since, until = sums.before(start), sums.after(end)
+        return sums.between(start if since is None else since, until or end)[1 + count]
+
 
 class GpuSlowness:
     """Compares the clocks of throttled GPUs with their usual ones."""
@@ -475,10 +481,15 @@ class EngineTimeline:
         return Period(start, end, Activity(*sums), source)
 
     def stalled(self, start: float, end: float) -> Iterator[Stall]:
-        """The steps that stood out and overlap a period, the newest first."""
+        """The steps that stood out and overlap a period, the newest first.
+
+        Not those that the core's wait for a processor explains.
+        """
         for stall in self.stalls.between(start, end):
             usual_s = self._usual_with_told_later(stall)
-            if usual_s is not None and stands_out(known := stall._replace(usual_s=usual_s)):
+            if usual_s is None or not stands_out(known := stall._replace(usual_s=usual_s)):
+                continue
+            if known.lost_s > self.processor_waits.lost_around(stall.since, stall.until):
                 yield known
 
     def _usual_with_told_later(self, stall: Stall) -> float | None:

@@ -41,6 +41,14 @@ def with_steps(slow: float) -> EngineTimeline:
     return timeline
 
 
+@pytest.mark.parametrize("starved", [False, True])
+def test_a_step_that_waited_for_a_processor_is_no_stall(starved: bool) -> None:
+    timeline = usual(steps=0.01)
+    timeline.step(step(AT + 0.8, 0.8))
+    starve(timeline, -60, 2 if starved else 1)
+    assert bool([*timeline.stalled(AT, AT + 1)]) is not starved
+
+
 @pytest.mark.parametrize("slow", [1, 10])
 def test_a_waiting_core_loses_no_more_than_its_steps_are_longer(slow: int) -> None:
     request = row(AT + 1, tpot_s=0.19, decode_s=1.9, e2e_s=1.95)
