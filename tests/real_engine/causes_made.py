@@ -304,6 +304,11 @@ def steady(traffic: Traffic, for_s: float, name: str, *, at_least: int = 1) -> l
     return for_a_while(for_s, STEADY_CLIENTS, ask, at_least=at_least)
 
 
+def long_response(traffic: Traffic, name: str) -> Asked:
+    """A prompt that the prefix cache has, with a long response."""
+    return traffic.ask(name, traffic.usual_prompt(), STEADY_OUTPUT)
+
+
 # As many are made of each fault at least, if the machine is slow.
 AT_LEAST = 24
 LONG_PROMPT, PACK = 1900, 6
@@ -347,8 +352,8 @@ def long_prompts(scene: Scene) -> None:
 def cache_misses(scene: Scene) -> None:
     """Usual prompts after the cache lost all it had: one of each prefix.
 
-    Clients and responses are the usual ones, so that nothing else is another cause. So few are
-    asked that what the cache usually has of a prompt stays what it was.
+    Clients, their pauses and responses are the usual ones, so that nothing else is another cause.
+    So few are asked that what the cache usually has of a prompt stays what it was.
     """
     traffic = scene.traffic
     clients = CLIENTS * scene.times
@@ -357,6 +362,7 @@ def cache_misses(scene: Scene) -> None:
     def client(number: int) -> None:
         for prefix in PREFIXES[number::clients]:
             traffic.ask("cache", traffic.prompt_after(prefix), USUAL_OUTPUT)
+            _NEVER.wait(_PAUSE_S)
 
     at_once(clients, client, apart_s=0.1)
 
@@ -383,8 +389,7 @@ def short_of_cpu(scene: Scene) -> None:
 def slower_steps(scene: Scene) -> None:
     """Long responses while the engine has less of the processors than they take it."""
     pid = scene.engine.front_pid
-    # Long enough that their tokens are usual.
-    used = processors_used(pid, lambda: steady(scene.traffic, 3.0, "steady"))
+    used = processors_used(pid, lambda: steady(scene.traffic, 1.0, "steady"))
     limit = used / (1.0 + SLOWER * scene.times)
     with processors_limited(pid, limit, burners=1):
         steady(scene.traffic, 2.0, "slower", at_least=AT_LEAST)
@@ -476,7 +481,7 @@ class Fault:
     """A fault, the names of its requests, and the causes that are true of them.
 
     `coarser` ones are true, too, where a more exact cause cannot be seen. What is not `in_engine`
-    the engine itself does not feel.
+    the engine itself does not feel. A `slight` one is no larger than what other programs change.
     """
 
     name: str
@@ -485,6 +490,7 @@ class Fault:
     causes: frozenset[Cause]
     coarser: frozenset[Cause] = field(default=frozenset())
     in_engine: bool = True
+    slight: bool = False
 
 
 _PREFILL = frozenset(
@@ -529,6 +535,7 @@ OTHERS = (
         make=slower_steps,
         of=("slower",),
         causes=frozenset({Cause.CPU_STARVED, Cause.UNEXPLAINED}),
+        slight=True,
     ),
     Fault(
         name="new tenant",
@@ -537,7 +544,14 @@ OTHERS = (
         causes=_PREFILL | {Cause.BURST, Cause.BATCH_LOAD},
     ),
     Fault(name="CPU short", make=short_of_cpu, of=("cpu",), causes=frozenset({Cause.CPU_STARVED})),
-    Fault(name="queue surge", make=surge, of=("surge",), causes=frozenset({Cause.BURST})),
+    Fault(
+        name="queue surge",
+        make=surge,
+        of=("surge",),
+        causes=frozenset({Cause.BURST}),
+        # More come at once than there are places.
+        coarser=frozenset({Cause.SEQUENCE_CAP}),
+    ),
 )
 FEW_PLACES = Fault(
     name="few places", make=few_places, of=("places",), causes=frozenset({Cause.SEQUENCE_CAP})

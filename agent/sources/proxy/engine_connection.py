@@ -294,8 +294,9 @@ class EngineConnection(asyncio.Protocol):
 
 
 # uvicorn, which vLLM and SGLang serve with, hangs up after 5 idle seconds; a request that meets
-# this hanging up is lost, so the proxy must be first.
-_IDLE_S = 4.0
+# this hanging up is lost, so the proxy must be first. It counts from when it read the end of the
+# response, which on a busy machine is seconds after the engine sent it.
+_IDLE_S = 2.0
 
 
 class ConnectionPool:
