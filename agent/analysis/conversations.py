@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
+from statistics import median_low
 from typing import NamedTuple
 
 from agent.analysis.quantiles import bin_of, quantile
@@ -46,6 +47,7 @@ class TurnRequest(NamedTuple):
     request_id: str | None = None
     trace_id: str = ""
     span_id: str = ""
+    verdict: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +211,42 @@ class Conversation:
         return sum(known) if known else None
 
     @property
+    def missed_turns(self) -> int | None:
+        """Turns whose request missed an objective; None if none was judged."""
+        verdicts = Counter(each.request.verdict for each in self.turns)
+        missed = verdicts[Verdict.MISSED]
+        return missed if missed + verdicts[Verdict.MET] else None
+
+    @property
+    def worst_ttft_s(self) -> float | None:
+        """The longest TTFT of a turn."""
+        return max(self._ttft_s(self.turns), default=None)
+
+    @property
+    def later_ttft_p50_s(self) -> float | None:
+        """The median TTFT of the turns after the first."""
+        known = self._ttft_s(self.turns[1:])
+        return median_low(known) if known else None
+
+    @staticmethod
+    def _ttft_s(turns: Sequence[Turn]) -> Sequence[float]:
+        return [each.request.ttft_s for each in turns if each.request.ttft_s is not None]
+
+    @property
+    def cached_ratio(self) -> float | None:
+        """Of the tokens of prompts whose cache is known, those from a cache."""
+        tokens = [(each.request.input_tokens, each.request.cached_tokens) for each in self.turns]
+        known = [(of, cached) for of, cached in tokens if of is not None and cached is not None]
+        all_tokens = sum(of for of, _ in known)
+        return sum(cached for _, cached in known) / all_tokens if all_tokens else None
+
+    @property
+    def gap_p50_s(self) -> float | None:
+        """The median time between its turns."""
+        known = [each.gap_s for each in self.turns if each.gap_s is not None]
+        return median_low(known) if known else None
+
+    @property
     def cost_usd(self) -> float | None:
         """The cost of its turns that are priced."""
         known = [each.request.cost_usd for each in self.turns if each.request.cost_usd is not None]
@@ -222,3 +260,12 @@ def conversations_of(requests: Iterable[TurnRequest]) -> list[Conversation]:
         by_session[request.session].append(request)
     found = [Conversation(session=name, turns=turns_of(some)) for name, some in by_session.items()]
     return sorted(found, key=lambda each: (-each.turns[0].request.started_at, each.session))
+
+
+def worst_first(found: Iterable[Conversation]) -> list[Conversation]:
+    """By missed turns, of equals by tokens that were computed again, then by the longest TTFT."""
+
+    def badness(one: Conversation) -> tuple[float, ...]:
+        return (one.missed_turns or 0, one.refilled_tokens or 0, one.worst_ttft_s or 0.0)
+
+    return sorted(found, key=badness, reverse=True)

@@ -13,7 +13,7 @@ from agent import __version__
 from agent.catalog.causes import Cause
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation
-from agent.records.request import Status, Vantage
+from agent.records.request import ProxyView, Status, Vantage
 from tests.outputs.api.serving import Api, open_api
 from tests.outputs.api.test_engine_counts import counts
 from tests.real_parts.chromium import VIEWS, Opened, at, browsing, faults, grave, opened_in
@@ -59,7 +59,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """Requests that met and missed, one with hostile names and one with unknown values."""
     with open_api(tmp_path_factory.mktemp("page")) as running:
         ended_at = running.agent.now - 1
-        hostile = record(3, model=HOSTILE, engine=HOSTILE, ended_at=ended_at)
+        named = {"model": HOSTILE, "engine": HOSTILE, "proxied": ProxyView(session=HOSTILE)}
+        hostile = record(3, ended_at=ended_at, **named)
         unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "input_tokens", "model"))
         running.store(
             [
@@ -144,6 +145,7 @@ def test_figures_of_another_window_stay_readable_until_the_new_ones_come(
     [
         ("now", "By minute, "),
         ("requests", "Requests that began "),
+        ("conversations", "Conversations, "),
         ("efficiency", "Efficiency, "),
         ("cost", "Cost, "),
         ("events", "Events, "),

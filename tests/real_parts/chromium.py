@@ -160,6 +160,7 @@ VIEWS = {
     "now": "Why requests missed",
     "requests": "Requests that began in the last",
     "breakdown": "Requests by engine, last hour",
+    "conversations": "Conversations, last hour",
     "efficiency": "Phases, over the time",
     "cost": "Per 1M output tokens",
     "events": "Events, last hour, the newest first",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import ceil, floor
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import AfterValidator, Field
@@ -17,6 +17,7 @@ from agent.analysis.conversations import (
     conversations_of,
     figures_by_turn,
     session_verdict,
+    worst_first,
 )
 from agent.analysis.cost.bill import spending
 from agent.catalog.definitions import Verdict
@@ -29,6 +30,7 @@ from agent.records.queries import Selection, Window
 
 # Turns are numbered from those on that began so long before the window.
 LOOKED_BACK_S = 3600.0
+Order = Literal["newest", "worst"]
 
 
 class TurnFiguresResponse(BaseResponse):
@@ -69,8 +71,14 @@ class SessionResponse(BaseResponse):
     began_at: datetime
     ended_at: datetime
     engines: list[str]
+    missed_turns: int | None = Field(
+        description="turns whose request missed an objective; null if none was judged"
+    )
     first_ttft_s: float | None
+    later_ttft_p50_s: float | None = Field(description="of the turns after the first")
     worst_ttft_s: float | None
+    cached_ratio: float | None = Field(description="of the prompts' tokens, those from a cache")
+    gap_p50_s: float | None = Field(description="between its turns: tools and users")
     refilled_tokens: int | None
     refilled_usd: float | None
     cost_usd: float | None = Field(description="of its turns that are priced")
@@ -87,7 +95,7 @@ class ConversationsResponse(BaseResponse):
     complete: bool = Field(description=f"false if only the last {MOST_TURNS} turns were read")
     by_turn: list[TurnFiguresResponse]
     by_objective: list[SessionVerdictsResponse]
-    items: list[SessionResponse] = Field(description="the one that began last first")
+    items: list[SessionResponse] = Field(description="in the order of `sort`")
     left_out: int = Field(description="sessions beyond the limit")
 
 
@@ -128,46 +136,41 @@ def conversation_routes(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["requests"])
 
     @router.get("/conversations")
-    def conversations(chosen: Chosen, asked: LastHour, limit: Limit = 100) -> ConversationsResponse:
+    def conversations(
+        chosen: Chosen,
+        asked: LastHour,
+        limit: Limit = 100,
+        sort: Order = "newest",
+    ) -> ConversationsResponse:
         """Figures by turn, verdicts of sessions, and the sessions with a turn in the window.
 
-        Turns are numbered from the first one that began up to an hour before the window.
+        Turns are numbered from the first one that began up to an hour before the window. The worst
+        session has the most missed turns, of equals the most tokens that were computed again.
         """
-        begin, end = asked.bounds(context.now(), context.longest_row_window_s)
-        return context.read(lambda queries: _conversations(queries, chosen, begin, end, limit))
+        bounds = asked.bounds(context.now(), context.longest_row_window_s)
+        return context.read(lambda queries: _conversations(queries, chosen, bounds, limit, sort))
 
     @router.get("/conversation", responses={404: {"model": ProblemResponse}})
     def conversation(
         session: Session, chosen: Chosen, asked: Annotated[AskedWindow, asked_window("1d")]
     ) -> ConversationResponse:
         """The turns of one session that began in the window."""
-        begin, end = asked.bounds(context.now(), context.longest_row_window_s)
-
-        def found(queries: ApiQueries) -> ConversationResponse:
-            rows = queries.session_turns(chosen, begin, end, session)
-            if not rows:
-                raise HTTPException(404, f"no turn of session {session!r} began in this window")
-            (one,) = conversations_of(rows)
-            usd = _usd_per_token(queries, chosen, begin, end)
-            return ConversationResponse(
-                session=_session(one, _judging(queries), usd),
-                complete=len(rows) < MOST_TURNS,
-                turns=[_turn(each, usd) for each in one.turns],
-            )
-
-        return context.read(found)
+        bounds = asked.bounds(context.now(), context.longest_row_window_s)
+        return context.read(lambda queries: _conversation(queries, chosen, bounds, session))
 
     return router
 
 
 def _conversations(
-    queries: ApiQueries, chosen: Selection, begin: float, end: float, limit: int
+    queries: ApiQueries, chosen: Selection, bounds: tuple[float, float], limit: int, sort: Order
 ) -> ConversationsResponse:
+    begin, end = bounds
     rows = queries.session_turns(chosen, begin - LOOKED_BACK_S, end)
     all_of = conversations_of(rows)
     found = [each for each in all_of if each.turns[-1].request.started_at >= begin]
     inside = [turn for each in found for turn in each.turns if turn.request.started_at >= begin]
     usd, judging = _usd_per_token(queries, chosen, begin, end), _judging(queries)
+    in_order = worst_first(found) if sort == "worst" else found
     return ConversationsResponse(
         window_from=_utc(begin),
         window_until=_utc(end),
@@ -181,8 +184,24 @@ def _conversations(
             for each in figures_by_turn(inside)
         ],
         by_objective=_verdicts(found, judging),
-        items=[_session(each, judging, usd) for each in found[:limit]],
+        items=[_session(each, judging, usd) for each in in_order[:limit]],
         left_out=len(found[limit:]),
+    )
+
+
+def _conversation(
+    queries: ApiQueries, chosen: Selection, bounds: tuple[float, float], session: str
+) -> ConversationResponse:
+    begin, end = bounds
+    rows = queries.session_turns(chosen, begin, end, session)
+    if not rows:
+        raise HTTPException(404, f"no turn of session {session!r} began in this window")
+    (one,) = conversations_of(rows)
+    usd = _usd_per_token(queries, chosen, begin, end)
+    return ConversationResponse(
+        session=_session(one, _judging(queries), usd),
+        complete=len(rows) < MOST_TURNS,
+        turns=[_turn(each, usd) for each in one.turns],
     )
 
 
@@ -229,15 +248,18 @@ def _verdicts(
 
 def _session(one: Conversation, judging: Sequence[Objective], usd: float | None) -> SessionResponse:
     requests = [each.request for each in one.turns]
-    known = [each.ttft_s for each in requests if each.ttft_s is not None]
     return SessionResponse(
         session=one.session,
         turns=len(requests),
         began_at=_utc(requests[0].started_at),
         ended_at=_utc(max(each.ended_at for each in requests)),
         engines=sorted({each.engine for each in requests if each.engine is not None}),
+        missed_turns=one.missed_turns,
         first_ttft_s=requests[0].ttft_s,
-        worst_ttft_s=max(known, default=None),
+        later_ttft_p50_s=one.later_ttft_p50_s,
+        worst_ttft_s=one.worst_ttft_s,
+        cached_ratio=one.cached_ratio,
+        gap_p50_s=one.gap_p50_s,
         refilled_tokens=one.refilled_tokens,
         refilled_usd=_times(usd, one.refilled_tokens),
         cost_usd=one.cost_usd,

@@ -85,6 +85,28 @@ def test_sessions_are_judged_by_the_limits_on_their_turns(api_of_each: Api) -> N
     assert verdicts == {"a": {"agents": "met"}, "b": {"agents": "missed"}}
 
 
+def test_a_session_has_what_its_users_waited_for(api_of_each: Api) -> None:
+    chat = objective("chat", ttft_s=0.7)
+    api_of_each.store(SPOKEN, [chat])
+    newest, worst = (
+        asked(api_of_each, "conversations"),
+        asked(api_of_each, "conversations", sort="worst"),
+    )
+    assert [each["session"] for each in newest["items"]] == ["b", "a"]
+    one, other = worst["items"]
+    assert (one["session"], one["missed_turns"], other["missed_turns"]) == ("a", 2, 1)
+    assert (one["first_ttft_s"], one["later_ttft_p50_s"], one["worst_ttft_s"]) == (0.9, 0.1, 0.9)
+    assert one["cached_ratio"] == pytest.approx(992 / 3700)
+    assert one["gap_p50_s"] == pytest.approx(4.5)
+    assert (other["later_ttft_p50_s"], other["gap_p50_s"], other["cached_ratio"]) == (None, None, 0)
+
+
+def test_turns_that_nobody_judged_are_not_met(api: Api) -> None:
+    api.store([turn(1, 0, "a", cached_tokens=None)], [])
+    (one,) = asked(api, "conversations")["items"]
+    assert (one["missed_turns"], one["cached_ratio"]) == (None, None)
+
+
 def test_one_session_is_shown_turn_by_turn(api_of_each: Api) -> None:
     api_of_each.store(SPOKEN, [AGENTS])
     api_of_each.price(SPOKEN)

@@ -241,8 +241,9 @@ def turn_request(item: JudgedRequest) -> TurnRequest:
     record, view = item.record, item.record.proxied
     assert view is not None
     assert view.session is not None
-    names = set(TurnRequest._fields) - {"session"}
-    return TurnRequest(session=view.session, **{name: getattr(record, name) for name in names})
+    names = set(TurnRequest._fields) - {"session", "verdict"}
+    facts = {name: getattr(record, name) for name in names}
+    return TurnRequest(session=view.session, verdict=item.judgement.verdict, **facts)
 
 
 def test_without_values_to_choose_a_panel_is_empty_without_an_error(reader: Reader) -> None:

@@ -3,6 +3,7 @@ import {Input, html, render} from "./elements.js";
 import {AccessRefused, FILTERS, ask_about, busy_ms, follow, forget, is_signed_in, on_login, query, sign_in} from "./query.js";
 import {breakdown} from "./breakdown.js";
 import {on_range} from "./chart.js";
+import {conversations} from "./conversations.js";
 import {cost} from "./cost.js";
 import {efficiency} from "./efficiency.js";
 import {events} from "./events.js";
@@ -14,8 +15,8 @@ import {WINDOWS, field, iso, length_of, range_of} from "./period.js";
 import {requests} from "./requests.js";
 import {ZONE, span} from "./words.js";
 
-const VIEWS = {now, requests, request: oneRequest, breakdown, efficiency, cost, events, lengths};
-const SHOWN = ["now", "requests", "breakdown", "efficiency", "cost", "events", "lengths"];
+const VIEWS = {now, requests, request: oneRequest, breakdown, conversations, efficiency, cost, events, lengths};
+const SHOWN = ["now", "requests", "breakdown", "conversations", "efficiency", "cost", "events", "lengths"];
 const RETRY_MS = 2000;
 const REFRESH_MS = 10000;
 const TICK_MS = 1000;
