@@ -14,6 +14,7 @@ from agent.catalog.engine_facts import (
     MAX_RUNNING_REQUESTS,
     REQUESTS_RUNNING,
     REQUESTS_WAITING,
+    REQUESTS_WAITING_BY_REASON,
 )
 from agent.catalog.metric import Kind
 from agent.records.engine import EngineSample, HistogramSnapshot
@@ -26,7 +27,11 @@ LONGEST_BETWEEN_S = 60.0
 _COUNTERS = frozenset(fact.name for fact in ENGINE_FACTS if fact.kind is Kind.COUNTER)
 _RANKS = DATA_PARALLEL_RANKS.name
 _GAUGES = frozenset(
-    fact.name for fact in (REQUESTS_RUNNING, REQUESTS_WAITING, KV_CACHE_USAGE, MAX_RUNNING_REQUESTS)
+    fact.name
+    for fact in (
+        *(REQUESTS_RUNNING, REQUESTS_WAITING, REQUESTS_WAITING_BY_REASON),
+        *(KV_CACHE_USAGE, MAX_RUNNING_REQUESTS),
+    )
 )
 
 

@@ -138,6 +138,7 @@ class EngineRows:
         self._stale_after_s = {
             engine.name: STALE_INTERVALS * engine.scrape_interval for engine in settings.engines
         }
+        self._roles = {engine.name: engine.role for engine in settings.engines}
         self._meter = meter
         self._directory = directory
 
@@ -153,6 +154,7 @@ class EngineRows:
                     self._directory,
                     None if monitors is None else monitors.problem_of(name),
                 ),
+                "role": self._roles[name],
                 "stale_after_s": self._stale_after_s[name],
                 "ejected": None if proxying is None else proxying.why_out(name),
                 **_state_of(states.get(name)),
@@ -369,6 +371,9 @@ def _output_parts(base: BaseParts, engines: EngineParts, requests: IntakeParts) 
     if endpoint is not None:
         pushing = Pushing(settings, endpoint, meter, exposition, base.now())
     engines.publish(meter)
+    for engine in settings.engines:
+        if engine.role != "both":
+            meter.gauge(m.ENGINE_ROLE, lambda: 1.0, engine.name, engine.role)
     health = OwnHealth(meter, base.now)
     health.of_store(base.store, requests.writer)
     health.of_engines(engines.builder, engines.gpus, board, engines.missed)

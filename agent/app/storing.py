@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -345,11 +346,12 @@ class AgentStore:
         joining = Joining(
             judge=judge, wait_s=wait_s, with_plugin=with_plugin, prefilling=self._prefilling
         )
+        hops = replace(joining, wait_s=None)
         joined = request_write(self.database, joining, self._keeper.verify)
-        alone = request_write(self.database, None, self._keeper.verify)
+        alone = request_write(self.database, hops, self._keeper.verify)
 
         def write(judged: Sequence[JudgedRequest]) -> WriteResult:
-            joins = self._settings.proxy.listen is not None or self._with_plugin or self._prefilling
+            joins = self._settings.proxy.listen is not None or self._with_plugin
             return (joined if joins else alone)(judged)
 
         settle = request_settle(self.database, joining, self._set_aside)

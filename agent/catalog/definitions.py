@@ -101,6 +101,9 @@ DEFINITIONS = {
 
 # Waiting requests. A queue that stays longer needs another replica.
 DEEP_QUEUE = 10
+# A pool of prefill or decode engines is too small if more requests than this wait in each of its
+# engines, while fewer than the second number wait in each of the other pool.
+SHORT_POOL_QUEUE, ROOM_POOL_QUEUE = 2.0, 1.0
 # Share of the KV cache. A full cache is normal under load; requests that wait for it are not.
 FULL_CACHE = 0.95
 # The busiest data-parallel rank over the mean of all. Above, half more than its part.

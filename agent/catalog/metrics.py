@@ -265,6 +265,14 @@ ENGINE_STATE = gauge(
     "state",
     merge=Merge.MAX,
 )
+ENGINE_ROLE = gauge(
+    "llm_engine_role",
+    "Always 1; the phases that the engine does by its settings, prefill or decode.",
+    "engine",
+    "role",
+    merge=Merge.MAX,
+    absent="of engines that do both",
+)
 ENGINE_START = gauge(
     "llm_engine_start_seconds",
     "Time of each phase of the engine's last start, from its spans; phases add up to the start.",

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, insert, select
 from agent.analysis.engine_counts import total_counts
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.engine_counts import CountsRow, EngineCounts, GaugeSum
+from agent.records.gpu import FactKey
 from agent.records.queries import Selection, Window
 from agent.store.connection import read_all
 from agent.store.facts import facts_from, facts_json
@@ -48,11 +49,21 @@ def _written(counts: EngineCounts) -> dict[str, Any]:
     return {
         "covered_s": counts.covered_s,
         "counters": json.dumps(facts_json(counts.counters)),
-        "gauges": json.dumps({name: list(each) for (name, _), each in counts.gauges.items()}),
+        "gauges": json.dumps({_name(key): list(each) for key, each in counts.gauges.items()}),
         "histograms": json.dumps(
             {name: _histogram_json(each) for name, each in counts.histograms.items()}
         ),
     }
+
+
+def _name(key: FactKey) -> str:
+    """A name with its labels: few gauges have any."""
+    return "|".join((key[0], *key[1]))
+
+
+def _key(name: str) -> FactKey:
+    first, *labels = name.split("|")
+    return first, tuple(labels)
 
 
 def _histogram_json(histogram: HistogramSnapshot) -> dict[str, Any]:
@@ -78,7 +89,7 @@ def _row(row: Mapping[Any, Any]) -> CountsRow:
     counts = EngineCounts(
         covered_s=float(row["covered_s"]),
         counters=facts_from(row["counters"]),
-        gauges={(name, ()): GaugeSum(*map(float, each)) for name, each in gauges.items()},
+        gauges={_key(name): GaugeSum(*map(float, each)) for name, each in gauges.items()},
         histograms={name: _histogram(each) for name, each in histograms.items()},
     )
     return CountsRow(

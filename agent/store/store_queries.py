@@ -71,7 +71,7 @@ from agent.store.unreadable import check_row, finite, json_columns, json_of, rea
 # Six beats: a slow database delays them, and a frozen one is cut off after 30 s.
 OVERDUE_AFTER_S = 30.0
 # What an agent reported of its engine and stays true after its last beat.
-_LASTING = {"name", "model", "dialect", "read_at", "stale_after_s"}
+_LASTING = {"name", "model", "dialect", "role", "read_at", "stale_after_s"}
 _UNKNOWN = {**dict.fromkeys(_LASTING), "up": None}
 # Agents report their engines every 5 s.
 _REPORTED_WITHIN_S = 10.0

@@ -89,7 +89,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "until": "When the engine was last read.",
         "covered_s": "Seconds between samples, in which every increase was seen.",
         "counters": "JSON: increases by metric and labels.",
-        "gauges": "JSON: of each gauge its integral over time, the seconds of that, its maximum.",
+        "gauges": "JSON: of each gauge its integral over time, the seconds of that, its maximum; "
+        "labels follow its name after `|`.",
         "histograms": "JSON: of each histogram the finite bounds, the increases of the cumulative "
         "counts, and of the sum.",
         **_CHANGED,

@@ -131,9 +131,10 @@ def _raise_unless_of_rows(error: Exception, sentence: str) -> None:
 
 
 def _storing(joining: Joining | None) -> _StoreRows:
-    if joining is None or joining.wait_s is None:
+    if joining is None or (joining.wait_s is None and not joining.prefilling):
         return _store
-    settles_at, judge = waiting_for(joining.wait_s, joining.with_plugin), joining.judge
+    wait_s, judge = joining.wait_s, joining.judge
+    settles_at = at_once if wait_s is None else waiting_for(wait_s, joining.with_plugin)
 
     def store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
         new = insert_new(connection, with_hops(judged, joining.prefilling), settles_at)
@@ -142,7 +143,8 @@ def _storing(joining: Joining | None) -> _StoreRows:
         requests_of = [item for item in new if not item.record.hop]
         alone = [item for item in requests_of if settles_at(item.record) is None]
         views = [item for item in requests_of if _may_have_another(item, settles_at)]
-        recount = join_new(connection, views, judge) if views else Recount()
+        joins = wait_s is not None and views
+        recount = join_new(connection, views, judge) if joins else Recount()
         subtract_causes(connection, recount.unexplained)
         add_to_rollups(connection, alone + recount.counted, recount.uncounted)
         return WriteResult(new, alone + recount.first, alone + recount.final)

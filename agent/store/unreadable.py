@@ -232,6 +232,7 @@ class _StoredEngine(msgspec.Struct):
     name: str
     model: str | None = None
     dialect: str | None = None
+    role: str | None = None
     read_at: float | None = None
     up: bool | None = None
     running: float | None = None

@@ -85,12 +85,14 @@ NO_PRESET = ("llm_slo_configured",)
 JUDGED_LATER = ("llm_slo_held_rate",)
 # The engine started before its agent.
 STARTED_BEFORE = ("llm_engine_start_seconds",)
+# It does prefill and decode.
+BOTH_PHASES = ("llm_engine_role",)
 # The names before release 0.11.
 OLDER = ("vllm:gpu_cache_usage_perc",)
 NOT_HERE = (
     *(*NO_DRAFTS, *NO_TRANSFERS, *ONE_RANK, *NOTHING_MISSING, *NOT_TOLD_BY_VLLM, *NO_DIFFERENCE),
     *(*NOT_PUBLISHED, *NO_ROTATION, *NOT_CONFIGURED, *OTHER_GPUS, *BY_MACHINE, *BY_HISTORY),
-    *(*NO_MIDDLEWARE, *NO_PRESET, *JUDGED_LATER, *STARTED_BEFORE, *OLDER),
+    *(*NO_MIDDLEWARE, *NO_PRESET, *JUDGED_LATER, *STARTED_BEFORE, *BOTH_PHASES, *OLDER),
 )
 
 GPU_HOUR_USD = 3.6

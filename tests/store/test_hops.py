@@ -20,8 +20,13 @@ PREFILL, DECODE = "prefill-0", "decode-0"
 class Agent:
     """Writes and settles with an engine that only prefills."""
 
-    def __init__(self, engine: Engine, prefilling: Sequence[str] = (PREFILL,)) -> None:
-        joining = Joining(judge=JUDGE, wait_s=WAIT_S, prefilling=prefilling)
+    def __init__(
+        self,
+        engine: Engine,
+        prefilling: Sequence[str] = (PREFILL,),
+        wait_s: float | None = WAIT_S,
+    ) -> None:
+        joining = Joining(judge=JUDGE, wait_s=wait_s, prefilling=prefilling)
         self.write = request_write(engine, joining)
         self.settled = request_settle(engine, joining)
 
@@ -79,6 +84,18 @@ def test_without_the_users_view_the_time_between_is_by_the_engines_clocks(sqlite
     Agent(sqlite).write([prefill(), decode()])
     (request,) = [row for row in rows(sqlite) if not row["hop"]]
     assert request["prefill_gap_s"] == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("order", list(permutations((prefill(), decode()))))
+def test_without_a_proxy_the_request_is_counted_at_once(
+    sqlite: Engine, order: Sequence[JudgedRequest]
+) -> None:
+    agent = Agent(sqlite, wait_s=None)
+    counted = [item for view in order for item in agent.write([view]).counted]
+    assert [item.record.engine for item in counted] == [DECODE]
+    (request,) = [row for row in rows(sqlite) if row["counted"]]
+    assert request["prefill_engine"] == PREFILL
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
 def test_hops_are_found_by_the_requests_id_if_the_router_passes_no_trace_on(

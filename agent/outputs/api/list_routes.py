@@ -47,6 +47,7 @@ class EngineResponse(BaseResponse):
     )
     model: str | None
     dialect: str | None
+    role: str | None = Field(default=None, description="prefill, decode or both, by the settings")
     read_at: datetime | None
     running: float | None = Field(default=None, description="requests in the engine's batch")
     waiting: float | None = Field(default=None, description="requests in its queue")

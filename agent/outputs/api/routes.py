@@ -42,6 +42,7 @@ from agent.outputs.api.list_routes import (
     newest_gpus,
 )
 from agent.outputs.api.middleware import AccessGuard, QueryGate
+from agent.outputs.api.pool_routes import pool_routes
 from agent.outputs.api.probe_routes import probe_routes
 from agent.outputs.api.query_parameters import REFUSALS, add_refusals, window_before
 from agent.outputs.api.request_routes import request_routes
@@ -378,4 +379,5 @@ def _routers(context: ApiContext, live: LiveFigures) -> tuple[APIRouter, ...]:
         name_routes(context),
         timeline_routes(context),
         load_routes(context),
+        pool_routes(context),
     )

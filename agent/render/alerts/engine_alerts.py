@@ -7,7 +7,13 @@ from inspect import cleandoc
 from agent.analysis.rank_skew import REQUESTS
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
-from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE, UNEVEN_RANKS
+from agent.catalog.definitions import (
+    DEEP_QUEUE,
+    FULL_CACHE,
+    ROOM_POOL_QUEUE,
+    SHORT_POOL_QUEUE,
+    UNEVEN_RANKS,
+)
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.event import EventKind
 from agent.render.alerts.alert_rule import (
@@ -26,6 +32,7 @@ from agent.render.alerts.alert_rule import (
     worst,
 )
 from agent.render.links import DashboardUid
+from agent.render.pool_queries import queue_by_pool
 from agent.render.promql import eq, filled, none_of, value_of
 
 _SILENT_S = 5 * MINUTE_S
@@ -90,6 +97,7 @@ def engine_alerts(timings: Timings) -> Iterator[Alert]:
     yield _deep_queue()
     yield _too_few_replicas(timings)
     yield _uneven_ranks()
+    yield _small_pool(timings)
     yield _full_cache(timings)
     yield _collapsed_cache(timings)
     yield _fact_missing()
@@ -291,6 +299,28 @@ def _uneven_ranks() -> Alert:
         description="The busiest rank has {{ $value | humanize }} times as many requests as the "
         "mean of all ranks, over 5m. Its requests wait while other ranks have room.",
         variables=("engine", "model"),
+    )
+
+
+def _small_pool(timings: Timings) -> Alert:
+    queue = queue_by_pool(
+        value_of(fact.REQUESTS_WAITING_BY_REASON, eq("reason", "capacity")),
+        value_of(fact.REQUESTS_WAITING),
+        value_of(m.ENGINE_ROLE),
+        timings.window(5 * MINUTE_S),
+    )
+    return Alert(
+        name="LlmPoolTooSmall",
+        severity=Severity.TICKET,
+        expression=f"{queue} > {SHORT_POOL_QUEUE:g}\n"
+        f"unless on (model) min by (model) ({queue}) >= {ROOM_POOL_QUEUE:g}",
+        hold_s=15 * MINUTE_S,
+        summary="Too few {{ $labels.role }} engines for {{ $labels.model }}",
+        description="{{ $value | humanize }} requests wait in each of its {{ $labels.role }} "
+        f"engines for {timings.hold(15 * MINUTE_S)}, and less than {ROOM_POOL_QUEUE:g} in each of "
+        "the other pool.",
+        dashboard=DashboardUid.OPERATIONS,
+        variables=("model",),
     )
 
 

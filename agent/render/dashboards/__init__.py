@@ -25,6 +25,7 @@ from agent.render.dashboards.grafana_json import (
 )
 from agent.render.dashboards.objective_panels import objective_rows
 from agent.render.dashboards.panel_parts import Dashboard, PanelRow, Query
+from agent.render.dashboards.pool_panels import POOL_ROW
 from agent.render.dashboards.request_panels import REQUEST_ROWS
 from agent.render.dashboards.scaling_panels import SCALING_ROW
 from agent.render.links import DashboardUid
@@ -53,7 +54,7 @@ def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
         DashboardUid.OPERATIONS,
         "Goodput / Engines",
         "Latency of users by engine, and the state of each engine.",
-        (*ENGINE_ROWS, AGENT_ROW),
+        (*ENGINE_ROWS, POOL_ROW, AGENT_ROW),
     )
     yield _on_prometheus(
         DashboardUid.GPUS,

@@ -104,6 +104,7 @@ HOST_SAMPLE = HostSample(
 Given = tuple[Metric, tuple[str, ...], float]
 GAUGES: tuple[Given, ...] = (
     (m.ENGINE_STATE, ("chat-0", "ok"), 1),
+    (m.ENGINE_ROLE, ("chat-0", "decode"), 1),
     (m.ENGINE_START, ("chat-0", "weights"), 12.5),
     (m.RANK_REQUESTS_RUNNING, ("chat-0", "llama", "0"), 4),
     (m.RANK_REQUESTS_WAITING, ("chat-0", "llama", "0"), 2),

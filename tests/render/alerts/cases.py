@@ -19,7 +19,7 @@ WORDS = {
     "histogram_quantile", "absent", "time", "vector", "max_over_time", "avg_over_time", "topk",
     "sort", "group_left", "scalar", "unless",
 }  # fmt: skip
-AGGREGATED = re.compile(r"\b(?:by|on) \(([\w, ]*)\)")
+AGGREGATED = re.compile(r"\b(?:by|on|group_left) \(([\w, ]*)\)")
 _RANGE = re.compile(r"\[\w+\]|offset \w+")
 _NAME = re.compile(r'([a-zA-Z_][\w:]*)(\{(?:[^}"]|"[^"]*")*\})?')
 _LABEL = re.compile(r'(\w+)(?:=~|!~|!=|=)(?:"[^"]*"|%q)')

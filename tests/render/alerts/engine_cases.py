@@ -21,6 +21,20 @@ def _facts(**values: str) -> Series:
     return {f"llm_engine_{name}{{{MODEL}}}": text for name, text in values.items()}
 
 
+def _pools(*, prefill: str, decode: str, deferred: str) -> Series:
+    """The queues of a prefill engine, and of a decode engine where some wait for KV values."""
+    first, second = (MODEL.replace("chat-0", name) for name in ("prefill-0", "decode-0"))
+    waiting, role = "llm_engine_requests_waiting_by_reason", "llm_engine_role"
+    return {
+        f'{role}{{{ENGINE.replace("chat-0", "prefill-0")},role="prefill"}}': "1x70",
+        f'{role}{{{ENGINE.replace("chat-0", "decode-0")},role="decode"}}': "1x70",
+        f"llm_engine_requests_waiting{{{first}}}": prefill,
+        f'{waiting}{{{second},reason="capacity"}}': decode,
+        f'{waiting}{{{second},reason="deferred"}}': deferred,
+        f"llm_engine_requests_waiting{{{second}}}": deferred,
+    }
+
+
 def _gone(fact: str) -> str:
     return f'llm_engine_fact_missing{{{MODEL},fact="{fact}"}}'
 
@@ -293,6 +307,16 @@ _STATE = (
         minutes=(12, 20, 40),
         labels={**ON_MODEL, **TICKET},
         figures=("1.9",),
+    ),
+    Case(
+        alert="LlmPoolTooSmall",
+        # The decode engine waits for KV values, not for capacity.
+        incident=_pools(prefill="0x5 6x30 0x30", decode="0x70", deferred="9x70"),
+        # Both are short: another engine of one pool would only move the queue.
+        lookalike=_pools(prefill="6x70", decode="1.5x70", deferred="0x70"),
+        minutes=(15, 28, 55),
+        labels={"model": "llama", "role": "prefill", **TICKET},
+        figures=("6",),
     ),
     Case(
         alert="LlmKvCacheSaturated",

@@ -111,8 +111,8 @@ NOT_HERE = (
     *("llm_engine_estimated_", "llm_engine_fact_missing"),
     # It has one rank, and no log.
     *("llm_engine_rank_", "llm_engine_expert_balance_"),
-    # The engine was up before the agent.
-    "llm_engine_start_seconds",
+    # The engine was up before the agent, and does prefill and decode.
+    *("llm_engine_start_seconds", "llm_engine_role"),
     # Pages are retired before Ampere only; the scripted GPU is a Hopper.
     *("gpu_page_retirement_pending", "gpu_retired_pages"),
     # The agent publishes nothing, runs in no cluster, has objectives, and a proxy of one engine.
