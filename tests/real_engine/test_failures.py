@@ -5,7 +5,7 @@ tests/end_to_end has the alerts on them. The engines end here, so no other modul
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -107,6 +107,19 @@ class Watched:
 
         eventually(said, within_s=WITHIN_S, what=f"{reason}, not {self.probes()}")
 
+    def reasons_until_up(self) -> set[str]:
+        """The reasons that the probes give from the first `loading` on until the engine is up."""
+        reasons: set[str] = set()
+
+        def is_up() -> bool:
+            reason = self.probes()[2]
+            if reasons or reason == "loading":
+                reasons.add(reason)
+            return reason == "idle"
+
+        eventually(is_up, within_s=WITHIN_S, what="an idle engine")
+        return reasons
+
     def deaths(self) -> list[str]:
         """The kinds of events after which an engine is dead or stands still."""
         return [kind for kind in self.kinds() if kind in DEADLY]
@@ -169,6 +182,19 @@ class FailedStart:
     probes_after: tuple[int, int, str]
 
 
+def reasons_while_it_starts(
+    engine: Vllm, agents: Sequence[Watched], *, forked: bool = True
+) -> list[set[str]]:
+    """Start the engine; return the reasons that the probes of each agent gave meanwhile.
+
+    The engine is started in this thread: the kernel ends it with the thread that started it.
+    """
+    with ThreadPoolExecutor(len(agents)) as looking:
+        seen = [looking.submit(agent.reasons_until_up) for agent in agents]
+        engine.start(forked=forked)
+        return [each.result() for each in seen]
+
+
 def start_with_too_little_cache(folder: Path) -> FailedStart:
     """The CPU engine takes no smaller cache than its smallest, so the length asked for is huge."""
     ports = AgentPorts.free()
@@ -211,7 +237,9 @@ def test_a_killed_front_is_one_death_and_one_restart(
     afar.event("UNREACHABLE")
     engine.kill()
     engine.send_spans(SpanExport.http(ports.http))
-    engine.start(forked=False)
+    # A further engine starts on the machine.
+    here = reasons_while_it_starts(engine, (beside, in_its_pod), forked=False)
+    assert here == [{"loading", "idle"}] * 2
     assert dead["evidence"]["last_sample_at"] is not None
     for agent in (beside, in_its_pod, afar):
         restart = agent.event("RESTART")
@@ -292,6 +320,28 @@ def test_a_killed_core_is_a_dead_engine(engine: Vllm, agents: Agents) -> None:
     # The front ends with its core, so an agent that reads no log may find both gone at once.
     assert set(in_its_pod.deaths()) <= {"ENGINE_DEAD"}
     assert set(afar.deaths()) <= {"ENGINE_DEAD"}
+
+
+def test_the_start_of_an_engine_that_died_is_alive_and_compared_with_the_one_before(
+    engine: Vllm, agents: Agents
+) -> None:
+    beside, _, _ = agents.watched()
+    (first,) = beside.starts()
+    engine.kill()
+    assert reasons_while_it_starts(engine, [beside]) == [{"loading", "idle"}]
+    engine.complete(request_id="after-its-death", max_tokens=2)
+    second, before = eventually(
+        lambda: starts if len(starts := beside.starts()) > 1 else [],
+        within_s=WITHIN_S,
+        what="a second start",
+    )
+    assert before == first
+    assert second["change_s"] == pytest.approx(second["start_s"] - first["start_s"])
+    assert {"weights", "model"} <= second["phase_changes"].keys()
+    assert second["phase_changes"] == {
+        phase: pytest.approx(second["phases"].get(phase, 0.0) - first["phases"].get(phase, 0.0))
+        for phase in first["phases"] | second["phases"]
+    }
 
 
 def test_a_normal_stop_is_no_failure(bad_engine: Vllm, agents: Agents) -> None:

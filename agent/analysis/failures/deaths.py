@@ -74,7 +74,8 @@ class OutageDetector:
             yield from self._by_health(seen)
         if seen.front_alive is False:
             yield from _by_lost_front(seen)
-        if seen.front_alive is True and seen.core_alive is False:
+        # A new front has no core yet.
+        if seen.front_alive is True and seen.core_alive is False and not seen.starts:
             yield _DeathEvidence(Confidence.PROBABLE, firm=False)
         yield from self._by_silent_log(seen)
 

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from agent.catalog.engine_flags import AUDITED_FLAGS, FLAG_ALIASES, FLAGS_FILE, LIMIT_FLAGS
@@ -70,7 +70,7 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLocator:
-    """How to find the engine's processes: by PID, or else by port, or else by title.
+    """How to find the engine's processes: by PID, or else by port, command line or title.
 
     If the engine is not on the `same_machine`, only PIDs are used.
     """
@@ -88,6 +88,10 @@ class ProcessFinder:
         self._locator = locator
         self._ticks_per_s = ticks_per_s
         self._known: dict[Identity, ProcessRole] = {}
+        # The last fronts that listened: the name of the program, and a hash of words that may be
+        # secrets; and the start of the newest process then.
+        self._commands: frozenset[tuple[str, int]] = frozenset()
+        self._newest_ticks = 0
         self._given: dict[int, Stat] = {}
         self._found_once = False
         self._search_at = float("-inf")
@@ -125,12 +129,25 @@ class ProcessFinder:
         if not tops and not self._found_once:
             raise HostUnreadable(self._why_not())
         tree = {pid: stats[pid] for pid in _trees(stats, tops)}
+        listening = self._holders(tree, ours)
         # A configured PID may be a script that started the engine.
-        fronts = self._holders(tree, ours) or tops
+        fronts = listening or tops
         for pid, stat in tree.items():
             role = ProcessRole.FRONT if pid in fronts else ProcessRole.OTHER
             self._known[pid, stat.started_ticks] = _titled_role(self._proc.title(pid)) or role
         self._found_once = True
+        self._remember_commands([stats[pid] for pid in listening], stats)
+
+    def _remember_commands(self, listening: Iterable[Stat], stats: Mapping[int, Stat]) -> None:
+        # A forked core holds the socket longer than its killed front.
+        fronts = [
+            stat
+            for stat in listening
+            if self._known[stat.pid, stat.started_ticks] is ProcessRole.FRONT
+        ]
+        if fronts:
+            self._commands = frozenset(map(self._command, fronts))
+            self._newest_ticks = max(stat.started_ticks for stat in stats.values())
 
     def _listening(self) -> tuple[Collection[int], Collection[int]]:
         """The sockets that listen on the engine's port, and those on other ports."""
@@ -148,7 +165,9 @@ class ProcessFinder:
             return self._given_pids(stats)
         if not self._locator.same_machine:
             return frozenset()
-        return self._holders(stats, ours) or self._titled(stats, strange)
+        return (
+            self._holders(stats, ours) or self._started_again(stats) or self._titled(stats, strange)
+        )
 
     def _given_pids(self, stats: Mapping[int, Stat]) -> frozenset[int]:
         """The configured PIDs that live, without those that another program reused."""
@@ -177,6 +196,26 @@ class ProcessFinder:
 
     def _holds(self, pid: int, sockets: Collection[int]) -> bool:
         return bool(sockets) and any(socket in sockets for socket in self._proc.sockets(pid))
+
+    def _started_again(self, stats: Mapping[int, Stat]) -> frozenset[int]:
+        """The new process that was started like the last front; empty if several were.
+
+        A front listens only once its engine has loaded.
+        """
+        programs = {program for program, _ in self._commands}
+        alike = {
+            pid
+            for pid, stat in stats.items()
+            if stat.comm in programs
+            and stat.started_ticks > self._newest_ticks
+            and self._command(stat) in self._commands
+        }
+        # A forked core has the command line of its front until it takes a title.
+        tops = frozenset(pid for pid in alike if stats[pid].parent not in alike)
+        return tops if len(tops) == 1 else frozenset()
+
+    def _command(self, stat: Stat) -> tuple[str, int]:
+        return stat.comm, hash(_lasting(self._proc.words(stat.pid)))
 
     def _titled(self, stats: Mapping[int, Stat], strange: Collection[int]) -> frozenset[int]:
         """The root of the one tree with an engine's titles; empty if several engines run.
@@ -219,6 +258,21 @@ class ProcessFinder:
             f"no visible process listens on port {locator.port}, and none or several engines have "
             "processes with titles: share the PID namespace and the user, or configure PIDs"
         )
+
+
+def _lasting(words: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command line that stay if other flags change: its program and its port.
+
+    All of them without a port.
+    """
+    port = None
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == "--port":
+            port = value if equals else following
+    if port is None:
+        return tuple(words)
+    return (*takewhile(lambda word: not word.startswith("--"), words), port)
 
 
 def _titled_role(title: str) -> ProcessRole | None:

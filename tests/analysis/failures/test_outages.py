@@ -69,6 +69,11 @@ OUTAGES: Scenarios = {
         fails(after_s=2),
         restarts(), "RESTART certain", {"gone_s": 42, "output_tokens": 800},
     ],
+    "a new front that has no core yet is no death after a stop": [
+        fails(host(())), "UNREACHABLE certain",
+        fails(host(NEXT[:1]), times=9),
+        restarts(host(NEXT)), "RESTART certain",
+    ],
     "new PIDs make a restart certain without a start time": [
         New(), hides_start_time,
         works(host(ALL)),

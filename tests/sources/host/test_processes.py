@@ -198,6 +198,70 @@ def test_a_new_engine_is_found_as_soon_as_the_old_front_is_gone(machine: PaperMa
     assert roles(follows.read(2.0))[60] == "front"
 
 
+SERVE = ("-m", "vllm", "--model", "m", "--port", "8000")
+
+
+@pytest.mark.parametrize(
+    ("flags", "starts", "found"),
+    [
+        # A core that is forked has no title of its own at first.
+        (SERVE, {20: {}, 21: {"parent": 20}}, {20: "front", 21: "other"}),
+        (SERVE, {20: {"flags": (*SERVE, "--dtype", "auto")}}, {20: "front"}),
+        (SERVE, {20: {"flags": ("-m", "vllm", "--port=8000")}}, {20: "front"}),
+        (SERVE, {20: {"flags": (*SERVE[:-1], "8002")}}, {}),
+        (SERVE, {20: {"flags": ("-m", "bench", *SERVE[2:])}}, {}),
+        (SERVE, {20: {"comm": "bash"}}, {}),
+        (SERVE[:4], {20: {}}, {20: "front"}),
+        (SERVE[:4], {20: {"flags": (*SERVE[:4], "--config", "other.yaml")}}, {}),
+        # One of several may be the engine, and one that ran beside it is another engine.
+        (SERVE, {20: {}, 21: {}}, {}),
+        (SERVE, {20: {"started_s": 29.0}}, {}),
+    ],
+    ids=[
+        *("the same", "other flags", "another spelling", "another port", "another module"),
+        *("another program", "no port", "no port and other flags", "two", "an older one"),
+    ],
+)
+def test_an_engine_that_starts_again_is_found_before_it_listens(
+    machine: PaperMachine,
+    flags: tuple[str, ...],
+    starts: dict[int, dict[str, Any]],
+    found: dict[int, str],
+) -> None:
+    """Also while other engines run and start on the machine."""
+    machine.runs(10, flags=flags, sockets=(SOCKET,))
+    runs_vllm(machine, 50, socket=OTHER_SOCKET)
+    runs_vllm(machine, 60, socket=999)
+    machine.runs(70, "bash", started_s=30.0)
+    machine.listens({SOCKET: 8000, OTHER_SOCKET: 8001})
+    follows = finder(machine)
+    assert roles(follows.read(0.0)) == {10: "front"}
+    machine.ends(10)
+    machine.listens({OTHER_SOCKET: 8001})
+    assert follows.read(1.0) == ()
+    for pid, how in starts.items():
+        machine.runs(pid, **{"started_s": 31.0, "flags": flags, **how})
+    assert roles(follows.read(2.0)) == found
+
+
+def test_a_core_that_outlives_its_front_says_nothing_of_how_fronts_start(
+    machine: PaperMachine,
+) -> None:
+    core: dict[str, Any] = {"title": "VLLM::EngineCore", "sockets": (SOCKET,)}
+    machine.runs(10, flags=SERVE, sockets=(SOCKET,))
+    machine.runs(11, "VLLM::EngineCor", parent=10, **core)
+    machine.listens({SOCKET: 8000})
+    follows = finder(machine)
+    follows.read(0.0)
+    machine.ends(10)
+    machine.runs(11, "VLLM::EngineCor", parent=1, **core)
+    assert roles(follows.read(1.0)) == {11: "core"}
+    machine.ends(11)
+    machine.listens({})
+    machine.runs(20, flags=SERVE, started_s=20.0)
+    assert roles(follows.read(2.0)) == {20: "front"}
+
+
 @pytest.mark.parametrize(("first_s", "later_s"), [(0.0, 20.0), (1e9, 5.0)])
 def test_children_that_come_later_are_found_in_time_also_when_the_clock_goes_back(
     machine: PaperMachine, first_s: float, later_s: float
