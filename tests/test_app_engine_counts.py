@@ -1,6 +1,7 @@
 """The running agent beside an engine that sends no span: what nearly everybody has."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,12 @@ from typing import Any
 import pytest
 import requests
 
+from agent.app.jobs import Jobs
+from agent.app.storing import AgentStore
+from agent.settings import Settings, load
+from agent.store.claim import AgentState
+from agent.store.objectives import ObjectiveStore
+from tests.outputs.prometheus.served_engine import ServedEngine
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
@@ -114,6 +121,72 @@ def steps(agent: AgentProcess) -> dict[str, dict[str, Any]]:
     """The steps of the only engine by name."""
     (engine,) = requests.get(f"{agent.url}/api/v1/setup", timeout=30).json()["items"]
     return {step["name"]: step for step in engine["steps"]}
+
+
+class NotedJobs(Jobs):
+    """Jobs by name; the test runs them."""
+
+    def __init__(self) -> None:
+        super().__init__(time.time)
+        self.by_name: dict[str, Callable[[float], object]] = {}
+
+    def every(
+        self,
+        interval_s: float,
+        name: str,
+        job: Callable[[float], object],
+        *,
+        first_in_s: float | None = None,
+    ) -> None:
+        self.by_name[name] = job
+
+
+def learns_for_an_hour(settings: Settings) -> None:
+    """An earlier run, which serves 4 requests/s until an hour ago, and then too many."""
+    engine = ServedEngine(begins_at=time.time() // 60.0 * 60.0 - 4200.0)
+    store = AgentStore(settings, engine.meter, time.time, AgentState())
+    jobs = NotedJobs()
+    store.schedule(jobs)
+    engine.serve(4.0, 0.1, seconds=600.0)
+    engine.serve(8.0, 0.5, seconds=120.0)
+    engine.serve(1.0, 0.1, seconds=420.0)
+    jobs.by_name["keep the rates that are held"](time.time())
+    # What a killed run leaves behind.
+    stored = ObjectiveStore(store.database, settings.name).held_rates()
+    assert stored == engine.meter.held_rates()
+    store.close()
+
+
+def held_rate(agent: AgentProcess) -> tuple[float, float]:
+    """The rate that the engine holds and its age, once there is a series."""
+    of_engine = {"objective": "chat", "engine": "chat-0"}
+
+    def shown() -> tuple[float, ...]:
+        page = agent.api.exposition()
+        names = ("llm_slo_held_rate", "llm_slo_held_rate_age_seconds")
+        return tuple(total(page, name, **of_engine) for name in names)
+
+    per_s, age_s = eventually(shown, within_s=WITHIN_S, what="the rate that is held")
+    return per_s, age_s
+
+
+def test_the_rate_that_an_engine_holds_outlives_agents_that_are_killed(tmp_path: Path) -> None:
+    with EngineServer() as server:
+        server.answers("/metrics", of_ranks(1100))
+        given = {
+            "engines": [{"name": "chat-0", "url": server.url, "scrape_interval": "1s"}],
+            "objectives": [{"name": "chat", "ttft_ms": 200}],
+        }
+        agent = AgentProcess.with_settings(tmp_path, AgentPorts.free(), given)
+        learns_for_an_hour(load(tmp_path / "agent.yml", {}))
+        ages_s = []
+        for _ in range(2):
+            agent.start()
+            per_s, age_s = held_rate(agent)
+            agent.kill()
+            assert per_s == pytest.approx(4.0, rel=0.006)
+            ages_s.append(age_s)
+    assert 3600.0 <= ages_s[0] < ages_s[1] < 3660.0 + WITHIN_S
 
 
 def of_ranks(*counts: float) -> bytes:

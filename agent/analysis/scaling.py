@@ -5,10 +5,12 @@ percentiles. Times are Unix seconds, rates requests per second, and unknown is N
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from math import inf, sqrt
+from math import sqrt
+
+import msgspec
 
 from agent.analysis.engine_counts import added_histograms, counts_between
 from agent.analysis.engine_figures import LATENCIES, by_model_alone
@@ -22,6 +24,7 @@ from agent.catalog.metric import Metric
 from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.engine_counts import EngineCounts
+from agent.records.held_rate import RateEvidence
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import Status
 
@@ -61,19 +64,10 @@ class Held:
     is_limit: bool
 
 
-@dataclass(slots=True)
-class _Evidence:
-    """Decayed counts of minutes of about one rate, as of `at`."""
-
-    at: float
-    held: float = 0.0
-    missed: float = 0.0
-    seen_at: float = -inf
-    held_at: float = -inf
-
-    def decay(self, at: float) -> None:
-        factor = 2.0 ** -(max(at - self.at, 0.0) / HALF_LIFE_S)
-        self.held, self.missed, self.at = self.held * factor, self.missed * factor, max(at, self.at)
+def _decayed(evidence: RateEvidence, at: float) -> RateEvidence:
+    factor = 2.0 ** -(max(at - evidence.at, 0.0) / HALF_LIFE_S)
+    held, missed = evidence.held * factor, evidence.missed * factor
+    return msgspec.structs.replace(evidence, at=max(at, evidence.at), held=held, missed=missed)
 
 
 def held_bin(minutes: Mapping[int, tuple[float, float]]) -> int | None:
@@ -96,26 +90,34 @@ def held_bin(minutes: Mapping[int, tuple[float, float]]) -> int | None:
 class HeldRate:
     """Learns the rate that an engine holds, from minutes that held an objective or missed it."""
 
-    def __init__(self) -> None:
-        self._by_rate: dict[int, _Evidence] = {}
+    def __init__(self, evidence: Iterable[RateEvidence] = ()) -> None:
+        """`evidence` is what an earlier run of the agent learnt."""
+        self._by_rate = {bin_of(each.per_s): each for each in evidence}
+
+    @property
+    def evidence(self) -> Sequence[RateEvidence]:
+        """What was learnt."""
+        return tuple(self._by_rate.values())
 
     def learn(self, per_s: float, at: float, *, held: bool) -> None:
         """Add a minute that ended at `at`."""
-        evidence = self._by_rate.setdefault(bin_of(per_s), _Evidence(at))
-        evidence.decay(at)
-        evidence.seen_at = max(at, evidence.seen_at)
-        if held:
-            evidence.held += 1.0
-            evidence.held_at = max(at, evidence.held_at)
-        else:
-            evidence.missed += 1.0
+        key = bin_of(per_s)
+        first = RateEvidence(per_s=value_of(key), at=at, seen_at=at)
+        before = _decayed(self._by_rate.get(key, first), at)
+        self._by_rate[key] = msgspec.structs.replace(
+            before,
+            held=before.held + held,
+            missed=before.missed + (not held),
+            seen_at=max(at, before.seen_at),
+            held_at=max(at, before.held_at or at) if held else before.held_at,
+        )
 
     def held(self, now: float) -> Held | None:
         """The rate that is held; None while no rate is known to be."""
         oldest = now - FORGOTTEN_AFTER_S
-        self._by_rate = {key: of for key, of in self._by_rate.items() if of.seen_at >= oldest}
-        for evidence in self._by_rate.values():
-            evidence.decay(now)
+        self._by_rate = {
+            key: _decayed(of, now) for key, of in self._by_rate.items() if of.seen_at >= oldest
+        }
         minutes = {key: (of.held, of.missed) for key, of in self._by_rate.items()}
         best = held_bin(minutes)
         if best is None:
@@ -127,7 +129,7 @@ class HeldRate:
         ]
         return Held(
             per_s=value_of(best),
-            age_s=max(now - max(of.held_at for of in near), 0.0),
+            age_s=max(now - max(of.held_at or oldest for of in near), 0.0),
             confidence=_surely(sum(of.held for of in near), sum(of.missed for of in near)),
             is_limit=any(key > best and missed > 0.0 for key, (_, missed) in minutes.items()),
         )
@@ -308,6 +310,17 @@ class EngineSignals:
                 return
         ended_at = (number + 1.0) * MINUTE_S
         self._held[objective.name].learn(per_s, ended_at, held=held)
+
+    @property
+    def learnt(self) -> Mapping[str, Sequence[RateEvidence]]:
+        """The minutes of about each rate, by objective."""
+        return {name: held.evidence for name, held in self._held.items() if held.evidence}
+
+    def remember(self, objective: str, evidence: Sequence[RateEvidence]) -> None:
+        """Take what an earlier run learnt of an objective, unless this one has learnt something."""
+        held = self._held.get(objective)
+        if held is not None and not held.evidence:
+            self._held[objective] = HeldRate(evidence)
 
     @property
     def model(self) -> str | None:

@@ -20,6 +20,7 @@ from agent.outputs.api.api_context import Answer, ApiQueries
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.ended_requests import EndedRequests, EndedRows
 from agent.pipeline.request_pipeline import ClientLabels, OnCounted
+from agent.records.held_rate import HeldRates
 from agent.records.objective import JudgedRequest, Objective, WriteResult
 from agent.settings import Settings
 from agent.settings.settings_model import StorageSettings
@@ -221,6 +222,7 @@ def publishing_status(problem: str | None, lag: Lag) -> str:
 
 EXPIRE_EVERY_S = 3600
 FOLD_EVERY_S = 30.0
+HELD_RATES_EVERY_S = 30.0
 MEASURE_EVERY_S = 60.0
 
 # A database that does not answer delays the listeners no longer than this.
@@ -232,15 +234,44 @@ Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 
+class _HeldRates:
+    """Stores what was learnt of the rates that engines hold, for the next run of the agent."""
+
+    def __init__(self, engine: Engine, agent: str, meter: Meter) -> None:
+        self._store = ObjectiveStore(engine, agent)
+        self._meter = meter
+        self._kept: Mapping[tuple[str, str, float], float] = {}
+
+    def keep(self, _now: float = 0.0) -> None:
+        """Store what was learnt since the last time."""
+        learnt = self._meter.held_rates()
+        newest = _newest_minutes(learnt)
+        if newest == self._kept:
+            return
+        try:
+            self._store.write_held_rates(learnt)
+        except StoreUnavailable as error:
+            _LOG.warning("the rates that engines hold are stored later: %s", error)
+            self._meter.store_failed(StoreWrite.HELD_RATES)
+        else:
+            self._kept = newest
+
+
+def _newest_minutes(held_rates: HeldRates) -> Mapping[tuple[str, str, float], float]:
+    """The end of the newest minute by objective, engine and rate: decay does not change it."""
+    return {
+        (objective, engine, each.per_s): each.seen_at
+        for objective, by_engine in held_rates.items()
+        for engine, evidence in by_engine.items()
+        for each in evidence
+    }
+
+
 class AgentStore:
     """Opens the database now or, while it is away, later; until then its callers get refusals."""
 
     def __init__(
-        self,
-        settings: Settings,
-        meter: Meter,
-        now: Callable[[], float],
-        state: AgentState,
+        self, settings: Settings, meter: Meter, now: Callable[[], float], state: AgentState
     ) -> None:
         """`state` is what the agent reports of itself.
 
@@ -273,6 +304,7 @@ class AgentStore:
             self.precedence.give_way,
         )
         self._retention = Retention(self.database)
+        self._held_rates = _HeldRates(self.database, settings.name, meter)
         self._keeper = self._make_keeper(objectives, now)
         self._keeper.start(wait_s=OPEN_WITHIN_S)
 
@@ -298,7 +330,9 @@ class AgentStore:
         storage, name, publishing = self._settings.storage, self._settings.name, self.publishing
 
         def prepare(engine: Engine) -> None:
-            ObjectiveStore(engine, name).write_in_force(objectives, now())
+            stored = ObjectiveStore(engine, name)
+            stored.write_in_force(objectives, now())
+            self._meter.remember(stored.held_rates())
             if publishing is not None:
                 in_transaction(without_number(for_writing(engine)), prepare_file)
 
@@ -406,6 +440,7 @@ class AgentStore:
     def schedule(self, jobs: Jobs) -> None:
         """Schedule the jobs on stored rows."""
         jobs.every(FOLD_EVERY_S, "fold rollups", self._fold, first_in_s=0.0)
+        jobs.every(HELD_RATES_EVERY_S, "keep the rates that are held", self._held_rates.keep)
         jobs.every(EXPIRE_EVERY_S, "expire", self._expire, first_in_s=0.0)
         jobs.every(MEASURE_EVERY_S, "measure the database", self._measure, first_in_s=0.0)
         if self.publishing is not None:
@@ -462,7 +497,8 @@ class AgentStore:
         return gone
 
     def close(self) -> None:
-        """Give the agent's name back, and close the connections."""
+        """Store what was learnt, give the agent's name back, and close the connections."""
+        self._held_rates.keep()
         if self.publishing is not None:
             self.publishing.close(PUBLISHED_WITHIN_S)
         self._keeper.close()

@@ -160,6 +160,7 @@ class StoreWrite(StrEnum):
     EVENTS_DROPPED = "events_dropped"
     GPU_SAMPLES = "gpu_samples"
     PLUGIN_FIGURES = "plugin_figures"
+    HELD_RATES = "held_rates"
     FOLD = "fold"
     EXPIRE = "expire"
 

@@ -4,17 +4,23 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection, Engine, insert, select, update
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Engine, insert, select, update
 
+from agent.records.held_rate import HeldRates, RateEvidence
 from agent.records.objective import Objective
-from agent.store.connection import for_writing, in_transaction
+from agent.store.connection import for_writing, in_transaction, read_all
 from agent.store.tables import objectives
+from agent.store.unreadable import DAMAGED, UNREADABLE
+
+_BY_ENGINE = msgspec.json.Decoder(dict[str, tuple[RateEvidence, ...]])
 
 
 class ObjectiveStore:
     """Stores the objectives of one agent. Raises StoreUnavailable."""
 
     def __init__(self, engine: Engine, agent: str) -> None:
+        self._reading = engine
         self._engine = for_writing(engine)
         self._agent = agent
 
@@ -30,10 +36,35 @@ class ObjectiveStore:
 
         in_transaction(self._engine, write)
 
-    def _in_force(self, connection: Connection) -> dict[str, str]:
-        query = select(objectives.c.name, objectives.c.definition).where(
-            objectives.c.agent == self._agent, objectives.c.in_force_until.is_(None)
+    def held_rates(self) -> HeldRates:
+        """What was written of the rates that engines hold, of objectives in force."""
+        query = select(objectives.c.name, objectives.c.held_rates).where(
+            *self._are_in_force(), objectives.c.held_rates.is_not(None)
         )
+        found = {}
+        for name, written in read_all(self._reading, query):
+            try:
+                found[name] = _BY_ENGINE.decode(written)
+            except DAMAGED as error:
+                UNREADABLE.add(objectives.name, {"agent": self._agent, "name": name}, error)
+        return found
+
+    def write_held_rates(self, held_rates: HeldRates) -> None:
+        """Replace what is known of these objectives, if they are in force."""
+
+        def write(connection: Connection) -> None:
+            for name, by_engine in held_rates.items():
+                written = msgspec.json.encode(by_engine).decode()
+                rows = update(objectives).where(*self._are_in_force(), objectives.c.name == name)
+                connection.execute(rows.values(held_rates=written))
+
+        in_transaction(self._engine, write)
+
+    def _are_in_force(self) -> tuple[ColumnElement[bool], ...]:
+        return objectives.c.agent == self._agent, objectives.c.in_force_until.is_(None)
+
+    def _in_force(self, connection: Connection) -> dict[str, str]:
+        query = select(objectives.c.name, objectives.c.definition).where(*self._are_in_force())
         return {name: definition for name, definition in connection.execute(query)}
 
     def _replace(
@@ -41,11 +72,7 @@ class ObjectiveStore:
     ) -> None:
         connection.execute(
             update(objectives)
-            .where(
-                objectives.c.agent == self._agent,
-                objectives.c.name == name,
-                objectives.c.in_force_until.is_(None),
-            )
+            .where(*self._are_in_force(), objectives.c.name == name)
             .values(in_force_until=now)
         )
         if definition is not None:

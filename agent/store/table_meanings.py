@@ -115,6 +115,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "definition": "JSON: its limits, target and window.",
         "in_force_from": "When it came into force.",
         "in_force_until": "When it ended; null while it is in force.",
+        "held_rates": "JSON: by engine, the minutes of about each rate that held it or missed it; "
+        "null in a shared database.",
     },
     "publishing": {
         "": "The one row of an agent's file; a shared database has none: "

@@ -222,6 +222,7 @@ events = Table(
     Index("ix_events_at_id", "at", "id"),
 )
 
+# `held_rates` is kept in the agent's own file: a HeldRates of the objective alone.
 objectives = Table(
     "objectives",
     metadata,
@@ -231,6 +232,7 @@ objectives = Table(
     Column("definition", Text, nullable=False),
     Column("in_force_from", UtcTimestamp, nullable=False),
     Column("in_force_until", UtcTimestamp),
+    Column("held_rates", Text),
     Index("ix_objectives_agent_name", "agent", "name"),
 )
 

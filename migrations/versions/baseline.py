@@ -319,6 +319,7 @@ def _create_events_and_objectives() -> None:
         sa.Column("definition", sa.Text, nullable=False),
         sa.Column("in_force_from", _TIMESTAMP, nullable=False),
         sa.Column("in_force_until", _TIMESTAMP),
+        sa.Column("held_rates", sa.Text),
         sa.PrimaryKeyConstraint("id", name="pk_objectives"),
     )
     op.create_index("ix_objectives_agent_name", "objectives", ["agent", "name"])

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy import Connection, Engine, select, text, update
 
 from agent import __version__
 from agent.catalog.definitions import DEFINITIONS
+from agent.records.held_rate import RateEvidence
 from agent.records.objective import Match
 from agent.store import store_queries
 from agent.store.claim import DEAD_AFTER_S, AgentState, NameClaim, NameTaken, own_instance
@@ -275,6 +276,39 @@ def test_earlier_versions_of_an_objective_stay_in_the_history(
         ("old", NOON, NOON + 60),
         ("old", NOON + 90, None),
     ]
+
+
+RATES = {
+    "chat-0": (RateEvidence(per_s=4.0, at=NOON, held=2.5, seen_at=NOON, held_at=NOON - 60.0),),
+    "chat-1": (RateEvidence(per_s=8.0, at=NOON, missed=1.0, seen_at=NOON),),
+}
+
+
+def test_the_rates_that_engines_hold_are_kept_with_the_objective(database: Engine) -> None:
+    store, other = ObjectiveStore(database, "agent-0"), ObjectiveStore(database, "agent-1")
+    for each in (store, other):
+        each.write_in_force([objective("chat", ttft_s=0.2), objective("batch")], NOON)
+    assert store.held_rates() == {}
+    store.write_held_rates({"chat": {}, "gone": RATES})
+    store.write_held_rates({"chat": RATES})
+    assert store.held_rates() == {"chat": RATES}
+    assert other.held_rates() == {}
+    # Another limit is held at another rate.
+    store.write_in_force([objective("chat", ttft_s=0.3), objective("batch")], NOON + 60)
+    assert store.held_rates() == {}
+
+
+@pytest.mark.parametrize("written", ["{", "[]", '{"a": [{"per_s": 1, "held": -1}]}', "\x00"])
+def test_damaged_rates_are_left_out(
+    sqlite: Engine, written: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ObjectiveStore(sqlite, "agent-0")
+    store.write_in_force([objective("chat", ttft_s=0.2), objective("batch")], NOON)
+    store.write_held_rates({"batch": RATES})
+    with sqlite.begin() as connection:
+        row = update(objectives).where(objectives.c.name == "chat")
+        connection.execute(row.values(held_rates=written))
+    assert store.held_rates() == {"batch": RATES}
 
 
 def test_each_agent_has_objectives_of_its_own(database: Engine, queries: StoreQueries) -> None:

@@ -31,6 +31,7 @@ from agent.outputs.prometheus.rank_gauges import RankGauges
 from agent.outputs.prometheus.scaling_gauges import ScalingGauges
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
+from agent.records.held_rate import HeldRates
 from agent.records.objective import ExplainedRequest, JudgedRequest, Objective
 from agent.records.request import Status
 
@@ -395,6 +396,16 @@ class Meter:
             self._scaling.sample(sample, shown)
             self._ranks.sample(sample)
             self._add(m.SCRAPES, (sample.engine, _READ), 1)
+
+    def held_rates(self) -> HeldRates:
+        """What was learnt of the rates that engines hold within objectives."""
+        with self._lock:
+            return self._scaling.held_rates()
+
+    def remember(self, held_rates: HeldRates) -> None:
+        """Take what an earlier run of the agent learnt, where this one has learnt nothing."""
+        with self._lock:
+            self._scaling.remember(held_rates)
 
     def samples(self) -> Mapping[str, EngineSample | None]:
         """The newest sample of each engine, None while it cannot be read."""

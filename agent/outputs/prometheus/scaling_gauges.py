@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from agent.analysis.scaling import EngineSignals, ObjectiveSignals
+from agent.analysis.scaling import EngineSignals, Held, ObjectiveSignals
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.records.engine import EngineSample
+from agent.records.held_rate import HeldRates, RateEvidence
 from agent.records.objective import JudgedRequest, Objective
 
 Labels = tuple[str, ...]
@@ -36,6 +37,21 @@ class ScalingGauges:
             signals.sample(sample)
             self._models[sample.engine] = shown.model or UNKNOWN
 
+    def held_rates(self) -> HeldRates:
+        """What was learnt of the rates that engines hold."""
+        learnt: defaultdict[str, dict[str, Sequence[RateEvidence]]] = defaultdict(dict)
+        for engine, signals in self._signals.items():
+            for objective, evidence in signals.learnt.items():
+                learnt[objective][engine] = evidence
+        return learnt
+
+    def remember(self, held_rates: HeldRates) -> None:
+        """Take what an earlier run of the agent learnt, where this one has learnt nothing."""
+        for objective, by_engine in held_rates.items():
+            for engine, evidence in by_engine.items():
+                if signals := self._signals.get(engine):
+                    signals.remember(objective, evidence)
+
     def gauges(self) -> Gauges:
         """The gauges now."""
         gauges: Gauges = defaultdict(dict)
@@ -46,16 +62,21 @@ class ScalingGauges:
                 gauges[m.ARRIVAL_RATE][labels] = found.arrival_per_s
             for objective, each in found.by_objective.items():
                 _add(gauges, (objective, *labels), each)
+                # Before the first sample, what an earlier run learnt has no model.
+                if each.held is not None and engine in self._models:
+                    _add_held(gauges, (objective, *labels), each.held)
         return gauges
 
 
 def _add(gauges: Gauges, labels: Labels, found: ObjectiveSignals) -> None:
     for window, ratio in found.ratios.items():
         gauges[m.SLO_P90_TO_LIMIT][*labels, window] = ratio
-    if found.held is not None:
-        limit = m.LIMIT_FOUND if found.held.is_limit else m.LIMIT_OPEN
-        gauges[m.SLO_HELD_RATE][*labels, limit] = found.held.per_s
-        gauges[m.SLO_HELD_RATE_AGE][labels] = found.held.age_s
-        gauges[m.SLO_HELD_RATE_CONFIDENCE][labels] = found.held.confidence
     if found.needed is not None:
         gauges[m.SLO_REPLICAS_NEEDED][labels] = found.needed
+
+
+def _add_held(gauges: Gauges, labels: Labels, held: Held) -> None:
+    limit = m.LIMIT_FOUND if held.is_limit else m.LIMIT_OPEN
+    gauges[m.SLO_HELD_RATE][*labels, limit] = held.per_s
+    gauges[m.SLO_HELD_RATE_AGE][labels] = held.age_s
+    gauges[m.SLO_HELD_RATE_CONFIDENCE][labels] = held.confidence

@@ -3,16 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from agent.catalog import metrics as m
-from agent.catalog.metric import Metric
-from agent.outputs.prometheus.agent_exposition import AgentExposition
-from agent.outputs.prometheus.meter import Meter
 from tests.analysis.cost.engine_days import engine_sample
-from tests.records.making import NOON, judged, objective, record
+from tests.outputs.prometheus.served_engine import ServedEngine
+from tests.records.making import NOON
 
-CHAT = objective("chat", ttft_s=0.2)
 SHOWN = (
     m.ARRIVAL_RATE,
     m.SLO_P90_TO_LIMIT,
@@ -23,58 +19,15 @@ SHOWN = (
 )
 
 
-class Engine:
-    """An engine that is polled every 5 s; `serve` is by a clock that begins at NOON."""
-
-    def __init__(self, *engines: str) -> None:
-        self.now_s = 0.0
-        self._finished = 0.0
-        self.meter = Meter([CHAT], engines or ["chat-0"], now=lambda: NOON + self.now_s)
-        self._poll()
-
-    def _poll(self) -> None:
-        at = NOON + self.now_s
-        self.meter.sample(
-            engine_sample(at, finished=self._finished, running=1.0, waiting=0.0, kv=0.25)
-        )
-
-    def serve(self, per_s: float, ttft_s: float, *, seconds: float) -> None:
-        """Serve requests at a rate, each of which had its first token after some time."""
-        for _ in range(int(seconds // 5)):
-            rows = [
-                record(
-                    ttft_s=ttft_s,
-                    started_at=NOON + self.now_s + number / per_s,
-                    ended_at=NOON + self.now_s + number / per_s + 0.5,
-                    received_at=NOON + self.now_s + 5.0,
-                )
-                for number in range(int(5 * per_s))
-            ]
-            self.now_s += 5.0
-            self._finished += 5 * per_s
-            self.meter.stored(judged(rows, [CHAT]), sent=len(rows), new=len(rows))
-            self._poll()
-
-    def shown(self, metric: Metric) -> dict[tuple[str, ...], float]:
-        """The series of a gauge by its own labels."""
-        text = AgentExposition(self.meter, ("a", "1", "false")).render("text/plain")[0].decode()
-        return {
-            tuple(sample.labels[label] for label in metric.labels): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == metric.name
-        }
-
-
 def test_a_new_engine_has_no_series_and_no_zeros() -> None:
-    engine = Engine()
+    engine = ServedEngine()
     assert {metric.name: engine.shown(metric) for metric in SHOWN} == {
         metric.name: {} for metric in SHOWN
     }
 
 
 def test_five_seconds_after_a_cold_start_what_is_needed_is_known() -> None:
-    engine = Engine()
+    engine = ServedEngine()
     engine.serve(2.0, 0.1, seconds=5.0)
     assert engine.shown(m.ARRIVAL_RATE) == {("chat-0", "llama"): 2.0}
     needed = engine.shown(m.SLO_REPLICAS_NEEDED)
@@ -85,7 +38,7 @@ def test_five_seconds_after_a_cold_start_what_is_needed_is_known() -> None:
 
 
 def test_after_a_minute_too_many_the_rate_below_it_is_what_a_replica_holds() -> None:
-    engine = Engine()
+    engine = ServedEngine()
     engine.serve(4.0, 0.1, seconds=600.0)
     engine.serve(8.0, 0.5, seconds=120.0)
     engine.serve(2.0, 0.1, seconds=420.0)
@@ -100,20 +53,69 @@ def test_after_a_minute_too_many_the_rate_below_it_is_what_a_replica_holds() -> 
 
 
 def test_while_no_minute_has_missed_the_limit_is_open() -> None:
-    engine = Engine()
+    engine = ServedEngine()
     engine.serve(4.0, 0.1, seconds=480.0)
     assert [labels[-1] for labels in engine.shown(m.SLO_HELD_RATE)] == [m.LIMIT_OPEN]
 
 
 def test_an_engine_without_requests_does_not_get_those_of_another() -> None:
-    engine = Engine("chat-0", "chat-1")
+    engine = ServedEngine("chat-0", "chat-1")
     engine.serve(2.0, 0.1, seconds=5.0)
     assert {labels[1] for labels in engine.shown(m.SLO_P90_TO_LIMIT)} == {"chat-0"}
 
 
 def test_a_model_beyond_the_limit_of_labels_is_other_here_too() -> None:
-    engine = Engine()
+    engine = ServedEngine()
     sample = engine_sample(NOON + 5.0, finished=9.0, running=1.0, waiting=0.0)
     engine.meter.sample(replace(sample, model="other"))
     engine.now_s = 5.0
     assert engine.shown(m.ARRIVAL_RATE) == {("chat-0", "other"): pytest.approx(1.8)}
+
+
+def after_a_restart(before: ServedEngine, *, seconds: float) -> ServedEngine:
+    """The engine at an agent that starts some seconds later with what the one before learnt."""
+    later = ServedEngine(begins_at=before.now() + seconds)
+    later.meter.remember(before.meter.held_rates())
+    return later
+
+
+def test_what_one_run_has_learnt_the_next_one_shows_with_its_age() -> None:
+    before = ServedEngine()
+    before.serve(4.0, 0.1, seconds=600.0)
+    before.serve(8.0, 0.5, seconds=120.0)
+    before.serve(2.0, 0.1, seconds=420.0)
+    later = after_a_restart(before, seconds=30.0)
+    assert later.shown(m.SLO_HELD_RATE) == before.shown(m.SLO_HELD_RATE)
+    assert later.shown(m.SLO_HELD_RATE_AGE) == {("chat", "chat-0", "llama"): pytest.approx(570.0)}
+    later.serve(6.0, 0.1, seconds=10.0)
+    needed = later.shown(m.SLO_REPLICAS_NEEDED)
+    assert needed == {("chat", "chat-0", "llama"): pytest.approx(1.5, rel=0.006)}
+
+
+def test_before_the_first_sample_what_was_learnt_has_no_model_and_no_series() -> None:
+    before = ServedEngine()
+    before.serve(4.0, 0.1, seconds=480.0)
+    later = ServedEngine("chat-0", polled=False)
+    later.meter.remember(before.meter.held_rates())
+    assert later.shown(m.SLO_HELD_RATE) == {}
+    later.poll()
+    assert later.shown(m.SLO_HELD_RATE).keys() == {("chat", "chat-0", "llama", m.LIMIT_OPEN)}
+
+
+def test_what_a_run_has_learnt_itself_is_not_replaced() -> None:
+    """The database may come late."""
+    before, later = ServedEngine(), ServedEngine(begins_at=NOON + 7200.0)
+    before.serve(4.0, 0.1, seconds=480.0)
+    later.serve(2.0, 0.1, seconds=480.0)
+    own = later.shown(m.SLO_HELD_RATE)
+    later.meter.remember(before.meter.held_rates())
+    assert later.shown(m.SLO_HELD_RATE) == own
+
+
+def test_engines_and_objectives_that_are_gone_are_not_remembered() -> None:
+    before, other = ServedEngine(), ServedEngine("chat-1")
+    before.serve(4.0, 0.1, seconds=480.0)
+    learnt = before.meter.held_rates()
+    other.meter.remember(learnt)
+    other.meter.remember({"batch": learnt["chat"]})
+    assert other.meter.held_rates() == {}
