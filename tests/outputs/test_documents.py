@@ -12,16 +12,10 @@ from playwright.sync_api import Browser
 
 from agent.outputs.web.documents import documents, html_document, known_labels
 from tests.outputs.api.serving import WITHIN_S, Api, open_api
-from tests.real_parts.chromium import Scheme, browsing, grave, opened_in, overflow
+from tests.real_parts.chromium import Scheme, grave, opened_in, overflow
 
 _TARGET = re.compile(r'(?:href|src)="([^"]+)"')
 HOSTILE = '"><img src=x onerror=alert(1)>\\'
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

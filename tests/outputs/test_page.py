@@ -16,7 +16,7 @@ from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from agent.records.request import ProxyView, Status, Vantage
 from tests.outputs.api.serving import Api, open_api
 from tests.outputs.api.test_engine_counts import counts
-from tests.real_parts.chromium import VIEWS, Opened, at, browsing, faults, grave, opened_in
+from tests.real_parts.chromium import VIEWS, Opened, at, faults, grave, opened_in
 from tests.records.making import judged, objective, record
 from tests.records.minutes import UNKNOWN, minute
 
@@ -46,12 +46,6 @@ DISAGREE = {
     **{"figure": "mfu", "higher": "hardware", "lower": "requests", "times": 2.5},
     **{"cause": "preemptions", "causes": ["requests were computed again", "another"]},
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Locator
 from agent.records.objective import SessionLimits
 from agent.records.request import ProxyView, RequestRecord, Vantage
 from tests.outputs.api.serving import Api, open_api
-from tests.real_parts.chromium import Opened, at, browsing, faults, opened_in
+from tests.real_parts.chromium import Opened, at, faults, opened_in
 from tests.records.making import NOON, objective, record
 from tests.records.minutes import minute
 
@@ -43,12 +43,6 @@ TURNS = [
     turn(5, 70, "evicted", ttft_s=0.8, input_tokens=2000, cached_tokens=2000),
     turn(6, 20, LONG, ttft_s=None, input_tokens=None),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.outputs.api.serving import Api, open_api
-from tests.real_parts.chromium import Opened, at, browsing, faults, opened_in
+from tests.real_parts.chromium import Opened, at, faults, opened_in
 from tests.records.making import objective, record
 from tests.records.minutes import minute
 
@@ -25,12 +25,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         running.price(rows)
         running.store_minutes(minute(2), minute(3))
         running.agent.tenant_budgets |= {"acme": 1.0}
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
         yield running
 
 

@@ -1,6 +1,5 @@
 """Filters of the page, and its breakdown, in a browser."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,15 +7,9 @@ from playwright.sync_api import Browser
 
 from agent.records.request import ProxyView, Vantage
 from tests.outputs.api.serving import open_api
-from tests.real_parts.chromium import VIEWS, browsing, grave, opened_in
+from tests.real_parts.chromium import VIEWS, grave, opened_in
 from tests.records.making import objective, record
 from tests.records.minutes import minute
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 def test_every_filter_is_kept_in_the_address_of_all_views(browser: Browser, tmp_path: Path) -> None:

@@ -14,14 +14,8 @@ from agent.records.gpu import Facts, GpuSample
 from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api, open_api
 from tests.outputs.api.test_engine_counts import counts
-from tests.real_parts.chromium import Opened, at, browsing, grave, opened_in
+from tests.real_parts.chromium import Opened, at, grave, opened_in
 from tests.records.making import objective, record
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,13 @@ from agent.catalog.causes import Cause
 from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from agent.records.request import EngineView, ProxyView, Status, Vantage
 from tests.outputs.api.serving import Api, open_api
-from tests.real_parts.chromium import Opened, browsing, cut, grave, opened_in, overflow
+from tests.real_parts.chromium import Opened, cut, grave, opened_in, overflow
 from tests.records.making import judged, objective, record
 
 COUNT = 70
 FORMULA = "=1+1"
 # The longest name of a cause is the one that a narrow table might cut off.
 LONGEST = max(Cause, key=len)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -16,19 +16,13 @@ from agent.analysis.setup_steps import (
 )
 from agent.store.store_queries import shown_gpu
 from tests.outputs.api.serving import Api, open_api
-from tests.real_parts.chromium import WITHIN_MS, Opened, browsing, faults, opened_in
+from tests.real_parts.chromium import WITHIN_MS, Opened, faults, opened_in
 from tests.store.making import gpu_sample
 
 COMMAND = (
     "OTEL_SERVICE_NAME=chat-0 OTEL_TRACES_SAMPLER=always_on vllm serve llama "
     "--otlp-traces-endpoint http://127.0.0.1:4317"
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 @pytest.fixture

@@ -8,15 +8,9 @@ from playwright.sync_api import Browser
 
 from agent.records.event import Confidence, Event, EventKind
 from tests.outputs.api.serving import Api, open_api
-from tests.real_parts.chromium import at, browsing, faults, opened_in
+from tests.real_parts.chromium import at, faults, opened_in
 
 TABLE = "The last starts of engines, each against the one before"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from agent.outputs.api.middleware import Message, QueryGate
 from agent.records.engine import EngineStatus
 from agent.settings.access import AccessPolicy, TokenFile, known_hosts
 from tests.outputs.api.serving import WITHIN_S, Api, open_api
-from tests.real_parts.chromium import WITHIN_MS, browsing, grave, opened_in, overflow
+from tests.real_parts.chromium import WITHIN_MS, grave, opened_in, overflow
 from tests.records.making import NOON, objective, record
 
 TOKEN = "token-of-the-test"
@@ -169,12 +169,6 @@ def test_a_failure_of_a_query_goes_on_to_the_server() -> None:
 
 
 # In a browser: each page has cookies and storage of its own
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as running:
-        yield running
 
 
 def test_the_page_shows_figures_to_who_has_a_token_alone(browser: Browser, locked: Api) -> None:
