@@ -176,7 +176,11 @@ def rows(asked: dict[str, Asked], watched: Watched) -> list[Row]:
         of_id = {row["request_id"].removeprefix("chatcmpl-"): row for row in rows}
         for request_id, status in wanted:
             vantage = "joined" if status == 200 else "proxy"
-            assert of_id[request_id]["vantage"] == vantage, request_id
+            row = of_id[request_id]
+            assert row["vantage"] == vantage, request_id
+            # The plugin's figures may come after the span.
+            if status == 200 and (row["choices"] or 1) == 1:
+                assert row["preemptions"] is not None, request_id
         return rows
 
     return eventually(found, within_s=ROWS_WITHIN_S, what="all rows")
