@@ -82,6 +82,28 @@ KV_OFFLOAD_CAPACITY_BYTES = gauge(
     "Host memory for offloaded KV values of all ranks.",
     unit=Unit.BYTES,
 )
+KV_OFFLOAD_LOAD_TIME = counter(
+    "llm_engine_kv_offload_load_seconds",
+    "Time of loading offloaded KV values into the GPU, summed over workers; LMCache's included.",
+    unit=Unit.SECONDS,
+)
+KV_OFFLOAD_LOAD_BYTES = counter(
+    "llm_engine_kv_offload_load_bytes",
+    "Offloaded KV values loaded into the GPU.",
+    unit=Unit.BYTES,
+)
+KV_OFFLOAD_TIER_READ_TIME = counter(
+    "llm_engine_kv_offload_tier_read_seconds",
+    "Time of reading KV values from a slower tier into host memory.",
+    "tier",
+    unit=Unit.SECONDS,
+)
+KV_OFFLOAD_TIER_QUERIES = counter(
+    "llm_engine_kv_offload_tier_queries", "Chunks of KV values looked up in a slower tier.", "tier"
+)
+KV_OFFLOAD_TIER_HITS = counter(
+    "llm_engine_kv_offload_tier_hits", "Chunks of KV values found in a slower tier.", "tier"
+)
 KV_TRANSFER_BYTES = counter(
     "llm_engine_kv_transfer_bytes", "KV values transferred between engines.", unit=Unit.BYTES
 )
@@ -109,6 +131,14 @@ PREFIX_CACHE_QUERY_TOKENS = counter(
 )
 PREFIX_CACHE_HIT_TOKENS = counter(
     "llm_engine_prefix_cache_hit_tokens", "Tokens found in the prefix cache."
+)
+EXTERNAL_CACHE_QUERY_TOKENS = counter(
+    "llm_engine_external_cache_query_tokens",
+    "Tokens looked up outside the GPU: in offload tiers, LMCache or another engine.",
+)
+EXTERNAL_CACHE_HIT_TOKENS = counter(
+    "llm_engine_external_cache_hit_tokens",
+    "Tokens found outside the GPU and loaded instead of computed.",
 )
 
 # Requests
@@ -141,6 +171,11 @@ SPEC_DECODE_DRAFT_TOKENS = counter(
 )
 SPEC_DECODE_ACCEPTED_TOKENS = counter(
     "llm_engine_spec_decode_accepted_tokens", "Draft tokens that verification accepted."
+)
+SPEC_DECODE_ACCEPTED_BY_POSITION = counter(
+    "llm_engine_spec_decode_accepted_tokens_by_position",
+    "Draft tokens that verification accepted, by their position in the draft, from 0.",
+    "position",
 )
 
 # The engine's own estimate of its work

@@ -86,6 +86,19 @@ class GroupCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCache:
+    """Prompt tokens that a cache served, of a group's requests that ended in the window."""
+
+    requests: int
+    """rows whose engine gave the cached tokens"""
+    input_tokens: int
+    """of these rows"""
+    cached_tokens: int
+    cached_ratio: float | None
+    """cached over input tokens; null without any"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
     """A selection with further conditions on single requests; times in Unix seconds."""
 

@@ -168,6 +168,26 @@ def cost_by(
     )
 
 
+def cached_by(
+    dimension: Dimension, window: Window, selection: Selection, names: Sequence[str] = ()
+) -> Any:
+    """Selects group, number, input tokens and cached tokens of the requests that ended in a window.
+
+    Of rows that have both. Groups and `names` are as in `cost_by`.
+    """
+    of_rows = dimension in OF_ROWS
+    group = (group_among(dimension, names) if of_rows else GROUPS[dimension]).label("group")
+    number = func.count()
+    tokens = requests.c.input_tokens, requests.c.cached_tokens
+    return (
+        select(group, number, *map(func.sum, tokens))
+        .where(*ended_in(window, selection), *(each.is_not(None) for each in tokens))
+        .group_by(group)
+        .order_by(number.desc(), group)
+        .limit(MAX_SERIES)
+    )
+
+
 def verdicts_by_length(window: Window, selection: Selection) -> Any:
     """Selects input length, output length and the numbers of met and of missed requests.
 

@@ -36,6 +36,7 @@ from agent.records.queries import (
     DataSource,
     Dimension,
     Dots,
+    GroupCache,
     GroupCost,
     Latency,
     LengthVerdicts,
@@ -56,6 +57,7 @@ from agent.store.observations import gpu_row
 from agent.store.rollup_queries import selected
 from agent.store.row_groups import (
     busiest,
+    cached_by,
     cost_by,
     sampled,
     tallies_of_rows,
@@ -327,6 +329,28 @@ class StoreQueries(CauseQueries):
         return {
             group: GroupCost(requests=count, cost_usd=usd, gpu_hours=hours)
             for group, count, usd, hours in rows
+            if isinstance(group, str | None)
+        }
+
+    def caches_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> dict[str | None, GroupCache]:
+        """The cached tokens of the requests that ended in a window, by tenant and so on.
+
+        This reads every row of the window that is kept.
+        """
+        with reading(self._engine) as connection:
+            of_rows = dimension in OF_ROWS
+            names = busiest(connection, dimension, window, selection) if of_rows else ()
+            rows = connection.execute(cached_by(dimension, window, selection, names)).all()
+        return {
+            group: GroupCache(
+                requests=count,
+                input_tokens=int(prompts),
+                cached_tokens=int(cached),
+                cached_ratio=int(cached) / int(prompts) if prompts else None,
+            )
+            for group, count, prompts, cached in rows
             if isinstance(group, str | None)
         }
 

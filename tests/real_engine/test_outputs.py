@@ -49,7 +49,7 @@ _NUMBERS = count()
 
 # Prefixes of series that need not exist here, by the reason.
 NO_DRAFTS = ("llm_engine_spec_decode_",)
-NO_TRANSFERS = ("llm_engine_kv_transfer", "llm_engine_kv_offload_")
+NO_TRANSFERS = ("llm_engine_kv_transfer", "llm_engine_kv_offload_", "llm_engine_external_cache_")
 ONE_RANK = ("llm_engine_rank_", "llm_engine_expert_balance_")
 NOTHING_MISSING = ("llm_engine_fact_missing",)
 # Of its KV cache it says only that its width is the model's.
@@ -458,6 +458,20 @@ def test_cost_shows_what_each_tenant_pays(
         number, usd = paid[tenant]
         assert by_tenant[tenant][0] == f"{number:,}"
         assert float(by_tenant[tenant][1].strip("$")) == pytest.approx(usd, rel=0.006)
+
+
+def test_a_tenant_that_repeats_a_prompt_has_it_from_the_cache(
+    watched: Watched, asked: dict[str, dict[str, Any]]
+) -> None:
+    watched.counted(set(asked))
+    found = watched.api.breakdown(window="1h", by="tenant", cache="true")["groups"]
+    by_tenant = {each["group"]: each["cache"] for each in found}
+    rows = {row["request_id"]: row for row in watched.api.requests(tenant=TENANTS[1])}
+    # 700 tokens that the other tenant had sent, in whole blocks.
+    cached = rows["again"]["cached_tokens"]
+    assert 0 < cached <= 700
+    assert by_tenant[TENANTS[1]]["cached_tokens"] >= cached
+    assert by_tenant[TENANTS[1]]["cached_ratio"] > 0
 
 
 def test_events_shows_what_broke(watched: Watched, browser: Browser) -> None:

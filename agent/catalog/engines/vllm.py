@@ -48,6 +48,7 @@ _CACHE_BYTES = {
     "fp8_ds_mla": 656 / 576,
     "nvfp4_ds_mla": 352 / 576,
 }
+_LOADS = {"transfer_type": ("CPU_to_GPU",)}
 
 VLLM = Dialect(
     engine="vllm",
@@ -96,6 +97,19 @@ VLLM = Dialect(
         fact.KV_OFFLOAD_CAPACITY_BYTES: (
             Spelling("vllm:kv_offload_config_info", number_in="cpu_kv_cache_size_bytes"),
         ),
+        # The older names are of the releases 0.16 to 0.23. LMCache in the engine's process has its
+        # own (lmcache/observability.py).
+        fact.KV_OFFLOAD_LOAD_TIME: (
+            Spelling("vllm:kv_offload_load_time_total", also=("lmcache:time_to_retrieve_sum",)),
+            Spelling("vllm:kv_offload_total_time_total", only=_LOADS),
+        ),
+        fact.KV_OFFLOAD_LOAD_BYTES: (
+            Spelling("vllm:kv_offload_load_bytes_total"),
+            Spelling("vllm:kv_offload_total_bytes_total", only=_LOADS),
+        ),
+        fact.KV_OFFLOAD_TIER_READ_TIME: (Spelling("vllm:kv_offload_tiering_read_time_total"),),
+        fact.KV_OFFLOAD_TIER_QUERIES: (Spelling("vllm:kv_offload_tiering_chunk_queries_total"),),
+        fact.KV_OFFLOAD_TIER_HITS: (Spelling("vllm:kv_offload_tiering_chunk_hits_total"),),
         fact.KV_TRANSFER_BYTES: (
             Spelling(
                 "vllm:nixl_bytes_transferred_sum", also=("vllm:mooncake_bytes_transferred_sum",)
@@ -121,6 +135,8 @@ VLLM = Dialect(
             Spelling("vllm:prefix_cache_hits_total"),
             Spelling("vllm:gpu_prefix_cache_hits_total"),
         ),
+        fact.EXTERNAL_CACHE_QUERY_TOKENS: (Spelling("vllm:external_prefix_cache_queries_total"),),
+        fact.EXTERNAL_CACHE_HIT_TOKENS: (Spelling("vllm:external_prefix_cache_hits_total"),),
         # Despite its name this counts every finish reason.
         fact.REQUESTS_FINISHED: (
             Spelling("vllm:request_success_total", labels={"finish_reason": "finished_reason"}),
@@ -141,6 +157,9 @@ VLLM = Dialect(
         fact.SPEC_DECODE_DRAFTS: (Spelling("vllm:spec_decode_num_drafts_total"),),
         fact.SPEC_DECODE_DRAFT_TOKENS: (Spelling("vllm:spec_decode_num_draft_tokens_total"),),
         fact.SPEC_DECODE_ACCEPTED_TOKENS: (Spelling("vllm:spec_decode_num_accepted_tokens_total"),),
+        fact.SPEC_DECODE_ACCEPTED_BY_POSITION: (
+            Spelling("vllm:spec_decode_num_accepted_tokens_per_pos_total"),
+        ),
         # Every exposition has these; they stay 0 without --enable-mfu-metrics.
         fact.ESTIMATED_GPU_FLOPS: (
             Spelling("vllm:estimated_flops_per_gpu_total", zero_means_off=True),

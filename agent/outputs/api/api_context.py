@@ -19,6 +19,7 @@ from agent.records.queries import (
     DataSource,
     Dimension,
     Dots,
+    GroupCache,
     GroupCost,
     Latency,
     LengthVerdicts,
@@ -83,6 +84,11 @@ class ApiQueries(Protocol):
         self, dimension: Dimension, window: Window, selection: Selection
     ) -> Mapping[str | None, GroupCost]:
         """The cost of the requests of a window by engine, model and so on."""
+
+    def caches_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> Mapping[str | None, GroupCache]:
+        """The cached tokens of the requests of a window by tenant and so on."""
 
     def verdicts_by_length(
         self, window: Window, selection: Selection, total: int

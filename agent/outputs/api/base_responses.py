@@ -7,10 +7,11 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, with_config
 
 from agent.analysis.efficiency.window_efficiency import BatchFill, PrefixCache, Speculation
+from agent.analysis.savings import Drafting, Offload
 from agent.analysis.summary import Attained, Failures
 from agent.analysis.tally import CauseSums, LimitFigures, figures_by_cause
 from agent.catalog.causes import CAUSES, Effect
-from agent.records.queries import GroupCost
+from agent.records.queries import GroupCache, GroupCost
 
 
 class BaseResponse(BaseModel):
@@ -22,7 +23,10 @@ class BaseResponse(BaseModel):
 # The docstrings below the fields of a dataclass are descriptions in the API's document. Of all
 # responses, to look for them would be a tenth of the processor time of a start.
 _describe = with_config(ConfigDict(use_attribute_docstrings=True))
-for _value in (Attained, BatchFill, Failures, GroupCost, LimitFigures, PrefixCache, Speculation):
+for _value in (
+    *(Attained, BatchFill, Drafting, Failures, GroupCache, GroupCost, LimitFigures),
+    *(Offload, PrefixCache, Speculation),
+):
     _describe(_value)
 
 

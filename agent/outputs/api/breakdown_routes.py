@@ -23,7 +23,15 @@ from agent.outputs.api.base_responses import (
 )
 from agent.outputs.api.figure_routes import Chosen, LastMinutes, any_second, figures_of, stated
 from agent.outputs.api.query_parameters import AskedWindow, refuse
-from agent.records.queries import OF_ROWS, DataSource, Dimension, GroupCost, Selection, Window
+from agent.records.queries import (
+    OF_ROWS,
+    DataSource,
+    Dimension,
+    GroupCache,
+    GroupCost,
+    Selection,
+    Window,
+)
 
 By = Annotated[
     Dimension,
@@ -48,6 +56,9 @@ SortText = Annotated[
 Costs = Annotated[bool, Query(description="add the cost of each group; this reads every row")]
 
 
+Caches = Annotated[
+    bool, Query(description="add the cached tokens of each group; this reads every row")
+]
 Histograms = Annotated[
     bool, Query(description="add the latencies of each group as histograms that add up")
 ]
@@ -87,6 +98,10 @@ class GroupResponse(RequestFigures):
     input_tokens: int | None = Field(description="null if no request has a count")
     output_tokens: int | None = Field(description="null if no request has a count")
     cost: GroupCost | None = Field(default=None, description="null unless requested")
+    cache: GroupCache | None = Field(
+        default=None,
+        description="null unless requested, and of a group without a row that has cached tokens",
+    )
     budget: TenantBudgetResponse | None = Field(
         default=None, description="of a tenant with one in tenant_budgets, if cost is requested"
     )
@@ -125,6 +140,7 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
         limit: Most = 100,
         *,
         cost: Costs = False,
+        cache: Caches = False,
         histograms: Histograms = False,
     ) -> BreakdownResponse:
         """The figures of the summary for each engine, model, tenant and so on."""
@@ -133,7 +149,7 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
 
         def groups_of(queries: ApiQueries) -> BreakdownResponse:
             over = _group_window(context, queries, by, asked)
-            groups = _groups(queries, by, over, chosen, cost=cost)
+            groups = _groups(queries, by, over, chosen, cost=cost, cache=cache)
             found = _sorted(groups, sort, chosen.objective or ALL_OBJECTIVES)
             budgets = context.tenant_budgets if by == "tenant" else {}
             response_of = _responses(queries, by, over, chosen, budgets, histograms=histograms)
@@ -155,6 +171,7 @@ class _UnsortedGroup:
     name: str | None
     tally: Tally
     cost: GroupCost | None
+    cache: GroupCache | None
 
     @property
     def input_tokens(self) -> int | None:
@@ -186,11 +203,21 @@ class _UnsortedGroup:
 
 
 def _groups(
-    queries: ApiQueries, by: Dimension, over: Window, chosen: Selection, *, cost: bool
+    queries: ApiQueries,
+    by: Dimension,
+    over: Window,
+    chosen: Selection,
+    *,
+    cost: bool,
+    cache: bool,
 ) -> list[_UnsortedGroup]:
     costs = queries.costs_by(by, over, chosen) if cost else {}
+    caches = queries.caches_by(by, over, chosen) if cache else {}
     tallies = queries.tallies_by(by, over, chosen)
-    return [_UnsortedGroup(name, tally, costs.get(name)) for name, tally in tallies.items()]
+    return [
+        _UnsortedGroup(name, tally, costs.get(name), caches.get(name))
+        for name, tally in tallies.items()
+    ]
 
 
 _MONTH_S = 30.0 * DAY_S
@@ -226,6 +253,7 @@ def _responses(
         return GroupResponse(
             group=group.name,
             cost=group.cost,
+            cache=group.cache,
             budget=_budget(budgets.get(group.name or ""), group.cost, covered_s(group.name)),
             input_tokens=group.input_tokens,
             output_tokens=group.output_tokens,

@@ -14,6 +14,7 @@ from agent.analysis.engine_figures import (
     LatencyBounds,
     figures_of_rows,
 )
+from agent.analysis.savings import Drafting, Offload, savings_by_engine
 from agent.outputs.api.api_context import ApiQueries
 from agent.outputs.api.base_responses import BaseResponse
 from agent.records.engine_counts import CountsRow
@@ -50,6 +51,15 @@ class AttainmentBoundsResponse(BaseResponse):
     upper: float
 
 
+class SavingsResponse(BaseResponse):
+    """Whether caches outside an engine's GPU and its drafts pay; both verdicts are estimates."""
+
+    agent: str
+    engine: str
+    offload: Offload | None = Field(description="null if nothing was looked up outside the GPU")
+    speculation: Drafting | None = Field(description="null if nothing was drafted")
+
+
 class EngineCountsResponse(BaseResponse):
     """What engines counted themselves, rows or not. Null is what no engine counts.
 
@@ -82,6 +92,9 @@ class EngineCountsResponse(BaseResponse):
     )
     goodput_rps: BoundsResponse | None = Field(
         description="null unless one objective covers all these engines"
+    )
+    savings: list[SavingsResponse] = Field(
+        description="of the engines that load KV values from outside their GPUs, or draft"
     )
     rows_ratio: float | None = Field(
         description="requests with a row / requests that the engines counted, at most 1"
@@ -129,6 +142,7 @@ def _response(
         **_figures(found),
         counted_from=datetime.fromtimestamp(min(row.starts_at for row in rows), UTC),
         counted_until=datetime.fromtimestamp(max(row.until for row in rows), UTC),
+        savings=[SavingsResponse(**each._asdict()) for each in savings_by_engine(rows)],
         rows_ratio=min(with_rows / found.requests, 1.0)
         if with_rows is not None and found.requests
         else None,

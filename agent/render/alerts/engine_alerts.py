@@ -33,7 +33,7 @@ from agent.render.alerts.alert_rule import (
 )
 from agent.render.links import DashboardUid
 from agent.render.pool_queries import queue_by_pool
-from agent.render.promql import eq, filled, none_of, value_of
+from agent.render.promql import eq, filled, none_of, sum_of, value_of
 
 _SILENT_S = 5 * MINUTE_S
 # The largest models take some minutes to load from a slow disk.
@@ -41,6 +41,9 @@ _LOADING_S = 30 * MINUTE_S
 _EVENT_WINDOW_S = 10 * MINUTE_S
 # Requests of a rank, on average, below which chance alone makes ranks uneven.
 _LEAST_OF_RANK = 4
+# Accepted tokens of a draft below which drafts cannot pay, and the drafts below which that says
+# little.
+_FEW_ACCEPTED, _LEAST_DRAFTS = 0.1, 1000
 # A collapsed prefix cache: the hit ratio now over the usual one, the usual ratio below which there
 # is nothing to collapse, and the tokens looked up below which the ratio says little.
 _COLLAPSED, _LEAST_HIT_RATIO, _LEAST_TOKENS = 0.5, 0.1, 10_000
@@ -100,6 +103,8 @@ def engine_alerts(timings: Timings) -> Iterator[Alert]:
     yield _small_pool(timings)
     yield _full_cache(timings)
     yield _collapsed_cache(timings)
+    yield _slow_offload(timings)
+    yield _drafts_refused(timings)
     yield _fact_missing()
 
 
@@ -367,6 +372,57 @@ def _collapsed_cache(timings: Timings) -> Alert:
         description=f"{{{{ $value | humanizePercentage }}}} of the tokens looked up over {now} "
         f"were found, less than half of what is usual over {usual}.",
         dashboard=DashboardUid.CAPACITY,
+        variables=("engine", "model"),
+    )
+
+
+def _slow_offload(timings: Timings) -> Alert:
+    window, by = timings.window(30 * MINUTE_S), "by (instance, engine, model)"
+
+    def rate(selector: str) -> str:
+        return f"sum {by} (rate({selector}[{window}]))"
+
+    into_gpu = rate(value_of(fact.KV_OFFLOAD_LOAD_TIME))
+    from_tier = rate(value_of(fact.KV_OFFLOAD_TIER_READ_TIME))
+    loaded = value_of(fact.EXTERNAL_CACHE_HIT_TOKENS)
+    prompts, cached = value_of(fact.INPUT_TOKENS), value_of(fact.CACHED_INPUT_TOKENS)
+    return Alert(
+        name="LlmKvOffloadSlow",
+        severity=Severity.TICKET,
+        expression=cleandoc(f"""
+            ({into_gpu} + ({from_tier} or 0 * {into_gpu}))
+              / ({rate(loaded)} * {rate(sum_of(fact.PREFILL_TIME))} > 0)
+              * ({rate(prompts)} - {rate(cached)})
+              > 1
+            and
+            sum {by} (increase({loaded}[{window}])) > {_LEAST_TOKENS}
+        """),
+        hold_s=15 * MINUTE_S,
+        summary="Loading KV values takes {{ $labels.engine }} longer than computing them",
+        description=f"Over {window}, loading took {{{{ $value | humanize }}}} times the prefill "
+        "that it saved, by an estimate: the loaded tokens at the prefill time of a computed token.",
+        dashboard=DashboardUid.CAPACITY,
+        variables=("engine", "model"),
+    )
+
+
+def _drafts_refused(timings: Timings) -> Alert:
+    window, by = timings.window(30 * MINUTE_S), "by (instance, engine, model)"
+    drafts = value_of(fact.SPEC_DECODE_DRAFTS)
+    accepted = value_of(fact.SPEC_DECODE_ACCEPTED_TOKENS)
+    return Alert(
+        name="LlmDraftsRefused",
+        severity=Severity.TICKET,
+        expression=cleandoc(f"""
+            sum {by} (rate({accepted}[{window}]))
+              / (sum {by} (rate({drafts}[{window}])) > 0) < {_FEW_ACCEPTED}
+            and
+            sum {by} (increase({drafts}[{window}])) > {_LEAST_DRAFTS}
+        """),
+        hold_s=15 * MINUTE_S,
+        summary="Speculative decoding of {{ $labels.engine }} gives almost no tokens",
+        description=f"Over {window}, a draft gave {{{{ $value | humanizePercentage }}}} of a "
+        "token. Even if drafts took no time, decode would hardly be faster.",
         variables=("engine", "model"),
     )
 

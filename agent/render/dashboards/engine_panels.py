@@ -166,7 +166,59 @@ LATENCY_ROWS = (
 )
 OWN_LATENCY_ROW = PanelRow("Latency by the engine's own histograms", _OWN_LATENCY, closed=True)
 
+
+def _rate(metric: Metric) -> str:
+    return by(ENGINE_MODEL, rate(metric))
+
+
+_OF_TIER = (*ENGINE_MODEL, "tier")
+# Seconds of prefill that each second saves: loaded tokens at the prefill time of a computed token.
+_COMPUTED = f"({_rate(fact.INPUT_TOKENS)} - {_rate(fact.CACHED_INPUT_TOKENS)})"
+_PREFILL_SAVED = (
+    f"{_rate(fact.EXTERNAL_CACHE_HIT_TOKENS)}\n"
+    f"  * {by(ENGINE_MODEL, summed(fact.PREFILL_TIME))}\n  / ({_COMPUTED} > 0)"
+)
+
 _PANELS = (
+    Panel(
+        "Offload: prefill saved and time of loading",
+        "Seconds of each second. Saved is an estimate: the tokens that were loaded, at the prefill "
+        "time of a computed token. If loading takes longer than it saves, the tier does not pay.",
+        PanelUnit.NUMBER,
+        (
+            per_engine(_PREFILL_SAVED, "saved"),
+            by_engine(fact.KV_OFFLOAD_LOAD_TIME, "loading"),
+            sum_by(_OF_TIER, fact.KV_OFFLOAD_TIER_READ_TIME, "reading"),
+        ),
+    ),
+    Panel(
+        "Hits outside the GPU",
+        "Share of the tokens looked up in offload tiers, LMCache or other engines that were found, "
+        "and of the chunks looked up in each slower tier.",
+        PanelUnit.SHARE,
+        (
+            per_engine(
+                ratio(
+                    _rate(fact.EXTERNAL_CACHE_HIT_TOKENS), _rate(fact.EXTERNAL_CACHE_QUERY_TOKENS)
+                ),
+                "tokens",
+            ),
+            Query(
+                ratio(
+                    by(_OF_TIER, rate(fact.KV_OFFLOAD_TIER_HITS)),
+                    by(_OF_TIER, rate(fact.KV_OFFLOAD_TIER_QUERIES)),
+                ),
+                legend(_OF_TIER),
+            ),
+        ),
+        highest=1,
+    ),
+    Panel(
+        "Offloaded KV values loaded",
+        "Into the GPU. Over the time of loading this is the speed of the tier.",
+        PanelUnit.BYTES_PER_S,
+        (by_engine(fact.KV_OFFLOAD_LOAD_BYTES),),
+    ),
     Panel(
         "Time of a KV transfer",
         "One transfer between engines, by NIXL or Mooncake.",
@@ -206,10 +258,6 @@ _PANELS = (
 )
 
 KV_TRANSFER_ROW = PanelRow("KV transfer and offload", _PANELS, closed=True)
-
-
-def _rate(metric: Metric) -> str:
-    return by(ENGINE_MODEL, rate(metric))
 
 
 RUNNING = by(ENGINE_MODEL, gauge(fact.REQUESTS_RUNNING))
@@ -330,6 +378,7 @@ _THROUGHPUT = (
 
 _ACCEPTED = _rate(fact.SPEC_DECODE_ACCEPTED_TOKENS)
 _DRAFTED = _rate(fact.SPEC_DECODE_DRAFT_TOKENS)
+_OF_POSITION = (*ENGINE_MODEL, "position")
 _SPECULATION = (
     Panel(
         "Draft tokens accepted",
@@ -344,6 +393,20 @@ _SPECULATION = (
         "Accepted tokens of each draft; the model itself adds one more.",
         PanelUnit.NUMBER,
         (per_engine(ratio(_ACCEPTED, _rate(fact.SPEC_DECODE_DRAFTS))),),
+    ),
+    Panel(
+        "Drafts accepted by position",
+        "Share of the drafts whose token at this position was accepted, the first is 0. A position "
+        "near 0 is computed in vain: set num_speculative_tokens to the number of those before it.",
+        PanelUnit.SHARE,
+        (
+            Query(
+                f"{by(_OF_POSITION, rate(fact.SPEC_DECODE_ACCEPTED_BY_POSITION))}\n"
+                f"  / on (engine, model) group_left () ({_rate(fact.SPEC_DECODE_DRAFTS)} > 0)",
+                legend(_OF_POSITION),
+            ),
+        ),
+        highest=1,
     ),
     Panel(
         "Tokens drafted and accepted",

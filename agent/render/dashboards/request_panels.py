@@ -142,6 +142,20 @@ _LOST = (
         ),
     ),
     Panel(
+        "Prompts from the cache by tenant",
+        "Share of a tenant's prompt tokens that the prefix cache served. A tenant with many tokens "
+        "and a low share gains most from a shared system prompt or from routing by prefix.",
+        PanelUnit.SHARE,
+        (Sql(sql.CACHED_BY_TENANT),),
+        style=TABLE,
+        width=10,
+        columns=(
+            Column(name="tenant", unit=PanelUnit.TEXT),
+            Column(name="requests", unit=PanelUnit.NUMBER),
+            Column(name="input", unit=PanelUnit.NUMBER),
+        ),
+    ),
+    Panel(
         "Requests by verdict",
         "Requests by start time and by their verdict for the objective chosen above.",
         PanelUnit.NUMBER,

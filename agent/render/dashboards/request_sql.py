@@ -139,6 +139,16 @@ GROUP BY 1
 ORDER BY attainment NULLS LAST, judged DESC
 LIMIT 100"""
 
+CACHED_BY_TENANT = f"""\
+{_JUDGED}SELECT coalesce(tenant, 'unknown') AS tenant, count(*) AS requests,
+  sum(input_tokens) AS input,
+  sum(cached_tokens)::float / nullif(sum(input_tokens), 0) AS cached
+FROM judged
+WHERE input_tokens IS NOT NULL AND cached_tokens IS NOT NULL
+GROUP BY 1
+ORDER BY input DESC
+LIMIT 100"""
+
 VERDICTS_OVER_TIME = f"""\
 {_JUDGED}SELECT $__timeGroupAlias(started_at, $__interval), judgement AS metric, count(*) AS value
 FROM judged

@@ -99,7 +99,7 @@ def test_a_group_has_the_values_of_its_own_summary(busy: Api, by: Dimension) -> 
     assert named
     for name, group in named.items():
         summary = busy.query("summary", window="2h", **{by: name})
-        own: dict[str, Any] = {"group": name, "histograms": None, "budget": None}
+        own: dict[str, Any] = {"group": name, "histograms": None, "budget": None, "cache": None}
         for tokens in ("input_tokens", "output_tokens"):
             rate = summary[f"{tokens}_per_s"]
             own[tokens] = pytest.approx(rate * summary["covered_s"])
@@ -214,6 +214,31 @@ def test_the_busiest_thousand_sessions_have_figures_of_their_own(api: Api) -> No
         "cost_usd": pytest.approx(sum(map(usd, rest))),
         "gpu_hours": pytest.approx(sum(map(usd, rest)) / 4),
     }
+
+
+def test_a_tenant_has_its_share_of_cached_prompt_tokens(api: Api) -> None:
+    """Rows whose engine gave no cached tokens are unknown, and those of others are not its own."""
+    ended_at = api.agent.now - 1
+    tokens = {"acme": ((1000, 800), (3000, 1000), (500, None)), "globex": ((700, 0),)}
+    sent = [
+        (tenant, prompt, cached) for tenant, own in tokens.items() for prompt, cached in own
+    ] + [("umbrella", 900, None)]
+    rows = [
+        record(n, tenant=tenant, input_tokens=prompt, cached_tokens=cached, ended_at=ended_at)
+        for n, (tenant, prompt, cached) in enumerate(sent, start=1)
+    ]
+    api.store(rows, [objective()])
+    found = groups(api.query("breakdown", by="tenant", cache="true"))
+    assert found["acme"]["cache"] == {
+        "requests": 2,
+        "input_tokens": 4000,
+        "cached_tokens": 1800,
+        "cached_ratio": 0.45,
+    }
+    assert found["globex"]["cache"]["cached_ratio"] == 0
+    assert found["umbrella"]["cache"] is None
+    without = api.query("breakdown", by="tenant")["groups"]
+    assert {each["cache"] for each in without} == {None}
 
 
 def test_a_tenant_has_its_budget_and_a_forecast_at_the_rate_of_the_window(api: Api) -> None:

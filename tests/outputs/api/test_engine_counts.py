@@ -1,5 +1,6 @@
 """The API shows what engines counted themselves, beside the figures of requests with a row."""
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -111,3 +112,39 @@ def test_steps_of_whole_minutes_have_counts_of_their_own(api: Api, now: float) -
     api.store([record(1, ended_at=now - 2.0)], [CHAT])
     steps = api.get("/api/v1/timeseries", window="3m", step="1m").json()["items"]
     assert [each["engine_counts"] for each in steps] == [None] * len(steps)
+
+
+def test_what_loads_and_drafts_save_is_shown_by_engine(api: Api, now: float) -> None:
+    plain, more = counts(), counts()
+    added: dict[tuple[str, tuple[str, ...]], float] = {
+        (fact.EXTERNAL_CACHE_QUERY_TOKENS.name, ()): 400.0,
+        (fact.EXTERNAL_CACHE_HIT_TOKENS.name, ()): 100.0,
+        (fact.KV_OFFLOAD_LOAD_TIME.name, ()): 0.5,
+        (fact.SPEC_DECODE_DRAFTS.name, ()): 100.0,
+        (fact.SPEC_DECODE_DRAFT_TOKENS.name, ()): 300.0,
+        (fact.SPEC_DECODE_ACCEPTED_TOKENS.name, ()): 120.0,
+        (fact.SPEC_DECODE_ACCEPTED_BY_POSITION.name, ("0",)): 80.0,
+        (fact.SPEC_DECODE_ACCEPTED_BY_POSITION.name, ("1",)): 40.0,
+    }
+    prefill = HistogramSnapshot((1.0, inf), (20.0, 20.0), 15.0)
+    more = replace(
+        more,
+        counters={**more.counters, **added},
+        histograms={**more.histograms, fact.PREFILL_TIME.name: prefill},
+    )
+    api.store_engine_sample("chat-0", now, more)
+    api.store_engine_sample("chat-1", now, plain)
+    (found,) = summary(api)["engine_counts"]["savings"]
+    assert found["engine"] == "chat-0"
+    assert found["offload"] == {
+        "query_tokens": 400.0,
+        "hit_tokens": 100.0,
+        "hit_ratio": 0.25,
+        "saved_s": pytest.approx(100 * 15 / 750),
+        "load_s": 0.5,
+        "verdict": "pays",
+    }
+    drafts = found["speculation"]
+    assert (drafts["mean_accepted_length"], drafts["acceptance_ratio"]) == (2.2, 0.4)
+    assert drafts["accepted_ratio_by_position"] == {"0": 0.8, "1": 0.4}
+    assert (drafts["speedup"], drafts["verdict"]) == (None, "unknown")

@@ -354,6 +354,54 @@ _STATE = (
         figures=("10%",),
     ),
     Case(
+        alert="LlmKvOffloadSlow",
+        # 50 s of loading a minute for 10,000 tokens that take 10 s to compute; then half of that.
+        incident=_facts(
+            external_cache_hit_tokens_total="0+10000x160",
+            kv_offload_load_seconds_total="0+1x20 20+40x60 2420+1x80",
+            kv_offload_tier_read_seconds_total="0+1x20 20+10x60 620+1x80",
+            prefill_time_seconds_sum="0+20x160",
+            input_tokens_total="0+50000x160",
+            cached_input_tokens_total="0+30000x160",
+        ),
+        # Slow, but hardly used; and a fast one.
+        lookalike={
+            **_facts(
+                external_cache_hit_tokens_total="0+100x160",
+                kv_offload_load_seconds_total="0+40x160",
+                prefill_time_seconds_sum="0+20x160",
+                input_tokens_total="0+50000x160",
+                cached_input_tokens_total="0+30000x160",
+            ),
+            f"llm_engine_external_cache_hit_tokens_total{{{OTHER_MODEL}}}": "0+10000x160",
+            f"llm_engine_kv_offload_load_seconds_total{{{OTHER_MODEL}}}": "0+9x160",
+            f"llm_engine_prefill_time_seconds_sum{{{OTHER_MODEL}}}": "0+20x160",
+            f"llm_engine_input_tokens_total{{{OTHER_MODEL}}}": "0+50000x160",
+            f"llm_engine_cached_input_tokens_total{{{OTHER_MODEL}}}": "0+30000x160",
+        },
+        minutes=(24, 75, 140),
+        labels={**ON_MODEL, **TICKET},
+        figures=("5",),
+    ),
+    Case(
+        alert="LlmDraftsRefused",
+        incident=_facts(
+            spec_decode_drafts_total="0+1000x160",
+            spec_decode_accepted_tokens_total="0+1200x20 24000+50x60 27000+1200x80",
+        ),
+        # Few drafts, none accepted; and many of which a fifth is.
+        lookalike={
+            **_facts(
+                spec_decode_drafts_total="0+10x160", spec_decode_accepted_tokens_total="0x160"
+            ),
+            f"llm_engine_spec_decode_drafts_total{{{OTHER_MODEL}}}": "0+1000x160",
+            f"llm_engine_spec_decode_accepted_tokens_total{{{OTHER_MODEL}}}": "0+200x160",
+        },
+        minutes=(30, 75, 130),
+        labels={**ON_MODEL, **TICKET},
+        figures=("5%",),
+    ),
+    Case(
         alert="LlmEngineFactMissing",
         incident={
             _gone("llm_engine_requests_waiting"): "_x10 1x30 _x30",

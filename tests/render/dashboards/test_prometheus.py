@@ -108,7 +108,7 @@ NOT_HERE = (
     # and drafts, transfers and estimates nothing; no fact of it was renamed.
     *("llm_engine_max_", "llm_engine_kv_value_bytes", "llm_engine_requests_aborted_total"),
     *("llm_engine_spec_decode_", "llm_engine_kv_transfer", "llm_engine_kv_offload_"),
-    *("llm_engine_estimated_", "llm_engine_fact_missing"),
+    *("llm_engine_external_cache_", "llm_engine_estimated_", "llm_engine_fact_missing"),
     # It has one rank, and no log.
     *("llm_engine_rank_", "llm_engine_expert_balance_"),
     # The engine was up before the agent, and does prefill and decode.
@@ -229,7 +229,7 @@ def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> Non
         watched.prometheus, here, meanwhile=watched.ask, within_s=ANSWERED_WITHIN_S
     )
     assert sorted(never) == []
-    assert len(here) > 0.8 * len(questions)
+    assert len(here) > 0.75 * len(questions)
 
 
 def is_missing(question: Asked) -> bool:

@@ -64,6 +64,7 @@ KV, BURST = Cause.KV_PRESSURE, Cause.BURST
 TOLD: dict[str, Any] = {
     "ttft_s": 0.2, "tpot_s": 0.02, "e2e_s": 1.0, "queue_s": 0.05, "prefill_s": 0.15,
     "decode_s": 0.8, "input_tokens": 900, "output_tokens": 40, "tenant": "acme",
+    "cached_tokens": 450,
 }  # fmt: skip
 MISSED = judgement(Verdict.MISSED, chat=Verdict.MISSED, answers=Verdict.MET)
 MET = judgement(Verdict.MET, chat=Verdict.MET)
@@ -215,6 +216,20 @@ def test_the_worst_comes_first(reader: Reader, by: str, worst: str) -> None:
     rows = answer(reader, panel("Worst requests"), worst_by=[by])
     assert rows[0]["request"] == worst
     assert len(rows) == 6
+
+
+def test_the_cached_share_of_a_tenant_is_that_of_its_prompts(reader: Reader) -> None:
+    (row,) = answer(reader, panel("Prompts from the cache by tenant"), tenant=["acme"])
+    own = [
+        item.record
+        for item in some_requests()
+        if item.record.tenant == "acme"
+        and "chat" in dict(item.judgement.by_objective)
+        and item.record.started_at >= NOON
+    ]
+    prompts = sum(record.input_tokens or 0 for record in own)
+    assert (row["requests"], row["input"]) == (len(own), prompts)
+    assert row["cached"] == pytest.approx(450 * len(own) / prompts)
 
 
 def test_conversations_by_turn_are_those_of_the_api(reader: Reader) -> None:

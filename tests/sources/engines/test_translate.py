@@ -135,6 +135,15 @@ FACTS: dict[str, dict[tuple[Any, ...], Any]] = {
         (fact.FRONTEND, "python"): 1,
         (fact.FRONTEND, "rust"): None,
     },
+    # The older names of the same loads are there, too.
+    "vllm-0.32.0-offload": {
+        (fact.KV_OFFLOAD_LOAD_TIME,): 0.75,
+        (fact.KV_OFFLOAD_LOAD_BYTES,): 1400,
+        (fact.KV_OFFLOAD_TIER_READ_TIME, "fs"): 0.125,
+        (fact.SPEC_DECODE_DRAFTS,): 6,
+        (fact.SPEC_DECODE_ACCEPTED_BY_POSITION, "0"): 4,
+        (fact.SPEC_DECODE_ACCEPTED_BY_POSITION, "2"): 1,
+    },
     # Tensor ranks and priorities that repeat the total are not added to it; kinds are.
     "sglang-0.5.23": {
         (fact.REQUESTS_RUNNING,): 4,
