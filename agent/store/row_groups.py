@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, String, case, cast, func, null, select
+from sqlalchemy import ColumnElement, Connection, String, case, cast, func, null, or_, select
 
 from agent.analysis.tally import (
     EDGES_TOKENS,
@@ -50,10 +50,12 @@ _NO_NAMES: dict[str, Any] = {
 }
 
 
-def ended_in(window: Window, selection: Selection) -> list[ColumnElement[bool]]:
-    """Conditions for the counted rows of requests that ended in a window."""
+def ended_in(
+    window: Window, selection: Selection, *, hops: bool = False
+) -> list[ColumnElement[bool]]:
+    """Conditions for the counted rows of requests, perhaps with hops, that ended in a window."""
     conditions = [
-        requests.c.counted,
+        or_(requests.c.counted, requests.c.hop) if hops else requests.c.counted,
         requests.c.ended_at >= window.from_s,
         requests.c.ended_at < window.until,
         *selected(requests, selection),
@@ -149,11 +151,12 @@ def cost_by(
     """Selects group, number, dollars and GPU-hours of the requests that ended in a window.
 
     Of very many groups, those with the most priced requests. `names` are the groups of a dimension
-    that only rows know; its other requests are one group.
+    that only rows know; its other requests are one group. A hop costs, and is no request.
     """
     of_rows = dimension in OF_ROWS
     group = (group_among(dimension, names) if of_rows else GROUPS[dimension]).label("group")
-    priced = func.count(func.coalesce(requests.c.gpu_hours, requests.c.cost_usd))
+    has_cost = func.coalesce(requests.c.gpu_hours, requests.c.cost_usd)
+    priced = func.count(case((requests.c.counted, has_cost)))
     return (
         select(
             group,
@@ -161,7 +164,7 @@ def cost_by(
             func.sum(finite(requests.c.cost_usd)),
             func.sum(finite(requests.c.gpu_hours)),
         )
-        .where(*ended_in(window, selection))
+        .where(*ended_in(window, selection, hops=True))
         .group_by(group)
         .order_by(priced.desc(), group)
         .limit(MAX_SERIES)

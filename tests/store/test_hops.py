@@ -6,8 +6,11 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.catalog.definitions import Verdict
+from agent.records.minute import RequestCost
 from agent.records.objective import JudgedRequest
+from agent.records.queries import Selection, Window
 from agent.store.minutes import MinuteStore
+from agent.store.stored_queries import stored_queries
 from agent.store.transactions import Joining, request_settle, request_write
 from tests.store.making import NOON, counted_rollups, counted_rows
 from tests.store.views import DUE, JUDGE, WAIT_S, engine_view, proxy_view, rows
@@ -131,6 +134,22 @@ def test_the_prefill_engines_minutes_have_its_hops(sqlite: Engine) -> None:
     Agent(sqlite).write([prefill(), decode()])
     minutes = MinuteStore(sqlite, prefill().record.agent or "")
     assert len(minutes.requests(PREFILL, NOON, NOON + 60.0).rows) == 1
+
+
+def test_the_costs_of_engines_have_those_of_hops(sqlite: Engine) -> None:
+    Agent(sqlite).write([prefill(), decode(parent_span_id=None)])
+    minutes = MinuteStore(sqlite, prefill().record.agent or "")
+    costs = [
+        RequestCost(row=row, vantage="engine", complete=True, cost_usd=usd, gpu_hours=usd / 4)
+        for row, usd in ((1, 0.5), (2, 2.0))
+    ]
+    minutes.write((), costs, NOON)
+    window = Window(from_s=NOON, until=NOON + 60.0, ends_now=True)
+    found = stored_queries(sqlite).costs_by("engine", window, Selection())
+    assert {name: (each.requests, each.cost_usd) for name, each in found.items()} == {
+        PREFILL: (0, 0.5),
+        DECODE: (1, 2.0),
+    }
 
 
 @pytest.mark.parametrize("order", list(permutations((0, 1, 2))))

@@ -213,7 +213,9 @@ def _groups(
 ) -> list[_UnsortedGroup]:
     costs = queries.costs_by(by, over, chosen) if cost else {}
     caches = queries.caches_by(by, over, chosen) if cache else {}
-    tallies = queries.tallies_by(by, over, chosen)
+    # An engine that only prefills has costs, and no request of its own.
+    of_hops = {name: Tally() for name, each in costs.items() if not each.requests}
+    tallies = {**of_hops, **queries.tallies_by(by, over, chosen)}
     return [
         _UnsortedGroup(name, tally, costs.get(name), caches.get(name))
         for name, tally in tallies.items()

@@ -111,8 +111,8 @@ NOT_HERE = (
     *("llm_engine_external_cache_", "llm_engine_estimated_", "llm_engine_fact_missing"),
     # It has one rank, and no log.
     *("llm_engine_rank_", "llm_engine_expert_balance_"),
-    # The engine was up before the agent, and does prefill and decode.
-    *("llm_engine_start_seconds", "llm_engine_role"),
+    # The engine was up before the agent.
+    "llm_engine_start_seconds",
     # Pages are retired before Ampere only; the scripted GPU is a Hopper.
     *("gpu_page_retirement_pending", "gpu_retired_pages"),
     # The agent publishes nothing, runs in no cluster, has objectives, and a proxy of one engine.
@@ -125,12 +125,14 @@ NOT_HERE = (
     *("llm_engine_memory_", "llm_engine_oom_kills_total", "llm_slo_missed_seconds_total"),
 )
 
-# An engine that is away with a GPU that is not there; the destination of spans and metrics is none.
+# An engine that is away with a GPU that is not there; the engine once more, as one of a pool; the
+# destination of spans and metrics is none.
 SETTINGS = """
 name: agent-0
 engines:
   - {{name: engine-0, url: '{engine}', scrape_interval: 0.5s, gpus: [0], gpu_hour_usd: 3,
       model_config: '{model}', plugin_socket: '{plugin}'}}
+  - {{name: decode-0, url: '{engine}', scrape_interval: 0.5s, role: decode}}
   - {{name: away, url: '{nowhere}', scrape_interval: 0.5s, gpus: [9]}}
 proxy: {{listen: '127.0.0.1:{proxy}', engine: engine-0, join_wait: 2s}}
 otlp: {{forward_to: '{engine}'}}
