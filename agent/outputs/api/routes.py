@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.staticfiles import StaticFiles
 
+from agent.analysis.summary import summarise
 from agent.errors import StoreUnavailable
 from agent.outputs.api.alert_routes import alert_routes
 from agent.outputs.api.api_context import ApiContext, ApiQueries
@@ -19,15 +20,7 @@ from agent.outputs.api.beside_routes import beside_routes
 from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.conversation_routes import conversation_routes
 from agent.outputs.api.efficiency_routes import efficiency_routes
-from agent.outputs.api.figure_routes import (
-    ObjectiveResponse,
-    SummaryResponse,
-    figure_routes,
-    length_routes,
-    objective_routes,
-    objectives_over,
-    summary_over,
-)
+from agent.outputs.api.figure_routes import figure_routes, length_routes, objective_routes
 from agent.outputs.api.list_routes import (
     AgentResponse,
     EngineResponse,
@@ -58,7 +51,7 @@ from agent.outputs.web import (
     first_page,
 )
 from agent.outputs.web.documents import RUNBOOKS, Documents, html_document, known_labels
-from agent.records.queries import Selection
+from agent.records.queries import Selection, Window
 from agent.settings.access import AccessPolicy
 
 
@@ -223,11 +216,18 @@ EVERY_S = 2.0
 MOST_VIEWERS = 50
 
 
-class LiveResponse(BaseResponse):
-    """What a page shows of now."""
+class LatelyResponse(BaseResponse):
+    """The verdicts on the requests that ended in the last minutes."""
 
-    summary: SummaryResponse
-    objectives: list[ObjectiveResponse]
+    window_s: float
+    met: int
+    missed: int
+
+
+class LiveResponse(BaseResponse):
+    """What a page shows of now. It is read every two seconds, so it has nothing else."""
+
+    lately: LatelyResponse
     engines: list[EngineResponse]
     gpus: list[GpuResponse]
     agents: list[AgentResponse]
@@ -320,14 +320,18 @@ def live_figures(context: ApiContext) -> LiveFigures:
         now = context.now()
         over = window_before(now, _LIVE_S, queries.grid_s(_LIVE_S))
         return LiveResponse(
-            summary=summary_over(context, queries, Selection(), over),
-            objectives=objectives_over(queries, now, over, Selection()),
+            lately=_lately(queries, over),
             engines=engine_responses(context),
             gpus=newest_gpus(context, queries),
             agents=agent_responses(queries),
         )
 
     return LiveFigures(lambda: context.read(figures))
+
+
+def _lately(queries: ApiQueries, over: Window) -> LatelyResponse:
+    figures = summarise(queries.tally(over, Selection()), over.length_s)
+    return LatelyResponse(window_s=over.length_s, met=figures.met, missed=figures.missed)
 
 
 def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:

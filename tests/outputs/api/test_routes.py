@@ -47,8 +47,9 @@ def test_the_figures_are_those_of_the_summary_and_the_lists(api: Api) -> None:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         name, figures = next(events(response))
     assert name == "figures"
-    assert figures["summary"] == api.get("/api/v1/summary?window=5m").json()
-    assert figures["objectives"] == api.get("/api/v1/objectives?window=5m").json()["items"]
+    summary = api.get("/api/v1/summary?window=5m").json()
+    assert figures["lately"] == {name: summary[name] for name in ("window_s", "met", "missed")}
+    assert figures["lately"]["met"] == 1
     assert figures["engines"] == api.get("/api/v1/engines").json()["items"]
     assert figures["gpus"] == api.get("/api/v1/gpus").json()["items"]
     assert [agent["name"] for agent in figures["agents"]] == ["chat"]

@@ -59,9 +59,9 @@ function Causes({summary, address}) {
 }
 
 // The last minutes, of the figures that are pushed: an hour hides what began just now.
-function Lately({live: {summary}}) {
-  if (!summary || !(summary.met + summary.missed)) return null;
-  const {met, missed, window_s: length} = summary;
+function Lately({live: {lately}}) {
+  if (!lately || !(lately.met + lately.missed)) return null;
+  const {met, missed, window_s: length} = lately;
   return html`<p class="quiet">Last ${number(length / 60, 0)} minutes: ${percent(met / (met + missed))} of ${plural(met + missed, "request")} met,
     ${" "}${number(missed)} missed.</p>`;
 }
