@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(1500)
 PREFILL, DECODE = "prefill-0", "decode-0"
 # Several blocks of the KV cache, which alone are transferred.
 PROMPT_TOKENS, OUTPUT_TOKENS = 300, 8
+EXTERNAL = "vllm:prompt_tokens_by_source_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,22 @@ def test_a_request_of_two_engines_is_one_row_with_its_hop(pools: Pools, trace: s
     assert (hop["engine"], hop["counted"], hop["part"]) == (PREFILL, False, True)
 
 
+def test_both_pools_have_their_load_by_metrics_alone(pools: Pools) -> None:
+    def look() -> list[dict[str, Any]]:
+        found = [each for model in pools.api.items("/api/v1/pools", {}) for each in model["pools"]]
+        return found if len(found) == 2 else []
+
+    decode, prefill = eventually(look, within_s=ANSWER_WITHIN_S, what="two pools")
+    assert (decode["role"], decode["engines"]) == ("decode", [DECODE])
+    assert (prefill["role"], prefill["engines"]) == ("prefill", [PREFILL])
+    known = [(each["running"], each["waiting"]) for each in (decode, prefill)]
+    assert None not in (*known[0], *known[1])
+    page = pools.api.exposition()
+    assert total(page, "llm_engine_role", engine=PREFILL, role="prefill") == 1
+
+
 def test_the_second_engine_got_the_kv_values_of_the_first(pools: Pools) -> None:
     before = total(pools.decode.exposition(), EXTERNAL, source="external_kv_transfer")
     pools.ask("transferred")
     after = total(pools.decode.exposition(), EXTERNAL, source="external_kv_transfer")
     assert 0 < after - before < PROMPT_TOKENS
-
-
-EXTERNAL = "vllm:prompt_tokens_by_source_total"
