@@ -16,7 +16,7 @@ from agent.store.explanations import ExplanationStore
 from agent.store.minutes import MinuteStore
 from agent.store.publishing.changes import TABLES, batch_after, lag_of, set_published
 from agent.store.store_queries import StoreQueries
-from agent.store.transactions import request_amend
+from agent.store.transactions import Joining, request_amend, request_write
 from tests.records.minutes import minute
 from tests.store.explaining import explain, explained, missed, share
 from tests.store.making import NOON, fold, store
@@ -65,6 +65,12 @@ def store_and_join(engine: Engine) -> None:
     agent.settle(DUE)
 
 
+def attach_hops(engine: Engine) -> None:
+    joining = Joining(judge=JUDGE, wait_s=None, prefilling=("prefill-0",))
+    hop, request = engine_view(1, 1, engine="prefill-0"), engine_view(1, 2)
+    request_write(engine, joining)([hop, request])
+
+
 def explain_and_replace(engine: Engine) -> None:
     items = [missed(n) for n in range(3)]
     store(engine, items)
@@ -109,7 +115,10 @@ def publish(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "work",
-    [store_and_join, explain_and_replace, fold_twice, amend, minutes_and_costs, publish],
+    [
+        *(store_and_join, attach_hops, explain_and_replace, fold_twice, amend),
+        *(minutes_and_costs, publish),
+    ],
     ids=lambda w: w.__name__,
 )
 def test_no_write_reads_a_whole_table(file: Engine, work: Callable[[Engine], None]) -> None:
