@@ -30,6 +30,7 @@ SESSION_HEADER = "X-Conversation"
 TURNS, OUTPUT_TOKENS = 3, 8
 # vLLM on processors keeps prompts in blocks of 128 tokens.
 WORDS = 120
+THINKS_S = 0.2
 # A wall clock that is being corrected and a monotonic one part by less in such a time.
 SLACK_S = 0.005
 ANSWER_WITHIN_S = 60.0
@@ -105,11 +106,12 @@ class Talking:
     def converse(
         self, topic: str, headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> list[ClientTurn]:
-        """Three turns, each with all that was said before."""
+        """Three turns, each with all that was said before; a user thinks between them."""
         messages = [{"role": "user", "content": " ".join([topic] * WORDS)}]
         turns: list[ClientTurn] = []
         for _ in range(TURNS):
             if turns:
+                time.sleep(THINKS_S)
                 said = {"role": "assistant", "content": turns[-1].text}
                 messages += [said, {"role": "user", "content": f"more {topic}"}]
             turns.append(self.ask(messages, headers, body))
