@@ -373,6 +373,10 @@ NOT_THERE = {
     "llm_agent_discovery_failures_total",
     # Of agents that push their metrics.
     "llm_agent_metrics_push_dropped_total",
+    # The engines have one rank, draft nothing and offload nothing.
+    'llm_engine_rank_skew_ratio{measure="requests"}',
+    *("llm_engine_spec_decode_drafts_total", "llm_engine_spec_decode_accepted_tokens_total"),
+    *("llm_engine_kv_offload_load_seconds_total", "llm_engine_kv_offload_tier_read_seconds_total"),
     # No upgrade renames a series.
     "llm_engine_fact_missing",
     # Xids of another grade than that of the fault.
