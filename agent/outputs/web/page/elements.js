@@ -49,7 +49,7 @@ export const Table = ({label, head, rows, words = [], pairs = false, empty = "No
     </div>`;
 };
 
-const ARROWS = {ascending: " \u2191", descending: " \u2193"};
+const ARROWS = {ascending: "\u00a0\u2191", descending: "\u00a0\u2193"};
 const heading = (given) => (given.href ? html`<a href=${given.href}>${given.name}${ARROWS[given.sorted]}</a>` : given);
 
 const cell = (names, side) => (given, index) => {
