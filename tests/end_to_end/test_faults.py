@@ -373,6 +373,8 @@ NOT_THERE = {
     "llm_agent_discovery_failures_total",
     # Of agents that push their metrics.
     "llm_agent_metrics_push_dropped_total",
+    # No engine is of a pool.
+    "llm_engine_role",
     # The engines have one rank, draft nothing and offload nothing.
     'llm_engine_rank_skew_ratio{measure="requests"}',
     *("llm_engine_spec_decode_drafts_total", "llm_engine_spec_decode_accepted_tokens_total"),
