@@ -15,6 +15,7 @@ import uvloop
 
 from agent import __version__
 from agent.app.supervising import ERROR_PREFIX, SETTINGS_INVALID, SIGNALS, TRY, Trial, kept_imports
+from agent.assistants import mcp
 from agent.checking import audit, check, config
 from agent.command_options import AsJson, ConfigFile, server_url
 from agent.comparing import compare_runs
@@ -43,6 +44,7 @@ HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and 
 - What did users get? `goodput-agent report --last 24h`
 - Is it better than before? `goodput-agent compare --before 24h/1h --after 1h`
 - Which limits can be promised? `goodput-agent objectives suggest`
+- Let an assistant read it: `goodput-agent mcp`
 - Will a model fit? `goodput-agent estimate config.json --gpu H100-SXM`
 
 `goodput-agent COMMAND --help` explains a command. Every setting has an environment variable too.
@@ -286,6 +288,7 @@ main.command()(report)
 main.command("compare")(compare_runs)
 main.add_typer(objectives, name="objectives")
 main.command()(estimate)
+main.command()(mcp)
 main.command(epilog="`GOODPUT_RENDER_SLACK_PAGES` sets `--slack-pages`, and so on.")(render)
 main.add_typer(db, name="db")
 main.command()(version)

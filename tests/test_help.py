@@ -12,7 +12,7 @@ from agent.cli import main
 
 WIDTH = 80
 # They serve until they are stopped, or hold commands.
-WITHOUT_RESULT = {"", "run", "demo", "serve", "config", "db", "objectives"}
+WITHOUT_RESULT = {"", "run", "demo", "serve", "mcp", "config", "db", "objectives"}
 
 
 def commands(command: Any, name: str = "") -> Iterator[str]:
