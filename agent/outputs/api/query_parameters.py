@@ -8,7 +8,9 @@ from math import ceil, floor
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.exceptions import RequestValidationError
+from fastapi.params import Query as QueryParameter
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator
 
@@ -26,11 +28,11 @@ from agent.records.queries import (
     Window,
 )
 from agent.settings import duration_s
-from agent.settings.values import DURATION, duration_text
+from agent.settings.values import DURATION, did_you_mean, duration_text, shown
 
 # Error responses of every query, for the API's documentation.
 REFUSALS: Mapping[int | str, dict[str, Any]] = {
-    422: {"model": ProblemResponse, "description": "a parameter is not valid"},
+    422: {"model": ProblemResponse, "description": "a parameter is unknown or not valid"},
     503: {"model": ProblemResponse, "description": "the database does not answer now"},
 }
 
@@ -38,6 +40,21 @@ REFUSALS: Mapping[int | str, dict[str, Any]] = {
 def refuse(sentence: str) -> HTTPException:
     """The error that says what is wrong with a parameter."""
     return HTTPException(status_code=422, detail=sentence)
+
+
+async def refuse_unknown(request: Request) -> None:
+    """A dependency of every query: refuses a parameter that the route does not have."""
+    if not request.query_params:
+        return
+    known = [
+        field.alias
+        for field in get_flat_params(request.scope["route"].dependant)
+        if isinstance(field.field_info, QueryParameter)
+    ]
+    for name in request.query_params:
+        if name not in known:
+            close = did_you_mean(name, known) or f"; known are {', '.join(known) or 'none'}"
+            raise refuse(f"{shown(name)} is not a parameter of this query{close}")
 
 
 def add_refusals(api: FastAPI) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.staticfiles import StaticFiles
@@ -37,7 +37,12 @@ from agent.outputs.api.list_routes import (
 from agent.outputs.api.middleware import AccessGuard, QueryGate
 from agent.outputs.api.pool_routes import pool_routes
 from agent.outputs.api.probe_routes import probe_routes
-from agent.outputs.api.query_parameters import REFUSALS, add_refusals, window_before
+from agent.outputs.api.query_parameters import (
+    REFUSALS,
+    add_refusals,
+    refuse_unknown,
+    window_before,
+)
 from agent.outputs.api.request_routes import request_routes
 from agent.outputs.api.scatter_routes import contrast_routes, scatter_routes
 from agent.outputs.api.start_routes import start_routes
@@ -353,8 +358,9 @@ def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:
     api.include_router(probe_routes(context))
     add_page(api, simulated=context.simulated)
     api.include_router(document_routes(context.documents))
+    checked = [Depends(refuse_unknown)]
     for router in _routers(context, live):
-        api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
+        api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS), dependencies=checked)
     add_refusals(api)
     api.add_middleware(QueryGate, within_s=context.query_limit_s + _GRACE_S)
     return AccessGuard(api, context.access)

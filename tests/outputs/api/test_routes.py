@@ -262,3 +262,39 @@ def test_no_path_leads_out_of_the_folder(busy: Api, path: str) -> None:
         response = b"".join(iter(lambda: client.recv(65536), b""))
     assert response.split(b" ")[1] == b"404", response
     assert b"there is no runbook" in response
+
+
+# Unknown parameters
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "sentence"),
+    [
+        ("summary", "windw", "'windw' is not a parameter of this query; did you mean window?"),
+        ("requests", "min_ttft", "did you mean min_ttft_s?"),
+        ("gpus/GPU-1", "curser", "did you mean cursor?"),
+        ("starts", "x", "known are "),
+        ("agents", "engine", "'engine' is not a parameter of this query; known are none"),
+        ("live", "window", "'window' is not a parameter of this query; known are none"),
+    ],
+)
+def test_an_unknown_parameter_is_refused_with_the_nearest_known(
+    busy: Api, path: str, given: str, sentence: str
+) -> None:
+    status, detail = busy.refusal(path, **{given: "5m"})
+    assert status == 422
+    assert sentence in detail
+
+
+def test_every_query_refuses_unknown_parameters_and_names_those_of_its_document(
+    busy: Api,
+) -> None:
+    for path, methods in busy.get("/openapi.json").json()["paths"].items():
+        if path.startswith("/api/v1/"):
+            known = {
+                each["name"]
+                for each in methods["get"].get("parameters", ())
+                if each["in"] == "query"
+            }
+            _, detail = busy.refusal(path.removeprefix("/api/v1/"), zzz="1")
+            assert set(detail.partition("known are ")[2].split(", ")) == (known or {"none"}), path

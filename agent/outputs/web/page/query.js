@@ -3,6 +3,12 @@ const KEY = "goodput-token";
 
 // What requests are chosen by, in every view.
 export const FILTERS = ["engine", "model", "tenant", "objective", "agent"];
+// Routes that know fewer of them; the API refuses unknown parameters.
+const OF_ENGINES = ["engine", "agent"];
+const FEWER = {
+  agents: [], names: [], gpus: ["agent"], gpu_use: ["agent"], engines: ["engine", "model", "agent"],
+  setup: OF_ENGINES, events: OF_ENGINES, starts: OF_ENGINES, beside: OF_ENGINES,
+};
 let chosen = {};
 export const ask_about = (filters) => { chosen = filters; };
 
@@ -61,9 +67,14 @@ async function ask(path, {signal, token = stored()} = {}) {
   return response;
 }
 
+const chosen_for = (path) => {
+  const known = path.includes("/") ? [] : FEWER[path] ?? FILTERS;
+  return Object.fromEntries(Object.entries(chosen).filter(([name]) => known.includes(name)));
+};
+
 // Parameters that are empty are left out.
 export async function query(path, parameters = {}) {
-  const given = Object.entries({...chosen, ...parameters}).filter(([, value]) => value !== "" && value != null);
+  const given = Object.entries({...chosen_for(path), ...parameters}).filter(([, value]) => value !== "" && value != null);
   const search = new URLSearchParams(given).toString();
   return timed(async () => (await ask(`/api/v1/${path}${search && `?${search}`}`)).json());
 }
