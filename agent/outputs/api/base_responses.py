@@ -36,12 +36,6 @@ Status = Literal["ok", "error", "timeout", "cancelled", "throttled", "invalid"]
 Confidence = Literal["certain", "probable", "suspected"]
 
 
-class ProblemResponse(BaseResponse):
-    """What is wrong, in one sentence."""
-
-    detail: str
-
-
 class ListOf(BaseResponse, Generic[Item]):
     """One page of a list; `next` is the cursor of the following page, null at the end."""
 

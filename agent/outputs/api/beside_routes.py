@@ -12,12 +12,12 @@ from agent.analysis.engine_moments import engine_moments
 from agent.analysis.latency import LATENCIES, request_parts
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, Status, Verdict
+from agent.outputs.api.problems import refuse
 from agent.outputs.api.query_parameters import (
     AskedWindow,
     Limit,
     Name,
     asked_window,
-    refuse,
     without_nul,
 )
 from agent.records.queries import DataSource

@@ -22,7 +22,8 @@ from agent.outputs.api.base_responses import (
     causes_with_details,
 )
 from agent.outputs.api.figure_routes import Chosen, LastMinutes, any_second, figures_of, stated
-from agent.outputs.api.query_parameters import AskedWindow, refuse
+from agent.outputs.api.problems import refuse
+from agent.outputs.api.query_parameters import AskedWindow
 from agent.records.queries import (
     OF_ROWS,
     DataSource,

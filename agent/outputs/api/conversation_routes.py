@@ -22,8 +22,9 @@ from agent.analysis.conversations import (
 from agent.analysis.cost.bill import spending
 from agent.catalog.definitions import Verdict
 from agent.outputs.api.api_context import ApiContext, ApiQueries
-from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
+from agent.outputs.api.base_responses import BaseResponse
 from agent.outputs.api.figure_routes import Chosen, LastHour
+from agent.outputs.api.problems import ProblemResponse
 from agent.outputs.api.query_parameters import AskedWindow, Limit, asked_window, without_nul
 from agent.records.objective import Objective, objectives_by_agent
 from agent.records.queries import Selection, Window

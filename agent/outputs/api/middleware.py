@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from fastapi.responses import JSONResponse
-
-from agent.outputs.api.query_parameters import overloaded
+from agent.outputs.api.problems import overloaded, problem
 from agent.settings.access import AccessPolicy, AccessRefusal
 
 Message = MutableMapping[str, Any]
@@ -56,7 +54,7 @@ class AccessGuard:
             await self._app(scope, receive, guarded)
         else:
             status, headers = _REFUSED[refusal]
-            response = JSONResponse({"detail": refusal.value}, status, headers)
+            response = problem(status, refusal.value, headers)
             await response(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> AccessRefusal | None:

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from agent.catalog.engine_states import ENGINE_STATES, ProbedState
 from agent.outputs.api.api_context import ApiContext
-from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
+from agent.outputs.api.base_responses import BaseResponse
+from agent.outputs.api.problems import ProblemResponse
 from agent.outputs.api.query_parameters import PathName
 from agent.records.engine import EngineStatus
 

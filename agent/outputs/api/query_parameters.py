@@ -1,4 +1,4 @@
-"""Checked query parameters of the API, and its error responses: one sentence in `detail`."""
+"""Checked query parameters of the API."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
@@ -7,16 +7,12 @@ from datetime import UTC, datetime
 from math import ceil, floor
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
-from fastapi.dependencies.utils import get_flat_params
-from fastapi.exceptions import RequestValidationError
-from fastapi.params import Query as QueryParameter
-from fastapi.responses import JSONResponse
+from fastapi import Depends, Query
 from pydantic import AfterValidator
 
 from agent.catalog.time_units import DAY_S
-from agent.errors import StoreUnavailable
-from agent.outputs.api.base_responses import ProblemResponse, Status, Verdict
+from agent.outputs.api.base_responses import Status, Verdict
+from agent.outputs.api.problems import refuse
 from agent.records.queries import (
     NEWEST_FIRST,
     Cursor,
@@ -28,62 +24,7 @@ from agent.records.queries import (
     Window,
 )
 from agent.settings import duration_s
-from agent.settings.values import DURATION, did_you_mean, duration_text, shown
-
-# Error responses of every query, for the API's documentation.
-REFUSALS: Mapping[int | str, dict[str, Any]] = {
-    422: {"model": ProblemResponse, "description": "a parameter is unknown or not valid"},
-    503: {"model": ProblemResponse, "description": "the database does not answer now"},
-}
-
-
-def refuse(sentence: str) -> HTTPException:
-    """The error that says what is wrong with a parameter."""
-    return HTTPException(status_code=422, detail=sentence)
-
-
-async def refuse_unknown(request: Request) -> None:
-    """A dependency of every query: refuses a parameter that the route does not have."""
-    if not request.query_params:
-        return
-    known = [
-        field.alias
-        for field in get_flat_params(request.scope["route"].dependant)
-        if isinstance(field.field_info, QueryParameter)
-    ]
-    for name in request.query_params:
-        if name not in known:
-            close = did_you_mean(name, known) or f"; known are {', '.join(known) or 'none'}"
-            raise refuse(f"{shown(name)} is not a parameter of this query{close}")
-
-
-def add_refusals(api: FastAPI) -> None:
-    """Answer invalid parameters and an unavailable store with a sentence."""
-    api.add_exception_handler(RequestValidationError, _invalid)
-    api.add_exception_handler(StoreUnavailable, _unavailable)
-
-
-async def _invalid(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError), "the handler is registered for this class"
-    sentences = "; ".join(_sentence(detail) for detail in error.errors())
-    return JSONResponse({"detail": sentences}, status_code=422)
-
-
-def _sentence(detail: Mapping[str, Any]) -> str:
-    # `loc` is the kind of parameter, then its name, then pydantic's own steps.
-    _, name, *_ = detail["loc"]
-    return f"{name}: {detail['msg'].removeprefix('Value error, ')} (got {detail['input']!r})"
-
-
-async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, StoreUnavailable), "the handler is registered for this class"
-    return overloaded(error.public)
-
-
-def overloaded(sentence: str) -> JSONResponse:
-    """The response to a query that cannot be answered now."""
-    return JSONResponse({"detail": sentence}, status_code=503, headers={"Retry-After": "1"})
-
+from agent.settings.values import DURATION, duration_text
 
 MIN_WINDOW_S = 10
 MAX_STEPS = 1000

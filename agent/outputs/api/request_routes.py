@@ -19,11 +19,11 @@ from agent.outputs.api.base_responses import (
     BaseResponse,
     ExplanationResponse,
     ListOf,
-    ProblemResponse,
     Status,
     Verdict,
     explanation_response,
 )
+from agent.outputs.api.problems import ProblemResponse
 from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,

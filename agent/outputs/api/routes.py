@@ -15,10 +15,11 @@ from agent.analysis.summary import summarise
 from agent.errors import StoreUnavailable
 from agent.outputs.api.alert_routes import alert_routes
 from agent.outputs.api.api_context import ApiContext, ApiQueries
-from agent.outputs.api.base_responses import BaseResponse, ProblemResponse
+from agent.outputs.api.base_responses import BaseResponse
 from agent.outputs.api.beside_routes import beside_routes
 from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.conversation_routes import conversation_routes
+from agent.outputs.api.documented import PROBLEM, DocumentedApi
 from agent.outputs.api.efficiency_routes import efficiency_routes
 from agent.outputs.api.figure_routes import figure_routes, length_routes, objective_routes
 from agent.outputs.api.list_routes import (
@@ -37,10 +38,13 @@ from agent.outputs.api.list_routes import (
 from agent.outputs.api.middleware import AccessGuard, QueryGate
 from agent.outputs.api.pool_routes import pool_routes
 from agent.outputs.api.probe_routes import probe_routes
-from agent.outputs.api.query_parameters import (
+from agent.outputs.api.problems import (
+    PROBLEM_JSON,
     REFUSALS,
-    add_refusals,
+    add_problems,
     refuse_unknown,
+)
+from agent.outputs.api.query_parameters import (
     window_before,
 )
 from agent.outputs.api.request_routes import request_routes
@@ -162,14 +166,12 @@ def _shown(page: str, policy: str) -> Callable[[], Awaitable[HTMLResponse]]:
     return show
 
 
-# With `model`, FastAPI would document it as plain text, which only the pages are.
-_PROBLEM = {"$ref": f"#/components/schemas/{ProblemResponse.__name__}"}
 _TEXT = {"schema": {"type": "string"}}
 _RUNBOOK: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": _TEXT, "text/html": _TEXT}},
     404: {
         "description": "there is no such runbook",
-        "content": {"application/json": {"schema": _PROBLEM}},
+        "content": {PROBLEM_JSON: PROBLEM},
     },
 }
 
@@ -341,7 +343,7 @@ def _lately(queries: ApiQueries, over: Window) -> LatelyResponse:
 
 def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:
     """The application: page, metrics, health and `/api/v1`."""
-    api = FastAPI(
+    api = DocumentedApi(
         docs_url=None,
         redoc_url=None,
         title="goodput-agent",
@@ -361,7 +363,7 @@ def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:
     checked = [Depends(refuse_unknown)]
     for router in _routers(context, live):
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS), dependencies=checked)
-    add_refusals(api)
+    add_problems(api)
     api.add_middleware(QueryGate, within_s=context.query_limit_s + _GRACE_S)
     return AccessGuard(api, context.access)
 

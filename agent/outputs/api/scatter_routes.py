@@ -11,10 +11,10 @@ from pydantic import Field
 from agent.analysis.contrast import contrasts
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.base_responses import BaseResponse, Verdict
+from agent.outputs.api.problems import refuse
 from agent.outputs.api.query_parameters import (
     AskedWindow,
     asked_window,
-    refuse,
     request_filter,
     unix_s,
 )

@@ -195,7 +195,9 @@ class Api:
         """Return the status and the sentence of a refused query."""
         response = self.get(f"/api/v1/{path}", **parameters)
         body = response.json()
-        assert list(body) == ["detail"], response.text[:500]
+        assert response.headers["Content-Type"] == "application/problem+json"
+        assert list(body) == ["title", "status", "detail"], response.text[:500]
+        assert body["status"] == response.status_code
         return response.status_code, body["detail"]
 
     def pages(self, path: str, **parameters: Any) -> Iterator[list[dict[str, Any]]]:

@@ -78,7 +78,8 @@ def test_a_page_of_another_site_reaches_nothing_by_its_own_name(tmp_path: Path) 
         for path in (*CLOSED, *OPEN):
             refused = get(api, path, Host=f"evil.example:{port}")
             assert refused.status_code == 421, path
-            assert list(refused.json()) == ["detail"]
+            assert refused.headers["Content-Type"] == "application/problem+json"
+            assert refused.json()["title"] == "Misdirected Request"
         for host in (f"localhost:{port}", "goodput.example.org", f"127.0.0.1:{port}"):
             assert get(api, "/api/v1/summary", Host=host).status_code == 200
 

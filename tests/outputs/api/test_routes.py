@@ -208,7 +208,9 @@ def test_the_document_is_valid_openapi_of_typed_queries(busy: Api) -> None:
     document = busy.get("/openapi.json").json()
     OpenAPI.model_validate(document)
     assert {f"/api/v1/{path}" for path in QUERIES} <= document["paths"].keys()
-    problem = {"application/json": {"schema": {"$ref": "#/components/schemas/ProblemResponse"}}}
+    problem = {
+        "application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemResponse"}}
+    }
     for path, methods in document["paths"].items():
         assert list(methods) == ["get"], f"{path} is no query"
         assert methods["get"]["description"], path
@@ -237,7 +239,8 @@ def test_an_unknown_runbook_is_refused_with_a_sentence(busy: Api, name: str) -> 
     response = busy.get(f"/runbooks/{name}")
     assert response.status_code == 404
     sentence = f"there is no runbook {name!r}; see /runbooks/README.md"
-    assert response.json() == {"detail": sentence}
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.json() == {"title": "Not Found", "status": 404, "detail": sentence}
 
 
 @pytest.mark.parametrize(
