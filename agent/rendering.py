@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from agent.render.alerts import (
     PLACEHOLDERS,
     Links,
     Receivers,
+    RuleLabels,
+    Severity,
     Timings,
     render_alerts,
     shortcomings,
@@ -42,6 +45,8 @@ _NO_OBJECTIVES = (
     "settings have an objective of this name."
 )
 _LARGEST = 1_000_000
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_OWN_LABELS = ("alertname", "severity", "objective", "tier")
 
 
 def _url(text: str) -> str:
@@ -63,6 +68,30 @@ def _named(option: str, meaning: str, **more: Any) -> Any:
     variable = RENDER_PREFIX + option.upper().replace("-", "_")
     # Too long for a column of the help, which names them all in a sentence.
     return typer.Option(f"--{option}", envvar=variable, show_envvar=False, help=meaning, **more)
+
+
+def _pair(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not equals or not value or not _LABEL_NAME.fullmatch(name):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as team=ml")
+    return text
+
+
+def _severities(pairs: Sequence[str]) -> Sequence[str]:
+    given = dict(pair.split("=", 1) for pair in pairs)
+    for unknown in given.keys() - set(Severity):
+        raise typer.BadParameter(f"{unknown!r} is none of {', '.join(Severity)}")
+    names = [given.get(each, each) for each in Severity]
+    if len({*names}) < len(names):
+        raise typer.BadParameter(f"{', '.join(names)}: two severities have one name")
+    return pairs
+
+
+def _labels(pairs: Sequence[str]) -> Sequence[str]:
+    for pair in pairs:
+        if (name := pair.split("=", 1)[0]) in _OWN_LABELS:
+            raise typer.BadParameter(f"{name!r} is a label of the rules themselves")
+    return pairs
 
 
 def _named_url(option: str, meaning: str) -> Any:
@@ -100,6 +129,26 @@ Deadman = Annotated[
     _named_url("deadman", "URL of a service that alarms when the watchdog stops."),
 ]
 Secrets = Annotated[str, _named("secrets", "Folder of these files on Alertmanager's machine.")]
+Severities = Annotated[
+    list[str] | None,
+    _named(
+        "severity",
+        "What you call a severity: critical=page, and so for warning and info.",
+        parser=_pair,
+        callback=lambda pairs: _severities(pairs or ()),
+        metavar="NAME=VALUE",
+    ),
+]
+FurtherLabels = Annotated[
+    list[str] | None,
+    _named(
+        "label",
+        "A label of every alert, such as cluster=eu-1; may be repeated.",
+        parser=_pair,
+        callback=lambda pairs: _labels(pairs or ()),
+        metavar="NAME=VALUE",
+    ),
+]
 Speed = Annotated[
     float,
     typer.Option(
@@ -136,6 +185,8 @@ def render(
     webhook_token: WebhookToken = False,
     deadman: Deadman = None,
     secrets: Secrets = DEFAULT_SECRETS,
+    severities: Severities = None,
+    labels: FurtherLabels = None,
     speed: Speed = 1.0,
     scrape_interval: Interval = 15.0,
     token_budget: Budget = None,
@@ -149,15 +200,8 @@ def render(
         timings=Timings(speed, scrape_interval, 2 * scrape_interval),
         links=_given(dashboards=dashboards, runbooks=runbooks),
         budget_usd=settings.token_budget_usd if token_budget is None else token_budget,
-        receivers=Receivers(
-            pagerduty=pagerduty,
-            slack_pages=slack_pages,
-            slack_tickets=slack_tickets,
-            webhook=webhook,
-            webhook_token=webhook_token,
-            deadman=deadman,
-            secrets=secrets,
-        ),
+        receivers=Receivers(**{each.name: context.params[each.name] for each in fields(Receivers)}),
+        labels=_rule_labels(severities or (), labels or ()),
     )
     _report(write(into, texts(job)), job, as_json=as_json)
 
@@ -171,6 +215,15 @@ class RenderJob:
     links: Mapping[str, str]
     budget_usd: float | None
     receivers: Receivers
+    labels: RuleLabels
+
+
+def _rule_labels(severities: Sequence[str], labels: Sequence[str]) -> RuleLabels:
+    names = {each: each.value for each in Severity}
+    for pair in severities:
+        severity, name = pair.split("=", 1)
+        names[Severity(severity)] = name
+    return RuleLabels(severities=names, further=dict(pair.split("=", 1) for pair in labels))
 
 
 def _given(**links: str | None) -> Mapping[str, str]:
@@ -235,6 +288,7 @@ def texts(job: RenderJob) -> Mapping[str, str]:
             elsewhere=elsewhere,
             budget_usd=job.budget_usd,
             receivers=job.receivers,
+            labels=job.labels,
         )
 
     # The readers of a cluster's alerts are not on the machine of its agent.

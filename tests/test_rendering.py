@@ -190,6 +190,44 @@ def test_variables_say_what_options_say_and_options_override_them(
         assert (tmp_path / "b/alerts" / name).read_text(encoding="utf-8") == by_option
 
 
+def test_severities_and_further_labels_are_those_of_the_options(
+    settings: Path, tmp_path: Path
+) -> None:
+    run(
+        *("--config", settings, "--into", tmp_path, "--severity", "critical=P1"),
+        *("--severity", "info=none", "--label", "cluster=eu-1", "--label", "team=ml"),
+    )
+    groups = written(tmp_path / "alerts/goodput-agent.yml")["groups"]
+    alerts = [rule["labels"] for each in groups for rule in each["rules"] if "alert" in rule]
+    assert {labels["severity"] for labels in alerts} == {"P1", "warning", "none"}
+    assert {(labels["cluster"], labels["team"]) for labels in alerts} == {("eu-1", "ml")}
+    _, nobody, pages = written(tmp_path / "alerts/alertmanager.yml")["route"]["routes"]
+    assert nobody["matchers"] == ['severity="none"']
+    assert pages["matchers"] == ['severity="P1"']
+    for text in ("critical", "page"):
+        rules = (tmp_path / "alerts/goodput-agent.yml").read_text(encoding="utf-8")
+        assert f'severity="{text}"' not in rules
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (("--severity", "fatal=P1"), "'fatal' is none of critical, warning, info"),
+        (("--severity", "warning=critical"), "two severities have one name"),
+        (("--label", "severity=x"), "'severity' is a label of the rules themselves"),
+        (("--label", "a-b=x"), "'a-b=x' is not NAME=VALUE"),
+        (("--label", "team"), "'team' is not NAME=VALUE"),
+    ],
+)
+def test_labels_that_no_rule_can_have_are_refused(
+    option: tuple[str, str], sentence: str, settings: Path, tmp_path: Path
+) -> None:
+    refused = invoke("--config", settings, "--into", tmp_path / "a", *option)
+    assert refused.exit_code == 2
+    assert sentence in " ".join(re.sub("[│╭╮╰╯─]", "", refused.output).split())
+    assert not (tmp_path / "a").exists()
+
+
 def test_an_unknown_variable_is_refused(settings: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match="GOODPUT_RENDER_SLACK: render has no such option"):
         run("--config", settings, "--into", tmp_path / "a", GOODPUT_RENDER_SLACK="#x")

@@ -400,6 +400,22 @@ def test_rules_of_other_objectives_come_from_a_file(tmp_path: Path) -> None:
     assert found["spec"] == {"groups": [{"name": "mine", "rules": []}]}
 
 
+def test_alerts_have_the_labels_and_severities_of_the_values() -> None:
+    made = rendered(
+        CHART,
+        *("--set", "alerts.enabled=true", "--set", "alerts.labels.cluster=eu-1"),
+        *("--set", "alerts.severities.critical=page"),
+    )
+    (found,) = (each for each in documents(made) if each["kind"] == "PrometheusRule")
+    check(found)
+    rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+    alerts = [rule["labels"] for rule in rules if "alert" in rule]
+    assert {labels["severity"] for labels in alerts} == {"page", "warning", "info"}
+    assert {labels["cluster"] for labels in alerts} == {"eu-1"}
+    assert {labels.get("objective") for labels in alerts} == {None, "chat"}
+    assert all("labels" not in rule for rule in rules if "record" in rule)
+
+
 def test_a_release_fits_into_the_secret_in_which_helm_keeps_it(shared: str) -> None:
     texts = [path.read_bytes() for path in sorted(CHART.rglob("*")) if path.is_file()]
     kept_bytes = len(gzip.compress(b"".join([*texts, shared.encode()]))) * 4 / 3

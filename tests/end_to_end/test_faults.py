@@ -54,7 +54,7 @@ class Fault:
     def is_main(self, labels: Mapping[str, str]) -> bool:
         """Whether an alert is the fault's own; of several on one budget, the page."""
         named = labels["alertname"] == self.alert
-        return named and (self.alert != _BURN or labels["severity"] == "page")
+        return named and (self.alert != _BURN or labels["severity"] == "critical")
 
     def is_reported_by(self, alert: PostedAlert, site: Site) -> bool:
         """Whether an alert has the labels of the place of this fault."""
@@ -274,7 +274,7 @@ def _wait_for_every_engine(site: Site) -> None:
 
 def _wait_for_calm(site: Site) -> int:
     """The number of alerts while the site started: a busy machine may truly delay its polls."""
-    eventually(lambda: _stirring(site) == {"Watchdog"}, within_s=WITHIN_S, what="calm")
+    eventually(lambda: _stirring(site) == {"LlmWatchdog"}, within_s=WITHIN_S, what="calm")
     if site.alerting.webhook.alerts():
         site.alerting.watch(SETTLED)
     return len(site.alerting.webhook.alerts())
@@ -312,8 +312,10 @@ each_fault = pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault 
 
 def test_without_a_fault_only_the_watchdog_fires(story: Story) -> None:
     assert story.before == ()
-    assert story.stirring == {"Watchdog"}
-    assert {alert.name for alert in story.site.alerting.webhook.alerts("/deadman")} == {"Watchdog"}
+    assert story.stirring == {"LlmWatchdog"}
+    assert {alert.name for alert in story.site.alerting.webhook.alerts("/deadman")} == {
+        "LlmWatchdog"
+    }
 
 
 @each_fault
@@ -324,7 +326,7 @@ def test_a_fault_is_reported_by_its_alert_alone(story: Story, fault: Fault) -> N
     events = story.site.agent.api.events()
     of_engine = [event for event in events if event["engine"] == fault.name]
     assert {labels["alertname"] for labels in others} <= fault.beside, of_engine
-    assert [labels for labels in others if labels["severity"] != "ticket"] == []
+    assert [labels for labels in others if labels["severity"] != "warning"] == []
 
 
 @each_fault

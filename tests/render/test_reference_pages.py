@@ -183,7 +183,7 @@ def test_the_page_has_the_rules_of_the_committed_files() -> None:
         assert row["severity"] == rule["labels"]["severity"]
         assert row["holds for"] == rule.get("for", "")
         assert f"```promql\n{rule['expr']}\n```" in text
-        assert row["threshold"] or rule["alert"] == "Watchdog"
+        assert row["threshold"] or rule["alert"] == "LlmWatchdog"
 
 
 def test_a_guard_of_a_division_is_no_threshold() -> None:

@@ -1,7 +1,7 @@
 """Alert rules and the configuration of Alertmanager."""
 
 from agent.render.alerts.alert_files import render_alerts, shortcomings
-from agent.render.alerts.alert_rule import Timings
+from agent.render.alerts.alert_rule import RuleLabels, Severity, Timings
 from agent.render.alerts.alertmanager import DEFAULT_SECRETS, Receivers
 from agent.render.alerts.latency_alerts import Shortcoming
 from agent.render.links import PLACEHOLDERS, Links
@@ -11,6 +11,8 @@ __all__ = [
     "PLACEHOLDERS",
     "Links",
     "Receivers",
+    "RuleLabels",
+    "Severity",
     "Shortcoming",
     "Timings",
     "render_alerts",

@@ -19,7 +19,7 @@ from agent.render.alerts.alert_rule import (
 )
 from agent.render.promql import eq, value_of
 
-WATCHDOG = "Watchdog"
+WATCHDOG = "LlmWatchdog"
 
 # The mean wait of a row for its commit from which on the store is behind, and the mean number of
 # waiting rows below which it is not.

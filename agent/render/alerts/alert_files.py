@@ -9,7 +9,7 @@ import yaml
 from agent.analysis.burn_rates import plan
 from agent.records.objective import Objective
 from agent.render.alerts.agent_alerts import agent_alerts
-from agent.render.alerts.alert_rule import Alert, Timings, group, percent
+from agent.render.alerts.alert_rule import Alert, RuleLabels, Timings, group, percent
 from agent.render.alerts.alertmanager import Receivers, alertmanager
 from agent.render.alerts.engine_alerts import engine_alerts
 from agent.render.alerts.gpu_alerts import gpu_alerts
@@ -60,18 +60,21 @@ def render_alerts(
     elsewhere: Links = PLACEHOLDERS,
     budget_usd: float | None = None,
     receivers: Receivers | None = None,
+    labels: RuleLabels | None = None,
 ) -> Mapping[str, str]:
     """The texts of all files by path; equal arguments give equal texts.
 
     `elsewhere` are the links in rules for vLLM alone, where no agent serves the runbooks.
     `budget_usd` is the budget for a million output tokens.
     """
-    timings, links = timings or Timings(), links or Links()
+    timings, links, labels = timings or Timings(), links or Links(), labels or RuleLabels()
+    alerts = all_alerts(objectives, timings, budget_usd)
     return {
-        RULES: _rules(all_alerts(objectives, timings, budget_usd), objectives, timings, links),
-        VLLM_ALONE: _vllm_alone(objectives, timings, elsewhere),
+        RULES: _rules(alerts, objectives, timings, links, labels),
+        VLLM_ALONE: _vllm_alone(objectives, timings, elsewhere, labels),
         ALERTMANAGER: yaml_text(
-            alertmanager(timings, receivers or Receivers()), "For Alertmanager 0.25 and newer."
+            alertmanager(timings, receivers or Receivers(), labels),
+            "For Alertmanager 0.25 and newer.",
         ),
     }
 
@@ -111,15 +114,18 @@ def _rules(
     objectives: Sequence[Objective],
     timings: Timings,
     links: Links,
+    labels: RuleLabels,
 ) -> str:
-    recorded = group("goodput-recordings", recordings(objectives, timings), timings, links)
-    groups = [group(name, found, timings, links) for name, found in alerts.items()]
+    recorded = group("goodput-recordings", recordings(objectives, timings), timings, links, labels)
+    groups = [group(name, found, timings, links, labels) for name, found in alerts.items()]
     remark = "For Prometheus 2.42 and newer that scrapes goodput-agent."
     return yaml_text({"groups": [recorded, *groups]}, remark)
 
 
-def _vllm_alone(objectives: Sequence[Objective], timings: Timings, links: Links) -> str:
-    alerts = group("vllm-alone", vllm_alerts(objectives, timings), timings, links)
+def _vllm_alone(
+    objectives: Sequence[Objective], timings: Timings, links: Links, labels: RuleLabels
+) -> str:
+    alerts = group("vllm-alone", vllm_alerts(objectives, timings), timings, links, labels)
     return yaml_text(
         {"groups": [alerts]},
         "For Prometheus 2.42 and newer that scrapes vLLM and no goodput-agent. A limit is rounded",

@@ -8,6 +8,7 @@ from inspect import cleandoc
 from typing import Any
 from urllib.parse import quote_plus
 
+from agent.analysis.burn_rates import TIERS
 from agent.catalog import metrics as m
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.render.links import DashboardUid, Links, of_label
@@ -93,9 +94,23 @@ OBJECTIVE = ("objective", "model")
 class Severity(StrEnum):
     """Whether a person must act now, in working hours, or never."""
 
-    PAGE = "page"
-    TICKET = "ticket"
-    NONE = "none"
+    PAGE = "critical"
+    TICKET = "warning"
+    NONE = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleLabels:
+    """What an organisation calls its severities, and the labels that its rules have besides."""
+
+    severities: Mapping[Severity, str] = field(
+        default_factory=lambda: {each: each.value for each in Severity}
+    )
+    further: Mapping[str, str] = field(default_factory=dict)
+
+    def matcher(self, severity: Severity) -> str:
+        """The matcher of a severity, in the format of Alertmanager."""
+        return f'severity="{self.severities[severity]}"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +134,7 @@ class Alert:
     back_s: int = HOUR_S
     more: str = ""
 
-    def rule(self, timings: Timings, links: Links) -> dict[str, Any]:
+    def rule(self, timings: Timings, links: Links, labels: RuleLabels) -> dict[str, Any]:
         """The alert as an entry of a rule file."""
         # $labels holds the labels of the expression, without those that the rule adds.
         values = {
@@ -142,7 +157,11 @@ class Alert:
             "alert": self.name,
             "expr": self.expression,
             **held,
-            "labels": {"severity": self.severity.value, **self.labels},
+            "labels": {
+                "severity": labels.severities[self.severity],
+                **labels.further,
+                **self.labels,
+            },
             "annotations": annotations,
         }
 
@@ -154,21 +173,29 @@ class Recording:
     name: str
     expression: str
 
-    def rule(self, timings: Timings, links: Links) -> dict[str, Any]:
+    def rule(self, timings: Timings, links: Links, labels: RuleLabels) -> dict[str, Any]:
         """The recording as an entry of a rule file."""
         return {"record": self.name, "expr": self.expression}
 
 
 def group(
-    name: str, rules: Iterable[Alert | Recording], timings: Timings, links: Links
+    name: str,
+    rules: Iterable[Alert | Recording],
+    timings: Timings,
+    links: Links,
+    labels: RuleLabels,
 ) -> dict[str, Any]:
     """A group of rules, which Prometheus evaluates in their order."""
     return {
         "name": name,
         "interval": timings.evaluation_interval,
-        "rules": [rule.rule(timings, links) for rule in rules],
+        "rules": [rule.rule(timings, links, labels) for rule in rules],
     }
 
+
+# Of alerts on an error budget, those that page, whatever their severity is called. An outage has no
+# tier.
+ON_PAGES = among("tier", ("", *(tier.number for tier in TIERS if tier.pages)))
 
 # Below this a share says little: one request of three is 33 % of the traffic.
 MIN_COUNT = 5

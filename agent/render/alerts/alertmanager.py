@@ -13,6 +13,8 @@ from agent.render.alerts.alert_rule import (
     ENGINE_MODEL,
     GPU,
     OBJECTIVE,
+    ON_PAGES,
+    RuleLabels,
     Severity,
     Timings,
 )
@@ -142,7 +144,7 @@ class Inhibition:
         }
 
 
-_PAGES = (f'severity="{Severity.PAGE}"',)
+_PAGES = (ON_PAGES.text,)
 _TIERS = ("1", "2", "3", "4")
 
 _LATENCY = (
@@ -271,16 +273,16 @@ def _named(names: Sequence[str]) -> str:
 _NOBODY = "nobody"
 
 
-def alertmanager(timings: Timings, receivers: Receivers) -> dict[str, Any]:
+def alertmanager(timings: Timings, receivers: Receivers, labels: RuleLabels) -> dict[str, Any]:
     """The configuration as Alertmanager 0.25 and newer reads it."""
     return {
-        "route": _route(timings),
+        "route": _route(timings, labels),
         "inhibit_rules": list(inhibit_rules()),
         "receivers": [*receivers.configured(), {"name": _NOBODY}],
     }
 
 
-def _route(timings: Timings) -> dict[str, Any]:
+def _route(timings: Timings, labels: RuleLabels) -> dict[str, Any]:
     return {
         "receiver": TICKET,
         # `model_name` is vLLM's own label of the model.
@@ -296,10 +298,10 @@ def _route(timings: Timings) -> dict[str, Any]:
                 "group_interval": timings.hold(MINUTE_S),
                 "repeat_interval": timings.hold(MINUTE_S),
             },
-            {"receiver": _NOBODY, "matchers": [f'severity="{Severity.NONE}"']},
+            {"receiver": _NOBODY, "matchers": [labels.matcher(Severity.NONE)]},
             {
                 "receiver": PAGE,
-                "matchers": [f'severity="{Severity.PAGE}"'],
+                "matchers": [labels.matcher(Severity.PAGE)],
                 "group_wait": timings.hold(10),
                 "repeat_interval": timings.hold(4 * HOUR_S),
             },

@@ -13,6 +13,7 @@ from agent.records.request import BY_CLIENT, FAILED
 from agent.render.alerts.alert_rule import (
     ENGINE_MODEL,
     MIN_COUNT,
+    ON_PAGES,
     Alert,
     Severity,
     Timings,
@@ -237,6 +238,6 @@ def _ticket(
 
 def _unless_paged(objective: Objective, timings: Timings) -> str:
     """The end of an expression: no ticket soon after a page on the same objective."""
-    page = (eq("objective", objective.name), eq("severity", Severity.PAGE))
-    lately = fired((OUTAGE, BURN), ("model",), timings.window(_PAGED_LATELY_S), *page)
+    of_it = eq("objective", objective.name)
+    lately = fired((OUTAGE, BURN), ("model",), timings.window(_PAGED_LATELY_S), of_it, ON_PAGES)
     return f"\nunless on (model)\n{lately}"

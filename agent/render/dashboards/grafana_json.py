@@ -8,6 +8,8 @@ from zlib import crc32
 from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
+from agent.render.alerts.agent_alerts import WATCHDOG
+from agent.render.alerts.objective_alerts import EXPLAINED
 from agent.render.dashboards.panel_parts import (
     GPU,
     RATE,
@@ -199,7 +201,8 @@ EVENTS = _prometheus_annotation(
 ALERTS = _prometheus_annotation(
     "Alerts",
     "red",
-    'ALERTS{alertname=~"(Llm|Gpu).+",alertstate="firing",severity=~"page|ticket"}',
+    # By name, because an organisation may call its severities otherwise.
+    f'ALERTS{{alertname=~"(Llm|Gpu).+",alertname!~"{WATCHDOG}|{EXPLAINED}",alertstate="firing"}}',
     "{{alertname}}",
     "severity,objective,engine,gpu",
 )

@@ -179,7 +179,7 @@ COST_CASES = (
             f'llm_output_tokens_total{{{ENGINE},model="idle"}}': "0x1500",
         },
         minutes=(30, 120, 1490),
-        labels={"model": "llama", "severity": "ticket"},
+        labels={"model": "llama", "severity": "warning"},
         figures=("3.00",),
     ),
 )

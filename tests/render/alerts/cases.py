@@ -170,7 +170,7 @@ def firing(at: int, expected: Mapping[str, int], where: str = "") -> dict[str, A
 
     `where` narrows the check, as to the alerts on one instance.
     """
-    matchers = f'alertstate="firing",alertname!="Watchdog"{where}'
+    matchers = f'alertstate="firing",alertname!="LlmWatchdog"{where}'
     return {
         "expr": f"count by (alertname) (ALERTS{{{matchers}}})",
         "eval_time": f"{at}m",

@@ -3,8 +3,8 @@
 from tests.render.alerts.cases import AGENT, ENGINE, MODEL, ON_ENGINE, ON_MODEL, Case, Series
 
 OTHER_MODEL = f'{ENGINE},model="qwen"'
-PAGE = {"severity": "page"}
-TICKET = {"severity": "ticket"}
+PAGE = {"severity": "critical"}
+TICKET = {"severity": "warning"}
 
 
 def _events(kind: str, values: str) -> Series:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.render.alerts.cases import AROUND, ENGINE, MODEL, ON_MODEL, Case, Series, expected, play
 
-ON_CHAT = {"objective": "chat", "model": "llama", "severity": "page"}
+ON_CHAT = {"objective": "chat", "model": "llama", "severity": "critical"}
 _ON_CHAT_0 = " Most of them now on engine chat-0."
 _MOST = " Most of their excess seconds over {} (75%): "
 
@@ -71,7 +71,7 @@ def _queue(within: str, count: str) -> Series:
     return histogram("llm_request_queue_seconds", MODEL, {"0.1": within, "0.15": count}, count)
 
 
-_OVER = {**ON_MODEL, "severity": "ticket", "objective": "chat"}
+_OVER = {**ON_MODEL, "severity": "warning", "objective": "chat"}
 
 BUDGETS = (
     Case(
@@ -98,7 +98,7 @@ BUDGETS = (
         incident=verdicts("chat", "0+1x100", "0x100", "0+9x40 360+0x60"),
         lookalike=verdicts("chat", "0+6x100", "0x100", "0+4x40 160+0x60"),
         minutes=(4, 30, 85),
-        labels={"objective": "chat", "model": "llama", "severity": "ticket"},
+        labels={"objective": "chat", "model": "llama", "severity": "warning"},
         figures=("90%", _ON_CHAT_0),
     ),
 )
@@ -115,7 +115,7 @@ EXPLAINED = (
         # It works, and misses what it may.
         lookalike=verdicts("chat", "0+96x100", "0+4x100"),
         minutes=(20, 30, 60),
-        labels={**ON_CHAT, "severity": "none"},
+        labels={**ON_CHAT, "severity": "info"},
         figures=("100%",),
         # Of these only the first is a page; there are also tickets.
         also={
@@ -225,7 +225,7 @@ def _all(objective: str, numbers: str) -> Iterator[tuple[str, str]]:
     yield from ((objective, number) for number in numbers)
 
 
-_SEVERITIES = {"1": "page", "2": "page", "3": "ticket", "4": "ticket"}
+_SEVERITIES = {"1": "critical", "2": "critical", "3": "warning", "4": "warning"}
 
 
 def _told(

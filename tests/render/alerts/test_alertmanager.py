@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from agent.render.alerts import Receivers, Timings, render_alerts
+from agent.render.alerts import Receivers, RuleLabels, Timings, render_alerts
 from agent.render.alerts.agent_alerts import WATCHDOG
 from agent.render.alerts.alert_files import ALERTMANAGER, RULES, VLLM_ALONE, yaml_text
 from agent.render.alerts.alertmanager import INHIBITIONS, alertmanager
@@ -47,7 +47,7 @@ def test_an_alert_goes_to_the_receiver_of_its_severity(
     severity = rule["labels"]["severity"]
     receivers = receivers_of(config, {"alertname": rule["alert"], "severity": severity})
     nowhere = "deadman" if rule["alert"] == WATCHDOG else "nobody"
-    assert receivers == {"page": "page", "ticket": "ticket", "none": nowhere}[severity]
+    assert receivers == {"critical": "page", "warning": "ticket", "info": nowhere}[severity]
 
 
 def test_muting_and_muted_alerts_exist_and_have_the_shared_labels() -> None:
@@ -61,7 +61,8 @@ def test_muting_and_muted_alerts_exist_and_have_the_shared_labels() -> None:
                 inhibition.sources if matcher in inhibition.only_sources else inhibition.targets
             )
             (label, *_) = re.findall(r"\w+", matcher)
-            assert all(label in LABELS[name] for name in narrowed)
+            # A label that an alert lacks is empty to Alertmanager.
+            assert '=~"|' in matcher or all(label in LABELS[name] for name in narrowed)
         # A label that both lack would count as equal, and an alert must not mute itself.
         assert not set(inhibition.sources) & set(inhibition.targets) or inhibition.only_sources
 
@@ -88,7 +89,7 @@ def test_no_two_alerts_mute_each_other() -> None:
 
 
 def test_every_page_on_an_engine_mutes_alerts_on_its_objectives() -> None:
-    pages = {rule["alert"] for rule in ALERTS if rule["labels"]["severity"] == "page"}
+    pages = {rule["alert"] for rule in ALERTS if rule["labels"]["severity"] == "critical"}
     on_engines = {name for name in pages if {"engine", "instance"} <= LABELS[name]}
     (explained, *_) = [rule["expr"] for rule in ALERTS if rule["alert"] == "LlmMissesExplained"]
     named = dict(re.findall(r'on \((.*?)\) max_over_time\(ALERTS{alertname=~"([^"]*)"', explained))
@@ -117,7 +118,7 @@ class Sent:
     @property
     def is_told(self) -> bool:
         """Whether a receiver gets the alert."""
-        return not self.muted and (self.severity != "none" or self.name == WATCHDOG)
+        return not self.muted and (self.severity != "info" or self.name == WATCHDOG)
 
     def posted(self) -> dict[str, Any]:
         """The same as Prometheus sends it."""
@@ -127,20 +128,20 @@ class Sent:
         }
 
 
-def _of(name: str, severity: str = "page", *, muted: bool = False, **labels: str) -> Sent:
+def _of(name: str, severity: str = "critical", *, muted: bool = False, **labels: str) -> Sent:
     return Sent(name, severity, muted, labels)
 
 
-def _engine(number: int, name: str, severity: str = "page", *, muted: bool, model: str) -> Sent:
+def _engine(number: int, name: str, severity: str = "critical", *, muted: bool, model: str) -> Sent:
     labels = {"instance": "a:9470", "engine": f"chat-{number}", "model": model}
     return Sent(name, severity, muted, labels)
 
 
 def _gpu(number: int, name: str, *, muted: bool, **labels: str) -> Sent:
-    return Sent(name, "page", muted, {"instance": "a:9470", "gpu": f"GPU-{number}", **labels})
+    return Sent(name, "critical", muted, {"instance": "a:9470", "gpu": f"GPU-{number}", **labels})
 
 
-def _vllm(port: int, name: str, severity: str = "page", *, muted: bool = True) -> Sent:
+def _vllm(port: int, name: str, severity: str = "critical", *, muted: bool = True) -> Sent:
     on_model = {"instance": f"v:{port}", "model_name": "llama"}
     return Sent(name, severity, muted, {"instance": f"v:{port}"} if "Down" in name else on_model)
 
@@ -152,48 +153,48 @@ def _budget(model: str, name: str, severity: str, tier: str = "", *, muted: bool
 
 _BURN = "LlmObjectiveBudgetBurn"
 SENT = (
-    _of(WATCHDOG, "none"),
+    _of(WATCHDOG, "info"),
     # A budget, and what its users feel.
-    _budget("llama", _BURN, "page", "1", muted=False),
-    _budget("llama", _BURN, "page", "2", muted=True),
-    _budget("llama", _BURN, "ticket", "4", muted=True),
+    _budget("llama", _BURN, "critical", "1", muted=False),
+    _budget("llama", _BURN, "critical", "2", muted=True),
+    _budget("llama", _BURN, "warning", "4", muted=True),
     _of(
         "LlmTtftOverLimit",
-        "ticket",
+        "warning",
         muted=True,
         **{"objective": "chat", "model": "llama", "instance": "a:9470", "engine": "chat-9"},
     ),
     # The queue is what makes it slow, and more replicas are what it needs.
-    _engine(9, "LlmQueueDeep", "ticket", muted=True, model="llama"),
-    _of("LlmTooFewReplicas", "ticket", muted=True, **{"objective": "chat", "model": "llama"}),
+    _engine(9, "LlmQueueDeep", "warning", muted=True, model="llama"),
+    _of("LlmTooFewReplicas", "warning", muted=True, **{"objective": "chat", "model": "llama"}),
     # An engine that died, one that is down, one that hangs.
     _engine(0, "LlmCudaOutOfMemory", muted=False, model="m0"),
     _engine(0, "LlmEngineDown", muted=True, model="m0"),
-    _engine(0, "LlmEngineNeverUp", "ticket", muted=True, model="m0"),
+    _engine(0, "LlmEngineNeverUp", "warning", muted=True, model="m0"),
     _engine(1, "LlmEngineDown", muted=False, model="m1"),
     _engine(2, "LlmEngineHanging", muted=False, model="m2"),
-    _engine(2, "LlmRequestsTimingOut", "ticket", muted=True, model="m2"),
-    _engine(2, "LlmQueueDeep", "ticket", muted=True, model="m2"),
+    _engine(2, "LlmRequestsTimingOut", "warning", muted=True, model="m2"),
+    _engine(2, "LlmQueueDeep", "warning", muted=True, model="m2"),
     # One that turns requests away, and one before which somebody else does.
-    _engine(3, "LlmAdmissionRejections", "ticket", muted=False, model="m3"),
-    _engine(3, "LlmRequestsThrottled", "ticket", muted=True, model="m3"),
-    _engine(3, "LlmErrorRatioOverLimit", "ticket", muted=True, model="m3"),
-    _engine(4, "LlmRequestsThrottled", "ticket", muted=False, model="m4"),
-    _engine(4, "LlmErrorRatioOverLimit", "ticket", muted=True, model="m4"),
+    _engine(3, "LlmAdmissionRejections", "warning", muted=False, model="m3"),
+    _engine(3, "LlmRequestsThrottled", "warning", muted=True, model="m3"),
+    _engine(3, "LlmErrorRatioOverLimit", "warning", muted=True, model="m3"),
+    _engine(4, "LlmRequestsThrottled", "warning", muted=False, model="m4"),
+    _engine(4, "LlmErrorRatioOverLimit", "warning", muted=True, model="m4"),
     # Objectives that the page on an engine explains, and the ticket on what is left.
-    _budget("m0", "LlmMissesExplained", "none", muted=False),
-    _budget("m0", "LlmObjectiveOutage", "page", muted=True),
-    _budget("m1", "LlmMissesExplained", "none", muted=False),
-    _budget("m1", _BURN, "ticket", "3", muted=False),
+    _budget("m0", "LlmMissesExplained", "info", muted=False),
+    _budget("m0", "LlmObjectiveOutage", "critical", muted=True),
+    _budget("m1", "LlmMissesExplained", "info", muted=False),
+    _budget("m1", _BURN, "warning", "3", muted=False),
     # One agent that was the only one.
     _of("LlmAgentDown", instance="a:9470", job="agents"),
     _of("LlmAgentsMissing", muted=True),
-    _of("LlmObjectiveNotPublished", "ticket", muted=True, objective="chat"),
-    _of("LlmAgentStoreFailing", "ticket", instance="b:9470", what="requests"),
-    _of("LlmAgentStoreBehind", "ticket", muted=True, instance="b:9470"),
-    _of("LlmAgentStageBehind", "ticket", muted=True, instance="b:9470", stage="fold"),
-    _of("LlmAgentJobLate", "ticket", muted=True, instance="b:9470", job_name="settle requests"),
-    _of("LlmAgentStageBehind", "ticket", instance="c:9470", stage="forward"),
+    _of("LlmObjectiveNotPublished", "warning", muted=True, objective="chat"),
+    _of("LlmAgentStoreFailing", "warning", instance="b:9470", what="requests"),
+    _of("LlmAgentStoreBehind", "warning", muted=True, instance="b:9470"),
+    _of("LlmAgentStageBehind", "warning", muted=True, instance="b:9470", stage="fold"),
+    _of("LlmAgentJobLate", "warning", muted=True, instance="b:9470", job_name="settle requests"),
+    _of("LlmAgentStageBehind", "warning", instance="c:9470", stage="forward"),
     # A fault of a GPU's memory, reported once, and a fault of another kind.
     _gpu(1, "GpuRowRemapFailed", muted=False),
     _gpu(1, "GpuXidCritical", muted=True, xid="64"),
@@ -206,11 +207,11 @@ SENT = (
     _vllm(8000, "VllmDown", muted=False),
     _of("VllmMissing", muted=True),
     _vllm(8000, "VllmSilent"),
-    _vllm(8000, "VllmQueueDeep", "ticket"),
-    _vllm(8000, "VllmTtftOverLimit", "ticket"),
-    _vllm(8001, "VllmKvCacheSaturated", "ticket", muted=False),
-    _vllm(8001, "VllmQueueDeep", "ticket"),
-    _vllm(8002, "VllmQueueDeep", "ticket", muted=False),
+    _vllm(8000, "VllmQueueDeep", "warning"),
+    _vllm(8000, "VllmTtftOverLimit", "warning"),
+    _vllm(8001, "VllmKvCacheSaturated", "warning", muted=False),
+    _vllm(8001, "VllmQueueDeep", "warning"),
+    _vllm(8002, "VllmQueueDeep", "warning", muted=False),
 )
 
 
@@ -283,7 +284,7 @@ def receiver(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("chosen", [{}, CHOICES], ids=["none", "all"])
 def test_alertmanager_accepts_receivers(chosen: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "alertmanager.yml"
-    document = alertmanager(Timings(), Receivers(**chosen))
+    document = alertmanager(Timings(), Receivers(**chosen), RuleLabels())
     path.write_text(yaml_text(document), encoding="utf-8")
     assert complaints_about_config(path) == ""
 

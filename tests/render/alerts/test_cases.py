@@ -168,7 +168,7 @@ def test_every_alert_has_a_case(rules: str) -> None:
     played = {case.alert for pack in packs for case in pack.cases}
     if rules == RULES:
         played |= {"LlmObjectiveBudgetBurn"}
-    assert alerts - {"Watchdog"} == played
+    assert alerts - {"LlmWatchdog"} == played
 
 
 def test_alerts_on_budgets_fire_as_fast_as_the_budget_burns(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_every_alert_on_a_counter_has_a_case_with_a_counter_reset() -> None:
 
 @pytest.mark.parametrize(("file", "group"), [(RULES, "goodput-agents"), (VLLM_ALONE, "vllm-alone")])
 def test_the_watchdog_always_fires(file: str, group: str, tmp_path: Path) -> None:
-    told = expected("Watchdog", 0, {"severity": "none", "rules": Path(file).stem})
+    told = expected("LlmWatchdog", 0, {"severity": "info", "rules": Path(file).stem})
     checks = [
-        {"alertname": "Watchdog", "eval_time": at, "exp_alerts": [told]} for at in ("0m", "2h")
+        {"alertname": "LlmWatchdog", "eval_time": at, "exp_alerts": [told]} for at in ("0m", "2h")
     ]
     assert complaints(tmp_path, of_groups(TEXTS[file], group), [play("always", {}, checks)]) == ""
 
