@@ -301,3 +301,10 @@ def test_every_query_refuses_unknown_parameters_and_names_those_of_its_document(
             }
             _, detail = busy.refusal(path.removeprefix("/api/v1/"), zzz="1")
             assert set(detail.partition("known are ")[2].split(", ")) == (known or {"none"}), path
+
+
+def test_a_query_that_fails_is_a_problem_that_refers_to_the_log(api: Api) -> None:
+    api.agent.engines = [{"read_at": "never"}]
+    sentence = "the query failed; the agent's log has the error"
+    assert api.refusal("nothing") == (404, "Not Found")
+    assert api.refusal("engines") == (500, sentence)
