@@ -1,6 +1,7 @@
 """The running agent beside sources that are down: each place says the same sentence of each."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,9 @@ def assert_on_page(browser: Browser, url: str, problems: dict[str, str]) -> None
     with opened_in(browser, url) as there:
         for name, said in problems.items():
             row_of = there.page.get_by_role("row").filter(has_text=name)
-            row_of.get_by_text(f"down: {said}", exact=True).first.wait_for()
+            row_of.get_by_text(
+                re.compile(f"^(loading|unreachable) since .*: {re.escape(said)}$")
+            ).first.wait_for()
 
 
 def test_readyz_says_that_the_exporter_has_no_gpu_and_where_it_is_to_nobody(

@@ -60,7 +60,7 @@ class Proxied:
         """The counted rows of a trace, once there are so many."""
 
         def found() -> list[dict[str, Any]]:
-            rows = self.agent.api.requests(window="1h")
+            rows = self.agent.api.requests()
             return [each for each in rows if each["trace_id"] == trace_id.hex()]
 
         def settled() -> list[dict[str, Any]]:

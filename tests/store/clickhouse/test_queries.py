@@ -198,7 +198,7 @@ SAME: list[tuple[str, dict[str, str]]] = [
     ("requests", {"user": "ann"}),
     ("requests", {"workload": "batch", "priority": "1"}),
     ("requests", {"tenant": "o'neil %s"}),
-    ("requests", {"min_ttft_ms": "150", "max_input_tokens": "9000"}),
+    ("requests", {"min_ttft_s": "0.15", "max_input_tokens": "9000"}),
     ("requests", {"worst": "e2e", "limit": "20"}),
     ("requests", {"worst": "ttft", "engine": "chat-1", "limit": "20"}),
     ("requests", {"sort": "output_tokens", "order": "asc", "limit": "20"}),
