@@ -304,11 +304,6 @@ def steady(traffic: Traffic, for_s: float, name: str, *, at_least: int = 1) -> l
     return for_a_while(for_s, STEADY_CLIENTS, ask, at_least=at_least)
 
 
-def long_response(traffic: Traffic, name: str) -> Asked:
-    """A prompt that the prefix cache has, with a long response."""
-    return traffic.ask(name, traffic.usual_prompt(), STEADY_OUTPUT)
-
-
 # As many are made of each fault at least, if the machine is slow.
 AT_LEAST = 24
 LONG_PROMPT, PACK = 1900, 6
@@ -352,8 +347,8 @@ def long_prompts(scene: Scene) -> None:
 def cache_misses(scene: Scene) -> None:
     """Usual prompts after the cache lost all it had: one of each prefix.
 
-    Clients, their pauses and responses are the usual ones, so that nothing else is another cause.
-    So few are asked that what the cache usually has of a prompt stays what it was.
+    Clients and responses are the usual ones, so that nothing else is another cause. So few are
+    asked that what the cache usually has of a prompt stays what it was.
     """
     traffic = scene.traffic
     clients = CLIENTS * scene.times
@@ -362,7 +357,6 @@ def cache_misses(scene: Scene) -> None:
     def client(number: int) -> None:
         for prefix in PREFIXES[number::clients]:
             traffic.ask("cache", traffic.prompt_after(prefix), USUAL_OUTPUT)
-            _NEVER.wait(_PAUSE_S)
 
     at_once(clients, client, apart_s=0.1)
 

@@ -26,7 +26,6 @@ from tests.real_engine.causes_made import (
     OTHERS,
     PREFIXES,
     SLOW_CLIENTS,
-    STEADY_CLIENTS,
     TINY_KV,
     Asked,
     Fault,
@@ -35,7 +34,6 @@ from tests.real_engine.causes_made import (
     for_a_while,
     growing,
     little,
-    long_response,
     short,
     steady,
     usual,
@@ -133,13 +131,13 @@ class Said:
     rows: dict[str, list[Row]]
     crowded: frozenset[str]
 
-    def split(self, view: str, fault: Fault) -> tuple[int, int, int]:
+    def split(self, view: str, fault: Fault, *, exact: bool) -> tuple[int, int, int]:
         """How many of a fault's missed requests have a right cause, none, and a wrong one.
 
         On a crowded machine the lack of a processor is true, besides.
         """
         causes = self.causes(view, fault)
-        right = set(fault.causes if view == PLUGIN else fault.causes | fault.coarser)
+        right = set(fault.causes if view == PLUGIN and exact else fault.causes | fault.coarser)
         if fault.name in self.crowded:
             right.add(Cause.CPU_STARVED)
         own = sum(count for cause, count in causes.items() if cause in right)
@@ -245,23 +243,29 @@ pytestmark = pytest.mark.timeout(1500)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Shares of the missed requests of all faults, and the share right of those of each fault."""
+    """Shares of the missed requests of all faults, and the share right of those of each fault.
+
+    `exact` ones take no coarser cause from the plugin, and count what is unexplained of each fault.
+    """
 
     right: float
     unexplained: float
     wrong: float
     right_of_each: float
     right_of_slight: float
+    exact: bool
 
     def least(self, fault: Fault) -> float:
         return self.right_of_slight if fault.slight else self.right_of_each
 
 
 # What docs/causes-evidence.md says, on a machine that runs nothing else.
-PUBLISHED = Bounds(right=0.9, unexplained=0.05, wrong=0.05, right_of_each=0.8, right_of_slight=0.8)
+PUBLISHED = Bounds(
+    right=0.9, unexplained=0.05, wrong=0.05, right_of_each=0.8, right_of_slight=0.8, exact=True
+)
 # What else runs slows an engine as well: then the fault is still the most frequent cause.
 BESIDE_OTHERS = Bounds(
-    right=0.75, unexplained=0.15, wrong=0.15, right_of_each=0.5, right_of_slight=0.0
+    right=0.75, unexplained=0.15, wrong=0.15, right_of_each=0.5, right_of_slight=0.0, exact=False
 )
 FEWEST = 15
 # Clients see other times than the engine itself, so that they have to see some more.
@@ -358,18 +362,16 @@ def large(place: Place, folder: Path) -> Iterator[Watch]:
     steadily = partial(steady, for_s=2.0, name="before")
     with watched(folder, place, usually, steadily) as watch:
         traffic = watch.scene.traffic
+        # What a client does not read is no cold start, so that this may come first.
         usual(traffic, 2.0)
-        # Long responses are usual, too, so that they are no larger batch: for as long as the agent
-        # takes for a swing of the load, and long before the newest minute. The cache has these
-        # prompts.
-        for_a_while(10.0, STEADY_CLIENTS, partial(long_response, traffic, "before"))
-        # What a client does not read is no cold start, so that this may come now.
         watch.make(SLOW_CLIENTS)
         age_s = time.time() - psutil.Process(engine.front_pid).create_time()
         short(traffic, max(6.0, WARM_S - age_s), longer=0.15)
         watch.make(LONG_PROMPTS)
         # More than lose the cache next: what it has of most prompts is usual.
         usual(traffic, 4.0, at_least=2 * len(PREFIXES))
+        # Long responses are usual, too, so that they are no larger batch.
+        steady(traffic, 3.0, "before")
         for fault in OTHERS:
             watch.make(fault)
             usual(traffic, 2.0)
@@ -434,10 +436,11 @@ def said(fault: Fault, told: Told) -> Said:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_with_the_plugin_the_top_cause_is_right(fault: Fault, said: Said, bounds: Bounds) -> None:
-    right, unexplained, wrong = said.split(PLUGIN, fault)
+    right, unexplained, wrong = said.split(PLUGIN, fault, exact=bounds.exact)
     assert right + unexplained + wrong >= FEWEST
     # Nothing shows every wait for what other programs use. Of all faults together few may be so.
-    explained = right + wrong + (0 if fault.name in said.crowded else unexplained)
+    judged = bounds.exact and fault.name not in said.crowded
+    explained = right + wrong + (unexplained if judged else 0)
     assert right >= bounds.least(fault) * explained, said.causes(PLUGIN, fault)
 
 
@@ -445,7 +448,7 @@ def test_with_the_plugin_the_top_cause_is_right(fault: Fault, said: Said, bounds
 def test_what_spans_and_samples_alone_say_is_right(
     fault: Fault, said: Said, bounds: Bounds
 ) -> None:
-    right, unexplained, wrong = said.split(ALONE, fault)
+    right, unexplained, wrong = said.split(ALONE, fault, exact=bounds.exact)
     if fault.in_engine:
         assert right + unexplained + wrong >= FEWEST
         assert right >= bounds.least(fault) * (right + wrong), said.causes(ALONE, fault)
@@ -458,7 +461,7 @@ def test_what_spans_and_samples_alone_say_is_right(
 def test_few_causes_are_wrong_and_with_the_plugin_few_are_unexplained(
     view: str, told: Told, bounds: Bounds
 ) -> None:
-    found = {fault.name: told.of(fault).split(view, fault) for fault in FAULTS}
+    found = {fault.name: told.of(fault).split(view, fault, exact=bounds.exact) for fault in FAULTS}
     # With `--log-cli-level INFO` these are the figures of docs/causes.md.
     LOG.info("%s: %s", view, found)
     for fault in FAULTS:
