@@ -267,7 +267,7 @@ PUBLISHED = Bounds(
 BESIDE_OTHERS = Bounds(
     right=0.75, unexplained=0.15, wrong=0.15, right_of_each=0.5, right_of_slight=0.0, exact=False
 )
-FEWEST = 15
+FEWEST = 10
 # Clients see other times than the engine itself, so that they have to see some more.
 ENOUGH, SIZES = 20, (1, 2, 4, 8)
 UNLIMITED = Asked(ttft_s=3600.0, tpot_s=3600.0, e2e_s=3600.0)
