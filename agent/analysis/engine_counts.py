@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import reduce
+from math import fsum
 from operator import add
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from agent.catalog.engine_facts import (
     REQUESTS_WAITING,
     REQUESTS_WAITING_BY_REASON,
 )
-from agent.catalog.metric import Kind
+from agent.catalog.metric import Kind, Metric
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.engine_counts import EngineCounts, GaugeSum
 from agent.records.gpu import FactKey, Facts
@@ -139,3 +140,9 @@ def added_histograms(first: HistogramSnapshot, second: HistogramSnapshot) -> His
     bounds = tuple(sorted(mine.keys() & yours.keys()))
     counts = tuple(mine[bound] + yours[bound] for bound in bounds)
     return HistogramSnapshot(bounds, counts, first.sum + second.sum)
+
+
+def counted(counts: EngineCounts, metric: Metric) -> float | None:
+    """The increase of a counter over all its labels; None if the engine does not count it."""
+    found = [value for (name, _), value in counts.counters.items() if name == metric.name]
+    return fsum(found) if found else None

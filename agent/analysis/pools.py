@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from math import fsum
 
 from agent.analysis.efficiency.work import Role
-from agent.analysis.engine_counts import total_counts
+from agent.analysis.engine_counts import counted, total_counts
 from agent.analysis.engine_figures import EngineFigures, figures_of_rows
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import ROOM_POOL_QUEUE, SHORT_POOL_QUEUE
-from agent.catalog.metric import Metric
 from agent.records.engine_counts import CountsRow, EngineCounts
 from agent.records.gpu import FactKey
 
@@ -111,11 +110,11 @@ def _pool(model: str | None, role: Role, rows: Sequence[CountsRow]) -> Pool:
         engines=sorted({name for _, name in by_engine}),
         figures=figures,
         waiting=_total([_waiting(one, figures.covered_s) for one in each]),
-        transfer_bytes=_counted(counts, fact.KV_TRANSFER_BYTES),
+        transfer_bytes=counted(counts, fact.KV_TRANSFER_BYTES),
         transfer_s=transfers.sum / transfers.counts[-1]
         if transfers is not None and transfers.counts[-1]
         else None,
-        transfers_failed=_counted(counts, fact.KV_TRANSFERS_FAILED),
+        transfers_failed=counted(counts, fact.KV_TRANSFERS_FAILED),
     )
 
 
@@ -129,10 +128,6 @@ def _waiting(counts: EngineCounts, covered_s: float) -> float | None:
     if found is None or not found.known_s:
         return None
     return found.mean * counts.covered_s / covered_s
-
-
-def _counted(counts: EngineCounts, metric: Metric) -> float | None:
-    return _total([value for (name, _), value in counts.counters.items() if name == metric.name])
 
 
 def _total(values: Sequence[float | None]) -> float | None:

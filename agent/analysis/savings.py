@@ -10,9 +10,8 @@ from enum import StrEnum
 from math import fsum
 from typing import NamedTuple
 
-from agent.analysis.engine_counts import total_counts
+from agent.analysis.engine_counts import counted, total_counts
 from agent.catalog import engine_facts as fact
-from agent.catalog.metric import Metric
 from agent.records.engine_counts import CountsRow, EngineCounts
 
 
@@ -87,8 +86,8 @@ def savings_by_engine(rows: Iterable[CountsRow]) -> list[EngineSavings]:
 
 def offload(counts: EngineCounts) -> Offload | None:
     """None for an engine that looks up nothing outside its GPU."""
-    queries = _counted(counts, fact.EXTERNAL_CACHE_QUERY_TOKENS)
-    hits = _counted(counts, fact.EXTERNAL_CACHE_HIT_TOKENS)
+    queries = counted(counts, fact.EXTERNAL_CACHE_QUERY_TOKENS)
+    hits = counted(counts, fact.EXTERNAL_CACHE_HIT_TOKENS)
     if not queries or hits is None:
         return None
     per_token_s = _prefill_s_per_token(counts)
@@ -112,17 +111,17 @@ def _verdict(gain: float | None) -> Pays:
 
 def _load_s(counts: EngineCounts) -> float | None:
     """From slower tiers into host memory, and from there into the GPU: a request waits for both."""
-    into_gpu = _counted(counts, fact.KV_OFFLOAD_LOAD_TIME)
+    into_gpu = counted(counts, fact.KV_OFFLOAD_LOAD_TIME)
     if into_gpu is None:
         return None
-    return into_gpu + (_counted(counts, fact.KV_OFFLOAD_TIER_READ_TIME) or 0.0)
+    return into_gpu + (counted(counts, fact.KV_OFFLOAD_TIER_READ_TIME) or 0.0)
 
 
 def _prefill_s_per_token(counts: EngineCounts) -> float | None:
     """Seconds of prefill of a token that was computed."""
     prefill = counts.histograms.get(fact.PREFILL_TIME.name)
-    prompts = _counted(counts, fact.INPUT_TOKENS)
-    cached = _counted(counts, fact.CACHED_INPUT_TOKENS)
+    prompts = counted(counts, fact.INPUT_TOKENS)
+    cached = counted(counts, fact.CACHED_INPUT_TOKENS)
     if prefill is None or prompts is None or cached is None or prompts <= cached:
         return None
     return prefill.sum / (prompts - cached)
@@ -130,12 +129,12 @@ def _prefill_s_per_token(counts: EngineCounts) -> float | None:
 
 def drafting(counts: EngineCounts, rows: Sequence[CountsRow] = ()) -> Drafting | None:
     """None for an engine that drafts nothing. `rows` are its counts by minute or hour."""
-    drafts = _counted(counts, fact.SPEC_DECODE_DRAFTS)
-    drafted = _counted(counts, fact.SPEC_DECODE_DRAFT_TOKENS)
-    accepted = _counted(counts, fact.SPEC_DECODE_ACCEPTED_TOKENS)
+    drafts = counted(counts, fact.SPEC_DECODE_DRAFTS)
+    drafted = counted(counts, fact.SPEC_DECODE_DRAFT_TOKENS)
+    accepted = counted(counts, fact.SPEC_DECODE_ACCEPTED_TOKENS)
     if not drafts or drafted is None or accepted is None:
         return None
-    steps = _counted(counts, fact.STEPS)
+    steps = counted(counts, fact.STEPS)
     length, verified = 1 + accepted / drafts, 1 + drafted / drafts
     speedup = _speedup(drafts / steps, length, verified, rows) if steps else None
     return Drafting(
@@ -185,9 +184,9 @@ def _speedup(
 
 def _step_of(counts: EngineCounts) -> tuple[float, float, float] | None:
     """Verified tokens of a mean step, its seconds, and the number of steps."""
-    steps = _counted(counts, fact.STEPS)
-    drafts = _counted(counts, fact.SPEC_DECODE_DRAFTS)
-    drafted = _counted(counts, fact.SPEC_DECODE_DRAFT_TOKENS)
+    steps = counted(counts, fact.STEPS)
+    drafts = counted(counts, fact.SPEC_DECODE_DRAFTS)
+    drafted = counted(counts, fact.SPEC_DECODE_DRAFT_TOKENS)
     gaps = counts.histograms.get(fact.INTER_TOKEN_LATENCY.name)
     if not steps or not drafts or drafted is None or gaps is None or not gaps.counts[-1]:
         return None
@@ -208,9 +207,3 @@ def _line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float] |
     slope = fsum(weight * (x - mean_x) * (y - mean_y) for x, y, weight in points) / spread
     intercept = mean_y - slope * mean_x
     return (intercept, slope) if slope >= 0 and intercept >= 0 else None
-
-
-def _counted(counts: EngineCounts, metric: Metric) -> float | None:
-    """The increase over all labels; None if the engine does not count it."""
-    found = [value for (name, _), value in counts.counters.items() if name == metric.name]
-    return fsum(found) if found else None

@@ -1,6 +1,6 @@
 """Error responses of the API: problem details (RFC 9457) with one sentence in `detail`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -99,3 +99,29 @@ async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
 
 async def _failed(_request: Request, _error: Exception) -> JSONResponse:
     return problem(500, "the query failed; the agent's log has the error")
+
+
+PROBLEM = {"schema": {"$ref": f"#/components/schemas/{ProblemResponse.__name__}"}}
+
+
+class DocumentedApi(FastAPI):
+    """An application whose document has the media type of problems."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        if self.openapi_schema is None:
+            for operation in _operations(super().openapi()):
+                _name_problems(operation["responses"])
+        return super().openapi()
+
+
+def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for methods in document["paths"].values():
+        yield from methods.values()
+
+
+def _name_problems(responses: dict[str, Any]) -> None:
+    # FastAPI gives each model the type of the route's own response.
+    for response in responses.values():
+        if PROBLEM in (response.get("content") or {}).values():
+            response["content"] = {PROBLEM_JSON: PROBLEM}

@@ -19,7 +19,6 @@ from agent.outputs.api.base_responses import BaseResponse
 from agent.outputs.api.beside_routes import beside_routes
 from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.conversation_routes import conversation_routes
-from agent.outputs.api.documented import PROBLEM, DocumentedApi
 from agent.outputs.api.efficiency_routes import efficiency_routes
 from agent.outputs.api.figure_routes import figure_routes, length_routes, objective_routes
 from agent.outputs.api.list_routes import (
@@ -39,8 +38,10 @@ from agent.outputs.api.middleware import AccessGuard, QueryGate
 from agent.outputs.api.pool_routes import pool_routes
 from agent.outputs.api.probe_routes import probe_routes
 from agent.outputs.api.problems import (
+    PROBLEM,
     PROBLEM_JSON,
     REFUSALS,
+    DocumentedApi,
     add_problems,
     refuse_unknown,
 )
