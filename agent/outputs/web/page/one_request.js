@@ -1,6 +1,6 @@
 // One request: its phases in every view that saw it, and why it missed.
 import {Beside, read_beside} from "./beside.js";
-import {Table, coded, html, link} from "./elements.js";
+import {Table, coded, html, link, only} from "./elements.js";
 import {query} from "./query.js";
 import {UNKNOWN, dollars, number, seconds, share, time, words} from "./words.js";
 
@@ -12,6 +12,7 @@ async function load({id, span}) {
 const PHASES = {
   front: "frontend", queue: "queue", prefill: "prefill", decode: "decode",
   first: "before the first token", stream: "after the first token", whole: "whole request, its first token was not seen",
+  router: "router", kv_wait: "KV wait",
 };
 
 // Seconds of each phase, in order; a phase whose length is unknown is left out.
@@ -41,6 +42,27 @@ const NOT_SEEN = {
   user: "No view of the user: neither the proxy nor the plugin in the engine's front measured it.",
   engine: "No view of the engine: neither a span nor figures of its plugin came.",
 };
+
+const OF_PARTS = {
+  router: "outside of both engines", prefill: "at the prefill engine, its queue included",
+  kv_wait: "the decode engine's queue: for the KV values and for a place in the batch", decode: "the rest at the decode engine",
+};
+
+// Of a request that one engine prefilled and another decodes.
+function FirstToken({request, address}) {
+  const {engine, prefill_engine: prefill, prefill_queue_s: queue, first_token: first} = request;
+  if (!(first?.whole_s > 0)) return null;
+  const parts = Object.keys(OF_PARTS).map((part) => [part, first[`${part}_s`]]).filter(([, s]) => s !== null);
+  const [most, longest] = parts.reduce((one, other) => (other[1] > one[1] ? other : one));
+  return html`
+    <h2>Where the time to its first token went</h2>
+    <p>${only(address, "now", "engine", prefill)} computed its prompt${queue === null ? "" : `, after ${seconds(queue)} in its queue`};
+      ${" "}${only(address, "now", "engine", engine)} decoded it. Most of ${seconds(first.whole_s)} is
+      ${" "}<strong>${PHASES[most]}</strong>: ${share(longest / first.whole_s)}.</p>
+    <div class="bars"><${Bar} name="first token" phases=${parts} longest=${first.whole_s} /></div>
+    <${Table} label="Parts of the time to its first token" head=${["part", "time", "what it is"]} words=${["what it is"]}
+      rows=${parts.map(([part, s]) => [html`<span class="key ${part}"></span>${PHASES[part]}`, seconds(s), {text: OF_PARTS[part], kind: "text"}])} />`;
+}
 
 function Waterfall({request}) {
   const {max_gap_s: gap} = request;
@@ -133,8 +155,10 @@ function Elsewhere({request, address}) {
 const Show = ({data: {request, beside}, address}) => html`
   <h2>Request ${request.request_id ?? request.span_id}</h2>
   <${Elsewhere} request=${request} address=${address} />
+  ${request.hop && html`<p>This is the prefill of a request that another engine decodes, so no figure counts it.</p>`}
   <${Mostly} request=${request} />
   <${Waterfall} request=${request} />
+  <${FirstToken} request=${request} address=${address} />
   <${Why} explanation=${request.explanation} />
   <${Beside} request=${request} beside=${beside} address=${address} />
   <h2>Facts</h2>
