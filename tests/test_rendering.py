@@ -18,7 +18,8 @@ main.command()(render)
 
 ALERTS = {"goodput-agent.yml", "vllm-alone.yml", "alertmanager.yml"}
 DASHBOARDS = {
-    f"goodput-{name}.json" for name in ("objectives", "operations", "gpus", "capacity", "requests")
+    f"goodput-{name}.json"
+    for name in ("fleet", "objectives", "operations", "gpus", "capacity", "requests")
 }
 
 KUBERNETES = "deploy/kubernetes/prometheusrule.yaml"

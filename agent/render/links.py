@@ -8,9 +8,12 @@ from enum import StrEnum
 class DashboardUid(StrEnum):
     """The uid of a dashboard in Grafana."""
 
+    FLEET = "goodput-fleet"
+    OBJECTIVES = "goodput-objectives"
     OPERATIONS = "goodput-operations"
     CAPACITY = "goodput-capacity"
     GPUS = "goodput-gpus"
+    REQUESTS = "goodput-requests"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from agent.render.dashboards import request_sql
 from agent.render.dashboards.agent_panels import AGENT_ROW
 from agent.render.dashboards.efficiency_panels import CAPACITY_ROWS, EFFICIENCY_ROW, ESTIMATES_ROW
 from agent.render.dashboards.engine_panels import ENGINE_ROWS
+from agent.render.dashboards.fleet_panels import fleet_rows
 from agent.render.dashboards.gpu_panels import GPU_ROWS
 from agent.render.dashboards.grafana_json import (
     ALERTS,
@@ -44,7 +45,13 @@ def render_dashboards(objectives: Sequence[Objective]) -> Mapping[str, str]:
 def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
     """Every dashboard."""
     yield _on_prometheus(
-        "goodput-objectives",
+        DashboardUid.FLEET,
+        "Goodput / Fleet",
+        "All engines on one screen: state, load, attainment and cost.",
+        fleet_rows(objectives),
+    )
+    yield _on_prometheus(
+        DashboardUid.OBJECTIVES,
         "Goodput / Service objectives",
         "Attainment of each objective, goodput, and the error budget.",
         objective_rows(objectives),
@@ -92,7 +99,7 @@ def _on_prometheus(
 
 def _requests() -> Dashboard:
     return Dashboard(
-        uid="goodput-requests",
+        uid=DashboardUid.REQUESTS,
         title="Goodput / Requests",
         description="Single requests from the agent's PostgreSQL database: the worst, the "
         "misses by length and tenant, and one in full with its trace.",

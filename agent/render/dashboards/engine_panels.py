@@ -93,7 +93,7 @@ _LATENCY = (
     _SPEED,
 )
 
-_BY_ENGINE = tuple(
+P95_BY_ENGINE = tuple(
     Panel(
         f"p95 of {name} by engine",
         "One line far above the others is one replica in trouble; all lines together are load.",
@@ -161,7 +161,7 @@ _OWN_LATENCY = tuple(
 
 LATENCY_ROWS = (
     PanelRow("Latency that users got", _LATENCY),
-    PanelRow("By engine", _BY_ENGINE),
+    PanelRow("By engine", P95_BY_ENGINE),
     PanelRow("Where a request's time goes", _PHASES),
 )
 OWN_LATENCY_ROW = PanelRow("Latency by the engine's own histograms", _OWN_LATENCY, closed=True)
@@ -264,18 +264,19 @@ RUNNING = by(ENGINE_MODEL, gauge(fact.REQUESTS_RUNNING))
 MOST_RUNNING = by(ENGINE_MODEL, gauge(fact.MAX_RUNNING_REQUESTS))
 _STEP_TOKENS = ratio(_rate(fact.STEP_TOKENS), _rate(fact.STEPS))
 _MOST_STEP_TOKENS = by(ENGINE_MODEL, gauge(fact.MAX_STEP_TOKENS), "max")
-_QUEUE = (
-    Panel(
-        "Requests running and waiting",
-        "Requests in the batch, requests that wait for it, and the most that may run. If requests "
-        "wait while the batch has room, the KV cache is too small.",
-        PanelUnit.NUMBER,
-        (
-            by_engine(fact.REQUESTS_RUNNING, "running"),
-            by_engine(fact.REQUESTS_WAITING, "waiting"),
-            by_engine(fact.MAX_RUNNING_REQUESTS, "maximum"),
-        ),
+RUNNING_AND_WAITING = Panel(
+    "Requests running and waiting",
+    "Requests in the batch, requests that wait for it, and the most that may run. If requests "
+    "wait while the batch has room, the KV cache is too small.",
+    PanelUnit.NUMBER,
+    (
+        by_engine(fact.REQUESTS_RUNNING, "running"),
+        by_engine(fact.REQUESTS_WAITING, "waiting"),
+        by_engine(fact.MAX_RUNNING_REQUESTS, "maximum"),
     ),
+)
+_QUEUE = (
+    RUNNING_AND_WAITING,
     Panel(
         "Waiting by reason",
         "Requests that wait, by the engine's own reasons.",
@@ -461,16 +462,17 @@ _RANKS = (
     ),
 )
 
+STATE_OF_ENGINES = Panel(
+    "State of engines",
+    "What the probes of each engine report. Not alive: stalled and dead. Alive and not ready: "
+    "loading, paused and unreachable.",
+    PanelUnit.NUMBER,
+    (max_by((*ENGINE, "state"), m.ENGINE_STATE),),
+    style=STATES,
+    highest=1,
+)
 _HEALTH = (
-    Panel(
-        "State of engines",
-        "What the probes of each engine report. Not alive: stalled and dead. Alive and not ready: "
-        "loading, paused and unreachable.",
-        PanelUnit.NUMBER,
-        (max_by((*ENGINE, "state"), m.ENGINE_STATE),),
-        style=STATES,
-        highest=1,
-    ),
+    STATE_OF_ENGINES,
     Panel(
         "Engines up",
         "1 while scrapes of the engine succeed.",

@@ -198,11 +198,14 @@ EVENTS = _prometheus_annotation(
     "{{kind}} on {{engine}}",
     "engine,kind",
 )
+# By name, because an organisation may call its severities otherwise.
+FIRING = (
+    f'ALERTS{{alertname=~"(Llm|Gpu).+",alertname!~"{WATCHDOG}|{EXPLAINED}",alertstate="firing"}}'
+)
 ALERTS = _prometheus_annotation(
     "Alerts",
     "red",
-    # By name, because an organisation may call its severities otherwise.
-    f'ALERTS{{alertname=~"(Llm|Gpu).+",alertname!~"{WATCHDOG}|{EXPLAINED}",alertstate="firing"}}',
+    FIRING,
     "{{alertname}}",
     "severity,objective,engine,gpu",
 )
@@ -405,6 +408,9 @@ def _properties(column: Column) -> Iterator[dict[str, Any]]:
         yield {"id": "unit", "value": column.unit.value}
     if column.links:
         yield {"id": "links", "value": [_link(link) for link in column.links]}
+    if column.texts:
+        texts = {value: {"text": text} for value, text in column.texts.items()}
+        yield {"id": "mappings", "value": [{"type": "value", "options": texts}]}
     if column.hidden:
         yield {"id": "custom.hidden", "value": True}
     if column.thresholds:

@@ -190,8 +190,11 @@ _BOUNDS = Panel(
 def objective_rows(objectives: Sequence[Objective]) -> tuple[PanelRow, ...]:
     """The rows of the dashboard."""
     return (
-        PanelRow("Now", tuple(_now(objectives))),
-        PanelRow("Error budget", (_OVER_TIME, burn_rate(objectives), budget_over_time(objectives))),
+        PanelRow("Now", (attainment_now(objectives), budget_now(objectives), *_GOODPUT_NOW)),
+        PanelRow(
+            "Error budget",
+            (ATTAINMENT_OVER_TIME, burn_rate(objectives), budget_over_time(objectives)),
+        ),
         PanelRow("Goodput against throughput", _GOODPUT),
         PanelRow("Without rows", (_BOUNDS,)),
         PanelRow("What breaks the promise", tuple(_reasons(objectives))),
@@ -203,7 +206,7 @@ def _met(metric: Metric) -> str:
     return by(OBJECTIVE, rate(metric, MET))
 
 
-_OVER_TIME = Panel(
+ATTAINMENT_OVER_TIME = Panel(
     "Attainment over time",
     "Share of the judged requests that met every limit, and the target.",
     PanelUnit.SHARE,
@@ -271,12 +274,13 @@ _GOODPUT = (
 )
 
 
-def _now(objectives: Sequence[Objective]) -> Iterator[Panel]:
+def attainment_now(objectives: Sequence[Objective]) -> Panel:
+    """The attainment of each objective over the time shown."""
     attainment = ratio(
         by(OBJECTIVE, increase(m.SLO_REQUESTS, SHOWN, MET)),
         by(OBJECTIVE, increase(m.SLO_REQUESTS, SHOWN, JUDGED)),
     )
-    yield Panel(
+    return Panel(
         "Attainment",
         "Share of the judged requests of the time shown that met every limit. Below the target the "
         "objective is missed; the last row shows the reasons.",
@@ -293,8 +297,6 @@ def _now(objectives: Sequence[Objective]) -> Iterator[Panel]:
         highest=1,
         links=(_MISSED_REQUESTS,),
     )
-    yield budget_now(objectives)
-    yield from _GOODPUT_NOW
 
 
 def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:

@@ -183,6 +183,13 @@ class Link:
     url: str
 
 
+def dashboard_url(uid: str, **variables: str) -> str:
+    """Another dashboard with the time range, data source, agents and model of this one."""
+    kept = (f"${{{name}:queryparam}}" for name in ("prometheus_datasource", *AGENT, "model"))
+    chosen = (f"var-{name}={value}" for name, value in variables.items())
+    return f"/d/{uid}?{'&'.join(('${__url_time_range}', *kept, *chosen))}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
     """The colour of all values from `value` on; None stands below every number."""
@@ -196,7 +203,7 @@ class Column:
     """Settings of one column or series that differ from its panel.
 
     A `coloured` column takes its colour from its own thresholds, or from the panel's. A `hidden`
-    column only holds values for links.
+    column only holds values for links. `texts` replace values.
     """
 
     name: str
@@ -205,6 +212,7 @@ class Column:
     coloured: bool = False
     hidden: bool = False
     thresholds: tuple[Threshold, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

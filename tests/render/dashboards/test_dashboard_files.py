@@ -67,6 +67,33 @@ def test_every_variable_in_use_is_declared(dashboard: Json) -> None:
     assert named <= used
 
 
+# The fleet
+
+
+def test_the_fleet_fits_on_the_first_screen() -> None:
+    fleet = ALL["goodput-fleet"]
+    found = list(panels(fleet))
+    assert len(found) <= 12
+    assert [row["collapsed"] for row in fleet["panels"] if row["type"] == "row"] == [False, False]
+    # A unit of the grid is 38 pixels, and about 900 of a screen of 1080 are the dashboard's.
+    assert max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in found) <= 24
+
+
+def test_the_columns_of_the_fleet_s_table_have_units_and_colours() -> None:
+    (table,) = (panel for panel in panels(ALL["goodput-fleet"]) if panel["type"] == "table")
+    shown = {name: properties(table, name) for name in ("up", "KV", "attainment", "$/h", "req/s")}
+    assert {name: look["unit"] for name, look in shown.items()} == {
+        "up": "short",
+        "KV": "percentunit",
+        "attainment": "percentunit",
+        "$/h": "currencyUSD",
+        "req/s": "reqps",
+    }
+    assert [colour(up, shown["up"]["thresholds"]) for up in (0, 1)] == ["red", "green"]
+    assert shown["up"]["mappings"][0]["options"]["0"]["text"] == "down"
+    assert "thresholds" not in shown["$/h"]
+
+
 # Coverage
 
 
@@ -97,7 +124,12 @@ def test_links_lead_to_dashboards_and_variables_that_exist() -> None:
         for name in parse_qs(parts.query):
             if name.startswith("var-"):
                 assert name.removeprefix("var-") in variables, url
-    assert seen == {"goodput-requests", "goodput-operations"}
+    assert seen == {
+        "goodput-requests",
+        "goodput-operations",
+        "goodput-objectives",
+        "goodput-capacity",
+    }
 
 
 @each

@@ -1,6 +1,7 @@
 """Every panel on a real Prometheus that scraped a running agent, with GPUs and a proxy in use."""
 
 import json
+import math
 import re
 import subprocess
 import time
@@ -32,7 +33,15 @@ from tests.render.dashboards.answering import (
     every_question,
     never_answered,
 )
-from tests.render.dashboards.reading import SERIES, Asked, dashboards, filled, selectors
+from tests.render.dashboards.reading import (
+    SERIES,
+    Asked,
+    Json,
+    dashboards,
+    filled,
+    panels,
+    selectors,
+)
 from tests.simulated import MODEL, Simulator
 from tests.sources.nvml.fake_driver import build
 from tests.test_app_gpu_jobs import DriverPipe
@@ -83,7 +92,7 @@ def test_aggregations_and_legends_keep_labels_that_the_series_have() -> None:
     for question in QUESTIONS:
         known = {"point"}
         for name, _ in selectors(question.expression):
-            known |= SERIES[name]
+            known |= SERIES.get(name, {"alertname"})
         kept = {
             label.strip()
             for found in re.findall(r"\b(?:by|on) \(([\w, ]*)\)", question.expression)
@@ -232,6 +241,37 @@ def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> Non
     )
     assert sorted(never) == []
     assert len(here) > 0.75 * len(questions)
+
+
+def test_the_fleet_has_a_line_with_all_figures_of_each_engine(watched: Watched) -> None:
+    (fleet,) = (each for each in dashboards() if each["uid"] == "goodput-fleet")
+    (table,) = (panel for panel in panels(fleet) if panel["type"] == "table")
+
+    def whole() -> dict[str, dict[str, float]]:
+        watched.ask()
+        found = merged(watched.prometheus, table)
+        return found if len(found["engine-0"]) == len(table["targets"]) else {}
+
+    found = eventually(whole, within_s=ANSWERED_WITHIN_S, what="every figure of the engine")
+    assert list(found["engine-0"]) == [
+        *("up", "req/s", "waiting", "KV", "TTFT p95", "attainment", "$/h"),
+    ]
+    assert (found["engine-0"]["up"], found["away"]["up"]) == (1, 0)
+    assert found["engine-0"]["$/h"] == 3
+
+
+def merged(prometheus: Prometheus, table: Json) -> dict[str, dict[str, float]]:
+    """The lines of a table by engine, as Grafana's transformations make them of its queries."""
+    merge, organize = table["transformations"]
+    assert (merge["id"], organize["id"]) == ("merge", "organize")
+    found: dict[str, dict[str, float]] = {}
+    for target in table["targets"]:
+        column = organize["options"]["renameByName"][f"Value #{target['refId']}"]
+        for series in prometheus.query(filled(target["expr"], {**GRAFANA, **EVERYTHING})):
+            figure = float(series["value"][1])
+            if not math.isnan(figure):
+                found.setdefault(series["metric"]["engine"], {})[column] = figure
+    return found
 
 
 def is_missing(question: Asked) -> bool:
