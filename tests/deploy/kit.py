@@ -122,6 +122,7 @@ YOURS = "your-vllm"
 NAMES = (*VALUES, YOURS)
 _SCHEMAS = Path(__file__).parent / "schemas"
 _KUBERNETES = "1.37"
+_CUSTOM = ("monitoring.coreos.com/", "keda.sh/", "gateway.networking.k8s.io/")
 
 
 @cache
@@ -162,14 +163,21 @@ def pod(name: str) -> dict[str, Any]:
 
 def agent_container(name: str) -> dict[str, Any]:
     """The agent's container."""
-    containers = pod(name)["spec"]["containers"]
-    found: dict[str, Any] = next(each for each in containers if each["name"] == "agent")
+    found: dict[str, Any] = next(
+        each for each in containers_of(pod(name)) if each["name"] == "agent"
+    )
     return found
 
 
+def containers_of(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The containers of a pod, native sidecars first."""
+    spec = template["spec"]
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
 def check(found: Mapping[str, Any]) -> None:
-    """Raise what Kubernetes, the Prometheus Operator or KEDA would say against an object."""
-    if found["apiVersion"].startswith(("monitoring.coreos.com/", "keda.sh/")):
+    """Raise what Kubernetes, or the operator of a custom resource, would say against an object."""
+    if found["apiVersion"].startswith(_CUSTOM):
         schema = yaml.safe_load((_SCHEMAS / f"{found['kind'].lower()}.json").read_text("utf-8"))
         Draft202012Validator(schema).validate(found)
     else:

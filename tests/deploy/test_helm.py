@@ -1,8 +1,8 @@
 """The Helm chart, rendered by the real Helm."""
 
-import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,24 @@ from tests.deploy.kit import (
     CHART,
     NAMES,
     PINNED,
-    ROOT,
     VALUES,
+    YOURS,
     agent_container,
     check,
+    containers_of,
     objects,
     only,
     pod,
     with_dependency,
 )
+from tests.deploy.values_table import README, written
 from tests.real_parts.helm import documents, rendered, run
 from tests.real_parts.processes import PartFailed
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 PODS = ("vllm", "your-vllm", "node")  # values that render pods
 URL = "postgresql://goodput:password@db/goodput"
-READER_URL = "postgresql://reader:secret@db/goodput"
+SERVE = "serve.enabled=true serve.database.existingSecret=x"
 
 each_name = pytest.mark.parametrize("name", NAMES)
 each_pod = pytest.mark.parametrize("name", PODS)
@@ -80,9 +82,19 @@ def test_kubernetes_and_the_prometheus_operator_accept_every_object(name: str) -
         ("mode=node data.createClaim=true", "data: the agents of several nodes cannot"),
         ("mode=node tokens.read=0123456789abcdef", "tokens: with mode node set both"),
         ("alerts.enabled=true alerts.rules=rules", "alerts.rules: the text is no file of"),
+        ("podMonitor.enabled=true serviceMonitor.enabled=true", "podMonitor, serviceMonitor:"),
+        ("serviceMonitor.enabled=true service.enabled=false", "serviceMonitor: it selects the"),
+        ("mode=node serviceAccount.create=false", "serviceAccount.name: name the account"),
         ("serve.enabled=true", "serve.database.existingSecret: set the name"),
+        (f"{SERVE} serve.ingress.enabled=true", "serve.ingress.hosts: set the names"),
+        (f"{SERVE} serve.httpRoute.enabled=true", "serve.httpRoute.parentRefs: set the Gateway"),
         (
-            "serve.enabled=true serve.database.existingSecret=x serve.settings.listen.port=1",
+            f"{SERVE} serve.podDisruptionBudget.minAvailable=1"
+            " serve.podDisruptionBudget.maxUnavailable=1",
+            "at '/serve/podDisruptionBudget': 'not' failed",
+        ),
+        (
+            f"{SERVE} serve.settings.listen.port=1",
             "serve.settings: listen follows",
         ),
     ],
@@ -98,6 +110,12 @@ def test_a_refusal_shows_no_secret(value: str) -> None:
     complaint = refusal(value)
     assert value.partition("=")[0] in complaint
     assert "hunter2" not in complaint
+
+
+def test_the_readme_lists_every_value_with_its_default() -> None:
+    """Make it with `python -m tests.deploy.values_table`."""
+    assert README.read_text(encoding="utf-8") == written()
+    assert "| `serve.ingress.hosts` | `[]` |" in written()
 
 
 # The agent in a pod
@@ -165,8 +183,7 @@ def test_the_agents_ports_are_those_of_its_settings(name: str, tmp_path: Path) -
         assert spans == (settings.otlp.grpc, settings.otlp.http)
     else:
         assert settings.proxy.listen == f"0.0.0.0:{ports['proxy']}"
-    for probe in ("startupProbe", "livenessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "agent"}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "agent"}
     service = {port["targetPort"] for port in only(name, "Service")["spec"]["ports"]}
     assert ports.keys() <= service
 
@@ -194,13 +211,13 @@ def test_no_readiness_of_the_agent_takes_vllm_out_of_its_service() -> None:
 
 def test_values_cannot_give_the_agent_more_rights() -> None:
     wanted = ("runAsNonRoot=false", "allowPrivilegeEscalation=true", "readOnlyRootFilesystem=false")
-    values = [word for each in wanted for word in ("--set", f"securityContext.{each}")]
+    places = [*(f"securityContext.{each}" for each in wanted), f"podSecurityContext.{wanted[0]}"]
+    values = [word for each in places for word in ("--set", each)]
     more = documents(rendered(CHART, "--values", VALUES["vllm"], *values))
     (deployment,) = (found for found in more if found["kind"] == "Deployment")
-    (container,) = (
-        each for each in deployment["spec"]["template"]["spec"]["containers"]
-        if each["name"] == "agent"
-    )  # fmt: skip
+    template = deployment["spec"]["template"]
+    (container,) = (each for each in containers_of(template) if each["name"] == "agent")
+    assert template["spec"]["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"] == agent_container("vllm")["securityContext"]
 
 
@@ -219,20 +236,123 @@ def test_vllm_sends_every_span_to_the_agent_that_sees_its_processes(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("vllm", ()), ("node", ("priorityClassName", "runtimeClassName"))]
+    ("name", "more"),
+    [
+        ("vllm", ("priorityClassName", "serviceAccountName")),
+        ("node", ("priorityClassName", "runtimeClassName")),
+        ("serve", ()),
+    ],
 )
 def test_pods_run_where_the_values_say(name: str, more: Sequence[str]) -> None:
     values, spec = yaml.safe_load(VALUES[name].read_text(encoding="utf-8")), pod(name)["spec"]
-    for key in ("nodeSelector", "tolerations", *more):
+    for key in ("nodeSelector", "tolerations", "affinity", *more):
         assert spec[key] == values[name][key]
     assert spec["imagePullSecrets"] == values["imagePullSecrets"]
+    spread = values[name].get("topologySpreadConstraints", [])
+    selector = {"matchLabels": pod(name)["metadata"]["labels"]}
+    assert spec.get("topologySpreadConstraints", []) == [
+        {**each, "labelSelector": selector} for each in spread
+    ]
+
+
+@pytest.mark.parametrize("name", ["vllm", "serve"])
+def test_pods_have_the_annotations_environment_and_volumes_of_the_values(name: str) -> None:
+    values, template = yaml.safe_load(VALUES[name].read_text(encoding="utf-8")), pod(name)
+    assert template["metadata"]["annotations"].items() >= values["podAnnotations"].items()
+    (container,) = (c for c in template["spec"]["containers"] if c["name"] == name)
+    for key in ("env", "volumeMounts"):
+        assert container[key][-1:] == values[name][key]
+    assert values[name]["volumes"][0] in template["spec"]["volumes"]
+
+
+def test_a_budget_keeps_pods_from_being_evicted_together() -> None:
+    for name, budget in (("vllm", {"maxUnavailable": 1}), ("serve", {"minAvailable": 1})):
+        labels = pod(name)["metadata"]["labels"]
+        spec = only(name, "PodDisruptionBudget")["spec"]
+        assert spec == {"selector": {"matchLabels": labels}, **budget}
+
+
+# A native sidecar
+
+
+def on_kubernetes(chart: Path, version: str, *values: str) -> dict[str, Any]:
+    """The spec of the pod of vLLM that a chart makes for a version of Kubernetes."""
+    made = documents(rendered(chart, "--kube-version", version, *values))
+    (deployment,) = (found for found in made if found["kind"] == "Deployment")
+    check(deployment)
+    found: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    return found
+
+
+@pytest.fixture(params=["ours", YOURS])
+def with_vllm(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """The pod of vLLM of our chart, and of one that has ours as a dependency, by version."""
+    if request.param == YOURS:
+        return partial(on_kubernetes, with_dependency(tmp_path))
+    return lambda version: on_kubernetes(CHART, version, "--values", str(VALUES["vllm"]))
+
+
+@pytest.mark.parametrize("version", ["1.29.0", "1.33.1-gke.1", "v1.37.0"])
+def test_the_agent_is_a_native_sidecar_for_which_vllm_does_not_wait(
+    with_vllm: Callable[[str], dict[str, Any]], version: str
+) -> None:
+    spec = with_vllm(version)
+    assert [each["name"] for each in spec["containers"]] == ["vllm"]
+    (sidecar,) = spec["initContainers"]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("agent", "Always")
+    assert "startupProbe" not in sidecar
+    # As long as a start may take, which migrates the database.
+    (plain,) = pod("node")["spec"]["containers"]
+    start = plain["startupProbe"]
+    patience_s = start["periodSeconds"] * start["failureThreshold"]
+    assert sidecar["livenessProbe"]["initialDelaySeconds"] == patience_s
+
+
+def test_before_kubernetes_1_29_the_agent_is_a_container_beside_vllm(
+    with_vllm: Callable[[str], dict[str, Any]],
+) -> None:
+    spec = with_vllm("1.28.9")
+    assert "initContainers" not in spec
+    assert [each["name"] for each in spec["containers"]] == ["vllm", "agent"]
+    assert "restartPolicy" not in spec["containers"][1]
+    assert spec["containers"][1]["startupProbe"]["httpGet"]["path"] == "/healthz"
+
+
+@pytest.mark.parametrize(
+    ("native", "version", "key"),
+    [("never", "1.37.0", "containers"), ("always", "1.28.0", "initContainers")],
+)
+def test_values_decide_whether_the_agent_is_a_native_sidecar(
+    native: str, version: str, key: str
+) -> None:
+    values = ("--values", str(VALUES["vllm"]), "--set", f"sidecar.native={native}")
+    spec = on_kubernetes(CHART, version, *values)
+    assert "agent" in [each["name"] for each in spec[key]]
+
+
+# OpenShift
+
+
+def test_no_pod_fixes_its_user_where_the_cluster_chooses_it() -> None:
+    made = [
+        *documents(rendered(CHART, "--values", VALUES["vllm"], "--set", "vllm.user=null")),
+        *objects("node"),
+    ]
+    pods = [o["spec"]["template"] for o in made if o["kind"] in {"Deployment", "DaemonSet"}]
+    assert len(pods) == 2
+    for template in [*pods, pod("serve")]:
+        assert "runAsUser" not in json.dumps(template)
+        assert "runAsGroup" not in json.dumps(template)
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert pod("serve")["spec"]["securityContext"]["fsGroup"] == 3000
+    assert pod("vllm")["spec"]["securityContext"]["runAsUser"] == DEFAULTS["vllm"]["user"]
 
 
 @each_pod
 def test_every_mounted_volume_is_there(name: str) -> None:
     spec, made = pod(name)["spec"], {o["metadata"]["name"] for o in objects(name)}
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    mounted = {each["name"] for c in spec["containers"] for each in c.get("volumeMounts", [])}
+    mounted = {m["name"] for c in containers_of(pod(name)) for m in c.get("volumeMounts", [])}
     assert mounted == volumes.keys()
     assert volumes["goodput-settings"]["configMap"]["name"] in made
     claims = {
@@ -289,6 +409,31 @@ def test_prometheus_gets_the_token_that_the_agent_wants() -> None:
     assert (agents["port"], engine["port"]) == ("agent", "engine")
 
 
+def test_a_service_monitor_selects_the_service_of_the_agents_and_no_other() -> None:
+    spec = only("serve", "ServiceMonitor")["spec"]
+    services = [found for found in objects("serve") if found["kind"] == "Service"]
+    assert len(services) == 2
+    wanted = spec["selector"]["matchLabels"].items()
+    (selected,) = (each for each in services if wanted <= each["metadata"]["labels"].items())
+    ports = {port["name"] for port in selected["spec"]["ports"]}
+    (agents,) = spec["endpoints"]
+    assert agents["port"] in ports
+    secret = {"name": DEFAULTS["tokens"]["existingSecret"], "key": "read"}
+    assert agents["authorization"] == {"credentials": secret}
+
+
+def test_a_service_monitor_reads_vllm_too_where_the_chart_makes_it() -> None:
+    values = ("podMonitor.enabled=false", "serviceMonitor.enabled=true")
+    arguments = [word for each in values for word in ("--set", each)]
+    made = documents(rendered(CHART, "--values", VALUES["vllm"], *arguments))
+    (monitor,) = (found for found in made if found["kind"] == "ServiceMonitor")
+    check(monitor)
+    ports = {port["name"] for port in only("vllm", "Service")["spec"]["ports"]}
+    read = [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]]
+    assert read == ["agent", "engine"]
+    assert set(read) <= ports
+
+
 def test_the_policy_lets_only_monitors_read_the_agent() -> None:
     reading, serving = only("vllm", "NetworkPolicy")["spec"]["ingress"]
     assert reading["ports"] == [{"port": "agent"}]
@@ -336,6 +481,20 @@ def test_the_agent_may_only_list_and_watch_pods_where_it_is_told_to() -> None:
     assert rights("cluster") == {"everywhere": pods}
 
 
+def test_the_agents_use_the_account_of_the_values() -> None:
+    annotations = only("node", "ServiceAccount")["metadata"]["annotations"]
+    values = yaml.safe_load(VALUES["node"].read_text("utf-8"))
+    assert annotations == values["serviceAccount"]["annotations"]
+    theirs = ("serviceAccount.create=false", "serviceAccount.name=mine")
+    arguments = [word for each in theirs for word in ("--set", each)]
+    made = documents(rendered(CHART, "--values", VALUES["node"], *arguments))
+    assert "ServiceAccount" not in {found["kind"] for found in made}
+    (pods,) = (found for found in made if found["kind"] == "DaemonSet")
+    assert pods["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+    bound = [found["subjects"][0]["name"] for found in made if found["kind"] == "RoleBinding"]
+    assert bound == ["mine", "mine"]
+
+
 def test_by_default_it_may_do_so_in_the_namespace_of_the_release() -> None:
     made = documents(rendered(CHART, "--set", "mode=node"))
     assert not any(found["metadata"]["name"].endswith("-serve") for found in made)
@@ -356,174 +515,3 @@ def test_spans_stay_on_the_node_and_come_from_watched_namespaces() -> None:
     (peer,) = sending["from"]
     (names,) = peer["namespaceSelector"]["matchExpressions"]
     assert names["values"] == ["prod", "test"]
-
-
-# Dashboards and alerts
-
-LINKS = ("--set", "alerts.runbooks=https://r.test/x/", "--set", "alerts.grafana=https://g.test")
-
-
-@pytest.fixture(scope="module")
-def shared() -> str:
-    """A rendering with all alerts and dashboards."""
-    return rendered(CHART, "--set", "alerts.enabled=true", *LINKS)
-
-
-def test_each_dashboard_is_a_config_map_for_grafanas_sidecar(shared: str) -> None:
-    made: dict[str, str] = {}
-    for found in documents(shared):
-        if found["metadata"]["labels"].get("grafana_dashboard") == "1":
-            check(found)
-            made |= found["data"]
-    files = (ROOT / "dashboards").glob("*.json")
-    assert made == {path.name: path.read_text(encoding="utf-8") for path in files}
-
-
-def test_the_rules_are_the_agents_with_links_that_lead_somewhere(shared: str) -> None:
-    (found,) = (each for each in documents(shared) if each["kind"] == "PrometheusRule")
-    check(found)
-    text = (ROOT / "deploy/kubernetes/prometheusrule.yaml").read_text(encoding="utf-8")
-    for placeholder, link in (
-        ("https://your-goodput-agent.example/runbooks", "https://r.test/x"),
-        ("https://your-grafana.example", "https://g.test"),
-    ):
-        assert placeholder in text
-        text = text.replace(placeholder, link)
-    assert found["spec"] == yaml.safe_load(text)["spec"]
-
-
-def test_rules_of_other_objectives_come_from_a_file(tmp_path: Path) -> None:
-    rules = tmp_path / "rules.yml"
-    rules.write_text("# Mine.\ngroups:\n- {name: mine, rules: []}\n", encoding="utf-8")
-    made = rendered(CHART, "--set", "alerts.enabled=true", "--set-file", f"alerts.rules={rules}")
-    (found,) = (each for each in documents(made) if each["kind"] == "PrometheusRule")
-    assert found["spec"] == {"groups": [{"name": "mine", "rules": []}]}
-
-
-def test_alerts_have_the_labels_and_severities_of_the_values() -> None:
-    made = rendered(
-        CHART,
-        *("--set", "alerts.enabled=true", "--set", "alerts.labels.cluster=eu-1"),
-        *("--set", "alerts.severities.critical=page"),
-    )
-    (found,) = (each for each in documents(made) if each["kind"] == "PrometheusRule")
-    check(found)
-    rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
-    alerts = [rule["labels"] for rule in rules if "alert" in rule]
-    assert {labels["severity"] for labels in alerts} == {"page", "warning", "info"}
-    assert {labels["cluster"] for labels in alerts} == {"eu-1"}
-    assert {labels.get("objective") for labels in alerts} == {None, "chat"}
-    assert all("labels" not in rule for rule in rules if "record" in rule)
-
-
-def test_a_release_fits_into_the_secret_in_which_helm_keeps_it(shared: str) -> None:
-    texts = [path.read_bytes() for path in sorted(CHART.rglob("*")) if path.is_file()]
-    kept_bytes = len(gzip.compress(b"".join([*texts, shared.encode()]))) * 4 / 3
-    assert kept_bytes < 2**20 / 2
-
-
-# What Helm prints after an installation
-
-
-def notes(*values: str) -> str:
-    arguments = [word for value in values for word in ("--set", value)]
-    printed = run("helm", "install", "demo", CHART, "--dry-run=client", *arguments)
-    return printed.partition("NOTES:")[2]
-
-
-def test_the_notes_say_what_is_missing_and_where_spans_go() -> None:
-    missing = ("makes no pod", "create secret", "rows end", "podMonitor", "alerts.enabled")
-    said = notes()
-    assert "create secret generic goodput-agent-tokens --from-literal=read=" in said
-    assert all(each in said for each in missing)
-    on_nodes = notes("mode=node", "node.selector=app=chat")
-    assert "--otlp-traces-endpoint=http://demo-goodput-agent.default:4317" in on_nodes
-    assert "--from-literal=ingest=" in on_nodes
-    assert "makes no pod" not in on_nodes
-    whole = notes(
-        "vllm.enabled=true", "tokens.read=0123456789abcdef", "data.createClaim=true",
-        "podMonitor.enabled=true", "alerts.enabled=true", "alerts.runbooks=https://r.test/x",
-    )  # fmt: skip
-    assert "port-forward service/demo-goodput-agent 9470" in whole
-    assert not any(each in whole for each in missing)
-
-
-# `goodput-agent serve`
-
-
-def named_serve(kind: str) -> dict[str, Any]:
-    """The object of a kind that `serve` has."""
-    (found,) = (
-        o
-        for o in objects("serve")
-        if o["kind"] == kind and o["metadata"]["name"].endswith("-serve")
-    )
-    return found
-
-
-def serve_container() -> dict[str, Any]:
-    """The container of `serve`."""
-    (found,) = pod("serve")["spec"]["containers"]
-    assert isinstance(found, dict)
-    return found
-
-
-def test_serve_reads_the_database_of_a_role_that_only_reads(tmp_path: Path) -> None:
-    assert serve_container()["args"] == ["serve", "--config", "/etc/goodput-agent/settings.yml"]
-    (variable,) = serve_container()["env"]
-    source = variable["valueFrom"]["secretKeyRef"]
-    assert source == {"name": "readers-database", "key": "uri"}
-    path = tmp_path / "settings.yml"
-    path.write_text(named_serve("ConfigMap")["data"]["settings.yml"], encoding="utf-8")
-    settings = load(path, {variable["name"]: READER_URL})
-    assert settings.storage.publish_to == READER_URL
-    # Of the agents, and of its own values.
-    storage = settings.storage
-    assert (storage.keep_requests, storage.keep_rollups) == (3 * 86400, 90 * 86400)
-    assert storage.query_timeout == 20
-    (port,) = serve_container()["ports"]
-    assert (settings.listen.host, settings.listen.port) == ("0.0.0.0", port["containerPort"])
-    mounts = {each["name"]: each["mountPath"] for each in serve_container()["volumeMounts"]}
-    assert settings.security.read_tokens == Path(mounts["tokens"]) / "read"
-    assert path.name in serve_container()["args"][-1]
-    assert mounts["settings"] == str(Path(serve_container()["args"][-1]).parent)
-
-
-def test_serve_has_no_more_rights_than_an_agent_and_no_tokens_for_spans() -> None:
-    assert serve_container()["securityContext"] == agent_container("vllm")["securityContext"]
-    assert serve_container()["image"] == f"goodput-agent:{agent.__version__}"
-    assert serve_container()["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "page"}
-    spec = pod("serve")["spec"]
-    assert spec["automountServiceAccountToken"] is False
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    assert volumes.keys() == {each["name"] for each in serve_container()["volumeMounts"]}
-    assert volumes["tokens"]["secret"]["items"] == [{"key": "read", "path": "read"}]
-    assert "ingest" not in json.dumps(spec)
-    assert "postgresql://" not in json.dumps(list(objects("serve")))
-
-
-def test_the_service_and_policy_of_serve_select_its_pods_and_nobody_elses_do() -> None:
-    labels = pod("serve")["metadata"]["labels"]
-    assert named_serve("Deployment")["spec"]["selector"]["matchLabels"] == labels
-    service = named_serve("Service")["spec"]
-    assert service["selector"] == labels
-    assert [port["targetPort"] for port in service["ports"]] == ["page"]
-    policy = named_serve("NetworkPolicy")["spec"]
-    assert policy["podSelector"]["matchLabels"] == labels
-    (reading,) = policy["ingress"]
-    monitors = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))["networkPolicy"]
-    assert reading == {"ports": [{"port": "page"}], "from": monitors["monitors"]}
-    for name in ("serve", "vllm", "node"):
-        for found in objects(name):
-            if not found["metadata"]["name"].endswith("-serve"):
-                assert not selects(found, labels), found["metadata"]["name"]
-    both = documents(rendered(CHART, "--values", VALUES["serve"], "--set", "mode=node"))
-    assert {found["kind"] for found in both} >= {"DaemonSet", "Deployment"}
-
-
-def selects(found: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether an object's selector matches pods with these labels."""
-    spec = found.get("spec", {})
-    chosen = spec.get("podSelector", spec.get("selector", {}))
-    chosen = chosen.get("matchLabels", chosen)
-    return bool(chosen) and chosen.items() <= labels.items()

@@ -1,7 +1,7 @@
 {{/*
 What a pod with the agent holds. Of a chart that has this one as a dependency:
 
-  {{- include "goodput-agent.container" (index .Subcharts "goodput-agent") | nindent 8 }}
+  {{- include "goodput-agent.initContainers" (index .Subcharts "goodput-agent") | nindent 8 }}
 */}}
 
 {{/* The agent's settings: the chart's, and over them those of the values. */}}
@@ -53,6 +53,9 @@ proxy: {{ .Values.sidecar.proxy.port }}
 {{/* Annotations of the pod: a change of the settings makes a new pod. */}}
 {{- define "goodput-agent.podAnnotations" -}}
 goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trunc 16 }}
+{{- with .Values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* The environment of the agent's container, with the URL of the shared database from its Secret: a list, or nothing. */}}
@@ -86,6 +89,35 @@ goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trun
 {{- mustMergeOverwrite $preset (deepCopy .Values.securityContext) $fixed | toYaml -}}
 {{- end -}}
 
+{{/*
+The security context of a pod that the chart makes. A fixed user is one of vLLM's image: without it the
+image decides, or the cluster, as OpenShift does.
+*/}}
+{{- define "goodput-agent.podSecurityContext" -}}
+{{- $preset := dict "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- with .user -}}
+{{- $preset = merge $preset (dict "runAsUser" . "runAsGroup" 0 "fsGroup" .) -}}
+{{- end -}}
+{{- mustMergeOverwrite $preset (deepCopy .root.Values.podSecurityContext) (dict "runAsNonRoot" true) | toYaml -}}
+{{- end -}}
+
+{{/* Where the pods with `labels` run: what is set of `values`, which are those of node, vllm or serve. */}}
+{{- define "goodput-agent.placement" -}}
+{{- $labels := .labels -}}
+{{- $placement := dict "imagePullSecrets" .root.Values.imagePullSecrets -}}
+{{- $placement = merge $placement (pick .values "serviceAccountName" "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" "affinity") -}}
+{{- $spread := list -}}
+{{- range .values.topologySpreadConstraints -}}
+{{- $spread = append $spread (merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $labels))) -}}
+{{- end -}}
+{{- $_ := set $placement "topologySpreadConstraints" $spread -}}
+{{- range $key, $value := $placement -}}
+{{- if $value }}
+{{ dict $key $value | toYaml }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The settings of `serve`: how long the agents keep rows, and over them its own. */}}
 {{- define "goodput-agent.serveSettings" -}}
 {{- if hasKey .Values.serve.settings "listen" -}}
@@ -99,11 +131,39 @@ goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trun
 {{- mustMergeOverwrite $settings (deepCopy .Values.serve.settings) | toYaml -}}
 {{- end -}}
 
-{{/* A list of one container. */}}
+{{/*
+Whether the agent of a pod is a native sidecar: an init container that goes on running. It starts before
+the engine and ends after it.
+*/}}
+{{- define "goodput-agent.isNative" -}}
+{{- if eq .Values.sidecar.native "always" -}}
+true
+{{- else if eq .Values.sidecar.native "auto" -}}
+{{- ternary "true" "" (semverCompare ">=1.29.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A list of one container, for `initContainers`, where the agent is a native sidecar; else nothing. */}}
+{{- define "goodput-agent.initContainers" -}}
+{{- if include "goodput-agent.isNative" . -}}
+{{- include "goodput-agent.container" (merge (dict "native" true) .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A list of one container, for `containers`, where it is not. */}}
+{{- define "goodput-agent.containers" -}}
+{{- if not (include "goodput-agent.isNative" .) -}}
+{{- include "goodput-agent.container" . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "goodput-agent.container" -}}
 - name: agent
   image: {{ include "goodput-agent.image" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
+  {{- if .native }}
+  restartPolicy: Always
+  {{- end }}
   {{- $environment := include "goodput-agent.environment" . }}
   {{- with $environment }}
   env:
@@ -114,12 +174,18 @@ goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trun
     - {name: {{ $name }}, containerPort: {{ $port }}}
     {{- end }}
   # The first start of a new version migrates the database before the agent listens.
+  {{- if not .native }}
   startupProbe:
     httpGet: {path: /healthz, port: agent}
     periodSeconds: 2
     failureThreshold: 900
+  {{- end }}
   livenessProbe:
     httpGet: {path: /healthz, port: agent}
+    {{- if .native }}
+    # A startup probe would hold back the engine.
+    initialDelaySeconds: 1800
+    {{- end }}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6

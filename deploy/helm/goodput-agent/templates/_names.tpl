@@ -34,11 +34,27 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* The labels by which the ServiceMonitor selects the agents' Service, and not that of `serve`. */}}
+{{- define "goodput-agent.serviceLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: agent
+{{- end -}}
+
 {{/* The labels of the pods of `serve`. */}}
 {{- define "goodput-agent.serveLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: serve
+{{- end -}}
+
+{{/* The service account of the agents on nodes. */}}
+{{- define "goodput-agent.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "goodput-agent.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name: name the account that the agents use, or set serviceAccount.create to true" .Values.serviceAccount.name -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The namespaces whose pods are watched, as a JSON list; empty: all. */}}

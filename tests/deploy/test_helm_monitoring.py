@@ -1,0 +1,99 @@
+"""Alerts and dashboards of the Helm chart, and what Helm prints after an installation."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.kit import CHART, ROOT, check
+from tests.real_parts.helm import documents, rendered, run
+
+# Dashboards and alerts
+
+LINKS = ("--set", "alerts.runbooks=https://r.test/x/", "--set", "alerts.grafana=https://g.test")
+
+
+@pytest.fixture(scope="module")
+def shared() -> str:
+    """A rendering with all alerts and dashboards."""
+    return rendered(CHART, "--set", "alerts.enabled=true", *LINKS)
+
+
+def test_each_dashboard_is_a_config_map_for_grafanas_sidecar(shared: str) -> None:
+    made: dict[str, str] = {}
+    for found in documents(shared):
+        if found["metadata"]["labels"].get("grafana_dashboard") == "1":
+            check(found)
+            made |= found["data"]
+    files = (ROOT / "dashboards").glob("*.json")
+    assert made == {path.name: path.read_text(encoding="utf-8") for path in files}
+
+
+def test_the_rules_are_the_agents_with_links_that_lead_somewhere(shared: str) -> None:
+    (found,) = (each for each in documents(shared) if each["kind"] == "PrometheusRule")
+    check(found)
+    text = (ROOT / "deploy/kubernetes/prometheusrule.yaml").read_text(encoding="utf-8")
+    for placeholder, link in (
+        ("https://your-goodput-agent.example/runbooks", "https://r.test/x"),
+        ("https://your-grafana.example", "https://g.test"),
+    ):
+        assert placeholder in text
+        text = text.replace(placeholder, link)
+    assert found["spec"] == yaml.safe_load(text)["spec"]
+
+
+def test_rules_of_other_objectives_come_from_a_file(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yml"
+    rules.write_text("# Mine.\ngroups:\n- {name: mine, rules: []}\n", encoding="utf-8")
+    made = rendered(CHART, "--set", "alerts.enabled=true", "--set-file", f"alerts.rules={rules}")
+    (found,) = (each for each in documents(made) if each["kind"] == "PrometheusRule")
+    assert found["spec"] == {"groups": [{"name": "mine", "rules": []}]}
+
+
+def test_alerts_have_the_labels_and_severities_of_the_values() -> None:
+    made = rendered(
+        CHART,
+        *("--set", "alerts.enabled=true", "--set", "alerts.labels.cluster=eu-1"),
+        *("--set", "alerts.severities.critical=page"),
+    )
+    (found,) = (each for each in documents(made) if each["kind"] == "PrometheusRule")
+    check(found)
+    rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+    alerts = [rule["labels"] for rule in rules if "alert" in rule]
+    assert {labels["severity"] for labels in alerts} == {"page", "warning", "info"}
+    assert {labels["cluster"] for labels in alerts} == {"eu-1"}
+    assert {labels.get("objective") for labels in alerts} == {None, "chat"}
+    assert all("labels" not in rule for rule in rules if "record" in rule)
+
+
+def test_a_release_fits_into_the_secret_in_which_helm_keeps_it(shared: str) -> None:
+    texts = [path.read_bytes() for path in sorted(CHART.rglob("*")) if path.is_file()]
+    kept_bytes = len(gzip.compress(b"".join([*texts, shared.encode()]))) * 4 / 3
+    assert kept_bytes < 2**20 / 2
+
+
+# What Helm prints after an installation
+
+
+def notes(*values: str) -> str:
+    arguments = [word for value in values for word in ("--set", value)]
+    printed = run("helm", "install", "demo", CHART, "--dry-run=client", *arguments)
+    return printed.partition("NOTES:")[2]
+
+
+def test_the_notes_say_what_is_missing_and_where_spans_go() -> None:
+    missing = ("makes no pod", "create secret", "rows end", "podMonitor", "alerts.enabled")
+    said = notes()
+    assert "create secret generic goodput-agent-tokens --from-literal=read=" in said
+    assert all(each in said for each in missing)
+    on_nodes = notes("mode=node", "node.selector=app=chat")
+    assert "--otlp-traces-endpoint=http://demo-goodput-agent.default:4317" in on_nodes
+    assert "--from-literal=ingest=" in on_nodes
+    assert "makes no pod" not in on_nodes
+    whole = notes(
+        "vllm.enabled=true", "tokens.read=0123456789abcdef", "data.createClaim=true",
+        "podMonitor.enabled=true", "alerts.enabled=true", "alerts.runbooks=https://r.test/x",
+    )  # fmt: skip
+    assert "port-forward service/demo-goodput-agent 9470" in whole
+    assert not any(each in whole for each in missing)
